@@ -1,0 +1,56 @@
+# Ringside. `make help` lists the targets; each one does all the set-up it needs.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+ARGS   ?=
+# Two pytest workers: one core each, and a test of eight ranks still has room.
+WORKERS ?= 2
+
+NATIVE := CMakeLists.txt $(wildcard src/ringside/_core/*.cpp src/ringside/_core/*.hpp)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench docs clean
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY) ## build the native core and install everything into .venv
+
+demo: $(READY) ## train a small GPT over our own all-reduce and name the rank that holds it up
+	@$(BIN)/ringside demo $(ARGS)
+
+test: $(READY) ## run every test
+	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+lint: $(READY) ## ruff and mypy --strict
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: $(READY) ## our all-reduce beside Gloo and Open MPI, then the DDP step
+	@$(BIN)/ringside bench --peers gloo,mpi $(ARGS)
+	@$(BIN)/python bench/ddp_step.py
+
+clean: ## remove what the targets made
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/pyvenv.cfg:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "ringside needs Python 3.10 or newer, and $(PYTHON) is %d.%d: run make PYTHON=/path/to/python3" % sys.version_info[:2])'
+	@if $(PYTHON) -c 'import torch' 2>/dev/null; then \
+		echo "· new environment $(VENV), using the torch of $(PYTHON)"; \
+		$(PYTHON) -m venv --system-site-packages $(VENV); \
+	else \
+		echo "· new environment $(VENV)"; \
+		$(PYTHON) -m venv $(VENV); \
+	fi
+
+$(READY): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt $(NATIVE)
+	@if ! $(BIN)/python -c 'import torch' 2>/dev/null; then \
+		echo "· installing torch (the largest download; its progress follows)"; \
+		$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt torch numpy; \
+	fi
+	@echo "· building the native core and installing ringside with its tools"
+	@$(BIN)/python -m pip install --disable-pip-version-check -q --progress-bar on -e '.[dev]'
+	@$(BIN)/python -c 'from ringside import _core; print("· ready:", _core.describe())'
+	@touch $@

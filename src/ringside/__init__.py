@@ -1,0 +1,50 @@
+"""Ringside: all-reduce algorithms as data; run, seen, predicted and survived.
+
+`ringside.attach(ddp_model)` synchronises and watches a DistributedDataParallel model; `ringside.init()` gives a
+communicator of one's own. Nothing heavy is imported before it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ringside.errors import (
+    ClosedError,
+    DeadlineError,
+    MismatchError,
+    PeerLostError,
+    RingsideError,
+    SyncError,
+    UnsupportedError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from ringside.engine import Communicator as Communicator
+    from ringside.engine import init as init
+    from ringside.sync import attach as attach
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ClosedError",
+    "Communicator",
+    "DeadlineError",
+    "MismatchError",
+    "PeerLostError",
+    "RingsideError",
+    "SyncError",
+    "UnsupportedError",
+    "UsageError",
+    "attach",
+    "init",
+]
+
+_LAZY = {"init": "ringside.engine", "Communicator": "ringside.engine", "attach": "ringside.sync"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'ringside' has no attribute {name!r}")

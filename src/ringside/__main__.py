@@ -1,0 +1,5 @@
+"""`python -m ringside` is `ringside`."""
+
+from ringside.commands import main
+
+raise SystemExit(main())

@@ -1,0 +1,45 @@
+"""The native core, where it could be built; it knows nothing of torch.
+
+Importing this package never fails: `native()` gives the extension module or raises one clear error, and
+`available()` tells which. The NumPy twins of its kernels are in `twins.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from types import ModuleType
+
+from ringside.errors import UnsupportedError
+
+_module: ModuleType | None = None
+_why_not = ""
+if os.environ.get("RINGSIDE_NO_NATIVE"):
+    _why_not = "RINGSIDE_NO_NATIVE is set"
+else:
+    try:
+        _module = importlib.import_module("ringside._core._native")
+    except ImportError as error:
+        _why_not = f"the native core is not in this installation ({error})"
+
+
+def available() -> bool:
+    """Tell whether the native core can be used here."""
+    return _module is not None
+
+
+def native() -> ModuleType:
+    """Return the native extension module, or raise `UnsupportedError` saying how to get it."""
+    if _module is None:
+        raise UnsupportedError(
+            f"the shared-memory engine needs Ringside's native core, but {_why_not}: "
+            "install a C++17 compiler and run `pip install --force-reinstall --no-deps ringside`"
+        )
+    return _module
+
+
+def describe() -> str:
+    """Say in one line what this installation can do."""
+    if _module is None:
+        return f"ringside without its native core ({_why_not}); attach() only watches"
+    return f"ringside with its native core ({_module.instruction_set()})"

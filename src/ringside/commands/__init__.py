@@ -1,0 +1,77 @@
+"""The command line: one module per verb, each with `HELP`, `prepare_parser(parser)` and `run(args) -> exit status`.
+
+Exit statuses: 0 fine, 1 the command ran and found something wrong, 2 it was asked for something that cannot be,
+130 interrupted by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from ringside.errors import RingsideError
+
+VERBS = ("demo", "run", "report", "bench", "verify", "draw")
+
+
+class Command(Protocol):
+    """What a verb's module offers; its docstring is the long help and holds an example."""
+
+    HELP: str
+    __doc__: str | None
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add this verb's arguments."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do it; return the exit status."""
+
+
+def _command(verb: str) -> Command:
+    return cast("Command", importlib.import_module(f"ringside.commands.{verb}"))
+
+
+def build_parser(verbs: Sequence[str] = VERBS) -> argparse.ArgumentParser:
+    """Return the parser for `ringside`, with a sub-parser for each of `verbs`."""
+    parser = argparse.ArgumentParser(
+        prog="ringside", description="A ringside seat for gradient synchronisation: run it, see it, predict it."
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb in verbs:
+        command = _command(verb)
+        sub = subparsers.add_parser(
+            verb,
+            help=command.HELP,
+            description=command.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.prepare_parser(sub)
+        sub.set_defaults(command=command)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status."""
+    args = build_parser().parse_args(argv)
+    try:
+        return cast("Command", args.command).run(args)
+    except RingsideError as error:
+        print(f"ringside {args.verb}: {error}", file=sys.stderr)
+        return error.exit_status
+    except BrokenPipeError:
+        # The reader of our output went away (`ringside verify | head`): nobody is left to tell.
+        sys.stderr.close()
+        return 0
+    except KeyboardInterrupt:
+        print(f"ringside {args.verb}: interrupted", file=sys.stderr)
+        return 130
+
+
+def _version() -> str:
+    from ringside import __version__
+
+    return f"ringside {__version__}"

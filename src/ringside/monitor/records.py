@@ -1,0 +1,88 @@
+"""What ranks record: small frozen values, written as they happen, read by detectors and views.
+
+All durations are in seconds on the rank's own monotonic clock; `ended_unix` is wall-clock time. A record's fields
+never change meaning without a new `SCHEMA`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+SCHEMA = 1
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One training step of one rank.
+
+    A step runs from the end of one optimizer update to the end of the next.
+    `own_seconds` + `exposed_seconds` = `step_seconds`, and `wait_seconds` ≤ `exposed_seconds`.
+
+    Args:
+        step: Training step, from 0.
+        rank: Global rank.
+        ended_unix: Wall-clock time at which the step ended, seconds since 1970.
+        step_seconds: Duration of the whole step.
+        own_seconds: The rank's own work: the step minus the time it was blocked on others.
+        wait_seconds: Its last arrival at a synchronisation until the last rank arrived there (NaN: not known here).
+        exposed_seconds: Time blocked in gradient synchronisation after backward had no work left.
+        sync_seconds: Total time from a bucket's hand-over to its result, summed over buckets (overlapped or not).
+        wire_seconds: Part of `sync_seconds` after the last rank had arrived.
+        data_seconds: End of the previous step until forward began.
+        forward_seconds: Forward passes.
+        backward_seconds: Backward passes without `exposed_seconds`.
+        optimizer_seconds: Optimizer updates.
+        cpu_seconds: CPU time of the process (all its threads) during the step.
+        samples: Samples (or tokens) this rank worked on; 0 where it was not told.
+        payload_bytes: Gradient bytes synchronised.
+        collectives: Number of collectives that carried them.
+        overhead_seconds: Ringside's own bookkeeping inside the step.
+        loss: The rank's loss, where the script gave one.
+    """
+
+    step: int
+    rank: int
+    ended_unix: float
+    step_seconds: float
+    own_seconds: float
+    wait_seconds: float = 0.0
+    exposed_seconds: float = 0.0
+    sync_seconds: float = 0.0
+    wire_seconds: float = 0.0
+    data_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    backward_seconds: float = 0.0
+    optimizer_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    samples: int = 0
+    payload_bytes: int = 0
+    collectives: int = 0
+    overhead_seconds: float = 0.0
+    loss: float | None = None
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a run when it starts: the content of `run.json`.
+
+    Args:
+        schema: `SCHEMA`.
+        name: The run's name (its directory's last part).
+        started_unix: Wall-clock start, seconds since 1970.
+        command: The command line that was run.
+        world_size: Number of ranks.
+        hosts: Host name of each rank, in rank order.
+        pids: Process id of each rank, in rank order.
+        engine: Who carries gradients: `ringside` or the process group's own (`gloo`, `nccl`).
+        algorithm: The all-reduce algorithm, where it is ours.
+        versions: Versions of ringside, torch, numpy and Python.
+    """
+
+    schema: int
+    name: str
+    started_unix: float
+    command: list[str]
+    world_size: int
+    hosts: list[str]
+    pids: list[int]
+    engine: str
+    algorithm: str = ""
+    versions: dict[str, str] = {}
