@@ -1,0 +1,147 @@
+"""Whether a round can finish when ranks have little room for messages.
+
+The model. All of a round's messages are offered at once. A rank takes those meant for it in array order, each as soon
+as it has a free buffer, of which it has `buffers`; taking a message reads the sender's chunk. A message leaves its
+buffer when it is stored, which it may be only once
+
+-   everybody who reads that chunk *from this rank* in this round has read it (or they would get the new value), and
+-   if it reduces, the messages from lower ranks into the same chunk have been stored (the fold is in rank order; the
+    running sum of a chunk has a place of its own).
+
+Taking or storing a message never takes away what others may do, so the order of doing does not matter, and running
+everything that can be run decides the question. One round at a time is enough: a rank that went on to later rounds has
+finished this one, and nobody waits for it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from ringside.schedule.schedule import Round
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A rank holds a message for `chunk` that it cannot store before `on` has taken a message."""
+
+    rank: int
+    chunk: int
+    on: int
+
+
+def cycles(step: Round, buffers: int) -> list[tuple[Wait, ...]]:
+    """Return the cycles of ranks that wait for each other for ever in a round, each from its lowest rank on.
+
+    Args:
+        step: A well-formed round.
+        buffers: Messages that a rank can hold before it stores them, at least 1.
+
+    Returns:
+        One tuple per cycle: the i-th wait's `on` is the next one's `rank`. Empty when the round can finish.
+    """
+    if _every_message_is_storable_at_once(step):
+        return []
+    delivery = _Delivery(step, buffers)
+    delivery.run()
+    return _cycles(delivery.waits())
+
+
+def _every_message_is_storable_at_once(step: Round) -> bool:
+    """Nobody reads what is written in this round, and every fold's messages come in rank order."""
+    width = int(step.chunk.max(initial=0)) + 1
+    written = step.dst.astype(np.int64) * width + step.chunk
+    if np.isin(written, step.src.astype(np.int64) * width + step.chunk).any():
+        return False
+    target, src = written[step.reduce], step.src[step.reduce]
+    order = np.argsort(target, kind="stable")
+    same = np.diff(target[order]) == 0
+    return bool((np.diff(src[order])[same] >= 0).all())
+
+
+class _Delivery:
+    """The messages of one round on their way; messages are numbered as in the round's arrays."""
+
+    def __init__(self, step: Round, buffers: int) -> None:
+        self.transfers = list(step)
+        self.incoming: dict[int, deque[int]] = defaultdict(deque)
+        self.free: dict[int, int] = defaultdict(lambda: buffers)
+        self.readers: dict[tuple[int, int], set[int]] = defaultdict(set)
+        self.fold: dict[tuple[int, int], deque[int]] = defaultdict(deque)
+        self.held: dict[int, list[int]] = defaultdict(list)
+        for message, (src, dst, chunk, _) in enumerate(self.transfers):
+            self.incoming[dst].append(message)
+            self.readers[src, chunk].add(message)
+        for message in sorted(range(len(self.transfers)), key=lambda m: self.transfers[m][0]):
+            _, dst, chunk, reducing = self.transfers[message]
+            if reducing:
+                self.fold[dst, chunk].append(message)
+
+    def run(self) -> None:
+        """Take and store until nothing more can be done."""
+        active = deque(self.incoming)
+        while active:
+            rank = active.popleft()
+            while self._store(rank) or self._take(rank, active):
+                pass
+
+    def _take(self, rank: int, active: deque[int]) -> bool:
+        if not self.incoming[rank] or not self.free[rank]:
+            return False
+        message = self.incoming[rank].popleft()
+        src, _, chunk, _ = self.transfers[message]
+        self.free[rank] -= 1
+        self.held[rank].append(message)
+        self.readers[src, chunk].discard(message)
+        if src != rank and not self.readers[src, chunk]:
+            active.append(src)
+        return True
+
+    def _store(self, rank: int) -> bool:
+        for message in self.held[rank]:
+            if self._blocker(message) is None:
+                self.held[rank].remove(message)
+                self.free[rank] += 1
+                _, dst, chunk, reducing = self.transfers[message]
+                if reducing:
+                    self.fold[dst, chunk].popleft()
+                return True
+        return False
+
+    def _blocker(self, message: int) -> int | None:
+        """Return a rank that must take a message before this one may be stored."""
+        _, dst, chunk, reducing = self.transfers[message]
+        if unread := self.readers[dst, chunk]:
+            return self.transfers[min(unread)][1]
+        if reducing and self.fold[dst, chunk][0] != message:
+            return dst
+        return None
+
+    def waits(self) -> dict[int, Wait]:
+        """Return of every stuck rank one reason why it is."""
+        found = {}
+        for rank, messages in self.held.items():
+            for message in messages[:1]:
+                on = self._blocker(message)
+                assert on is not None, "a message that could be stored was not"
+                found[rank] = Wait(rank, self.transfers[message][2], on)
+        return found
+
+
+def _cycles(waits: dict[int, Wait]) -> list[tuple[Wait, ...]]:
+    """Everybody waits on one other, so walking on from a rank ends in a cycle."""
+    found, seen = [], set[int]()
+    for start in sorted(waits):
+        path: list[int] = []
+        rank = start
+        while rank not in seen:
+            seen.add(rank)
+            path.append(rank)
+            rank = waits[rank].on
+        if rank in path:
+            cycle = path[path.index(rank) :]
+            lowest = cycle.index(min(cycle))
+            found.append(tuple(waits[r] for r in cycle[lowest:] + cycle[:lowest]))
+    return found
