@@ -125,7 +125,7 @@ class Expressions:
 
 def advance(pool: Expressions, state: Ids, step: Round, k: int) -> Ids:
     """Return the state, int64 [ranks, chunks] of expressions, after a well-formed round, the k-th."""
-    after = state.copy()
+    after: Ids = state.copy()
     copy, add = step.where(~step.reduce), step.where(step.reduce)
     after[copy.dst, copy.chunk] = state[copy.src, copy.chunk]
     if len(add):

@@ -192,7 +192,8 @@ def _wrong_sum(pool: Expressions, result: _Result) -> Iterator[Problem]:
         rank, k = pool.origin(_first_double(pool, result.expression))
         message = (
             f"{where} ends as {pool.text(result.expression, 60)}, "
-            f"with the {_contributions(double)} of {_ranks(double)} more than once, first so on rank {rank} in round {k}"
+            f"with the {_contributions(double)} of {_ranks(double)} more than once, "
+            f"first so on rank {rank} in round {k}"
         )
         yield Problem("double", message, rank, result.chunk, k)
 
