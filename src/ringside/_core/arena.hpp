@@ -1,0 +1,90 @@
+// The layout of the memory that all ranks of a communicator share.
+//
+//   Header | RankBlock[ranks] | stage[ranks]
+//
+// Every field has one writer (the rank whose block it is in); the gates are the only words that all ranks write.
+#pragma once
+#include "core.hpp"
+#include "waiting.hpp"
+
+namespace ringside {
+
+constexpr uint64_t kArenaMagic = 0x52494e4753494445ull;  // "RINGSIDE"
+constexpr uint32_t kArenaVersion = 1;
+constexpr size_t kInlineBytes = 32 * 1024;  // payload that travels next to the arrival flag (one-shot)
+constexpr int kStageBuffers = 3;            // segments of the private-buffer path in flight
+constexpr size_t kPage = 4096;
+
+// Where a rank's tensor lies. Peers may read and write it only if it is `mapped`.
+enum class Place : uint8_t { hidden, mapped, fresh };
+
+// What a rank has called: all ranks of a collective must agree on the first four fields and on the shape.
+struct Call {
+  Kind kind;
+  DType dtype;
+  ReduceOp op;
+  Algorithm algorithm;
+  uint32_t shape_hash;
+  uint64_t count;  // elements
+  double scale;
+  // The caller's own tensor; ranks may differ.
+  uint64_t offset;  // bytes into its region
+  uint32_t region;
+  Place place;
+  uint8_t dims_known;
+  uint16_t unused;
+};
+static_assert(sizeof(Call) == 40, "a call fits into the arrival line");
+
+// A rank's arrival at a collective. Two are used in turn: a rank can be at most one collective ahead of its peers.
+struct alignas(64) Arrival {
+  std::atomic<uint64_t> seq;
+  uint64_t stamp_ns;  // when this rank was ready, which may be before it arrived here
+  Call call;
+  int64_t dims[kMaxDims];  // for error messages; valid up to dims_known
+  alignas(64) unsigned char payload[kInlineBytes];
+};
+
+enum class Life : uint32_t { joined, closed, failed };
+
+struct alignas(64) RankBlock {
+  Arrival arrival[2];
+  Flag done;      // collectives finished
+  Flag staged;    // segments copied in, reduced, copied out: private-buffer path
+  Flag reduced;
+  Flag copied;
+  Flag fetched;   // rounds of a program whose messages were taken, stored
+  Flag stored;
+  alignas(64) std::atomic<uint32_t> life;
+};
+
+struct alignas(kPage) Header {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t ranks;
+  uint64_t stage_bytes;  // per rank
+  alignas(64) Gate entry;
+  Gate exit;
+  Gate staged;
+  Gate reduced;
+  Gate copied;
+  Gate fetched;
+  Gate stored;
+};
+
+inline size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+struct ArenaView {
+  unsigned char* base = nullptr;
+
+  static size_t blocks_bytes(int ranks) { return round_up(sizeof(Header) + sizeof(RankBlock) * size_t(ranks), kPage); }
+  static size_t bytes(int ranks, size_t stage_bytes) { return blocks_bytes(ranks) + stage_bytes * size_t(ranks); }
+
+  Header& header() const { return *reinterpret_cast<Header*>(base); }
+  RankBlock& block(int rank) const { return reinterpret_cast<RankBlock*>(base + sizeof(Header))[rank]; }
+  unsigned char* stage(int rank) const {
+    return base + blocks_bytes(int(header().ranks)) + header().stage_bytes * size_t(rank);
+  }
+};
+
+}  // namespace ringside

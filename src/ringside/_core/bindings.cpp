@@ -1,0 +1,269 @@
+// The core as Python sees it. Addresses, counts and codes come in; a status comes out. engine/communicator.py is the
+// only caller and turns statuses into errors.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+
+#include "communicator.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace ringside;
+
+namespace {
+
+[[noreturn]] void raise_errno(const char* what) {
+  errno = errno ? errno : EIO;
+  PyErr_SetFromErrnoWithFilename(PyExc_OSError, what);
+  throw nb::python_error();
+}
+
+int dims_of(nb::handle shape, int64_t* dims) {
+  const Py_ssize_t n = PyTuple_Size(shape.ptr());
+  if (n < 0) throw nb::python_error();
+  const int kept = n < kMaxDims ? int(n) : kMaxDims;
+  for (int i = 0; i < kept; ++i) dims[i] = PyLong_AsLongLong(PyTuple_GetItem(shape.ptr(), i));
+  return kept;
+}
+
+int create_arena(int ranks, size_t stage_bytes) {
+  const size_t bytes = ArenaView::bytes(ranks, stage_bytes);
+  const int fd = make_memfd("ringside-arena", bytes);
+  if (fd < 0) raise_errno("memfd_create");
+  const auto map = Mapping::of(fd, bytes);
+  if (!map) raise_errno("mmap of the arena");
+  Header& h = *reinterpret_cast<Header*>(map->base());  // a new memfd is zero: flags and gates need nothing else
+  h.magic = kArenaMagic;
+  h.version = kArenaVersion;
+  h.ranks = uint32_t(ranks);
+  h.stage_bytes = stage_bytes;
+  return fd;
+}
+
+std::shared_ptr<Communicator> open_communicator(int arena_fd, size_t stage_bytes, int rank, int ranks,
+                                                std::vector<int> pidfds, std::pair<int, int> patience,
+                                                std::pair<int, int> background, double timeout_s,
+                                                size_t one_shot_bytes, size_t segment_bytes, size_t stream_bytes) {
+  const auto map = Mapping::of(arena_fd, ArenaView::bytes(ranks, stage_bytes));
+  if (!map) raise_errno("mmap of the arena");
+  const Header& h = *reinterpret_cast<const Header*>(map->base());
+  if (h.magic != kArenaMagic || h.version != kArenaVersion || h.ranks != uint32_t(ranks) || h.stage_bytes != stage_bytes)
+    throw std::runtime_error("the arena was made by another version of ringside");
+  map->prefault();
+  Settings s;
+  s.patience = {patience.first, patience.second};
+  s.background = {background.first, background.second};
+  s.timeout_ns = uint64_t(timeout_s * 1e9);
+  s.one_shot_bytes = one_shot_bytes < kInlineBytes ? one_shot_bytes : kInlineBytes;
+  s.segment_bytes = segment_bytes;
+  s.stream_bytes = stream_bytes;
+  auto c = std::make_shared<Communicator>(map, rank, ranks, std::move(pidfds), s);
+  c->interrupted = [] {
+    nb::gil_scoped_acquire gil;
+    return PyErr_CheckSignals() != 0;  // the error stays set on this thread and is raised when the call returns
+  };
+  return c;
+}
+
+int code(Status s) {
+  if (s == Status::interrupted && PyErr_Occurred()) throw nb::python_error();
+  return int(s);
+}
+
+int all_reduce(Communicator& c, uintptr_t data, size_t count, int dtype, int op, int algorithm, double scale,
+               nb::handle shape, uint64_t stamp_ns, int64_t region, uint64_t offset, bool fresh, int program, bool background) {
+  int64_t dims[kMaxDims];
+  Request r;
+  r.data = reinterpret_cast<unsigned char*>(data);
+  r.count = count;
+  r.dtype = DType(dtype);
+  r.op = ReduceOp(op);
+  r.algorithm = Algorithm(algorithm);
+  r.scale = scale;
+  r.dims = dims;
+  r.ndims = dims_of(shape, dims);
+  r.stamp_ns = stamp_ns;
+  r.region = region;
+  r.offset = offset;
+  r.fresh = fresh;
+  r.program = program;
+  r.background = background;
+  Status s;
+  {
+    nb::gil_scoped_release release;
+    s = c.all_reduce(r);
+  }
+  return code(s);
+}
+
+int agree_on_empty(Communicator& c, size_t bytes, int dtype, nb::handle shape) {
+  int64_t dims[kMaxDims];
+  const int n = dims_of(shape, dims);
+  Status s;
+  {
+    nb::gil_scoped_release release;
+    s = c.agree_on_empty(bytes, DType(dtype), dims, n);
+  }
+  return code(s);
+}
+
+template <Status (Communicator::*Call)()>
+int blocking(Communicator& c) {
+  Status s;
+  {
+    nb::gil_scoped_release release;
+    s = (c.*Call)();
+  }
+  return code(s);
+}
+
+// Details of the last collective that did not return ok.
+nb::dict failure(const Communicator& c) {
+  const Failure& f = c.failure();
+  nb::dict d;
+  d["status"] = int(f.status);
+  d["ranks"] = f.ranks;
+  d["missing"] = f.missing;
+  d["seq"] = f.seq;
+  d["waited_s"] = double(f.waited_ns) * 1e-9;
+  nb::list calls;
+  for (int r = 0; f.status == Status::mismatch && r < c.ranks(); ++r) {
+    const Call& k = c.call_of(r);
+    nb::list dims;
+    for (int i = 0; i < k.dims_known; ++i) dims.append(c.dims_of(r)[i]);
+    calls.append(nb::make_tuple(int(k.kind), int(k.dtype), int(k.op), int(k.algorithm), k.count, k.scale, nb::tuple(dims)));
+  }
+  d["calls"] = calls;
+  return d;
+}
+
+// New symmetric memory of this rank: (file descriptor to hand to the peers, region, bytes as a NumPy array).
+nb::tuple new_region(Communicator& c, size_t bytes) {
+  const size_t whole = round_up(bytes ? bytes : 1, kPage);
+  const int fd = make_memfd("ringside-symmetric", whole);
+  if (fd < 0) raise_errno("memfd_create");
+  auto map = Mapping::of(fd, whole);
+  if (!map || !map->populate()) {
+    const int why = errno;
+    close(fd);
+    errno = why;
+    raise_errno("symmetric memory");
+  }
+  struct Owner {
+    std::shared_ptr<Mapping> map;
+    std::shared_ptr<std::atomic<bool>> alive;
+    ~Owner() { alive->store(false); }
+  };
+  auto owner = std::make_unique<Owner>();
+  owner->map = map;
+  const uint32_t id = c.adopt_region(map->base(), whole, true, &owner->alive);
+  nb::capsule keeper(owner.release(), [](void* p) noexcept { delete static_cast<Owner*>(p); });
+  nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> array(map->base(), {whole}, keeper);
+  return nb::make_tuple(fd, id, nb::cast(array, nb::rv_policy::reference));
+}
+
+bool map_region(Communicator& c, int rank, uint32_t id, int fd, size_t bytes) {
+  auto map = Mapping::of(fd, bytes);
+  if (!map) return false;
+  map->prefault();
+  unsigned char* base = map->base();
+  c.add_region(rank, id, base, bytes, std::move(map), false);
+  return true;
+}
+
+nb::bytes drain(Communicator& c) {
+  const std::vector<uint64_t> rows = c.drain();
+  return nb::bytes(reinterpret_cast<const char*>(rows.data()), rows.size() * sizeof(uint64_t));
+}
+
+// rows: (round, chunk, overwrite, scratch, sources, stored [(rank, round)], fetched [(rank, round)])
+int add_program(Communicator& c, uint32_t hash, int rounds, int chunks, nb::list rows) {
+  Program p{hash, rounds, chunks, {}};
+  for (nb::handle row : rows) {
+    const nb::tuple t = nb::cast<nb::tuple>(row);
+    p.instructions.push_back(Instruction{nb::cast<int>(t[0]), nb::cast<int>(t[1]), nb::cast<bool>(t[2]),
+                                         nb::cast<bool>(t[3]), nb::cast<std::vector<int>>(t[4]),
+                                         nb::cast<std::vector<std::pair<int, int>>>(t[5]),
+                                         nb::cast<std::vector<std::pair<int, int>>>(t[6])});
+  }
+  return c.add_program(std::move(p));
+}
+
+const KernelTable& table_of(const std::string& isa) {
+  const KernelTable* t = isa.empty() ? &kernels() : kernels_named(isa.c_str());
+  if (t == nullptr) throw std::invalid_argument("this processor cannot run " + isa);
+  return *t;
+}
+
+bool can_fold(int dtype, int op) {
+  return dtype >= 0 && dtype < int(DType::count) && op >= 0 && op < int(ReduceOp::count) &&
+         kernels().fold[dtype][op] != nullptr;
+}
+
+// One fold by address, for tests against the NumPy twins.
+void fold(std::vector<uintptr_t> src, std::vector<uintptr_t> dst, size_t count, int dtype, int op, double scale,
+          double divisor, bool stream, const std::string& isa) {
+  if (!can_fold(dtype, op)) throw std::invalid_argument("no kernel for this dtype and operation");
+  const Fold f{reinterpret_cast<const void* const*>(src.data()), int(src.size()),
+               reinterpret_cast<void* const*>(dst.data()), int(dst.size()), count, scale, divisor, stream};
+  table_of(isa).fold[dtype][op](f);
+}
+
+void stream_pair(uintptr_t a, uintptr_t b, uintptr_t x, uintptr_t y, size_t bytes) {
+  nb::gil_scoped_release release;
+  kernels().stream_pair(reinterpret_cast<void*>(a), reinterpret_cast<void*>(b), reinterpret_cast<void*>(x),
+                        reinterpret_cast<void*>(y), bytes / 64 * 64);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "Ringside's native core: shared memory, waiting, reduction kernels, the schedule interpreter.";
+  m.attr("MAX_RANKS") = kMaxRanks;
+  m.attr("INLINE_BYTES") = kInlineBytes;
+  m.attr("STAGE_BUFFERS") = kStageBuffers;
+  m.def("instruction_set", [] { return std::string(kernels().name); });
+  m.def("instruction_sets", [] {
+    std::vector<std::string> names;
+    for (const char* n : {"baseline", "avx2", "avx512"})
+      if (const KernelTable* t = kernels_named(n)) names.push_back(t->name);
+    return names;
+  });
+  m.def("now_ns", &now_ns);
+  m.def("create_arena", &create_arena, "ranks"_a, "stage_bytes"_a);
+  m.def("can_fold", &can_fold, "dtype"_a, "op"_a);
+  m.def("fold", &fold, "src"_a, "dst"_a, "count"_a, "dtype"_a, "op"_a, "scale"_a = 1.0, "divisor"_a = 1.0,
+        "stream"_a = false, "isa"_a = "");
+  m.def("stream_pair", &stream_pair);
+
+  nb::class_<Communicator>(m, "Communicator")
+      .def("all_reduce", &all_reduce)
+      .def("resume", &blocking<&Communicator::resume>)
+      .def("barrier", &blocking<&Communicator::barrier>)
+      .def("agree_on_empty", &agree_on_empty)
+      .def("close", &Communicator::close)
+      .def("failure", &failure)
+      .def("new_region", &new_region)
+      .def("adopt_region",
+           [](Communicator& c, uintptr_t base, size_t bytes) {
+             return c.adopt_region(reinterpret_cast<unsigned char*>(base), bytes, false);
+           })
+      .def("retire_region", &Communicator::retire_region)
+      .def("take_dead_regions", &Communicator::take_dead_regions)
+      .def("map_region", &map_region)
+      .def("drop_region", &Communicator::drop_region)
+      .def("add_program", &add_program)
+      .def("drain", &drain)
+      .def("log_width", &Communicator::log_width)
+      .def("dropped_rows", &Communicator::dropped_rows)
+      .def("seq", &Communicator::seq);
+  m.def("open_communicator", &open_communicator, "arena_fd"_a, "stage_bytes"_a, "rank"_a, "ranks"_a, "pidfds"_a,
+        "patience"_a, "background"_a, "timeout_s"_a, "one_shot_bytes"_a, "segment_bytes"_a, "stream_bytes"_a);
+}

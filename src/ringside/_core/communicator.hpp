@@ -1,0 +1,177 @@
+// One rank's end of a communicator in shared memory: arrives, waits, reduces, and notes when everybody arrived.
+//
+// Each collective has an entry (every rank tells what it called and where its tensor lies; `meet`), one of four ways to
+// carry it out, and, unless the payload travelled with the arrival, an exit:
+//
+//   one_shot   every rank reads everybody's payload from the arrival slots: no exit, for small tensors
+//   push       owner k reduces slice k of all tensors and writes the sum into all of them: all tensors are mapped
+//   staged     the same through the arena in pipelined segments: at least one tensor is private
+//   program    any schedule, compiled to one rank's instructions by engine/program.py
+//
+// All ranks see the same arrivals, so all choose the same way. Nothing here throws: a `Status` other than ok leaves its
+// details in `failure()`.
+#pragma once
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "arena.hpp"
+#include "kernels.hpp"
+#include "mapping.hpp"
+
+namespace ringside {
+
+struct Settings {
+  Patience patience{0, 0};    // a thread that has nothing else to do
+  Patience background{0, 0};  // a thread beside one that computes
+  uint64_t timeout_ns = 600ull * 1000000000ull;
+  size_t one_shot_bytes = 4096;   // largest payload that goes one-shot by itself; equal on all ranks
+  size_t segment_bytes = 262144;  // of the private-buffer path; equal on all ranks
+  size_t stream_bytes = 0;        // ranks × bytes from which results bypass the caches
+};
+
+struct Failure {
+  Status status = Status::ok;
+  std::vector<int> ranks;
+  std::vector<int> missing;
+  uint64_t seq = 0;
+  uint64_t waited_ns = 0;
+};
+
+// How a collective was carried out; appended to the log that the monitor drains.
+enum class Path : uint8_t { local, barrier, one_shot, push, staged, program };
+
+struct Request {
+  unsigned char* data = nullptr;
+  size_t count = 0;
+  DType dtype = DType::f32;
+  ReduceOp op = ReduceOp::sum;
+  Algorithm algorithm = Algorithm::automatic;
+  double scale = 1.0;
+  const int64_t* dims = nullptr;
+  int ndims = 0;
+  uint64_t stamp_ns = 0;     // 0: now
+  int64_t region = -1;       // own region the tensor lies in; -1: look it up by address
+  uint64_t offset = 0;       // bytes into the region
+  bool fresh = false;        // a shareable tensor whose region the peers do not have yet
+  int program = -1;
+  bool background = false;
+};
+
+struct Instruction {  // one destination chunk in one round of a program
+  int round;
+  int chunk;
+  bool overwrite;
+  bool scratch;                       // somebody reads this chunk from me in this round
+  std::vector<int> sources;           // ascending; contains this rank unless overwrite
+  std::vector<std::pair<int, int>> stored;   // (rank, round) that must be stored before the chunk may change
+  std::vector<std::pair<int, int>> fetched;  // (rank, round) that must be fetched before the chunk may change
+};
+
+struct Program {
+  uint32_t hash;
+  int rounds;
+  int chunks;
+  std::vector<Instruction> instructions;  // by round
+};
+
+class Communicator {
+ public:
+  Communicator(std::shared_ptr<Mapping> arena, int rank, int ranks, std::vector<int> pidfds, Settings settings);
+  ~Communicator();
+
+  // Called every few milliseconds while waiting without progress; true ends the wait (Ctrl-C).
+  std::function<bool()> interrupted;
+
+  Status all_reduce(const Request& request);
+  Status resume();                         // after Status::exchange, once the regions were added
+  Status barrier();
+  Status agree_on_empty(size_t bytes, DType dtype, const int64_t* dims, int ndims);
+  void close();
+
+  int add_program(Program program);
+  // Regions are numbered by their owner and the numbers are never used again. An own region is alive until its memory
+  // goes away; `find` tells whether addresses in it identify it. Peers are told of dead ones at the next exchange.
+  uint32_t adopt_region(unsigned char* base, size_t bytes, bool find, std::shared_ptr<std::atomic<bool>>* alive = nullptr);
+  void retire_region(uint32_t id);
+  std::vector<uint32_t> take_dead_regions();
+  void add_region(int rank, uint32_t id, unsigned char* base, size_t bytes, std::shared_ptr<Mapping> mapping, bool find);
+  void drop_region(int rank, uint32_t id);
+  bool has_region(int rank, uint32_t id) const;
+  int64_t find_region(const unsigned char* data, size_t bytes, uint64_t* offset) const;
+
+  const Failure& failure() const { return failure_; }
+  const Call& call_of(int rank) const;       // what a rank called in the collective that failed
+  const int64_t* dims_of(int rank) const;
+  int rank() const { return rank_; }
+  int ranks() const { return ranks_; }
+  uint64_t seq() const { return seq_; }
+
+  // Drained log rows: seq, kind, path, bytes, submitted, entered, ready, done (ns), then each rank's arrival (ns).
+  std::vector<uint64_t> drain();
+  size_t log_width() const { return 8 + size_t(ranks_); }
+  uint64_t dropped_rows() const { return dropped_; }
+
+ private:
+  struct Region {
+    unsigned char* base = nullptr;
+    size_t bytes = 0;
+    std::shared_ptr<Mapping> mapping;
+    bool find = false;
+    std::shared_ptr<std::atomic<bool>> alive;
+  };
+
+  template <class Has>
+  bool wait(Gate& gate, const Has& has);
+  bool look_around(const std::function<bool(int)>& has, uint64_t since);
+  bool fail(Status status, std::vector<int> ranks, std::vector<int> missing, uint64_t since);
+  void signal(Flag& flag, uint64_t value, Gate& gate, Flag RankBlock::*which);
+  void publish(Flag& flag, uint64_t value, Gate& gate);
+  bool wait_all(Flag RankBlock::*which, uint64_t value, Gate& gate);
+  bool wait_for(int rank, Flag RankBlock::*which, uint64_t value, Gate& gate);
+
+  Status meet(Kind kind, const Request& request, const Call& call, const void* payload, size_t payload_bytes);
+  Status check_calls();
+  Status carry_out(const Request& request);
+  Status finish(Status status);
+  Call describe(const Request& request, Algorithm algorithm) const;
+  Status local(const Request& request);
+  Status one_shot(const Request& request);
+  Status push(const Request& request);
+  Status staged(const Request& request);
+  Status run_program(const Request& request);
+  bool run_rounds(const Program& program, const Request& piece, DType work, uint64_t base);
+  void load_work(const Request& piece, DType work);
+  void store_work(const Request& piece, DType work);
+  void fold(const void* const* src, int nsrc, void* const* dst, int ndst, size_t count, bool stream, double scale,
+            ReduceOp op, DType dtype) const;
+  void note(Path path);
+  Arrival& arrival(int rank) const { return view_.block(rank).arrival[seq_ & 1]; }
+  RankBlock& me() const { return view_.block(rank_); }
+
+  std::shared_ptr<Mapping> arena_;
+  ArenaView view_;
+  const int rank_, ranks_;
+  std::vector<int> pidfds_;
+  Settings settings_;
+  std::mutex busy_;
+  uint64_t seq_ = 0;
+  uint64_t segments_ = 0;  // of the private-buffer path, ever
+  uint64_t rounds_ = 0;    // of programs, ever
+  bool broken_ = false;
+  Patience patience_{0, 0};
+  Failure failure_;
+  Request pending_;
+  std::vector<std::vector<Region>> regions_;
+  mutable std::mutex regions_guard_;
+  std::vector<Program> programs_;
+  std::vector<unsigned char> scratch_;
+
+  Kind kind_ = Kind::barrier;
+  uint64_t bytes_ = 0, submitted_ = 0, entered_ = 0, ready_ = 0;
+  std::vector<uint64_t> log_;
+  uint64_t dropped_ = 0;
+};
+
+}  // namespace ringside

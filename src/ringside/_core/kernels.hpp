@@ -1,0 +1,40 @@
+// Reduction kernels: out[i] = finish(fold over r of scale·src[r][i]), left to right in the order given.
+//
+// f16 and bf16 are widened to f32, folded there, and rounded once. `avg` divides the finished sum by `divisor`
+// (integers truncate). `scale` multiplies each contribution before the fold, as NCCL's PreMulSum does.
+#pragma once
+#include "core.hpp"
+
+namespace ringside {
+
+struct Fold {
+  const void* const* src;  // nsrc pointers to count elements each
+  int nsrc;
+  void* const* dst;  // ndst pointers; each may equal a src
+  int ndst;
+  size_t count;    // elements
+  double scale;    // 1.0: contributions are taken as they are
+  double divisor;  // for avg; ignored by the other operations
+  bool stream;     // write past the caches: for tensors that do not fit in them
+};
+
+using FoldKernel = void (*)(const Fold&);
+using WidenKernel = void (*)(const void* src, float* dst, size_t count);
+using NarrowKernel = void (*)(const float* src, void* dst, size_t count);
+using PairKernel = void (*)(const void* a, const void* b, void* x, void* y, size_t bytes);
+using StreamKernel = void (*)(void* dst, const void* src, size_t bytes);
+
+struct KernelTable {
+  const char* name;
+  FoldKernel fold[static_cast<int>(DType::count)][static_cast<int>(ReduceOp::count)];  // null: refused
+  WidenKernel widen_f16, widen_bf16;
+  NarrowKernel narrow_f16, narrow_bf16;
+  StreamKernel stream_copy;
+  PairKernel stream_pair;  // two reads and two non-temporal writes per byte: what the memory can do at best
+};
+
+// The best table this processor can run; RINGSIDE_ISA=baseline|avx2|avx512 asks for a lesser one.
+const KernelTable& kernels();
+const KernelTable* kernels_named(const char* name);
+
+}  // namespace ringside

@@ -1,0 +1,59 @@
+"""Runs schedules: the communicator and what it stands on."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping
+
+from ringside.engine.background import Work
+from ringside.engine.communicator import Communicator
+from ringside.engine.settings import Settings
+from ringside.errors import UnsupportedError, UsageError
+
+__all__ = ["Communicator", "Settings", "Work", "init"]
+
+_counter = itertools.count()
+
+
+def init(*, timeout_s: float | None = None, environ: Mapping[str, str] = os.environ) -> Communicator:
+    """Return a communicator over the ranks that torchrun (or anything that sets its variables) started.
+
+    Reads RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Without RANK and WORLD_SIZE it is a world of
+    one. Every rank must call it equally often.
+
+    Args:
+        timeout_s: Longest wait for other ranks in one collective, seconds (default RINGSIDE_TIMEOUT_S, else 600).
+        environ: Where to read the variables.
+
+    Raises:
+        UsageError: The variables do not fit together.
+        UnsupportedError: The ranks are on several hosts, or the native core is not installed.
+    """
+    rank, size = _place(environ)
+    local = _integer(environ, "LOCAL_WORLD_SIZE", size)
+    if local != size:
+        raise UnsupportedError(
+            f"{size} ranks with {local} on this host: ringside.init() works on one host; between hosts use "
+            "ringside.attach() on a DistributedDataParallel model"
+        )
+    parts = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    key = "/".join([*(environ.get(part, "") for part in parts), str(next(_counter))])
+    return Communicator(key, rank, size, Settings.of_environment(environ, timeout_s=timeout_s))
+
+
+def _place(environ: Mapping[str, str]) -> tuple[int, int]:
+    given = [name for name in ("RANK", "WORLD_SIZE") if name in environ]
+    if len(given) == 1:
+        raise UsageError(f"{given[0]} is set but not both of RANK and WORLD_SIZE: start the ranks with torchrun")
+    return _integer(environ, "RANK", 0), _integer(environ, "WORLD_SIZE", 1)
+
+
+def _integer(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name)
+    if text is None:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{name}={text!r} is not a number") from None

@@ -1,0 +1,86 @@
+"""One thread that carries out a communicator's asynchronous collectives in the order they were submitted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any
+
+from ringside.errors import ClosedError
+
+Job = Callable[[], Any]
+
+
+class Work:
+    """A collective under way, as `async_op=True` returns it."""
+
+    def __init__(self, future: Future[Any]) -> None:
+        self._future = future
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        """Block until it is done and return the tensor; raise what the collective raised, or `TimeoutError`."""
+        return self._future.result(timeout_s)
+
+    def is_completed(self) -> bool:
+        """Tell whether it is done, well or badly."""
+        return self._future.done()
+
+    def exception(self) -> BaseException | None:
+        """Return what the finished collective raised, or None."""
+        return self._future.exception() if self._future.done() else None
+
+
+class Background:
+    """Runs jobs one after the other on a daemon thread."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: SimpleQueue[tuple[Job, Future[Any]] | None] = SimpleQueue()
+        self._open = True
+        self._guard = threading.Lock()
+        self._unfinished = 0
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def idle(self) -> bool:
+        """Tell whether nothing is queued or running."""
+        return self._unfinished == 0
+
+    def submit(self, job: Job) -> Work:
+        """Queue a job."""
+        future: Future[Any] = Future()
+        with self._guard:
+            if not self._open:
+                raise ClosedError("the communicator is closed on this rank")
+            self._unfinished += 1
+            self._jobs.put((job, future))
+        return Work(future)
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Finish what is queued and end the thread."""
+        with self._guard:
+            if not self._open:
+                return
+            self._open = False
+            self._jobs.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (item := self._jobs.get()) is not None:
+            job, future = item
+            try:
+                result = job()
+            except BaseException as error:
+                self._count_down()
+                future.set_exception(error)
+            else:
+                self._count_down()
+                future.set_result(result)
+            del item, job, future  # hold no tensor while waiting for the next job
+
+    def _count_down(self) -> None:
+        with self._guard:
+            self._unfinished -= 1

@@ -1,0 +1,318 @@
+"""One rank's end of a group of ranks that share a host: all-reduce, barrier, symmetric memory."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ringside import _core
+from ringside.engine import failures
+from ringside.engine.background import Background, Work
+from ringside.engine.dtypes import ITEM_BYTES, OP_CODES, dtype_code, is_allowed, op_code
+from ringside.engine.log import CollectiveLog
+from ringside.engine.program import compile_schedule
+from ringside.engine.regions import Storage, SymmetricMemory
+from ringside.engine.rendezvous import Hub, meet
+from ringside.engine.settings import Settings, cache_bytes, patience
+from ringside.engine.tensors import Flat, flatten
+from ringside.errors import ClosedError, RingsideError, UnsupportedError, UsageError
+from ringside.schedule import ALGORITHMS, by_name
+
+_OK, _EXCHANGE = 0, 6
+_AUTOMATIC, _ONE_SHOT, _DIRECT, _PROGRAM = range(4)
+
+
+class Communicator:
+    """All-reduce among the processes of one host, through memory they share.
+
+    Every rank must call the same collectives in the same order. Use it from one thread at a time; asynchronous
+    collectives run in order on a thread of its own.
+
+    Args:
+        key: Names this communicator; equal on all its ranks and on nobody else's on this host.
+        rank: This rank.
+        size: Number of ranks.
+        settings: Tuning; must agree on all ranks.
+
+    Raises:
+        UnsupportedError: The native core is not installed.
+        DeadlineError, MismatchError: Ranks did not come, or do not fit together.
+    """
+
+    def __init__(self, key: str, rank: int, size: int, settings: Settings | None = None) -> None:
+        self._native = _core.native()
+        self.settings = settings or Settings.of_environment()
+        if not 1 <= size <= self._native.MAX_RANKS:
+            raise UsageError(f"{size} ranks: a communicator has 1 to {self._native.MAX_RANKS}")
+        self.rank, self.size = rank, size
+        self._hub = meet(key, rank, size, self.settings.agreed(), timeout_s=self.settings.timeout_s)
+        self._core = self._open_core()
+        self.memory = SymmetricMemory(self._core, self._hub, self.settings.timeout_s)
+        self.log = CollectiveLog(self._core)
+        self._programs: dict[str, int] = {}
+        self._background: Background | None = None
+        self._background_guard = threading.Lock()
+        self._closed = False
+        self._owner_pid = os.getpid()
+
+    # -------------------------------------------------------------------------------------------- collectives
+
+    def all_reduce(
+        self,
+        x: Any,
+        op: str = "sum",
+        async_op: bool = False,
+        *,
+        scale: float = 1.0,
+        algorithm: str | None = None,
+    ) -> Any:
+        """Reduce a tensor over all ranks, in place; every rank ends with bit-identical elements.
+
+        Contributions are folded in rank order (`direct`, `one_shot`) or in the order of the schedule named. f16 and
+        bf16 are folded in f32 and rounded once.
+
+        Args:
+            x: torch CPU tensor or NumPy array of any shape, equal shape and dtype on all ranks; dtypes float32,
+                float64, float16, bfloat16, int8, uint8, int16, int32, int64, bool. Symmetric memory (`empty`) is
+                fastest; non-contiguous tensors are copied.
+            op: sum, avg, prod, min, max, band, bor or bxor. avg divides the sum by the number of ranks (integers
+                truncate); min and max let a NaN win.
+            async_op: Return a `Work` at once; the tensor is ready after its `wait()`.
+            scale: Multiply each contribution first (floating dtypes with sum or avg only), as NCCL's PreMulSum does.
+            algorithm: None chooses by size; `one_shot`, `direct`, or any schedule of `ringside.schedule.ALGORITHMS`.
+
+        Returns:
+            `x` itself, or a `Work` whose `wait()` returns it.
+
+        Raises:
+            UsageError, UnsupportedError: This call cannot be; nothing was sent.
+            MismatchError: Ranks called different things; no tensor was changed and the communicator stays usable.
+            PeerLostError, DeadlineError: The tensor's content is undefined and the communicator is broken.
+        """
+        flat = flatten(x)
+        code = OP_CODES.get(op, -1) if op.__class__ is str else -1
+        if code < 0 or scale != 1.0 or code >= 5 or flat.dtype == 9:
+            self._check(flat, op, scale)
+        way, program = self._way(algorithm)
+        background = self._background
+        if async_op:
+            return self._submit(flat, x, code, way, scale, program)
+        if background is not None and not background.idle:
+            return self._submit(flat, x, code, way, scale, program).wait()
+        status = self._core.all_reduce(
+            flat.address, flat.count, flat.dtype, code, way, scale, flat.shape, 0, -1, 0, False, program, False
+        )
+        if status != _OK:
+            self._resolve(status, "all_reduce")
+        if flat.copy_back is not None:
+            flat.write_back()
+        return x
+
+    def all_reduce_storage(self, flat: Flat, storage: Storage | None, *, scale: float, stamp_ns: int) -> None:
+        """All-reduce (sum) a tensor that lies in a shareable storage which peers may not have mapped yet.
+
+        Called by `sync/` on the communicator's background thread.
+
+        Args:
+            flat: The tensor.
+            storage: The storage it lies in; None: a private tensor.
+            scale: Multiplies each contribution.
+            stamp_ns: When the tensor was ready, on the monotonic clock.
+        """
+        region, offset, fresh = -1, 0, False
+        if storage is not None:
+            region, fresh = self.memory.announce(storage)
+            offset = flat.address - storage.address
+        status = self._core.all_reduce(
+            flat.address,
+            flat.count,
+            flat.dtype,
+            0,
+            _AUTOMATIC,
+            scale,
+            flat.shape,
+            stamp_ns,
+            region,
+            offset,
+            fresh,
+            -1,
+            True,
+        )
+        self._resolve(status, "all_reduce of a gradient bucket")
+
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+        if self._background is not None and not self._background.idle:
+            self.submit(self._barrier).wait()
+        else:
+            self._barrier()
+
+    def empty(self, shape: int | Sequence[int], dtype: Any = np.float32) -> Any:
+        """Return a new zero-filled tensor in memory that all ranks have mapped; every rank must call it alike.
+
+        Args:
+            shape: Equal on all ranks.
+            dtype: A NumPy dtype gives a NumPy array, a torch dtype a torch CPU tensor.
+
+        Raises:
+            MismatchError: Ranks asked for different shapes or dtypes.
+            RingsideError: There is not enough memory on some rank; nobody got any.
+        """
+        shape = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
+        code = dtype_code(dtype)
+        size_bytes = math.prod(shape) * ITEM_BYTES[code]
+        if min(shape, default=0) < 0:
+            raise UsageError(f"a tensor cannot have the shape {shape}")
+        if self._background is not None and not self._background.idle:
+            raw = self.submit(lambda: self._empty(size_bytes, code, shape)).wait()
+        else:
+            raw = self._empty(size_bytes, code, shape)
+        return _as_tensor(raw[:size_bytes], shape, dtype)
+
+    # -------------------------------------------------------------------------------------------- life
+
+    def submit(self, job: Any) -> Work:
+        """Run a callable on the communicator's thread, after the collectives submitted before it."""
+        with self._background_guard:
+            if self._closed:
+                raise ClosedError("the communicator is closed on this rank")
+            if self._background is None:
+                self._background = Background(f"ringside-{self.rank}")
+            return self._background.submit(job)
+
+    def close(self) -> None:
+        """Finish what is under way and leave; peers that still need this rank get a `PeerLostError`."""
+        with self._background_guard:
+            if self._closed:
+                return
+            self._closed = True
+        if self._owner_pid != os.getpid():
+            return  # a forked child: the memory and the peers are its parent's
+        if self._background is not None:
+            self._background.stop()
+        self._core.close()
+        self._hub.close()
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<ringside.Communicator rank {self.rank} of {self.size}{', closed' if self._closed else ''}>"
+
+    # -------------------------------------------------------------------------------------------- inside
+
+    def _open_core(self) -> Any:
+        stage = self.settings.stage_bytes
+        cores = len(os.sched_getaffinity(0))
+        fd = share_arena(self._native, self._hub, stage, self.settings.timeout_s)
+        try:
+            return self._native.open_communicator(
+                arena_fd=fd,
+                stage_bytes=stage,
+                rank=self.rank,
+                ranks=self.size,
+                pidfds=[os.dup(pidfd) if pidfd >= 0 else -1 for pidfd in self._hub.pidfds],
+                patience=patience(self.settings, self.size, cores, False),
+                background=patience(self.settings, self.size, cores, True),
+                timeout_s=self.settings.timeout_s,
+                one_shot_bytes=self.settings.one_shot_bytes,
+                segment_bytes=self.settings.segment_bytes,
+                stream_bytes=self.settings.stream_bytes or cache_bytes(),
+            )
+        finally:
+            os.close(fd)
+
+    def _check(self, flat: Flat, op: str, scale: float) -> None:
+        code = op_code(op)
+        name = failures.dtype_name(flat.dtype)
+        if not is_allowed(flat.dtype, code):
+            raise UnsupportedError(
+                f"{op} of {name} is not defined: bitwise reductions need integers, avg needs numbers"
+            )
+        if scale != 1.0 and (op not in ("sum", "avg") or not name.startswith(("float", "bfloat"))):
+            raise UnsupportedError(f"scale works with sum and avg of floating dtypes, not with {op} of {name}")
+
+    def _way(self, algorithm: str | None) -> tuple[int, int]:
+        if algorithm is None:
+            return _AUTOMATIC, -1
+        if algorithm == "one_shot":
+            return _ONE_SHOT, -1
+        if algorithm == "direct":
+            return _DIRECT, -1
+        if algorithm not in self._programs:
+            if algorithm not in ALGORITHMS:
+                known = sorted({"one_shot", *ALGORITHMS})
+                raise UsageError(f"there is no algorithm {algorithm!r}; there are {', '.join(known)}")
+            program = compile_schedule(by_name(algorithm, self.size), self.rank)
+            self._programs[algorithm] = self._core.add_program(
+                program.hash, program.rounds, program.chunks, program.rows
+            )
+        return _PROGRAM, self._programs[algorithm]
+
+    def _submit(self, flat: Flat, x: Any, code: int, way: int, scale: float, program: int) -> Work:
+        stamp = self._native.now_ns()
+
+        def job() -> Any:
+            status = self._core.all_reduce(
+                flat.address, flat.count, flat.dtype, code, way, scale, flat.shape, stamp, -1, 0, False, program, True
+            )
+            self._resolve(status, "all_reduce")
+            flat.write_back()
+            return x
+
+        return self.submit(job)
+
+    def _barrier(self) -> None:
+        self._resolve(self._core.barrier(), "barrier")
+
+    def _empty(self, size_bytes: int, code: int, shape: tuple[int, ...]) -> Any:
+        self._resolve(self._core.agree_on_empty(size_bytes, code, shape), "empty")
+        return self.memory.allocate(size_bytes)
+
+    def _resolve(self, status: int, what: str) -> None:
+        """Finish a collective that needs the peers' new memory first; raise where it failed."""
+        if status == _EXCHANGE:
+            self.memory.exchange()
+            status = self._core.resume()
+        if status != _OK:
+            raise failures.error_of(self._core.failure(), what, self.rank, self.settings.timeout_s)
+
+
+def share_arena(native: Any, hub: Hub, stage_bytes: int, timeout_s: float) -> int:
+    """Make the arena on rank 0 and return a descriptor of it on every rank."""
+    fds: tuple[int, ...] = ()
+    problem = ""
+    if hub.rank == 0:
+        try:
+            fds = (native.create_arena(hub.ranks, stage_bytes),)
+        except OSError as error:
+            problem = str(error)
+    parcels = hub.exchange(problem, fds, timeout_s=timeout_s)
+    for fd in fds:
+        os.close(fd)
+    if parcels[0].value:
+        raise RingsideError(f"rank 0 cannot make shared memory: {parcels[0].value}")
+    return parcels[0].fds[0]
+
+
+def _as_tensor(raw: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """View bytes as a NumPy array or torch tensor that keeps them alive."""
+    if not str(dtype).startswith("torch."):
+        return raw.view(np.dtype(dtype)).reshape(shape)
+    import sys
+
+    torch = sys.modules["torch"]  # a torch dtype was given, so torch is there
+    if raw.size == 0:
+        return torch.empty(shape, dtype=dtype)
+    return torch.from_numpy(raw).view(dtype).reshape(shape)

@@ -1,0 +1,54 @@
+"""Element types and reductions by name, with the codes the native core uses for them.
+
+NumPy and torch spell dtypes differently; both end in the same name here. torch is never imported: a torch dtype is
+recognised by what it prints.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ringside.errors import UnsupportedError, UsageError
+
+# Positions are the core's enum values (_core/core.hpp).
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "bool")
+OPS = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor")
+ITEM_BYTES = (4, 8, 2, 2, 1, 1, 2, 4, 8, 1)
+
+OP_CODES = {name: code for code, name in enumerate(OPS)}
+FLOATING = frozenset(("float32", "float64", "float16", "bfloat16"))
+
+_codes: dict[Any, int] = {}
+
+
+def dtype_code(dtype: Any) -> int:
+    """Return the core's code of a NumPy or torch dtype; `UnsupportedError` names one that has none."""
+    code = _codes.get(dtype)
+    if code is None:
+        code = _codes[dtype] = _look_up(dtype)
+    return code
+
+
+def _look_up(dtype: Any) -> int:
+    name = str(dtype)
+    name = name[len("torch.") :] if name.startswith("torch.") else np.dtype(dtype).name
+    if name not in DTYPES or not getattr(dtype, "isnative", True):
+        raise UnsupportedError(f"dtype {name} cannot be reduced; convert to one of {', '.join(DTYPES)}")
+    return DTYPES.index(name)
+
+
+def op_code(op: str) -> int:
+    """Return the core's code of a reduction; `UsageError` lists what exists."""
+    try:
+        return OP_CODES[op]
+    except (KeyError, TypeError):
+        raise UsageError(f"unknown reduction {op!r}; there are {', '.join(OPS)}") from None
+
+
+def is_allowed(dtype: int, op: int) -> bool:
+    """Tell whether a reduction is defined for a dtype (codes): bitwise ones on integers and bool, no average of bool."""
+    if OPS[op] in ("band", "bor", "bxor"):
+        return DTYPES[dtype] not in FLOATING
+    return not (OPS[op] == "avg" and DTYPES[dtype] == "bool")

@@ -1,0 +1,70 @@
+"""Compile a schedule into the instructions of one rank for the native interpreter.
+
+The interpreter pulls: a rank reads its sources' chunks where they lie, folds them in rank order, and stores the result
+into its own. The compiler works out what a store has to wait for, so that every transfer carries the value its chunk
+had at the start of the round:
+
+- ranks that read the chunk from here in an earlier round must have stored that round (`stored`);
+- ranks that read it in the same round must have fetched it (`fetched`), and the result waits in scratch until then.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from dataclasses import dataclass
+
+from ringside.schedule import Schedule
+
+Row = tuple[int, int, bool, bool, list[int], list[tuple[int, int]], list[tuple[int, int]]]
+
+
+@dataclass(frozen=True)
+class Program:
+    """One rank's instructions.
+
+    Args:
+        hash: Identifies the schedule; ranks compare it before they start.
+        rounds: Rounds of the schedule.
+        chunks: Equal parts the tensor is cut into.
+        rows: (round, chunk, overwrite, scratch, sources ascending, stored [(rank, round)], fetched [(rank, round)]).
+    """
+
+    hash: int
+    rounds: int
+    chunks: int
+    rows: list[Row]
+
+
+def compile_schedule(schedule: Schedule, rank: int) -> Program:
+    """Return the instructions of `rank` for a verified all-reduce schedule."""
+    rows: list[Row] = []
+    readers: dict[int, dict[int, int]] = defaultdict(dict)  # chunk -> reader -> last round it read from here
+    checksum = zlib.crc32(f"{schedule.name}/{schedule.ranks}/{schedule.chunks}".encode())
+    for k in range(schedule.rounds):
+        transfers = schedule.round(k)
+        for array in (transfers.src, transfers.dst, transfers.chunk, transfers.reduce):
+            checksum = zlib.crc32(array.tobytes(), checksum)
+        outgoing = transfers.src == rank
+        now: dict[int, set[int]] = defaultdict(set)
+        for dst, chunk in zip(transfers.dst[outgoing].tolist(), transfers.chunk[outgoing].tolist(), strict=True):
+            now[chunk].add(dst)
+        incoming = transfers.dst == rank
+        sources: dict[int, list[int]] = {}
+        overwrite: dict[int, bool] = {}
+        for src, chunk, reduce in zip(
+            transfers.src[incoming].tolist(),
+            transfers.chunk[incoming].tolist(),
+            transfers.reduce[incoming].tolist(),
+            strict=True,
+        ):
+            sources.setdefault(chunk, []).append(src)
+            overwrite[chunk] = not reduce
+        for chunk, peers in sources.items():
+            everyone = sorted(peers if overwrite[chunk] else [*peers, rank])
+            stored = [(r, j) for r, j in sorted(readers[chunk].items()) if r != rank]
+            fetched = [(r, k) for r in sorted(now[chunk]) if r != rank]
+            rows.append((k, chunk, overwrite[chunk], bool(fetched), everyone, stored, fetched))
+        for chunk, dsts in now.items():
+            readers[chunk].update(dict.fromkeys(dsts, k))
+    return Program(checksum, schedule.rounds, schedule.chunks, rows)

@@ -1,0 +1,103 @@
+"""Symmetric memory: pieces of memory of every rank that all the others have mapped."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from ringside.engine.rendezvous import Hub, Parcel
+from ringside.errors import RingsideError
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A piece of this rank's memory that can be shared by descriptor.
+
+    Args:
+        inode: (device, inode) of the file behind it: its identity, since addresses and descriptors are used again.
+        fd: Descriptor of that file; stays the owner's.
+        address: Where it is mapped in this process.
+        size_bytes: Its size.
+    """
+
+    inode: tuple[int, int]
+    fd: int
+    address: int
+    size_bytes: int
+
+
+class SymmetricMemory:
+    """The regions of one communicator: makes them, tells the peers, forgets the dead ones.
+
+    Every method but `announce` and `retire` is a collective.
+    """
+
+    def __init__(self, core: Any, hub: Hub, timeout_s: float) -> None:
+        self._core, self._hub, self._timeout_s = core, hub, timeout_s
+        self._regions: dict[tuple[int, int], int] = {}
+        self._fresh: dict[int, Storage] = {}
+
+    def allocate(self, size_bytes: int) -> Any:
+        """Make `size_bytes` of symmetric memory on every rank; return this rank's as a uint8 array (page-rounded)."""
+        try:
+            fd, region, raw = self._core.new_region(size_bytes)
+        except OSError as error:
+            fd, region, raw, problem = -1, -1, None, f"rank {self._hub.rank} has no memory for it: {error}"
+        else:
+            problem = ""
+        try:
+            self._trade([] if problem else [(region, raw.size)], [] if problem else [fd], problem)
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        return raw
+
+    def announce(self, storage: Storage) -> tuple[int, bool]:
+        """Return the region of a storage and whether the peers still have to be told of it."""
+        region = self._regions.get(storage.inode)
+        if region is None:
+            region = self._core.adopt_region(storage.address, storage.size_bytes)
+            self._regions[storage.inode] = region
+            self._fresh[region] = storage
+        return region, region in self._fresh
+
+    def retire(self, inode: tuple[int, int]) -> None:
+        """Forget a storage that is gone; the peers unmap it at the next exchange."""
+        region = self._regions.pop(inode, None)
+        if region is not None:
+            self._fresh.pop(region, None)
+            self._core.retire_region(region)
+
+    def exchange(self) -> None:
+        """Tell the peers of this rank's new storages and learn of theirs."""
+        fresh, self._fresh = self._fresh, {}
+        rows = [(region, storage.size_bytes) for region, storage in fresh.items()]
+        self._trade(rows, [storage.fd for storage in fresh.values()], "", keep_going=True)
+
+    def _trade(self, rows: list[tuple[int, int]], fds: list[int], problem: str, keep_going: bool = False) -> None:
+        """Exchange regions; a region that anybody failed to map is given up by everybody."""
+        own = {"new": rows, "dead": self._core.take_dead_regions(), "problem": problem}
+        parcels = self._hub.exchange(own, fds, timeout_s=self._timeout_s)
+        failed: list[tuple[int, int]] = []
+        for rank, parcel in enumerate(parcels):
+            failed += self._map(rank, parcel)
+            for fd in parcel.fds:
+                os.close(fd)
+        problems = [parcel.value["problem"] for parcel in parcels if parcel.value["problem"]]
+        verdicts = self._hub.exchange(failed, timeout_s=self._timeout_s)
+        given_up = {(rank, region) for verdict in verdicts for rank, region in verdict.value}
+        for rank, region in given_up:
+            self._core.drop_region(rank, region)
+        if problems or (given_up and not keep_going):
+            raise RingsideError("; ".join(problems) or "a rank could not map its peers' symmetric memory")
+
+    def _map(self, rank: int, parcel: Parcel) -> list[tuple[int, int]]:
+        """Map a peer's new regions and unmap its dead ones; return those that could not be mapped."""
+        for region in parcel.value["dead"]:
+            if rank != self._hub.rank:
+                self._core.drop_region(rank, region)
+        if rank == self._hub.rank:
+            return []
+        pairs = zip(parcel.value["new"], parcel.fds, strict=True)
+        return [(rank, region) for (region, size), fd in pairs if not self._core.map_region(rank, region, fd, size)]

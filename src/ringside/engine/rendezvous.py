@@ -1,0 +1,285 @@
+"""How the ranks of one host find each other and hand file descriptors around.
+
+Rank 0 listens on an abstract Unix socket whose name all ranks derive from the same key; the others connect. Rank 0
+looks at each peer's credentials, opens a pidfd for it and sends everybody everybody's, so that a death is noticed by
+the kernel's word and not by a timeout (and across PID namespaces). Afterwards the same sockets carry `exchange`:
+every rank gives some bytes and descriptors and gets those of all ranks.
+
+Messages are length-prefixed MessagePack. Descriptors travel by SCM_RIGHTS and are close-on-exec on arrival.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ringside.errors import DeadlineError, MismatchError, PeerLostError, UnsupportedError, UsageError
+
+PROTOCOL = 1
+_MAX_MESSAGE = 1 << 24
+_FDS_PER_MESSAGE = 200  # the kernel's limit is 253
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """What one rank gave to an exchange: a value made of plain types, and file descriptors the receiver now owns."""
+
+    value: Any
+    fds: tuple[int, ...] = ()
+
+
+@dataclass
+class Hub:
+    """The sockets between rank 0 and the others, and a pidfd for every peer.
+
+    Args:
+        rank: This rank.
+        ranks: Number of ranks.
+        sockets: On rank 0 one per other rank (by rank), elsewhere only the one to rank 0.
+        pidfds: By rank; -1 for this rank itself.
+    """
+
+    rank: int
+    ranks: int
+    sockets: dict[int, socket.socket] = field(default_factory=dict)
+    pidfds: list[int] = field(default_factory=list)
+
+    def exchange(self, value: Any, fds: Sequence[int] = (), *, timeout_s: float) -> list[Parcel]:
+        """Give a value and descriptors to every rank and return what each rank gave, by rank.
+
+        Every rank must call this in the same order. Errors: `PeerLostError`, `DeadlineError`.
+        """
+        deadline = time.monotonic() + timeout_s
+        if self.ranks == 1:
+            return [Parcel(value, tuple(os.dup(fd) for fd in fds))]
+        if self.rank != 0:
+            self._send(0, value, fds)
+            return [self._receive(0, deadline) for _ in range(self.ranks)]
+        parcels = [Parcel(value, tuple(os.dup(fd) for fd in fds))]
+        parcels += [self._receive(peer, deadline) for peer in range(1, self.ranks)]
+        for peer in range(1, self.ranks):
+            for parcel in parcels:
+                self._send(peer, parcel.value, parcel.fds)
+        return parcels
+
+    def close(self) -> None:
+        """Close the sockets; the pidfds belong to the core by then."""
+        for sock in self.sockets.values():
+            sock.close()
+        self.sockets.clear()
+
+    def _send(self, peer: int, value: Any, fds: Sequence[int]) -> None:
+        try:
+            send_message(self.sockets[peer], value, fds)
+        except OSError as error:
+            raise self._lost(peer, error) from None
+
+    def _receive(self, peer: int, deadline: float) -> Parcel:
+        sock = self.sockets[peer]
+        try:
+            self._await_readable(sock, peer, deadline)
+            return receive_message(sock)
+        except (OSError, EOFError) as error:
+            raise self._lost(peer, error) from None
+
+    def _await_readable(self, sock: socket.socket, peer: int, deadline: float) -> None:
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        for fd in self.pidfds:
+            if fd >= 0:
+                poll.register(fd, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll(max(0.0, min(1.0, deadline - time.monotonic())) * 1000)}
+            if sock.fileno() in ready:
+                return
+            dead = [rank for rank, fd in enumerate(self.pidfds) if fd in ready]
+            if dead:
+                raise PeerLostError(f"rank {_names(dead)} died while ranks exchanged memory", dead)
+            if time.monotonic() > deadline:
+                raise DeadlineError(f"rank {peer} did not take part in exchanging memory in time", [peer])
+
+    def _lost(self, peer: int, error: Exception) -> PeerLostError:
+        dead = [rank for rank, fd in enumerate(self.pidfds) if fd >= 0 and select.select([fd], [], [], 0)[0]] or [peer]
+        return PeerLostError(f"rank {_names(dead)} died or left while ranks exchanged memory ({error})", dead)
+
+
+def _names(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def meet(key: str, rank: int, ranks: int, settings: tuple[int, ...], *, timeout_s: float) -> Hub:
+    """Connect the ranks of one host that know the same `key`.
+
+    Args:
+        key: Names this communicator; equal on all its ranks and on nobody else's.
+        rank: This rank, 0 to ranks - 1.
+        ranks: Number of ranks.
+        settings: What all ranks must have set alike.
+        timeout_s: How long to wait for the others, seconds.
+
+    Errors: `DeadlineError` naming who is missing, `MismatchError` where versions or settings differ, `UsageError` for a
+    rank that is taken or out of range.
+    """
+    if not 0 <= rank < ranks:
+        raise UsageError(f"rank {rank} is not in 0 to {ranks - 1}: check RANK and WORLD_SIZE")
+    if ranks == 1:
+        return Hub(0, 1, {}, [-1])
+    deadline = time.monotonic() + timeout_s
+    if rank == 0:
+        return _listen(key, ranks, settings, deadline)
+    return _connect(key, rank, ranks, settings, deadline)
+
+
+def address_of(key: str) -> str:
+    """Return the abstract socket address for a key; a hash, since addresses are short and visible to all users."""
+    return "\0ringside-" + hashlib.sha256(f"{os.getuid()}/{key}".encode()).hexdigest()[:32]
+
+
+def _listen(key: str, ranks: int, settings: tuple[int, ...], deadline: float) -> Hub:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        try:
+            server.bind(address_of(key))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise UsageError(
+                f"another rank 0 already listens for {key!r}: two jobs share MASTER_ADDR and MASTER_PORT, "
+                "or two processes both have RANK=0"
+            ) from None
+        server.listen(ranks)
+        hub = Hub(0, ranks, {}, [-1] * ranks)
+        refusal = ""
+        while len(hub.sockets) < ranks - 1:
+            sock, hello = _accept(server, hub, ranks, deadline)
+            refusal = refusal or _objection(hello, hub, ranks, settings)
+            hub.sockets[hello["rank"] if hello["rank"] not in hub.sockets else -len(hub.sockets) - 1] = sock
+            if 0 <= hello["rank"] < ranks:
+                hub.pidfds[hello["rank"]] = _pidfd_of(sock)
+    return _welcome(hub, refusal)
+
+
+def _accept(server: socket.socket, hub: Hub, ranks: int, deadline: float) -> tuple[socket.socket, dict[str, Any]]:
+    while True:
+        if not select.select([server], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            missing = [r for r in range(1, ranks) if r not in hub.sockets]
+            raise DeadlineError(f"rank {_names(missing)} did not come to the rendezvous in time", missing)
+        sock, _ = server.accept()
+        _, uid, _ = _credentials(sock)
+        if uid == os.getuid():
+            sock.settimeout(max(0.1, deadline - time.monotonic()))
+            hello = receive_message(sock).value
+            sock.settimeout(None)
+            return sock, hello
+        sock.close()  # somebody else's process knocked
+
+
+def _objection(hello: dict[str, Any], hub: Hub, ranks: int, settings: tuple[int, ...]) -> str:
+    peer = hello["rank"]
+    if peer in hub.sockets or peer == 0:
+        return f"two processes both say they are rank {peer}"
+    if hello["ranks"] != ranks:
+        return f"rank {peer} thinks there are {hello['ranks']} ranks, rank 0 thinks {ranks}"
+    if hello["protocol"] != PROTOCOL:
+        return f"rank {peer} runs another version of ringside than rank 0"
+    if tuple(hello["settings"]) != settings:
+        return f"rank {peer} has other RINGSIDE_* settings ({hello['settings']}) than rank 0 ({list(settings)})"
+    return ""
+
+
+def _welcome(hub: Hub, refusal: str) -> Hub:
+    own = os.pidfd_open(os.getpid())
+    fds = [own if r == 0 else hub.pidfds[r] for r in range(hub.ranks)]
+    for sock in hub.sockets.values():
+        send_message(sock, refusal, () if refusal else fds)
+    os.close(own)
+    if refusal:
+        hub.close()
+        raise MismatchError(refusal)
+    return hub
+
+
+def _connect(key: str, rank: int, ranks: int, settings: tuple[int, ...], deadline: float) -> Hub:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    pause = 0.001
+    while True:
+        try:
+            sock.connect(address_of(key))
+            break
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise DeadlineError(
+                    "rank 0 did not come to the rendezvous in time (is it on this host?)", [0]
+                ) from None
+            time.sleep(pause)  # rank 0 is not there yet; there is nothing to wait on
+            pause = min(pause * 1.5, 0.05)
+    send_message(sock, {"rank": rank, "ranks": ranks, "protocol": PROTOCOL, "settings": settings}, ())
+    hub = Hub(rank, ranks, {0: sock}, [])
+    welcome = hub._receive(0, deadline)
+    if welcome.value:
+        hub.close()
+        raise MismatchError(welcome.value)
+    hub.pidfds = list(welcome.fds)
+    os.close(hub.pidfds[rank])
+    hub.pidfds[rank] = -1
+    return hub
+
+
+def _credentials(sock: socket.socket) -> tuple[int, int, int]:
+    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, gid = struct.unpack("3i", data)
+    return pid, uid, gid
+
+
+def _pidfd_of(sock: socket.socket) -> int:
+    pid = _credentials(sock)[0]
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        raise UnsupportedError(
+            f"cannot watch process {pid} ({error}): ranks must share a PID namespace with rank 0, on Linux 5.3 or newer"
+        ) from None
+
+
+def send_message(sock: socket.socket, value: Any, fds: Sequence[int]) -> None:
+    """Send one value with descriptors over a stream socket."""
+    body = msgspec.msgpack.encode((value, len(fds)))
+    sock.sendall(struct.pack("!I", len(body)) + body)
+    for at in range(0, len(fds), _FDS_PER_MESSAGE):
+        socket.send_fds(sock, [b"f"], list(fds[at : at + _FDS_PER_MESSAGE]))
+
+
+def receive_message(sock: socket.socket) -> Parcel:
+    """Receive what `send_message` sent; `EOFError` when the other end is gone."""
+    (size,) = struct.unpack("!I", _receive_exactly(sock, 4))
+    if size > _MAX_MESSAGE:
+        raise OSError(errno.EMSGSIZE, "an impossible message length")
+    value, count = msgspec.msgpack.decode(_receive_exactly(sock, size))
+    fds: list[int] = []
+    while len(fds) < count:
+        data, more, _, _ = socket.recv_fds(sock, 1, _FDS_PER_MESSAGE, socket.MSG_CMSG_CLOEXEC)
+        if not data:
+            raise EOFError("the connection closed in the middle of a message")
+        fds += more
+    return Parcel(value, tuple(fds))
+
+
+def _receive_exactly(sock: socket.socket, size: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size:
+        part = sock.recv(size - len(parts))
+        if not part:
+            raise EOFError("the connection closed")
+        parts += part
+    return bytes(parts)

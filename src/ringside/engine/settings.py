@@ -1,0 +1,94 @@
+"""What can be set on a communicator: explicit argument beats environment beats default."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from ringside.errors import UsageError
+
+_STAGE_SEGMENTS = 3
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Tuning of the shared-memory engine; every field has an environment variable `RINGSIDE_<NAME>`.
+
+    Args:
+        timeout_s: Longest wait for other ranks inside one collective, seconds.
+        one_shot_bytes: Largest payload that travels next to the arrival flag by itself, bytes (at most 32768).
+        segment_bytes: Segment of the private-buffer path, bytes of tensor per rank.
+        stream_bytes: From this many bytes (tensor × ranks) on, results bypass the caches; 0 takes the size of the
+            last-level cache.
+        spins: Looks at the flags before yielding the core; -1 chooses by whether ranks outnumber cores.
+        yields: Yields of the core before sleeping; -1 chooses likewise.
+    """
+
+    timeout_s: float = 600.0
+    one_shot_bytes: int = 4096
+    segment_bytes: int = 262144
+    stream_bytes: int = 0
+    spins: int = -1
+    yields: int = -1
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of arena each rank has for staging."""
+        return _STAGE_SEGMENTS * max(self.segment_bytes, 4096)
+
+    def agreed(self) -> tuple[int, int]:
+        """Return what all ranks must have set alike, or they would choose different paths."""
+        return (self.one_shot_bytes, self.segment_bytes)
+
+    @staticmethod
+    def of_environment(environ: Mapping[str, str] = os.environ, **explicit: float | None) -> Settings:
+        """Return the settings given explicitly, else by environment, else by default."""
+        values: dict[str, float] = {}
+        for field in fields(Settings):
+            given = explicit.get(field.name)
+            text = environ.get(f"RINGSIDE_{field.name.upper()}")
+            if given is not None:
+                values[field.name] = given
+            elif text is not None:
+                values[field.name] = _number(field.name, text, float if field.name == "timeout_s" else int)
+        settings = Settings(**values)  # type: ignore[arg-type]
+        if settings.timeout_s <= 0 or settings.segment_bytes < 64 or settings.one_shot_bytes < 0:
+            raise UsageError(f"impossible settings {settings}: times and sizes must be positive")
+        return settings
+
+
+def _number(name: str, text: str, kind: type[int] | type[float]) -> float:
+    try:
+        return kind(text)
+    except ValueError:
+        raise UsageError(f"RINGSIDE_{name.upper()}={text!r} is not a number") from None
+
+
+def patience(settings: Settings, ranks: int, cores: int, background: bool) -> tuple[int, int]:
+    """Return (spins, yields) before a waiting rank sleeps.
+
+    Spinning is the fastest way to notice a peer while every rank has a core; with more ranks than cores, or beside a
+    thread that computes, a spinning rank takes the time of the one it waits for.
+    """
+    if background:
+        spins, yields = 50, 1
+    elif ranks <= cores:
+        spins, yields = 4000, 20
+    else:
+        spins, yields = 20, 4
+    return (
+        settings.spins if settings.spins >= 0 else spins,
+        settings.yields if settings.yields >= 0 else yields,
+    )
+
+
+def cache_bytes() -> int:
+    """Return the size of the largest cache in bytes (32 MiB where the system does not tell)."""
+    best = 0
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
+        best = max(best, int(text.rstrip("KM") or 0) * unit)
+    return best or 32 << 20
