@@ -54,8 +54,8 @@ class Layout:
 
     @property
     def columns(self) -> int:
-        """Cells beside each other: a row of up to four, a near-square of more."""
-        if self.chunks <= 4:
+        """Cells beside each other: a row of up to three, a near-square of more."""
+        if self.chunks <= 3:
             return self.chunks
         root = math.sqrt(self.chunks)
         even = [c for c in range(math.ceil(root), int(2 * root) + 1) if self.chunks % c == 0]
@@ -95,7 +95,7 @@ class Layout:
     def _card_centre(self, rank: int, radius: float) -> Point:
         x, y = self._direction(rank)
         wide, high = self.card[0] / 2, self.card[1] / 2
-        # As far out as the card's edge in this direction, on an ellipse-like blend so that corners clear the disc.
+        # Far enough that the whole card, corners included, lies beyond a tangent clear of the disc.
         support = abs(x) * wide + abs(y) * high
         away = radius + self.disc + 9 + support
         return x * away, y * away
