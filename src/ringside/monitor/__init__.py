@@ -1,1 +1,7 @@
 """Record, detect, explain: who holds the job up, since when, why, and what it costs."""
+
+from ringside.monitor.detect import Detector, Finding, detect
+from ringside.monitor.records import SCHEMA, RunInfo, StepRecord
+from ringside.monitor.verdict import KINDS, Verdict
+
+__all__ = ["KINDS", "SCHEMA", "Detector", "Finding", "RunInfo", "StepRecord", "Verdict", "detect"]

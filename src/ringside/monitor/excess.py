@@ -1,0 +1,51 @@
+"""How much longer one rank works than the others: log of own time over the median of the *other* ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+
+
+def usable(values: ArrayLike) -> Floats:
+    """Return `values` as float64 with everything that is no positive finite number replaced by NaN."""
+    array = np.asarray(values, dtype=np.float64)
+    return np.where((array > 0) & (array < np.inf), array, np.nan)
+
+
+def log_excess(own: ArrayLike) -> Floats:
+    """Return log(own time of a rank / median own time of the other ranks), per step.
+
+    Leaving the rank itself out matters for few ranks: with two of them the reference is simply the other one, and
+    the excess of one is minus that of the other. Own times that are missing or not positive give NaN and count for
+    nobody; so does a step at which only one rank has a value.
+
+    Args:
+        own: Own times in seconds, float [..., ranks].
+
+    Returns:
+        float64 [..., ranks]; 0.12 means about 12 % longer.
+    """
+    with np.errstate(invalid="ignore"):
+        logs = np.log(usable(own))
+        ordered = np.sort(logs, axis=-1)  # NaN last
+        known = np.sum(ordered == ordered, axis=-1, keepdims=True)
+        low, high = np.maximum(known - 2, 0) // 2, np.maximum(known - 1, 0) // 2
+        others = 0.5 * (_without_itself(logs, ordered, low) + _without_itself(logs, ordered, high))
+        return np.where(known >= 2, logs - others, np.nan)
+
+
+def row_medians(values: Floats) -> Floats:
+    """Return the median over ranks of each step, float64 [steps], from [steps, ranks]; NaN where nothing is known."""
+    known = ~np.isnan(values).all(axis=1)
+    medians = np.full(len(values), np.nan)
+    medians[known] = np.nanmedian(values[known], axis=1)
+    return medians
+
+
+def _without_itself(values: Floats, ordered: Floats, index: NDArray[np.intp]) -> Floats:
+    """Return, for every value, the entry number `index` of `ordered` after that value was taken out of it."""
+    here = np.take_along_axis(ordered, index, axis=-1)
+    following = np.take_along_axis(ordered, np.minimum(index + 1, ordered.shape[-1] - 1), axis=-1)
+    return np.where(values <= here, following, here)

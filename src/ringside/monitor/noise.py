@@ -1,0 +1,94 @@
+"""How noisy a job is, learnt while it runs: each rank's usual excess and the long-run variance around it.
+
+The long-run variance (variance times the sum of all autocorrelations) is what decides how far a sum of excesses
+wanders by chance: noise with an autocorrelation of 0.9 carries a sum as far as white noise of 19 times its variance.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ringside.monitor.excess import Floats
+
+PRIOR_VARIANCE = 0.03**2
+PRIOR_STEPS = 4.0
+MEMORY_STEPS = 4_000.0
+RANK_PRIOR_STEPS = 60.0
+SMALLEST_CLIP = 0.15
+FADE = 0.9
+
+
+class Noise:
+    """Running estimates over `[jobs, ranks]` of log excess; memory does not grow with steps.
+
+    Args:
+        shape: `(jobs, ranks)`. Jobs are independent; one is the normal case, benchmarks run many side by side.
+
+    Attributes:
+        level: Usual excess of each rank, [jobs, ranks].
+        clip: How far from the level a single step may count, [jobs, 1].
+        variance: Long-run variance of each rank, with a margin for what is not known yet, [jobs, ranks].
+        level_error: Standard error of `level`, [jobs, ranks].
+    """
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        jobs, ranks = shape
+        self.level = np.zeros(shape)
+        self._seen = np.zeros(shape)
+        self._squares = np.zeros(shape)  # running mean of residual² per rank
+        self._recent = np.zeros(shape)  # Σ FADE^lag · residual
+        self._steps = np.full((jobs, 1), PRIOR_STEPS)
+        self._pooled = np.full((jobs, 1), PRIOR_VARIANCE)
+        self._lagged = np.zeros((jobs, 1))  # running mean of residual · recent residuals
+        self._independent = max(1.0, ranks / 2)
+        self._estimate()
+
+    def learn(self, excess: Floats, weight: Floats) -> None:
+        """Take in one step.
+
+        Args:
+            excess: Log excess, [jobs, ranks]; NaN where missing.
+            weight: How much to learn from each, 0 to 1, [jobs, ranks].
+        """
+        weight = np.where(np.isnan(excess), 0.0, weight)
+        residual = np.where(np.isnan(excess), 0.0, excess - self.level)
+        residual = np.minimum(np.maximum(residual, -self.clip), self.clip)
+        self._learn_spread(residual, weight)
+        self._seen = np.minimum(self._seen + weight, MEMORY_STEPS)
+        gain = weight / np.maximum(self._seen, 1.0)
+        self.level = self.level + gain * residual
+        self._squares = self._squares + gain * (residual * residual - self._squares)
+        self._recent = FADE * (self._recent + residual)
+        self._estimate()
+
+    def _learn_spread(self, residual: Floats, weight: Floats) -> None:
+        total = weight.sum(axis=1, keepdims=True)
+        share = weight / np.maximum(total, 1e-9)
+        step = total / residual.shape[1]
+        self._steps = np.minimum(self._steps + step, MEMORY_STEPS)
+        gain = step / self._steps
+        self._pooled = self._pooled + gain * ((share * residual**2).sum(1, keepdims=True) - self._pooled)
+        product = (share * residual * self._recent).sum(1, keepdims=True)
+        self._lagged = self._lagged + gain * (product - self._lagged)
+
+    def _estimate(self) -> None:
+        pooled = np.maximum(self._pooled, 1e-8)
+        self.clip = np.maximum(5.0 * np.sqrt(pooled), SMALLEST_CLIP)
+        error = 1.0 / np.sqrt(self._steps * self._independent)
+        likely = _inflation(self._lagged / pooled + 3.0 * error)
+        error = error * np.sqrt(likely)  # correlated steps tell less
+        inflation = _inflation(self._lagged / pooled + 3.0 * error) * (1.0 + 2.0 * error)
+        own = (RANK_PRIOR_STEPS * pooled + self._seen * self._squares) / (RANK_PRIOR_STEPS + self._seen)
+        self.variance = np.maximum(own, pooled) * inflation
+        self.level_error = np.sqrt(self.variance / np.maximum(self._seen, 1.0))
+
+
+def _inflation(lagged: Floats) -> Floats:
+    """Return long-run variance over variance, as for a first-order autoregression.
+
+    For such noise with coefficient r, the mean of residual · Σ FADE^lag · earlier residual, over the variance,
+    is a / (1 − a) with a = r · FADE; solving for r gives (1 + r) / (1 − r).
+    """
+    ratio = np.maximum(lagged, 0.0)
+    r = np.minimum(ratio / (1.0 + ratio) / FADE, 0.97)
+    return (1.0 + r) / (1.0 - r)

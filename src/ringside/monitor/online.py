@@ -1,0 +1,232 @@
+"""The collector: takes step records from all ranks in any order, keeps the verdicts and the run directory current."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from ringside.monitor.cause import explain
+from ringside.monitor.detect import WINDOW, Detector, Finding
+from ringside.monitor.price import Meter
+from ringside.monitor.records import StepRecord
+from ringside.monitor.run_directory import Event, RunWriter
+from ringside.monitor.table import Table, tabulate
+from ringside.monitor.verdict import Verdict
+
+BEHIND_STEPS = 20
+"""A rank whose records are this far behind the newest is not waited for; ranks send smaller batches than that."""
+
+GIVEN_UP_STEPS = 80
+"""A rank that was missing in so many steps on end is not waited for at all until it reports again."""
+
+RECORDS_KEPT = 16_384
+ENDED_KEPT = 100
+
+Row = dict[int, StepRecord]
+Listener = Callable[[Event], None]
+
+_log = logging.getLogger(__name__)
+
+
+class RankState(NamedTuple):
+    """One rank as live views show it; seconds are medians over the steps kept, NaN where nothing is known."""
+
+    rank: int
+    step: int
+    own_seconds: float
+    wait_seconds: float
+
+
+class Collector:
+    """Completes steps, watches them and writes them; memory is bounded by ranks, not by steps.
+
+    It never raises because of what a record holds, and a listener that raises is dropped and logged.
+
+    Args:
+        ranks: Number of ranks.
+        writer: Where to write records and events, if anywhere.
+        listeners: Called with every event, in order.
+        clock: Seconds since 1970.
+        behind_steps: A rank this many steps behind the newest record counts as missing until it reports again.
+
+    Attributes:
+        steps: Number of steps completed so far.
+        newest: The newest completed step, None before the first.
+        late: Records that came after their step was completed; they are written and not analysed.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        writer: RunWriter | None = None,
+        *,
+        listeners: Iterable[Listener] = (),
+        clock: Callable[[], float] = time.time,
+        behind_steps: int = BEHIND_STEPS,
+    ) -> None:
+        self.ranks, self.steps, self.late = ranks, 0, 0
+        self.newest: int | None = None
+        self.listeners = list(listeners)
+        self._writer, self._clock, self._behind = writer, clock, behind_steps
+        self._detector = Detector(ranks)
+        self._pending: dict[int, Row] = {}
+        self._highest = -1
+        self._absent: set[int] = set()
+        self._missed = [0] * ranks
+        self._recent: deque[Row] = deque(maxlen=max(32, min(WINDOW, RECORDS_KEPT // ranks)))
+        self._meters: dict[int, Meter] = {}
+        self._open: dict[int, Verdict] = {}
+        self._ended: deque[Verdict] = deque(maxlen=ENDED_KEPT)
+
+    def add(self, records: Iterable[StepRecord]) -> list[Event]:
+        """Take in a batch of records; return the events it led to."""
+        done: list[StepRecord] = []
+        for record in records:
+            if 0 <= record.rank < self.ranks and record.step >= 0:
+                self._place(record, done)
+        return self._complete(done, everything=False)
+
+    def lost(self, rank: int, reason: str = "") -> None:
+        """Stop waiting for a rank's records: it died or left."""
+        self._absent.add(rank)
+        self._emit({"kind": "rank_lost", "rank": rank, "reason": reason})
+
+    def note(self, kind: str, **details: object) -> None:
+        """Put an event of somebody else's into the run (`started`, `note`, ...)."""
+        self._emit({"kind": kind, **details})
+
+    def close(self) -> list[Event]:
+        """Complete what is pending, with gaps where records are missing, and write the end; return the last events."""
+        events = self._complete([], everything=True)
+        return [*events, self._emit({"kind": "ended", "steps": self.steps})]
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """All verdicts so far with their prices so far (of those that are over, the newest hundred)."""
+        return [*self._ended, *(self._priced(rank, verdict) for rank, verdict in self._open.items())]
+
+    def states(self) -> list[RankState]:
+        """Return one `RankState` per rank over the steps kept (a few dozen to a hundred)."""
+        return [self._state(rank) for rank in range(self.ranks)]
+
+    def _place(self, record: StepRecord, done: list[StepRecord]) -> None:
+        if self.newest is not None and record.step <= self.newest:
+            self.late += 1
+            done.append(record)
+            return
+        self._absent.discard(record.rank)
+        self._pending.setdefault(record.step, {}).setdefault(record.rank, record)
+        self._highest = max(self._highest, record.step)
+
+    def _complete(self, done: list[StepRecord], *, everything: bool) -> list[Event]:
+        """Complete every step that can be, oldest first, and write all of them in one batch."""
+        findings: list[Finding] = []
+        while self._pending:
+            step = min(self._pending)
+            row = self._pending[step]
+            if not everything and self._is_awaited(step, row):
+                break
+            self._count_missing(row)
+            row = with_waits(self._pending.pop(step))
+            done.extend(row.values())
+            findings.extend(self._watch(step, row))
+        if self._writer is not None and done:
+            self._writer.append(done)
+        return [self._announce(finding) for finding in findings]
+
+    def _is_awaited(self, step: int, row: Row) -> bool:
+        if len(row) == self.ranks or self._highest - step >= self._behind:
+            return False
+        return any(rank not in row and rank not in self._absent for rank in range(self.ranks))
+
+    def _count_missing(self, row: Row) -> None:
+        if len(row) == self.ranks and not any(self._missed):
+            return
+        for rank in range(self.ranks):
+            self._missed[rank] = 0 if rank in row else self._missed[rank] + 1
+            if self._missed[rank] >= GIVEN_UP_STEPS:
+                self._absent.add(rank)
+
+    def _watch(self, step: int, row: Row) -> list[Finding]:
+        self.newest, self.steps = step, self.steps + 1
+        self._recent.append(row)
+        own, samples = np.full(self.ranks, np.nan), np.zeros(self.ranks)
+        for rank, record in row.items():
+            own[rank], samples[rank] = record.own_seconds, record.samples
+        findings = self._detector.update(own, samples if samples.any() else None, step=step)
+        for meter in self._meters.values():
+            meter.add(own[None])
+        return [self._open_or_close(finding) for finding in findings]
+
+    def _open_or_close(self, finding: Finding) -> Finding:
+        rank = finding.verdict.ranks[0]
+        if not finding.ended:
+            verdict = self._explained(finding.verdict)
+            usual = math.log1p(float(verdict.evidence["usual_excess_ratio"]))
+            self._meters[rank] = Meter(rank, math.log1p(verdict.excess_ratio), usual, verdict.cost_rank_seconds)
+            self._open[rank] = verdict
+            return Finding(verdict, ended=False)
+        until = finding.verdict.evidence["until_step"]
+        verdict = self._priced(rank, self._open.pop(rank))
+        del self._meters[rank]
+        verdict = msgspec.structs.replace(verdict, evidence={**verdict.evidence, "until_step": until})
+        self._ended.append(verdict)
+        return Finding(verdict, ended=True)
+
+    def _explained(self, verdict: Verdict) -> Verdict:
+        table = self._table()
+        return explain(verdict, table.between(verdict.since_step), table.before(verdict.since_step))
+
+    def _priced(self, rank: int, verdict: Verdict) -> Verdict:
+        return msgspec.structs.replace(verdict, cost_rank_seconds=self._meters[rank].rank_seconds)
+
+    def _announce(self, finding: Finding) -> Event:
+        kind = "repaired" if finding.ended else "verdict"
+        return self._emit({"kind": kind, "step": self.newest, "verdict": msgspec.to_builtins(finding.verdict)})
+
+    def _emit(self, event: Event) -> Event:
+        event = {"unix": self._clock(), **event}
+        if self._writer is not None:
+            self._writer.event(event)
+        for listener in list(self.listeners):
+            try:
+                listener(event)
+            except Exception:
+                self.listeners.remove(listener)
+                _log.exception("A listener of the monitor failed and was dropped; the run goes on.")
+        return event
+
+    def _table(self) -> Table:
+        return tabulate((record for row in self._recent for record in row.values()), self.ranks)
+
+    def _state(self, rank: int) -> RankState:
+        mine = [row[rank] for row in self._recent if rank in row]
+        if not mine:
+            return RankState(rank, -1, math.nan, math.nan)
+        own, wait = ([getattr(record, name) for record in mine] for name in ("own_seconds", "wait_seconds"))
+        return RankState(rank, mine[-1].step, float(np.median(own)), float(np.median(wait)))
+
+
+def with_waits(row: Row) -> Row:
+    """Return the records of one step with `wait_seconds` filled in where a rank could not know it (NaN).
+
+    All ranks leave a synchronisation together, so whoever was blocked least arrived last: a rank waited for
+    `exposed_seconds` minus the least `exposed_seconds` of all. That needs no common clock.
+    """
+    if not any(math.isnan(record.wait_seconds) for record in row.values()):
+        return row
+    known = [record.exposed_seconds for record in row.values() if math.isfinite(record.exposed_seconds)]
+    least = min(known, default=math.nan)
+    return {
+        rank: msgspec.structs.replace(record, wait_seconds=record.exposed_seconds - least)
+        if math.isnan(record.wait_seconds)
+        else record
+        for rank, record in row.items()
+    }

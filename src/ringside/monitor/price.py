@@ -1,0 +1,109 @@
+"""What a culprit costs the whole job, by replaying recorded own times with that culprit repaired.
+
+All ranks wait for the slowest, so a step loses max(own) − max(own with the culprit repaired), and it loses that on
+every rank. The culprit's *own* excess is no price: where another rank is nearly as slow, repairing one of them
+changes little, and where times vary, the maximum of many ranks was late before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ringside.monitor.excess import Floats, row_medians, usable
+
+SECONDS_PER_DAY = 86_400.0
+
+
+def repair(own: ArrayLike, culprits: Sequence[int], usual: Sequence[float] | None = None) -> Floats:
+    """Return own times with the culprits' scaled down to what the other ranks need.
+
+    Args:
+        own: Own times in seconds, float [steps, ranks]; NaN = missing.
+        culprits: Ranks to repair, together.
+        usual: Log excess each culprit had over the others before it became slow; 0 where not given.
+
+    Returns:
+        float64 [steps, ranks]; a culprit keeps the shape of its noise, and is never made slower.
+    """
+    repaired: Floats = usable(own).copy()
+    innocent = [rank for rank in range(repaired.shape[1]) if rank not in set(culprits)]
+    if not innocent or not len(repaired):
+        return repaired
+    others = row_medians(repaired[:, innocent])
+    for index, rank in enumerate(culprits):
+        ratio = np.log(repaired[:, rank] / others)
+        known = ratio[np.isfinite(ratio)]
+        if known.size:
+            extra = float(np.median(known)) - (usual[index] if usual is not None else 0.0)
+            repaired[:, rank] *= np.exp(-max(extra, 0.0))
+    return repaired
+
+
+def lost_seconds(own: ArrayLike, culprits: Sequence[int], usual: Sequence[float] | None = None) -> Floats:
+    """Return the seconds each step lost to the culprits: max over ranks as it was, minus as it would have been.
+
+    Args:
+        own: Own times in seconds, float [steps, ranks]; NaN = missing.
+        culprits: Ranks to repair, together.
+        usual: Log excess each culprit had over the others before it became slow; 0 where not given.
+
+    Returns:
+        float64 [steps], seconds; 0 for a step nobody has a value for.
+    """
+    times = usable(own)
+    lost: Floats = _slowest(times) - _slowest(repair(times, culprits, usual))
+    return lost
+
+
+def cost_rank_seconds(own: ArrayLike, culprits: Sequence[int], usual: Sequence[float] | None = None) -> float:
+    """Return ranks × the seconds lost to the culprits, summed over the steps given.
+
+    Args:
+        own: Own times in seconds, float [steps, ranks], of the steps since the onset; NaN = missing.
+        culprits: Ranks to repair, together.
+        usual: Log excess each culprit had over the others before it became slow; 0 where not given.
+    """
+    times = np.asarray(own, dtype=np.float64)
+    return float(times.shape[1] * lost_seconds(times, culprits, usual).sum())
+
+
+def slowdown_rank_seconds(ranks: int, slowdown: float, seconds: float) -> float:
+    """Return what `ranks` ranks lose in `seconds` while every step takes `1 + slowdown` times as long as it should.
+
+    The closed form of the replay, for ranks without noise: of `seconds`, slowdown / (1 + slowdown) is lost.
+    """
+    return ranks * seconds * slowdown / (1.0 + slowdown)
+
+
+class Meter:
+    """The price of one open verdict while the run goes on: one number per culprit, no growth with steps.
+
+    Args:
+        rank: The culprit.
+        excess: Its log excess as far as known when the verdict was reached.
+        usual: Its log excess before.
+        rank_seconds: What it cost until then.
+
+    Attributes:
+        rank_seconds: The price so far.
+    """
+
+    def __init__(self, rank: int, excess: float, usual: float = 0.0, rank_seconds: float = 0.0) -> None:
+        self.rank_seconds = rank_seconds
+        self._rank = rank
+        self._scale = float(np.exp(-max(excess - usual, 0.0)))
+
+    def add(self, own: ArrayLike) -> None:
+        """Take in steps, float [steps, ranks] of own seconds."""
+        times = usable(own)
+        repaired = times.copy()
+        repaired[:, self._rank] *= self._scale
+        self.rank_seconds += float(times.shape[1] * (_slowest(times) - _slowest(repaired)).sum())
+
+
+def _slowest(times: Floats) -> Floats:
+    slowest: Floats = np.max(np.where(np.isnan(times), 0.0, times), axis=1, initial=0.0)
+    return slowest

@@ -1,0 +1,236 @@
+"""A run on disk: a directory of JSON and JSON lines that is readable at any moment, even after SIGKILL.
+
+`run.json` (what is known at the start), `steps.jsonl` (one `StepRecord` per line), `events.jsonl` (what happened),
+and, once somebody asked for them, `summary.json` and `report.html`. Lines are only ever appended; whole files are
+replaced in one rename. Nothing in a run directory is ever executed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from ringside.errors import RingsideError, UsageError
+from ringside.monitor.records import RunInfo, StepRecord
+
+RUN, STEPS, EVENTS, SUMMARY, REPORT = "run.json", "steps.jsonl", "events.jsonl", "summary.json", "report.html"
+BLOCK_BYTES = 1 << 20
+
+Event = dict[str, Any]
+"""`{"unix": seconds since 1970, "kind": "started|verdict|repaired|rank_lost|note|ended", ...}`."""
+
+_log = logging.getLogger(__name__)
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's scalars as Python's; anything else unknown as text: recording must never raise."""
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+_encode = msgspec.json.Encoder(enc_hook=_plain).encode
+_decode_record = msgspec.json.Decoder(StepRecord).decode
+_FLOATS = frozenset(name for name, kind in StepRecord.__annotations__.items() if kind == "float")
+_T = TypeVar("_T")
+
+
+class RunWriter:
+    """Appends to a run directory; a failing disk turns it off with one warning and never stops training.
+
+    Args:
+        path: The run directory; made where it is missing.
+        info: What `run.json` is to hold.
+
+    Attributes:
+        path: The run directory.
+        off: Whether writing was given up.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], info: RunInfo) -> None:
+        self.path = Path(path)
+        self.off = False
+        self._try(lambda: self._start(info))
+
+    def _start(self, info: RunInfo) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path / RUN, msgspec.json.format(_encode(info)) + b"\n")
+        for name in (STEPS, EVENTS):
+            (self.path / name).touch()
+
+    def append(self, records: Iterable[StepRecord]) -> None:
+        """Append one batch of step records; they are in the file when this returns."""
+        self._append(STEPS, b"".join(_encode(record) + b"\n" for record in records))
+
+    def event(self, event: Event) -> None:
+        """Append one event."""
+        self._append(EVENTS, _encode(finite(event)) + b"\n")
+
+    def _append(self, name: str, data: bytes) -> None:
+        if data and not self.off:
+            self._try(lambda: _append(self.path / name, data))
+
+    def _try(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            self.off = True
+            _log.warning(
+                "The run directory %s cannot be written (%s): training goes on, but nothing more of this run is "
+                "recorded on disk. Free some space or choose another --run-dir for the next run.",
+                self.path,
+                error.strerror or error,
+            )
+
+
+class RunReader:
+    """Reads a run directory as far as it is whole, also while it grows.
+
+    A torn last line is left for the next `poll`; damaged lines and unknown fields are skipped.
+
+    Args:
+        path: The run directory.
+
+    Attributes:
+        path: The run directory.
+        info: The content of `run.json`.
+
+    Raises:
+        UsageError: `path` is no run directory.
+        RingsideError: It is one and cannot be read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.info = _read_info(self.path)
+        self._steps = _Lines(self.path / STEPS)
+        self._events = _Lines(self.path / EVENTS)
+
+    def poll(self) -> list[StepRecord]:
+        """Return the step records that were added since the last call."""
+        return list(self.iterate())
+
+    def iterate(self) -> Iterator[StepRecord]:
+        """Yield the step records that were added since they were last read, without holding them all."""
+        for line in self._steps.new():
+            record = decode_record(line)
+            if record is not None:
+                yield record
+
+    def poll_events(self) -> list[Event]:
+        """Return the events that were added since the last call."""
+        events = (_or_none(partial(msgspec.json.decode, line)) for line in self._events.new())
+        return [event for event in events if isinstance(event, dict) and isinstance(event.get("kind"), str)]
+
+    def summary(self) -> dict[str, Any] | None:
+        """Return `summary.json`; None where there is none yet or it cannot be read."""
+        content = _or_none(lambda: msgspec.json.decode((self.path / SUMMARY).read_bytes()))
+        return content if isinstance(content, dict) else None
+
+
+def decode_record(line: bytes) -> StepRecord | None:
+    """Return the record in one line of `steps.jsonl`; None where the line is damaged.
+
+    JSON has no NaN: a null where a number belongs becomes NaN again.
+    """
+    try:
+        return _decode_record(line)
+    except msgspec.ValidationError:
+        return _or_none(lambda: _lenient(line))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _lenient(line: bytes) -> StepRecord:
+    fields = msgspec.json.decode(line, type=dict[str, Any])
+    mended = {key: math.nan if value is None and key in _FLOATS else value for key, value in fields.items()}
+    return msgspec.convert(mended, StepRecord)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace the file at `path` in one step: readers see the old content or the new, never half of it.
+
+    Raises:
+        OSError: It cannot be written; the old content is still there.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def finite(value: Any) -> Any:
+    """Return a JSON-like value with NaN and infinities replaced by None and tuples by lists, at every depth."""
+    value = msgspec.to_builtins(value, builtin_types=(float,)) if isinstance(value, msgspec.Struct) else value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+class _Lines:
+    """The whole lines of a growing file, each once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def new(self) -> Iterator[bytes]:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                while block := self._whole_lines(file.read(BLOCK_BYTES), file.readline):
+                    self._offset += len(block)
+                    yield from (line for line in block.split(b"\n") if line.strip())
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise RingsideError(f"{self._path} cannot be read: {error.strerror or error}") from error
+
+    @staticmethod
+    def _whole_lines(block: bytes, rest_of_line: Callable[[], bytes]) -> bytes:
+        """Return `block` up to its last newline, completed first by the rest of its last line."""
+        if block and not block.endswith(b"\n"):
+            block += rest_of_line()
+        return block[: block.rfind(b"\n") + 1]
+
+
+def _append(path: Path, data: bytes) -> None:
+    """Append in one write; `open` creates the file, but a directory that vanished stays vanished."""
+    with path.open("ab", buffering=0) as file:
+        written = file.write(data)
+        if written is not None and written < len(data):
+            file.write(data[written:])
+
+
+def _read_info(path: Path) -> RunInfo:
+    try:
+        return msgspec.json.decode((path / RUN).read_bytes(), type=RunInfo)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(
+            f"{path} is no run: it has no {RUN}. Give the directory a run printed on its last line"
+        ) from None
+    except OSError as error:
+        raise RingsideError(f"{path / RUN} cannot be read: {error.strerror or error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is no run that this version can read: {RUN}: {error}") from None
+
+
+def _or_none(read: Callable[[], _T]) -> _T | None:
+    try:
+        return read()
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, ValueError):
+        return None

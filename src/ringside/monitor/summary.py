@@ -1,0 +1,233 @@
+"""What a run was, in one JSON object: the verdicts with their prices, and the figures they rest on."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ringside.errors import RingsideError
+from ringside.monitor.cause import explain
+from ringside.monitor.detect import detect, rejudge
+from ringside.monitor.excess import Floats, row_medians
+from ringside.monitor.judge import middle
+from ringside.monitor.price import cost_rank_seconds
+from ringside.monitor.records import SCHEMA, RunInfo, StepRecord
+from ringside.monitor.run_directory import REPORT, SUMMARY, Event, RunReader, finite, write_atomically
+from ringside.monitor.table import Table, fill_waits, tabulate
+from ringside.monitor.verdict import Verdict
+
+PASSED_THROUGH = ("injected", "comparison", "loss", "questions")
+"""Parts of the summary that are given from outside (of these `loss` is computed where it is not given)."""
+
+LOSS_STEPS = 5
+JUDGED_KINDS = ("slow_rank", "uneven_work", "input_bound")
+
+
+def summarise(
+    run_info: RunInfo,
+    records: Iterable[StepRecord] | Table,
+    verdicts: Sequence[Verdict],
+    *,
+    extra: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the content of `summary.json`; it holds no NaN and no infinity (null instead).
+
+    Args:
+        run_info: What was known at the start.
+        records: All step records, in any order, or a table of them.
+        verdicts: What was found, with prices.
+        extra: Parts to pass through (see `PASSED_THROUGH`); other keys are left out.
+    """
+    table = records if isinstance(records, Table) else tabulate(records, run_info.world_size)
+    summary = {
+        "schema": SCHEMA,
+        "world_size": run_info.world_size,
+        "steps": _steps(table),
+        "step_seconds": {"median": middle(_job(table)), "p95": _quantile(_job(table), 0.95)},
+        "ranks": _ranks(run_info, table),
+        "verdicts": [msgspec.to_builtins(verdict) for verdict in verdicts],
+        "sync": _sync(run_info, table),
+        "overhead": _overhead(table),
+    }
+    loss = _loss(table)
+    given = {key: value for key, value in (extra or {}).items() if key in PASSED_THROUGH and value is not None}
+    content: dict[str, Any] = finite({**summary, **({"loss": loss} if loss else {}), **given})
+    return content
+
+
+def finish(run_dir: str | os.PathLike[str], *, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Write `summary.json` and `report.html` from what a run directory holds, and return the summary.
+
+    Works on a run that was cut off at any moment. Verdicts come from the recorded events and are judged and priced
+    again on all records; where no event says that the collector saw the end, the detector also runs over the records.
+    What an earlier summary passed through is kept unless `extra` gives it anew.
+
+    Args:
+        run_dir: The run directory.
+        extra: Parts to pass through to the summary.
+
+    Raises:
+        UsageError: `run_dir` is no run.
+        RingsideError: It cannot be read or written.
+    """
+    # The one arrow that points from the monitor to a view, and only while it runs: a run ends with its report.
+    from ringside.view.report import render_report
+
+    reader = RunReader(run_dir)
+    table = tabulate(reader.iterate(), reader.info.world_size)
+    verdicts = _verdicts(reader.poll_events(), table)
+    summary = summarise(
+        reader.info, table, verdicts, extra={**(reader.summary() or {}), **_loss_anew(table), **(extra or {})}
+    )
+    page = render_report(summary, reader.info, table)
+    try:
+        write_atomically(Path(run_dir) / SUMMARY, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+        write_atomically(Path(run_dir) / REPORT, page.encode())
+    except OSError as error:
+        raise RingsideError(f"{run_dir} cannot be written: {error.strerror or error}") from error
+    return summary
+
+
+def _loss_anew(table: Table) -> dict[str, Any]:
+    loss = _loss(table)
+    return {"loss": loss} if loss else {}
+
+
+def _verdicts(events: Sequence[Event], table: Table) -> list[Verdict]:
+    """The verdicts of the events, each in its last version, or the detector's where the run was cut before any."""
+    recorded: dict[tuple[tuple[int, ...], int], Verdict] = {}
+    for event in events:
+        if event["kind"] in ("verdict", "repaired") and (verdict := _read_verdict(event.get("verdict"))) is not None:
+            recorded[tuple(verdict.ranks), verdict.detected_step] = verdict
+    ended = any(event["kind"] == "ended" for event in events)
+    verdicts = list(recorded.values())
+    if not verdicts and not ended and len(table):
+        verdicts = [_in_steps(verdict, table) for verdict in detect(table["own_seconds"], table["samples"])]
+    return _with_cost_together([review(verdict, table) for verdict in verdicts], table)
+
+
+def _with_cost_together(verdicts: list[Verdict], table: Table) -> list[Verdict]:
+    if len({verdict.ranks[0] for verdict in verdicts if verdict.kind in JUDGED_KINDS and verdict.ranks}) < 2:
+        return verdicts
+    together = cost_together(verdicts, table)
+    return [
+        msgspec.structs.replace(verdict, evidence={**verdict.evidence, "cost_together_rank_seconds": together})
+        if verdict.kind in JUDGED_KINDS
+        else verdict
+        for verdict in verdicts
+    ]
+
+
+def _read_verdict(content: object) -> Verdict | None:
+    try:
+        return msgspec.convert(content, Verdict)
+    except (msgspec.ValidationError, ValueError):
+        return None
+
+
+def _in_steps(verdict: Verdict, table: Table) -> Verdict:
+    """Turn row numbers of a table into training steps."""
+    last = len(table) - 1
+    evidence = dict(verdict.evidence)
+    if "until_step" in evidence:
+        evidence["until_step"] = int(table.steps[min(int(evidence["until_step"]), last)])
+    since, detected = (int(table.steps[min(row, last)]) for row in (verdict.since_step, verdict.detected_step))
+    return msgspec.structs.replace(verdict, since_step=since, detected_step=detected, evidence=evidence)
+
+
+def review(verdict: Verdict, table: Table) -> Verdict:
+    """Return a verdict on a rank's own time judged, explained and priced again on all records of its episode.
+
+    Verdicts of other kinds, and on ranks without records, come back as they are.
+    """
+    if verdict.kind not in JUDGED_KINDS or len(verdict.ranks) != 1 or not 0 <= verdict.ranks[0] < table.ranks:
+        return verdict
+    until = verdict.evidence.get("until_step")
+    episode = table.between(verdict.since_step, None if until is None else int(until))
+    if not np.isfinite(episode["own_seconds"][:, verdict.ranks[0]]).any():
+        return verdict
+    again = rejudge(verdict, episode["own_seconds"], episode["samples"])
+    again = msgspec.structs.replace(again, cost_rank_seconds=again.cost_rank_seconds * table.stride)
+    return explain(again, episode, table.before(verdict.since_step))
+
+
+def cost_together(verdicts: Sequence[Verdict], table: Table) -> float:
+    """Return what all slow ranks of a run cost together, in rank-seconds, over the steps since the first began.
+
+    Each verdict's own price repairs that rank alone: of two equally slow ranks neither alone is worth much.
+    """
+    slow = [verdict for verdict in verdicts if verdict.kind in JUDGED_KINDS and verdict.ranks]
+    if not slow:
+        return 0.0
+    culprits = sorted({verdict.ranks[0] for verdict in slow})
+    since = table.between(min(verdict.since_step for verdict in slow))
+    return cost_rank_seconds(since["own_seconds"], culprits) * table.stride
+
+
+def _steps(table: Table) -> int:
+    return 0 if not len(table) else int((table.steps[-1] - table.steps[0]) // table.stride + 1) * table.stride
+
+
+def _job(table: Table) -> Floats:
+    """Duration of each step of the job: the median over ranks (in synchronous training they agree)."""
+    return row_medians(table["step_seconds"])
+
+
+def _ranks(run_info: RunInfo, table: Table) -> list[dict[str, Any]]:
+    own = [_middle_or_nan(table["own_seconds"][:, rank]) for rank in range(table.ranks)]
+    waits = fill_waits(table)
+    return [
+        {
+            "rank": rank,
+            "host": run_info.hosts[rank] if rank < len(run_info.hosts) else "",
+            "own_seconds_median": own[rank],
+            "wait_seconds_median": _middle_or_nan(waits[:, rank]),
+            "excess_ratio": _excess(own, rank),
+        }
+        for rank in range(table.ranks)
+    ]
+
+
+def _excess(own: Sequence[float], rank: int) -> float:
+    others = middle(np.array([seconds for other, seconds in enumerate(own) if other != rank]))
+    return own[rank] / others - 1.0 if others > 0 else math.nan
+
+
+def _sync(run_info: RunInfo, table: Table) -> dict[str, Any]:
+    return {
+        "engine": run_info.engine,
+        "algorithm": run_info.algorithm,
+        "payload_bytes_per_step": round(middle(table["payload_bytes"])),
+        "exposed_seconds_per_step": middle(table["exposed_seconds"]),
+        "total_seconds_per_step": middle(table["sync_seconds"]),
+    }
+
+
+def _overhead(table: Table) -> dict[str, float]:
+    seconds, step = middle(table["overhead_seconds"]), middle(table["step_seconds"])
+    return {"seconds_per_step": seconds, "ratio": seconds / step if step > 0 else 0.0}
+
+
+def _loss(table: Table) -> dict[str, float] | None:
+    """Mean loss of the first and the last few steps; None where the script gave none."""
+    losses = table["loss"]
+    known = np.flatnonzero(np.isfinite(losses).any(axis=1))
+    if not known.size:
+        return None
+    few = min(LOSS_STEPS, max(len(known) // 2, 1))
+    return {"first": float(np.nanmean(losses[known[:few]])), "last": float(np.nanmean(losses[known[-few:]]))}
+
+
+def _middle_or_nan(values: Floats) -> float:
+    return middle(values) if np.isfinite(values).any() else math.nan
+
+
+def _quantile(values: Floats, q: float) -> float:
+    known = values[np.isfinite(values)]
+    return float(np.quantile(known, q)) if known.size else 0.0

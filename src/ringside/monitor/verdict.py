@@ -1,0 +1,83 @@
+"""A verdict: who holds the job up, since when, why, what it costs and what to do about it."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+KINDS = (
+    "slow_rank",
+    "slow_link",
+    "input_bound",
+    "uneven_work",
+    "communication_bound",
+    "small_collectives",
+    "hang",
+    "mismatch",
+    "dead_rank",
+    "diverged",
+    "broken_ring",
+)
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """One finding about a run; its fields are those of `summary.json`'s `verdicts`.
+
+    Args:
+        kind: One of `KINDS`.
+        ranks: The culprits, ascending; for a link `[src, dst]`.
+        since_step: Estimated first step of the episode.
+        detected_step: Step at whose end the verdict was reached.
+        excess_ratio: How much longer the culprit's own time is than the others' (0.12 means 12 %).
+        cause: Probable cause, in plain words.
+        evidence: Numbers and short strings that carry the verdict; durations in seconds.
+        cost_rank_seconds: Rank-seconds the whole job lost so far (see `ringside.monitor.price`).
+        advice: What to do next, in plain words.
+    """
+
+    kind: str
+    ranks: list[int]
+    since_step: int
+    detected_step: int
+    excess_ratio: float
+    cause: str = ""
+    evidence: dict[str, float | int | str] = {}
+    cost_rank_seconds: float = 0.0
+    advice: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"no verdict is of the kind {self.kind!r}; the kinds are {', '.join(KINDS)}")
+
+
+def headline(verdict: Verdict) -> str:
+    """Return the verdict as one plain sentence without a full stop, e.g. `rank 3 is 12 % slower than the others`."""
+    who = name_ranks(verdict.ranks)
+    by = percent(verdict.excess_ratio)
+    sentences = {
+        "slow_rank": f"{who} is {by} slower than the others",
+        "uneven_work": f"{who} gets more work than the others and needs {by} longer",
+        "input_bound": f"{who} waits for its input and needs {by} longer than the others",
+        "slow_link": f"the link {' → '.join(map(str, verdict.ranks))} is slow",
+        "dead_rank": f"{who} died",
+        "hang": f"{who} did not arrive: the job hangs",
+    }
+    return sentences.get(verdict.kind, f"{who}: {verdict.kind.replace('_', ' ')}")
+
+
+def name_ranks(ranks: list[int]) -> str:
+    """Return `rank 3` or `ranks 3, 5 and 7`; `the job` where there is no rank to name."""
+    if not ranks:
+        return "the job"
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def percent(ratio: float) -> str:
+    """Return a ratio as a percentage with as many digits as mean something: `12 %`, `3.4 %`."""
+    if not math.isfinite(ratio):
+        return "an unknown amount"
+    value = 100 * ratio
+    return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:.0f} %"

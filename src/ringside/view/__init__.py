@@ -1,0 +1,1 @@
+"""Views: they only read records and schedules, and never change a run."""

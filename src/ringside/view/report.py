@@ -1,0 +1,223 @@
+"""A run's report: one HTML file that needs nothing else, the verdict first."""
+
+from __future__ import annotations
+
+import html
+import time
+from collections.abc import Iterable
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from ringside.monitor.excess import Floats
+from ringside.monitor.records import RunInfo, StepRecord
+from ringside.monitor.table import Table, fill_waits, tabulate
+from ringside.monitor.verdict import name_ranks
+from ringside.view.report_charts import Mark, Series, chart
+from ringside.view.report_ring import ring, waits_for
+from ringside.view.report_words import Told, all_is_well, digits, duration, ratio, share, size, tell
+
+SINGLE_LINES = 8
+"""Up to so many ranks each have a line of their own; more are a band with its median, and the culprits."""
+
+
+def render_report(summary: dict[str, Any], run_info: RunInfo, records: Iterable[StepRecord] | Table) -> str:
+    """Return the report as one self-contained HTML page.
+
+    Args:
+        summary: The content of `summary.json`.
+        run_info: The content of `run.json`.
+        records: All step records, in any order, or a table of them.
+    """
+    table = records if isinstance(records, Table) else tabulate(records, run_info.world_size)
+    verdicts = [tell(verdict, summary) for verdict in summary["verdicts"]]
+    culprits = {rank for told in verdicts for rank in told.verdict.ranks if 0 <= rank < table.ranks}
+    matrix = waits_for(*_ring_steps(table, verdicts))
+    body = [
+        _header(run_info, summary),
+        _verdicts(verdicts, summary),
+        _figures(summary),
+        f'<section aria-label="Over time">{_charts(table, verdicts, culprits)}</section>' if len(table) else "",
+        f'<section aria-label="Ranks">{ring(matrix, culprits)}{_rank_table(summary, culprits)}</section>',
+        _details(summary, run_info),
+    ]
+    title = html.escape(f"{run_info.name} · Ringside")
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark"><title>{title}</title><style>{_asset("report.css")}</style></head>
+<body><main>{"".join(body)}</main><script>{_asset("report.js")}</script></body></html>
+"""
+
+
+def _asset(name: str) -> str:
+    return resources.files("ringside.view").joinpath(name).read_text(encoding="utf-8")
+
+
+def _header(info: RunInfo, summary: dict[str, Any]) -> str:
+    hosts = len(set(info.hosts)) or 1
+    where = f"{info.world_size} rank{_s(info.world_size)} on {hosts} host{_s(hosts)}"
+    started = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(info.started_unix))
+    return f"""<header><p class="brand">Ringside</p><p class="run">{html.escape(info.name)}</p>
+<p class="meta">{started} · {where} · {html.escape(info.engine)}
+ · {summary["steps"]} step{_s(summary["steps"])}</p></header>"""
+
+
+def _verdicts(verdicts: list[Told], summary: dict[str, Any]) -> str:
+    if not summary["steps"]:
+        text = "<h1>No step was recorded.</h1><p>The run ended before its first step did.</p>"
+        return f'<section class="verdict" aria-label="Verdict">{text}</section>'
+    if not verdicts:
+        return f"""<section class="verdict well" aria-label="Verdict"><p class="sign"><span aria-hidden="true">✓</span>
+verdict</p><h1>No rank held this job up.</h1><p>{html.escape(all_is_well(summary))}</p></section>"""
+    return "".join(_verdict(told, first=index == 0) for index, told in enumerate(verdicts)) + _revealed(summary)
+
+
+def _verdict(told: Told, *, first: bool) -> str:
+    level = "h1" if first else "h2"
+    parts = (("Why", told.why), ("Price", told.price), ("Next", told.next))
+    rows = "".join(f"<dt>{name}</dt><dd>{html.escape(text)}</dd>" for name, text in parts if text)
+    kind = html.escape(told.verdict.kind.replace("_", " "))
+    return f"""<section class="verdict bad" aria-label="Verdict"><p class="sign"><span aria-hidden="true">!</span>
+verdict · {kind}</p><{level}>{html.escape(told.headline)}</{level}><p class="when">{html.escape(told.when)}</p>
+<dl>{rows}</dl></section>"""
+
+
+def _revealed(summary: dict[str, Any]) -> str:
+    """What the demo had injected, which the detector never saw."""
+    injected = summary.get("injected")
+    if not injected:
+        return ""
+    who, factor = name_ranks(list(injected.get("ranks") or [])), injected.get("factor")
+    how = f", {ratio(factor)} its time" if isinstance(factor, int | float) else ""
+    what, step = injected.get("kind"), injected.get("from_step")
+    text = f"What had been injected, unknown to the detector: {what}, {who}{how}, from step {step}."
+    return f'<p class="revealed">{html.escape(text)}</p>'
+
+
+def _figures(summary: dict[str, Any]) -> str:
+    step, sync = summary["step_seconds"], summary["sync"]
+    loss, comparison = summary.get("loss") or {}, summary.get("comparison") or {}
+    median = step["median"] or 0.0
+    exposed = sync["exposed_seconds_per_step"] or 0.0
+    tiles = [
+        ("step time", duration(median), f"95th percentile {duration(step['p95'])}"),
+        ("exposed sync", duration(exposed), f"{share(exposed / median)[1:]} of a step" if median else ""),
+        ("own overhead", duration(summary["overhead"]["seconds_per_step"]), _plain(summary["overhead"]["ratio"])),
+    ]
+    if loss.get("last") is not None and loss.get("first") is not None:
+        tiles.append(("loss", digits(loss["last"]), f"from {digits(loss['first'])}"))
+    if comparison.get("step_ratio") is not None:
+        peer = str(comparison.get("peer", "the peer"))
+        tiles.append((f"against {peer}", ratio(comparison["step_ratio"]), f"{peer}'s step time over ours"))
+    cells = "".join(
+        f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}<small>{html.escape(more)}</small></dd></div>"
+        for name, value, more in tiles
+    )
+    return f'<dl class="tiles">{cells}</dl>'
+
+
+def _plain(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.2f} % of a step"
+
+
+def _charts(table: Table, verdicts: list[Told], culprits: set[int]) -> str:
+    marks = [_mark(told) for told in verdicts]
+    steps = [int(step) for step in table.steps]
+    own = _lines(table["own_seconds"], culprits)
+    wait = _lines(fill_waits(table), culprits)
+    charts = [chart("own", "Own time per rank: work from one synchronisation to the next", steps, own, marks=marks)]
+    charts.append(chart("wait", "Wait per rank: the culprit is the one that waits least", steps, wait, marks=marks))
+    losses = table["loss"]
+    if np.isfinite(losses).any():
+        mean = np.array([np.nan if np.isnan(row).all() else np.nanmean(row) for row in losses])
+        line = Series(name="mean over ranks", values=mean, style="s0")
+        charts.insert(0, chart("loss", "Loss", steps, [line], text=digits, from_zero=False))
+    return "".join(charts)
+
+
+def _mark(told: Told) -> Mark:
+    until = told.verdict.evidence.get("until_step")
+    who = name_ranks(told.verdict.ranks)
+    label = f"{who}, from step {told.verdict.since_step}"
+    return Mark(since=told.verdict.since_step, until=None if until is None else int(until), label=label)
+
+
+def _lines(values: Floats, culprits: set[int]) -> list[Series]:
+    """One line per rank, or a band for the many; the culprits last, on top."""
+    ranks = values.shape[1]
+    named = [rank for rank in range(ranks) if rank in culprits]
+    others = [rank for rank in range(ranks) if rank not in culprits]
+    if ranks <= SINGLE_LINES:
+        lines = [Series(name=f"rank {rank}", values=values[:, rank], style=f"s{rank}") for rank in others]
+    else:
+        lines = [_crowd(values[:, others], len(others))]
+    return [
+        *lines,
+        *(Series(name=f"rank {rank} (verdict)", values=values[:, rank], style="culprit") for rank in named[:6]),
+    ]
+
+
+def _crowd(values: Floats, count: int) -> Series:
+    low, middle, high = (_quantiles(values, q) for q in (0.05, 0.5, 0.95))
+    return Series(name=f"{count} other ranks: median, 5–95 %", values=middle, style="crowd", low=low, high=high)
+
+
+def _quantiles(values: Floats, q: float) -> Floats:
+    known = ~np.isnan(values).all(axis=1)
+    result = np.full(len(values), np.nan)
+    result[known] = np.nanquantile(values[known], q, axis=1)
+    return result
+
+
+def _ring_steps(table: Table, verdicts: list[Told]) -> tuple[Floats, Floats]:
+    """The steps the picture of the ring is about: those of the first verdict, or the whole run."""
+    if verdicts and len(table):
+        until = verdicts[0].verdict.evidence.get("until_step")
+        table = table.between(verdicts[0].verdict.since_step, None if until is None else int(until))
+    return table["own_seconds"], fill_waits(table)
+
+
+def _rank_table(summary: dict[str, Any], culprits: set[int]) -> str:
+    rows = "".join(_rank_row(rank, rank["rank"] in culprits) for rank in summary["ranks"])
+    return f"""<figure class="wide"><figcaption>Every rank (medians over the run)</figcaption><div class="scroll">
+<table><thead><tr><th scope="col">rank</th><th scope="col">host</th><th scope="col">own</th><th scope="col">wait</th>
+<th scope="col">excess</th></tr></thead><tbody>{rows}</tbody></table></div></figure>"""
+
+
+def _rank_row(rank: dict[str, Any], culprit: bool) -> str:
+    cells = (duration(rank["own_seconds_median"]), duration(rank["wait_seconds_median"]), share(rank["excess_ratio"]))
+    mark = ' class="culprit"' if culprit else ""
+    badge = ' <span class="badge">verdict</span>' if culprit else ""
+    return (
+        f'<tr{mark}><th scope="row">{rank["rank"]}{badge}</th><td class="text">{html.escape(str(rank["host"]))}</td>'
+        + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+        + "</tr>"
+    )
+
+
+def _details(summary: dict[str, Any], info: RunInfo) -> str:
+    sync, comparison = summary["sync"], summary.get("comparison") or {}
+    carried = sync["engine"] + (f", {sync['algorithm']}" if sync["algorithm"] else "")
+    rows = [
+        ("gradients carried by", carried),
+        ("payload per step", size(sync["payload_bytes_per_step"])),
+        ("sync per step, overlapped or not", duration(sync["total_seconds_per_step"])),
+        ("of it exposed", duration(sync["exposed_seconds_per_step"])),
+        *((f"comparison: {key.replace('_', ' ')}", _figure(value)) for key, value in comparison.items()),
+        ("command", " ".join(info.command)),
+        ("versions", ", ".join(f"{name} {version}" for name, version in info.versions.items())),
+    ]
+    cells = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>" for name, value in rows if value)
+    return f"""<section class="details" aria-label="Details"><h2>Figures</h2><dl>{cells}</dl></section>
+<footer>Own time is a rank's work from the end of one synchronisation to its arrival at the next. The price replays the
+recorded own times with the culprit repaired: ranks × (slowest of all − slowest with it repaired), summed over
+steps.</footer>"""
+
+
+def _figure(value: object) -> str:
+    return digits(value) if isinstance(value, float) else str(value)
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"

@@ -1,0 +1,122 @@
+"""The report's picture of the ring: who waited for whom."""
+
+from __future__ import annotations
+
+import html
+import math
+
+import numpy as np
+
+from ringside.monitor.excess import Floats, usable
+from ringside.view.report_words import duration
+
+MOST_ARROWS = 24
+MOST_NAMES = 32
+RADIUS = 150.0
+CENTRE = 210.0
+
+
+def waits_for(own: Floats, waits: Floats) -> Floats:
+    """Return the mean seconds per step that one rank waited for another, float64 [waiting, awaited].
+
+    Everybody waits for whoever arrives last, which is the rank with the longest own time of that step.
+
+    Args:
+        own: Own times in seconds, [steps, ranks]; NaN = missing.
+        waits: Waiting times in seconds, [steps, ranks]; NaN = missing.
+    """
+    own, waits = usable(own), np.where(np.isfinite(waits) & (waits > 0), waits, 0.0)
+    ranks = own.shape[1]
+    matrix = np.zeros((ranks, ranks))
+    known = ~np.isnan(own).all(axis=1)
+    if not known.any():
+        return matrix
+    last = np.argmax(np.where(np.isnan(own), -np.inf, own), axis=1)
+    for rank in range(ranks):
+        matrix[:, rank] = waits[known & (last == rank)].sum(axis=0)
+    np.fill_diagonal(matrix, 0.0)
+    matrix /= known.sum()
+    return matrix
+
+
+def ring(matrix: Floats, culprits: set[int]) -> str:
+    """Return a `<figure>`: ranks on a ring, arrows from who waited to whom they waited for.
+
+    Args:
+        matrix: Seconds per step, [waiting, awaited].
+        culprits: Ranks named by a verdict; marked by a double outline and the word, not by colour alone.
+    """
+    ranks = len(matrix)
+    arrows = _largest(matrix)
+    most = max((seconds for _, _, seconds in arrows), default=0.0)
+    lines = "".join(_arrow(*arrow, ranks, most, arrow[1] in culprits) for arrow in reversed(arrows))
+    nodes = "".join(_node(rank, ranks, rank in culprits) for rank in range(ranks))
+    said = "; ".join(f"rank {a} waited {duration(s)} per step for rank {b}" for a, b, s in arrows[:8])
+    items = "".join(_item(*arrow, awaited_is_culprit=arrow[1] in culprits) for arrow in arrows[:6])
+    return f"""<figure class="ring"><figcaption>Who waited for whom</figcaption><div class="ringbox">
+<svg viewBox="0 0 420 420" role="img" aria-label="{html.escape(said or "nobody waited for anybody")}">
+<defs><marker id="tip" viewBox="0 0 8 8" refX="6.5" refY="4" markerUnits="userSpaceOnUse" markerWidth="13"
+ markerHeight="13" orient="auto"><path d="M0 .6 7.4 4 0 7.4z" class="head"/></marker><marker id="tipc"
+ viewBox="0 0 8 8" refX="6.5" refY="4" markerUnits="userSpaceOnUse" markerWidth="16" markerHeight="16"
+ orient="auto"><path d="M0 .6 7.4 4 0 7.4z" class="head culprit"/></marker></defs>
+<circle class="track" cx="{CENTRE}" cy="{CENTRE}" r="{RADIUS}"/>{lines}{nodes}</svg>
+<div><p class="note">An arrow points from a rank that waited to the rank it waited for; its width is the time per
+step.</p><ol class="waits">{items or "<li>Nobody waited.</li>"}</ol></div></div></figure>"""
+
+
+def _largest(matrix: Floats) -> list[tuple[int, int, float]]:
+    """The arrows worth drawing, longest wait first: those of at least 2 % of the longest."""
+    order = np.argsort(matrix, axis=None)[::-1][:MOST_ARROWS]
+    most = float(matrix.max(initial=0.0))
+    pairs = [divmod(int(index), len(matrix)) for index in order]
+    return [(a, b, float(matrix[a, b])) for a, b in pairs if matrix[a, b] > 0.02 * most]
+
+
+def _item(waiting: int, awaited: int, seconds: float, *, awaited_is_culprit: bool) -> str:
+    mark = ' class="culprit"' if awaited_is_culprit else ""
+    return f"<li{mark}><b>{waiting} → {awaited}</b> {html.escape(duration(seconds))} per step</li>"
+
+
+def _arrow(waiting: int, awaited: int, seconds: float, ranks: int, most: float, culprit: bool) -> str:
+    """A curve between two nodes, bent towards the centre, that ends at the outline of the awaited one."""
+    (x0, y0), (x1, y1) = _place(waiting, ranks), _place(awaited, ranks)
+    bend = 0.30 if ranks > 2 else 0.0
+    mx, my = (x0 + x1) / 2, (y0 + y1) / 2
+    offset = 26.0 if waiting < awaited or ranks > 2 else -26.0
+    length = math.hypot(x1 - x0, y1 - y0) or 1.0
+    nx, ny = (y1 - y0) / length, (x0 - x1) / length
+    cx, cy = mx + bend * (CENTRE - mx) + offset * nx, my + bend * (CENTRE - my) + offset * ny
+    ax, ay = _towards(x0, y0, cx, cy, _size(ranks) + 3)
+    bx, by = _towards(x1, y1, cx, cy, _size(ranks) + (9 if culprit else 5))
+    width = 1.0 + 7.0 * seconds / most
+    kind, tip = ("wait culprit", "tipc") if culprit else ("wait", "tip")
+    label = html.escape(f"rank {waiting} waited {duration(seconds)} per step for rank {awaited}")
+    return (
+        f'<path class="{kind}" d="M{ax:.1f} {ay:.1f}Q{cx:.1f} {cy:.1f} {bx:.1f} {by:.1f}"'
+        f' stroke-width="{width:.1f}" marker-end="url(#{tip})"><title>{label}</title></path>'
+    )
+
+
+def _node(rank: int, ranks: int, culprit: bool) -> str:
+    (x, y), size = _place(rank, ranks), _size(ranks)
+    outline = f'<circle class="halo" cx="{x:.1f}" cy="{y:.1f}" r="{size + 5:.1f}"/>' if culprit else ""
+    name = f'<text x="{x:.1f}" y="{y:.1f}">{rank}</text>' if ranks <= MOST_NAMES else ""
+    lx, ly = _towards(x, y, CENTRE, CENTRE, -(size + 20))
+    label = "slow" if name else f"rank {rank}"
+    word = f'<text class="word" x="{lx:.1f}" y="{ly:.1f}">{label}</text>' if culprit else ""
+    kind = "node culprit" if culprit else "node"
+    return f'{outline}<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="{size:.1f}"/>{name}{word}'
+
+
+def _place(rank: int, ranks: int) -> tuple[float, float]:
+    angle = 2 * math.pi * rank / max(ranks, 1) - math.pi / 2
+    return CENTRE + RADIUS * math.cos(angle), CENTRE + RADIUS * math.sin(angle)
+
+
+def _size(ranks: int) -> float:
+    return min(22.0, 0.42 * 2 * math.pi * RADIUS / max(ranks, 1))
+
+
+def _towards(x: float, y: float, to_x: float, to_y: float, distance: float) -> tuple[float, float]:
+    length = math.hypot(to_x - x, to_y - y) or 1.0
+    return x + (to_x - x) * distance / length, y + (to_y - y) * distance / length

@@ -1,0 +1,152 @@
+"""Numbers and verdicts in plain words, for the report and the terminal."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from ringside.monitor.verdict import Verdict, headline, percent
+
+UNKNOWN = "–"
+_BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+_SECONDS = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+_RANK_TIMES = ((86_400.0, "rank-days"), (3_600.0, "rank-hours"), (0.0, "rank-seconds"))
+
+
+def duration(seconds: float | None) -> str:
+    """Return seconds in the unit that reads best: `12.3 ms`, `1.20 s`, `3.5 h`; a dash where they are not known."""
+    if seconds is None or not math.isfinite(seconds):
+        return UNKNOWN
+    if seconds == 0:
+        return "0 s"
+    for scale, unit in _SECONDS:
+        if abs(seconds) >= scale:
+            return f"{digits(seconds / scale)} {unit}"
+    return f"{digits(seconds / 1e-9)} ns"
+
+
+def rank_time(rank_seconds: float) -> str:
+    """Return rank-seconds in the unit that reads best: `41 rank-seconds`, `10.2 rank-days`."""
+    for scale, unit in _RANK_TIMES:
+        if rank_seconds >= scale:
+            return f"{digits(rank_seconds / (scale or 1.0))} {unit}"
+    return f"{digits(rank_seconds)} rank-seconds"
+
+
+def size(count: float | None) -> str:
+    """Return bytes in the unit that reads best, powers of ten: `3.46 MB`."""
+    if count is None or not math.isfinite(count):
+        return UNKNOWN
+    for scale, unit in _BYTES:
+        if count >= scale:
+            return f"{digits(count / scale)} {unit}"
+    return "0 B"
+
+
+def ratio(value: float | None) -> str:
+    """Return a ratio as a factor: `1.42 ×`."""
+    return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.2f} ×"
+
+
+def share(value: float | None) -> str:
+    """Return a ratio as a percentage with a sign: `+12 %`; a dash where it is not known."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    return f"{value:+.1%}".replace("%", " %").replace("-", "−")
+
+
+def digits(value: float) -> str:
+    """Return a number with three significant digits and no exponent."""
+    magnitude = math.floor(math.log10(abs(value))) if value else 0
+    return f"{value:.{min(max(2 - magnitude, 0), 3)}f}"
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """One verdict in words.
+
+    Args:
+        verdict: What is told.
+        headline: Who and what, one sentence.
+        when: Since when, and when it was noticed.
+        why: The probable cause with numbers.
+        price: What it cost the job.
+        next: What to do.
+    """
+
+    verdict: Verdict
+    headline: str
+    when: str
+    why: str
+    price: str
+    next: str
+
+
+def tell(content: dict[str, Any], summary: dict[str, Any]) -> Told:
+    """Return one of a summary's verdicts in words.
+
+    Args:
+        content: An entry of the summary's `verdicts`.
+        summary: The summary.
+    """
+    lenient = {key: math.nan if value is None else value for key, value in content.items()}
+    evidence = {key: value for key, value in (content.get("evidence") or {}).items() if value is not None}
+    verdict = msgspec.convert({**lenient, "evidence": evidence}, Verdict)
+    return Told(
+        verdict=verdict,
+        headline=_capital(_was(verdict, headline(verdict))) + ".",
+        when=_when(verdict),
+        why=_why(verdict),
+        price=_price(verdict, summary),
+        next=_sentence(verdict.advice),
+    )
+
+
+def all_is_well(summary: dict[str, Any]) -> str:
+    """Return one sentence with the numbers that say that no rank held the job up."""
+    known = [rank["excess_ratio"] for rank in summary["ranks"] if rank["excess_ratio"] is not None]
+    if len(known) < 2:
+        return "There is nobody to wait for: one rank is all there is."
+    return f"The slowest rank's own time is {share(max(known))} of the others' median over {summary['steps']} steps."
+
+
+def _was(verdict: Verdict, sentence: str) -> str:
+    """An episode that is over is told in the past."""
+    if "until_step" not in verdict.evidence:
+        return sentence
+    for now, then in ((" is ", " was "), (" gets ", " got "), (" needs ", " needed "), (" waits ", " waited ")):
+        sentence = sentence.replace(now, then)
+    return sentence
+
+
+def _when(verdict: Verdict) -> str:
+    until = verdict.evidence.get("until_step")
+    since = f"Since step {verdict.since_step}" if until is None else f"From step {verdict.since_step} to step {until}"
+    return f"{since}; noticed at step {verdict.detected_step}."
+
+
+def _why(verdict: Verdict) -> str:
+    own, others = (verdict.evidence.get(name) for name in ("own_seconds", "others_own_seconds"))
+    cause = _sentence(verdict.cause)
+    if not (isinstance(own, float | int) and isinstance(others, float | int)):
+        return cause
+    return f"Its own work takes {duration(own)} per step, the others' {duration(others)}. {cause}".strip()
+
+
+def _price(verdict: Verdict, summary: dict[str, Any]) -> str:
+    cost, ranks = verdict.cost_rank_seconds, max(summary["world_size"], 1)
+    if not math.isfinite(cost) or cost <= 0:
+        return "Nothing that could be measured."
+    until = verdict.evidence.get("until_step", verdict.since_step + int(verdict.evidence.get("steps", 0)))
+    elapsed = (int(until) - verdict.since_step) * (summary["step_seconds"]["median"] or 0.0)
+    of_time = f", {percent(cost / ranks / elapsed)} of the time since then" if elapsed > cost / ranks else ""
+    return f"{rank_time(cost)}: all {ranks} ranks lost {duration(cost / ranks)} each{of_time}."
+
+
+def _sentence(text: str) -> str:
+    return "" if not text else _capital(text) + ("" if text.endswith(".") else ".")
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
