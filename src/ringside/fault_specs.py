@@ -1,0 +1,146 @@
+"""The faults there are, and how they are asked for in words: `slow:rank=1,factor=1.3,from_step=40`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar, get_type_hints
+
+from ringside.errors import UsageError
+
+MOST_FACTOR = 1000.0
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A rank whose forward and backward passes do more work than the others'.
+
+    Args:
+        rank: Who.
+        factor: How many times as long the passes take, more than 1.
+        from_step: First training step of it.
+    """
+
+    kind: ClassVar[str] = "slow"
+    example: ClassVar[str] = "slow:rank=1,factor=1.3,from_step=40"
+    rank: int
+    factor: float = 1.3
+    from_step: int = 0
+
+    def __str__(self) -> str:
+        return f"slow:rank={self.rank},factor={self.factor!r},from_step={self.from_step}"
+
+    def words(self) -> str:
+        """Say it as a sentence."""
+        return f"rank {self.rank} was made {100 * (self.factor - 1):.0f} % slower from step {self.from_step} on"
+
+
+@dataclass(frozen=True)
+class Pause:
+    """A rank that stands still once, in its forward pass.
+
+    Args:
+        rank: Who.
+        at_step: In which training step.
+        seconds: How long.
+    """
+
+    kind: ClassVar[str] = "pause"
+    example: ClassVar[str] = "pause:rank=1,at_step=60,seconds=3"
+    rank: int
+    at_step: int
+    seconds: float = 3.0
+
+    def __str__(self) -> str:
+        return f"pause:rank={self.rank},at_step={self.at_step},seconds={self.seconds!r}"
+
+    def words(self) -> str:
+        """Say it as a sentence."""
+        return f"rank {self.rank} stood still for {self.seconds:g} s in step {self.at_step}"
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A rank that is gone from one moment to the next, in its backward pass (SIGKILL).
+
+    Args:
+        rank: Who.
+        at_step: In which training step.
+    """
+
+    kind: ClassVar[str] = "kill"
+    example: ClassVar[str] = "kill:rank=1,at_step=60"
+    rank: int
+    at_step: int
+
+    def __str__(self) -> str:
+        return f"kill:rank={self.rank},at_step={self.at_step}"
+
+    def words(self) -> str:
+        """Say it as a sentence."""
+        return f"rank {self.rank} was killed in step {self.at_step}"
+
+
+Fault = Slow | Pause | Kill
+KINDS: Mapping[str, type[Fault]] = {kind.kind: kind for kind in (Slow, Pause, Kill)}
+
+
+def parse_fault(spec: str, ranks: int | None = None) -> Fault | None:
+    """Return the fault that `spec` describes; None for `none`.
+
+    Args:
+        spec: Such as `slow:rank=1,factor=1.3,from_step=40`.
+        ranks: Size of the world, where it is known; the fault's rank must be inside.
+
+    Raises:
+        UsageError: There is no such fault, or it cannot be; the message lists what exists.
+    """
+    name, _, rest = spec.strip().partition(":")
+    if name == "none" and not rest:
+        return None
+    if name not in KINDS:
+        raise _refused(spec, f"there is no fault {name!r}")
+    fault = KINDS[name](**_values(spec, KINDS[name], rest))
+    _check(spec, fault, ranks)
+    return fault
+
+
+def _values(spec: str, kind: type[Fault], text: str) -> dict[str, Any]:
+    types = {name: hint for name, hint in get_type_hints(kind).items() if hint in (int, float)}
+    values: dict[str, Any] = {}
+    for part in filter(None, text.split(",")):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if key not in types or not equals:
+            raise _refused(spec, f"{kind.kind} takes {', '.join(f'{name}=' for name in types)} not {part!r}")
+        if key in values:
+            raise _refused(spec, f"{key} is given twice")
+        values[key] = _number(spec, key, value, types[key])
+    missing = [field.name for field in fields(kind) if field.default is MISSING and field.name not in values]
+    if missing:
+        raise _refused(spec, f"{kind.kind} needs {' and '.join(f'{name}=' for name in missing)}")
+    return values
+
+
+def _number(spec: str, key: str, text: str, kind: type[int] | type[float]) -> float:
+    try:
+        value = kind(text)
+    except ValueError:
+        raise _refused(spec, f"{key}={text!r} is no {'whole ' if kind is int else ''}number") from None
+    if value < 0 or not math.isfinite(value):
+        raise _refused(spec, f"{key}={text} cannot be")
+    return value
+
+
+def _check(spec: str, fault: Fault, ranks: int | None) -> None:
+    if ranks is not None and fault.rank >= ranks:
+        raise _refused(spec, f"there is no rank {fault.rank} among {ranks} ranks (0 to {ranks - 1})")
+    if isinstance(fault, Slow) and not 1 < fault.factor <= MOST_FACTOR:
+        raise _refused(spec, f"a factor is more than 1 and at most {MOST_FACTOR:g}, not {fault.factor:g}")
+    if isinstance(fault, Pause) and fault.seconds <= 0:
+        raise _refused(spec, "a pause takes more than 0 seconds")
+
+
+def _refused(spec: str, why: str) -> UsageError:
+    examples = ", ".join(f'"{kind.example}"' for kind in KINDS.values())
+    return UsageError(f"cannot inject {spec!r}: {why}. What exists: {examples}, none")

@@ -1,0 +1,251 @@
+import math
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringside.errors import UsageError
+from ringside.faults import Kill, Pause, Slow, inject, parse_fault, work
+
+torch = pytest.importorskip("torch")
+
+RANKS = st.integers(0, 10_000)
+STEPS = st.integers(0, 10**9)
+FACTORS = st.floats(1.0, 1000.0, exclude_min=True)
+SECONDS = st.floats(0.0, 1e6, exclude_min=True)
+FAULTS = st.one_of(
+    st.builds(Slow, RANKS, FACTORS, STEPS), st.builds(Pause, RANKS, STEPS, SECONDS), st.builds(Kill, RANKS, STEPS)
+)
+
+
+class Clock:
+    """Time that passes only when somebody works."""
+
+    def __init__(self):
+        self.now = 100.0
+        self.burnt = []
+
+    def __call__(self):
+        return self.now
+
+    def burn(self, seconds):
+        self.burnt.append(seconds)
+        self.now += seconds
+        return seconds
+
+
+class Timed(torch.nn.Module):
+    """A layer whose forward and backward take known times on a `Clock`."""
+
+    def __init__(self, clock, forward, backward):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+        self.clock, self.seconds, self.back = clock, forward, backward
+
+    def forward(self, x):
+        self.clock.now += self.seconds
+        y = x * self.weight
+        if y.requires_grad:
+            y.register_hook(self.went_back)
+        return y
+
+    def went_back(self, gradient):
+        self.clock.now += self.back
+
+
+class Model(torch.nn.Module):
+    def __init__(self, clock, forward=2.0, backward=4.0, layers=3):
+        super().__init__()
+        self.layers = torch.nn.Sequential(*(Timed(clock, forward, backward) for _ in range(layers)))
+
+    def forward(self, x):
+        return {"loss": self.layers(x).sum()}
+
+
+def train(model, injector, steps, clock=None):
+    """Return the time each step took on the clock."""
+    times = []
+    for step in steps:
+        begin = clock.now if clock else 0.0
+        injector.step(step)
+        model(torch.ones(3))["loss"].backward()
+        times.append(clock.now - begin if clock else 0.0)
+        if clock:
+            clock.now += 1000.0  # waiting for others, the optimizer: not this rank's forward or backward
+    return times
+
+
+@given(FAULTS)
+def test_a_fault_is_read_back_from_its_words(fault):
+    assert parse_fault(str(fault)) == fault
+    assert parse_fault(str(fault), ranks=fault.rank + 1) == fault
+    assert str(fault.rank) in fault.words()
+
+
+@given(FAULTS)
+def test_a_rank_outside_the_world_is_refused(fault):
+    if fault.rank:
+        with pytest.raises(UsageError, match=f"no rank {fault.rank} among"):
+            parse_fault(str(fault), ranks=fault.rank)
+
+
+@given(st.text(max_size=40).filter(lambda text: "none" not in text))
+def test_any_other_text_is_refused_with_what_exists(text):
+    with pytest.raises(UsageError, match=r"slow:rank=1,factor=1\.3,from_step=40.*kill:rank=1,at_step=60.*none"):
+        parse_fault(text)
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ("", "no fault ''"),
+        ("fast:rank=1", "no fault 'fast'"),
+        ("slow", "needs rank="),
+        ("slow:rank=1,factor=1", "more than 1"),
+        ("slow:rank=1,factor=0.5", "more than 1"),
+        ("slow:rank=1,factor=nan", "cannot be"),
+        ("slow:rank=1,factor=inf", "cannot be"),
+        ("slow:rank=-1", "cannot be"),
+        ("slow:rank=1,from_step=-3", "cannot be"),
+        ("slow:rank=one", "no whole number"),
+        ("slow:rank=1,rank=0", "given twice"),
+        ("slow:rank=1,at_step=4", "takes rank=, factor=, from_step="),
+        ("pause:rank=1", "needs at_step="),
+        ("pause:rank=1,at_step=3,seconds=0", "more than 0 seconds"),
+        ("kill:at_step=3", "needs rank="),
+        ("kill:rank", "takes rank="),
+    ],
+)
+def test_impossible_faults_are_refused(spec, why):
+    with pytest.raises(UsageError, match=why):
+        parse_fault(spec, ranks=2)
+
+
+def test_none_is_no_fault():
+    assert parse_fault("none") is None
+    assert parse_fault("slow:rank=0").factor == pytest.approx(1.3)
+
+
+@given(factor=st.floats(1.01, 5.0), forward=st.floats(0.1, 9.0), backward=st.floats(0.1, 9.0))
+def test_forward_and_backward_take_the_factor_longer_and_nothing_else_does(factor, forward, backward):
+    clock = Clock()
+    model = Model(clock, forward, backward)
+    injector = inject(Slow(0, factor, from_step=2), model, 0, clock=clock, burn=clock.burn)
+    times = train(model, injector, range(5), clock)
+    healthy = 3 * (forward + backward)
+    assert times[:2] == pytest.approx([healthy] * 2)
+    assert times[2:] == pytest.approx([healthy * factor] * 3)
+    injector.remove()
+    assert train(model, injector, range(5, 7), clock) == pytest.approx([healthy] * 2)
+
+
+def test_what_was_burnt_too_much_is_taken_off_later():
+    clock = Clock()
+    model = Model(clock, forward=1.0, backward=1.0)
+
+    def coarse(seconds):
+        return clock.burn(math.ceil(seconds))
+
+    injector = inject(Slow(0, 1.25), model, 0, clock=clock, burn=coarse)
+    times = train(model, injector, range(40), clock)
+    assert sum(times) == pytest.approx(40 * 6 * 1.25, rel=0.02)
+
+
+def test_another_rank_and_the_time_before_carry_no_hooks():
+    clock = Clock()
+    model = Model(clock)
+    for fault in (None, Slow(1), Pause(1, 0), Kill(1, 0)):
+        inject(fault, model, 0, clock=clock, burn=clock.burn).step(5)
+    inject(Slow(0, from_step=9), model, 0, clock=clock, burn=clock.burn).step(8)
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+
+
+def test_evaluation_is_slowed_in_forward_only_and_does_not_confuse_backward():
+    clock = Clock()
+    model = Model(clock, forward=1.0, backward=1.0)
+    injector = inject(Slow(0, 2.0), model, 0, clock=clock, burn=clock.burn)
+    with torch.no_grad():
+        train_free = model(torch.ones(3))
+    injector.step(0)
+    with torch.no_grad():
+        model(torch.ones(3))
+    assert not train_free["loss"].requires_grad
+    assert sum(clock.burnt) == pytest.approx(3.0)
+    clock.now += 500.0
+    assert train(model, injector, [1], clock) == pytest.approx([12.0])
+
+
+def test_work_is_done_until_its_time_is_up():
+    ticks = iter(range(1000))
+    assert work(7.0, clock=lambda: float(next(ticks))) == 7.0
+    assert next(ticks) == 8  # one look at the clock after each piece of arithmetic
+    assert work(0.0, clock=lambda: float(next(ticks))) == 0.0
+
+
+def test_work_uses_the_processor():
+    import time
+
+    begin = time.thread_time()
+    work(0.05, clock=time.thread_time)
+    assert time.thread_time() - begin >= 0.05
+
+
+def test_a_pause_stalls_once_in_its_step():
+    clock = Clock()
+    model = Model(clock)
+    stalls = []
+    injector = inject(Pause(0, at_step=2, seconds=3.5), model, 0, stall=stalls.append)
+    for step in range(5):
+        injector.step(step)
+        model(torch.ones(3))
+        model(torch.ones(3))  # gradient accumulation: still one pause
+        assert stalls == ([3.5] if step >= 2 else [])
+    injector.remove()
+    assert not model._forward_pre_hooks
+
+
+def test_a_kill_comes_in_the_middle_of_backward():
+    clock = Clock()
+    model = Model(clock)
+    seen = []
+    injector = inject(
+        Kill(0, at_step=1), model, 0, kill=lambda: seen.append([p.grad is not None for p in model.parameters()])
+    )
+    for step in range(3):
+        model.zero_grad()
+        train(model, injector, [step])
+    assert seen == [[False, True, True]]
+
+
+def test_a_kill_is_sigkill():
+    code = (
+        "import torch; from ringside.faults import inject, parse_fault\n"
+        "m = torch.nn.Linear(2, 2); i = inject(parse_fault('kill:rank=0,at_step=0'), m, 0); i.step(0)\n"
+        "m(torch.ones(2)).sum().backward(); print('alive')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120, env={**os.environ})
+    assert done.returncode == -signal.SIGKILL
+    assert b"alive" not in done.stdout
+
+
+def test_a_wrapped_model_is_slowed_inside():
+    clock = Clock()
+
+    class DistributedDataParallel(torch.nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+        def forward(self, x):
+            clock.now += 50.0  # waiting for other ranks
+            return self.module(x)
+
+    model = DistributedDataParallel(Model(clock, forward=1.0, backward=1.0))
+    injector = inject(Slow(0, 1.5), model, 0, clock=clock, burn=clock.burn)
+    assert train(model, injector, [0], clock) == pytest.approx([50.0 + 6.0 * 1.5])
