@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ringside.engine import Communicator as Communicator
     from ringside.engine import init as init
     from ringside.sync import attach as attach
+    from ringside.sync import log as log
 
 __version__ = "0.1.0"
 
@@ -39,9 +40,15 @@ __all__ = [
     "UsageError",
     "attach",
     "init",
+    "log",
 ]
 
-_LAZY = {"init": "ringside.engine", "Communicator": "ringside.engine", "attach": "ringside.sync"}
+_LAZY = {
+    "init": "ringside.engine",
+    "Communicator": "ringside.engine",
+    "attach": "ringside.sync",
+    "log": "ringside.sync",
+}
 
 
 def __getattr__(name: str) -> Any:

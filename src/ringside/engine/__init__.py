@@ -23,7 +23,7 @@ def init(*, timeout_s: float | None = None, environ: Mapping[str, str] = os.envi
     one. Every rank must call it equally often.
 
     Args:
-        timeout_s: Longest wait for other ranks in one collective, seconds (default RINGSIDE_TIMEOUT_S, else 600).
+        timeout_s: Longest wait for other ranks in one collective, seconds (default RINGSIDE_TIMEOUT_S, else 1800).
         environ: Where to read the variables.
 
     Raises:

@@ -48,7 +48,7 @@ def op_code(op: str) -> int:
 
 
 def is_allowed(dtype: int, op: int) -> bool:
-    """Tell whether a reduction is defined for a dtype (codes): bitwise ones on integers and bool, no average of bool."""
+    """Tell whether a reduction is defined for a dtype: bitwise ones on integers and bool, no average of bool."""
     if OPS[op] in ("band", "bor", "bxor"):
         return DTYPES[dtype] not in FLOATING
     return not (OPS[op] == "avg" and DTYPES[dtype] == "bool")

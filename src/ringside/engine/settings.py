@@ -26,7 +26,7 @@ class Settings:
         yields: Yields of the core before sleeping; -1 chooses likewise.
     """
 
-    timeout_s: float = 600.0
+    timeout_s: float = 1800.0
     one_shot_bytes: int = 4096
     segment_bytes: int = 262144
     stream_bytes: int = 0

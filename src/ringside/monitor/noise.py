@@ -51,6 +51,7 @@ class Noise:
             weight: How much to learn from each, 0 to 1, [jobs, ranks].
         """
         weight = np.where(np.isnan(excess), 0.0, weight)
+        self.level = np.where((self._seen <= 0) & (weight > 0), excess, self.level)
         residual = np.where(np.isnan(excess), 0.0, excess - self.level)
         residual = np.minimum(np.maximum(residual, -self.clip), self.clip)
         self._learn_spread(residual, weight)

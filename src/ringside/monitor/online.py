@@ -142,9 +142,12 @@ class Collector:
         return [self._announce(finding) for finding in findings]
 
     def _is_awaited(self, step: int, row: Row) -> bool:
-        if len(row) == self.ranks or self._highest - step >= self._behind:
+        """Whether a record of this step, or a whole step before it, may still be on its way."""
+        if self._highest - step >= self._behind:
             return False
-        return any(rank not in row and rank not in self._absent for rank in range(self.ranks))
+        if step > (-1 if self.newest is None else self.newest) + 1:
+            return True
+        return len(row) < self.ranks and any(rank not in row and rank not in self._absent for rank in range(self.ranks))
 
     def _count_missing(self, row: Row) -> None:
         if len(row) == self.ranks and not any(self._missed):

@@ -59,6 +59,8 @@ class RunWriter:
         self._try(lambda: self._start(info))
 
     def _start(self, info: RunInfo) -> None:
+        if (self.path / RUN).exists():
+            _move_aside(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path / RUN, msgspec.json.format(_encode(info)) + b"\n")
         for name in (STEPS, EVENTS):
@@ -132,6 +134,14 @@ class RunReader:
         """Return `summary.json`; None where there is none yet or it cannot be read."""
         content = _or_none(lambda: msgspec.json.decode((self.path / SUMMARY).read_bytes()))
         return content if isinstance(content, dict) else None
+
+
+def _move_aside(path: Path) -> None:
+    """Keep an earlier run of the same name under the first free name of `path.1`, `path.2`, ..."""
+    number = 1
+    while (aside := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    path.rename(aside)
 
 
 def decode_record(line: bytes) -> StepRecord | None:

@@ -1,0 +1,6 @@
+"""PyTorch: `attach()` synchronises and watches a DistributedDataParallel model."""
+
+from ringside.sync.attachment import Attachment, attach
+from ringside.sync.session import Session, log
+
+__all__ = ["Attachment", "Session", "attach", "log"]

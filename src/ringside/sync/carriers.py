@@ -1,0 +1,199 @@
+"""Who carries gradient buckets between ranks: Ringside's engine, the process group's own collective, a user's hook.
+
+A carrier takes buckets while backward is still computing, is waited for when backward has no work left, and then tells
+what the synchronisation took.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+
+from ringside.engine.background import Work
+from ringside.engine.communicator import Communicator
+from ringside.engine.log import PATHS
+from ringside.engine.tensors import flatten
+from ringside.errors import UnsupportedError
+from ringside.monitor.step_clock import SyncTimes
+from ringside.sync.storage import Buckets
+
+Future = torch.futures.Future
+_NAMES = tuple(f"ringside/{path}" for path in PATHS)
+UserHook = Callable[[Any, GradBucket], "Future[torch.Tensor]"]
+
+
+class Carrier(Protocol):
+    """Synchronises the gradients of one model.
+
+    Attributes:
+        counters: Collectives by who carried them, such as `ringside/push` or `gloo`.
+    """
+
+    counters: Counter[str]
+
+    def carry(self, bucket: GradBucket) -> Future[torch.Tensor]:
+        """Start averaging a bucket over the ranks."""
+
+    def wait(self) -> None:
+        """Wait for every bucket of this backward; raise what went wrong."""
+
+    def times(self) -> SyncTimes:
+        """Tell what this backward's synchronisation took, once."""
+
+    def close(self) -> None:
+        """Let go of what the carrier holds."""
+
+
+class NativeCarrier:
+    """The process group's own all-reduce, only watched."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group, self._size = group, dist.get_world_size(group)
+        self._name = str(dist.get_backend(group))
+        self._under_way: list[Future[Any]] = []
+        self._spans: list[tuple[float, int]] = []
+        self.counters: Counter[str] = Counter()
+
+    def carry(self, bucket: GradBucket) -> Future[torch.Tensor]:
+        """Start the group's all-reduce, as DDP would without a hook."""
+        buffer = bucket.buffer().div_(self._size)
+        return self._start(buffer, lambda: self._all_reduce(buffer))
+
+    def _all_reduce(self, buffer: torch.Tensor) -> Future[Any]:
+        work = dist.all_reduce(buffer, group=self._group, async_op=True)
+        assert work is not None  # every member of the group gets a Work when it asks for one
+        future: Future[Any] = work.get_future()
+        return future
+
+    def _start(self, buffer: torch.Tensor, launch: Callable[[], Future[Any]]) -> Future[torch.Tensor]:
+        began, size_bytes = time.perf_counter(), buffer.numel() * buffer.element_size()
+
+        def done(future: Future[Any]) -> torch.Tensor:
+            value = future.value()
+            self._spans.append((time.perf_counter() - began, size_bytes))
+            tensor: torch.Tensor = value[0] if isinstance(value, list) else value
+            return tensor
+
+        self.counters[self._name] += 1
+        future = launch().then(done)
+        if buffer.is_cpu:  # on a GPU, waiting here would stop the host from running ahead
+            self._under_way.append(future)
+        return future
+
+    def wait(self) -> None:
+        """Wait for the group."""
+        futures, self._under_way = self._under_way, []
+        for future in futures:
+            future.wait()
+
+    def times(self) -> SyncTimes:
+        """Tell what it took; who was late is found later, by comparing ranks."""
+        spans, self._spans = self._spans, []
+        return SyncTimes(
+            sync_seconds=sum(seconds for seconds, _ in spans),
+            wait_seconds=math.nan,
+            payload_bytes=sum(size for _, size in spans),
+            collectives=len(spans),
+        )
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class HookCarrier(NativeCarrier):
+    """A communication hook of the user's own, only watched."""
+
+    def __init__(self, group: dist.ProcessGroup, state: Any, hook: UserHook) -> None:
+        super().__init__(group)
+        self._state, self._hook = state, hook
+        self._name = f"hook:{getattr(hook, '__qualname__', type(hook).__name__)}"
+
+    def carry(self, bucket: GradBucket) -> Future[torch.Tensor]:
+        """Call the user's hook."""
+        return self._start(bucket.buffer(), lambda: self._hook(self._state, bucket))
+
+
+class RingsideCarrier:
+    """Ringside's shared-memory engine; buckets become symmetric memory after the first backward.
+
+    (DDP rebuilds its buckets after the first one, so sharing those would be in vain.)
+    """
+
+    def __init__(self, communicator: Communicator, group: dist.ProcessGroup) -> None:
+        self._communicator = communicator
+        self._native = NativeCarrier(group)
+        self._buckets = Buckets(communicator)
+        self._scale = 1.0 / communicator.size
+        self._under_way: list[Work] = []
+        self._backwards = 0
+        self.counters = self._native.counters
+
+    def carry(self, bucket: GradBucket) -> Future[torch.Tensor]:
+        """Hand the bucket to the communicator's thread; a dtype that the engine does not know goes to the group."""
+        stamp_ns = time.monotonic_ns()
+        buffer = bucket.buffer()
+        try:
+            flat = flatten(buffer)
+        except UnsupportedError:
+            return self._native.carry(bucket)
+        storage = self._buckets.storage_of(bucket.index(), buffer) if self._backwards else None
+        if bucket.is_last():
+            self._buckets.keep(bucket.index() + 1)
+        if storage is not None:
+            flat = flat._replace(address=buffer.data_ptr())  # sharing moved it
+        base: Future[torch.Tensor] = Future()
+        problems: list[Exception] = []
+
+        def job() -> None:
+            try:
+                self._communicator.all_reduce_storage(flat, storage, scale=self._scale, stamp_ns=stamp_ns)
+            except Exception as error:
+                problems.append(error)
+                raise
+            finally:
+                base.set_result(buffer)
+
+        def check(future: Future[torch.Tensor]) -> torch.Tensor:
+            # DDP must be told by a callback that raises; any other way ends the process inside backward.
+            if problems:
+                raise problems[0]
+            return future.value()
+
+        result = base.then(check)
+        self._under_way.append(self._communicator.submit(job))
+        return result
+
+    def wait(self) -> None:
+        """Wait for the engine, and for the group where it carried something."""
+        works, self._under_way = self._under_way, []
+        self._backwards += 1
+        for work in works:
+            work.wait()
+        self._native.wait()
+
+    def times(self) -> SyncTimes:
+        """Read from the engine's log who arrived when."""
+        native = self._native.times()
+        rows = self._communicator.log.drain()
+        if not rows:
+            return native
+        for row in rows:
+            self.counters[_NAMES[row.path]] += 1
+        return SyncTimes(
+            sync_seconds=sum(row.done - row.submitted for row in rows) * 1e-9 + native.sync_seconds,
+            wire_seconds=sum(row.done - max(row.arrivals) for row in rows) * 1e-9,
+            wait_seconds=rows[-1].wait_seconds,
+            payload_bytes=sum(row.payload_bytes for row in rows) + native.payload_bytes,
+            collectives=len(rows) + native.collectives,
+        )
+
+    def close(self) -> None:
+        """Leave the communicator."""
+        self._communicator.close()

@@ -1,0 +1,98 @@
+"""What the ranks of a process group agree on before their gradients are carried: by whom."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import uuid
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from ringside import _core
+
+_counters: dict[str, itertools.count[int]] = defaultdict(itertools.count)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Who carries gradients, and why.
+
+    Args:
+        engine: `ringside` or `native`.
+        key: Names the communicator, where the engine is ringside.
+        why: Why the engine is not ringside, in words.
+    """
+
+    engine: str
+    key: str = ""
+    why: str = ""
+
+
+class _Offer(msgspec.Struct):
+    """What one rank can do: the machine it is on, and why it cannot use the engine (empty: it can)."""
+
+    host: str
+    objection: str
+
+
+def host_name() -> str:
+    """Return this host's name."""
+    return socket.gethostname()
+
+
+def _machine() -> str:
+    """Identify what ranks must have in common to share memory: the kernel, and its network namespace (for sockets)."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
+
+
+def group_store(group: dist.ProcessGroup, purpose: str) -> Store:
+    """Return a part of the job's store for one purpose of one group; every call gives a new, empty one."""
+    name = f"ringside/{purpose}/{group.group_name}"
+    store = _own_connection(dist.distributed_c10d._get_default_store())
+    return PrefixStore(f"{name}/{next(_counters[name])}", store)
+
+
+def _own_connection(store: Store) -> Store:
+    """Return a second connection to the same store where it can make one, so that its lock is not shared."""
+    try:
+        other: Store = store.clone()  # type: ignore[attr-defined]  # since torch 2.5
+        return other
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return store
+
+
+def decide(group: dist.ProcessGroup, wish: str, objection: str) -> Decision:
+    """Agree with all ranks of the group on the engine. A collective.
+
+    Args:
+        group: The model's process group.
+        wish: `auto`, `ringside` or `native`; rank 0's counts.
+        objection: Why this rank cannot use the engine; empty if it can.
+    """
+    store, rank, size = group_store(group, "engine"), dist.get_rank(group), dist.get_world_size(group)
+    if not _core.available():
+        objection = objection or "the native core is not installed"
+    store.set(f"offer/{rank}", msgspec.json.encode(_Offer(_machine(), objection)).decode())
+    if rank == 0:
+        offers = [msgspec.json.decode(store.get(f"offer/{r}"), type=_Offer) for r in range(size)]
+        store.set("decision", msgspec.json.encode(_choose(offers, wish)).decode())
+    return msgspec.json.decode(store.get("decision"), type=Decision)
+
+
+def _choose(offers: list[_Offer], wish: str) -> Decision:
+    if wish == "native":
+        return Decision("native", why="asked for")
+    for rank, offer in enumerate(offers):
+        if offer.objection:
+            return Decision("native", why=f"rank {rank}: {offer.objection}")
+    machines = {offer.host for offer in offers}
+    if len(machines) > 1:
+        return Decision("native", why=f"the ranks are on {len(machines)} hosts")
+    return Decision("ringside", key=str(uuid.uuid4()))

@@ -1,0 +1,50 @@
+"""The communication hook that DDP calls for every bucket.
+
+No `from __future__ import annotations` here: DDP reads the hook's annotations and refuses strings.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+
+from ringside.monitor.step_clock import StepClock
+from ringside.sync.carriers import Carrier, HookCarrier, UserHook
+
+
+class GradientHook:
+    """Gives buckets to a carrier and waits for them when backward has no work left.
+
+    The waiting happens in a callback of the autograd engine that runs before DDP's own: what it takes is the exposed
+    part of the synchronisation, and an error raised there reaches the caller of `backward()` with its own type.
+    """
+
+    def __init__(self, carrier: Carrier, clock: StepClock) -> None:
+        self.carrier = carrier
+        self._clock = clock
+        self._queued = False
+
+    def run(self, state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Carry one bucket."""
+        if not self._queued:
+            self._queued = self._queue()
+        return self.carrier.carry(bucket)
+
+    def yield_to(self, group: dist.ProcessGroup, state: Any, hook: UserHook) -> None:
+        """Let a hook of the user's own carry the buckets from now on, and only watch it."""
+        self.carrier.close()
+        self.carrier = HookCarrier(group, state, hook)
+
+    def _queue(self) -> bool:
+        try:
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        except RuntimeError:
+            return False  # DDP marks unused parameters before backward begins: a later bucket will queue it
+        return True
+
+    def _finish(self) -> None:
+        self._queued = False
+        self._clock.backward_ends()
+        self.carrier.wait()
+        self._clock.sync_ends(self.carrier.times)

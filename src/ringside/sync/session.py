@@ -1,0 +1,303 @@
+"""One training process's monitoring: cuts steps, sends records to rank 0, and there watches them and writes the run."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from ringside.monitor.online import Collector
+from ringside.monitor.records import SCHEMA, RunInfo, StepRecord
+from ringside.monitor.run_directory import Event, RunWriter
+from ringside.monitor.step_clock import StepClock
+from ringside.monitor.summary import finish
+from ringside.monitor.verdict import Verdict
+from ringside.sync.delivery import Inbox, Outbox
+from ringside.sync.group import group_store, host_name
+
+BATCH_SECONDS = 0.25
+GOODBYE_SECONDS = 5.0
+
+_log = logging.getLogger("ringside")
+RecordListener = Callable[[StepRecord], None]
+
+
+class Session:
+    """The monitor of this process; one at a time, shared by all attached models.
+
+    Making one is a collective over the default process group.
+
+    Args:
+        run_dir: Where rank 0 writes the run; None: `RINGSIDE_RUN_DIR`, else a new directory under `runs/`.
+        engine: Who carries gradients, for the record.
+
+    Attributes:
+        rank: This process's global rank.
+        clock: Told by the hooks what happens when.
+        path: The run directory, on rank 0.
+    """
+
+    def __init__(self, run_dir: str | os.PathLike[str] | None, engine: str) -> None:
+        group = dist.group.WORLD
+        assert group is not None  # attach() has checked that there is a process group
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        prefix = group_store(group, "session")
+        self.clock = StepClock(self.rank, self._emit)
+        self._listeners: list[RecordListener] = []
+        self._aside = False
+        self._batch: list[StepRecord] = []
+        self._guard = threading.Lock()
+        self._ended = threading.Event()
+        if self.rank != 0:
+            prefix.set(f"who/{self.rank}", msgspec.json.encode((host_name(), os.getpid())).decode())
+        self._outbox = Outbox(prefix, self.rank)
+        self._chief = _Chief(prefix, self._info(prefix, engine), run_dir) if self.rank == 0 else None
+        self.path: Path | None = self._chief.path if self._chief else None
+        self._hooks: list[Any] = [
+            register_optimizer_step_pre_hook(self._optimizer_begins),
+            register_optimizer_step_post_hook(self._optimizer_ends),
+        ]
+        self._thread = threading.Thread(target=self._run, name="ringside-monitor", daemon=True)
+        self._thread.start()
+        atexit.register(self.end)
+
+    # -------------------------------------------------------------------------------------------- for the script
+
+    def log(self, loss: float | None = None, samples: int | None = None) -> None:
+        """Add the loss or the number of samples (or tokens) to this rank's current step."""
+        self.clock.log(loss, samples)
+
+    def on_record(self, listener: RecordListener) -> None:
+        """Call `listener` with every step record that this rank makes."""
+        self._listeners.append(listener)
+
+    def on_verdict(self, listener: Callable[[Verdict], None]) -> None:
+        """On rank 0, call `listener` (on the monitor's thread) with every new verdict; elsewhere do nothing."""
+        if self._chief is not None:
+            self._chief.listeners.append(listener)
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """The verdicts so far, on rank 0; elsewhere empty."""
+        return self._chief.verdicts if self._chief else []
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Append an event to the run, on rank 0; elsewhere do nothing."""
+        if self._chief is not None:
+            self._chief.note(kind, fields)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Inside, steps are timed for `on_record` listeners but are no part of the run."""
+        step = self._turn(True, self.clock.step)
+        try:
+            yield
+        finally:
+            self._turn(False, step)
+
+    def end(self) -> None:
+        """Send what is left; on rank 0 wait briefly for the others and write the summary and the report."""
+        if self._ended.is_set():
+            return
+        self.clock.flush()
+        self._ended.set()
+        atexit.unregister(self.end)
+        for hook in self._hooks:
+            hook.remove()
+        self._thread.join(GOODBYE_SECONDS * 2)
+        forget(self)
+
+    # -------------------------------------------------------------------------------------------- inside
+
+    def _turn(self, aside: bool, step: int) -> int:
+        self.clock.flush()
+        before, self._aside = self.clock.step, aside
+        self.clock.step = step
+        self.clock.restart()
+        return before
+
+    def _optimizer_begins(self, *_: Any) -> None:
+        self.clock.optimizer_begins()
+
+    def _optimizer_ends(self, *_: Any) -> None:
+        self.clock.optimizer_ends()
+
+    def _emit(self, record: StepRecord) -> None:
+        for listener in list(self._listeners):
+            try:
+                listener(record)
+            except Exception:
+                self._listeners.remove(listener)
+                _log.exception("a listener for step records raised and will not be called again")
+        if not self._aside:
+            with self._guard:
+                self._batch.append(record)
+
+    def _run(self) -> None:
+        """Carry records until the session ends; whatever goes wrong here, training goes on."""
+        try:
+            while not self._ended.wait(BATCH_SECONDS):
+                self._send()
+                if self._chief is not None:
+                    self._chief.collect()
+            self._send()
+            self._outbox.send([])
+            if self._chief is not None:
+                self._chief.finish()
+        except Exception as error:
+            if not self._ended.is_set():
+                _log.warning("the monitor stopped (%s: %s); training goes on", type(error).__name__, error)
+            if self._chief is not None:
+                self._chief.close()
+
+    def _send(self) -> None:
+        with self._guard:
+            batch, self._batch = self._batch, []
+        if batch:
+            self._outbox.send(batch)
+
+    def _info(self, store: Store, engine: str) -> RunInfo:
+        """Learn where every rank runs, on rank 0."""
+        rows = [(host_name(), os.getpid())]
+        rows += [msgspec.json.decode(store.get(f"who/{r}"), type=tuple[str, int]) for r in range(1, self.size)]
+        return RunInfo(
+            schema=SCHEMA,
+            name="",
+            started_unix=time.time(),
+            command=[sys.executable, *sys.argv],
+            world_size=self.size,
+            hosts=[host for host, _ in rows],
+            pids=[pid for _, pid in rows],
+            engine=engine,
+            algorithm="direct" if engine == "ringside" else "",
+            versions=_versions(),
+        )
+
+
+class _Chief:
+    """Rank 0's part: collects everybody's records, listens for verdicts, writes the run."""
+
+    def __init__(self, store: Store, info: RunInfo, run_dir: str | os.PathLike[str] | None) -> None:
+        self.path = _run_directory(run_dir)
+        self.listeners: list[Callable[[Verdict], None]] = []
+        self._inbox = Inbox(store, info.world_size)
+        self._writer = RunWriter(self.path, msgspec.structs.replace(info, name=self.path.name))
+        self._collector = Collector(info.world_size, self._writer, listeners=[self._hear])
+        self._collector.note("started")
+        self._guard = threading.RLock()
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        with self._guard:
+            return self._collector.verdicts
+
+    def note(self, kind: str, fields: dict[str, Any]) -> None:
+        with self._guard:
+            self._collector.note(kind, **fields)
+
+    def collect(self) -> None:
+        records = self._inbox.poll()
+        with self._guard:
+            self._collector.add(records)
+
+    def finish(self) -> None:
+        """Collect until every rank has said that it is done, or for a few seconds."""
+        deadline = time.monotonic() + GOODBYE_SECONDS
+        try:
+            while self._inbox.open and time.monotonic() < deadline:
+                self.collect()
+                time.sleep(0.01)  # the store has no way to wait for one of several keys
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Write the end of the run, its summary and its report, as far as the disk allows."""
+        with self._guard:
+            self._collector.close()
+        if self._writer.off:
+            return
+        try:
+            finish(self.path)
+        except Exception as error:
+            _log.warning("the summary of %s could not be written: %s", self.path, error)
+
+    def _hear(self, event: Event) -> None:
+        if event["kind"] != "verdict":
+            return
+        verdict = msgspec.convert(event["verdict"], Verdict)
+        if "RINGSIDE_LAUNCHED" not in os.environ:  # the launcher prints verdicts itself
+            _log.warning(
+                "%s: rank %s since step %d, %.0f %% slower than the others: %s. %s",
+                verdict.kind,
+                ", ".join(map(str, verdict.ranks)),
+                verdict.since_step,
+                verdict.excess_ratio * 100,
+                verdict.cause,
+                verdict.advice,
+            )
+        for listener in list(self.listeners):
+            listener(verdict)
+
+
+def _run_directory(given: str | os.PathLike[str] | None) -> Path:
+    asked = given or os.environ.get("RINGSIDE_RUN_DIR")
+    if asked:
+        return Path(asked)
+    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+
+
+def _versions() -> dict[str, str]:
+    from ringside import __version__
+
+    return {
+        "ringside": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": sys.version.split()[0],
+    }
+
+
+_current: Session | None = None
+
+
+def current() -> Session | None:
+    """Return this process's session, if there is one."""
+    return _current
+
+
+def begin(run_dir: str | os.PathLike[str] | None, engine: str) -> Session:
+    """Return this process's session, making it if there is none. A collective the first time."""
+    global _current
+    if _current is None:
+        _current = Session(run_dir, engine)
+    return _current
+
+
+def forget(session: Session) -> None:
+    """Let the next `begin` make a new session."""
+    global _current
+    if _current is session:
+        _current = None
+
+
+def log(loss: float | None = None, samples: int | None = None) -> None:
+    """Add the loss or the number of samples (or tokens) to this rank's current step; without a session, do nothing."""
+    if _current is not None:
+        _current.log(loss, samples)

@@ -1,0 +1,74 @@
+"""DDP's buckets as memory that peers can map.
+
+`UntypedStorage._share_fd_cpu_` moves a storage into shared memory in place, so DDP's own views follow. The file behind
+it (its inode) is the storage's identity: DDP rebuilds its buckets after the first iteration, and new ones may land on
+the addresses and descriptors of old ones.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import torch
+
+from ringside.engine.communicator import Communicator
+from ringside.engine.regions import Storage
+
+_log = logging.getLogger("ringside")
+
+
+class Buckets:
+    """Which storage each bucket of one model lies in."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self._inodes: dict[int, tuple[int, int]] = {}
+        self._hopeless = False
+
+    def storage_of(self, index: int, buffer: torch.Tensor) -> Storage | None:
+        """Return the shared storage of bucket `index`, moving it there if need be; None if that cannot be."""
+        if self._hopeless or self._communicator.size == 1:
+            return None
+        storage = share(buffer.untyped_storage())
+        if storage is None:
+            self._hopeless = True
+            return None
+        known = self._inodes.get(index)
+        if known is not None and known != storage.inode:
+            self._communicator.memory.retire(known)
+        self._inodes[index] = storage.inode
+        return storage
+
+    def keep(self, count: int) -> None:
+        """Forget the storages of buckets that a rebuild did away with: there are `count` now."""
+        for index in [index for index in self._inodes if index >= count]:
+            self._communicator.memory.retire(self._inodes.pop(index))
+
+
+def share(storage: torch.UntypedStorage) -> Storage | None:
+    """Move a CPU storage into shared memory in place and say how peers can map it; None if there is no room."""
+    if not storage.is_shared() and not _has_room(storage.nbytes()):
+        _log.warning(
+            "/dev/shm has no room for a gradient bucket of %d bytes: buckets are copied instead of shared, which is "
+            "slower (in a container, raise --shm-size)",
+            storage.nbytes(),
+        )
+        return None
+    try:
+        fd, size = storage._share_fd_cpu_()
+        status = os.fstat(fd)
+    except (RuntimeError, OSError) as error:
+        _log.warning("a gradient bucket cannot be shared (%s): buckets are copied instead, which is slower", error)
+        return None
+    if status.st_size < size:
+        return None
+    return Storage((status.st_dev, status.st_ino), fd, storage.data_ptr(), size)
+
+
+def _has_room(size_bytes: int) -> bool:
+    try:
+        free = os.statvfs("/dev/shm")
+    except OSError:
+        return False
+    return free.f_bavail * free.f_frsize > size_bytes + (1 << 20)
