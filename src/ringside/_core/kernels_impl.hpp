@@ -1,6 +1,7 @@
 // The kernels themselves, compiled once per instruction set: each including file sets its flags and RINGSIDE_TABLE.
 // Everything is in an unnamed namespace, so that no function built with wide vectors can be linked into another set.
 #include <cstring>
+#include <type_traits>
 #include "kernels.hpp"
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -246,8 +247,9 @@ void fold_blocks(const Fold& f) {
         fold_block<Op, Scaled>(acc, acc, E::widen(static_cast<const S*>(f.src[r]) + at, room, n), n, scale);
     }
     if constexpr (Divided) {
-      const A by = A(f.divisor);
-      for (size_t i = 0; i < n; ++i) acc[i] = A(acc[i] / by);
+      using D = std::conditional_t<is_float<A>::value, A, int64_t>;  // 200 ranks do not fit into an int8
+      const D by = D(f.divisor);
+      for (size_t i = 0; i < n; ++i) acc[i] = A(D(acc[i]) / by);
     }
     const S* result = E::narrow(acc, packed, n);
     for (int d = 0; d < f.ndst; ++d) {
