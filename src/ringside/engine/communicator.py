@@ -106,7 +106,7 @@ class Communicator:
         if background is not None and not background.idle:
             return self._submit(flat, x, code, way, scale, program).wait()
         status = self._core.all_reduce(
-            flat.address, flat.count, flat.dtype, code, way, scale, flat.shape, 0, -1, 0, False, program, False
+            flat.address, flat.numel, flat.dtype, code, way, scale, flat.shape, 0, -1, 0, False, program, False
         )
         if status != _OK:
             self._resolve(status, "all_reduce")
@@ -131,7 +131,7 @@ class Communicator:
             offset = flat.address - storage.address
         status = self._core.all_reduce(
             flat.address,
-            flat.count,
+            flat.numel,
             flat.dtype,
             0,
             _AUTOMATIC,
@@ -265,7 +265,7 @@ class Communicator:
 
         def job() -> Any:
             status = self._core.all_reduce(
-                flat.address, flat.count, flat.dtype, code, way, scale, flat.shape, stamp, -1, 0, False, program, True
+                flat.address, flat.numel, flat.dtype, code, way, scale, flat.shape, stamp, -1, 0, False, program, True
             )
             self._resolve(status, "all_reduce")
             flat.write_back()

@@ -50,6 +50,7 @@ class CollectiveLog:
         numbers = memoryview(self._core.drain()).cast("q").tolist()
         width = self._width
         return [
-            Collective(*numbers[at : at + 8], tuple(numbers[at + 8 : at + width]))
+            Collective(seq, kind, path, size, submitted, entered, ready, done, tuple(numbers[at + 8 : at + width]))
             for at in range(0, len(numbers), width)
+            for seq, kind, path, size, submitted, entered, ready, done in [numbers[at : at + 8]]
         ]

@@ -18,7 +18,7 @@ class Flat(NamedTuple):
 
     Args:
         address: Of the first element.
-        count: Number of elements.
+        numel: Number of elements.
         dtype: Code of the element type.
         shape: A tuple of ints.
         target: The tensor itself, which also keeps its memory alive.
@@ -26,7 +26,7 @@ class Flat(NamedTuple):
     """
 
     address: int
-    count: int
+    numel: int
     dtype: int
     shape: tuple[int, ...]
     target: Any
