@@ -28,7 +28,7 @@ class Settings:
 
     timeout_s: float = 1800.0
     one_shot_bytes: int = 4096
-    segment_bytes: int = 262144
+    segment_bytes: int = 524288
     stream_bytes: int = 0
     spins: int = -1
     yields: int = -1
