@@ -43,6 +43,18 @@ class Noise:
         self._independent = max(1.0, ranks / 2)
         self._estimate()
 
+    def begin(self, rows: Floats) -> None:
+        """Start from the median of the first few steps, [steps, jobs, ranks], and learn those.
+
+        A rank that is slow from the first step on must not look like noise while its level is being found.
+        """
+        ordered = np.sort(rows, axis=0)  # NaN last
+        known = np.sum(~np.isnan(rows), axis=0, keepdims=True)
+        middle = np.take_along_axis(ordered, np.maximum(known - 1, 0) // 2, axis=0)[0]
+        self.level = np.where(np.isnan(middle), 0.0, middle)
+        for row in rows:
+            self.learn(row, np.ones_like(row))
+
     def learn(self, excess: Floats, weight: Floats) -> None:
         """Take in one step.
 
@@ -51,7 +63,6 @@ class Noise:
             weight: How much to learn from each, 0 to 1, [jobs, ranks].
         """
         weight = np.where(np.isnan(excess), 0.0, weight)
-        self.level = np.where((self._seen <= 0) & (weight > 0), excess, self.level)
         residual = np.where(np.isnan(excess), 0.0, excess - self.level)
         residual = np.minimum(np.maximum(residual, -self.clip), self.clip)
         self._learn_spread(residual, weight)

@@ -34,6 +34,8 @@ DELAY = 24
 """Once `SETTLED` steps are known, noise is learnt from steps this old: what turns out to be an episode is left out."""
 
 SETTLED = 32
+FIRST_LOOK = 5
+"""Steps after the warm-up whose median is each rank's first level."""
 
 
 class Screen:
@@ -141,7 +143,10 @@ class Screen:
     def _learn(self, excess: Floats, thresholds: Floats) -> None:
         slot = self.steps % DELAY
         delayed, self._delayed[slot] = self._delayed[slot].copy(), excess
-        if self.steps <= SETTLED:
+        if self.steps <= WARM_UP + FIRST_LOOK:
+            if self.steps == WARM_UP + FIRST_LOOK:
+                self.noise.begin(self._delayed[WARM_UP + 1 : self.steps + 1])
+        elif self.steps <= SETTLED:
             self.noise.learn(excess, np.where(self.open, 0.0, 1.0))
         elif self.steps > SETTLED + DELAY:
             self.noise.learn(delayed, self._trust(thresholds))

@@ -179,7 +179,10 @@ def _ring_steps(table: Table, verdicts: list[Told]) -> tuple[Floats, Floats]:
 
 
 def _rank_table(summary: dict[str, Any], culprits: set[int]) -> str:
-    rows = "".join(_rank_row(rank, rank["rank"] in culprits) for rank in summary["ranks"])
+    ranks = summary["ranks"]
+    if len(ranks) > 2 * SINGLE_LINES:
+        ranks = sorted(ranks, key=lambda rank: (rank["rank"] not in culprits, -(rank["excess_ratio"] or 0.0)))
+    rows = "".join(_rank_row(rank, rank["rank"] in culprits) for rank in ranks)
     return f"""<figure class="wide"><figcaption>Every rank (medians over the run)</figcaption><div class="scroll">
 <table><thead><tr><th scope="col">rank</th><th scope="col">host</th><th scope="col">own</th><th scope="col">wait</th>
 <th scope="col">excess</th></tr></thead><tbody>{rows}</tbody></table></div></figure>"""

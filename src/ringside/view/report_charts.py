@@ -62,7 +62,7 @@ def chart(
         series: The lines, the most important last (drawn on top).
         marks: Episodes to shade.
         text: How to write a value.
-        from_zero: Whether the axis begins at 0.
+        from_zero: Whether the axis begins at 0, unless all values lie close together far above it.
     """
     at, series = _thin(np.asarray(steps, dtype=np.float64), series)
     low, high = _span([line.values for line in series], from_zero)
@@ -98,10 +98,10 @@ def embedded(data: object) -> str:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Return two to five round values between low and high."""
+    """Return three to six round values between low and high."""
     if not high > low:
         return [low]
-    rough = (high - low) / 3
+    rough = (high - low) / 4
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
     return [index * step for index in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
@@ -131,9 +131,11 @@ def _span(values: Sequence[Floats], from_zero: bool) -> tuple[float, float]:
     if not known.size:
         return 0.0, 1.0
     top = min(float(known.max()), 1.6 * float(np.quantile(known, 0.97)))
-    bottom = 0.0 if from_zero else float(known.min())
-    room = 0.06 * (top - bottom) or abs(top) * 0.1 or 1.0
-    return (bottom if from_zero else bottom - room), top + room
+    bottom = float(np.quantile(known, 0.01))
+    if from_zero and bottom < 0.6 * top:
+        return 0.0, 1.2 * top or 1.0
+    room = 0.25 * (top - bottom) or abs(top) * 0.1 or 1.0
+    return bottom - room, top + room
 
 
 def _scale(low: float, high: float) -> Callable[[float], float]:

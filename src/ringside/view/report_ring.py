@@ -10,7 +10,7 @@ import numpy as np
 from ringside.monitor.excess import Floats, usable
 from ringside.view.report_words import duration
 
-MOST_ARROWS = 24
+MOST_ARROWS = 16
 MOST_NAMES = 32
 RADIUS = 150.0
 CENTRE = 210.0
@@ -55,9 +55,9 @@ def ring(matrix: Floats, culprits: set[int]) -> str:
     items = "".join(_item(*arrow, awaited_is_culprit=arrow[1] in culprits) for arrow in arrows[:6])
     return f"""<figure class="ring"><figcaption>Who waited for whom</figcaption><div class="ringbox">
 <svg viewBox="0 0 420 420" role="img" aria-label="{html.escape(said or "nobody waited for anybody")}">
-<defs><marker id="tip" viewBox="0 0 8 8" refX="6.5" refY="4" markerUnits="userSpaceOnUse" markerWidth="13"
- markerHeight="13" orient="auto"><path d="M0 .6 7.4 4 0 7.4z" class="head"/></marker><marker id="tipc"
- viewBox="0 0 8 8" refX="6.5" refY="4" markerUnits="userSpaceOnUse" markerWidth="16" markerHeight="16"
+<defs><marker id="tip" viewBox="0 0 8 8" refX="5" refY="4" markerUnits="userSpaceOnUse" markerWidth="14"
+ markerHeight="14" orient="auto"><path d="M0 .6 7.4 4 0 7.4z" class="head"/></marker><marker id="tipc"
+ viewBox="0 0 8 8" refX="5" refY="4" markerUnits="userSpaceOnUse" markerWidth="22" markerHeight="22"
  orient="auto"><path d="M0 .6 7.4 4 0 7.4z" class="head culprit"/></marker></defs>
 <circle class="track" cx="{CENTRE}" cy="{CENTRE}" r="{RADIUS}"/>{lines}{nodes}</svg>
 <div><p class="note">An arrow points from a rank that waited to the rank it waited for; its width is the time per
@@ -66,7 +66,7 @@ step.</p><ol class="waits">{items or "<li>Nobody waited.</li>"}</ol></div></div>
 
 def _largest(matrix: Floats) -> list[tuple[int, int, float]]:
     """The arrows worth drawing, longest wait first: those of at least 2 % of the longest."""
-    order = np.argsort(matrix, axis=None)[::-1][:MOST_ARROWS]
+    order = np.argsort(matrix, axis=None)[::-1][: MOST_ARROWS if len(matrix) > 8 else 32]
     most = float(matrix.max(initial=0.0))
     pairs = [divmod(int(index), len(matrix)) for index in order]
     return [(a, b, float(matrix[a, b])) for a, b in pairs if matrix[a, b] > 0.02 * most]
@@ -82,13 +82,13 @@ def _arrow(waiting: int, awaited: int, seconds: float, ranks: int, most: float, 
     (x0, y0), (x1, y1) = _place(waiting, ranks), _place(awaited, ranks)
     bend = 0.30 if ranks > 2 else 0.0
     mx, my = (x0 + x1) / 2, (y0 + y1) / 2
-    offset = 26.0 if waiting < awaited or ranks > 2 else -26.0
+    offset = 26.0
     length = math.hypot(x1 - x0, y1 - y0) or 1.0
     nx, ny = (y1 - y0) / length, (x0 - x1) / length
     cx, cy = mx + bend * (CENTRE - mx) + offset * nx, my + bend * (CENTRE - my) + offset * ny
     ax, ay = _towards(x0, y0, cx, cy, _size(ranks) + 3)
-    bx, by = _towards(x1, y1, cx, cy, _size(ranks) + (9 if culprit else 5))
-    width = 1.0 + 7.0 * seconds / most
+    bx, by = _towards(x1, y1, cx, cy, _size(ranks) + (14 if culprit else 9))
+    width = 1.0 + (5.0 if ranks <= MOST_NAMES else 2.0) * seconds / most
     kind, tip = ("wait culprit", "tipc") if culprit else ("wait", "tip")
     label = html.escape(f"rank {waiting} waited {duration(seconds)} per step for rank {awaited}")
     return (

@@ -59,7 +59,10 @@ def share(value: float | None) -> str:
 
 def digits(value: float) -> str:
     """Return a number with three significant digits and no exponent."""
-    magnitude = math.floor(math.log10(abs(value))) if value else 0
+    if not value:
+        return "0"
+    value = float(f"{value:.3g}")  # so that 99.96 becomes 100, not 100.0
+    magnitude = math.floor(math.log10(abs(value)))
     return f"{value:.{min(max(2 - magnitude, 0), 3)}f}"
 
 
@@ -95,9 +98,9 @@ def tell(content: dict[str, Any], summary: dict[str, Any]) -> Told:
     verdict = msgspec.convert({**lenient, "evidence": evidence}, Verdict)
     return Told(
         verdict=verdict,
-        headline=_capital(_was(verdict, headline(verdict))) + ".",
+        headline=_capital(_was(verdict, _of_two(headline(verdict), summary))) + ".",
         when=_when(verdict),
-        why=_why(verdict),
+        why=_of_two(_why(verdict), summary),
         price=_price(verdict, summary),
         next=_sentence(verdict.advice),
     )
@@ -108,7 +111,15 @@ def all_is_well(summary: dict[str, Any]) -> str:
     known = [rank["excess_ratio"] for rank in summary["ranks"] if rank["excess_ratio"] is not None]
     if len(known) < 2:
         return "There is nobody to wait for: one rank is all there is."
-    return f"The slowest rank's own time is {share(max(known))} of the others' median over {summary['steps']} steps."
+    steps = f"{summary['steps']} step{'' if summary['steps'] == 1 else 's'}"
+    return f"Over {steps}, the slowest rank's own time is {percent(max(known))} above the median of the others'."
+
+
+def _of_two(text: str, summary: dict[str, Any]) -> str:
+    """Of two ranks, the others are one."""
+    if summary["world_size"] != 2:
+        return text
+    return text.replace("the others'", "the other's").replace("the others", "the other")
 
 
 def _was(verdict: Verdict, sentence: str) -> str:
@@ -141,7 +152,8 @@ def _price(verdict: Verdict, summary: dict[str, Any]) -> str:
     until = verdict.evidence.get("until_step", verdict.since_step + int(verdict.evidence.get("steps", 0)))
     elapsed = (int(until) - verdict.since_step) * (summary["step_seconds"]["median"] or 0.0)
     of_time = f", {percent(cost / ranks / elapsed)} of the time since then" if elapsed > cost / ranks else ""
-    return f"{rank_time(cost)}: all {ranks} ranks lost {duration(cost / ranks)} each{of_time}."
+    everyone = "both ranks" if ranks == 2 else f"all {ranks} ranks"
+    return f"{rank_time(cost)}: {everyone} lost {duration(cost / ranks)} each{of_time}."
 
 
 def _sentence(text: str) -> str:

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ringside.commands import build_parser
+from ringside.errors import UsageError
+from ringside.monitor import RunInfo, StepRecord
+from ringside.monitor.run_directory import RunWriter
+
+
+def call(*arguments: str) -> int:
+    args = build_parser(verbs=("report",)).parse_args(["report", *arguments])
+    status: int = args.command.run(args)
+    return status
+
+
+@pytest.fixture
+def slow_run(tmp_path: Path) -> Path:
+    info = RunInfo(
+        schema=1, name="run", started_unix=0, command=[], world_size=16, hosts=["a-rather-long-host-name"] * 16,
+        pids=[0] * 16, engine="gloo",
+    )  # fmt: skip
+    own = 0.1 * np.exp(np.random.default_rng(0).normal(0, 0.02, (120, 16)))
+    own[60:, 7] *= 1.3
+    writer = RunWriter(tmp_path / "run", info)
+    writer.append(
+        StepRecord(step=s, rank=r, ended_unix=0, step_seconds=0.13, own_seconds=float(own[s, r]))
+        for s in range(120)
+        for r in range(16)
+    )
+    return writer.path
+
+
+def test_the_verdict_is_first_and_the_path_is_last(slow_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(str(slow_run)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Rank 7 is 30 % slower than the others."
+    assert lines[-1] == str(slow_run / "report.html")
+    assert (slow_run / "report.html").read_text().startswith("<!doctype html>")
+    assert max(map(len, lines[:-1])) <= 80
+    assert len(lines) <= 24
+    table = [line.split()[0] for line in lines if "host-name" in line]
+    assert table[0] == "7"
+
+
+def test_json_on_stdout_is_the_summary(slow_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(str(slow_run), "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((slow_run / "summary.json").read_text())
+    assert printed["verdicts"][0]["ranks"] == [7]
+
+
+def test_what_is_no_run_is_refused_with_status_2(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is no run") as caught:
+        call(str(tmp_path / "nothing"))
+    assert caught.value.exit_status == 2

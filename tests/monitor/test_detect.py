@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringside.errors import UsageError
+from ringside.monitor import Detector, detect
+
+Make = Callable[..., np.ndarray]
+
+
+def autoregressive(steps: int, ranks: int, jitter: float, seed: int) -> np.ndarray:
+    noise = np.random.default_rng(seed).normal(0, jitter * np.sqrt(1 - 0.81), (steps, ranks))
+    for step in range(1, steps):
+        noise[step] += 0.9 * noise[step - 1]
+    return 0.1 * np.exp(noise)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_12_percent_of_128_ranks_within_ten_steps(make_own: Make, seed: int) -> None:
+    own = make_own(200, 128, seed=seed)
+    own[120:, 77] *= 1.12
+    (verdict,) = detect(own)
+    assert (verdict.kind, verdict.ranks) == ("slow_rank", [77])
+    assert verdict.detected_step < 130
+    assert abs(verdict.since_step - 120) <= 2
+    assert verdict.excess_ratio == pytest.approx(0.12, abs=0.015)
+
+
+def test_30_percent_of_2_ranks_names_the_slow_one_only(make_own: Make) -> None:
+    own = make_own(120, 2, jitter=0.05)
+    own[60:, 1] *= 1.3
+    (verdict,) = detect(own)
+    assert verdict.ranks == [1]
+    assert verdict.detected_step <= 80
+    assert verdict.since_step == pytest.approx(60, abs=3)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 128])
+def test_slow_from_the_first_step(make_own: Make, ranks: int) -> None:
+    own = make_own(200, ranks)
+    own[:, 1] *= 1.12
+    (verdict,) = detect(own)
+    assert verdict.ranks == [1]
+    assert verdict.since_step == 0
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 128])
+@pytest.mark.parametrize("jitter", [0.01, 0.1])
+def test_healthy_noise_is_no_verdict(make_own: Make, ranks: int, jitter: float) -> None:
+    assert detect(make_own(1_500, ranks, jitter=jitter)) == []
+
+
+def test_healthy_spikes_and_constant_differences_are_no_verdict(make_own: Make) -> None:
+    rng = np.random.default_rng(5)
+    own = make_own(1_500, 8) * rng.uniform(0.97, 1.03, (1, 8))
+    own *= np.where(rng.random(own.shape) < 0.01, rng.uniform(1.2, 5, own.shape), 1)
+    assert detect(own) == []
+
+
+def test_healthy_autocorrelated_noise_is_no_verdict() -> None:
+    assert detect(autoregressive(3_000, 8, 0.02, seed=2)) == []
+
+
+def test_a_culprit_in_autocorrelated_noise_is_found_within_30_steps() -> None:
+    delays = []
+    for seed in range(9):
+        own = autoregressive(300, 128, 0.02, seed)
+        own[150:, 3] *= 1.12
+        verdicts = [verdict for verdict in detect(own) if verdict.ranks == [3]]
+        assert verdicts
+        delays.append(verdicts[0].detected_step - 150)
+    assert np.median(delays) <= 30
+
+
+def test_one_long_pause_is_no_slow_rank(make_own: Make) -> None:
+    own = make_own(200, 2)
+    own[80, 1] += 3.0
+    assert detect(own) == []
+
+
+def test_pauses_now_and_then_are_no_slow_rank(make_own: Make) -> None:
+    own = make_own(1_000, 4)
+    own[30::50, 2] *= 2.0
+    assert detect(own) == []
+
+
+def test_wild_first_steps_are_no_verdict(make_own: Make) -> None:
+    own = make_own(200, 2)
+    own[:4, 0] *= [30.0, 8.0, 3.0, 1.5]
+    assert detect(own) == []
+
+
+def test_two_culprits_are_two_verdicts(make_own: Make) -> None:
+    own = make_own(200, 8)
+    own[100:, [2, 5]] *= 1.2
+    assert sorted(verdict.ranks[0] for verdict in detect(own)) == [2, 5]
+
+
+def test_an_episode_ends_and_another_may_begin(make_own: Make) -> None:
+    own = make_own(500, 4)
+    own[100:200, 3] *= 1.2
+    own[350:, 3] *= 1.3
+    first, second = detect(own)
+    assert first.evidence["until_step"] == pytest.approx(200, abs=3)
+    assert first.excess_ratio == pytest.approx(0.2, abs=0.02)
+    assert second.since_step == pytest.approx(350, abs=2)
+    assert second.detected_step <= 362
+    assert "until_step" not in second.evidence
+
+
+def test_a_culprit_that_moves_is_named_on_both_ranks(make_own: Make) -> None:
+    own = make_own(400, 2)
+    own[100:200, 0] *= 1.3
+    own[200:, 1] *= 1.3
+    first, second = detect(own)
+    assert (first.ranks, second.ranks) == ([0], [1])
+    assert second.since_step == pytest.approx(200, abs=3)
+
+
+def test_below_the_effect_gate_nothing_is_reported(make_own: Make) -> None:
+    own = make_own(2_000, 8, jitter=0.01)
+    own[500:, 3] *= 1.03
+    assert detect(own) == []
+
+
+def test_a_slow_drift_is_found_in_the_end(make_own: Make) -> None:
+    own = make_own(900, 8)
+    own[100:, 6] *= 1 + 0.15 * np.minimum(np.arange(800) / 500, 1)
+    (verdict,) = detect(own)
+    assert verdict.ranks == [6]
+
+
+def test_more_samples_explain_more_time(make_own: Make) -> None:
+    samples = np.full((200, 4), 32.0)
+    samples[100:, 2] = 40
+    own = make_own(200, 4) * samples / 32
+    (with_samples,) = detect(own, samples)
+    (without,) = detect(own)
+    assert with_samples.kind == "uneven_work"
+    assert with_samples.evidence["more_samples_ratio"] == pytest.approx(0.25)
+    assert without.kind == "slow_rank"
+
+
+def test_more_samples_do_not_excuse_a_slow_rank(make_own: Make) -> None:
+    samples = np.full((200, 4), 100.0)
+    samples[100:, 2] = 105
+    own = make_own(200, 4)
+    own[100:, 2] *= 1.4
+    (verdict,) = detect(own, samples)
+    assert verdict.kind == "slow_rank"
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000), ranks=st.integers(1, 5), share=st.floats(0, 1))
+def test_bad_values_never_crash_it(seed: int, ranks: int, share: float) -> None:
+    rng = np.random.default_rng(seed)
+    bad = rng.choice([0.0, -1.0, np.nan, np.inf, -np.inf, 1e-300, 1e300], (60, ranks))
+    own = np.where(rng.random((60, ranks)) < share, bad, 0.1)
+    for verdict in detect(own, rng.choice([0.0, np.nan, 8.0], (60, ranks))):
+        assert np.isfinite(verdict.excess_ratio)
+
+
+def test_gaps_do_not_hide_a_culprit(make_own: Make) -> None:
+    own = make_own(300, 4)
+    own[100:, 1] *= 1.2
+    own[np.random.default_rng(1).random(own.shape) < 0.2] = np.nan
+    (verdict,) = detect(own)
+    assert verdict.ranks == [1]
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 1_000), order=st.permutations(range(5)))
+def test_it_does_not_matter_what_the_ranks_are_called(seed: int, order: list[int]) -> None:
+    own = 0.1 * np.exp(np.random.default_rng(seed).normal(0, 0.02, (120, 5)))
+    own[60:, 2] *= 1.25
+    (one,), (other,) = detect(own), detect(own[:, order])
+    assert order[other.ranks[0]] == one.ranks[0] == 2
+    assert (one.since_step, one.detected_step) == (other.since_step, other.detected_step)
+
+
+def test_the_unit_of_time_does_not_matter(make_own: Make) -> None:
+    own = make_own(200, 4)
+    own[100:, 0] *= 1.2
+    (seconds,), (hours,) = detect(own), detect(own * 3600)
+    assert (seconds.detected_step, seconds.since_step) == (hours.detected_step, hours.since_step)
+    assert hours.cost_rank_seconds == pytest.approx(3600 * seconds.cost_rank_seconds)
+
+
+def test_on_line_and_over_the_whole_run_is_the_same_code(make_own: Make) -> None:
+    own = make_own(300, 4)
+    own[100:200, 3] *= 1.2
+    detector = Detector(4)
+    found = [finding for row in own for finding in detector.update(row)]
+    (verdict,) = detect(own)
+    assert [finding.ended for finding in found] == [False, True]
+    assert found[0].verdict.detected_step == verdict.detected_step
+    assert found[1].verdict.evidence["until_step"] == verdict.evidence["until_step"]
+    assert detector.open == []
+
+
+def test_on_line_step_numbers_are_the_callers(make_own: Make) -> None:
+    own = make_own(200, 4)
+    own[100:, 3] *= 1.2
+    detector = Detector(4)
+    found = [finding for step, row in enumerate(own) for finding in detector.update(row, step=5_000 + 2 * step)]
+    assert found[0].verdict.since_step == pytest.approx(5_200, abs=4)
+
+
+def test_memory_does_not_grow_with_steps(make_own: Make) -> None:
+    import pickle
+
+    detector = Detector(4)
+    own = make_own(400, 4)
+    for row in own[:200]:
+        detector.update(row)
+    early = len(pickle.dumps(detector))
+    for row in own[200:]:
+        detector.update(row)
+    assert len(pickle.dumps(detector)) <= early + 64
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (50, 1), (50, 0)])
+def test_nothing_to_compare_is_no_verdict(shape: tuple[int, int]) -> None:
+    assert detect(np.ones(shape)) == []
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"\[steps, ranks\]"):
+        detect(np.ones(5))
+    with pytest.raises(UsageError, match="both are"):
+        detect(np.ones((5, 2)), np.ones((5, 3)))
+    with pytest.raises(UsageError, match="4 ranks"):
+        Detector(4).update([1.0, 2.0])
+    with pytest.raises(UsageError, match="at least one rank"):
+        Detector(0)

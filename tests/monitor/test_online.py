@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringside.monitor import RunInfo, StepRecord
+from ringside.monitor.online import GIVEN_UP_STEPS, Collector, with_waits
+from ringside.monitor.run_directory import RunReader, RunWriter
+
+Make = Callable[..., np.ndarray]
+Records = Callable[..., list[StepRecord]]
+
+
+def test_a_slow_rank_is_named_while_the_run_goes_on(make_own: Make, make_records: Records) -> None:
+    own = make_own(200, 4)
+    own[100:160, 2] *= 1.3
+    heard: list[dict[str, object]] = []
+    collector = Collector(4, listeners=[heard.append], clock=lambda: 42.0)
+    records = make_records(own)
+    for step in range(200):
+        collector.add(records[4 * step : 4 * step + 4])
+    verdict, repaired = heard
+    assert (verdict["kind"], repaired["kind"]) == ("verdict", "repaired")
+    assert verdict["unix"] == 42.0
+    assert verdict["step"] <= 112  # type: ignore[operator]
+    (final,) = collector.verdicts
+    assert final.ranks == [2]
+    assert final.cost_rank_seconds == pytest.approx(4 * 60 * 0.03, rel=0.2)
+    assert final.evidence["until_step"] == pytest.approx(160, abs=3)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10_000), batch=st.integers(1, 40))
+def test_the_order_of_records_does_not_matter(seed: int, batch: int) -> None:
+    """Records of a few neighbouring steps shuffled, in batches of any size: same steps, same verdict."""
+    own = 0.1 * np.exp(np.random.default_rng(1).normal(0, 0.02, (90, 3)))
+    own[50:, 1] *= 1.3
+    records = [
+        StepRecord(step=s, rank=r, ended_unix=0, step_seconds=1, own_seconds=float(own[s, r]))
+        for s in range(90)
+        for r in range(3)
+    ]
+    records.sort(key=lambda record: record.step + 5 * random.Random(seed + 7 * record.step + record.rank).random())
+    collector = Collector(3)
+    for begin in range(0, len(records), batch):
+        collector.add(records[begin : begin + batch])
+    collector.close()
+    (verdict,) = collector.verdicts
+    assert collector.steps == 90
+    assert collector.late == 0
+    assert (verdict.ranks, verdict.since_step) == ([1], 50)
+
+
+def test_a_rank_that_falls_silent_is_not_waited_for(make_own: Make, make_records: Records) -> None:
+    collector = Collector(3)
+    records = make_records(make_own(150, 3))
+    for step in range(150):
+        collector.add(record for record in records[3 * step : 3 * step + 3] if record.rank < 2 or step < 10)
+        assert collector.steps >= step - 20
+    assert collector.newest == 149  # given up after GIVEN_UP_STEPS, so no longer 20 steps behind
+    assert GIVEN_UP_STEPS < 130
+
+
+def test_a_rank_that_is_known_to_be_lost_is_not_waited_for_at_all(make_own: Make, make_records: Records) -> None:
+    collector = Collector(3)
+    assert collector.lost(2, "killed") is None
+    records = make_records(make_own(5, 3))
+    collector.add(record for record in records if record.rank < 2)
+    assert collector.steps == 5
+
+
+def test_a_late_record_is_kept_and_not_analysed(tmp_path: Path, make_info: Callable[..., RunInfo]) -> None:
+    writer = RunWriter(tmp_path, make_info(2))
+    collector = Collector(2, writer)
+    for step in range(30):
+        collector.add([StepRecord(step=step, rank=0, ended_unix=0, step_seconds=1, own_seconds=1)])
+    assert collector.steps == 10
+    collector.add([StepRecord(step=3, rank=1, ended_unix=0, step_seconds=1, own_seconds=1)])
+    assert collector.late == 1
+    assert collector.steps == 10
+    assert any(record.rank == 1 for record in RunReader(tmp_path).poll())
+
+
+def test_impossible_records_count_for_nothing() -> None:
+    collector = Collector(2)
+    bad = [(-1, 0), (0, 2), (0, -1)]
+    collector.add(StepRecord(step=s, rank=r, ended_unix=0, step_seconds=1, own_seconds=1) for s, r in bad)
+    collector.add(
+        StepRecord(step=s, rank=r, ended_unix=0, step_seconds=math.nan, own_seconds=v)
+        for s in range(9)
+        for r, v in ((0, math.inf), (1, -3.0))
+    )
+    assert collector.steps == 9
+
+
+def test_waits_are_filled_in_without_a_common_clock() -> None:
+    row = {
+        rank: StepRecord(
+            step=0, rank=rank, ended_unix=0, step_seconds=1, own_seconds=1, exposed_seconds=e, wait_seconds=w
+        )
+        for rank, (e, w) in enumerate([(0.5, math.nan), (0.2, math.nan), (0.9, 0.6)])
+    }
+    assert [record.wait_seconds for record in with_waits(row).values()] == [pytest.approx(0.3), 0.0, 0.6]
+
+
+def test_a_listener_that_raises_is_dropped(make_own: Make, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(event: dict[str, object]) -> None:
+        raise ValueError("no")
+
+    heard: list[dict[str, object]] = []
+    collector = Collector(2, listeners=[broken, heard.append])
+    with caplog.at_level(logging.ERROR):
+        collector.note("note", text="a")
+        collector.note("note", text="b")
+    assert len(heard) == 2
+    assert len(caplog.records) == 1
+
+
+def test_memory_is_bounded_by_ranks_not_steps(make_own: Make, make_records: Records) -> None:
+    import pickle
+
+    collector = Collector(2, clock=float)
+    records = make_records(make_own(1_000, 2))
+    sizes = []
+    for step in range(1_000):
+        collector.add(records[2 * step : 2 * step + 2])
+        if step in (400, 999):
+            sizes.append(len(pickle.dumps(collector)))
+    assert sizes[1] <= sizes[0] * 1.02
+
+
+def test_states_are_medians_of_what_was_kept(make_records: Records) -> None:
+    collector = Collector(2)
+    collector.add(make_records(np.array([[0.1, 0.2]] * 9)))
+    first, second = collector.states()
+    assert (first.own_seconds, first.wait_seconds) == (pytest.approx(0.1), pytest.approx(0.1))
+    assert (second.step, second.wait_seconds) == (8, pytest.approx(0.0))
+    assert math.isnan(Collector(1).states()[0].own_seconds)

@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from ringside.errors import RingsideError
+from ringside.monitor import RunInfo, StepRecord, Verdict, detect
+from ringside.monitor.cause import explain
+from ringside.monitor.online import Collector
+from ringside.monitor.run_directory import RunReader, RunWriter
+from ringside.monitor.summary import finish, summarise
+from ringside.monitor.table import tabulate
+from ringside.monitor.verdict import headline
+
+Make = Callable[..., np.ndarray]
+Records = Callable[..., list[StepRecord]]
+Info = Callable[..., RunInfo]
+
+KEYS = {"schema", "world_size", "steps", "step_seconds", "ranks", "verdicts", "sync", "overhead"}
+VERDICT_KEYS = list(Verdict.__struct_fields__)
+    "kind",
+    "ranks",
+    "since_step",
+    "detected_step",
+    "excess_ratio",
+    "cause",
+    "evidence",
+    "cost_rank_seconds",
+    "advice",
+]
+
+
+def slow_run(path: Path, own: np.ndarray, info: RunInfo, records: list[StepRecord]) -> None:
+    collector = Collector(own.shape[1], RunWriter(path, info), clock=lambda: 1.0)
+    for begin in range(0, len(records), own.shape[1]):
+        collector.add(records[begin : begin + own.shape[1]])
+    collector.close()
+
+
+def strict(text: str) -> object:
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_the_fields_are_those_of_the_contract(make_own: Make, make_records: Records, make_info: Info) -> None:
+    own = make_own(200, 2)
+    own[100:, 1] *= 1.3
+    summary = summarise(make_info(2), make_records(own, payload_bytes=800), detect(own))
+    assert set(summary) == KEYS
+    assert set(summary["step_seconds"]) == {"median", "p95"}
+    assert list(summary["ranks"][0]) == ["rank", "host", "own_seconds_median", "wait_seconds_median", "excess_ratio"]
+    assert list(summary["verdicts"][0]) == VERDICT_KEYS
+    sync = ["engine", "algorithm", "payload_bytes_per_step", "exposed_seconds_per_step", "total_seconds_per_step"]
+    assert list(summary["sync"]) == sync
+    assert set(summary["overhead"]) == {"seconds_per_step", "ratio"}
+    assert summary["steps"] == 200
+    assert summary["sync"]["payload_bytes_per_step"] == 800
+
+
+def test_figures_of_ranks(make_records: Records, make_info: Info) -> None:
+    summary = summarise(make_info(3), make_records(np.array([[0.1, 0.1, 0.12]] * 20)), [])
+    slow = summary["ranks"][2]
+    assert slow["excess_ratio"] == pytest.approx(0.2)
+    assert slow["wait_seconds_median"] == pytest.approx(0.0)
+    assert summary["ranks"][0]["wait_seconds_median"] == pytest.approx(0.02)
+    assert summary["ranks"][0]["excess_ratio"] == pytest.approx(0.1 / 0.11 - 1)
+
+
+def test_loss_is_the_mean_of_the_first_and_last_steps(make_info: Info) -> None:
+    records = [
+        StepRecord(step=s, rank=r, ended_unix=0, step_seconds=1, own_seconds=1, loss=10.0 - s + r)
+        for s in range(10)
+        for r in range(2)
+    ]
+    assert summarise(make_info(2), records, [])["loss"] == {"first": 8.5, "last": 3.5}
+
+
+def test_nothing_recorded_and_nothing_known_is_valid_json(make_info: Info, make_records: Records) -> None:
+    strict(json.dumps(summarise(make_info(2), [], [])))
+    broken = make_records(np.full((3, 2), np.nan))
+    summary = summarise(make_info(2), broken, [], extra={"comparison": {"step_ratio": float("inf")}, "other": 1})
+    strict(json.dumps(summary))
+    assert summary["comparison"] == {"step_ratio": None}
+    assert "other" not in summary
+    assert summary["ranks"][0]["own_seconds_median"] is None
+
+
+def test_finish_writes_both_files_and_prices_on_all_records(
+    tmp_path: Path, make_own: Make, make_records: Records, make_info: Info
+) -> None:
+    own = make_own(300, 4)
+    own[100:, 2] *= 1.3
+    slow_run(tmp_path, own, make_info(4), make_records(own))
+    summary = finish(tmp_path, extra={"injected": {"kind": "slow", "ranks": [2], "factor": 1.3, "from_step": 100}})
+    assert strict((tmp_path / "summary.json").read_text()) == summary
+    assert "Rank 2 is" in (tmp_path / "report.html").read_text()
+    (verdict,) = summary["verdicts"]
+    assert verdict["cost_rank_seconds"] == pytest.approx(4 * 200 * 0.03, rel=0.15)
+    assert finish(tmp_path) == summary  # what was passed through is kept
+
+
+def test_a_run_killed_before_its_end_still_gets_its_verdict(
+    tmp_path: Path, make_own: Make, make_records: Records, make_info: Info
+) -> None:
+    """No verdict event was written, and the last line is torn: the detector reads the records instead."""
+    own = make_own(200, 2)
+    own[100:, 0] *= 1.3
+    writer = RunWriter(tmp_path, make_info(2))
+    writer.append(make_records(own))
+    with (tmp_path / "steps.jsonl").open("ab") as file:
+        file.write(b'{"step":200,"ra')
+    (verdict,) = finish(tmp_path)["verdicts"]
+    assert verdict["ranks"] == [0]
+    assert verdict["since_step"] == pytest.approx(100, abs=2)
+
+
+def test_sigkill_at_any_moment_leaves_a_readable_run(tmp_path: Path) -> None:
+    script = """
+        import sys
+        from ringside.monitor import RunInfo, StepRecord
+        from ringside.monitor.online import Collector
+        from ringside.monitor.run_directory import RunWriter
+        info = RunInfo(schema=1, name="k", started_unix=0, command=[], world_size=2, hosts=["a", "a"], pids=[1, 2],
+                       engine="gloo")
+        collector = Collector(2, RunWriter(sys.argv[1], info))
+        for step in range(10**9):
+            slow = 1.3 if step >= 60 else 1.0
+            collector.add([StepRecord(step=step, rank=0, ended_unix=0, step_seconds=1, own_seconds=0.1),
+                           StepRecord(step=step, rank=1, ended_unix=0, step_seconds=1, own_seconds=0.1 * slow)])
+            if step == 300:
+                print("go", flush=True)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        os.kill(process.pid, signal.SIGKILL)
+    summary = finish(tmp_path / "run")
+    assert summary["steps"] > 300
+    assert [verdict["ranks"] for verdict in summary["verdicts"]] == [[1]]
+
+
+def test_two_culprits_are_priced_together_too(
+    tmp_path: Path, make_own: Make, make_records: Records, make_info: Info
+) -> None:
+    own = make_own(300, 8, jitter=0.005)
+    own[100:, [1, 2]] *= 1.3
+    slow_run(tmp_path, own, make_info(8), make_records(own))
+    verdicts = finish(tmp_path)["verdicts"]
+    together = verdicts[0]["evidence"]["cost_together_rank_seconds"]
+    assert together == pytest.approx(8 * 200 * 0.03, rel=0.1)
+    assert sum(verdict["cost_rank_seconds"] for verdict in verdicts) < 0.3 * together
+
+
+def test_forged_events_are_ignored(tmp_path: Path, make_own: Make, make_records: Records, make_info: Info) -> None:
+    writer = RunWriter(tmp_path, make_info(2))
+    writer.append(make_records(make_own(50, 2)))
+    for content in ({"kind": "nonsense"}, None, {"kind": "slow_rank", "ranks": "all"}):
+        writer.event({"unix": 0, "kind": "verdict", "verdict": content})
+    far = Verdict(kind="slow_rank", ranks=[99], since_step=-5, detected_step=10**12, excess_ratio=1.0)
+    writer.event({"unix": 0, "kind": "verdict", "verdict": msgspec.to_builtins(far)})
+    assert [verdict["ranks"] for verdict in finish(tmp_path)["verdicts"]] == [[99]]
+
+
+def test_a_directory_that_cannot_be_written_says_so(tmp_path: Path, make_info: Info) -> None:
+    RunWriter(tmp_path, make_info(2))
+    (tmp_path / "summary.json").mkdir()
+    with pytest.raises(RingsideError, match="cannot be written"):
+        finish(tmp_path)
+
+
+def test_a_long_run_is_kept_at_a_coarser_stride(make_own: Make, make_records: Records) -> None:
+    own = make_own(1_000, 4)
+    table = tabulate(make_records(own), 4, cells=1_200)
+    assert table.stride == 4
+    assert len(table) == 250
+    np.testing.assert_array_equal(table["own_seconds"], own[::4])
+
+
+def test_the_cause_names_the_phase_that_grew() -> None:
+    def records(phase: str, cpu: float) -> list[StepRecord]:
+        def one(step: int, rank: int) -> StepRecord:
+            phases = {"data": 0.01, "forward": 0.03, "backward": 0.06}
+            if rank == 1:
+                phases[phase] += 0.05
+            return StepRecord(
+                step=step,
+                rank=rank,
+                ended_unix=0,
+                step_seconds=0.15,
+                own_seconds=sum(phases.values()),
+                cpu_seconds=cpu if rank == 1 else 0.15,
+                **{f"{name}_seconds": value for name, value in phases.items()},
+            )
+
+        return [one(step, rank) for step in range(40) for rank in range(2)]
+
+    def found(phase: str, cpu: float) -> Verdict:
+        table = tabulate(records(phase, cpu), 2)
+        (verdict,) = detect(table["own_seconds"])
+        return explain(verdict, table)
+
+    assert found("data", 0.15).kind == "input_bound"
+    assert "backward" in found("backward", 0.15).cause
+    assert "running all the time" in found("backward", 0.15).cause
+    assert "no CPU" in found("backward", 0.09).cause
+
+
+def test_headlines() -> None:
+    verdict = Verdict(kind="slow_rank", ranks=[3], since_step=1, detected_step=2, excess_ratio=0.124)
+    assert headline(verdict) == "rank 3 is 12 % slower than the others"
+    link = Verdict(kind="slow_link", ranks=[0, 1], since_step=1, detected_step=2, excess_ratio=0.5)
+    assert headline(link) == "the link 0 → 1 is slow"
+    with pytest.raises(ValueError, match="the kinds are"):
+        Verdict(kind="lazy", ranks=[], since_step=0, detected_step=0, excess_ratio=0)
+
+
+def test_reading_a_finished_summary(tmp_path: Path, make_info: Info) -> None:
+    RunWriter(tmp_path, make_info(2))
+    assert RunReader(tmp_path).summary() is None
+    finish(tmp_path)
+    summary = RunReader(tmp_path).summary()
+    assert summary is not None
+    assert summary["world_size"] == 2

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ringside.monitor import RunInfo, StepRecord, detect
+from ringside.monitor.summary import summarise
+from ringside.view.report import render_report
+from ringside.view.report_charts import POINTS, Series, chart, ticks
+from ringside.view.report_ring import ring, waits_for
+from ringside.view.report_words import digits, duration, rank_time, share, size
+
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+class Page(HTMLParser):
+    """The page's elements; fails on tags that are not closed in order."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(page)
+        assert self.stack == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.stack:
+            self.texts.append((self.stack[-1], data))
+
+    def text(self, *tags: str) -> str:
+        return " ".join(data for tag, data in self.texts if tag in tags)
+
+
+def job(ranks: int, steps: int, culprit: int | None = None, **changes: Any) -> tuple[dict[str, Any], RunInfo, Any]:
+    rng = np.random.default_rng(4)
+    own = 0.1 * np.exp(rng.normal(0, 0.02, (steps, ranks)))
+    if culprit is not None:
+        own[steps // 2 :, culprit] *= 1.3
+    info = RunInfo(
+        schema=1, name=changes.get("name", "run"), started_unix=1.7e9, command=["train.py"], world_size=ranks,
+        hosts=[changes.get("host", "h")] * ranks, pids=[1] * ranks, engine="ringside", algorithm="push",
+    )  # fmt: skip
+    records = [
+        StepRecord(
+            step=s, rank=r, ended_unix=0, step_seconds=float(own[s].max()), own_seconds=float(own[s, r]),
+            wait_seconds=float(own[s].max() - own[s, r]), loss=changes.get("loss"),
+        )
+        for s in range(steps)
+        for r in range(ranks)
+    ]  # fmt: skip
+    return summarise(info, records, detect(own) if steps else [], extra=changes.get("extra")), info, records
+
+
+@pytest.mark.parametrize(("ranks", "steps"), [(1, 1), (2, 0), (2, 1), (2, 150), (8, 60), (40, 30)])
+def test_any_run_gives_a_whole_page_that_needs_nothing_else(ranks: int, steps: int) -> None:
+    source = render_report(*job(ranks, steps, loss=1.0))
+    page = Page(source)
+    assert not re.search(r"""(src|href)=["']|url\((?!#)|@import|https?://""", source)
+    identities = [attributes["id"] for _, attributes in page.seen if attributes.get("id")]
+    assert len(identities) == len(set(identities))
+
+
+def test_the_verdict_comes_first_in_plain_words() -> None:
+    source = render_report(*job(4, 200, culprit=2))
+    page = Page(source)
+    assert page.text("h1") == "Rank 2 is 30 % slower than the others."
+    words = page.text("dd")
+    assert "rank-seconds: all 4 ranks lost" in words
+    assert "Its own work takes 130 ms per step, the others' 100 ms." in words
+    assert source.index("<h1>") < source.index("<figure")
+
+
+def test_without_a_verdict_it_says_so() -> None:
+    page = Page(render_report(*job(2, 150)))
+    assert page.text("h1") == "No rank held this job up."
+
+
+def test_the_culprit_is_marked_by_more_than_colour() -> None:
+    page = Page(render_report(*job(4, 200, culprit=2)))
+    assert "slow" in page.text("text")
+    assert page.text("span").count("(verdict)") >= 2
+    assert any(tag == "circle" and attributes.get("class") == "halo" for tag, attributes in page.seen)
+
+
+def test_every_picture_has_words() -> None:
+    page = Page(render_report(*job(4, 200, culprit=2, loss=2.0)))
+    pictures = [attributes for _, attributes in page.seen if attributes.get("role") == "img"]
+    assert len(pictures) == 4
+    assert all(attributes.get("aria-label") for attributes in pictures)
+
+
+def test_hostile_text_stays_text() -> None:
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&"
+    injected = {"kind": evil, "ranks": [1], "factor": 1.3, "from_step": evil}
+    extra = {"injected": injected, "comparison": {"peer": evil, "step_ratio": 1.5, evil: evil}}
+    source = render_report(*job(2, 200, culprit=1, name=evil, host=evil, extra=extra))
+    page = Page(source)
+    assert not any(tag == "img" for tag, _ in page.seen)
+    assert [attributes.get("type") for tag, attributes in page.seen if tag == "script"].count(None) == 1
+    assert "alert(1)</script>" not in source
+
+
+def test_hover_data_is_json_with_one_text_per_step() -> None:
+    page = Page(render_report(*job(2, 150)))
+    blocks = [json.loads(text) for tag, text in page.texts if tag == "script" and text.startswith("{")]
+    assert [len(block["series"]) for block in blocks] == [2, 2]
+    assert all(len(line["text"]) == len(block["steps"]) == 150 for block in blocks for line in block["series"])
+
+
+def test_long_runs_are_thinned() -> None:
+    line = Series(name="a", values=np.arange(10_000.0), style="s0")
+    source = chart("x", "t", list(range(10_000)), [line])
+    data = json.loads(re.findall(r"application/json\">(.*?)</script>", source)[0])
+    assert len(data["steps"]) <= POINTS
+    assert data["span"][0] == 0
+
+
+def test_gaps_break_the_line() -> None:
+    line = Series(name="a", values=np.array([1.0, np.nan, 2.0, 3.0]), style="s0")
+    (path,) = re.findall(r'class="line s0" d="([^"]*)"', chart("x", "t", [0, 1, 2, 3], [line]))
+    assert path.count("M") == 2
+
+
+def test_who_waited_for_whom_adds_up() -> None:
+    own = np.array([[1.0, 2.0, 1.5], [3.0, 2.0, 1.0], [np.nan] * 3])
+    waits = np.array([[1.0, 0.0, 0.5], [0.0, 1.0, 2.0], [9.0, 9.0, 9.0]])
+    expected = np.array([[0, 1.0, 0], [1.0, 0, 0], [2.0, 0.5, 0]]) / 2
+    np.testing.assert_allclose(waits_for(own, waits), expected)
+    assert ring(np.zeros((3, 3)), set()).count('class="wait') == 1  # the empty list of waits
+
+
+def test_numbers_in_words() -> None:
+    assert [duration(s) for s in (0.0123, 1.2, 7_200, 3e-6, 0, None, float("nan"))] == [
+        "12.3 ms", "1.20 s", "2.00 h", "3.00 µs", "0 s", "–", "–",
+    ]  # fmt: skip
+    assert rank_time(10.2 * 86_400) == "10.2 rank-days"
+    assert rank_time(0.5) == "0.500 rank-seconds"
+    assert size(3_461_120) == "3.46 MB"
+    assert (share(-0.0321), share(None)) == ("−3.2 %", "–")
+    assert [digits(x) for x in (99.96, 0.0, 1234.0, -2.5)] == ["100", "0", "1230", "-2.50"]
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.0, 0.137), (2.0, 7.5), (1e-9, 3e-9), (5.0, 5.0)])
+def test_ticks_are_few_round_and_inside(low: float, high: float) -> None:
+    values = ticks(low, high)
+    assert 1 <= len(values) <= 6
+    assert all(low - 1e-12 <= value <= high + 1e-12 for value in values)
