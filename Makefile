@@ -35,14 +35,17 @@ bench: $(READY) ## our all-reduce beside Gloo and Open MPI, then the DDP step
 clean: ## remove what the targets made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
+# A torch that $(PYTHON) can import is used where it lies, and not fetched again.
+WHERE_TORCH := import pathlib, torch; print(pathlib.Path(torch.__file__).parent.parent)
+WHERE_SITE  := import sysconfig; print(sysconfig.get_path("purelib"))
+
 $(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "ringside needs Python 3.10 or newer, and $(PYTHON) is %d.%d: run make PYTHON=/path/to/python3" % sys.version_info[:2])'
-	@if $(PYTHON) -c 'import torch' 2>/dev/null; then \
-		echo "· new environment $(VENV), using the torch of $(PYTHON)"; \
-		$(PYTHON) -m venv --system-site-packages $(VENV); \
-	else \
-		echo "· new environment $(VENV)"; \
-		$(PYTHON) -m venv $(VENV); \
+	@echo "· new environment $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@if torch=$$($(PYTHON) -c '$(WHERE_TORCH)' 2>/dev/null); then \
+		echo "· using the torch in $$torch"; \
+		echo "$$torch" > "$$($(BIN)/python -c '$(WHERE_SITE)')/torch-of-base-python.pth"; \
 	fi
 
 $(READY): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt $(NATIVE)
@@ -50,7 +53,7 @@ $(READY): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt $(NATIVE)
 		echo "· installing torch (the largest download; its progress follows)"; \
 		$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt torch numpy; \
 	fi
-	@echo "· building the native core and installing ringside with its tools"
-	@$(BIN)/python -m pip install --disable-pip-version-check -q --progress-bar on -e '.[dev]'
+	@echo "· building the native core and installing ringside with its tools (half a minute of C++)"
+	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]'
 	@$(BIN)/python -c 'from ringside import _core; print("· ready:", _core.describe())'
 	@touch $@
