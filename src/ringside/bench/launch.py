@@ -1,0 +1,153 @@
+"""Starts the ranks, follows what they report, and ends them all, whatever happens."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from ringside.bench.messages import Begin, Done, Failed, Hello, Message, Reader
+from ringside.bench.plan import Plan
+from ringside.bench.worker import PLAN, die_with_parent
+from ringside.errors import RingsideError
+
+POLL_S = 0.1
+_GRACE_S = 3.0
+_LOG = "log"
+
+Observer = Callable[[int, Message], None]
+Reports = list[list[Message]]
+
+
+def run_ranks(plan: Plan, observe: Observer = lambda rank, message: None) -> Reports:
+    """Run a plan to its end and return the messages of each rank.
+
+    Args:
+        plan: What the ranks measure.
+        observe: Called with (rank, message) for every message as it comes.
+
+    Raises:
+        RingsideError: A rank failed or died; all others have been ended.
+    """
+    with tempfile.TemporaryDirectory(prefix="ringside-bench-") as name:
+        directory = Path(name)
+        (directory / PLAN).write_bytes(msgspec.json.encode(plan))
+        readers = [Reader(directory, rank) for rank in range(plan.ranks)]
+        reports: Reports = [[] for _ in readers]
+        processes: list[subprocess.Popen[bytes]] = []
+        try:
+            with (directory / _LOG).open("wb") as log:
+                for command, environment in commands(plan, directory):
+                    processes.append(_start(command, environment, log.fileno()))
+            _follow(processes, readers, reports, observe)
+            if not all(any(isinstance(m, Done) for m in report) for report in reports):
+                raise RingsideError(_what_happened(processes, reports, (directory / _LOG).read_text(errors="replace")))
+        finally:
+            _end(processes)
+            for reader in readers:
+                reader.close()
+        return reports
+
+
+def commands(plan: Plan, directory: Path) -> list[tuple[list[str], Mapping[str, str]]]:
+    """Return the processes to start, as (command, variables): one mpirun if MPI takes part, else one per rank."""
+    worker = [sys.executable, "-m", "ringside.bench.worker", str(directory)]
+    if "mpi" not in plan.peers:
+        return [(worker, {"RANK": str(rank)}) for rank in range(plan.ranks)]
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    return [(["mpirun", *root, "--oversubscribe", "--bind-to", "none", "-n", str(plan.ranks), *worker], {})]
+
+
+def _start(command: list[str], environment: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
+    # One compute thread per rank, as torchrun does; a session of its own, so that Ctrl-C reaches only the parent.
+    return subprocess.Popen(
+        command,
+        env={"OMP_NUM_THREADS": "1", **os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
+
+
+def _follow(
+    processes: list[subprocess.Popen[bytes]], readers: list[Reader], reports: Reports, observe: Observer
+) -> None:
+    """Read messages until every process ended, or one failed and the others had time to say what they saw."""
+    deadline = float("inf")
+    while True:
+        ended = [process.poll() for process in processes]
+        for rank, reader in enumerate(readers):
+            for message in reader.read():
+                reports[rank].append(message)
+                observe(rank, message)
+        if all(status is not None for status in ended) or time.monotonic() > deadline:
+            return
+        if any(status not in (None, 0) for status in ended):
+            deadline = min(deadline, time.monotonic() + _GRACE_S)
+        time.sleep(POLL_S)
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    """End what still runs: politely, so that mpirun ends its ranks, then for good."""
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    for process in processes:
+        try:
+            process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()  # its ranks, if it has any, follow: they die with their parent
+            process.wait()
+
+
+# ---------------------------------------------------------------------------------------------- what went wrong
+
+
+def _what_happened(processes: list[subprocess.Popen[bytes]], reports: Reports, log: str) -> str:
+    """Say in one line which rank failed, how, and during what."""
+    killed = _killed(processes, log)
+    if killed is not None:
+        rank, number = killed
+        return f"rank {rank} died ({_signal_name(number)}) {_during(reports[rank])}; the other ranks were ended"
+    failures = [(rank, m) for rank, report in enumerate(reports) for m in report if isinstance(m, Failed)]
+    # A rank that misses another tells of a consequence; prefer the cause.
+    for rank, failure in sorted(failures, key=lambda item: bool(item[1].lost)):
+        return f"rank {rank} failed {_during(reports[rank])}: {failure.error}: {failure.message}"
+    words = [line for line in log.splitlines() if line.strip()]
+    silent = [rank for rank, report in enumerate(reports) if not any(isinstance(m, Done) for m in report)]
+    return f"rank {silent[0]} ended {_during(reports[silent[0]])}; its last words: {words[-1] if words else 'none'}"
+
+
+def _killed(processes: list[subprocess.Popen[bytes]], log: str) -> tuple[int, int] | None:
+    """Return (rank, signal) of a rank that a signal ended before its time."""
+    told = re.search(r"rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)", log)  # mpirun's words
+    if told is not None:
+        return int(told[1]), int(told[2])
+    for rank, process in enumerate(processes):
+        if len(processes) > 1 and process.returncode is not None and process.returncode < 0:
+            return rank, -process.returncode
+    return None
+
+
+def _during(report: list[Message]) -> str:
+    begun = [message.what for message in report if isinstance(message, Begin)]
+    if begun:
+        return f"while measuring {begun[-1]}"
+    return "while joining the others" if any(isinstance(m, Hello) for m in report) else "before it started"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,184 @@
+"""Measure our all-reduce on this machine, beside Gloo and Open MPI.
+
+The engines take turns in the same processes. Results are checked against sums computed without any engine. The first
+lines say how we stand; then come the ratios (peer's time over ours) and nccl-tests' columns. Exit status 1 if an
+element is wrong or a rank died.
+
+example:
+  $ ringside bench -n 2 --peers gloo,mpi
+  2 ranks on 2 cores, float32 sum, in place
+      1 KB: 1.10 us, 260x Gloo, 1.40x Open MPI
+      ...
+
+keys of --json:
+  schema, ranks, cores, cache_bytes (last-level cache), wrong (all rows together)
+  stream_limit_bytes_per_second  2 reads + 2 non-temporal writes on all ranks at once
+  skipped[]   peer, reason
+  rows[]      size_bytes, count, type, redop, root (-1: none)
+              engine (ringside, gloo, mpi), algorithm ("auto" or the one forced)
+              tensor (symmetric, private), cache (warm, cold, any), buffers
+              iterations (per round), time_seconds (median of rounds_seconds[])
+              algbw_bytes_per_second, busbw_bytes_per_second, wrong (elements)
+              ratios{gloo, mpi} (peer's time over ours; rows of ours only)
+              limit_share (0 to 1; null for private tensors and those in cache)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+import uuid
+
+from ringside import _core
+from ringside.bench import launch, peers, plan, table
+from ringside.bench.messages import Begin, Message, Skipped
+from ringside.bench.plan import Plan
+from ringside.bench.result import Result, merge
+from ringside.engine.dtypes import OPS, dtype_code, is_allowed, op_code
+from ringside.engine.settings import cache_bytes
+from ringside.errors import UnsupportedError, UsageError
+from ringside.schedule import ALGORITHMS
+
+HELP = "measure all-reduce, in turn with Gloo and Open MPI"
+
+_QUICK_SIZES = (4, 1 << 10, 1 << 16, 1 << 20, 16 << 20, 64 << 20)
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add this verb's arguments."""
+    add = parser.add_argument
+    add("-n", "--ranks", type=int, default=0, metavar="RANKS", help="processes (default: cores, at least 2)")
+    add("--sizes", metavar="SIZES", help="such as 4,1K,1M (instead of a range)")
+    add("-b", "--min-bytes", default="4", metavar="SIZE", help="first size (default: 4)")
+    add("-e", "--max-bytes", default="256M", metavar="SIZE", help="last size (default: 256M)")
+    add("-f", "--step-factor", type=int, default=4, metavar="F", help="each size F times the last (default: 4)")
+    add("--peers", default="", metavar="LIST", help=f"of {','.join(plan.PEERS)}: measured in turn with ours")
+    add("--algorithm", default="auto", metavar="LIST", help=f"ours: auto, {', '.join(_algorithms())}")
+    add("-d", "--dtype", default="float32", help=f"of {', '.join(plan.ITEM_BYTES)}")
+    add("-o", "--op", default="sum", help=f"of {', '.join(OPS)}")
+    add("--iterations", type=int, default=0, metavar="N", help="all-reduces per round (default: by time)")
+    add("--rounds", type=int, default=0, metavar="N", help="turns of each engine (default: 5, quick 3)")
+    add("--quick", action="store_true", help="fewer sizes and shorter turns: under 30 s")
+    add("--json", action="store_true", help="print JSON; the keys are listed above")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print; return 1 if a result was wrong."""
+    asked, skipped = make_plan(args)
+    progress = _Progress(asked)
+    for skip in skipped:
+        progress.say(f"{table.NAMES[skip.peer]} skipped: {skip.reason}")
+    try:
+        reports = launch.run_ranks(asked, progress.observe)
+    finally:
+        progress.clear()
+    result = merge(asked, len(os.sched_getaffinity(0)), reports, skipped)
+    _print(result, args.json)
+    return 1 if result.wrong else 0
+
+
+def make_plan(args: argparse.Namespace) -> tuple[Plan, list[Skipped]]:
+    """Return what the arguments ask for and the peers that cannot run here; `UsageError` for what cannot be."""
+    dtype, op = plan.dtype_named(args.dtype), args.op
+    if not is_allowed(dtype_code(plan.storage_dtype(dtype)) if dtype != "bfloat16" else 3, op_code(op)):
+        raise UnsupportedError(f"{op} of {dtype} is not defined: bitwise reductions need integers")
+    named = _listed(args.peers, plan.PEERS, "peer")
+    reasons = {peer: peers.why_not(peer) for peer in named}
+    asked = Plan(
+        key=f"bench/{uuid.uuid4()}",
+        ranks=_ranks(args.ranks),
+        sizes_bytes=plan.whole_items(_sizes(args), dtype),
+        dtype=dtype,
+        op=op,
+        algorithms=_listed(args.algorithm, ("auto", *_algorithms()), "algorithm"),
+        peers=tuple(peer for peer in named if not reasons[peer]),
+        rounds=_at_least(args.rounds, "--rounds") or (3 if args.quick else 5),
+        iterations=_at_least(args.iterations, "--iterations"),
+        round_seconds=0.015 if args.quick else 0.05,
+        cache_bytes=cache_bytes(),
+    )
+    _check_memory(asked)
+    return asked, [Skipped(peer, reason) for peer, reason in reasons.items() if reason]
+
+
+def _algorithms() -> list[str]:
+    return sorted({"one_shot", *ALGORITHMS})
+
+
+def _ranks(asked: int) -> int:
+    ranks, most = asked or max(2, len(os.sched_getaffinity(0))), int(_core.native().MAX_RANKS)
+    if not 1 <= ranks <= most:
+        raise UsageError(f"-n {ranks}: there can be 1 to {most} ranks")
+    return ranks
+
+
+def _sizes(args: argparse.Namespace) -> list[int]:
+    if args.sizes is not None:
+        return [plan.parse_size(text) for text in args.sizes.split(",")]
+    first, last = plan.parse_size(args.min_bytes), plan.parse_size(args.max_bytes)
+    if args.quick:
+        return [size for size in _QUICK_SIZES if first <= size <= last] or [first]
+    return plan.sizes_between(first, last, args.step_factor)
+
+
+def _listed(text: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name for name in text.split(",") if name))
+    for name in names:
+        if name not in known:
+            raise UsageError(f"unknown {what} {name!r}; there are {', '.join(known)}")
+    return names
+
+
+def _at_least(number: int, option: str) -> int:
+    if number < 0:
+        raise UsageError(f"{option} {number}: it is a count")
+    return number
+
+
+def _check_memory(asked: Plan) -> None:
+    free = plan.free_memory_bytes()
+    if asked.needed_bytes > free:
+        need, have = plan.format_size(asked.needed_bytes), plan.format_size(free)
+        raise UsageError(f"these sizes on {asked.ranks} ranks take {need}, and {have} are free: lower -e or --sizes")
+
+
+def _print(result: Result, as_json: bool) -> None:
+    if as_json:
+        json.dump(result.to_json(), sys.stdout, indent=2)
+        print()
+    else:
+        print(table.render(result, shutil.get_terminal_size((80, 24)).columns))
+
+
+class _Progress:
+    """What happens now, on stderr: one line that is overwritten on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, asked: Plan) -> None:
+        self._what = f"{asked.ranks} ranks, " + (" against ".join(["ours", *asked.peers]))
+        self._live = sys.stderr.isatty()
+        self._since = self._last = time.monotonic()
+        self.say(f"starting {self._what}")
+
+    def observe(self, rank: int, message: Message) -> None:
+        """Show where rank 0 is."""
+        if rank != 0 or not isinstance(message, Begin):
+            return
+        line = f"{message.share:>4.0%} {message.what} ({time.monotonic() - self._since:.0f} s)"
+        if self._live:
+            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+        elif time.monotonic() - self._last > 5:
+            self._last = time.monotonic()
+            self.say(line)
+
+    def say(self, line: str) -> None:
+        """Print a line of its own."""
+        print(line, file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Take the live line away."""
+        if self._live:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)

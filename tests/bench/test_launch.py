@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from pathlib import Path
+
+import pytest
+
+from ringside import _core
+from ringside.bench.launch import commands, run_ranks
+from ringside.bench.messages import Begin, Done, Hello, Limit, Message, Reader, Sample, Writer
+from ringside.bench.plan import Plan
+from ringside.errors import RingsideError
+
+needs_native = pytest.mark.skipif(not _core.available(), reason="the native core is not built")
+
+
+def plan(**changed: object) -> Plan:
+    values = {"key": f"test/{uuid.uuid4()}", "ranks": 2, "sizes_bytes": (4, 65536), "rounds": 1, "cache_bytes": 1 << 20}
+    return Plan(**{**values, "iterations": 2, **changed})  # type: ignore[arg-type]
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+@needs_native
+def test_every_rank_reports_every_case():
+    reports = run_ranks(plan(sizes_bytes=(8, 65536), dtype="float64", op="max"))
+    for report in reports:
+        kinds = [type(m) for m in report if not isinstance(m, Begin)]
+        assert kinds == [Hello, Limit, *[Sample] * 8, Limit, Done]
+        samples = [m for m in report if isinstance(m, Sample)]
+        assert {(s.size_bytes, s.cache, s.tensor) for s in samples} >= {
+            (8, "warm", "private"),
+            (65536, "cold", "symmetric"),
+        }
+        assert [s.wrong for s in samples] == [0] * 8
+
+
+@needs_native
+def test_a_rank_that_dies_is_named_and_the_others_end():
+    pids: dict[int, int] = {}
+
+    def kill_rank_1(rank: int, message: Message) -> None:
+        if isinstance(message, Hello):
+            pids[rank] = message.pid
+        if rank == 1 and isinstance(message, Begin):
+            os.kill(pids[1], signal.SIGKILL)
+
+    with pytest.raises(
+        RingsideError, match=r"^rank 1 died \(SIGKILL\) while measuring .*; the other ranks were ended$"
+    ):
+        run_ranks(plan(iterations=10_000_000), kill_rank_1)
+    assert not any(alive(pid) for pid in pids.values())
+
+
+@needs_native
+def test_an_interrupt_ends_every_rank():
+    pids: list[int] = []
+
+    def interrupt(rank: int, message: Message) -> None:
+        if isinstance(message, Hello):
+            pids.append(message.pid)
+        if isinstance(message, Begin):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_ranks(plan(iterations=10_000_000), interrupt)
+    assert pids
+    assert not any(alive(pid) for pid in pids)
+
+
+@needs_native
+def test_a_rank_that_fails_says_why():
+    with pytest.raises(RingsideError, match=r"^rank \d failed .*: UsageError: there is no algorithm 'none'"):
+        run_ranks(plan(algorithms=("none",)))
+
+
+def test_mpi_takes_one_mpirun_and_nothing_else_does(tmp_path: Path):
+    ((command, _),) = commands(plan(ranks=3, peers=("mpi",)), tmp_path)
+    assert command[0] == "mpirun"
+    assert command[command.index("-n") + 1] == "3"
+    started = commands(plan(ranks=3, peers=("gloo",)), tmp_path)
+    assert [environment for _, environment in started] == [{"RANK": "0"}, {"RANK": "1"}, {"RANK": "2"}]
+
+
+def test_messages_are_read_while_they_are_written(tmp_path: Path):
+    reader = Reader(tmp_path, 0)
+    assert reader.read() == []
+    writer = Writer(tmp_path, 0)
+    writer.send(Hello(7))
+    assert reader.read() == [Hello(7)]
+    writer._file.write(b'{"type":"Be')
+    assert reader.read() == []
+    writer._file.write(b'gin","what":"4 B","share":0.5}\n')
+    assert reader.read() == [Begin("4 B", 0.5)]
+    writer.close()
+    reader.close()

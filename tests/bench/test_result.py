@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import pytest
+
+from ringside.bench import table
+from ringside.bench.messages import Done, Limit, Message, Sample, Skipped
+from ringside.bench.plan import Plan
+from ringside.bench.result import Result, merge
+
+SIZE = 64 << 20
+PLAN = Plan(key="test", ranks=2, sizes_bytes=(1024, SIZE), peers=("gloo", "mpi"))
+
+
+def sample(
+    engine: str, tensor: str, size: int, seconds: tuple[float, ...], cache: str = "warm", wrong: int = 0
+) -> Sample:
+    return Sample(engine, "auto", tensor, cache, size, 1, 10, seconds, wrong)
+
+
+def report(delay: float, wrong: int = 0) -> list[Message]:
+    return [
+        Skipped("mpi", "sum of float32: not today"),
+        Limit(1000, (1e-6, 2e-6, 4e-6 + delay)),
+        sample("ringside", "symmetric", 1024, (2e-6, 1e-6 + delay, 9e-6), wrong=wrong),
+        sample("ringside", "private", 1024, (4e-6, 4e-6, 4e-6)),
+        sample("gloo", "private", 1024, (200e-6, 100e-6, 300e-6)),
+        sample("ringside", "symmetric", SIZE, (0.004, 0.004, 0.004), "any"),
+        sample("ringside", "private", SIZE, (0.008, 0.008, 0.008), "any"),
+        sample("gloo", "private", SIZE, (0.04, 0.04, 0.04), "any"),
+        Done(),
+    ]
+
+
+@pytest.fixture
+def result() -> Result:
+    return merge(PLAN, 2, [report(0.0), report(2e-6)])
+
+
+def test_an_iteration_takes_what_the_slowest_rank_takes_and_rounds_their_median(result: Result):
+    first = result.rows[0]
+    assert first.rounds_s == pytest.approx((2e-6, 3e-6, 9e-6))
+    assert first.time_s == pytest.approx(3e-6)
+    assert first.algbw == pytest.approx(1024 / 3e-6)
+    assert first.busbw(2) == pytest.approx(1024 / 3e-6)
+    assert first.busbw(4) == pytest.approx(1.5 * 1024 / 3e-6)
+
+
+def test_ratios_are_the_peers_time_over_ours(result: Result):
+    assert result.ratio(result.rows[0], "gloo") == pytest.approx(200 / 3)
+    assert result.ratio(result.rows[0], "mpi") is None
+    data = result.to_json()["rows"]
+    assert data[0]["ratios"] == {"gloo": pytest.approx(200 / 3)}
+    assert data[2]["ratios"] == {}
+
+
+def test_the_share_of_the_streaming_limit_is_for_symmetric_tensors_beyond_the_cache(result: Result):
+    assert result.limit == pytest.approx(4 * 1000 * 2 / 2e-6)
+    shares = [row.limit_share for row in result.rows]
+    assert [share is not None for share in shares] == [False, False, False, True, False, False]
+    assert shares[3] == pytest.approx(2 * 2 * SIZE / 0.004 / 4e9)
+
+
+def test_wrong_elements_of_all_ranks_are_added_and_come_first():
+    result = merge(PLAN, 2, [report(0.0, wrong=3), report(0.0, wrong=4)])
+    assert result.wrong == result.to_json()["wrong"] == 7
+    assert table.verdict(result)[0] == "WRONG RESULTS in 1 of 6 rows, first: ringside symm, 1 KB, warm: 7 elements"
+
+
+def test_the_verdict_names_the_ratios(result: Result):
+    head, small, large = table.verdict(result)
+    assert head == "2 ranks on 2 cores, float32 sum, in place"
+    assert small.strip() == "1 KB: 3.00 us, 66.7x Gloo"
+    assert large.strip().startswith("64 MB: 4.0 ms, 10.0x Gloo, ")
+    assert large.endswith("% of the streaming limit")
+
+
+def test_the_report_fits_a_terminal_and_a_wide_one_has_all_of_nccl_tests_columns(result: Result):
+    narrow, wide = table.render(result, 80), table.render(result, 120)
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert "redop" not in narrow
+    assert all(word in wide for word in ("size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong"))
+    assert "Open MPI skipped: sum of float32: not today" in narrow

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from ringside import _core
+from ringside.bench import launch, peers
+from ringside.commands import build_parser
+from ringside.errors import RingsideError, UnsupportedError, UsageError
+
+TINY = ("-n", "2", "--sizes", "4,4K", "--iterations", "2", "--rounds", "1")
+needs_native = pytest.mark.skipif(not _core.available(), reason="the native core is not built")
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+
+
+def run(*argv: str) -> int:
+    args = build_parser(verbs=("bench",)).parse_args(["bench", *argv])
+    return int(args.command.run(args))
+
+
+@needs_native
+def test_ours_alone(capsys: pytest.CaptureFixture[str]):
+    assert run(*TINY) == 0
+    output, progress = capsys.readouterr()
+    assert re.match(r"2 ranks on \d+ cores, float32 sum, in place\n +4 B: [\d.]+ [um]s\n", output)
+    rows = [line.split() for line in output.splitlines() if re.match(r" +\d+ +\d+ ringside", line)]
+    assert [(row[0], row[3], row[4]) for row in rows[:2]] == [("4", "symm", "warm"), ("4", "priv", "warm")]
+    assert all(row[-1] == "0" for row in rows)
+    assert max(map(len, output.splitlines())) <= 80
+    assert "starting 2 ranks, ours" in progress
+
+
+@needs_native
+@needs_torch
+def test_beside_gloo_as_json(capsys: pytest.CaptureFixture[str]):
+    assert run(*TINY, "--peers", "gloo", "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["schema"], data["ranks"], data["wrong"], data["skipped"]) == (1, 2, 0, [])
+    assert data["stream_limit_bytes_per_second"] > 0
+    assert {row["engine"] for row in data["rows"]} == {"ringside", "gloo"}
+    assert all(row["wrong"] == 0 and row["time_seconds"] > 0 for row in data["rows"])
+    ours = [row for row in data["rows"] if row["engine"] == "ringside"]
+    assert all(list(row["ratios"]) == ["gloo"] for row in ours)
+    assert (ours[0]["count"], ours[0]["type"], ours[0]["redop"], ours[0]["root"]) == (1, "float32", "sum", -1)
+
+
+@needs_native
+def test_every_json_key_is_in_the_help(capsys: pytest.CaptureFixture[str]):
+    assert run(*TINY, "--sizes", "4", "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    with pytest.raises(SystemExit):
+        run("--help")
+    text = capsys.readouterr().out
+    for key in [*data, *data["rows"][0]]:
+        assert re.search(rf"\b{key}\b", text), key
+    assert "$ ringside bench -n 2 --peers gloo,mpi" in text
+
+
+@needs_native
+@pytest.mark.parametrize(
+    "changed",
+    [("--algorithm", "ring,one_shot"), ("--dtype", "half", "--op", "avg"), ("-d", "int8", "-o", "bxor"), ("-n", "3")],
+)
+def test_other_algorithms_dtypes_and_ranks_are_right_too(changed: tuple[str, ...], capsys: pytest.CaptureFixture[str]):
+    assert run(*TINY, *changed, "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    if "--algorithm" in changed:
+        assert {row["algorithm"] for row in data["rows"]} == {"ring", "one_shot"}
+
+
+@needs_native
+@needs_torch
+def test_a_dtype_a_peer_cannot_do_is_said_and_ours_is_measured(capsys: pytest.CaptureFixture[str]):
+    assert run(*TINY, "--dtype", "bfloat16", "--op", "avg", "--peers", "gloo", "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert {row["type"] for row in data["rows"]} == {"bfloat16"}
+    assert [skip["peer"] for skip in data["skipped"]] in (["gloo"], [])
+
+
+@needs_native
+def test_open_mpi_takes_part(capsys: pytest.CaptureFixture[str]):
+    reason = peers.why_not("mpi")
+    if reason:
+        pytest.skip(reason)
+    assert run(*TINY, "--sizes", "4", "--peers", "mpi", "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [row["engine"] for row in data["rows"]] == ["ringside", "ringside", "mpi"]
+
+
+@needs_native
+def test_a_peer_that_is_not_there_is_skipped_with_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(peers, "why_not", lambda peer: "mpirun is not installed")
+    assert run(*TINY, "--sizes", "4", "--peers", "mpi") == 0
+    output, progress = capsys.readouterr()
+    assert output.splitlines()[-1] == "Open MPI skipped: mpirun is not installed"
+    assert "Open MPI skipped: mpirun is not installed" in progress
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--peers", "nccl"), r"unknown peer 'nccl'; there are gloo, mpi"),
+        (("--dtype", "float8"), r"unknown dtype 'float8'; there are float32, float64"),
+        (("--op", "median"), r"unknown reduction 'median'; there are sum"),
+        (("--algorithm", "butterfly"), r"unknown algorithm 'butterfly'; there are auto, direct"),
+        (("--sizes", "4,huge"), r"'huge' is not a size"),
+        (("-b", "8", "-e", "4"), r"--min-bytes 8 is more than --max-bytes 4"),
+        (("-n", "100000"), r"-n 100000: there can be 1 to"),
+        (("--iterations", "-1"), r"--iterations -1"),
+        (("-n", "4", "--sizes", "1000G"), r"take .* and .* are free"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(argv: tuple[str, ...], message: str):
+    with pytest.raises(UsageError, match=message):
+        run(*argv)
+
+
+def test_bits_of_floats_are_not_reduced():
+    with pytest.raises(UnsupportedError, match="bor of float32 is not defined"):
+        run("--op", "bor")
+
+
+@needs_native
+def test_wrong_elements_and_dead_ranks_are_exit_status_1(monkeypatch: pytest.MonkeyPatch):
+    def dead(*_: object) -> None:
+        raise RingsideError("rank 1 died (SIGKILL)")
+
+    monkeypatch.setattr(launch, "run_ranks", dead)
+    with pytest.raises(RingsideError) as caught:
+        run(*TINY)
+    assert caught.value.exit_status == 1
+
+
+def test_the_command_line_itself_imports_no_peer():
+    code = "import sys, ringside.commands.bench; sys.exit(bool({'torch', 'mpi4py'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
