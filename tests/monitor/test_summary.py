@@ -28,16 +28,6 @@ Info = Callable[..., RunInfo]
 
 KEYS = {"schema", "world_size", "steps", "step_seconds", "ranks", "verdicts", "sync", "overhead"}
 VERDICT_KEYS = list(Verdict.__struct_fields__)
-    "kind",
-    "ranks",
-    "since_step",
-    "detected_step",
-    "excess_ratio",
-    "cause",
-    "evidence",
-    "cost_rank_seconds",
-    "advice",
-]
 
 
 def slow_run(path: Path, own: np.ndarray, info: RunInfo, records: list[StepRecord]) -> None:

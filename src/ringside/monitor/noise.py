@@ -89,7 +89,7 @@ class Noise:
         error = 1.0 / np.sqrt(self._steps * self._independent)
         likely = _inflation(self._lagged / pooled + 3.0 * error)
         error = error * np.sqrt(likely)  # correlated steps tell less
-        inflation = _inflation(self._lagged / pooled + 3.0 * error) * (1.0 + 2.0 * error)
+        inflation = _inflation(self._lagged / pooled + (3.0 + 6.0 * error) * error) * (1.0 + 2.0 * error)
         own = (RANK_PRIOR_STEPS * pooled + self._seen * self._squares) / (RANK_PRIOR_STEPS + self._seen)
         self.variance = np.maximum(own, pooled) * inflation
         self.level_error = np.sqrt(self.variance / np.maximum(self._seen, 1.0))
