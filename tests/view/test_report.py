@@ -45,7 +45,7 @@ class Page(HTMLParser):
             self.texts.append((self.stack[-1], data))
 
     def text(self, *tags: str) -> str:
-        return " ".join(data for tag, data in self.texts if tag in tags)
+        return " ".join(data for tag, data in self.texts if tag in tags).replace("\u00a0", " ")
 
 
 def job(ranks: int, steps: int, culprit: int | None = None, **changes: Any) -> tuple[dict[str, Any], RunInfo, Any]:
@@ -90,6 +90,11 @@ def test_the_verdict_comes_first_in_plain_words() -> None:
 def test_without_a_verdict_it_says_so() -> None:
     page = Page(render_report(*job(2, 150)))
     assert page.text("h1") == "No rank held this job up."
+
+
+def test_a_few_steps_are_not_called_healthy() -> None:
+    assert Page(render_report(*job(2, 3))).text("h1") == "Too few steps for a verdict."
+    assert Page(render_report(*job(2, 0))).text("h1") == "No step was recorded."
 
 
 def test_the_culprit_is_marked_by_more_than_colour() -> None:

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from ringside.monitor.run_directory import REPORT
 from ringside.monitor.summary import finish
-from ringside.view.report_words import all_is_well, duration, share, tell
+from ringside.view.report_words import all_is_well, duration, no_verdict, share, tell
 
 HELP = "build a run's report.html and summary.json, and print the verdict"
 SHOWN_RANKS = 10
@@ -47,8 +47,8 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     """Print a summary: the verdict first, then the slowest ranks; it fits 80 × 24."""
     verdicts = [tell(verdict, summary) for verdict in summary["verdicts"]]
     if not verdicts:
-        console.print(Text("No rank held this job up.", style="bold green"))
-        console.print(Text(all_is_well(summary) if summary["steps"] else "No step was recorded."))
+        console.print(Text(no_verdict(summary), style="bold"))
+        console.print(Text(all_is_well(summary)))
     for told in verdicts:
         console.print(Text(told.headline, style="bold red"))
         for line in (told.when, told.why, f"Price: {told.price}", f"Next: {told.next}"):

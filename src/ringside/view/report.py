@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 import time
 from collections.abc import Iterable
 from importlib import resources
@@ -16,7 +17,18 @@ from ringside.monitor.table import Table, fill_waits, tabulate
 from ringside.monitor.verdict import name_ranks
 from ringside.view.report_charts import Mark, Series, chart
 from ringside.view.report_ring import ring, waits_for
-from ringside.view.report_words import Told, all_is_well, digits, duration, ratio, share, size, tell
+from ringside.view.report_words import (
+    FEWEST_STEPS,
+    Told,
+    all_is_well,
+    digits,
+    duration,
+    no_verdict,
+    ratio,
+    share,
+    size,
+    tell,
+)
 
 SINGLE_LINES = 8
 """Up to so many ranks each have a line of their own; more are a band with its median, and the culprits."""
@@ -64,19 +76,18 @@ def _header(info: RunInfo, summary: dict[str, Any]) -> str:
 
 
 def _verdicts(verdicts: list[Told], summary: dict[str, Any]) -> str:
-    if not summary["steps"]:
-        text = "<h1>No step was recorded.</h1><p>The run ended before its first step did.</p>"
-        return f'<section class="verdict" aria-label="Verdict">{text}</section>'
     if not verdicts:
-        return f"""<section class="verdict well" aria-label="Verdict"><p class="sign"><span aria-hidden="true">✓</span>
-verdict</p><h1>No rank held this job up.</h1><p>{html.escape(all_is_well(summary))}</p></section>"""
+        sign, kind = ("✓", "well") if summary["steps"] >= FEWEST_STEPS else ("?", "open")
+        return f"""<section class="verdict {kind}" aria-label="Verdict">
+<p class="sign"><span aria-hidden="true">{sign}</span>verdict</p><h1>{no_verdict(summary)}</h1>
+<p>{_text(all_is_well(summary))}</p></section>"""
     return "".join(_verdict(told, first=index == 0) for index, told in enumerate(verdicts)) + _revealed(summary)
 
 
 def _verdict(told: Told, *, first: bool) -> str:
     level = "h1" if first else "h2"
     parts = (("Why", told.why), ("Price", told.price), ("Next", told.next))
-    rows = "".join(f"<dt>{name}</dt><dd>{html.escape(text)}</dd>" for name, text in parts if text)
+    rows = "".join(f"<dt>{name}</dt><dd>{_text(text)}</dd>" for name, text in parts if text)
     kind = html.escape(told.verdict.kind.replace("_", " "))
     return f"""<section class="verdict bad" aria-label="Verdict"><p class="sign"><span aria-hidden="true">!</span>
 verdict · {kind}</p><{level}>{html.escape(told.headline)}</{level}><p class="when">{html.escape(told.when)}</p>
@@ -220,6 +231,11 @@ steps.</footer>"""
 
 def _figure(value: object) -> str:
     return digits(value) if isinstance(value, float) else str(value)
+
+
+def _text(text: str) -> str:
+    """Return text safe for HTML, with numbers kept on one line with their units."""
+    return html.escape(re.sub(r"(?<=\d) (?=%|(?:[mµn]?s|min|h|d)\b)", "\u00a0", text))
 
 
 def _s(count: int) -> str:

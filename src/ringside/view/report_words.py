@@ -7,9 +7,11 @@ from typing import Any
 
 import msgspec
 
+from ringside.monitor.screen import PERSISTENCE, WARM_UP
 from ringside.monitor.verdict import Verdict, headline, percent
 
 UNKNOWN = "–"
+FEWEST_STEPS = WARM_UP + PERSISTENCE
 _BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 _SECONDS = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _RANK_TIMES = ((86_400.0, "rank-days"), (3_600.0, "rank-hours"), (0.0, "rank-seconds"))
@@ -106,8 +108,19 @@ def tell(content: dict[str, Any], summary: dict[str, Any]) -> Told:
     )
 
 
+def no_verdict(summary: dict[str, Any]) -> str:
+    """Return the headline of a run without a verdict: all is well, or too little was seen to say so."""
+    if not summary["steps"]:
+        return "No step was recorded."
+    if summary["steps"] < FEWEST_STEPS:
+        return "Too few steps for a verdict."
+    return "No rank held this job up."
+
+
 def all_is_well(summary: dict[str, Any]) -> str:
     """Return one sentence with the numbers that say that no rank held the job up."""
+    if not summary["steps"]:
+        return "The run ended before its first step did."
     known = [rank["excess_ratio"] for rank in summary["ranks"] if rank["excess_ratio"] is not None]
     if len(known) < 2:
         return "There is nobody to wait for: one rank is all there is."
