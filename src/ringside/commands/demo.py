@@ -1,0 +1,196 @@
+"""Train a small GPT on this machine, slow one rank down at random, and see it named.
+
+A byte-level GPT learns the source of Python's standard library, data-parallel over local processes that torchrun
+starts. After a healthy stretch one rank is made about 30 % slower: which one, and when, is revealed after the
+verdict. Then the same training runs over Gloo, in turn with ours, for comparison.
+
+faults to inject instead:
+  slow:rank=1,factor=1.3,from_step=40     more work in forward and backward
+  pause:rank=1,at_step=60,seconds=3       one stall
+  kill:rank=1,at_step=60                  SIGKILL in the middle of a backward pass
+  none
+
+Exit status 0 if what was injected was named (or nothing was, and nobody was), 1 if not, 130 after Ctrl-C. The last
+line on stdout is the run directory; with --json stdout is the content of summary.json with `run_dir` added.
+
+example:
+  $ ringside demo --inject slow:rank=1,factor=1.3,from_step=60
+  ● rank 1 is 28 % slower than the others since step 60.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.text import Text
+
+from ringside.demo.corpus import sources
+from ringside.demo.reveal import comparison_lines, draw, injected, reveal
+from ringside.errors import RingsideError, UsageError
+from ringside.faults import Fault, parse_fault
+from ringside.launch import Launch, cores, stop_requests
+from ringside.monitor.verdict import Verdict
+from ringside.view.following import Finding, Following
+from ringside.view.terminal import closing, picture, status_line, verdict_line
+from ringside.watching import choose_directory, conclude, environment, follow
+
+HELP = "train a small GPT here, slow a rank down, and see it named"
+
+STEPS = 200
+BLOCKS = 5
+LOG = "torchrun.log"
+TITLE = "demo: a byte-level GPT"
+LINE_EVERY_S = 5.0
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add this verb's arguments."""
+    parser.add_argument("--inject", metavar="SPEC", help="the fault (default: a slow rank drawn at random)")
+    parser.add_argument(
+        *("--nproc-per-node", "--nproc_per_node"), type=int, metavar="N", help="ranks (default: cores, at least 2)"
+    )
+    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help=f"at most so many steps ({STEPS})")
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where to write the run (default: under runs/)")
+    parser.add_argument("--seed", type=int, metavar="S", help="fixes what is drawn at random")
+    parser.add_argument("--corpus", type=Path, metavar="DIR", help="train on the *.py files below DIR instead")
+    parser.add_argument("--size", choices=("tiny", "small"), default="small", help="size of the model (small)")
+    parser.add_argument("--no-comparison", action="store_true", help="do not train over Gloo afterwards")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the demo; return the exit status."""
+    ranks = args.nproc_per_node or max(cores(), 2)
+    if ranks < 2 or args.steps < 1:
+        raise UsageError("the demo takes at least 2 ranks (--nproc-per-node) and 1 step (--steps)")
+    seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
+    fault = draw(seed, ranks, args.steps) if args.inject is None else parse_fault(args.inject, ranks)
+    sources(args.corpus)
+    path, warning = choose_directory(args.run_dir, "demo")
+    show = _Show(Console(stderr=True, highlight=False))
+    if warning:
+        show.line(f"ringside demo: {warning}")
+    log = _Log(path)
+    variables = {**environment(path), "OMP_NUM_THREADS": str(max(cores() // ranks, 1)), "RINGSIDE": ""}
+    with stop_requests() as stop, show:
+        launch = Launch(_torchrun(args, ranks, seed, fault), variables, sink=log.add)
+        status = follow(launch, path, stop, show)
+    concluded = conclude(path, [] if stop.signum else launch.deaths, _extra(show, fault, bool(stop.signum)))
+    if stop.signum:
+        return _stopped(args, path, concluded is not None, stop.exit_status)
+    if concluded is None or (status and not launch.deaths):
+        raise RingsideError(f"the training failed with exit status {status}:\n{log.tail()}")
+    return _report(args, path, *concluded, fault=fault, log=log, status=status)
+
+
+def _torchrun(args: argparse.Namespace, ranks: int, seed: int, fault: Fault | None) -> list[str]:
+    given = [f"--steps={args.steps}", f"--seed={seed}", f"--size={args.size}", f"--inject={fault or 'none'}"]
+    given += [f"--corpus={args.corpus}"] if args.corpus else []
+    given += [] if args.no_comparison else [f"--compare={BLOCKS}"]
+    launcher = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}"]
+    return [*launcher, "-m", "ringside.demo.train", *given]
+
+
+def _extra(show: _Show, fault: Fault | None, stopped: bool) -> dict[str, Any]:
+    extra: dict[str, Any] = {"comparison": show.run.comparison or None}
+    return extra if stopped else {**extra, "injected": injected(fault)}
+
+
+def _stopped(args: argparse.Namespace, path: Path, written: bool, status: int) -> int:
+    told = "all ranks have ended" + ("; what was recorded is in" if written else "; nothing was recorded in")
+    print(f"ringside demo: stopped, {told} {path}", file=sys.stderr)
+    if not args.json:
+        print(path)
+    return status
+
+
+def _report(
+    args: argparse.Namespace, path: Path, summary: dict[str, Any], verdicts: list[Verdict], *, fault: Fault | None,
+    log: _Log, status: int,
+) -> int:  # fmt: skip
+    right, words = reveal(fault, verdicts)
+    console = Console(stderr=args.json, highlight=False)
+    console.print(closing(summary, verdicts))
+    console.print()
+    console.print(Text(words, style="bold green" if right else "bold yellow"))
+    loss = summary.get("loss")
+    if loss:
+        console.print(f"Loss {loss['first']:.2f} → {loss['last']:.2f} nats per byte in {summary['steps']} steps.")
+    for line in comparison_lines(summary.get("comparison") or {}):
+        console.print(line, soft_wrap=True)
+    if status and (fault is None or fault.kind != "kill"):
+        console.print(Text(f"The training ended with exit status {status}:\n{log.tail()}", style="yellow"))
+        right = False
+    console.print(f"\nreport   {path / 'report.html'}\nsummary  {path / 'summary.json'}", soft_wrap=True)
+    print(json.dumps({**summary, "run_dir": str(path)}, indent=2) if args.json else path)
+    return 0 if right else 1
+
+
+class _Show:
+    """The live picture on a terminal; lines every few seconds elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self.run = Following()
+        self._console = console
+        self._began = time.monotonic()
+        self._last_line = -LINE_EVERY_S
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+
+    def __enter__(self) -> _Show:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def __call__(self, run: Following, found: list[Finding]) -> None:
+        self.run = run
+        elapsed = time.monotonic() - self._began
+        if self._live is not None:
+            self._live.update(self._picture(elapsed), refresh=True)
+            return
+        for finding in found:
+            self.line(f"● {verdict_line(finding)}")
+        if elapsed - self._last_line >= LINE_EVERY_S:
+            self._last_line = elapsed
+            self.line(status_line(run, elapsed))
+
+    def line(self, words: str) -> None:
+        """Print one line."""
+        self._console.print(words, soft_wrap=True, markup=False)
+
+    def _picture(self, elapsed: float) -> RenderableType:
+        return Padding(picture(self.run, TITLE, elapsed, self._console.width - 2), (0, 1))
+
+
+class _Log:
+    """What torchrun and the ranks wrote: kept in the run directory, and its end here."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path / LOG
+        self._lines: deque[str] = deque(maxlen=30)
+
+    def add(self, line: str) -> None:
+        """Take in one line."""
+        self._lines.append(line)
+        try:
+            with self._path.open("a") as file:
+                file.write(line + "\n")
+        except OSError:
+            pass  # the disk is full: training goes on
+
+    def tail(self) -> str:
+        """Return its last lines."""
+        return "\n".join(f"  {line}" for line in self._lines)

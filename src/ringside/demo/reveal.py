@@ -1,0 +1,85 @@
+"""What was injected, held against what was found; and the comparison, in words."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ringside.faults import Fault, Kill, Pause, Slow
+from ringside.monitor.verdict import Verdict, percent
+from ringside.view.terminal import ms
+
+FACTOR = 1.3
+SLOWNESS = ("slow_rank", "uneven_work", "input_bound")
+
+
+def draw(seed: int, ranks: int, steps: int) -> Slow:
+    """Return a slow rank drawn at random: who, and from which step on (after a healthy quarter of `steps`)."""
+    generator = random.Random(seed)
+    return Slow(generator.randrange(ranks), FACTOR, generator.randint(steps // 4, 2 * steps // 5))
+
+
+def injected(fault: Fault | None) -> dict[str, Any]:
+    """Return `summary.json`'s `injected`."""
+    if fault is None:
+        return {"kind": "none", "ranks": [], "factor": None, "from_step": None}
+    content: dict[str, Any] = {"kind": fault.kind, "ranks": [fault.rank], "factor": None}
+    if isinstance(fault, Slow):
+        return {**content, "factor": fault.factor, "from_step": fault.from_step}
+    if isinstance(fault, Pause):
+        return {**content, "from_step": fault.at_step, "seconds": fault.seconds}
+    return {**content, "from_step": fault.at_step}
+
+
+def reveal(fault: Fault | None, verdicts: Sequence[Verdict]) -> tuple[bool, str]:
+    """Return whether the verdicts are right about what was injected, and both in words."""
+    if fault is None:
+        return not verdicts, _named_nobody(verdicts, "Nothing was injected")
+    words = f"What was injected: {fault.words()}"
+    if isinstance(fault, Pause):
+        return not verdicts, _named_nobody(verdicts, f"{words}. One stall makes no slow rank")
+    wanted = ("dead_rank",) if isinstance(fault, Kill) else SLOWNESS
+    begin = fault.from_step if isinstance(fault, Slow) else fault.at_step - 10
+    named = [v for v in verdicts if v.kind in wanted and v.ranks == [fault.rank] and v.detected_step >= begin]
+    others = [v for v in verdicts if v.ranks != [fault.rank]]
+    if named and not others:
+        return True, f"{words}. The verdict is right{_delay(fault, named[0])}."
+    if named:
+        return True, f"{words}. It was named, and so was somebody else: another load on this machine, or a mistake."
+    if others:
+        return False, f"{words}. The verdict is wrong: it names somebody else."
+    return False, f"{words}. It was not found in {'time' if isinstance(fault, Slow) else 'this run'}."
+
+
+def comparison_lines(found: Mapping[str, Any]) -> list[str]:
+    """Return the comparison in words; nothing where there was none."""
+    if not found:
+        return []
+    peer = str(found["peer"]).capitalize()
+    if found["engine"] == found["peer"]:
+        return [f"Gradients went over {peer} all the time: there is nothing to compare with (see the log for why)."]
+    ours, theirs = found["ours"], found["theirs"]
+    return [
+        f"The same training over {peer}, in turn with ours, {found['steps']} steps each ({peer}'s time over ours):",
+        f"  step           {found['step_ratio']:5.2f} ×  {_both('step_seconds', theirs, ours)}",
+        f"  synchronising  {found['sync_ratio']:5.2f} ×  {_both('sync_seconds', theirs, ours)}, in part behind backward",
+        f"  blocked by it         {_both('exposed_seconds', theirs, ours)}: "
+        f"{percent(theirs['share'])} of the step against {percent(ours['share'])}",
+    ]
+
+
+def _both(name: str, theirs: Mapping[str, float], ours: Mapping[str, float]) -> str:
+    return f"{ms(theirs[name])} against {ms(ours[name])}"
+
+
+def _named_nobody(verdicts: Sequence[Verdict], words: str) -> str:
+    if verdicts:
+        return f"{words}, yet a rank was named: another load on this machine, or a mistake."
+    return f"{words}, and nobody was named: right."
+
+
+def _delay(fault: Fault, verdict: Verdict) -> str:
+    if not isinstance(fault, Slow):
+        return ""
+    return f", {verdict.detected_step - fault.from_step + 1} steps after it began"

@@ -1,0 +1,161 @@
+"""The training script of `ringside demo`, started by torchrun: plain PyTorch, and one line of Ringside.
+
+It may have a fault injected into one of its ranks. Ringside's monitor is not told; the script itself only uses the
+fault to know when it has trained long enough.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+from torch.nn.parallel import DistributedDataParallel
+
+import ringside
+from ringside.demo.agreement import Agreement
+from ringside.demo.compare import compare
+from ringside.demo.corpus import Corpus
+from ringside.demo.model import SIZES, ByteGPT
+from ringside.errors import PeerLostError, RingsideError
+from ringside.faults import Fault, Slow, inject, parse_fault
+from ringside.launch import cores
+from ringside.processes import die_with_parent
+from ringside.sync import Session
+
+LEARNING_RATE = 2e-3
+WARM_UP_STEPS = 10
+AFTERWARDS = 32
+"""Steps after the verdict (or after a fault that lasts for one step), so that the price is seen to grow."""
+
+
+class Trainer:
+    """One rank's training.
+
+    Args:
+        options: What the command line said.
+        rank: This rank.
+        ranks: How many there are.
+    """
+
+    def __init__(self, options: argparse.Namespace, rank: int, ranks: int) -> None:
+        self.size = SIZES[options.size]
+        self.rank = rank
+        self.fault = parse_fault(options.inject, ranks)
+        self.corpus = Corpus(options.corpus, rank, ranks, self.size.context)
+        self.generator = np.random.default_rng((options.seed, rank))
+        torch.manual_seed(options.seed)
+        self.model = ByteGPT(self.size)
+
+    def train(self, store: Store, limit: int) -> Session:
+        """Train until the monitor has named the rank that is slow, or for `limit` steps; return the monitor."""
+        wrapped = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
+        session = ringside.attach(wrapped).session
+        if session is None:
+            raise RingsideError("RINGSIDE=off is set: there is nothing to show")
+        session.event("stage", stage="training", of=limit)
+        optimizer = make_optimizer(wrapped)
+        injector = inject(self.fault, wrapped, self.rank)
+        agreement = Agreement(store, self.rank, limit, lambda: last_step(self.fault, session, limit))
+        step = 0
+        while agreement.goes_on(step):
+            injector.step(step)
+            session.log(loss=self.step(wrapped, optimizer, step))
+            step += 1
+        injector.remove()
+        return session
+
+    def step(self, model: DistributedDataParallel, optimizer: Any, step: int = WARM_UP_STEPS) -> float:
+        """Do one training step; return its loss in nats per byte."""
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * min((step + 1) / WARM_UP_STEPS, 1.0)
+        text = torch.from_numpy(self.corpus.batch(self.generator, self.size.batch))
+        optimizer.zero_grad()
+        loss = model(text)
+        loss.backward()
+        ringside.log(loss=loss.item())
+        optimizer.step()
+        return float(loss.detach())
+
+
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer of the demo."""
+    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01)
+
+
+def last_step(fault: Fault | None, session: Session, limit: int) -> int:
+    """Return how many steps there shall be as far as is known now; only rank 0 knows of verdicts."""
+    if fault is None:
+        return limit
+    if not isinstance(fault, Slow):
+        return fault.at_step + AFTERWARDS
+    named = [v.detected_step for v in session.verdicts if v.ranks == [fault.rank] and v.detected_step > fault.from_step]
+    return min(named, default=limit) + AFTERWARDS
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train on this rank; return the exit status."""
+    die_with_parent()
+    stopped: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda signum, frame: _stop(stopped, signum, frame))
+    options = _parse(arguments)
+    try:
+        _train(options)
+    except KeyboardInterrupt:
+        pass
+    except PeerLostError as error:
+        if not stopped:
+            print(f"ringside demo: {error}", file=sys.stderr)
+            return 1
+    except (RuntimeError, RingsideError):
+        if not stopped:  # else a peer was stopped a little earlier than we were
+            raise
+    return 128 + stopped[0] if stopped else 0
+
+
+def _train(options: argparse.Namespace) -> None:
+    torch.set_num_threads(max(cores() // int(os.environ["LOCAL_WORLD_SIZE"]), 1))
+    store, rank, ranks = next(rendezvous("env://"))
+    dist.init_process_group("gloo", store=PrefixStore("group", store), rank=rank, world_size=ranks)
+    trainer = Trainer(options, rank, ranks)
+    session = trainer.train(PrefixStore("demo", store), options.steps)
+    try:
+        if options.compare:
+            found = compare(trainer.model, session, make_optimizer, trainer.step, options.compare)
+            session.event("comparison", **found)
+    finally:
+        session.end()
+    dist.destroy_process_group()
+
+
+def _stop(stopped: list[int], signum: int, frame: FrameType | None) -> None:
+    if not stopped:
+        stopped.append(signum)
+        raise KeyboardInterrupt
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="ringside.demo.train")
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--inject", default="none")
+    parser.add_argument("--corpus", type=Path)
+    parser.add_argument("--compare", type=int, default=0, help="blocks per side")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,224 @@
+"""Processes on this host: who descends from whom, who died of what, and ending them without ever hitting a stranger.
+
+Every process is held by a pidfd, so that a signal can never reach another process that was given the same number.
+Linux only, like everything that starts ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(signum: int = signal.SIGKILL, parent: int | None = None) -> None:
+    """Have this process sent `signum` when the thread that started it ends, however it ends (SIGKILL included).
+
+    Args:
+        signum: The signal.
+        parent: The parent's process number, where it is known: it may have died already.
+    """
+    _libc.prctl(PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
+    if parent is not None and os.getppid() != parent:
+        os.kill(os.getpid(), signum)
+
+
+class Process:
+    """A process of this host, held so that its number cannot come to mean another one.
+
+    Args:
+        pid: Its number.
+
+    Raises:
+        ProcessLookupError: There is no such process.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._fd = os.pidfd_open(pid)
+
+    def fileno(self) -> int:
+        """Return a descriptor that becomes readable when the process has ended."""
+        return self._fd
+
+    def alive(self) -> bool:
+        """Tell whether it has not ended yet."""
+        return self._fd >= 0 and not _ended([self], 0.0)
+
+    def send(self, signum: int) -> None:
+        """Send it a signal; nothing happens if it has ended."""
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(self._fd, signum)
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+
+def hold(pid: int) -> Process | None:
+    """Return the process with that number, if there is one."""
+    try:
+        return Process(pid)
+    except OSError:
+        return None
+
+
+def children(pid: int) -> list[int]:
+    """Return the numbers of a process's children."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found.extend(map(int, path.read_text().split()))
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the numbers of a process's children, their children, and so on."""
+    found: list[int] = []
+    todo = [pid]
+    while todo:
+        for child in children(todo.pop()):
+            if child not in found:
+                found.append(child)
+                todo.append(child)
+    return found
+
+
+def rank_of(pid: int) -> int | None:
+    """Return the rank that a launcher gave a process in its environment (RANK); None where it is no rank."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return next((int(item[5:]) for item in variables if item.startswith(b"RANK=")), None)
+    except (OSError, ValueError):
+        return None
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a rank ended.
+
+    Args:
+        rank: Who.
+        pid: Its process.
+        status: Its exit status; None where a signal ended it or it is not known.
+        signum: The signal that ended it; 0 where none did or it is not known.
+    """
+
+    rank: int
+    pid: int
+    status: int | None
+    signum: int
+
+    @property
+    def signal_name(self) -> str:
+        """Name of the signal, such as SIGKILL."""
+        try:
+            return signal.Signals(self.signum).name
+        except ValueError:
+            return f"signal {self.signum}"
+
+
+class RankWatch:
+    """Sees ranks come and go below a launcher, in the order in which they go.
+
+    Args:
+        launcher: The launcher's process number; the ranks are its children.
+
+    Attributes:
+        deaths: Every rank that ended, first to last.
+    """
+
+    def __init__(self, launcher: int) -> None:
+        self.deaths: list[Death] = []
+        self._launcher = launcher
+        self._ranks: dict[int, tuple[int, Process]] = {}
+
+    def look(self, timeout_s: float) -> None:
+        """Find new ranks, then wait for at most `timeout_s` seconds until one of those known ends."""
+        self._find()
+        if not self._ranks:
+            time.sleep(timeout_s)
+        for process in _ended([process for _, process in self._ranks.values()], timeout_s):
+            status, signum = _exit_of(process.pid)
+            rank, _ = self._ranks.pop(process.pid)
+            self.deaths.append(Death(rank, process.pid, status, signum))
+            process.close()
+
+    def _find(self) -> None:
+        for pid in children(self._launcher):
+            # Between fork and exec a child still has the launcher's environment: it is looked at again next time.
+            rank = None if pid in self._ranks else rank_of(pid)
+            process = None if rank is None else hold(pid)
+            if rank is not None and process is not None:
+                self._ranks[pid] = (rank, process)
+
+
+def end_all(first: Process, signum: int, graces_s: Iterable[float], hurry: Callable[[], bool]) -> bool:
+    """End a launcher and everything below it: ask the launcher, then tell all, then kill all.
+
+    Args:
+        first: The launcher; it passes the first signal on to its ranks.
+        signum: The first signal.
+        graces_s: How long to wait after the first signal, after SIGTERM and after SIGKILL, seconds.
+        hurry: Tells to go on to the next signal at once.
+
+    Returns:
+        Whether all of them have ended.
+    """
+    held = {first.pid: first}
+    for number, grace in zip((signum, signal.SIGTERM, signal.SIGKILL), graces_s, strict=True):
+        _hold_more(held)
+        for process in [first] if number == signum and number != signal.SIGKILL else list(held.values()):
+            process.send(number)
+        if _all_end(held, time.monotonic() + grace, hurry):
+            break
+    gone = not any(process.alive() for process in held.values())
+    for process in held.values():
+        process.close()
+    return gone
+
+
+def _hold_more(held: dict[int, Process]) -> None:
+    for pid in [below for above in list(held) if held[above].alive() for below in descendants(above)]:
+        process = None if pid in held else hold(pid)
+        if process is not None:
+            held[pid] = process
+
+
+def _all_end(held: dict[int, Process], deadline: float, hurry: Callable[[], bool]) -> bool:
+    while time.monotonic() < deadline and not hurry():
+        alive = [process for process in held.values() if process.alive()]
+        if not alive:
+            return True
+        _ended(alive, 0.05)
+        _hold_more(held)
+    return False
+
+
+def _ended(processes: list[Process], timeout_s: float) -> list[Process]:
+    """Return those that have ended, after waiting at most `timeout_s` seconds for one."""
+    poll = select.poll()
+    by_fd = {process.fileno(): process for process in processes if process.fileno() >= 0}
+    for fd in by_fd:
+        poll.register(fd, select.POLLIN)
+    return [by_fd[fd] for fd, _ in poll.poll(1e3 * timeout_s)]
+
+
+def _exit_of(pid: int) -> tuple[int | None, int]:
+    """Return (exit status, signal) of a process that ended and was not yet waited for by its parent."""
+    try:
+        code = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[-1])
+    except (OSError, ValueError, IndexError):
+        return None, 0
+    return (None, code & 0x7F) if code & 0x7F else (code >> 8, 0)

@@ -1,0 +1,170 @@
+"""A launched run, watched from outside until it ends: only its directory is read and its processes are counted."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ringside.errors import RingsideError, UsageError
+from ringside.launch import Launch, StopRequest
+from ringside.monitor.run_directory import EVENTS, RUN, RunReader, finite
+from ringside.monitor.summary import finish
+from ringside.monitor.table import tabulate
+from ringside.monitor.verdict import Verdict
+from ringside.processes import Death
+from ringside.view.following import Finding, Following
+
+POLL_S = 0.12
+ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+DEAD_ADVICE = (
+    "Restart from the last checkpoint. A SIGKILL that nobody sent is mostly the kernel's, out of memory: look at dmesg "
+    "and at the memory limit of the container (memory.events)."
+)
+
+_log = logging.getLogger(__name__)
+Show = Callable[[Following, list[Finding]], None]
+
+
+def choose_directory(asked: Path | None, prefix: str) -> tuple[Path, str]:
+    """Return where to write a run, and a warning where that is not what was asked for (else empty).
+
+    A directory that cannot be written never stops a run: a temporary one takes its place.
+
+    Args:
+        asked: What the user asked for; None for a new directory under `runs/`.
+        prefix: How the new directory's name begins.
+
+    Raises:
+        UsageError: There is a run in it already.
+    """
+    path = asked or Path("runs") / f"{prefix}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    if (path / RUN).exists():
+        raise UsageError(f"{path} already holds a run; give a new directory with --run-dir, or remove it")
+    try:
+        _try_writing(path)
+        return path, ""
+    except OSError as error:
+        why = f"{path} cannot be written ({error.strerror or error})"
+    try:
+        return Path(tempfile.mkdtemp(prefix=f"ringside-{prefix}-")), f"{why}: this run is recorded elsewhere"
+    except OSError:
+        return path, f"{why}: training goes on, but nothing of it is recorded"
+
+
+def _try_writing(path: Path) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    probe = path / f".probe-{os.getpid()}"
+    try:
+        probe.write_bytes(b"ringside\n")
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
+
+
+def environment(path: Path) -> dict[str, str]:
+    """Return the environment of ranks whose run is to be written to `path` and shown by us."""
+    return {**os.environ, "RINGSIDE_RUN_DIR": str(path.absolute()), "RINGSIDE_LAUNCHED": "1"}
+
+
+def follow(launch: Launch, path: Path, stop: StopRequest, show: Show) -> int:
+    """Watch until torchrun ends, or end it when asked to; return the exit status.
+
+    Args:
+        launch: The running torchrun.
+        path: The run directory.
+        stop: Whether somebody asked to stop.
+        show: Called several times a second with the run as it is and the verdicts that are new.
+    """
+    run, tail = Following(), _Tail(path)
+    status: int | None = None
+    while status is None:
+        status = launch.wait(POLL_S)
+        if status is None and stop.signum:
+            launch.end(stop.signum, stop.hurry)
+            status = stop.exit_status
+        show(run, tail.read_into(run))
+    return stop.exit_status if stop.signum else status
+
+
+class _Tail:
+    """Reads a run directory that may not be there yet; what cannot be read is said once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._reader: RunReader | None = None
+        self._failed = False
+
+    def read_into(self, run: Following) -> list[Finding]:
+        if self._failed:
+            return []
+        try:
+            if self._reader is None:
+                self._reader = RunReader(self._path)
+                run.start(self._reader.info)
+            return run.feed(self._reader.poll(), self._reader.poll_events())
+        except UsageError:
+            return []  # not written yet
+        except RingsideError as error:
+            self._failed = True
+            _log.warning("%s: the run goes on and is not shown any more", error)
+            return []
+
+
+def conclude(
+    path: Path, deaths: Sequence[Death] = (), extra: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], list[Verdict]] | None:
+    """Write a run's summary and report once its ranks have ended; return the summary and its verdicts.
+
+    Returns None, with a warning, where nothing was recorded or nothing can be written.
+
+    Args:
+        path: The run directory.
+        deaths: The ranks that ended, first to last; a rank killed by a signal gives a `dead_rank` verdict.
+        extra: Parts to pass through to the summary.
+    """
+    if not (path / RUN).exists():
+        return None
+    try:
+        killed = _dead_rank(path, deaths)
+        if killed is not None:
+            _append_event(path, {"unix": time.time(), "kind": "verdict", "verdict": msgspec.to_builtins(killed)})
+        summary = finish(path, extra=extra)
+    except (RingsideError, OSError) as error:
+        _log.warning("the summary of this run is missing: %s", error)
+        return None
+    return summary, [msgspec.convert(content, Verdict) for content in summary["verdicts"]]
+
+
+def _dead_rank(path: Path, deaths: Sequence[Death]) -> Verdict | None:
+    """Return the verdict on a rank that a signal ended before any other rank ended."""
+    if not deaths or deaths[0].signum in (0, *ASKED):
+        return None
+    death, reader = deaths[0], RunReader(path)
+    if any((event.get("verdict") or {}).get("kind") == "dead_rank" for event in reader.poll_events()):
+        return None
+    steps = tabulate(reader.iterate(), reader.info.world_size).steps
+    step = int(steps[-1]) + 1 if len(steps) else 0  # nobody finishes a step in which a rank died
+    return Verdict(
+        kind="dead_rank",
+        ranks=[death.rank],
+        since_step=step,
+        detected_step=step,
+        excess_ratio=0.0,
+        cause=f"its process {death.pid} was ended by {death.signal_name}",
+        evidence={"pid": death.pid, "signal": death.signal_name, "last_recorded_step": step - 1},
+        advice=DEAD_ADVICE,
+    )
+
+
+def _append_event(path: Path, event: dict[str, Any]) -> None:
+    with (path / EVENTS).open("ab") as file:
+        file.write(b"\n" + msgspec.json.encode(finite(event)) + b"\n")  # a torn last line ends here
