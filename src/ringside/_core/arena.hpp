@@ -45,7 +45,7 @@ struct alignas(64) Arrival {
   alignas(64) unsigned char payload[kInlineBytes];
 };
 
-enum class Life : uint32_t { joined, closed, failed };
+enum class Life : uint32_t { joined, closed, failed, late };  // late: failed because others did not arrive in time
 
 struct alignas(64) RankBlock {
   Arrival arrival[2];
@@ -56,6 +56,7 @@ struct alignas(64) RankBlock {
   Flag fetched;   // rounds of a program whose messages were taken, stored
   Flag stored;
   alignas(64) std::atomic<uint32_t> life;
+  uint64_t blamed[kMaxRanks / 64];  // whom a rank that failed or is late names, as bits; none: itself
 };
 
 struct alignas(kPage) Header {

@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
@@ -60,7 +61,7 @@ std::shared_ptr<Communicator> open_communicator(int arena_fd, size_t stage_bytes
   Settings s;
   s.patience = {patience.first, patience.second};
   s.background = {background.first, background.second};
-  s.timeout_ns = uint64_t(timeout_s * 1e9);
+  s.timeout_ns = uint64_t(std::min(timeout_s, 1e9) * 1e9);
   s.one_shot_bytes = one_shot_bytes < kInlineBytes ? one_shot_bytes : kInlineBytes;
   s.segment_bytes = segment_bytes;
   s.stream_bytes = stream_bytes;
@@ -137,7 +138,7 @@ nb::dict failure(const Communicator& c) {
   for (int r = 0; f.status == Status::mismatch && r < c.ranks(); ++r) {
     const Call& k = c.call_of(r);
     nb::list dims;
-    for (int i = 0; i < k.dims_known; ++i) dims.append(c.dims_of(r)[i]);
+    for (int i = 0; i < std::min<int>(k.dims_known, kMaxDims); ++i) dims.append(c.dims_of(r)[i]);
     calls.append(nb::make_tuple(int(k.kind), int(k.dtype), int(k.op), int(k.algorithm), k.count, k.scale, nb::tuple(dims)));
   }
   d["calls"] = calls;
@@ -249,6 +250,10 @@ NB_MODULE(_native, m) {
       .def("barrier", &blocking<&Communicator::barrier>)
       .def("agree_on_empty", &agree_on_empty)
       .def("close", &Communicator::close)
+      .def("give_up", [](Communicator& c, int status, std::vector<int> ranks) {
+        nb::gil_scoped_release release;
+        c.give_up(Status(status), std::move(ranks));
+      })
       .def("failure", &failure)
       .def("new_region", &new_region)
       .def("adopt_region",

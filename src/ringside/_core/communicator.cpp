@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <poll.h>
+#include <pthread.h>
 
 namespace ringside {
 namespace {
@@ -16,10 +17,19 @@ uint32_t hash_shape(const int64_t* dims, int n) {
   return uint32_t(h ^ (h >> 32));
 }
 
+// How often this process is a fork of another: a child must neither use nor close what its parent has open.
+unsigned forks() {
+  static std::atomic<unsigned> count{0};
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { ++count; });
+  (void)registered;
+  return count.load(std::memory_order_relaxed);
+}
+
 }  // namespace
 
 Communicator::Communicator(std::shared_ptr<Mapping> arena, int rank, int ranks, std::vector<int> pidfds, Settings s)
-    : arena_(std::move(arena)), rank_(rank), ranks_(ranks), pidfds_(std::move(pidfds)), settings_(s), regions_(size_t(ranks)) {
+    : arena_(std::move(arena)), rank_(rank), ranks_(ranks), pidfds_(std::move(pidfds)), settings_(s), forks_(forks()),
+      regions_(size_t(ranks)) {
   view_.base = arena_->base();
   patience_ = settings_.patience;
 }
@@ -61,45 +71,96 @@ bool Communicator::look_around(const std::function<bool(int)>& has, uint64_t sin
   std::vector<pollfd> polls;
   for (int fd : pidfds_) polls.push_back({fd, POLLIN, 0});
   poll(polls.data(), polls.size(), 0);
-  std::vector<int> gone, gave_up, missing;
-  bool hopeless = false;
+  if (leaving_.load(std::memory_order_relaxed)) return fail(Status::closed, {}, {}, since);
+  std::vector<int> missing;
+  std::vector<bool> named(size_t(ranks_), false);
+  bool hopeless = false, only_late = true;
   for (int r = 0; r < ranks_; ++r) {
     if (r == rank_) continue;
-    const Life life = Life(view_.block(r).life.load(std::memory_order_acquire));
+    const RankBlock& block = view_.block(r);
+    const Life life = Life(block.life.load(std::memory_order_acquire));
     const bool dead = (polls[size_t(r)].revents & POLLIN) != 0;
-    if (dead || life == Life::closed)
-      gone.push_back(r);
-    else if (life == Life::failed)
-      gave_up.push_back(r);
+    if (life == Life::failed || life == Life::late) {  // it knows why; that it may have ended since is a consequence
+      bool itself = true;
+      for (int q = 0; q < ranks_; ++q) {
+        if ((block.blamed[q / 64] >> (q % 64) & 1) == 0) continue;
+        named[size_t(q)] = true;
+        itself = false;
+      }
+      if (itself) named[size_t(r)] = true;
+    } else if (dead || life == Life::closed) {
+      named[size_t(r)] = true;
+    }
+    only_late = only_late && (life == Life::late || (life == Life::joined && !dead));
     if (!has(r)) {
       missing.push_back(r);
       hopeless = hopeless || dead || life != Life::joined;
     }
   }
   if (missing.empty()) return true;
-  if (hopeless) return fail(Status::peer_lost, gone.empty() ? gave_up : gone, missing, since);
-  if (now_ns() - since > settings_.timeout_ns) return fail(Status::deadline, missing, missing, since);
+  if (hopeless) {
+    std::vector<int> ranks;
+    for (int r = 0; r < ranks_; ++r)
+      if (named[size_t(r)]) ranks.push_back(r);
+    return fail(only_late ? Status::deadline : Status::peer_lost, ranks, missing, since);
+  }
+  if (now_ns() - since > settings_.timeout_ns) return fail(Status::deadline, slowest(missing), missing, since);
   if (interrupted && interrupted()) return fail(Status::interrupted, {}, missing, since);
   return true;
+}
+
+// In a program a missing rank may itself be waiting for another. Whoever waits needs more than the awaited rank has
+// done, so the ranks that have done least wait for nobody: it is they who are late.
+std::vector<int> Communicator::slowest(const std::vector<int>& missing) const {
+  if (!in_program_) return missing;
+  std::vector<int> ranks;
+  uint64_t least = ~uint64_t(0);
+  for (int r = 0; r < ranks_; ++r) {
+    const RankBlock& block = view_.block(r);
+    const uint64_t done = block.stored.value.load(std::memory_order_acquire) + block.fetched.value.load(std::memory_order_acquire);
+    if (r == rank_ || done > least) continue;
+    if (done < least) ranks.clear();
+    least = done;
+    ranks.push_back(r);
+  }
+  return ranks;
 }
 
 bool Communicator::fail(Status status, std::vector<int> ranks, std::vector<int> missing, uint64_t since) {
   failure_ = Failure{status, std::move(ranks), std::move(missing), seq_, now_ns() - since};
   broken_ = true;
-  me().life.store(uint32_t(Life::failed), std::memory_order_release);
-  Header& h = view_.header();
-  for (Gate* g : {&h.entry, &h.exit, &h.staged, &h.reduced, &h.copied, &h.fetched, &h.stored}) g->open();
+  for (int r : failure_.ranks) me().blamed[r / 64] |= uint64_t(1) << (r % 64);
+  end(status == Status::deadline ? Life::late : status == Status::closed ? Life::closed : Life::failed);
   return false;
 }
 
-void Communicator::close() {
+// Tell the peers that this rank takes no further part; the first word counts.
+void Communicator::end(Life life) {
   if (me().life.load(std::memory_order_relaxed) != uint32_t(Life::joined)) return;
-  me().life.store(uint32_t(Life::closed), std::memory_order_release);
-  broken_ = true;
-  if (failure_.status == Status::ok) failure_.status = Status::closed;
+  me().life.store(uint32_t(life), std::memory_order_release);
   Header& h = view_.header();
   for (Gate* g : {&h.entry, &h.exit, &h.staged, &h.reduced, &h.copied, &h.fetched, &h.stored}) g->open();
 }
+
+void Communicator::give_up(Status status, std::vector<int> ranks) {
+  std::lock_guard<std::mutex> lock(busy_);
+  if (!broken_) fail(status, std::move(ranks), {}, now_ns());
+}
+
+void Communicator::close() {
+  if (forks_ != forks()) return;
+  leaving_ = true;
+  end(Life::closed);
+  if (!busy_.try_lock()) return;  // another thread waits: it has been woken and ends by itself
+  if (!broken_) {
+    failure_ = Failure{};
+    failure_.status = Status::closed;
+    broken_ = true;
+  }
+  busy_.unlock();
+}
+
+bool Communicator::usable() const { return !broken_ && forks_ == forks(); }
 
 // Raise this rank's flag; wake sleepers if that raised the minimum over all ranks.
 void Communicator::signal(Flag& flag, uint64_t value, Gate& gate, Flag RankBlock::*which) {
@@ -130,7 +191,7 @@ bool Communicator::wait_for(int rank, Flag RankBlock::*which, uint64_t value, Ga
 
 // Tell everybody what this rank called, wait until all have told, and check that it is the same.
 Status Communicator::meet(Kind kind, const Request& request, const Call& call, const void* payload, size_t bytes) {
-  if (broken_) return failure_.status;
+  if (!usable()) return broken_ ? failure_.status : Status::closed;
   ++seq_;
   kind_ = kind;
   Arrival& mine = arrival(rank_);
@@ -182,7 +243,7 @@ Call Communicator::describe(const Request& r, Algorithm algorithm) const {
   c.op = r.op;
   c.algorithm = algorithm;
   c.shape_hash = hash_shape(r.dims, r.ndims);
-  if (algorithm == Algorithm::program) c.shape_hash ^= programs_[size_t(r.program)].hash;
+  if (algorithm == Algorithm::program) c.shape_hash ^= program(r.program)->hash;
   c.count = r.count;
   c.scale = r.scale;
   c.place = Place::hidden;
@@ -226,7 +287,7 @@ Status Communicator::agree_on_empty(size_t bytes, DType dtype, const int64_t* di
 
 Status Communicator::all_reduce(const Request& r) {
   std::lock_guard<std::mutex> lock(busy_);
-  if (broken_) return failure_.status;
+  if (!usable()) return broken_ ? failure_.status : Status::closed;
   bytes_ = r.count * size_of(r.dtype);
   patience_ = r.background ? settings_.background : settings_.patience;
   if (ranks_ == 1) return local(r);
@@ -247,7 +308,8 @@ Status Communicator::all_reduce(const Request& r) {
 
 Status Communicator::resume() {
   std::lock_guard<std::mutex> lock(busy_);
-  return broken_ ? failure_.status : carry_out(pending_);
+  if (!usable()) return broken_ ? failure_.status : Status::closed;
+  return carry_out(pending_);
 }
 
 // Everybody arrived and called the same; every rank takes the same branch, because it looks at the same arrivals.
@@ -256,7 +318,7 @@ Status Communicator::carry_out(const Request& r) {
   bool all_mapped = true;
   for (int q = 0; q < ranks_; ++q) {
     const Call& c = arrival(q).call;
-    all_mapped = all_mapped && c.place != Place::hidden && has_region(q, c.region);
+    all_mapped = all_mapped && c.place != Place::hidden && has_region(q, c.region, c.offset, bytes_);
   }
   return all_mapped ? push(r) : staged(r);
 }
@@ -395,14 +457,21 @@ Status Communicator::staged(const Request& r) {
 // ---------------------------------------------------------------------------------------------- programs
 
 int Communicator::add_program(Program program) {
-  programs_.push_back(std::move(program));
+  std::lock_guard<std::mutex> guard(programs_guard_);
+  programs_.push_back(std::make_shared<const Program>(std::move(program)));
   return int(programs_.size()) - 1;
+}
+
+std::shared_ptr<const Program> Communicator::program(int id) const {
+  std::lock_guard<std::mutex> guard(programs_guard_);
+  return programs_.at(size_t(id));
 }
 
 static DType work_dtype(DType d) { return d == DType::f16 || d == DType::bf16 ? DType::f32 : d; }
 
 Status Communicator::run_program(const Request& r) {
-  const Program& program = programs_[size_t(r.program)];
+  const std::shared_ptr<const Program> kept = program(r.program);
+  const Program& program = *kept;
   const DType work = work_dtype(r.dtype);
   const size_t room = size_t(view_.header().stage_bytes) / size_of(work);
   Request piece = r;
@@ -411,7 +480,10 @@ Status Communicator::run_program(const Request& r) {
     piece.count = std::min(room, r.count - at);
     const uint64_t base = rounds_;
     rounds_ += uint64_t(program.rounds) + 1;  // round 0 of the flags: the work space is loaded
-    if (!run_rounds(program, piece, work, base)) return failure_.status;
+    in_program_ = true;
+    const bool fine = run_rounds(program, piece, work, base);
+    in_program_ = false;
+    if (!fine) return failure_.status;
   }
   note(Path::program);
   return finish(Status::ok);
@@ -538,10 +610,11 @@ void Communicator::drop_region(int rank, uint32_t id) {
   if (id < table.size()) table[id] = Region{};
 }
 
-bool Communicator::has_region(int rank, uint32_t id) const {
+bool Communicator::has_region(int rank, uint32_t id, uint64_t offset, size_t bytes) const {
   std::lock_guard<std::mutex> guard(regions_guard_);
   const auto& table = regions_[size_t(rank)];
-  return id < table.size() && table[id].base != nullptr;
+  if (id >= table.size() || table[id].base == nullptr) return false;
+  return offset <= table[id].bytes && bytes <= table[id].bytes - offset;
 }
 
 int64_t Communicator::find_region(const unsigned char* data, size_t bytes, uint64_t* offset) const {
@@ -558,6 +631,7 @@ int64_t Communicator::find_region(const unsigned char* data, size_t bytes, uint6
 }
 
 void Communicator::note(Path path) {
+  std::lock_guard<std::mutex> guard(log_guard_);
   if (log_.size() >= kLogRows * log_width()) {
     ++dropped_;
     return;
@@ -567,7 +641,7 @@ void Communicator::note(Path path) {
 }
 
 std::vector<uint64_t> Communicator::drain() {
-  std::lock_guard<std::mutex> lock(busy_);
+  std::lock_guard<std::mutex> guard(log_guard_);
   std::vector<uint64_t> rows;
   rows.swap(log_);
   return rows;

@@ -11,6 +11,7 @@
 // All ranks see the same arrivals, so all choose the same way. Nothing here throws: a `Status` other than ok leaves its
 // details in `failure()`.
 #pragma once
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -89,6 +90,8 @@ class Communicator {
   Status barrier();
   Status agree_on_empty(size_t bytes, DType dtype, const int64_t* dims, int ndims);
   void close();
+  // What ranks do together outside the core went wrong: tell the peers, so that they do not wait for this rank.
+  void give_up(Status status, std::vector<int> ranks);
 
   int add_program(Program program);
   // Regions are numbered by their owner and the numbers are never used again. An own region is alive until its memory
@@ -98,7 +101,7 @@ class Communicator {
   std::vector<uint32_t> take_dead_regions();
   void add_region(int rank, uint32_t id, unsigned char* base, size_t bytes, std::shared_ptr<Mapping> mapping, bool find);
   void drop_region(int rank, uint32_t id);
-  bool has_region(int rank, uint32_t id) const;
+  bool has_region(int rank, uint32_t id, uint64_t offset, size_t bytes) const;
   int64_t find_region(const unsigned char* data, size_t bytes, uint64_t* offset) const;
 
   const Failure& failure() const { return failure_; }
@@ -126,6 +129,9 @@ class Communicator {
   bool wait(Gate& gate, const Has& has);
   bool look_around(const std::function<bool(int)>& has, uint64_t since);
   bool fail(Status status, std::vector<int> ranks, std::vector<int> missing, uint64_t since);
+  void end(Life life);
+  bool usable() const;
+  std::vector<int> slowest(const std::vector<int>& missing) const;
   void signal(Flag& flag, uint64_t value, Gate& gate, Flag RankBlock::*which);
   void publish(Flag& flag, uint64_t value, Gate& gate);
   bool wait_all(Flag RankBlock::*which, uint64_t value, Gate& gate);
@@ -141,6 +147,7 @@ class Communicator {
   Status push(const Request& request);
   Status staged(const Request& request);
   Status run_program(const Request& request);
+  std::shared_ptr<const Program> program(int id) const;
   bool run_rounds(const Program& program, const Request& piece, DType work, uint64_t base);
   void load_work(const Request& piece, DType work);
   void store_work(const Request& piece, DType work);
@@ -159,17 +166,22 @@ class Communicator {
   uint64_t seq_ = 0;
   uint64_t segments_ = 0;  // of the private-buffer path, ever
   uint64_t rounds_ = 0;    // of programs, ever
-  bool broken_ = false;
+  bool in_program_ = false;
+  std::atomic<bool> broken_{false};
+  std::atomic<bool> leaving_{false};  // close() was called while another thread waits
+  const unsigned forks_;              // of this process, when this was made: in a child it is not ours
   Patience patience_{0, 0};
   Failure failure_;
   Request pending_;
   std::vector<std::vector<Region>> regions_;
   mutable std::mutex regions_guard_;
-  std::vector<Program> programs_;
+  std::vector<std::shared_ptr<const Program>> programs_;
+  mutable std::mutex programs_guard_;
   std::vector<unsigned char> scratch_;
 
   Kind kind_ = Kind::barrier;
   uint64_t bytes_ = 0, submitted_ = 0, entered_ = 0, ready_ = 0;
+  std::mutex log_guard_;  // not busy_: the log can be read while a collective waits
   std::vector<uint64_t> log_;
   uint64_t dropped_ = 0;
 };
