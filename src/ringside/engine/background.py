@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from queue import SimpleQueue
 from typing import Any
 
@@ -21,7 +22,12 @@ class Work:
 
     def wait(self, timeout_s: float | None = None) -> Any:
         """Block until it is done and return the tensor; raise what the collective raised, or `TimeoutError`."""
-        return self._future.result(timeout_s)
+        try:
+            return self._future.result(timeout_s)
+        except FutureTimeoutError:
+            if self._future.done():
+                raise  # what the collective raised is a timeout itself
+            raise TimeoutError(f"the collective is not done after {timeout_s:g} s") from None
 
     def is_completed(self) -> bool:
         """Tell whether it is done, well or badly."""
@@ -65,6 +71,10 @@ class Background:
                 return
             self._open = False
             self._jobs.put(None)
+        self.join(timeout_s)
+
+    def join(self, timeout_s: float = 1.0) -> None:
+        """Wait for the thread to end, after `stop`."""
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import threading
+import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -52,7 +54,11 @@ class Communicator:
             raise UsageError(f"{size} ranks: a communicator has 1 to {self._native.MAX_RANKS}")
         self.rank, self.size = rank, size
         self._hub = meet(key, rank, size, self.settings.agreed(), timeout_s=self.settings.timeout_s)
-        self._core = self._open_core()
+        try:
+            self._core = self._open_core()
+        except BaseException:
+            self._hub.close()
+            raise
         self.memory = SymmetricMemory(self._core, self._hub, self.settings.timeout_s)
         self.log = CollectiveLog(self._core)
         self._programs: dict[str, int] = {}
@@ -60,6 +66,7 @@ class Communicator:
         self._background_guard = threading.Lock()
         self._closed = False
         self._owner_pid = os.getpid()
+        _open.add(self)
 
     # -------------------------------------------------------------------------------------------- collectives
 
@@ -98,7 +105,7 @@ class Communicator:
         flat = flatten(x)
         code = OP_CODES.get(op, -1) if op.__class__ is str else -1
         if code < 0 or scale != 1.0 or code >= 5 or flat.dtype == 9:
-            self._check(flat, op, scale)
+            code = self._check(flat, op, scale)
         way, program = self._way(algorithm)
         background = self._background
         if async_op:
@@ -180,8 +187,8 @@ class Communicator:
     def submit(self, job: Any) -> Work:
         """Run a callable on the communicator's thread, after the collectives submitted before it."""
         with self._background_guard:
-            if self._closed:
-                raise ClosedError("the communicator is closed on this rank")
+            if self._closed or self._owner_pid != os.getpid():
+                raise ClosedError("the communicator is closed on this rank (or this is a forked child of it)")
             if self._background is None:
                 self._background = Background(f"ringside-{self.rank}")
             return self._background.submit(job)
@@ -197,6 +204,8 @@ class Communicator:
         if self._background is not None:
             self._background.stop()
         self._core.close()
+        if self._background is not None:
+            self._background.join()  # what still waited has been woken by now
         self._hub.close()
 
     def __enter__(self) -> Communicator:
@@ -233,7 +242,7 @@ class Communicator:
         finally:
             os.close(fd)
 
-    def _check(self, flat: Flat, op: str, scale: float) -> None:
+    def _check(self, flat: Flat, op: str, scale: float) -> int:
         code = op_code(op)
         name = failures.dtype_name(flat.dtype)
         if not is_allowed(flat.dtype, code):
@@ -242,6 +251,7 @@ class Communicator:
             )
         if scale != 1.0 and (op not in ("sum", "avg") or not name.startswith(("float", "bfloat"))):
             raise UnsupportedError(f"scale works with sum and avg of floating dtypes, not with {op} of {name}")
+        return code
 
     def _way(self, algorithm: str | None) -> tuple[int, int]:
         if algorithm is None:
@@ -289,6 +299,16 @@ class Communicator:
             raise failures.error_of(self._core.failure(), what, self.rank, self.settings.timeout_s)
 
 
+_open: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Leave in good order where the program did not: no thread may be in the core when the interpreter goes away."""
+    for communicator in list(_open):
+        communicator.close()
+
+
 def share_arena(native: Any, hub: Hub, stage_bytes: int, timeout_s: float) -> int:
     """Make the arena on rank 0 and return a descriptor of it on every rank."""
     fds: tuple[int, ...] = ()
@@ -303,6 +323,11 @@ def share_arena(native: Any, hub: Hub, stage_bytes: int, timeout_s: float) -> in
         os.close(fd)
     if parcels[0].value:
         raise RingsideError(f"rank 0 cannot make shared memory: {parcels[0].value}")
+    if not parcels[0].fds:
+        raise RingsideError(f"rank {hub.rank} has too many files open to receive shared memory: raise `ulimit -n`")
+    for parcel in parcels[1:]:
+        for fd in parcel.fds:
+            os.close(fd)
     return parcels[0].fds[0]
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ringside.engine.rendezvous import Hub, Parcel
-from ringside.errors import RingsideError
+from ringside.errors import DeadlineError, PeerLostError, RingsideError
+
+_PEER_LOST, _DEADLINE, _INTERRUPTED = 2, 3, 4
 
 
 @dataclass(frozen=True)
@@ -78,19 +81,30 @@ class SymmetricMemory:
     def _trade(self, rows: list[tuple[int, int]], fds: list[int], problem: str, keep_going: bool = False) -> None:
         """Exchange regions; a region that anybody failed to map is given up by everybody."""
         own = {"new": rows, "dead": self._core.take_dead_regions(), "problem": problem}
-        parcels = self._hub.exchange(own, fds, timeout_s=self._timeout_s)
+        parcels = self._exchange(own, fds)
         failed: list[tuple[int, int]] = []
         for rank, parcel in enumerate(parcels):
             failed += self._map(rank, parcel)
             for fd in parcel.fds:
                 os.close(fd)
         problems = [parcel.value["problem"] for parcel in parcels if parcel.value["problem"]]
-        verdicts = self._hub.exchange(failed, timeout_s=self._timeout_s)
+        verdicts = self._exchange(failed)
         given_up = {(rank, region) for verdict in verdicts for rank, region in verdict.value}
         for rank, region in given_up:
             self._core.drop_region(rank, region)
         if problems or (given_up and not keep_going):
             raise RingsideError("; ".join(problems) or "a rank could not map its peers' symmetric memory")
+
+    def _exchange(self, value: Any, fds: Sequence[int] = ()) -> list[Parcel]:
+        """Exchange through the hub; where that fails the ranks are out of step, and the communicator has to end."""
+        try:
+            return self._hub.exchange(value, fds, timeout_s=self._timeout_s)
+        except (PeerLostError, DeadlineError) as error:
+            self._core.give_up(_DEADLINE if isinstance(error, DeadlineError) else _PEER_LOST, list(error.ranks))
+            raise
+        except BaseException:
+            self._core.give_up(_INTERRUPTED, [])
+            raise
 
     def _map(self, rank: int, parcel: Parcel) -> list[tuple[int, int]]:
         """Map a peer's new regions and unmap its dead ones; return those that could not be mapped."""
@@ -99,5 +113,6 @@ class SymmetricMemory:
                 self._core.drop_region(rank, region)
         if rank == self._hub.rank:
             return []
-        pairs = zip(parcel.value["new"], parcel.fds, strict=True)
+        new = parcel.value["new"]
+        pairs = zip(new, parcel.fds or (-1,) * len(new), strict=True)  # none: too many files are open somewhere
         return [(rank, region) for (region, size), fd in pairs if not self._core.map_region(rank, region, fd, size)]

@@ -10,6 +10,7 @@ Messages are length-prefixed MessagePack. Descriptors travel by SCM_RIGHTS and a
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -23,11 +24,20 @@ from typing import Any
 
 import msgspec
 
-from ringside.errors import DeadlineError, MismatchError, PeerLostError, UnsupportedError, UsageError
+from ringside.errors import (
+    DeadlineError,
+    MismatchError,
+    PeerLostError,
+    RingsideError,
+    UnsupportedError,
+    UsageError,
+)
 
 PROTOCOL = 1
 _MAX_MESSAGE = 1 << 24
 _FDS_PER_MESSAGE = 200  # the kernel's limit is 253
+_GRACE_S = 1.0  # how much longer ranks wait for rank 0's word than rank 0 waits for them: it knows who is missing
+_REFUSAL_S = 2.0  # how long rank 0 still waits for others once it knows that somebody does not fit
 
 Clock = Callable[[], float]
 
@@ -62,35 +72,67 @@ class Hub:
         Every rank must call this in the same order. Errors: `PeerLostError`, `DeadlineError`.
         """
         deadline = time.monotonic() + timeout_s
-        if self.ranks == 1:
-            return [Parcel(value, tuple(os.dup(fd) for fd in fds))]
-        if self.rank != 0:
-            self._send(0, value, fds)
-            return [self._receive(0, deadline) for _ in range(self.ranks)]
-        parcels = [Parcel(value, tuple(os.dup(fd) for fd in fds))]
-        parcels += [self._receive(peer, deadline) for peer in range(1, self.ranks)]
-        for peer in range(1, self.ranks):
+        parcels: list[Parcel] = []
+        try:
+            if self.ranks == 1:
+                parcels.append(_own_parcel(value, fds))
+            elif self.rank == 0:
+                self._lead(value, fds, parcels, deadline)
+            else:
+                self._send(0, value, fds, deadline)
+                while len(parcels) < self.ranks:
+                    parcels.append(self._receive(0, deadline + _GRACE_S))
+        except BaseException as error:
             for parcel in parcels:
-                self._send(peer, parcel.value, parcel.fds)
+                for fd in parcel.fds:
+                    os.close(fd)
+            self.give_up(error)
+            raise
         return parcels
 
+    def give_up(self, error: BaseException) -> None:
+        """Tell the peers why this rank leaves, as far as they can be told, and close."""
+        for sock in self.sockets.values():
+            if self.rank == 0 and isinstance(error, RingsideError):
+                with contextlib.suppress(OSError):
+                    sock.settimeout(0.1)
+                    send_problem(sock, error)
+        self.close()
+
     def close(self) -> None:
-        """Close the sockets; the pidfds belong to the core by then."""
+        """Close the sockets and the pidfds; the core has its own."""
         for sock in self.sockets.values():
             sock.close()
         self.sockets.clear()
+        for fd in self.pidfds:
+            if fd >= 0:
+                os.close(fd)
+        self.pidfds = [-1] * len(self.pidfds)
 
-    def _send(self, peer: int, value: Any, fds: Sequence[int]) -> None:
+    def _lead(self, value: Any, fds: Sequence[int], parcels: list[Parcel], deadline: float) -> None:
+        parcels.append(_own_parcel(value, fds))
+        for peer in range(1, self.ranks):
+            parcels.append(self._receive(peer, deadline))
+        for peer in range(1, self.ranks):
+            for parcel in parcels:
+                self._send(peer, parcel.value, parcel.fds, deadline)
+
+    def _send(self, peer: int, value: Any, fds: Sequence[int], deadline: float) -> None:
+        sock = self.sockets[peer]
         try:
-            send_message(self.sockets[peer], value, fds)
-        except OSError as error:
+            sock.settimeout(_remaining(deadline))
+            send_message(sock, value, fds)
+        except (OSError, EOFError) as error:
             raise self._lost(peer, error) from None
 
     def _receive(self, peer: int, deadline: float) -> Parcel:
         sock = self.sockets[peer]
         try:
             self._await_readable(sock, peer, deadline)
+            sock.settimeout(_remaining(deadline))
             return receive_message(sock)
+        except RingsideError:
+            raise
         except (OSError, EOFError) as error:
             raise self._lost(peer, error) from None
 
@@ -110,7 +152,9 @@ class Hub:
             if time.monotonic() > deadline:
                 raise DeadlineError(f"rank {peer} did not take part in exchanging memory in time", [peer])
 
-    def _lost(self, peer: int, error: Exception) -> PeerLostError:
+    def _lost(self, peer: int, error: Exception) -> PeerLostError | DeadlineError:
+        if isinstance(error, TimeoutError):
+            return DeadlineError(f"rank {peer} did not take part in exchanging memory in time", [peer])
         dead = [rank for rank, fd in enumerate(self.pidfds) if fd >= 0 and select.select([fd], [], [], 0)[0]] or [peer]
         return PeerLostError(f"rank {_names(dead)} died or left while ranks exchanged memory ({error})", dead)
 
@@ -160,29 +204,55 @@ def _listen(key: str, ranks: int, settings: tuple[int, ...], deadline: float) ->
             ) from None
         server.listen(ranks)
         hub = Hub(0, ranks, {}, [-1] * ranks)
-        refusal = ""
-        while len(hub.sockets) < ranks - 1:
-            sock, hello = _accept(server, hub, ranks, deadline)
-            refusal = refusal or _objection(hello, hub, ranks, settings)
-            hub.sockets[hello["rank"] if hello["rank"] not in hub.sockets else -len(hub.sockets) - 1] = sock
-            if 0 <= hello["rank"] < ranks:
-                hub.pidfds[hello["rank"]] = _pidfd_of(sock)
-    return _welcome(hub, refusal)
+        try:
+            _gather(server, hub, settings, deadline)
+            _welcome(hub, deadline)
+        except BaseException as error:
+            hub.give_up(error)
+            raise
+    return hub
 
 
-def _accept(server: socket.socket, hub: Hub, ranks: int, deadline: float) -> tuple[socket.socket, dict[str, Any]]:
+def _gather(server: socket.socket, hub: Hub, settings: tuple[int, ...], deadline: float) -> None:
+    """Wait for everybody; where somebody does not fit, a little longer for the rest, so that they can be told too."""
+    refusal: MismatchError | None = None
+    while len(hub.sockets) < hub.ranks - 1:
+        try:
+            sock, hello = _accept(server, hub, deadline)
+        except DeadlineError:
+            if refusal is None:
+                raise
+            break
+        rank, taken = hello["rank"], hello["rank"] in hub.sockets
+        objection = _objection(hello, hub, hub.ranks, settings)
+        if objection and refusal is None:
+            refusal = MismatchError(objection, [rank])
+            deadline = min(deadline, time.monotonic() + _REFUSAL_S)
+        hub.sockets[-len(hub.sockets) - 1 if taken else rank] = sock
+        if 0 < rank < hub.ranks and not taken:
+            hub.pidfds[rank] = _pidfd_of(sock)
+    if refusal is not None:
+        raise refusal
+
+
+def _accept(server: socket.socket, hub: Hub, deadline: float) -> tuple[socket.socket, dict[str, Any]]:
     while True:
-        if not select.select([server], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            missing = [r for r in range(1, ranks) if r not in hub.sockets]
+        watched: list[Any] = [server, *(fd for fd in hub.pidfds if fd >= 0)]
+        ready = select.select(watched, [], [], max(0.0, deadline - time.monotonic()))[0]
+        dead = [rank for rank, fd in enumerate(hub.pidfds) if fd >= 0 and fd in ready]
+        if dead:
+            raise PeerLostError(f"rank {_names(dead)} died while ranks waited for each other to start", dead)
+        if not ready:
+            missing = [r for r in range(1, hub.ranks) if r not in hub.sockets]
             raise DeadlineError(f"rank {_names(missing)} did not come to the rendezvous in time", missing)
         sock, _ = server.accept()
-        _, uid, _ = _credentials(sock)
-        if uid == os.getuid():
-            sock.settimeout(max(0.1, deadline - time.monotonic()))
-            hello = receive_message(sock).value
-            sock.settimeout(None)
-            return sock, hello
-        sock.close()  # somebody else's process knocked
+        try:
+            if _credentials(sock)[1] == os.getuid():
+                sock.settimeout(_remaining(min(deadline, time.monotonic() + _GRACE_S)))
+                return sock, receive_message(sock).value
+        except (OSError, EOFError, msgspec.MsgspecError):
+            pass  # it died, or does not speak our language
+        sock.close()
 
 
 def _objection(hello: dict[str, Any], hub: Hub, ranks: int, settings: tuple[int, ...]) -> str:
@@ -198,16 +268,15 @@ def _objection(hello: dict[str, Any], hub: Hub, ranks: int, settings: tuple[int,
     return ""
 
 
-def _welcome(hub: Hub, refusal: str) -> Hub:
+def _welcome(hub: Hub, deadline: float) -> None:
+    """Send everybody everybody's pidfd."""
     own = os.pidfd_open(os.getpid())
-    fds = [own if r == 0 else hub.pidfds[r] for r in range(hub.ranks)]
-    for sock in hub.sockets.values():
-        send_message(sock, refusal, () if refusal else fds)
-    os.close(own)
-    if refusal:
-        hub.close()
-        raise MismatchError(refusal)
-    return hub
+    try:
+        fds = [own if r == 0 else hub.pidfds[r] for r in range(hub.ranks)]
+        for peer in hub.sockets:
+            hub._send(peer, None, fds, deadline)
+    finally:
+        os.close(own)
 
 
 def _connect(key: str, rank: int, ranks: int, settings: tuple[int, ...], deadline: float) -> Hub:
@@ -219,17 +288,21 @@ def _connect(key: str, rank: int, ranks: int, settings: tuple[int, ...], deadlin
             break
         except ConnectionRefusedError:
             if time.monotonic() > deadline:
+                sock.close()
                 raise DeadlineError(
                     "rank 0 did not come to the rendezvous in time (is it on this host?)", [0]
                 ) from None
             time.sleep(pause)  # rank 0 is not there yet; there is nothing to wait on
             pause = min(pause * 1.5, 0.05)
-    send_message(sock, {"rank": rank, "ranks": ranks, "protocol": PROTOCOL, "settings": settings}, ())
     hub = Hub(rank, ranks, {0: sock}, [])
-    welcome = hub._receive(0, deadline)
-    if welcome.value:
+    try:
+        hub._send(0, {"rank": rank, "ranks": ranks, "protocol": PROTOCOL, "settings": settings}, (), deadline)
+        welcome = hub._receive(0, deadline + _GRACE_S)
+        if not welcome.fds:
+            raise RingsideError(f"rank {rank} has too many files open to watch its peers: raise `ulimit -n`")
+    except BaseException:
         hub.close()
-        raise MismatchError(welcome.value)
+        raise
     hub.pidfds = list(welcome.fds)
     os.close(hub.pidfds[rank])
     hub.pidfds[rank] = -1
@@ -254,25 +327,64 @@ def _pidfd_of(sock: socket.socket) -> int:
 
 def send_message(sock: socket.socket, value: Any, fds: Sequence[int]) -> None:
     """Send one value with descriptors over a stream socket."""
-    body = msgspec.msgpack.encode((value, len(fds)))
+    body = msgspec.msgpack.encode((value, len(fds), None))
     sock.sendall(struct.pack("!I", len(body)) + body)
     for at in range(0, len(fds), _FDS_PER_MESSAGE):
         socket.send_fds(sock, [b"f"], list(fds[at : at + _FDS_PER_MESSAGE]))
 
 
+def send_problem(sock: socket.socket, error: RingsideError) -> None:
+    """Send an error in place of a value; it is raised where it is received."""
+    problem = (type(error).__name__, str(error), getattr(error, "ranks", ()))
+    body = msgspec.msgpack.encode((None, 0, problem))
+    sock.sendall(struct.pack("!I", len(body)) + body)
+
+
 def receive_message(sock: socket.socket) -> Parcel:
-    """Receive what `send_message` sent; `EOFError` when the other end is gone."""
+    """Receive what `send_message` sent; `EOFError` when the other end is gone.
+
+    Descriptors come all or none: where this process has too many files open, the parcel has none of them.
+    """
     (size,) = struct.unpack("!I", _receive_exactly(sock, 4))
     if size > _MAX_MESSAGE:
         raise OSError(errno.EMSGSIZE, "an impossible message length")
-    value, count = msgspec.msgpack.decode(_receive_exactly(sock, size))
+    value, count, problem = msgspec.msgpack.decode(_receive_exactly(sock, size))
+    if problem is not None:
+        raise _error_of(*problem)
     fds: list[int] = []
-    while len(fds) < count:
+    for _ in range(0, count, _FDS_PER_MESSAGE):
         data, more, _, _ = socket.recv_fds(sock, 1, _FDS_PER_MESSAGE, socket.MSG_CMSG_CLOEXEC)
         if not data:
             raise EOFError("the connection closed in the middle of a message")
         fds += more
+    if len(fds) != count:
+        for fd in fds:
+            os.close(fd)
+        fds = []
     return Parcel(value, tuple(fds))
+
+
+def _error_of(name: str, message: str, ranks: Sequence[int]) -> RingsideError:
+    for kind in (PeerLostError, DeadlineError, MismatchError):
+        if name == kind.__name__:
+            return kind(message, ranks)
+    return UnsupportedError(message) if name == "UnsupportedError" else RingsideError(message)
+
+
+def _own_parcel(value: Any, fds: Sequence[int]) -> Parcel:
+    copies: list[int] = []
+    try:
+        for fd in fds:
+            copies.append(os.dup(fd))
+    except OSError:
+        for fd in copies:
+            os.close(fd)
+        return Parcel(value)
+    return Parcel(value, tuple(copies))
+
+
+def _remaining(deadline: float) -> float:
+    return max(0.1, deadline - time.monotonic())
 
 
 def _receive_exactly(sock: socket.socket, size: int) -> bytes:

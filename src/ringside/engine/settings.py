@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -36,7 +37,7 @@ class Settings:
     @property
     def stage_bytes(self) -> int:
         """Bytes of arena each rank has for staging."""
-        return _STAGE_SEGMENTS * max(self.segment_bytes, 4096)
+        return _STAGE_SEGMENTS * -(-max(self.segment_bytes, 4096) // 64) * 64  # whole cache lines
 
     def agreed(self) -> tuple[int, int]:
         """Return what all ranks must have set alike, or they would choose different paths."""
@@ -54,7 +55,7 @@ class Settings:
             elif text is not None:
                 values[field.name] = _number(field.name, text, float if field.name == "timeout_s" else int)
         settings = Settings(**values)  # type: ignore[arg-type]
-        if settings.timeout_s <= 0 or settings.segment_bytes < 64 or settings.one_shot_bytes < 0:
+        if not 0 < settings.timeout_s < math.inf or settings.segment_bytes < 64 or settings.one_shot_bytes < 0:
             raise UsageError(f"impossible settings {settings}: times and sizes must be positive")
         return settings
 

@@ -55,8 +55,8 @@ def flatten(x: Any) -> Flat:
 
 def _flatten_numpy(x: np.ndarray[Any, Any]) -> Flat:
     code = dtype_code(x.dtype)
-    if not x.flags.c_contiguous:
-        copy = np.ascontiguousarray(x)
+    if not (x.flags.c_contiguous and x.flags.aligned):
+        copy = np.array(x, order="C")
         return Flat(copy.ctypes.data, copy.size, code, x.shape, copy, _writable(x))
     address, _ = _writable(x).__array_interface__["data"]
     return Flat(address, x.size, code, x.shape, x)
