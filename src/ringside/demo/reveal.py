@@ -63,7 +63,7 @@ def comparison_lines(found: Mapping[str, Any]) -> list[str]:
     return [
         f"The same training over {peer}, in turn with ours, {found['steps']} steps each ({peer}'s time over ours):",
         f"  step           {found['step_ratio']:5.2f} ×  {_both('step_seconds', theirs, ours)}",
-        f"  synchronising  {found['sync_ratio']:5.2f} ×  {_both('sync_seconds', theirs, ours)}, in part behind backward",
+        f"  synchronising  {found['sync_ratio']:5.2f} ×  {_both('sync_seconds', theirs, ours)}, partly behind backward",
         f"  blocked by it         {_both('exposed_seconds', theirs, ours)}: "
         f"{percent(theirs['share'])} of the step against {percent(ours['share'])}",
     ]

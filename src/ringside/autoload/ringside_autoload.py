@@ -1,0 +1,87 @@
+"""Attaches Ringside to every DistributedDataParallel model that a script makes, without the script's knowledge.
+
+The class is changed when torch has been imported, not before: a process that never imports torch pays nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from ringside.processes import die_with_parent
+
+FIRST = "RINGSIDE_RANK_PID"
+"""Set by a rank for the processes that it starts, which are none."""
+
+TARGET = "torch.nn.parallel.distributed"
+
+_log = logging.getLogger("ringside")
+
+
+def install() -> None:
+    """Have every DistributedDataParallel model of this process attached when it is made; a rank ends with torchrun."""
+    if FIRST not in os.environ:
+        os.environ[FIRST] = str(os.getpid())
+        die_with_parent(signal.SIGTERM)
+    if TARGET in sys.modules:
+        _change(sys.modules[TARGET])
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the one module as everybody else does, and changes it once it has been executed."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != TARGET:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_change(module: ModuleType) -> None:
+                execute(module)
+                _change(module)
+
+            spec.loader.exec_module = execute_and_change  # type: ignore[method-assign]
+        return spec
+
+
+def _change(module: ModuleType) -> None:
+    made: Callable[..., None] = module.DistributedDataParallel.__init__
+    if getattr(made, "_ringside", False):
+        return
+
+    @functools.wraps(made)
+    def make_and_attach(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        _attach(self)
+
+    make_and_attach._ringside = True  # type: ignore[attr-defined]
+    module.DistributedDataParallel.__init__ = make_and_attach
+
+
+@functools.cache
+def _warn(words: str) -> None:
+    """Say it once per process; only rank 0 says it aloud."""
+    _log.log(logging.WARNING if os.environ.get("RANK") == "0" else logging.DEBUG, "%s", words)
+
+
+def _attach(model: Any) -> None:
+    try:
+        import ringside
+
+        ringside.attach(model)
+    except Exception as error:
+        _warn(f"this model is not watched ({type(error).__name__}: {error}); training goes on without Ringside")

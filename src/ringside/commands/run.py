@@ -1,0 +1,92 @@
+"""Watch a DistributedDataParallel script as it is: not one of its lines changes.
+
+Takes torchrun's flags and passes them on as they are; without --nproc-per-node one rank per core is started (per GPU
+where there are some), and without a meeting place the ranks meet on this host (--standalone). Every
+DistributedDataParallel model that the script makes is attached. Verdicts appear on stderr as they are reached, with
+the table of ranks at the end; the last line on stdout is the run directory, the exit status is torchrun's (130 after
+Ctrl-C).
+
+  --run-dir DIR    where to write the run (default: a new directory under runs/)
+
+example:
+  $ ringside run --nproc-per-node 2 train.py --epochs 3
+  ● rank 1 is 28 % slower than the others since step 60: most of the extra time is in its forward pass
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from ringside.launch import Launch, cores, stop_requests
+from ringside.monitor.verdict import Verdict
+from ringside.torchrun_flags import take_apart, with_defaults
+from ringside.view.following import Finding, Following
+from ringside.view.terminal import closing, verdict_line
+from ringside.watching import choose_directory, conclude, environment, follow
+
+HELP = "watch an unmodified DDP script, started as by torchrun"
+
+AUTOLOAD = Path(__file__).parents[1] / "autoload"
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add this verb's arguments: all words are taken as they are, for most of them are torchrun's or the script's."""
+    parser.usage = "ringside run [--run-dir DIR] [torchrun flags] train.py [arguments]"
+    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.set_defaults(print_help=parser.print_help)
+    parser.prefix_chars = "\0"  # from here on no word is a flag of ours to argparse
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the script and watch it; return torchrun's exit status."""
+    if args.words[:1] in (["-h"], ["--help"]):
+        args.print_help()
+        return 0
+    line = take_apart(args.words, ours=("--run-dir",))
+    asked = line.ours.get("--run-dir")
+    path, warning = choose_directory(Path(asked) if asked else None, "run")
+    if warning:
+        _say(warning)
+    with stop_requests() as stop:
+        launch = Launch(with_defaults(line, _processes()), _environment(path))
+        status = follow(launch, path, stop, _show)
+    concluded = conclude(path, () if stop.signum else launch.deaths)
+    if concluded is None:
+        _say("nothing was recorded: no rank made a DistributedDataParallel model and trained it")
+    else:
+        _print(path, *concluded)
+    print(path)
+    return status
+
+
+def _environment(path: Path) -> dict[str, str]:
+    variables = environment(path)
+    before = variables.get("PYTHONPATH")
+    variables["PYTHONPATH"] = str(AUTOLOAD) + (os.pathsep + before if before else "")
+    variables["RINGSIDE_AUTOLOAD"] = "1"
+    return variables
+
+
+def _processes() -> str:
+    return "gpu" if Path("/dev/nvidia0").exists() else str(cores())
+
+
+def _show(run: Following, found: list[Finding]) -> None:
+    for finding in found:
+        _say(f"● {verdict_line(finding)}")
+
+
+def _say(words: str) -> None:
+    print(f"ringside run: {words}", file=sys.stderr, flush=True)
+
+
+def _print(path: Path, summary: dict[str, object], verdicts: list[Verdict]) -> None:
+    console = Console(stderr=True, highlight=False)
+    console.print()
+    console.print(closing(summary, verdicts))
+    console.print(f"\nreport   {path / 'report.html'}\nsummary  {path / 'summary.json'}", soft_wrap=True)

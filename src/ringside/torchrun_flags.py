@@ -1,0 +1,80 @@
+"""Where torchrun's own flags end and the script begins, without importing torch to find out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ringside.errors import UsageError
+
+SWITCHES = frozenset(
+    {"--standalone", "-m", "--module", "--no-python", "--run-path", "--virtual-local-rank", "-h", "--help"}
+)
+"""torchrun's flags that take no value; all others take one."""
+
+PLACES = frozenset(
+    {"--nnodes", "--node-rank", "--master-addr", "--master-port", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"}
+)
+"""Flags that say where the ranks meet; without any of them they meet on this host alone."""
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """A `ringside run` command line, taken apart.
+
+    Args:
+        flags: torchrun's flags, as they were given.
+        names: Their names, with dashes instead of underscores.
+        script: The script and its arguments, as they were given.
+        ours: Values of our own flags by name.
+    """
+
+    flags: tuple[str, ...]
+    names: frozenset[str]
+    script: tuple[str, ...]
+    ours: dict[str, str]
+
+
+def take_apart(words: Sequence[str], ours: Sequence[str]) -> CommandLine:
+    """Split words into torchrun's flags, the script with its arguments, and our flags.
+
+    Args:
+        words: What followed `ringside run`.
+        ours: Names of our own flags; each takes a value and stands before the script.
+
+    Raises:
+        UsageError: A flag lacks its value, or there is no script.
+    """
+    flags: list[str] = []
+    names: set[str] = set()
+    mine: dict[str, str] = {}
+    rest = list(words)
+    while rest and rest[0].startswith("-") and rest[0] != "--":
+        flag, equals, value = rest[0].partition("=")
+        name = flag.replace("_", "-")
+        takes = 1 if equals or name in SWITCHES else 2
+        if len(rest) < takes:
+            raise UsageError(f"{flag} takes a value; then comes the script, such as: ringside run {flag} 2 train.py")
+        if name in ours:
+            mine[name] = value if equals else rest[1]
+        else:
+            flags += rest[:takes]
+            names.add(name)
+        rest = rest[takes:]
+    script = rest[1:] if rest[:1] == ["--"] else rest
+    if not script:
+        raise UsageError("there is no script to run, such as: ringside run --nproc-per-node 2 train.py --epochs 3")
+    return CommandLine(tuple(flags), frozenset(names), tuple(script), mine)
+
+
+def with_defaults(line: CommandLine, processes: str) -> list[str]:
+    """Return what to give torchrun: the flags as they were given, and what was left open.
+
+    Args:
+        line: The command line.
+        processes: How many ranks to start where it does not say.
+    """
+    added = [] if "--nproc-per-node" in line.names else [f"--nproc-per-node={processes}"]
+    if not line.names & (PLACES | {"--standalone"}):
+        added.append("--standalone")
+    return [*added, *line.flags, *line.script]
