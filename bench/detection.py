@@ -26,6 +26,7 @@ JITTERS = (0.02, 0.10)
 KINDS = {
     "white": "independent",
     "spikes": "1 % spikes, 1.2–4.5×",
+    "busy": "busy machine: 15 % of steps 1.2–3.3×",
     "ar": "autocorrelation 0.9",
     "heavy": "Student t, 3 degrees",
     "static": "constant ±3 % spread",
@@ -60,6 +61,8 @@ def log_noise(
             row = np.clip(rng.standard_t(3, shape) * jitter / np.sqrt(3), -3, 3)
         elif kind == "spikes":
             row = row + (rng.random(shape) < 0.01) * rng.uniform(0.2, 1.5, shape)
+        elif kind == "busy":
+            row = row + (rng.random(shape) < 0.15) * rng.uniform(0.2, 1.2, shape)
         elif kind == "static":
             row = row + spread
         elif kind == "pauses":

@@ -85,7 +85,7 @@ class Noise:
 
     def _estimate(self) -> None:
         pooled = np.maximum(self._pooled, 1e-8)
-        self.clip = np.maximum(5.0 * np.sqrt(pooled), SMALLEST_CLIP)
+        self.clip = np.maximum(2.5 * np.sqrt(pooled), SMALLEST_CLIP)
         error = 1.0 / np.sqrt(self._steps * self._independent)
         likely = _inflation(self._lagged / pooled + 3.0 * error)
         error = error * np.sqrt(likely)  # correlated steps tell less
