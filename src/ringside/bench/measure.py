@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from ringside.engine import Communicator
 
 MAX_ITERATIONS = 20000
 LIMIT_ROUNDS = 5
+_TOO_LONG = 3  # times what a turn should last
 _SLOW_ROUNDS = 3  # enough where one all-reduce takes longer than a turn should
 
 Array = NDArray[Any]
@@ -32,8 +33,24 @@ class _Turns:
     contender: Contender
     handles: Iterator[Any]
     wrong: int
-    estimate_s: float
-    seconds: list[float]
+    estimate_s: float = 0.0
+    iterations: int = 1
+    seconds: list[float] = field(default_factory=list)
+
+    def sample(self, cache: str, size_bytes: int, buffers: int) -> Sample:
+        """Return what is reported of this case."""
+        who = self.contender
+        return Sample(
+            who.engine,
+            who.algorithm,
+            who.tensor,
+            cache,
+            size_bytes,
+            buffers,
+            self.iterations,
+            tuple(self.seconds),
+            self.wrong,
+        )
 
 
 class Meter:
@@ -55,27 +72,13 @@ class Meter:
     def case(self, size_bytes: int, cache: str, buffers: int) -> list[Sample]:
         """Measure every contender on one size and cache state."""
         turns = [self._prepare(contender, size_bytes, buffers) for contender in self._contenders]
-        counts = [self._iterations(turn.estimate_s) for turn in turns]
         slow = max(turn.estimate_s for turn in turns) > self._plan.round_seconds
         for _ in range(min(_SLOW_ROUNDS, self._plan.rounds) if slow else self._plan.rounds):
-            for turn, count in zip(turns, counts, strict=True):
+            for turn in turns:
                 if cache == "cold":
                     np.add(self._sweep, 1, out=self._sweep)  # the turn before may have left buffers in the cache
-                turn.seconds.append(self._time(turn, count) / count)
-        return [
-            Sample(
-                turn.contender.engine,
-                turn.contender.algorithm,
-                turn.contender.tensor,
-                cache,
-                size_bytes,
-                buffers,
-                count,
-                tuple(turn.seconds),
-                turn.wrong,
-            )
-            for turn, count in zip(turns, counts, strict=True)
-        ]
+                self._take(turn)
+        return [turn.sample(cache, size_bytes, buffers) for turn in turns]
 
     def limit(self) -> Limit:
         """Measure how fast all ranks together stream: two buffers read, two written past the caches."""
@@ -100,10 +103,11 @@ class Meter:
         contender.call(handles[-1])
         wrong = count_wrong(arrays[-1], self._expected)
         arrays[-1][...] = 0  # sums of sums would overflow; zeros stay zeros
-        turns = _Turns(contender, itertools.cycle(handles), wrong, 0.0, [])
+        turns = _Turns(contender, itertools.cycle(handles), wrong)
         trials = 1 if size_bytes >= 4 << 20 else 5
         seconds = min(self._time(turns, 1) for _ in range(trials))
-        turns.estimate_s = float(self._comm.all_reduce(np.array([seconds]), "max")[0])
+        turns.estimate_s = self._slowest(seconds)
+        turns.iterations = self._iterations(turns.estimate_s)
         return turns
 
     def _arrays(self, tensor: str, size_bytes: int, buffers: int) -> list[Array]:
@@ -116,6 +120,17 @@ class Meter:
             return self._plan.iterations
         fitting = int(self._plan.round_seconds / max(estimate_s, 1e-7))
         return max(1, min(MAX_ITERATIONS, fitting))
+
+    def _take(self, turns: _Turns) -> None:
+        """Take one turn; where it lasted much longer than it should, make the next one shorter."""
+        seconds = self._time(turns, turns.iterations)
+        turns.seconds.append(seconds / turns.iterations)
+        slowest = self._slowest(seconds)
+        if slowest > _TOO_LONG * self._plan.round_seconds:
+            turns.iterations = self._iterations(slowest / turns.iterations)
+
+    def _slowest(self, seconds: float) -> float:
+        return float(self._comm.all_reduce(np.array([seconds]), "max")[0])
 
     def _time(self, turns: _Turns, count: int) -> float:
         call, handles = turns.contender.call, itertools.islice(turns.handles, count)

@@ -45,7 +45,7 @@ class Sample(msgspec.Struct, frozen=True, tag=True):
         cache: warm, cold or any.
         size_bytes: Of the tensor.
         buffers: Rotated through.
-        iterations: Per round.
+        iterations: Per round (of the last one, if turns had to be shortened).
         seconds: Mean per all-reduce on this rank, per round.
         wrong: Elements of the checked tensor that were wrong on this rank.
     """
