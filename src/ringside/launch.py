@@ -71,8 +71,7 @@ class Launch:
             status = self._child.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
-        for thread in self._threads:
-            thread.join(timeout=2.0)
+        self._close()
         return status if status >= 0 else 128 - status
 
     def end(self, signum: int, hurry: Callable[[], bool] = lambda: False) -> bool:
@@ -86,9 +85,17 @@ class Launch:
         self.wait(1.0)
         return gone
 
+    def _close(self) -> None:
+        for thread in self._threads:
+            thread.join(timeout=2.0)
+        self._process.close()
+        if self._child.stdout is not None and not any(thread.is_alive() for thread in self._threads):
+            self._child.stdout.close()
+
     def _look(self) -> None:
         while self._child.returncode is None:
             self._watch.look(LOOK_S)
+        self._watch.close()
 
     def _read(self, sink: Callable[[str], None]) -> None:
         assert self._child.stdout is not None

@@ -155,6 +155,12 @@ class RankWatch:
             self.deaths.append(Death(rank, process.pid, status, signum))
             process.close()
 
+    def close(self) -> None:
+        """Let go of the ranks that are left."""
+        for _, process in self._ranks.values():
+            process.close()
+        self._ranks.clear()
+
     def _find(self) -> None:
         for pid in children(self._launcher):
             # Between fork and exec a child still has the launcher's environment: it is looked at again next time.

@@ -66,6 +66,8 @@ def closing(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> Renderab
     parts: list[RenderableType] = []
     for verdict in verdicts:
         parts += _told(verdict)
+    if not summary["steps"]:
+        return Group(*parts, Text("No training step was recorded.", style="bold yellow"))
     if not verdicts:
         parts.append(Text("No rank held the others up.", style="bold green"))
     return Group(*parts, Text(), rank_table(summary["ranks"]), Text(summary_line(summary), style="dim"))

@@ -1,0 +1,57 @@
+import pytest
+
+from ringside.demo.reveal import comparison_lines, draw, injected, reveal
+from ringside.faults import Slow, parse_fault
+from ringside.monitor.verdict import Verdict
+
+
+def verdict(rank, detected=60, kind="slow_rank"):
+    return Verdict(kind=kind, ranks=[rank], since_step=50, detected_step=detected, excess_ratio=0.3)
+
+
+def test_what_is_drawn_begins_after_a_healthy_stretch_and_depends_on_the_seed():
+    drawn = {draw(seed, 4, 200) for seed in range(200)}
+    assert {fault.rank for fault in drawn} == {0, 1, 2, 3}
+    assert all(50 <= fault.from_step <= 80 and fault.factor == 1.3 for fault in drawn)
+    assert draw(7, 4, 200) == draw(7, 4, 200)
+    assert draw(7, 2, 1) == Slow(draw(7, 2, 1).rank, 1.3, 0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "verdicts", "right", "words"),
+    [
+        ("none", [], True, "nobody was named"),
+        ("none", [verdict(0)], False, "yet a rank was named"),
+        ("slow:rank=1,from_step=50", [verdict(1)], True, "right, 11 steps after"),
+        ("slow:rank=1,from_step=50", [verdict(0)], False, "somebody else"),
+        ("slow:rank=1,from_step=50", [verdict(1, detected=40)], False, "not found"),
+        ("slow:rank=1,from_step=50", [verdict(1), verdict(0)], True, "so was somebody else"),
+        ("slow:rank=1,from_step=50", [], False, "not found"),
+        ("pause:rank=1,at_step=50", [], True, "nobody was named"),
+        ("kill:rank=1,at_step=60", [verdict(1, kind="dead_rank")], True, "right"),
+        ("kill:rank=1,at_step=60", [verdict(1)], False, "not found"),
+    ],
+)
+def test_verdicts_are_held_against_what_was_injected(spec, verdicts, right, words):
+    found, told = reveal(parse_fault(spec), verdicts)
+    assert found is right
+    assert words in told
+
+
+def test_injected_as_the_summary_has_it():
+    assert injected(None) == {"kind": "none", "ranks": [], "factor": None, "from_step": None}
+    slow = {"kind": "slow", "ranks": [1], "factor": 1.3, "from_step": 40}
+    assert injected(parse_fault("slow:rank=1,from_step=40")) == slow
+    assert injected(parse_fault("pause:rank=1,at_step=4"))["seconds"] == 3.0
+    assert injected(parse_fault("kill:rank=1,at_step=4"))["from_step"] == 4
+
+
+def test_the_comparison_in_words():
+    side = {"step_seconds": 0.1, "sync_seconds": 0.01, "exposed_seconds": 0.002, "share": 0.02}
+    found = {"engine": "ringside", "peer": "gloo", "step_ratio": 1.25, "sync_ratio": 4.0, "exposed_ratio": 3.0}
+    text = "\n".join(comparison_lines({**found, "ours": side, "theirs": side, "steps": 25}))
+    assert "over Gloo" in text
+    assert "1.25 ×" in text
+    assert "2.0 % of the step" in text
+    assert "nothing to compare" in comparison_lines({**found, "engine": "gloo"})[0]
+    assert comparison_lines({}) == []

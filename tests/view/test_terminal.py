@@ -1,0 +1,165 @@
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from ringside.monitor.records import SCHEMA, RunInfo, StepRecord
+from ringside.monitor.summary import summarise
+from ringside.monitor.verdict import Verdict
+from ringside.view.following import Following
+from ringside.view.terminal import closing, ms, picture, size, sparkline, status_line, verdict_line
+
+FLOATS = st.lists(st.floats(-1e6, 1e6), max_size=300)
+
+
+def info(ranks):
+    return RunInfo(
+        schema=SCHEMA,
+        name="x",
+        started_unix=0.0,
+        command=["x"],
+        world_size=ranks,
+        hosts=["h"] * ranks,
+        pids=list(range(ranks)),
+        engine="ringside",
+    )
+
+
+def records(ranks, steps, first=0, slow=None):
+    for step in range(first, first + steps):
+        for rank in range(ranks):
+            own = 0.13 if rank == slow else 0.10
+            wait = 0.0 if rank == slow or slow is None else 0.03
+            yield StepRecord(
+                step=step,
+                rank=rank,
+                ended_unix=float(step),
+                step_seconds=own + wait + 0.001,
+                own_seconds=own,
+                wait_seconds=wait,
+                exposed_seconds=wait + 0.001,
+                payload_bytes=13_000_000,
+                loss=5.5 / (1 + step),
+            )
+
+
+def verdict(**changes):
+    fields = {
+        "kind": "slow_rank",
+        "ranks": [1],
+        "since_step": 20,
+        "detected_step": 29,
+        "excess_ratio": 0.3,
+        "cause": "most of the extra time is in its backward pass (+26.3 ms per step); " + "a long story " * 20,
+        "cost_rank_seconds": 0.6,
+        "advice": "move it",
+    }
+    return {**fields, **changes}
+
+
+def following(ranks=2, slow=1):
+    run = Following()
+    run.start(info(ranks))
+    run.feed(records(ranks, 20), [{"kind": "stage", "stage": "training", "of": 100}])
+    run.feed(records(ranks, 10, first=20, slow=slow), [{"kind": "verdict", "verdict": verdict(ranks=[slow])}])
+    run.feed(records(ranks, 10, first=30, slow=slow), [])
+    return run
+
+
+def lines(renderable, width=80):
+    console = Console(width=width, file=io.StringIO(), no_color=True, legacy_windows=False)
+    console.print(renderable)
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 64, 1000])
+def test_the_picture_fits_a_small_terminal_and_shows_the_verdict(ranks):
+    run = following(ranks)
+    shown = lines(picture(run, "demo: a byte-level GPT with a title that is much too long for it", 75.0))
+    assert len(shown) <= 24
+    assert max(map(len, shown)) <= 80
+    text = "\n".join(shown)
+    assert "01:15" in shown[0]
+    assert "step 40 of at most 100" in text
+    assert "rank 1 is 30 % slower than the others since step 20" in text
+    assert "130 ms" in text
+    assert "13.0 MB" in text
+
+
+def test_the_price_grows_with_every_step_after_the_verdict():
+    run = following()
+    # 0.6 rank-seconds until the verdict, then 10 steps of 30 ms lost on 2 ranks
+    assert run.findings[0].cost_rank_seconds == pytest.approx(0.6 + 10 * 0.03 * 2)
+    run.feed(records(2, 10, first=40, slow=1), [{"kind": "repaired", "verdict": verdict()}])
+    over = run.findings[0].cost_rank_seconds
+    run.feed(records(2, 10, first=50), [])
+    assert run.findings[0].cost_rank_seconds == over
+    assert "(over)" in "\n".join(lines(picture(run, "x", 1.0)))
+
+
+def test_a_run_that_has_not_begun_and_one_that_compares():
+    run = Following()
+    assert lines(picture(run, "demo", 0.0))
+    assert "starting" in status_line(run, 3.0)
+    run = following()
+    run.feed([], [{"kind": "stage", "stage": "comparison", "done": 3, "of": 12}])
+    assert "Gloo for comparison: 25%" in status_line(run, 61.0)
+    run.feed([], [{"kind": "comparison", "unix": 1.0, "peer": "gloo", "step_ratio": 1.4}])
+    assert run.comparison == {"peer": "gloo", "step_ratio": 1.4}
+
+
+def test_torn_steps_unknown_events_and_damaged_verdicts_are_passed_over():
+    run = Following()
+    run.start(info(3))
+    some = [record for record in records(3, 6) if record.rank != 2 or record.step % 2]
+    assert run.feed(some, [{"kind": "verdict", "verdict": {"kind": "?"}}, {"kind": "verdict"}, {"kind": "new"}]) == []
+    assert run.step == 5
+    assert [round(one.own_seconds, 3) for one in run.figures()] == [0.1] * 3
+    assert len(run.losses) == 6
+
+
+def test_lines_for_logs():
+    run = following()
+    line = status_line(run, 75.0)
+    assert "step 40/100" in line
+    assert "rank 1: own 130 ms wait 0 µs" in line
+    assert verdict_line(run.findings[0]).startswith("rank 1 is 30 % slower than the others since step 20: most of")
+
+
+def test_the_closing_words_tell_who_why_price_and_what_to_do_before_the_table():
+    found = [Verdict(**verdict(cost_rank_seconds=7200.0))]
+    summary = summarise(info(12), list(records(12, 30, slow=1)), found)
+    text = "\n".join(lines(closing(summary, found), width=60))
+    order = [
+        "rank 1 is 30 % slower",
+        "most of the extra",
+        "2.00 rank-hours",
+        "move it",
+        "own against the others",
+        "30 steps",
+    ]
+    positions = [text.index(words) for words in order]
+    assert positions == sorted(positions)
+    assert "No rank held" in "\n".join(lines(closing(summary, [])))
+    assert "No training step" in "\n".join(lines(closing(summarise(info(2), [], []), [])))
+
+
+@given(FLOATS, st.integers(0, 40))
+def test_a_sparkline_is_as_long_as_it_may_be(values, cells):
+    line = sparkline(values, cells)
+    assert len(line) == min(len(values), cells)
+    assert set(line) <= set("▁▂▃▄▅▆▇█")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(float("nan"), "–"), (12.3, "12 s"), (1.234, "1.23 s"), (0.123, "123 ms"), (0.0012, "1.2 ms"), (2e-5, "20 µs")],
+)  # fmt: skip
+def test_durations(seconds, words):
+    assert ms(seconds) == words
+
+
+def test_sizes():
+    assert [size(n) for n in (12, 1500, 13_294_592)] == ["12 B", "1.5 KB", "13.3 MB"]
