@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import time
+import weakref
 from typing import Any
 
 import torch
@@ -12,10 +14,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ringside.engine import Communicator, Settings
-from ringside.errors import UnsupportedError, UsageError
+from ringside.errors import RingsideError, UnsupportedError, UsageError
 from ringside.sync import session as sessions
 from ringside.sync.carriers import Carrier, NativeCarrier, RingsideCarrier, UserHook
-from ringside.sync.group import Decision, decide
+from ringside.sync.group import Decision, decide, first_problem
 from ringside.sync.hook import GradientHook
 from ringside.sync.session import Session
 
@@ -33,24 +35,25 @@ class Attachment:
         session: The monitor of this process; None where `monitor=False` or RINGSIDE=off.
     """
 
-    def __init__(self, model: DistributedDataParallel, decision: Decision, session: Session | None) -> None:
+    def __init__(
+        self, model: DistributedDataParallel, decision: Decision, carrier: Carrier, session: Session | None
+    ) -> None:
         self._model = model
         self.session = session
         self.why = decision.why
         group = model.process_group
         self.engine = "ringside" if decision.engine == "ringside" else str(dist.get_backend(group))
-        clock = session.clock if session is not None else _idle_clock()
-        self._clock = clock
-        self._hook = GradientHook(_carrier(decision, group), clock)
+        self._clock = session.clock if session is not None else _idle_clock()
         self._handles: list[Any] = []
-        if model._comm_hooks:
-            self.why = "the model already has a communication hook, which carries its gradients unseen"
-            self.engine = str(dist.get_backend(group))
-            clock.always_synced = True
-        else:
-            model.register_comm_hook(None, self._hook.run)
-            model.register_comm_hook = self._yield  # type: ignore[method-assign]
+        self._hook = _own_hook(model) or GradientHook(carrier, self._clock)
+        self._take_place(carrier)
         self._watch_forward()
+        model._ringside = self  # type: ignore[assignment]
+
+    @property
+    def attached(self) -> bool:
+        """Tell whether the model is still watched."""
+        return self._model.__dict__.get("_ringside") is self
 
     @property
     def counters(self) -> dict[str, int]:
@@ -59,19 +62,48 @@ class Attachment:
 
     def detach(self) -> None:
         """Stop watching; gradients are carried by the process group again (DDP cannot drop its hook)."""
+        if not self.attached:
+            return
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._model.__dict__.pop("_sync_buffers", None)
-        self._hook.carrier.close()
-        self._hook.carrier = NativeCarrier(self._model.process_group)
+        del self._model.__dict__["_ringside"]
+        self._hook.rest(self._model.process_group, _idle_clock())
+
+    def serves(self, wish: str, monitor: bool) -> bool:
+        """Tell whether another `attach` with these wishes would change nothing."""
+        if not self.attached or (self.session is not None) != monitor:
+            return False
+        if self.session is not None and self.session is not sessions.current():
+            return False
+        return wish == "auto" or (wish == "ringside") == (self.engine == "ringside")
+
+    def _take_place(self, carrier: Carrier) -> None:
+        """Let our hook carry the model's gradients, unless the script has put one of its own there first."""
+        model, hook = self._model, self._hook
+        if _own_hook(model) is None and model._comm_hooks:
+            self._clock.always_synced = True
+            self._only_watch("the model already has a communication hook, which carries its gradients unseen")
+            return
+        hook.clock = self._clock
+        if hook.user is not None:
+            self._only_watch("the script registered its own communication hook")
+            return
+        hook.carrier = carrier
+        if _own_hook(model) is None:
+            model.register_comm_hook(None, hook.run)
+            model._ringside_hook = hook  # type: ignore[assignment]
+        model.register_comm_hook = self._yield  # type: ignore[method-assign]
+
+    def _only_watch(self, why: str) -> None:
+        self.engine, self.why = str(dist.get_backend(self._model.process_group)), why
 
     def _yield(self, state: Any, hook: UserHook) -> None:
         """Take the place of `register_comm_hook`: DDP allows one hook, so the user's runs inside ours."""
         self._model._check_comm_hook(hook)  # type: ignore[no-untyped-call]
         self._hook.yield_to(self._model.process_group, state, hook)
-        self.engine = str(dist.get_backend(self._model.process_group))
-        self.why = f"the script registered its own communication hook {getattr(hook, '__qualname__', hook)}"
+        self._only_watch(f"the script registered its own communication hook {getattr(hook, '__qualname__', hook)}")
         if dist.get_rank() == 0:
             _log.warning("ringside only watches this model: %s", self.why)
 
@@ -79,7 +111,7 @@ class Attachment:
         clock = self._clock
 
         def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            clock.forward_begins(_samples(args, kwargs))
+            clock.forward_begins(_samples(args, kwargs) if torch.is_grad_enabled() else 0)
 
         def after(_: Any, args: Any, output: Any) -> None:
             clock.forward_ends()
@@ -110,7 +142,8 @@ def attach(
     group's own collective carries them and Ringside only watches.
 
     Args:
-        model: The model, wrapped; before its first backward.
+        model: The model, wrapped. Attached before its first backward, nothing is copied; a model that is attached
+            already is left as it is.
         engine: `auto` (the default; RINGSIDE_ENGINE overrides it), `ringside` (an error where it cannot be) or
             `native` (only watch).
         monitor: Record steps, watch for slow ranks and write a run directory.
@@ -128,18 +161,24 @@ def attach(
             f"attach() needs a model wrapped in DistributedDataParallel, not a {type(model).__name__}: "
             "attach(DistributedDataParallel(model))"
         )
-    wish = engine or os.environ.get("RINGSIDE_ENGINE", "auto")
+    wish = engine or os.environ.get("RINGSIDE_ENGINE") or "auto"
     if wish not in ENGINES:
         raise UsageError(f"there is no engine {wish!r}; there are {', '.join(ENGINES)}")
     if os.environ.get("RINGSIDE", "").lower() in ("off", "0"):
         return _Detached(model)
-    decision = decide(model.process_group, wish, _objection(model))
+    earlier: Attachment | None = model.__dict__.get("_ringside")
+    if earlier is not None:
+        if earlier.serves(wish, monitor):
+            return earlier
+        earlier.detach()
+    decision, carrier = _open(model, wish)
     if wish == "ringside" and decision.engine != "ringside":
         raise UnsupportedError(f"the ringside engine cannot carry this model: {decision.why}")
     if decision.engine != "ringside" and wish != "native" and dist.get_rank() == 0:
         _log.warning("ringside only watches this model: %s", decision.why)
     session = sessions.begin(run_dir, decision.engine) if monitor else None
-    return Attachment(model, decision, session)
+    _leave_at_exit(carrier)
+    return Attachment(model, decision, carrier, session)
 
 
 class _Detached(Attachment):
@@ -147,6 +186,11 @@ class _Detached(Attachment):
 
     def __init__(self, model: DistributedDataParallel) -> None:
         self.engine, self.why, self.session = str(dist.get_backend(model.process_group)), "RINGSIDE=off", None
+
+    @property
+    def attached(self) -> bool:
+        """It never is."""
+        return False
 
     @property
     def counters(self) -> dict[str, int]:
@@ -161,16 +205,52 @@ def _objection(model: DistributedDataParallel) -> str:
     devices = {parameter.device.type for parameter in model.parameters()}
     if devices - {"cpu"}:
         return f"its parameters are on {', '.join(sorted(devices))}, and shared memory is for CPU tensors"
-    if model._comm_hooks:
+    hook = _own_hook(model)
+    if (hook is not None and hook.user is not None) or (hook is None and model._comm_hooks):
         return "the model already has a communication hook"
     return ""
 
 
-def _carrier(decision: Decision, group: dist.ProcessGroup) -> Carrier:
+def _own_hook(model: DistributedDataParallel) -> GradientHook | None:
+    """Return the hook that an earlier `attach` has registered: DDP takes one hook in its life."""
+    hook: GradientHook | None = model.__dict__.get("_ringside_hook")
+    return hook
+
+
+def _open(model: DistributedDataParallel, wish: str) -> tuple[Decision, Carrier]:
+    """Agree on who carries the gradients and open it; where one rank cannot, nobody does. A collective."""
+    group = model.process_group
+    decision = decide(group, wish, _objection(model))
     if decision.engine != "ringside":
-        return NativeCarrier(group)
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    return RingsideCarrier(Communicator(decision.key, rank, size, Settings.of_environment()), group)
+        return decision, NativeCarrier(group)
+    communicator, problem = None, ""
+    try:
+        communicator = Communicator(
+            decision.key, dist.get_rank(group), dist.get_world_size(group), Settings.of_environment()
+        )
+    except (RingsideError, OSError) as error:
+        problem = str(error)
+    problem = first_problem(group, problem)
+    if communicator is not None and not problem:
+        return decision, RingsideCarrier(communicator, group)
+    if communicator is not None:
+        communicator.close()
+    return Decision("native", why=problem), NativeCarrier(group)
+
+
+_carriers: weakref.WeakSet[Carrier] = weakref.WeakSet()
+
+
+def _leave_at_exit(carrier: Carrier) -> None:
+    """See to it that at exit peers learn that this rank leaves before its session says its good-byes to them."""
+    _carriers.add(carrier)
+    atexit.unregister(_leave)  # exit handlers run last to first, and the session's must come after this one
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    for carrier in list(_carriers):
+        carrier.close()
 
 
 def _idle_clock() -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -54,16 +55,16 @@ class Carrier(Protocol):
 class NativeCarrier:
     """The process group's own all-reduce, only watched."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group, self._size = group, dist.get_world_size(group)
+    def __init__(self, group: dist.ProcessGroup, counters: Counter[str] | None = None) -> None:
+        self._group, self._scale = group, 1.0 / dist.get_world_size(group)
         self._name = str(dist.get_backend(group))
         self._under_way: list[Future[Any]] = []
         self._spans: list[tuple[float, int]] = []
-        self.counters: Counter[str] = Counter()
+        self.counters: Counter[str] = Counter() if counters is None else counters
 
     def carry(self, bucket: GradBucket) -> Future[torch.Tensor]:
-        """Start the group's all-reduce, as DDP would without a hook."""
-        buffer = bucket.buffer().div_(self._size)
+        """Start the group's all-reduce, to the bit as DDP would without a hook (it multiplies by 1/size)."""
+        buffer = bucket.buffer().mul_(self._scale)
         return self._start(buffer, lambda: self._all_reduce(buffer))
 
     def _all_reduce(self, buffer: torch.Tensor) -> Future[Any]:
@@ -110,8 +111,8 @@ class NativeCarrier:
 class HookCarrier(NativeCarrier):
     """A communication hook of the user's own, only watched."""
 
-    def __init__(self, group: dist.ProcessGroup, state: Any, hook: UserHook) -> None:
-        super().__init__(group)
+    def __init__(self, group: dist.ProcessGroup, state: Any, hook: UserHook, counters: Counter[str]) -> None:
+        super().__init__(group, counters)
         self._state, self._hook = state, hook
         self._name = f"hook:{getattr(hook, '__qualname__', type(hook).__name__)}"
 
@@ -134,6 +135,8 @@ class RingsideCarrier:
         self._under_way: list[Work] = []
         self._backwards = 0
         self.counters = self._native.counters
+        # The model may simply be forgotten: the communicator's thread must not outlive it.
+        weakref.finalize(self, communicator.close).atexit = False
 
     def carry(self, bucket: GradBucket) -> Future[torch.Tensor]:
         """Hand the bucket to the communicator's thread; a dtype that the engine does not know goes to the group."""

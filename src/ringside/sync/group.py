@@ -86,6 +86,14 @@ def decide(group: dist.ProcessGroup, wish: str, objection: str) -> Decision:
     return msgspec.json.decode(store.get("decision"), type=Decision)
 
 
+def first_problem(group: dist.ProcessGroup, problem: str) -> str:
+    """Return the problem of the lowest rank of the group that has one; empty if nobody has. A collective."""
+    store, rank, size = group_store(group, "problem"), dist.get_rank(group), dist.get_world_size(group)
+    store.set(str(rank), msgspec.json.encode(problem).decode())
+    problems = [msgspec.json.decode(store.get(str(r)), type=str) for r in range(size)]
+    return next((f"rank {r}: {text}" for r, text in enumerate(problems) if text), "")
+
+
 def _choose(offers: list[_Offer], wish: str) -> Decision:
     if wish == "native":
         return Decision("native", why="asked for")

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
 from ringside.monitor.step_clock import StepClock
-from ringside.sync.carriers import Carrier, HookCarrier, UserHook
+from ringside.sync.carriers import Carrier, HookCarrier, NativeCarrier, UserHook
 
 
 class GradientHook:
@@ -22,7 +22,7 @@ class GradientHook:
 
     def __init__(self, carrier: Carrier, clock: StepClock) -> None:
         self.carrier = carrier
-        self._clock = clock
+        self.clock = clock
         self._queued = False
 
     def run(self, state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -31,10 +31,22 @@ class GradientHook:
             self._queued = self._queue()
         return self.carrier.carry(bucket)
 
+    @property
+    def user(self) -> HookCarrier | None:
+        """The user's own hook, where that carries the buckets."""
+        return self.carrier if isinstance(self.carrier, HookCarrier) else None
+
     def yield_to(self, group: dist.ProcessGroup, state: Any, hook: UserHook) -> None:
         """Let a hook of the user's own carry the buckets from now on, and only watch it."""
         self.carrier.close()
-        self.carrier = HookCarrier(group, state, hook)
+        self.carrier = HookCarrier(group, state, hook, self.carrier.counters)
+
+    def rest(self, group: dist.ProcessGroup, clock: StepClock) -> None:
+        """Let the process group carry the buckets (or the user's hook, where there is one), and watch no longer."""
+        self.clock = clock
+        if self.user is None:
+            self.carrier.close()
+            self.carrier = NativeCarrier(group, self.carrier.counters)
 
     def _queue(self) -> bool:
         try:
@@ -45,6 +57,6 @@ class GradientHook:
 
     def _finish(self) -> None:
         self._queued = False
-        self._clock.backward_ends()
+        self.clock.backward_ends()
         self.carrier.wait()
-        self._clock.sync_ends(self.carrier.times)
+        self.clock.sync_ends(self.carrier.times)

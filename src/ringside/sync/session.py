@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from ringside.engine.failures import name_ranks
 from ringside.monitor.online import Collector
 from ringside.monitor.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.run_directory import Event, RunWriter
@@ -34,6 +36,7 @@ from ringside.sync.group import group_store, host_name
 
 BATCH_SECONDS = 0.25
 GOODBYE_SECONDS = 5.0
+HELLO_SECONDS = 10.0
 
 _log = logging.getLogger("ringside")
 RecordListener = Callable[[StepRecord], None]
@@ -59,6 +62,8 @@ class Session:
         assert group is not None  # attach() has checked that there is a process group
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         prefix = group_store(group, "session")
+        # Rank 0 may be where the store lives, and the script may destroy its process group before the session ends.
+        self._job_store = dist.distributed_c10d._get_default_store()
         self.clock = StepClock(self.rank, self._emit)
         self._listeners: list[RecordListener] = []
         self._aside = False
@@ -116,7 +121,7 @@ class Session:
         """Send what is left; on rank 0 wait briefly for the others and write the summary and the report."""
         if self._ended.is_set():
             return
-        self.clock.flush()
+        self.clock.flush()  # nothing is taken in any more once it has ended
         self._ended.set()
         atexit.unregister(self.end)
         for hook in self._hooks:
@@ -146,7 +151,7 @@ class Session:
             except Exception:
                 self._listeners.remove(listener)
                 _log.exception("a listener for step records raised and will not be called again")
-        if not self._aside:
+        if not self._aside and not self._ended.is_set():
             with self._guard:
                 self._batch.append(record)
 
@@ -175,8 +180,7 @@ class Session:
 
     def _info(self, store: Store, engine: str) -> RunInfo:
         """Learn where every rank runs, on rank 0."""
-        rows = [(host_name(), os.getpid())]
-        rows += [msgspec.json.decode(store.get(f"who/{r}"), type=tuple[str, int]) for r in range(1, self.size)]
+        rows = [(host_name(), os.getpid()), *_places(store, range(1, self.size))]
         return RunInfo(
             schema=SCHEMA,
             name="",
@@ -189,6 +193,27 @@ class Session:
             algorithm="direct" if engine == "ringside" else "",
             versions=_versions(),
         )
+
+
+def _places(store: Store, ranks: range) -> list[tuple[str, int]]:
+    """Return host and process id of each rank; of ranks that do not come soon, as they may watch no model, ("", 0)."""
+    rows, missing = [], []
+    deadline = time.monotonic() + HELLO_SECONDS
+    for rank in ranks:
+        try:
+            store.wait([f"who/{rank}"], timedelta(seconds=max(deadline - time.monotonic(), 0.01)))
+            rows.append(msgspec.json.decode(store.get(f"who/{rank}"), type=tuple[str, int]))
+        except RuntimeError:
+            missing.append(rank)
+            rows.append(("", 0))
+    if missing:
+        _log.warning(
+            "the monitor has not heard of %s within %g s and goes on without; every rank is watched that calls "
+            "ringside.attach() on a model of its own",
+            name_ranks(missing),
+            HELLO_SECONDS,
+        )
+    return rows
 
 
 class _Chief:
@@ -253,7 +278,11 @@ class _Chief:
                 verdict.advice,
             )
         for listener in list(self.listeners):
-            listener(verdict)
+            try:
+                listener(verdict)
+            except Exception:
+                self.listeners.remove(listener)
+                _log.exception("a listener for verdicts raised and will not be called again")
 
 
 def _run_directory(given: str | os.PathLike[str] | None) -> Path:

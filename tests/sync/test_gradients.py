@@ -1,0 +1,140 @@
+"""Gradients and parameters over Ringside against stock Gloo DDP: every option of DDP, every dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+import ringside  # noqa: E402
+from ringside import _core  # noqa: E402
+
+from .training import Plan, build, ddp_ranks, group, train  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+
+
+def both(port: int, plan: Plan) -> tuple[str, float, dict[str, int], str]:
+    """Train with Gloo and with Ringside; tell where they differ, by how much, who carried, and a digest."""
+    with group(port) as rank:
+        stock = train(plan, rank, attach=False)
+        ours = train(plan, rank, attach=True)
+        return stock.difference(ours), stock.gap(ours), ours.counters, ours.digest
+
+
+def assert_ours(counters: dict[str, int]) -> None:
+    """Nothing may have fallen through to the process group."""
+    assert counters, "nobody carried anything"
+    assert all(name.startswith("ringside/") for name in counters), counters
+
+
+VIEW = {"gradient_as_bucket_view": True}
+BRANCHES = Plan("branches", steps=5, options={"find_unused_parameters": True})
+PLANS: dict[str, Plan] = {
+    **{name: Plan(name) for name in ("mlp", "convolutional", "transformer", "shared", "frozen")},
+    **{f"{name} as view": Plan(name, options=VIEW) for name in ("mlp", "convolutional", "shared", "frozen")},
+    "f64": Plan(dtype=torch.float64),
+    "one bucket": Plan(options={"bucket_cap_mb": 25}),
+    "buffers not broadcast": Plan("convolutional", options={"broadcast_buffers": False}),
+    "accumulation": Plan(accumulate=3),
+    "accumulation as view": Plan(accumulate=3, options=VIEW),
+    "static graph": Plan(options={"static_graph": True}),
+    "static graph as view": Plan("shared", options={"static_graph": True, **VIEW}),
+    "static graph, unused branch": Plan("branches", options={"static_graph": True}),
+    "complex, which DDP lays out as real": Plan("linear", dtype=torch.complex64),
+    "unused differs between steps": Plan(**{**vars(BRANCHES), "uses": [["left", "right", "both"]]}),
+    "unused differs between ranks": Plan(**{**vars(BRANCHES), "uses": [["left"], ["right"]]}),
+    "unused, as view": Plan(
+        "branches", steps=5, uses=[["left", "both"], ["right"]], options={"find_unused_parameters": True, **VIEW}
+    ),
+    "whole first bucket unused": Plan(
+        "branches", uses=[["left"]], options={"find_unused_parameters": True, "bucket_cap_mb": 0.0005}
+    ),
+    "find_unused, none is": Plan(options={"find_unused_parameters": True}),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_two_ranks_equal_gloo_bit_for_bit(name: str) -> None:
+    results = ddp_ranks(2, both, PLANS[name])
+    for difference, _, counters, _ in results:
+        assert difference == ""
+        assert_ours(counters)
+    assert results[0][3] == results[1][3]
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_more_ranks_agree_with_each_other_and_nearly_with_gloo(size: int) -> None:
+    results = ddp_ranks(size, both, Plan("transformer"))
+    assert len({digest for *_, digest in results}) == 1
+    for _, gap, counters, _ in results:
+        assert gap < 1e-5
+        assert_ours(counters)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_summed_in_f32(dtype: torch.dtype) -> None:
+    results = ddp_ranks(2, both, Plan(dtype=dtype, options=VIEW))
+    assert results[0][3] == results[1][3]
+    for _, gap, counters, _ in results:
+        assert gap < 0.02
+        assert_ours(counters)
+
+
+class Bucket:
+    """What a carrier sees of a DDP bucket."""
+
+    def __init__(self, buffer: torch.Tensor) -> None:
+        self._buffer = buffer
+
+    def buffer(self) -> torch.Tensor:
+        return self._buffer
+
+    def index(self) -> int:
+        return 0
+
+    def is_last(self) -> bool:
+        return True
+
+
+def refused(port: int) -> tuple[list[complex], dict[str, int]]:
+    with group(port) as rank:
+        hook = ringside.attach(DistributedDataParallel(build("mlp")), monitor=False)._hook
+        buffer = torch.full((3,), complex(rank + 1, 1.0), dtype=torch.complex64)
+        hook.carrier.carry(Bucket(buffer)).wait()
+        hook.carrier.wait()
+        hook.carrier.times()
+        return buffer.tolist(), dict(hook.carrier.counters)
+
+
+def test_dtype_that_the_engine_refuses_goes_to_the_group_and_is_counted() -> None:
+    for mean, counters in ddp_ranks(2, refused):
+        assert mean == [1.5 + 1j] * 3
+        assert counters == {"gloo": 1}
+
+
+def native(port: int, plan: Plan) -> tuple[str, dict[str, int]]:
+    with group(port) as rank:
+        stock = train(plan, rank, attach=False)
+        ours = train(plan, rank, attach=True, engine="native")
+        return stock.difference(ours), ours.counters
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_only_watching_changes_no_bit(size: int) -> None:
+    for difference, counters in ddp_ranks(size, native, Plan("transformer")):
+        assert difference == ""
+        assert set(counters) == {"gloo"}
+
+
+def paths(port: int) -> dict[str, Any]:
+    with group(port) as rank:
+        return train(Plan(steps=6, options={"bucket_cap_mb": 25, **VIEW}), rank, attach=True).counters
+
+
+def test_buckets_travel_without_copies_after_the_first_backward() -> None:
+    for counters in ddp_ranks(2, paths):
+        assert counters == {"ringside/staged": 1, "ringside/push": 5}
