@@ -88,11 +88,11 @@ class StepClock:
         """A forward pass begins; a finished step is complete, since nothing more can be logged to it."""
         if self._sums.synced and not self._has_optimizer:
             self._close()
-        self.flush()
         if self._sums.forwards == 0:
             self._sums.data += self._lap()
         else:
             self._sums.backward += self._lap()
+        self.flush()
         self._sums.forwards += 1
         self._sums.samples += samples
         self._own_time()
