@@ -72,9 +72,11 @@ bool Communicator::look_around(const std::function<bool(int)>& has, uint64_t sin
   for (int fd : pidfds_) polls.push_back({fd, POLLIN, 0});
   poll(polls.data(), polls.size(), 0);
   if (leaving_.load(std::memory_order_relaxed)) return fail(Status::closed, {}, {}, since);
+  // Whoever finished a collective has seen all that others need for it. So if somebody has left, and after that something
+  // is missing still, it left in the middle: nobody can finish, even if the missing rank comes.
   std::vector<int> missing;
   std::vector<bool> named(size_t(ranks_), false);
-  bool hopeless = false, only_late = true;
+  bool left = false, only_late = true;
   for (int r = 0; r < ranks_; ++r) {
     if (r == rank_) continue;
     const RankBlock& block = view_.block(r);
@@ -92,13 +94,12 @@ bool Communicator::look_around(const std::function<bool(int)>& has, uint64_t sin
       named[size_t(r)] = true;
     }
     only_late = only_late && (life == Life::late || (life == Life::joined && !dead));
-    if (!has(r)) {
-      missing.push_back(r);
-      hopeless = hopeless || dead || life != Life::joined;
-    }
+    left = left || dead || life != Life::joined;
   }
+  for (int r = 0; r < ranks_; ++r)
+    if (r != rank_ && !has(r)) missing.push_back(r);
   if (missing.empty()) return true;
-  if (hopeless) {
+  if (left) {
     std::vector<int> ranks;
     for (int r = 0; r < ranks_; ++r)
       if (named[size_t(r)]) ranks.push_back(r);

@@ -64,8 +64,8 @@ class Background:
             self._jobs.put((job, future))
         return Work(future)
 
-    def stop(self, timeout_s: float = 5.0) -> None:
-        """Finish what is queued and end the thread."""
+    def stop(self, timeout_s: float) -> None:
+        """Finish what is queued and end the thread; wait for that as long as told."""
         with self._guard:
             if not self._open:
                 return

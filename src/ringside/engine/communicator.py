@@ -27,6 +27,7 @@ from ringside.errors import ClosedError, RingsideError, UnsupportedError, UsageE
 from ringside.schedule import ALGORITHMS, by_name
 
 _OK, _EXCHANGE = 0, 6
+_FINISH_S = 5.0
 _AUTOMATIC, _ONE_SHOT, _DIRECT, _PROGRAM = range(4)
 
 
@@ -176,6 +177,8 @@ class Communicator:
         size_bytes = math.prod(shape) * ITEM_BYTES[code]
         if min(shape, default=0) < 0:
             raise UsageError(f"a tensor cannot have the shape {shape}")
+        if size_bytes >= 1 << 60:
+            raise UsageError(f"no memory is large enough for the shape {shape}")
         if self._background is not None and not self._background.idle:
             raw = self.submit(lambda: self._empty(size_bytes, code, shape)).wait()
         else:
@@ -194,7 +197,10 @@ class Communicator:
             return self._background.submit(job)
 
     def close(self) -> None:
-        """Finish what is under way and leave; peers that still need this rank get a `PeerLostError`."""
+        """Finish what is under way, within seconds, and leave; peers that still need this rank get `PeerLostError`."""
+        self._leave(_FINISH_S)
+
+    def _leave(self, finish_s: float) -> None:
         with self._background_guard:
             if self._closed:
                 return
@@ -202,7 +208,7 @@ class Communicator:
         if self._owner_pid != os.getpid():
             return  # a forked child: the memory and the peers are its parent's
         if self._background is not None:
-            self._background.stop()
+            self._background.stop(finish_s)
         self._core.close()
         if self._background is not None:
             self._background.join()  # what still waited has been woken by now
@@ -214,7 +220,7 @@ class Communicator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._leave(finish_s=_FINISH_S if kind is None else 0.0)
 
     def __repr__(self) -> str:
         return f"<ringside.Communicator rank {self.rank} of {self.size}{', closed' if self._closed else ''}>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,12 @@ from ringside.engine.rendezvous import Hub, Parcel
 from ringside.errors import DeadlineError, PeerLostError, RingsideError
 
 _PEER_LOST, _DEADLINE, _INTERRUPTED = 2, 3, 4
+
+
+def _check_memory(size_bytes: int) -> None:
+    """Refuse what cannot be: taking the pages would bring the kernel to kill this process instead."""
+    if size_bytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        raise OSError(errno.ENOMEM, f"all ranks together ask for {size_bytes} bytes, more than this host has")
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,7 @@ class SymmetricMemory:
     def allocate(self, size_bytes: int) -> Any:
         """Make `size_bytes` of symmetric memory on every rank; return this rank's as a uint8 array (page-rounded)."""
         try:
+            _check_memory(size_bytes * self._hub.ranks)
             fd, region, raw = self._core.new_region(size_bytes)
         except OSError as error:
             fd, region, raw, problem = -1, -1, None, f"rank {self._hub.rank} has no memory for it: {error}"

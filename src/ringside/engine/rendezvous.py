@@ -142,6 +142,9 @@ class Hub:
         for fd in self.pidfds:
             if fd >= 0:
                 poll.register(fd, select.POLLIN)
+        others = {other.fileno(): rank for rank, other in self.sockets.items() if rank != peer}
+        for fd in others:
+            poll.register(fd, select.POLLRDHUP)  # nobody leaves in the middle of an exchange
         while True:
             ready = {fd for fd, _ in poll.poll(max(0.0, min(1.0, deadline - time.monotonic())) * 1000)}
             if sock.fileno() in ready:
@@ -149,6 +152,9 @@ class Hub:
             dead = [rank for rank, fd in enumerate(self.pidfds) if fd in ready]
             if dead:
                 raise PeerLostError(f"rank {_names(dead)} died while ranks exchanged memory", dead)
+            left = [others[fd] for fd in ready if fd in others]
+            if left:
+                raise PeerLostError(f"rank {_names(left)} left while ranks exchanged memory", left)
             if time.monotonic() > deadline:
                 raise DeadlineError(f"rank {peer} did not take part in exchanging memory in time", [peer])
 
