@@ -95,6 +95,20 @@ def communicator(name: str = "", **settings: Any) -> Any:
 # ------------------------------------------------------------------------------------------------ the caller's side
 
 
+def _environ(rank: int, size: int, run_id: str) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29555",
+        "TORCHELASTIC_RUN_ID": run_id,
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+
+
 @dataclass
 class Team:
     """`size` processes waiting for functions to run."""
@@ -103,35 +117,34 @@ class Team:
     environ: Mapping[str, str] = field(default_factory=dict)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     pipes: list[Any] = field(default_factory=list)
+    newborn: set[int] = field(default_factory=set)
+    run_id: str = ""
 
     def __post_init__(self) -> None:
-        run_id = uuid.uuid4().hex
+        self.run_id = uuid.uuid4().hex
         for rank in range(self.size):
-            ours, theirs = socket.socketpair()
-            with theirs:
-                environ = {
-                    **os.environ,
-                    "RANK": str(rank),
-                    "LOCAL_RANK": str(rank),
-                    "WORLD_SIZE": str(self.size),
-                    "LOCAL_WORLD_SIZE": str(self.size),
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": "29555",
-                    "TORCHELASTIC_RUN_ID": run_id,
-                    "OMP_NUM_THREADS": "1",
-                    "OPENBLAS_NUM_THREADS": "1",
-                    **self.environ,
-                }
-                self.processes.append(
-                    subprocess.Popen(
-                        [sys.executable, str(Path(__file__)), str(theirs.fileno())],
-                        pass_fds=[theirs.fileno()],
-                        env=environ,
-                        stdin=subprocess.DEVNULL,
-                    )
-                )
-            self.pipes.append(multiprocessing.connection.Connection(ours.detach()))
+            process, pipe = self._spawn(rank)
+            self.processes.append(process)
+            self.pipes.append(pipe)
         _teams.append(self)
+
+    def _spawn(self, rank: int) -> tuple[subprocess.Popen[bytes], Any]:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, str(Path(__file__)), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **_environ(rank, self.size, self.run_id), **self.environ},
+                stdin=subprocess.DEVNULL,
+            )
+        self.newborn.add(rank)
+        return process, multiprocessing.connection.Connection(ours.detach())
+
+    def revive(self) -> None:
+        """Start the ranks anew whose process has ended."""
+        for rank in set(range(self.size)) - set(self.alive):
+            self.pipes[rank].close()
+            self.processes[rank], self.pipes[rank] = self._spawn(rank)
 
     def run(self, function: Callable[..., Any], *args: Any, limit_s: float = LIMIT_S) -> list[Any]:
         """Call `function` on every rank; return what each returned, or fail with every rank's story."""
@@ -145,21 +158,42 @@ class Team:
         """Begin to call `function` on every rank."""
         where = (sys.modules[function.__module__].__file__, function.__qualname__)
         message = pickle.dumps((*where, uuid.uuid4().hex, args))
-        for pipe in self.pipes:
-            pipe.send_bytes(message)
+        for rank in sorted(self.newborn):  # none is given less time than the others because it still imports
+            assert self.hear(rank) == "up"
+        self.newborn.clear()
+        for rank in self.alive:
+            self.pipes[rank].send_bytes(message)
+
+    @property
+    def alive(self) -> list[int]:
+        """The ranks whose process has not ended."""
+        return [rank for rank, process in enumerate(self.processes) if process.poll() is None]
+
+    def hear(self, rank: int, limit_s: float = LIMIT_S) -> str:
+        """Return what one rank says next (see `say`)."""
+        if not self.pipes[rank].poll(limit_s):
+            self._abandon(rank)
+        word: str = pickle.loads(self.pipes[rank].recv_bytes())
+        return word
 
     def await_word(self, word: str = "ready", limit_s: float = LIMIT_S) -> None:
         """Return when every rank has called `say(word)`."""
-        for rank, pipe in enumerate(self.pipes):
-            if not pipe.poll(limit_s):
-                self._abandon(rank)
-            said = pickle.loads(pipe.recv_bytes())
+        for rank in self.alive:
+            said = self.hear(rank, limit_s)
             assert said == word, f"rank {rank} said {said!r} instead of {word!r}"
+
+    def tell(self, rank: int, word: str) -> None:
+        """Let a rank that waits in `hear()` go on."""
+        self.pipes[rank].send_bytes(pickle.dumps(word))
 
     def finish(self, limit_s: float = LIMIT_S) -> list[Outcome]:
         """Wait until every rank answered or ended, and return what became of each."""
         deadline = time.monotonic() + limit_s
         return [self._finish_one(rank, deadline) for rank in range(self.size)]
+
+    def finish_one(self, rank: int, limit_s: float = LIMIT_S) -> Outcome:
+        """Wait until one rank answered or ended."""
+        return self._finish_one(rank, time.monotonic() + limit_s)
 
     def kill(self, rank: int, number: int = signal.SIGKILL) -> float:
         """Send a signal to one rank; return the moment, on the clock of `Outcome.at`."""
@@ -223,25 +257,67 @@ _teams: list[Team] = []
 _kept: dict[int, Team] = {}
 
 
-def on_ranks(size: int, function: Callable[..., Any], *args: Any, limit_s: float = LIMIT_S) -> list[Any]:
-    """Run a module-level function on `size` ranks and return what each returned."""
+@contextlib.contextmanager
+def borrowed(size: int) -> Iterator[Team]:
+    """Give a team that is kept for later, all its ranks alive; where the block raises it is thrown away."""
     team = _kept.get(size)
-    if team is None or team not in _teams or any(process.poll() is not None for process in team.processes):
+    if team is None or team not in _teams:
         team = _kept[size] = Team(size)
+    team.revive()
     try:
-        return team.run(function, *args, limit_s=limit_s)
+        yield team
     except BaseException:
         team.close()
         raise
 
 
+def on_ranks(size: int, function: Callable[..., Any], *args: Any, limit_s: float = LIMIT_S) -> list[Any]:
+    """Run a module-level function on `size` ranks and return what each returned."""
+    with borrowed(size) as team:
+        return team.run(function, *args, limit_s=limit_s)
+
+
 def outcomes_of(size: int, function: Callable[..., Any], *args: Any, limit_s: float = LIMIT_S) -> list[Outcome]:
     """Run a function that may fail on `size` ranks and return what became of each."""
-    team = _kept.get(size)
-    if team is None or team not in _teams or any(process.poll() is not None for process in team.processes):
-        team = _kept[size] = Team(size)
-    team.start(function, *args)
-    return team.finish(limit_s)
+    with borrowed(size) as team:
+        team.start(function, *args)
+        return team.finish(limit_s)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A script's end: its exit status, and all it wrote."""
+
+    status: int
+    out: str
+    err: str
+
+
+def run_script(size: int, script: str, limit_s: float = LIMIT_S) -> list[Ended]:
+    """Run a Python script on `size` ranks, each a process of its own that ends by itself."""
+    run_id = uuid.uuid4().hex
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-X", "faulthandler", "-c", script],
+            env={**os.environ, **_environ(rank, size, run_id)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    deadline, ended = time.monotonic() + limit_s, []
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+            ended.append(Ended(process.returncode, out, err))
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+    return ended
 
 
 def own_processes() -> set[int]:
@@ -269,6 +345,12 @@ _pipe: Any = None
 def say(word: str) -> None:
     """Tell the caller how far this rank is (see `Team.await_word`)."""
     _pipe.send_bytes(pickle.dumps(word))
+
+
+def hear() -> str:
+    """Wait for the caller's word (see `Team.tell`)."""
+    word: str = pickle.loads(_pipe.recv_bytes())
+    return word
 
 
 def _load(path: str) -> ModuleType:
@@ -301,7 +383,11 @@ def _serve(fd: int) -> None:
     global _pipe
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2, all_threads=True)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit it ignored
     _pipe = multiprocessing.connection.Connection(fd)
+    for module in ("pytest", "ringside.engine"):
+        importlib.import_module(module)
+    say("up")
     for message in _messages(_pipe):
         _pipe.send_bytes(pickle.dumps(_answer(message)))
 

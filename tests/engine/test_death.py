@@ -1,0 +1,373 @@
+"""Ranks that die, leave, stop or are interrupted while others need them: who hears of it, how, and how soon."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.processes import Outcome, borrowed, communicator, hear, on_ranks, outcomes_of, place, run_script, say
+
+from ringside import _core
+from ringside.errors import ClosedError, DeadlineError, PeerLostError, SyncError
+
+pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+
+PATHS = ("one_shot", "push", "staged", "ring", "empty", "async")
+SOON_S = 5.0  # the promise is one second; a loaded machine is given more
+
+
+# ------------------------------------------------------------------------------- kill -9
+
+
+def forever(path: str, comm: Any) -> None:
+    """Call collectives until one fails."""
+    if path == "empty":
+        while True:
+            comm.empty(50_000)
+    if path == "push":
+        x = comm.empty(1_000_000)
+    else:
+        x = np.zeros({"one_shot": 3, "staged": 500_000, "ring": 300_000, "async": 2_000}[path], np.float32)
+    while True:
+        if path == "async":
+            for work in [comm.all_reduce(x, async_op=True) for _ in range(10)]:
+                work.wait()
+        else:
+            comm.all_reduce(x, algorithm="ring" if path == "ring" else None)
+
+
+def until_killed(path: str) -> tuple[str, tuple[int, ...], float, list[str]]:
+    """Call collectives until one fails; return how, when, and which later calls did not fail."""
+    comm = communicator()
+    comm.all_reduce(np.ones(3))
+    say("ready")
+    try:
+        forever(path, comm)
+    except SyncError as error:
+        ended = (type(error).__name__, error.ranks, time.monotonic())
+    later = []
+    for name, call in (("all_reduce", lambda: comm.all_reduce(np.ones(3))), ("empty", lambda: comm.empty(3))):
+        with contextlib.suppress(PeerLostError):
+            call()
+            later.append(name)
+    with pytest.raises((PeerLostError, ClosedError)):
+        comm.all_reduce(np.ones(3), async_op=True).wait()
+    comm.close()
+    comm.close()
+    with pytest.raises((PeerLostError, ClosedError)):
+        comm.barrier()
+    return (*ended, later)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_survivor_hears_of_a_killed_rank_at_once(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = random.Random(path)
+    slowest = 0.0
+    for victim in (0, 1, 3, rng.randrange(4), rng.randrange(4)):
+        with borrowed(4) as team:
+            team.start(until_killed, path)
+            team.await_word()
+            time.sleep(rng.random() * 0.02)  # a random moment, not a condition
+            killed = team.kill(victim)
+            outcomes = team.finish()
+            assert outcomes[victim].exit_status == -signal.SIGKILL
+            for rank in {0, 1, 2, 3} - {victim}:
+                slowest = max(slowest, check_survivor(outcomes[rank], victim, killed))
+    with capsys.disabled():
+        print(f"[{path}: the slowest survivor heard after {slowest * 1e3:.0f} ms] ", end="")
+
+
+def check_survivor(outcome: Outcome, victim: int, killed: float) -> float:
+    assert outcome.ok, outcome
+    kind, ranks, at, later = outcome.value
+    assert (kind, ranks) == ("PeerLostError", (victim,))
+    assert later == []
+    assert at - killed < SOON_S
+    return float(at - killed)
+
+
+# ------------------------------------------------------------------------------- leaving
+
+
+def leave(how: str) -> str:
+    comm = communicator()
+    comm.all_reduce(np.ones(4))
+    if comm.rank == 1:
+        if how == "close":
+            comm.close()
+            with pytest.raises(ClosedError):
+                comm.all_reduce(np.ones(4))
+            with pytest.raises(ClosedError):
+                comm.barrier()
+            with pytest.raises(ClosedError):
+                comm.empty(4)
+            return ""
+        if how == "drop":
+            del comm
+            return ""
+        os._exit(0)
+    with comm, pytest.raises(PeerLostError) as caught:
+        comm.all_reduce(np.ones(100_000 if comm.rank else 4_000))
+    assert caught.value.ranks == (1,)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("how", ["close", "exit"])
+def test_a_rank_that_leaves_early_is_named(how: str) -> None:
+    with borrowed(3) as team:
+        team.start(leave, how)
+        outcomes = team.finish()
+    assert outcomes[1].exit_status == (0 if how == "exit" else None)
+    for rank in (0, 2):
+        assert outcomes[rank].ok, outcomes[rank]
+        assert "rank 1 died or left" in outcomes[rank].value
+
+
+def last_one_out() -> None:
+    """Ranks close as soon as their last collective returned; the others' result must not suffer."""
+    for i in range(60):
+        comm = communicator(str(i))
+        x = np.ones(3 if i % 2 else 30_000)
+        comm.all_reduce(x)
+        comm.close()
+        assert (x == comm.size).all()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_closing_right_after_a_collective_takes_nothing_from_the_others(size: int) -> None:
+    on_ranks(size, last_one_out)
+
+
+def close_while_waiting() -> str:
+    comm = communicator()
+    if comm.rank == 1:
+        hear()
+        comm.all_reduce(np.ones(3))  # rank 0 had told what it gives to this one
+        with pytest.raises(PeerLostError):
+            comm.barrier()
+        return ""
+    work = comm.all_reduce(np.ones(3), async_op=True)
+    closer = threading.Thread(target=lambda: comm._background.stop(0.2))
+    closer.start()
+    closer.join()
+    comm.close()  # the peer never came
+    assert isinstance(work.exception(), ClosedError)
+    assert not [t for t in threading.enumerate() if t.name.startswith("ringside")]
+    return "closed"
+
+
+def test_close_ends_a_collective_that_nobody_joins() -> None:
+    with borrowed(2) as team:
+        team.start(close_while_waiting)
+        assert team.finish_one(0).value == "closed"
+        team.tell(1, "go")
+        assert team.finish_one(1).ok
+
+
+# ------------------------------------------------------------------------------- deadlines
+
+
+def stopped(path: str) -> tuple[str, tuple[int, ...]]:
+    comm = communicator(timeout_s=0.7)
+    comm.all_reduce(np.ones(3))
+    say("ready")
+    try:
+        forever(path, comm)
+    except (DeadlineError, PeerLostError) as error:
+        with pytest.raises(type(error)):
+            comm.barrier()
+        comm.close()
+        return type(error).__name__, error.ranks
+    raise AssertionError
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_stopped_rank_is_named_when_the_deadline_passes(path: str) -> None:
+    victim = 0 if path == "staged" else 2
+    with borrowed(4) as team:
+        team.start(stopped, path)
+        team.await_word()
+        team.kill(victim, signal.SIGSTOP)
+        try:
+            for rank in {0, 1, 2, 3} - {victim}:
+                outcome = team.finish_one(rank, 20)
+                assert outcome.ok, outcome
+                assert outcome.value == ("DeadlineError", (victim,)), (rank, outcome)
+        finally:
+            team.kill(victim, signal.SIGCONT)
+        late = team.finish_one(victim, 20)
+        assert late.ok, late  # it hears that the others went on without it
+
+
+def nobody_comes() -> float:
+    with communicator(timeout_s=0.3) as comm:
+        if comm.rank == 0:
+            hear()
+            return 0.0
+        since = time.monotonic()
+        with pytest.raises(DeadlineError, match=r"rank 0 did not arrive within 0\.3 s") as caught:
+            comm.barrier()
+        assert caught.value.ranks == (0,)
+        assert isinstance(caught.value, TimeoutError)
+        return time.monotonic() - since
+
+
+def test_a_deadline_is_kept() -> None:
+    with borrowed(3) as team:
+        team.start(nobody_comes)
+        for rank in (1, 2):
+            assert 0.25 < team.finish_one(rank).value < SOON_S
+        team.tell(0, "go")
+        assert team.finish_one(0).ok
+
+
+# ------------------------------------------------------------------------------- Ctrl-C
+
+
+def interrupted(way: str) -> None:
+    comm = communicator()
+    comm.barrier()
+    if comm.rank == 2:
+        if way == "empty":
+            comm._core.agree_on_empty(40, 0, (10,))  # it comes, but stays away from the exchange that follows
+        say("ready")
+        hear()
+    else:
+        threading.Thread(target=tell_when_waiting, args=(comm,)).start()
+    try:
+        if way == "async":
+            comm.all_reduce(np.ones(3000), async_op=True).wait()
+        elif way == "empty" and comm.rank != 2:
+            comm.empty(10)
+        else:
+            comm.all_reduce(np.ones(3000))
+    finally:
+        if way == "sync":
+            with pytest.raises(SyncError):
+                comm.barrier()
+        comm.__exit__(*sys.exc_info())
+
+
+def tell_when_waiting(comm: Any) -> None:
+    """Say so once this rank has entered its second collective, which cannot end without rank 2."""
+    while comm._core.seq() < 2:
+        time.sleep(0.0005)
+    say("ready")
+
+
+@pytest.mark.parametrize("way", ["sync", "async", "empty"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_ctrl_c_interrupts_a_waiting_rank_and_the_others_hear_of_it(way: str, victim: int) -> None:
+    with borrowed(3) as team:
+        team.start(interrupted, way)
+        team.await_word()
+        pressed = team.kill(victim, signal.SIGINT)
+        there = team.finish_one(victim)
+        assert there.error == "KeyboardInterrupt", there
+        assert there.at - pressed < SOON_S
+        other = team.finish_one(1 - victim)
+        assert (other.error, other.ranks) == ("PeerLostError", (victim,)), other
+        team.tell(2, "go")
+        late = team.finish_one(2)
+        assert late.error == "PeerLostError", late
+        assert victim in late.ranks
+
+
+# ------------------------------------------------------------------------------- interpreters that end
+
+
+BEGIN = """
+import os, sys, numpy as np, ringside
+comm = ringside.init(timeout_s=20)
+x = np.full(10_000, comm.rank + 1.0)
+comm.all_reduce(x)
+assert (x == comm.size * (comm.size + 1) / 2).all()
+"""
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "",
+        "m = comm.empty(100); comm.all_reduce(m)",
+        "comm.all_reduce(x, async_op=True)",
+        "w = comm.all_reduce(x, async_op=True); w.wait(); del comm",
+        "other = ringside.init(); other.all_reduce(x); comm.close()",
+        "comm.cycle = comm; del comm",
+    ],
+)
+def test_an_interpreter_may_end_without_close(rest: str) -> None:
+    for ended in run_script(2, BEGIN + rest):
+        assert (ended.status, ended.out, ended.err) == (0, "", "")
+
+
+def test_an_interpreter_ends_though_a_collective_is_under_way_that_nobody_joins() -> None:
+    script = BEGIN + "if comm.rank == 0: comm.all_reduce(x, async_op=True)\nelse: sys.stdin.read()"
+    first, second = run_script(2, script)
+    assert (first.status, second.status) == (0, 0), (first, second)
+    assert "Fatal" not in first.err
+    assert "leaked" not in first.err
+
+
+def test_an_exception_on_one_rank_reaches_the_others_as_a_lost_peer() -> None:
+    ended = run_script(3, BEGIN + "if comm.rank == 1: raise ValueError('mine')\ncomm.all_reduce(x)")
+    assert [e.status for e in ended] == [1, 1, 1]
+    assert "ValueError: mine" in ended[1].err
+    for rank in (0, 2):
+        assert "PeerLostError: all_reduce (collective 2) on rank" in ended[rank].err
+        assert "rank 1 died or left" in ended[rank].err
+
+
+FORK = (
+    BEGIN
+    + """
+import gc
+work = comm.all_reduce(x, async_op=True); work.wait()
+child = os.fork()
+if child == 0:
+    for call in (lambda: comm.all_reduce(x), comm.barrier, lambda: comm.all_reduce(x, async_op=True),
+                 lambda: comm.empty(3)):
+        try:
+            call()
+            os._exit(3)
+        except ringside.ClosedError:
+            pass
+    if comm.rank == 0: comm.close()
+    del comm, work, call
+    gc.collect()
+    sys.exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+before = x.copy()
+comm.all_reduce(x)
+assert (x == before * comm.size).all()
+m = comm.empty(1000); comm.all_reduce(m)
+comm.close()
+print("unhurt")
+"""
+)
+
+
+def test_a_forked_child_does_not_hurt_its_parent() -> None:
+    for ended in run_script(2, FORK):
+        assert (ended.status, ended.out, ended.err) == (0, "unhurt\n", "")
+
+
+def test_outcomes_tell_failures_apart() -> None:
+    """The harness itself: a raised error, a value, and that the team can be used again."""
+    outcomes = outcomes_of(2, one_raises)
+    assert [o.error for o in outcomes] == ["", "ZeroDivisionError"]
+    assert on_ranks(2, one_raises, 0) == [0, 0]
+
+
+def one_raises(rank: int = 1) -> int:
+    if rank and place().rank == rank:
+        return 1 // 0
+    return 0
