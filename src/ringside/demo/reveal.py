@@ -40,7 +40,7 @@ def reveal(fault: Fault | None, verdicts: Sequence[Verdict]) -> tuple[bool, str]
     if isinstance(fault, Pause):
         return not verdicts, _named_nobody(verdicts, f"{words}. One stall makes no slow rank")
     wanted = ("dead_rank",) if isinstance(fault, Kill) else SLOWNESS
-    begin = fault.from_step if isinstance(fault, Slow) else fault.at_step - 10
+    begin = fault.from_step if isinstance(fault, Slow) else 0
     named = [v for v in verdicts if v.kind in wanted and v.ranks == [fault.rank] and v.detected_step >= begin]
     others = [v for v in verdicts if v.ranks != [fault.rank]]
     if named and not others:

@@ -117,6 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         pass
     except PeerLostError as error:
         if not stopped:
+            # torchrun will send SIGTERM; the monitor still has to write what it knows, at exit.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             print(f"ringside demo: {error}", file=sys.stderr)
             return 1
     except (RuntimeError, RingsideError):
@@ -131,12 +133,10 @@ def _train(options: argparse.Namespace) -> None:
     dist.init_process_group("gloo", store=PrefixStore("group", store), rank=rank, world_size=ranks)
     trainer = Trainer(options, rank, ranks)
     session = trainer.train(PrefixStore("demo", store), options.steps)
-    try:
-        if options.compare:
-            found = compare(trainer.model, session, make_optimizer, trainer.step, options.compare)
-            session.event("comparison", **found)
-    finally:
-        session.end()
+    if options.compare:
+        found = compare(trainer.model, session, make_optimizer, trainer.step, options.compare)
+        session.event("comparison", **found)
+    session.end()
     dist.destroy_process_group()
 
 

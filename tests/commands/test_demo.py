@@ -1,0 +1,137 @@
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from . import launched
+
+pytest.importorskip("torch")
+
+TINY = ("demo", "--size", "tiny", "--nproc-per-node", "2", "--seed", "5")
+QUICK = (*TINY, "--no-comparison")
+
+
+@pytest.fixture(autouse=True)
+def corpus(tmp_path):
+    """Enough Python to train a tiny model on."""
+    path = tmp_path / "corpus"
+    path.mkdir()
+    for index in range(4):
+        shutil.copy(Path(__file__).parents[1] / "test_faults.py", path / f"{index}.py")
+    return path
+
+
+def test_a_healthy_demo_says_so_and_compares_with_gloo(tmp_path, corpus):
+    path = tmp_path / "run"
+    status, out, err = launched.run(
+        *TINY, "--inject", "none", "--steps", 60, "--run-dir", path, "--corpus", corpus, NO_COLOR="1"
+    )
+    found = launched.summary(path)
+    assert status == (1 if found["verdicts"] else 0), err
+    assert out.splitlines()[-1] == str(path)
+    assert "Nothing was injected" in out
+    assert "\x1b" not in out + err
+    assert found["steps"] == 60
+    assert found["world_size"] == 2
+    assert found["injected"] == {"kind": "none", "ranks": [], "factor": None, "from_step": None}
+    assert found["loss"]["first"] > found["loss"]["last"]
+    comparison = found["comparison"]
+    assert comparison["peer"] == "gloo"
+    assert comparison["step_ratio"] > 0
+    assert comparison["sync_ratio"] > 0
+    assert 0 <= comparison["ours"]["share"] <= 1
+    assert (path / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_a_slow_rank_is_named_with_its_price(tmp_path):
+    path = tmp_path / "run"
+    # The real model: steps of a few milliseconds would drown in the noise of a busy machine.
+    words = ("--inject", "slow:rank=1,factor=3,from_step=48", "--steps", 160, "--size", "small")
+    status, out, err = launched.run(*QUICK, *words, "--run-dir", path, "--json")
+    found = json.loads(out)
+    assert status == 0, err
+    assert found["run_dir"] == str(path)
+    assert found["injected"] == {"kind": "slow", "ranks": [1], "factor": 3.0, "from_step": 48}
+    named = [verdict for verdict in found["verdicts"] if verdict["ranks"] == [1]]
+    assert named[0]["kind"] == "slow_rank"
+    assert named[0]["cost_rank_seconds"] > 0
+    assert "The verdict is right" in err.replace("\n", " ")
+    assert "rank 1 is" in err
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_is_named(tmp_path, rank):
+    path = tmp_path / "run"
+    status, out, err = launched.run(*QUICK, "--inject", f"kill:rank={rank},at_step=40", "--run-dir", path)
+    assert status == 0, err
+    assert out.splitlines()[-1] == str(path)
+    found = launched.summary(path)
+    (verdict,) = [verdict for verdict in found["verdicts"] if verdict["kind"] == "dead_rank"]
+    assert verdict["ranks"] == [rank]
+    assert verdict["evidence"]["signal"] == "SIGKILL"
+    assert verdict["since_step"] <= 40
+    assert rank == 0 or verdict["since_step"] == 40  # the last steps are known to rank 0, if it lives
+    assert launched.gone(path)
+    assert f"rank {rank} died" in out
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_ends_every_rank_and_leaves_a_readable_run(tmp_path, signum, status):
+    path = tmp_path / "run"
+    process = launched.start(*QUICK, "--inject", "none", "--steps", 1_000_000, "--run-dir", path)
+    launched.until(lambda: launched.has_steps(path), process)
+    process.send_signal(signum)
+    code, out, err = launched.finish(process)
+    assert code == status
+    assert launched.gone(path)
+    assert out.splitlines()[-1] == str(path)
+    assert launched.summary(path)["steps"] > 0
+    assert "<html" in (path / "report.html").read_text()
+    assert "Traceback" not in err
+
+
+def test_ranks_end_when_the_demo_is_killed(tmp_path):
+    path = tmp_path / "run"
+    process = launched.start(*QUICK, "--inject", "none", "--steps", 1_000_000, "--run-dir", path)
+    launched.until(lambda: launched.has_steps(path), process)
+    process.kill()
+    launched.finish(process)
+    launched.until(lambda: launched.gone(path))
+
+
+def test_a_run_directory_that_cannot_be_written_does_not_stop_it(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    status, out, err = launched.run(
+        *QUICK, "--inject", "none", "--steps", 10, "--run-dir", tmp_path / "file" / "run", TMPDIR=str(tmp_path)
+    )
+    assert status == 0, err
+    assert "cannot be written (Not a directory): this run is recorded elsewhere" in err
+    elsewhere = Path(out.splitlines()[-1])
+    assert elsewhere.parent == tmp_path
+    assert launched.summary(elsewhere)["steps"] == 10
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--inject", "slow:rank=2"), "no rank 2 among 2 ranks"),
+        (("--inject", "fast"), "What exists"),
+        (("--nproc-per-node", "1"), "at least 2 ranks"),
+        (("--corpus", "/nonexistent"), "no Python sources"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(words, why):
+    status, out, err = launched.run(*QUICK, *words)
+    assert status == 2
+    assert why in err
+    assert not out
+
+
+def test_a_directory_that_holds_a_run_is_not_written_over(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    status, _, err = launched.run(*QUICK, "--run-dir", tmp_path)
+    assert status == 2
+    assert "already holds a run" in err

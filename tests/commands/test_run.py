@@ -1,0 +1,210 @@
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ringside.autoload
+from ringside.errors import UsageError
+from ringside.torchrun_flags import SWITCHES, take_apart, with_defaults
+
+from . import launched
+
+pytest.importorskip("torch")
+
+AUTOLOAD = Path(ringside.autoload.__file__).parent
+
+PLAIN = """
+import argparse, os, sys, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=40)
+parser.add_argument("--run-dir")
+options = parser.parse_args()
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(64, 64))
+{hook}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(options.steps):
+    {inside}
+    model(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+if dist.get_rank() == 0:
+    print("done", options.steps, options.run_dir, dist.get_world_size(), flush=True)
+dist.destroy_process_group()
+"""
+OWN_HOOK = """
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+calls = []
+def mine(state, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    calls.append(bucket.index())
+    return default_hooks.allreduce_hook(state, bucket)
+model.register_comm_hook(None, mine)
+import atexit
+atexit.register(lambda: print("hook was called", bool(calls), flush=True))
+"""
+
+
+def script(tmp_path, hook="", inside="pass"):
+    path = tmp_path / "train.py"
+    path.write_text(PLAIN.format(hook=hook, inside=inside))
+    return path
+
+
+def watch(tmp_path, *words, **how):
+    path = tmp_path / "run"
+    status, out, err = launched.run("run", "--run-dir", path, *words, **how)
+    assert out.splitlines()[-1:] == [str(path)], err
+    return status, out, err, path
+
+
+def test_an_unmodified_script_is_watched_with_its_arguments_untouched(tmp_path):
+    status, out, err, path = watch(
+        tmp_path, "--nproc_per_node", 2, script(tmp_path), "--steps", 50, "--run-dir", "its own"
+    )
+    assert status == 0, err
+    assert "done 50 its own 2" in out
+    found = launched.summary(path)
+    assert found["steps"] == 50
+    assert found["world_size"] == 2
+    assert found["sync"]["payload_bytes_per_step"] == 4 * (64 * 64 + 64)
+    assert "own against the others" in err
+    assert str(path / "report.html") in err
+
+
+def test_a_module_is_watched_too(tmp_path):
+    script(tmp_path)
+    status, out, err, path = watch(tmp_path, "--nproc-per-node=2", "-m", "train", "--steps", 12, cwd=tmp_path)
+    assert status == 0, err
+    assert "done 12" in out
+    assert launched.summary(path)["steps"] == 12
+
+
+def test_a_script_with_its_own_hook_keeps_it_and_is_only_watched(tmp_path):
+    status, out, err, path = watch(tmp_path, "--nproc-per-node=2", script(tmp_path, hook=OWN_HOOK))
+    assert status == 0, err
+    assert out.count("hook was called True") == 2
+    assert launched.summary(path)["steps"] == 40
+
+
+def test_a_script_that_fails_keeps_its_traceback_and_status(tmp_path):
+    fails = script(tmp_path, inside="assert step < 20, 'something broke'")
+    status, _, err, path = watch(tmp_path, "--nproc-per-node=2", fails)
+    assert status == 1
+    assert "AssertionError: something broke" in err
+    assert launched.summary(path)["steps"] > 0
+
+
+def test_a_script_without_a_model_is_said_to_have_none(tmp_path):
+    (tmp_path / "train.py").write_text("print('hello')")
+    status, out, err, _ = watch(tmp_path, "--nproc-per-node=2", tmp_path / "train.py")
+    assert status == 0
+    assert out.count("hello") == 2
+    assert "nothing was recorded" in err
+
+
+def test_a_failing_attachment_is_said_once_and_harms_nobody(tmp_path):
+    status, out, err, _ = watch(tmp_path, "--nproc-per-node=2", script(tmp_path), RINGSIDE_ENGINE="nonsense")
+    assert status == 0
+    assert "done 40" in out
+    assert err.count("this model is not watched") == 1
+
+
+def test_ctrl_c_ends_every_rank(tmp_path):
+    path = tmp_path / "run"
+    words = ("run", "--run-dir", path, "--nproc-per-node=2", script(tmp_path), "--steps", 10_000_000)
+    process = launched.start(*words)
+    launched.until(lambda: launched.has_steps(path), process)
+    process.send_signal(signal.SIGINT)
+    status, out, _ = launched.finish(process)
+    assert status == 130
+    assert launched.gone(path)
+    assert out.splitlines()[-1] == str(path)
+    assert launched.summary(path)["steps"] > 0
+
+
+def test_a_killed_rank_is_named(tmp_path):
+    killed = script(tmp_path, inside="os.environ['RANK'] == '1' and step == 30 and os.kill(os.getpid(), 9)")
+    status, _, err, path = watch(tmp_path, "--nproc-per-node=2", killed)
+    assert status == 1
+    (verdict,) = launched.summary(path)["verdicts"]
+    assert (verdict["kind"], verdict["ranks"]) == ("dead_rank", [1])
+    assert "rank 1 died" in err
+
+
+def python(code, *first, **environ):
+    variables = {key: value for key, value in os.environ.items() if key not in ("RANK", "PYTHONPATH")}
+    variables["PYTHONPATH"] = os.pathsep.join(map(str, first))
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**variables, **environ}, capture_output=True, text=True, timeout=100
+    )
+    return done.stdout.split(), done.stderr
+
+
+def test_the_sitecustomize_that_is_hidden_still_runs(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import os; HERE = 1; os.environ['CHAINED'] = 'yes'")
+    code = "import os, sitecustomize; print(os.environ.get('CHAINED'), sitecustomize.HERE)"
+    assert python(code, AUTOLOAD, tmp_path) == (["yes", "1"], "")
+
+
+def test_processes_that_are_no_ranks_are_left_alone():
+    code = (
+        "import sys; print('ringside' in sys.modules, len([f for f in sys.meta_path if 'Finder' == type(f).__name__]))"
+    )
+    assert python(code, AUTOLOAD, RINGSIDE_AUTOLOAD="1")[0][0] == "False"
+    assert python(code, AUTOLOAD, RANK="0")[0][0] == "False"
+    assert python(code, AUTOLOAD, RINGSIDE_AUTOLOAD="1", RANK="0")[0] == ["True", "0"]
+
+
+def test_a_rank_that_never_imports_torch_does_not_get_it():
+    code = "import sys; print('torch' in sys.modules)"
+    assert python(code, AUTOLOAD, RINGSIDE_AUTOLOAD="1", RANK="0") == (["False"], "")
+
+
+def test_the_class_is_changed_once_when_torch_comes():
+    code = (
+        "import torch; from torch.nn.parallel import DistributedDataParallel as D; "
+        "from ringside.autoload.ringside_autoload import install; first = D.__init__; install(); "
+        "print(first._ringside, D.__init__ is first)"
+    )
+    assert python(code, AUTOLOAD, RINGSIDE_AUTOLOAD="1", RANK="0") == (["True", "True"], "")
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        ("train.py", "--nproc-per-node=7 --standalone train.py"),
+        ("--nproc_per_node 2 train.py --nnodes 3", "--standalone --nproc_per_node 2 train.py --nnodes 3"),
+        ("--nnodes=2 --node-rank 1 train.py", "--nproc-per-node=7 --nnodes=2 --node-rank 1 train.py"),
+        ("-m pkg.train -x", "--nproc-per-node=7 --standalone -m pkg.train -x"),
+        ("--run-dir d --rdzv_backend x -- a.py --run-dir e", "--nproc-per-node=7 --rdzv_backend x a.py --run-dir e"),
+        ("--run-dir=d --standalone train.py", "--nproc-per-node=7 --standalone train.py"),
+    ],
+)  # fmt: skip
+def test_flags_are_passed_on_as_they_are(words, given):
+    line = take_apart(words.split(), ours=("--run-dir",))
+    assert with_defaults(line, "7") == given.split()
+    assert line.ours == ({"--run-dir": "d"} if words.startswith("--run-dir") else {})
+
+
+@pytest.mark.parametrize("words", ["", "--nproc-per-node", "--nproc-per-node 2", "--standalone", "--run-dir d"])
+def test_a_command_line_without_a_script_is_refused(words):
+    with pytest.raises(UsageError, match="script"):
+        take_apart(words.split(), ours=("--run-dir",))
+
+
+def test_switches_are_those_of_torchrun():
+    from torch.distributed.run import get_args_parser
+
+    actions = [action for action in get_args_parser()._actions if action.option_strings]
+    theirs = {name.replace("_", "-") for a in actions if a.nargs == 0 for name in a.option_strings}
+    assert theirs == SWITCHES
+
+
+def test_help_shows_an_example():
+    status, out, _ = launched.run("run", "--help")
+    assert status == 0
+    assert "$ ringside run --nproc-per-node 2 train.py" in out
