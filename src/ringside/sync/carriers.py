@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ from ringside.monitor.step_clock import SyncTimes
 from ringside.sync.storage import Buckets
 
 Future = torch.futures.Future
+SPANS_KEPT = 4096
 _NAMES = tuple(f"ringside/{path}" for path in PATHS)
 UserHook = Callable[[Any, GradBucket], "Future[torch.Tensor]"]
 
@@ -59,13 +60,13 @@ class NativeCarrier:
         self._group, self._scale = group, 1.0 / dist.get_world_size(group)
         self._name = str(dist.get_backend(group))
         self._under_way: list[Future[Any]] = []
-        self._spans: list[tuple[float, int]] = []
+        self._spans: deque[tuple[float, int]] = deque(maxlen=SPANS_KEPT)
         self.counters: Counter[str] = Counter() if counters is None else counters
 
     def carry(self, bucket: GradBucket) -> Future[torch.Tensor]:
         """Start the group's all-reduce, to the bit as DDP would without a hook (it multiplies by 1/size)."""
         buffer = bucket.buffer().mul_(self._scale)
-        return self._start(buffer, lambda: self._all_reduce(buffer))
+        return self._start(bucket, lambda: self._all_reduce(buffer))
 
     def _all_reduce(self, buffer: torch.Tensor) -> Future[Any]:
         work = dist.all_reduce(buffer, group=self._group, async_op=True)
@@ -73,8 +74,11 @@ class NativeCarrier:
         future: Future[Any] = work.get_future()
         return future
 
-    def _start(self, buffer: torch.Tensor, launch: Callable[[], Future[Any]]) -> Future[torch.Tensor]:
+    def _start(self, bucket: GradBucket, launch: Callable[[], Future[Any]]) -> Future[torch.Tensor]:
+        buffer = bucket.buffer()
         began, size_bytes = time.perf_counter(), buffer.numel() * buffer.element_size()
+        if bucket.index() == 0:
+            self._under_way = [future for future in self._under_way if not future.done()]
 
         def done(future: Future[Any]) -> torch.Tensor:
             value = future.value()
@@ -96,7 +100,7 @@ class NativeCarrier:
 
     def times(self) -> SyncTimes:
         """Tell what it took; who was late is found later, by comparing ranks."""
-        spans, self._spans = self._spans, []
+        spans, self._spans = self._spans, deque(maxlen=SPANS_KEPT)
         return SyncTimes(
             sync_seconds=sum(seconds for seconds, _ in spans),
             wait_seconds=math.nan,
@@ -118,7 +122,7 @@ class HookCarrier(NativeCarrier):
 
     def carry(self, bucket: GradBucket) -> Future[torch.Tensor]:
         """Call the user's hook."""
-        return self._start(bucket.buffer(), lambda: self._hook(self._state, bucket))
+        return self._start(bucket, lambda: self._hook(self._state, bucket))
 
 
 class RingsideCarrier:
@@ -147,6 +151,8 @@ class RingsideCarrier:
         except UnsupportedError:
             return self._native.carry(bucket)
         storage = self._buckets.storage_of(bucket.index(), buffer) if self._backwards else None
+        if bucket.index() == 0:  # nobody waits for those of a rank that has joined (DDP's Join)
+            self._under_way = [work for work in self._under_way if not work.is_completed()]
         if bucket.is_last():
             self._buckets.keep(bucket.index() + 1)
         if storage is not None:
