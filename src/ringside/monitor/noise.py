@@ -27,6 +27,7 @@ class Noise:
     Attributes:
         level: Usual excess of each rank, [jobs, ranks].
         clip: How far from the level a single step may count, [jobs, 1].
+        lean: Third moment over variance², [jobs, 1]: positive where late steps stand out more than early ones.
         variance: Long-run variance of each rank, with a margin for what is not known yet, [jobs, ranks].
         level_error: Standard error of `level`, [jobs, ranks].
     """
@@ -39,6 +40,7 @@ class Noise:
         self._recent = np.zeros(shape)  # Σ FADE^lag · residual
         self._steps = np.full((jobs, 1), PRIOR_STEPS)
         self._pooled = np.full((jobs, 1), PRIOR_VARIANCE)
+        self._cubes = np.zeros((jobs, 1))  # running mean of residual³
         self._lagged = np.zeros((jobs, 1))  # running mean of residual · recent residuals
         self._independent = max(1.0, ranks / 2)
         self._estimate()
@@ -80,11 +82,13 @@ class Noise:
         self._steps = np.minimum(self._steps + step, MEMORY_STEPS)
         gain = step / self._steps
         self._pooled = self._pooled + gain * ((share * residual**2).sum(1, keepdims=True) - self._pooled)
+        self._cubes = self._cubes + gain * ((share * residual**3).sum(1, keepdims=True) - self._cubes)
         product = (share * residual * self._recent).sum(1, keepdims=True)
         self._lagged = self._lagged + gain * (product - self._lagged)
 
     def _estimate(self) -> None:
         pooled = np.maximum(self._pooled, 1e-8)
+        self.lean = np.maximum(self._cubes, 0.0) / pooled**2
         self.clip = np.maximum(2.5 * np.sqrt(pooled), SMALLEST_CLIP)
         error = 1.0 / np.sqrt(self._steps * self._independent)
         likely = _inflation(self._lagged / pooled + 3.0 * error)

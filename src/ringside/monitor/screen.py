@@ -99,9 +99,14 @@ class Screen:
     def _thresholds(self) -> Floats:
         """Heights [slacks, jobs, ranks] that chance reaches once per `FALSE_ALARM_STEPS`.
 
-        A random walk of variance v per step and drift −k climbs to h with probability exp(−2 k h / v).
+        A random walk of variance v per step and drift −k climbs to h with probability exp(−2 k h / v). Steps that
+        lean to the late side (third moment m) make that exponent smaller by the factor 1 − 2 k m / (3 v²) or so,
+        less where persistence already cuts them short.
         """
         heights = self.noise.variance * (self._log_odds / 2.0) / self._slack
+        uncut = np.minimum(heights / (PERSISTENCE * self.noise.clip), 1.0)
+        lean = (2.0 / 3.0) * self._slack * self.noise.lean * uncut**2
+        heights = heights * (1.0 + lean + lean * lean)
         floors: Floats = np.maximum(heights, PERSISTENCE * self._slack)
         return floors
 
