@@ -41,7 +41,7 @@ from ringside.faults import Fault, parse_fault
 from ringside.launch import Launch, cores, stop_requests
 from ringside.monitor.verdict import Verdict
 from ringside.view.following import Finding, Following
-from ringside.view.terminal import closing, picture, status_line, verdict_line
+from ringside.view.terminal import closing, open_console, picture, status_line, verdict_line
 from ringside.watching import choose_directory, conclude, environment, follow
 
 HELP = "train a small GPT here, slow a rank down, and see it named"
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     fault = draw(seed, ranks, args.steps) if args.inject is None else parse_fault(args.inject, ranks)
     sources(args.corpus)
     path, warning = choose_directory(args.run_dir, "demo")
-    show = _Show(Console(stderr=True, highlight=False))
+    show = _Show(open_console(stderr=True))
     if warning:
         show.line(f"ringside demo: {warning}")
     log = _Log(path)
@@ -88,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
     concluded = conclude(path, [] if stop.signum else launch.deaths, _extra(show, fault, bool(stop.signum)))
     if stop.signum:
         return _stopped(args, path, concluded is not None, stop.exit_status)
+    if concluded is None and not status:
+        return _unrecorded(args, path)
     if concluded is None or (status and not launch.deaths):
         raise RingsideError(f"the training failed with exit status {status}:\n{log.tail()}")
     return _report(args, path, *concluded, fault=fault, log=log, status=status)
@@ -114,12 +116,19 @@ def _stopped(args: argparse.Namespace, path: Path, written: bool, status: int) -
     return status
 
 
+def _unrecorded(args: argparse.Namespace, path: Path) -> int:
+    print(f"ringside demo: the training ended well, but its record in {path} is gone or not whole", file=sys.stderr)
+    if not args.json:
+        print(path)
+    return 1
+
+
 def _report(
     args: argparse.Namespace, path: Path, summary: dict[str, Any], verdicts: list[Verdict], *, fault: Fault | None,
     log: _Log, status: int,
 ) -> int:  # fmt: skip
     right, words = reveal(fault, verdicts)
-    console = Console(stderr=args.json, highlight=False)
+    console = open_console(stderr=args.json)
     console.print(closing(summary, verdicts))
     console.print()
     console.print(Text(words, style="bold green" if right else "bold yellow"))

@@ -20,13 +20,12 @@ import os
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from ringside.launch import Launch, cores, stop_requests
+from ringside.monitor.run_directory import RUN
 from ringside.monitor.verdict import Verdict
 from ringside.torchrun_flags import take_apart, with_defaults
 from ringside.view.following import Finding, Following
-from ringside.view.terminal import closing, verdict_line
+from ringside.view.terminal import closing, open_console, verdict_line
 from ringside.watching import choose_directory, conclude, environment, follow
 
 HELP = "watch an unmodified DDP script, started as by torchrun"
@@ -56,10 +55,10 @@ def run(args: argparse.Namespace) -> int:
         launch = Launch(with_defaults(line, _processes()), _environment(path))
         status = follow(launch, path, stop, _show)
     concluded = conclude(path, () if stop.signum else launch.deaths)
-    if concluded is None:
-        _say("nothing was recorded: no rank made a DistributedDataParallel model and trained it")
-    else:
+    if concluded is not None:
         _print(path, *concluded)
+    elif not (path / RUN).exists():
+        _say("nothing was recorded: no rank made a DistributedDataParallel model and trained it")
     print(path)
     return status
 
@@ -86,7 +85,7 @@ def _say(words: str) -> None:
 
 
 def _print(path: Path, summary: dict[str, object], verdicts: list[Verdict]) -> None:
-    console = Console(stderr=True, highlight=False)
+    console = open_console(stderr=True)
     console.print()
     console.print(closing(summary, verdicts))
     console.print(f"\nreport   {path / 'report.html'}\nsummary  {path / 'summary.json'}", soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ringside.faults import Fault, Kill, Pause, Slow
 from ringside.monitor.verdict import Verdict, percent
-from ringside.view.terminal import ms
+from ringside.view.units import ms
 
 FACTOR = 1.3
 SLOWNESS = ("slow_rank", "uneven_work", "input_bound")

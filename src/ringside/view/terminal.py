@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ringside.monitor.verdict import Verdict, headline, percent
 from ringside.view.following import Finding, Following, RankFigures
+from ringside.view.units import clock, ms, size, sparkline
 
-SPARKS = "▁▂▃▄▅▆▇█"
 RANKS_SHOWN = 10
 BAR_CELLS = 36
+
+
+def open_console(*, stderr: bool = False) -> Console:
+    """Return a console on stdout or stderr; where that is no terminal, lines are as long as they are."""
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        console.width = 1000
+    return console
 
 
 def picture(run: Following, title: str, elapsed_s: float, width: int = 80) -> RenderableType:
@@ -102,42 +109,6 @@ def summary_line(summary: Mapping[str, Any]) -> str:
         f"{sync['engine']}: blocked {ms(exposed)}{share}; watching cost {ms(summary['overhead']['seconds_per_step'])}"
         f" per step"
     )
-
-
-def sparkline(values: Sequence[float], cells: int) -> str:
-    """Return a line of `cells` blocks for a series; each block is the mean of its share."""
-    if not values or cells <= 0:
-        return ""
-    cells = min(cells, len(values))
-    edges = [round(index * len(values) / cells) for index in range(cells + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
-    low, high = min(means), max(means)
-    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(SPARKS[round((value - low) * scale)] for value in means)
-
-
-def ms(seconds: float | None) -> str:
-    """Return a duration with the unit that suits it; seconds in."""
-    if seconds is None or not math.isfinite(seconds):
-        return "–"
-    if seconds >= 10:
-        return f"{seconds:.0f} s"
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    value = 1e3 * seconds
-    return f"{value:.0f} ms" if value >= 10 else f"{value:.1f} ms" if value >= 0.1 else f"{1e3 * value:.0f} µs"
-
-
-def size(nbytes: float) -> str:
-    """Return a size in MB, KB or B."""
-    return (
-        f"{nbytes / 1e6:.1f} MB" if nbytes >= 1e5 else f"{nbytes / 1e3:.1f} KB" if nbytes >= 1e3 else f"{nbytes:.0f} B"
-    )
-
-
-def clock(seconds: float) -> str:
-    """Return minutes and seconds."""
-    return f"{int(seconds) // 60:02d}:{int(seconds) % 60:02d}"
 
 
 def peer_name(run: Following) -> str:
