@@ -176,7 +176,7 @@ def test_close_ends_a_collective_that_nobody_joins() -> None:
 
 
 def stopped(path: str) -> tuple[str, tuple[int, ...]]:
-    comm = communicator(timeout_s=0.7)
+    comm = communicator(timeout_s=1.2)
     comm.all_reduce(np.ones(3))
     say("ready")
     try:
@@ -208,12 +208,12 @@ def test_a_stopped_rank_is_named_when_the_deadline_passes(path: str) -> None:
 
 
 def nobody_comes() -> float:
-    with communicator(timeout_s=0.3) as comm:
+    with communicator(timeout_s=0.6) as comm:
         if comm.rank == 0:
             hear()
             return 0.0
         since = time.monotonic()
-        with pytest.raises(DeadlineError, match=r"rank 0 did not arrive within 0\.3 s") as caught:
+        with pytest.raises(DeadlineError, match=r"rank 0 did not arrive within 0\.6 s") as caught:
             comm.barrier()
         assert caught.value.ranks == (0,)
         assert isinstance(caught.value, TimeoutError)
@@ -224,7 +224,7 @@ def test_a_deadline_is_kept() -> None:
     with borrowed(3) as team:
         team.start(nobody_comes)
         for rank in (1, 2):
-            assert 0.25 < team.finish_one(rank).value < SOON_S
+            assert 0.55 < team.finish_one(rank).value < SOON_S
         team.tell(0, "go")
         assert team.finish_one(0).ok
 

@@ -79,7 +79,7 @@ def missing(absent: int) -> str:
     if place().rank == absent:
         return ""
     with pytest.raises(DeadlineError) as caught:
-        communicator(timeout_s=0.5)
+        communicator(timeout_s=1.0)
     assert caught.value.ranks == (absent,)
     return str(caught.value)
 
@@ -225,7 +225,7 @@ def test_more_memory_than_there_is_is_refused(size: int) -> None:
 
 def stopped_in_exchange() -> tuple[str, tuple[int, ...]]:
     """Rank 2 calls `empty` but does not take part in handing the memory around."""
-    comm = communicator(timeout_s=0.5)
+    comm = communicator(timeout_s=1.0)
     try:
         if comm.rank == 2:
             comm._core.agree_on_empty(40, 0, (10,))
