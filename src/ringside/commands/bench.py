@@ -1,7 +1,8 @@
 """Measure our all-reduce on this machine, beside Gloo and Open MPI.
 
-The engines take turns in the same processes. Results are checked against sums computed without any engine. The first
-lines say how we stand; then come the ratios (peer's time over ours) and nccl-tests' columns. Exit status 1 if an
+The engines take turns in the same processes. Results are checked against sums
+computed without any engine. The first lines say how we stand; then come the
+ratios (peer's time over ours) and nccl-tests' columns. Exit status 1 if an
 element is wrong or a rank died.
 
 example:
@@ -11,8 +12,8 @@ example:
       ...
 
 keys of --json:
-  schema, ranks, cores, cache_bytes (last-level cache), wrong (all rows together)
-  stream_limit_bytes_per_second  2 reads + 2 non-temporal writes on all ranks at once
+  schema, ranks, cores, cache_bytes (last-level cache), wrong (all rows)
+  stream_limit_bytes_per_second  2 reads + 2 non-temporal writes on every rank
   skipped[]   peer, reason
   rows[]      size_bytes, count, type, redop, root (-1: none)
               engine (ringside, gloo, mpi), algorithm ("auto" or the one forced)
