@@ -45,7 +45,7 @@ class Attachment:
         self.engine = "ringside" if decision.engine == "ringside" else str(dist.get_backend(group))
         self._clock = session.clock if session is not None else _idle_clock()
         self._handles: list[Any] = []
-        self._hook = _own_hook(model) or GradientHook(carrier, self._clock)
+        self._hook = _own_hook(model) or GradientHook(carrier, self._clock, model.static_graph)
         self._take_place(carrier)
         self._watch_forward()
         model._ringside = self  # type: ignore[assignment]

@@ -18,18 +18,29 @@ class GradientHook:
 
     The waiting happens in a callback of the autograd engine that runs before DDP's own: what it takes is the exposed
     part of the synchronisation, and an error raised there reaches the caller of `backward()` with its own type.
+
+    Args:
+        carrier: Who carries the buckets.
+        clock: Told when backward and synchronisation end.
+        delayed: DDP hands over all buckets of the first backward at its end and waits for them at once, before any
+            callback of ours could (`static_graph=True`): so the last one handed over is where to wait.
     """
 
-    def __init__(self, carrier: Carrier, clock: StepClock) -> None:
+    def __init__(self, carrier: Carrier, clock: StepClock, delayed: bool = False) -> None:
         self.carrier = carrier
         self.clock = clock
+        self._delayed = delayed
         self._queued = False
 
     def run(self, state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Carry one bucket."""
-        if not self._queued:
+        if not self._queued and not self._delayed:
             self._queued = self._queue()
-        return self.carrier.carry(bucket)
+        future = self.carrier.carry(bucket)
+        if self._delayed and bucket.is_last():
+            self._delayed = False
+            self._finish()
+        return future
 
     @property
     def user(self) -> HookCarrier | None:

@@ -1,0 +1,197 @@
+"""The run that training leaves behind, however it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+from tests.processes import Ended, run_script  # noqa: E402
+
+import ringside  # noqa: E402
+from ringside import _core  # noqa: E402
+from ringside.monitor.run_directory import RunReader  # noqa: E402
+
+from .training import Plan, ddp_ranks, free_port, group, one_step, small_attachment, steps  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+
+KEYS = {"schema", "world_size", "steps", "step_seconds", "ranks", "verdicts", "sync", "overhead", "loss"}
+
+
+def every_step(reader: RunReader, size: int) -> list[tuple[int, int]]:
+    """Return (step, rank) of all records, sorted."""
+    assert reader.info.world_size == size
+    return sorted((record.step, record.rank) for record in reader.poll())
+
+
+# ------------------------------------------------------------------------------------------------ on one team
+
+
+def trains(port: int, path: str, engine: str) -> dict[str, Any]:
+    with group(port) as rank:
+        ddp, attachment, optimizer = small_attachment(run_dir=path, engine=engine)
+        session = attachment.session
+        for step in range(8):
+            optimizer.zero_grad()
+            one_step(ddp, optimizer, Plan(), rank, step)
+            optimizer.step()
+            ringside.log(loss=10.0 - step)
+        session.event("note", text="almost done")
+        session.end()
+        session.end()
+        steps(ddp, optimizer, rank, 2)  # after the end nothing is taken in, and nothing breaks
+        kept = len(session._batch)
+        return {"path": session.path, "kept": kept, "engine": attachment.engine, "counters": attachment.counters}
+
+
+@pytest.mark.parametrize(("engine", "name"), [("ringside", "ringside"), ("native", "native")])
+def test_a_run_is_complete(tmp_path: Path, engine: str, name: str) -> None:
+    first, second = ddp_ranks(2, trains, str(tmp_path / "run"), engine)
+    assert first["path"] == tmp_path / "run"
+    assert second["path"] is None
+    assert first["kept"] == second["kept"] == 0
+    reader = RunReader(tmp_path / "run")
+    assert every_step(reader, 2) == [(step, rank) for step in range(8) for rank in (0, 1)]
+    assert len(set(reader.info.pids)) == 2
+    assert reader.info.engine == name
+    assert set(reader.info.versions) >= {"ringside", "torch", "numpy", "python"}
+    assert [event["kind"] for event in reader.poll_events()] == ["started", "note", "ended"]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary.keys() >= KEYS
+    assert summary["steps"] == 8
+    assert summary["verdicts"] == []
+    assert [row["rank"] for row in summary["ranks"]] == [0, 1]
+    assert summary["loss"]["first"] > summary["loss"]["last"]
+    assert summary["sync"]["payload_bytes_per_step"] > 0
+    assert summary["sync"]["total_seconds_per_step"] > 0
+    assert 0 < summary["overhead"]["ratio"] < 1
+    assert (tmp_path / "run" / "report.html").stat().st_size > 0
+    print(f"{engine}: overhead {summary['overhead']}")
+
+
+def test_a_directory_used_again_keeps_the_older_run(tmp_path: Path) -> None:
+    for _ in range(2):
+        ddp_ranks(2, trains, str(tmp_path / "run"), "ringside")
+    for name in ("run", "run.1"):
+        assert len(every_step(RunReader(tmp_path / name), 2)) == 16
+        assert (tmp_path / name / "summary.json").exists()
+
+
+def goes_aside(port: int, path: str) -> list[int]:
+    heard: list[int] = []
+    with group(port) as rank:
+        ddp, attachment, optimizer = small_attachment(run_dir=path)
+        attachment.session.on_record(lambda record: heard.append(record.step))
+        steps(ddp, optimizer, rank, 3)
+        with attachment.session.aside():
+            steps(ddp, optimizer, rank, 4)
+        steps(ddp, optimizer, rank, 2)
+        dist.barrier()
+        attachment.session.end()
+    return heard
+
+
+def test_aside_is_timed_and_no_part_of_the_run(tmp_path: Path) -> None:
+    for heard in ddp_ranks(2, goes_aside, str(tmp_path / "run")):
+        assert heard == [0, 1, 2, 3, 4, 5, 6, 3, 4]
+    assert every_step(RunReader(tmp_path / "run"), 2) == [(step, rank) for step in range(5) for rank in (0, 1)]
+
+
+def validates(port: int, path: str) -> list[int]:
+    samples: list[int] = []
+    with group(port) as rank:
+        ddp, attachment, optimizer = small_attachment(run_dir=path)
+        attachment.session.on_record(lambda record: samples.append(record.samples))
+        for _ in range(3):
+            steps(ddp, optimizer, rank, 1)
+            with torch.no_grad():
+                ddp(torch.randn(100, 64))
+        attachment.session.end()
+    return samples
+
+
+def test_validation_between_steps_is_no_training(tmp_path: Path) -> None:
+    for samples in ddp_ranks(2, validates, str(tmp_path / "run")):
+        assert samples == [4, 4, 4]
+
+
+# ------------------------------------------------------------------------------------------------ whole processes
+
+SCRIPT = """
+import logging, os, signal, sys
+os.environ["MASTER_PORT"] = "{port}"
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+import ringside
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+ddp = DistributedDataParallel(nn.Linear(8, 8))
+session = ringside.attach(ddp, run_dir={path!r}).session
+optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+
+def train(steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        ddp(torch.randn(2, 8)).sum().backward()
+        optimizer.step()
+
+train(10)
+"""
+
+WRITTEN = """
+if rank == 0:
+    steps = session.path / "steps.jsonl"
+    while steps.read_text().count("\\n") < 10:
+        session._ended.wait(0.02)
+dist.barrier()
+"""
+
+LOST = """
+try:
+    train(50)
+except ringside.PeerLostError as error:
+    print("lost", error.ranks, flush=True)
+"""
+
+
+def ends(path: Path, rest: str) -> list[Ended]:
+    return run_script(2, SCRIPT.format(port=free_port(), path=str(path)) + rest)
+
+
+@pytest.mark.parametrize("rest", ["", "dist.destroy_process_group()", "session.end(); dist.destroy_process_group()"])
+def test_a_script_may_end_as_it_likes(tmp_path: Path, rest: str) -> None:
+    for ended in ends(tmp_path / "run", rest):
+        assert ended.status == 0, ended.err
+        assert "Traceback" not in ended.err
+        assert "monitor stopped" not in ended.err
+    assert len(every_step(RunReader(tmp_path / "run"), 2)) == 20
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_rank_that_raises_in_forward_is_lost_to_the_others(tmp_path: Path) -> None:
+    raising = "if rank == 1: ddp.module.register_forward_pre_hook(lambda *_: [][1])\n"
+    first, second = ends(tmp_path / "run", raising + LOST)
+    assert second.status == 1
+    assert "IndexError" in second.err
+    assert first.status == 0, first.err
+    assert "lost (1,)" in first.out
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_killed_rank_leaves_a_readable_run_and_the_other_ends(tmp_path: Path, victim: int) -> None:
+    kill = f"if rank == {victim}: os.kill(os.getpid(), signal.SIGKILL)\n"
+    ended = ends(tmp_path / "run", WRITTEN + kill + LOST)
+    assert ended[victim].status == -9
+    survivor = ended[1 - victim]
+    assert survivor.status == 0, survivor.err
+    assert f"lost ({victim},)" in survivor.out
+    assert len(every_step(RunReader(tmp_path / "run"), 2)) >= 10
+    assert (tmp_path / "run" / "summary.json").exists() == (victim == 1)
