@@ -34,6 +34,18 @@ int dims_of(nb::handle shape, int64_t* dims) {
   return kept;
 }
 
+// The address of a C-contiguous, writable object's buffer; 0 where it is neither.
+uintptr_t writable_buffer(nb::handle object) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(object.ptr(), &view, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS) != 0) {
+    PyErr_Clear();
+    return 0;
+  }
+  const uintptr_t address = reinterpret_cast<uintptr_t>(view.buf);
+  PyBuffer_Release(&view);
+  return address;
+}
+
 int create_arena(int ranks, size_t stage_bytes) {
   const size_t bytes = ArenaView::bytes(ranks, stage_bytes);
   const int fd = make_memfd("ringside-arena", bytes);
@@ -238,6 +250,7 @@ NB_MODULE(_native, m) {
     return names;
   });
   m.def("now_ns", &now_ns);
+  m.def("writable_buffer", &writable_buffer);
   m.def("create_arena", &create_arena, "ranks"_a, "stage_bytes"_a);
   m.def("can_fold", &can_fold, "dtype"_a, "op"_a);
   m.def("fold", &fold, "src"_a, "dst"_a, "count"_a, "dtype"_a, "op"_a, "scale"_a = 1.0, "divisor"_a = 1.0,

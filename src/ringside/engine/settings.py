@@ -29,7 +29,7 @@ class Settings:
 
     timeout_s: float = 1800.0
     one_shot_bytes: int = 4096
-    segment_bytes: int = 524288
+    segment_bytes: int = 1048576
     stream_bytes: int = 0
     spins: int = -1
     yields: int = -1
@@ -76,9 +76,9 @@ def patience(settings: Settings, ranks: int, cores: int, background: bool) -> tu
     if background:
         spins, yields = 50, 1
     elif ranks <= cores:
-        spins, yields = 4000, 20
+        spins, yields = 500, 20
     else:
-        spins, yields = 20, 4
+        spins, yields = 0, 4
     return (
         settings.spins if settings.spins >= 0 else spins,
         settings.yields if settings.yields >= 0 else yields,

