@@ -9,8 +9,10 @@ import contextlib
 import copy
 import hashlib
 import logging
+import os
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -27,6 +29,9 @@ import ringside
 from ringside.sync import Attachment, session
 
 LIMIT_S = 90.0
+
+# torch's store asks the name server what 127.0.0.1 is called; a machine without a good one waits 5 s each time.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 
 def free_port() -> int:
@@ -50,6 +55,8 @@ def ddp_outcomes(size: int, function: Callable[..., Any], *args: Any) -> list[Ou
 def group(port: int) -> Iterator[int]:
     """Inside, Gloo connects the ranks; yields the rank. Afterwards no session and no group is left."""
     here = place()
+    if here.rank != 0:
+        _await_listener(port)
     store = dist.TCPStore("127.0.0.1", port, here.size, here.rank == 0, timedelta(seconds=60), wait_for_workers=False)
     dist.init_process_group(
         "gloo", store=store, rank=here.rank, world_size=here.size, timeout=timedelta(seconds=LIMIT_S / 2)
@@ -60,6 +67,18 @@ def group(port: int) -> Iterator[int]:
         if (current := session.current()) is not None:
             current.end()
         dist.destroy_process_group()
+
+
+def _await_listener(port: int) -> None:
+    """Return when rank 0 listens; the store's own client would try again seconds later only."""
+    deadline = time.monotonic() + LIMIT_S / 2
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S / 2).close()
+            return
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline, "rank 0 does not listen"
+            time.sleep(0.005)  # there is nothing to wait on before it does
 
 
 @contextlib.contextmanager

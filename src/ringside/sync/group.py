@@ -52,10 +52,19 @@ def _machine() -> str:
     return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
 
 
-def group_store(group: dist.ProcessGroup, purpose: str) -> Store:
-    """Return a part of the job's store for one purpose of one group; every call gives a new, empty one."""
+def group_store(group: dist.ProcessGroup, purpose: str, *, own_connection: bool = False) -> Store:
+    """Return a part of the job's store for one purpose of one group; every call gives a new, empty one.
+
+    Args:
+        group: The process group.
+        purpose: Names the part.
+        own_connection: Whether another thread will use it: a connection of its own does not wait for ours. (Making one
+            can take seconds where reverse DNS is slow.)
+    """
     name = f"ringside/{purpose}/{group.group_name}"
-    store = _own_connection(dist.distributed_c10d._get_default_store())
+    store = dist.distributed_c10d._get_default_store()
+    if own_connection:
+        store = _own_connection(store)
     return PrefixStore(f"{name}/{next(_counters[name])}", store)
 
 

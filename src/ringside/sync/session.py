@@ -36,7 +36,7 @@ from ringside.sync.group import group_store, host_name
 
 BATCH_SECONDS = 0.25
 GOODBYE_SECONDS = 5.0
-HELLO_SECONDS = 10.0
+HELLO_SECONDS = 30.0
 
 _log = logging.getLogger("ringside")
 RecordListener = Callable[[StepRecord], None]
@@ -61,7 +61,7 @@ class Session:
         group = dist.group.WORLD
         assert group is not None  # attach() has checked that there is a process group
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        prefix = group_store(group, "session")
+        prefix = group_store(group, "session", own_connection=True)
         # Rank 0 may be where the store lives, and the script may destroy its process group before the session ends.
         self._job_store = dist.distributed_c10d._get_default_store()
         self.clock = StepClock(self.rank, self._emit)

@@ -1,0 +1,60 @@
+"""Every example runs as its first lines say, and prints what it should."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringside import _core
+from ringside.monitor.run_directory import RunReader
+
+pytest.importorskip("torch")
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+def torchrun(*arguments: str, directory: Path) -> str:
+    """Run torchrun with two ranks in `directory` and return what they wrote to stdout."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", *arguments]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=directory, env=environ)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_all_examples_are_run_here() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {"train_ddp.py", "numpy_all_reduce.py"}
+
+
+def test_train_ddp(tmp_path: Path) -> None:
+    out = torchrun(str(EXAMPLES / "train_ddp.py"), "--steps", "60", directory=tmp_path).splitlines()
+    first, last = (float(word) for word in out[0].removeprefix("loss ").split(" -> "))
+    assert last < 0.5 * first
+    if _core.available():
+        assert "ringside/" in out[1]
+        assert "gloo" not in out[1]
+    run = tmp_path / out[2].removeprefix("recorded in ")
+    assert run.parent.name == "runs"
+    assert len(RunReader(run).poll()) == 2 * 60
+    assert (run / "report.html").exists()
+
+
+@pytest.mark.skipif(not _core.available(), reason="needs the native core")
+def test_numpy_all_reduce(tmp_path: Path) -> None:
+    script = str(EXAMPLES / "numpy_all_reduce.py")
+    expected = ["2 ranks", "sum [3.0, 3.0, 3.0]", "max 1.0 1.0", "mean [0.0, 0.5, 1.0, 1.5]", "meanwhile 499500"]
+    assert torchrun("--no-python", sys.executable, script, directory=tmp_path).splitlines() == expected
+
+
+@pytest.mark.skipif(not _core.available(), reason="needs the native core")
+def test_numpy_all_reduce_alone(tmp_path: Path) -> None:
+    environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "numpy_all_reduce.py")], capture_output=True, text=True, timeout=60, env=environ
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[:2] == ["1 ranks", "sum [1.0, 1.0, 1.0]"]
