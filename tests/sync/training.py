@@ -130,7 +130,7 @@ class Convolutional(nn.Module):
         self.head = nn.Linear(4 * 4 * 4, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.second(self.first(x.view(-1, 1, 8, 8))).flatten(1))
+        return self.head(self.body(x.view(-1, 1, 8, 8)).flatten(1))
 
 
 class Transformer(nn.Module):

@@ -7,6 +7,7 @@ the addresses and descriptors of old ones.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 
@@ -55,15 +56,32 @@ def share(storage: torch.UntypedStorage) -> Storage | None:
             storage.nbytes(),
         )
         return None
+    files = _own_files()
     try:
         fd, size = storage._share_fd_cpu_()
         status = os.fstat(fd)
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError) as error:  # another process took the room in the meantime
+        _remove(_own_files() - files)
         _log.warning("a gradient bucket cannot be shared (%s): buckets are copied instead, which is slower", error)
         return None
     if status.st_size < size:
         return None
     return Storage((status.st_dev, status.st_ino), fd, storage.data_ptr(), size)
+
+
+def _own_files() -> set[str]:
+    """Return the names of this process's files in /dev/shm; torch unlinks a file as soon as it has it, or fails."""
+    try:
+        return {name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{os.getpid()}_")}
+    except OSError:
+        return set()
+
+
+def _remove(names: set[str]) -> None:
+    """Remove what torch leaves behind where it finds no room."""
+    for name in names:
+        with contextlib.suppress(OSError):
+            os.unlink(f"/dev/shm/{name}")
 
 
 def _has_room(size_bytes: int) -> bool:
