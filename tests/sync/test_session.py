@@ -195,3 +195,30 @@ def test_killed_rank_leaves_a_readable_run_and_the_other_ends(tmp_path: Path, vi
     assert f"lost ({victim},)" in survivor.out
     assert len(every_step(RunReader(tmp_path / "run"), 2)) >= 10
     assert (tmp_path / "run" / "summary.json").exists() == (victim == 1)
+
+
+INTERRUPT = """
+import threading
+if rank == 1:
+    def late(*_):
+        try:
+            dist.distributed_c10d._get_default_store().wait(["never"], __import__("datetime").timedelta(seconds=60))
+        except RuntimeError:  # rank 0 ended, and its store with it
+            pass
+    ddp.module.register_forward_pre_hook(late)
+else:
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+try:
+    train(1)
+except (KeyboardInterrupt, ringside.PeerLostError) as error:
+    print("ended by", type(error).__name__, flush=True)
+"""
+
+
+def test_ctrl_c_while_waiting_in_backward_ends_the_rank_and_frees_the_others(tmp_path: Path) -> None:
+    first, second = ends(tmp_path / "run", INTERRUPT)
+    assert first.status == second.status == 0, (first.err, second.err)
+    assert "ended by KeyboardInterrupt" in first.out
+    assert "ended by PeerLostError" in second.out
+    assert len(every_step(RunReader(tmp_path / "run"), 2)) >= 20
+    assert (tmp_path / "run" / "summary.json").exists()

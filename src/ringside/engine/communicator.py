@@ -200,6 +200,10 @@ class Communicator:
         """Finish what is under way, within seconds, and leave; peers that still need this rank get `PeerLostError`."""
         self._leave(_FINISH_S)
 
+    def abandon(self) -> None:
+        """Leave at once: what is under way raises `ClosedError` here, and `PeerLostError` at peers that need it."""
+        self._leave(0.0)
+
     def _leave(self, finish_s: float) -> None:
         with self._background_guard:
             if self._closed:

@@ -250,7 +250,7 @@ def _leave_at_exit(carrier: Carrier) -> None:
 
 def _leave() -> None:
     for carrier in list(_carriers):
-        carrier.close()
+        carrier.close(at_once=True)  # every backward has been waited for, or it was given up
 
 
 def _idle_clock() -> Any:

@@ -49,8 +49,8 @@ class Carrier(Protocol):
     def times(self) -> SyncTimes:
         """Tell what this backward's synchronisation took, once."""
 
-    def close(self) -> None:
-        """Let go of what the carrier holds."""
+    def close(self, *, at_once: bool = False) -> None:
+        """Let go of what the carrier holds, after or (at once) before what is under way is done."""
 
 
 class NativeCarrier:
@@ -108,7 +108,7 @@ class NativeCarrier:
             collectives=len(spans),
         )
 
-    def close(self) -> None:
+    def close(self, *, at_once: bool = False) -> None:
         """Nothing is held."""
 
 
@@ -203,6 +203,9 @@ class RingsideCarrier:
             collectives=len(rows) + native.collectives,
         )
 
-    def close(self) -> None:
+    def close(self, *, at_once: bool = False) -> None:
         """Leave the communicator."""
-        self._communicator.close()
+        if at_once:
+            self._communicator.abandon()
+        else:
+            self._communicator.close()
