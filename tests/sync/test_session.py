@@ -209,7 +209,7 @@ if rank == 1:
 else:
     threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 try:
-    train(1)
+    train(50)
 except (KeyboardInterrupt, ringside.PeerLostError) as error:
     print("ended by", type(error).__name__, flush=True)
 """
