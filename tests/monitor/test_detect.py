@@ -238,3 +238,16 @@ def test_what_does_not_fit_is_refused() -> None:
         Detector(4).update([1.0, 2.0])
     with pytest.raises(UsageError, match="at least one rank"):
         Detector(0)
+
+
+@pytest.mark.parametrize("onset", [5, 10, 16, 24, 32])
+def test_a_rank_that_becomes_slow_early_is_found_too(onset):
+    """The first steps, from which noise is learnt, may hold the onset; it must not pass for noise."""
+    found = 0
+    for seed in range(10):
+        own = 0.1 * np.exp(0.02 * np.random.default_rng(seed).standard_normal((120, 2)))
+        own[onset:, 1] *= 1.5
+        verdicts = detect(own)
+        assert all(verdict.ranks == [1] for verdict in verdicts)
+        found += bool(verdicts) and verdicts[0].detected_step <= onset + 24
+    assert found >= 8

@@ -6,12 +6,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
+SMALLEST, LARGEST = 1e-9, 1e15
 
 
 def usable(values: ArrayLike) -> Floats:
-    """Return `values` as float64 with everything that is no positive finite number replaced by NaN."""
+    """Return `values` as float64 with NaN for whatever cannot be a time or a count: not within 1e-9 to 1e15."""
     array = np.asarray(values, dtype=np.float64)
-    return np.where((array > 0) & (array < np.inf), array, np.nan)
+    return np.where((array >= SMALLEST) & (array <= LARGEST), array, np.nan)
 
 
 def log_excess(own: ArrayLike) -> Floats:

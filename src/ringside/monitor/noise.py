@@ -16,6 +16,11 @@ MEMORY_STEPS = 4_000.0
 RANK_PRIOR_STEPS = 60.0
 SMALLEST_CLIP = 0.25
 FADE = 0.9
+SUSPECTED = 0.9
+"""The autocorrelation that noise is taken to have before there are steps enough to tell."""
+
+LAG = 4
+"""Differences over this many steps beside those over one tell how correlated the steps are."""
 
 
 class Noise:
@@ -46,7 +51,7 @@ class Noise:
         self._estimate()
 
     def begin(self, rows: Floats) -> None:
-        """Start from the median of the first few steps, [steps, jobs, ranks], and learn those.
+        """Start from the median of the first few steps, [steps, jobs, ranks]; they count as seen.
 
         A rank that is slow from the first step on must not look like noise while its level is being found.
         """
@@ -54,8 +59,28 @@ class Noise:
         known = np.sum(~np.isnan(rows), axis=0, keepdims=True)
         middle = np.take_along_axis(ordered, np.maximum(known - 1, 0) // 2, axis=0)[0]
         self.level = np.where(np.isnan(middle), 0.0, middle)
-        for row in rows:
-            self.learn(row, np.ones_like(row))
+        self._seen = np.minimum(known[0], len(rows)).astype(float)
+        self.guess(rows)
+
+    def guess(self, rows: Floats) -> None:
+        """Judge the noise by the differences of a job's first steps, [steps, jobs, ranks].
+
+        A rank that becomes slow among them adds one great difference, and LAG great ones over LAG steps. Those are
+        left out, so that it is found as soon as one that becomes slow later.
+        """
+        self._steps = np.full_like(self._steps, PRIOR_STEPS + len(rows))
+        near = _half_square(rows, 1, self.clip)
+        r = np.full_like(near, SUSPECTED)
+        if len(rows) > 3 * LAG:
+            # For a first-order autoregression with coefficient r the two stand as 1 : 1 + r + … + r^(LAG−1).
+            ratio = _half_square(rows, LAG, self.clip) / np.maximum(near, 1e-12)
+            margin = 0.5 / np.sqrt((len(rows) - LAG) * self._independent)
+            r = np.interp(ratio * (1.0 + margin), _RATIOS, _COEFFICIENTS)
+        variance = (PRIOR_STEPS * PRIOR_VARIANCE + len(rows) * near / (1.0 - r)) / self._steps
+        self._lagged = variance * r * FADE / (1.0 - r * FADE)
+        self._pooled = variance
+        self._squares = np.broadcast_to(variance, self._squares.shape).copy()
+        self._estimate()
 
     def learn(self, excess: Floats, weight: Floats) -> None:
         """Take in one step.
@@ -97,6 +122,23 @@ class Noise:
         own = (RANK_PRIOR_STEPS * pooled + self._seen * self._squares) / (RANK_PRIOR_STEPS + self._seen)
         self.variance = np.maximum(own, pooled) * inflation
         self.level_error = np.sqrt(self.variance / np.maximum(self._seen, 1.0))
+
+
+_COEFFICIENTS = np.linspace(0.0, SUSPECTED, 91)
+_RATIOS = sum(_COEFFICIENTS**power for power in range(LAG))
+
+
+def _half_square(rows: Floats, lag: int, clip: Floats) -> Floats:
+    """Return half the mean squared difference over `lag` steps without the `lag` greatest, [jobs, 1].
+
+    That is the variance of independent steps.
+    """
+    jumps = np.minimum(np.abs(rows[lag:] - rows[:-lag]), clip)
+    known = ~np.isnan(jumps)
+    squares = np.where(known, jumps * jumps, 0.0).sum(axis=2) / np.maximum(known.sum(axis=2), 1)
+    kept = np.sort(squares, axis=0)[:-lag]
+    half: Floats = 0.5 * kept.mean(axis=0)[:, None]
+    return half
 
 
 def _inflation(lagged: Floats) -> Floats:

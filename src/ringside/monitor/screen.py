@@ -33,6 +33,9 @@ FALSE_ALARM_STEPS = 86_400 * 10
 DELAY = 24
 """Once `SETTLED` steps are known, noise is learnt from steps this old: what turns out to be an episode is left out."""
 
+EARLY_DELAY = 6
+"""Until then levels are learnt from steps this old, and the noise is judged by differences of successive steps."""
+
 SETTLED = 32
 FIRST_LOOK = 5
 """Steps after the warm-up whose median is each rank's first level."""
@@ -152,15 +155,27 @@ class Screen:
             if self.steps == WARM_UP + FIRST_LOOK:
                 self.noise.begin(self._delayed[WARM_UP + 1 : self.steps + 1])
         elif self.steps <= SETTLED:
-            self.noise.learn(excess, np.where(self.open, 0.0, 1.0))
-        elif self.steps > SETTLED + DELAY:
-            self.noise.learn(delayed, self._trust(thresholds))
+            if self.steps - EARLY_DELAY > WARM_UP + FIRST_LOOK:
+                self.noise.learn(self._ago(EARLY_DELAY), self._trust(thresholds, EARLY_DELAY))
+            self.noise.guess(self._latest(min(self.steps - WARM_UP, DELAY)))
+        elif self.steps - DELAY > SETTLED - EARLY_DELAY:
+            self.noise.learn(delayed, self._trust(thresholds, DELAY))
 
-    def _trust(self, thresholds: Floats) -> Floats:
-        """Weights for learning from the step `DELAY` ago: none where it may belong to an episode."""
-        inside = self._starts <= self.steps - DELAY
+    def _ago(self, age: int) -> Floats:
+        """The excess `age` steps ago, fewer than `DELAY`."""
+        row: Floats = self._delayed[(self.steps - age) % DELAY]
+        return row
+
+    def _latest(self, count: int) -> Floats:
+        """The last `count` steps in order, at most `DELAY`."""
+        rows: Floats = self._delayed[np.arange(self.steps - count + 1, self.steps + 1) % DELAY]
+        return rows
+
+    def _trust(self, thresholds: Floats, age: int) -> Floats:
+        """Weights for learning from the step `age` steps ago: none where it may belong to an episode."""
+        inside = self._starts <= self.steps - age
         suspicious = (inside & (self._sums > 0.25 * thresholds)).any(axis=0)
-        doubtful = suspicious | self.open | (self.steps - DELAY < self.relief)
+        doubtful = suspicious | self.open | (self.steps - age < self.relief)
         if self.open.shape[1] <= 3:  # the others' excess mirrors the culprit's
             doubtful = np.broadcast_to(doubtful.any(axis=1, keepdims=True), doubtful.shape)
         return np.where(doubtful, 0.0, 1.0)
