@@ -116,6 +116,55 @@ int all_reduce(Communicator& c, uintptr_t data, size_t count, int dtype, int op,
   return code(s);
 }
 
+// The code of a NumPy dtype by its buffer format; -1 for those that take the long way.
+int dtype_of_format(const char* format, Py_ssize_t item) {
+  if (format == nullptr || format[0] == 0 || format[1] != 0) return -1;
+  switch (format[0]) {
+    case 'f': return int(DType::f32);
+    case 'd': return int(DType::f64);
+    case 'e': return int(DType::f16);
+    case 'b': return int(DType::i8);
+    case 'B': return int(DType::u8);
+    case 'h': return int(DType::i16);
+    case 'i':
+    case 'l':
+    case 'q': return item == 4 ? int(DType::i32) : int(DType::i64);
+    default: return -1;
+  }
+}
+
+// The short way for NumPy arrays and arithmetic reductions: -1 where it cannot be taken, else the status.
+int all_reduce_array(Communicator& c, nb::handle array, int op, int algorithm, int program) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
+    PyErr_Clear();
+    return -1;
+  }
+  const int dtype = dtype_of_format(view.format, view.itemsize);
+  if (dtype < 0 || view.ndim > kMaxDims || reinterpret_cast<uintptr_t>(view.buf) % uintptr_t(view.itemsize) != 0) {
+    PyBuffer_Release(&view);
+    return -1;
+  }
+  int64_t dims[kMaxDims];
+  for (int i = 0; i < view.ndim; ++i) dims[i] = view.shape[i];
+  Request r;
+  r.data = static_cast<unsigned char*>(view.buf);
+  r.count = size_t(view.len / view.itemsize);
+  r.dtype = DType(dtype);
+  r.op = ReduceOp(op);
+  r.algorithm = Algorithm(algorithm);
+  r.dims = dims;
+  r.ndims = view.ndim;
+  r.program = program;
+  Status s;
+  {
+    nb::gil_scoped_release release;
+    s = c.all_reduce(r);
+  }
+  PyBuffer_Release(&view);
+  return code(s);
+}
+
 int agree_on_empty(Communicator& c, size_t bytes, int dtype, nb::handle shape) {
   int64_t dims[kMaxDims];
   const int n = dims_of(shape, dims);
@@ -259,6 +308,7 @@ NB_MODULE(_native, m) {
 
   nb::class_<Communicator>(m, "Communicator")
       .def("all_reduce", &all_reduce)
+      .def("all_reduce_array", &all_reduce_array)
       .def("resume", &blocking<&Communicator::resume>)
       .def("barrier", &blocking<&Communicator::barrier>)
       .def("agree_on_empty", &agree_on_empty)

@@ -10,6 +10,7 @@ namespace {
 
 constexpr int64_t kNapNs = 10 * 1000000;  // how long a sleeper goes without looking for dead peers
 constexpr size_t kLogRows = 4096;
+constexpr size_t kSweepBytes = 128 * 1024;
 
 uint32_t hash_shape(const int64_t* dims, int n) {
   uint64_t h = 0xcbf29ce484222325ull ^ uint64_t(n);
@@ -384,12 +385,27 @@ Status Communicator::push(const Request& r) {
       }
     }
     const bool stream = bytes_ * size_t(ranks_) >= settings_.stream_bytes;
-    fold(at, ranks_, at, ranks_, n, stream, r.scale, r.op, r.dtype);
+    if (stream)
+      fold(at, ranks_, at, ranks_, n, true, r.scale, r.op, r.dtype);
+    else
+      fold_back_and_forth(r, at, n);
   }
   signal(me().done, seq_, view_.header().exit, &RankBlock::done);
   if (!wait_all(&RankBlock::done, seq_, view_.header().exit)) return failure_.status;
   note(Path::push);
   return Status::ok;
+}
+
+// Fold the own slice block by block, from its start in one collective and from its end in the next: of a slice that is
+// as large as a cache, what was touched last is still in it, and a sweep in the same direction would evict all of it.
+void Communicator::fold_back_and_forth(const Request& r, void* const* slice, size_t n) const {
+  const size_t item = size_of(r.dtype), block = kSweepBytes / item, blocks = (n + block - 1) / block;
+  for (size_t i = 0; i < blocks; ++i) {
+    const size_t from = block * (seq_ % 2 == 0 ? i : blocks - 1 - i);
+    void* at[kMaxRanks];
+    for (int q = 0; q < ranks_; ++q) at[q] = static_cast<unsigned char*>(slice[q]) + from * item;
+    fold(at, ranks_, at, ranks_, std::min(block, n - from), false, r.scale, r.op, r.dtype);
+  }
 }
 
 // The private-buffer path. Per segment: copy everybody else's slices in, reduce the own slice, copy the others' out;

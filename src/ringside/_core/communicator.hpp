@@ -145,6 +145,7 @@ class Communicator {
   Status local(const Request& request);
   Status one_shot(const Request& request);
   Status push(const Request& request);
+  void fold_back_and_forth(const Request& request, void* const* slice, size_t n) const;
   Status staged(const Request& request);
   Status run_program(const Request& request);
   std::shared_ptr<const Program> program(int id) const;

@@ -26,7 +26,7 @@ from ringside.engine.tensors import Flat, flatten
 from ringside.errors import ClosedError, RingsideError, UnsupportedError, UsageError
 from ringside.schedule import ALGORITHMS, by_name
 
-_OK, _EXCHANGE = 0, 6
+_LONG_WAY, _OK, _EXCHANGE = -1, 0, 6
 _FINISH_S = 5.0
 _AUTOMATIC, _ONE_SHOT, _DIRECT, _PROGRAM = range(4)
 
@@ -103,8 +103,15 @@ class Communicator:
             MismatchError: Ranks called different things; no tensor was changed and the communicator stays usable.
             PeerLostError, DeadlineError: The tensor's content is undefined and the communicator is broken.
         """
-        flat = flatten(x)
         code = OP_CODES.get(op, -1) if op.__class__ is str else -1
+        if x.__class__ is np.ndarray and 0 <= code < 5 and scale == 1.0 and not async_op and self._background is None:
+            status = self._core.all_reduce_array(x, code, *self._way(algorithm))
+            if status == _OK:
+                return x
+            if status != _LONG_WAY:
+                self._resolve(status, "all_reduce")
+                return x
+        flat = flatten(x)
         if code < 0 or scale != 1.0 or code >= 5 or flat.dtype == 9:
             code = self._check(flat, op, scale)
         way, program = self._way(algorithm)
