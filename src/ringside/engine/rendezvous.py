@@ -36,6 +36,7 @@ from ringside.errors import (
 PROTOCOL = 1
 _MAX_MESSAGE = 1 << 24
 _FDS_PER_MESSAGE = 200  # the kernel's limit is 253
+_GRACE_S = 0.25
 _GRACE_S = 1.0  # how much longer ranks wait for rank 0's word than rank 0 waits for them: it knows who is missing
 _REFUSAL_S = 2.0  # how long rank 0 still waits for others once it knows that somebody does not fit
 
@@ -161,8 +162,20 @@ class Hub:
     def _lost(self, peer: int, error: Exception) -> PeerLostError | DeadlineError:
         if isinstance(error, TimeoutError):
             return DeadlineError(f"rank {peer} did not take part in exchanging memory in time", [peer])
-        dead = [rank for rank, fd in enumerate(self.pidfds) if fd >= 0 and select.select([fd], [], [], 0)[0]] or [peer]
+        dead = self._dead(_GRACE_S) or [peer]
         return PeerLostError(f"rank {_names(dead)} died or left while ranks exchanged memory ({error})", dead)
+
+    def _dead(self, grace_s: float) -> list[int]:
+        """Return who died, waiting a little for the first.
+
+        A dying process closes its sockets before its pidfd tells, and a rank that heard of it closes its own in turn.
+        """
+        poll = select.poll()
+        for fd in self.pidfds:
+            if fd >= 0:
+                poll.register(fd, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll(grace_s * 1000)}
+        return [rank for rank, fd in enumerate(self.pidfds) if fd in ready]
 
 
 def _names(ranks: Sequence[int]) -> str:
