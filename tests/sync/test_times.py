@@ -60,23 +60,23 @@ def overlap(port: int) -> list[bool]:
         ddp = DistributedDataParallel(SlowEarly(), bucket_cap_mb=0.01)
         attachment = ringside.attach(ddp, monitor=False)
         log, clock = attachment._hook.carrier._communicator.log, attachment._clock
-        drain, ended = log.drain, clock.backward_ends
+        totals, ended = log.totals, clock.backward_ends
         seen: dict[str, Any] = {}
 
         def drained() -> Any:
-            seen["rows"] = drain()
-            return seen["rows"]
+            seen["rows"] = log.drain()
+            return totals()  # of nothing more
 
         def backward_ends() -> None:
             seen["ended"] = _core.native().now_ns()
             ended()
 
-        log.drain, clock.backward_ends = drained, backward_ends
+        log.totals, clock.backward_ends = drained, backward_ends
         for _ in range(6):
             ddp(torch.randn(4, 64)).square().mean().backward()
             first = seen["rows"][0]
             found.append(len(seen["rows"]) > 1 and first.submitted < first.done < seen["ended"])
-        del log.drain
+        del log.totals
         attachment.detach()
     return found[1:]  # DDP's first backward has one bucket
 

@@ -245,6 +245,25 @@ nb::bytes drain(Communicator& c) {
   return nb::bytes(reinterpret_cast<const char*>(rows.data()), rows.size() * sizeof(uint64_t));
 }
 
+// The log summed up and drained: (rows, sync ns, wire ns, last wait ns, bytes, rows by path), as engine/log.py tells.
+nb::tuple drain_totals(Communicator& c) {
+  const std::vector<uint64_t> rows = c.drain();
+  const size_t width = c.log_width();
+  int64_t sync = 0, wire = 0, wait = 0;
+  uint64_t bytes = 0;
+  std::vector<int64_t> paths(size_t(Path::program) + 1, 0);
+  for (size_t at = 0; at < rows.size(); at += width) {
+    const uint64_t submitted = rows[at + 4], done = rows[at + 7];
+    const uint64_t last = *std::max_element(rows.begin() + at + 8, rows.begin() + at + width);
+    sync += int64_t(done - submitted);
+    wire += int64_t(done - last);
+    wait = std::max<int64_t>(int64_t(last - submitted), 0);
+    bytes += rows[at + 3];
+    ++paths[rows[at + 2]];
+  }
+  return nb::make_tuple(rows.size() / width, sync, wire, wait, bytes, paths);
+}
+
 // rows: (round, chunk, overwrite, scratch, sources, stored [(rank, round)], fetched [(rank, round)])
 int add_program(Communicator& c, uint32_t hash, int rounds, int chunks, nb::list rows) {
   Program p{hash, rounds, chunks, {}};
@@ -288,6 +307,7 @@ void stream_pair(uintptr_t a, uintptr_t b, uintptr_t x, uintptr_t y, size_t byte
 
 NB_MODULE(_native, m) {
   m.doc() = "Ringside's native core: shared memory, waiting, reduction kernels, the schedule interpreter.";
+  nb::set_leak_warnings(false);  // a communicator that a script still holds when the interpreter ends is no leak
   m.attr("MAX_RANKS") = kMaxRanks;
   m.attr("INLINE_BYTES") = kInlineBytes;
   m.attr("STAGE_BUFFERS") = kStageBuffers;
@@ -329,6 +349,7 @@ NB_MODULE(_native, m) {
       .def("drop_region", &Communicator::drop_region)
       .def("add_program", &add_program)
       .def("drain", &drain)
+      .def("drain_totals", &drain_totals)
       .def("log_width", &Communicator::log_width)
       .def("dropped_rows", &Communicator::dropped_rows)
       .def("seq", &Communicator::seq);

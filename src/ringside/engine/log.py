@@ -38,6 +38,26 @@ class Collective(NamedTuple):
         return max(max(self.arrivals) - self.submitted, 0) * 1e-9
 
 
+class Totals(NamedTuple):
+    """Some finished collectives summed up.
+
+    Args:
+        collectives: How many.
+        sync_ns: From each one's submission to its result.
+        wire_ns: The part of it after the last rank had arrived.
+        last_wait_ns: Of the last one, from this rank's arrival until the last rank's.
+        payload_bytes: Their tensors' sizes.
+        by_path: How many took each of `PATHS`.
+    """
+
+    collectives: int
+    sync_ns: int
+    wire_ns: int
+    last_wait_ns: int
+    payload_bytes: int
+    by_path: list[int]
+
+
 class CollectiveLog:
     """Drains the core's log; the core keeps the oldest 4096 collectives that were not drained, and counts the rest."""
 
@@ -54,3 +74,7 @@ class CollectiveLog:
             for at in range(0, len(numbers), width)
             for seq, kind, path, size, submitted, entered, ready, done in [numbers[at : at + 8]]
         ]
+
+    def totals(self) -> Totals:
+        """Return the sums over what finished since the last call; cheap enough for every step."""
+        return Totals(*self._core.drain_totals())

@@ -190,17 +190,18 @@ class RingsideCarrier:
     def times(self) -> SyncTimes:
         """Read from the engine's log who arrived when."""
         native = self._native.times()
-        rows = self._communicator.log.drain()
-        if not rows:
+        totals = self._communicator.log.totals()
+        if not totals.collectives:
             return native
-        for row in rows:
-            self.counters[_NAMES[row.path]] += 1
+        for name, count in zip(_NAMES, totals.by_path, strict=True):
+            if count:
+                self.counters[name] += count
         return SyncTimes(
-            sync_seconds=sum(row.done - row.submitted for row in rows) * 1e-9 + native.sync_seconds,
-            wire_seconds=sum(row.done - max(row.arrivals) for row in rows) * 1e-9,
-            wait_seconds=rows[-1].wait_seconds,
-            payload_bytes=sum(row.payload_bytes for row in rows) + native.payload_bytes,
-            collectives=len(rows) + native.collectives,
+            sync_seconds=totals.sync_ns * 1e-9 + native.sync_seconds,
+            wire_seconds=totals.wire_ns * 1e-9,
+            wait_seconds=totals.last_wait_ns * 1e-9,
+            payload_bytes=totals.payload_bytes + native.payload_bytes,
+            collectives=totals.collectives + native.collectives,
         )
 
     def close(self, *, at_once: bool = False) -> None:
