@@ -1,0 +1,76 @@
+"""The README's commands exist, its Python blocks run, its links and pictures are there."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringside.commands import build_parser
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
+COMMANDS = [
+    line[2:]
+    for language, block in BLOCKS
+    if language in ("console", "text")
+    for line in block.splitlines()
+    if line.startswith("$ ringside ")
+]
+RUN_HERE = ("verify", "draw")  # the others have tests of their own, and take longer
+
+
+def outputs(command):
+    """Return the lines that the README shows below a command."""
+    block = next(block for _, block in BLOCKS if f"$ {command}\n" in block)
+    after = block.split(f"$ {command}\n")[1]
+    return [line for line in re.split(r"^\$ ", after, flags=re.MULTILINE)[0].splitlines() if line]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_parse(command):
+    _, verb, *arguments = shlex.split(command)
+    build_parser(verbs=(verb,)).parse_args([verb, *arguments])
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.split()[1] in RUN_HERE])
+def test_quick_commands_print_what_the_readme_says(command, tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-m", *shlex.split(command)], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 0, result.stderr
+    assert [line.rstrip() for line in result.stdout.splitlines() if line] == outputs(command)
+
+
+def test_every_verb_has_its_section():
+    from ringside.commands import VERBS
+
+    assert re.findall(r"^### `ringside (\w+)`", README, re.MULTILINE) == list(VERBS)
+
+
+def test_python_blocks_run(tmp_path):
+    """In one process: the DDP block with a model and a store put before it, and the NumPy block."""
+    ddp, alone = (block for language, block in BLOCKS if language == "python")
+    setting = "import os, torch\nos.environ.update(RANK='0', WORLD_SIZE='1', MASTER_ADDR='127.0.0.1', MASTER_PORT='0')\n"
+    program = setting + "model = torch.nn.Linear(3, 3)\n" + ddp + "model(torch.ones(1, 3)).sum().backward()\n" + alone
+    program += "print('ENDED', float(x.sum()))\n"
+    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert "ENDED 0.0" in result.stdout
+
+
+@pytest.mark.parametrize("document", ["README.md", "ARCHITECTURE.md", "docs/benchmarks.md"])
+def test_links_lead_somewhere(document):
+    text = (ROOT / document).read_text()
+    for target in re.findall(r"\]\(([^)#\s]+)\)", text):
+        if not target.startswith("http"):
+            assert ((ROOT / document).parent / target).exists(), target
+
+
+def test_the_two_commands_are_targets_of_the_makefile():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^\$ make (\w+)$", README, re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
