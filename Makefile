@@ -10,6 +10,7 @@ WORKERS ?= 2
 NATIVE := CMakeLists.txt $(wildcard src/ringside/_core/*.cpp src/ringside/_core/*.hpp)
 
 .DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
 .PHONY: help setup demo test lint bench docs clean
 
 help: ## list the targets
@@ -36,13 +37,14 @@ clean: ## remove what the targets made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # A torch that $(PYTHON) can import is used where it lies, and not fetched again.
-WHERE_TORCH := import pathlib, torch; print(pathlib.Path(torch.__file__).parent.parent)
+WHERE_TORCH := import pathlib, sys, torch; v = tuple(int(n) for n in torch.__version__.split(".")[:2]); \
+	print(pathlib.Path(torch.__file__).parent.parent) if v >= (2, 4) else sys.exit(1)
 WHERE_SITE  := import sysconfig; print(sysconfig.get_path("purelib"))
 
 $(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "ringside needs Python 3.10 or newer, and $(PYTHON) is %d.%d: run make PYTHON=/path/to/python3" % sys.version_info[:2])'
 	@echo "· new environment $(VENV)"
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv --clear $(VENV)
 	@if torch=$$($(PYTHON) -c '$(WHERE_TORCH)' 2>/dev/null); then \
 		echo "· using the torch in $$torch"; \
 		echo "$$torch" > "$$($(BIN)/python -c '$(WHERE_SITE)')/torch-of-base-python.pth"; \
@@ -54,6 +56,10 @@ $(READY): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt $(NATIVE)
 		$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt torch numpy; \
 	fi
 	@echo "· building the native core and installing ringside with its tools (half a minute of C++)"
-	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]'
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@if command -v c++ >/dev/null && ! $(BIN)/python -c 'from ringside import _core; _core.native()' 2>/dev/null; then \
+		echo "· there is a compiler, but the native core did not build; its messages: $(BIN)/python -m pip install -v ." >&2; \
+		exit 1; \
+	fi
 	@$(BIN)/python -c 'from ringside import _core; print("· ready:", _core.describe())'
 	@touch $@

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import ringside
+from ringside import _core
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "ringside"
@@ -61,6 +62,11 @@ def imports_of(path):
 def rooms(*names):
     """Return the Python files of some rooms of the package."""
     return [path for name in names for path in sorted((SOURCE / name).rglob("*.py"))]
+
+
+@pytest.mark.skipif("RINGSIDE_REQUIRE_NATIVE" not in os.environ, reason="RINGSIDE_REQUIRE_NATIVE is not set")
+def test_the_native_core_was_built():
+    assert _core.available(), _core.describe()
 
 
 def test_public_names():

@@ -1,5 +1,6 @@
 """The README's commands exist, its Python blocks run, its links and pictures are there."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -54,10 +55,17 @@ def test_every_verb_has_its_section():
 def test_python_blocks_run(tmp_path):
     """In one process: the DDP block with a model and a store put before it, and the NumPy block."""
     ddp, alone = (block for language, block in BLOCKS if language == "python")
-    setting = "import os, torch\nos.environ.update(RANK='0', WORLD_SIZE='1', MASTER_ADDR='127.0.0.1', MASTER_PORT='0')\n"
-    program = setting + "model = torch.nn.Linear(3, 3)\n" + ddp + "model(torch.ones(1, 3)).sum().backward()\n" + alone
-    program += "print('ENDED', float(x.sum()))\n"
-    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    model = "import torch\nmodel = torch.nn.Linear(3, 3)\n"
+    program = f"{model}{ddp}model(torch.ones(1, 3)).sum().backward()\n{alone}print('ENDED', float(x.sum()))\n"
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, **place},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert result.returncode == 0, result.stderr
     assert "ENDED 0.0" in result.stdout
 

@@ -146,9 +146,11 @@ def conclude(
 
 def _dead_rank(path: Path, deaths: Sequence[Death]) -> Verdict | None:
     """Return the verdict on a rank that a signal ended before any other rank ended."""
-    if not deaths or deaths[0].signum in (0, *ASKED):
+    reader = RunReader(path)
+    here = [death for death in deaths if death.pid in reader.info.pids]  # torchrun may have started the ranks anew
+    if not here or here[0].signum in (0, *ASKED):
         return None
-    death, reader = deaths[0], RunReader(path)
+    death = here[0]
     if any((event.get("verdict") or {}).get("kind") == "dead_rank" for event in reader.poll_events()):
         return None
     steps = tabulate(reader.iterate(), reader.info.world_size).steps

@@ -213,6 +213,13 @@ Status Communicator::meet(Kind kind, const Request& request, const Call& call, c
     if (r == ranks_) gate.open();
   }
   if (!wait(gate, has)) return failure_.status;
+  // Everybody arrived, but somebody may have given up since: what the others did not do, a late rank must not do alone.
+  const auto holds_on = [&](int r) {
+    const Life life = Life(view_.block(r).life.load(std::memory_order_acquire));
+    return life == Life::joined || life == Life::closed;
+  };
+  for (int r = 0; r < ranks_; ++r)
+    if (!holds_on(r) && !look_around(holds_on, entered_)) return failure_.status;
   ready_ = now_ns();
   return check_calls();
 }

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
 import time
@@ -39,6 +38,7 @@ from ringside.bench import launch, peers, plan, table
 from ringside.bench.messages import Begin, Message, Skipped
 from ringside.bench.plan import Plan
 from ringside.bench.result import Result, merge
+from ringside.engine.cores import usable_cores
 from ringside.engine.dtypes import OPS, dtype_code, is_allowed, op_code
 from ringside.engine.settings import cache_bytes
 from ringside.errors import UnsupportedError, UsageError
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         reports = launch.run_ranks(asked, progress.observe)
     finally:
         progress.clear()
-    result = merge(asked, len(os.sched_getaffinity(0)), reports, skipped)
+    result = merge(asked, usable_cores(), reports, skipped)
     _print(result, args.json)
     return 1 if result.wrong else 0
 
@@ -111,7 +111,7 @@ def _algorithms() -> list[str]:
 
 
 def _ranks(asked: int) -> int:
-    ranks, most = asked or max(2, len(os.sched_getaffinity(0))), int(_core.native().MAX_RANKS)
+    ranks, most = asked or max(2, usable_cores()), int(_core.native().MAX_RANKS)
     if not 1 <= ranks <= most:
         raise UsageError(f"-n {ranks}: there can be 1 to {most} ranks")
     return ranks

@@ -36,9 +36,10 @@ from rich.text import Text
 
 from ringside.demo.corpus import sources
 from ringside.demo.reveal import comparison_lines, draw, injected, reveal
+from ringside.engine.cores import usable_cores
 from ringside.errors import RingsideError, UsageError
 from ringside.faults import Fault, parse_fault
-from ringside.launch import Launch, cores, stop_requests
+from ringside.launch import Launch, stop_requests
 from ringside.monitor.verdict import Verdict
 from ringside.view.following import Finding, Following
 from ringside.view.terminal import closing, open_console, picture, status_line, verdict_line
@@ -70,7 +71,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo; return the exit status."""
-    ranks = args.nproc_per_node or max(cores(), 2)
+    ranks = args.nproc_per_node or max(usable_cores(), 2)
     if ranks < 2 or args.steps < 1:
         raise UsageError("the demo takes at least 2 ranks (--nproc-per-node) and 1 step (--steps)")
     seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     if warning:
         show.line(f"ringside demo: {warning}")
     log = _Log(path)
-    variables = {**environment(path), "OMP_NUM_THREADS": str(max(cores() // ranks, 1)), "RINGSIDE": ""}
+    variables = {**environment(path), "OMP_NUM_THREADS": str(max(usable_cores() // ranks, 1)), "RINGSIDE": ""}
     with stop_requests() as stop, show:
         launch = Launch(_torchrun(args, ranks, seed, fault), variables, sink=log.add)
         status = follow(launch, path, stop, show)

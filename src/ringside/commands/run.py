@@ -20,7 +20,8 @@ import os
 import sys
 from pathlib import Path
 
-from ringside.launch import Launch, cores, stop_requests
+from ringside.engine.cores import usable_cores
+from ringside.launch import Launch, stop_requests
 from ringside.monitor.run_directory import RUN
 from ringside.monitor.verdict import Verdict
 from ringside.torchrun_flags import take_apart, with_defaults
@@ -72,7 +73,7 @@ def _environment(path: Path) -> dict[str, str]:
 
 
 def _processes() -> str:
-    return "gpu" if Path("/dev/nvidia0").exists() else str(cores())
+    return "gpu" if Path("/dev/nvidia0").exists() else str(usable_cores())
 
 
 def _show(run: Following, found: list[Finding]) -> None:

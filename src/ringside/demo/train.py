@@ -28,9 +28,9 @@ from ringside.demo.agreement import Agreement
 from ringside.demo.compare import compare
 from ringside.demo.corpus import Corpus
 from ringside.demo.model import SIZES, ByteGPT
+from ringside.engine.cores import usable_cores
 from ringside.errors import PeerLostError, RingsideError
 from ringside.faults import Fault, Slow, inject, parse_fault
-from ringside.launch import cores
 from ringside.processes import die_with_parent
 from ringside.sync import Session
 
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _train(options: argparse.Namespace) -> None:
-    torch.set_num_threads(max(cores() // int(os.environ["LOCAL_WORLD_SIZE"]), 1))
+    torch.set_num_threads(max(usable_cores() // int(os.environ["LOCAL_WORLD_SIZE"]), 1))
     store, rank, ranks = next(rendezvous("env://"))
     dist.init_process_group("gloo", store=PrefixStore("group", store), rank=rank, world_size=ranks)
     trainer = Trainer(options, rank, ranks)

@@ -16,6 +16,7 @@ import numpy as np
 from ringside import _core
 from ringside.engine import failures
 from ringside.engine.background import Background, Work
+from ringside.engine.cores import usable_cores
 from ringside.engine.dtypes import ITEM_BYTES, OP_CODES, dtype_code, is_allowed, op_code
 from ringside.engine.log import CollectiveLog
 from ringside.engine.program import compile_schedule
@@ -240,7 +241,7 @@ class Communicator:
 
     def _open_core(self) -> Any:
         stage = self.settings.stage_bytes
-        cores = len(os.sched_getaffinity(0))
+        cores = usable_cores()
         fd = share_arena(self._native, self._hub, stage, self.settings.timeout_s)
         try:
             return self._native.open_communicator(

@@ -36,7 +36,7 @@ from ringside.errors import (
 PROTOCOL = 1
 _MAX_MESSAGE = 1 << 24
 _FDS_PER_MESSAGE = 200  # the kernel's limit is 253
-_GRACE_S = 0.25
+_DEATH_GRACE_S = 0.25
 _GRACE_S = 1.0  # how much longer ranks wait for rank 0's word than rank 0 waits for them: it knows who is missing
 _REFUSAL_S = 2.0  # how long rank 0 still waits for others once it knows that somebody does not fit
 
@@ -148,6 +148,8 @@ class Hub:
             poll.register(fd, select.POLLRDHUP)  # nobody leaves in the middle of an exchange
         while True:
             ready = {fd for fd, _ in poll.poll(max(0.0, min(1.0, deadline - time.monotonic())) * 1000)}
+            if sock.fileno() < 0:
+                raise EOFError("the communicator was closed on this rank meanwhile")
             if sock.fileno() in ready:
                 return
             dead = [rank for rank, fd in enumerate(self.pidfds) if fd in ready]
@@ -162,7 +164,7 @@ class Hub:
     def _lost(self, peer: int, error: Exception) -> PeerLostError | DeadlineError:
         if isinstance(error, TimeoutError):
             return DeadlineError(f"rank {peer} did not take part in exchanging memory in time", [peer])
-        dead = self._dead(_GRACE_S) or [peer]
+        dead = self._dead(_DEATH_GRACE_S) or [peer]
         return PeerLostError(f"rank {_names(dead)} died or left while ranks exchanged memory ({error})", dead)
 
     def _dead(self, grace_s: float) -> list[int]:
@@ -256,8 +258,10 @@ def _gather(server: socket.socket, hub: Hub, settings: tuple[int, ...], deadline
 
 def _accept(server: socket.socket, hub: Hub, deadline: float) -> tuple[socket.socket, dict[str, Any]]:
     while True:
-        watched: list[Any] = [server, *(fd for fd in hub.pidfds if fd >= 0)]
-        ready = select.select(watched, [], [], max(0.0, deadline - time.monotonic()))[0]
+        poll = select.poll()
+        for fd in (server.fileno(), *(pidfd for pidfd in hub.pidfds if pidfd >= 0)):
+            poll.register(fd, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)}
         dead = [rank for rank, fd in enumerate(hub.pidfds) if fd >= 0 and fd in ready]
         if dead:
             raise PeerLostError(f"rank {_names(dead)} died while ranks waited for each other to start", dead)

@@ -201,6 +201,8 @@ class _Lines:
     def new(self) -> Iterator[bytes]:
         try:
             with self._path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._offset:
+                    self._offset = 0  # another run has begun in this directory
                 file.seek(self._offset)
                 while block := self._whole_lines(file.read(BLOCK_BYTES), file.readline):
                     self._offset += len(block)

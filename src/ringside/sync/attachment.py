@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ringside.engine import Communicator, Settings
-from ringside.errors import RingsideError, UnsupportedError, UsageError
+from ringside.errors import UnsupportedError, UsageError
 from ringside.sync import session as sessions
 from ringside.sync.carriers import Carrier, NativeCarrier, RingsideCarrier, UserHook
 from ringside.sync.group import Decision, decide, first_problem
@@ -175,10 +175,29 @@ def attach(
     if wish == "ringside" and decision.engine != "ringside":
         raise UnsupportedError(f"the ringside engine cannot carry this model: {decision.why}")
     if decision.engine != "ringside" and wish != "native" and dist.get_rank() == 0:
-        _log.warning("ringside only watches this model: %s", decision.why)
+        _say_once(f"ringside only watches this model: {decision.why}")
+    if monitor and dist.get_world_size(model.process_group) < dist.get_world_size():
+        # Ranks of different groups do different work, and nobody may be compared with them (or wait for their records).
+        if dist.get_rank(model.process_group) == 0:
+            _say_once(
+                "steps of a model that only some ranks train are not recorded yet; its gradients are synchronised"
+            )
+        monitor = False
     session = sessions.begin(run_dir, decision.engine) if monitor else None
     _leave_at_exit(carrier)
     return Attachment(model, decision, carrier, session)
+
+
+_said: weakref.WeakKeyDictionary[dist.ProcessGroup, set[str]] = weakref.WeakKeyDictionary()
+
+
+def _say_once(message: str) -> None:
+    """Warn, but not again for the next model of the same job."""
+    assert dist.group.WORLD is not None  # there is a model with a process group
+    said = _said.setdefault(dist.group.WORLD, set())
+    if message not in said:
+        said.add(message)
+        _log.warning("%s", message)
 
 
 class _Detached(Attachment):
@@ -228,8 +247,8 @@ def _open(model: DistributedDataParallel, wish: str) -> tuple[Decision, Carrier]
         communicator = Communicator(
             decision.key, dist.get_rank(group), dist.get_world_size(group), Settings.of_environment()
         )
-    except (RingsideError, OSError) as error:
-        problem = str(error)
+    except Exception as error:  # whatever it is: the others wait to hear of it
+        problem = str(error) or type(error).__name__
     problem = first_problem(group, problem)
     if communicator is not None and not problem:
         return decision, RingsideCarrier(communicator, group)
