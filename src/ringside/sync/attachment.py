@@ -180,7 +180,7 @@ def attach(
         # Ranks of different groups do different work, and nobody may be compared with them (or wait for their records).
         if dist.get_rank(model.process_group) == 0:
             _say_once(
-                "steps of a model that only some ranks train are not recorded yet; its gradients are synchronised"
+                "steps of a model that only some ranks train are not recorded yet, only synchronised"
             )
         monitor = False
     session = sessions.begin(run_dir, decision.engine) if monitor else None
