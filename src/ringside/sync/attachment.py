@@ -179,9 +179,7 @@ def attach(
     if monitor and dist.get_world_size(model.process_group) < dist.get_world_size():
         # Ranks of different groups do different work, and nobody may be compared with them (or wait for their records).
         if dist.get_rank(model.process_group) == 0:
-            _say_once(
-                "steps of a model that only some ranks train are not recorded yet, only synchronised"
-            )
+            _say_once("steps of a model that only some ranks train are not recorded yet, only synchronised")
         monitor = False
     session = sessions.begin(run_dir, decision.engine) if monitor else None
     _leave_at_exit(carrier)
