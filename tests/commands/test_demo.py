@@ -146,3 +146,10 @@ def test_a_directory_that_holds_a_run_is_not_written_over(tmp_path):
     status, _, err = launched.run(*QUICK, "--run-dir", tmp_path)
     assert status == 2
     assert "already holds a run" in err
+
+
+@pytest.mark.parametrize("ranks", [0, -1])
+def test_a_demo_without_ranks_is_refused(ranks):
+    status, out, err = launched.run("demo", "--nproc-per-node", ranks)
+    assert (status, out) == (2, "")
+    assert "at least 1 rank" in err

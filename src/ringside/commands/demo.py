@@ -71,7 +71,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo; return the exit status."""
-    ranks = args.nproc_per_node or max(usable_cores(), 2)
+    ranks = max(usable_cores(), 2) if args.nproc_per_node is None else args.nproc_per_node
+    if ranks < 1:
+        raise UsageError(f"a demo needs at least 1 rank, not {ranks}: nobody waits for anybody below 2")
     if ranks < 2 or args.steps < 1:
         raise UsageError("the demo takes at least 2 ranks (--nproc-per-node) and 1 step (--steps)")
     seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
