@@ -99,6 +99,15 @@ def test_a_script_that_fails_keeps_its_traceback_and_status(tmp_path):
     assert launched.summary(path)["steps"] > 0
 
 
+def test_a_script_that_is_not_there_is_refused(tmp_path):
+    path = tmp_path / "run"
+    status, out, err = launched.run("run", "--run-dir", path, "--nproc-per-node=2", tmp_path / "nosuch.py")
+    assert (status, out) == (2, "")
+    assert "no script" in err
+    assert len(err.splitlines()) == 1
+    assert not path.exists()
+
+
 def test_a_script_without_a_model_is_said_to_have_none(tmp_path):
     (tmp_path / "train.py").write_text("print('hello')")
     status, out, err, _ = watch(tmp_path, "--nproc-per-node=2", tmp_path / "train.py")

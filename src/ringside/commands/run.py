@@ -21,6 +21,7 @@ import sys
 from pathlib import Path
 
 from ringside.engine.cores import usable_cores
+from ringside.errors import UsageError
 from ringside.launch import Launch, stop_requests
 from ringside.monitor.run_directory import RUN
 from ringside.monitor.verdict import Verdict
@@ -48,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
         args.print_help()
         return 0
     line = take_apart(args.words, ours=("--run-dir",))
+    if not line.names & {"-m", "--module", "--no-python"} and not Path(line.script[0]).is_file():
+        raise UsageError(f"there is no script {line.script[0]!r} here; for a module: ringside run -m {line.script[0]}")
     asked = line.ours.get("--run-dir")
     path, warning = choose_directory(Path(asked) if asked else None, "run")
     if warning:
