@@ -10,7 +10,7 @@
 namespace ringside {
 
 constexpr uint64_t kArenaMagic = 0x52494e4753494445ull;  // "RINGSIDE"
-constexpr uint32_t kArenaVersion = 1;
+constexpr uint32_t kArenaVersion = 2;
 constexpr size_t kInlineBytes = 32 * 1024;  // payload that travels next to the arrival flag (one-shot)
 constexpr int kStageBuffers = 3;            // segments of the private-buffer path in flight
 constexpr size_t kPage = 4096;
@@ -18,7 +18,8 @@ constexpr size_t kPage = 4096;
 // Where a rank's tensor lies. Peers may read and write it only if it is `mapped`.
 enum class Place : uint8_t { hidden, mapped, fresh };
 
-// What a rank has called: all ranks of a collective must agree on the first four fields and on the shape.
+// What a rank has called: all ranks of a collective must agree on what comes before the caller's own tensor, except that
+// each may have its own scale where `own_scale` says so. The hash covers the shape and whatever else must be the same.
 struct Call {
   Kind kind;
   DType dtype;
@@ -32,7 +33,8 @@ struct Call {
   uint32_t region;
   Place place;
   uint8_t dims_known;
-  uint16_t unused;
+  uint8_t own_scale;
+  uint8_t root;  // for error messages
 };
 static_assert(sizeof(Call) == 40, "a call fits into the arrival line");
 

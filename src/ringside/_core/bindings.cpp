@@ -116,6 +116,49 @@ int all_reduce(Communicator& c, uintptr_t data, size_t count, int dtype, int op,
   return code(s);
 }
 
+// Every other collective that moves data; `kind` tells which, `bounds` is empty where it has no lanes.
+int collective(Communicator& c, int kind, uintptr_t data, uintptr_t out, size_t count, int dtype, int op, int algorithm,
+               double scale, bool own_scale, int root, uint32_t tag, std::vector<int64_t> bounds, nb::handle shape,
+               uint64_t stamp_ns, int64_t region, uint64_t offset, bool fresh, int program, bool background) {
+  int64_t dims[kMaxDims];
+  Request r;
+  r.kind = Kind(kind);
+  r.data = reinterpret_cast<unsigned char*>(data);
+  r.out = reinterpret_cast<unsigned char*>(out);
+  r.count = count;
+  r.dtype = DType(dtype);
+  r.op = ReduceOp(op);
+  r.algorithm = Algorithm(algorithm);
+  r.scale = scale;
+  r.own_scale = own_scale;
+  r.root = root;
+  r.tag = tag;
+  r.dims = dims;
+  r.ndims = dims_of(shape, dims);
+  r.stamp_ns = stamp_ns;
+  r.region = region;
+  r.offset = offset;
+  r.fresh = fresh;
+  r.program = program;
+  r.background = background;
+  const bool by_lanes = !bounds.empty();
+  if (by_lanes) {
+    int64_t last = 0;
+    for (int64_t b : bounds) {
+      if (b < last || size_t(b) > count) throw std::invalid_argument("bounds must ascend from 0 to the element count");
+      last = b;
+    }
+    if (bounds.size() != size_t(c.ranks()) + 1) throw std::invalid_argument("there must be one bound more than ranks");
+    r.bounds = bounds.data();
+  }
+  Status s;
+  {
+    nb::gil_scoped_release release;
+    s = by_lanes ? c.lanes(r) : c.all_reduce(r);
+  }
+  return code(s);
+}
+
 // The code of a NumPy dtype by its buffer format; -1 for those that take the long way.
 int dtype_of_format(const char* format, Py_ssize_t item) {
   if (format == nullptr || format[0] == 0 || format[1] != 0) return -1;
@@ -200,7 +243,8 @@ nb::dict failure(const Communicator& c) {
     const Call& k = c.call_of(r);
     nb::list dims;
     for (int i = 0; i < std::min<int>(k.dims_known, kMaxDims); ++i) dims.append(c.dims_of(r)[i]);
-    calls.append(nb::make_tuple(int(k.kind), int(k.dtype), int(k.op), int(k.algorithm), k.count, k.scale, nb::tuple(dims)));
+    calls.append(nb::make_tuple(int(k.kind), int(k.dtype), int(k.op), int(k.algorithm), k.count, k.scale, nb::tuple(dims),
+                                int(k.root), bool(k.own_scale), c.bounds_of(r)));
   }
   d["calls"] = calls;
   return d;
@@ -290,10 +334,12 @@ bool can_fold(int dtype, int op) {
 
 // One fold by address, for tests against the NumPy twins.
 void fold(std::vector<uintptr_t> src, std::vector<uintptr_t> dst, size_t count, int dtype, int op, double scale,
-          double divisor, bool stream, const std::string& isa) {
+          double divisor, bool stream, const std::string& isa, std::vector<double> scales) {
   if (!can_fold(dtype, op)) throw std::invalid_argument("no kernel for this dtype and operation");
+  if (!scales.empty() && scales.size() != src.size()) throw std::invalid_argument("one scale per source");
   const Fold f{reinterpret_cast<const void* const*>(src.data()), int(src.size()),
-               reinterpret_cast<void* const*>(dst.data()), int(dst.size()), count, scale, divisor, stream};
+               reinterpret_cast<void* const*>(dst.data()), int(dst.size()), count, scale, divisor, stream,
+               scales.empty() ? nullptr : scales.data()};
   table_of(isa).fold[dtype][op](f);
 }
 
@@ -323,11 +369,13 @@ NB_MODULE(_native, m) {
   m.def("create_arena", &create_arena, "ranks"_a, "stage_bytes"_a);
   m.def("can_fold", &can_fold, "dtype"_a, "op"_a);
   m.def("fold", &fold, "src"_a, "dst"_a, "count"_a, "dtype"_a, "op"_a, "scale"_a = 1.0, "divisor"_a = 1.0,
-        "stream"_a = false, "isa"_a = "");
+        "stream"_a = false, "isa"_a = "",
+        "scales"_a = std::vector<double>());
   m.def("stream_pair", &stream_pair);
 
   nb::class_<Communicator>(m, "Communicator")
       .def("all_reduce", &all_reduce)
+      .def("collective", &collective)
       .def("all_reduce_array", &all_reduce_array)
       .def("resume", &blocking<&Communicator::resume>)
       .def("barrier", &blocking<&Communicator::barrier>)

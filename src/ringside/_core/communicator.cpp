@@ -225,8 +225,8 @@ Status Communicator::meet(Kind kind, const Request& request, const Call& call, c
 }
 
 Status Communicator::check_calls() {
-  // The fields that must agree come first in Call.
-  constexpr size_t agreed = offsetof(Call, offset);
+  // The fields that must agree come first in Call. (Where only some said `own_scale`, the hash differs.)
+  const size_t agreed = arrival(rank_).call.own_scale ? offsetof(Call, scale) : offsetof(Call, offset);
   bool same = true;
   for (int r = 0; r < ranks_; ++r) same = same && memcmp(&arrival(r).call, &arrival(rank_).call, agreed) == 0;
   if (same) return Status::ok;
@@ -244,19 +244,32 @@ Status Communicator::check_calls() {
 const Call& Communicator::call_of(int rank) const { return arrival(rank).call; }
 const int64_t* Communicator::dims_of(int rank) const { return arrival(rank).dims; }
 
+std::vector<int64_t> Communicator::bounds_of(int rank) const {
+  const Arrival& a = arrival(rank);
+  if (a.call.kind != Kind::reduce_scatter_in_place && a.call.kind != Kind::all_gather_in_place) return {};
+  std::vector<int64_t> bounds(size_t(ranks_) + 1);
+  memcpy(bounds.data(), a.payload, bounds.size() * sizeof(int64_t));
+  return bounds;
+}
+
 Call Communicator::describe(const Request& r, Algorithm algorithm) const {
   Call c{};
-  c.kind = Kind::all_reduce;
+  c.kind = r.kind;
   c.dtype = r.dtype;
   c.op = r.op;
   c.algorithm = algorithm;
-  c.shape_hash = hash_shape(r.dims, r.ndims);
+  c.shape_hash = hash_shape(r.dims, r.ndims) ^ r.tag;
+  if (r.own_scale) c.shape_hash ^= 0x9e3779b9u;
+  if (r.root >= 0) c.shape_hash ^= uint32_t(r.root + 1) * 0x85ebca6bu;
+  if (r.bounds != nullptr) c.shape_hash ^= hash_shape(r.bounds, ranks_ + 1);
   if (algorithm == Algorithm::program) c.shape_hash ^= program(r.program)->hash;
   c.count = r.count;
   c.scale = r.scale;
+  c.own_scale = r.own_scale;
+  c.root = uint8_t(r.root);
   c.place = Place::hidden;
   uint64_t offset = r.offset;
-  const int64_t region = r.region >= 0 ? r.region : find_region(r.data, r.count * size_of(r.dtype), &offset);
+  const int64_t region = r.region >= 0 ? r.region : find_region(r.data, extent(r, rank_), &offset);
   if (region >= 0) {
     c.place = r.fresh ? Place::fresh : Place::mapped;
     c.region = uint32_t(region);
@@ -298,12 +311,20 @@ Status Communicator::all_reduce(const Request& r) {
   if (!usable()) return broken_ ? failure_.status : Status::closed;
   bytes_ = r.count * size_of(r.dtype);
   patience_ = r.background ? settings_.background : settings_.patience;
+  divisor_ = double(ranks_);
   if (ranks_ == 1) return local(r);
   const bool small = bytes_ <= settings_.one_shot_bytes;
   if (r.algorithm == Algorithm::one_shot || (r.algorithm == Algorithm::automatic && small)) return one_shot(r);
+  return start(r);
+}
+
+// Meet without a payload and carry it out, unless some rank's memory must become known to the others first.
+Status Communicator::start(const Request& r) {
   const Algorithm algorithm = r.algorithm == Algorithm::automatic ? Algorithm::direct : r.algorithm;
-  const Status met = meet(Kind::all_reduce, r, describe(r, algorithm), nullptr, 0);
+  const Status met = meet(r.kind, r, describe(r, algorithm), nullptr, 0);
   if (met != Status::ok) return met;
+  const Status weighed = weigh(r);
+  if (weighed != Status::ok) return weighed;
   for (int q = 0; q < ranks_; ++q) {
     if (arrival(q).call.place == Place::fresh) {
       pending_ = r;
@@ -325,10 +346,25 @@ Status Communicator::carry_out(const Request& r) {
   if (r.algorithm == Algorithm::program) return run_program(r);
   bool all_mapped = true;
   for (int q = 0; q < ranks_; ++q) {
+    if (!gives(r, q)) continue;
     const Call& c = arrival(q).call;
-    all_mapped = all_mapped && c.place != Place::hidden && has_region(q, c.region, c.offset, bytes_);
+    all_mapped = all_mapped && c.place != Place::hidden && has_region(q, c.region, c.offset, extent(r, q));
   }
+  const bool by_lanes = r.bounds != nullptr && !(r.kind == Kind::reduce_scatter_in_place && r.root >= 0);
+  if (by_lanes) return all_mapped ? lanes_mapped(r) : lanes_staged(r);
   return all_mapped ? push(r) : staged(r);
+}
+
+// Read every rank's scale where they may differ; a mean over no weight at all is refused, by all ranks alike.
+Status Communicator::weigh(const Request& r) {
+  if (!r.own_scale) return Status::ok;
+  double sum = 0;
+  for (int q = 0; q < ranks_; ++q) sum += scales_[q] = arrival(q).call.scale;
+  if (r.op != ReduceOp::avg) return Status::ok;
+  divisor_ = sum;
+  if (sum > 0) return Status::ok;
+  failure_ = Failure{Status::no_weight, {}, {}, seq_, 0};
+  return Status::no_weight;
 }
 
 }  // namespace ringside

@@ -1,12 +1,16 @@
 // One rank's end of a communicator in shared memory: arrives, waits, reduces, and notes when everybody arrived.
 //
-// Each collective has an entry (every rank tells what it called and where its tensor lies; `meet`), one of four ways to
-// carry it out, and, unless the payload travelled with the arrival, an exit:
+// Each collective has an entry (every rank tells what it called and where its tensor lies; `meet`), one of some ways to
+// carry it out, and, unless the payload travelled with the arrival, an exit. All-reduce and reduce have four (paths.cpp,
+// interpreter.cpp):
 //
 //   one_shot   every rank reads everybody's payload from the arrival slots: no exit, for small tensors
 //   push       owner k reduces slice k of all tensors and writes the sum into all of them: all tensors are mapped
 //   staged     the same through the arena in pipelined segments: at least one tensor is private
 //   program    any schedule, compiled to one rank's instructions by engine/program.py
+//
+// The collectives over lanes (lanes.cpp) have three, of the same names: the payload next to the flag; straight out of the
+// others' memory, where it is mapped; through the arena.
 //
 // All ranks see the same arrivals, so all choose the same way. Nothing here throws: a `Status` other than ok leaves its
 // details in `failure()`.
@@ -44,6 +48,7 @@ struct Failure {
 enum class Path : uint8_t { local, barrier, one_shot, push, staged, program };
 
 struct Request {
+  Kind kind = Kind::all_reduce;
   unsigned char* data = nullptr;
   size_t count = 0;
   DType dtype = DType::f32;
@@ -58,6 +63,12 @@ struct Request {
   bool fresh = false;        // a shareable tensor whose region the peers do not have yet
   int program = -1;
   bool background = false;
+  bool own_scale = false;    // ranks may have different scales; avg then divides by their sum
+  int root = -1;             // the only rank that gets (reduce, gather) or gives (broadcast, scatter); -1: all
+  uint32_t tag = 0;          // whatever else must be equal on all ranks, as a hash
+  // Collectives over lanes only:
+  const int64_t* bounds = nullptr;  // ranks + 1 ascending element offsets: lane r is [bounds[r], bounds[r + 1])
+  unsigned char* out = nullptr;     // where the result goes; null: in place
 };
 
 struct Instruction {  // one destination chunk in one round of a program
@@ -85,7 +96,8 @@ class Communicator {
   // Called every few milliseconds while waiting without progress; true ends the wait (Ctrl-C).
   std::function<bool()> interrupted;
 
-  Status all_reduce(const Request& request);
+  Status all_reduce(const Request& request);  // and reduce, where the request has a root
+  Status lanes(const Request& request);       // every other collective that moves data
   Status resume();                         // after Status::exchange, once the regions were added
   Status barrier();
   Status agree_on_empty(size_t bytes, DType dtype, const int64_t* dims, int ndims);
@@ -107,6 +119,7 @@ class Communicator {
   const Failure& failure() const { return failure_; }
   const Call& call_of(int rank) const;       // what a rank called in the collective that failed
   const int64_t* dims_of(int rank) const;
+  std::vector<int64_t> bounds_of(int rank) const;  // empty where its call had none
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
   uint64_t seq() const { return seq_; }
@@ -139,10 +152,13 @@ class Communicator {
 
   Status meet(Kind kind, const Request& request, const Call& call, const void* payload, size_t payload_bytes);
   Status check_calls();
+  Status weigh(const Request& request);
   Status carry_out(const Request& request);
   Status finish(Status status);
   Call describe(const Request& request, Algorithm algorithm) const;
   Status local(const Request& request);
+  void begin_alone(const Request& request);
+  Status start(const Request& request);
   Status one_shot(const Request& request);
   Status push(const Request& request);
   void fold_back_and_forth(const Request& request, void* const* slice, size_t n) const;
@@ -154,6 +170,21 @@ class Communicator {
   void store_work(const Request& piece, DType work);
   void fold(const void* const* src, int nsrc, void* const* dst, int ndst, size_t count, bool stream, double scale,
             ReduceOp op, DType dtype) const;
+  void fold_all(const void* const* src, void* const* dst, int ndst, size_t count, bool stream, const Request& r) const;
+
+  // lanes.cpp
+  Status lanes_alone(const Request& request);
+  Status lanes_inline(const Request& request);
+  Status lanes_mapped(const Request& request);
+  Status lanes_staged(const Request& request);
+  bool gives(const Request& request, int rank) const;
+  size_t extent(const Request& request, int rank) const;
+  size_t lane(int rank) const { return size_t(bounds_[size_t(rank) + 1] - bounds_[size_t(rank)]); }
+  size_t header_bytes() const { return round_up(sizeof(int64_t) * (size_t(ranks_) + 1), 64); }
+  template <class Source>
+  void take(const Request& request, size_t at, size_t most, const Source& source) const;
+  template <class Fill, class Use>
+  bool relay(size_t segments, const Fill& fill, const Use& use);
   void note(Path path);
   Arrival& arrival(int rank) const { return view_.block(rank).arrival[seq_ & 1]; }
   RankBlock& me() const { return view_.block(rank_); }
@@ -172,6 +203,9 @@ class Communicator {
   std::atomic<bool> leaving_{false};  // close() was called while another thread waits
   const unsigned forks_;              // of this process, when this was made: in a child it is not ours
   Patience patience_{0, 0};
+  std::vector<int64_t> bounds_;  // of the lanes of the collective under way
+  double divisor_ = 1.0;         // of its avg
+  double scales_[kMaxRanks];     // of every rank's contribution, where they may differ
   Failure failure_;
   Request pending_;
   std::vector<std::vector<Region>> regions_;

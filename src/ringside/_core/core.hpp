@@ -12,9 +12,12 @@ constexpr int kMaxDims = 8;
 enum class DType : uint8_t { f32, f64, f16, bf16, i8, u8, i16, i32, i64, boolean, count };
 enum class ReduceOp : uint8_t { sum, avg, prod, min, max, band, bor, bxor, count };
 enum class Algorithm : uint8_t { automatic, one_shot, direct, program };
-enum class Kind : uint8_t { barrier, all_reduce, empty };
+enum class Kind : uint8_t {
+  barrier, all_reduce, empty, reduce_scatter_in_place, all_gather_in_place,
+  reduce_scatter, all_gather, broadcast, reduce, gather, scatter, all_to_all, split, count
+};
 
-enum class Status : int { ok, mismatch, peer_lost, deadline, interrupted, closed, exchange };
+enum class Status : int { ok, mismatch, peer_lost, deadline, interrupted, closed, exchange, no_weight };
 
 inline size_t size_of(DType d) {
   switch (d) {

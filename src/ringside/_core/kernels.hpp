@@ -1,4 +1,4 @@
-// Reduction kernels: out[i] = finish(fold over r of scale·src[r][i]), left to right in the order given.
+// Reduction kernels: out[i] = finish(fold over r of scale[r]·src[r][i]), left to right in the order given.
 //
 // f16 and bf16 are widened to f32, folded there, and rounded once. `avg` divides the finished sum by `divisor`
 // (integers truncate). `scale` multiplies each contribution before the fold, as NCCL's PreMulSum does.
@@ -16,6 +16,7 @@ struct Fold {
   double scale;    // 1.0: contributions are taken as they are
   double divisor;  // for avg; ignored by the other operations
   bool stream;     // write past the caches: for tensors that do not fit in them
+  const double* scales = nullptr;  // one per source, in place of `scale`
 };
 
 using FoldKernel = void (*)(const Fold&);

@@ -192,11 +192,11 @@ struct Bxor {
 };
 
 template <class Op, bool Scaled, class A>
-void fold_block(A* acc, const A* first, const A* next, size_t n, A scale) {
+void fold_block(A* acc, const A* first, const A* next, size_t n, A scale, A next_scale) {
 #pragma GCC ivdep
   for (size_t i = 0; i < n; ++i) {
     if constexpr (Scaled)
-      acc[i] = Op::apply(first == acc ? first[i] : A(first[i] * scale), A(next[i] * scale));
+      acc[i] = Op::apply(first == acc ? first[i] : A(first[i] * scale), A(next[i] * next_scale));
     else
       acc[i] = Op::apply(first[i], next[i]);
   }
@@ -204,12 +204,12 @@ void fold_block(A* acc, const A* first, const A* next, size_t n, A scale) {
 
 // Two ranks and tensors that fit in the caches: no accumulator block in between.
 template <class Op, bool Scaled, class T>
-void fold_pair(const T* a, const T* b, T* x, T* y, size_t n, T scale) {
+void fold_pair(const T* a, const T* b, T* x, T* y, size_t n, T scale, T next_scale) {
 #pragma GCC ivdep
   for (size_t i = 0; i < n; ++i) {
     T v;
     if constexpr (Scaled)
-      v = Op::apply(T(a[i] * scale), T(b[i] * scale));
+      v = Op::apply(T(a[i] * scale), T(b[i] * next_scale));
     else
       v = Op::apply(a[i], b[i]);
     x[i] = v;
@@ -223,11 +223,13 @@ void fold_blocks(const Fold& f) {
   using A = typename E::A;
   constexpr size_t block = kBlockBytes / sizeof(A);
   constexpr bool plain = sizeof(S) == sizeof(A);
-  const A scale = A(f.scale);
+  const auto scale_of = [&f](int r) { return A(f.scales != nullptr ? f.scales[r] : f.scale); };
+  const A scale = scale_of(0);
   if constexpr (plain && !Divided) {
     if (f.nsrc == 2 && f.ndst == 2 && !f.stream) {
       return fold_pair<Op, Scaled>(static_cast<const A*>(f.src[0]), static_cast<const A*>(f.src[1]),
-                                   static_cast<A*>(f.dst[0]), static_cast<A*>(f.dst[1]), f.count, scale);
+                                   static_cast<A*>(f.dst[0]), static_cast<A*>(f.dst[1]), f.count, scale,
+                                   scale_of(1));
     }
   }
   alignas(64) A acc[block];
@@ -242,9 +244,10 @@ void fold_blocks(const Fold& f) {
       if (Scaled && first == acc) {  // widened in place: scale it here, fold_block scales only what it reads elsewhere
         for (size_t i = 0; i < n; ++i) acc[i] = A(acc[i] * scale);
       }
-      fold_block<Op, Scaled>(acc, first, E::widen(static_cast<const S*>(f.src[1]) + at, room, n), n, scale);
+      fold_block<Op, Scaled>(acc, first, E::widen(static_cast<const S*>(f.src[1]) + at, room, n), n, scale,
+                             scale_of(1));
       for (int r = 2; r < f.nsrc; ++r)
-        fold_block<Op, Scaled>(acc, acc, E::widen(static_cast<const S*>(f.src[r]) + at, room, n), n, scale);
+        fold_block<Op, Scaled>(acc, acc, E::widen(static_cast<const S*>(f.src[r]) + at, room, n), n, scale, scale_of(r));
     }
     if constexpr (Divided) {
       using D = std::conditional_t<is_float<A>::value, A, int64_t>;  // 200 ranks do not fit into an int8
@@ -265,7 +268,7 @@ void fold_blocks(const Fold& f) {
 template <class E, class Op, bool Divided = false>
 void fold(const Fold& f) {
   if constexpr (is_float<typename E::A>::value && (Divided || __is_same(Op, Sum))) {
-    if (f.scale != 1.0) return fold_blocks<E, Op, true, Divided>(f);
+    if (f.scale != 1.0 || f.scales != nullptr) return fold_blocks<E, Op, true, Divided>(f);
   }
   fold_blocks<E, Op, false, Divided>(f);
 }

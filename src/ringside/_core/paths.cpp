@@ -1,4 +1,5 @@
-// The four ways to carry out an all-reduce without a program: alone, one-shot, push, staged.
+// The four ways to carry out an all-reduce without a program: alone, one-shot, push, staged. A reduce goes the same ways,
+// except that only the root's tensor is written.
 #include <algorithm>
 #include <cstring>
 
@@ -17,13 +18,20 @@ Status Communicator::finish(Status status) {
   return status;
 }
 
-Status Communicator::local(const Request& r) {
+void Communicator::begin_alone(const Request& r) {
   ++seq_;
-  kind_ = Kind::all_reduce;
+  kind_ = r.kind;
   entered_ = ready_ = now_ns();
   submitted_ = r.stamp_ns != 0 ? r.stamp_ns : entered_;
   me().arrival[seq_ & 1].stamp_ns = submitted_;
-  if (r.scale != 1.0) {
+}
+
+Status Communicator::local(const Request& r) {
+  begin_alone(r);
+  if (r.own_scale && r.op == ReduceOp::avg) {
+    failure_ = Failure{Status::no_weight, {}, {}, seq_, 0};
+    if (!(r.scale > 0)) return Status::no_weight;
+  } else if (r.scale != 1.0) {
     const void* src = r.data;
     void* dst = r.data;
     fold(&src, 1, &dst, 1, r.count, false, r.scale, ReduceOp::sum, r.dtype);
@@ -39,12 +47,13 @@ Status Communicator::one_shot(const Request& r) {
   do {
     const size_t n = std::min(room, r.count - at);
     unsigned char* data = r.data + at * item;
-    const Status s = meet(Kind::all_reduce, r, describe(r, Algorithm::one_shot), data, n * item);
+    Status s = meet(r.kind, r, describe(r, Algorithm::one_shot), data, n * item);
+    if (s == Status::ok) s = weigh(r);
     if (s != Status::ok) return s;
     const void* src[kMaxRanks];
     for (int q = 0; q < ranks_; ++q) src[q] = arrival(q).payload;
     void* dst = data;
-    if (n != 0) fold(src, ranks_, &dst, 1, n, false, r.scale, r.op, r.dtype);
+    if (n != 0 && (r.root < 0 || r.root == rank_)) fold_all(src, &dst, 1, n, false, r);
     at += n;
   } while (at < r.count);
   note(Path::one_shot);
@@ -73,7 +82,7 @@ Status Communicator::push(const Request& r) {
     }
     const bool stream = bytes_ * size_t(ranks_) >= settings_.stream_bytes;
     if (stream)
-      fold(at, ranks_, at, ranks_, n, true, r.scale, r.op, r.dtype);
+      fold_all(at, r.root < 0 ? at : at + r.root, r.root < 0 ? ranks_ : 1, n, true, r);
     else
       fold_back_and_forth(r, at, n);
   }
@@ -91,7 +100,7 @@ void Communicator::fold_back_and_forth(const Request& r, void* const* slice, siz
     const size_t from = block * (seq_ % 2 == 0 ? i : blocks - 1 - i);
     void* at[kMaxRanks];
     for (int q = 0; q < ranks_; ++q) at[q] = static_cast<unsigned char*>(slice[q]) + from * item;
-    fold(at, ranks_, at, ranks_, std::min(block, n - from), false, r.scale, r.op, r.dtype);
+    fold_all(at, r.root < 0 ? at : at + r.root, r.root < 0 ? ranks_ : 1, std::min(block, n - from), false, r);
   }
 }
 
@@ -131,7 +140,8 @@ Status Communicator::staged(const Request& r) {
       unsigned char* own = r.data + (s * per + from) * item;
       for (int q = 0; q < ranks_; ++q) src[q] = q == rank_ ? own : stage(q, s) + from * item;
       void* dst[2] = {own, stage(rank_, s) + from * item};
-      fold(src, ranks_, dst, 2, n, false, r.scale, r.op, r.dtype);
+      const bool writes = r.root < 0 || r.root == rank_, hands_on = r.root != rank_;
+      fold_all(src, writes ? dst : dst + 1, int(writes) + int(hands_on), n, false, r);
     }
     signal(me().reduced, base + s + 1, h.reduced, &RankBlock::reduced);
     return true;
@@ -139,7 +149,7 @@ Status Communicator::staged(const Request& r) {
   const auto copy_out = [&](size_t s) {
     if (!wait_all(&RankBlock::reduced, base + s + 1, h.reduced)) return false;
     for (int q = 0; q < ranks_; ++q) {
-      if (q == rank_) continue;
+      if (q == rank_ || (r.root >= 0 && r.root != rank_)) continue;
       size_t from, n;
       slice_of(length(s), item, ranks_, q, &from, &n);
       memcpy(r.data + (s * per + from) * item, stage(q, s) + from * item, n * item);
@@ -160,8 +170,18 @@ Status Communicator::staged(const Request& r) {
 
 void Communicator::fold(const void* const* src, int nsrc, void* const* dst, int ndst, size_t count,
                         bool stream, double scale, ReduceOp op, DType dtype) const {
-  const Fold f{src, nsrc, dst, ndst, count, scale, double(ranks_), stream};
+  const Fold f{src, nsrc, dst, ndst, count, scale, divisor_, stream};
   kernels().fold[int(dtype)][int(op)](f);
+#if defined(__x86_64__)
+  if (stream) __builtin_ia32_sfence();
+#endif
+}
+
+// Every rank's contribution, each with its own scale where they may differ.
+void Communicator::fold_all(const void* const* src, void* const* dst, int ndst, size_t count, bool stream,
+                            const Request& r) const {
+  const Fold f{src, ranks_, dst, ndst, count, r.scale, divisor_, stream, r.own_scale ? scales_ : nullptr};
+  kernels().fold[int(r.dtype)][int(r.op)](f);
 #if defined(__x86_64__)
   if (stream) __builtin_ia32_sfence();
 #endif

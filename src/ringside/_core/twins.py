@@ -19,7 +19,15 @@ STORED_AS = {"bfloat16": np.dtype(np.uint16)}
 """Dtypes whose elements NumPy holds as bits of another."""
 
 
-def fold(sources: Sequence[Array], dtype: str, op: str, *, scale: float = 1.0, divisor: float = 1.0) -> Array:
+def fold(
+    sources: Sequence[Array],
+    dtype: str,
+    op: str,
+    *,
+    scale: float = 1.0,
+    divisor: float = 1.0,
+    scales: Sequence[float] | None = None,
+) -> Array:
     """Return the reduction of `sources`, folded left to right.
 
     Args:
@@ -27,6 +35,7 @@ def fold(sources: Sequence[Array], dtype: str, op: str, *, scale: float = 1.0, d
         dtype: A name of `ringside.engine.dtypes.DTYPES`.
         op: A name of `ringside.engine.dtypes.OPS` that `dtype` allows.
         scale: Multiplies each contribution first (floating dtypes, sum and avg).
+        scales: One for each source, in place of `scale`.
         divisor: What avg divides the finished sum by.
 
     Returns:
@@ -34,8 +43,9 @@ def fold(sources: Sequence[Array], dtype: str, op: str, *, scale: float = 1.0, d
     """
     with np.errstate(all="ignore"):
         wide = [widen(source, dtype) for source in sources]
-        if scale != 1.0:
-            wide = [source * source.dtype.type(scale) for source in wide]
+        if scales is not None or scale != 1.0:
+            factors = [scale] * len(wide) if scales is None else scales
+            wide = [source * source.dtype.type(factor) for source, factor in zip(wide, factors, strict=True)]
         total = reduce(_operation(dtype, op), wide)
         if op == "avg":
             total = _divide(total, divisor)

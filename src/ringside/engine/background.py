@@ -54,6 +54,11 @@ class Background:
         """Tell whether nothing is queued or running."""
         return self._unfinished == 0
 
+    @property
+    def is_here(self) -> bool:
+        """Tell whether the caller runs on this thread, that is, inside a job."""
+        return threading.current_thread() is self._thread
+
     def submit(self, job: Job) -> Work:
         """Queue a job."""
         future: Future[Any] = Future()

@@ -7,7 +7,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from ringside import _core
 from ringside.engine import failures
 from ringside.engine.background import Background, Work
+from ringside.engine.calls import Call, checked_bounds
 from ringside.engine.cores import usable_cores
 from ringside.engine.dtypes import ITEM_BYTES, OP_CODES, dtype_code, is_allowed, op_code
 from ringside.engine.log import CollectiveLog
@@ -119,7 +120,7 @@ class Communicator:
         background = self._background
         if async_op:
             return self._submit(flat, x, code, way, scale, program)
-        if background is not None and not background.idle:
+        if background is not None and self._must_queue():
             return self._submit(flat, x, code, way, scale, program).wait()
         status = self._core.all_reduce(
             flat.address, flat.numel, flat.dtype, code, way, scale, flat.shape, 0, -1, 0, False, program, False
@@ -162,9 +163,77 @@ class Communicator:
         )
         self._resolve(status, "all_reduce of a gradient bucket")
 
+    def reduce_scatter_(
+        self, x: Any, bounds: Sequence[int], op: str = "sum", *, scale: float = 1.0, own_scale: bool = False
+    ) -> Any:
+        """Reduce a tensor over all ranks, in place, each rank its own lane of it: half an all-reduce.
+
+        Contributions are folded in rank order; f16 and bf16 are folded in f32 and rounded once.
+
+        Args:
+            x: As for `all_reduce`.
+            bounds: size + 1 ascending element offsets into the flattened `x`, from 0 to at most its number of
+                elements, equal on all ranks: lane r is `[bounds[r], bounds[r + 1])`. Lanes may be empty, so
+                `[0, n, n, n]` reduces n elements to rank 0 of three.
+            op: As for `all_reduce`; avg divides by this communicator's size.
+            scale: Multiply each contribution first (floating dtypes with sum or avg only).
+            own_scale: Ranks may give different scales, each for its own contribution; avg then divides by their sum.
+
+        Returns:
+            `x`: this rank's lane holds the reduction of that lane over all ranks, all other elements are unchanged.
+
+        Raises:
+            As `all_reduce`; `UsageError` for impossible bounds.
+        """
+        return self._in_place("reduce_scatter_", x, bounds, op, scale, own_scale)
+
+    def all_gather_(self, x: Any, bounds: Sequence[int]) -> Any:
+        """Copy every rank's lane of a tensor to all ranks, in place: the other half of an all-reduce.
+
+        Args:
+            x: As for `all_reduce`, equal shape and dtype on all ranks; raw bytes are uint8.
+            bounds: As for `reduce_scatter_`; `[0, n, n, n]` broadcasts n elements from rank 0 of three.
+
+        Returns:
+            `x`: every lane holds what its rank had there; elements outside of all lanes are unchanged.
+
+        Raises:
+            As `all_reduce`; `UsageError` for impossible bounds.
+        """
+        return self._in_place("all_gather_", x, bounds)
+
+    def reduce_scatter_storage_(
+        self,
+        flat: Flat,
+        storage: Storage | None,
+        bounds: Sequence[int],
+        *,
+        scale: float = 1.0,
+        own_scale: bool = False,
+        stamp_ns: int = 0,
+    ) -> None:
+        """`reduce_scatter_` (sum) of a tensor in a shareable storage, on the thread that calls.
+
+        Args:
+            flat: The tensor.
+            storage: The storage it lies in; None: a private tensor, or symmetric memory.
+            bounds, scale, own_scale: As for `reduce_scatter_`.
+            stamp_ns: When the tensor was ready, on the monotonic clock; 0: now.
+        """
+        bounds = checked_bounds(bounds, self.size, flat.numel)
+        call = Call("reduce_scatter_", flat, flat.numel, bounds, scale=scale, own_scale=own_scale)
+        self._carry(call, stamp_ns, True, storage)
+
+    def all_gather_storage_(
+        self, flat: Flat, storage: Storage | None, bounds: Sequence[int], *, stamp_ns: int = 0
+    ) -> None:
+        """`all_gather_` of a tensor in a shareable storage, on the thread that calls; see `reduce_scatter_storage_`."""
+        bounds = checked_bounds(bounds, self.size, flat.numel)
+        self._carry(Call("all_gather_", flat, flat.numel, bounds), stamp_ns, True, storage)
+
     def barrier(self) -> None:
         """Return when every rank has called it."""
-        if self._background is not None and not self._background.idle:
+        if self._must_queue():
             self.submit(self._barrier).wait()
         else:
             self._barrier()
@@ -187,7 +256,7 @@ class Communicator:
             raise UsageError(f"a tensor cannot have the shape {shape}")
         if size_bytes >= 1 << 60:
             raise UsageError(f"no memory is large enough for the shape {shape}")
-        if self._background is not None and not self._background.idle:
+        if self._must_queue():
             raw = self.submit(lambda: self._empty(size_bytes, code, shape)).wait()
         else:
             raw = self._empty(size_bytes, code, shape)
@@ -260,14 +329,14 @@ class Communicator:
         finally:
             os.close(fd)
 
-    def _check(self, flat: Flat, op: str, scale: float) -> int:
+    def _check(self, flat: Flat, op: str, scale: float, own_scale: bool = False) -> int:
         code = op_code(op)
         name = failures.dtype_name(flat.dtype)
         if not is_allowed(flat.dtype, code):
             raise UnsupportedError(
                 f"{op} of {name} is not defined: bitwise reductions need integers, avg needs numbers"
             )
-        if scale != 1.0 and (op not in ("sum", "avg") or not name.startswith(("float", "bfloat"))):
+        if (own_scale or scale != 1.0) and (op not in ("sum", "avg") or not name.startswith(("float", "bfloat"))):
             raise UnsupportedError(f"scale works with sum and avg of floating dtypes, not with {op} of {name}")
         return code
 
@@ -300,6 +369,43 @@ class Communicator:
             return x
 
         return self.submit(job)
+
+    def _must_queue(self) -> bool:
+        """Tell whether collectives are under way in the background that a new one has to come after."""
+        background = self._background
+        return background is not None and not background.idle and not background.is_here
+
+    def _in_place(
+        self, kind: str, x: Any, bounds: Sequence[int], op: str = "sum", scale: float = 1.0, own_scale: bool = False
+    ) -> Any:
+        flat = flatten(x)
+        code = self._check(flat, op, scale, own_scale) if kind == "reduce_scatter_" else 0
+        bounds = checked_bounds(bounds, self.size, flat.numel)
+        call = Call(kind, flat, flat.numel, bounds, op=code, scale=scale, own_scale=own_scale)
+        return self._perform(call, lambda: x, False)
+
+    def _perform(self, call: Call, result: Callable[[], Any], async_op: bool) -> Any:
+        """Carry out a collective here or, in its turn, on the communicator's thread; return what `result` gives."""
+
+        def job(stamp_ns: int = 0, background: bool = False) -> Any:
+            self._carry(call, stamp_ns, background)
+            call.flat.write_back()
+            return result()
+
+        if not async_op and not self._must_queue():
+            return job()
+        stamp_ns = self._native.now_ns()
+        work = self.submit(lambda: job(stamp_ns, True))
+        return work if async_op else work.wait()
+
+    def _carry(self, call: Call, stamp_ns: int, background: bool, storage: Storage | None = None) -> None:
+        """Enter the core with a collective."""
+        region, offset, fresh = -1, 0, False
+        if storage is not None:
+            region, fresh = self.memory.announce(storage)
+            offset = call.flat.address - storage.address
+        status = self._core.collective(*call.arguments(), stamp_ns, region, offset, fresh, call.program, background)
+        self._resolve(status, call.kind)
 
     def _barrier(self) -> None:
         self._resolve(self._core.barrier(), "barrier")

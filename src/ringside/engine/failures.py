@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ringside.engine.calls import KINDS
 from ringside.engine.dtypes import DTYPES, OPS
-from ringside.errors import ClosedError, DeadlineError, MismatchError, PeerLostError, RingsideError
+from ringside.errors import ClosedError, DeadlineError, MismatchError, PeerLostError, RingsideError, UsageError
 
 _MISMATCH, _PEER_LOST, _DEADLINE, _INTERRUPTED, _CLOSED = 1, 2, 3, 4, 5
-_KINDS = ("barrier", "all_reduce", "empty")
+_NO_WEIGHT = 7
+_ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _ALGORITHMS = ("", "one_shot", "direct", "a schedule")
 
 
@@ -43,6 +45,8 @@ def error_of(failure: dict[str, Any], what: str, rank: int, timeout_s: float) ->
             "look at what it does, or raise RINGSIDE_TIMEOUT_S",
             ranks,
         )
+    if status == _NO_WEIGHT:
+        return UsageError(f"{where}: the weights of all ranks sum to 0, so there is no mean; nothing was changed")
     if status == _INTERRUPTED:
         return ClosedError(f"{where}: interrupted while waiting; this communicator cannot be used any more")
     return ClosedError(f"{where}: the communicator is closed on this rank")
@@ -68,14 +72,38 @@ def _describe_mismatch(failure: dict[str, Any]) -> str:
 
 
 def _describe_call(
-    kind: int, dtype: int, op: int, algorithm: int, count: int, scale: float, dims: tuple[int, ...]
+    kind: int,
+    dtype: int,
+    op: int,
+    algorithm: int,
+    count: int,
+    scale: float,
+    dims: tuple[int, ...],
+    root: int,
+    own_scale: bool,
+    bounds: Sequence[int],
 ) -> str:
-    name = _KINDS[kind]
+    name = KINDS[kind]
     if name == "barrier":
         return "barrier()"
-    shape = f"shape {dims}" if dims or count == 1 else f"{count} elements"
-    if name == "empty":
-        return f"empty({shape}, {DTYPES[dtype]})"
-    scaled = f", scale={scale!r}" if scale != 1.0 else ""
-    way = f", algorithm={_ALGORITHMS[algorithm]}"
-    return f"all_reduce({OPS[op]}, {DTYPES[dtype]}, {shape}{scaled}{way})"
+    if name == "split":
+        return "split()"
+    words = [OPS[op]] if "reduce" in name else []
+    words.append(f"shape {dims}" if dims or count == 1 else f"{count} elements")
+    words.insert(len(words) if name == "empty" else len(words) - 1, DTYPES[dtype])
+    if name in _ROOTED:
+        words.append(f"root={root}")
+    if bounds:
+        words.append(f"bounds={_shortened(bounds)}")
+    if own_scale:
+        words.append("each rank with its own weight")
+    elif scale != 1.0:
+        words.append(f"scale={scale!r}")
+    if name == "all_reduce":
+        words.append(f"algorithm={_ALGORITHMS[algorithm]}")
+    return f"{name}({', '.join(words)})"
+
+
+def _shortened(bounds: Sequence[int]) -> str:
+    texts = [str(bound) for bound in bounds]
+    return "[" + ", ".join(texts if len(texts) <= 17 else [*texts[:8], "...", *texts[-8:]]) + "]"

@@ -12,7 +12,7 @@ class Collective(NamedTuple):
 
     Args:
         seq: Number of the collective, from 1.
-        kind: 0 barrier, 1 all-reduce.
+        kind: Index into `ringside.engine.calls.KINDS`: 0 barrier, 1 all-reduce, ...
         path: Index into `PATHS`.
         payload_bytes: Size of the tensor.
         submitted: When this rank was ready.
