@@ -1,29 +1,72 @@
-"""All-reduce algorithms as data: made, proved right, and run in the plainest way. Pure NumPy.
+"""Collective algorithms as data: made, proved right, and run in the plainest way. Pure NumPy.
 
 `ring(8)` is a `Schedule`; `verify(ring(8))` is the proof and the audit. Every other room reads schedules: engines run
 them, the predictor prices them, the drawing shows them.
 """
 
 from ringside.schedule.audit import Audit, Problem
-from ringside.schedule.catalogue import ALGORITHMS, by_name
-from ringside.schedule.direct import direct
+from ringside.schedule.binomial import binomial_broadcast, binomial_reduce
+from ringside.schedule.catalogue import ALGORITHMS, COLLECTIVES, by_name
+from ringside.schedule.chain import chain
+from ringside.schedule.collective import Collective
+from ringside.schedule.combine import on_group, pipelined, relabel, reverse, striped
+from ringside.schedule.direct import direct, direct_all_gather, direct_reduce_scatter
+from ringside.schedule.exchange import direct_all_to_all, direct_gather, direct_scatter, dissemination_barrier
+from ringside.schedule.halving_doubling import halving_doubling
+from ringside.schedule.hierarchical import hierarchical, host_sizes
+from ringside.schedule.in_network import in_network
+from ringside.schedule.one_shot import one_shot
+from ringside.schedule.parameter_server import parameter_server
+from ringside.schedule.recursive_doubling import recursive_doubling
 from ringside.schedule.reference import chunk_bounds, contributions, run
-from ringside.schedule.ring import ring
+from ringside.schedule.ring import ring, ring_all_gather, ring_reduce_scatter
 from ringside.schedule.schedule import Round, Schedule, from_rounds
+from ringside.schedule.traffic import Traffic, traffic
+from ringside.schedule.tree import tree
+from ringside.schedule.two_tree import two_tree
 from ringside.schedule.verify import verify
 
 __all__ = [
     "ALGORITHMS",
+    "COLLECTIVES",
     "Audit",
+    "Collective",
     "Problem",
     "Round",
     "Schedule",
+    "Traffic",
+    "binomial_broadcast",
+    "binomial_reduce",
     "by_name",
+    "chain",
     "chunk_bounds",
     "contributions",
     "direct",
+    "direct_all_gather",
+    "direct_all_to_all",
+    "direct_gather",
+    "direct_reduce_scatter",
+    "direct_scatter",
+    "dissemination_barrier",
     "from_rounds",
+    "halving_doubling",
+    "hierarchical",
+    "host_sizes",
+    "in_network",
+    "on_group",
+    "one_shot",
+    "parameter_server",
+    "pipelined",
+    "recursive_doubling",
+    "relabel",
+    "reverse",
     "ring",
+    "ring_all_gather",
+    "ring_reduce_scatter",
     "run",
+    "striped",
+    "traffic",
+    "tree",
+    "two_tree",
     "verify",
 ]

@@ -5,22 +5,65 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ringside.errors import UsageError
-from ringside.schedule.direct import direct
-from ringside.schedule.ring import ring
+from ringside.schedule.binomial import binomial_broadcast, binomial_reduce
+from ringside.schedule.chain import chain
+from ringside.schedule.direct import direct, direct_all_gather, direct_reduce_scatter
+from ringside.schedule.exchange import direct_all_to_all, direct_gather, direct_scatter, dissemination_barrier
+from ringside.schedule.halving_doubling import halving_doubling
+from ringside.schedule.hierarchical import square_hierarchical
+from ringside.schedule.in_network import in_network
+from ringside.schedule.one_shot import one_shot
+from ringside.schedule.parameter_server import parameter_server
+from ringside.schedule.recursive_doubling import recursive_doubling
+from ringside.schedule.ring import ring, ring_all_gather, ring_reduce_scatter
 from ringside.schedule.schedule import Schedule
+from ringside.schedule.tree import tree
+from ringside.schedule.two_tree import two_tree
 
-ALGORITHMS: dict[str, Callable[[int], Schedule]] = {"ring": ring, "direct": direct}
+Make = Callable[[int], Schedule]
+
+# All-reduce algorithms. `hierarchical` is cut into hosts as square as can be: `ringside.schedule.host_sizes`.
+ALGORITHMS: dict[str, Make] = {
+    "ring": ring,
+    "direct": direct,
+    "parameter_server": parameter_server,
+    "recursive_doubling": recursive_doubling,
+    "halving_doubling": halving_doubling,
+    "tree": tree,
+    "two_tree": two_tree,
+    "chain": chain,
+    "one_shot": one_shot,
+    "in_network": in_network,
+    "hierarchical": square_hierarchical,
+}
+
+# Other collectives; those with a root take it as a second argument, 0 by default.
+COLLECTIVES: dict[str, Make] = {
+    "ring_reduce_scatter": ring_reduce_scatter,
+    "direct_reduce_scatter": direct_reduce_scatter,
+    "ring_all_gather": ring_all_gather,
+    "direct_all_gather": direct_all_gather,
+    "binomial_broadcast": binomial_broadcast,
+    "binomial_reduce": binomial_reduce,
+    "direct_gather": direct_gather,
+    "direct_scatter": direct_scatter,
+    "direct_all_to_all": direct_all_to_all,
+    "dissemination_barrier": dissemination_barrier,
+}
 
 
-def algorithm(name: str) -> Callable[[int], Schedule]:
+def algorithm(name: str) -> Make:
     """Return the function that makes the schedule called `name`; raise `UsageError` listing what exists."""
-    if name not in ALGORITHMS:
-        raise UsageError(f"there is no algorithm {name!r}; there are {', '.join(sorted(ALGORITHMS))}")
-    return ALGORITHMS[name]
+    if name not in ALGORITHMS and name not in COLLECTIVES:
+        raise UsageError(
+            f"there is no algorithm {name!r}; there are {', '.join(sorted(ALGORITHMS))}, "
+            f"and for other collectives {', '.join(sorted(COLLECTIVES))}"
+        )
+    return ALGORITHMS.get(name) or COLLECTIVES[name]
 
 
 def by_name(name: str, ranks: int) -> Schedule:
-    """Return the schedule called `name` for `ranks` ranks.
+    """Return the schedule called `name`, of `ALGORITHMS` or `COLLECTIVES`, for `ranks` ranks.
 
     Raises:
         UsageError: There is no such algorithm (the message lists those that exist), or `ranks` is below 1.

@@ -5,8 +5,10 @@ as it has a free buffer, of which it has `buffers`; taking a message reads the s
 buffer when it is stored, which it may be only once
 
 -   everybody who reads that chunk *from this rank* in this round has read it (or they would get the new value), and
--   if it reduces, the messages from lower ranks into the same chunk have been stored (the fold is in rank order; the
-    running sum of a chunk has a place of its own).
+-   if it reduces, the messages from lower ranks into the same chunk have been stored (the fold is in rank order).
+
+The running sum of a fold of several messages has a place of its own, since the destination's value may have to join it
+in the middle; only the finished sum waits for the readers, and it occupies no buffer.
 
 Taking or storing a message never takes away what others may do, so the order of doing does not matter, and running
 everything that can be run decides the question. One round at a time is enough: a rank that went on to later rounds has
@@ -50,15 +52,16 @@ def cycles(step: Round, buffers: int) -> list[tuple[Wait, ...]]:
 
 
 def _every_message_is_storable_at_once(step: Round) -> bool:
-    """Nobody reads what is written in this round, and every fold's messages come in rank order."""
+    """Nobody reads what a single message writes in this round, and every fold's messages come in rank order."""
     width = int(step.chunk.max(initial=0)) + 1
     written = step.dst.astype(np.int64) * width + step.chunk
-    if np.isin(written, step.src.astype(np.int64) * width + step.chunk).any():
-        return False
     target, src = written[step.reduce], step.src[step.reduce]
     order = np.argsort(target, kind="stable")
     same = np.diff(target[order]) == 0
-    return bool((np.diff(src[order])[same] >= 0).all())
+    if not (np.diff(src[order])[same] >= 0).all():
+        return False
+    alone = np.setdiff1d(written, target[order][1:][same])
+    return not np.intersect1d(alone, step.src.astype(np.int64) * width + step.chunk).size
 
 
 class _Delivery:
@@ -70,6 +73,7 @@ class _Delivery:
         self.free: dict[int, int] = defaultdict(lambda: buffers)
         self.readers: dict[tuple[int, int], set[int]] = defaultdict(set)
         self.fold: dict[tuple[int, int], deque[int]] = defaultdict(deque)
+        self.several: set[tuple[int, int]] = set()
         self.held: dict[int, list[int]] = defaultdict(list)
         for message, (src, dst, chunk, _) in enumerate(self.transfers):
             self.incoming[dst].append(message)
@@ -78,6 +82,7 @@ class _Delivery:
             _, dst, chunk, reducing = self.transfers[message]
             if reducing:
                 self.fold[dst, chunk].append(message)
+        self.several.update(target for target, messages in self.fold.items() if len(messages) > 1)
 
     def run(self) -> None:
         """Take and store until nothing more can be done."""
@@ -113,7 +118,8 @@ class _Delivery:
     def _blocker(self, message: int) -> int | None:
         """Return a rank that must take a message before this one may be stored."""
         _, dst, chunk, reducing = self.transfers[message]
-        if unread := self.readers[dst, chunk]:
+        added_up_elsewhere = reducing and (dst, chunk) in self.several
+        if not added_up_elsewhere and (unread := self.readers[dst, chunk]):
             return self.transfers[min(unread)][1]
         if reducing and self.fold[dst, chunk][0] != message:
             return dst

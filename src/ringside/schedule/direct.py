@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ringside.schedule.collective import ALL_GATHER, REDUCE_SCATTER
 from ringside.schedule.schedule import Round, Schedule
 
 
@@ -22,13 +23,30 @@ def direct(n: int) -> Schedule:
     Raises:
         UsageError: n < 1.
     """
-    return Schedule("direct", ranks=n, chunks=n, rounds=2 if n > 1 else 0, generate=_direct_round, parameters=(n,))
+    return Schedule("direct", n, n, 2 if n > 1 else 0, _direct_round, (n,), rotational=True)
+
+
+def direct_reduce_scatter(n: int) -> Schedule:
+    """Return the first round of `direct`: rank r ends with the canonical sum of chunk r; raise `UsageError`: n < 1."""
+    rounds = min(n - 1, 1)
+    return Schedule(
+        "direct_reduce_scatter", n, n, rounds, _direct_round, (n,), collective=REDUCE_SCATTER, rotational=True
+    )
+
+
+def direct_all_gather(n: int) -> Schedule:
+    """Return the second round of `direct`: everybody hands its chunk to all others; raise `UsageError`: n < 1."""
+    return Schedule(
+        "direct_all_gather", n, n, min(n - 1, 1), _gather_round, (n,), collective=ALL_GATHER, rotational=True
+    )
 
 
 def _direct_round(n: int, k: int) -> Round:
-    # By source, so that every owner takes its messages in rank order, the order in which it adds them; each source
-    # begins with its right neighbour, so that not all of them call on rank 0 first.
-    src = np.repeat(np.arange(n, dtype=np.int32), n - 1)
-    dst = (src + np.tile(np.arange(1, n, dtype=np.int32), n)) % n
+    # Each rank begins with its right neighbour, so that not all of them call on rank 0 first.
+    dst = np.arange(1, n, dtype=np.int32)
     reducing = k == 0
-    return Round(src, dst, dst if reducing else src, np.full(len(src), reducing))
+    return Round(np.zeros_like(dst), dst, dst if reducing else np.zeros_like(dst), np.full(n - 1, reducing))
+
+
+def _gather_round(n: int, k: int) -> Round:
+    return _direct_round(n, 1)

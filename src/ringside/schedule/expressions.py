@@ -12,6 +12,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
+from ringside.schedule.collective import Table
 from ringside.schedule.schedule import Round
 
 Ids = NDArray[np.int64]
@@ -21,19 +22,22 @@ MANY = 2**60
 
 
 class Expressions:
-    """A growing pool of sums. Expression `chunk * ranks + rank` is the contribution of a rank to a chunk.
+    """A growing pool of sums. Expression `chunk * ranks + rank` is what a rank holds of a chunk at the start.
 
     Args:
-        ranks: Number of ranks.
+        ranks: Number of vertices, switches included.
         chunks: Number of chunks.
+        holds: Who really holds something at the start, bool [ranks, chunks]; default all. What others hold is
+            undefined: it is written `?r` instead of `xr`.
     """
 
-    def __init__(self, ranks: int, chunks: int) -> None:
+    def __init__(self, ranks: int, chunks: int, holds: Table | None = None) -> None:
         self.ranks = ranks
         self.leaves = ranks * chunks
+        self._holds = holds
         self._operands: list[tuple[int, int]] = []
         self._origins: list[tuple[int, int]] = []
-        self._ids: dict[tuple[int, int], int] = {}
+        self._ids: dict[int, int] = {}
         self._batches: list[int] = [0]
 
     def start(self) -> Ids:
@@ -43,19 +47,30 @@ class Expressions:
 
     def add(self, left: Ids, right: Ids, rank: Ids, round_number: int) -> Ids:
         """Return the expressions `left + right`, elementwise, int64 [n], as made by `rank` [n] in a round."""
-        triples = zip(left.tolist(), right.tolist(), rank.tolist(), strict=True)
-        ids = [self._sum(a, b, (maker, round_number)) for a, b, maker in triples]
-        if len(self._operands) > self._batches[-1]:
+        keys = np.minimum(left, right) << 32 | np.maximum(left, right)
+        ids, known, new = [], self._ids, self.leaves + len(self._operands)
+        fresh = []
+        for i, key in enumerate(keys.tolist()):
+            found = known.setdefault(key, new)
+            if found == new:
+                fresh.append(i)
+                new += 1
+            ids.append(found)
+        if fresh:
+            self._operands += zip(left[fresh].tolist(), right[fresh].tolist(), strict=True)
+            self._origins += [(maker, round_number) for maker in rank[fresh].tolist()]
             self._batches.append(len(self._operands))
         return np.array(ids, dtype=np.int64)
 
-    def _sum(self, left: int, right: int, origin: tuple[int, int]) -> int:
+    def add_one(self, left: int, right: int, rank: int, round_number: int) -> int:
+        """Return the expression `left + right`, as made by `rank` in a round."""
         new = self.leaves + len(self._operands)
-        known = self._ids.setdefault((left, right) if left < right else (right, left), new)
-        if known == new:
+        found = self._ids.setdefault(min(left, right) << 32 | max(left, right), new)
+        if found == new:
             self._operands.append((left, right))
-            self._origins.append(origin)
-        return known
+            self._origins.append((rank, round_number))
+            self._batches.append(len(self._operands))
+        return found
 
     def operands(self, expression: int) -> tuple[int, int] | None:
         """Return the two operands of a sum as they were first written, or None for a rank's own contribution."""
@@ -107,8 +122,28 @@ class Expressions:
                 times[operand] += times[node]
         return found
 
-    def text(self, expression: int, longest: int | None = None) -> str:
-        """Return the expression in readable form, such as `((x0+x1)+x2)`, cut off after `longest` characters."""
+    def left_folds(self, expressions: Ids, chunks: Ids, members: Ids) -> NDArray[np.bool_]:
+        """Return which expressions, [n], of the given chunks, [n], are ((x0+x1)+x2)+... over ascending `members`."""
+        pairs = np.array([*self._operands, (-1, -1)], dtype=np.int64)
+        current, right = expressions.copy(), np.ones(len(expressions), dtype=np.bool_)
+        for rank in members[:0:-1].tolist():
+            if not right.any():
+                return right
+            leaf = chunks * self.ranks + rank
+            left_operand, right_operand = pairs[np.where(current >= self.leaves, current - self.leaves, -1)].T
+            right &= (left_operand == leaf) | (right_operand == leaf)
+            current = np.where(left_operand == leaf, right_operand, left_operand)
+        right &= current == chunks * self.ranks + members[0]
+        return right
+
+    def text(self, expression: int, longest: int | None = None, turn: int = 0) -> str:
+        """Return the expression in readable form, such as `((x0+x1)+x2)`.
+
+        Args:
+            expression: Which one.
+            longest: Cut it off after so many characters.
+            turn: Add this to every rank's number, modulo the ranks.
+        """
         pieces: list[str] = []
         todo: list[int | str] = [expression]
         length = 0
@@ -118,29 +153,42 @@ class Expressions:
             if operands is not None:
                 todo.extend([")", operands[1], "+", operands[0], "("])
             else:
-                pieces.append(node if isinstance(node, str) else f"x{node % self.ranks}")
+                pieces.append(node if isinstance(node, str) else self._leaf(node, turn))
                 length += len(pieces[-1])
         return "".join(pieces) + ("…" if todo else "")
 
+    def _leaf(self, node: int, turn: int) -> str:
+        chunk, rank = divmod(node, self.ranks)
+        held = self._holds is None or self._holds[rank, chunk]
+        return f"{'x' if held else '?'}{(rank + turn) % self.ranks}"
 
-def advance(pool: Expressions, state: Ids, step: Round, k: int) -> Ids:
-    """Return the state, int64 [ranks, chunks] of expressions, after a well-formed round, the k-th."""
-    after: Ids = state.copy()
+
+def advance(pool: Expressions, state: Ids, step: Round, k: int, ranks: int | None = None) -> None:
+    """Take a state, int64 [vertices, chunks] of expressions, through a well-formed round, the k-th.
+
+    Args:
+        pool: Where the state's expressions live.
+        state: Changed in place.
+        step: The round.
+        k: Its number.
+        ranks: Vertices from here on are switches; default: none are.
+    """
     copy, add = step.where(~step.reduce), step.where(step.reduce)
-    after[copy.dst, copy.chunk] = state[copy.src, copy.chunk]
+    copied = state[copy.src, copy.chunk]
     if len(add):
         chunks = state.shape[1]
         targets = np.unique(add.dst.astype(np.int64) * chunks + add.chunk)
         rank, chunk = np.divmod(targets, chunks)
-        after[rank, chunk] = _fold(pool, state, add, targets, k)
-    return after
+        state[rank, chunk] = _fold(pool, state, add, targets, k, len(state) if ranks is None else ranks)
+    state[copy.dst, copy.chunk] = copied
 
 
-def _fold(pool: Expressions, state: Ids, add: Round, targets: Ids, k: int) -> Ids:
-    """Add up what arrives at each target (flat index into state) with its own value, in ascending rank order."""
+def _fold(pool: Expressions, state: Ids, add: Round, targets: Ids, k: int, ranks: int) -> Ids:
+    """Add up what arrives at each target (flat index into state) with a rank's own value, in ascending rank order."""
     chunks = state.shape[1]
-    own_rank, own_chunk = np.divmod(targets, chunks)
-    target = np.concatenate([add.dst.astype(np.int64) * chunks + add.chunk, targets])
+    maker = targets // chunks
+    own_rank, own_chunk = np.divmod(targets[maker < ranks], chunks)
+    target = np.concatenate([add.dst.astype(np.int64) * chunks + add.chunk, targets[maker < ranks]])
     rank = np.concatenate([add.src, own_rank])
     value = np.concatenate([state[add.src, add.chunk], state[own_rank, own_chunk]])
     order = np.lexsort((rank, target))
@@ -149,5 +197,5 @@ def _fold(pool: Expressions, state: Ids, add: Round, targets: Ids, k: int) -> Id
     result: Ids = value[order[first]]
     for place in range(1, int(count.max())):
         more = np.flatnonzero(count > place)
-        result[more] = pool.add(result[more], value[order[first[more] + place]], own_rank[more], k)
+        result[more] = pool.add(result[more], value[order[first[more] + place]], maker[more], k)
     return result

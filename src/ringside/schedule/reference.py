@@ -27,11 +27,12 @@ def run(
     inputs: NDArray[Any],
     op: Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]] = np.add,
 ) -> NDArray[Any]:
-    """Return what every rank holds after `schedule`.
+    """Return what every rank holds after `schedule`; only what its collective wants is meaningful.
 
     Args:
         schedule: The algorithm.
         inputs: Every rank's tensor, [ranks, elements], any dtype; not changed. Elements need not divide by the chunks.
+            Where the collective lets a rank hold nothing at the start, its values are there but must not matter.
         op: Combines two arrays elementwise, lower ranks on the left.
 
     Returns:
@@ -42,7 +43,7 @@ def run(
     """
     if inputs.ndim != 2 or len(inputs) != schedule.ranks:
         raise UsageError(f"inputs must be [{schedule.ranks}, elements], one row per rank, not {list(inputs.shape)}")
-    values: NDArray[Any] = inputs.copy()
+    values: NDArray[Any] = np.concatenate([inputs, np.zeros_like(inputs, shape=(schedule.switches, inputs.shape[1]))])
     bounds = chunk_bounds(inputs.shape[1], schedule.chunks).tolist()
     for k in range(schedule.rounds):
         before = values.copy()
@@ -55,25 +56,29 @@ def run(
                 values[dst, part] = before[src, part]
         for (dst, chunk), sources in additions.items():
             part = slice(bounds[chunk], bounds[chunk + 1])
-            values[dst, part] = reduce(op, [before[rank, part] for rank in sorted([*sources, dst])])
-    return values
+            terms = sources if dst >= schedule.ranks else [*sources, dst]
+            values[dst, part] = reduce(op, [before[rank, part] for rank in sorted(terms)])
+    return values[: schedule.ranks]
 
 
 def contributions(schedule: Schedule) -> Iterator[NDArray[np.int64]]:
     """Yield what every chunk contains at the start of each round, and once more at the end.
 
     Yields:
-        int64 [ranks, chunks, ranks], `rounds` + 1 times: how often chunk c on rank r contains the contribution of the
-        rank in the last axis.
+        int64 [vertices, chunks, ranks], `rounds` + 1 times: how often chunk c on vertex v (ranks, then switches)
+        contains the contribution of the rank in the last axis. What is undefined counts as nothing.
     """
-    counts = np.zeros((schedule.ranks, schedule.chunks, schedule.ranks), dtype=np.int64)
-    counts[np.arange(schedule.ranks), :, np.arange(schedule.ranks)] = 1
+    counts = np.zeros((schedule.vertices, schedule.chunks, schedule.ranks), dtype=np.int64)
+    rank, chunk = np.nonzero(schedule.collective.holds(schedule.ranks, schedule.chunks))
+    counts[rank, chunk, rank] = 1
     yield counts
     for k in range(schedule.rounds):
         step = schedule.round(k)
         copy, add = step.where(~step.reduce), step.where(step.reduce)
         after = counts.copy()
         after[copy.dst, copy.chunk] = counts[copy.src, copy.chunk]
+        at_switch = add.where(add.dst >= schedule.ranks)
+        after[at_switch.dst, at_switch.chunk] = 0
         np.add.at(after, (add.dst, add.chunk), counts[add.src, add.chunk])
         counts = after
         yield counts

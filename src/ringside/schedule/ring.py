@@ -5,8 +5,7 @@ P. Patarasuk, X. Yuan: "Bandwidth optimal all-reduce algorithms for clusters of 
 
 from __future__ import annotations
 
-import numpy as np
-
+from ringside.schedule.collective import ALL_GATHER, REDUCE_SCATTER
 from ringside.schedule.schedule import Round, Schedule
 
 
@@ -21,11 +20,24 @@ def ring(n: int) -> Schedule:
     Raises:
         UsageError: n < 1.
     """
-    return Schedule("ring", ranks=n, chunks=n, rounds=2 * (n - 1), generate=_ring_round, parameters=(n,))
+    return Schedule("ring", n, chunks=n, rounds=2 * (n - 1), generate=_ring_round, parameters=(n,), rotational=True)
+
+
+def ring_reduce_scatter(n: int) -> Schedule:
+    """Return the first half of the ring: after n-1 rounds rank r has the sum of chunk r; raise `UsageError`: n < 1."""
+    return Schedule("ring_reduce_scatter", n, n, n - 1, _ring_round, (n,), collective=REDUCE_SCATTER, rotational=True)
+
+
+def ring_all_gather(n: int) -> Schedule:
+    """Return the second half of the ring: chunk r travels from rank r to all; n-1 rounds; raise `UsageError`: n < 1."""
+    return Schedule("ring_all_gather", n, n, n - 1, _gather_round, (n,), collective=ALL_GATHER, rotational=True)
 
 
 def _ring_round(n: int, k: int) -> Round:
-    src = np.arange(n, dtype=np.int32)
     reducing = k < n - 1
     behind = k + 1 if reducing else k - (n - 1)
-    return Round(src, (src + 1) % n, (src - behind) % n, np.full(n, reducing))
+    return Round.of([(0, 1, -behind % n, reducing)])
+
+
+def _gather_round(n: int, k: int) -> Round:
+    return _ring_round(n, n - 1 + k)

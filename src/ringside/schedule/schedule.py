@@ -1,4 +1,4 @@
-"""An all-reduce algorithm as a value: what every rank sends, to whom, in which round.
+"""A collective algorithm as a value: what every rank sends, to whom, in which round.
 
 The contract, for everything that reads a schedule (verifier, interpreters, simulator, drawing):
 
@@ -16,6 +16,10 @@ The contract, for everything that reads a schedule (verifier, interpreters, simu
 5.  **Order.** Every rank runs the rounds in order; there is no barrier between rounds. Within a round all of a rank's
     sends are under way at once, and the messages arriving at one rank are taken in array order.
 
+6.  **Switches.** Vertices `ranks` to `ranks + switches - 1` are switches. A switch contributes nothing and remembers
+    nothing: a reduce at a switch folds only what arrives in that round, in ascending rank order.
+7.  **Start and end.** What ranks hold at the start and must hold at the end is the schedule's `collective`.
+
 Ranks, chunks and rounds are numbered from 0.
 """
 
@@ -29,6 +33,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ringside.errors import UsageError
+from ringside.schedule.collective import ALL_REDUCE, Collective
 
 Transfer = tuple[int, int, int, bool]
 
@@ -104,9 +109,14 @@ class Schedule:
         generate: Pure function: `generate(*parameters, k)` is round k.
         parameters: Its leading arguments; hashable, so that a schedule is a value. A combinator puts the schedules
             that it combines here.
+        switches: Vertices that reduce without being ranks, numbered from `ranks` up.
+        collective: What it achieves.
+        rotational: True: the schedule looks the same from every rank, and `generate` gives only one transfer of each
+            *orbit* of the rotation (rank + 1 mod ranks, chunk + chunks/ranks mod chunks); `round` makes the others. So
+            the symmetry holds by construction, and `verify` and `traffic` need only look at one rank's share.
 
     Raises:
-        UsageError: A count is out of range.
+        UsageError: A count is out of range, or a rotational schedule has switches or chunks that do not divide.
     """
 
     name: str
@@ -115,23 +125,79 @@ class Schedule:
     rounds: int
     generate: Callable[..., Round] = field(repr=False)
     parameters: tuple[Hashable, ...] = field(default=(), repr=False)
+    switches: int = 0
+    collective: Collective = ALL_REDUCE
+    rotational: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
-        for what, least in (("ranks", 1), ("chunks", 1), ("rounds", 0)):
+        for what, least in (("ranks", 1), ("chunks", 1), ("rounds", 0), ("switches", 0)):
             if getattr(self, what) < least:
-                raise UsageError(f"{self.name} needs at least {least} {what}, not {getattr(self, what)}")
+                plural = what if least != 1 else what.removesuffix("s")
+                raise UsageError(f"{self.name} needs at least {least} {plural}, not {getattr(self, what)}")
+        if self.rotational and (self.switches or self.chunks % self.ranks):
+            raise UsageError(
+                f"{self.name} cannot be rotational: {self.chunks} chunks and {self.switches} switches do not rotate "
+                f"with {self.ranks} ranks"
+            )
+
+    @property
+    def vertices(self) -> int:
+        """Ranks and switches together."""
+        return self.ranks + self.switches
 
     def round(self, k: int) -> Round:
         """Return round `k`, 0 ≤ k < `rounds`; raise `UsageError` for any other k."""
+        step = self._generated(k)
+        return _rotated(step, self.ranks, self.chunks) if self.rotational else step
+
+    def representatives(self, k: int) -> Round:
+        """Return of round `k` of a rotational schedule one transfer per orbit, the one that rank 0 sends.
+
+        Raises:
+            UsageError: There is no such round, or the schedule is not rotational.
+        """
+        if not self.rotational:
+            raise UsageError(f"{self.name} has no rotational symmetry; read its rounds instead")
+        return _from_rank_0(self._generated(k), self.ranks, self.chunks)
+
+    def _generated(self, k: int) -> Round:
         if not 0 <= k < self.rounds:
             raise UsageError(f"{self.name} of {self.ranks} ranks has rounds 0 to {self.rounds - 1}, not {k}")
         return self.generate(*self.parameters, k)
 
 
-def from_rounds(name: str, ranks: int, chunks: int, rounds: Iterable[Round]) -> Schedule:
+def _from_rank_0(step: Round, n: int, chunks: int) -> Round:
+    """Turn every transfer until rank 0 sends it."""
+    if not step.src.any():
+        return step
+    chunk = (step.chunk - step.src.astype(np.int64) * (chunks // n)) % chunks
+    return Round(np.zeros_like(step.src), (step.dst - step.src) % n, chunk.astype(np.int32), step.reduce)
+
+
+def _rotated(step: Round, n: int, chunks: int) -> Round:
+    """Return all transfers of the orbits of `step`: by sender, so that a receiver takes them in rank order."""
+    step = _from_rank_0(step, n, chunks)
+    turn = np.arange(n, dtype=np.int64)[:, None]
+    return Round(
+        np.repeat(turn, len(step)),
+        ((turn + step.dst) % n).ravel(),
+        ((turn * (chunks // n) + step.chunk) % chunks).ravel(),
+        np.tile(step.reduce, n),
+    )
+
+
+def from_rounds(
+    name: str,
+    ranks: int,
+    chunks: int,
+    rounds: Iterable[Round],
+    *,
+    switches: int = 0,
+    collective: Collective = ALL_REDUCE,
+) -> Schedule:
     """Return a schedule that is written out: for algorithms of one's own, and for broken ones in tests."""
     stored = tuple(rounds)
-    return Schedule(name, ranks, chunks, len(stored), _stored_round, (stored,))
+    return Schedule(name, ranks, chunks, len(stored), _stored_round, (stored,), switches, collective)
 
 
 def _stored_round(rounds: tuple[Round, ...], k: int) -> Round:

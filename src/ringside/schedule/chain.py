@@ -1,0 +1,30 @@
+"""The chain: a prefix sum that walks from rank 0 to the last, and the result that walks back. Made to be pipelined.
+
+R. Rabenseifner, J. L. Träff: "More efficient reduction algorithms for non-power-of-two number of processors in
+message-passing parallel systems", EuroPVM/MPI 2004, on pipelined linear arrays.
+"""
+
+from __future__ import annotations
+
+from ringside.schedule.schedule import Round, Schedule
+
+
+def chain(n: int) -> Schedule:
+    """Return the all-reduce of `n` ranks along a line.
+
+    Rank k adds what came from rank k-1 to its own and passes it on; the last rank sends the result back down the line.
+    One chunk, 2(n-1) rounds, at most 2 tensors sent and received per rank, one port. Canonical: the running sum is
+    ((x0+x1)+x2)+... by construction, however many segments it is pipelined in. With m segments the two directions of
+    every link are busy at once and the time tends to that of 1 tensor over one link.
+
+    Raises:
+        UsageError: n < 1.
+    """
+    return Schedule("chain", n, 1, 2 * (n - 1), _chain_round, (n,))
+
+
+def _chain_round(n: int, k: int) -> Round:
+    if k < n - 1:
+        return Round.of([(k, k + 1, 0, True)])
+    last = 2 * (n - 1) - k
+    return Round.of([(last, last - 1, 0, False)])

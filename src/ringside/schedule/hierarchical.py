@@ -1,0 +1,145 @@
+"""Hierarchical: reduce inside every host, all-reduce each slice between hosts, gather inside. For two kinds of links.
+
+The outer links carry 1/ranks_per_host of what a flat algorithm sends over them, and all of a host's ranks use them at
+once. M. Cho, U. Finkler, D. Kung, H. Hunter: "BlueConnect: decomposing all-reduce for deep learning on heterogeneous
+network hierarchy", MLSys 2019.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import isqrt, lcm
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringside.errors import UsageError
+from ringside.schedule.collective import ALL_REDUCE, REDUCE_SCATTER
+from ringside.schedule.combine import joined, refined, reverse
+from ringside.schedule.direct import direct_reduce_scatter
+from ringside.schedule.ring import ring
+from ringside.schedule.schedule import Round, Schedule
+
+# Hosts of 5, 7, 9, 11 and 13 ranks would need 45045 slices to share the work exactly; this many share it within 0.1 %.
+MOST_SLICES = 1024
+
+Make = Callable[[int], Schedule]
+
+
+def hierarchical(
+    ranks_per_host: int | Sequence[int],
+    hosts: int | None = None,
+    *,
+    inner: Make = direct_reduce_scatter,
+    outer: Make = ring,
+) -> Schedule:
+    """Return the hierarchical all-reduce; ranks are numbered host by host.
+
+    The tensor is cut into slices, as many as the hosts' sizes have in common (their least common multiple, at most
+    1024). Inside a host of g ranks, rank j reduces its g-th part of them; each slice is then all-reduced among the
+    ranks that carry it, one per host; the reversed inner algorithm hands it to everybody in the host. Hosts of unequal
+    sizes wait for the slowest inner algorithm; a rank of a small host carries more slices.
+
+    Args:
+        ranks_per_host: Ranks in every host, or a list of the hosts' sizes, such as `[3, 2, 4]`.
+        hosts: Number of hosts; left out where a list says it.
+        inner: Makes the reduce-scatter inside a host of the given size.
+        outer: Makes the all-reduce between the given number of hosts; it may use switches.
+
+    Raises:
+        UsageError: A size is below 1, hosts are missing or said twice, or `inner` or `outer` make something else.
+    """
+    sizes = _sizes(ranks_per_host, hosts)
+    made = {size: inner(size) for size in set(sizes)}
+    inners, between = tuple(made[size] for size in sizes), outer(len(sizes))
+    for part, wanted, schedule in [("outer", ALL_REDUCE, between), *(("inner", REDUCE_SCATTER, s) for s in inners)]:
+        if schedule.collective != wanted:
+            raise UsageError(f"{part} must make a {wanted}, and {schedule.name} is a {schedule.collective}")
+    slices = min(lcm(*(s.chunks for s in inners)), max(MOST_SLICES, *(s.chunks for s in inners)))
+    return Schedule(
+        "hierarchical",
+        ranks=sum(sizes),
+        chunks=slices * between.chunks,
+        rounds=2 * max(s.rounds for s in inners) + between.rounds,
+        generate=_hierarchical_round,
+        parameters=(inners, between, slices),
+        switches=between.switches,
+    )
+
+
+def host_sizes(n: int) -> list[int]:
+    """Return the hosts that the catalogue's `hierarchical` cuts n ranks into: as square as can be.
+
+    As many hosts as the largest divisor of n that is at most the square root of n; for primes, as many as the square
+    root rounded down, their sizes differing by one.
+
+    Raises:
+        UsageError: n < 1.
+    """
+    if n < 1:
+        raise UsageError(f"hierarchical needs at least 1 rank, not {n}")
+    root = isqrt(n)
+    divisor = max(d for d in range(1, root + 1) if n % d == 0)
+    count = divisor if divisor > 1 else root
+    return [n // count + (host < n % count) for host in range(count)]
+
+
+def square_hierarchical(n: int) -> Schedule:
+    """Return the hierarchical all-reduce of n ranks in hosts of `host_sizes(n)`; raise `UsageError`: n < 1."""
+    return hierarchical(host_sizes(n))
+
+
+def _sizes(ranks_per_host: int | Sequence[int], hosts: int | None) -> tuple[int, ...]:
+    if isinstance(ranks_per_host, int):
+        if hosts is None:
+            raise UsageError("hierarchical needs a number of hosts, or a list of their sizes such as [3, 2, 4]")
+        sizes = (ranks_per_host,) * hosts
+    else:
+        sizes = tuple(int(size) for size in ranks_per_host)
+        if hosts not in (None, len(sizes)):
+            raise UsageError(f"hierarchical was given {len(sizes)} host sizes and hosts={hosts}; leave hosts out")
+    if not sizes or min(sizes) < 1:
+        raise UsageError(f"hierarchical needs at least 1 host of at least 1 rank each, not {list(sizes)}")
+    return sizes
+
+
+def _hierarchical_round(inners: tuple[Schedule, ...], outer: Schedule, slices: int, k: int) -> Round:
+    inside = max(s.rounds for s in inners)
+    if k < inside:
+        return _inside(inners, outer.chunks, slices, k)
+    if k < inside + outer.rounds:
+        return _between(inners, outer, slices, k - inside)
+    return _inside(tuple(reverse(s) for s in inners), outer.chunks, slices, k - inside - outer.rounds)
+
+
+def _inside(inners: tuple[Schedule, ...], pieces: int, slices: int, k: int) -> Round:
+    """All hosts' inner rounds side by side; each slice is `pieces` chunks."""
+    parts, first = [], 0
+    for s in inners:
+        if k < s.rounds:
+            step = refined(refined(s.round(k), s.chunks, slices), slices, slices * pieces)
+            parts.append(Round(step.src + first, step.dst + first, step.chunk, step.reduce))
+        first += s.ranks
+    return joined(parts)
+
+
+def _between(inners: tuple[Schedule, ...], outer: Schedule, slices: int, k: int) -> Round:
+    """The outer round of every slice, slice by slice."""
+    step, carrier = outer.round(k), _carriers(inners, outer, slices)
+    piece = np.arange(slices, dtype=np.int64)[:, None] * outer.chunks + step.chunk
+    return Round(carrier[step.src].T.ravel(), carrier[step.dst].T.ravel(), piece.ravel(), np.tile(step.reduce, slices))
+
+
+def _carriers(inners: tuple[Schedule, ...], outer: Schedule, slices: int) -> NDArray[np.int64]:
+    """Return which vertex carries a slice for a host, or for one of the outer algorithm's switches.
+
+    Returns:
+        int64 [hosts + switches, slices].
+    """
+    which = np.arange(slices, dtype=np.int64)
+    rows, first = [], 0
+    for s in inners:
+        rows.append(first + which * s.chunks // slices * s.ranks // s.chunks)
+        first += s.ranks
+    rows += [np.full(slices, first + switch) for switch in range(outer.switches)]
+    return np.stack(rows)
