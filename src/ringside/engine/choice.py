@@ -1,0 +1,70 @@
+"""One way to carry out an all-reduce among several hosts, as a value with a name."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+
+from ringside.errors import UsageError
+from ringside.schedule import ALGORITHMS, Schedule, by_name
+from ringside.schedule.combine import pipelined, relabel
+
+NATIVE = "native"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How: an algorithm, and what it runs over.
+
+    Written as `ring` (over all ranks, host borders ignored), `hosts/ring` (shared memory inside the hosts, the
+    algorithm between them, every local rank carrying a slice), `leaders/ring` (one rank per host carries everything),
+    with `native` in place of an algorithm for the process group's own collective; `hosts/tree*8` runs in 8 pipelined
+    segments, and `hosts/ring@0,2,1,3` puts the hosts (or ranks) in that order.
+
+    Args:
+        algorithm: A name of `ringside.schedule.ALGORITHMS`, or `native`.
+        over: `ranks`, `hosts` or `leaders`.
+        segments: Pipelined segments of the schedule.
+        order: The order of ranks or hosts; empty: as they are.
+    """
+
+    algorithm: str
+    over: str = "ranks"
+    segments: int = 1
+    order: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        prefix = "" if self.over == "ranks" else f"{self.over}/"
+        suffix = f"*{self.segments}" if self.segments > 1 else ""
+        order = "@" + ",".join(map(str, self.order)) if self.order else ""
+        return f"{prefix}{self.algorithm}{suffix}{order}"
+
+    @staticmethod
+    def parse(text: str) -> Choice:
+        """Return the choice written as `text`; `UsageError` lists what exists."""
+        over, slash, rest = text.rpartition("/")
+        rest, _, order = rest.partition("@")
+        name, star, segments = rest.partition("*")
+        known = {*ALGORITHMS, NATIVE}
+        fine = (not slash or over in ("hosts", "leaders", "ranks")) and name in known
+        if not fine or (star and not segments.isdecimal()):
+            raise UsageError(
+                f"there is no algorithm {text!r}; there are {', '.join(sorted(known))}, each also as hosts/NAME and "
+                "leaders/NAME (shared memory inside a host)"
+            )
+        places = tuple(int(place) for place in order.split(",")) if order else ()
+        return Choice(name, over or "ranks", max(int(segments or 1), 1), places)
+
+    def schedule(self, vertices: int) -> Schedule:
+        """Return the schedule that runs among `vertices` ranks or hosts."""
+        return _schedule(replace(self, over=""), vertices)
+
+
+@functools.lru_cache(maxsize=256)
+def _schedule(choice: Choice, vertices: int) -> Schedule:
+    schedule = by_name(choice.algorithm, vertices)
+    if choice.order:
+        if sorted(choice.order) != list(range(vertices)):
+            raise UsageError(f"{choice.order} is not an order of {vertices} vertices")
+        schedule = relabel(schedule, choice.order)
+    return pipelined(schedule, choice.segments) if choice.segments > 1 else schedule

@@ -1,0 +1,346 @@
+"""Runs one vertex's part of any schedule over a transport: the interpreter between hosts.
+
+Chunks travel in segments. A message is received into one of a few places per link that were posted before it was sent,
+so that it arrives without asking first, and is folded or copied from there; whatever the schedule sends of that segment
+next is under way before the following segment is waited for. Two rules keep it correct without a barrier:
+
+-   a segment is sent after the last receive before it that writes its chunk (`MessagePlan` knows which), and
+-   it is written only when every message that carries its old content has left.
+
+The first message of a link in each collective begins with a header that says what its sender called; ranks that called
+different things find out there.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ringside.engine.message_plan import MessagePlan, Receive, Send
+from ringside.engine.transports.transport import Bytes, Cause, LinkError, Pending, Transport
+from ringside.engine.wire import Wire
+
+_HEADER = struct.Struct("<QIIQdBBBx")  # seq, plan, segment, elements, extra, kind, dtype, op
+HEADER_BYTES = 64
+HOPS_KEPT = 1 << 16
+
+Fold = Callable[[Sequence[int], int, int], None]
+"""Reduces arrays: (addresses of the sources in order, address of the result, elements)."""
+
+
+class Call(NamedTuple):
+    """What a rank called, as its peers are told.
+
+    Args:
+        kind: Code of the collective.
+        dtype: Code of the element type.
+        op: Code of the reduction.
+        elements: Elements of the tensor.
+        extra: Whatever else must be equal, such as the root or the scale.
+    """
+
+    kind: int
+    dtype: int
+    op: int
+    elements: int
+    extra: float = 0.0
+
+
+class Disagreement(Exception):
+    """A peer called something else.
+
+    Args:
+        peer: The vertex.
+        theirs: (seq, plan hash, segment, call) of the peer.
+        ours: The same of this vertex.
+    """
+
+    def __init__(self, peer: int, theirs: tuple[int, int, int, Call], ours: tuple[int, int, int, Call]) -> None:
+        super().__init__(f"vertex {peer} called {theirs}, this one {ours}")
+        self.peer, self.theirs, self.ours = peer, theirs, ours
+
+
+class Hop(NamedTuple):
+    """What one rank received from one other in one round; times in seconds on this process's `perf_counter`.
+
+    Args:
+        seq: The collective.
+        round: The schedule's round.
+        src: The sender.
+        size_bytes: Payload.
+        waited: When this rank began to wait for it.
+        first: When its first segment was there: waited → first is the sender being late (or one way of the wire).
+        last: When all of it was there: first → last is the wire.
+    """
+
+    seq: int
+    round: int
+    src: int
+    size_bytes: int
+    waited: float
+    first: float
+    last: float
+
+
+class Exchange:
+    """One vertex's links to the others, and the interpreter that uses them.
+
+    Args:
+        transport: Carries the messages.
+        segment_bytes: Largest payload of one message, bytes; equal on all vertices.
+        window: Messages per link whose places are posted ahead.
+    """
+
+    def __init__(self, transport: Transport, *, segment_bytes: int = 1 << 18, window: int = 4) -> None:
+        self.transport = transport
+        self.segment_bytes = segment_bytes
+        self.hops: deque[Hop] = deque(maxlen=HOPS_KEPT)
+        self.sent_bytes: defaultdict[int, int] = defaultdict(int)
+        self._window = window
+        self._inboxes: dict[int, _Inbox] = {}
+        self._seq: defaultdict[int, int] = defaultdict(int)
+
+    def run(
+        self,
+        plan: MessagePlan,
+        chunks: Sequence[Bytes | None],
+        item_bytes: int,
+        fold: Fold,
+        call: Call,
+        *,
+        members: Sequence[int] | None = None,
+        wire: Wire | None = None,
+    ) -> None:
+        """Carry out this vertex's part of a collective.
+
+        Args:
+            plan: Its part of the schedule, by the numbers of the schedule.
+            chunks: The chunks' memory, uint8 arrays by number; None: never touched by this vertex.
+            item_bytes: Size of an element, bytes.
+            fold: The reduction.
+            call: What was called; must be equal on all.
+            members: The transport's vertex for each vertex of the schedule (default: the same).
+            wire: How elements travel, where not as they are.
+
+        Raises:
+            LinkError: A peer is lost, late or has left.
+            Disagreement: A peer called something else.
+        """
+        _Run(self, plan, chunks, item_bytes, fold, call, members, wire).go()
+
+    def inbox(self, peer: int) -> _Inbox:
+        """Return the places for messages from a peer, posting them the first time."""
+        inbox = self._inboxes.get(peer)
+        if inbox is None:
+            inbox = self._inboxes[peer] = _Inbox(self.transport, peer, HEADER_BYTES + self.segment_bytes, self._window)
+        return inbox
+
+    def next_seq(self, peer: int, *, sending: bool) -> int:
+        """Return the number of this collective on a link; both ends count alike."""
+        key = 2 * peer + sending
+        self._seq[key] += 1
+        return self._seq[key]
+
+
+class _Inbox:
+    """The places for the next messages of one sender, posted ahead and used in turn."""
+
+    def __init__(self, transport: Transport, peer: int, size_bytes: int, window: int) -> None:
+        self._transport, self._peer = transport, peer
+        self._places = [np.empty(size_bytes, dtype=np.uint8) for _ in range(window)]
+        self._under_way = deque((place, transport.receive(peer, place)) for place in self._places)
+
+    def take(self) -> Bytes:
+        """Wait for the next message and return its place; give it back with `free`."""
+        place, pending = self._under_way.popleft()
+        pending.wait()
+        return place
+
+    def free(self, place: Bytes) -> None:
+        """Use a place again."""
+        self._under_way.append((place, self._transport.receive(self._peer, place)))
+
+
+class _Outbox:
+    """What is still to be sent to one vertex in one collective, in order."""
+
+    def __init__(self, peer: int, sends: tuple[Send, ...]) -> None:
+        self.peer, self.sends = peer, sends
+        self.at = 0  # round group, see _Run._pump
+        self.queue: deque[tuple[int, int, int]] = deque()  # chunk, segment, after
+
+
+class _Run:
+    """One collective on one vertex."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        plan: MessagePlan,
+        chunks: Sequence[Bytes | None],
+        item_bytes: int,
+        fold: Fold,
+        call: Call,
+        members: Sequence[int] | None,
+        wire: Wire | None,
+    ) -> None:
+        self.exchange, self.plan, self.chunks, self.item = exchange, plan, chunks, item_bytes
+        self.fold, self.call, self.wire = fold, call, wire
+        self.members = members
+        self.me = exchange.transport.rank if members is None else list(members).index(exchange.transport.rank)
+        ratio = 1 if wire is None else item_bytes // wire.item_bytes
+        self.segment = max(exchange.segment_bytes * ratio // item_bytes, 1) * item_bytes
+        self.leaving: defaultdict[tuple[int, int], list[Pending]] = defaultdict(list)
+        self.done: list[int] = [0] * len(plan.dependents)
+        self.outboxes = {dst: self._outbox(dst, sends) for dst, sends in plan.links.items()}
+        self.greeted: set[int] = set()
+        self.heard: dict[int, int] = {}
+        self.keep: list[Bytes] = []
+
+    def go(self) -> None:
+        for outbox in self.outboxes.values():
+            self._pump(outbox)
+        first = 0
+        for k, receives in enumerate(self.plan.rounds):
+            if receives:
+                self._round(k, receives, first)
+                first += len(receives)
+        for pendings in self.leaving.values():
+            for pending in pendings:
+                pending.wait()
+
+    # -------------------------------------------------------------------------------------------- sending
+
+    def _outbox(self, dst: int, sends: tuple[Send, ...]) -> _Outbox:
+        """List the messages of a link: per round, segment by segment."""
+        outbox = _Outbox(self._vertex(dst), sends)
+        at = 0
+        while at < len(sends):
+            end = at
+            while end < len(sends) and sends[end].round == sends[at].round:
+                end += 1
+            group = sends[at:end]
+            for segment in range(max(self._segments(send.chunk) for send in group)):
+                outbox.queue.extend(
+                    (send.chunk, segment, send.after) for send in group if segment < self._segments(send.chunk)
+                )
+            at = end
+        return outbox
+
+    def _pump(self, outbox: _Outbox) -> None:
+        """Send what may be sent."""
+        queue, done = outbox.queue, self.done
+        while queue:
+            chunk, segment, after = queue[0]
+            if after >= 0 and done[after] <= segment:
+                return
+            queue.popleft()
+            self._send(outbox.peer, chunk, segment)
+
+    def _send(self, peer: int, chunk: int, segment: int) -> None:
+        data = self._part(chunk, segment)
+        if self.wire is not None:
+            data = self.wire.narrow(data)
+        if peer not in self.greeted:
+            self.greeted.add(peer)
+            data = self._with_header(peer, data)
+        pending = self.exchange.transport.send(peer, data)
+        self.exchange.sent_bytes[peer] += len(data)
+        self.leaving[chunk, segment].append(pending)
+
+    def _with_header(self, peer: int, data: Bytes) -> Bytes:
+        message = np.zeros(HEADER_BYTES + len(data), dtype=np.uint8)
+        seq = self.exchange.next_seq(peer, sending=True)
+        call = self.call
+        words = (seq, self.plan.hash, self.segment, call.elements, call.extra, call.kind, call.dtype, call.op)
+        _HEADER.pack_into(message.data, 0, *words)
+        message[HEADER_BYTES:] = data
+        return message
+
+    # -------------------------------------------------------------------------------------------- receiving
+
+    def _round(self, k: int, receives: tuple[Receive, ...], first: int) -> None:
+        counts = [self._segments(receive.chunk) for receive in receives]
+        times: dict[int, list[float]] = {}
+        for segment in range(max(counts)):
+            for index, receive in enumerate(receives):
+                if segment < counts[index]:
+                    self._receive(receive, segment, times)
+                    self.done[first + index] += 1
+                    for dst in self.plan.dependents[first + index]:
+                        self._pump(self.outboxes[dst])
+        seq = self.exchange._seq
+        for src, (waited, arrived, last, size) in times.items():
+            self.exchange.hops.append(Hop(seq[2 * src], k, src, int(size), waited, arrived, last))
+
+    def _receive(self, receive: Receive, segment: int, times: dict[int, list[float]]) -> None:
+        own = self._part(receive.chunk, segment)
+        arrived: list[tuple[int, _Inbox, Bytes, Bytes]] = []
+        for src in receive.sources:
+            peer = self._vertex(src)
+            inbox = self.exchange.inbox(peer)
+            waited = time.perf_counter()
+            place = inbox.take()
+            now = time.perf_counter()
+            hop = times.setdefault(peer, [waited, now, now, 0.0])
+            hop[2] = now
+            hop[3] += len(own)
+            arrived.append((src, inbox, place, self._payload(peer, place, len(own))))
+        for pending in self.leaving.pop((receive.chunk, segment), ()):
+            pending.wait()
+        self._store(receive, own, arrived)
+        for _, inbox, place, _ in arrived:
+            inbox.free(place)
+
+    def _store(self, receive: Receive, own: Bytes, arrived: list[tuple[int, _Inbox, Bytes, Bytes]]) -> None:
+        if receive.overwrite:
+            own[:] = arrived[0][3]
+            return
+        sources = [(src, payload) for src, _, _, payload in arrived]
+        if self.me < self.plan.ranks:  # a switch has nothing of its own to add
+            sources.append((self.me, own))
+            sources.sort(key=lambda pair: pair[0])
+        addresses = [payload.__array_interface__["data"][0] for _, payload in sources]
+        self.fold(addresses, own.__array_interface__["data"][0], len(own) // self.item)
+
+    def _payload(self, peer: int, place: Bytes, length: int) -> Bytes:
+        start = 0
+        if peer not in self.heard:
+            self.heard[peer] = 1
+            self._compare(peer, place)
+            start = HEADER_BYTES
+        if self.wire is None:
+            return place[start : start + length]
+        return self.wire.widen(place[start : start + length * self.wire.item_bytes // self.item])
+
+    def _compare(self, peer: int, place: Bytes) -> None:
+        seq, plan, segment, count, extra, kind, dtype, op = _HEADER.unpack_from(place.data)
+        theirs = (seq, plan, segment, Call(kind, dtype, op, count, extra))
+        ours = (self.exchange.next_seq(peer, sending=False), self.plan.hash, self.segment, self.call)
+        if theirs != ours:
+            raise Disagreement(peer, theirs, ours)
+
+    # -------------------------------------------------------------------------------------------- places
+
+    def _vertex(self, number: int) -> int:
+        return number if self.members is None else self.members[number]
+
+    def _chunk(self, chunk: int) -> Bytes:
+        memory = self.chunks[chunk]
+        assert memory is not None, "the schedule uses a chunk for which there is no memory"
+        return memory
+
+    def _segments(self, chunk: int) -> int:
+        return -(-len(self._chunk(chunk)) // self.segment)
+
+    def _part(self, chunk: int, segment: int) -> Bytes:
+        memory = self._chunk(chunk)
+        return memory if len(memory) <= self.segment else memory[segment * self.segment : (segment + 1) * self.segment]
+
+
+__all__ = ["HEADER_BYTES", "Call", "Cause", "Disagreement", "Exchange", "Fold", "Hop", "LinkError"]

@@ -1,0 +1,49 @@
+"""The part of a hierarchical all-reduce that happens inside a host, in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ringside.engine.calls import Call
+from ringside.engine.regions import Storage
+from ringside.engine.tensors import Flat
+
+
+class LocalLanes:
+    """Adds up the ranks of a host lane by lane, and spreads the lanes again.
+
+    Args:
+        communicator: Of the ranks of this host.
+    """
+
+    def __init__(self, communicator: Any) -> None:
+        self._communicator = communicator
+
+    def reduce_lanes(
+        self, at: int, bounds: Sequence[int], dtype: int, op: int, scale: float, storage: Storage | None
+    ) -> None:
+        """Leave in this rank's lane of the elements at an address the fold over the ranks of the host.
+
+        Args:
+            at: Address of the first element.
+            bounds: Element offsets of the lanes, local ranks + 1.
+            dtype: Code of the element type.
+            op: Code of the reduction.
+            scale: Multiplies each contribution first.
+            storage: The shareable storage the elements lie in, if peers may not have mapped it yet.
+        """
+        call = Call("reduce_scatter_", _flat(at, bounds, dtype), bounds[-1], bounds, op=op, scale=scale)
+        self._communicator.carry(call, 0, True, storage)
+
+    def gather_lanes(self, at: int, bounds: Sequence[int], dtype: int, storage: Storage | None) -> None:
+        """Give every rank of the host all lanes; arguments as for `reduce_lanes`."""
+        self._communicator.carry(Call("all_gather_", _flat(at, bounds, dtype), bounds[-1], bounds), 0, True, storage)
+
+    def abandon(self) -> None:
+        """Leave at once; the others of the host notice."""
+        self._communicator.abandon()
+
+
+def _flat(at: int, bounds: Sequence[int], dtype: int) -> Flat:
+    return Flat(at, bounds[-1], dtype, (bounds[-1],), None)

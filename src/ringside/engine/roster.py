@@ -1,0 +1,168 @@
+"""Which ranks are on which host, and that they fit together."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import uuid
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from ringside.errors import MismatchError, UsageError
+
+PROTOCOL = 1
+
+
+class Store(Protocol):
+    """The part of a torch.distributed store that is needed here."""
+
+    def set(self, key: str, value: str) -> None:
+        """Publish a value."""
+
+    def get(self, key: str) -> bytes:
+        """Wait for a value and return it."""
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """What one rank tells the others when a communicator is made.
+
+    Args:
+        machine: What ranks that can share memory have in common.
+        host: The host's name.
+        settings: Everything that all ranks must have set alike, by name.
+        objection: Why this rank cannot share memory with others; empty if it can.
+        nonce: Random; the first rank's of a host names what is shared there.
+    """
+
+    machine: str
+    host: str
+    settings: dict[str, str]
+    objection: str = ""
+    nonce: str = ""
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The ranks of a group by host.
+
+    Args:
+        rank: This rank.
+        hosts: Ranks of each host, ascending; hosts by their lowest rank.
+        names: The hosts' names.
+        keys: Names what the ranks of each host share.
+    """
+
+    rank: int
+    hosts: tuple[tuple[int, ...], ...]
+    names: tuple[str, ...]
+    keys: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return sum(map(len, self.hosts))
+
+    @cached_property
+    def host(self) -> int:
+        """This rank's host."""
+        return self.host_of(self.rank)
+
+    @cached_property
+    def local_rank(self) -> int:
+        """This rank's place among those of its host."""
+        return self.hosts[self.host].index(self.rank)
+
+    @property
+    def local_size(self) -> int:
+        """Number of ranks on this host."""
+        return len(self.hosts[self.host])
+
+    @property
+    def lanes(self) -> int:
+        """How many ranks of every host can carry a slice between hosts: as many as the smallest host has."""
+        return min(map(len, self.hosts))
+
+    def lane(self, index: int) -> tuple[int, ...]:
+        """Return the ranks, one per host, that carry slice `index`."""
+        return tuple(ranks[index] for ranks in self.hosts)
+
+    def host_of(self, rank: int) -> int:
+        """Return the host of a rank."""
+        return next(h for h, ranks in enumerate(self.hosts) if rank in ranks)
+
+    def describe(self, rank: int) -> str:
+        """Return `rank 5 on host node-2`."""
+        return f"rank {rank} on host {self.names[self.host_of(rank)]}"
+
+
+def machine_id() -> str:
+    """Identify what ranks must have in common to share memory: the kernel, and its network namespace (for sockets)."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
+
+
+def own_offer(settings: dict[str, str], objection: str = "", machine: str = "") -> Offer:
+    """Return this process's offer; `machine` overrides what tells hosts apart (for tests)."""
+    return Offer(machine or machine_id(), socket.gethostname(), settings, objection, uuid.uuid4().hex)
+
+
+def exchange_offers(store: Store, rank: int, size: int, offer: Offer) -> list[Offer]:
+    """Publish this rank's offer and return all ranks', by rank. A collective."""
+    store.set(f"offer/{rank}", msgspec.json.encode(offer).decode())
+    return [msgspec.json.decode(store.get(f"offer/{r}"), type=Offer) for r in range(size)]
+
+
+def make_roster(rank: int, offers: Sequence[Offer]) -> Roster:
+    """Group the ranks into hosts; ranks that object to sharing memory are hosts of their own.
+
+    Args:
+        rank: This rank.
+        offers: Of all ranks, by rank.
+
+    Raises:
+        MismatchError: Settings or versions differ; names who differs and in what.
+        UsageError: Fewer than 2 ranks.
+    """
+    if len(offers) < 2:
+        raise UsageError(f"a group needs at least 2 ranks, not {len(offers)}")
+    _refuse_differences(offers)
+    alone = itertools.count()
+    groups: dict[str, list[int]] = defaultdict(list)
+    for r, offer in enumerate(offers):
+        groups[offer.machine if not offer.objection else f"alone/{next(alone)}"].append(r)
+    hosts = sorted(groups.values())
+    return Roster(
+        rank,
+        tuple(map(tuple, hosts)),
+        tuple(_names(offers, hosts)),
+        tuple(offers[ranks[0]].nonce for ranks in hosts),
+    )
+
+
+def _names(offers: Sequence[Offer], hosts: Sequence[Sequence[int]]) -> list[str]:
+    """Return the hosts' names, numbered where several have the same (network namespaces of one machine)."""
+    names = [offers[ranks[0]].host for ranks in hosts]
+    return [name if names.count(name) == 1 else f"{name}#{at}" for at, name in enumerate(names)]
+
+
+def _refuse_differences(offers: Sequence[Offer]) -> None:
+    first = offers[0].settings
+    for rank, offer in enumerate(offers):
+        different = [
+            f"{name} = {offer.settings.get(name, 'nothing')} (rank 0: {first.get(name, 'nothing')})"
+            for name in sorted({*first, *offer.settings})
+            if offer.settings.get(name) != first.get(name)
+        ]
+        if different:
+            raise MismatchError(
+                f"rank {rank} on host {offer.host} differs from rank 0 on host {offers[0].host} in "
+                f"{', '.join(different)}: give all ranks the same version of ringside and the same RINGSIDE_* settings",
+                [rank],
+            )

@@ -1,0 +1,64 @@
+"""The process group's own all-reduce, as a candidate beside our schedules."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from ringside.engine.dtypes import DTYPES, OPS
+from ringside.engine.transports.transport import Bytes, Cause, LinkError
+from ringside.errors import UnsupportedError
+
+_OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "prod": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "band": dist.ReduceOp.BAND,
+    "bor": dist.ReduceOp.BOR,
+    "bxor": dist.ReduceOp.BXOR,
+}
+
+
+class TorchNative:
+    """All-reduce by Gloo, over all ranks or over one rank per host.
+
+    Args:
+        store: A part of the job's store that only this uses.
+        rank: This rank.
+        size: Number of ranks.
+        timeout_s: Longest wait, seconds.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, *, timeout_s: float) -> None:
+        self._store, self._rank, self._size = store, rank, size
+        self._timeout = datetime.timedelta(seconds=timeout_s)
+        self._groups: dict[tuple[int, ...], Any] = {}
+
+    def all_reduce(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> None:
+        """Reduce in place; see `ringside.engine.across.Native`."""
+        if not len(data):
+            return
+        name = OPS[op]
+        if name not in _OPS or DTYPES[dtype] == "int16":
+            raise UnsupportedError(f"Gloo has no {name} of {DTYPES[dtype]}: name another algorithm")
+        tensor = torch.from_numpy(data).view(getattr(torch, DTYPES[dtype]))
+        options: Any = dist.AllreduceOptions()
+        options.reduceOp = _OPS[name]
+        group = self._group(tuple(members) if members is not None else tuple(range(self._size)))
+        try:
+            group.allreduce([tensor], options).wait()
+        except RuntimeError as error:
+            late = "Timed out" in str(error)
+            raise LinkError(Cause("late" if late else "lost", self._rank), str(error)[:300]) from None
+
+    def _group(self, members: tuple[int, ...]) -> Any:
+        if members not in self._groups:
+            store = PrefixStore(",".join(map(str, members)), self._store)
+            self._groups[members] = dist.ProcessGroupGloo(store, members.index(self._rank), len(members), self._timeout)
+        return self._groups[members]

@@ -1,0 +1,79 @@
+"""What the interpreter asks of a transport: ordered messages between pairs of vertices, several in flight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a group of vertices can no longer exchange messages.
+
+    Args:
+        kind: `lost`: the vertex died or cannot be reached. `late`: it did not send in time. `left`: it gave up by
+            itself (an error of its own, Ctrl-C, a closed communicator). `disagreed`: it found that others called
+            something else than it did.
+        vertex: The one it is about.
+    """
+
+    kind: Literal["lost", "late", "left", "disagreed"]
+    vertex: int
+
+
+class LinkError(Exception):
+    """A message could not be delivered; the group is unusable from now on.
+
+    Args:
+        cause: Why, as far as this end knows.
+        detail: What the transport said.
+    """
+
+    def __init__(self, cause: Cause, detail: str = "") -> None:
+        super().__init__(f"{cause.kind} {cause.vertex}: {detail}")
+        self.cause = cause
+        self.detail = detail
+
+
+class Pending(Protocol):
+    """A message under way."""
+
+    def wait(self) -> None:
+        """Return when it has left (its memory may be used again) or has arrived; raise `LinkError`."""
+
+
+class Transport(Protocol):
+    """Messages between the vertices 0 to size - 1, of which this is one.
+
+    Between two vertices messages arrive in the order in which they were sent, into the memory given to `receive` in
+    the order of those calls; a message may be shorter than that memory. `receive` should be called ahead of time: a
+    message whose place is known travels without asking.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This vertex."""
+
+    @property
+    def size(self) -> int:
+        """Number of vertices."""
+
+    def send(self, peer: int, data: Bytes) -> Pending:
+        """Start sending `data` (uint8 [n], n ≥ 1); it must not change until the message has left."""
+
+    def receive(self, peer: int, into: Bytes) -> Pending:
+        """Start receiving the next message from `peer` into `into` (uint8 [m], m ≥ the message's length)."""
+
+    def fail(self, cause: Cause) -> Cause:
+        """Tell everybody why this vertex gives up and end all that is under way; return the first known cause."""
+
+    def close(self) -> None:
+        """Leave."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what is to be shown of it, such as its name."""

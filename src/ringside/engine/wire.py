@@ -1,0 +1,67 @@
+"""How f32 elements travel when half of the bits shall do: rounded to bfloat16 or float16 by the sender, in place.
+
+Whatever a rank sends it first rounds in its own memory too, so that sender and receiver go on with the same value; at
+the end every rank rounds its result once more (which changes nothing where it was sent or received). So all ranks still
+end with identical bits. Each value is rounded once per round in which a partial sum of it is sent: with unit roundoff u
+(2⁻⁸ for bfloat16, 2⁻¹¹ for float16) and k such rounds the result differs from the f32 sum by at most about
+(k+1)·u·Σ|x|; float16 overflows to infinity beyond 65504.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ringside.engine.transports.transport import Bytes
+from ringside.errors import UsageError
+
+WireDtype = Literal["bfloat16", "float16"]
+
+
+@dataclass(frozen=True)
+class Wire:
+    """Rounds f32 elements for the wire and back.
+
+    Args:
+        dtype: `bfloat16` or `float16`.
+    """
+
+    dtype: WireDtype
+    item_bytes: int = 2
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("bfloat16", "float16"):
+            raise UsageError(f"gradients cannot travel as {self.dtype!r}; there are bfloat16 and float16")
+
+    def narrow(self, data: Bytes) -> Bytes:
+        """Return f32 elements (as bytes) in the wire's dtype, and round them where they lie."""
+        wide = data.view(np.float32)
+        if self.dtype == "float16":
+            with np.errstate(over="ignore"):
+                half = wide.astype(np.float16)
+            wide[:] = half
+            return half.view(np.uint8)
+        bits = wide.view(np.uint32)
+        odd = (bits >> 16) & 1
+        odd += 0x7FFF
+        odd += bits
+        nan = np.isnan(wide)
+        half16 = (odd >> 16).astype(np.uint16)
+        if nan.any():
+            half16[nan] = 0x7FC0
+        np.left_shift(half16, 16, out=bits, dtype=np.uint32)
+        return half16.view(np.uint8)
+
+    def widen(self, data: Bytes) -> Bytes:
+        """Return what arrived as f32 elements (as bytes)."""
+        if self.dtype == "float16":
+            return data.view(np.float16).astype(np.float32).view(np.uint8)
+        bits = data.view(np.uint16).astype(np.uint32)
+        bits <<= 16
+        return bits.view(np.uint8)
+
+    def round(self, data: Bytes) -> None:
+        """Round f32 elements (as bytes) where they lie."""
+        self.narrow(data)
