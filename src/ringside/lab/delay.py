@@ -1,0 +1,164 @@
+"""Links with a delay: a process that holds every frame for a while between two TAP devices.
+
+There is one process per lab. It runs at real-time priority where it may: a cable does not wait for a processor. Frames
+are passed on as TCP handed them down, in pieces of up to 64 KB with their checksums still to be made (virtio-net
+headers), so that one Python process keeps up with a few Gbit/s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import gc
+import json
+import os
+import select
+import struct
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from ringside.errors import RingsideError
+from ringside.lab.namespaces import enter
+
+_READY = "ready"
+_READY_S = 30.0
+_FRAME_BYTES = 10 + 14 + 65536 + 64
+_TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0
+_TAP, _NO_PI, _VNET_HDR = 0x0002, 0x1000, 0x4000
+_CSUM_TSO4_TSO6 = 0x07
+_CLOCK_MONOTONIC, _TFD_NONBLOCK, _TFD_TIMER_ABSTIME = 1, 0o4000, 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+Cable = tuple[tuple[str, str], tuple[str, str]]
+"""Two ends, each a namespace and the name of the TAP device to be made there."""
+
+
+class DelayLine:
+    """Frames on their way: what is put in comes out after a fixed time, in the same order.
+
+    Args:
+        delay_s: How long each frame is held, seconds.
+    """
+
+    def __init__(self, delay_s: float) -> None:
+        self._delay_s = delay_s
+        self._held: deque[tuple[float, int, bytes]] = deque()
+
+    def put(self, now_s: float, way_out: int, frame: bytes) -> None:
+        """Take a frame at `now_s`, which never goes back, for the descriptor `way_out`."""
+        self._held.append((now_s + self._delay_s, way_out, frame))
+
+    def due(self, now_s: float) -> Iterator[tuple[int, bytes]]:
+        """Hand out all (way out, frame) whose time has come."""
+        while self._held and self._held[0][0] <= now_s:
+            _, way_out, frame = self._held.popleft()
+            yield way_out, frame
+
+    @property
+    def next_due_s(self) -> float | None:
+        """When the next frame is due; None while there is none."""
+        return self._held[0][0] if self._held else None
+
+
+def start_delay(delay_s: float, cables: Iterable[Cable]) -> subprocess.Popen[str]:
+    """Start the process and return once all its TAP devices are there.
+
+    Args:
+        delay_s: How long each frame is held on each cable, seconds.
+        cables: Which devices to make and to join.
+
+    Raises:
+        RingsideError: It could not make them.
+    """
+    child = subprocess.Popen(
+        [sys.executable, "-m", "ringside.lab.delay", json.dumps([delay_s, list(cables)])],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert child.stdout is not None
+    assert child.stderr is not None
+    readable, _, _ = select.select([child.stdout], [], [], _READY_S)
+    if not readable or child.stdout.readline().strip() != _READY:
+        child.kill()
+        said = child.communicate()[1].strip().splitlines()
+        raise RingsideError(f"the lab's delay process did not start: {said[-1] if said else 'it said nothing'}")
+    child.stdout.close()
+    child.stderr.close()
+    return child
+
+
+def main(asked: str) -> None:
+    """Make the devices, say so, and pass frames on until killed."""
+    delay_s, cables = json.loads(asked)
+    way_out: dict[int, int] = {}
+    for one, other in cables:
+        a, b = _open_tap(*one), _open_tap(*other)
+        way_out[a], way_out[b] = b, a
+    _hurry()
+    print(_READY, flush=True)
+    _pass_on(DelayLine(delay_s), way_out)
+
+
+def _pass_on(line: DelayLine, way_out: dict[int, int]) -> None:
+    timer = _check(_libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK))
+    poll = select.epoll()
+    for fd in (timer, *way_out):
+        poll.register(fd, select.EPOLLIN)
+    while True:
+        for fd, _ in poll.poll():
+            if fd == timer:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(timer, 8)
+            else:
+                _take(line, fd, way_out[fd])
+        for fd, frame in line.due(time.monotonic()):
+            with contextlib.suppress(OSError):  # the device is down or full: a frame is lost
+                os.write(fd, frame)
+        if line.next_due_s is not None:
+            _set_timer(timer, line.next_due_s)
+
+
+def _take(line: DelayLine, way_in: int, way_out: int) -> None:
+    with contextlib.suppress(OSError):  # nothing more to read, or the device is down
+        for _ in range(64):
+            line.put(time.monotonic(), way_out, os.read(way_in, _FRAME_BYTES))
+
+
+def _set_timer(timer: int, at_s: float) -> None:
+    whole = int(at_s)
+    # struct itimerspec: an interval of 0, and when; in the past means at once, 0 would mean never.
+    when = struct.pack("@4l", 0, 0, whole, max(int((at_s - whole) * 1e9), 1))
+    _check(_libc.timerfd_settime(timer, _TFD_TIMER_ABSTIME, when, None))
+
+
+def _open_tap(namespace: str, device: str) -> int:
+    """Make a TAP device in a namespace, which the calling thread moves into; it lives as long as the descriptor."""
+    enter(namespace)
+    fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", device.encode(), _TAP | _NO_PI | _VNET_HDR))
+    fcntl.ioctl(fd, _TUNSETOFFLOAD, _CSUM_TSO4_TSO6)
+    return fd
+
+
+def _hurry() -> None:
+    gc.disable()  # there are no cycles to collect, and a pause would delay frames
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+
+
+def _check(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,143 @@
+"""Network namespaces: acting inside one, who runs in one, and removing those that nobody owns any more."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from ringside.errors import RingsideError
+from ringside.lab.names import DIRECTORY, LabName, namespaces_there
+from ringside.processes import Process, hold
+
+_CLONE_NEWNET = 0x40000000
+_MNT_DETACH = 2
+_KILL_S = 5.0
+_libc = ctypes.CDLL(None, use_errno=True)
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+def enter(namespace: str) -> None:
+    """Move the calling thread into a network namespace; what it opens and starts from now on belongs there.
+
+    Raises:
+        OSError: There is no such namespace, or no privilege.
+    """
+    fd = os.open(DIRECTORY / namespace, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if _libc.setns(fd, _CLONE_NEWNET) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), namespace)
+    finally:
+        os.close(fd)
+
+
+def inside(namespace: str, function: Callable[[], _T]) -> _T:
+    """Return what `function` returns when it is called inside a network namespace, on a thread of its own.
+
+    Sockets that it opens stay in that namespace wherever they are used later.
+
+    Raises:
+        OSError: There is no such namespace, or no privilege; and whatever the function raises.
+    """
+    results: list[_T] = []
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            enter(namespace)
+            results.append(function())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call, name="ringside-lab-inside")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def processes_in(namespaces: Iterable[str]) -> list[int]:
+    """Return the numbers of all processes that live in one of these network namespaces."""
+    inodes = {inode for name in namespaces if (inode := _inode(DIRECTORY / name)) is not None}
+    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()] if inodes else []
+    return [pid for pid in pids if pid != os.getpid() and _inode(Path(f"/proc/{pid}/ns/net")) in inodes]
+
+
+def kill_all_in(namespaces: list[str], limit_s: float = _KILL_S) -> bool:
+    """Kill every process in these namespaces, those that come up meanwhile too; return whether all are gone."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        held = {pid: process for pid in processes_in(namespaces) if (process := hold(pid)) is not None}
+        # Between the look and the hold a number may have passed to a stranger: only who is still there is killed.
+        there = set(processes_in(namespaces)) & set(held)
+        for pid in there:
+            held[pid].send(signal.SIGKILL)
+        _wait([held[pid] for pid in there], deadline)
+        for process in held.values():
+            process.close()
+        if not held:
+            return True
+    return False
+
+
+def remove(lab: LabName) -> None:
+    """Remove a lab: the processes in its namespaces, and these with all their links. Nothing happens if it is gone."""
+    names = [name for name in namespaces_there() if LabName.of_namespace(name) == lab]
+    if names and not kill_all_in(names):
+        _log.warning("some processes in the lab %s could not be killed; its namespaces live on in them", lab)
+    for name in names:
+        _unname(DIRECTORY / name)
+
+
+def remove_leftovers() -> list[str]:
+    """Remove every lab whose owner is dead, and leave labs of living owners alone.
+
+    Returns:
+        The names of the labs that were removed.
+    """
+    labs = {lab for name in namespaces_there() if (lab := LabName.of_namespace(name)) is not None}
+    dead = sorted((lab for lab in labs if not lab.owner_lives()), key=str)
+    for lab in dead:
+        _log.info("removing what the dead lab %s left", lab)
+        remove(lab)
+    return [str(lab) for lab in dead]
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _wait(processes: list[Process], deadline: float) -> None:
+    poll = select.poll()
+    left = {process.fileno() for process in processes}
+    for fd in left:
+        poll.register(fd, select.POLLIN)
+    while left and (rest := deadline - time.monotonic()) > 0:
+        for fd, _ in poll.poll(1e3 * rest):
+            poll.unregister(fd)
+            left.discard(fd)
+
+
+def _unname(path: Path) -> None:
+    """Do what `ip netns delete` does; somebody else may do it at the same time."""
+    _libc.umount2(os.fsencode(path), _MNT_DETACH)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+    except OSError as error:
+        raise RingsideError(f"cannot remove the namespace {path.name}: {error.strerror}; try ip netns delete") from None

@@ -1,0 +1,160 @@
+"""Which namespaces and links a lab is made of, and what its hosts are called there. Pure: nothing is done here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ringside.errors import UsageError
+
+MOST_HOSTS = 250
+INTERFACE = "lab0"
+"""The interface that bears a host's address, on every host."""
+
+SWITCH = "switch"
+_BRIDGE = "br0"
+_SWITCH_ADDRESS = "10.77.0.254"
+
+
+@dataclass(frozen=True)
+class End:
+    """One end of a link.
+
+    Args:
+        node: Whose namespace it lies in (`h0`, ..., `switch`).
+        device: The interface's name there.
+    """
+
+    node: str
+    device: str
+
+
+@dataclass(frozen=True)
+class Link:
+    """A cable between two nodes.
+
+    Args:
+        hosts: The hosts it joins, ascending; one for a host's link to the switch.
+        ends: Its ends; the first is on the first host.
+        delay_s: How long a frame takes, one way, seconds.
+    """
+
+    hosts: tuple[int, ...]
+    ends: tuple[End, End]
+    delay_s: float
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """A lab, before it is built.
+
+    Args:
+        hosts: How many there are.
+        nodes: All namespaces.
+        links: All cables.
+        setup: For each node, the commands of `ip` that give it addresses and routes once its devices are there.
+    """
+
+    hosts: int
+    nodes: tuple[str, ...]
+    links: tuple[Link, ...]
+    setup: dict[str, tuple[str, ...]]
+
+    @property
+    def has_switch(self) -> bool:
+        """Whether there is a switch."""
+        return SWITCH in self.nodes
+
+    def links_of(self, host: int) -> list[Link]:
+        """Return the links that end at a host."""
+        return [link for link in self.links if host in link.hosts]
+
+    def link_between(self, a: int, b: int) -> Link:
+        """Return the link of a pair of hosts.
+
+        Raises:
+            UsageError: There is none.
+        """
+        wanted = tuple(sorted((a, b)))
+        found = next((link for link in self.links if link.hosts == wanted), None)
+        if found is None:
+            why = "in a star every host has one link, to the switch; name a host" if self.has_switch else self._named()
+            raise UsageError(f"there is no link between hosts {a} and {b}: {why}")
+        return found
+
+    def check_host(self, host: int) -> None:
+        """Raise `UsageError` if there is no such host."""
+        if not 0 <= host < self.hosts:
+            raise UsageError(f"there is no host {host}: {self._named()}")
+
+    def _named(self) -> str:
+        return f"the hosts are 0 to {self.hosts - 1}"
+
+
+def node_of(host: int) -> str:
+    """Return the name of a host's node."""
+    return f"h{host}"
+
+
+def address_of(host: int) -> str:
+    """Return a host's IPv4 address; it is the same in every wiring."""
+    return f"10.77.0.{host + 1}"
+
+
+def switch_address() -> str:
+    """Return the IPv4 address of the switch of a star."""
+    return _SWITCH_ADDRESS
+
+
+def star(hosts: int, delay_s: float) -> Wiring:
+    """Return the wiring in which every host has one link to a switch.
+
+    Args:
+        hosts: How many.
+        delay_s: From host to host, one way, seconds: half of it on each of the two links in between.
+    """
+    ends = [(End(node_of(host), INTERFACE), End(SWITCH, f"port{host}")) for host in range(hosts)]
+    setup: dict[str, tuple[str, ...]] = {node_of(host): (_address(host, 24),) for host in range(hosts)}
+    ports = (f"link set {port.device} master {_BRIDGE}" for _, port in ends)
+    setup[SWITCH] = (*_bridge(_BRIDGE), f"addr add {_SWITCH_ADDRESS}/24 dev {_BRIDGE}", *ports)
+    links = tuple(Link((host,), pair, delay_s / 2) for host, pair in enumerate(ends))
+    return Wiring(hosts, tuple(setup), links, setup)
+
+
+def mesh(hosts: int, delay_s: float) -> Wiring:
+    """Return the wiring in which every pair of hosts has a link of its own.
+
+    Every host has one address, on a bridge without ports, and a route to each other host over the pair's link.
+
+    Args:
+        hosts: How many.
+        delay_s: From host to host, one way, seconds.
+    """
+    links = tuple(
+        Link((a, b), (End(node_of(a), f"to{b}"), End(node_of(b), f"to{a}")), delay_s)
+        for a in range(hosts)
+        for b in range(a + 1, hosts)
+    )
+    setup = {node_of(host): (*_bridge(INTERFACE), _address(host, 32)) for host in range(hosts)}
+    return Wiring(hosts, tuple(setup), links, setup)
+
+
+WIRINGS = {"star": star, "mesh": mesh}
+
+
+def routes(link: Link) -> list[tuple[str, str]]:
+    """Return (node, command of `ip`) for the routes over a link of a mesh; a link to a switch needs none."""
+    if len(link.hosts) == 1:
+        return []
+    (a, b), (at_a, at_b) = link.hosts, link.ends
+    return [
+        (at_a.node, f"route replace {address_of(b)}/32 dev {at_a.device} src {address_of(a)}"),
+        (at_b.node, f"route replace {address_of(a)}/32 dev {at_b.device} src {address_of(b)}"),
+    ]
+
+
+def _bridge(name: str) -> tuple[str, ...]:
+    return (f"link add name {name} type bridge mcast_snooping 0", f"link set {name} up")
+
+
+def _address(host: int, prefix: int) -> str:
+    return f"addr add {address_of(host)}/{prefix} dev {INTERFACE}"
