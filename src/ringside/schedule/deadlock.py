@@ -60,8 +60,8 @@ def _every_message_is_storable_at_once(step: Round) -> bool:
     same = np.diff(target[order]) == 0
     if not (np.diff(src[order])[same] >= 0).all():
         return False
-    alone = np.setdiff1d(written, target[order][1:][same])
-    return not np.intersect1d(alone, step.src.astype(np.int64) * width + step.chunk).size
+    alone = written[~np.isin(written, target[order][1:][same])]
+    return not np.isin(alone, step.src.astype(np.int64) * width + step.chunk).any()
 
 
 class _Delivery:
