@@ -63,13 +63,8 @@ def elements(dtype: str, count: int, seed: object) -> Array:
         return twins.narrow(x.astype(np.float32), dtype) if dtype in ("float16", "bfloat16") else x.astype(dtype)
 
 
-def expected(
-    inputs: list[Array], dtype: str, op: str, algorithm: str | None, scale: float = 1.0, stage_bytes: int = 1 << 60
-) -> Array:
-    """Return what every rank must hold afterwards.
-
-    A schedule runs on pieces of the tensor that fit into the stage (`stage_bytes`), each cut into chunks by itself.
-    """
+def expected(inputs: list[Array], dtype: str, op: str, algorithm: str | None, scale: float = 1.0) -> Array:
+    """Return what every rank must hold afterwards."""
     if algorithm in (None, "one_shot", "direct") or len(inputs) == 1:
         return twins.fold(inputs, dtype, op, scale=scale, divisor=len(inputs))
     schedule, combine = by_name(algorithm, len(inputs)), twins._operation(dtype, op)
@@ -77,9 +72,7 @@ def expected(
         wide = np.stack([twins.widen(x, dtype) for x in inputs])
         if scale != 1.0:
             wide = wide * wide.dtype.type(scale)
-        room = stage_bytes // wide.itemsize
-        pieces = [wide[:, at : at + room] for at in range(0, wide.shape[1], room)] or [wide]
-        total = np.concatenate([run(schedule, piece, combine)[0] for piece in pieces])
+        total = run(schedule, wide, combine)[0]
         if op == "avg":
             total = twins._divide(total, len(inputs))
         return twins.narrow(total, dtype)

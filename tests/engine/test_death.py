@@ -20,7 +20,7 @@ from ringside.errors import ClosedError, DeadlineError, PeerLostError, SyncError
 
 pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
 
-PATHS = ("one_shot", "push", "staged", "ring", "empty", "async")
+PATHS = ("one_shot", "push", "staged", "ring", "tree", "empty", "async", "lanes", "private lanes", "moves", "reduce")
 SOON_S = 5.0  # the promise is one second; a loaded machine is given more
 
 
@@ -32,16 +32,26 @@ def forever(path: str, comm: Any) -> None:
     if path == "empty":
         while True:
             comm.empty(50_000)
-    if path == "push":
+    if path in ("push", "lanes"):
         x = comm.empty(1_000_000)
     else:
-        x = np.zeros({"one_shot": 3, "staged": 500_000, "ring": 300_000, "async": 2_000}[path], np.float32)
+        counts = {"one_shot": 3, "staged": 500_000, "private lanes": 500_000, "async": 2_000, "moves": 3_000}
+        x = np.zeros(counts.get(path, 300_000), np.float32)
+    bounds = [x.size * r // comm.size for r in range(comm.size + 1)]
+    while "lanes" in path:
+        comm.reduce_scatter_(x, bounds)
+        comm.all_gather_(x, bounds)
+    while path == "moves":
+        comm.scatter(x[:700], comm.gather(x[:700], 2), 2)
+        comm.broadcast(comm.all_to_all(comm.all_gather(comm.reduce_scatter(x))), 1)
+    while path == "reduce":
+        comm.reduce(x, 1)
     while True:
         if path == "async":
             for work in [comm.all_reduce(x, async_op=True) for _ in range(10)]:
                 work.wait()
         else:
-            comm.all_reduce(x, algorithm="ring" if path == "ring" else None)
+            comm.all_reduce(x, algorithm=path if path in ("ring", "tree") else None)
 
 
 def until_killed(path: str) -> tuple[str, tuple[int, ...], float, list[str]]:

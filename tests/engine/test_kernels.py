@@ -132,6 +132,24 @@ def test_every_half_is_widened_exactly_and_rounded_once(isa: str, dtype: str) ->
         assert_same(out, twins.fold([every], dtype, "sum", scale=scale), dtype)
 
 
+@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("dtype", sorted(FLOATING))
+@pytest.mark.parametrize("op", ["sum", "avg"])
+def test_every_source_may_have_its_own_scale(isa: str, dtype: str, op: str) -> None:
+    rng = np.random.default_rng(9)
+    for nsrc, ndst, stream in itertools.product((1, 2, 3, 7), (1, 2), (False, True)):
+        scales = rng.choice([0.0, 1.0, 1 / 3, 17.0, -2.5], nsrc).tolist()
+        rooms = [place(random_elements(rng, dtype, 1029), k) for k in range(nsrc)]
+        targets = [place(np.zeros(1029, stored(dtype)), 3) for _ in range(ndst)]
+        addresses = [[x.ctypes.data for x in some] for some in (rooms, targets)]
+        codes = DTYPES.index(dtype), OPS.index(op)
+        _core.native().fold(*addresses, 1029, *codes, 1.0, 7.5, stream, isa, scales)
+        for target in targets:
+            assert_same(target, twins.fold(rooms, dtype, op, scales=scales, divisor=7.5), dtype)
+    with pytest.raises(ValueError, match="one scale per source"):
+        _core.native().fold([0], [0], 0, *codes, scales=[1.0, 2.0])
+
+
 def test_rounding_of_ties_is_to_even() -> None:
     """The twins themselves against numbers worked out by hand."""
     tie = np.array([1 + 2.0**-11, 1 + 3 * 2.0**-11, 65519.0, 65520.0, 2.0**-25, 3 * 2.0**-25], np.float32)

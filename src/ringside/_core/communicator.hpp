@@ -81,6 +81,10 @@ struct Instruction {  // one destination chunk in one round of a program
   std::vector<std::pair<int, int>> fetched;  // (rank, round) that must be fetched before the chunk may change
 };
 
+struct Span {  // elements [from, from + n) of the tensor lie at `at` of the work space; n = 0: not in this pass
+  size_t from = 0, n = 0, at = 0;
+};
+
 struct Program {
   uint32_t hash;
   int rounds;
@@ -165,9 +169,10 @@ class Communicator {
   Status staged(const Request& request);
   Status run_program(const Request& request);
   std::shared_ptr<const Program> program(int id) const;
-  bool run_rounds(const Program& program, const Request& piece, DType work, uint64_t base);
-  void load_work(const Request& piece, DType work);
-  void store_work(const Request& piece, DType work);
+  bool run_pass(const Program& program, const Request& request, DType work);
+  bool run_rounds(const Program& program, const Request& request, DType work, uint64_t base);
+  void load_work(const Request& request, const Span& span, DType work);
+  void store_work(const Request& request, const Span& span, DType work);
   void fold(const void* const* src, int nsrc, void* const* dst, int ndst, size_t count, bool stream, double scale,
             ReduceOp op, DType dtype) const;
   void fold_all(const void* const* src, void* const* dst, int ndst, size_t count, bool stream, const Request& r) const;
@@ -213,6 +218,7 @@ class Communicator {
   std::vector<std::shared_ptr<const Program>> programs_;
   mutable std::mutex programs_guard_;
   std::vector<unsigned char> scratch_;
+  std::vector<Span> spans_;  // of each chunk, in the pass of a program under way
 
   Kind kind_ = Kind::barrier;
   uint64_t bytes_ = 0, submitted_ = 0, entered_ = 0, ready_ = 0;

@@ -19,95 +19,119 @@ std::shared_ptr<const Program> Communicator::program(int id) const {
 
 static DType work_dtype(DType d) { return d == DType::f16 || d == DType::bf16 ? DType::f32 : d; }
 
+// The work space takes the whole tensor, or else the same part of every chunk: what a schedule gives must not depend on
+// how much fits. Chunks know nothing of each other, so where not even a cache line of each fits, groups of them go in turn.
 Status Communicator::run_program(const Request& r) {
   const std::shared_ptr<const Program> kept = program(r.program);
   const Program& program = *kept;
   const DType work = work_dtype(r.dtype);
-  const size_t room = size_t(view_.header().stage_bytes) / size_of(work);
-  Request piece = r;
-  for (size_t at = 0; at < r.count; at += room) {
-    piece.data = r.data + at * size_of(r.dtype);
-    piece.count = std::min(room, r.count - at);
-    const uint64_t base = rounds_;
-    rounds_ += uint64_t(program.rounds) + 1;  // round 0 of the flags: the work space is loaded
-    in_program_ = true;
-    const bool fine = run_rounds(program, piece, work, base);
-    in_program_ = false;
-    if (!fine) return failure_.status;
+  const size_t item = size_of(work), line = 64 / item, room = size_t(view_.header().stage_bytes) / item;
+  const size_t chunks = size_t(program.chunks);
+  const auto begin = [&](size_t chunk) { return r.count * chunk / chunks; };
+  spans_.assign(chunks, Span{});
+  if (r.count <= room) {
+    for (size_t c = 0; c < chunks; ++c) spans_[c] = Span{begin(c), begin(c + 1) - begin(c), begin(c)};
+    if (r.count != 0 && !run_pass(program, r, work)) return failure_.status;
+    note(Path::program);
+    return finish(Status::ok);
+  }
+  const size_t group = std::min(chunks, room / line), step = room / group / line * line;
+  const size_t longest = (r.count + chunks - 1) / chunks;
+  for (size_t first = 0; first < chunks; first += group) {
+    for (size_t at = 0; at < longest; at += step) {
+      for (size_t c = 0; c < chunks; ++c) {
+        const size_t length = begin(c + 1) - begin(c), n = at < length ? std::min(step, length - at) : 0;
+        spans_[c] = c / group == first / group ? Span{begin(c) + at, n, (c - first) * step} : Span{};
+      }
+      if (!run_pass(program, r, work)) return failure_.status;
+    }
   }
   note(Path::program);
   return finish(Status::ok);
 }
 
-bool Communicator::run_rounds(const Program& program, const Request& piece, DType work, uint64_t base) {
+bool Communicator::run_pass(const Program& program, const Request& r, DType work) {
+  const uint64_t base = rounds_;
+  rounds_ += uint64_t(program.rounds) + 1;  // round 0 of the flags: the work space is loaded
+  in_program_ = true;
+  const bool fine = run_rounds(program, r, work, base);
+  in_program_ = false;
+  return fine;
+}
+
+bool Communicator::run_rounds(const Program& program, const Request& r, DType work, uint64_t base) {
   Header& h = view_.header();
   const size_t item = size_of(work);
-  const auto begin = [&](int chunk) { return piece.count * size_t(chunk) / size_t(program.chunks); };
+  const ReduceOp op = r.op == ReduceOp::avg ? ReduceOp::sum : r.op;
   const auto flag = [&](int round) { return base + 1 + uint64_t(round); };  // value meaning "all before `round` is done"
+  const auto may_change = [&](const auto& peers, Flag RankBlock::*which, Gate& gate) {
+    return std::all_of(peers.begin(), peers.end(),
+                       [&](const auto& w) { return wait_for(w.first, which, flag(w.second + 1), gate); });
+  };
   scratch_.resize(std::max(scratch_.size(), size_t(h.stage_bytes)));
 
-  load_work(piece, work);
+  for (const Span& s : spans_) load_work(r, s, work);
   publish(me().stored, flag(0), h.stored);
   size_t i = 0;
   for (int round = 0; round < program.rounds; ++round) {
     const size_t first = i;
     for (; i < program.instructions.size() && program.instructions[i].round == round; ++i) {
       const Instruction& in = program.instructions[i];
-      const size_t from = begin(in.chunk), n = begin(in.chunk + 1) - from;
+      const Span& span = spans_[size_t(in.chunk)];
+      if (span.n == 0) continue;
       const void* src[kMaxRanks];
       int nsrc = 0;
       for (int s : in.sources) {
         if (s != rank_ && !wait_for(s, &RankBlock::stored, flag(round), h.stored)) return false;
-        src[nsrc++] = view_.stage(s) + from * item;
+        src[nsrc++] = view_.stage(s) + span.at * item;
       }
-      if (!in.scratch) {
-        for (const auto& w : in.stored)
-          if (!wait_for(w.first, &RankBlock::stored, flag(w.second + 1), h.stored)) return false;
-      }
-      void* dst = in.scratch ? scratch_.data() + from * item : view_.stage(rank_) + from * item;
-      fold(src, nsrc, &dst, 1, n, false, 1.0, piece.op == ReduceOp::avg ? ReduceOp::sum : piece.op, work);
+      if (!in.scratch && !may_change(in.stored, &RankBlock::stored, h.stored)) return false;
+      void* dst = (in.scratch ? scratch_.data() : view_.stage(rank_)) + span.at * item;
+      fold(src, nsrc, &dst, 1, span.n, false, 1.0, op, work);
     }
     publish(me().fetched, flag(round + 1), h.fetched);
     for (size_t k = first; k < i; ++k) {
       const Instruction& in = program.instructions[k];
-      if (!in.scratch) continue;
-      for (const auto& w : in.stored)
-        if (!wait_for(w.first, &RankBlock::stored, flag(w.second + 1), h.stored)) return false;
-      for (const auto& w : in.fetched)
-        if (!wait_for(w.first, &RankBlock::fetched, flag(w.second + 1), h.fetched)) return false;
-      const size_t from = begin(in.chunk), n = begin(in.chunk + 1) - from;
-      memcpy(view_.stage(rank_) + from * item, scratch_.data() + from * item, n * item);
+      const Span& span = spans_[size_t(in.chunk)];
+      if (!in.scratch || span.n == 0) continue;
+      if (!may_change(in.stored, &RankBlock::stored, h.stored)) return false;
+      if (!may_change(in.fetched, &RankBlock::fetched, h.fetched)) return false;
+      memcpy(view_.stage(rank_) + span.at * item, scratch_.data() + span.at * item, span.n * item);
     }
     publish(me().stored, flag(round + 1), h.stored);
   }
-  // Nobody may load the next piece over chunks that others still read.
+  // Nobody may load the next part over chunks that others still read.
   if (!wait_all(&RankBlock::stored, flag(program.rounds), h.stored)) return false;
-  store_work(piece, work);
+  for (const Span& s : spans_) store_work(r, s, work);
   return true;
 }
 
-void Communicator::load_work(const Request& p, DType work) {
-  unsigned char* to = view_.stage(rank_);
-  if (p.dtype == work) {
-    const void* src = p.data;
+void Communicator::load_work(const Request& r, const Span& s, DType work) {
+  if (s.n == 0) return;
+  const unsigned char* from = r.data + s.from * size_of(r.dtype);
+  unsigned char* to = view_.stage(rank_) + s.at * size_of(work);
+  if (r.dtype == work) {
+    const void* src = from;
     void* dst = to;
-    fold(&src, 1, &dst, 1, p.count, false, p.scale, ReduceOp::sum, work);
+    fold(&src, 1, &dst, 1, s.n, false, r.scale, ReduceOp::sum, work);
     return;
   }
   float* wide = reinterpret_cast<float*>(to);
-  (p.dtype == DType::f16 ? kernels().widen_f16 : kernels().widen_bf16)(p.data, wide, p.count);
-  if (p.scale != 1.0)
-    for (size_t i = 0; i < p.count; ++i) wide[i] *= float(p.scale);
+  (r.dtype == DType::f16 ? kernels().widen_f16 : kernels().widen_bf16)(from, wide, s.n);
+  if (r.scale != 1.0)
+    for (size_t i = 0; i < s.n; ++i) wide[i] *= float(r.scale);
 }
 
-void Communicator::store_work(const Request& p, DType work) {
-  unsigned char* from = view_.stage(rank_);
+void Communicator::store_work(const Request& r, const Span& s, DType work) {
+  if (s.n == 0) return;
+  unsigned char* from = view_.stage(rank_) + s.at * size_of(work);
+  unsigned char* to = r.data + s.from * size_of(r.dtype);
   const void* src = from;
-  void* dst = p.dtype == work ? p.data : from;
-  if (p.dtype == work || p.op == ReduceOp::avg)
-    fold(&src, 1, &dst, 1, p.count, false, 1.0, p.op == ReduceOp::avg ? ReduceOp::avg : ReduceOp::max, work);
-  if (p.dtype != work)
-    (p.dtype == DType::f16 ? kernels().narrow_f16 : kernels().narrow_bf16)(reinterpret_cast<float*>(from), p.data, p.count);
+  void* dst = r.dtype == work ? to : from;
+  if (r.dtype == work || r.op == ReduceOp::avg)
+    fold(&src, 1, &dst, 1, s.n, false, 1.0, r.op == ReduceOp::avg ? ReduceOp::avg : ReduceOp::max, work);
+  if (r.dtype != work)
+    (r.dtype == DType::f16 ? kernels().narrow_f16 : kernels().narrow_bf16)(reinterpret_cast<float*>(from), to, s.n);
 }
 
 }  // namespace ringside

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ringside.engine.dtypes import DTYPES, FLOATING, is_allowed, op_code
 from ringside.engine.tensors import Flat
-from ringside.errors import UsageError
+from ringside.errors import UnsupportedError, UsageError
 
 # Positions are the core's enum values (_core/core.hpp).
 KINDS = (
@@ -42,6 +43,7 @@ class Call(NamedTuple):
         tag: Hash of whatever else must be equal on all ranks.
         bounds: Element offsets of the ranks' lanes, ranks + 1 of them; empty: no lanes.
         program: The schedule to run, or -1.
+        keeps: Whose memory `out` is: kept alive as long as the call.
     """
 
     kind: str
@@ -56,6 +58,7 @@ class Call(NamedTuple):
     root: int = -1
     tag: int = 0
     program: int = -1
+    keeps: Any = None
 
     def arguments(self) -> tuple[Any, ...]:
         """Return the leading arguments of `collective`, up to the shape."""
@@ -74,6 +77,17 @@ class Call(NamedTuple):
             self.bounds,
             self.flat.shape,
         )
+
+
+def checked_op(flat: Flat, op: str, *, scaled: bool = False) -> int:
+    """Return the code of a reduction; refuse one that is not defined for the tensor's dtype, or cannot be scaled."""
+    code = op_code(op)
+    name = DTYPES[flat.dtype]
+    if not is_allowed(flat.dtype, code):
+        raise UnsupportedError(f"{op} of {name} is not defined: bitwise reductions need integers, avg needs numbers")
+    if scaled and (op not in ("sum", "avg") or name not in FLOATING):
+        raise UnsupportedError(f"scale and weights work with sum and avg of floating dtypes, not with {op} of {name}")
+    return code
 
 
 def checked_bounds(bounds: Sequence[int], ranks: int, numel: int) -> list[int]:

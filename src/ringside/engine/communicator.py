@@ -1,10 +1,12 @@
-"""One rank's end of a group of ranks that share a host: all-reduce, barrier, symmetric memory."""
+"""One rank's end of a group of ranks that share a host: all-reduce, barrier, symmetric memory, sub-groups."""
 
 from __future__ import annotations
 
 import atexit
 import math
+import operator
 import os
+import select
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,25 +18,28 @@ import numpy as np
 from ringside import _core
 from ringside.engine import failures
 from ringside.engine.background import Background, Work
-from ringside.engine.calls import Call, checked_bounds
+from ringside.engine.calls import Call, checked_op, equal_bounds
+from ringside.engine.collectives import Collectives
 from ringside.engine.cores import usable_cores
-from ringside.engine.dtypes import ITEM_BYTES, OP_CODES, dtype_code, is_allowed, op_code
+from ringside.engine.dtypes import ITEM_BYTES, OP_CODES, dtype_code
 from ringside.engine.log import CollectiveLog
 from ringside.engine.program import compile_schedule
 from ringside.engine.regions import Storage, SymmetricMemory
 from ringside.engine.rendezvous import Hub, meet
 from ringside.engine.settings import Settings, cache_bytes, patience
 from ringside.engine.tensors import Flat, flatten
-from ringside.errors import ClosedError, RingsideError, UnsupportedError, UsageError
-from ringside.schedule import ALGORITHMS, by_name
+from ringside.engine.weights import own_weight
+from ringside.errors import ClosedError, DeadlineError, PeerLostError, RingsideError, UsageError
+from ringside.schedule import ALGORITHMS, Schedule, by_name
 
 _LONG_WAY, _OK, _EXCHANGE = -1, 0, 6
 _FINISH_S = 5.0
+_REUNION_S = 30.0
 _AUTOMATIC, _ONE_SHOT, _DIRECT, _PROGRAM = range(4)
 
 
-class Communicator:
-    """All-reduce among the processes of one host, through memory they share.
+class Communicator(Collectives):
+    """Collectives among the processes of one host, through memory they share.
 
     Every rank must call the same collectives in the same order. Use it from one thread at a time; asynchronous
     collectives run in order on a thread of its own.
@@ -44,19 +49,36 @@ class Communicator:
         rank: This rank.
         size: Number of ranks.
         settings: Tuning; must agree on all ranks.
+        members: For a sub-group the ranks of the communicator it was split from, by rank here.
+
+    Attributes:
+        members: As given; of a communicator that is no sub-group its own ranks.
 
     Raises:
         UnsupportedError: The native core is not installed.
         DeadlineError, MismatchError: Ranks did not come, or do not fit together.
     """
 
-    def __init__(self, key: str, rank: int, size: int, settings: Settings | None = None) -> None:
+    def __init__(
+        self,
+        key: str,
+        rank: int,
+        size: int,
+        settings: Settings | None = None,
+        *,
+        members: Sequence[int] | None = None,
+    ) -> None:
         self._native = _core.native()
         self.settings = settings or Settings.of_environment()
         if not 1 <= size <= self._native.MAX_RANKS:
             raise UsageError(f"{size} ranks: a communicator has 1 to {self._native.MAX_RANKS}")
         self.rank, self.size = rank, size
-        self._hub = meet(key, rank, size, self.settings.agreed(), timeout_s=self.settings.timeout_s)
+        self.members = tuple(range(size) if members is None else members)
+        self._group = "" if members is None else f" of a sub-group (of {failures.name_ranks(self.members)})"
+        self._key, self._splits = key, 0
+        # The members of a sub-group have just met in its parent.
+        timeout_s = self.settings.timeout_s if members is None else min(self.settings.timeout_s, _REUNION_S)
+        self._hub = meet(key, rank, size, self.settings.agreed(), timeout_s=timeout_s)
         try:
             self._core = self._open_core()
         except BaseException:
@@ -64,7 +86,7 @@ class Communicator:
             raise
         self.memory = SymmetricMemory(self._core, self._hub, self.settings.timeout_s)
         self.log = CollectiveLog(self._core)
-        self._programs: dict[str, int] = {}
+        self._programs: dict[str | Schedule, int] = {}
         self._background: Background | None = None
         self._background_guard = threading.Lock()
         self._closed = False
@@ -80,7 +102,8 @@ class Communicator:
         async_op: bool = False,
         *,
         scale: float = 1.0,
-        algorithm: str | None = None,
+        algorithm: str | Schedule | None = None,
+        weights: float | Sequence[float] | None = None,
     ) -> Any:
         """Reduce a tensor over all ranks, in place; every rank ends with bit-identical elements.
 
@@ -95,16 +118,23 @@ class Communicator:
                 truncate); min and max let a NaN win.
             async_op: Return a `Work` at once; the tensor is ready after its `wait()`.
             scale: Multiply each contribution first (floating dtypes with sum or avg only), as NCCL's PreMulSum does.
-            algorithm: None chooses by size; `one_shot`, `direct`, or any schedule of `ringside.schedule.ALGORITHMS`.
+            algorithm: None chooses by size; `one_shot`, `direct`, the name of any schedule of
+                `ringside.schedule.ALGORITHMS`, or a schedule of one's own (that `verify` has found right).
+            weights: With avg of a floating dtype, a weighted mean: this rank's own weight, or one weight per rank (the
+                same sequence on all ranks), at least 0, such as numbers of samples. Every rank ends with
+                `sum of w[r] * x[r] / sum of w[r]`, computed in the dtype that sums are folded in.
 
         Returns:
             `x` itself, or a `Work` whose `wait()` returns it.
 
         Raises:
-            UsageError, UnsupportedError: This call cannot be; nothing was sent.
+            UsageError, UnsupportedError: This call cannot be; nothing was sent. On all ranks alike where their weights
+                sum to 0.
             MismatchError: Ranks called different things; no tensor was changed and the communicator stays usable.
             PeerLostError, DeadlineError: The tensor's content is undefined and the communicator is broken.
         """
+        if weights is not None:
+            return self._weighted_mean(x, op, async_op, scale, algorithm, weights)
         code = OP_CODES.get(op, -1) if op.__class__ is str else -1
         if x.__class__ is np.ndarray and 0 <= code < 5 and scale == 1.0 and not async_op and self._background is None:
             status = self._core.all_reduce_array(x, code, *self._way(algorithm))
@@ -115,7 +145,7 @@ class Communicator:
                 return x
         flat = flatten(x)
         if code < 0 or scale != 1.0 or code >= 5 or flat.dtype == 9:
-            code = self._check(flat, op, scale)
+            code = checked_op(flat, op, scaled=scale != 1.0)
         way, program = self._way(algorithm)
         background = self._background
         if async_op:
@@ -163,73 +193,25 @@ class Communicator:
         )
         self._resolve(status, "all_reduce of a gradient bucket")
 
-    def reduce_scatter_(
-        self, x: Any, bounds: Sequence[int], op: str = "sum", *, scale: float = 1.0, own_scale: bool = False
-    ) -> Any:
-        """Reduce a tensor over all ranks, in place, each rank its own lane of it: half an all-reduce.
-
-        Contributions are folded in rank order; f16 and bf16 are folded in f32 and rounded once.
-
-        Args:
-            x: As for `all_reduce`.
-            bounds: size + 1 ascending element offsets into the flattened `x`, from 0 to at most its number of
-                elements, equal on all ranks: lane r is `[bounds[r], bounds[r + 1])`. Lanes may be empty, so
-                `[0, n, n, n]` reduces n elements to rank 0 of three.
-            op: As for `all_reduce`; avg divides by this communicator's size.
-            scale: Multiply each contribution first (floating dtypes with sum or avg only).
-            own_scale: Ranks may give different scales, each for its own contribution; avg then divides by their sum.
-
-        Returns:
-            `x`: this rank's lane holds the reduction of that lane over all ranks, all other elements are unchanged.
-
-        Raises:
-            As `all_reduce`; `UsageError` for impossible bounds.
-        """
-        return self._in_place("reduce_scatter_", x, bounds, op, scale, own_scale)
-
-    def all_gather_(self, x: Any, bounds: Sequence[int]) -> Any:
-        """Copy every rank's lane of a tensor to all ranks, in place: the other half of an all-reduce.
-
-        Args:
-            x: As for `all_reduce`, equal shape and dtype on all ranks; raw bytes are uint8.
-            bounds: As for `reduce_scatter_`; `[0, n, n, n]` broadcasts n elements from rank 0 of three.
-
-        Returns:
-            `x`: every lane holds what its rank had there; elements outside of all lanes are unchanged.
-
-        Raises:
-            As `all_reduce`; `UsageError` for impossible bounds.
-        """
-        return self._in_place("all_gather_", x, bounds)
-
-    def reduce_scatter_storage_(
+    def _weighted_mean(
         self,
-        flat: Flat,
-        storage: Storage | None,
-        bounds: Sequence[int],
-        *,
-        scale: float = 1.0,
-        own_scale: bool = False,
-        stamp_ns: int = 0,
-    ) -> None:
-        """`reduce_scatter_` (sum) of a tensor in a shareable storage, on the thread that calls.
-
-        Args:
-            flat: The tensor.
-            storage: The storage it lies in; None: a private tensor, or symmetric memory.
-            bounds, scale, own_scale: As for `reduce_scatter_`.
-            stamp_ns: When the tensor was ready, on the monotonic clock; 0: now.
-        """
-        bounds = checked_bounds(bounds, self.size, flat.numel)
-        call = Call("reduce_scatter_", flat, flat.numel, bounds, scale=scale, own_scale=own_scale)
-        self._carry(call, stamp_ns, True, storage)
-
-    def all_gather_storage_(
-        self, flat: Flat, storage: Storage | None, bounds: Sequence[int], *, stamp_ns: int = 0
-    ) -> None:
-        """`all_gather_` of a tensor in a shareable storage, on the thread that calls; see `reduce_scatter_storage_`."""
-        bounds = checked_bounds(bounds, self.size, flat.numel)
-        self._carry(Call("all_gather_", flat, flat.numel, bounds), stamp_ns, True, storage)
+        x: Any,
+        op: str,
+        async_op: bool,
+        scale: float,
+        algorithm: str | Schedule | None,
+        weights: float | Sequence[float],
+    ) -> Any:
+        if op != "avg" or scale != 1.0:
+            raise UsageError(f"weights= is for op='avg' without a scale, not for op={op!r}, scale={scale!r}")
+        flat = flatten(x)
+        code = checked_op(flat, op, scaled=True)
+        own, tag = own_weight(weights, self.rank, self.size)
+        way, program = self._way(algorithm)
+        call = Call(
+            "all_reduce", flat, flat.numel, op=code, way=way, scale=own, own_scale=True, tag=tag, program=program
+        )
+        return self._perform(call, lambda: x, async_op)
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
@@ -261,6 +243,44 @@ class Communicator:
         else:
             raw = self._empty(size_bytes, code, shape)
         return _as_tensor(raw[:size_bytes], shape, dtype)
+
+    def split(self, color: int | None, key: int | None = None) -> Communicator | None:
+        """Return a communicator over the ranks that give the same color; every rank must call it.
+
+        The groups are disjoint and work at the same time, beside this communicator, which stays usable.
+
+        Args:
+            color: Names this rank's group; None: this rank is in none.
+            key: Ranks in the group are ordered by it, and where it is equal by rank here; None: by rank here.
+
+        Returns:
+            The group's communicator (of one rank, if nobody else gave this color), or None without a color.
+
+        Raises:
+            UsageError: `color` or `key` is not an integer of 64 bits.
+            MismatchError, PeerLostError, DeadlineError: As for every collective.
+        """
+        rows = np.zeros((self.size, 3), np.int64)
+        rows[self.rank] = (
+            color is not None,
+            _integer("color", color or 0),
+            _integer("key", self.rank if key is None else key),
+        )
+        call = Call("split", flatten(rows), rows.size, equal_bounds(3, self.size))
+        self._perform(call, lambda: rows, False)
+        self._splits += 1
+        if color is None:
+            return None
+        members = [r for r in range(self.size) if rows[r, 0] and rows[r, 1] == color]
+        members.sort(key=lambda r: (int(rows[r, 2]), r))
+        name = f"{self._key}/split {self._splits}/{color}"
+        try:
+            return Communicator(name, members.index(self.rank), len(members), self.settings, members=members)
+        except DeadlineError:
+            dead = [r for r in members if self._hub.pidfds[r] >= 0 and _is_readable(self._hub.pidfds[r])]
+            if not dead:
+                raise
+            raise PeerLostError(f"split on rank {self.rank}: {failures.name_ranks(dead)} died", dead) from None
 
     # -------------------------------------------------------------------------------------------- life
 
@@ -329,18 +349,7 @@ class Communicator:
         finally:
             os.close(fd)
 
-    def _check(self, flat: Flat, op: str, scale: float, own_scale: bool = False) -> int:
-        code = op_code(op)
-        name = failures.dtype_name(flat.dtype)
-        if not is_allowed(flat.dtype, code):
-            raise UnsupportedError(
-                f"{op} of {name} is not defined: bitwise reductions need integers, avg needs numbers"
-            )
-        if (own_scale or scale != 1.0) and (op not in ("sum", "avg") or not name.startswith(("float", "bfloat"))):
-            raise UnsupportedError(f"scale works with sum and avg of floating dtypes, not with {op} of {name}")
-        return code
-
-    def _way(self, algorithm: str | None) -> tuple[int, int]:
+    def _way(self, algorithm: str | Schedule | None) -> tuple[int, int]:
         if algorithm is None:
             return _AUTOMATIC, -1
         if algorithm == "one_shot":
@@ -348,14 +357,24 @@ class Communicator:
         if algorithm == "direct":
             return _DIRECT, -1
         if algorithm not in self._programs:
-            if algorithm not in ALGORITHMS:
-                known = sorted({"one_shot", *ALGORITHMS})
-                raise UsageError(f"there is no algorithm {algorithm!r}; there are {', '.join(known)}")
-            program = compile_schedule(by_name(algorithm, self.size), self.rank)
+            program = compile_schedule(self._schedule(algorithm), self.rank)
             self._programs[algorithm] = self._core.add_program(
                 program.hash, program.rounds, program.chunks, program.rows
             )
         return _PROGRAM, self._programs[algorithm]
+
+    def _schedule(self, algorithm: str | Schedule) -> Schedule:
+        """Return the all-reduce schedule that is meant; `UsageError` where it cannot be one of this communicator."""
+        if not isinstance(algorithm, Schedule):
+            if algorithm not in ALGORITHMS:
+                known = sorted({"one_shot", *ALGORITHMS})
+                raise UsageError(f"there is no algorithm {algorithm!r}; there are {', '.join(known)}")
+            return by_name(algorithm, self.size)
+        if algorithm.ranks != self.size:
+            raise UsageError(f"{algorithm.name} is for {algorithm.ranks} ranks, and there are {self.size}")
+        if algorithm.collective.name != "all_reduce":
+            raise UsageError(f"{algorithm.name} is a {algorithm.collective.name}, not an all-reduce")
+        return algorithm
 
     def _submit(self, flat: Flat, x: Any, code: int, way: int, scale: float, program: int) -> Work:
         stamp = self._native.now_ns()
@@ -375,20 +394,11 @@ class Communicator:
         background = self._background
         return background is not None and not background.idle and not background.is_here
 
-    def _in_place(
-        self, kind: str, x: Any, bounds: Sequence[int], op: str = "sum", scale: float = 1.0, own_scale: bool = False
-    ) -> Any:
-        flat = flatten(x)
-        code = self._check(flat, op, scale, own_scale) if kind == "reduce_scatter_" else 0
-        bounds = checked_bounds(bounds, self.size, flat.numel)
-        call = Call(kind, flat, flat.numel, bounds, op=code, scale=scale, own_scale=own_scale)
-        return self._perform(call, lambda: x, False)
-
     def _perform(self, call: Call, result: Callable[[], Any], async_op: bool) -> Any:
         """Carry out a collective here or, in its turn, on the communicator's thread; return what `result` gives."""
 
         def job(stamp_ns: int = 0, background: bool = False) -> Any:
-            self._carry(call, stamp_ns, background)
+            self.carry(call, stamp_ns, background)
             call.flat.write_back()
             return result()
 
@@ -398,8 +408,15 @@ class Communicator:
         work = self.submit(lambda: job(stamp_ns, True))
         return work if async_op else work.wait()
 
-    def _carry(self, call: Call, stamp_ns: int, background: bool, storage: Storage | None = None) -> None:
-        """Enter the core with a collective."""
+    def carry(self, call: Call, stamp_ns: int, background: bool, storage: Storage | None = None) -> None:
+        """Enter the core with a collective, on the thread that calls, whatever is queued.
+
+        Args:
+            call: What to do.
+            stamp_ns: When the tensor was ready, on the monotonic clock; 0: now.
+            background: Wait as beside a thread that computes.
+            storage: The storage that the tensor lies in, which peers may not have mapped yet.
+        """
         region, offset, fresh = -1, 0, False
         if storage is not None:
             region, fresh = self.memory.announce(storage)
@@ -420,7 +437,7 @@ class Communicator:
             self.memory.exchange()
             status = self._core.resume()
         if status != _OK:
-            raise failures.error_of(self._core.failure(), what, self.rank, self.settings.timeout_s)
+            raise failures.error_of(self._core.failure(), what, self.rank, self.settings.timeout_s, self._group)
 
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
@@ -453,6 +470,22 @@ def share_arena(native: Any, hub: Hub, stage_bytes: int, timeout_s: float) -> in
         for fd in parcel.fds:
             os.close(fd)
     return parcels[0].fds[0]
+
+
+def _integer(name: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 1 << 63
+    if not -(1 << 63) <= number < 1 << 63:
+        raise UsageError(f"split's {name} must be an integer of 64 bits or None, not {value!r}")
+    return number
+
+
+def _is_readable(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _as_tensor(raw: Any, shape: tuple[int, ...], dtype: Any) -> Any:

@@ -20,7 +20,7 @@ def dtype_name(code: int) -> str:
     return DTYPES[code]
 
 
-def error_of(failure: dict[str, Any], what: str, rank: int, timeout_s: float) -> RingsideError:
+def error_of(failure: dict[str, Any], what: str, rank: int, timeout_s: float, group: str = "") -> RingsideError:
     """Return the error for a core failure.
 
     Args:
@@ -28,9 +28,10 @@ def error_of(failure: dict[str, Any], what: str, rank: int, timeout_s: float) ->
         what: The collective, in words.
         rank: This rank.
         timeout_s: The deadline that was in force, seconds.
+        group: Of which group the ranks are, in words that follow on "rank 1"; "": of all there are.
     """
     status, ranks, seq = failure["status"], failure["ranks"], failure["seq"]
-    where = f"{what} (collective {seq}) on rank {rank}"
+    where = f"{what} (collective {seq}) on rank {rank}{group}"
     if status == _MISMATCH:
         return MismatchError(_describe_mismatch(failure), ranks)
     if status == _PEER_LOST:

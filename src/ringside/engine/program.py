@@ -14,6 +14,7 @@ import zlib
 from collections import defaultdict
 from dataclasses import dataclass
 
+from ringside.errors import UnsupportedError
 from ringside.schedule import Schedule
 
 Row = tuple[int, int, bool, bool, list[int], list[tuple[int, int]], list[tuple[int, int]]]
@@ -37,7 +38,15 @@ class Program:
 
 
 def compile_schedule(schedule: Schedule, rank: int) -> Program:
-    """Return the instructions of `rank` for a verified all-reduce schedule."""
+    """Return the instructions of `rank` for a verified schedule.
+
+    Raises:
+        UnsupportedError: The schedule needs a switch, and inside a host there is none.
+    """
+    if schedule.switches:
+        raise UnsupportedError(
+            f"{schedule.name} reduces in a switch, and inside one host there is none: choose another algorithm"
+        )
     rows: list[Row] = []
     readers: dict[int, dict[int, int]] = defaultdict(dict)  # chunk -> reader -> last round it read from here
     checksum = zlib.crc32(f"{schedule.name}/{schedule.ranks}/{schedule.chunks}".encode())

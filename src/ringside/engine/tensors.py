@@ -5,17 +5,21 @@ Works on torch tensors and NumPy arrays without importing torch.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ringside import _core
-from ringside.engine.dtypes import ITEM_BYTES, dtype_code
+from ringside.engine.dtypes import DTYPES, ITEM_BYTES, dtype_code
 from ringside.errors import UnsupportedError, UsageError
 
 # Three times as fast as asking NumPy; 0 where an array is not C-contiguous, not writable or of a dtype without buffers.
 _writable_buffer: Callable[[Any], int] = _core.native().writable_buffer if _core.available() else lambda x: 0
+
+
+_BYTES = DTYPES.index("uint8")
 
 
 class Flat(NamedTuple):
@@ -58,6 +62,75 @@ def flatten(x: Any) -> Flat:
     return _flatten_torch(x)
 
 
+def flatten_to_read(x: Any) -> Flat:
+    """Return where the elements of a tensor are that is only read: it may be read-only."""
+    if isinstance(x, np.ndarray):
+        copy = _contiguous(x)
+        return Flat(_address(copy), copy.size, dtype_code(x.dtype), x.shape, copy)
+    return flatten(x)._replace(copy_back=None)
+
+
+def flatten_to_move(x: Any, *, writes: bool = False) -> tuple[Flat, int]:
+    """Return where the elements of a tensor are whose values nobody looks at, and a hash.
+
+    Elements of dtypes that cannot be reduced are taken as bytes, and the hash tells which dtype it was (0: the Flat
+    does). With `writes` the tensor is written, else it may be read-only.
+    """
+    try:
+        return flatten(x) if writes else flatten_to_read(x), 0
+    except UnsupportedError:
+        if not hasattr(x, "dtype") or getattr(x.dtype, "hasobject", False):
+            raise
+        if not isinstance(x, np.ndarray):
+            _check_torch(x)
+    if isinstance(x, np.ndarray):
+        copy: Any = _contiguous(_writable(x) if writes else x)
+        address, item = _address(copy), x.dtype.itemsize
+    else:
+        copy = x.detach().resolve_conj().resolve_neg().contiguous()
+        address, item = copy.data_ptr(), x.element_size()
+        x = x.detach()
+    same = copy is x or (not isinstance(x, np.ndarray) and address == x.data_ptr())
+    size = int(np.prod(x.shape, dtype=np.int64)) * item
+    flat = Flat(address, size, _BYTES, tuple(x.shape), copy, None if same or not writes else x)
+    return flat, zlib.crc32(str(x.dtype).encode()) or 1
+
+
+def result_for(x: Any, flat: Flat, shape: tuple[int, ...], out: Any) -> tuple[Any, Flat]:
+    """Return a tensor of the kind of `x`, and of the given shape, for a collective to write into.
+
+    Args:
+        x: The input.
+        flat: The same, flattened.
+        shape: Of the result.
+        out: The caller's own tensor for it; None: a new one.
+
+    Raises:
+        UsageError: `out` has another shape or dtype, is not contiguous, or overlaps the input.
+    """
+    if out is None:
+        out = np.empty(shape, x.dtype) if isinstance(x, np.ndarray) else x.new_empty(shape)
+        return out, flatten_to_move(out, writes=True)[0]
+    to, _ = flatten_to_move(out, writes=True)
+    if tuple(out.shape) != shape or out.dtype != x.dtype or to.copy_back is not None:
+        raise UsageError(
+            f"out must be a contiguous tensor of shape {shape} and dtype {x.dtype}, not {out.dtype}{tuple(out.shape)}"
+        )
+    item = ITEM_BYTES[flat.dtype]
+    if to.address < flat.address + flat.numel * item and flat.address < to.address + to.numel * item:
+        raise UsageError("out must not overlap the input")
+    return out, to
+
+
+def _contiguous(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return x if x.flags.c_contiguous and x.flags.aligned else np.array(x, order="C")
+
+
+def _address(x: np.ndarray[Any, Any]) -> int:
+    address: int = x.__array_interface__["data"][0]
+    return address
+
+
 def _flatten_numpy(x: np.ndarray[Any, Any]) -> Flat:
     code = dtype_code(x.dtype)
     address = _writable_buffer(x)
@@ -72,11 +145,17 @@ def _flatten_numpy(x: np.ndarray[Any, Any]) -> Flat:
 
 def _writable(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if not x.flags.writeable:
-        raise UsageError("the array is read-only, and all_reduce works in place: pass a writable copy")
+        raise UsageError("the array is read-only, and this collective writes into it: pass a writable copy")
     return x
 
 
 def _flatten_torch(x: Any) -> Flat:
+    _check_torch(x)
+    copy = x.detach().contiguous()
+    return Flat(copy.data_ptr(), copy.numel(), dtype_code(copy.dtype), tuple(x.shape), copy, x.detach())
+
+
+def _check_torch(x: Any) -> None:
     if not type(x).__module__.startswith("torch") and not hasattr(x, "data_ptr"):
         raise UnsupportedError(f"{type(x).__name__} is neither a torch tensor nor a NumPy array")
     if not x.is_cpu:
@@ -86,5 +165,3 @@ def _flatten_torch(x: Any) -> Flat:
         )
     if str(x.layout) != "torch.strided":
         raise UnsupportedError(f"a tensor of layout {x.layout} cannot be reduced: call .to_dense() first")
-    copy = x.detach().contiguous()
-    return Flat(copy.data_ptr(), copy.numel(), dtype_code(copy.dtype), tuple(x.shape), copy, x.detach())
