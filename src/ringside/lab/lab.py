@@ -197,7 +197,7 @@ class Lab:
         return self._spawn(SWITCH, argv, env, stdout, stderr)
 
     def interface_bytes(self, host: int) -> tuple[int, int]:
-        """Return (received, sent) bytes of a host over all its links, by the kernel's counters, with Ethernet headers."""
+        """Return (received, sent) bytes of a host over all its links, with Ethernet headers, as the kernel counts."""
         self._plan.check_host(host)
         node = node_of(host)
         devices = [end.device for link in self._plan.links_of(host) for end in link.ends if end.node == node]
@@ -255,11 +255,14 @@ class Lab:
 
     def _close(self) -> None:
         name = self._open()
+        if name.pid != os.getpid():
+            return  # a fork of the owner: the lab is not its own
+        self._name = None
         try:
             remove(name)
+            _end(self._guard)  # not if that failed: then the guard does it when this process ends
         finally:
-            self._name = None
-            for child in (*self._spawned, self._delays, self._guard):
+            for child in (*self._spawned, self._delays):
                 _end(child)
 
     def _need_switch(self) -> None:

@@ -1,0 +1,165 @@
+"""Run a command on hosts that are network namespaces of this machine.
+
+Each host gets a network of its own, and links with a rate and a delay join
+them: to one switch (star), or every pair by a link of its own (mesh). Every
+rank finds what torchrun would set: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR
+and so on; Gloo binds to the host's address. Lines of ranks are prefixed with
+who wrote them. The exit status is that of the rank that failed first; the
+others have 10 s from then on. Nothing stays behind, however it ends.
+Needs root and iproute2.
+
+example:
+  $ ringside lab --hosts 4 --rate 1gbit -- python train.py --epochs 3
+  [rank 0 host 0] epoch 1: loss 2.31
+  ...
+  ringside lab: 4 ranks on 4 hosts ended well after 12.4 s
+    host 0: 61.2 MB received, 61.4 MB sent
+
+keys of --json (on stdout; what ranks write goes to stderr):
+  schema, name, wiring, rate_bits_per_second (null: no limit), delay_seconds
+  exit_status, seconds, timed_out
+  ranks[]  rank, host, status (-9: killed), seconds, ended_by_lab
+  hosts[]  host, received_bytes, sent_bytes (over its links, headers included)
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import signal
+import sys
+from collections.abc import Iterator
+from types import FrameType
+
+from ringside.errors import UsageError
+from ringside.lab import Lab, Place, RunResult, parse_delay, parse_rate
+from ringside.lab.wiring import WIRINGS
+from ringside.view.units import size
+
+HELP = "run a command on hosts that are network namespaces"
+
+SCHEMA = 1
+_AFTER_FAILURE_S = 10.0
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add this verb's arguments."""
+    parser.usage = "ringside lab [options] -- command [arguments]"
+    add = parser.add_argument
+    add("--hosts", type=int, default=4, metavar="N", help="how many (default: 4)")
+    add("--ranks-per-host", default="1", metavar="N", help="a number, or one per host: 2,1,1,3 (default: 1)")
+    add("--rate", default="1gbit", metavar="RATE", help="of every link, each way, or none (default: 1gbit)")
+    add("--delay", default="0", metavar="TIME", help="host to host, one way, such as 5ms (default: 0)")
+    add("--wiring", default="star", metavar="NAME", help=f"of {', '.join(WIRINGS)} (default: star)")
+    add("--timeout", type=float, default=math.inf, metavar="S", help="seconds after which the ranks are ended")
+    add("--json", action="store_true", help="print a summary as JSON; the keys are listed above")
+    add("command_line", nargs=argparse.REMAINDER, metavar="command", help="what every rank runs")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build the lab, run the ranks, remove the lab; return the first failing rank's exit status."""
+    lab, argv = make_lab(args), _command(args.command_line)
+    if not args.timeout > 0:
+        raise UsageError(f"--timeout {args.timeout:g}: it is a number of seconds, more than 0")
+    with _termination_unwinds(), lab:
+        name = lab.name
+        sink = _Prefixed(all_to_stderr=args.json)
+        result = lab.run(argv, timeout_s=args.timeout, after_failure_s=_AFTER_FAILURE_S, sink=sink)
+    if args.json:
+        print(json.dumps({"name": name, **_summary(lab, parse_rate_or_none(args.rate), result)}, indent=2))
+    _conclude(lab, result, tables=not args.json)
+    return result.exit_status
+
+
+def make_lab(args: argparse.Namespace) -> Lab:
+    """Return the lab that the arguments ask for, not yet built; `UsageError` for what cannot be."""
+    return Lab(
+        hosts=args.hosts,
+        ranks_per_host=_ranks_per_host(args.ranks_per_host),
+        rate=parse_rate_or_none(args.rate),
+        delay_s=parse_delay(args.delay),
+        wiring=args.wiring,
+    )
+
+
+def parse_rate_or_none(text: str) -> float | None:
+    """Return a rate in bit/s; None for the word none."""
+    return None if text == "none" else parse_rate(text)
+
+
+def _ranks_per_host(text: str) -> int | list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"--ranks-per-host {text}: it is a number, or one per host, such as 2,1,1,3") from None
+    return numbers if "," in text else numbers[0]
+
+
+def _command(words: list[str]) -> list[str]:
+    argv = words[1:] if words[:1] == ["--"] else words
+    if not argv:
+        raise UsageError("there is no command to run, such as: ringside lab --hosts 4 -- python train.py --epochs 3")
+    return argv
+
+
+class _Prefixed:
+    """Prints lines of ranks with who wrote them."""
+
+    def __init__(self, all_to_stderr: bool) -> None:
+        self._stdout = sys.stderr if all_to_stderr else sys.stdout
+
+    def __call__(self, place: Place, stream: str, line: str) -> None:
+        out = self._stdout if stream == "stdout" else sys.stderr
+        print(f"[rank {place.rank} host {place.host}] {line}", file=out, flush=True)
+
+
+def _summary(lab: Lab, rate: float | None, result: RunResult) -> dict[str, object]:
+    return {
+        "schema": SCHEMA,
+        "wiring": lab.wiring,
+        "rate_bits_per_second": rate,
+        "delay_seconds": lab.delay_s,
+        "exit_status": result.exit_status,
+        "seconds": result.seconds,
+        "timed_out": result.timed_out,
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "host": rank.host,
+                "status": rank.status,
+                "seconds": rank.seconds,
+                "ended_by_lab": rank.ended,
+            }
+            for rank in result.ranks
+        ],
+        "hosts": [
+            {"host": host, "received_bytes": received, "sent_bytes": sent}
+            for host, (received, sent) in enumerate(result.bytes_per_host)
+        ],
+    }
+
+
+def _conclude(lab: Lab, result: RunResult, tables: bool) -> None:
+    failed = result.first_failure
+    what = f"{len(result.ranks)} ranks on {lab.hosts} hosts ended well" if failed is None else failed.words()
+    after = f" after {result.seconds:.1f} s" if failed is None or not failed.ended else ""
+    print(f"ringside lab: {what}{after}", file=sys.stderr)
+    for host, (received, sent) in enumerate(result.bytes_per_host if tables else ()):
+        print(f"  host {host}: {size(received)} received, {size(sent)} sent", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _termination_unwinds() -> Iterator[None]:
+    """Within it, SIGTERM and SIGHUP end the program as Ctrl-C does, with everything cleaned up."""
+    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + signum)
