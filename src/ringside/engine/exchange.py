@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ringside.engine.calls import KINDS
 from ringside.engine.message_plan import MessagePlan, Receive, Send
 from ringside.engine.transports.transport import Bytes, Cause, LinkError, Pending, Transport
 from ringside.engine.wire import Wire
@@ -49,6 +50,11 @@ class Call(NamedTuple):
     op: int
     elements: int
     extra: float = 0.0
+
+    @property
+    def kind_name(self) -> str:
+        """The collective in words."""
+        return KINDS[self.kind] if self.kind < len(KINDS) else f"collective {self.kind}"
 
 
 class Disagreement(Exception):

@@ -21,7 +21,14 @@ class LocalLanes:
         self._communicator = communicator
 
     def reduce_lanes(
-        self, at: int, bounds: Sequence[int], dtype: int, op: int, scale: float, storage: Storage | None
+        self,
+        at: int,
+        bounds: Sequence[int],
+        dtype: int,
+        op: int,
+        scale: float,
+        own_scale: bool,
+        storage: Storage | None,
     ) -> None:
         """Leave in this rank's lane of the elements at an address the fold over the ranks of the host.
 
@@ -31,9 +38,11 @@ class LocalLanes:
             dtype: Code of the element type.
             op: Code of the reduction.
             scale: Multiplies each contribution first.
+            own_scale: Ranks may have different scales.
             storage: The shareable storage the elements lie in, if peers may not have mapped it yet.
         """
-        call = Call("reduce_scatter_", _flat(at, bounds, dtype), bounds[-1], bounds, op=op, scale=scale)
+        flat = _flat(at, bounds, dtype)
+        call = Call("reduce_scatter_", flat, flat.numel, bounds, op=op, scale=scale, own_scale=own_scale)
         self._communicator.carry(call, 0, True, storage)
 
     def gather_lanes(self, at: int, bounds: Sequence[int], dtype: int, storage: Storage | None) -> None:

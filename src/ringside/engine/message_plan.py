@@ -60,6 +60,7 @@ class MessagePlan:
         hash: Identifies the schedule; ranks compare it.
         rounds: For every round, what is received, in order of first appearance.
         links: By receiver, what is sent to it, in order.
+        whole_folds: Every reduction into a chunk adds up the contributions of all ranks at once.
         dependents: By index of a receive, the receivers to whom something can be sent after it.
     """
 
@@ -69,6 +70,7 @@ class MessagePlan:
     hash: int
     rounds: tuple[tuple[Receive, ...], ...]
     links: dict[int, tuple[Send, ...]]
+    whole_folds: bool
     dependents: tuple[tuple[int, ...], ...]
 
 
@@ -79,11 +81,13 @@ def plan_messages(schedule: Schedule, vertex: int) -> MessagePlan:
     links: dict[int, list[Send]] = defaultdict(list)
     dependents: list[set[int]] = []
     written: dict[int, int] = {}
+    whole = True
     checksum = zlib.crc32(f"{schedule.name}/{schedule.ranks}/{schedule.chunks}".encode())
     for k in range(schedule.rounds):
         step = schedule.round(k)
         for array in (step.src, step.dst, step.chunk, step.reduce):
             checksum = zlib.crc32(np.ascontiguousarray(array).tobytes(), checksum)
+        whole = whole and _folds_all(step, schedule)
         for dst, chunk in _outgoing(step, vertex):
             after = written.get(chunk, -1)
             links[dst].append(Send(dst, chunk, after, k))
@@ -101,8 +105,17 @@ def plan_messages(schedule: Schedule, vertex: int) -> MessagePlan:
         checksum,
         tuple(rounds),
         {dst: tuple(sends) for dst, sends in links.items()},
+        whole,
         tuple(tuple(sorted(dsts)) for dsts in dependents),
     )
+
+
+def _folds_all(step: Round, schedule: Schedule) -> bool:
+    """Tell whether whoever reduces in a round has all ranks' contributions then (a switch none of its own)."""
+    adds = step.where(step.reduce)
+    target, counts = np.unique(adds.dst.astype(np.int64) * schedule.chunks + adds.chunk, return_counts=True)
+    everybody = np.where(target // schedule.chunks < schedule.ranks, schedule.ranks - 1, schedule.ranks)
+    return bool((counts == everybody).all())
 
 
 def _incoming(step: Round, vertex: int) -> tuple[Receive, ...]:

@@ -46,12 +46,14 @@ def fold(
     _array(target, elements, dtype)[...] = twins.fold(arrays, name, OPS[op], scale=scale, divisor=divisor)
 
 
-def folder(dtype: int, op: int) -> Callable[[Sequence[int], int, int], None]:
-    """Return `fold` for one dtype and reduction; an average is only summed."""
-    step = SUM if op == AVG else op
+def folder(
+    dtype: int, op: int, *, scale: float = 1.0, divisor: float = 1.0
+) -> Callable[[Sequence[int], int, int], None]:
+    """Return `fold` for one dtype and reduction; without a divisor an average is only summed."""
+    step = SUM if op == AVG and divisor == 1.0 else op
 
     def run(sources: Sequence[int], target: int, elements: int) -> None:
-        fold(sources, target, elements, dtype, step)
+        fold(sources, target, elements, dtype, step, scale=scale, divisor=divisor)
 
     return run
 

@@ -3,44 +3,72 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import importlib.metadata
+import itertools
+import os
+import threading
 import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside import _core
-from ringside.engine.across import Across
+from ringside.engine import Communicator as HostCommunicator
+from ringside.engine.across import Across, Reduction
 from ringside.engine.background import Background, Work
-from ringside.engine.calls import checked_op
+from ringside.engine.calls import Call, checked_op
 from ringside.engine.choice import Choice
-from ringside.engine.communicator import Communicator as HostCommunicator
-from ringside.engine.dtypes import ITEM_BYTES
-from ringside.engine.exchange import Exchange
+from ringside.engine.collectives import Collectives
+from ringside.engine.dtypes import ITEM_BYTES, dtype_code
+from ringside.engine.exchange import Exchange, Hop
 from ringside.engine.local_lanes import LocalLanes
+from ringside.engine.moves import carry_out
+from ringside.engine.regions import Storage
+from ringside.engine.reproducible import canonical_choice, refuse_other_orders
 from ringside.engine.roster import Roster, exchange_offers, make_roster, own_offer
 from ringside.engine.settings import Settings
-from ringside.engine.tensors import flatten
+from ringside.engine.tensors import Flat, flatten
 from ringside.engine.transports.torch_native import TorchNative
 from ringside.engine.transports.torch_p2p import TorchPeerToPeer
+from ringside.engine.weights import own_weight
 from ringside.engine.wire import Wire
+from ringside.errors import ClosedError, UsageError
+from ringside.schedule import Schedule
 from ringside.sync.group import group_store
 
+_FINISH_S = 5.0
 
-class Communicator:
-    """All-reduce and friends among the ranks of a torch.distributed process group.
 
-    Making one is a collective: every rank of the group must make it, in the same order.
+class Communicator(Collectives):
+    """Collectives among the ranks of a torch.distributed process group.
+
+    Ranks that can share memory are found and use it; between hosts messages travel over a Gloo group of our own, made
+    over the job's store. Making one is a collective: every rank of the group makes it, in the same order. Use it from
+    one thread at a time; asynchronous collectives run in order on a thread of its own.
 
     Args:
         group: A process group with at least 2 ranks, this one among them; None: the default group.
         timeout_s: Longest wait for other ranks in one collective, seconds (default RINGSIDE_TIMEOUT_S, else 1800).
         algorithm: How all-reduces between hosts are carried out, such as `ring` or `hosts/ring`
-            (`ringside.engine.choice.Choice`); None: chosen by measurement.
-        wire_dtype: `bfloat16` or `float16`: how float32 elements travel between hosts.
+            (`ringside.engine.choice.Choice`; default RINGSIDE_ALGORITHM); None: chosen by measurement.
+        wire_dtype: `bfloat16` or `float16`: how float32 elements travel between hosts (default RINGSIDE_WIRE_DTYPE);
+            the error is stated in `ringside.engine.wire`.
+        reproducible: Results do not depend on algorithm, message size, bucket layout or the ranks' hosts: every
+            element is ((x0 + x1) + x2) + ... (default RINGSIDE_REPRODUCIBLE=1).
+        switch: A reducer takes part as an additional vertex (`algorithm="in_network"`).
         machine: What tells hosts apart, in place of what the kernel says (for tests): ranks with equal values share
             memory.
+
+    Attributes:
+        rank: This rank.
+        size: Number of ranks.
+        roster: Which ranks are on which host.
 
     Raises:
         MismatchError: Ranks run different versions or have different settings; names who differs.
@@ -54,22 +82,32 @@ class Communicator:
         timeout_s: float | None = None,
         algorithm: str | None = None,
         wire_dtype: str | None = None,
+        reproducible: bool | None = None,
+        switch: bool = False,
         machine: str = "",
     ) -> None:
         group = group if group is not None else dist.distributed_c10d._get_default_group()
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.settings = Settings.of_environment(timeout_s=timeout_s)
-        self._fixed = Choice.parse(algorithm) if algorithm else None
-        self._wire = Wire(wire_dtype) if wire_dtype else None  # type: ignore[arg-type]
+        options = _Options.of_environment(os.environ, timeout_s, algorithm, wire_dtype, reproducible, switch)
         store = group_store(group, "communicator")
-        agreed = {"algorithm": str(self._fixed), "wire_dtype": str(wire_dtype), **_agreed(self.settings)}
+        self._build(store, dist.get_rank(group), dist.get_world_size(group), options, machine)
+
+    def _build(self, store: Store, rank: int, size: int, options: _Options, machine: str) -> None:
+        self.rank, self.size, self._options, self._machine = rank, size, options, machine
+        self.settings = options.settings
+        self._store = store
+        self._splits = itertools.count(1)
         objection = "" if _core.available() else "the native core is not installed"
-        offers = exchange_offers(store, self.rank, self.size, own_offer(agreed, objection, machine))
-        self.roster: Roster = make_roster(self.rank, offers)
-        self.local = self._open_local()
-        self._across = self._open_across(store) if len(self.roster.hosts) > 1 else None
+        offers = exchange_offers(store, rank, size, own_offer(options.agreed(), objection, machine))
+        self.roster: Roster = make_roster(rank, offers)
+        self.spans: deque[tuple[float, int]] = deque(maxlen=1 << 12)
         self._background: Background | None = None
+        self._background_guard = threading.Lock()
         self._closed = False
+        self._owner_pid = os.getpid()
+        self.local: HostCommunicator | None = self._open_local()
+        self._across = self._open_across() if len(self.roster.hosts) > 1 else None
+        if self._across is None:
+            self._stay_inside()
         _open.add(self)
 
     # -------------------------------------------------------------------------------------------- collectives
@@ -81,68 +119,279 @@ class Communicator:
         async_op: bool = False,
         *,
         scale: float = 1.0,
-        algorithm: str | None = None,
+        algorithm: str | Schedule | None = None,
+        weights: float | Sequence[float] | None = None,
     ) -> Any:
-        """Reduce a tensor over all ranks, in place; every rank ends with bit-identical elements."""
-        if self._across is None:
-            return self.local.all_reduce(x, op, async_op, scale=scale, algorithm=algorithm)
+        """Reduce a tensor over all ranks, in place; every rank ends with bit-identical elements.
+
+        Args:
+            x: torch CPU tensor or NumPy array of any shape, equal shape and dtype on all ranks.
+            op: sum, avg, prod, min, max, band, bor or bxor.
+            async_op: Return a `Work` at once; the tensor is ready after its `wait()`.
+            scale: Multiply each contribution first (floating dtypes with sum or avg only).
+            algorithm: How, such as `ring` or `hosts/ring`; None: as the communicator was made.
+            weights: With avg of a floating dtype, a weighted mean: this rank's own weight, or one weight per rank.
+
+        Returns:
+            `x` itself, or a `Work` whose `wait()` returns it.
+
+        Raises:
+            UsageError, UnsupportedError: This call cannot be; nothing was sent.
+            MismatchError, PeerLostError, DeadlineError: The tensor's content is undefined and, between hosts, the
+                communicator is broken; they name the rank and its host.
+        """
         flat = flatten(x)
-        code = checked_op(flat, op, scaled=scale != 1.0)
-        choice = Choice.parse(algorithm) if algorithm else self._choose(flat.numel * ITEM_BYTES[flat.dtype])
+        code = checked_op(flat, op, scaled=scale != 1.0 or weights is not None)
+        if weights is not None and (op != "avg" or scale != 1.0):
+            raise UsageError(f"weights= is for op='avg' without a scale, not for op={op!r}, scale={scale!r}")
+        own = own_weight(weights, self.rank, self.size)[0] if weights is not None else None
+        choice = self._choice(algorithm, flat.numel * ITEM_BYTES[flat.dtype], flat.dtype, code)
 
         def job() -> Any:
-            assert self._across is not None
-            self._across.all_reduce(flat.address, flat.numel, flat.dtype, code, choice, scale=scale, wire=self._wire)
+            self._all_reduce(flat, self._reduction(flat.dtype, code, scale, own), choice)
             flat.write_back()
             return x
 
-        if async_op:
-            return self.submit(job)
-        if self._background is not None and not self._background.idle:
-            return self.submit(job).wait()
-        return job()
+        return self._in_turn(job, async_op)
 
-    def _choose(self, size_bytes: int) -> Choice:
-        return self._fixed or Choice("ring", "hosts")
+    def all_reduce_storage(self, flat: Flat, storage: Storage | None, *, scale: float, stamp_ns: int) -> None:
+        """All-reduce (sum) a gradient bucket on the thread that calls; see the communicator of one host.
+
+        Args:
+            flat: The tensor.
+            storage: The shareable storage it lies in; None: a private tensor.
+            scale: Multiplies each contribution.
+            stamp_ns: When the tensor was ready, on the monotonic clock.
+        """
+        size_bytes = flat.numel * ITEM_BYTES[flat.dtype]
+        choice = self._choice(None, size_bytes, flat.dtype, 0)
+        self._all_reduce(flat, Reduction(flat.dtype, 0, scale, wire=self._options.wire, storage=storage), choice)
+
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+        nothing = Flat(0, 0, 0, (0,), None)
+        self._perform(Call("barrier", nothing, 0), lambda: None, False)
+
+    def empty(self, shape: int | Sequence[int], dtype: Any = np.float32) -> Any:
+        """Return a new zero-filled tensor in memory that the ranks of this host have mapped; all call it alike.
+
+        Args:
+            shape: Equal on all ranks.
+            dtype: A NumPy dtype gives a NumPy array, a torch dtype a torch CPU tensor.
+        """
+        dtype_code(dtype)
+        if self.local is None:
+            import torch
+
+            return torch.zeros(shape, dtype=dtype) if str(dtype).startswith("torch.") else np.zeros(shape, dtype)
+        return self.local.empty(shape, dtype)
+
+    def split(self, color: int | None, key: int | None = None) -> Communicator | HostCommunicator | None:
+        """Return a communicator over the ranks that give the same color; every rank must call it.
+
+        Args:
+            color: Names this rank's group; None: this rank is in none.
+            key: Ranks in the group are ordered by it, and where it is equal by rank here; None: by rank here.
+
+        Returns:
+            The group's communicator (of one rank, if nobody else gave this color), or None without a color.
+        """
+        mine = np.array([[color is not None, color or 0, self.rank if key is None else key]], dtype=np.int64)
+        rows = self.all_gather(mine)
+        number = next(self._splits)
+        if color is None:
+            return None
+        members = [r for r in range(self.size) if rows[r, 0] and rows[r, 1] == color]
+        members.sort(key=lambda r: (int(rows[r, 2]), r))
+        if len(members) == 1:
+            return HostCommunicator(f"{self.roster.keys[0]}/{number}/{color}", 0, 1, self.settings)
+        child = object.__new__(Communicator)
+        store = PrefixStore(f"split/{number}/{color}", self._store)
+        child._build(store, members.index(self.rank), len(members), self._options, self._machine)
+        return child
+
+    @property
+    def hops(self) -> list[Hop]:
+        """What each message between hosts took, the latest 65,536: time to first byte, first to last byte."""
+        return [] if self._across is None else list(self._across.exchange.hops)
 
     # -------------------------------------------------------------------------------------------- life
 
-    def submit(self, job: Any) -> Work:
+    def submit(self, job: Callable[[], Any]) -> Work:
         """Run a callable on the communicator's thread, after the collectives submitted before it."""
-        if self._across is None:
-            return self.local.submit(job)
-        if self._background is None:
-            self._background = Background(f"ringside-{self.rank}")
-        return self._background.submit(job)
+        with self._background_guard:
+            if self._closed or self._owner_pid != os.getpid():
+                raise ClosedError("the communicator is closed on this rank (or this is a forked child of it)")
+            if self._background is None:
+                self._background = Background(f"ringside-{self.rank}")
+            return self._background.submit(job)
 
     def close(self) -> None:
-        """Leave; peers that still need this rank get `PeerLostError`."""
-        if self._closed:
+        """Finish what is under way, within seconds, and leave; peers that still need this rank get `PeerLostError`."""
+        self._leave(_FINISH_S)
+
+    def abandon(self) -> None:
+        """Leave at once: what is under way raises here, and `PeerLostError` at peers that need it."""
+        self._leave(0.0)
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave(_FINISH_S if kind is None else 0.0)
+
+    def __repr__(self) -> str:
+        hosts = f" on {len(self.roster.hosts)} hosts" if len(self.roster.hosts) > 1 else ""
+        return f"<ringside.Communicator rank {self.rank} of {self.size}{hosts}{', closed' if self._closed else ''}>"
+
+    def _leave(self, finish_s: float) -> None:
+        with self._background_guard:
+            if self._closed:
+                return
+            self._closed = True
+        if self._owner_pid != os.getpid():
             return
-        self._closed = True
         if self._background is not None:
-            self._background.stop(5.0)
+            self._background.stop(finish_s)
         if self._across is not None:
             self._across.close()
         if self.local is not None:
-            self.local.close()
+            (self.local.close if finish_s else self.local.abandon)()
 
-    def _open_local(self) -> Any:
+    # -------------------------------------------------------------------------------------------- inside
+
+    def _perform(self, call: Call, result: Callable[[], Any], async_op: bool) -> Any:
+        def job() -> Any:
+            self.carry(call, 0, False)
+            call.flat.write_back()
+            return result()
+
+        return self._in_turn(job, async_op)
+
+    def carry(self, call: Call, stamp_ns: int, background: bool, storage: Storage | None = None) -> None:
+        """Carry out a collective on the thread that calls; see `Collectives`."""
+        assert self._across is not None, "on one host the communicator of that host is called"
+        carry_out(self._across, call)
+
+    def _in_turn(self, job: Callable[[], Any], async_op: bool) -> Any:
+        """Run a job here, or after those under way."""
+        background = self._background
+        if async_op:
+            return self.submit(job)
+        if background is not None and not background.idle and not background.is_here:
+            return self.submit(job).wait()
+        if self._closed:
+            raise ClosedError("the communicator is closed on this rank")
+        return job()
+
+    def _all_reduce(self, flat: Flat, what: Reduction, choice: Choice) -> None:
+        assert self._across is not None, "on one host the communicator of that host is called"
+        self._across.all_reduce(flat.address, flat.numel, what, choice)
+
+    def _reduction(self, dtype: int, op: int, scale: float, weight: float | None) -> Reduction:
+        wire = self._options.wire
+        if weight is None:
+            return Reduction(dtype, op, scale, wire=wire)
+        total = np.zeros(self.size)
+        own = np.array([weight])
+        bounds = list(range(self.size + 1))
+        flat, to = flatten(own), flatten(total)
+        self.carry(Call("all_gather", flat, self.size, bounds, out=to.address, keeps=to), 0, False)
+        if not total.sum() > 0:
+            raise UsageError("the weights of all ranks sum to 0, so there is no mean")
+        return Reduction(dtype, op, weight, own_scale=True, divisor=float(total.sum()), wire=wire)
+
+    def _choice(self, algorithm: str | Schedule | None, size_bytes: int, dtype: int, op: int) -> Choice:
+        if isinstance(algorithm, Schedule):
+            raise UsageError("between hosts an algorithm is given by name")
+        choice = Choice.parse(algorithm) if algorithm else self._options.choice
+        if self._options.reproducible:
+            if choice is None:
+                return canonical_choice(size_bytes, self.size)
+            refuse_other_orders(choice, self.size, dtype)
+        return choice or Choice("ring", "hosts")
+
+    def _stay_inside(self) -> None:
+        """All ranks share memory: call the host's communicator straight."""
+        assert self.local is not None
+        names = [name for name in dir(Collectives) if not name.startswith("_") and name not in ("rank", "size")]
+        for name in (*names, "all_reduce_storage", "barrier", "empty", "split", "submit"):
+            setattr(self, name, getattr(self.local, name))
+        self.all_reduce = self.local.all_reduce  # type: ignore[method-assign]
+        if self._options.reproducible:
+            self.all_reduce = functools.partial(_reproducible_inside, self.local)  # type: ignore[method-assign]
+        self.memory, self.log = self.local.memory, self.local.log
+
+    def _open_local(self) -> HostCommunicator | None:
+        if self.roster.local_size == 1:
+            return None
         key = self.roster.keys[self.roster.host]
         return HostCommunicator(key, self.roster.local_rank, self.roster.local_size, self.settings)
 
-    def _open_across(self, store: Any) -> Across:
+    def _open_across(self) -> Across:
         timeout_s = self.settings.timeout_s
-        transport = TorchPeerToPeer(PrefixStore("messages", store), self.rank, self.size, timeout_s=timeout_s)
-        native = TorchNative(PrefixStore("native", store), self.rank, self.size, timeout_s=timeout_s)
-        lanes = LocalLanes(self.local) if self.roster.local_size > 1 else None
+        vertices = self.size + self._options.switch
+        messages = PrefixStore("messages", self._store)
+        transport = TorchPeerToPeer(messages, self.rank, vertices, timeout_s=timeout_s)
+        native = TorchNative(PrefixStore("native", self._store), self.rank, self.size, timeout_s=timeout_s)
+        lanes = LocalLanes(self.local) if self.local is not None else None
         return Across(self.roster, Exchange(transport), lanes, native, timeout_s=timeout_s)
 
 
-def _agreed(settings: Settings) -> dict[str, str]:
-    """Return what all ranks must have alike."""
-    version = importlib.metadata.version("ringside")
-    return {"version of ringside": version, "RINGSIDE_* sizes": str(settings.agreed())}
+class _Options:
+    """What a communicator was asked for; a sub-group has its parent's."""
+
+    def __init__(
+        self, settings: Settings, algorithm: str | None, wire_dtype: str | None, reproducible: bool, switch: bool
+    ) -> None:
+        self.settings = settings
+        self.choice = Choice.parse(algorithm) if algorithm else None
+        self.wire = Wire(wire_dtype) if wire_dtype else None  # type: ignore[arg-type]
+        self.reproducible, self.switch = reproducible, switch
+        if reproducible and self.wire is not None:
+            raise UsageError(
+                "wire_dtype rounds what travels, so results would depend on who is where: not reproducible"
+            )
+
+    @staticmethod
+    def of_environment(
+        environ: Mapping[str, str],
+        timeout_s: float | None,
+        algorithm: str | None,
+        wire_dtype: str | None,
+        reproducible: bool | None,
+        switch: bool,
+    ) -> _Options:
+        """Return what was given explicitly, else by environment."""
+        if reproducible is None:
+            reproducible = environ.get("RINGSIDE_REPRODUCIBLE", "") not in ("", "0")
+        return _Options(
+            Settings.of_environment(environ, timeout_s=timeout_s),
+            algorithm or environ.get("RINGSIDE_ALGORITHM"),
+            wire_dtype or environ.get("RINGSIDE_WIRE_DTYPE"),
+            reproducible,
+            switch,
+        )
+
+    def agreed(self) -> dict[str, str]:
+        """Return what all ranks must have alike, by name."""
+        return {
+            "version of ringside": importlib.metadata.version("ringside"),
+            "RINGSIDE_ONE_SHOT_BYTES, RINGSIDE_SEGMENT_BYTES": str(self.settings.agreed()),
+            "algorithm (RINGSIDE_ALGORITHM)": str(self.choice or "by measurement"),
+            "wire_dtype (RINGSIDE_WIRE_DTYPE)": self.wire.dtype if self.wire else "float32",
+            "reproducible (RINGSIDE_REPRODUCIBLE)": str(self.reproducible),
+            "switch": str(self.switch),
+        }
+
+
+def _reproducible_inside(local: HostCommunicator, x: Any, *args: Any, **kwargs: Any) -> Any:
+    algorithm = kwargs.get("algorithm")
+    if algorithm is not None:
+        refuse_other_orders(Choice.parse(algorithm), local.size, 0)
+    return local.all_reduce(x, *args, **kwargs)
 
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
@@ -150,5 +399,6 @@ _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
+    """Leave in good order where the program did not: no thread may wait in Gloo when the interpreter goes away."""
     for communicator in list(_open):
         communicator.close()

@@ -1,0 +1,188 @@
+"""The collectives besides all-reduce, between hosts: each is a schedule and a list of where its chunks lie.
+
+Chunks of a schedule are numbered as `ringside.schedule.collective` says: chunk r belongs to rank r, an all-to-all has
+chunk i*n+j for what rank i has for rank j. The same chunk may lie at different places on different ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from ringside.engine.across import Across
+from ringside.engine.calls import KINDS, Call
+from ringside.engine.dtypes import ITEM_BYTES
+from ringside.engine.exchange import Call as Told
+from ringside.engine.reduction import AVG, SUM, fold, memory
+from ringside.engine.transports.transport import Bytes
+from ringside.schedule import (
+    Schedule,
+    binomial_broadcast,
+    chunk_bounds,
+    direct_all_gather,
+    direct_all_to_all,
+    direct_gather,
+    direct_reduce_scatter,
+    direct_scatter,
+    dissemination_barrier,
+    pipelined,
+    ring_all_gather,
+)
+
+SMALL_BYTES = 256 << 10  # up to here everybody sends to everybody at once; beyond, neighbours only
+PIPELINE_BYTES = 256 << 10
+MOST_SEGMENTS = 64
+
+Chunks = list[Bytes | None]
+
+
+def carry_out(across: Across, call: Call) -> None:
+    """Carry out a collective that is not an all-reduce, over all ranks.
+
+    Args:
+        across: The ranks.
+        call: The collective, as the shared-memory core would take it.
+
+    Raises:
+        SyncError: As `Across.all_reduce`.
+    """
+    _MOVES[call.kind](across, call)
+
+
+def _barrier(across: Across, call: Call) -> None:
+    _run(across, call, dissemination_barrier(across.roster.size), [np.zeros(1, dtype=np.uint8)], item_bytes=1)
+
+
+def _reduce_scatter(across: Across, call: Call) -> None:
+    """Work on a copy, whose own lane is the result; every lane is added up at once, in rank order."""
+    item, me = ITEM_BYTES[call.flat.dtype], across.roster.rank
+    work = memory(call.flat.address, call.flat.numel * item).copy()
+    if call.scale != 1.0:
+        fold([_address(work)], _address(work), call.flat.numel, call.flat.dtype, SUM, scale=call.scale)
+    lanes = _lanes(work, call.bounds, item)
+    divisor = across.roster.size if call.op == AVG else 1.0
+    _run(across, call, direct_reduce_scatter(across.roster.size), lanes, divisor=divisor)
+    target = call.out or call.flat.address + call.bounds[me] * item
+    mine = lanes[me]
+    if mine is not None:
+        memory(target, len(mine))[:] = mine
+
+
+def _all_gather(across: Across, call: Call) -> None:
+    item, roster = ITEM_BYTES[call.flat.dtype], across.roster
+    everything = memory(call.out or call.flat.address, call.numel * item)
+    lanes = _lanes(everything, call.bounds, item)
+    if call.out:
+        mine = lanes[roster.rank]
+        assert mine is not None
+        mine[:] = memory(call.flat.address, len(mine))
+    small = len(everything) <= SMALL_BYTES
+    _run(across, call, (direct_all_gather if small else ring_all_gather)(roster.size), lanes)
+
+
+def _broadcast(across: Across, call: Call) -> None:
+    data = memory(call.flat.address, call.flat.numel * ITEM_BYTES[call.flat.dtype])
+    segments = min(max(-(-len(data) // PIPELINE_BYTES), 1), MOST_SEGMENTS)
+    schedule = _segmented_broadcast(across.roster.size, call.root, segments)
+    bounds = (chunk_bounds(call.flat.numel, schedule.chunks) * ITEM_BYTES[call.flat.dtype]).tolist()
+    _run(across, call, schedule, _lanes(data, bounds, 1))
+
+
+@functools.lru_cache(maxsize=64)
+def _segmented_broadcast(ranks: int, root: int, segments: int) -> Schedule:
+    schedule = binomial_broadcast(ranks, root)
+    return pipelined(schedule, segments) if segments > 1 else schedule
+
+
+def _reduce(across: Across, call: Call) -> None:
+    """Fold everybody's lanes straight where they belong, then gather the lanes at the root: each byte moves twice."""
+    item, roster = ITEM_BYTES[call.flat.dtype], across.roster
+    data = memory(call.flat.address, call.flat.numel * item)
+    work = data if roster.rank == call.root else data.copy()
+    bounds = chunk_bounds(call.flat.numel, roster.size).tolist()
+    lanes = _lanes(work, bounds, item)
+    divisor = roster.size if call.op == AVG else 1.0
+    _run(across, call, direct_reduce_scatter(roster.size), lanes, divisor=divisor)
+    _run(across, call, direct_gather(roster.size, call.root), lanes)
+
+
+def _gather(across: Across, call: Call) -> None:
+    item, roster = ITEM_BYTES[call.flat.dtype], across.roster
+    own = memory(call.flat.address, call.flat.numel * item)
+    lanes: Chunks = [None] * roster.size
+    if roster.rank == call.root:
+        lanes = _lanes(memory(call.out, call.numel * item), call.bounds, item)
+        mine = lanes[roster.rank]
+        assert mine is not None
+        mine[:] = own
+    else:
+        lanes[roster.rank] = own
+    _run(across, call, direct_gather(roster.size, call.root), lanes)
+
+
+def _scatter(across: Across, call: Call) -> None:
+    item, roster = ITEM_BYTES[call.flat.dtype], across.roster
+    size = call.bounds[1] * item
+    own = memory(call.out, size)
+    lanes: Chunks = [None] * roster.size
+    if roster.rank == call.root:
+        lanes = _lanes(memory(call.flat.address, call.numel * item), call.bounds, item)
+        mine = lanes[roster.rank]
+        assert mine is not None
+        own[:] = mine
+    else:
+        lanes[roster.rank] = own
+    _run(across, call, direct_scatter(roster.size, call.root), lanes)
+
+
+def _all_to_all(across: Across, call: Call) -> None:
+    item, me, n = ITEM_BYTES[call.flat.dtype], across.roster.rank, across.roster.size
+    given = _lanes(memory(call.flat.address, call.numel * item), call.bounds, item)
+    got = _lanes(memory(call.out, call.numel * item), call.bounds, item)
+    chunks: Chunks = [None] * (n * n)
+    for peer in range(n):
+        chunks[peer * n + me] = got[peer]
+        chunks[me * n + peer] = given[peer]
+    mine, place = given[me], got[me]
+    assert mine is not None
+    assert place is not None
+    place[:] = mine
+    _run(across, call, direct_all_to_all(n), chunks)
+
+
+def _lanes(data: Bytes, bounds: Sequence[int], item: int) -> Chunks:
+    return [data[bounds[r] * item : bounds[r + 1] * item] for r in range(len(bounds) - 1)]
+
+
+def _run(
+    across: Across,
+    call: Call,
+    schedule: Schedule,
+    chunks: Chunks,
+    *,
+    item_bytes: int = 0,
+    divisor: float = 1.0,
+) -> None:
+    told = Told(KINDS.index(call.kind), call.flat.dtype, call.op, call.numel, float(call.root))
+    across.run(schedule, chunks, item_bytes or ITEM_BYTES[call.flat.dtype], told, divisor=divisor)
+
+
+def _address(array: Bytes) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+_MOVES = {
+    "barrier": _barrier,
+    "reduce_scatter_": _reduce_scatter,
+    "reduce_scatter": _reduce_scatter,
+    "all_gather_": _all_gather,
+    "all_gather": _all_gather,
+    "broadcast": _broadcast,
+    "reduce": _reduce,
+    "gather": _gather,
+    "scatter": _scatter,
+    "all_to_all": _all_to_all,
+}
