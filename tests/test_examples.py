@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.processes import run_script
 
 from ringside import _core
 from ringside.monitor.run_directory import RunReader
@@ -27,7 +28,12 @@ def torchrun(*arguments: str, directory: Path) -> str:
 
 
 def test_all_examples_are_run_here() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {"train_ddp.py", "numpy_all_reduce.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {
+        "train_ddp.py",
+        "numpy_all_reduce.py",
+        "numpy_kmeans.py",
+        "numpy_poisson.py",
+    }
 
 
 def test_train_ddp(tmp_path: Path) -> None:
@@ -58,3 +64,27 @@ def test_numpy_all_reduce_alone(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[:2] == ["1 ranks", "sum [1.0, 1.0, 1.0]"]
+
+
+@pytest.mark.skipif(not _core.available(), reason="needs the native core")
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_numpy_poisson(ranks: int) -> None:
+    ended = run_script(ranks, (EXAMPLES / "numpy_poisson.py").read_text())
+    assert [(one.status, one.err) for one in ended] == [(0, "")] * ranks
+    assert ended[0].out.splitlines() == [
+        f"{ranks} ranks, a grid of 240 x 240",
+        "solved with mean 0.0",
+        "highest at 60 60 lowest at 180 100",
+    ]
+
+
+@pytest.mark.skipif(not _core.available(), reason="needs the native core")
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_numpy_kmeans(ranks: int) -> None:
+    ended = run_script(ranks, (EXAMPLES / "numpy_kmeans.py").read_text())
+    assert [(one.status, one.err) for one in ended] == [(0, "")] * ranks
+    assert ended[0].out.splitlines() == [
+        f"points per rank {[3000 * (rank + 1) for rank in range(ranks)]}",
+        "centres (0, 0) (8, 0) (0, 8) (8, 8) (4, 16) (16, 4)",
+        "mean distance 0.63",
+    ]

@@ -27,6 +27,9 @@ KINDS = (
 )
 
 
+_CODES = {name: code for code, name in enumerate(KINDS)}
+
+
 class Call(NamedTuple):
     """One collective of one rank; what `_core`'s `collective` needs besides where the tensor is shared.
 
@@ -63,7 +66,7 @@ class Call(NamedTuple):
     def arguments(self) -> tuple[Any, ...]:
         """Return the leading arguments of `collective`, up to the shape."""
         return (
-            KINDS.index(self.kind),
+            _CODES[self.kind],
             self.flat.address,
             self.out,
             self.numel,
