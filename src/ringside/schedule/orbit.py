@@ -23,7 +23,7 @@ from ringside.schedule.deadlock import cycles
 from ringside.schedule.expressions import Expressions, Ids
 from ringside.schedule.results import Outcome, wrong_results
 from ringside.schedule.safety import deadlocks, malformed, unordered_writes
-from ringside.schedule.schedule import Round, Schedule
+from ringside.schedule.schedule import Round, Schedule, Transfer
 from ringside.schedule.traffic import Counts, all_representatives, rotational_traffic, well_formed
 
 _ROTATING = ("all_reduce", "reduce_scatter", "all_gather")
@@ -87,6 +87,13 @@ def _expression(block: _Block, end: Outcome, chunk: int, rank: int) -> str:
     return "(" * len(others) + f"x{first}" + "".join(f"+x{r})" for r in others)
 
 
+def _kind_of_fold(terms: list[tuple[int, int]], first_leaf: int) -> str:
+    """Say whether a fold of (rank, value) pairs rotates: two values; what ranks held at the start; something else."""
+    if len(terms) == 2:
+        return "pair"
+    return "starts" if all(value == first_leaf + rank for rank, value in terms) else "other"
+
+
 @dataclass(eq=False)
 class _Block:
     """All transfers of the chunks of block 0, of all rounds.
@@ -144,37 +151,39 @@ class _Block:
         state = pool.start().tolist()
         written = np.full((n, self.width), -1, dtype=np.int64)
         written[self.step.dst, self.step.chunk] = self.number
-        pairs = starts = False
-        rounds: dict[int, list[tuple[int, int, int, bool]]] = defaultdict(list)
+        rounds: dict[int, list[Transfer]] = defaultdict(list)
         for k, row in zip(self.number.tolist(), self.step, strict=True):
             rounds[k].append(row)
+        kinds: set[str] = set()
         for k, rows in rounds.items():
-            new: dict[tuple[int, int], int] = {}
-            folds: dict[tuple[int, int], list[int]] = defaultdict(list)
-            for src, dst, chunk, reducing in rows:
-                if reducing:
-                    folds[dst, chunk].append(src)
-                else:
-                    new[dst, chunk] = state[src][chunk]
-            for (dst, chunk), sources in folds.items():
-                terms = [(rank, state[rank][chunk]) for rank in sorted([*sources, dst])]
-                if len(terms) == 2:
-                    pairs = True
-                elif all(value == chunk * n + rank for rank, value in terms):
-                    starts = True
-                else:
-                    return None
-                value = terms[0][1]
-                for _, term in terms[1:]:
-                    value = pool.add_one(value, term, dst, k)
-                new[dst, chunk] = value
-            for (dst, chunk), value in new.items():
-                state[dst][chunk] = value
-        if pairs and starts:
+            self._advance(pool, state, rows, k, kinds)
+        if "other" in kinds or {"pair", "starts"} <= kinds:
             return None
-        self.folds_starts = starts
+        self.folds_starts = "starts" in kinds
         final = np.array(state, dtype=np.int64).reshape(n, self.width)
         return Outcome(pool, final, written, holds, wants, n, self.schedule.collective)
+
+    def _advance(
+        self, pool: Expressions, state: list[list[int]], rows: list[Transfer], k: int, kinds: set[str]
+    ) -> None:
+        """Take the state through round k and note which kinds of folds there were."""
+        folds: dict[tuple[int, int], list[int]] = defaultdict(list)
+        copies = {}
+        for src, dst, chunk, reducing in rows:
+            if reducing:
+                folds[dst, chunk].append(src)
+            else:
+                copies[dst, chunk] = state[src][chunk]
+        sums = {}
+        for (dst, chunk), sources in folds.items():
+            terms = [(rank, state[rank][chunk]) for rank in sorted([*sources, dst])]
+            kinds.add(_kind_of_fold(terms, chunk * self.schedule.ranks))
+            value = terms[0][1]
+            for _, term in terms[1:]:
+                value = pool.add_one(value, term, dst, k)
+            sums[dst, chunk] = value
+        for (dst, chunk), value in [*sums.items(), *copies.items()]:
+            state[dst][chunk] = value
 
     def complete(self, end: Outcome) -> bool:
         """Return whether each chunk's wanted values are one, and it contains every contribution once."""
