@@ -28,7 +28,7 @@ def groups() -> list[tuple[int, ...]]:
             (-(1 << 63), 5, tuple(range(n))),
             (rank, None, (rank,)),
             (None if rank == 0 else 7, rank // 2, tuple(range(1, n))),
-            (rank < 1, None, (0,) if rank == 0 else tuple(range(1, n))),
+            (True if rank == 1 else rank > 0, None, (0,) if rank == 0 else tuple(range(1, n))),
         ):
             group = comm.split(color, key)
             if color is None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import atexit
 import math
-import operator
 import os
-import select
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from ringside import _core
-from ringside.engine import failures
+from ringside.engine import failures, groups
+from ringside.engine.arena import share_arena
 from ringside.engine.background import Background, Work
 from ringside.engine.calls import Call, checked_op, equal_bounds
 from ringside.engine.collectives import Collectives
@@ -25,11 +24,11 @@ from ringside.engine.dtypes import ITEM_BYTES, OP_CODES, dtype_code
 from ringside.engine.log import CollectiveLog
 from ringside.engine.program import compile_schedule
 from ringside.engine.regions import Storage, SymmetricMemory
-from ringside.engine.rendezvous import Hub, meet
+from ringside.engine.rendezvous import meet
 from ringside.engine.settings import Settings, cache_bytes, patience
-from ringside.engine.tensors import Flat, flatten
+from ringside.engine.tensors import Flat, flatten, tensor_of
 from ringside.engine.weights import own_weight
-from ringside.errors import ClosedError, DeadlineError, PeerLostError, RingsideError, UsageError
+from ringside.errors import ClosedError, DeadlineError, PeerLostError, UsageError
 from ringside.schedule import ALGORITHMS, Schedule, by_name
 
 _LONG_WAY, _OK, _EXCHANGE = -1, 0, 6
@@ -242,7 +241,7 @@ class Communicator(Collectives):
             raw = self.submit(lambda: self._empty(size_bytes, code, shape)).wait()
         else:
             raw = self._empty(size_bytes, code, shape)
-        return _as_tensor(raw[:size_bytes], shape, dtype)
+        return tensor_of(raw[:size_bytes], shape, dtype)
 
     def split(self, color: int | None, key: int | None = None) -> Communicator | None:
         """Return a communicator over the ranks that give the same color; every rank must call it.
@@ -261,23 +260,18 @@ class Communicator(Collectives):
             MismatchError, PeerLostError, DeadlineError: As for every collective.
         """
         rows = np.zeros((self.size, 3), np.int64)
-        rows[self.rank] = (
-            color is not None,
-            _integer("color", color or 0),
-            _integer("key", self.rank if key is None else key),
-        )
+        rows[self.rank] = groups.request(color, key, self.rank)
         call = Call("split", flatten(rows), rows.size, equal_bounds(3, self.size))
         self._perform(call, lambda: rows, False)
         self._splits += 1
         if color is None:
             return None
-        members = [r for r in range(self.size) if rows[r, 0] and rows[r, 1] == color]
-        members.sort(key=lambda r: (int(rows[r, 2]), r))
-        name = f"{self._key}/split {self._splits}/{color}"
+        members = groups.members_of(rows, self.rank)
+        name = f"{self._key}/split {self._splits}/{int(color)}"
         try:
             return Communicator(name, members.index(self.rank), len(members), self.settings, members=members)
         except DeadlineError:
-            dead = [r for r in members if self._hub.pidfds[r] >= 0 and _is_readable(self._hub.pidfds[r])]
+            dead = [r for r in members if groups.is_dead(self._hub.pidfds[r])]
             if not dead:
                 raise
             raise PeerLostError(f"split on rank {self.rank}: {failures.name_ranks(dead)} died", dead) from None
@@ -448,53 +442,3 @@ def _close_all() -> None:
     """Leave in good order where the program did not: no thread may be in the core when the interpreter goes away."""
     for communicator in list(_open):
         communicator.close()
-
-
-def share_arena(native: Any, hub: Hub, stage_bytes: int, timeout_s: float) -> int:
-    """Make the arena on rank 0 and return a descriptor of it on every rank."""
-    fds: tuple[int, ...] = ()
-    problem = ""
-    if hub.rank == 0:
-        try:
-            fds = (native.create_arena(hub.ranks, stage_bytes),)
-        except OSError as error:
-            problem = str(error)
-    parcels = hub.exchange(problem, fds, timeout_s=timeout_s)
-    for fd in fds:
-        os.close(fd)
-    if parcels[0].value:
-        raise RingsideError(f"rank 0 cannot make shared memory: {parcels[0].value}")
-    if not parcels[0].fds:
-        raise RingsideError(f"rank {hub.rank} has too many files open to receive shared memory: raise `ulimit -n`")
-    for parcel in parcels[1:]:
-        for fd in parcel.fds:
-            os.close(fd)
-    return parcels[0].fds[0]
-
-
-def _integer(name: str, value: Any) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = 1 << 63
-    if not -(1 << 63) <= number < 1 << 63:
-        raise UsageError(f"split's {name} must be an integer of 64 bits or None, not {value!r}")
-    return number
-
-
-def _is_readable(fd: int) -> bool:
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(0))
-
-
-def _as_tensor(raw: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    """View bytes as a NumPy array or torch tensor that keeps them alive."""
-    if not str(dtype).startswith("torch."):
-        return raw.view(np.dtype(dtype)).reshape(shape)
-    import sys
-
-    torch = sys.modules["torch"]  # a torch dtype was given, so torch is there
-    if raw.size == 0:
-        return torch.empty(shape, dtype=dtype)
-    return torch.from_numpy(raw).view(dtype).reshape(shape)

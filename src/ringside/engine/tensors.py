@@ -5,6 +5,7 @@ Works on torch tensors and NumPy arrays without importing torch.
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -165,3 +166,13 @@ def _check_torch(x: Any) -> None:
         )
     if str(x.layout) != "torch.strided":
         raise UnsupportedError(f"a tensor of layout {x.layout} cannot be reduced: call .to_dense() first")
+
+
+def tensor_of(raw: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """View bytes as a NumPy array or torch tensor that keeps them alive."""
+    if not str(dtype).startswith("torch."):
+        return raw.view(np.dtype(dtype)).reshape(shape)
+    torch = sys.modules["torch"]  # a torch dtype was given, so torch is there
+    if raw.size == 0:
+        return torch.empty(shape, dtype=dtype)
+    return torch.from_numpy(raw).view(dtype).reshape(shape)

@@ -1,0 +1,31 @@
+"""The memory that all ranks of a communicator share, handed from rank 0 to the others."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ringside.engine.rendezvous import Hub
+from ringside.errors import RingsideError
+
+
+def share_arena(native: Any, hub: Hub, stage_bytes: int, timeout_s: float) -> int:
+    """Make the arena on rank 0 and return a descriptor of it on every rank."""
+    fds: tuple[int, ...] = ()
+    problem = ""
+    if hub.rank == 0:
+        try:
+            fds = (native.create_arena(hub.ranks, stage_bytes),)
+        except OSError as error:
+            problem = str(error)
+    parcels = hub.exchange(problem, fds, timeout_s=timeout_s)
+    for fd in fds:
+        os.close(fd)
+    if parcels[0].value:
+        raise RingsideError(f"rank 0 cannot make shared memory: {parcels[0].value}")
+    if not parcels[0].fds:
+        raise RingsideError(f"rank {hub.rank} has too many files open to receive shared memory: raise `ulimit -n`")
+    for parcel in parcels[1:]:
+        for fd in parcel.fds:
+            os.close(fd)
+    return parcels[0].fds[0]
