@@ -2,6 +2,7 @@
 
 Every algorithm is run on symbols: each result must contain every rank's contribution exactly once, all ranks must
 compute it by the same expression, no round may deadlock and no two writes may be unordered. Exit status 1 if one fails.
+In the table, sent, received and link are in units of the tensor's size; link is what the busiest link carries.
 
 example:
   $ ringside verify ring direct --ranks 4,8
@@ -13,15 +14,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from ringside.errors import UsageError
-from ringside.schedule import ALGORITHMS, Audit, by_name, verify
+from ringside.schedule import ALGORITHMS, COLLECTIVES, Audit, by_name, verify
 
 HELP = "prove schedules right and audit rounds, bytes and ports"
 
@@ -31,26 +33,42 @@ SHOWN_PROBLEMS = 12
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments."""
-    parser.add_argument("algorithms", nargs="*", metavar="ALGO", help=f"of {', '.join(ALGORITHMS)} (default: all)")
+    known = f"of {', '.join(ALGORITHMS)}, and for other collectives {', '.join(COLLECTIVES)} (default: all)"
+    parser.add_argument("algorithms", nargs="*", metavar="ALGO", help=known)
     parser.add_argument("--all", action="store_true", help="every algorithm there is")
     parser.add_argument("--ranks", default="1-64", metavar="N", help="such as 8, 2,4,8 or 1-64 (the default)")
     parser.add_argument("--buffers", type=int, default=1, metavar="B", help="messages a rank can hold (default: 1)")
     parser.add_argument("--json", action="store_true", help="print JSON; bytes are fractions of the tensor")
+    parser.add_argument("--links", action="store_true", help="with --json: what every link carries as well")
+    parser.add_argument("--docs", action="store_true", help="print docs/algorithms.md, made from the schedules")
 
 
 def run(args: argparse.Namespace) -> int:
     """Verify, print verdict and table; return 1 if a schedule is wrong."""
+    if args.docs:
+        from ringside.schedule.guide import guide
+
+        print(guide(), end="")
+        return 0
     names = list(dict.fromkeys(args.algorithms))
     if args.all or not names:
-        names = list(ALGORITHMS)
-    counts = parse_counts(args.ranks)
-    audits = [verify(by_name(name, n), buffers=args.buffers) for name in names for n in counts]
+        names = [*ALGORITHMS, *COLLECTIVES]
+    audits = list(_audits(names, parse_counts(args.ranks), args.buffers))
     if args.json:
-        json.dump(to_json(audits), sys.stdout, indent=2)
+        json.dump(to_json(audits, links=args.links), sys.stdout, indent=2)
         print()
     else:
         _print(audits)
     return 0 if all(audit.ok for audit in audits) else 1
+
+
+def _audits(names: Sequence[str], counts: Sequence[int], buffers: int) -> Iterator[Audit]:
+    """Verify one after the other; a terminal on stderr shows how far it is."""
+    wanted = [(name, n) for name in names for n in counts]
+    progress = Console(stderr=True)
+    quiet = not sys.stderr.isatty()
+    for name, n in track(wanted, "proving", console=progress, transient=True, disable=quiet):
+        yield verify(by_name(name, n), buffers=buffers)
 
 
 def parse_counts(text: str) -> list[int]:
@@ -68,33 +86,48 @@ def parse_counts(text: str) -> list[int]:
     return sorted(counts)
 
 
-def to_json(audits: Sequence[Audit]) -> dict[str, Any]:
+def to_json(audits: Sequence[Audit], *, links: bool = False) -> dict[str, Any]:
     """Return the audits as plain data; bytes are in units of the tensor, as a float and exactly."""
     return {
         "schema": SCHEMA,
         "ok": all(audit.ok for audit in audits),
-        "audits": [_audit_json(audit) for audit in audits],
+        "audits": [{**_audit_json(audit), **(_links_json(audit) if links else {})} for audit in audits],
     }
 
 
 def _audit_json(audit: Audit) -> dict[str, Any]:
     return {
         "algorithm": audit.name,
+        "collective": str(audit.collective),
         "ranks": audit.ranks,
+        "switches": audit.switches,
         "chunks": audit.chunks,
         "ok": audit.ok,
+        "canonical": audit.canonical,
         "rounds": audit.rounds,
         "lower_bound_rounds": audit.lower_bound_rounds,
         **_bytes_json("max_bytes_sent", audit.max_bytes_sent),
         **_bytes_json("max_bytes_received", audit.max_bytes_received),
+        **_bytes_json("max_bytes_reduced", audit.traffic.max_bytes_reduced),
         **_bytes_json("lower_bound_bytes", audit.lower_bound_bytes),
+        "busiest_link": audit.busiest_link,
+        **_bytes_json("busiest_link_bytes", audit.traffic.busiest_link_bytes),
         "max_ports": audit.max_ports,
+        "beats_bounds": audit.beats_bounds,
         "buffers": audit.buffers,
+        "by_symmetry": audit.by_symmetry,
+        "chunks_sent": audit.traffic.sent.tolist(),
+        "chunks_received": audit.traffic.received.tolist(),
+        "chunks_reduced": audit.traffic.reduced.tolist(),
         "problems": [
             {"kind": p.kind, "message": p.message, "rank": p.rank, "chunk": p.chunk, "round": p.round}
             for p in audit.problems
         ],
     }
+
+
+def _links_json(audit: Audit) -> dict[str, Any]:
+    return {"links": [{"src": s, "dst": d, **_bytes_json("bytes", moved)} for s, d, moved in audit.traffic.links()]}
 
 
 def _bytes_json(key: str, value: Fraction) -> dict[str, float | str]:
@@ -106,8 +139,8 @@ def _print(audits: Sequence[Audit]) -> None:
     for line in _verdict(audits):
         console.print(line, soft_wrap=True, markup=False)
     console.print(_table(audits))
-    if any(audit.rounds < audit.lower_bound_rounds for audit in audits):
-        console.print("≥ is the lower bound for one port per rank; more ports may need fewer rounds.", style="dim")
+    for line in _notes(audits):
+        console.print(line, style="dim", soft_wrap=True)
 
 
 def _verdict(audits: Sequence[Audit]) -> list[str]:
@@ -123,22 +156,47 @@ def _verdict(audits: Sequence[Audit]) -> list[str]:
     return lines
 
 
+def _notes(audits: Sequence[Audit]) -> Iterator[str]:
+    yield "sent, received (by the busiest rank) and link (the busiest): in units of the tensor's size"
+    if any(audit.canonical for audit in audits):
+        yield "canonical: proved, and every sum is ((x0+x1)+x2)+..., wherever the tensor is cut"
+    means: dict[str, list[str]] = {}
+    for audit in audits:
+        if audit.beats_bounds:
+            mean = "a switch that reduces" if audit.switches else "more ports"
+            if audit.name not in means.setdefault(mean, []):
+                means[mean].append(audit.name)
+    if means:
+        who = "; ".join(f"{', '.join(names)} by {mean}" for mean, names in means.items())
+        yield f"≥ is the lower bound for one port per rank and no switch that reduces; below it: {who}"
+
+
 def _table(audits: Sequence[Audit]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("algorithm")
-    for heading in ("ranks", "rounds", "≥", "sent", "received", "≥", "ports"):
+    for heading in ("ranks", "rounds", "≥", "sent", "received", "≥", "link", "ports"):
         table.add_column(heading, justify="right", style="dim" if heading == "≥" else "")
     table.add_column("proof")
     for audit in audits:
+        moved = (audit.max_bytes_sent, audit.max_bytes_received, audit.lower_bound_bytes)
         table.add_row(
             audit.name,
             str(audit.ranks),
             str(audit.rounds),
             str(audit.lower_bound_rounds),
-            *(f"{float(x):.3f} S" for x in (audit.max_bytes_sent, audit.max_bytes_received, audit.lower_bound_bytes)),
+            *(_tensors(audit, x) for x in (*moved, audit.traffic.busiest_link_bytes)),
             str(audit.max_ports),
-            "ok" if audit.ok else ", ".join(dict.fromkeys(problem.kind for problem in audit.problems)),
+            _proof(audit),
         )
-    table.caption = "S is the tensor's size; sent and received by the busiest rank"
-    table.caption_justify = "left"
     return table
+
+
+def _tensors(audit: Audit, x: Fraction) -> str:
+    # A barrier's chunk stands for "has arrived" and carries nothing.
+    return "0.000" if audit.collective.name == "barrier" else f"{float(x):.3f}"
+
+
+def _proof(audit: Audit) -> str:
+    if audit.ok:
+        return "canonical" if audit.canonical else "ok"
+    return ", ".join(dict.fromkeys(problem.kind for problem in audit.problems))

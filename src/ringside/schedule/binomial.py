@@ -1,6 +1,6 @@
 """The binomial tree: in every round, everybody who has the tensor hands it to one who has not.
 
-R. Thakur, R. Rabenseifner, W. Gropp, IJHPCA 19 (2005), §4.2.
+R. Thakur, R. Rabenseifner, W. Gropp, IJHPCA 19 (2005), on broadcast.
 """
 
 from __future__ import annotations

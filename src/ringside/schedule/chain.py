@@ -1,7 +1,6 @@
 """The chain: a prefix sum that walks from rank 0 to the last, and the result that walks back. Made to be pipelined.
 
-R. Rabenseifner, J. L. Träff: "More efficient reduction algorithms for non-power-of-two number of processors in
-message-passing parallel systems", EuroPVM/MPI 2004, on pipelined linear arrays.
+The linear pipeline that P. Sanders, J. Speck, J. L. Träff (Parallel Computing 35, 2009) measure their trees against.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rabenseifner's algorithm: halve the vector while reducing, double it while gathering. Few rounds and few bytes.
 
-R. Rabenseifner: "Optimization of collective reduction operations", ICCS 2004, §4.
+R. Rabenseifner: "Optimization of collective reduction operations", ICCS 2004.
 """
 
 from __future__ import annotations

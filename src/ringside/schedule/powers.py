@@ -2,7 +2,7 @@
 
 With p the largest power of two ≤ n and e = n - p extra ranks, each of the first e even ranks hands its tensor to the
 odd rank above it and waits; p ranks do the work; at the end the e odd ranks hand the result back (R. Thakur,
-R. Rabenseifner, W. Gropp, IJHPCA 19 (2005), §4.5).
+R. Rabenseifner, W. Gropp, IJHPCA 19 (2005), on reduce and all-reduce).
 """
 
 from __future__ import annotations

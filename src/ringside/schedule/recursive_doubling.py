@@ -1,7 +1,6 @@
 """Recursive doubling: partners exchange everything, at distance 1, 2, 4, ... The fewest rounds there can be.
 
-R. Thakur, R. Rabenseifner, W. Gropp: "Optimization of collective communication operations in MPICH", IJHPCA 19 (2005),
-§4.5.
+R. Thakur, R. Rabenseifner, W. Gropp: "Optimization of collective communication operations in MPICH", IJHPCA 19 (2005).
 """
 
 from __future__ import annotations

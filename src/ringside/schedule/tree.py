@@ -1,7 +1,7 @@
 """The tree: sums climb a binary tree, the result comes down again. Logarithmic depth, any number of ranks.
 
 The in-order tree: P. Sanders, J. Speck, J. L. Träff: "Two-tree algorithms for full bandwidth broadcast, reduction and
-scan", Parallel Computing 35 (2009), §3; with rank 0 on top, as NCCL builds it (S. Jeaugey: "Massively scale your deep
+scan", Parallel Computing 35 (2009); with rank 0 on top, as NCCL builds it (S. Jeaugey: "Massively scale your deep
 learning training with NCCL 2.4", 2019).
 """
 

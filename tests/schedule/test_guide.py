@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ringside.schedule import ALGORITHMS, COLLECTIVES, by_name, verify
+from ringside.schedule.guide import ENTRIES, busiest, guide
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "algorithms.md"
+
+
+def test_the_document_is_not_stale():
+    assert DOCUMENT.read_text(encoding="utf-8") == guide(), "run `ringside verify --docs > docs/algorithms.md`"
+
+
+def test_every_algorithm_has_an_entry():
+    assert set(ENTRIES) == {*ALGORITHMS, *COLLECTIVES}
+
+
+@pytest.mark.parametrize("name", sorted(ENTRIES))
+def test_its_laws_hold(name: str):
+    entry = ENTRIES[name]
+    for n in range(2, 65):
+        audit = verify(by_name(name, n))
+        counted = (audit.rounds, busiest(audit), audit.max_ports)
+        for law, figure in zip((entry.rounds, entry.sent, entry.ports), counted, strict=True):
+            assert law.holds(figure, n), (n, law.text, figure, law.value(n))
