@@ -26,6 +26,8 @@ from ringside.lab.namespaces import enter
 
 _READY = "ready"
 _READY_S = 30.0
+_MOST_LATENESS_S = 0.5e-3
+_FRAMES_AT_ONCE = 64
 _FRAME_BYTES = 10 + 14 + 65536 + 64
 _TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0
 _TAP, _NO_PI, _VNET_HDR = 0x0002, 0x1000, 0x4000
@@ -49,8 +51,9 @@ class DelayLine:
         self._held: deque[tuple[float, int, bytes]] = deque()
 
     def put(self, now_s: float, way_out: int, frame: bytes) -> None:
-        """Take a frame at `now_s`, which never goes back, for the descriptor `way_out`."""
-        self._held.append((now_s + self._delay_s, way_out, frame))
+        """Take a frame that came at `now_s` and leaves by the descriptor `way_out`; it never overtakes another."""
+        last = self._held[-1][0] if self._held else 0.0
+        self._held.append((max(now_s + self._delay_s, last), way_out, frame))
 
     def due(self, now_s: float) -> Iterator[tuple[int, bytes]]:
         """Hand out all (way out, frame) whose time has come."""
@@ -106,29 +109,52 @@ def main(asked: str) -> None:
     _pass_on(DelayLine(delay_s), way_out)
 
 
+class _Lateness:
+    """How long this process takes to wake up, seconds: learnt from its timer, and taken off what frames are held."""
+
+    def __init__(self) -> None:
+        self.usual_s = 0.0
+
+    def learn(self, late_s: float) -> None:
+        self.usual_s += (min(max(late_s, 0.0), _MOST_LATENESS_S) - self.usual_s) / 8
+
+
 def _pass_on(line: DelayLine, way_out: dict[int, int]) -> None:
     timer = _check(_libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK))
+    lateness, rings_at_s = _Lateness(), 0.0
     poll = select.epoll()
     for fd in (timer, *way_out):
         poll.register(fd, select.EPOLLIN)
     while True:
-        for fd, _ in poll.poll():
-            if fd == timer:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(timer, 8)
-            else:
-                _take(line, fd, way_out[fd])
-        for fd, frame in line.due(time.monotonic()):
+        since_s = time.monotonic()
+        ready = [fd for fd, _ in poll.poll()]
+        if timer in ready and _rang(timer):
+            lateness.learn(time.monotonic() - rings_at_s)
+        for fd in ready:
+            if fd != timer:
+                # What is here came after the last look, and about as long ago as waking up takes.
+                _take(line, fd, way_out[fd], max(since_s, time.monotonic() - lateness.usual_s))
+        for fd, frame in line.due(time.monotonic() + lateness.usual_s):
             with contextlib.suppress(OSError):  # the device is down or full: a frame is lost
                 os.write(fd, frame)
         if line.next_due_s is not None:
-            _set_timer(timer, line.next_due_s)
+            rings_at_s = line.next_due_s - lateness.usual_s
+            _set_timer(timer, rings_at_s)
 
 
-def _take(line: DelayLine, way_in: int, way_out: int) -> None:
+def _take(line: DelayLine, way_in: int, way_out: int, now_s: float) -> None:
     with contextlib.suppress(OSError):  # nothing more to read, or the device is down
-        for _ in range(64):
-            line.put(time.monotonic(), way_out, os.read(way_in, _FRAME_BYTES))
+        for _ in range(_FRAMES_AT_ONCE):
+            line.put(now_s, way_out, os.read(way_in, _FRAME_BYTES))
+
+
+def _rang(timer: int) -> bool:
+    """Tell whether the timer rang since the last time."""
+    try:
+        os.read(timer, 8)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _set_timer(timer: int, at_s: float) -> None:

@@ -69,35 +69,19 @@ def inside(namespace: str, function: Callable[[], _T]) -> _T:
 
 def processes_in(namespaces: Iterable[str]) -> list[int]:
     """Return the numbers of all processes that live in one of these network namespaces."""
-    inodes = {inode for name in namespaces if (inode := _inode(DIRECTORY / name)) is not None}
-    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()] if inodes else []
-    return [pid for pid in pids if pid != os.getpid() and _inode(Path(f"/proc/{pid}/ns/net")) in inodes]
-
-
-def kill_all_in(namespaces: list[str], limit_s: float = _KILL_S) -> bool:
-    """Kill every process in these namespaces, those that come up meanwhile too; return whether all are gone."""
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        held = {pid: process for pid in processes_in(namespaces) if (process := hold(pid)) is not None}
-        # Between the look and the hold a number may have passed to a stranger: only who is still there is killed.
-        there = set(processes_in(namespaces)) & set(held)
-        for pid in there:
-            held[pid].send(signal.SIGKILL)
-        _wait([held[pid] for pid in there], deadline)
-        for process in held.values():
-            process.close()
-        if not held:
-            return True
-    return False
+    return _processes_in(_inodes(namespaces))
 
 
 def remove(lab: LabName) -> None:
     """Remove a lab: the processes in its namespaces, and these with all their links. Nothing happens if it is gone."""
     names = [name for name in namespaces_there() if LabName.of_namespace(name) == lab]
-    if names and not kill_all_in(names):
-        _log.warning("some processes in the lab %s could not be killed; its namespaces live on in them", lab)
+    inodes = _inodes(names)
+    gone = _kill_all_in(inodes)
     for name in names:
         _unname(DIRECTORY / name)
+    # Who was about to enter a namespace that still had its name is in there by now; nobody can follow.
+    if not (gone and _kill_all_in(inodes)):
+        _log.warning("some processes in the lab %s could not be killed; its namespaces live on in them", lab)
 
 
 def remove_leftovers() -> list[str]:
@@ -112,6 +96,32 @@ def remove_leftovers() -> list[str]:
         _log.info("removing what the dead lab %s left", lab)
         remove(lab)
     return [str(lab) for lab in dead]
+
+
+def _inodes(namespaces: Iterable[str]) -> set[tuple[int, int]]:
+    return {inode for name in namespaces if (inode := _inode(DIRECTORY / name)) is not None}
+
+
+def _processes_in(inodes: set[tuple[int, int]]) -> list[int]:
+    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()] if inodes else []
+    return [pid for pid in pids if pid != os.getpid() and _inode(Path(f"/proc/{pid}/ns/net")) in inodes]
+
+
+def _kill_all_in(inodes: set[tuple[int, int]]) -> bool:
+    """Kill every process in these namespaces, those that come up meanwhile too; return whether all are gone."""
+    deadline = time.monotonic() + _KILL_S
+    while time.monotonic() < deadline:
+        held = {pid: process for pid in _processes_in(inodes) if (process := hold(pid)) is not None}
+        # Between the look and the hold a number may have passed to a stranger: only who is still there is killed.
+        there = set(_processes_in(inodes)) & set(held) if held else set()
+        for pid in there:
+            held[pid].send(signal.SIGKILL)
+        _wait([held[pid] for pid in there], deadline)
+        for process in held.values():
+            process.close()
+        if not held:
+            return True
+    return False
 
 
 def _inode(path: Path) -> tuple[int, int] | None:
