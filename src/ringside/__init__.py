@@ -1,7 +1,7 @@
 """Ringside: all-reduce algorithms as data; run, seen, predicted and survived.
 
-`ringside.attach(ddp_model)` synchronises and watches a DistributedDataParallel model; `ringside.init()` gives a
-communicator of one's own. Nothing heavy is imported before it is used.
+`ringside.attach(ddp_model)` synchronises and watches a DistributedDataParallel model; `ringside.Communicator(group)`
+gives a communicator over a process group, on one host or several, and `ringside.init()` one without torch. Nothing heavy is imported before it is used.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ringside.errors import (
 )
 
 if TYPE_CHECKING:
-    from ringside.engine import Communicator as Communicator
     from ringside.engine import init as init
     from ringside.sync import attach as attach
     from ringside.sync import log as log
+    from ringside.sync.communicator import Communicator as Communicator
 
 __version__ = "0.1.0"
 
@@ -45,7 +45,7 @@ __all__ = [
 
 _LAZY = {
     "init": "ringside.engine",
-    "Communicator": "ringside.engine",
+    "Communicator": "ringside.sync.communicator",
     "attach": "ringside.sync",
     "log": "ringside.sync",
 }

@@ -6,8 +6,10 @@ import gc
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -217,30 +219,53 @@ def impossible(port: int, engine: str) -> tuple[str, dict[str, int], list[str]]:
     import ringside.sync.group as groups
 
     with group(port) as rank, Said() as said:
-        machine = groups._machine
+        core = groups._core
         if rank == 1:
-            groups._machine = lambda: "elsewhere"
+            groups._core = SimpleNamespace(available=lambda: False)
         try:
             ddp, attachment, optimizer = small_attachment(monitor=False, engine=engine)
             steps(ddp, optimizer, rank, 2)
             return attachment.engine, attachment.counters, said.about("only watches")
         finally:
-            groups._machine = machine
+            groups._core = core
 
 
-def test_ranks_on_two_hosts_are_only_watched_and_told_once() -> None:
+def test_where_one_rank_has_no_core_all_are_only_watched_and_told_once() -> None:
     first, second = ddp_ranks(2, impossible, "auto")
     assert first[0] == second[0] == "gloo"
     assert set(first[1]) == {"gloo"}
     assert len(first[2]) == 1
-    assert "2 hosts" in first[2][0]
+    assert "rank 1: the native core is not installed" in first[2][0]
     assert second[2] == []
 
 
 def test_engine_ringside_where_it_cannot_be_is_an_error_on_all_ranks() -> None:
     for outcome in ddp_outcomes(2, impossible, "ringside"):
         assert outcome.error == "UnsupportedError"
-        assert "2 hosts" in outcome.message
+        assert "native core" in outcome.message
+
+
+def on_hosts(port: int, ranks_per_host: int, engine: str) -> tuple[dict[str, int], bytes]:
+    with group(port) as rank:
+        os.environ["RINGSIDE_MACHINE"] = str(rank // ranks_per_host)
+        try:
+            ddp, attachment, optimizer = small_attachment(monitor=False, engine=engine)
+            steps(ddp, optimizer, rank, 4)
+            attachment.detach()
+            return attachment.counters, torch.cat([p.detach().flatten() for p in ddp.parameters()]).numpy().tobytes()
+        finally:
+            del os.environ["RINGSIDE_MACHINE"]
+
+
+@pytest.mark.parametrize("ranks_per_host", [1, 2])
+def test_ranks_on_several_hosts_are_carried_by_us_with_gloo_results(ranks_per_host: int) -> None:
+    ours = ddp_ranks(4, on_hosts, ranks_per_host, "auto")
+    theirs = ddp_ranks(4, on_hosts, ranks_per_host, "native")
+    assert len({parameters for _, parameters in ours}) == 1
+    for counters, parameters in ours:
+        assert is_ours(counters)
+        expected = np.frombuffer(theirs[0][1], dtype=np.float32)
+        np.testing.assert_allclose(np.frombuffer(parameters, dtype=np.float32), expected, rtol=1e-5, atol=1e-7)
 
 
 def cannot_open(port: int) -> tuple[str, str]:

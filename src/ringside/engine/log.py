@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 PATHS = ("local", "barrier", "one_shot", "push", "staged", "program")
@@ -45,17 +49,19 @@ class Totals(NamedTuple):
         collectives: How many.
         sync_ns: From each one's submission to its result.
         wire_ns: The part of it after the last rank had arrived.
-        last_wait_ns: Of the last one, from this rank's arrival until the last rank's.
+        last_wait_ns: Of the last one, from this rank's arrival until the last rank's; NaN: not known.
         payload_bytes: Their tensors' sizes.
         by_path: How many took each of `PATHS`.
+        by_name: How many were carried in which other way, by its name (between hosts).
     """
 
     collectives: int
     sync_ns: int
     wire_ns: int
-    last_wait_ns: int
+    last_wait_ns: float
     payload_bytes: int
     by_path: list[int]
+    by_name: Mapping[str, int] = MappingProxyType({})
 
 
 class CollectiveLog:
@@ -78,3 +84,27 @@ class CollectiveLog:
     def totals(self) -> Totals:
         """Return the sums over what finished since the last call; cheap enough for every step."""
         return Totals(*self._core.drain_totals())
+
+
+class AcrossLog:
+    """Adds up what collectives between hosts took; when ranks of other hosts arrived is not known."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._sync_ns = self._payload_bytes = 0
+        self._names: Counter[str] = Counter()
+
+    def note(self, name: str, sync_ns: int, payload_bytes: int) -> None:
+        """Add a finished collective: how it was carried, from its submission to its result, its tensor's size."""
+        with self._guard:
+            self._names[name] += 1
+            self._sync_ns += sync_ns
+            self._payload_bytes += payload_bytes
+
+    def totals(self) -> Totals:
+        """Return the sums over what finished since the last call."""
+        with self._guard:
+            names, self._names = self._names, Counter()
+            sync_ns, payload_bytes = self._sync_ns, self._payload_bytes
+            self._sync_ns = self._payload_bytes = 0
+        return Totals(names.total(), sync_ns, 0, float("nan"), payload_bytes, [0] * len(PATHS), names)

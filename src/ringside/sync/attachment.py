@@ -17,6 +17,7 @@ from ringside.engine import Communicator, Settings
 from ringside.errors import UnsupportedError, UsageError
 from ringside.sync import session as sessions
 from ringside.sync.carriers import Carrier, NativeCarrier, RingsideCarrier, UserHook
+from ringside.sync.communicator import Communicator as GroupCommunicator
 from ringside.sync.group import Decision, decide, first_problem
 from ringside.sync.hook import GradientHook
 from ringside.sync.session import Session
@@ -138,8 +139,9 @@ def attach(
 ) -> Attachment:
     """Synchronise a DDP model's gradients with Ringside's engine and watch every step. A collective.
 
-    On one host, gradients travel through shared memory without copies. Elsewhere, and for CUDA models, the process
-    group's own collective carries them and Ringside only watches.
+    On one host, gradients travel through shared memory without copies; between hosts, by the algorithm that measured
+    best (`ringside.Communicator`). For CUDA models the process group's own collective carries them and Ringside only
+    watches.
 
     Args:
         model: The model, wrapped. Attached before its first backward, nothing is copied; a model that is attached
@@ -240,11 +242,10 @@ def _open(model: DistributedDataParallel, wish: str) -> tuple[Decision, Carrier]
     decision = decide(group, wish, _objection(model))
     if decision.engine != "ringside":
         return decision, NativeCarrier(group)
-    communicator, problem = None, ""
+    communicator: Communicator | GroupCommunicator | None = None
+    problem = ""
     try:
-        communicator = Communicator(
-            decision.key, dist.get_rank(group), dist.get_world_size(group), Settings.of_environment()
-        )
+        communicator = _communicator(group, decision)
     except Exception as error:  # whatever it is: the others wait to hear of it
         problem = str(error) or type(error).__name__
     problem = first_problem(group, problem)
@@ -253,6 +254,12 @@ def _open(model: DistributedDataParallel, wish: str) -> tuple[Decision, Carrier]
     if communicator is not None:
         communicator.close()
     return Decision("native", why=problem), NativeCarrier(group)
+
+
+def _communicator(group: dist.ProcessGroup, decision: Decision) -> Communicator | GroupCommunicator:
+    if decision.hosts > 1:
+        return GroupCommunicator(group)
+    return Communicator(decision.key, dist.get_rank(group), dist.get_world_size(group), Settings.of_environment())
 
 
 _carriers: weakref.WeakSet[Carrier] = weakref.WeakSet()

@@ -23,6 +23,7 @@ from ringside.engine.log import PATHS
 from ringside.engine.tensors import flatten
 from ringside.errors import UnsupportedError
 from ringside.monitor.step_clock import SyncTimes
+from ringside.sync.communicator import Communicator as GroupCommunicator
 from ringside.sync.storage import Buckets
 
 Future = torch.futures.Future
@@ -126,15 +127,15 @@ class HookCarrier(NativeCarrier):
 
 
 class RingsideCarrier:
-    """Ringside's shared-memory engine; buckets become symmetric memory after the first backward.
+    """Ringside's engine; buckets become symmetric memory of the host's ranks after the first backward.
 
     (DDP rebuilds its buckets after the first one, so sharing those would be in vain.)
     """
 
-    def __init__(self, communicator: Communicator, group: dist.ProcessGroup) -> None:
+    def __init__(self, communicator: Communicator | GroupCommunicator, group: dist.ProcessGroup) -> None:
         self._communicator = communicator
         self._native = NativeCarrier(group)
-        self._buckets = Buckets(communicator)
+        self._buckets = Buckets(communicator.local if isinstance(communicator, GroupCommunicator) else communicator)
         self._scale = 1.0 / communicator.size
         self._under_way: list[Work] = []
         self._backwards = 0
@@ -196,6 +197,8 @@ class RingsideCarrier:
         for name, count in zip(_NAMES, totals.by_path, strict=True):
             if count:
                 self.counters[name] += count
+        for name, count in totals.by_name.items():
+            self.counters[f"ringside/{name}"] += count
         return SyncTimes(
             sync_seconds=totals.sync_ns * 1e-9 + native.sync_seconds,
             wire_seconds=totals.wire_ns * 1e-9,

@@ -8,8 +8,8 @@ import importlib.metadata
 import itertools
 import os
 import threading
+import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -28,6 +28,7 @@ from ringside.engine.collectives import Collectives
 from ringside.engine.dtypes import ITEM_BYTES, dtype_code
 from ringside.engine.exchange import Exchange, Hop
 from ringside.engine.local_lanes import LocalLanes
+from ringside.engine.log import AcrossLog, CollectiveLog
 from ringside.engine.moves import carry_out
 from ringside.engine.regions import Storage
 from ringside.engine.reproducible import canonical_choice, refuse_other_orders
@@ -99,7 +100,7 @@ class Communicator(Collectives):
         objection = "" if _core.available() else "the native core is not installed"
         offers = exchange_offers(store, rank, size, own_offer(options.agreed(), objection, machine))
         self.roster: Roster = make_roster(rank, offers)
-        self.spans: deque[tuple[float, int]] = deque(maxlen=1 << 12)
+        self.log: AcrossLog | CollectiveLog = AcrossLog()
         self._background: Background | None = None
         self._background_guard = threading.Lock()
         self._closed = False
@@ -166,6 +167,8 @@ class Communicator(Collectives):
         size_bytes = flat.numel * ITEM_BYTES[flat.dtype]
         choice = self._choice(None, size_bytes, flat.dtype, 0)
         self._all_reduce(flat, Reduction(flat.dtype, 0, scale, wire=self._options.wire, storage=storage), choice)
+        assert isinstance(self.log, AcrossLog), "on one host the communicator of that host is called"
+        self.log.note(str(choice), time.monotonic_ns() - stamp_ns, size_bytes)
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
@@ -322,7 +325,7 @@ class Communicator(Collectives):
         self.all_reduce = self.local.all_reduce  # type: ignore[method-assign]
         if self._options.reproducible:
             self.all_reduce = functools.partial(_reproducible_inside, self.local)  # type: ignore[method-assign]
-        self.memory, self.log = self.local.memory, self.local.log
+        self.log = self.local.log
 
     def _open_local(self) -> HostCommunicator | None:
         if self.roster.local_size == 1:

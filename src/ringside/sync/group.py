@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import os
 import socket
 import uuid
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside import _core
+from ringside.engine.roster import machine_id
 
 _counters: dict[str, itertools.count[int]] = defaultdict(itertools.count)
 
@@ -27,11 +26,13 @@ class Decision:
         engine: `ringside` or `native`.
         key: Names the communicator, where the engine is ringside.
         why: Why the engine is not ringside, in words.
+        hosts: On how many hosts the ranks are, where the engine is ringside.
     """
 
     engine: str
     key: str = ""
     why: str = ""
+    hosts: int = 1
 
 
 class _Offer(msgspec.Struct):
@@ -44,12 +45,6 @@ class _Offer(msgspec.Struct):
 def host_name() -> str:
     """Return this host's name."""
     return socket.gethostname()
-
-
-def _machine() -> str:
-    """Identify what ranks must have in common to share memory: the kernel, and its network namespace (for sockets)."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
 
 
 def group_store(group: dist.ProcessGroup, purpose: str, *, own_connection: bool = False) -> Store:
@@ -88,7 +83,7 @@ def decide(group: dist.ProcessGroup, wish: str, objection: str) -> Decision:
     store, rank, size = group_store(group, "engine"), dist.get_rank(group), dist.get_world_size(group)
     if not _core.available():
         objection = objection or "the native core is not installed"
-    store.set(f"offer/{rank}", msgspec.json.encode(_Offer(_machine(), objection)).decode())
+    store.set(f"offer/{rank}", msgspec.json.encode(_Offer(machine_id(), objection)).decode())
     if rank == 0:
         offers = [msgspec.json.decode(store.get(f"offer/{r}"), type=_Offer) for r in range(size)]
         store.set("decision", msgspec.json.encode(_choose(offers, wish)).decode())
@@ -110,6 +105,4 @@ def _choose(offers: list[_Offer], wish: str) -> Decision:
         if offer.objection:
             return Decision("native", why=f"rank {rank}: {offer.objection}")
     machines = {offer.host for offer in offers}
-    if len(machines) > 1:
-        return Decision("native", why=f"the ranks are on {len(machines)} hosts")
-    return Decision("ringside", key=str(uuid.uuid4()))
+    return Decision("ringside", key=str(uuid.uuid4()), hosts=len(machines))

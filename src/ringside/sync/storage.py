@@ -20,16 +20,20 @@ _log = logging.getLogger("ringside")
 
 
 class Buckets:
-    """Which storage each bucket of one model lies in."""
+    """Which storage each bucket of one model lies in.
 
-    def __init__(self, communicator: Communicator) -> None:
+    Args:
+        communicator: The ranks of this host; None for a rank alone on its host, which shares nothing.
+    """
+
+    def __init__(self, communicator: Communicator | None) -> None:
         self._communicator = communicator
         self._inodes: dict[int, tuple[int, int]] = {}
         self._hopeless = False
 
     def storage_of(self, index: int, buffer: torch.Tensor) -> Storage | None:
         """Return the shared storage of bucket `index`, moving it there if need be; None if that cannot be."""
-        if self._hopeless or self._communicator.size == 1:
+        if self._hopeless or self._communicator is None or self._communicator.size == 1:
             return None
         storage = share(buffer.untyped_storage())
         if storage is None:
@@ -44,6 +48,7 @@ class Buckets:
     def keep(self, count: int) -> None:
         """Forget the storages of buckets that a rebuild did away with: there are `count` now."""
         for index in [index for index in self._inodes if index >= count]:
+            assert self._communicator is not None, "nothing is shared without one"
             self._communicator.memory.retire(self._inodes.pop(index))
 
 

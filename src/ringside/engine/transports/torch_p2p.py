@@ -51,7 +51,8 @@ class TorchPeerToPeer:
         self.rank, self.size = rank, size
         self._timeout = datetime.timedelta(seconds=timeout_s)
         before = _sockets()
-        self._group: Any = dist.ProcessGroupGloo(store, rank, size, self._timeout)
+        gloo: Any = dist.ProcessGroupGloo
+        self._group = gloo(store, rank, size, self._timeout)
         for fd in _sockets() - before:
             _notice_death(fd, dead_after_s)
         self._cause: Cause | None = None
