@@ -45,10 +45,10 @@ def test_conforms(name: str, ranks: int):
 
 
 @everywhere
-@pytest.mark.parametrize("ranks", [*range(1, 65), 127, 128])
-def test_is_proved_right(name: str, ranks: int):
-    audit = verify(by_name(name, ranks), by_symmetry=False)
-    assert audit.ok, audit.problems[:3]
+def test_is_proved_right_for_any_number_of_ranks(name: str):
+    for ranks in [*range(1, 65), 127, 128]:
+        audit = verify(by_name(name, ranks), by_symmetry=False)
+        assert audit.ok, (ranks, audit.problems[:3])
 
 
 @pytest.mark.parametrize("ranks", [1000, 1024])
