@@ -277,7 +277,7 @@ def test_an_unknown_name_lists_what_exists():
 def test_no_ranks_are_refused(name: str, ranks: int):
     with pytest.raises(UsageError, match=f"{name} needs at least 1 rank, not {ranks}"):
         by_name(name, ranks)
-    with pytest.raises(UsageError, match="at least 1"):
+    with pytest.raises(UsageError, match=f"{name} needs at least 1 rank, not {ranks}"):
         ALGORITHMS[name](ranks)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -206,6 +207,14 @@ def test_costs_of_an_uneven_schedule():
 @pytest.mark.parametrize(("ranks", "bound"), [(1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (64, 6), (65, 7)])
 def test_the_bound_on_rounds(ranks: int, bound: int):
     assert verify(ring(ranks)).lower_bound_rounds == bound
+
+
+@pytest.mark.parametrize("by_symmetry", [False, True])
+def test_an_audit_can_be_sent_to_another_process(by_symmetry: bool):
+    audit = verify(ring(5), by_symmetry=by_symmetry)
+    again = pickle.loads(pickle.dumps(audit))
+    assert again == audit
+    assert again.expression(2) == audit.expression(2)
 
 
 def test_room_for_no_message_is_refused():

@@ -26,7 +26,7 @@ def two_tree(n: int) -> Schedule:
         UsageError: n < 1.
     """
     if n <= 1:
-        return replace(tree(n), name="two_tree")
+        return replace(tree(1), name="two_tree", ranks=n)
     return striped([tree(n), relabel(tree(n), second_order(n))], name="two_tree")
 
 

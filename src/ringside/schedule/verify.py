@@ -7,13 +7,15 @@ the same one. No numbers are involved, so the proof holds for all inputs, dtypes
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from ringside.errors import UsageError
 from ringside.schedule import orbit
 from ringside.schedule.audit import Audit, Problem
 from ringside.schedule.collective import Table
-from ringside.schedule.expressions import Expressions, advance
+from ringside.schedule.expressions import Expressions, Ids, advance
 from ringside.schedule.results import Outcome, canonical, wrong_results
 from ringside.schedule.safety import deadlocks, malformed, unordered_writes
 from ringside.schedule.schedule import Schedule
@@ -87,8 +89,12 @@ def _prove(schedule: Schedule, buffers: int) -> Audit:
         canonical=not problems and canonical(end),
         by_symmetry=False,
         traffic=tally.traffic(),
-        _expression=lambda chunk, rank: pool.text(int(state[rank, chunk])),
+        _expression=partial(_expression, pool, state),
     )
+
+
+def _expression(pool: Expressions, final: Ids, chunk: int, rank: int) -> str:
+    return pool.text(int(final[rank, chunk]))
 
 
 def _with_switches(schedule: Schedule) -> tuple[Table, Table]:
