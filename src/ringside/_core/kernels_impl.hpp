@@ -226,9 +226,9 @@ void fold_blocks(const Fold& f) {
   const auto scale_of = [&f](int r) { return A(f.scales != nullptr ? f.scales[r] : f.scale); };
   const A scale = scale_of(0);
   if constexpr (plain && !Divided) {
-    if (f.nsrc == 2 && f.ndst == 2 && !f.stream) {
+    if (f.nsrc == 2 && f.ndst <= 2 && !f.stream) {  // one target: it is stored twice, which costs nothing
       return fold_pair<Op, Scaled>(static_cast<const A*>(f.src[0]), static_cast<const A*>(f.src[1]),
-                                   static_cast<A*>(f.dst[0]), static_cast<A*>(f.dst[1]), f.count, scale,
+                                   static_cast<A*>(f.dst[0]), static_cast<A*>(f.dst[f.ndst - 1]), f.count, scale,
                                    scale_of(1));
     }
   }
