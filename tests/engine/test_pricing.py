@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from ringside.engine.choice import Choice
+from ringside.engine.network import Network
+from ringside.engine.pricing import Cluster, price, price_choice, price_sizes
+from ringside.errors import UsageError
+from ringside.schedule import ALGORITHMS, by_name, pipelined, relabel, ring, traffic
+
+ALPHA, BETA = 1e-4, 1 / 118e6
+WHOLE = 1 << 60  # segments so large that a chunk is never cut
+
+
+def slow_link(n: int, a: int, b: int, factor: float) -> Network:
+    network = Network.uniform(n, ALPHA, BETA)
+    per_byte = network.seconds_per_byte.copy()
+    per_byte[a, b] = per_byte[b, a] = factor * BETA
+    return Network(network.latency_s, per_byte)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 7, 16, 64])
+@pytest.mark.parametrize("size", [0, 4096, 16 << 20])
+def test_a_ring_takes_what_its_formula_says(n: int, size: int):
+    found = price(ring(n), size, Network.uniform(n, ALPHA, BETA, shared=True), segment_bytes=WHOLE)
+    assert found.seconds == pytest.approx(2 * (n - 1) * (ALPHA + size / n * BETA))
+    assert found.latency_s == pytest.approx(2 * (n - 1) * ALPHA)
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "in_network"])
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
+def test_no_schedule_beats_its_busiest_vertex_and_latency_is_rounds(name: str, n: int):
+    schedule = by_name(name, n)
+    size = 8 << 20
+    found = price(schedule, size, Network.uniform(n, ALPHA, BETA, shared=True))
+    moved = traffic(schedule)
+    assert found.seconds >= float(max(moved.max_bytes_sent, moved.max_bytes_received)) * size * BETA * (1 - 1e-9)
+    assert found.latency_s <= schedule.rounds * ALPHA * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("n", [3, 4, 8])
+def test_symmetry_gives_what_the_whole_schedule_gives(n: int):
+    even = Network.uniform(n, ALPHA, BETA, shared=True, reduce=1e-10, overhead_s=2e-5)
+    for make in ("ring", "direct"):
+        schedule = by_name(make, n)
+        assert schedule.rotational
+        whole = relabel(schedule, range(n))
+        assert not whole.rotational
+        for size in (1000, 1 << 20, 16 << 20):
+            assert price(schedule, size, even).seconds == pytest.approx(price(whole, size, even).seconds)
+
+
+def test_a_large_ring_is_priced_by_symmetry():
+    found = price(ring(512), 1 << 30, Network.uniform(512, ALPHA, BETA), segment_bytes=WHOLE)
+    assert found.seconds == pytest.approx(2 * 511 * (ALPHA + (1 << 30) / 512 * BETA))
+
+
+def test_a_shared_interface_makes_the_parameter_server_linear():
+    times = {
+        n: price(by_name("parameter_server", n), 1 << 20, Network.uniform(n, 0, BETA, shared=True)) for n in (4, 8)
+    }
+    for n, found in times.items():
+        assert found.seconds > (n - 1) * (1 << 20) * BETA
+    alone = price(by_name("parameter_server", 8), 1 << 20, Network.uniform(8, 0, BETA), segment_bytes=WHOLE)
+    assert alone.seconds == pytest.approx(2 * (1 << 20) * BETA)
+
+
+def test_pipelining_a_chain_pays_for_large_tensors_only():
+    network = Network.uniform(6, ALPHA, BETA)
+    plain, cut = by_name("chain", 6), pipelined(by_name("chain", 6), 16)
+    large, small = 16 << 20, 256
+    assert (
+        price(cut, large, network, segment_bytes=WHOLE).seconds
+        < 0.4 * price(plain, large, network, segment_bytes=WHOLE).seconds
+    )
+    assert price(cut, small, network).seconds >= price(plain, small, network).seconds
+    # The transport cuts chunks into segments by itself, so a plain chain is not as slow as its chunks suggest.
+    assert price(plain, large, network).seconds < 0.5 * price(plain, large, network, segment_bytes=WHOLE).seconds
+
+
+def test_a_slow_link_is_what_dominates_and_another_order_goes_round_it():
+    network = slow_link(4, 0, 1, 4.0)
+    plain = price(ring(4), 8 << 20, network)
+    assert plain.link == (0, 1)
+    assert plain.seconds == pytest.approx(4 * price(ring(4), 8 << 20, Network.uniform(4, ALPHA, BETA)).seconds, rel=0.1)
+    around = price(relabel(ring(4), (0, 2, 1, 3)), 8 << 20, network)
+    assert around.seconds < 0.3 * plain.seconds
+    assert "link 0>1" in plain.why()
+    assert "latency" in price(ring(4), 64, network).why()
+
+
+def test_reduction_and_messages_cost():
+    free = price(ring(4), 8 << 20, Network.uniform(4, ALPHA, BETA)).seconds
+    assert price(ring(4), 8 << 20, Network.uniform(4, ALPHA, BETA, reduce=4 * BETA)).seconds > 1.5 * free
+    small = price(ring(4), 64, Network.uniform(4, ALPHA, BETA, overhead_s=ALPHA)).seconds
+    assert small == pytest.approx(3 * price(ring(4), 64, Network.uniform(4, ALPHA, BETA)).seconds, rel=0.01)
+
+
+def test_several_sizes_at_once_are_the_same_as_one_by_one():
+    network, sizes = slow_link(5, 1, 3, 3.0), [1, 1000, 1 << 20, 1 << 26]
+    together = price_sizes(by_name("two_tree", 5), sizes, network)
+    assert together == [price(by_name("two_tree", 5), size, network) for size in sizes]
+
+
+def test_one_rank_and_wrong_networks():
+    assert price(ring(1), 100, Network.uniform(1, ALPHA, BETA)).seconds == 0.0
+    with pytest.raises(UsageError, match="cannot be priced on a network of 5"):
+        price(ring(4), 100, Network.uniform(5, ALPHA, BETA))
+    with pytest.raises(UsageError, match="cannot be priced"):
+        price(by_name("in_network", 4), 100, Network.uniform(4, ALPHA, BETA))
+    with pytest.raises(UsageError, match="do not fit"):
+        Network(np.zeros((3, 3)), np.zeros((2, 2)))
+    with pytest.raises(UsageError, match="finite"):
+        Network(np.full((2, 2), np.nan), np.zeros((2, 2)))
+
+
+def cluster(hosts: int, ranks: int, **more: float) -> Cluster:
+    between = Network.uniform(hosts, ALPHA, BETA, shared=True)
+    return Cluster(between, tuple(tuple(range(h * ranks, (h + 1) * ranks)) for h in range(hosts)), **more)  # type: ignore[arg-type]
+
+
+def test_over_hosts_carries_each_byte_once_and_over_ranks_shares_the_interface():
+    pair = cluster(4, 2, local_seconds_per_byte=1e-10)
+    (over_hosts,) = price_choice(Choice.parse("hosts/ring"), [16 << 20], pair)
+    (over_ranks,) = price_choice(Choice.parse("ring"), [16 << 20], pair)
+    (direct,) = price_choice(Choice.parse("direct"), [16 << 20], pair)
+    ideal = 2 * 3 / 4 * (16 << 20) * BETA
+    assert ideal < over_hosts.seconds < 1.15 * ideal
+    assert 1.1 * ideal < over_ranks.seconds < 1.4 * ideal  # 2*7/8 of the bytes leave each host
+    assert direct.seconds > 1.8 * ideal  # both ranks of a host send to all six elsewhere
+
+
+def test_shared_memory_hides_behind_the_links_in_blocks():
+    sizes = [1 << 20, 32 << 20]
+    free = price_choice(Choice.parse("hosts/ring"), sizes, cluster(4, 2))
+    slow = price_choice(Choice.parse("hosts/ring"), sizes, cluster(4, 2, local_seconds_per_byte=0.5 * BETA))
+    assert slow[0].seconds == pytest.approx(free[0].seconds + 0.5 * BETA * sizes[0])
+    assert slow[1].seconds == pytest.approx(free[1].seconds + 0.5 * BETA * (4 << 20))
+
+
+def test_an_even_network_knows_it():
+    assert Network.uniform(4, ALPHA, BETA, shared=True).even
+    assert not slow_link(4, 0, 1, 2.0).even
+    assert not Network.uniform(2, ALPHA, BETA).expanded([(0, 1), (2, 3)], 1e-6, 1e-10).even
+
+
+def test_the_topology_file_and_back():
+    network = Network(
+        slow_link(3, 0, 2, 4.0).latency_s, slow_link(3, 0, 2, 4.0).seconds_per_byte, np.full(3, BETA), None, 1e-10, 2e-5
+    )
+    data = json.loads(json.dumps(network.to_topology(["a", "b", "c"], [2, 2, 1], "a test")))
+    assert data["hosts"][2] == {"name": "c", "ranks": 1, "out_bytes_per_s": pytest.approx(118e6)}
+    assert data["links"][1]["bytes_per_s"] == pytest.approx(118e6 / 4)
+    again = Network.from_topology(data)
+    off = ~np.eye(3, dtype=bool)
+    assert np.allclose(again.seconds_per_byte[off], network.seconds_per_byte[off])
+    assert np.allclose(again.latency_s[off], ALPHA)
+    assert np.allclose(again.out, BETA)
+    assert (again.into, again.reduce, again.overhead_s) == (None, pytest.approx(1e-10), 2e-5)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        {},
+        {"schema": 2, "kind": "ringside topology"},
+        {"schema": 1, "kind": "ringside topology", "hosts": [{}, {}], "links": []},
+        {"schema": 1, "kind": "ringside topology", "hosts": [{}], "links": [{"src": 0, "dst": 4, "alpha_s": 1}]},
+    ],
+)
+def test_what_is_no_topology_is_refused(data: object):
+    with pytest.raises(UsageError):
+        Network.from_topology(data)
