@@ -18,7 +18,7 @@ _SETTINGS = {
     "ipv6/conf/default/disable_ipv6": "1",  # no advertisements and listener reports in the counters
     "bridge/bridge-nf-call-iptables": "0",
     "bridge/bridge-nf-call-arptables": "0",
-    "ipv4/tcp_congestion_control": "cubic",  # paced BBR measures for seconds before it fills a link
+    "ipv4/tcp_congestion_control": "reno",  # fills a link from its first bytes on (docs/design/0005-lab.md)
     "ipv4/tcp_no_metrics_save": "1",  # a connection does not inherit what an earlier one met on another network
 }
 """Under /proc/sys/net, in every namespace; one that this kernel lacks is left out."""
