@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import socket
-import statistics
 import subprocess
 import sys
 
@@ -17,7 +16,12 @@ from ringside.lab.measure import connection, round_trips, stream, together
 from .conftest import LabFactory
 
 MB = 1_000_000
+# Other work on the machine only makes streams slower and round trips longer: the best of some is what the lab did.
 PLACE = "import os; e = os.environ; print(e['RANK'], e['WORLD_SIZE'], e['GROUP_RANK'], e['LOCAL_RANK'])"
+
+
+def best_rate(lab: Lab, flows: list[tuple[int, int]], size_bytes: int) -> float:
+    return max(together(stream(lab, flows, size_bytes)) for _ in range(3))
 
 
 @pytest.mark.parametrize("wiring", ["star", "mesh"])
@@ -32,27 +36,27 @@ def test_every_host_reaches_every_other(lab_factory: LabFactory, wiring: str):
 @pytest.mark.parametrize("wiring", ["star", "mesh"])
 def test_a_quarter_of_the_rate_takes_four_times_as_long(lab_factory: LabFactory, wiring: str):
     lab = lab_factory(hosts=2, wiring=wiring, rate="160mbit")
-    fast = together(stream(lab, [(0, 1)], 6 * MB))
+    fast = best_rate(lab, [(0, 1)], 3 * MB)
     lab.set_rate("40mbit", host=1)
-    slow = together(stream(lab, [(0, 1)], 3 * MB))
+    slow = best_rate(lab, [(0, 1)], MB)
     lab.set_rate("160mbit")
-    again = together(stream(lab, [(0, 1)], 6 * MB))
+    again = best_rate(lab, [(0, 1)], 3 * MB)
     assert 3.2 < fast / slow < 4.8
     assert 0.75 < again / fast < 1.33
 
 
 def test_three_senders_share_the_rate_of_their_receiver(lab_factory: LabFactory):
     lab = lab_factory(hosts=4, rate="160mbit")
-    one = together(stream(lab, [(1, 0)], 4 * MB))
-    three = together(stream(lab, [(1, 0), (2, 0), (3, 0)], 2 * MB))
+    one = best_rate(lab, [(1, 0)], 3 * MB)
+    three = best_rate(lab, [(1, 0), (2, 0), (3, 0)], MB)
     assert 0.75 < three / one < 1.33
 
 
 def test_both_directions_at_once_are_as_fast_as_one(lab_factory: LabFactory):
     lab = lab_factory(hosts=2, rate="160mbit")
-    one = together(stream(lab, [(0, 1)], 4 * MB))
-    both = stream(lab, [(0, 1), (1, 0)], 4 * MB)
-    assert min(flow.bytes_per_second for flow in both) > 0.7 * one
+    one = best_rate(lab, [(0, 1)], 3 * MB)
+    both = (stream(lab, [(0, 1), (1, 0)], 3 * MB) for _ in range(3))
+    assert max(min(flow.bytes_per_second for flow in flows) for flows in both) > 0.7 * one
 
 
 def test_counters_count(lab_factory: LabFactory):
@@ -80,7 +84,7 @@ def test_a_mesh_uses_the_link_of_the_pair(lab_factory: LabFactory):
 def test_one_link_of_a_mesh_gets_slower_and_the_others_do_not(lab_factory: LabFactory):
     lab = lab_factory(hosts=3, wiring="mesh", rate="160mbit")
     lab.set_rate("40mbit", link=(0, 2))
-    assert 3.2 < together(stream(lab, [(0, 1)], 4 * MB)) / together(stream(lab, [(2, 0)], 2 * MB)) < 4.8
+    assert 3.2 < best_rate(lab, [(0, 1)], 3 * MB) / best_rate(lab, [(2, 0)], MB) < 4.8
 
 
 @pytest.mark.parametrize(
@@ -105,8 +109,7 @@ def test_cut_and_restore(lab_factory: LabFactory, wiring: str, where: dict[str, 
 @pytest.mark.parametrize("wiring", ["star", "mesh"])
 def test_a_round_trip_takes_twice_the_delay(lab_factory: LabFactory, wiring: str):
     none, short, long = (
-        statistics.median(round_trips(lab_factory(hosts=2, wiring=wiring, delay_s=delay), 0, 1, 15))
-        for delay in (0.0, 0.01, 0.02)
+        min(round_trips(lab_factory(hosts=2, wiring=wiring, delay_s=delay), 0, 1, 15)) for delay in (0.0, 0.01, 0.02)
     )
     assert short > 5 * none
     assert 1.5 < long / short < 2.3
@@ -127,8 +130,8 @@ def test_delayed_frames_keep_their_order(lab_factory: LabFactory):
 
 def test_a_delayed_link_keeps_its_rate(lab_factory: LabFactory):
     lab = lab_factory(hosts=2, delay_s=0.002, rate="160mbit")
-    delayed = together(stream(lab, [(0, 1)], 6 * MB))
-    direct = together(stream(lab_factory(hosts=2, rate="160mbit"), [(0, 1)], 6 * MB))
+    delayed = best_rate(lab, [(0, 1)], 3 * MB)
+    direct = best_rate(lab_factory(hosts=2, rate="160mbit"), [(0, 1)], 3 * MB)
     assert delayed / direct > 0.7
 
 
