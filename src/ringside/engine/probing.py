@@ -1,0 +1,325 @@
+"""Times the links between hosts (or ranks): latency, rate, and what a host's links carry together.
+
+A probe is a schedule like any other and runs over the same `Across`: a *ping* goes to and fro between two vertices on
+one message, a *bulk* goes one way in many segments, a *flood* goes from everybody to everybody. Pairs take turns as in
+a round-robin tournament, disjoint pairs at once, so that no link or interface is used twice in one turn. Every rank
+times what it receives on its own clock; the sums of what all have found are the same matrix on all ranks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringside.engine.across import Across, Reduction
+from ringside.engine.choice import Choice
+from ringside.engine.dtypes import DTYPES, OP_CODES
+from ringside.engine.exchange import Call, Hop
+from ringside.engine.links import best_ring_order, slow_links, slowest_of_ring, tournament
+from ringside.engine.network import Floats, Network
+from ringside.engine.pricing import Cluster
+from ringside.engine.reduction import fold
+from ringside.schedule import Round, Schedule, from_rounds
+
+PROBE = 100  # code of the collective, for messages about ranks that call different things
+PING_BYTES = 64
+_U8, _F32, _F64 = (DTYPES.index(name) for name in ("uint8", "float32", "float64"))
+_SUM, _MAX = OP_CODES["sum"], OP_CODES["max"]
+_SHARE = Choice("recursive_doubling")
+_LOCAL_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How thoroughly links are timed.
+
+    Args:
+        pings: Round trips per pair.
+        bulk_s: How long one bulk should take, seconds.
+        repeats: Bulks per direction; the median counts.
+        most_bytes: Largest bulk.
+        alone: Time every pair once more with nothing else under way.
+        flood: Find out what a vertex's links carry together.
+    """
+
+    pings: int = 8
+    bulk_s: float = 0.006
+    repeats: int = 3
+    most_bytes: int = 8 << 20
+    alone: bool = False
+    flood: bool = True
+
+
+QUICK = Effort()
+THOROUGH = Effort(pings=50, bulk_s=0.05, repeats=7, most_bytes=64 << 20, alone=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """What a probe found; equal on all ranks.
+
+    Args:
+        network: The links between the vertices.
+        vertices: The rank that stood for each vertex.
+        latency_spread: Of the pings of each pair, (90th - 10th percentile) / median, float64 [n, n].
+        rate_spread: Of the bulks of each link, likewise.
+        alone: Bytes per second of each link with nothing else under way, float64 [n, n]; None: not timed.
+        seconds: What the probe took.
+    """
+
+    network: Network
+    vertices: tuple[int, ...]
+    latency_spread: Floats
+    rate_spread: Floats
+    alone: Floats | None = None
+    seconds: float = 0.0
+
+    @property
+    def rates(self) -> Floats:
+        """Bytes per second of each link, the better one of alone and beside others, float64 [n, n]."""
+        return self.network.rates if self.alone is None else np.maximum(self.network.rates, self.alone)
+
+    @property
+    def better_order(self) -> tuple[int, ...]:
+        """An order of a ring whose slowest link is at least a tenth faster than as they are; empty if there is none."""
+        order = best_ring_order(self.rates)
+        gain = slowest_of_ring(self.rates, order) / max(slowest_of_ring(self.rates, range(len(order))), 1e-9)
+        return order if gain > 1.1 else ()
+
+    @property
+    def fine(self) -> bool:
+        """Whether no link is slow."""
+        return not slow_links(self.rates)
+
+
+@dataclass(eq=False)
+class Prober:
+    """Times links over the messages of an `Across`. Every rank of the group makes one and calls it alike.
+
+    Args:
+        across: The group.
+        vertices: The ranks to time links between; default: the first of every host.
+        effort: How thoroughly.
+    """
+
+    across: Across
+    vertices: tuple[int, ...] = ()
+    effort: Effort = QUICK
+    clock: Callable[[], float] = field(default=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        self.vertices = self.vertices or tuple(ranks[0] for ranks in self.across.roster.hosts)
+        rank = self.across.roster.rank
+        self._me = self.vertices.index(rank) if rank in self.vertices else -1
+
+    def probe(self) -> Probe:
+        """Time everything. A collective; a link that breaks meanwhile raises as any collective does."""
+        began = self.clock()
+        turns = tournament(len(self.vertices))
+        latency, latency_spread, rates = self._first_look(turns)
+        sizes = self._bulk_sizes(rates)
+        rates, rate_spread = self._bulks(turns, sizes, rates)
+        alone = None
+        if self.effort.alone:
+            alone = self._bulks([[pair] for turn in turns for pair in turn], sizes, rates)[0]
+        network = self._network(latency, rates)
+        return Probe(network, self.vertices, latency_spread, rate_spread, alone, self.clock() - began)
+
+    # -------------------------------------------------------------------------------------------- turns
+
+    def _first_look(self, turns: Sequence[Sequence[tuple[int, int]]]) -> tuple[Floats, Floats, Floats]:
+        """Return latency, its spread and a first idea of the rate of each link."""
+        n, segment = len(self.vertices), self.across.exchange.segment_bytes
+        found = np.zeros((3, n, n))
+        for pairs in turns:
+            hops = self._run(_to_and_fro(pairs, self.effort.pings), [PING_BYTES])
+            trips = np.diff([hop.last for hop in hops])
+            for a, b in pairs:
+                if self._me == a and len(trips):
+                    low, middle, high = np.percentile(trips, (10, 50, 90)) / 2
+                    found[0, a, b] = found[0, b, a] = middle
+                    found[1, a, b] = found[1, b, a] = (high - low) / middle
+            for direction in (pairs, [(b, a) for a, b in pairs]):
+                for hop in self._run(_one_way(direction), [2 * segment]):
+                    found[2, self.vertices.index(hop.src), self._me] = _rate(hop, segment)
+        latency, spread, rates = self._sum(found)
+        return latency, spread, rates
+
+    def _bulk_sizes(self, rates: Floats) -> NDArray[np.int64]:
+        """Return for each link how many bytes take about as long as they should; whole segments, at least three."""
+        segment = self.across.exchange.segment_bytes
+        segments = np.ceil(rates * self.effort.bulk_s / segment) + 1
+        sizes: NDArray[np.int64] = (np.clip(segments, 3, self.effort.most_bytes // segment) * segment).astype(np.int64)
+        return sizes
+
+    def _bulks(
+        self, turns: Sequence[Sequence[tuple[int, int]]], sizes: NDArray[np.int64], known: Floats
+    ) -> tuple[Floats, Floats]:
+        """Return the rate of each link, and its spread."""
+        segment, limit_s = self.across.exchange.segment_bytes, max(0.1, 10 * self.effort.bulk_s)
+        found = np.zeros((2, *sizes.shape))
+        for pairs in turns:
+            for direction in (pairs, [(b, a) for a, b in pairs]):
+                # Of a link so slow that even three segments take long, the first look is as good.
+                quick = [(a, b) for a, b in direction if known[a, b] * limit_s > 3 * segment]
+                mine = [pair for pair in quick if self._me in pair]
+                size = int(sizes[mine[0]]) if mine else 0
+                seen = [
+                    (hop.src, _rate(hop, segment))
+                    for _ in range(self.effort.repeats if quick else 0)
+                    for hop in self._run(_one_way(quick), [size])
+                ]
+                if seen:
+                    low, middle, high = np.percentile([rate for _, rate in seen], (10, 50, 90))
+                    src = self.vertices.index(seen[0][0])
+                    found[:, src, self._me] = middle, (high - low) / middle
+        rates, spread = self._sum(found)
+        best: Floats = np.where(rates > 0, rates, known)
+        return best, spread
+
+    def _network(self, latency: Floats, rates: Floats) -> Network:
+        n = len(self.vertices)
+        off = ~np.eye(n, dtype=np.bool_)
+        with np.errstate(divide="ignore"):
+            per_byte = np.where(off, 1.0 / np.where(rates > 0, rates, 1.0), 0.0)
+        reduce = self._reduce()
+        if n < 3 or not self.effort.flood:
+            return Network(latency, per_byte, reduce=reduce)
+        together, overhead_s = self._flood(rates, latency)
+        out, into = 1.0 / together.sum(axis=1), 1.0 / together.sum(axis=0)
+        return Network(np.maximum(latency - 2 * overhead_s, 0.1 * latency), per_byte, out, into, reduce, overhead_s)
+
+    def _flood(self, rates: Floats, latency: Floats) -> tuple[Floats, float]:
+        """Return what each link carries while all do, and what a vertex does for each message, seconds."""
+        n, segment = len(self.vertices), self.across.exchange.segment_bytes
+        off = ~np.eye(n, dtype=np.bool_)
+        found = np.zeros((2, n, n))
+        hops = self._run(_everybody(n, self.effort.pings), [PING_BYTES] * n)
+        ends = [max(hop.last for hop in hops if hop.round == k) for k in sorted({hop.round for hop in hops})]
+        if len(ends) > 1:
+            found[1, self._me] = float(np.median(np.diff(ends))) / n
+        for hop in self._run(_everybody(n, 1), [3 * segment] * n):
+            found[0, self.vertices.index(hop.src), self._me] = _rate(hop, segment)
+        together, turn = self._sum(found)
+        # Per message of a turn in which every vertex sends and takes n - 1, beyond those of a ping.
+        turn_s, ping_s = float(np.median(turn.sum(axis=1))), float(np.median(latency[off]))
+        overhead_s = min(max(turn_s - ping_s, 0.0) / (2 * (n - 1)), 0.45 * ping_s)
+        carried: Floats = np.clip(np.where(off, together, 0.0), 0.0, rates)
+        return carried, overhead_s
+
+    def _reduce(self) -> float:
+        """Return seconds per byte of adding up, of the slowest rank."""
+        a, b = np.zeros(_LOCAL_BYTES // 4, dtype=np.float32), np.zeros(_LOCAL_BYTES // 4, dtype=np.float32)
+        sources = [_address(a), _address(b)]
+        took = [self._timed(lambda: fold(sources, sources[0], a.size, _F32, _SUM)) for _ in range(5)]
+        return float(self.most(np.array([np.median(took)]))[0]) / _LOCAL_BYTES
+
+    # -------------------------------------------------------------------------------------------- shared by all
+
+    def most(self, values: Floats) -> Floats:
+        """Return the largest of all ranks' values, elementwise. A collective."""
+        return self._agreed(values, _MAX)
+
+    def local_cost(self) -> tuple[float, float]:
+        """Return what passing a tensor through the hosts' shared memory takes, at least and per byte. A collective."""
+        local, roster = self.across.local, self.across.roster
+        took = np.zeros(2)
+        if local is not None:
+            for at, elements in enumerate((1024, _LOCAL_BYTES // 4)):
+                data = np.zeros(elements, dtype=np.float32)
+                per = -(-elements // roster.lanes)
+                bounds = [min(elements, per * min(lane, roster.lanes)) for lane in range(roster.local_size + 1)]
+
+                def once(data: NDArray[np.float32] = data, bounds: list[int] = bounds) -> None:
+                    local.reduce_lanes(_address(data), bounds, _F32, _SUM, 1.0, False, None)
+                    local.gather_lanes(_address(data), bounds, _F32, None)
+
+                once()
+                took[at] = np.median([self._timed(once) for _ in range(3)])
+        small, large = self.most(took).tolist()
+        return small, max(large - small, 0.0) / _LOCAL_BYTES
+
+    def cluster(self, network: Network) -> Cluster:
+        """Return all that pricing needs. A collective; the vertices are the hosts."""
+        latency = network.latency_s[~np.eye(network.size, dtype=np.bool_)]
+        inside = 0.7 * float(np.median(latency)), 1e-9
+        small, per_byte = self.local_cost()
+        return Cluster(network, self.across.roster.hosts, small, per_byte, inside, self.across.exchange.segment_bytes)
+
+    def time_choice(self, choice: Choice, size_bytes: int, repeats: int) -> list[float]:
+        """Return what all-reduces by a choice take on the slowest rank, each of `repeats`, seconds. A collective."""
+        data = np.zeros(max(size_bytes // 4, 1), dtype=np.float32)
+        what = Reduction(_F32, _SUM)
+        self.across.all_reduce(_address(data), 1, what, choice)
+        took = [
+            self._timed(lambda: self.across.all_reduce(_address(data), data.size, what, choice)) for _ in range(repeats)
+        ]
+        slowest: list[float] = self.most(np.array(took)).tolist()
+        return slowest
+
+    def _sum(self, values: Floats) -> Floats:
+        return self._agreed(values, _SUM)
+
+    def _agreed(self, values: Floats, op: int) -> Floats:
+        data: Floats = np.ascontiguousarray(values, dtype=np.float64).copy()
+        self.across.all_reduce(_address(data), data.size, Reduction(_F64, op), _SHARE)
+        return data
+
+    def _timed(self, job: Callable[[], None]) -> float:
+        began = self.clock()
+        job()
+        return self.clock() - began
+
+    def _run(self, rounds: Iterable[Sequence[tuple[int, int, int]]], sizes: Sequence[int]) -> list[Hop]:
+        """Carry out rounds of (source, target, chunk) among the vertices; return what this rank received, in order."""
+        sizes = [*sizes]
+        schedule = _schedule(self.across.roster.size, self.vertices, len(sizes), tuple(map(tuple, rounds)))
+        if self._me < 0:
+            return []
+        chunks = [np.zeros(size, dtype=np.uint8) for size in sizes]
+        began = time.perf_counter()
+        self.across.run(schedule, chunks, 1, Call(PROBE, _U8, _SUM, len(sizes)))
+        mine: list[Hop] = []
+        for hop in reversed(self.across.exchange.hops):
+            if hop.waited < began:
+                break
+            mine.append(hop)
+        return mine[::-1]
+
+
+def _to_and_fro(pairs: Sequence[tuple[int, int]], times: int) -> list[list[tuple[int, int, int]]]:
+    forth, back = [(a, b, 0) for a, b in pairs], [(b, a, 0) for a, b in pairs]
+    return [forth, back] * times
+
+
+def _one_way(pairs: Sequence[tuple[int, int]]) -> list[list[tuple[int, int, int]]]:
+    return [[(a, b, 0) for a, b in pairs]]
+
+
+def _everybody(n: int, times: int) -> list[list[tuple[int, int, int]]]:
+    """Everybody sends chunk v, its own, to all others, again and again: each turn waits for nothing but its round."""
+    return [[(v, w, v) for v in range(n) for w in range(n) if v != w]] * times
+
+
+def _schedule(
+    ranks: int, vertices: Sequence[int], chunks: int, rounds: Sequence[Sequence[tuple[int, int, int]]]
+) -> Schedule:
+    made = [Round.of([(vertices[a], vertices[b], chunk, False) for a, b, chunk in one]) for one in rounds]
+    return from_rounds("probe", ranks, chunks, made)
+
+
+def _rate(hop: Hop, segment: int) -> float:
+    """Return bytes per second from the first segment's arrival to the last's."""
+    return (hop.size_bytes - segment) / max(hop.last - hop.first, 1e-7)
+
+
+def _address(array: NDArray[np.generic]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+__all__ = ["QUICK", "THOROUGH", "Effort", "Probe", "Prober"]
