@@ -26,7 +26,7 @@ from ringside.engine.regions import Storage
 from ringside.engine.roster import Roster
 from ringside.engine.transports.transport import Bytes, Cause
 from ringside.engine.wire import Wire
-from ringside.errors import ClosedError, SyncError
+from ringside.errors import ClosedError, SyncError, UsageError
 from ringside.schedule import Schedule, chunk_bounds
 
 ALL_REDUCE = 1
@@ -195,6 +195,8 @@ class Across:
         vertices = size if members is None else len(members)
         plan = None
         if choice.algorithm != NATIVE:
+            if choice.over == "hosts" and choice.schedule(vertices).switches:
+                raise UsageError(f"the reducer at the switch takes one slice at a time: leaders/{choice.algorithm}")
             me = self.roster.rank if members is None else self.roster.host
             plan = plan_messages(choice.schedule(vertices), me)
         # A plan that adds up all contributions in one fold scales and divides in it, so that nothing is rounded twice.

@@ -146,6 +146,11 @@ class Exchange:
             inbox = self._inboxes[peer] = _Inbox(self.transport, peer, HEADER_BYTES + self.segment_bytes, self._window)
         return inbox
 
+    def peek(self, peer: int) -> tuple[int, Call]:
+        """Wait for the next collective that a peer begins with this vertex; return its plan's hash and the call."""
+        _, plan, _, elements, extra, kind, dtype, op = _HEADER.unpack_from(self.inbox(peer).peek().data)
+        return plan, Call(kind, dtype, op, elements, extra)
+
     def next_seq(self, peer: int, *, sending: bool) -> int:
         """Return the number of this collective on a link; both ends count alike."""
         key = 2 * peer + sending
@@ -160,9 +165,19 @@ class _Inbox:
         self._transport, self._peer = transport, peer
         self._places = [np.empty(size_bytes, dtype=np.uint8) for _ in range(window)]
         self._under_way = deque((place, transport.receive(peer, place)) for place in self._places)
+        self._seen: Bytes | None = None
+
+    def peek(self) -> Bytes:
+        """Wait for the next message and return its place without taking it."""
+        if self._seen is None:
+            self._seen = self.take()
+        return self._seen
 
     def take(self) -> Bytes:
         """Wait for the next message and return its place; give it back with `free`."""
+        if self._seen is not None:
+            place, self._seen = self._seen, None
+            return place
         place, pending = self._under_way.popleft()
         pending.wait()
         return place

@@ -19,7 +19,7 @@ from ringside.lab.namespaces import inside, remove, remove_leftovers
 from ringside.lab.places import Place, defaults, environment, places, ranks_on
 from ringside.lab.running import Ranks, RunResult, Sink
 from ringside.lab.units import parse_delay, parse_rate
-from ringside.lab.wiring import SWITCH, WIRINGS, Link, address_of, node_of, switch_address
+from ringside.lab.wiring import BRIDGE, SWITCH, WIRINGS, Link, address_of, node_of, switch_address
 
 _FIRST_PORT = 29500
 _T = TypeVar("_T")
@@ -194,7 +194,7 @@ class Lab:
     ) -> subprocess.Popen[str]:
         """Start one process at the switch of a star, as `spawn` does; every host reaches it at `switch_address`."""
         self._need_switch()
-        return self._spawn(SWITCH, argv, env, stdout, stderr)
+        return self._spawn(SWITCH, argv, {"GLOO_SOCKET_IFNAME": BRIDGE, **(env or {})}, stdout, stderr)
 
     def interface_bytes(self, host: int) -> tuple[int, int]:
         """Return (received, sent) bytes of a host over all its links, with Ethernet headers, as the kernel counts."""
@@ -285,7 +285,7 @@ class Lab:
     def _environ(self, env: Mapping[str, str] | None, place: Place | None = None, port: int = 0) -> dict[str, str]:
         given = {**os.environ, **(env or {})}
         own = {} if place is None else environment(place, self.ranks_per_host, port)
-        return {**given, **defaults(given, sum(self.ranks_per_host)), **own}
+        return {**given, **defaults(given, sum(self.ranks_per_host)), **own, **(env or {})}
 
     def _command(self, node: str, argv: Sequence[str]) -> list[str]:
         return ["ip", "netns", "exec", self._open().namespace(node), *argv]

@@ -11,7 +11,7 @@ INTERFACE = "lab0"
 """The interface that bears a host's address, on every host."""
 
 SWITCH = "switch"
-_BRIDGE = "br0"
+BRIDGE = "br0"
 _SWITCH_ADDRESS = "10.77.0.254"
 
 
@@ -114,8 +114,8 @@ def star(hosts: int, delay_s: float) -> Wiring:
     """
     ends = [(End(node_of(host), INTERFACE), End(SWITCH, f"port{host}")) for host in range(hosts)]
     setup: dict[str, tuple[str, ...]] = {node_of(host): (_address(host, 24),) for host in range(hosts)}
-    ports = (f"link set {port.device} master {_BRIDGE}" for _, port in ends)
-    setup[SWITCH] = (*_bridge(_BRIDGE), f"addr add {_SWITCH_ADDRESS}/24 dev {_BRIDGE}", *ports)
+    ports = (f"link set {port.device} master {BRIDGE}" for _, port in ends)
+    setup[SWITCH] = (*_bridge(BRIDGE), f"addr add {_SWITCH_ADDRESS}/24 dev {BRIDGE}", *ports)
     links = tuple(Link((host,), pair, delay_s / 2) for host, pair in enumerate(ends))
     return Wiring(hosts, tuple(setup), links, setup)
 

@@ -42,6 +42,7 @@ from ringside.engine.wire import Wire
 from ringside.errors import ClosedError, UsageError
 from ringside.schedule import Schedule
 from ringside.sync.group import group_store
+from ringside.sync.switch import join_switch
 
 _FINISH_S = 5.0
 
@@ -335,9 +336,9 @@ class Communicator(Collectives):
 
     def _open_across(self) -> Across:
         timeout_s = self.settings.timeout_s
-        vertices = self.size + self._options.switch
-        messages = PrefixStore("messages", self._store)
-        transport = TorchPeerToPeer(messages, self.rank, vertices, timeout_s=timeout_s)
+        switch = self._options.switch
+        messages = join_switch(self._store, self.roster) if switch else PrefixStore("messages", self._store)
+        transport = TorchPeerToPeer(messages, self.rank, self.size + switch, timeout_s=timeout_s)
         native = TorchNative(PrefixStore("native", self._store), self.rank, self.size, timeout_s=timeout_s)
         lanes = LocalLanes(self.local) if self.local is not None else None
         return Across(self.roster, Exchange(transport), lanes, native, timeout_s=timeout_s)
