@@ -250,14 +250,20 @@ class Prober:
         small, per_byte = self.local_cost()
         return Cluster(network, self.across.roster.hosts, small, per_byte, inside, self.across.exchange.segment_bytes)
 
+    def warm_up(self, choice: Choice) -> None:
+        """Carry out a choice on one element, so that connections are made before it is timed. A collective."""
+        self.time_once(choice, np.zeros(1, dtype=np.float32))
+
+    def time_once(self, choice: Choice, data: NDArray[np.float32]) -> float:
+        """Return what an all-reduce by a choice takes on this rank, seconds. A collective."""
+        what = Reduction(_F32, _SUM)
+        return self._timed(lambda: self.across.all_reduce(_address(data), data.size, what, choice))
+
     def time_choice(self, choice: Choice, size_bytes: int, repeats: int) -> list[float]:
         """Return what all-reduces by a choice take on the slowest rank, each of `repeats`, seconds. A collective."""
         data = np.zeros(max(size_bytes // 4, 1), dtype=np.float32)
-        what = Reduction(_F32, _SUM)
-        self.across.all_reduce(_address(data), 1, what, choice)
-        took = [
-            self._timed(lambda: self.across.all_reduce(_address(data), data.size, what, choice)) for _ in range(repeats)
-        ]
+        self.warm_up(choice)
+        took = [self.time_once(choice, data) for _ in range(repeats)]
         slowest: list[float] = self.most(np.array(took)).tolist()
         return slowest
 

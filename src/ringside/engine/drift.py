@@ -1,0 +1,88 @@
+"""Whether all-reduces take longer than they should: a state machine over timings. No clock, no messages of its own."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+LARGE_BYTES = 1 << 20
+EVERY_LARGE, EVERY_SMALL = 4, 64
+DRIFT = 1.25
+_LEARNED = 3  # first timings of a class, from which what is usual there is learned
+_MOST_USUAL = 1.5  # what is learned from them at most; slower than that is drift at once
+_RECENT = 4
+_PAUSE = 32  # collectives of a class after a revision that changed nothing; doubled each time
+
+
+@dataclass(eq=False)
+class _Class:
+    """What one rank has seen of one size class."""
+
+    first: list[float] = field(default_factory=list)
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    usual: float = 0.0
+    seen: int = 0
+    resume: int = 0
+    pause: int = _PAUSE
+
+
+class Drift:
+    """Running ratios of measured to expected time, by size class.
+
+    The level of a class is the second smallest of its last four ratios, over what is usual: three of four all-reduces
+    took at least that. Where training itself slows everything down by the same factor, that factor is usual.
+
+    Args:
+        bounds: Sizes at which one class ends and the next begins, ascending.
+    """
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = list(bounds)
+        self._classes: defaultdict[int, _Class] = defaultdict(_Class)
+        self._large = self._small = 0
+        self._due = 0
+
+    def observe(self, size_bytes: int, ratio: float | None) -> None:
+        """Take the ratio of measured to expected time of an all-reduce; None: it says nothing, but counts."""
+        one = self._classes[bisect_left(self._bounds, size_bytes)]
+        one.seen += 1
+        if ratio is None:
+            return
+        if one.usual:
+            one.recent.append(ratio)
+            return
+        one.first.append(ratio)
+        if len(one.first) == _LEARNED:
+            one.usual = min(max(median(one.first), 0.5), _MOST_USUAL)
+            one.recent.extend(one.first)
+
+    def due(self, size_bytes: int) -> bool:
+        """Tell whether to vote after an all-reduce of this size; call once for each. Equal on all ranks."""
+        self._due = bisect_left(self._bounds, size_bytes)
+        if size_bytes >= LARGE_BYTES:
+            self._large += 1
+            return self._large % EVERY_LARGE == 0
+        self._small += 1
+        return self._small % EVERY_SMALL == 0
+
+    @property
+    def level(self) -> float:
+        """How much longer than usual all-reduces of the class that is due take, on this rank; 0: not known."""
+        one = self._classes[self._due]
+        if not one.usual or len(one.recent) < _RECENT or one.seen < one.resume:
+            return 0.0
+        return sorted(one.recent)[1] / one.usual
+
+    def revised(self, *, changed: bool) -> None:
+        """Forget the timings: the table is another, or the same as before and the present pace is usual."""
+        one = self._classes[self._due]
+        kept, pause = one.seen, one.pause
+        pace = median(one.recent) if one.recent else 0.0
+        if changed:
+            self._classes.clear()
+            return
+        fresh = self._classes[self._due] = _Class(seen=kept, resume=kept + pause, pause=2 * pause)
+        fresh.usual = pace
