@@ -11,19 +11,32 @@ from ringside.engine.transports.transport import Bytes, Cause, LinkError
 
 
 @dataclass
+class _Half:
+    """A message, or the place for one; `over` when both have met, or never will."""
+
+    memory: Bytes
+    done: bool = False
+    over: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass
 class _Mailbox:
     """Messages of one sender to one receiver; they meet the receiver's memory in order."""
 
-    waiting: deque[tuple[Bytes, threading.Event]] = field(default_factory=deque)
-    places: deque[tuple[Bytes, threading.Event]] = field(default_factory=deque)
+    messages: deque[_Half] = field(default_factory=deque)
+    places: deque[_Half] = field(default_factory=deque)
 
     def match(self) -> None:
-        while self.waiting and self.places:
-            data, left = self.waiting.popleft()
-            into, arrived = self.places.popleft()
-            into[: len(data)] = data
-            left.set()
-            arrived.set()
+        while self.messages and self.places:
+            message, place = self.messages.popleft(), self.places.popleft()
+            place.memory[: len(message.memory)] = message.memory
+            for half in (message, place):
+                half.done = True
+                half.over.set()
+
+    def end(self) -> None:
+        for half in (*self.messages, *self.places):
+            half.over.set()
 
 
 class Switchboard:
@@ -39,25 +52,24 @@ class Switchboard:
         self.cause: Cause | None = None
         self._boxes = {(a, b): _Mailbox() for a in range(size) for b in range(size)}
         self._guard = threading.Lock()
-        self._events: list[threading.Event] = []
 
-    def post(self, src: int, dst: int, message: Bytes, *, receiving: bool) -> threading.Event:
+    def post(self, src: int, dst: int, memory: Bytes, *, receiving: bool) -> _Half:
         """Put a message or a place for one."""
-        event = threading.Event()
+        half = _Half(memory)
         with self._guard:
-            self._events = [known for known in self._events if not known.is_set()]
-            self._events.append(event)
+            if self.cause is not None:
+                raise LinkError(self.cause)
             box = self._boxes[src, dst]
-            (box.places if receiving else box.waiting).append((message, event))
+            (box.places if receiving else box.messages).append(half)
             box.match()
-        return event
+        return half
 
     def fail(self, cause: Cause) -> Cause:
-        """End everything; the first cause counts."""
+        """End everything that has not arrived; the first cause counts."""
         with self._guard:
             self.cause = self.cause or cause
-            for event in self._events:
-                event.set()
+            for box in self._boxes.values():
+                box.end()
             return self.cause
 
 
@@ -65,22 +77,25 @@ class Switchboard:
 class _Message:
     board: Switchboard
     peer: int
-    event: threading.Event
+    half: _Half
 
     def wait(self) -> None:
         """Wait for it; see `Pending`."""
-        if not self.event.wait(self.board.timeout_s):
-            raise LinkError(Cause("late", self.peer), f"no message within {self.board.timeout_s:g} s")
-        if self.board.cause is not None:
+        if not self.half.over.wait(self.board.timeout_s):
+            cause = self.board.fail(Cause("late", self.peer))
+            raise LinkError(cause, f"no message within {self.board.timeout_s:g} s")
+        if not self.half.done:
+            assert self.board.cause is not None
             raise LinkError(self.board.cause)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Threads:
     """One thread's end of a `Switchboard`."""
 
     board: Switchboard
     rank: int
+    doing: object = ""
 
     @property
     def size(self) -> int:
@@ -89,12 +104,10 @@ class Threads:
 
     def send(self, peer: int, data: Bytes) -> _Message:
         """Start sending."""
-        self._check()
         return _Message(self.board, peer, self.board.post(self.rank, peer, data, receiving=False))
 
     def receive(self, peer: int, into: Bytes) -> _Message:
         """Start receiving."""
-        self._check()
         return _Message(self.board, peer, self.board.post(peer, self.rank, into, receiving=True))
 
     def fail(self, cause: Cause) -> Cause:
@@ -108,7 +121,3 @@ class Threads:
     def describe(self) -> dict[str, Any]:
         """Return its name."""
         return {"transport": "threads"}
-
-    def _check(self) -> None:
-        if self.board.cause is not None:
-            raise LinkError(self.board.cause)

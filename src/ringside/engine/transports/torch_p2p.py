@@ -6,30 +6,34 @@ leaves theirs usable; rendezvous, addresses and sockets are torch's. What matter
 -   A message waits for the receiver's "ready" unless the receive was posted before; posted ahead, it takes one way.
 -   A receive may be longer than the message; messages of one tag between two ranks are taken in order.
 -   Nothing can be cancelled. But a wait that times out closes every connection of its group, which ends all other waits
-    here at once and, since connections close, at the peers: that is how a rank gives up (`fail`).
--   A host that vanishes without a word is not noticed; the sockets are told to (keep-alive, TCP_USER_TIMEOUT).
+    here at once and, since connections close, at the peers: that is how a rank gives up. Why, it says on a second
+    group (`ringside.engine.transports.last_words`).
+-   A host that vanishes without a word is not noticed; the sockets are told to (`keepalive`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-import os
-import socket
-import stat
 import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from ringside.engine.transports.keepalive import watched_connections
+from ringside.engine.transports.last_words import NOBODY, LastWords, Word, find_late
 from ringside.engine.transports.transport import Bytes, Cause, LinkError
 
-_DATA, _CONTROL, _NOBODY = 1, 2, 3
-_KINDS = ("lost", "late", "left", "disagreed")
-_GRACE = datetime.timedelta(milliseconds=300)
+_DATA, _PROBE, _NOTHING = 1, 3, 4
+_WORD_S = 0.3  # a word takes less, unless the machine is very busy
+_SILENCE_S = 1.0  # who says nothing for so long after everybody was woken takes no part
+_LOOK_S = 0.005
+_JOINING = datetime.timedelta(seconds=60)  # ranks that start at different times may take longer than one message
 _AT_ONCE = datetime.timedelta(milliseconds=1)
 
 
@@ -43,23 +47,25 @@ class TorchPeerToPeer:
         timeout_s: Longest wait for one message, seconds.
         dead_after_s: A peer whose host does not answer for so long is taken for lost, seconds.
 
+    Attributes:
+        doing: See `Transport`.
+
     Raises:
         RuntimeError: The group could not be made (a rank did not come, no interface).
     """
 
     def __init__(self, store: Store, rank: int, size: int, *, timeout_s: float, dead_after_s: float = 4.0) -> None:
         self.rank, self.size = rank, size
+        self.doing: object = ""
         self._timeout = datetime.timedelta(seconds=timeout_s)
-        before = _sockets()
         gloo: Any = dist.ProcessGroupGloo
-        self._group = gloo(store, rank, size, self._timeout)
-        for fd in _sockets() - before:
-            _notice_death(fd, dead_after_s)
+        joining = max(self._timeout, _JOINING)
+        with watched_connections(dead_after_s):
+            self._group = gloo(PrefixStore("data", store), rank, size, joining)
+            words = gloo(PrefixStore("words", store), rank, size, joining)
+        self._words = LastWords(words, rank, size)
         self._cause: Cause | None = None
-        self._closed = False
         self._guard = threading.Lock()
-        self._words = {peer: torch.full((2,), -1, dtype=torch.int64) for peer in range(size) if peer != rank}
-        self._control = {peer: self._group.recv([word], peer, _CONTROL) for peer, word in self._words.items()}
 
     def send(self, peer: int, data: Bytes) -> _Message:
         """Start sending; see `Transport`."""
@@ -76,22 +82,14 @@ class TorchPeerToPeer:
             raise self._error(peer, error) from None
 
     def fail(self, cause: Cause) -> Cause:
-        """Tell the peers, as far as they can be reached, and close all connections; the first cause counts."""
+        """Tell the peers, as far as they can be reached, and close all connections; the first cause counts.
+
+        Args:
+            cause: As this rank sees it. Who is lost or late may be left to be found out (vertex -1).
+        """
         with self._guard:
-            if self._closed:
-                return self._cause or cause
-            self._closed = True
-            self._cause = self._cause or self._heard() or cause
-            word = torch.tensor([_KINDS.index(self._cause.kind), self._cause.vertex], dtype=torch.int64)
-            told = []
-            for peer in self._words:
-                if self._cause != Cause("lost", peer):
-                    with contextlib.suppress(RuntimeError):
-                        told.append(self._group.send([word], peer, _CONTROL))
-            for work in told:
-                with contextlib.suppress(RuntimeError):
-                    work.wait(_GRACE)
-            self._tear_down()
+            if self._cause is None:
+                self._cause = self._settled(cause)
             return self._cause
 
     def close(self) -> None:
@@ -102,30 +100,52 @@ class TorchPeerToPeer:
         """Return its name."""
         return {"transport": "torch point-to-point (gloo)"}
 
-    def cause(self, *, wait: bool = False) -> Cause | None:
-        """Return why the group is unusable, if some rank said so; `wait`: give the word a moment to arrive."""
-        if wait and self._cause is None and self._heard() is None:
-            threading.Event().wait(_GRACE.total_seconds())
-        return self._cause or self._heard()
+    def _settled(self, cause: Cause) -> Cause:
+        """Find out who is to blame, and tell."""
+        waits_for = cause.vertex if cause.kind in ("lost", "late") else NOBODY
+        heard = self._words.first()
+        if heard is None and cause.kind == "lost":
+            heard, cause = self._look_for_the_lost(cause)
+        cause = heard.cause if heard is not None else cause
+        self._words.tell(Word(cause, waits_for, str(self.doing)))
+        self._close_connections()
+        if cause.kind == "late":
+            cause = find_late(self._words, self.rank, waits_for, str(self.doing), _SILENCE_S)
+        return cause
 
-    def _tear_down(self) -> None:
-        for peer in self._words:
+    def _look_for_the_lost(self, cause: Cause) -> tuple[Word | None, Cause]:
+        """Give whoever closed a connection on purpose time to say so; else find whose connection broke."""
+        deadline = time.monotonic() + _WORD_S
+        while time.monotonic() < deadline:
+            if heard := self._words.first(_LOOK_S):
+                return heard, cause
+        if cause.vertex != NOBODY:
+            return None, cause
+        return None, Cause("lost", next((peer for peer in self._peers() if not self._reaches(peer)), NOBODY))
+
+    def _peers(self) -> list[int]:
+        return [peer for peer in range(self.size) if peer != self.rank]
+
+    def _reaches(self, peer: int) -> bool:
+        """Tell whether the connection to a peer stands."""
+        try:
+            self._group.send([torch.zeros(1)], peer, _PROBE)
+        except RuntimeError:
+            return False
+        return True
+
+    def _close_connections(self) -> None:
+        """Time out at once, on a message that nobody sends."""
+        nothing = torch.from_numpy(np.empty(1, dtype=np.uint8))
+        for peer in self._peers():
             with contextlib.suppress(RuntimeError):
-                self._group.recv([torch.empty(1)], peer, _NOBODY).wait(_AT_ONCE)
+                self._group.recv([nothing], peer, _NOTHING).wait(_AT_ONCE)
                 return
-
-    def _heard(self) -> Cause | None:
-        for word in self._words.values():
-            kind, vertex = word.tolist()
-            if vertex >= 0:
-                return Cause(_KINDS[kind], vertex)  # type: ignore[arg-type]
-        return None
 
     def _error(self, peer: int, error: RuntimeError) -> LinkError:
         text = str(error)
-        late = "Timed out waiting" in text and not self._closed
-        known = self.cause(wait=not late)
-        return LinkError(known or Cause("late" if late else "lost", peer), text.partition("\n")[0][:300])
+        kind = "late" if "Timed out waiting" in text else "lost"
+        return LinkError(self.fail(Cause(kind, peer)), text.partition("\n")[0][:300])  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,25 +160,3 @@ class _Message:
             self.work.wait(self.transport._timeout)
         except RuntimeError as error:
             raise self.transport._error(self.peer, error) from None
-
-
-def _sockets() -> set[int]:
-    """Return this process's open sockets."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                found.add(int(name))
-    return found
-
-
-def _notice_death(fd: int, after_s: float) -> None:
-    """Let the kernel give up on a TCP peer that no longer answers, whether we send to it or wait for it."""
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as sock:
-        if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
-            return
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, round(after_s) - 1))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(after_s * 1000))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
+Kind = Literal["lost", "late", "left", "disagreed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +20,13 @@ class Cause:
         kind: `lost`: the vertex died or cannot be reached. `late`: it did not send in time. `left`: it gave up by
             itself (an error of its own, Ctrl-C, a closed communicator). `disagreed`: it found that others called
             something else than it did.
-        vertex: The one it is about.
+        vertex: The one it is about; -1: not known.
+        detail: What is known besides, in words.
     """
 
-    kind: Literal["lost", "late", "left", "disagreed"]
+    kind: Kind
     vertex: int
+    detail: str = field(default="", compare=False)
 
 
 class LinkError(Exception):
@@ -53,7 +56,12 @@ class Transport(Protocol):
     Between two vertices messages arrive in the order in which they were sent, into the memory given to `receive` in
     the order of those calls; a message may be shorter than that memory. `receive` should be called ahead of time: a
     message whose place is known travels without asking.
+
+    Attributes:
+        doing: What this vertex is about, as the others are told when it gives up.
     """
+
+    doing: object
 
     @property
     def rank(self) -> int:

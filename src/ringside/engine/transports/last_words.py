@@ -1,0 +1,156 @@
+"""What a rank that gives up tells every other, and how the one at fault is found among what all of them said.
+
+The words travel over a Gloo group of their own, because a group in which a wait has timed out has no connections left.
+Their places are posted when the group is made, so that a word arrives while its reader is busy or asleep; reading is
+looking at memory, and never waits longer than it is told.
+
+A deadline that passed at one rank says only whom that rank waited for, which is itself most likely a victim. So
+everybody says whom it waits for, and the chain is followed: to the one that says nothing (it takes no part: it is late),
+to one that knows better (somebody died), or in a circle (they wait for each other).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import struct
+import time
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from ringside.engine.transports.transport import Bytes, Cause, Kind
+
+NOBODY = -1
+_TAG = 2
+_KINDS = ("lost", "late", "left", "disagreed")
+_HEAD = struct.Struct("<iiiHH")  # kind, vertex, waits for, bytes of doing, bytes of detail
+_BYTES, _TEXT = 1024, 500
+_SENT = datetime.timedelta(milliseconds=300)
+_LOOK_S = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """Why a rank gave up.
+
+    Args:
+        cause: The reason, as far as it knew.
+        waits_for: The vertex it waited for, or -1.
+        doing: What it was about.
+    """
+
+    cause: Cause
+    waits_for: int = NOBODY
+    doing: str = ""
+
+
+class LastWords:
+    """One rank's ear for the last words of all others, and its mouth.
+
+    Args:
+        group: A Gloo group that nothing else uses.
+        rank: This vertex.
+        size: Number of vertices.
+    """
+
+    def __init__(self, group: Any, rank: int, size: int) -> None:
+        self._group = group
+        self._places = {peer: np.zeros(_BYTES, dtype=np.uint8) for peer in range(size) if peer != rank}
+        self._pending = [group.recv([torch.from_numpy(place)], peer, _TAG) for peer, place in self._places.items()]
+
+    def tell(self, word: Word) -> None:
+        """Send a word to every peer that can be reached; a rank says only one."""
+        message = torch.from_numpy(_packed(word))
+        told = []
+        for peer in self._places:
+            with contextlib.suppress(RuntimeError):
+                told.append(self._group.send([message], peer, _TAG))
+        for work in told:
+            with contextlib.suppress(RuntimeError):
+                work.wait(_SENT)
+
+    def of(self, peer: int, grace_s: float = 0.0) -> Word | None:
+        """Return what a peer said, waiting a moment for it; None: nothing."""
+        return self._look(lambda: self._read(peer), grace_s)
+
+    def first(self, grace_s: float = 0.0) -> Word | None:
+        """Return what anybody said, waiting a moment for it; what somebody knows goes before what somebody guesses."""
+        return self._look(self._any, grace_s)
+
+    def silent(self, grace_s: float) -> list[int]:
+        """Return the peers that have said nothing when the time is over, ascending."""
+        self._look(lambda: all(self._read(peer) for peer in self._places), grace_s)
+        return [peer for peer in self._places if self._read(peer) is None]
+
+    def _look(self, look: Any, grace_s: float) -> Any:
+        deadline = time.monotonic() + grace_s
+        while not (found := look()) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        return found
+
+    def _any(self) -> Word | None:
+        words = [word for peer in self._places if (word := self._read(peer)) is not None]
+        return min(words, key=lambda word: word.cause.kind == "late", default=None)
+
+    def _read(self, peer: int) -> Word | None:
+        place = self._places[peer]
+        return _unpacked(place) if place[-1] else None
+
+
+def find_late(words: LastWords, me: int, waits_for: int, doing: str, grace_s: float) -> Cause:
+    """Return who kept everybody waiting, when this vertex's deadline has passed or somebody said that theirs has.
+
+    Args:
+        words: What the others say.
+        me: This vertex.
+        waits_for: Whom it waited for; -1: the collective did not tell.
+        doing: What it was about.
+        grace_s: How long one that says nothing may take to say something, seconds.
+    """
+    if waits_for == NOBODY:
+        return Cause("late", next(iter(words.silent(grace_s)), NOBODY))
+    at, others = waits_for, {me: doing}
+    while at not in others:
+        word = words.of(at, grace_s)
+        if word is None:
+            return Cause("late", at)
+        if word.cause.kind != "late":
+            return word.cause
+        others[at] = word.doing
+        at = word.waits_for if word.waits_for != NOBODY else word.cause.vertex
+        if at == NOBODY:
+            return word.cause
+    return _in_a_circle(others, waits_for)
+
+
+def _in_a_circle(doing: dict[int, str], waits_for: int) -> Cause:
+    """They wait for each other: they called different things, or the network holds their messages back."""
+    if len(set(doing.values())) == 1:
+        return Cause("late", waits_for)
+    said = "; ".join(f"rank {vertex}: {what}" for vertex, what in sorted(doing.items()))
+    return Cause("disagreed", waits_for, f"they wait for each other, in different collectives ({said})")
+
+
+def _packed(word: Word) -> Bytes:
+    message = np.zeros(_BYTES, dtype=np.uint8)
+    doing, detail = (_cut(text) for text in (word.doing, word.cause.detail))
+    kind = _KINDS.index(word.cause.kind)
+    _HEAD.pack_into(message.data, 0, kind, word.cause.vertex, word.waits_for, len(doing), len(detail))
+    text = np.frombuffer(doing + detail, dtype=np.uint8)
+    message[_HEAD.size : _HEAD.size + len(text)] = text
+    message[-1] = 1  # arrives last: the word is complete
+    return message
+
+
+def _unpacked(message: Bytes) -> Word:
+    kind, vertex, waits_for, doing, detail = _HEAD.unpack_from(message.data)
+    text = message[_HEAD.size : _HEAD.size + doing + detail].tobytes()
+    cause = Cause(cast(Kind, _KINDS[kind]), vertex, text[doing:].decode(errors="replace"))
+    return Word(cause, waits_for, text[:doing].decode(errors="replace"))
+
+
+def _cut(text: str) -> bytes:
+    return text.encode()[:_TEXT]

@@ -1,0 +1,138 @@
+"""Torch's point-to-point as a transport, between processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from tests.processes import borrowed, hear, on_ranks, place, say
+
+from ringside.engine.transports.transport import Cause, LinkError
+
+from . import conformance
+from .vertices import peer_to_peer, store_file
+
+SOON_S = 5.0  # a death is told within a second; a loaded machine is given more
+
+
+def conforms(path: str, checks: list[str]) -> None:
+    """Carry out checks one after the other over one group each of the ranks 0 to n - 1, for several n."""
+    here = place()
+    for check in checks:
+        for size in {2, here.size}:
+            if here.rank < size:
+                transport = peer_to_peer(path, name=f"{check}/{size}", size=size)
+                conformance.FAILURES[check](transport)
+                transport.close()
+
+
+def test_conforms() -> None:
+    with store_file() as path:
+        on_ranks(4, messages_of_all_kinds, path)
+
+
+def messages_of_all_kinds(path: str) -> None:
+    transport = peer_to_peer(path)
+    for check in conformance.CHECKS.values():
+        check(transport)
+    transport.close()
+
+
+def test_failures() -> None:
+    with store_file() as path:
+        on_ranks(4, conforms, path, list(conformance.FAILURES))
+
+
+# ------------------------------------------------------------------------------------------------ deaths
+
+
+def wait_for_the_left(path: str) -> tuple[Cause, float]:
+    """Wait for the neighbour, which waits for its own, all the way round."""
+    transport = peer_to_peer(path)
+    pending = transport.receive((transport.rank - 1) % transport.size, conformance.place())
+    say("ready")
+    try:
+        with pytest.raises(LinkError) as raised:
+            pending.wait()
+        return raised.value.cause, time.monotonic()
+    finally:
+        transport.close()
+
+
+def test_everybody_hears_who_died() -> None:
+    with store_file() as path, borrowed(4) as team:
+        team.start(wait_for_the_left, path)
+        team.await_word()
+        at = team.kill(2)
+        outcomes = team.finish()
+    assert outcomes[2].exit_status == -signal.SIGKILL
+    for rank in (0, 1, 3):
+        cause, heard_at = outcomes[rank].value
+        assert cause == Cause("lost", 2)
+        assert heard_at - at < SOON_S
+
+
+def wait_in_a_chain(path: str, absent: int) -> Cause | None:
+    """Everybody waits for the next higher rank, but one: it is busy with something else."""
+    transport = peer_to_peer(path, timeout_s=1.0)
+    transport.doing = "waiting"
+    try:
+        if transport.rank == absent:
+            hear()
+            return None
+        return conformance.heard(transport, (transport.rank + 1) % transport.size)
+    finally:
+        transport.close()
+
+
+@pytest.mark.parametrize("absent", [0, 3])
+def test_the_late_one_is_named_and_not_its_neighbour(absent: int) -> None:
+    with store_file() as path, borrowed(4) as team:
+        team.start(wait_in_a_chain, path, absent)
+        for rank in {0, 1, 2, 3} - {absent}:
+            assert team.finish_one(rank).value == Cause("late", absent)
+        team.tell(absent, "go on")
+        assert team.finish_one(absent).ok
+
+
+def wait_in_a_circle(path: str, what: list[str]) -> Cause:
+    transport = peer_to_peer(path, timeout_s=0.5)
+    transport.doing = what[transport.rank]
+    try:
+        return conformance.heard(transport, (transport.rank + 1) % transport.size)
+    finally:
+        transport.close()
+
+
+def test_waiting_in_a_circle_means_that_they_do_different_things() -> None:
+    with store_file() as path:
+        for cause in on_ranks(4, wait_in_a_circle, path, ["ring", "ring", "tree", "ring"]):
+            assert cause.kind == "disagreed"
+            assert "rank 2: tree" in cause.detail
+            assert "rank 3: ring" in cause.detail
+
+
+# ------------------------------------------------------------------------------------------------ leaks
+
+
+def descriptors_and_threads() -> tuple[int, int]:
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+def open_and_close(path: str, times: int) -> list[tuple[int, int]]:
+    seen = []
+    for k in range(times):
+        transport = peer_to_peer(path, name=str(k))
+        conformance.in_order(transport)
+        transport.close()
+        del transport
+        seen.append(descriptors_and_threads())
+    return seen
+
+
+def test_nothing_grows() -> None:
+    with store_file() as path:
+        for seen in on_ranks(2, open_and_close, path, 6):
+            assert seen[-1] <= seen[1], f"descriptors and threads after each: {seen}"

@@ -1,0 +1,57 @@
+"""Runs a function on every vertex of a transport: as threads of this process, or as ranks that are processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tests.processes import place
+
+from ringside.engine.transports.threads import Switchboard, Threads
+
+LIMIT_S = 60.0
+
+
+def on_threads(size: int, function: Callable[[Threads], Any], timeout_s: float = 20.0) -> list[Any]:
+    """Run a function on the vertices of a switchboard; return what each returned, or raise what one raised."""
+    board = Switchboard(size, timeout_s)
+    results: list[Any] = [None] * size
+    errors: list[BaseException] = []
+
+    def vertex(rank: int) -> None:
+        try:
+            results[rank] = function(Threads(board, rank))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=vertex, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+        assert not thread.is_alive(), "a vertex does not end"
+    if errors:
+        raise errors[0]
+    return results
+
+
+@contextlib.contextmanager
+def store_file() -> Iterator[str]:
+    """Yield the path of a file through which ranks can meet."""
+    with tempfile.TemporaryDirectory() as directory:
+        yield os.path.join(directory, "store")
+
+
+def peer_to_peer(path: str, timeout_s: float = 30.0, name: str = "", size: int = 0) -> Any:
+    """Return this rank's end of a group of the first `size` ranks (0: all) that meet through a file."""
+    import torch.distributed as dist
+
+    from ringside.engine.transports.torch_p2p import TorchPeerToPeer
+
+    here = place()
+    store = dist.PrefixStore(f"{here.job}/{name}", dist.FileStore(path, -1))
+    return TorchPeerToPeer(store, here.rank, size or here.size, timeout_s=timeout_s)
