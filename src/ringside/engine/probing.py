@@ -19,7 +19,7 @@ from ringside.engine.across import Across, Reduction
 from ringside.engine.choice import Choice
 from ringside.engine.dtypes import DTYPES, OP_CODES
 from ringside.engine.exchange import Call, Hop
-from ringside.engine.links import best_ring_order, slow_links, slowest_of_ring, tournament
+from ringside.engine.links import SlowLink, best_ring_order, slow_links, slowest_of_ring, tournament
 from ringside.engine.network import Floats, Network
 from ringside.engine.pricing import Cluster
 from ringside.engine.reduction import fold
@@ -55,7 +55,7 @@ class Effort:
 
 
 QUICK = Effort()
-THOROUGH = Effort(pings=50, bulk_s=0.05, repeats=7, most_bytes=64 << 20, alone=True)
+THOROUGH = Effort(pings=30, bulk_s=0.03, repeats=5, most_bytes=64 << 20, alone=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +65,8 @@ class Probe:
     Args:
         network: The links between the vertices.
         vertices: The rank that stood for each vertex.
+        upper: Bytes per second of each link, the upper quartile, float64 [n, n]: what else the machine does makes a
+            link look slow now and then, nothing makes a slow one look fast.
         latency_spread: Of the pings of each pair, (90th - 10th percentile) / median, float64 [n, n].
         rate_spread: Of the bulks of each link, likewise.
         alone: Bytes per second of each link with nothing else under way, float64 [n, n]; None: not timed.
@@ -73,6 +75,7 @@ class Probe:
 
     network: Network
     vertices: tuple[int, ...]
+    upper: Floats
     latency_spread: Floats
     rate_spread: Floats
     alone: Floats | None = None
@@ -93,7 +96,12 @@ class Probe:
     @property
     def fine(self) -> bool:
         """Whether no link is slow."""
-        return not slow_links(self.rates)
+        return not self.slow
+
+    @property
+    def slow(self) -> list[SlowLink]:
+        """The slow links, slowest first."""
+        return slow_links(self.upper)
 
 
 @dataclass(eq=False)
@@ -122,12 +130,13 @@ class Prober:
         turns = tournament(len(self.vertices))
         latency, latency_spread, rates = self._first_look(turns)
         sizes = self._bulk_sizes(rates)
-        rates, rate_spread = self._bulks(turns, sizes, rates)
+        rates, upper, rate_spread = self._bulks(turns, sizes, rates)
         alone = None
         if self.effort.alone:
-            alone = self._bulks([[pair] for turn in turns for pair in turn], sizes, rates)[0]
+            alone, above, _ = self._bulks([[pair] for turn in turns for pair in turn], sizes, rates)
+            upper = np.maximum(upper, above)
         network = self._network(latency, rates)
-        return Probe(network, self.vertices, latency_spread, rate_spread, alone, self.clock() - began)
+        return Probe(network, self.vertices, upper, latency_spread, rate_spread, alone, self.clock() - began)
 
     # -------------------------------------------------------------------------------------------- turns
 
@@ -158,11 +167,13 @@ class Prober:
 
     def _bulks(
         self, turns: Sequence[Sequence[tuple[int, int]]], sizes: NDArray[np.int64], known: Floats
-    ) -> tuple[Floats, Floats]:
-        """Return the rate of each link, and its spread."""
+    ) -> tuple[Floats, Floats, Floats]:
+        """Return the rate of each link, the upper quartile of it, and its spread."""
         segment, limit_s = self.across.exchange.segment_bytes, max(0.1, 10 * self.effort.bulk_s)
-        found = np.zeros((2, *sizes.shape))
+        found = np.zeros((3, *sizes.shape))
         for pairs in turns:
+            if self.effort.alone:  # those that have nothing to do wait here, and so for no longer than one turn
+                self.most(np.zeros(1))
             for direction in (pairs, [(b, a) for a, b in pairs]):
                 # Of a link so slow that even three segments take long, the first look is as good.
                 quick = [(a, b) for a, b in direction if known[a, b] * limit_s > 3 * segment]
@@ -174,12 +185,12 @@ class Prober:
                     for hop in self._run(_one_way(quick), [size])
                 ]
                 if seen:
-                    low, middle, high = np.percentile([rate for _, rate in seen], (10, 50, 90))
+                    low, middle, upper, high = np.percentile([rate for _, rate in seen], (10, 50, 75, 90))
                     src = self.vertices.index(seen[0][0])
-                    found[:, src, self._me] = middle, (high - low) / middle
-        rates, spread = self._sum(found)
-        best: Floats = np.where(rates > 0, rates, known)
-        return best, spread
+                    found[:, src, self._me] = middle, upper, (high - low) / middle
+        rates, uppers, spread = self._sum(found)
+        best, above = (np.where(figures > 0, figures, known) for figures in (rates, uppers))
+        return best, above, spread
 
     def _network(self, latency: Floats, rates: Floats) -> Network:
         n = len(self.vertices)

@@ -26,7 +26,6 @@ from ringside.engine.drift import DRIFT, Drift
 from ringside.engine.dtypes import DTYPES
 from ringside.engine.exchange import Call
 from ringside.engine.explanation import Explanation
-from ringside.engine.links import slow_links
 from ringside.engine.pricing import Cluster, Price
 from ringside.engine.probing import PROBE, QUICK, Probe, Prober
 from ringside.engine.selection_cache import Mode, cache_path, load, store
@@ -302,7 +301,7 @@ def _job(across: Across) -> dict[str, str]:
 def _difference(before: Probe | None, now: Probe, across: Across) -> str:
     """Say what became of the links, in a few words."""
     names = across.roster.names
-    slow = slow_links(now.rates)
+    slow = now.slow
     if slow:
         link = slow[0]
         where = names[link.src] if link.dst < 0 else f"{names[link.src]} > {names[link.dst]}"

@@ -1,0 +1,249 @@
+"""Time the links between hosts before training, and name the slow or broken one.
+
+Run it as the ranks' program: it needs RANK, WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT, as torchrun, Slurm or `ringside lab` set them. Every pair of hosts
+is tried, then timed. Rank 0 prints the verdict, a better order for a ring where
+there is one, and the links. Exit status 1 if a link is slow (under half of the
+median of the others) or broken, 2 if it was asked for something that cannot be.
+
+examples:
+  $ torchrun --nnodes 4 --nproc-per-node 1 ... -m ringside probe -o topology.json
+  $ ringside lab --hosts 4 --wiring mesh -- ringside probe
+  4 hosts, 12 links: all fine, 119 MB/s and 92 us (medians)
+  ...
+  $ ringside probe --nproc 2
+
+keys of --json and of the file that -o writes (a topology):
+  schema, kind ("ringside topology"), source, reduce_bytes_per_s, overhead_s
+  hosts[]  name, ranks, out_bytes_per_s, in_bytes_per_s (all links together)
+  links[]  src, dst (of hosts[]), alpha_s, bytes_per_s; empty if one is broken
+  ok, verdict[] (in words), broken[] (pairs of hosts), missing_ranks[]
+  slow[]   src, dst (null: all links of src), bytes_per_s, usual_bytes_per_s
+  better_order (null: none), rings[]: order, seconds (all-reduce of 4 MB)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ringside.engine.links import SlowLink, slowest_of_ring
+from ringside.engine.network import TOPOLOGY_SCHEMA, Floats
+from ringside.errors import RingsideError, UsageError
+from ringside.processes import die_with_parent
+from ringside.view.units import ms
+
+if TYPE_CHECKING:
+    from ringside.sync.probing import Outcome
+
+HELP = "time the links between hosts; name the slow or broken one"
+
+_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_MOST_SHOWN = 8
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add this verb's arguments."""
+    add = parser.add_argument
+    add("--nproc", type=int, default=0, metavar="N", help="start N ranks on this machine and probe their links")
+    add("--ranks", action="store_true", help="time the links of all ranks, not only one rank per host")
+    add("--order", default="", metavar="LIST", help="also time a ring in this order, such as 0,2,1,3")
+    add("--quick", action="store_true", help="take a fraction of a second, as at the start of training")
+    add("--timeout", type=float, default=10.0, metavar="S", help="how long to wait for ranks (default: 10)")
+    add("--json", action="store_true", help="print JSON; the keys are listed above")
+    add("-o", "--output", default="", metavar="FILE", help="write the topology there")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Probe, print on rank 0, return 1 if a link is slow or broken."""
+    order = _order(args.order)
+    if args.timeout <= 0:
+        raise UsageError(f"--timeout {args.timeout:g}: it is a number of seconds, more than 0")
+    if args.nproc:
+        return _start_ranks(args)
+    if any(name not in os.environ for name in _NEEDED):
+        raise UsageError(
+            "this process is no rank (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not set): start it by "
+            "`torchrun ... -m ringside probe` or `ringside lab ... -- ringside probe`, or try --nproc 2"
+        )
+    outcome = _probe(every_rank=args.ranks, order=order, thorough=not args.quick, patience_s=args.timeout)
+    if outcome.rank == 0:
+        _report(outcome, args)
+    elif outcome.trouble and outcome.probe is None and not outcome.broken:
+        print(f"ringside probe: {outcome.trouble}", file=sys.stderr)
+    return 0 if outcome.fine else 1
+
+
+def _probe(**asked: Any) -> Outcome:
+    try:
+        from ringside.sync.probing import probe_job
+    except ImportError:
+        raise RingsideError("ringside probe needs torch: pip install 'ringside[torch]'") from None
+    return probe_job(**asked)
+
+
+def _order(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise UsageError(f"--order takes numbers of hosts such as 0,2,1,3, not {text!r}") from None
+
+
+def _start_ranks(args: argparse.Namespace) -> int:
+    """Run this command once per rank on this machine; rank 0 writes where this process does."""
+    if args.nproc < 2:
+        raise UsageError(f"--nproc {args.nproc}: there are links from 2 ranks on")
+    words = ["--timeout", str(args.timeout)]
+    words += [flag for flag in ("--quick", "--json", "--ranks") if getattr(args, flag[2:])]
+    words += ["--order", args.order] if args.order else []
+    words += ["--output", args.output] if args.output else []
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    ranks = []
+    try:
+        for rank in range(args.nproc):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(args.nproc)}
+            master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            ranks.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "ringside", "probe", *words],
+                    env={"OMP_NUM_THREADS": "1", **os.environ, **place, **master},
+                    preexec_fn=partial(die_with_parent, signal.SIGTERM, os.getpid()),
+                )
+            )
+        return max(rank.wait() for rank in ranks)
+    finally:
+        for child in ranks:
+            child.kill()
+            child.wait()
+
+
+# ------------------------------------------------------------------------------------------------ what is said
+
+
+def _report(outcome: Outcome, args: argparse.Namespace) -> None:
+    data = to_json(outcome)
+    if args.output:
+        Path(args.output).write_text(json.dumps(data, indent=1) + "\n")
+    if args.json:
+        print(json.dumps(data, indent=1))
+        return
+    for line in verdict(outcome):
+        print(line)
+    if outcome.probe is not None:
+        print("\n".join(["", *tables(outcome)]))
+
+
+def to_json(outcome: Outcome) -> dict[str, Any]:
+    """Return the outcome as plain data: a topology, and what is wrong with it."""
+    probe = outcome.probe
+    if probe is not None:
+        source = "measured by ringside probe"
+        topology = probe.network.to_topology(outcome.names, outcome.ranks, source)
+    else:
+        hosts = [{"name": name, "ranks": count} for name, count in zip(outcome.names, outcome.ranks, strict=True)]
+        topology = {"schema": TOPOLOGY_SCHEMA, "kind": "ringside topology", "source": "none: the probe failed"}
+        topology |= {"hosts": hosts, "links": []}
+    return {
+        **topology,
+        "ok": outcome.fine,
+        "verdict": verdict(outcome),
+        "broken": [list(pair) for pair in outcome.broken],
+        "missing_ranks": list(outcome.missing),
+        "slow": [
+            {
+                "src": link.src,
+                "dst": link.dst if link.dst >= 0 else None,
+                "bytes_per_s": link.bytes_per_s,
+                "usual_bytes_per_s": link.usual,
+            }
+            for link in outcome.slow
+        ],
+        "better_order": list(probe.better_order) or None if probe is not None else None,
+        "rings": [{"order": list(order), "seconds": seconds} for order, seconds in outcome.ring_s.items()],
+    }
+
+
+def verdict(outcome: Outcome) -> list[str]:
+    """Return what is to be known first, a line each."""
+    names, probe = outcome.names, outcome.probe
+    if outcome.missing:
+        who = ", ".join(map(str, outcome.missing))
+        ranks = f"rank{'s' * (len(outcome.missing) > 1)} {who}"
+        here = f"rank 0 on {socket.gethostname()}"
+        return [f"{ranks} did not reach {here}: not started, or the link to it is broken"]
+    if outcome.broken:
+        return [f"broken link: {names[a]} and {names[b]} do not reach each other" for a, b in outcome.broken]
+    if probe is None:
+        return [f"the probe failed: {outcome.trouble or 'no rank knows why'}"]
+    lines = [_slow_words(link, names) for link in outcome.slow]
+    if not lines:
+        off = ~np.eye(len(names), dtype=np.bool_)
+        rate, latency = np.median(probe.rates[off]), np.median(probe.network.latency_s[off])
+        links = len(names) * (len(names) - 1)
+        what = "ranks" if outcome.size == len(names) and max(outcome.ranks) == 1 and "/rank" in names[0] else "hosts"
+        lines = [f"{len(names)} {what}, {links} links: all fine, {rate / 1e6:.0f} MB/s and {ms(latency)} (medians)"]
+    return [*lines, *_order_words(outcome, probe.rates, probe.better_order)]
+
+
+def _slow_words(link: SlowLink, names: Sequence[str]) -> str:
+    which = f"slow link: {names[link.src]} > {names[link.dst]}" if link.dst >= 0 else f"slow host: {names[link.src]}"
+    return f"{which} carries {link.bytes_per_s / 1e6:.3g} MB/s, others {link.usual / 1e6:.3g} MB/s"
+
+
+def _order_words(outcome: Outcome, rates: Floats, order: tuple[int, ...]) -> list[str]:
+    if not order:
+        return []
+    plain = tuple(range(len(order)))
+    before, after = (slowest_of_ring(rates, ring) / 1e6 for ring in (plain, order))
+    words = f"better ring: {','.join(map(str, order))}; its slowest link carries {after:.3g} MB/s, not {before:.3g}"
+    if plain in outcome.ring_s and order in outcome.ring_s:
+        words += f" (4 MB: {ms(outcome.ring_s[order])}, not {ms(outcome.ring_s[plain])})"
+    return [words]
+
+
+def tables(outcome: Outcome) -> list[str]:
+    """Return the links, as a matrix where it fits into 80 columns, and the rings that were timed."""
+    probe = outcome.probe
+    assert probe is not None
+    n = len(outcome.names)
+    lines = [f"{v:>3}  {name}" for v, name in enumerate(outcome.names)]
+    off = ~np.eye(n, dtype=np.bool_)
+    spread = 100 * float(np.median(probe.rate_spread[off]))
+    if n <= _MOST_SHOWN:
+        lines += ["", f"MB/s, from row to column (median spread {spread:.0f} %)", *_matrix(probe.rates / 1e6)]
+        lines += ["", "latency in us, one way", *_matrix(probe.network.latency_s * 1e6)]
+    else:
+        lines += ["", f"the slowest of {n * (n - 1)} links (median spread {spread:.0f} %; --json lists all)"]
+        pairs = sorted(np.argwhere(off).tolist(), key=lambda pair: probe.rates[pair[0], pair[1]])
+        lines += [
+            f"{a:>5} > {b:<5}{probe.rates[a, b] / 1e6:>9.3g} MB/s{1e6 * probe.network.latency_s[a, b]:>9.0f} us"
+            for a, b in pairs[:12]
+        ]
+    if probe.network.out is not None:
+        most = np.median(1 / probe.network.out) / 1e6
+        lines += ["", f"all links of a host at once: {most:.0f} MB/s out (median)"]
+    if outcome.ring_s:
+        lines += ["", "all-reduce of 4 MB around a ring"]
+        lines += [f"  {','.join(map(str, order)):<24}{ms(took):>10}" for order, took in outcome.ring_s.items()]
+    return lines
+
+
+def _matrix(values: Floats) -> list[str]:
+    n = len(values)
+    head = "    " + "".join(f"{v:>9}" for v in range(n))
+    rows = [
+        f"{a:>4}" + "".join(f"{'-' if a == b else format(values[a, b], '.3g'):>9}" for b in range(n)) for a in range(n)
+    ]
+    return [head, *rows]

@@ -1,0 +1,95 @@
+"""Which links carry anything at all: plain TCP between all pairs of vertices, each bounded, before anything else.
+
+Transports wait for whom they cannot reach, and then know one end only; here every pair is tried by itself, at once,
+and both ends are named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from fcntl import ioctl
+
+_SIOCGIFADDR = 0x8915
+_HELLO = b"ringside"
+
+
+class Listener:
+    """Answers whoever connects, until it is closed; to be used in a `with` statement."""
+
+    def __init__(self, address: str) -> None:
+        self._socket = socket.create_server((address, 0), backlog=1024)
+        self._socket.settimeout(0.2)
+        self._open = True
+        self._thread = threading.Thread(target=self._serve, name="ringside-listener", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens."""
+        host, port = self._socket.getsockname()[:2]
+        return str(host), int(port)
+
+    def _serve(self) -> None:
+        while self._open:
+            with contextlib.suppress(OSError), self._socket.accept()[0] as caller:
+                caller.settimeout(1.0)
+                caller.sendall(_HELLO)
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open = False
+        self._thread.join()
+        self._socket.close()
+
+
+def own_address(toward: str, port: int, environ: Mapping[str, str] = os.environ) -> str:
+    """Return the address that other hosts reach this one at.
+
+    Args:
+        toward: A host of the job, such as MASTER_ADDR: the address used to reach it is taken.
+        port: Of it.
+        environ: GLOO_SOCKET_IFNAME names an interface whose address is taken instead.
+    """
+    interface = environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        if interface:
+            with contextlib.suppress(OSError):
+                request = struct.pack("256s", interface.encode()[:15])
+                return socket.inet_ntoa(ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
+        with contextlib.suppress(OSError):
+            probe.connect((toward, port))
+            return str(probe.getsockname()[0])
+    return socket.gethostbyname(socket.gethostname())
+
+
+def unreachable(peers: Mapping[int, tuple[str, int]], timeout_s: float) -> list[int]:
+    """Return the peers that do not answer, ascending, after at most about `timeout_s`.
+
+    Args:
+        peers: Where each listens.
+        timeout_s: How long each has, all of them at once, seconds.
+    """
+    if not peers:
+        return []
+    with ThreadPoolExecutor(min(len(peers), 64), "ringside-reach") as pool:
+        answers = pool.map(lambda where: _answers(where, timeout_s), peers.values())
+        return [peer for peer, answered in zip(peers, answers, strict=True) if not answered]
+
+
+def _answers(where: tuple[str, int], timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    try:
+        with socket.create_connection(where, timeout_s) as link:
+            link.settimeout(max(deadline - time.monotonic(), 0.1))
+            return link.recv(len(_HELLO)) == _HELLO
+    except OSError:
+        return False

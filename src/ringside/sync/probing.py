@@ -1,0 +1,206 @@
+"""The probe of a job's links before training: who reaches whom, then what each link carries. For `ringside probe`."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch.distributed.distributed_c10d import PrefixStore, Store, TCPStore
+
+from ringside.engine.across import Across
+from ringside.engine.choice import Choice
+from ringside.engine.exchange import Exchange
+from ringside.engine.links import SlowLink
+from ringside.engine.probing import QUICK, THOROUGH, Effort, Probe, Prober
+from ringside.engine.reachability import Listener, own_address, unreachable
+from ringside.engine.roster import Roster, make_roster, own_offer
+from ringside.engine.transports.torch_native import TorchNative
+from ringside.engine.transports.torch_p2p import TorchPeerToPeer
+from ringside.errors import SyncError, UsageError
+
+RING_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a probe of a job found, as this rank knows it.
+
+    Args:
+        rank: This rank.
+        size: Number of ranks.
+        names: Of the vertices (hosts, or ranks).
+        ranks: Ranks of each vertex.
+        broken: Pairs of vertices between which nothing comes through.
+        missing: Ranks that did not come.
+        probe: The links; None if some are broken.
+        ring_s: What an all-reduce of `RING_BYTES` took on each ring that was timed, by its order, seconds.
+        trouble: What else went wrong, in words.
+    """
+
+    rank: int
+    size: int
+    names: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    broken: tuple[tuple[int, int], ...] = ()
+    missing: tuple[int, ...] = ()
+    probe: Probe | None = None
+    ring_s: dict[tuple[int, ...], float] = field(default_factory=dict)
+    trouble: str = ""
+
+    @property
+    def slow(self) -> list[SlowLink]:
+        """The slow links, slowest first."""
+        return [] if self.probe is None else self.probe.slow
+
+    @property
+    def fine(self) -> bool:
+        """Whether every link carries what the others do."""
+        return self.probe is not None and not self.slow
+
+
+def probe_job(
+    *, every_rank: bool = False, order: Sequence[int] = (), thorough: bool = True, patience_s: float = 10.0
+) -> Outcome:
+    """Probe the links of the job that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe. All ranks call it.
+
+    Args:
+        every_rank: Time links between all ranks, not only between hosts.
+        order: An order of a ring to time besides.
+        thorough: Take seconds rather than a fraction of one.
+        patience_s: How long to wait for ranks that do not come, and for links that do not answer a fifth of it.
+
+    Raises:
+        UsageError: The order is none, or there are fewer than two ranks.
+    """
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if size < 2:
+        raise UsageError(f"there are no links among {size} ranks: start at least 2")
+    try:
+        store = _store(patience_s)
+    except (RuntimeError, OSError, ValueError):
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        return Outcome(rank, size, trouble=f"{socket.gethostname()} (rank {rank}) does not reach rank 0 at {where}")
+    return _Job(store, rank, size, patience_s).probe(every_rank, tuple(order), THOROUGH if thorough else QUICK)
+
+
+def _store(patience_s: float) -> Store:
+    """Return a part of the job's store; torchrun's agent has made one, elsewhere rank 0 does."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    makes_it = os.environ["RANK"] == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    patience = datetime.timedelta(seconds=patience_s)
+    store = TCPStore(host, port, None, makes_it, patience, wait_for_workers=False)
+    name = f"ringside/probe/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    return PrefixStore(name, store)
+
+
+class _Job:
+    """One rank's part in the probe of a job."""
+
+    def __init__(self, store: Store, rank: int, size: int, patience_s: float) -> None:
+        self.store, self.rank, self.size, self.patience_s = store, rank, size, patience_s
+        self.turn = itertools.count()
+
+    def probe(self, every_rank: bool, order: tuple[int, ...], effort: Effort) -> Outcome:
+        """Find who is where and who reaches whom, then time the links."""
+        toward = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        with Listener(own_address(*toward)) as listener:
+            offer = {"machine": own_offer({}).machine, "host": socket.gethostname(), "listens": listener.address}
+            offers = self._shared(offer)
+            missing = tuple(r for r in range(self.size) if r not in offers)
+            if missing:
+                return Outcome(self.rank, self.size, missing=missing)
+            roster, ranks = self._roster(offers, every_rank)
+            if order and sorted(order) != list(range(len(roster.hosts))):
+                raise UsageError(f"--order names each of 0 to {len(roster.hosts) - 1} once, not {list(order)}")
+            known = Outcome(self.rank, self.size, roster.names, ranks)
+            addresses = {r: tuple(offers[r]["listens"]) for r in offers}
+            if broken := self._broken(roster, addresses):
+                return replace(known, broken=broken)
+            return self._timed(known, roster, addresses, order, effort)
+
+    def _roster(self, offers: dict[int, Any], every_rank: bool) -> tuple[Roster, tuple[int, ...]]:
+        """Return the vertices as hosts of a roster, and the ranks of each."""
+        made = [own_offer({}, machine=offers[r]["machine"]) for r in range(self.size)]
+        hosts = make_roster(self.rank, [_named(one, offers[r]["host"]) for r, one in enumerate(made)])
+        if not every_rank and len(hosts.hosts) > 1:
+            return hosts, tuple(map(len, hosts.hosts))
+        names = tuple(f"{hosts.names[hosts.host_of(r)]}/rank{r}" for r in range(self.size))
+        alone = tuple((r,) for r in range(self.size))
+        return Roster(self.rank, alone, names, names), (1,) * self.size
+
+    def _timed(
+        self,
+        known: Outcome,
+        roster: Roster,
+        addresses: dict[int, tuple[str, int]],
+        order: tuple[int, ...],
+        effort: Effort,
+    ) -> Outcome:
+        across = None
+        try:
+            across = self._open(roster)
+            prober = Prober(across, effort=effort)
+            probe = prober.probe()
+            rings = dict.fromkeys([tuple(range(len(roster.hosts))), order, probe.better_order])
+            ring_s = {ring: self._ring_s(prober, ring) for ring in rings if ring}
+            return replace(known, probe=probe, ring_s=ring_s)
+        except (SyncError, RuntimeError) as error:
+            broken = self._broken(roster, addresses)
+            return replace(known, broken=broken, trouble=str(error).partition("\n")[0])
+        finally:
+            if across is not None:
+                across.close()
+
+    def _open(self, roster: Roster) -> Across:
+        """Connect everybody; shared memory plays no part."""
+        limit_s = max(self.patience_s / 2, 4.0)  # for one message, and for all connections
+        transport = TorchPeerToPeer(
+            PrefixStore("messages", self.store), self.rank, self.size, timeout_s=limit_s, dead_after_s=3.0
+        )
+        native = TorchNative(PrefixStore("native", self.store), self.rank, self.size, timeout_s=limit_s)
+        return Across(roster, Exchange(transport), None, native, timeout_s=limit_s)
+
+    def _ring_s(self, prober: Prober, order: tuple[int, ...]) -> float:
+        """Return the median time of an all-reduce around a ring of the first rank of every host."""
+        choice = Choice("ring", "leaders", order=order)
+        return sorted(prober.time_choice(choice, RING_BYTES, 5))[2]
+
+    def _broken(self, roster: Roster, addresses: dict[int, tuple[str, int]]) -> tuple[tuple[int, int], ...]:
+        """Return the pairs of vertices of which one does not reach the other; every rank tries its own."""
+        limit_s = max(self.patience_s / 5, 0.5)
+        leaders = [ranks[0] for ranks in roster.hosts]
+        mine: list[int] = []
+        if self.rank in leaders:
+            others = {v: addresses[r] for v, r in enumerate(leaders) if r != self.rank}
+            mine = unreachable(others, limit_s)
+        found = self._shared(mine)
+        pairs = {(min(v, w), max(v, w)) for r, peers in found.items() for v in [roster.host_of(r)] for w in peers}
+        return tuple(sorted(pairs))
+
+    def _shared(self, value: Any) -> dict[int, Any]:
+        """Return what each rank says, of those that say anything in time."""
+        turn = next(self.turn)
+        found: dict[int, Any] = {self.rank: json.loads(json.dumps(value))}
+        try:
+            self.store.set(f"{turn}/{self.rank}", json.dumps(value))
+            keys = [f"{turn}/{r}" for r in range(self.size)]
+            wait_s = self.patience_s / (1 if turn == 0 else 2)
+            try:
+                self.store.wait(keys, datetime.timedelta(seconds=wait_s))
+            except RuntimeError:
+                keys = [key for key in keys if self.store.check([key])]
+            for key in keys:
+                found[int(key.partition("/")[2])] = json.loads(self.store.get(key))
+        except (RuntimeError, ValueError, OSError):
+            pass  # the store itself is out of reach now: what this rank knows is all it has
+        return found
+
+
+def _named(offer: Any, host: str) -> Any:
+    return type(offer)(offer.machine, host, offer.settings, offer.objection, offer.nonce)

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+from ringside.engine.choice import Choice
+from ringside.engine.links import best_ring_order, slow_links, slowest_of_ring, tournament
+from ringside.engine.network import Network
+from ringside.engine.probing import Effort, Probe, Prober
+from ringside.engine.reachability import Listener, own_address, unreachable
+
+from .threaded import on_threads
+
+EFFORT = Effort(pings=3, bulk_s=0.001, repeats=2, most_bytes=1 << 20)
+
+
+def rates_of(n: int, *slow: tuple[int, int, float]) -> np.ndarray:
+    rates = np.full((n, n), 100.0)
+    for a, b, share in slow:
+        rates[a, b] *= share
+    np.fill_diagonal(rates, 0)
+    return rates
+
+
+@pytest.mark.parametrize("n", range(9))
+def test_in_a_tournament_every_two_meet_once_and_nobody_twice_in_a_turn(n: int):
+    turns = tournament(n)
+    assert sorted(pair for turn in turns for pair in turn) == list(itertools.combinations(range(n), 2))
+    assert len(turns) == (0 if n < 2 else n - 1 + n % 2)
+    for turn in turns:
+        seen = [v for pair in turn for v in pair]
+        assert len(seen) == len(set(seen))
+
+
+def test_a_slow_link_is_named_and_half_is_not_slow():
+    assert slow_links(rates_of(4)) == []
+    assert slow_links(rates_of(4, (0, 1, 0.5))) == []
+    (found,) = slow_links(rates_of(4, (2, 1, 0.25)))
+    assert (found.src, found.dst, found.share, found.usual) == (2, 1, 0.25, 100.0)
+    both = slow_links(rates_of(4, (2, 1, 0.25), (1, 2, 0.2)))
+    assert [(link.src, link.dst) for link in both] == [(1, 2), (2, 1)]
+    assert [(link.src, link.dst) for link in slow_links(rates_of(2, (0, 1, 0.3)))] == [(0, 1)]
+
+
+def test_a_vertex_all_of_whose_links_are_slow_is_named_once():
+    slow = [(3, v, 0.1) for v in range(3)] + [(v, 3, 0.1) for v in range(3)]
+    (found,) = slow_links(rates_of(6, *slow, (3, 4, 0.1), (4, 3, 0.1), (3, 5, 0.1), (5, 3, 0.1)))
+    assert (found.src, found.dst) == (3, -1)
+    assert found.share == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
+def test_the_best_ring_of_a_few_is_exact(n: int):
+    rng = np.random.default_rng(n)
+    for _ in range(5):
+        rates = rng.uniform(10, 100, (n, n))
+        order = best_ring_order(rates)
+        assert sorted(order) == list(range(n))
+        assert order[0] == 0
+        best = max(slowest_of_ring(rates, (0, *rest)) for rest in itertools.permutations(range(1, n)))
+        assert slowest_of_ring(rates, order) == best
+
+
+def test_the_best_ring_of_many_avoids_slow_links():
+    n = 12
+    slow = [(v, (v + 1) % n, 0.1) for v in range(0, n, 3)]
+    rates = rates_of(n, *slow, *((b, a, share) for a, b, share in slow))
+    order = best_ring_order(rates)
+    assert sorted(order) == list(range(n))
+    assert slowest_of_ring(rates, range(n)) == 10.0
+    assert slowest_of_ring(rates, order) == 100.0
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+def test_all_ranks_end_with_the_same_matrix(n: int):
+    probes: list[Probe] = on_threads(n, lambda across: Prober(across, effort=EFFORT).probe())
+    off = ~np.eye(n, dtype=bool)
+    for probe in probes:
+        for name in ("latency_s", "seconds_per_byte"):
+            assert getattr(probe.network, name).tobytes() == getattr(probes[0].network, name).tobytes()
+        assert probe.upper.tobytes() == probes[0].upper.tobytes()
+        assert (probe.rates[off] > 0).all()
+        assert (probe.network.latency_s[off] > 0).all()
+        assert probe.network.reduce == probes[0].network.reduce > 0
+    assert (probes[0].network.out is not None) == (n > 2)
+
+
+def test_a_thorough_probe_times_links_alone_and_only_some_ranks_may_be_vertices():
+    effort = Effort(pings=3, bulk_s=0.001, repeats=2, most_bytes=1 << 20, alone=True)
+    probes = on_threads(4, lambda across: Prober(across, (1, 3), effort).probe())
+    assert [probe.network.size for probe in probes] == [2] * 4
+    assert probes[0].vertices == (1, 3)
+    assert probes[0].alone is not None
+    assert (probes[0].rates >= probes[0].network.rates).all()
+    assert {probe.alone.tobytes() for probe in probes} == {probes[0].alone.tobytes()}
+
+
+def test_choices_are_timed_alike_on_all_ranks():
+    times = on_threads(3, lambda across: Prober(across).time_choice(Choice("ring"), 4096, 4))
+    assert times[0] == times[1] == times[2]
+    assert len(times[0]) == 4
+    assert min(times[0]) > 0
+
+
+def test_a_probe_is_fine_or_knows_a_better_order():
+    def probe(rates: np.ndarray) -> Probe:
+        with np.errstate(divide="ignore"):
+            per_byte = np.where(rates > 0, 1 / rates, 0.0)
+        network = Network(np.full(rates.shape, 1e-4), per_byte)
+        return Probe(network, tuple(range(len(rates))), rates, np.zeros(rates.shape), np.zeros(rates.shape))
+
+    assert probe(rates_of(4)).fine
+    assert probe(rates_of(4)).better_order == ()
+    bad = probe(rates_of(4, (0, 1, 0.25), (1, 0, 0.25)))
+    assert not bad.fine
+    order = bad.better_order
+    steps = set(zip(order, (*order[1:], order[0]), strict=True))
+    assert steps.isdisjoint({(0, 1), (1, 0)})
+
+
+def test_who_answers_is_reachable_and_who_does_not_is_named_in_time():
+    with Listener("127.0.0.1") as listener, socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))  # nobody listens there
+        silent = socket.create_server(("127.0.0.1", 0))  # accepts, and says nothing
+        with silent:
+            peers = {3: listener.address, 5: deaf.getsockname(), 7: silent.getsockname()}
+            assert unreachable(peers, 0.3) == [5, 7]
+    assert unreachable({}, 0.1) == []
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ringside-listener")]
+
+
+def test_the_own_address_is_that_of_the_interface_or_of_the_way_to_rank_0():
+    assert own_address("127.0.0.1", 1, {}) == "127.0.0.1"
+    assert own_address("127.0.0.1", 1, {"GLOO_SOCKET_IFNAME": "lo"}) == "127.0.0.1"
+    assert own_address("127.0.0.1", 1, {"GLOO_SOCKET_IFNAME": "no-such-interface"}) == "127.0.0.1"

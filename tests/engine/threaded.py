@@ -1,0 +1,59 @@
+"""Groups of threads that exchange messages, for tests of what goes on above a transport."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ringside.engine.across import Across, Reduction
+from ringside.engine.choice import Choice
+from ringside.engine.dtypes import ITEM_BYTES
+from ringside.engine.exchange import Exchange
+from ringside.engine.roster import Roster
+from ringside.engine.transports.threads import Switchboard, Threads
+
+
+class NativeByThreads:
+    """Stands for the group's own all-reduce: a ring over a switchboard of its own, made slower on purpose."""
+
+    def __init__(self, board: Switchboard, rank: int, pause_s: float = 0.0) -> None:
+        self._across = make_across(board, rank)
+        self._pause_s = pause_s
+
+    def all_reduce(self, data, dtype, op, members):
+        if self._pause_s:
+            threading.Event().wait(self._pause_s)
+        address = data.__array_interface__["data"][0]
+        self._across.all_reduce(address, len(data) // ITEM_BYTES[dtype], Reduction(dtype, op), Choice("ring"))
+
+
+def make_across(board: Switchboard, rank: int, native: Any = None) -> Across:
+    n = board.size
+    roster = Roster(rank, tuple((r,) for r in range(n)), tuple(f"host{r}" for r in range(n)), ("",) * n)
+    return Across(roster, Exchange(Threads(board, rank)), None, native, timeout_s=board.timeout_s)
+
+
+def on_threads(n: int, job: Callable[[Across], Any], *, native_pause_s: float = 0.0) -> list[Any]:
+    """Run a job on n ranks, each a thread and a host of its own; return what each returned, by rank."""
+    board, own = Switchboard(n), Switchboard(n)
+    results: list[Any] = [None] * n
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        across = make_across(board, rank, NativeByThreads(own, rank, native_pause_s))
+        try:
+            results[rank] = job(across)
+        except BaseException as error:
+            errors.append(error)
+            across.close()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+        assert not thread.is_alive(), "a rank does not end"
+    if errors:
+        raise errors[0]
+    return results
