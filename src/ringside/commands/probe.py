@@ -88,7 +88,9 @@ def run(args: argparse.Namespace) -> int:
 def _probe(**asked: Any) -> Outcome:
     try:
         from ringside.sync.probing import probe_job
-    except ImportError:
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
         raise RingsideError("ringside probe needs torch: pip install 'ringside[torch]'") from None
     return probe_job(**asked)
 
