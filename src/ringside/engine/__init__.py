@@ -34,8 +34,8 @@ def init(*, timeout_s: float | None = None, environ: Mapping[str, str] = os.envi
     local = _integer(environ, "LOCAL_WORLD_SIZE", size)
     if local != size:
         raise UnsupportedError(
-            f"{size} ranks with {local} on this host: ringside.init() works on one host; between hosts use "
-            "ringside.attach() on a DistributedDataParallel model"
+            f"{size} ranks with {local} on this host: ringside.init() works on one host; between hosts call "
+            "torch.distributed.init_process_group('gloo') and take ringside.Communicator()"
         )
     parts = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     key = "/".join([*(environ.get(part, "") for part in parts), str(next(_counter))])

@@ -18,7 +18,7 @@ from ringside.engine import blame
 from ringside.engine.background import Background, Work
 from ringside.engine.choice import NATIVE, Choice
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES
-from ringside.engine.exchange import Call, Exchange
+from ringside.engine.exchange import Call, Doing, Exchange
 from ringside.engine.local_lanes import LocalLanes
 from ringside.engine.message_plan import plan_messages
 from ringside.engine.reduction import AVG, SUM, fold, folder, memory
@@ -106,7 +106,8 @@ class Across:
         """
         if what.wire is not None and (what.dtype != _FLOAT32 or choice.algorithm == NATIVE):
             what = replace(what, wire=None)
-        with self._explained(f"all_reduce by {choice}"):
+        call = Call(ALL_REDUCE, what.dtype, what.op, elements, -1.0 if what.own_scale else what.scale)
+        with self._explained(f"all_reduce by {choice}", Doing(call, str(choice))):
             if choice.over == "ranks":
                 self._carry(choice, None, address, elements, what)
             else:
@@ -117,15 +118,15 @@ class Across:
     ) -> None:
         """Carry out any schedule over all ranks on the given chunks; see `Exchange.run` and `all_reduce`."""
         plan = plan_messages(schedule, self.roster.rank)
-        with self._explained(plan.name):
+        with self._explained(plan.name, Doing(call, plan.name)):
             fold_by = folder(call.dtype, call.op, divisor=divisor)
             self.exchange.run(plan, chunks, item_bytes, fold_by, call)
 
-    def close(self, cause: Cause | None = None) -> None:
-        """Leave; peers that need this rank hear why."""
+    def close(self, *, patience_s: float = 5.0) -> None:
+        """Leave; peers that need this rank hear of it. What is on its way to peers that have not left yet, arrives."""
         if self._broken is None:
             self._broken = ClosedError("the communicator is closed on this rank")
-        self.exchange.transport.fail(cause or Cause("left", self.roster.rank))
+        self.exchange.transport.close(patience_s=patience_s)
         if self._carrier is not None:
             self._carrier.stop(1.0)
 
@@ -187,8 +188,6 @@ class Across:
         self, choice: Choice, members: Sequence[int] | None, address: int, elements: int, what: Reduction
     ) -> None:
         """Reduce over all ranks, or over the given ones, as if each were a host of its own."""
-        if elements == 0:
-            return
         item, size = ITEM_BYTES[what.dtype], self.roster.size
         divisor = what.divisor or size
         data = memory(address, elements * item)
@@ -223,10 +222,11 @@ class Across:
     # -------------------------------------------------------------------------------------------- failures
 
     @contextlib.contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
+    def _explained(self, what: str, doing: Doing) -> Iterator[None]:
         """Turn what goes wrong in a collective into the error that says who, and tell the other ranks."""
         if self._broken is not None:
-            raise type(self._broken)(str(self._broken)) from self._broken
+            raise type(self._broken)(str(self._broken), self._broken.ranks) from self._broken
+        self.exchange.transport.doing = doing
         try:
             yield
         except BaseException as error:

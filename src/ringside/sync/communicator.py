@@ -45,6 +45,7 @@ from ringside.sync.group import group_store
 from ringside.sync.switch import join_switch
 
 _FINISH_S = 5.0
+_ABANDON_S = 2.0  # what this rank has sent last may still be on its way
 
 
 class Communicator(Collectives):
@@ -260,7 +261,7 @@ class Communicator(Collectives):
         if self._background is not None:
             self._background.stop(finish_s)
         if self._across is not None:
-            self._across.close()
+            self._across.close(patience_s=max(finish_s, _ABANDON_S))
         if self.local is not None:
             (self.local.close if finish_s else self.local.abandon)()
 

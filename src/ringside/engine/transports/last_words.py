@@ -15,12 +15,14 @@ import contextlib
 import datetime
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 
+from ringside.engine.failures import name_ranks
 from ringside.engine.transports.transport import Bytes, Cause, Kind
 
 NOBODY = -1
@@ -30,6 +32,7 @@ _HEAD = struct.Struct("<iiiHH")  # kind, vertex, waits for, bytes of doing, byte
 _BYTES, _TEXT = 1024, 500
 _SENT = datetime.timedelta(milliseconds=300)
 _LOOK_S = 0.002
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,11 @@ class LastWords:
         self._look(lambda: all(self._read(peer) for peer in self._places), grace_s)
         return [peer for peer in self._places if self._read(peer) is None]
 
-    def _look(self, look: Any, grace_s: float) -> Any:
+    def doing(self) -> dict[int, str]:
+        """Return what those were about that have said something."""
+        return {peer: word.doing for peer in self._places if (word := self._read(peer)) is not None}
+
+    def _look(self, look: Callable[[], _Found], grace_s: float) -> _Found:
         deadline = time.monotonic() + grace_s
         while not (found := look()) and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
@@ -123,15 +130,30 @@ def find_late(words: LastWords, me: int, waits_for: int, doing: str, grace_s: fl
         at = word.waits_for if word.waits_for != NOBODY else word.cause.vertex
         if at == NOBODY:
             return word.cause
-    return _in_a_circle(others, waits_for)
+    # They wait for each other: they do different things, or the network holds their messages back.
+    return Cause("late" if len(set(others.values())) == 1 else "disagreed", waits_for)
 
 
-def _in_a_circle(doing: dict[int, str], waits_for: int) -> Cause:
-    """They wait for each other: they called different things, or the network holds their messages back."""
-    if len(set(doing.values())) == 1:
-        return Cause("late", waits_for)
-    said = "; ".join(f"rank {vertex}: {what}" for vertex, what in sorted(doing.items()))
-    return Cause("disagreed", waits_for, f"they wait for each other, in different collectives ({said})")
+def tell_apart(words: LastWords, me: int, doing: str, cause: Cause, grace_s: float) -> Cause:
+    """Return who did something else than most, and what everybody did, after somebody found that not all did the same.
+
+    Args:
+        words: What the others say.
+        me: This vertex.
+        doing: What it was about.
+        cause: What is known so far.
+        grace_s: How long one that says nothing may take to say something, seconds.
+    """
+    words.silent(grace_s)
+    sides: dict[str, list[int]] = {}
+    for vertex, what in sorted({me: doing, **words.doing()}.items()):
+        if what:
+            sides.setdefault(what, []).append(vertex)
+    if len(sides) < 2:
+        return cause
+    most = max(sides.values(), key=len)  # the first of equals: that of the lowest rank
+    other = min(ranks[0] for ranks in sides.values() if ranks is not most)
+    return Cause("disagreed", other, "; ".join(f"{name_ranks(ranks)} called {what}" for what, ranks in sides.items()))
 
 
 def _packed(word: Word) -> Bytes:

@@ -114,7 +114,7 @@ class Threads:
         """Give up."""
         return self.board.fail(cause)
 
-    def close(self) -> None:
+    def close(self, *, patience_s: float = 5.0) -> None:
         """Leave; whoever still waits for this vertex hears of it."""
         self.board.fail(Cause("left", self.rank))
 

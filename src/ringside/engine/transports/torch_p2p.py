@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.engine.transports.keepalive import watched_connections
-from ringside.engine.transports.last_words import NOBODY, LastWords, Word, find_late
+from ringside.engine.transports.last_words import NOBODY, LastWords, Word, find_late, tell_apart
 from ringside.engine.transports.transport import Bytes, Cause, LinkError
 
 _DATA, _PROBE, _NOTHING = 1, 3, 4
@@ -75,11 +75,12 @@ class TorchPeerToPeer:
             raise self._error(peer, error) from None
 
     def receive(self, peer: int, into: Bytes) -> _Message:
-        """Start receiving; see `Transport`."""
+        """Start receiving; see `Transport`. That the peer has left is an error only for who waits for the message."""
         try:
-            return _Message(self, peer, self._group.recv([torch.from_numpy(into)], peer, _DATA))
+            work = self._group.recv([torch.from_numpy(into)], peer, _DATA)
         except RuntimeError as error:
-            raise self._error(peer, error) from None
+            work = _Refused(error)
+        return _Message(self, peer, work)
 
     def fail(self, cause: Cause) -> Cause:
         """Tell the peers, as far as they can be reached, and close all connections; the first cause counts.
@@ -92,9 +93,18 @@ class TorchPeerToPeer:
                 self._cause = self._settled(cause)
             return self._cause
 
-    def close(self) -> None:
-        """Leave; a peer that still waits for this rank hears that it left."""
-        self.fail(Cause("left", self.rank))
+    def close(self, *, patience_s: float = 5.0) -> None:
+        """Leave; a peer that still waits for this rank hears that it left.
+
+        Connections stay until every peer has left too, since what was sent may still be on its way, but not for longer
+        than `patience_s`.
+        """
+        with self._guard:
+            if self._cause is None:
+                self._cause = Cause("left", self.rank)
+                self._words.tell(Word(self._cause, NOBODY, str(self.doing)))
+                self._words.silent(patience_s)
+                self._close_connections()
 
     def describe(self) -> dict[str, Any]:
         """Return its name."""
@@ -111,6 +121,8 @@ class TorchPeerToPeer:
         self._close_connections()
         if cause.kind == "late":
             cause = find_late(self._words, self.rank, waits_for, str(self.doing), _SILENCE_S)
+        if cause.kind == "disagreed":
+            cause = tell_apart(self._words, self.rank, str(self.doing), cause, _SILENCE_S)
         return cause
 
     def _look_for_the_lost(self, cause: Cause) -> tuple[Word | None, Cause]:
@@ -146,6 +158,15 @@ class TorchPeerToPeer:
         text = str(error)
         kind = "late" if "Timed out waiting" in text else "lost"
         return LinkError(self.fail(Cause(kind, peer)), text.partition("\n")[0][:300])  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    error: RuntimeError
+
+    def wait(self, timeout: datetime.timedelta) -> None:
+        """Raise why the message cannot come."""
+        raise self.error
 
 
 @dataclass(frozen=True, slots=True)

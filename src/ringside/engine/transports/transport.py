@@ -80,8 +80,8 @@ class Transport(Protocol):
     def fail(self, cause: Cause) -> Cause:
         """Tell everybody why this vertex gives up and end all that is under way; return the first known cause."""
 
-    def close(self) -> None:
-        """Leave."""
+    def close(self, *, patience_s: float = 5.0) -> None:
+        """Leave, when all others have left too or after that many seconds."""
 
     def describe(self) -> dict[str, Any]:
         """Return what is to be shown of it, such as its name."""
