@@ -33,6 +33,7 @@ from ringside.engine.moves import carry_out
 from ringside.engine.regions import Storage
 from ringside.engine.reproducible import canonical_choice, refuse_other_orders
 from ringside.engine.roster import Roster, exchange_offers, make_roster, own_offer
+from ringside.engine.select import Selector
 from ringside.engine.settings import Settings
 from ringside.engine.tensors import Flat, flatten
 from ringside.engine.transports.torch_native import TorchNative
@@ -103,15 +104,19 @@ class Communicator(Collectives):
         offers = exchange_offers(store, rank, size, own_offer(options.agreed(), objection, machine))
         self.roster: Roster = make_roster(rank, offers)
         self.log: AcrossLog | CollectiveLog = AcrossLog()
+        self._selector: Selector | None = None
         self._background: Background | None = None
         self._background_guard = threading.Lock()
         self._closed = False
         self._owner_pid = os.getpid()
         self.local: HostCommunicator | None = self._open_local()
         self._across = self._open_across() if len(self.roster.hosts) > 1 else None
+        _open.add(self)
         if self._across is None:
             self._stay_inside()
-        _open.add(self)
+        elif options.choice is None and not options.reproducible:
+            self._selector = Selector(self._across, {"wire_dtype": options.wire.dtype if options.wire else "float32"})
+            self._selector.start()
 
     # -------------------------------------------------------------------------------------------- collectives
 
@@ -148,10 +153,10 @@ class Communicator(Collectives):
         if weights is not None and (op != "avg" or scale != 1.0):
             raise UsageError(f"weights= is for op='avg' without a scale, not for op={op!r}, scale={scale!r}")
         own = own_weight(weights, self.rank, self.size)[0] if weights is not None else None
-        choice = self._choice(algorithm, flat.numel * ITEM_BYTES[flat.dtype], flat.dtype, code)
+        fixed = self._fixed(algorithm, flat)
 
         def job() -> Any:
-            self._all_reduce(flat, self._reduction(flat.dtype, code, scale, own), choice)
+            self._all_reduce(flat, self._reduction(flat.dtype, code, scale, own), fixed)
             flat.write_back()
             return x
 
@@ -166,11 +171,10 @@ class Communicator(Collectives):
             scale: Multiplies each contribution.
             stamp_ns: When the tensor was ready, on the monotonic clock.
         """
-        size_bytes = flat.numel * ITEM_BYTES[flat.dtype]
-        choice = self._choice(None, size_bytes, flat.dtype, 0)
-        self._all_reduce(flat, Reduction(flat.dtype, 0, scale, wire=self._options.wire, storage=storage), choice)
+        what = Reduction(flat.dtype, 0, scale, wire=self._options.wire, storage=storage)
+        choice = self._all_reduce(flat, what, self._fixed(None, flat))
         assert isinstance(self.log, AcrossLog), "on one host the communicator of that host is called"
-        self.log.note(str(choice), time.monotonic_ns() - stamp_ns, size_bytes)
+        self.log.note(str(choice), time.monotonic_ns() - stamp_ns, flat.numel * ITEM_BYTES[flat.dtype])
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
@@ -214,6 +218,20 @@ class Communicator(Collectives):
         store = PrefixStore(f"split/{number}/{color}", self._store)
         child._build(store, members.index(self.rank), len(members), self._options, self._machine)
         return child
+
+    def explain(self, size_bytes: int) -> str:
+        """Say how an all-reduce of float32 of that size is carried out and why: a ranked table, predicted and measured.
+
+        Args:
+            size_bytes: Of the tensor.
+        """
+        if self._selector is not None:
+            return str(self._selector.explain(size_bytes))
+        if self._across is None:
+            return f"{size_bytes} bytes: shared memory, all {self.size} ranks are on one host"
+        if self._options.choice is not None:
+            return f"{size_bytes} bytes: {self._options.choice}, as asked for"
+        return f"{size_bytes} bytes: {canonical_choice(size_bytes, self.size)}, the reproducible one for this size"
 
     @property
     def hops(self) -> list[Hop]:
@@ -291,9 +309,19 @@ class Communicator(Collectives):
             raise ClosedError("the communicator is closed on this rank")
         return job()
 
-    def _all_reduce(self, flat: Flat, what: Reduction, choice: Choice) -> None:
+    def _all_reduce(self, flat: Flat, what: Reduction, fixed: Choice | None) -> Choice:
+        """Reduce here and now, and return how; without a fixed way, as the selector says at this point of the run."""
         assert self._across is not None, "on one host the communicator of that host is called"
+        size_bytes = flat.numel * ITEM_BYTES[flat.dtype]
+        if fixed is not None or self._selector is None:
+            choice = fixed or canonical_choice(size_bytes, self.size)
+            self._across.all_reduce(flat.address, flat.numel, what, choice)
+            return choice
+        choice = self._selector.choose(size_bytes, what.dtype, what.op)
+        began = time.perf_counter()
         self._across.all_reduce(flat.address, flat.numel, what, choice)
+        self._selector.after(size_bytes, choice, time.perf_counter() - began)
+        return choice
 
     def _reduction(self, dtype: int, op: int, scale: float, weight: float | None) -> Reduction:
         wire = self._options.wire
@@ -308,15 +336,14 @@ class Communicator(Collectives):
             raise UsageError("the weights of all ranks sum to 0, so there is no mean")
         return Reduction(dtype, op, weight, own_scale=True, divisor=float(total.sum()), wire=wire)
 
-    def _choice(self, algorithm: str | Schedule | None, size_bytes: int, dtype: int, op: int) -> Choice:
+    def _fixed(self, algorithm: str | Schedule | None, flat: Flat) -> Choice | None:
+        """Return what was asked for, by call or by communicator; None: nothing."""
         if isinstance(algorithm, Schedule):
             raise UsageError("between hosts an algorithm is given by name")
         choice = Choice.parse(algorithm) if algorithm else self._options.choice
-        if self._options.reproducible:
-            if choice is None:
-                return canonical_choice(size_bytes, self.size)
-            refuse_other_orders(choice, self.size, dtype)
-        return choice or Choice("ring", "hosts")
+        if choice is not None and self._options.reproducible:
+            refuse_other_orders(choice, self.size, flat.dtype)
+        return choice
 
     def _stay_inside(self) -> None:
         """All ranks share memory: call the host's communicator straight."""
