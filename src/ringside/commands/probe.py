@@ -7,7 +7,7 @@ there is one, and the links. Exit status 1 if a link is slow (under half of the
 median of the others) or broken, 2 if it was asked for something that cannot be.
 
 examples:
-  $ torchrun --nnodes 4 --nproc-per-node 1 ... -m ringside probe -o topology.json
+  $ torchrun --nnodes 4 ... -m ringside probe -o topology.json
   $ ringside lab --hosts 4 --wiring mesh -- ringside probe
   4 hosts, 12 links: all fine, 119 MB/s and 92 us (medians)
   ...
@@ -209,10 +209,10 @@ def _order_words(outcome: Outcome, rates: Floats, order: tuple[int, ...]) -> lis
         return []
     plain = tuple(range(len(order)))
     before, after = (slowest_of_ring(rates, ring) / 1e6 for ring in (plain, order))
-    words = f"better ring: {','.join(map(str, order))}; its slowest link carries {after:.3g} MB/s, not {before:.3g}"
+    lines = [f"better ring: {','.join(map(str, order))}; its slowest link carries {after:.3g} MB/s, not {before:.3g}"]
     if plain in outcome.ring_s and order in outcome.ring_s:
-        words += f" (4 MB: {ms(outcome.ring_s[order])}, not {ms(outcome.ring_s[plain])})"
-    return [words]
+        lines.append(f"  4 MB around it took {ms(outcome.ring_s[order])}, not {ms(outcome.ring_s[plain])}")
+    return lines
 
 
 def tables(outcome: Outcome) -> list[str]:
