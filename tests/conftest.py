@@ -13,6 +13,9 @@ import pytest
 
 from . import processes
 
+# Choosing by measurement takes a second per communicator; tests of it say so.
+os.environ.setdefault("RINGSIDE_SELECTION", "off")
+
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:

@@ -11,6 +11,7 @@ import pytest
 from tests.processes import run_script
 
 from ringside import _core
+from ringside.lab import Lab
 from ringside.monitor.run_directory import RunReader
 
 pytest.importorskip("torch")
@@ -30,6 +31,7 @@ def torchrun(*arguments: str, directory: Path) -> str:
 def test_all_examples_are_run_here() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == {
         "train_ddp.py",
+        "between_hosts.py",
         "numpy_all_reduce.py",
         "numpy_kmeans.py",
         "numpy_poisson.py",
@@ -47,6 +49,26 @@ def test_train_ddp(tmp_path: Path) -> None:
     assert run.parent.name == "runs"
     assert len(RunReader(run).poll()) == 2 * 60
     assert (run / "report.html").exists()
+
+
+@pytest.mark.skipif(not _core.available(), reason="needs the native core")
+def test_between_hosts_on_one_host(tmp_path: Path) -> None:
+    assert torchrun(str(EXAMPLES / "between_hosts.py"), directory=tmp_path).splitlines() == [
+        "2 ranks on 1 hosts",
+        "sum 1, mean over samples 1.5238, even ranks [0]",
+        "4194304 bytes: shared memory, all 2 ranks are on one host",
+    ]
+
+
+def test_between_hosts_in_the_lab(tmp_path: Path) -> None:
+    if reason := Lab.unavailable():
+        pytest.skip(reason)
+    with Lab(hosts=2, ranks_per_host=2) as lab:
+        env = {"RINGSIDE_SELECTION": "fresh"}
+        result = lab.run([sys.executable, str(EXAMPLES / "between_hosts.py")], env, timeout_s=90).check()
+    lines = result.ranks[0].stdout.splitlines()
+    assert lines[:2] == ["4 ranks on 2 hosts", "sum 6, mean over samples 2.6087, even ranks [0, 2]"]
+    assert lines[2].startswith("4 MB: ")
 
 
 @pytest.mark.skipif(not _core.available(), reason="needs the native core")
