@@ -24,7 +24,7 @@ from ringside.engine.message_plan import plan_messages
 from ringside.engine.reduction import AVG, SUM, fold, folder, memory
 from ringside.engine.regions import Storage
 from ringside.engine.roster import Roster
-from ringside.engine.transports.transport import Bytes, Cause
+from ringside.engine.transports.transport import Bytes
 from ringside.engine.wire import Wire
 from ringside.errors import ClosedError, SyncError, UsageError
 from ringside.schedule import Schedule, chunk_bounds

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
-from ringside.engine.dtypes import DTYPES, OPS
-from ringside.engine.exchange import Call, Disagreement
+from ringside.engine.exchange import Disagreement
 from ringside.engine.roster import Roster
 from ringside.engine.transports.transport import Cause, LinkError
 from ringside.errors import ClosedError, DeadlineError, MismatchError, PeerLostError, SyncError
@@ -22,8 +19,10 @@ def cause_of(error: BaseException, roster: Roster) -> Cause:
     """
     if isinstance(error, LinkError):
         return error.cause
-    if isinstance(error, Disagreement | MismatchError):
-        return Cause("disagreed", roster.rank)
+    if isinstance(error, Disagreement):
+        return Cause("disagreed", error.peer, _differences(error, roster))
+    if isinstance(error, MismatchError):
+        return Cause("disagreed", roster.rank, f"on {roster.describe(roster.rank)}: {error}")
     if isinstance(error, PeerLostError | DeadlineError):
         here = roster.hosts[roster.host]
         culprit = here[error.ranks[0]] if error.ranks else roster.rank
@@ -43,13 +42,8 @@ def explain(what: str, cause: Cause, error: BaseException, roster: Roster, timeo
     """
     where = f"{what} on {roster.describe(roster.rank)}"
     who = roster.describe(cause.vertex) if cause.vertex < roster.size else "the reducer at the switch"
-    if isinstance(error, Disagreement):
-        return MismatchError(f"{where}: {_differences(error, roster)}", [error.peer])
-    if isinstance(error, MismatchError):
-        return error
     if cause.kind == "disagreed":
-        text = f"{who} found that ranks called different things; see its message"
-        return MismatchError(f"{where}: {text}", [cause.vertex])
+        return MismatchError(f"{where}: ranks called different things: {cause.detail} ({who} differs)", [cause.vertex])
     if cause.kind == "late":
         text = f"{who} did not send within {timeout_s:g} s, though its connection stands"
         return DeadlineError(f"{where}: {text}; look at what it does, or raise RINGSIDE_TIMEOUT_S", [cause.vertex])
@@ -66,12 +60,7 @@ def _differences(error: Disagreement, roster: Roster) -> str:
     if seq != own_seq:
         return f"{peer} is at collective {seq} on this link, this rank at {own_seq}"
     if call != own:
-        return f"{peer} called {_words(call)}, this rank {_words(own)}"
+        return f"{peer} called {call}, this rank {own}"
     if segment != own_segment:
         return f"{peer} cuts messages of {segment} bytes, this rank of {own_segment}"
     return f"{peer} runs another schedule ({plan:08x}) than this rank ({own_plan:08x})"
-
-
-def _words(call: Call) -> str:
-    extra = "" if call.extra in (0.0, 1.0) or math.isnan(call.extra) else f", {call.extra:g}"
-    return f"{call.kind_name}({OPS[call.op]}, {DTYPES[call.dtype]}, {call.elements} elements{extra})"

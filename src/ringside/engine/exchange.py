@@ -8,11 +8,12 @@ next is under way before the following segment is waited for. Two rules keep it 
 -   it is written only when every message that carries its old content has left.
 
 The first message of a link in each collective begins with a header that says what its sender called; ranks that called
-different things find out there.
+different things find out there. A link of the schedule that has nothing to carry carries the header alone.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 import time
 from collections import defaultdict, deque
@@ -22,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ringside.engine.calls import KINDS
+from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OPS
 from ringside.engine.message_plan import MessagePlan, Receive, Send
 from ringside.engine.transports.transport import Bytes, Cause, LinkError, Pending, Transport
 from ringside.engine.wire import Wire
@@ -29,6 +31,7 @@ from ringside.engine.wire import Wire
 _HEADER = struct.Struct("<QIIQdBBBx")  # seq, plan, segment, elements, extra, kind, dtype, op
 HEADER_BYTES = 64
 HOPS_KEPT = 1 << 16
+_LARGEST_ITEM = max(ITEM_BYTES)
 
 Fold = Callable[[Sequence[int], int, int], None]
 """Reduces arrays: (addresses of the sources in order, address of the result, elements)."""
@@ -51,10 +54,25 @@ class Call(NamedTuple):
     elements: int
     extra: float = 0.0
 
-    @property
-    def kind_name(self) -> str:
-        """The collective in words."""
-        return KINDS[self.kind] if self.kind < len(KINDS) else f"collective {self.kind}"
+    def __str__(self) -> str:
+        name = KINDS[self.kind] if self.kind < len(KINDS) else f"collective {self.kind}"
+        extra = "" if self.extra in (0.0, 1.0) or math.isnan(self.extra) else f", {self.extra:g}"
+        return f"{name}({OPS[self.op]}, {DTYPES[self.dtype]}, {self.elements} elements{extra})"
+
+
+class Doing(NamedTuple):
+    """What a rank is about, as the others are told when something goes wrong.
+
+    Args:
+        call: What it called.
+        way: How that is carried out.
+    """
+
+    call: Call
+    way: str
+
+    def __str__(self) -> str:
+        return f"{self.call} by {self.way}"
 
 
 class Disagreement(Exception):
@@ -98,13 +116,13 @@ class Exchange:
 
     Args:
         transport: Carries the messages.
-        segment_bytes: Largest payload of one message, bytes; equal on all vertices.
+        segment_bytes: Largest payload of one message, bytes, at least an element; equal on all vertices.
         window: Messages per link whose places are posted ahead.
     """
 
     def __init__(self, transport: Transport, *, segment_bytes: int = 1 << 18, window: int = 4) -> None:
         self.transport = transport
-        self.segment_bytes = segment_bytes
+        self.segment_bytes = max(segment_bytes, _LARGEST_ITEM)
         self.hops: deque[Hop] = deque(maxlen=HOPS_KEPT)
         self.sent_bytes: defaultdict[int, int] = defaultdict(int)
         self._window = window
@@ -220,10 +238,11 @@ class _Run:
         self.done: list[int] = [0] * len(plan.dependents)
         self.outboxes = {dst: self._outbox(dst, sends) for dst, sends in plan.links.items()}
         self.greeted: set[int] = set()
-        self.heard: dict[int, int] = {}
-        self.keep: list[Bytes] = []
+        self.heard: set[int] = set()
 
     def go(self) -> None:
+        for src in self.plan.sources:
+            self.exchange.inbox(self._vertex(src))  # whatever order they come in, the first messages have a place
         for outbox in self.outboxes.values():
             self._pump(outbox)
         first = 0
@@ -231,6 +250,7 @@ class _Run:
             if receives:
                 self._round(k, receives, first)
                 first += len(receives)
+        self._hear_the_rest()
         for pendings in self.leaving.values():
             for pending in pendings:
                 pending.wait()
@@ -256,6 +276,8 @@ class _Run:
     def _pump(self, outbox: _Outbox) -> None:
         """Send what may be sent."""
         queue, done = outbox.queue, self.done
+        if not queue and outbox.peer not in self.greeted:
+            self._post(outbox.peer, self._header(outbox.peer), (-1, 0))
         while queue:
             chunk, segment, after = queue[0]
             if after >= 0 and done[after] <= segment:
@@ -268,19 +290,21 @@ class _Run:
         if self.wire is not None:
             data = self.wire.narrow(data)
         if peer not in self.greeted:
-            self.greeted.add(peer)
-            data = self._with_header(peer, data)
+            data = np.concatenate([self._header(peer), data])
+        self._post(peer, data, (chunk, segment))
+
+    def _post(self, peer: int, data: Bytes, part: tuple[int, int]) -> None:
         pending = self.exchange.transport.send(peer, data)
         self.exchange.sent_bytes[peer] += len(data)
-        self.leaving[chunk, segment].append(pending)
+        self.leaving[part].append(pending)
 
-    def _with_header(self, peer: int, data: Bytes) -> Bytes:
-        message = np.zeros(HEADER_BYTES + len(data), dtype=np.uint8)
+    def _header(self, peer: int) -> Bytes:
+        self.greeted.add(peer)
+        message = np.zeros(HEADER_BYTES, dtype=np.uint8)
         seq = self.exchange.next_seq(peer, sending=True)
         call = self.call
         words = (seq, self.plan.hash, self.segment, call.elements, call.extra, call.kind, call.dtype, call.op)
         _HEADER.pack_into(message.data, 0, *words)
-        message[HEADER_BYTES:] = data
         return message
 
     # -------------------------------------------------------------------------------------------- receiving
@@ -332,14 +356,23 @@ class _Run:
     def _payload(self, peer: int, place: Bytes, length: int) -> Bytes:
         start = 0
         if peer not in self.heard:
-            self.heard[peer] = 1
             self._compare(peer, place)
             start = HEADER_BYTES
         if self.wire is None:
             return place[start : start + length]
         return self.wire.widen(place[start : start + length * self.wire.item_bytes // self.item])
 
+    def _hear_the_rest(self) -> None:
+        """Take the headers of links that had nothing to carry."""
+        for peer in map(self._vertex, self.plan.sources):
+            if peer not in self.heard:
+                inbox = self.exchange.inbox(peer)
+                place = inbox.take()
+                self._compare(peer, place)
+                inbox.free(place)
+
     def _compare(self, peer: int, place: Bytes) -> None:
+        self.heard.add(peer)
         seq, plan, segment, count, extra, kind, dtype, op = _HEADER.unpack_from(place.data)
         theirs = (seq, plan, segment, Call(kind, dtype, op, count, extra))
         ours = (self.exchange.next_seq(peer, sending=False), self.plan.hash, self.segment, self.call)
@@ -364,4 +397,4 @@ class _Run:
         return memory if len(memory) <= self.segment else memory[segment * self.segment : (segment + 1) * self.segment]
 
 
-__all__ = ["HEADER_BYTES", "Call", "Cause", "Disagreement", "Exchange", "Fold", "Hop", "LinkError"]
+__all__ = ["HEADER_BYTES", "Call", "Cause", "Disagreement", "Doing", "Exchange", "Fold", "Hop", "LinkError"]

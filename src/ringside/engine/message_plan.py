@@ -60,6 +60,7 @@ class MessagePlan:
         hash: Identifies the schedule; ranks compare it.
         rounds: For every round, what is received, in order of first appearance.
         links: By receiver, what is sent to it, in order.
+        sources: Who sends anything to this vertex, ascending.
         whole_folds: Every reduction into a chunk adds up the contributions of all ranks at once.
         dependents: By index of a receive, the receivers to whom something can be sent after it.
     """
@@ -70,6 +71,7 @@ class MessagePlan:
     hash: int
     rounds: tuple[tuple[Receive, ...], ...]
     links: dict[int, tuple[Send, ...]]
+    sources: tuple[int, ...]
     whole_folds: bool
     dependents: tuple[tuple[int, ...], ...]
 
@@ -105,6 +107,7 @@ def plan_messages(schedule: Schedule, vertex: int) -> MessagePlan:
         checksum,
         tuple(rounds),
         {dst: tuple(sends) for dst, sends in links.items()},
+        tuple(sorted({src for receives in rounds for receive in receives for src in receive.sources})),
         whole,
         tuple(tuple(sorted(dsts)) for dsts in dependents),
     )

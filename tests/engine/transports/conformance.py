@@ -32,7 +32,7 @@ def others(t: Transport) -> list[int]:
 
 
 def in_order(t: Transport) -> None:
-    """Messages of a pair arrive in the order in which they were sent, whether their places were posted before or not."""
+    """Messages of a pair arrive in the order in which they were sent, wherever their places were posted."""
     for posted_first in (True, False):
         sizes = [1 + 37 * k for k in range(20)]
         places = {peer: [place(size) for size in sizes] for peer in others(t)}
@@ -120,7 +120,7 @@ def large_both_ways(t: Transport) -> None:
 
 
 def memory_may_go(t: Transport) -> None:
-    """A sender may use its memory again when the message has left; nobody need keep an array alive for the transport."""
+    """A sender may use its memory again when the message has left; nobody has to keep it alive for the transport."""
     right, left = (t.rank + 1) % t.size, (t.rank - 1) % t.size
     target = place(5000)
     for k in range(20):

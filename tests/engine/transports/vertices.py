@@ -12,6 +12,7 @@ from typing import Any
 from tests.processes import place
 
 from ringside.engine.transports.threads import Switchboard, Threads
+from ringside.engine.transports.transport import Cause
 
 LIMIT_S = 60.0
 
@@ -27,6 +28,7 @@ def on_threads(size: int, function: Callable[[Threads], Any], timeout_s: float =
             results[rank] = function(Threads(board, rank))
         except BaseException as error:
             errors.append(error)
+            board.fail(Cause("left", rank))
 
     threads = [threading.Thread(target=vertex, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:

@@ -5,8 +5,8 @@ Their places are posted when the group is made, so that a word arrives while its
 looking at memory, and never waits longer than it is told.
 
 A deadline that passed at one rank says only whom that rank waited for, which is itself most likely a victim. So
-everybody says whom it waits for, and the chain is followed: to the one that says nothing (it takes no part: it is late),
-to one that knows better (somebody died), or in a circle (they wait for each other).
+everybody says whom it waits for, and the chain is followed: to the one that says nothing (it takes no part: it is
+late), to one that knows better (somebody died), or in a circle (they wait for each other).
 """
 
 from __future__ import annotations
