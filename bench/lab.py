@@ -1,0 +1,81 @@
+"""The laws of all-reduce between hosts, measured in the lab beside what the schedules say: every floor, met or missed.
+
+Hosts are network namespaces with links of a known rate (`ringside lab`), so it needs root and iproute2.
+
+    python bench/lab.py bytes|star|laws|two-tree|delay|ddp|all [--repeat N] [--json]
+
+    bytes     kernel counters of every host's link against the schedule, every algorithm
+    star      4 hosts x 2 ranks: ours beside Gloo, Open MPI and the link's rate, 4 B to 64 MB
+    laws      one rank per host, n = 2 to 8: time against the busiest link's bytes, every algorithm
+    two-tree  its gain over the single tree; leaves use both directions at once
+    delay     5 ms from host to host: time against rounds x delay
+    ddp       a training step, 4 hosts x 2 ranks: ours (f32, bf16 wire) beside stock DDP on Gloo
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+
+import lab_sections
+from lab_report import Section, say, verdict
+
+from ringside.errors import RingsideError
+from ringside.lab import Lab
+
+
+def _ddp(repeat: int) -> Section:
+    import lab_ddp
+
+    return lab_ddp.ddp(repeat)
+
+
+SECTIONS: dict[str, tuple[Callable[[int], Section], int]] = {
+    "bytes": (lab_sections.bytes_on_links, 3),
+    "star": (lab_sections.star, 5),
+    "laws": (lab_sections.laws, 3),
+    "two-tree": (lab_sections.two_tree, 5),
+    "delay": (lab_sections.delay, 3),
+    "ddp": (_ddp, 6),
+}
+"""Name: (what measures it, turns of every contender unless told otherwise)."""
+
+
+def main() -> int:
+    """Measure, print every table, return 1 if a floor was missed and 2 if nothing could be measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("law", nargs="+", choices=[*SECTIONS, "all"])
+    parser.add_argument("--repeat", type=int, default=0, metavar="N", help="turns of every contender")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    args = parser.parse_args()
+    if reason := Lab.unavailable():
+        say(f"not measured: {reason}")
+        return 2
+    names = list(SECTIONS) if "all" in args.law else list(dict.fromkeys(args.law))
+    try:
+        sections = [_measured(name, args.repeat) for name in names]
+    except RingsideError as error:
+        say(f"lab: {error}")
+        return 2
+    if args.json:
+        print(json.dumps([section.json() for section in sections], indent=2))
+        say(verdict(sections))
+    else:
+        print(verdict(sections), *(section.text() for section in sections), sep="\n\n")
+    return 0 if all(floor.met for section in sections for floor in section.floors) else 1
+
+
+def _measured(name: str, repeat: int) -> Section:
+    measure, usual = SECTIONS[name]
+    say(f"{name}: at work")
+    since = time.monotonic()
+    section = measure(repeat or usual)
+    say(f"{name}: {time.monotonic() - since:.0f} s")
+    return section
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""Starts the ranks of a job in the lab and puts together what they report."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from lab_report import say
+
+from ringside.lab import Lab, Place
+
+HERE = Path(__file__).parent
+MB, KB = 1 << 20, 1 << 10
+_LIMIT_S = 420.0
+_FIRST_SWITCH_PORT = 31000
+Key = tuple[int, int, str]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Contenders for one number of ranks and one size, which take turns.
+
+    Args:
+        n: The first `n` ranks take part.
+        size_bytes: Of the tensor (float32).
+        contenders: `gloo` (stock all-reduce), `default` (ours as it chooses), `idle`, or the names of algorithms.
+        iterations: Calls in a turn; 0: as many as fit.
+    """
+
+    n: int
+    size_bytes: int
+    contenders: Sequence[str]
+    iterations: int = 0
+
+
+@dataclass
+class Turn:
+    """What one contender's turn was, on all ranks.
+
+    Args:
+        key: (ranks, bytes, contender).
+        round: In which round.
+        iterations: Calls.
+        reports: What each rank says, by rank.
+    """
+
+    key: Key
+    round: int
+    iterations: int
+    reports: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Time of one all-reduce: from the last rank's start to the last rank's end, by the number of calls."""
+        return (max(r["end"] for r in self.reports) - max(r["start"] for r in self.reports)) / self.iterations
+
+    @property
+    def period(self) -> float:
+        """Median time from one call's end to the next one's, on the slowest rank (with `marks`)."""
+        return max(median(b - a for a, b in zip(r["marks"][1:], r["marks"][2:], strict=False)) for r in self.reports)
+
+
+class Turns:
+    """All turns of a job."""
+
+    def __init__(self, turns: Iterable[Turn]) -> None:
+        self.turns = list(turns)
+
+    def of(self, n: int, size_bytes: int, contender: str) -> list[Turn]:
+        """Return one contender's turns in one case, by round."""
+        return [turn for turn in self.turns if turn.key == (n, size_bytes, contender)]
+
+    def seconds(self, n: int, size_bytes: int, contender: str) -> float:
+        """Return the median time of its all-reduce, seconds."""
+        return median(turn.seconds for turn in self.of(n, size_bytes, contender))
+
+    def ratio(self, n: int, size_bytes: int, slow: str, fast: str) -> float:
+        """Return how many times as long one takes as another: the median over rounds in which both had a turn."""
+        pairs = zip(self.of(n, size_bytes, slow), self.of(n, size_bytes, fast), strict=True)
+        return median(a.seconds / b.seconds for a, b in pairs)
+
+
+def take_turns(
+    lab: Lab,
+    cases: Sequence[Case],
+    rounds: int,
+    *,
+    turn_s: float = 0.05,
+    marks: bool = False,
+    hops: bool = False,
+    switch: bool = False,
+) -> Turns:
+    """Run cases on the ranks of a lab, contenders in turn, round after round.
+
+    Args:
+        lab: An open one.
+        cases: What is measured.
+        rounds: Turns of every contender.
+        turn_s: How long a turn lasts about, seconds, unless one call takes longer.
+        marks: Keep when each call ended.
+        hops: Keep what each message took.
+        switch: A reducer at the switch takes part; every number of ranks is a job of its own then.
+    """
+    sizes = sorted({case.n for case in cases}, reverse=True)
+    ports = [(n, _FIRST_SWITCH_PORT + n) for n in sizes] if switch else []
+    plan = {
+        "cases": [vars(case) for case in cases],
+        "rounds": rounds,
+        "turn_s": turn_s,
+        "marks": marks,
+        "hops": hops,
+        "switch_ports": ports,
+    }
+    if switch:
+        words = [sys.executable, str(HERE / "lab_switch.py"), *(str(port) for _, port in ports)]
+        lab.run_switch(words, {"MASTER_ADDR": lab.address(0)}, stderr=subprocess.DEVNULL)
+    return Turns(_joined(run_ranks(lab, "lab_rank.py", plan)))
+
+
+def run_ranks(lab: Lab, script: str, plan: dict[str, Any], env: dict[str, str] | None = None) -> list[Any]:
+    """Run a script of this directory on every rank and return what each reports on its last line.
+
+    Args:
+        lab: An open one.
+        script: Takes the name of a file with the plan as JSON.
+        plan: What is to be done.
+        env: Variables to add.
+    """
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(plan, file)
+        file.flush()
+        command = [sys.executable, str(HERE / script), file.name]
+        quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # hosts of a lab have no names to look up, and torch says so
+        result = lab.run(
+            command, {**quiet, **(env or {})}, timeout_s=_LIMIT_S, after_failure_s=5.0, sink=_progress
+        ).check()
+    return [json.loads(rank.stdout.strip().rpartition("\n")[2]) for rank in result.ranks]
+
+
+def _progress(place: Place, stream: str, line: str) -> None:
+    if place.rank == 0 and stream == "stderr":
+        say(f"    {line}")
+
+
+def _joined(reports: list[list[dict[str, Any]]]) -> Iterator[Turn]:
+    """Put the ranks' reports of the same turn together, by rank."""
+    turns: dict[tuple[Key, int], Turn] = {}
+    for rank in reports:
+        for told in rank:
+            key = (told["n"], told["size_bytes"], told["contender"])
+            turn = turns.setdefault((key, told["round"]), Turn(key, told["round"], told["iterations"]))
+            turn.reports.append(told)
+    yield from turns.values()

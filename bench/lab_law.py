@@ -1,0 +1,155 @@
+"""What schedules say that a measurement in the lab must show: bytes per host, the busiest link, rounds. Pure.
+
+All of it is read off a `ringside.schedule.Schedule`; nothing here is measured or fitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringside.engine.choice import NATIVE, Choice
+from ringside.schedule import Schedule, traffic
+
+SEGMENT_BYTES = 1 << 18
+"""What one message between hosts carries at most (`ringside.engine.exchange`): a chunk may be on its next way when
+its first segment has come."""
+
+FRAME_HEADER_BYTES = 14 + 20 + 32
+"""Ethernet, IPv4 and TCP with timestamps: what the kernel counts of every frame beside TCP's payload."""
+
+Interval = tuple[float, float]
+
+
+def schedule_of(algorithm: str, vertices: int) -> Schedule:
+    """Return the schedule of a name as `Communicator.all_reduce(algorithm=...)` takes it, over ranks or hosts.
+
+    Gloo (`gloo`, `native`) has no schedule of ours; for large tensors it runs a ring.
+    """
+    choice = Choice.parse(NATIVE if algorithm == "gloo" else algorithm)
+    return (Choice("ring") if choice.algorithm == NATIVE else choice).schedule(vertices)
+
+
+def host_bytes(algorithm: str, size_bytes: int, ranks_per_host: Sequence[int]) -> list[tuple[float, float]]:
+    """Return what every host (received, sent) over its link in one all-reduce, bytes, without any header.
+
+    Args:
+        algorithm: As `all_reduce` takes it: over ranks, `hosts/...` or `leaders/...`.
+        size_bytes: Of the tensor.
+        ranks_per_host: Ranks of each host, numbered host by host.
+    """
+    over_ranks = algorithm == "gloo" or Choice.parse(algorithm).over == "ranks"
+    sizes = list(ranks_per_host) if over_ranks else [1] * len(ranks_per_host)
+    schedule = schedule_of(algorithm, sum(sizes))
+    # A switch is no host: what goes there leaves a host and enters none.
+    host = np.concatenate([np.repeat(np.arange(len(sizes)), sizes), np.full(schedule.switches, -1)])
+    chunks = traffic(schedule).matrix() * (host[:, None] != host[None, :])
+    per_chunk = size_bytes / schedule.chunks
+    received, sent = chunks.sum(axis=0) * per_chunk, chunks.sum(axis=1) * per_chunk
+    return [(float(received[host == h].sum()), float(sent[host == h].sum())) for h in range(len(sizes))]
+
+
+@dataclass(frozen=True)
+class Busiest:
+    """The direction of a host's link that bounds an all-reduce with one rank per host in a star.
+
+    Args:
+        vertex: Whose link.
+        receives: Whether it is what comes in, not what goes out.
+        size_bytes: What passes there.
+        fill_hops: Segments that must travel before its first one can come, and after its last one has: the time in
+            which the pipeline fills and empties.
+        fill_bytes: The same in bytes over a link.
+    """
+
+    vertex: int
+    receives: bool
+    size_bytes: float
+    fill_hops: int
+    fill_bytes: float
+
+    @property
+    def total_bytes(self) -> float:
+        """What the time is to be proportional to."""
+        return self.size_bytes + self.fill_bytes
+
+
+def busiest(schedule: Schedule, size_bytes: int, segment_bytes: int = SEGMENT_BYTES) -> Busiest:
+    """Return the direction of a host's link that takes longest, its pipeline's fill included; a switch has no link.
+
+    Args:
+        schedule: One vertex per host.
+        size_bytes: Of the tensor.
+        segment_bytes: What a message carries at most.
+    """
+    per_chunk = size_bytes / schedule.chunks
+    segment = min(per_chunk, segment_bytes)
+    counted = traffic(schedule)
+    before, after = _hops(schedule)
+    found = [
+        Busiest(v, receives, int(count[v]) * per_chunk, hops, hops * segment)
+        for receives, count in ((False, counted.sent), (True, counted.received))
+        for v in range(schedule.ranks)
+        for hops in [int(before[int(receives), v] + after[int(receives), v])]
+    ]
+    return max(found, key=lambda one: one.total_bytes)
+
+
+@lru_cache(maxsize=256)
+def _hops(schedule: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return per direction (0 out, 1 in) and vertex the least hops before what passes there, and after, [2, vertices].
+
+    The content of a chunk at a vertex depends on a chain of messages: those before a message, and those after it that
+    carry it on.
+    """
+    cells = (schedule.vertices, schedule.chunks)
+    steps = [schedule.round(k) for k in range(schedule.rounds)]
+    least = np.full((2, 2, schedule.vertices), np.iinfo(np.int64).max)
+    depth = np.zeros(cells, dtype=np.int64)
+    for step in steps:
+        before, copies = depth[step.src, step.chunk], ~step.reduce
+        for side, vertex in enumerate((step.src, step.dst)):
+            np.minimum.at(least[0, side], vertex, before)
+        depth[step.dst[copies], step.chunk[copies]] = 0
+        np.maximum.at(depth, (step.dst, step.chunk), before + 1)
+    rest = np.zeros(cells, dtype=np.int64)
+    for step in reversed(steps):
+        after, copies = rest[step.dst, step.chunk], ~step.reduce
+        for side, vertex in enumerate((step.src, step.dst)):
+            np.minimum.at(least[1, side], vertex, after)
+        rest[step.dst[copies], step.chunk[copies]] = 0
+        np.maximum.at(rest, (step.src, step.chunk), after + 1)
+    least[least == np.iinfo(np.int64).max] = 0
+    return least[0], least[1]
+
+
+def leaves(n: int) -> list[int]:
+    """Return the ranks that send in only one round of the single tree of `n` ranks: its leaves."""
+    sent = traffic(schedule_of("tree", n)).sent
+    return [rank for rank in range(n) if sent[rank] == 1 and rank > 0]
+
+
+def overlap(one: Iterable[Interval], other: Iterable[Interval]) -> float:
+    """Return for how long an interval of both kinds is open at once, seconds."""
+    a, b = merged(one), merged(other)
+    return sum(max(min(x[1], y[1]) - max(x[0], y[0]), 0.0) for x in a for y in b)
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    """Return for how long at least one interval is open, seconds."""
+    return sum(end - begin for begin, end in merged(intervals))
+
+
+def merged(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return the same times as intervals that do not touch, ascending."""
+    result: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if result and begin <= result[-1][1]:
+            result[-1] = (result[-1][0], max(end, result[-1][1]))
+        else:
+            result.append((begin, end))
+    return result

@@ -1,0 +1,183 @@
+"""What one rank does in the lab: all-reduces by several contenders, in turn, timed and counted.
+
+`lab_jobs.py` starts it on every host with a plan (a JSON file); its last line on stdout is its report. Times are on
+CLOCK_MONOTONIC, which all hosts of a lab share, for they are on one machine.
+
+A turn is: barrier, read the host's counters, barrier, call `iterations` times, barrier, read the counters. Everybody
+has ended the turn before and nobody has begun this one while somebody reads, so what is counted is one turn's, and two
+barriers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Call = Callable[[], Any]
+GLOO, IDLE, DEFAULT = "gloo", "idle", "default"
+_WARM_UP_BYTES, _MOST_WARM_UPS = 8 << 20, 3  # a first message finds no place posted; the first ones grow TCP's window
+_MOST_ITERATIONS = 2000
+
+
+def main() -> None:
+    import torch.distributed as dist
+
+    plan = json.loads(Path(sys.argv[1]).read_text())
+    rank = int(os.environ["RANK"])
+    report: list[dict[str, Any]] = []
+    with contextlib.suppress(ImportError):
+        import torch
+
+        torch.set_num_threads(1)
+    if plan["switch_ports"]:
+        # A reducer meets one job at one store: so every number of ranks is a job of its own. The larger ones come
+        # first, so that a rank that is not needed any more can go.
+        for n, port in plan["switch_ports"]:
+            if rank < n:
+                url = f"tcp://{os.environ['MASTER_ADDR']}:{port}"
+                dist.init_process_group("gloo", init_method=url, rank=rank, world_size=n)
+                report += _turns([case for case in plan["cases"] if case["n"] == n], plan, {n: None}, rank)
+                dist.destroy_process_group()
+    else:
+        dist.init_process_group("gloo")
+        size = dist.get_world_size()
+        needed = sorted({case["n"] for case in plan["cases"]})
+        groups = {n: None if n == size else dist.new_group(range(n)) for n in needed}
+        report = _turns(plan["cases"], plan, groups, rank)
+        dist.barrier()
+        dist.destroy_process_group()
+    print(json.dumps(report), flush=True)
+
+
+def _turns(
+    cases: list[dict[str, Any]], plan: dict[str, Any], groups: dict[int, Any], rank: int
+) -> list[dict[str, Any]]:
+    """Prepare all cases, then let everybody have turns, round after round."""
+    import ringside
+
+    mine = [case for case in cases if rank < case["n"]]
+    switch = bool(plan["switch_ports"])
+    with contextlib.ExitStack() as stack:
+        comms = {
+            n: stack.enter_context(ringside.Communicator(group, switch=switch))
+            for n, group in groups.items()
+            if rank < n
+        }
+        ready = [turn for case in mine for turn in _prepared(case, comms[case["n"]], groups[case["n"]], plan)]
+        report = []
+        for number in range(plan["rounds"]):
+            for turn in ready:
+                report.append({**turn.take(), "round": number})
+            if rank == 0:
+                print(f"round {number + 1} of {plan['rounds']}", file=sys.stderr, flush=True)
+        return report
+
+
+def _prepared(case: dict[str, Any], comm: Any, group: Any, plan: dict[str, Any]) -> Iterator[_Turn]:
+    for name in case["contenders"]:
+        array = np.zeros(case["size_bytes"] // 4, dtype=np.float32)
+        call = _call(name, comm, group, array)
+        if name != IDLE:
+            _check(call, array, comm, f"{name}, {case['n']} ranks, {case['size_bytes']} B")
+        yield _Turn(case, name, call, comm, group, plan)
+
+
+def _call(name: str, comm: Any, group: Any, array: Any) -> Call:
+    import torch
+    import torch.distributed as dist
+
+    if name == IDLE:
+        return lambda: None
+    if name == GLOO:
+        tensor = torch.from_numpy(array)
+        return lambda: dist.all_reduce(tensor, group=group)
+    algorithm = None if name == DEFAULT else name
+    return lambda: comm.all_reduce(array, algorithm=algorithm)
+
+
+def _check(call: Call, array: Any, comm: Any, what: str) -> None:
+    """Reduce numbers that differ by rank and place, and compare; then leave zeros, whose sums stay zero."""
+    place = np.arange(len(array)) % 251
+    array[:] = place + comm.rank
+    call()
+    wrong = int((array != place * comm.size + comm.size * (comm.size - 1) / 2).sum())
+    if wrong:
+        raise SystemExit(f"{what}: {wrong} elements are wrong")
+    array[:] = 0
+
+
+class _Turn:
+    """A contender in one case."""
+
+    def __init__(
+        self, case: dict[str, Any], name: str, call: Call, comm: Any, group: Any, plan: dict[str, Any]
+    ) -> None:
+        self.case, self.name, self.call, self.comm, self.group, self.plan = case, name, call, comm, group, plan
+        for _ in range(max(1, min(_MOST_WARM_UPS, _WARM_UP_BYTES // case["size_bytes"]))):
+            call()
+        self.iterations = case.get("iterations") or self._fitting()
+
+    def _fitting(self) -> int:
+        """Return how many calls last as long as a turn should, the same number on all ranks."""
+        import torch
+        import torch.distributed as dist
+
+        trials = 1 if self.case["size_bytes"] > 1 << 20 else 5
+        dist.barrier(self.group)
+        start = time.perf_counter()
+        for _ in range(trials):
+            self.call()
+        slowest = torch.tensor([(time.perf_counter() - start) / trials])
+        dist.all_reduce(slowest, dist.ReduceOp.MAX, group=self.group)
+        return max(1, min(_MOST_ITERATIONS, round(self.plan["turn_s"] / max(float(slowest), 1e-6))))
+
+    def take(self) -> dict[str, Any]:
+        """Take a turn and return what it was."""
+        import torch.distributed as dist
+
+        hops_before = len(self.comm.hops) if self.plan["hops"] else 0
+        dist.barrier(self.group)
+        before = counters()
+        dist.barrier(self.group)
+        marks = [time.perf_counter()]
+        for _ in range(self.iterations):
+            self.call()
+            marks.append(time.perf_counter())
+        dist.barrier(self.group)
+        after = counters()
+        told = {
+            "n": self.case["n"],
+            "size_bytes": self.case["size_bytes"],
+            "contender": self.name,
+            "iterations": self.iterations,
+            "start": marks[0],
+            "end": marks[-1],
+            "counted": [now - then for now, then in zip(after, before, strict=True)],
+        }
+        if self.plan["marks"]:
+            told["marks"] = marks
+        if self.plan["hops"]:
+            told["hops"] = [[h.src, h.size_bytes, h.waited, h.first, h.last] for h in self.comm.hops[hops_before:]]
+        return told
+
+
+def counters(device: str = "lab0") -> list[int]:
+    """Return what the kernel counted on this host's link: bytes and frames received, bytes and frames sent."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name.strip() == device:
+            numbers = rest.split()
+            return [int(numbers[at]) for at in (0, 1, 8, 9)]
+    raise SystemExit(f"there is no interface {device} here: start this by bench/lab.py")
+
+
+if __name__ == "__main__":
+    main()

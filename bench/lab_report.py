@@ -1,0 +1,119 @@
+"""Tables and verdicts of the laboratory's laws."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Row = dict[str, Any]
+Column = tuple[str, str, str]
+"""(heading, key of the row, format such as `.3f`)."""
+
+
+@dataclass(frozen=True)
+class Floor:
+    """One thing that is promised.
+
+    Args:
+        what: In words.
+        value: What was measured; None: it was not.
+        least: It is met from here on; None: there is no such bound.
+        most: It is met up to here; None: there is no such bound.
+        unit: Of all three.
+    """
+
+    what: str
+    value: float | None
+    least: float | None = None
+    most: float | None = None
+    unit: str = ""
+
+    @property
+    def met(self) -> bool:
+        """Whether it is kept."""
+        value = self.value
+        if value is None:
+            return False
+        return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+
+    def line(self) -> str:
+        """Say so."""
+        ends = (("at least", self.least), ("at most", self.most))
+        bounds = " and ".join(f"{word} {end:g}" for word, end in ends if end is not None)
+        value = "not measured" if self.value is None else f"{self.value:.3f} {self.unit}".rstrip()
+        return f"{'met   ' if self.met else 'missed'} {self.what}: {value} ({bounds})"
+
+
+@dataclass
+class Section:
+    """One law: its table, what it promises, what is to be said about it.
+
+    Args:
+        name: Of the sub-command.
+        title: What the law says.
+        columns: Of the table.
+        rows: Of the table.
+        floors: What is promised.
+        notes: What else must be known.
+    """
+
+    name: str
+    title: str
+    columns: Sequence[Column] = ()
+    rows: list[Row] = field(default_factory=list)
+    floors: list[Floor] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def text(self) -> str:
+        """Return title, table and notes."""
+        lines = [self.title, *_table(self.columns, self.rows), *(f"  {note}" for note in self.notes)]
+        return "\n".join(lines)
+
+    def json(self) -> dict[str, Any]:
+        """Return everything."""
+        floors = [{**vars(floor), "met": floor.met} for floor in self.floors]
+        return {"name": self.name, "title": self.title, "rows": self.rows, "floors": floors, "notes": self.notes}
+
+
+def verdict(sections: Sequence[Section]) -> str:
+    """Say how many floors were met, and then each of those that were missed; if none was, each that was met."""
+    floors = [floor for section in sections for floor in section.floors]
+    missed = [floor for floor in floors if not floor.met]
+    head = f"{len(floors) - len(missed)} of {len(floors)} floors met"
+    return "\n".join([head, *(floor.line() for floor in missed or floors)])
+
+
+def say(text: str) -> None:
+    """Tell on stderr how far it is."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _table(columns: Sequence[Column], rows: Sequence[Row]) -> list[str]:
+    cells = [[heading for heading, _, _ in columns]]
+    cells += [[_cell(row.get(key), form) for _, key, form in columns] for row in rows]
+    widths = [max(len(line[at]) for line in cells) for at in range(len(columns))]
+    return [
+        "  "
+        + "  ".join(
+            _padded(text, width, at) for at, (text, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in cells
+    ]
+
+
+def _padded(text: str, width: int, at: int) -> str:
+    return text.ljust(width) if at == 0 else text.rjust(width)
+
+
+def _cell(value: Any, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def size_words(size_bytes: int) -> str:
+    """Say a size as people do: 4 B, 64 KB, 16 MB."""
+    for unit, factor in (("MB", 1 << 20), ("KB", 1 << 10)):
+        if size_bytes >= factor and size_bytes % factor == 0:
+            return f"{size_bytes // factor} {unit}"
+    return f"{size_bytes} B"

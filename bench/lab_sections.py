@@ -1,0 +1,410 @@
+"""The laws that all-reduces by themselves must show: bytes, the star, one rank per host, two-tree, delay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import isfinite
+from statistics import median
+from typing import Any
+
+from lab_jobs import KB, MB, Case, Turn, Turns, take_turns
+from lab_law import (
+    FRAME_HEADER_BYTES,
+    Interval,
+    busiest,
+    host_bytes,
+    leaves,
+    length,
+    overlap,
+    schedule_of,
+)
+from lab_report import Floor, Row, Section, say, size_words
+
+from ringside.lab import Lab, payload_bytes_per_second
+from ringside.schedule import ALGORITHMS
+
+RATE = "1gbit"
+OURS = "default"
+SWITCHED = "in_network"
+PIPELINED = {"chain": "chain*32", "tree": "tree*32", "two_tree": "two_tree*32"}
+BETWEEN_HOSTS = [name for name in ALGORITHMS if name != SWITCHED]
+"""Algorithms that need no switch."""
+
+
+# ------------------------------------------------------------------------------------------------ bytes
+
+BYTES_SIZE, BYTES_CALLS = 4 * MB, 2
+
+
+def bytes_on_links(repeat: int) -> Section:
+    """Compare what the kernel counts on every host's link with what the schedule says."""
+    section = Section(
+        "bytes",
+        f"Bytes on each host's link: the kernel's counters beside the schedule ({size_words(BYTES_SIZE)}, all hosts, "
+        "both directions; most and least of them)",
+        [
+            ("algorithm", "algorithm", "s"),
+            ("ranks", "ranks", "s"),
+            ("law, MB", "law_bytes", ".3f"),
+            ("counted, MB", "counted_bytes", ".3f"),
+            ("headers, %", "headers_percent", ".2f"),
+            ("payload/law, least", "least", ".4f"),
+            ("most", "most", ".4f"),
+        ],
+    )
+    for hosts, per_host, names in _byte_jobs():
+        say(f"  bytes: {hosts} hosts x {per_host}")
+        with Lab(hosts=hosts, ranks_per_host=per_host, rate=RATE) as lab:
+            section.rows += _byte_rows(lab, names, repeat)
+    section.floors = [
+        Floor(f"bytes, {row['algorithm']}, {row['ranks']}: payload by the law, {which} host", row[which], 0.97, 1.03)
+        for row in section.rows
+        for which in ("least", "most")
+    ]
+    section.notes = [
+        "law and counted: of the busiest direction of a host's link, per all-reduce.",
+        f"headers: {FRAME_HEADER_BYTES} B (Ethernet, IPv4, TCP with timestamps) for every frame that the kernel "
+        "counted, acknowledgements among them. Frames are TCP's pieces of up to 16 KB, not of 1500 B: on a wire it "
+        "would be 4.6 % of the payload and half of that for acknowledgements.",
+        "payload: counted less headers, less what an interval with the same barriers and no all-reduce counts.",
+        "what is above 1: Gloo's header of each message, ours of each link and collective (64 B), repeated segments.",
+    ]
+    return section
+
+
+def _byte_jobs() -> list[tuple[int, int, list[str]]]:
+    """Return (hosts, ranks per host, algorithms)."""
+    over_hosts = [f"hosts/{name}" for name in BETWEEN_HOSTS]
+    return [
+        (8, 1, [*BETWEEN_HOSTS, *PIPELINED.values(), SWITCHED]),
+        (4, 2, [*over_hosts, "leaders/ring", "ring", f"leaders/{SWITCHED}", "gloo"]),
+    ]
+
+
+def _byte_rows(lab: Lab, names: Sequence[str], repeat: int) -> Iterator[Row]:
+    ranks = sum(lab.ranks_per_host)
+    turns = take_turns(lab, [Case(ranks, BYTES_SIZE, ["idle", *names], BYTES_CALLS)], repeat, switch=True)
+    idle = _payloads(turns.of(ranks, BYTES_SIZE, "idle"), lab.ranks_per_host)
+    for name in names:
+        mine = turns.of(ranks, BYTES_SIZE, name)
+        law = host_bytes(name, BYTES_SIZE, lab.ranks_per_host)
+        payload = _payloads(mine, lab.ranks_per_host)
+        shares = [
+            (payload[h][side] - idle[h][side]) / (law[h][side] * BYTES_CALLS)
+            for h in range(lab.hosts)
+            for side in (0, 1)
+            if law[h][side] > 0
+        ]
+        frames, counted = _busiest_counted(mine)
+        yield {
+            "algorithm": name,
+            "ranks": f"{lab.hosts} x {lab.ranks_per_host[0]}",
+            "law_bytes": max(max(pair) for pair in law) / 1e6,
+            "counted_bytes": counted / BYTES_CALLS / 1e6,
+            "headers_percent": 100 * frames * FRAME_HEADER_BYTES / counted,
+            "least": min(shares),
+            "most": max(shares),
+        }
+
+
+def _payloads(turns: Sequence[Turn], ranks_per_host: Sequence[int]) -> list[tuple[float, float]]:
+    """Return what each host (received, sent) in a turn without headers, bytes: the median over rounds."""
+    first = [sum(ranks_per_host[:h]) for h in range(len(ranks_per_host))]
+    rows = [[turn.reports[rank]["counted"] for turn in turns] for rank in first]
+    return [
+        (
+            median(c[0] - FRAME_HEADER_BYTES * c[1] for c in counts),
+            median(c[2] - FRAME_HEADER_BYTES * c[3] for c in counts),
+        )
+        for counts in rows
+    ]
+
+
+def _busiest_counted(turns: Sequence[Turn]) -> tuple[float, float]:
+    """Return (frames, bytes) of the direction of a host's link that counted most."""
+    pairs = [(c[at + 1], c[at]) for turn in turns for r in turn.reports for c in [r["counted"]] for at in (0, 2)]
+    return max(pairs, key=lambda pair: pair[1])
+
+
+# ------------------------------------------------------------------------------------------------ star
+
+LARGE = {16 * MB: ("hosts/ring", "hosts/halving_doubling", "hosts/direct"), 64 * MB: ("hosts/ring",)}
+MIDDLE, SMALL = (8 * KB, 16 * KB, 32 * KB, 64 * KB), (4, 1 * KB)
+SMALL_WAYS = (
+    "hosts/recursive_doubling",
+    "hosts/one_shot",
+    "leaders/recursive_doubling",
+    "leaders/one_shot",
+    "leaders/direct",
+    "one_shot",
+)
+
+
+def star(repeat: int) -> Section:
+    """Compare ours with the link's rate and with Gloo: 4 hosts x 2 ranks."""
+    hosts, per_host = 4, 2
+    ranks, full = hosts * per_host, payload_bytes_per_second(RATE)
+    section = Section(
+        "star",
+        f"Star, {hosts} hosts x {per_host} ranks, {RATE}: beside stock Gloo, and the link's payload rate "
+        f"({full / 1e6:.1f} MB/s); busbw per host = 2(H-1)/H S/t",
+        [
+            ("size", "size", "s"),
+            ("by", "by", "s"),
+            ("ms", "ms", ".3f"),
+            ("busbw/payload rate", "share", ".3f"),
+            ("x Gloo", "x_gloo", ".2f"),
+        ],
+    )
+    cases = [Case(ranks, size, ["gloo", OURS, *ways], 1) for size, ways in LARGE.items()]
+    cases += [Case(ranks, size, ["gloo", OURS, *SMALL_WAYS]) for size in (*SMALL, *MIDDLE)]
+    with Lab(hosts=hosts, ranks_per_host=per_host, rate=RATE) as lab:
+        say(f"  star: {hosts} hosts x {per_host}")
+        turns = take_turns(lab, cases, repeat)
+        beside, why = _open_mpi(lab, [case.size_bytes for case in cases], repeat)
+    for case in cases:
+        section.rows += _star_rows(turns, case, hosts, full, beside.get(case.size_bytes))
+    section.floors = list(_star_floors(section.rows))
+    section.notes = [
+        f"{OURS}: algorithm=None; the others: named. x Gloo: the median over rounds of the ratios of two neighbours.",
+        why or "Open MPI: processes of its own in the same lab, right after; its ratio is one of medians.",
+    ]
+    return section
+
+
+def _open_mpi(lab: Lab, sizes: Sequence[int], repeat: int) -> tuple[dict[int, float], str]:
+    from lab_mpi import all_reduce_seconds
+
+    say("  star: Open MPI")
+    return all_reduce_seconds(lab, sizes, repeat)
+
+
+def _star_rows(turns: Turns, case: Case, hosts: int, full: float, open_mpi_s: float | None) -> Iterator[Row]:
+    n, size = case.n, case.size_bytes
+    gloo_s = turns.seconds(n, size, "gloo")
+    measured = [(name, turns.seconds(n, size, name), turns.ratio(n, size, "gloo", name)) for name in case.contenders]
+    if open_mpi_s is not None:
+        measured.append(("open mpi", open_mpi_s, gloo_s / open_mpi_s))
+    for name, seconds, ratio in measured:
+        share = 2 * (hosts - 1) / hosts * size / seconds / full
+        yield {
+            "size": size_words(size),
+            "size_bytes": size,
+            "by": name,
+            "ms": seconds * 1e3,
+            "share": share if size >= MB else None,
+            "x_gloo": ratio,
+        }
+
+
+def _star_floors(rows: Sequence[Row]) -> Iterator[Floor]:
+    named = [row for row in rows if row["by"] not in ("gloo", "open mpi", OURS)]
+    for size in (*LARGE, *MIDDLE, *SMALL):
+        default = next(row for row in rows if row["by"] == OURS and row["size_bytes"] == size)
+        best = max((row for row in named if row["size_bytes"] == size), key=lambda row: row["x_gloo"])
+        least = 3.0 if size in MIDDLE else 1.0
+        for who, row in ((OURS, default), (f"best named ({best['by']})", best)):
+            what = f"star, {size_words(size)}, {who}"
+            if size in LARGE:
+                yield Floor(f"{what}: share of the payload rate", row["share"], 0.95)
+            yield Floor(f"{what}: times Gloo's speed", row["x_gloo"], least)
+
+
+# ------------------------------------------------------------------------------------------------ one rank per host
+
+LAW_SIZE, LAW_RANKS = 16 * MB, range(2, 9)
+LAW_WAYS = (
+    "parameter_server",
+    "ring",
+    "direct",
+    "halving_doubling",
+    "recursive_doubling",
+    "tree",
+    "two_tree*32",
+    "chain*32",
+    "native",
+)
+
+
+def laws(repeat: int, rate: str = "500mbit") -> Section:
+    """Compare the time of every algorithm with its busiest link's bytes by the rate: one rank per host."""
+    full = payload_bytes_per_second(rate)
+    section = Section(
+        "laws",
+        f"One rank per host, {size_words(LAW_SIZE)}, star of {rate} links: measured time by the busiest link's bytes / "
+        "payload rate, n = 2 to 8",
+        [
+            ("algorithm", "algorithm", "s"),
+            ("n", "n", "d"),
+            ("busiest link, MB", "link_bytes", ".1f"),
+            ("fill, MB", "fill_bytes", ".2f"),
+            ("law, ms", "law_ms", ".1f"),
+            ("measured, ms", "ms", ".1f"),
+            ("measured/law", "ratio", ".3f"),
+            ("by its median", "by_median", ".3f"),
+        ],
+    )
+    with Lab(hosts=max(LAW_RANKS), rate=rate) as lab:
+        say(f"  laws: {lab.hosts} hosts")
+        turns = take_turns(lab, [Case(n, LAW_SIZE, LAW_WAYS, 1) for n in LAW_RANKS], repeat)
+        say("  laws: with a reducer at the switch")
+        switched = take_turns(lab, [Case(n, LAW_SIZE, [SWITCHED], 1) for n in LAW_RANKS], repeat, switch=True)
+    for name in (*LAW_WAYS, SWITCHED):
+        rows = [_law_row(switched if name == SWITCHED else turns, name, n, full) for n in LAW_RANKS]
+        middle = median(row["ratio"] for row in rows)
+        for row in rows:
+            row["by_median"] = row["ratio"] / middle
+        section.rows += rows
+        section.floors += [
+            Floor(f"laws, {name}: {word} of measured/law over n by its median", pick(r["by_median"] for r in rows), *at)
+            for word, pick, at in (("least", min, (0.9, None)), ("most", max, (None, 1.1)))
+        ]
+    section.notes = [
+        "busiest link: the busiest direction of a host's link, by the schedule. fill: segments of 256 KB that travel "
+        "before its first one can come and after its last one has, by the schedule's chains of messages.",
+        "native: Gloo's own all-reduce, held against the ring's law. *32: pipelined in 32 segments.",
+    ]
+    return section
+
+
+def _law_row(turns: Turns, name: str, n: int, full: float) -> Row:
+    link = busiest(schedule_of(name, n), LAW_SIZE)
+    seconds, law_s = turns.seconds(n, LAW_SIZE, name), link.total_bytes / full
+    return {
+        "algorithm": name,
+        "n": n,
+        "link_bytes": link.size_bytes / 1e6,
+        "fill_bytes": link.fill_bytes / 1e6,
+        "law_ms": law_s * 1e3,
+        "ms": seconds * 1e3,
+        "ratio": seconds / law_s,
+    }
+
+
+# ------------------------------------------------------------------------------------------------ two-tree
+
+TREES = ("tree*32", "two_tree*32")
+
+
+def two_tree(repeat: int, rate: str = "500mbit") -> Section:
+    """Compare the two-tree's gain over the single tree with what their busiest links say; look at its leaves."""
+    full, ranks = payload_bytes_per_second(rate), (4, 6, 8)
+    section = Section(
+        "two-tree",
+        f"Two-tree against the single tree, both pipelined (*32), {size_words(LAW_SIZE)}, star of {rate} links; and "
+        "how much of the time the single tree's leaves receive, send, and do both at once",
+        [
+            ("n", "n", "d"),
+            ("by", "by", "s"),
+            ("busiest link, MB", "link_bytes", ".1f"),
+            ("ms", "ms", ".1f"),
+            ("gain by the law", "law_gain", ".3f"),
+            ("measured", "gain", ".3f"),
+            ("measured/law", "ratio", ".3f"),
+            ("leaves receive", "receive", ".2f"),
+            ("send", "send", ".2f"),
+            ("both", "both", ".2f"),
+            ("counters in", "counted_in", ".2f"),
+            ("out", "counted_out", ".2f"),
+        ],
+    )
+    with Lab(hosts=max(ranks), rate=rate) as lab:
+        say(f"  two-tree: {lab.hosts} hosts")
+        turns = take_turns(lab, [Case(n, LAW_SIZE, TREES, 1) for n in ranks], max(repeat, 3), hops=True)
+    for n in ranks:
+        links = [busiest(schedule_of(name, n), LAW_SIZE) for name in TREES]
+        law, gain = links[0].total_bytes / links[1].total_bytes, turns.ratio(n, LAW_SIZE, *TREES)
+        for name, link in zip(TREES, links, strict=True):
+            row = {"n": n, "by": name, "link_bytes": link.total_bytes / 1e6}
+            row |= {"ms": turns.seconds(n, LAW_SIZE, name) * 1e3, **_leaf_row(turns.of(n, LAW_SIZE, name), n, full)}
+            if name == TREES[1]:
+                row |= {"law_gain": law, "gain": gain, "ratio": gain / law}
+            section.rows.append(row)
+        last = section.rows[-1]
+        section.floors.append(Floor(f"two-tree, n = {n}: gain by the law's", gain / law, 0.9, 1.1))
+        section.floors.append(
+            Floor(f"two-tree, n = {n}: leaves of a tree use both directions at once", last["both"], 0.5)
+        )
+    section.notes = [
+        "receive, send, both: share of the all-reduce's time in which a message was on the wire to a leaf, from it, or "
+        "both, by the per-hop timers of receivers (the hosts of a lab share a clock): a message of B bytes that was "
+        "there at t was on the wire from t - B / payload rate on.",
+        "counters in, out: the leaves' bytes on the link by the payload rate and the time. Of the single tree the law "
+        "allows 1/3 each; of the two-tree 1 for ranks that are inner in the other tree.",
+    ]
+    return section
+
+
+def _leaf_row(turns: Sequence[Turn], n: int, full: float) -> Row:
+    shares = [_leaf_shares(turn, leaf, full) for turn in turns for leaf in leaves(n)]
+    return {key: median(share[key] for share in shares) for key in shares[0]}
+
+
+def _leaf_shares(turn: Turn, leaf: int, full: float) -> dict[str, float]:
+    begin, end = max(r["start"] for r in turn.reports), max(r["end"] for r in turn.reports)
+    receives = list(_on_the_wire(turn.reports[leaf]["hops"], full, None))
+    sends = [one for rank, r in enumerate(turn.reports) if rank != leaf for one in _on_the_wire(r["hops"], full, leaf)]
+    took, counted = end - begin, turn.reports[leaf]["counted"]
+    return {
+        "receive": length(receives) / took,
+        "send": length(sends) / took,
+        "both": overlap(receives, sends) / took,
+        "counted_in": counted[0] / full / took,
+        "counted_out": counted[2] / full / took,
+    }
+
+
+def _on_the_wire(hops: Sequence[Any], full: float, sender: int | None) -> Iterator[Interval]:
+    for src, size_bytes, _, _, last in hops:
+        if sender is None or src == sender:
+            yield last - size_bytes / full, last
+
+
+# ------------------------------------------------------------------------------------------------ delay
+
+DELAY_S, DELAY_SIZE = 5e-3, 4 * KB
+DELAY_WAYS = (
+    "ring",
+    "recursive_doubling",
+    "halving_doubling",
+    "tree",
+    "two_tree",
+    "direct",
+    "parameter_server",
+    "one_shot",
+)
+
+
+def delay(repeat: int) -> Section:
+    """Compare the time of a small all-reduce with rounds x delay: one rank per host."""
+    section = Section(
+        "delay",
+        f"One rank per host, {1e3 * DELAY_S:g} ms from host to host, {size_words(DELAY_SIZE)}: rounds x delay, "
+        "n = 2 to 8",
+        [
+            ("algorithm", "algorithm", "s"),
+            ("n", "n", "d"),
+            ("rounds", "rounds", "d"),
+            ("law, ms", "law_ms", ".1f"),
+            ("measured, ms", "ms", ".2f"),
+            ("measured/law", "ratio", ".3f"),
+        ],
+    )
+    if reason := Lab.unavailable(delay=True):
+        section.notes = [f"not measured: {reason}"]
+        return section
+    cases = [Case(n, DELAY_SIZE, DELAY_WAYS, 6) for n in LAW_RANKS]
+    with Lab(hosts=max(LAW_RANKS), rate=RATE, delay_s=DELAY_S) as lab:
+        say(f"  delay: {lab.hosts} hosts")
+        turns = take_turns(lab, cases, repeat, marks=True)
+    for name in DELAY_WAYS:
+        for n in LAW_RANKS:
+            rounds = schedule_of(name, n).rounds
+            seconds = median(turn.period for turn in turns.of(n, DELAY_SIZE, name))
+            ratio = seconds / (rounds * DELAY_S) if rounds else float("nan")
+            row = {"algorithm": name, "n": n, "rounds": rounds, "law_ms": rounds * DELAY_S * 1e3}
+            section.rows.append({**row, "ms": seconds * 1e3, "ratio": ratio})
+            if isfinite(ratio):
+                section.floors.append(Floor(f"delay, {name}, n = {n}: by rounds x delay", ratio, 0.85, 1.15))
+    section.notes = ["measured: from the end of one all-reduce to that of the next, the median of calls and rounds."]
+    return section
