@@ -119,9 +119,16 @@ def own_offer(settings: dict[str, str], objection: str = "", machine: str = "") 
 
 
 def exchange_offers(store: Store, rank: int, size: int, offer: Offer) -> list[Offer]:
-    """Publish this rank's offer and return all ranks', by rank. A collective."""
+    """Publish this rank's offer and return all ranks', by rank. A collective.
+
+    Raises:
+        UsageError: Another process says that it is this rank.
+    """
     store.set(f"offer/{rank}", msgspec.json.encode(offer).decode())
-    return [msgspec.json.decode(store.get(f"offer/{r}"), type=Offer) for r in range(size)]
+    offers = [msgspec.json.decode(store.get(f"offer/{r}"), type=Offer) for r in range(size)]
+    if offers[rank].nonce != offer.nonce:
+        raise UsageError(f"two processes both say they are rank {rank}, one of them on host {offers[rank].host}")
+    return offers
 
 
 def make_roster(rank: int, offers: Sequence[Offer]) -> Roster:

@@ -382,6 +382,7 @@ class _Options:
         self.choice = Choice.parse(algorithm) if algorithm else None
         self.wire = Wire(wire_dtype) if wire_dtype else None  # type: ignore[arg-type]
         self.reproducible, self.switch = reproducible, switch
+        self.selection = os.environ.get("RINGSIDE_SELECTION", "measured")
         if reproducible and self.wire is not None:
             raise UsageError(
                 "wire_dtype rounds what travels, so results would depend on who is where: not reproducible"
@@ -416,6 +417,7 @@ class _Options:
             "wire_dtype (RINGSIDE_WIRE_DTYPE)": self.wire.dtype if self.wire else "float32",
             "reproducible (RINGSIDE_REPRODUCIBLE)": str(self.reproducible),
             "switch": str(self.switch),
+            "RINGSIDE_SELECTION": self.selection,
         }
 
 
