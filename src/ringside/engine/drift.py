@@ -14,6 +14,7 @@ DRIFT = 1.25
 _LEARNED = 3  # first timings of a class, from which what is usual there is learned
 _MOST_USUAL = 1.5  # what is learned from them at most; slower than that is drift at once
 _RECENT = 4
+_PRESSING = 1.8  # a level that is heard even in a pause
 _PAUSE = 32  # collectives of a class after a revision that changed nothing; doubled each time
 
 
@@ -72,9 +73,10 @@ class Drift:
     def level(self) -> float:
         """How much longer than usual all-reduces of the class that is due take, on this rank; 0: not known."""
         one = self._classes[self._due]
-        if not one.usual or len(one.recent) < _RECENT or one.seen < one.resume:
+        if not one.usual or len(one.recent) < _RECENT:
             return 0.0
-        return sorted(one.recent)[1] / one.usual
+        level = sorted(one.recent)[1] / one.usual
+        return level if one.seen >= one.resume or level > _PRESSING else 0.0
 
     def revised(self, *, changed: bool) -> None:
         """Forget the timings: the table is another, or the same as before and the present pace is usual."""

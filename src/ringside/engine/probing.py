@@ -89,8 +89,8 @@ class Probe:
     @property
     def better_order(self) -> tuple[int, ...]:
         """An order of a ring whose slowest link is at least a tenth faster than as they are; empty if there is none."""
-        order = best_ring_order(self.rates)
-        gain = slowest_of_ring(self.rates, order) / max(slowest_of_ring(self.rates, range(len(order))), 1e-9)
+        order = best_ring_order(self.upper)
+        gain = slowest_of_ring(self.upper, order) / max(slowest_of_ring(self.upper, range(len(order))), 1e-9)
         return order if gain > 1.1 else ()
 
     @property
@@ -130,12 +130,13 @@ class Prober:
         turns = tournament(len(self.vertices))
         latency, latency_spread, rates = self._first_look(turns)
         sizes = self._bulk_sizes(rates)
-        rates, upper, rate_spread = self._bulks(turns, sizes, rates)
+        _, upper, rate_spread = self._bulks(turns, sizes, rates)
         alone = None
         if self.effort.alone:
             alone, above, _ = self._bulks([[pair] for turn in turns for pair in turn], sizes, rates)
             upper = np.maximum(upper, above)
-        network = self._network(latency, rates)
+        # A machine that is busy elsewhere takes from the rate of the moment, not from the link.
+        network = self._network(latency, upper)
         return Probe(network, self.vertices, upper, latency_spread, rate_spread, alone, self.clock() - began)
 
     # -------------------------------------------------------------------------------------------- turns

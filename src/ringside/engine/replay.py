@@ -179,16 +179,22 @@ def steps(schedule: Schedule, folded: bool) -> tuple[Step, ...] | map[Step]:
     return map(functools.partial(_step, schedule, folded=folded), range(schedule.rounds))
 
 
-def _step(schedule: Schedule, k: int, folded: bool) -> Step:
-    n, chunks = schedule.ranks, schedule.chunks
+@functools.lru_cache(maxsize=256)  # a round's step and its traffic are made one soon after the other
+def _transfers(schedule: Schedule, k: int, folded: bool) -> tuple[Ints, Ints, Ints, Floats]:
+    """Return (src, dst, chunk, 1.0 where it is added) of a round."""
     step = schedule.representatives(k) if folded else schedule.round(k)
     src, dst, chunk = (array.astype(np.int64) for array in (step.src, step.dst, step.chunk))
+    return src, dst, chunk, step.reduce.astype(np.float64)
+
+
+def _step(schedule: Schedule, k: int, folded: bool) -> Step:
+    n, chunks = schedule.ranks, schedule.chunks
+    src, dst, chunk, reduces = _transfers(schedule, k, folded)
     if folded:  # rank 0 sends chunk c to rank d, so rank 0 gets the chunk that is c seen from rank d
         turned = (chunk - dst * (chunks // n)) % chunks
         src, dst, reads, writes, vertices = np.zeros_like(src), np.zeros_like(dst), chunk, turned, 1
     else:
         reads, writes, vertices = src * chunks + chunk, dst * chunks + chunk, n
-    reduces = step.reduce.astype(np.float64)
     return Step(
         src,
         dst,
@@ -205,8 +211,7 @@ def _step(schedule: Schedule, k: int, folded: bool) -> Step:
 @functools.lru_cache(maxsize=1 << 13)
 def traffic(schedule: Schedule, k: int, folded: bool, sites: tuple[int, ...] | None) -> Traffic:
     """Return how the messages of round k share links and interfaces; `sites`: of each vertex, None: its own."""
-    step = schedule.representatives(k) if folded else schedule.round(k)
-    src, dst = step.src.astype(np.int64), step.dst.astype(np.int64)
+    src, dst, _, _ = _transfers(schedule, k, folded)
     n = schedule.ranks
     if folded:
         ones = np.full(len(src), float(len(src)))

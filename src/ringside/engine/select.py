@@ -39,6 +39,7 @@ REVISION_S = 1.5
 _TIMED = (4 << 10, 64 << 10, 1 << 20, 4 << 20, 256 << 10, 16 << 20)  # in this order, as far as the budget goes
 _MOST_TIMED = 4 << 20  # larger tensors go in blocks of this size: their ranking is that of one block
 _REPEATS = 3
+_MUST_BYTES, _MUST_S = 1 << 20, 0.2  # sizes up to here are timed once even late, unless that takes so long
 _NOT_NATIVE = frozenset(DTYPES.index(name) for name in ("int16", "bool"))  # Gloo has no reductions of them
 _OTHERWISE = Choice("ring", "hosts")  # with RINGSIDE_SELECTION=off
 
@@ -228,8 +229,8 @@ class Selector:
             took = np.full((_REPEATS, len(names)), -1.0)
             for turn in range(_REPEATS):
                 least = 1.5 * cost_s * (_REPEATS if turn == 0 else 1)
-                last = turn == 0 and not found and (size, names) == plan.turns[-1]  # something must be timed
-                if not self._agreed(last or self._clock() + least < deadline):
+                must = turn == 0 and (not found or (size <= _MUST_BYTES and cost_s < _MUST_S))
+                if not self._agreed(must or self._clock() + least < deadline):
                     break
                 for at in np.roll(np.arange(len(names)), -turn).tolist():
                     took[turn, at] = self._prober.time_once(Choice.parse(names[at]), data)
