@@ -332,7 +332,7 @@ bool can_fold(int dtype, int op) {
          kernels().fold[dtype][op] != nullptr;
 }
 
-// One fold by address, for tests against the NumPy twins.
+// One fold by address: for messages between hosts, and for tests against the NumPy twins.
 void fold(std::vector<uintptr_t> src, std::vector<uintptr_t> dst, size_t count, int dtype, int op, double scale,
           double divisor, bool stream, const std::string& isa, std::vector<double> scales) {
   if (!can_fold(dtype, op)) throw std::invalid_argument("no kernel for this dtype and operation");
@@ -341,6 +341,20 @@ void fold(std::vector<uintptr_t> src, std::vector<uintptr_t> dst, size_t count, 
                reinterpret_cast<void* const*>(dst.data()), int(dst.size()), count, scale, divisor, stream,
                scales.empty() ? nullptr : scales.data()};
   table_of(isa).fold[dtype][op](f);
+}
+
+// f32 elements as halves, rounded to nearest even, and, where `back` is given, what they are then worth as f32.
+void narrow(uintptr_t src, uintptr_t dst, size_t count, bool bf16, uintptr_t back) {
+  (bf16 ? kernels().narrow_bf16 : kernels().narrow_f16)(reinterpret_cast<const float*>(src),
+                                                        reinterpret_cast<void*>(dst), count);
+  if (back != 0)
+    (bf16 ? kernels().widen_bf16 : kernels().widen_f16)(reinterpret_cast<const void*>(dst),
+                                                        reinterpret_cast<float*>(back), count);
+}
+
+void widen(uintptr_t src, uintptr_t dst, size_t count, bool bf16) {
+  (bf16 ? kernels().widen_bf16 : kernels().widen_f16)(reinterpret_cast<const void*>(src),
+                                                      reinterpret_cast<float*>(dst), count);
 }
 
 void stream_pair(uintptr_t a, uintptr_t b, uintptr_t x, uintptr_t y, size_t bytes) {
@@ -370,7 +384,10 @@ NB_MODULE(_native, m) {
   m.def("can_fold", &can_fold, "dtype"_a, "op"_a);
   m.def("fold", &fold, "src"_a, "dst"_a, "count"_a, "dtype"_a, "op"_a, "scale"_a = 1.0, "divisor"_a = 1.0,
         "stream"_a = false, "isa"_a = "",
-        "scales"_a = std::vector<double>());
+        "scales"_a = std::vector<double>(), nb::call_guard<nb::gil_scoped_release>());
+  m.def("narrow", &narrow, "src"_a, "dst"_a, "count"_a, "bf16"_a, "back"_a = 0,
+        nb::call_guard<nb::gil_scoped_release>());
+  m.def("widen", &widen, "src"_a, "dst"_a, "count"_a, "bf16"_a, nb::call_guard<nb::gil_scoped_release>());
   m.def("stream_pair", &stream_pair);
 
   nb::class_<Communicator>(m, "Communicator")

@@ -10,14 +10,17 @@ end with identical bits. Each value is rounded once per round in which a partial
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from ringside import _core
 from ringside.engine.transports.transport import Bytes
 from ringside.errors import UsageError
 
 WireDtype = Literal["bfloat16", "float16"]
+
+_native: Any = _core.native() if _core.available() else None
 
 
 @dataclass(frozen=True)
@@ -37,12 +40,16 @@ class Wire:
 
     def narrow(self, data: Bytes) -> Bytes:
         """Return f32 elements (as bytes) in the wire's dtype, and round them where they lie."""
+        if _native is not None:
+            half = np.empty(len(data) // 2, dtype=np.uint8)
+            _native.narrow(_address(data), _address(half), len(data) // 4, self.dtype == "bfloat16", _address(data))
+            return half
         wide = data.view(np.float32)
         if self.dtype == "float16":
             with np.errstate(over="ignore"):
-                half = wide.astype(np.float16)
-            wide[:] = half
-            return half.view(np.uint8)
+                rounded = wide.astype(np.float16)
+            wide[:] = rounded
+            return rounded.view(np.uint8)
         bits = wide.view(np.uint32)
         odd = (bits >> 16) & 1
         odd += 0x7FFF
@@ -56,6 +63,10 @@ class Wire:
 
     def widen(self, data: Bytes) -> Bytes:
         """Return what arrived as f32 elements (as bytes)."""
+        if _native is not None:
+            wide = np.empty(2 * len(data), dtype=np.uint8)
+            _native.widen(_address(data), _address(wide), len(data) // 2, self.dtype == "bfloat16")
+            return wide
         if self.dtype == "float16":
             return data.view(np.float16).astype(np.float32).view(np.uint8)
         bits = data.view(np.uint16).astype(np.uint32)
@@ -65,3 +76,8 @@ class Wire:
     def round(self, data: Bytes) -> None:
         """Round f32 elements (as bytes) where they lie."""
         self.narrow(data)
+
+
+def _address(array: Bytes) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
