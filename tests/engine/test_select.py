@@ -168,6 +168,12 @@ def test_what_training_always_adds_is_usual():
     assert max(feed(Drift([]), [3.0] * 100)) > DRIFT  # too much to be usual without looking
 
 
+def test_what_was_learned_in_a_busy_moment_gives_way_to_a_faster_pace():
+    drift = Drift([])
+    assert max(feed(drift, [1.5] * 4 + [0.5] * 8)) < DRIFT
+    assert max(feed(drift, [1.2] * 8)) > DRIFT
+
+
 def test_a_revision_that_changes_nothing_makes_the_pace_usual_and_waits():
     drift = Drift([])
     feed(drift, [1.0] * 8 + [3.0] * 8)
@@ -405,7 +411,7 @@ def test_a_mesh_link_cut_to_a_quarter_is_answered_within_twenty_collectives(tmp_
 
         result = lab.run(
             [sys.executable, str(script), str(go)],
-            {"RINGSIDE_CACHE_DIR": str(tmp_path), "PYTHONUNBUFFERED": "1"},
+            {"RINGSIDE_CACHE_DIR": str(tmp_path), "RINGSIDE_SELECTION": "", "PYTHONUNBUFFERED": "1"},
             timeout_s=100,
             after_failure_s=5,
             sink=sink,

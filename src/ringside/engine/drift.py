@@ -14,6 +14,7 @@ DRIFT = 1.25
 _LEARNED = 3  # first timings of a class, from which what is usual there is learned
 _MOST_USUAL = 1.5  # what is learned from them at most; slower than that is drift at once
 _RECENT = 4
+_FASTER = 0.8  # of what is usual: a pace that replaces it
 _PRESSING = 1.8  # a level that is heard even in a pause
 _PAUSE = 32  # collectives of a class after a revision that changed nothing; doubled each time
 
@@ -54,6 +55,8 @@ class Drift:
             return
         if one.usual:
             one.recent.append(ratio)
+            if len(one.recent) == _RECENT and median(one.recent) < _FASTER * one.usual:
+                one.usual = median(one.recent)  # what was learned in a busy moment
             return
         one.first.append(ratio)
         if len(one.first) == _LEARNED:
