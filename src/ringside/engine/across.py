@@ -36,6 +36,9 @@ _FLOAT32 = DTYPES.index("float32")
 class Native(Protocol):
     """The process group's own all-reduce."""
 
+    def check(self, dtype: int, op: int) -> None:
+        """Raise `UnsupportedError` for what it cannot reduce."""
+
     def all_reduce(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> None:
         """Reduce in place over all ranks, or over the given ones (one per host)."""
 
@@ -102,16 +105,27 @@ class Across:
             choice: How; equal on all ranks.
 
         Raises:
+            UsageError, UnsupportedError: It cannot be done that way; nothing was sent.
             PeerLostError, DeadlineError, MismatchError, ClosedError: The content is undefined and this is unusable.
         """
         if what.wire is not None and (what.dtype != _FLOAT32 or choice.algorithm == NATIVE):
             what = replace(what, wire=None)
+        self._check(choice, what)
         call = Call(ALL_REDUCE, what.dtype, what.op, elements, -1.0 if what.own_scale else what.scale)
         with self._explained(f"all_reduce by {choice}", Doing(call, str(choice))):
             if choice.over == "ranks":
                 self._carry(choice, None, address, elements, what)
             else:
                 self._over_hosts(choice, address, elements, what)
+
+    def _check(self, choice: Choice, what: Reduction) -> None:
+        """Refuse what cannot be, before anything is sent."""
+        if choice.algorithm == NATIVE:
+            self._native.check(what.dtype, what.op)
+            return
+        schedule = choice.schedule(self.roster.size if choice.over == "ranks" else len(self.roster.hosts))
+        if choice.over == "hosts" and schedule.switches:
+            raise UsageError(f"the reducer at the switch takes one slice at a time: leaders/{choice.algorithm}")
 
     def run(
         self, schedule: Schedule, chunks: Sequence[Bytes | None], item_bytes: int, call: Call, *, divisor: float = 1.0
@@ -194,8 +208,6 @@ class Across:
         vertices = size if members is None else len(members)
         plan = None
         if choice.algorithm != NATIVE:
-            if choice.over == "hosts" and choice.schedule(vertices).switches:
-                raise UsageError(f"the reducer at the switch takes one slice at a time: leaders/{choice.algorithm}")
             me = self.roster.rank if members is None else self.roster.host
             plan = plan_messages(choice.schedule(vertices), me)
         # A plan that adds up all contributions in one fold scales and divides in it, so that nothing is rounded twice.

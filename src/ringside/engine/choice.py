@@ -46,14 +46,14 @@ class Choice:
         rest, _, order = rest.partition("@")
         name, star, segments = rest.partition("*")
         known = {*ALGORITHMS, NATIVE}
+        places = order.split(",") if order else []
         fine = (not slash or over in ("hosts", "leaders", "ranks")) and name in known
-        if not fine or (star and not segments.isdecimal()):
+        if not fine or (star and not segments.isdecimal()) or not all(map(str.isdecimal, places)):
             raise UsageError(
                 f"there is no algorithm {text!r}; there are {', '.join(sorted(known))}, each also as hosts/NAME and "
                 "leaders/NAME (shared memory inside a host)"
             )
-        places = tuple(int(place) for place in order.split(",")) if order else ()
-        return Choice(name, over or "ranks", max(int(segments or 1), 1), places)
+        return Choice(name, over or "ranks", max(int(segments or 1), 1), tuple(map(int, places)))
 
     def schedule(self, vertices: int) -> Schedule:
         """Return the schedule that runs among `vertices` ranks or hosts."""

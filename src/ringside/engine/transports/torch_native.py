@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ringside.engine.dtypes import DTYPES, OPS
+from ringside.engine.dtypes import DTYPES, FLOATING, OPS
 from ringside.engine.transports.transport import Bytes, Cause, LinkError
 from ringside.errors import UnsupportedError
 
@@ -40,13 +40,18 @@ class TorchNative:
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self._groups: dict[tuple[int, ...], Any] = {}
 
+    def check(self, dtype: int, op: int) -> None:
+        """Raise `UnsupportedError` for what Gloo cannot reduce."""
+        name = "sum" if OPS[op] == "avg" else OPS[op]
+        bitwise = name in ("band", "bor", "bxor")
+        if DTYPES[dtype] in ("int16", "bool") or (bitwise and DTYPES[dtype] in FLOATING):
+            raise UnsupportedError(f"Gloo has no {name} of {DTYPES[dtype]}: name another algorithm than native")
+
     def all_reduce(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> None:
         """Reduce in place; see `ringside.engine.across.Native`."""
         if not len(data):
             return
         name = OPS[op]
-        if name not in _OPS or DTYPES[dtype] == "int16":
-            raise UnsupportedError(f"Gloo has no {name} of {DTYPES[dtype]}: name another algorithm")
         tensor = torch.from_numpy(data).view(getattr(torch, DTYPES[dtype]))
         options: Any = dist.AllreduceOptions()
         options.reduceOp = _OPS[name]
