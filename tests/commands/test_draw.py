@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -21,7 +22,7 @@ def test_writes_a_page_into_the_current_directory(
     assert capsys.readouterr().out.splitlines()[-1] == "ring-4.html"
     page = (tmp_path / "ring-4.html").read_text(encoding="utf-8")
     assert "<h1>ring, 4 ranks</h1>" in page
-    assert page.count('class="disc"') == 4
+    assert page.split("<script")[0].count('class="disc"') == 4
 
 
 def test_writes_where_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -38,12 +39,45 @@ def test_prints_for_the_terminal(capsys: pytest.CaptureFixture[str]):
     assert lines[-1] == "    2   012  012  012"
 
 
+def test_writes_one_picture_of_all_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    assert run("two_tree", "-n", "7", "--svg") == 0
+    assert capsys.readouterr().out == "two_tree-7.svg\n"
+    root = ElementTree.parse(tmp_path / "two_tree-7.svg").getroot()
+    assert root.get("aria-label") == "two_tree, 7 ranks: 2 chunks, 6 rounds"
+
+
+@pytest.mark.parametrize(
+    ("argv", "first"),
+    [
+        (("tree", "-n", "4", "--segments", "3"), "tree, 3 segments per chunk · 4 ranks · 3 chunks · 6 rounds"),
+        (("ring", "-n", "4", "--order", "0,2,1,3"), "ring, in the order 0, 2, 1, 3 · 4 ranks · 4 chunks · 6 rounds"),
+        (("hierarchical", "--hosts", "3,2"), "hierarchical on hosts of 3, 2 · 5 ranks · 12 chunks · 4 rounds"),
+        (("direct_gather", "-n", "3", "--root", "2"), "direct_gather, root 2 · 3 ranks · 3 chunks · 1 round"),
+    ],
+)
+def test_what_is_drawn_is_said(argv: tuple[str, ...], first: str, capsys: pytest.CaptureFixture[str]):
+    assert run(*argv, "--text") == 0
+    assert capsys.readouterr().out.splitlines()[0] == first
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
         (("ring", "-n", "65"), "room for 64 ranks"),
         (("ring", "-n", "0"), "ring needs at least 1 rank, not 0"),
-        (("butterfly", "-n", "4"), "no algorithm 'butterfly'; there are direct, ring"),
+        (("butterfly", "-n", "4"), "no algorithm 'butterfly'; there are chain, direct"),
+        (("ring",), "say how many ranks: -n 4"),
+        (("ring", "--hosts", "2,2"), "--hosts is for hierarchical"),
+        (("hierarchical", "-n", "5", "--hosts", "2,2"), "are 4 ranks, not 5"),
+        (("hierarchical", "--hosts", "2,x"), "--hosts takes numbers such as 3,2,4"),
+        (("hierarchical", "--hosts", "2,0"), "at least 1 rank"),
+        (("ring", "-n", "3", "--order", "0,1,1"), "names each of 0 to 2 once"),
+        (("ring", "-n", "3", "--segments", "0"), "at least 1 segment"),
+        (("ring", "-n", "3", "--root", "1"), "ring has no root"),
+        (("binomial_broadcast", "-n", "3", "--root", "3"), "cannot have root 3"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(argv: tuple[str, ...], words: str):

@@ -1,11 +1,15 @@
 """Draw an algorithm: who sends which chunk to whom in every round, and what every chunk already contains.
 
 Writes one HTML file that steps and plays through the rounds and needs nothing else (arrow keys, space, #round=3).
-The last line on stdout is its path.
+Trees are drawn as trees, rings as circles, hosts as rooms, switches in the middle. The last line on stdout is its path.
 
-example:
+examples:
   $ ringside draw ring -n 4
   ring-4.html
+  $ ringside draw two_tree -n 7 --segments 4
+  two_tree-7.html
+  $ ringside draw hierarchical --hosts 3,2,4 --svg
+  hierarchical-9.svg
 """
 
 from __future__ import annotations
@@ -13,31 +17,82 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ringside.errors import RingsideError
-from ringside.schedule import ALGORITHMS, by_name
-from ringside.view.drawing import refuse_crowds, schedule_html
-from ringside.view.drawing_words import schedule_text
+from ringside.errors import RingsideError, UsageError
+from ringside.schedule import ALGORITHMS, COLLECTIVES, Schedule, by_name, hierarchical, pipelined, relabel
+from ringside.view.drawing import schedule_html, schedule_sheet
+from ringside.view.drawing_text import schedule_text
+from ringside.view.drawing_words import counted
 
 HELP = "draw an algorithm as a picture that steps through its rounds"
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments."""
-    parser.add_argument("algorithm", metavar="ALGO", help=f"one of {', '.join(ALGORITHMS)}")
-    parser.add_argument("-n", "--ranks", type=int, required=True, metavar="N", help="number of ranks, at most 64")
+    known = f"of {', '.join(ALGORITHMS)}, and for other collectives {', '.join(COLLECTIVES)}"
+    parser.add_argument("algorithm", metavar="ALGO", help=known)
+    parser.add_argument("-n", "--ranks", type=int, metavar="N", help="number of ranks, at most 64")
+    parser.add_argument("--segments", type=int, default=1, metavar="M", help="pipelined in M segments per chunk")
+    parser.add_argument("--order", metavar="R,R,...", help="which rank plays rank 0, 1, ...: a ring order")
+    parser.add_argument("--hosts", metavar="K,K,...", help="ranks of every host, for hierarchical, such as 3,2,4")
+    parser.add_argument("--root", type=int, metavar="R", help="of a broadcast, reduce, gather or scatter (default: 0)")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the file to write (default: ALGO-N.html)")
-    parser.add_argument("--text", action="store_true", help="print it for the terminal instead")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--text", action="store_true", help="print it for the terminal instead, 80 columns wide")
+    form.add_argument("--svg", action="store_true", help="one picture with the rounds side by side, the first 12")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the picture and print its path, or print the terminal form."""
-    schedule = by_name(args.algorithm, args.ranks)
-    refuse_crowds(schedule)
+    schedule = asked_for(args)
+    title = f"{args.algorithm}, {counted(schedule.ranks, 'rank')}{_how(args)}"
     if args.text:
-        _deliver(schedule_text(schedule), args.output)
+        _deliver(schedule_text(schedule, args.algorithm + _how(args)), args.output)
+    elif args.svg:
+        _deliver(schedule_sheet(schedule, title), args.output or Path(f"{args.algorithm}-{schedule.ranks}.svg"))
     else:
-        _deliver(schedule_html(schedule), args.output or Path(f"{schedule.name}-{schedule.ranks}.html"))
+        _deliver(schedule_html(schedule, title), args.output or Path(f"{args.algorithm}-{schedule.ranks}.html"))
     return 0
+
+
+def asked_for(args: argparse.Namespace) -> Schedule:
+    """Return the schedule that the arguments describe; raise `UsageError` where they do not fit together."""
+    schedule = _plain(args)
+    if args.order is not None:
+        schedule = relabel(schedule, _numbers("--order", args.order, "0,2,1,3"))
+    return pipelined(schedule, args.segments) if args.segments != 1 else schedule
+
+
+def _plain(args: argparse.Namespace) -> Schedule:
+    name, ranks = args.algorithm, args.ranks
+    if args.hosts is not None:
+        sizes = _numbers("--hosts", args.hosts, "3,2,4")
+        if name != "hierarchical":
+            raise UsageError(f"--hosts is for hierarchical; {name} does not know hosts")
+        if ranks not in (None, sum(sizes)):
+            raise UsageError(f"--hosts {args.hosts} are {sum(sizes)} ranks, not {ranks}; leave -n out")
+        return hierarchical(sizes)
+    if ranks is None:
+        raise UsageError("say how many ranks: -n 4")
+    schedule = by_name(name, ranks)
+    if args.root is None:
+        return schedule
+    if not schedule.collective.rooted:
+        raise UsageError(f"{name} has no root; leave --root out")
+    return COLLECTIVES[name](ranks, args.root)  # type: ignore[call-arg]
+
+
+def _numbers(option: str, text: str, example: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{option} takes numbers such as {example}, not {text!r}") from None
+
+
+def _how(args: argparse.Namespace) -> str:
+    hosts = f" on hosts of {args.hosts.replace(',', ', ')}" if args.hosts else ""
+    root = f", root {args.root}" if args.root is not None else ""
+    order = f", in the order {args.order.replace(',', ', ')}" if args.order else ""
+    return hosts + root + order + (f", {counted(args.segments, 'segment')} per chunk" if args.segments != 1 else "")
 
 
 def _deliver(content: str, output: Path | None) -> None:

@@ -1,177 +1,265 @@
-"""Where everything of a schedule's picture goes: ranks on a circle, their chunks outside it, arrows inside."""
+"""Where everything of a schedule's picture goes: vertices with their cells, and the arrows between them.
+
+SVG user units, y pointing down. `drawing_arrange` decides where vertices go; this is what a placed picture is.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-Point = tuple[float, float]
+from ringside.view.drawing_story import Story
 
-# With more ranks the parts of a chunk would be thinner than a pixel: show how full it is instead of who is in it.
+Point = tuple[float, float]
+Curve = tuple[Point, Point, Point]
+
+# With more contributions in a chunk its strips would be thinner than a pixel: show how full it is instead.
 MOST_STRIPS = 16
-# With more ranks a label would be smaller than can be read.
+# With more ranks a label on every arrow would cover the others.
 MOST_LABELS = 32
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The geometry of a picture, in SVG user units around (0, 0), y pointing down.
+class Sizes:
+    """How large a vertex and its cells are drawn.
 
     Args:
-        ranks: Number of ranks on the circle; rank 0 on top, the others clockwise.
-        chunks: Number of cells that every rank has.
+        ranks: Number of ranks.
+        cells: The most cells that a vertex has.
+        strips: Whether a cell has one strip per contribution; otherwise it fills up.
     """
 
     ranks: int
-    chunks: int
+    cells: int
+    strips: bool
 
-    @property
-    def strips(self) -> bool:
-        """Whether a cell has one strip per contributing rank."""
-        return self.ranks <= MOST_STRIPS
-
-    @property
-    def labels(self) -> bool:
-        """Whether arrows carry the chunk's name."""
-        return self.ranks <= MOST_LABELS
+    @classmethod
+    def of(cls, story: Story, cells: int) -> Sizes:
+        """Return the sizes for a schedule whose vertices have up to so many cells each."""
+        several = int(story.holders.sum(axis=0).max(initial=1))
+        return cls(story.schedule.ranks, cells, several == 1 or (several <= MOST_STRIPS and cells <= 64))
 
     @property
     def disc(self) -> float:
         """Radius of a rank's disc."""
-        return 19 if self.strips else 13
+        return 19
 
     @property
     def cell(self) -> float:
         """Width and height of a cell."""
-        return 34 if self.ranks <= 4 else 28 if self.ranks <= 8 else 22 if self.strips else 8
+        if self.cells > 36 and (self.ranks > 8 or not self.strips):
+            return 7
+        if self.cells > 16 or (self.ranks > MOST_STRIPS and self.cells > 4):
+            return 16
+        return 34 if self.ranks <= 4 and self.cells <= 8 else 28 if self.ranks <= 8 or self.cells <= 4 else 22
+
+    @property
+    def named(self) -> bool:
+        """Whether every cell has its chunk's name above it."""
+        return self.cell >= 22 and self.cells <= 8
+
+    @property
+    def lead(self) -> float:
+        """Room for a name before each row of cells, where not each of them has one."""
+        return 26 if self.cell >= 16 and not self.named else 0
 
     @property
     def pitch(self) -> Point:
-        """From one cell to the next, across and down; a row has its labels above it."""
-        gap = 4 if self.strips else 1.5
-        return self.cell + gap, self.cell + gap + (12 if self.strips else 0)
+        """From one cell to the next, across and down."""
+        gap = 5 if self.named else 3 if self.cell > 9 else 1.5
+        return self.cell + gap, self.cell + gap + (13 if self.named else 0)
 
-    @property
-    def columns(self) -> int:
+    def columns(self, cells: int) -> int:
         """Cells beside each other: a row of up to three, a near-square of more."""
-        if self.chunks <= 3:
-            return self.chunks
-        root = math.sqrt(self.chunks)
-        even = [c for c in range(math.ceil(root), int(2 * root) + 1) if self.chunks % c == 0]
+        if cells <= 3:
+            return max(cells, 1)
+        root = math.sqrt(cells)
+        even = [c for c in range(math.ceil(root), int(2 * root) + 1) if cells % c == 0]
         return even[0] if even else math.ceil(root)
 
-    @property
-    def card(self) -> Point:
-        """Width and height of all cells of one rank together."""
+    def card(self, cells: int) -> Point:
+        """Width and height of so many cells together."""
         across, down = self.pitch
-        rows = -(-self.chunks // self.columns)
-        return self.columns * across, rows * down
+        return self.lead + self.columns(cells) * across, -(-cells // self.columns(cells)) * down
+
+
+@dataclass(frozen=True)
+class Node:
+    """A vertex where it is drawn; in two trees a rank is drawn once in each.
+
+    Args:
+        vertex: The rank or switch.
+        parts: The parts whose cells it has, in their order.
+        x: Its disc's centre.
+        y: Its disc's centre.
+        card: The upper left corner of its cells.
+        box: The rectangle (left, top, right, bottom) that arrows keep out of; None: only the disc.
+        stripe: The tree that it belongs to.
+    """
+
+    vertex: int
+    parts: tuple[int, ...]
+    x: float
+    y: float
+    card: Point
+    box: tuple[float, float, float, float] | None = None
+    stripe: int = 0
+
+
+@dataclass(frozen=True)
+class Room:
+    """A host's outline: an SVG path, its name and where that goes."""
+
+    outline: str
+    name: str
+    at: Point
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A placed picture.
+
+    Args:
+        sizes: Of everything in it.
+        nodes: The vertices.
+        stripe_of: The tree of every part; all 0 but in a two-tree.
+        bend: How much arrows bend to their left, as a share of their length, so that the two directions keep apart.
+        labels: Whether arrows carry the names of what they move.
+        label_at: Where on an arrow its label is if another comes the other way, as a share of its length.
+        alone_at: Where it is if none does.
+        rails: Pairs of indices of nodes whose link is drawn all the time.
+        rooms: The hosts' outlines.
+        notes: Words in the picture: text, where, and the tree whose colour they have.
+    """
+
+    sizes: Sizes
+    nodes: tuple[Node, ...]
+    stripe_of: tuple[int, ...]
+    bend: float = 0.16
+    labels: bool = True
+    label_at: float = 0.36
+    alone_at: float = 0.5
+    rails: tuple[tuple[int, int], ...] = ()
+    rooms: tuple[Room, ...] = ()
+    notes: tuple[tuple[str, Point, int], ...] = ()
+
+    @property
+    def stripes(self) -> int:
+        """Number of trees, or 1."""
+        return 1 + max((node.stripe for node in self.nodes), default=0)
 
     @cached_property
-    def radius(self) -> float:
-        """Radius of the circle on which the discs lie: the smallest at which nothing overlaps."""
-        if self.ranks == 1:
-            return 0
-        radius = 84.0 if self.ranks == 2 else 112.0
-        while self._crowded(radius):
-            radius *= 1.04
-        return radius
+    def _index(self) -> dict[tuple[int, int], int]:
+        return {(node.vertex, node.stripe): index for index, node in enumerate(self.nodes)}
 
-    def _crowded(self, radius: float) -> bool:
-        cards = [self._card_centre(rank, radius) for rank in range(self.ranks)]
-        wide, high = self.card[0] + 14, self.card[1] + 10
-        for i, (x, y) in enumerate(cards):
-            for u, v in cards[i + 1 :]:
-                if abs(x - u) < wide and abs(y - v) < high:
-                    return True
-        chord = 2 * radius * math.sin(math.pi / self.ranks)
-        return chord < self.disc * (6.4 if self.ranks <= 8 else 3.4 if self.strips else 2.4)
+    def node(self, vertex: int, stripe: int = 0) -> int:
+        """Return the index of a vertex's node in a tree."""
+        return self._index[vertex, stripe]
 
-    def _direction(self, rank: int) -> Point:
-        angle = 2 * math.pi * rank / self.ranks - (math.pi if self.ranks == 2 else math.pi / 2)
-        return math.cos(angle), math.sin(angle)
-
-    def _card_centre(self, rank: int, radius: float) -> Point:
-        x, y = self._direction(rank)
-        wide, high = self.card[0] / 2, self.card[1] / 2
-        # Far enough that the whole card, corners included, lies beyond a tangent clear of the disc.
-        support = abs(x) * wide + abs(y) * high
-        away = radius + self.disc + 9 + support
-        return x * away, y * away
-
-    def disc_at(self, rank: int) -> Point:
-        """Return the centre of a rank's disc."""
-        x, y = self._direction(rank)
-        return x * self.radius, y * self.radius
-
-    def cell_at(self, rank: int, chunk: int) -> Point:
-        """Return the upper left corner of a rank's cell."""
-        x, y = self._card_centre(rank, self.radius)
-        across, down = self.pitch
-        row, column = divmod(chunk, self.columns)
-        gap = across - self.cell
-        return (
-            x - self.card[0] / 2 + column * across + gap / 2,
-            y - self.card[1] / 2 + row * down + down - self.cell - gap / 2,
-        )
-
-    @property
+    @cached_property
     def box(self) -> tuple[float, float, float, float]:
         """The view box: x, y, width, height."""
-        centres = [self._card_centre(rank, self.radius) for rank in range(self.ranks)]
-        x = max(abs(x) for x, _ in centres) + self.card[0] / 2 + 8
-        y = [y for _, y in centres]
-        top, bottom = min(y) - self.card[1] / 2 - 8, max(y) + self.card[1] / 2 + 8
-        if self.ranks <= 2:
-            top, bottom = min(top, -60), max(bottom, 60)
-        return -x, top, 2 * x, bottom - top
+        corners = [corner for node in self.nodes for corner in self.corners(node)]
+        corners += [(x + dx, y + dy) for _, (x, y), _ in self.notes for dx in (-60, 60) for dy in (-8, 8)]
+        corners += [(x, y) for room in self.rooms for x, y in path_points(room.outline)]
+        corners += [(x + dx, y + dy) for room in self.rooms for x, y in [room.at] for dx in (-28, 28) for dy in (-9, 9)]
+        left, right = min(x for x, _ in corners) - 10, max(x for x, _ in corners) + 10
+        top, bottom = min(y for _, y in corners) - 10, max(y for _, y in corners) + 10
+        # Room for arrows that bow out, and nothing so small that it would be blown up.
+        wide, high = max(right - left, 260), max(bottom - top, 150)
+        return (left + right - wide) / 2, (top + bottom - high) / 2, wide, high
 
-    def curve(self, src: int, dst: int) -> tuple[Point, Point, Point]:
-        """Return start, control point and end of the arrow from one rank to another.
+    def corners(self, node: Node) -> list[Point]:
+        """Return the corners of everything drawn of a node."""
+        r, (x, y) = self.sizes.disc, node.card
+        wide, high = self.sizes.card(len(node.parts)) if node.parts else (0, 0)
+        rectangles = [(node.x - r, node.y - r, node.x + r, node.y + r), (x, y, x + wide, y + high)]
+        return [(u, v) for a, b, c, d in [*rectangles, node.box or rectangles[0]] for u in (a, c) for v in (b, d)]
 
-        Arrows bend to their left, so that the two directions between a pair of ranks keep apart.
-        """
-        (ax, ay), (bx, by) = self.disc_at(src), self.disc_at(dst)
+    def cell_at(self, index: int) -> Sequence[Point]:
+        """Return the upper left corners of a node's cells, relative to its card."""
+        across, down = self.sizes.pitch
+        node = self.nodes[index]
+        columns, gap = self.sizes.columns(len(node.parts)), across - self.sizes.cell
+        return [
+            (self.sizes.lead + i % columns * across + gap / 2, i // columns * down + down - self.sizes.cell - gap / 2)
+            for i in range(len(node.parts))
+        ]
+
+    def curve(self, src: int, dst: int) -> Curve:
+        """Return start, control point and end of the arrow from one node to another."""
+        a, b = self.nodes[src], self.nodes[dst]
+        (ax, ay), (bx, by) = middle(a), middle(b)
         length = math.hypot(bx - ax, by - ay) or 1
-        bend = min(0.16 * length, 46) * (1.5 if self.ranks == 2 else 1)
+        bend = min(self.bend * length, 46)
         control = ((ax + bx) / 2 + bend * (by - ay) / length, (ay + by) / 2 - bend * (bx - ax) / length)
-        return _towards((ax, ay), control, self.disc + 3), control, _towards((bx, by), control, self.disc + 5)
+        return self._leave(a, control, 3), control, self._leave(b, control, 5)
+
+    def rail(self, src: int, dst: int) -> tuple[Point, Point]:
+        """Return the ends of the straight line between two nodes."""
+        a, b = self.nodes[src], self.nodes[dst]
+        return self._leave(a, middle(b), 2), self._leave(b, middle(a), 2)
+
+    def _leave(self, node: Node, towards: Point, gap: float) -> Point:
+        """Return the point, a gap outside of a node, on the way from its middle to some point."""
+        x, y = middle(node)
+        dx, dy = towards[0] - x, towards[1] - y
+        length = math.hypot(dx, dy) or 1
+        reach = self.sizes.disc + gap
+        if node.box:
+            left, top, right, bottom = node.box
+            across = (right - left) / 2 / abs(dx) if dx else math.inf
+            down = (bottom - top) / 2 / abs(dy) if dy else math.inf
+            reach = min(across, down) * length + gap
+        return x + dx / length * reach, y + dy / length * reach
 
 
-def _towards(start: Point, end: Point, distance: float) -> Point:
-    length = math.hypot(end[0] - start[0], end[1] - start[1]) or 1
-    share = distance / length
-    return start[0] + (end[0] - start[0]) * share, start[1] + (end[1] - start[1]) * share
+def middle(node: Node) -> Point:
+    """Return where a node's arrows point to."""
+    if node.box is None:
+        return node.x, node.y
+    return (node.box[0] + node.box[2]) / 2, (node.box[1] + node.box[3]) / 2
 
 
-def on_curve(curve: tuple[Point, Point, Point], t: float) -> Point:
+def on_curve(curve: Curve, t: float) -> Point:
     """Return the point of a quadratic Bézier curve at 0 ≤ t ≤ 1."""
     (ax, ay), (cx, cy), (bx, by) = curve
     p, q, r = (1 - t) ** 2, 2 * t * (1 - t), t * t
     return p * ax + q * cx + r * bx, p * ay + q * cy + r * by
 
 
-def rank_colour(rank: int, ranks: int) -> str:
-    """Return a rank's colour as #rrggbb: hues evenly around the OKLCH circle, neighbours a little lighter or darker."""
-    hue = math.radians(262 + 360 * rank / max(ranks, 3))
-    lightness = 0.66 + (0.07 if rank % 2 else -0.03)
-    return _oklch(lightness, 0.135, hue)
+def path_points(path: str) -> Iterable[Point]:
+    """Return the points of a path made of M, L and Z."""
+    numbers = [float(word) for word in path.replace("M", " ").replace("L", " ").replace("Z", " ").split()]
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
-def _oklch(lightness: float, chroma: float, hue: float) -> str:
-    """B. Ottosson's OKLab in polar form, to sRGB."""
-    a, b = chroma * math.cos(hue), chroma * math.sin(hue)
-    long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
-    medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
-    short = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3
-    red = 4.0767416621 * long - 3.3077115913 * medium + 0.2309699292 * short
-    green = -1.2684380046 * long + 2.6097574011 * medium - 0.3413193965 * short
-    blue = -0.0041960863 * long - 0.7034186147 * medium + 1.7076147010 * short
-    return "#" + "".join(f"{_gamma(channel):02x}" for channel in (red, green, blue))
+class Pills:
+    """Where the labels of one round go: on their arrows, if they can without covering a disc or each other."""
+
+    def __init__(self, layout: Layout) -> None:
+        r = layout.sizes.disc
+        self._taken = [(node.x - r, node.y - r, node.x + r, node.y + r) for node in layout.nodes]
+
+    def place(self, curve: Curve, at: float, wide: float, high: float) -> Point:
+        """Return where the middle of a label goes on an arrow.
+
+        Args:
+            curve: The arrow.
+            at: Where it would rather be, as a share of the arrow's length.
+            wide: Its width.
+            high: Its height.
+        """
+        for t in (at, *TRIED, at):
+            x, y = on_curve(curve, t)
+            box = (x - wide / 2, y - high / 2, x + wide / 2, y + high / 2)
+            if not any(box[0] < c and a < box[2] and box[1] < d and b < box[3] for a, b, c, d in self._taken):
+                break
+        self._taken.append(box)
+        return x, y
 
 
-def _gamma(linear: float) -> int:
-    linear = min(max(linear, 0.0), 1.0)
-    encoded = 12.92 * linear if linear <= 0.0031308 else 1.055 * linear ** (1 / 2.4) - 0.055
-    return round(255 * encoded)
+# Where else a label may be, best first; drawing.js has the same.
+TRIED = (0.3, 0.36, 0.24, 0.42, 0.48, 0.54, 0.6, 0.66)

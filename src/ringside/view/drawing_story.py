@@ -1,0 +1,216 @@
+"""What happens in a schedule, round by round, as it is drawn: messages, and what everything drawn contains.
+
+Chunks that travel alike (the same transfers in the same rounds, held and wanted by the same ranks) are drawn as one
+*part*; where no two do, which is usual, a part is a chunk.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringside.errors import UsageError
+from ringside.schedule import Round, Schedule, contributions
+
+MOST_RANKS = 64
+MOST_CELLS = 1 << 14
+MOST_VALUES = 1 << 24
+
+Held = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Everything that one vertex hands another in a round to the same use.
+
+    Args:
+        src: The sending vertex.
+        dst: The receiving vertex.
+        reducing: Whether the receiver adds it to its own; otherwise it replaces it.
+        parts: What is sent: numbers of parts, ascending.
+    """
+
+    src: int
+    dst: int
+    reducing: bool
+    parts: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """What is shown at once: a round's messages over what every part contains when it starts.
+
+    Args:
+        story: What it is a frame of.
+        round: The round, or the number of rounds for the end.
+        messages: The round's messages; none at the end.
+        held: uint8 [vertices, parts, ranks]: whose contribution is in there, 2 for more than once.
+    """
+
+    story: Story
+    round: int
+    messages: tuple[Message, ...]
+    held: Held
+
+    @cached_property
+    def done(self) -> NDArray[np.bool_]:
+        """Which parts are complete where they are wanted, bool [vertices, parts]."""
+        story = self.story
+        right = self.held == story.holders.T if story.once else (self.held > 0) == story.holders.T
+        found: NDArray[np.bool_] = right.all(axis=2) & story.wanted
+        return found
+
+    @cached_property
+    def double(self) -> NDArray[np.bool_]:
+        """Which parts contain something more than once though they must not, bool [vertices, parts]."""
+        found: NDArray[np.bool_] = (self.held > 1).any(axis=2) & np.bool_(self.story.once)
+        return found
+
+    @property
+    def complete(self) -> int:
+        """How many chunks are complete where they are wanted, over all ranks."""
+        return int(self.done.sum(axis=0) @ self.story.weights)
+
+    @property
+    def name(self) -> str:
+        """The frame's name, as in the page's counter."""
+        return "Done" if self.round == self.story.schedule.rounds else f"Round {self.round}"
+
+
+@dataclass(frozen=True, eq=False)
+class Story:
+    """A schedule made ready to be drawn.
+
+    Args:
+        schedule: A well-formed schedule.
+
+    Raises:
+        UsageError: It has more than 64 ranks, or more chunks than a picture can show.
+    """
+
+    schedule: Schedule
+
+    def __post_init__(self) -> None:
+        s = self.schedule
+        if s.ranks > MOST_RANKS:
+            raise UsageError(
+                f"a picture has room for {MOST_RANKS} ranks, not {s.ranks}; "
+                f"`ringside verify {s.name.split()[0]} --ranks {s.ranks}` audits it"
+            )
+        if s.vertices * s.chunks * s.ranks > MOST_VALUES:
+            raise UsageError(self._crowded(s.chunks))
+        shown = sum(len(parts) for parts in self.shown)
+        if shown > MOST_CELLS:
+            raise UsageError(self._crowded(len(self.members)))
+
+    def _crowded(self, chunks: int) -> str:
+        s = self.schedule
+        return f"{chunks} chunks on each of {s.ranks} ranks are too many for a picture; take fewer segments or ranks"
+
+    @cached_property
+    def steps(self) -> tuple[Round, ...]:
+        """All rounds."""
+        return tuple(self.schedule.round(k) for k in range(self.schedule.rounds))
+
+    @cached_property
+    def members(self) -> tuple[tuple[int, ...], ...]:
+        """The chunks of every part, ascending."""
+        s = self.schedule
+        ways: list[list[object]] = [[] for _ in range(s.chunks)]
+        for table in (s.collective.holds(s.ranks, s.chunks), s.collective.wants(s.ranks, s.chunks)):
+            for chunk in range(s.chunks):
+                ways[chunk].append(table[:, chunk].tobytes())
+        for k, step in enumerate(self.steps):
+            for src, dst, chunk, reducing in step:
+                ways[chunk].append((k, src, dst, reducing))
+        alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
+        for chunk, way in enumerate(ways):
+            alike[tuple(way)].append(chunk)
+        return tuple(tuple(chunks) for chunks in alike.values())
+
+    @cached_property
+    def part_of(self) -> dict[int, int]:
+        """The part that a chunk stands for; only the first chunk of every part is in here."""
+        return {chunks[0]: part for part, chunks in enumerate(self.members)}
+
+    @cached_property
+    def weights(self) -> NDArray[np.int64]:
+        """How many chunks every part has, int64 [parts]."""
+        return np.array([len(chunks) for chunks in self.members], dtype=np.int64)
+
+    @property
+    def once(self) -> bool:
+        """Whether a contribution may be in a result only once."""
+        return self.schedule.collective.exactly_once
+
+    @cached_property
+    def holders(self) -> NDArray[np.bool_]:
+        """Whose contributions the result of a part consists of, bool [ranks, parts]."""
+        return self.schedule.collective.holds(self.schedule.ranks, self.schedule.chunks, self._first)
+
+    @cached_property
+    def wanted(self) -> NDArray[np.bool_]:
+        """Where the result of a part must be at the end, bool [vertices, parts]."""
+        s = self.schedule
+        wants = s.collective.wants(s.ranks, s.chunks, self._first)
+        return np.concatenate([wants, np.zeros((s.switches, len(self.members)), dtype=np.bool_)])
+
+    @property
+    def to_complete(self) -> int:
+        """How many chunks must be complete at the end, over all ranks."""
+        return int(self.wanted.sum(axis=0) @ self.weights)
+
+    @property
+    def _first(self) -> NDArray[np.int64]:
+        return np.array([chunks[0] for chunks in self.members], dtype=np.int64)
+
+    @cached_property
+    def shown(self) -> tuple[tuple[int, ...], ...]:
+        """Which parts are drawn at every vertex: all, or where those are too many, what it ever has to do with."""
+        s, parts = self.schedule, len(self.members)
+        if parts <= MOST_RANKS or len(self.steps) == 0:
+            return (tuple(range(parts)),) * s.vertices
+        touched = self.wanted.copy()
+        touched[: s.ranks] |= self.holders
+        for k in range(s.rounds):
+            for message in self.messages(k):
+                touched[message.dst, list(message.parts)] = True
+        return tuple(tuple(np.flatnonzero(row).tolist()) for row in touched)
+
+    def messages(self, k: int) -> tuple[Message, ...]:
+        """Return the messages of round k, in the order in which they begin in it; of the end, none."""
+        if k == self.schedule.rounds:
+            return ()
+        together: dict[tuple[int, int, bool], set[int]] = defaultdict(set)
+        for src, dst, chunk, reducing in self.steps[k]:
+            if chunk in self.part_of:
+                together[src, dst, reducing].add(self.part_of[chunk])
+        return tuple(Message(*key, tuple(sorted(parts))) for key, parts in together.items())
+
+    def frames(self) -> Iterator[Frame]:
+        """Yield the frames: one per round, and the end."""
+        for k, counts in enumerate(contributions(self.schedule)):
+            held = np.minimum(counts[:, self._first], 2).astype(np.uint8)
+            yield Frame(self, k, self.messages(k), held)
+
+    def name(self, part: int) -> str:
+        """Return a part's name, short enough for its cell: `c3`, or `c3…` where it stands for several chunks."""
+        chunks = self.members[part]
+        return f"c{chunks[0]}{'…' if len(chunks) > 1 else ''}"
+
+    def label(self, parts: Sequence[int]) -> str:
+        """Return what a message of some parts is called on its arrow: `c3`, `c3 c7`, `c0-3` or `6 chunks`."""
+        chunks = self.chunks_of(parts)
+        if len(chunks) <= 2:
+            return " ".join(f"c{chunk}" for chunk in chunks)
+        together = chunks[-1] - chunks[0] == len(chunks) - 1
+        return f"c{chunks[0]}-{chunks[-1]}" if together else f"{len(chunks)} chunks"
+
+    def chunks_of(self, parts: Sequence[int]) -> list[int]:
+        """Return the chunks that parts stand for, ascending."""
+        return sorted(chunk for part in parts for chunk in self.members[part])
