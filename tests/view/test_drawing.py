@@ -366,6 +366,7 @@ SEVERAL = {
     "pieces that ranks own": by_name("ring_all_gather", 5),
     "blocks": direct_all_to_all(4),
     "more than 32 ranks": by_name("recursive_doubling", 40),
+    "many arrows": direct(5),
     "a barrier": by_name("dissemination_barrier", 6),
     "a contribution twice": from_rounds("x", 3, 1, [Round.of([(0, 1, 0, 1)]), Round.of([(0, 1, 0, 1), (1, 2, 0, 0)])]),
 }

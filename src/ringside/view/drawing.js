@@ -141,8 +141,9 @@
     const x = bx - 9 * scale * ux, y = by - 9 * scale * uy, wide = 4.6 * scale;
     const head = [[bx + 2 * ux, by + 2 * uy], [x - wide * uy, y + wide * ux], [x + wide * uy, y - wide * ux]];
     const text = labelOf(moved), full = pill(`${adds ? "+" : "="} ${text}`);
-    const labelled = data.labels && !look, mini = data.labels && look === "thin";
-    const rest = labelled ? place(link, at, 7 * text.length + 26, 19, taken) : mini ? place(link, 0.3, 7 * text.length, 12, taken) : 0.3;
+    const labelled = data.labels && !look, thin = data.labels && look === "thin";
+    const spot = labelled ? free(link, at, 7 * text.length + 26, 19, taken) : thin ? free(link, 0.3, 7 * text.length, 12, taken) : null;
+    const mini = thin && spot !== null, rest = spot ?? (labelled ? at : 0.3);
     const dot = mini ? `<text class="mini">${text}</text>` : look === "dense" ? "" : '<circle class="dot" r="3.5"/>';
     const colour = look && src < ranks ? ` style="--add:${data.colours[src]};--copy:${data.colours[src]}"` : "";
     const tree = data.trees > 1 ? ` tree${treeOf(node)}` : "";
@@ -157,17 +158,15 @@
     (1 - t) ** 2 * ay + 2 * t * (1 - t) * cy + t * t * by,
   ];
 
-  // Where on its arrow a label covers neither a disc nor another label, near `at` if it can.
-  function place(link, at, wide, high, taken) {
-    let box;
-    const wish = at;
-    for (const t of [wish, 0.3, 0.36, 0.24, 0.42, 0.48, 0.54, 0.6, 0.66, wish]) {
-      const [x, y] = onCurve(link, (at = t));
-      box = [x - wide / 2, y - high / 2, x + wide / 2, y + high / 2];
-      if (!taken.some(([a, b, c, d]) => box[0] < c && a < box[2] && box[1] < d && b < box[3])) break;
+  // Where on its arrow a label covers neither a disc nor another label, near `at` if it can; null: nowhere.
+  function free(link, at, wide, high, taken) {
+    for (const t of [at, 0.3, 0.36, 0.24, 0.42, 0.48, 0.54, 0.6, 0.66]) {
+      const [x, y] = onCurve(link, t), [left, top, right, bottom] = [x - wide / 2, y - high / 2, x + wide / 2, y + high / 2];
+      if (taken.some(([a, b, c, d]) => left < c && a < right && top < d && b < bottom)) continue;
+      taken.push([left, top, right, bottom]);
+      return t;
     }
-    taken.push(box);
-    return at;
+    return null;
   }
 
   // The nodes of the second tree follow those of the first.

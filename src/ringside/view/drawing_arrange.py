@@ -95,7 +95,8 @@ def _fits(story: Story, sizes: Sizes, shape: Shape, slots: dict[int, float], rad
             if x < u + w + apart and u < x + wide + apart and y < v + h + apart and v < y + high + apart:
                 return False
     n = len(nodes)
-    least = sizes.disc * (6.4 if n <= 8 and not shape.hosts and not shape.centre else 4 if n <= 16 else 2.6)
+    roomy = n <= 8 and not shape.hosts and not shape.centre
+    least = sizes.disc * (6.4 if roomy else 5.6 if n <= 12 else 4 if n <= 16 else 2.6)
     return n < 2 or all(
         math.hypot(a.x - b.x, a.y - b.y) >= least for a, b in zip(nodes, [*nodes[1:], nodes[0]], strict=True)
     )

@@ -243,8 +243,8 @@ class Pills:
         r = layout.sizes.disc
         self._taken = [(node.x - r, node.y - r, node.x + r, node.y + r) for node in layout.nodes]
 
-    def place(self, curve: Curve, at: float, wide: float, high: float) -> Point:
-        """Return where the middle of a label goes on an arrow.
+    def free(self, curve: Curve, at: float, wide: float, high: float) -> Point | None:
+        """Return where the middle of a label goes on an arrow, and take that place; None if there is no free one.
 
         Args:
             curve: The arrow.
@@ -252,13 +252,13 @@ class Pills:
             wide: Its width.
             high: Its height.
         """
-        for t in (at, *TRIED, at):
+        for t in (at, *TRIED):
             x, y = on_curve(curve, t)
-            box = (x - wide / 2, y - high / 2, x + wide / 2, y + high / 2)
-            if not any(box[0] < c and a < box[2] and box[1] < d and b < box[3] for a, b, c, d in self._taken):
-                break
-        self._taken.append(box)
-        return x, y
+            left, top, right, bottom = x - wide / 2, y - high / 2, x + wide / 2, y + high / 2
+            if not any(left < c and a < right and top < d and b < bottom for a, b, c, d in self._taken):
+                self._taken.append((left, top, right, bottom))
+                return x, y
+        return None
 
 
 # Where else a label may be, best first; drawing.js has the same.

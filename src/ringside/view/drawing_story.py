@@ -68,7 +68,7 @@ class Frame:
     @cached_property
     def double(self) -> NDArray[np.bool_]:
         """Which parts contain something more than once though they must not, bool [vertices, parts]."""
-        found: NDArray[np.bool_] = (self.held > 1).any(axis=2) & np.bool_(self.story.once)
+        found: NDArray[np.bool_] = np.logical_and(self.held.max(axis=2) > 1, self.story.once)
         return found
 
     @property

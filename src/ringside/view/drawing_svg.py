@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ringside.view.drawing_colours import rank_colour
-from ringside.view.drawing_layout import Curve, Layout, Node, Pills, Point
+from ringside.view.drawing_layout import Curve, Layout, Node, Pills, Point, on_curve
 from ringside.view.drawing_story import Frame, Message
 from ringside.view.drawing_words import caption, counted, vertex_name
 
@@ -232,13 +232,16 @@ def look_of(messages: int, ranks: int) -> str:
 
 
 def _label(text: str, reducing: bool, look: str, pills: Pills, curve: Curve, at: float) -> str:
+    """Return an arrow's label; among thin arrows only if there is room for it."""
     if look == "thin":
-        x, y = pills.place(curve, 0.3, 7 * len(text), 12)
-        return f'<g class="pill" transform="translate({_point((x, y))})"><text class="mini">{text}</text></g>'
+        spot = pills.free(curve, 0.3, 7 * len(text), 12)
+        mini = f'<text class="mini">{text}</text>'
+        return f'<g class="pill" transform="translate({_point(spot)})">{mini}</g>' if spot else ""
     text = f"{'+' if reducing else '='} {text}"
     wide = 7 * len(text) + 12
+    spot = pills.free(curve, at, wide, 19) or on_curve(curve, at)
     return (
-        f'<g class="pill" transform="translate({_point(pills.place(curve, at, wide, 19))})">'
+        f'<g class="pill" transform="translate({_point(spot)})">'
         f'<rect x="{number(-wide / 2)}" y="-9.5" width="{wide}" height="19" rx="8"/><text>{text}</text></g>'
     )
 
