@@ -14,6 +14,19 @@ from ringside.engine.roster import Roster
 from ringside.engine.transports.threads import Switchboard, Threads
 
 
+class NoNative:
+    """Takes the place of a native all-reduce where nobody calls it."""
+
+    def check(self, dtype, op):
+        raise AssertionError("native was not to be called")
+
+    def all_reduce(self, data, dtype, op, members):
+        raise AssertionError("native was not to be called")
+
+    def abandon(self):
+        """Nothing is under way."""
+
+
 class NativeByThreads:
     """Stands for the group's own all-reduce: a ring over a switchboard of its own, made slower on purpose."""
 
@@ -23,6 +36,9 @@ class NativeByThreads:
 
     def check(self, dtype, op):
         """It can do everything."""
+
+    def abandon(self):
+        self._across.close()
 
     def all_reduce(self, data, dtype, op, members):
         if self._pause_s:
@@ -34,7 +50,7 @@ class NativeByThreads:
 def make_across(board: Switchboard, rank: int, native: Any = None) -> Across:
     n = board.size
     roster = Roster(rank, tuple((r,) for r in range(n)), tuple(f"host{r}" for r in range(n)), ("",) * n)
-    return Across(roster, Exchange(Threads(board, rank)), None, native, timeout_s=board.timeout_s)
+    return Across(roster, Exchange(Threads(board, rank)), None, native or NoNative(), timeout_s=board.timeout_s)
 
 
 def on_threads(n: int, job: Callable[[Across], Any], *, native_pause_s: float = 0.0) -> list[Any]:

@@ -19,12 +19,13 @@ from ringside.engine.background import Background, Work
 from ringside.engine.choice import NATIVE, Choice
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES
 from ringside.engine.exchange import Call, Doing, Exchange
+from ringside.engine.interrupts import interruptible
 from ringside.engine.local_lanes import LocalLanes
 from ringside.engine.message_plan import plan_messages
 from ringside.engine.reduction import AVG, SUM, fold, folder, memory
 from ringside.engine.regions import Storage
 from ringside.engine.roster import Roster
-from ringside.engine.transports.transport import Bytes
+from ringside.engine.transports.transport import Bytes, Cause
 from ringside.engine.wire import Wire
 from ringside.errors import ClosedError, SyncError, UsageError
 from ringside.schedule import Schedule, chunk_bounds
@@ -40,7 +41,10 @@ class Native(Protocol):
         """Raise `UnsupportedError` for what it cannot reduce."""
 
     def all_reduce(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> None:
-        """Reduce in place over all ranks, or over the given ones (one per host)."""
+        """Reduce in place over all ranks, or over the given ones (one per host); raise `LinkError`."""
+
+    def abandon(self) -> None:
+        """End what is under way, here and at the peers, as far as it can be ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,9 +244,11 @@ class Across:
             raise type(self._broken)(str(self._broken), self._broken.ranks) from self._broken
         self.exchange.transport.doing = doing
         try:
-            yield
+            with interruptible(self._give_up):
+                yield
         except BaseException as error:
             first = self.exchange.transport.fail(blame.cause_of(error, self.roster))
+            self._native.abandon()
             if self.local is not None:
                 self.local.abandon()
             explained = blame.explain(what, first, error, self.roster, self._timeout_s)
@@ -250,6 +256,10 @@ class Across:
             if explained is error or not isinstance(error, Exception):
                 raise
             raise explained from error
+
+    def _give_up(self) -> None:
+        self.exchange.transport.fail(Cause("left", self.roster.rank))
+        self._native.abandon()
 
 
 __all__ = ["ALL_REDUCE", "Across", "Native", "Reduction"]

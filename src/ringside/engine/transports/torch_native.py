@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.engine.dtypes import DTYPES, FLOATING, OPS
+from ringside.engine.transports.connections import close_connections, watched_connections
 from ringside.engine.transports.transport import Bytes, Cause, LinkError
 from ringside.errors import UnsupportedError
 
@@ -33,9 +34,11 @@ class TorchNative:
         rank: This rank.
         size: Number of ranks.
         timeout_s: Longest wait, seconds.
+        dead_after_s: As for `TorchPeerToPeer`.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, *, timeout_s: float) -> None:
+    def __init__(self, store: Store, rank: int, size: int, *, timeout_s: float, dead_after_s: float = 4.0) -> None:
+        self._dead_after_s = dead_after_s
         self._store, self._rank, self._size = store, rank, size
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self._groups: dict[tuple[int, ...], Any] = {}
@@ -60,10 +63,17 @@ class TorchNative:
             group.allreduce([tensor], options).wait()
         except RuntimeError as error:
             late = "Timed out" in str(error)
-            raise LinkError(Cause("late" if late else "lost", self._rank), str(error)[:300]) from None
+            raise LinkError(Cause("late" if late else "lost", -1), str(error)[:300]) from None
+
+    def abandon(self) -> None:
+        """End what is under way; see `ringside.engine.across.Native`."""
+        for group in self._groups.values():
+            close_connections(group)
 
     def _group(self, members: tuple[int, ...]) -> Any:
         if members not in self._groups:
             store = PrefixStore(",".join(map(str, members)), self._store)
-            self._groups[members] = dist.ProcessGroupGloo(store, members.index(self._rank), len(members), self._timeout)
+            gloo: Any = dist.ProcessGroupGloo
+            with watched_connections(self._dead_after_s):
+                self._groups[members] = gloo(store, members.index(self._rank), len(members), self._timeout)
         return self._groups[members]

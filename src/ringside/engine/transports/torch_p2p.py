@@ -8,33 +8,30 @@ leaves theirs usable; rendezvous, addresses and sockets are torch's. What matter
 -   Nothing can be cancelled. But a wait that times out closes every connection of its group, which ends all other waits
     here at once and, since connections close, at the peers: that is how a rank gives up. Why, it says on a second
     group (`ringside.engine.transports.last_words`).
--   A host that vanishes without a word is not noticed; the sockets are told to (`keepalive`).
+-   A host that vanishes without a word is not noticed; the sockets are told to (`connections`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import threading
 import time
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ringside.engine.transports.keepalive import watched_connections
+from ringside.engine.transports.connections import close_connections, watched_connections
 from ringside.engine.transports.last_words import NOBODY, LastWords, Word, find_late, tell_apart
 from ringside.engine.transports.transport import Bytes, Cause, LinkError
 
-_DATA, _PROBE, _NOTHING = 1, 3, 4
+_DATA, _PROBE = 1, 3
 _WORD_S = 0.3  # a word takes less, unless the machine is very busy
 _SILENCE_S = 1.0  # who says nothing for so long after everybody was woken takes no part
 _LOOK_S = 0.005
 _JOINING = datetime.timedelta(seconds=60)  # ranks that start at different times may take longer than one message
-_AT_ONCE = datetime.timedelta(milliseconds=1)
 
 
 class TorchPeerToPeer:
@@ -104,7 +101,7 @@ class TorchPeerToPeer:
                 self._cause = Cause("left", self.rank)
                 self._words.tell(Word(self._cause, NOBODY, str(self.doing)))
                 self._words.silent(patience_s)
-                self._close_connections()
+                close_connections(self._group)
 
     def describe(self) -> dict[str, Any]:
         """Return its name."""
@@ -118,7 +115,7 @@ class TorchPeerToPeer:
             heard, cause = self._look_for_the_lost(cause)
         cause = heard.cause if heard is not None else cause
         self._words.tell(Word(cause, waits_for, str(self.doing)))
-        self._close_connections()
+        close_connections(self._group)
         if cause.kind == "late":
             cause = find_late(self._words, self.rank, waits_for, str(self.doing), _SILENCE_S)
         if cause.kind == "disagreed":
@@ -145,14 +142,6 @@ class TorchPeerToPeer:
         except RuntimeError:
             return False
         return True
-
-    def _close_connections(self) -> None:
-        """Time out at once, on a message that nobody sends."""
-        nothing = torch.from_numpy(np.empty(1, dtype=np.uint8))
-        for peer in self._peers():
-            with contextlib.suppress(RuntimeError):
-                self._group.recv([nothing], peer, _NOTHING).wait(_AT_ONCE)
-                return
 
     def _error(self, peer: int, error: RuntimeError) -> LinkError:
         text = str(error)

@@ -1,0 +1,54 @@
+"""Process groups over processes that pretend to be on several hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from tests.processes import place
+
+from ringside import Communicator
+from ringside.sync.group import _counters
+
+LIMIT_S = 60.0
+
+
+@contextlib.contextmanager
+def meeting_point() -> Iterator[str]:
+    """Yield the path of a file through which ranks can meet."""
+    with tempfile.TemporaryDirectory() as directory:
+        yield str(Path(directory) / "store")
+
+
+@contextlib.contextmanager
+def process_group(path: str, size: int) -> Iterator[Any]:
+    """Inside, the ranks 0 to size - 1 are in a Gloo group of their own."""
+    here = place()
+    _counters.clear()  # of other groups, in which other ranks were
+    store = dist.PrefixStore(here.job, dist.FileStore(path, -1))
+    limit = datetime.timedelta(seconds=LIMIT_S / 2)
+    dist.init_process_group("gloo", store=store, rank=here.rank, world_size=size, timeout=limit)
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def communicator(path: str, hosts: Sequence[int], **options: Any) -> Iterator[Communicator]:
+    """A communicator over as many ranks as `hosts` has entries, each on the host of that number.
+
+    An algorithm is given, so that nothing is measured, unless `algorithm=None` is.
+    """
+    options = {"timeout_s": 30.0, "algorithm": "ring", **options}
+    with process_group(path, len(hosts)):
+        comm = Communicator(machine=f"host {hosts[place().rank]}", **options)
+        try:
+            yield comm
+        finally:
+            comm.close()
