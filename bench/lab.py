@@ -2,14 +2,15 @@
 
 Hosts are network namespaces with links of a known rate (`ringside lab`), so it needs root and iproute2.
 
-    python bench/lab.py bytes|star|laws|two-tree|delay|ddp|all [--repeat N] [--json]
+    python bench/lab.py bytes|star|laws|two-tree|delay|ddp|ddp-cpu|all [--repeat N] [--json]
 
     bytes     kernel counters of every host's link against the schedule, every algorithm
     star      4 hosts x 2 ranks: ours beside Gloo, Open MPI and the link's rate, 4 B to 64 MB
     laws      one rank per host, n = 2 to 8: time against the busiest link's bytes, every algorithm
     two-tree  its gain over the single tree; leaves use both directions at once
     delay     5 ms from host to host: time against rounds x delay
-    ddp       a training step, 4 hosts x 2 ranks: ours (f32, bf16 wire) beside stock DDP on Gloo
+    ddp       a training step, 4 hosts x 2 ranks: ours (f32, bf16 wire) beside stock DDP on Gloo; layers wait
+    ddp-cpu   the same (not in `all`); layers compute, on the cores that all hosts of the lab share
 """
 
 from __future__ import annotations
@@ -20,18 +21,12 @@ import sys
 import time
 from collections.abc import Callable
 
+import lab_ddp
 import lab_sections
 from lab_report import Section, say, verdict
 
 from ringside.errors import RingsideError
 from ringside.lab import Lab
-
-
-def _ddp(repeat: int) -> Section:
-    import lab_ddp
-
-    return lab_ddp.ddp(repeat)
-
 
 SECTIONS: dict[str, tuple[Callable[[int], Section], int]] = {
     "bytes": (lab_sections.bytes_on_links, 3),
@@ -39,7 +34,8 @@ SECTIONS: dict[str, tuple[Callable[[int], Section], int]] = {
     "laws": (lab_sections.laws, 3),
     "two-tree": (lab_sections.two_tree, 5),
     "delay": (lab_sections.delay, 3),
-    "ddp": (_ddp, 6),
+    "ddp": (lab_ddp.ddp, 6),
+    "ddp-cpu": (lambda repeat: lab_ddp.ddp(repeat, "cpu"), 6),
 }
 """Name: (what measures it, turns of every contender unless told otherwise)."""
 
@@ -54,7 +50,7 @@ def main() -> int:
     if reason := Lab.unavailable():
         say(f"not measured: {reason}")
         return 2
-    names = list(SECTIONS) if "all" in args.law else list(dict.fromkeys(args.law))
+    names = [name for name in SECTIONS if name != "ddp-cpu"] if "all" in args.law else list(dict.fromkeys(args.law))
     try:
         sections = [_measured(name, args.repeat) for name in names]
     except RingsideError as error:

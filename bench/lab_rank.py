@@ -23,7 +23,8 @@ import numpy as np
 
 Call = Callable[[], Any]
 GLOO, IDLE, DEFAULT = "gloo", "idle", "default"
-_WARM_UP_BYTES, _MOST_WARM_UPS = 8 << 20, 3  # a first message finds no place posted; the first ones grow TCP's window
+_WARM_UPS = 2  # a first message finds no place posted for it, and the first ones open TCP's window
+_CHECKED_BYTES = 1 << 20
 _MOST_ITERATIONS = 2000
 
 
@@ -84,10 +85,11 @@ def _turns(
 def _prepared(case: dict[str, Any], comm: Any, group: Any, plan: dict[str, Any]) -> Iterator[_Turn]:
     for name in case["contenders"]:
         array = np.zeros(case["size_bytes"] // 4, dtype=np.float32)
-        call = _call(name, comm, group, array)
         if name != IDLE:
-            _check(call, array, comm, f"{name}, {case['n']} ranks, {case['size_bytes']} B")
-        yield _Turn(case, name, call, comm, group, plan)
+            part = array[: _CHECKED_BYTES // 4]
+            for _ in range(_WARM_UPS):
+                _check(_call(name, comm, group, part), part, comm, f"{name}, {case['n']} ranks, {part.nbytes} B")
+        yield _Turn(case, name, _call(name, comm, group, array), comm, group, plan)
 
 
 def _call(name: str, comm: Any, group: Any, array: Any) -> Call:
@@ -121,8 +123,6 @@ class _Turn:
         self, case: dict[str, Any], name: str, call: Call, comm: Any, group: Any, plan: dict[str, Any]
     ) -> None:
         self.case, self.name, self.call, self.comm, self.group, self.plan = case, name, call, comm, group, plan
-        for _ in range(max(1, min(_MOST_WARM_UPS, _WARM_UP_BYTES // case["size_bytes"]))):
-            call()
         self.iterations = case.get("iterations") or self._fitting()
 
     def _fitting(self) -> int:
