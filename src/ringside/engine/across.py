@@ -98,6 +98,7 @@ class Across:
         self._block_bytes = block_bytes
         self._carrier: Background | None = None
         self._broken: SyncError | None = None
+        exchange.transport.on_failure = self._end_the_rest
 
     def all_reduce(self, address: int, elements: int, what: Reduction, choice: Choice) -> None:
         """Reduce the elements at an address over all ranks of the group, in place.
@@ -248,9 +249,6 @@ class Across:
                 yield
         except BaseException as error:
             first = self.exchange.transport.fail(blame.cause_of(error, self.roster))
-            self._native.abandon()
-            if self.local is not None:
-                self.local.abandon()
             explained = blame.explain(what, first, error, self.roster, self._timeout_s)
             self._broken = explained
             if explained is error or not isinstance(error, Exception):
@@ -259,7 +257,12 @@ class Across:
 
     def _give_up(self) -> None:
         self.exchange.transport.fail(Cause("left", self.roster.rank))
+
+    def _end_the_rest(self) -> None:
+        """End what is under way beside messages, so that nobody waits there for ranks that have given up."""
         self._native.abandon()
+        if self.local is not None:
+            self.local.abandon()
 
 
 __all__ = ["ALL_REDUCE", "Across", "Native", "Reduction"]

@@ -57,7 +57,8 @@ class Call(NamedTuple):
     def __str__(self) -> str:
         name = KINDS[self.kind] if self.kind < len(KINDS) else f"collective {self.kind}"
         extra = "" if self.extra in (0.0, 1.0) or math.isnan(self.extra) else f", {self.extra:g}"
-        return f"{name}({OPS[self.op]}, {DTYPES[self.dtype]}, {self.elements} elements{extra})"
+        op = f"{OPS[self.op]}, " if "reduce" in name else ""
+        return f"{name}({op}{DTYPES[self.dtype]}, {self.elements} elements{extra})"
 
 
 class Doing(NamedTuple):

@@ -28,7 +28,7 @@ from ringside.engine.transports.transport import Bytes, Cause, Kind
 NOBODY = -1
 _TAG = 2
 _KINDS = ("lost", "late", "left", "disagreed")
-_HEAD = struct.Struct("<iiiHH")  # kind, vertex, waits for, bytes of doing, bytes of detail
+_HEAD = struct.Struct("<iiidHH")  # kind, vertex, waits for, for how long, bytes of doing, bytes of detail
 _BYTES, _TEXT = 1024, 500
 _SENT = datetime.timedelta(milliseconds=300)
 _LOOK_S = 0.002
@@ -42,11 +42,13 @@ class Word:
     Args:
         cause: The reason, as far as it knew.
         waits_for: The vertex it waited for, or -1.
-        doing: What it was about.
+        since_s: How long it had been doing what it did, seconds.
+        doing: What that was.
     """
 
     cause: Cause
     waits_for: int = NOBODY
+    since_s: float = 0.0
     doing: str = ""
 
 
@@ -88,9 +90,9 @@ class LastWords:
         self._look(lambda: all(self._read(peer) for peer in self._places), grace_s)
         return [peer for peer in self._places if self._read(peer) is None]
 
-    def doing(self) -> dict[int, str]:
-        """Return what those were about that have said something."""
-        return {peer: word.doing for peer in self._places if (word := self._read(peer)) is not None}
+    def all(self) -> dict[int, Word]:
+        """Return what everybody has said that has said something."""
+        return {peer: word for peer in self._places if (word := self._read(peer)) is not None}
 
     def _look(self, look: Callable[[], _Found], grace_s: float) -> _Found:
         deadline = time.monotonic() + grace_s
@@ -99,56 +101,64 @@ class LastWords:
         return found
 
     def _any(self) -> Word | None:
-        words = [word for peer in self._places if (word := self._read(peer)) is not None]
-        return min(words, key=lambda word: word.cause.kind == "late", default=None)
+        return min(self.all().values(), key=lambda word: word.cause.kind == "late", default=None)
 
     def _read(self, peer: int) -> Word | None:
         place = self._places[peer]
         return _unpacked(place) if place[-1] else None
 
 
-def find_late(words: LastWords, me: int, waits_for: int, doing: str, grace_s: float) -> Cause:
+def find_late(words: LastWords, me: int, own: Word, grace_s: float) -> Cause:
     """Return who kept everybody waiting, when this vertex's deadline has passed or somebody said that theirs has.
 
     Args:
         words: What the others say.
         me: This vertex.
-        waits_for: Whom it waited for; -1: the collective did not tell.
-        doing: What it was about.
+        own: What it said itself.
         grace_s: How long one that says nothing may take to say something, seconds.
     """
-    if waits_for == NOBODY:
-        return Cause("late", next(iter(words.silent(grace_s)), NOBODY))
-    at, others = waits_for, {me: doing}
-    while at not in others:
+    if own.waits_for == NOBODY:
+        silent = words.silent(grace_s)
+        return Cause("late", silent[0]) if silent else _last_to_come({me: own, **words.all()}, own)
+    at, chain = own.waits_for, {me: own}
+    while at not in chain:
         word = words.of(at, grace_s)
         if word is None:
             return Cause("late", at)
         if word.cause.kind != "late":
             return word.cause
-        others[at] = word.doing
+        chain[at] = word
         at = word.waits_for if word.waits_for != NOBODY else word.cause.vertex
         if at == NOBODY:
             return word.cause
-    # They wait for each other: they do different things, or the network holds their messages back.
-    return Cause("late" if len(set(others.values())) == 1 else "disagreed", waits_for)
+    return _last_to_come(chain, own)
 
 
-def tell_apart(words: LastWords, me: int, doing: str, cause: Cause, grace_s: float) -> Cause:
+def _last_to_come(all_wait: dict[int, Word], own: Word) -> Cause:
+    """They wait for each other: do different things, or one came late, or the network holds their messages back."""
+    if len({word.doing for word in all_wait.values()}) > 1:
+        return Cause("disagreed", own.waits_for)
+    last = min(all_wait, key=lambda vertex: all_wait[vertex].since_s)
+    if all_wait[last].since_s < max(word.since_s for word in all_wait.values()) / 2:
+        return Cause("late", last)
+    return Cause("late", own.waits_for)
+
+
+def tell_apart(words: LastWords, me: int, own: Word, cause: Cause, grace_s: float) -> Cause:
     """Return who did something else than most, and what everybody did, after somebody found that not all did the same.
 
     Args:
         words: What the others say.
         me: This vertex.
-        doing: What it was about.
+        own: What it said itself.
         cause: What is known so far.
         grace_s: How long one that says nothing may take to say something, seconds.
     """
     words.silent(grace_s)
     sides: dict[str, list[int]] = {}
-    for vertex, what in sorted({me: doing, **words.doing()}.items()):
-        if what:
-            sides.setdefault(what, []).append(vertex)
+    for vertex, word in sorted({me: own, **words.all()}.items()):
+        if word.doing:
+            sides.setdefault(word.doing, []).append(vertex)
     if len(sides) < 2:
         return cause
     most = max(sides.values(), key=len)  # the first of equals: that of the lowest rank
@@ -160,7 +170,7 @@ def _packed(word: Word) -> Bytes:
     message = np.zeros(_BYTES, dtype=np.uint8)
     doing, detail = (_cut(text) for text in (word.doing, word.cause.detail))
     kind = _KINDS.index(word.cause.kind)
-    _HEAD.pack_into(message.data, 0, kind, word.cause.vertex, word.waits_for, len(doing), len(detail))
+    _HEAD.pack_into(message.data, 0, kind, word.cause.vertex, word.waits_for, word.since_s, len(doing), len(detail))
     text = np.frombuffer(doing + detail, dtype=np.uint8)
     message[_HEAD.size : _HEAD.size + len(text)] = text
     message[-1] = 1  # arrives last: the word is complete
@@ -168,10 +178,10 @@ def _packed(word: Word) -> Bytes:
 
 
 def _unpacked(message: Bytes) -> Word:
-    kind, vertex, waits_for, doing, detail = _HEAD.unpack_from(message.data)
+    kind, vertex, waits_for, since_s, doing, detail = _HEAD.unpack_from(message.data)
     text = message[_HEAD.size : _HEAD.size + doing + detail].tobytes()
     cause = Cause(cast(Kind, _KINDS[kind]), vertex, text[doing:].decode(errors="replace"))
-    return Word(cause, waits_for, text[:doing].decode(errors="replace"))
+    return Word(cause, waits_for, since_s, text[:doing].decode(errors="replace"))
 
 
 def _cut(text: str) -> bytes:

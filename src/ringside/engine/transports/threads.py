@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,6 +97,7 @@ class Threads:
     board: Switchboard
     rank: int
     doing: object = ""
+    on_failure: Callable[[], object] = lambda: None
 
     @property
     def size(self) -> int:
@@ -112,7 +114,9 @@ class Threads:
 
     def fail(self, cause: Cause) -> Cause:
         """Give up."""
-        return self.board.fail(cause)
+        cause = self.board.fail(cause)
+        self.on_failure()
+        return cause
 
     def close(self, *, patience_s: float = 5.0) -> None:
         """Leave; whoever still waits for this vertex hears of it."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import datetime
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,16 +45,15 @@ class TorchPeerToPeer:
         timeout_s: Longest wait for one message, seconds.
         dead_after_s: A peer whose host does not answer for so long is taken for lost, seconds.
 
-    Attributes:
-        doing: See `Transport`.
-
     Raises:
         RuntimeError: The group could not be made (a rank did not come, no interface).
     """
 
     def __init__(self, store: Store, rank: int, size: int, *, timeout_s: float, dead_after_s: float = 4.0) -> None:
         self.rank, self.size = rank, size
-        self.doing: object = ""
+        self.on_failure: Callable[[], object] = _nothing
+        self._doing: object = ""
+        self._since = time.monotonic()
         self._timeout = datetime.timedelta(seconds=timeout_s)
         gloo: Any = dist.ProcessGroupGloo
         joining = max(self._timeout, _JOINING)
@@ -63,6 +63,15 @@ class TorchPeerToPeer:
         self._words = LastWords(words, rank, size)
         self._cause: Cause | None = None
         self._guard = threading.Lock()
+
+    @property
+    def doing(self) -> object:
+        """What this vertex is about; see `Transport`."""
+        return self._doing
+
+    @doing.setter
+    def doing(self, what: object) -> None:
+        self._doing, self._since = what, time.monotonic()
 
     def send(self, peer: int, data: Bytes) -> _Message:
         """Start sending; see `Transport`."""
@@ -99,7 +108,7 @@ class TorchPeerToPeer:
         with self._guard:
             if self._cause is None:
                 self._cause = Cause("left", self.rank)
-                self._words.tell(Word(self._cause, NOBODY, str(self.doing)))
+                self._words.tell(self._word(self._cause, NOBODY))
                 self._words.silent(patience_s)
                 close_connections(self._group)
 
@@ -114,13 +123,18 @@ class TorchPeerToPeer:
         if heard is None and cause.kind == "lost":
             heard, cause = self._look_for_the_lost(cause)
         cause = heard.cause if heard is not None else cause
-        self._words.tell(Word(cause, waits_for, str(self.doing)))
+        own = self._word(cause, waits_for)
+        self._words.tell(own)
         close_connections(self._group)
+        self.on_failure()
         if cause.kind == "late":
-            cause = find_late(self._words, self.rank, waits_for, str(self.doing), _SILENCE_S)
+            cause = find_late(self._words, self.rank, own, _SILENCE_S)
         if cause.kind == "disagreed":
-            cause = tell_apart(self._words, self.rank, str(self.doing), cause, _SILENCE_S)
+            cause = tell_apart(self._words, self.rank, own, cause, _SILENCE_S)
         return cause
+
+    def _word(self, cause: Cause, waits_for: int) -> Word:
+        return Word(cause, waits_for, time.monotonic() - self._since, str(self._doing))
 
     def _look_for_the_lost(self, cause: Cause) -> tuple[Word | None, Cause]:
         """Give whoever closed a connection on purpose time to say so; else find whose connection broke."""
@@ -147,6 +161,10 @@ class TorchPeerToPeer:
         text = str(error)
         kind = "late" if "Timed out waiting" in text else "lost"
         return LinkError(self.fail(Cause(kind, peer)), text.partition("\n")[0][:300])  # type: ignore[arg-type]
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)

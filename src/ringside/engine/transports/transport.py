@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -59,9 +60,11 @@ class Transport(Protocol):
 
     Attributes:
         doing: What this vertex is about, as the others are told when it gives up.
+        on_failure: Called when it gives up, as soon as the others have been told; it may be on any thread.
     """
 
     doing: object
+    on_failure: Callable[[], object]
 
     @property
     def rank(self) -> int:

@@ -1,0 +1,379 @@
+"""When collectives between hosts go wrong: who hears of it, what they are told, and that nobody waits for ever.
+
+Real processes that pretend to be on several hosts; at the end of the file real ones, in a lab.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from tests.processes import Outcome, borrowed, hear, outcomes_of, place, run_script, say
+from tests.sync.groups import communicator, meeting_point
+
+from ringside import Communicator, _core
+from ringside.errors import ClosedError, PeerLostError, SyncError
+from ringside.lab import Lab
+
+pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+
+HOSTS = [0, 0, 1, 1]
+SOON_S = 10.0  # a death is told within a second; a loaded machine is given more
+FORMS = ("ring", "tree*4", "hosts/ring", "leaders/tree", "native", "hosts/native")
+
+
+def all_named(outcomes: Sequence[Outcome], error: str, culprit: int, but: Sequence[int] = ()) -> None:
+    """Check that every rank (but some) raised that error, and that it names the culprit and its host."""
+    host = f"#{HOSTS[culprit]}"
+    for rank, outcome in enumerate(outcomes):
+        if rank not in but:
+            story = f"rank {rank}: {outcome.error} {outcome.ranks}: {outcome.message}\n{outcome.trace}"
+            assert outcome.error == error, story
+            assert outcome.ranks == (culprit,), story
+            assert f"rank {culprit} on host " in outcome.message, story
+            assert host in outcome.message.split(f"rank {culprit} on host ")[1], story
+
+
+# ------------------------------------------------------------------------------------------------ kill -9
+
+
+def until_it_fails(path: str, form: str, count: int) -> None:
+    with communicator(path, HOSTS) as comm:
+        x = torch.zeros(count)
+        comm.all_reduce(x, algorithm=form)
+        say("ready")
+        while True:
+            comm.all_reduce(x, algorithm=form)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_rank_is_killed_in_the_middle(form: str) -> None:
+    victim = 3 if form.startswith("leaders") else 1
+    with meeting_point() as path, borrowed(4) as team:
+        team.start(until_it_fails, path, form, 100_000)
+        team.await_word()
+        killed = team.kill(victim)
+        outcomes = team.finish()
+    assert outcomes[victim].exit_status == -signal.SIGKILL
+    all_named(outcomes, "PeerLostError", victim, but=[victim])
+    for outcome in outcomes:
+        assert outcome.exit_status is not None or outcome.at - killed < SOON_S
+
+
+def one_after_the_kill(path: str, form: str) -> None:
+    with communicator(path, HOSTS) as comm:
+        x = torch.ones(1000)
+        comm.all_reduce(x, algorithm=form)
+        say("ready")
+        hear()
+        comm.all_reduce(x, algorithm=form)
+
+
+@pytest.mark.parametrize("form", ["ring", "hosts/ring"])
+def test_a_rank_is_killed_between_collectives(form: str) -> None:
+    with meeting_point() as path, borrowed(4) as team:
+        team.start(one_after_the_kill, path, form)
+        team.await_word()
+        team.kill(2)
+        team.processes[2].wait(10)
+        for rank in (0, 1, 3):
+            team.tell(rank, "go on")
+        outcomes = team.finish()
+    all_named(outcomes, "PeerLostError", 2, but=[2])
+
+
+def survivors_go_on(path: str) -> tuple[float, list[str]]:
+    """After a death the user's own group makes a new one among the survivors."""
+    said = []
+    with communicator(path, HOSTS) as comm:
+        say("ready")
+        try:
+            while True:
+                comm.all_reduce(torch.ones(50_000), algorithm="hosts/ring")
+        except PeerLostError as error:
+            said.append(type(error).__name__)
+        for again in (comm.all_reduce, comm.all_gather):
+            try:
+                again(torch.ones(3))
+            except SyncError as error:
+                said.append(type(error).__name__)
+        comm.close()
+        comm.close()
+        try:
+            comm.all_reduce(torch.ones(3))
+        except ClosedError as error:
+            said.append(type(error).__name__)
+        group = dist.new_group([0, 1, 2], use_local_synchronization=True)
+        x = torch.full((10,), float(comm.rank))
+        dist.all_reduce(x, group=group)
+        with Communicator(group, timeout_s=20, algorithm="ring", machine=f"host {comm.rank}") as smaller:
+            smaller.all_reduce(x)
+        return float(x[0]), said
+
+
+def test_survivors_can_go_on_in_a_smaller_group() -> None:
+    with meeting_point() as path, borrowed(4) as team:
+        team.start(survivors_go_on, path)
+        team.await_word()
+        team.kill(3)
+        outcomes = team.finish()
+    for rank in (0, 1, 2):
+        assert outcomes[rank].ok, outcomes[rank].trace
+        assert outcomes[rank].value == (9.0, ["PeerLostError", "PeerLostError", "PeerLostError", "ClosedError"])
+
+
+# ------------------------------------------------------------------------------------------------ Ctrl-C
+
+
+def waiting_for_rank_2(path: str, form: str) -> None:
+    with communicator(path, HOSTS) as comm:
+        comm.all_reduce(torch.ones(10), algorithm=form)
+        say("ready")
+        if comm.rank == 2:
+            hear()
+        comm.all_reduce(torch.ones(1000), algorithm=form)
+
+
+@pytest.mark.parametrize("form", ["ring", "hosts/ring", "native"])
+def test_ctrl_c_on_one_rank(form: str) -> None:
+    """It ends the wait of that rank at once, and the others hear that it gave up."""
+    with meeting_point() as path, borrowed(4) as team:
+        team.start(waiting_for_rank_2, path, form)
+        team.await_word()
+        team.kill(0, signal.SIGINT)
+        first = [team.finish_one(rank) for rank in (0, 1, 3)]
+        team.tell(2, "go on")
+        outcomes = [*first[:2], team.finish_one(2), first[2]]
+    assert outcomes[0].error == "KeyboardInterrupt", outcomes[0].trace
+    all_named(outcomes, "PeerLostError", 0, but=[0])
+    assert "gave up" in outcomes[1].message
+
+
+# ------------------------------------------------------------------------------------------------ mismatch
+
+
+def something_else(path: str, form: str, what: str) -> None:
+    with communicator(path, HOSTS) as comm:
+        comm.all_reduce(torch.ones(10), algorithm=form)
+        if comm.rank != 2:
+            comm.all_reduce(torch.ones(100), algorithm=form)
+        elif what == "collective":
+            comm.broadcast(torch.ones(100), 0)
+        elif what == "algorithm":
+            comm.all_reduce(torch.ones(100), algorithm="one_shot")
+        else:
+            count = {"elements": 101, "nothing": 0}.get(what, 100)
+            dtype = torch.float64 if what == "dtype" else torch.float32
+            comm.all_reduce(torch.ones(count, dtype=dtype), "max" if what == "op" else "sum", algorithm=form)
+
+
+@pytest.mark.parametrize("form", ["ring", "hosts/ring"])
+@pytest.mark.parametrize("what", ["elements", "nothing", "dtype", "op", "algorithm", "collective"])
+def test_a_rank_that_calls_something_else(form: str, what: str) -> None:
+    with meeting_point() as path:
+        outcomes = outcomes_of(4, something_else, path, form, what)
+    all_named(outcomes, "MismatchError", 2)
+    theirs = {
+        "elements": "101 elements",
+        "nothing": "0 elements",
+        "dtype": "float64",
+        "op": "max",
+        "algorithm": "one_shot",
+        "collective": "broadcast",
+    }[what]
+    for outcome in outcomes:
+        assert "ranks 0, 1, 3 called all_reduce(sum, float32, 100 elements) by " + form in outcome.message
+        assert theirs in outcome.message.split("rank 2 called ")[1], outcome.message
+
+
+# ------------------------------------------------------------------------------------------------ deadlines
+
+
+def without(path: str, form: str, absent: int) -> None:
+    with communicator(path, HOSTS, timeout_s=1.0) as comm:
+        comm.all_reduce(torch.ones(10), algorithm=form)
+        say("ready")
+        if comm.rank == absent:
+            hear()
+        comm.all_reduce(torch.ones(5000), algorithm=form)
+
+
+@pytest.mark.parametrize(("form", "absent"), [(f, a) for f in FORMS for a in (0, 3)])
+def test_a_rank_that_never_comes_is_named(form: str, absent: int) -> None:
+    """And not its neighbours, which wait themselves."""
+    with meeting_point() as path, borrowed(4) as team:
+        team.start(without, path, form, absent)
+        team.await_word()
+        found = {rank: team.finish_one(rank) for rank in range(4) if rank != absent}
+        team.tell(absent, "go on")
+        found[absent] = team.finish_one(absent)
+    all_named([found[rank] for rank in range(4)], "DeadlineError", absent)
+
+
+# ------------------------------------------------------------------------------------------------ at the start
+
+
+def with_settings(path: str, name: str, value: str) -> None:
+    before = os.environ.get(name)
+    if place().rank == 2:
+        os.environ[name] = value
+    try:
+        with communicator(path, HOSTS, algorithm=None):
+            pass
+    finally:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("RINGSIDE_ALGORITHM", "hosts/tree"),
+        ("RINGSIDE_SEGMENT_BYTES", "65536"),
+        ("RINGSIDE_WIRE_DTYPE", "bfloat16"),
+        ("RINGSIDE_REPRODUCIBLE", "1"),
+    ],
+)
+def test_different_settings_are_refused(name: str, value: str) -> None:
+    with meeting_point() as path:
+        outcomes = outcomes_of(4, with_settings, path, name, value)
+    for outcome in outcomes:
+        assert outcome.error == "MismatchError", outcome.trace
+        assert outcome.ranks == (2,)
+        assert "rank 2 on host " in outcome.message
+        assert name in outcome.message
+
+
+# ------------------------------------------------------------------------------------------------ leaks, order, exit
+
+
+def many_small_ones(path: str, count: int) -> list[int]:
+    """Mixed algorithms and sizes, synchronous and not; returns checksums."""
+    rng = np.random.default_rng(5)
+    forms = ("ring", "tree*2", "one_shot", "direct", "hosts/ring", "hosts/one_shot", "leaders/two_tree", "native")
+    sums, works = [], []
+    with communicator(path, HOSTS) as comm:
+        for k in range(count):
+            size, form = int(rng.integers(0, 3000)), forms[int(rng.integers(len(forms)))]
+            x = torch.arange(size, dtype=torch.float64) + comm.rank + k
+            later = bool(rng.integers(2))
+            work = comm.all_reduce(x, algorithm=form, async_op=later)
+            if later:
+                works.append((k, work))
+            elif size:
+                assert (x == 4 * (torch.arange(size) + k) + 6).all(), f"{k}: {form} of {size}"
+                sums.append(int(x.sum()))
+        for k, work in works:
+            x = work.wait()
+            assert (x == 4 * (torch.arange(len(x)) + k) + 6).all()
+    return sums
+
+
+def test_hundreds_of_small_ones() -> None:
+    with meeting_point() as path:
+        outcomes = outcomes_of(4, many_small_ones, path, 300)
+    assert all(outcome.ok for outcome in outcomes), outcomes
+    assert all(outcome.value == outcomes[0].value for outcome in outcomes)
+
+
+def open_and_close(path: str, times: int) -> list[tuple[int, int]]:
+    seen = []
+    with communicator(path, HOSTS) as outer:
+        for _ in range(times):
+            with Communicator(algorithm="ring", machine=f"host {HOSTS[outer.rank]}", timeout_s=20) as comm:
+                comm.all_reduce(torch.ones(10), async_op=True, algorithm="hosts/native").wait()
+                comm.all_reduce(torch.ones(3_000_000), algorithm="hosts/ring")
+            del comm
+            outer.barrier()
+            seen.append((len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))))
+    return seen
+
+
+def test_nothing_grows() -> None:
+    with meeting_point() as path:
+        for outcome in outcomes_of(4, open_and_close, path, 5):
+            assert outcome.ok, outcome.trace
+            fds, tasks = zip(*outcome.value, strict=True)
+            assert max(fds[2:]) <= max(fds[:2]), f"descriptors after each: {fds}"
+            assert max(tasks[2:]) <= max(tasks[:2]), f"threads after each: {tasks}"
+
+
+EXIT = """
+import os, torch, torch.distributed as dist, ringside
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo", init_method="file://{path}", rank=rank, world_size=2)
+kept = ringside.Communicator(machine=f"host {{rank}}", algorithm="ring", timeout_s=20)
+x = torch.ones(1000)
+kept.all_reduce(x)
+kept.all_reduce(x, algorithm="native")
+work = kept.all_reduce(x, async_op=True)
+{end}
+print("end", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "end", ["", "work.wait()", "work.wait(); dist.destroy_process_group()", "work.wait(); del kept"]
+)
+def test_a_script_that_does_not_close_ends_well(end: str, tmp_path: Path) -> None:
+    for rank, ended in enumerate(run_script(2, EXIT.format(path=tmp_path / "store", end=end))):
+        assert (ended.status, ended.out) == (0, "end\n"), f"rank {rank}: {ended}"
+        assert "terminate" not in ended.err
+
+
+# ------------------------------------------------------------------------------------------------ a host vanishes
+
+VANISHES = """
+import json, os, time, torch, torch.distributed as dist, ringside
+dist.init_process_group("gloo")
+comm = ringside.Communicator(algorithm="{form}", timeout_s=60)
+x = torch.ones(20_000)
+comm.all_reduce(x)
+print("ready", flush=True)
+try:
+    while True:
+        comm.all_reduce(x.fill_(1.0))
+except ringside.errors.SyncError as error:
+    print(json.dumps([type(error).__name__, error.ranks, str(error), time.monotonic()]), flush=True)
+comm.close()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("form", ["ring", "hosts/tree", "native"])
+def test_a_host_that_vanishes(form: str, tmp_path: Path) -> None:
+    """Its cable is pulled: nobody closes a connection, and all that is left is silence."""
+    if reason := Lab.unavailable():
+        pytest.skip(reason)
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(VANISHES.format(form=form)))
+    with Lab(hosts=3, ranks_per_host=[2, 1, 1], rate=None) as lab:
+        ready: list[int] = []
+        cut_at: list[float] = []
+
+        def sink(place: Any, _stream: str, line: str) -> None:
+            if "ready" in line:
+                ready.append(place.rank)
+                if len(ready) == 4:
+                    lab.cut(host=2)
+                    cut_at.append(time.monotonic())
+
+        result = lab.run([sys.executable, str(script)], timeout_s=60, sink=sink)
+    for rank in result.ranks[:3]:
+        assert rank.stdout.endswith("]\n"), (rank.stdout, rank.stderr)
+        kind, ranks, message, at = json.loads(rank.stdout.splitlines()[-1])
+        assert (kind, ranks) == ("PeerLostError", [3]), message
+        assert "rank 3 on host " in message
+        assert at - cut_at[0] < 5.0 + SOON_S
