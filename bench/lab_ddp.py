@@ -1,7 +1,7 @@
 """A training step of a DistributedDataParallel model on 4 hosts x 2 ranks: stock DDP on Gloo beside ours, in turn.
 
 Equal models (8 x Linear(724) + ReLU: 16.8 MB of gradients in buckets of 4 MB) live in the same processes; blocks of
-steps alternate between them. Forward and backward are made to take as long as the bytes of Gloo's ring need on a host's link.
+steps alternate between them. Forward and backward are made to take as long as Gloo's ring needs on a host's link.
 
 `lab_ddp.py PLAN` is what a rank runs.
 """
@@ -191,7 +191,8 @@ def _layer() -> Any:
 
         def forward(self, x: Any) -> Any:
             y = torch.relu(self.linear(x))
-            return Wait.apply(y, self.wait_s) if self.wait_s else y
+            wait: Any = Wait.apply
+            return wait(y, self.wait_s) if self.wait_s else y
 
     return Layer()
 
@@ -269,7 +270,8 @@ def _step_of(model: Any, work: Work) -> Step:
             for layer in model.module:
                 layer.wait_s = work.wait_s / LAYERS
             optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(x), y).backward()
+            loss: Any = torch.nn.functional.mse_loss(model(x), y)
+            loss.backward()
         if synchronise:
             optimizer.step()
 

@@ -58,13 +58,18 @@ class Turn:
 
     @property
     def seconds(self) -> float:
-        """Time of one all-reduce: from the last rank's start to the last rank's end, by the number of calls."""
-        return (max(r["end"] for r in self.reports) - max(r["start"] for r in self.reports)) / self.iterations
+        """Time of one all-reduce: from the last rank's start to the last rank's end, by the number of calls.
+
+        Of calls that were made apart, the median.
+        """
+        spans = list(zip(*(report["spans"] for report in self.reports), strict=True))
+        took = [max(end for _, end in span) - max(start for start, _ in span) for span in spans]
+        return float(median(took)) * len(spans) / self.iterations
 
     @property
-    def period(self) -> float:
-        """Median time from one call's end to the next one's, on the slowest rank (with `marks`)."""
-        return max(median(b - a for a, b in zip(r["marks"][1:], r["marks"][2:], strict=False)) for r in self.reports)
+    def span(self) -> tuple[float, float]:
+        """From the last rank's start of the first call to the last rank's end of the last one."""
+        return max(r["spans"][0][0] for r in self.reports), max(r["spans"][-1][1] for r in self.reports)
 
 
 class Turns:
@@ -93,7 +98,7 @@ def take_turns(
     rounds: int,
     *,
     turn_s: float = 0.05,
-    marks: bool = False,
+    apart: bool = False,
     hops: bool = False,
     switch: bool = False,
 ) -> Turns:
@@ -104,7 +109,7 @@ def take_turns(
         cases: What is measured.
         rounds: Turns of every contender.
         turn_s: How long a turn lasts about, seconds, unless one call takes longer.
-        marks: Keep when each call ended.
+        apart: All ranks begin every call at an agreed time, instead of one call right after the other.
         hops: Keep what each message took.
         switch: A reducer at the switch takes part; every number of ranks is a job of its own then.
     """
@@ -114,7 +119,7 @@ def take_turns(
         "cases": [vars(case) for case in cases],
         "rounds": rounds,
         "turn_s": turn_s,
-        "marks": marks,
+        "apart": apart,
         "hops": hops,
         "switch_ports": ports,
     }

@@ -99,6 +99,26 @@ def busiest(schedule: Schedule, size_bytes: int, segment_bytes: int = SEGMENT_BY
     return max(found, key=lambda one: one.total_bytes)
 
 
+def chain(schedule: Schedule) -> int:
+    """Return how many messages the longest chain has in which each waits for the one before it.
+
+    Rounds have no barrier between them, so it may be shorter than the rounds: recursive doubling off a power of two
+    takes in what the ranks too many send while others exchange already.
+    """
+    return max((hops for vertex in _depths(schedule) for hops in vertex), default=0)
+
+
+def _depths(schedule: Schedule) -> list[list[int]]:
+    """Return for every vertex and chunk how many messages its content waited for one after the other."""
+    depth = np.zeros((schedule.vertices, schedule.chunks), dtype=np.int64)
+    for k in range(schedule.rounds):
+        step = schedule.round(k)
+        before, copies = depth[step.src, step.chunk], ~step.reduce
+        depth[step.dst[copies], step.chunk[copies]] = 0
+        np.maximum.at(depth, (step.dst, step.chunk), before + 1)
+    return [[int(hops) for hops in row] for row in depth]
+
+
 @lru_cache(maxsize=256)
 def _hops(schedule: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return per direction (0 out, 1 in) and vertex the least hops before what passes there, and after, [2, vertices].

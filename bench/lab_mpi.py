@@ -111,7 +111,7 @@ def main(sizes: Sequence[int], rounds: int) -> None:
         for _ in range(iterations):
             world.Allreduce(MPI.IN_PLACE, [arrays[size], MPI.FLOAT])
         end = time.perf_counter()
-        return (world.allreduce(end, MPI.MAX) - world.allreduce(start, MPI.MAX)) / iterations
+        return float(world.allreduce(end, MPI.MAX) - world.allreduce(start, MPI.MAX)) / iterations
 
     fitting = {size: max(1, min(_MOST_ITERATIONS, round(_TURN_S / max(take(size, 2), 1e-6)))) for size in sizes}
     for _ in range(rounds):

@@ -139,6 +139,35 @@ class _Turn:
         dist.all_reduce(slowest, dist.ReduceOp.MAX, group=self.group)
         return max(1, min(_MOST_ITERATIONS, round(self.plan["turn_s"] / max(float(slowest), 1e-6))))
 
+    def _together(self) -> tuple[float, float]:
+        """Make all calls, one after the other, and return when they began and ended."""
+        start = time.perf_counter()
+        for _ in range(self.iterations):
+            self.call()
+        return start, time.perf_counter()
+
+    def _at_agreed_times(self) -> list[tuple[float, float]]:
+        """Make every call at a time that rank 0 says (the hosts share a clock): after a barrier, ranks would begin
+        as far apart as the network's delay is long."""
+        import torch
+        import torch.distributed as dist
+
+        start = time.perf_counter()
+        self.call()
+        gap = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+        dist.all_reduce(gap, dist.ReduceOp.MAX, group=self.group)
+        first = torch.tensor([time.perf_counter()], dtype=torch.float64)
+        dist.all_reduce(first, dist.ReduceOp.MAX, group=self.group)
+        step_s = 1.5 * float(gap) + 5e-3
+        spans = []
+        for number in range(1, self.iterations + 1):
+            begin = float(first) + number * step_s
+            time.sleep(max(begin - time.perf_counter(), 0.0))
+            start = time.perf_counter()
+            self.call()
+            spans.append((start, time.perf_counter()))
+        return spans
+
     def take(self) -> dict[str, Any]:
         """Take a turn and return what it was."""
         import torch.distributed as dist
@@ -147,10 +176,7 @@ class _Turn:
         dist.barrier(self.group)
         before = counters()
         dist.barrier(self.group)
-        marks = [time.perf_counter()]
-        for _ in range(self.iterations):
-            self.call()
-            marks.append(time.perf_counter())
+        spans = self._at_agreed_times() if self.plan["apart"] else [self._together()]
         dist.barrier(self.group)
         after = counters()
         told = {
@@ -158,12 +184,9 @@ class _Turn:
             "size_bytes": self.case["size_bytes"],
             "contender": self.name,
             "iterations": self.iterations,
-            "start": marks[0],
-            "end": marks[-1],
+            "spans": spans,
             "counted": [now - then for now, then in zip(after, before, strict=True)],
         }
-        if self.plan["marks"]:
-            told["marks"] = marks
         if self.plan["hops"]:
             told["hops"] = [[h.src, h.size_bytes, h.waited, h.first, h.last] for h in self.comm.hops[hops_before:]]
         return told

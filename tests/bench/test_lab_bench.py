@@ -1,0 +1,118 @@
+"""What bench/lab.py reads off schedules, and its verdicts; no lab is needed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+
+from lab_jobs import Turn, Turns
+from lab_law import busiest, chain, host_bytes, leaves, merged, overlap, schedule_of
+from lab_report import Floor, Section, size_words, verdict
+
+from ringside.schedule import ALGORITHMS
+
+SIZE = 1 << 24
+SEGMENT = 1 << 18
+
+
+@pytest.mark.parametrize("n", range(2, 9))
+def test_the_busiest_link_has_the_bytes_of_the_textbooks(n: int):
+    units = {"parameter_server": n - 1, "ring": 2 * (n - 1) / n, "direct": 2 * (n - 1) / n, "in_network": 1}
+    for name, tensors in units.items():
+        assert busiest(schedule_of(name, n), SIZE).size_bytes == pytest.approx(tensors * SIZE)
+
+
+def test_a_ring_has_no_pipeline_to_fill():
+    assert busiest(schedule_of("ring", 8), SIZE).fill_hops == 0
+
+
+def test_a_parameter_server_hands_its_last_segment_down_after_it_came():
+    link = busiest(schedule_of("parameter_server", 5), SIZE)
+    assert (link.vertex, link.fill_hops, link.fill_bytes) == (0, 1, SEGMENT)
+
+
+def test_a_chain_fills_and_empties_over_all_of_its_ranks_but_those_at_the_busiest_link():
+    for n in range(3, 9):
+        link = busiest(schedule_of("chain*32", n), SIZE)
+        assert link.size_bytes == 2 * SIZE
+        assert 0 < link.fill_hops <= 2 * (n - 1) - 1
+
+
+def test_the_two_tree_halves_what_the_tree_adds():
+    for n in (4, 6, 8):
+        gain = (
+            busiest(schedule_of("tree*32", n), SIZE).size_bytes
+            / busiest(schedule_of("two_tree*32", n), SIZE).size_bytes
+        )
+        assert gain == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_what_hosts_send_is_received_by_hosts_or_by_the_switch(name: str):
+    pairs = host_bytes(name, SIZE, [1] * 6)
+    received, sent = (sum(side) for side in zip(*pairs, strict=True))
+    assert received == pytest.approx(sent)
+    assert min(sent for _, sent in pairs) > 0
+
+
+def test_over_hosts_a_link_carries_the_tensor_s_share_and_over_ranks_that_of_its_ranks():
+    assert host_bytes("hosts/ring", SIZE, [2] * 4) == [(1.5 * SIZE, 1.5 * SIZE)] * 4
+    assert host_bytes("leaders/ring", SIZE, [2] * 4) == [(1.5 * SIZE, 1.5 * SIZE)] * 4
+    assert host_bytes("ring", SIZE, [2] * 4) == [(1.75 * SIZE, 1.75 * SIZE)] * 4
+    assert host_bytes("gloo", SIZE, [2] * 4) == host_bytes("ring", SIZE, [2] * 4)
+
+
+def test_the_chain_of_messages_is_the_rounds_at_powers_of_two_and_shorter_beside_them():
+    for name in ("ring", "tree", "two_tree", "halving_doubling", "recursive_doubling", "parameter_server"):
+        for n in (2, 4, 8):
+            assert chain(schedule_of(name, n)) == schedule_of(name, n).rounds
+    assert chain(schedule_of("recursive_doubling", 3)) == 2  # what rank 2 sends comes while 0 and 1 exchange
+
+
+def test_the_tree_s_leaves_are_the_odd_ranks():
+    assert leaves(8) == [1, 3, 5, 7]
+
+
+def test_intervals_are_merged_and_overlapped():
+    assert merged([(3, 4), (0, 1), (1, 2), (0.5, 0.7)]) == [(0, 2), (3, 4)]
+    assert overlap([(0, 2), (3, 5)], [(1, 4)]) == 2
+
+
+def _turn(name: str, round_number: int, spans: list[list[tuple[float, float]]], iterations: int) -> Turn:
+    return Turn((2, 4, name), round_number, iterations, [{"spans": each} for each in spans])
+
+
+def test_an_all_reduce_takes_from_the_last_start_to_the_last_end():
+    assert _turn("ring", 0, [[(0.0, 4.0)], [(1.0, 5.0)]], 2).seconds == 2.0
+
+
+def test_calls_at_agreed_times_count_by_their_median():
+    spans = [[(0.0, 1.0), (10.0, 12.0), (20.0, 29.0)]] * 2
+    assert _turn("ring", 0, spans, 3).seconds == 2.0
+
+
+def test_a_ratio_is_the_median_of_neighbours():
+    turns = [_turn(name, k, [[(0.0, took)]], 1) for k in range(3) for name, took in (("a", k + 2.0), ("b", k + 1.0))]
+    assert Turns(turns).ratio(2, 4, "a", "b") == 1.5
+
+
+def test_a_floor_that_was_not_measured_is_missed():
+    floors = [Floor("one", 1.0, 0.9, 1.1), Floor("two", 1.2, 0.9, 1.1), Floor("three", None, 0.9)]
+    said = verdict([Section("x", "x", floors=floors)]).splitlines()
+    assert said[0] == "1 of 3 floors met"
+    assert [line[:6] for line in said[1:]] == ["missed", "missed"]
+    assert "not measured" in said[2]
+
+
+def test_tables_line_up_and_say_where_there_is_nothing():
+    section = Section("x", "Title", [("n", "n", "d"), ("ms", "ms", ".1f")], [{"n": 2, "ms": 12.34}, {"n": 10}])
+    assert section.text().splitlines() == ["Title", "  n     ms", "  2   12.3", "  10     -"]
+
+
+def test_sizes_in_words():
+    assert [size_words(size) for size in (4, 1024, 65536, 1 << 24)] == ["4 B", "1 KB", "64 KB", "16 MB"]
