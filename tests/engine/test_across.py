@@ -30,7 +30,6 @@ pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native 
 
 HOSTS = [0, 0, 1, 1]
 SOON_S = 10.0  # a death is told within a second; a loaded machine is given more
-FORMS = ("ring", "tree*4", "hosts/ring", "leaders/tree", "native", "hosts/native")
 
 
 def all_named(outcomes: Sequence[Outcome], error: str, culprit: int, but: Sequence[int] = ()) -> None:
@@ -57,7 +56,7 @@ def until_it_fails(path: str, form: str, count: int) -> None:
             comm.all_reduce(x, algorithm=form)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["ring", "hosts/ring", "leaders/tree*4", "native", "hosts/native"])
 def test_a_rank_is_killed_in_the_middle(form: str) -> None:
     victim = 3 if form.startswith("leaders") else 1
     with meeting_point() as path, borrowed(4) as team:
@@ -178,8 +177,19 @@ def something_else(path: str, form: str, what: str) -> None:
             comm.all_reduce(torch.ones(count, dtype=dtype), "max" if what == "op" else "sum", algorithm=form)
 
 
-@pytest.mark.parametrize("form", ["ring", "hosts/ring"])
-@pytest.mark.parametrize("what", ["elements", "nothing", "dtype", "op", "algorithm", "collective"])
+@pytest.mark.parametrize(
+    ("form", "what"),
+    [
+        ("ring", "elements"),
+        ("ring", "nothing"),
+        ("ring", "op"),
+        ("ring", "algorithm"),
+        ("hosts/ring", "elements"),
+        ("hosts/ring", "dtype"),
+        ("hosts/ring", "algorithm"),
+        ("hosts/ring", "collective"),
+    ],
+)
 def test_a_rank_that_calls_something_else(form: str, what: str) -> None:
     with meeting_point() as path:
         outcomes = outcomes_of(4, something_else, path, form, what)
@@ -209,7 +219,10 @@ def without(path: str, form: str, absent: int) -> None:
         comm.all_reduce(torch.ones(5000), algorithm=form)
 
 
-@pytest.mark.parametrize(("form", "absent"), [(f, a) for f in FORMS for a in (0, 3)])
+@pytest.mark.parametrize(
+    ("form", "absent"),
+    [("ring", 0), ("tree*4", 3), ("hosts/ring", 1), ("leaders/tree", 3), ("native", 0), ("hosts/native", 3)],
+)
 def test_a_rank_that_never_comes_is_named(form: str, absent: int) -> None:
     """And not its neighbours, which wait themselves."""
     with meeting_point() as path, borrowed(4) as team:
@@ -352,7 +365,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("form", ["ring", "hosts/tree", "native"])
+@pytest.mark.parametrize("form", ["hosts/tree", "native"])
 def test_a_host_that_vanishes(form: str, tmp_path: Path) -> None:
     """Its cable is pulled: nobody closes a connection, and all that is left is silence."""
     if reason := Lab.unavailable():
@@ -370,7 +383,7 @@ def test_a_host_that_vanishes(form: str, tmp_path: Path) -> None:
                     lab.cut(host=2)
                     cut_at.append(time.monotonic())
 
-        result = lab.run([sys.executable, str(script)], timeout_s=60, sink=sink)
+        result = lab.run([sys.executable, str(script)], timeout_s=150, sink=sink)
     for rank in result.ranks[:3]:
         assert rank.stdout.endswith("]\n"), (rank.stdout, rank.stderr)
         kind, ranks, message, at = json.loads(rank.stdout.splitlines()[-1])

@@ -1,0 +1,99 @@
+"""Ranks grouped into hosts, and refused where they do not fit together."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from ringside.engine.roster import Offer, exchange_offers, machine_id, make_roster, own_offer
+from ringside.errors import MismatchError, UsageError
+
+SAME = {"version": "1", "size": "4"}
+
+
+def offers(machines: str, objections: str = "") -> list[Offer]:
+    """One offer per letter: the machine; a rank with an "x" under it cannot share memory."""
+    padded = objections.ljust(len(machines))
+    return [
+        Offer(machine, f"node-{machine}", SAME, "no core" if no == "x" else "", nonce=f"nonce{rank}")
+        for rank, (machine, no) in enumerate(zip(machines, padded, strict=True))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("machines", "objections", "hosts"),
+    [
+        ("aabb", "", [(0, 1), (2, 3)]),
+        ("abab", "", [(0, 2), (1, 3)]),
+        ("bbbaa", "", [(0, 1, 2), (3, 4)]),
+        ("abc", "", [(0,), (1,), (2,)]),
+        ("aaaa", "", [(0, 1, 2, 3)]),
+        ("aaaa", " x  ", [(0, 2, 3), (1,)]),
+        ("aabb", "xx", [(0,), (1,), (2, 3)]),
+    ],
+)
+def test_ranks_that_share_memory_are_a_host(machines: str, objections: str, hosts: list[tuple[int, ...]]) -> None:
+    """Ranks ascending, hosts by their lowest rank; every rank sees the same."""
+    for rank in range(len(machines)):
+        roster = make_roster(rank, offers(machines, objections))
+        assert list(roster.hosts) == hosts
+        assert roster.size == len(machines)
+        assert rank in roster.hosts[roster.host]
+        assert roster.hosts[roster.host][roster.local_rank] == rank
+        assert roster.local_size == len(roster.hosts[roster.host])
+        assert roster.lanes == min(map(len, hosts))
+        assert roster.keys == tuple(f"nonce{ranks[0]}" for ranks in hosts)
+        for lane in range(roster.lanes):
+            assert [roster.host_of(member) for member in roster.lane(lane)] == list(range(len(hosts)))
+
+
+def test_hosts_are_named() -> None:
+    assert make_roster(0, offers("aab")).describe(2) == "rank 2 on host node-b"
+
+
+def test_hosts_of_one_name_are_numbered() -> None:
+    """As network namespaces of one machine are, and ranks that cannot share memory."""
+    roster = make_roster(0, offers("aab", "xx"))
+    assert [roster.describe(rank) for rank in range(3)] == [
+        "rank 0 on host node-a#0",
+        "rank 1 on host node-a#1",
+        "rank 2 on host node-b",
+    ]
+
+
+def test_who_differs_is_named_and_in_what() -> None:
+    group = offers("aabb")
+    group[2] = Offer("b", "node-b", {"version": "2", "size": "4", "new": "1"})
+    with pytest.raises(MismatchError) as raised:
+        make_roster(0, group)
+    assert raised.value.ranks == (2,)
+    assert str(raised.value).startswith(
+        "rank 2 on host node-b differs from rank 0 on host node-a in "
+        "new = 1 (rank 0: nothing), version = 2 (rank 0: 1): give all ranks the same version"
+    )
+
+
+@pytest.mark.parametrize("ranks", [0, 1])
+def test_a_group_needs_two(ranks: int) -> None:
+    with pytest.raises(UsageError, match=f"at least 2 ranks, not {ranks}"):
+        make_roster(0, offers("a" * ranks))
+
+
+class Shelf(dict[str, bytes]):
+    """A store with everything in it already."""
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value.encode()
+
+    def get(self, key: str) -> bytes:  # type: ignore[override]
+        return self[key]
+
+
+def test_offers_travel_through_the_store() -> None:
+    mine, other = own_offer(SAME, "cannot"), own_offer(SAME, machine="elsewhere")
+    shelf = Shelf({"offer/1": msgspec.json.encode(other)})
+    assert exchange_offers(shelf, 0, 2, mine) == [mine, other]
+    assert msgspec.json.decode(shelf["offer/0"], type=Offer) == mine
+    assert mine.machine == machine_id()
+    assert other.machine == "elsewhere"
+    assert mine.nonce != other.nonce

@@ -1,0 +1,111 @@
+"""f32 on a narrow wire: rounded as the field rounds, in place, with its odd values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ringside._core import twins
+from ringside.engine import wire as wire_module
+from ringside.engine.exchange import HEADER_BYTES, Exchange
+from ringside.engine.wire import Wire
+from ringside.errors import UsageError
+from ringside.schedule import by_name
+
+from .oracle import difference
+from .transports.schedules import carry_out
+from .transports.vertices import on_threads
+
+UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+ODD = [
+    np.nan,
+    -np.nan,
+    np.inf,
+    -np.inf,
+    0.0,
+    -0.0,
+    1e-40,
+    -1e-45,
+    6e-8,
+    65504.0,
+    65519.9,
+    65520.0,
+    3.4e38,
+    1.0,
+    1 + 2**-9,
+]
+
+
+@pytest.fixture(params=["native", "twin"])
+def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The core, and what takes its place."""
+    if request.param == "twin":
+        monkeypatch.setattr(wire_module, "_native", None)
+    elif wire_module._native is None:
+        pytest.skip("needs the native core")
+
+
+def numbers(count: int) -> np.ndarray[Any, Any]:
+    rng = np.random.default_rng(count)
+    bits = rng.integers(0, 1 << 32, count, dtype=np.uint32)
+    return np.concatenate([np.array(ODD, dtype=np.float32), bits.view(np.float32)])
+
+
+@pytest.mark.usefixtures("either")
+@pytest.mark.parametrize("dtype", UNIT)
+def test_rounds_to_nearest_even(dtype: Any) -> None:
+    """All bit patterns' kinds; sender and receiver hold the same afterwards."""
+    x = numbers(20_000)
+    with np.errstate(all="ignore"):
+        narrow = twins.narrow(x, dtype)
+    sent = x.copy()
+    travels = Wire(dtype).narrow(sent.view(np.uint8))
+    assert travels.nbytes == x.nbytes // 2
+    assert not difference(travels.view(narrow.dtype), narrow, dtype)
+    arrived = Wire(dtype).widen(travels).view(np.float32)
+    assert not difference(arrived, twins.widen(narrow, dtype), "float32")
+    assert not difference(sent, arrived, "float32"), "what the sender keeps is not what it sent"
+    again = sent.copy()
+    Wire(dtype).round(again.view(np.uint8))
+    assert not difference(again, sent, "float32"), "rounding twice changes something"
+
+
+@pytest.mark.usefixtures("either")
+@pytest.mark.parametrize("dtype", UNIT)
+def test_error_is_half_a_unit(dtype: Any) -> None:
+    x = np.random.default_rng(3).uniform(1e-3, 6e4, 10_000).astype(np.float32)
+    rounded = x.copy()
+    Wire(dtype).round(rounded.view(np.uint8))
+    assert (np.abs(rounded - x) <= UNIT[dtype] * np.abs(x)).all()
+
+
+@pytest.mark.parametrize("dtype", UNIT)
+@pytest.mark.parametrize("name", ["ring", "tree", "direct", "one_shot", "halving_doubling", "two_tree"])
+def test_over_a_schedule(name: str, dtype: Any) -> None:
+    """All ranks end with the same bits, within the stated error; half the bytes travel."""
+    ranks, count = 4, 3000
+    schedule, wire = by_name(name, ranks), Wire(dtype)
+    inputs = [np.random.default_rng(r).standard_normal(count).astype(np.float32) for r in range(ranks)]
+
+    def vertex(end: Any) -> tuple[Any, int]:
+        exchange = Exchange(end, segment_bytes=512)
+        x = inputs[end.rank].copy()
+        carry_out(exchange, schedule, x, wire=wire)
+        wire.round(x.view(np.uint8))
+        return x, sum(exchange.sent_bytes.values()) - HEADER_BYTES * len(exchange.sent_bytes)
+
+    results = on_threads(ranks, vertex)
+    wide = np.stack(inputs).astype(np.float64)
+    bound = (schedule.rounds + 1) * UNIT[dtype] * np.abs(wide).sum(0) * 1.01
+    moved = sum(len(schedule.round(k).src) for k in range(schedule.rounds)) * count / schedule.chunks
+    for x, _ in results:
+        assert x.tobytes() == results[0][0].tobytes(), "ranks hold different bits"
+        assert (np.abs(x - wide.sum(0)) <= bound).all()
+    assert abs(sum(sent for _, sent in results) - 2 * moved) <= 2 * ranks * schedule.rounds * schedule.chunks
+
+
+def test_other_dtypes_are_refused() -> None:
+    with pytest.raises(UsageError, match="'int8'; there are bfloat16 and float16"):
+        Wire("int8")  # type: ignore[arg-type]
