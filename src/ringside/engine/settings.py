@@ -15,12 +15,14 @@ _STAGE_SEGMENTS = 3
 
 @dataclass(frozen=True)
 class Settings:
-    """Tuning of the shared-memory engine; every field has an environment variable `RINGSIDE_<NAME>`.
+    """Tuning of the engine; every field has an environment variable `RINGSIDE_<NAME>`.
 
     Args:
         timeout_s: Longest wait for other ranks inside one collective, seconds.
         one_shot_bytes: Largest payload that travels next to the arrival flag by itself, bytes (at most 32768).
         segment_bytes: Segment of the private-buffer path, bytes of tensor per rank.
+        message_bytes: Largest payload of one message between hosts, bytes.
+        block_bytes: Tensors larger than this go over hosts in blocks of this size, bytes.
         stream_bytes: From this many bytes (tensor × ranks) on, results bypass the caches; 0 takes the size of the
             last-level cache.
         spins: Looks at the flags before yielding the core; -1 chooses by whether ranks outnumber cores.
@@ -30,6 +32,8 @@ class Settings:
     timeout_s: float = 1800.0
     one_shot_bytes: int = 4096
     segment_bytes: int = 1048576
+    message_bytes: int = 262144
+    block_bytes: int = 4194304
     stream_bytes: int = 0
     spins: int = -1
     yields: int = -1
@@ -39,9 +43,9 @@ class Settings:
         """Bytes of arena each rank has for staging."""
         return _STAGE_SEGMENTS * -(-max(self.segment_bytes, 4096) // 64) * 64  # whole cache lines
 
-    def agreed(self) -> tuple[int, int]:
+    def agreed(self) -> tuple[int, ...]:
         """Return what all ranks must have set alike, or they would choose different paths."""
-        return (self.one_shot_bytes, self.segment_bytes)
+        return (self.one_shot_bytes, self.segment_bytes, self.message_bytes, self.block_bytes)
 
     @staticmethod
     def of_environment(environ: Mapping[str, str] = os.environ, **explicit: float | None) -> Settings:
@@ -56,6 +60,8 @@ class Settings:
                 values[field.name] = _number(field.name, text, float if field.name == "timeout_s" else int)
         settings = Settings(**values)  # type: ignore[arg-type]
         if not 0 < settings.timeout_s < math.inf or settings.segment_bytes < 64 or settings.one_shot_bytes < 0:
+            raise UsageError(f"impossible settings {settings}: times and sizes must be positive")
+        if min(settings.message_bytes, settings.block_bytes) < 64:
             raise UsageError(f"impossible settings {settings}: times and sizes must be positive")
         return settings
 

@@ -369,7 +369,8 @@ class Communicator(Collectives):
         transport = TorchPeerToPeer(messages, self.rank, self.size + switch, timeout_s=timeout_s)
         native = TorchNative(PrefixStore("native", self._store), self.rank, self.size, timeout_s=timeout_s)
         lanes = LocalLanes(self.local) if self.local is not None else None
-        return Across(self.roster, Exchange(transport), lanes, native, timeout_s=timeout_s)
+        exchange = Exchange(transport, segment_bytes=self.settings.message_bytes)
+        return Across(self.roster, exchange, lanes, native, timeout_s=timeout_s, block_bytes=self.settings.block_bytes)
 
 
 class _Options:
@@ -412,7 +413,7 @@ class _Options:
         """Return what all ranks must have alike, by name."""
         return {
             "version of ringside": importlib.metadata.version("ringside"),
-            "RINGSIDE_ONE_SHOT_BYTES, RINGSIDE_SEGMENT_BYTES": str(self.settings.agreed()),
+            "RINGSIDE_ONE_SHOT_BYTES, _SEGMENT_BYTES, _MESSAGE_BYTES, _BLOCK_BYTES": str(self.settings.agreed()),
             "algorithm (RINGSIDE_ALGORITHM)": str(self.choice or "by measurement"),
             "wire_dtype (RINGSIDE_WIRE_DTYPE)": self.wire.dtype if self.wire else "float32",
             "reproducible (RINGSIDE_REPRODUCIBLE)": str(self.reproducible),
