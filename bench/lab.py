@@ -2,7 +2,7 @@
 
 Hosts are network namespaces with links of a known rate (`ringside lab`), so it needs root and iproute2.
 
-    python bench/lab.py bytes|star|laws|two-tree|delay|ddp|ddp-cpu|all [--repeat N] [--json]
+    python bench/lab.py bytes|star|laws|two-tree|delay|ddp|ddp-cpu|all [--repeat N] [--json] [--write PAGE]
 
     bytes     kernel counters of every host's link against the schedule, every algorithm
     star      4 hosts x 2 ranks: ours beside Gloo, Open MPI and the link's rate, 4 B to 64 MB
@@ -20,10 +20,11 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import lab_ddp
 import lab_sections
-from lab_report import Section, say, verdict
+from lab_report import Section, filled, say, verdict
 
 from ringside.errors import RingsideError
 from ringside.lab import Lab
@@ -46,6 +47,7 @@ def main() -> int:
     parser.add_argument("law", nargs="+", choices=[*SECTIONS, "all"])
     parser.add_argument("--repeat", type=int, default=0, metavar="N", help="turns of every contender")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="also put the tables into a page (between-hosts.md)")
     args = parser.parse_args()
     if reason := Lab.unavailable():
         say(f"not measured: {reason}")
@@ -56,6 +58,8 @@ def main() -> int:
     except RingsideError as error:
         say(f"lab: {error}")
         return 2
+    if args.write:
+        args.write.write_text(filled(args.write.read_text(), sections))
     if args.json:
         print(json.dumps([section.json() for section in sections], indent=2))
         say(verdict(sections))

@@ -18,6 +18,7 @@ from ringside.lab import Lab, Place
 
 HERE = Path(__file__).parent
 MB, KB = 1 << 20, 1 << 10
+DEFAULT = "default"
 _LIMIT_S = 420.0
 _FIRST_SWITCH_PORT = 31000
 Key = tuple[int, int, str]
@@ -86,6 +87,10 @@ class Turns:
         """Return the median time of its all-reduce, seconds."""
         return median(turn.seconds for turn in self.of(n, size_bytes, contender))
 
+    def chosen(self, n: int, size_bytes: int) -> str:
+        """Return what `default` had chosen at the end."""
+        return str(self.of(n, size_bytes, DEFAULT)[-1].reports[0]["chosen"])
+
     def ratio(self, n: int, size_bytes: int, slow: str, fast: str) -> float:
         """Return how many times as long one takes as another: the median over rounds in which both had a turn."""
         pairs = zip(self.of(n, size_bytes, slow), self.of(n, size_bytes, fast), strict=True)
@@ -126,7 +131,9 @@ def take_turns(
     if switch:
         words = [sys.executable, str(HERE / "lab_switch.py"), *(str(port) for _, port in ports)]
         lab.run_switch(words, {"MASTER_ADDR": lab.address(0)}, stderr=subprocess.DEVNULL)
-    return Turns(_joined(run_ranks(lab, "lab_rank.py", plan)))
+    measures = any(DEFAULT in case.contenders for case in cases)
+    env = {} if measures else {"RINGSIDE_SELECTION": "off"}
+    return Turns(_joined(run_ranks(lab, "lab_rank.py", plan, env)))
 
 
 def run_ranks(lab: Lab, script: str, plan: dict[str, Any], env: dict[str, str] | None = None) -> list[Any]:

@@ -187,6 +187,8 @@ class _Turn:
             "spans": spans,
             "counted": [now - then for now, then in zip(after, before, strict=True)],
         }
+        if self.name == DEFAULT:  # "16 MB: hosts/ring. It was ..."
+            told["chosen"] = self.comm.explain(self.case["size_bytes"]).partition(": ")[2].partition(".")[0]
         if self.plan["hops"]:
             told["hops"] = [[h.src, h.size_bytes, h.waited, h.first, h.last] for h in self.comm.hops[hops_before:]]
         return told

@@ -57,6 +57,7 @@ class Section:
         rows: Of the table.
         floors: What is promised.
         notes: What else must be known.
+        pivot: How a document shows the table, shorter: (key of lines, key of columns, key of cells, format).
     """
 
     name: str
@@ -65,6 +66,17 @@ class Section:
     rows: list[Row] = field(default_factory=list)
     floors: list[Floor] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    pivot: tuple[str, str, str, str] | None = None
+
+    def markdown(self) -> str:
+        """Return title, table, the floors that were missed and the notes, for a document."""
+        head, *rows = _pivoted(self.rows, *self.pivot) if self.pivot else _cells(self.columns, self.rows)
+        lines = [head, ["---"] * len(head), *rows]
+        missed = [floor.line() for floor in self.floors if not floor.met]
+        said = f"{len(self.floors) - len(missed)} of {len(self.floors)} floors met."
+        table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        notes = "\n".join(f"- {note}" for note in (*missed, *self.notes))
+        return f"{self.title}.\n\n{table}\n\n{said}\n\n{notes}"
 
     def text(self) -> str:
         """Return title, table and notes."""
@@ -90,9 +102,32 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _table(columns: Sequence[Column], rows: Sequence[Row]) -> list[str]:
+def filled(page: str, sections: Sequence[Section]) -> str:
+    """Return a page with what stands between `<!-- lab: NAME -->` and `<!-- end -->` replaced by what was measured."""
+    for section in sections:
+        mark, end = f"<!-- lab: {section.name} -->", "<!-- end -->"
+        before, found, rest = page.partition(mark)
+        if found:
+            _, _, after = rest.partition(end)
+            page = f"{before}{mark}\n\n{section.markdown()}\n\n{end}{after}"
+    return page
+
+
+def _pivoted(rows: Sequence[Row], line: str, column: str, cell: str, form: str) -> list[list[str]]:
+    names = list(dict.fromkeys(row[line] for row in rows))
+    columns = list(dict.fromkeys(row[column] for row in rows))
+    found = {(row[line], row[column]): row.get(cell) for row in rows}
+    head = [line, *(f"{column} = {value}" for value in columns)]
+    return [head, *([str(name), *(_cell(found.get((name, value)), form) for value in columns)] for name in names)]
+
+
+def _cells(columns: Sequence[Column], rows: Sequence[Row]) -> list[list[str]]:
     cells = [[heading for heading, _, _ in columns]]
-    cells += [[_cell(row.get(key), form) for _, key, form in columns] for row in rows]
+    return cells + [[_cell(row.get(key), form) for _, key, form in columns] for row in rows]
+
+
+def _table(columns: Sequence[Column], rows: Sequence[Row]) -> list[str]:
+    cells = _cells(columns, rows)
     widths = [max(len(line[at]) for line in cells) for at in range(len(columns))]
     return [
         "  "

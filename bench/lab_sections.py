@@ -153,6 +153,7 @@ def star(repeat: int) -> Section:
             ("ms", "ms", ".3f"),
             ("busbw/payload rate", "share", ".3f"),
             ("x Gloo", "x_gloo", ".2f"),
+            ("chosen", "chosen", "s"),
         ],
     )
     cases = [Case(ranks, size, ["gloo", OURS, *ways], 1) for size, ways in LARGE.items()]
@@ -193,6 +194,7 @@ def _star_rows(turns: Turns, case: Case, hosts: int, full: float, open_mpi_s: fl
             "ms": seconds * 1e3,
             "share": share if size >= MB else None,
             "x_gloo": ratio,
+            "chosen": turns.chosen(n, size) if name == OURS else None,
         }
 
 
@@ -233,7 +235,7 @@ def laws(repeat: int, rate: str = LAW_RATE) -> Section:
     section = Section(
         "laws",
         f"One rank per host, {size_words(LAW_SIZE)}, star of {rate} links: measured time by the busiest link's bytes / "
-        "payload rate, n = 2 to 8",
+        "payload rate",
         [
             ("algorithm", "algorithm", "s"),
             ("n", "n", "d"),
@@ -260,6 +262,7 @@ def laws(repeat: int, rate: str = LAW_RATE) -> Section:
             Floor(f"laws, {name}: {word} of measured/law over n by its median", pick(r["by_median"] for r in rows), *at)
             for word, pick, at in (("least", min, (0.9, None)), ("most", max, (None, 1.1)))
         ]
+    section.pivot = ("algorithm", "n", "ratio", ".3f")
     section.notes = [
         "busiest link: the busiest direction of a host's link, by the schedule. fill: segments of 256 KB that travel "
         "before its first one can come and after its last one has, by the schedule's chains of messages.",
@@ -373,8 +376,8 @@ def delay(repeat: int) -> Section:
     """Compare the time of a small all-reduce with rounds x delay: one rank per host."""
     section = Section(
         "delay",
-        f"One rank per host, {1e3 * DELAY_S:g} ms from host to host, {size_words(DELAY_SIZE)}: rounds x delay, "
-        "n = 2 to 8",
+        f"One rank per host, {1e3 * DELAY_S:g} ms from host to host, {size_words(DELAY_SIZE)}: measured time by "
+        "the longest chain of messages x delay",
         [
             ("algorithm", "algorithm", "s"),
             ("n", "n", "d"),
@@ -401,6 +404,7 @@ def delay(repeat: int) -> Section:
             section.rows.append({**row, "ms": seconds * 1e3, "ratio": ratio})
             if name in DELAY_LAWS:
                 section.floors.append(Floor(f"delay, {name}, n = {n}: by chain x delay", ratio, 0.85, 1.15))
+    section.pivot = ("algorithm", "n", "ratio", ".3f")
     section.notes = [
         "measured: all ranks begin at an agreed time; from there to the last one's end; median of calls and turns.",
         "chain: messages that wait for each other, of which the law is made. It is the number of rounds, except off "

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 from lab_jobs import Turn, Turns
 from lab_law import busiest, chain, host_bytes, leaves, merged, overlap, schedule_of
-from lab_report import Floor, Section, size_words, verdict
+from lab_report import Floor, Section, filled, size_words, verdict
 
 from ringside.schedule import ALGORITHMS
 
@@ -116,3 +116,30 @@ def test_tables_line_up_and_say_where_there_is_nothing():
 
 def test_sizes_in_words():
     assert [size_words(size) for size in (4, 1024, 65536, 1 << 24)] == ["4 B", "1 KB", "64 KB", "16 MB"]
+
+
+def test_a_page_is_filled_where_it_has_a_mark_and_again():
+    section = Section("x", "Title", [("n", "n", "d")], [{"n": 2}], notes=["so it is"])
+    page = "before\n<!-- lab: x -->\nold\n<!-- end -->\nafter\n"
+    once = filled(page, [section])
+    assert "old" not in once
+    assert "Title.\n\n| n |\n| --- |\n| 2 |\n" in once
+    assert "- so it is" in once
+    assert once.startswith("before\n")
+    assert once.endswith("<!-- end -->\nafter\n")
+    assert filled(once, [section]) == once
+    assert filled("no mark", [section]) == "no mark"
+
+
+def test_a_document_s_table_may_have_a_column_per_value():
+    rows = [{"a": name, "n": n, "r": n / 2} for name in ("ring", "tree") for n in (2, 3)]
+    section = Section("x", "Title", rows=rows, pivot=("a", "n", "r", ".1f"))
+    assert (
+        "| a | n = 2 | n = 3 |\n| --- | --- | --- |\n| ring | 1.0 | 1.5 |\n| tree | 1.0 | 1.5 |" in section.markdown()
+    )
+
+
+def test_the_page_has_a_place_for_every_section():
+    page = (Path(__file__).parents[2] / "docs" / "between-hosts.md").read_text()
+    for name in ("bytes", "star", "laws", "two-tree", "delay", "ddp"):
+        assert page.count(f"<!-- lab: {name} -->") == 1
