@@ -32,7 +32,7 @@ from ringside.lab import Lab
 SECTIONS: dict[str, tuple[Callable[[int], Section], int]] = {
     "bytes": (lab_sections.bytes_on_links, 3),
     "star": (lab_sections.star, 5),
-    "laws": (lab_sections.laws, 3),
+    "laws": (lab_sections.laws, 2),
     "two-tree": (lab_sections.two_tree, 5),
     "delay": (lab_sections.delay, 3),
     "ddp": (lab_ddp.ddp, 6),

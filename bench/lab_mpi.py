@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 
 _LIMIT_S = 120.0
+_LARGE_BYTES, _LARGE_TURNS = 1 << 20, 3
 _TURN_S, _MOST_ITERATIONS = 0.05, 2000
 
 
@@ -113,10 +114,11 @@ def main(sizes: Sequence[int], rounds: int) -> None:
         end = time.perf_counter()
         return float(world.allreduce(end, MPI.MAX) - world.allreduce(start, MPI.MAX)) / iterations
 
-    fitting = {size: max(1, min(_MOST_ITERATIONS, round(_TURN_S / max(take(size, 2), 1e-6)))) for size in sizes}
-    for _ in range(rounds):
+    fitting = {size: max(1, min(_MOST_ITERATIONS, round(_TURN_S / max(take(size, 1), 1e-6)))) for size in sizes}
+    for number in range(rounds):
         for size in sizes:
-            turns[size].append(take(size, fitting[size]))
+            if number < _LARGE_TURNS or size < _LARGE_BYTES:
+                turns[size].append(take(size, fitting[size]))
     if world.Get_rank() == 0:
         print(json.dumps({size: median(times) for size, times in turns.items()}), flush=True)
 
