@@ -75,7 +75,9 @@ def check_one(reduce: Reduce, rank: int, s: Schedule, dtype: str, op: str, count
     return digest(x)
 
 
-def check_engine(reduce: Reduce, rank: int, ranks: int, *, switches: bool = False, halves: bool = True) -> list[int]:
+def check_engine(
+    reduce: Reduce, rank: int, ranks: int, *, switches: bool = False, halves: bool = True, every: int = 1
+) -> list[int]:
     """Run the suite on this rank; return a digest of every result, which must be equal on all ranks.
 
     Args:
@@ -84,17 +86,20 @@ def check_engine(reduce: Reduce, rank: int, ranks: int, *, switches: bool = Fals
         ranks: Their number.
         switches: The engine has a place for switches.
         halves: It rounds f16 and bf16 after every reduction, as `step_by_step` does.
+        every: Leave out all but every so many-th case, for engines that take long.
     """
+    cases = all_cases(ranks, switches=switches, halves=halves)[::every]
+    return [check_one(reduce, rank, *case) for case in cases]
+
+
+def all_cases(ranks: int, *, switches: bool, halves: bool) -> list[tuple[Schedule, str, str, int]]:
+    """Return (schedule, dtype, reduction, elements): sizes with f32, and a fifth of all reductions per schedule."""
     sums = [(d, o) for d, o in ALLOWED if o != "avg" and (halves or d not in ("float16", "bfloat16"))]
-    digests = []
+    cases: list[tuple[Schedule, str, str, int]] = []
     for at, s in enumerate(schedules(ranks, switches=switches)):
-        digests += [check_one(reduce, rank, s, "float32", "sum", count) for count in (*COUNTS, MANY)]
-        for dtype, op in sums[at % 5 :: 5]:
-            digests.append(check_one(reduce, rank, s, dtype, op, 501))
-    return digests
-
-
-# ------------------------------------------------------------------------------------------------ engines
+        cases += [(s, "float32", "sum", count) for count in (*COUNTS, MANY)]
+        cases += [(s, dtype, op, 501) for dtype, op in sums[at % 5 :: 5]]
+    return cases
 
 
 def by_exchange(exchange: Exchange, ranks: int) -> Reduce:
@@ -116,20 +121,11 @@ def carry_out(exchange: Exchange, s: Schedule, x: Array, dtype: str = "float32",
     exchange.run(plan, chunks, item, folder(code, OP_CODES[op]), call, **more)
 
 
-def be_a_switch(exchange: Exchange, ranks: int) -> None:
+def be_a_switch(exchange: Exchange, ranks: int, *, every: int = 1) -> None:
     """Take part in the suite as vertex `ranks`, which has no tensor of its own."""
-    reduce = by_exchange(exchange, ranks)
-
-    def scratch(x: Array, dtype: str, op: str, s: Schedule) -> None:
+    for s, dtype, op, count in all_cases(ranks, switches=True, halves=True)[::every]:
         if s.switches:
-            reduce(np.zeros_like(x), dtype, op, s)
-
-    sums = [(d, o) for d, o in ALLOWED if o != "avg"]
-    for at, s in enumerate(schedules(ranks, switches=True)):
-        for count in (*COUNTS, MANY):
-            scratch(elements("float32", count, 0), "float32", "sum", s)
-        for dtype, op in sums[at % 5 :: 5]:
-            scratch(elements(dtype, 501, 0), dtype, op, s)
+            carry_out(exchange, s, np.zeros_like(elements(dtype, count, 0)), dtype, op)
 
 
 def by_communicator(comm: Any) -> Reduce:

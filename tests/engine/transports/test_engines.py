@@ -1,0 +1,104 @@
+"""The suite of engines on real ranks: messages through torch, the interpreter in shared memory, the group's own."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.engine.oracle import digest
+from tests.processes import communicator, on_ranks, place
+
+from ringside import _core
+from ringside.engine.dtypes import DTYPES, OP_CODES
+from ringside.engine.exchange import Exchange
+from ringside.errors import UnsupportedError
+
+from .schedules import by_communicator, by_exchange, check_engine, is_close
+from .vertices import peer_to_peer, store_file
+
+SIZES = (2, 3, 4, 5)
+
+
+def through_torch(path: str) -> list[list[int]]:
+    """For every size the first ranks; the others have nothing to do."""
+    here, digests = place(), []
+    for size in SIZES:
+        if here.rank < size:
+            transport = peer_to_peer(path, name=str(size), size=size)
+            reduce = by_exchange(Exchange(transport, segment_bytes=1024), size)
+            digests.append(check_engine(reduce, here.rank, size, every=5))
+            transport.close()
+        else:
+            digests.append([])
+    return digests
+
+
+def test_messages_through_torch() -> None:
+    with store_file() as path:
+        results = on_ranks(max(SIZES), through_torch, path, limit_s=150)
+    for at, size in enumerate(SIZES):
+        assert results[0][at]
+        assert all(digests[at] == results[0][at] for digests in results[:size]), f"{size} ranks hold different bits"
+
+
+def in_shared_memory() -> list[int]:
+    with communicator(segment_bytes=4096) as comm:
+        return check_engine(by_communicator(comm), comm.rank, comm.size, halves=False)
+
+
+@pytest.mark.skipif(not _core.available(), reason="needs the native core")
+@pytest.mark.parametrize("size", [2, 4])
+def test_shared_memory(size: int) -> None:
+    digests = on_ranks(size, in_shared_memory)
+    assert all(one == digests[0] for one in digests), "ranks hold different bits"
+
+
+def by_the_groups_own(path: str) -> list[int]:
+    """Gloo adds in an order of its own: integers to the bit, floats within their roundings."""
+    import torch.distributed as dist
+
+    from ringside.engine.transports.torch_native import TorchNative
+
+    here = place()
+    native = TorchNative(dist.PrefixStore(here.job, dist.FileStore(path, -1)), here.rank, here.size, timeout_s=30)
+    rng, digests = random.Random(2), []
+    for dtype in ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64"):
+        for op in ("sum", "min", "max", "prod"):
+            for count in (0, 1, 7, 1000):
+                values = [
+                    np.random.default_rng([count, r]).choice([-3, -2, -1, 1, 2, 3], count) for r in range(here.size)
+                ]
+                values = [np.abs(v) for v in values] if dtype == "uint8" else values
+                x = as_dtype(values[here.rank], dtype)
+                members = rng.choice([None, tuple(range(here.size))])
+                native.all_reduce(x.view(np.uint8), DTYPES.index(dtype), OP_CODES[op], members)
+                want = {"sum": np.sum, "min": np.min, "max": np.max, "prod": np.prod}[op](np.stack(values), axis=0)
+                assert not count or (x == as_dtype(want, dtype)).all(), f"{dtype} {op} of {count}"
+                digests.append(digest(x))
+        if dtype in ("float32", "float16", "bfloat16"):
+            inputs = [as_dtype(np.random.default_rng(r).standard_normal(500), dtype) for r in range(here.size)]
+            x = inputs[here.rank].copy()
+            native.all_reduce(x.view(np.uint8), DTYPES.index(dtype), OP_CODES["sum"], None)
+            assert is_close(x, inputs, dtype, here.size)
+            digests.append(digest(x))
+    for dtype, op in (("int16", "sum"), ("bool", "bor"), ("float32", "bxor")):
+        with pytest.raises(UnsupportedError, match=f"no {op} of {dtype}: name another algorithm"):
+            native.check(DTYPES.index(dtype), OP_CODES[op])
+    native.check(DTYPES.index("float32"), OP_CODES["avg"])
+    return digests
+
+
+def as_dtype(values: Any, dtype: str) -> Any:
+    from ringside._core import twins
+
+    if dtype in ("float16", "bfloat16"):
+        return twins.narrow(np.asarray(values, dtype=np.float32), dtype)
+    return np.asarray(values).astype(dtype)
+
+
+def test_the_groups_own() -> None:
+    with store_file() as path:
+        digests = on_ranks(5, by_the_groups_own, path)
+    assert all(one == digests[0] for one in digests), "ranks hold different bits"
