@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import lab_alone
 import lab_ddp
 import lab_sections
 from lab_report import Section, filled, say, verdict
@@ -32,9 +33,9 @@ from ringside.lab import Lab
 SECTIONS: dict[str, tuple[Callable[[int], Section], int]] = {
     "bytes": (lab_sections.bytes_on_links, 3),
     "star": (lab_sections.star, 5),
-    "laws": (lab_sections.laws, 2),
-    "two-tree": (lab_sections.two_tree, 5),
-    "delay": (lab_sections.delay, 3),
+    "laws": (lab_alone.laws, 2),
+    "two-tree": (lab_alone.two_tree, 5),
+    "delay": (lab_alone.delay, 3),
     "ddp": (lab_ddp.ddp, 6),
     "ddp-cpu": (lambda repeat: lab_ddp.ddp(repeat, "cpu"), 6),
 }

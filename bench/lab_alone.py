@@ -1,0 +1,215 @@
+"""The laws of all-reduces with one rank per host: the busiest link, two-tree, delay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Any
+
+from lab_jobs import KB, MB, Case, Turn, Turns, take_turns
+from lab_law import Interval, busiest, chain, host_bytes, leaves, overlap, schedule_of
+from lab_report import Floor, Row, Section, say, size_words
+from lab_sections import RATE, SWITCHED
+
+from ringside.lab import Lab, payload_bytes_per_second
+
+LAW_SIZE, LAW_RANKS = 16 * MB, range(2, 9)
+LAW_RATE = "250mbit"
+"""Not more: eight hosts that send and receive at once keep two cores busy with TCP."""
+LAW_WAYS = (
+    "parameter_server",
+    "ring",
+    "direct",
+    "halving_doubling",
+    "recursive_doubling",
+    "tree",
+    "two_tree*32",
+    "chain*32",
+    "native",
+)
+
+
+def laws(repeat: int, rate: str = LAW_RATE) -> Section:
+    """Compare the time of every algorithm with its busiest link's bytes by the rate: one rank per host."""
+    full = payload_bytes_per_second(rate)
+    section = Section(
+        "laws",
+        f"One rank per host, {size_words(LAW_SIZE)}, star of {rate} links: measured time by the busiest link's bytes / "
+        "payload rate",
+        [
+            ("algorithm", "algorithm", "s"),
+            ("n", "n", "d"),
+            ("busiest link, MB", "link_bytes", ".1f"),
+            ("fill, MB", "fill_bytes", ".2f"),
+            ("law, ms", "law_ms", ".1f"),
+            ("measured, ms", "ms", ".1f"),
+            ("measured/law", "ratio", ".3f"),
+            ("by its median", "by_median", ".3f"),
+        ],
+    )
+    with Lab(hosts=max(LAW_RANKS), rate=rate) as lab:
+        say(f"  laws: {lab.hosts} hosts")
+        turns = take_turns(lab, [Case(n, LAW_SIZE, LAW_WAYS, 1) for n in LAW_RANKS], repeat)
+        say("  laws: with a reducer at the switch")
+        switched = take_turns(lab, [Case(n, LAW_SIZE, [SWITCHED], 1) for n in LAW_RANKS], repeat, switch=True)
+    for name in (*LAW_WAYS, SWITCHED):
+        rows = [_law_row(switched if name == SWITCHED else turns, name, n, full) for n in LAW_RANKS]
+        middle = median(row["ratio"] for row in rows)
+        for row in rows:
+            row["by_median"] = row["ratio"] / middle
+        section.rows += rows
+        section.floors += [
+            Floor(f"laws, {name}: {word} of measured/law over n by its median", pick(r["by_median"] for r in rows), *at)
+            for word, pick, at in (("least", min, (0.9, None)), ("most", max, (None, 1.1)))
+        ]
+    section.pivot = ("algorithm", "n", "ratio", ".3f")
+    section.notes = [
+        "busiest link: the busiest direction of a host's link, by the schedule. fill: segments of 256 KB that travel "
+        "before its first one can come and after its last one has, by the schedule's chains of messages.",
+        "native: Gloo's own all-reduce, held against the ring's law. *32: pipelined in 32 segments.",
+    ]
+    return section
+
+
+def _law_row(turns: Turns, name: str, n: int, full: float) -> Row:
+    link = busiest(schedule_of(name, n), LAW_SIZE)
+    seconds, law_s = turns.seconds(n, LAW_SIZE, name), link.total_bytes / full
+    return {
+        "algorithm": name,
+        "n": n,
+        "link_bytes": link.size_bytes / 1e6,
+        "fill_bytes": link.fill_bytes / 1e6,
+        "law_ms": law_s * 1e3,
+        "ms": seconds * 1e3,
+        "ratio": seconds / law_s,
+    }
+
+
+# ------------------------------------------------------------------------------------------------ two-tree
+
+TREES = ("tree*32", "two_tree*32")
+
+
+def two_tree(repeat: int, rate: str = LAW_RATE) -> Section:
+    """Compare the two-tree's gain over the single tree with what their busiest links say; look at its leaves."""
+    full, ranks = payload_bytes_per_second(rate), (4, 6, 8)
+    section = Section(
+        "two-tree",
+        f"Two-tree against the single tree, both pipelined (*32), {size_words(LAW_SIZE)}, star of {rate} links; and "
+        "how much of a link's rate the single tree's leaves use, each way and both at once",
+        [
+            ("n", "n", "d"),
+            ("by", "by", "s"),
+            ("busiest link, MB", "link_bytes", ".1f"),
+            ("ms", "ms", ".1f"),
+            ("gain by the law", "law_gain", ".3f"),
+            ("measured", "gain", ".3f"),
+            ("measured/law", "ratio", ".3f"),
+            ("leaves in", "counted_in", ".2f"),
+            ("out", "counted_out", ".2f"),
+            ("both, at least", "both", ".2f"),
+            ("by the law", "law_both", ".2f"),
+            ("by hops", "hops_both", ".2f"),
+        ],
+    )
+    with Lab(hosts=max(ranks), rate=rate) as lab:
+        say(f"  two-tree: {lab.hosts} hosts")
+        turns = take_turns(lab, [Case(n, LAW_SIZE, TREES, 1) for n in ranks], max(repeat, 3), hops=True)
+    for n in ranks:
+        links = [busiest(schedule_of(name, n), LAW_SIZE) for name in TREES]
+        law, gain = links[0].total_bytes / links[1].total_bytes, turns.ratio(n, LAW_SIZE, *TREES)
+        for name, link in zip(TREES, links, strict=True):
+            row = {"n": n, "by": name, "link_bytes": link.total_bytes / 1e6}
+            row |= {
+                "ms": turns.seconds(n, LAW_SIZE, name) * 1e3,
+                **_leaf_row(turns.of(n, LAW_SIZE, name), name, n, full),
+            }
+            if name == TREES[1]:
+                row |= {"law_gain": law, "gain": gain, "ratio": gain / law}
+            section.rows.append(row)
+        last = section.rows[-1]
+        section.floors.append(Floor(f"two-tree, n = {n}: gain by the law's", gain / law, 0.9, 1.1))
+        what = f"two-tree, n = {n}: time in which the single tree's leaves use both directions, by the law's"
+        section.floors.append(Floor(what, last["both"] / last["law_both"], 0.75))
+    section.notes = [
+        "leaves in, out: bytes on their links by the payload rate and the time, counted by the kernel; median leaf. "
+        "Where in + out > 1, both directions must have been busy at once for in + out - 1 of the time: at least. By "
+        "the law: the same of the schedule's bytes.",
+        "by hops: share of the time in which the per-hop timers saw messages on the wire to and from a leaf (the hosts "
+        "of a lab share a clock); a message of B bytes that was there at t was on the wire from t - B / payload rate "
+        "on, or from earlier, so this is at least, too.",
+    ]
+    return section
+
+
+def _leaf_row(turns: Sequence[Turn], name: str, n: int, full: float) -> Row:
+    shares = [_leaf_shares(turn, leaf, full) for turn in turns for leaf in leaves(n)]
+    row: Row = {key: median(share[key] for share in shares) for key in shares[0]}
+    law, link = host_bytes(name, LAW_SIZE, [1] * n), busiest(schedule_of(name, n), LAW_SIZE).total_bytes
+    return row | {"law_both": max(median(sum(law[leaf]) for leaf in leaves(n)) / link - 1, 0.0)}
+
+
+def _leaf_shares(turn: Turn, leaf: int, full: float) -> dict[str, float]:
+    begin, end = turn.span
+    receives = list(_on_the_wire(turn.reports[leaf]["hops"], full, None))
+    sends = [one for rank, r in enumerate(turn.reports) if rank != leaf for one in _on_the_wire(r["hops"], full, leaf)]
+    took, counted = end - begin, turn.reports[leaf]["counted"]
+    into, out = counted[0] / full / took, counted[2] / full / took
+    both = max(into + out - 1, 0.0)
+    return {"counted_in": into, "counted_out": out, "both": both, "hops_both": overlap(receives, sends) / took}
+
+
+def _on_the_wire(hops: Sequence[Any], full: float, sender: int | None) -> Iterator[Interval]:
+    for src, size_bytes, _, _, last in hops:
+        if sender is None or src == sender:
+            yield last - size_bytes / full, last
+
+
+# ------------------------------------------------------------------------------------------------ delay
+
+DELAY_S, DELAY_SIZE = 5e-3, 4 * KB
+DELAY_LAWS = ("ring", "recursive_doubling", "halving_doubling", "tree", "two_tree")
+DELAY_WAYS = (*DELAY_LAWS, "direct", "parameter_server", "one_shot")
+
+
+def delay(repeat: int) -> Section:
+    """Compare the time of a small all-reduce with rounds x delay: one rank per host."""
+    section = Section(
+        "delay",
+        f"One rank per host, {1e3 * DELAY_S:g} ms from host to host, {size_words(DELAY_SIZE)}: measured time by "
+        "the longest chain of messages x delay",
+        [
+            ("algorithm", "algorithm", "s"),
+            ("n", "n", "d"),
+            ("rounds", "rounds", "d"),
+            ("chain", "chain", "d"),
+            ("law, ms", "law_ms", ".1f"),
+            ("measured, ms", "ms", ".2f"),
+            ("measured/law", "ratio", ".3f"),
+        ],
+    )
+    if reason := Lab.unavailable(delay=True):
+        section.notes = [f"not measured: {reason}"]
+        return section
+    cases = [Case(n, DELAY_SIZE, DELAY_WAYS, 6) for n in LAW_RANKS]
+    with Lab(hosts=max(LAW_RANKS), rate=RATE, delay_s=DELAY_S) as lab:
+        say(f"  delay: {lab.hosts} hosts")
+        turns = take_turns(lab, cases, repeat, apart=True)
+    for name in DELAY_WAYS:
+        for n in LAW_RANKS:
+            rounds, hops = schedule_of(name, n).rounds, chain(schedule_of(name, n))
+            seconds = turns.seconds(n, DELAY_SIZE, name)
+            ratio = seconds / (hops * DELAY_S)
+            row = {"algorithm": name, "n": n, "rounds": rounds, "chain": hops, "law_ms": hops * DELAY_S * 1e3}
+            section.rows.append({**row, "ms": seconds * 1e3, "ratio": ratio})
+            if name in DELAY_LAWS:
+                section.floors.append(Floor(f"delay, {name}, n = {n}: by chain x delay", ratio, 0.85, 1.15))
+    section.pivot = ("algorithm", "n", "ratio", ".3f")
+    section.notes = [
+        "measured: all ranks begin at an agreed time; from there to the last one's end; median of calls and turns.",
+        "chain: messages that wait for each other, of which the law is made. It is the number of rounds, except off "
+        "powers of two, where some rounds of the doublings overlap: there is no barrier between rounds.",
+        "one_shot, direct and parameter_server are shown and not judged: they have more messages at once than rounds, "
+        "and the lab's delay, one process that passes every frame on, takes longer for those than the law has.",
+    ]
+    return section
