@@ -72,10 +72,17 @@ def test_a_reducer_at_the_switch_adds_up(lab_factory: LabFactory, tmp_path: Path
                     comm.all_reduce(x, op, algorithm=name)
                     want = {"sum": sum(range(size)), "avg": (size - 1) / 2, "max": size - 1}[op]
                     found.append(bool((x == want).all()))
+        x = comm.all_reduce(torch.ones(100), scale=-2.0, algorithm="in_network")
+        found.append(float(x[0]) == -2.0 * size)
+        x = comm.all_reduce(torch.full((100,), float(rank)), "avg", weights=rank + 1.0, algorithm="in_network")
+        mean = sum((r + 1) * r for r in range(size)) / sum(r + 1 for r in range(size))
+        found.append(abs(float(x[0]) - mean) < 1e-5)
+        half = comm.all_reduce(torch.full((100,), 20000.0, dtype=torch.float16), "avg", algorithm="leaders/in_network")
+        found.append(abs(float(half[0]) - 20000) < 50)
         tell(found)
     """
     for found in run(lab, tmp_path, body, env):
-        assert len(found) == 27
+        assert len(found) == 30
         assert all(found)
     assert reducer.wait(20) == 0
     before = lab.interface_bytes(0)
@@ -119,7 +126,8 @@ TRAIN = """
         optimizer.step()
     attachment.session.end()
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
-    tell([attachment.counters, float(weights.double().sum()), [[r.exposed_seconds, r.sync_seconds] for r in records[3:]]])
+    times = [[record.exposed_seconds, record.sync_seconds] for record in records[3:]]
+    tell([attachment.counters, float(weights.double().sum()), times])
 """
 
 

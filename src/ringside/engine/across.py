@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -18,10 +19,10 @@ from ringside.engine import blame
 from ringside.engine.background import Background, Work
 from ringside.engine.choice import NATIVE, Choice
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES
-from ringside.engine.exchange import Call, Doing, Exchange
+from ringside.engine.exchange import OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16, Call, Doing, Exchange, Fold
 from ringside.engine.interrupts import interruptible
 from ringside.engine.local_lanes import LocalLanes
-from ringside.engine.message_plan import plan_messages
+from ringside.engine.message_plan import MessagePlan, plan_messages
 from ringside.engine.reduction import AVG, SUM, fold, folder, memory
 from ringside.engine.regions import Storage
 from ringside.engine.roster import Roster
@@ -32,6 +33,8 @@ from ringside.schedule import Schedule, chunk_bounds
 
 ALL_REDUCE = 1
 _FLOAT32 = DTYPES.index("float32")
+_HALVES = (DTYPES.index("float16"), DTYPES.index("bfloat16"))
+_LAST_JOBS_S = 5.0
 
 
 class Native(Protocol):
@@ -54,8 +57,8 @@ class Reduction:
     Args:
         dtype: Code of the element type.
         op: Code of the reduction.
-        scale: Multiplies each contribution first.
-        own_scale: Ranks may have different scales.
+        scale: Multiplies this rank's contribution first.
+        scales: All ranks' scales, by rank, where they may differ; empty: all have `scale`.
         divisor: What avg divides the sum by; 0: the number of ranks.
         wire: How float32 elements travel between ranks; None: as they are.
         storage: The shareable storage the tensor lies in, if the host's ranks may not have mapped it yet.
@@ -64,7 +67,7 @@ class Reduction:
     dtype: int
     op: int
     scale: float = 1.0
-    own_scale: bool = False
+    scales: tuple[float, ...] = ()
     divisor: float = 0.0
     wire: Wire | None = None
     storage: Storage | None = None
@@ -97,6 +100,7 @@ class Across:
         self._timeout_s = timeout_s
         self._block_bytes = block_bytes
         self._carrier: Background | None = None
+        self._under_way: deque[Work] = deque(maxlen=4)
         self._broken: SyncError | None = None
         exchange.transport.on_failure = self._end_the_rest
 
@@ -116,12 +120,12 @@ class Across:
         if what.wire is not None and (what.dtype != _FLOAT32 or choice.algorithm == NATIVE):
             what = replace(what, wire=None)
         self._check(choice, what)
-        call = Call(ALL_REDUCE, what.dtype, what.op, elements, -1.0 if what.own_scale else what.scale)
+        call = _told(what, elements)
         with self._explained(f"all_reduce by {choice}", Doing(call, str(choice))):
             if choice.over == "ranks":
-                self._carry(choice, None, address, elements, what)
+                self._carry(choice, None, address, elements, what, call)
             else:
-                self._over_hosts(choice, address, elements, what)
+                self._over_hosts(choice, address, elements, _safe_mean(what, self.roster.size), call)
 
     def _check(self, choice: Choice, what: Reduction) -> None:
         """Refuse what cannot be, before anything is sent."""
@@ -129,16 +133,28 @@ class Across:
             self._native.check(what.dtype, what.op)
             return
         schedule = choice.schedule(self.roster.size if choice.over == "ranks" else len(self.roster.hosts))
+        if schedule.switches and self.exchange.transport.size == self.roster.size:
+            raise UsageError(
+                f"{choice} needs a reducer at the switch: start `python -m ringside.sync.reducer` there and make the "
+                "communicator with switch=True"
+            )
         if choice.over == "hosts" and schedule.switches:
             raise UsageError(f"the reducer at the switch takes one slice at a time: leaders/{choice.algorithm}")
 
     def run(
-        self, schedule: Schedule, chunks: Sequence[Bytes | None], item_bytes: int, call: Call, *, divisor: float = 1.0
+        self,
+        schedule: Schedule,
+        chunks: Sequence[Bytes | None],
+        item_bytes: int,
+        call: Call,
+        *,
+        scale: float = 1.0,
+        divisor: float = 1.0,
     ) -> None:
         """Carry out any schedule over all ranks on the given chunks; see `Exchange.run` and `all_reduce`."""
         plan = plan_messages(schedule, self.roster.rank)
         with self._explained(plan.name, Doing(call, plan.name)):
-            fold_by = folder(call.dtype, call.op, divisor=divisor)
+            fold_by = folder(call.dtype, call.op, scale=scale, divisor=divisor)
             self.exchange.run(plan, chunks, item_bytes, fold_by, call)
 
     def close(self, *, patience_s: float = 5.0) -> None:
@@ -146,12 +162,13 @@ class Across:
         if self._broken is None:
             self._broken = ClosedError("the communicator is closed on this rank")
         self.exchange.transport.close(patience_s=patience_s)
+        self.exchange.transport.on_failure = int  # nothing, and no reference to this
         if self._carrier is not None:
             self._carrier.stop(1.0)
 
     # -------------------------------------------------------------------------------------------- over hosts
 
-    def _over_hosts(self, choice: Choice, address: int, elements: int, what: Reduction) -> None:
+    def _over_hosts(self, choice: Choice, address: int, elements: int, what: Reduction, call: Call) -> None:
         item = ITEM_BYTES[what.dtype]
         lanes = 1 if choice.over == "leaders" else self.roster.lanes
         block = max(self._block_bytes // item, 1)
@@ -160,7 +177,7 @@ class Across:
             count = min(block, elements - start)
             at, bounds = address + start * item, self._lane_bounds(count, lanes)
             self._gather_up(at, bounds, what)
-            job = functools.partial(self._between_hosts, choice, at, bounds, what)
+            job = functools.partial(self._between_hosts, choice, at, bounds, what, call)
             before, between = between, (at, bounds, self._start(job, alone=elements <= block))
             if before is not None:
                 self._share(*before, what)
@@ -175,7 +192,7 @@ class Across:
     def _gather_up(self, at: int, bounds: list[int], what: Reduction) -> None:
         if self.local is not None:
             step = SUM if what.op == AVG else what.op
-            self.local.reduce_lanes(at, bounds, what.dtype, step, what.scale, what.own_scale, what.storage)
+            self.local.reduce_lanes(at, bounds, what.dtype, step, what.scale, bool(what.scales), what.storage)
         elif what.scale != 1.0:
             fold([at], at, bounds[-1], what.dtype, SUM, scale=what.scale)
 
@@ -186,14 +203,17 @@ class Across:
             return None
         if self._carrier is None:
             self._carrier = Background(f"ringside-carrier-{self.roster.rank}")
-        return self._carrier.submit(job)
+        work = self._carrier.submit(job)
+        self._under_way.append(work)
+        return work
 
-    def _between_hosts(self, choice: Choice, at: int, bounds: list[int], what: Reduction) -> None:
+    def _between_hosts(self, choice: Choice, at: int, bounds: list[int], what: Reduction, call: Call) -> None:
         lane = self.roster.local_rank
         begin, count = bounds[lane], bounds[lane + 1] - bounds[lane]
         if lane < self.roster.lanes and (lane == 0 or choice.over == "hosts"):
             mine = at + begin * ITEM_BYTES[what.dtype]
-            self._carry(choice, self.roster.lane(lane), mine, count, replace(what, scale=1.0))
+            inside = replace(what, scale=1.0, scales=())
+            self._carry(choice, self.roster.lane(lane), mine, count, inside, call._replace(elements=count))
 
     def _share(self, at: int, bounds: list[int], work: Work | None, what: Reduction) -> None:
         if work is not None:
@@ -204,37 +224,48 @@ class Across:
     # -------------------------------------------------------------------------------------------- messages
 
     def _carry(
-        self, choice: Choice, members: Sequence[int] | None, address: int, elements: int, what: Reduction
+        self,
+        choice: Choice,
+        members: Sequence[int] | None,
+        address: int,
+        elements: int,
+        what: Reduction,
+        call: Call,
     ) -> None:
         """Reduce over all ranks, or over the given ones, as if each were a host of its own."""
-        item, size = ITEM_BYTES[what.dtype], self.roster.size
-        divisor = what.divisor or size
-        data = memory(address, elements * item)
-        vertices = size if members is None else len(members)
+        vertices = self.roster.size if members is None else len(members)
         plan = None
         if choice.algorithm != NATIVE:
             me = self.roster.rank if members is None else self.roster.host
             plan = plan_messages(choice.schedule(vertices), me)
         # A plan that adds up all contributions in one fold scales and divides in it, so that nothing is rounded twice.
-        whole = plan is not None and plan.whole_folds and not what.own_scale and what.wire is None
-        if what.scale != 1.0 and not whole:
-            fold([address], address, elements, what.dtype, SUM, scale=what.scale)
+        whole = plan is not None and plan.whole_folds and what.wire is None and not (what.scales and plan.switches)
+        if not whole:
+            what = _safe_mean(what, self.roster.size)
+            if what.scale != 1.0:
+                fold([address], address, elements, what.dtype, SUM, scale=what.scale)
+        divisor = what.divisor or self.roster.size
+        data = memory(address, elements * ITEM_BYTES[what.dtype])
         if plan is None:
             self._native.all_reduce(data, what.dtype, SUM if what.op == AVG else what.op, members)
+        elif whole:
+            fold_by = folder(what.dtype, what.op, scale=what.scale, scales=what.scales, divisor=divisor)
+            self._exchange(plan, members, data, what, fold_by, call._replace(flags=call.flags | WHOLE_FOLD))
         else:
-            bounds = (chunk_bounds(elements, plan.chunks) * item).tolist()
-            chunks = [data[bounds[c] : bounds[c + 1]] for c in range(plan.chunks)]
-            call = Call(ALL_REDUCE, what.dtype, what.op, elements, -1.0 if what.own_scale else what.scale)
-            fold_by = (
-                folder(what.dtype, what.op, scale=what.scale, divisor=divisor) if whole else folder(what.dtype, what.op)
-            )
-            switch = () if members is None else (size,) * bool(choice.schedule(vertices).switches)
-            places = None if members is None else (*members, *switch)
-            self.exchange.run(plan, chunks, item, fold_by, call, members=places, wire=what.wire)
-            if what.wire is not None:
-                what.wire.round(data)
+            self._exchange(plan, members, data, what, folder(what.dtype, what.op), call)
         if what.op == AVG and not whole:
             fold([address], address, elements, what.dtype, AVG, divisor=divisor)
+
+    def _exchange(
+        self, plan: MessagePlan, members: Sequence[int] | None, data: Bytes, what: Reduction, fold_by: Fold, call: Call
+    ) -> None:
+        item = ITEM_BYTES[what.dtype]
+        bounds = (chunk_bounds(len(data) // item, plan.chunks) * item).tolist()
+        chunks = [data[bounds[c] : bounds[c + 1]] for c in range(plan.chunks)]
+        places = None if members is None else (*members, *range(self.roster.size, self.exchange.transport.size))
+        self.exchange.run(plan, chunks, item, fold_by, call, members=places, wire=what.wire)
+        if what.wire is not None:
+            what.wire.round(data)
 
     # -------------------------------------------------------------------------------------------- failures
 
@@ -249,6 +280,9 @@ class Across:
                 yield
         except BaseException as error:
             first = self.exchange.transport.fail(blame.cause_of(error, self.roster))
+            for work in self._under_way:  # they work in the caller's memory
+                with contextlib.suppress(BaseException):
+                    work.wait(_LAST_JOBS_S)
             explained = blame.explain(what, first, error, self.roster, self._timeout_s)
             self._broken = explained
             if explained is error or not isinstance(error, Exception):
@@ -263,6 +297,24 @@ class Across:
         self._native.abandon()
         if self.local is not None:
             self.local.abandon()
+
+
+def _told(what: Reduction, elements: int) -> Call:
+    """Return what peers are told of an all-reduce; scales that may differ are not compared."""
+    flags = OWN_SCALE if what.scales else 0
+    if what.wire is not None:
+        flags |= WIRE_BFLOAT16 if what.wire.dtype == "bfloat16" else WIRE_FLOAT16
+    return Call(ALL_REDUCE, what.dtype, what.op, elements, 1.0 if what.scales else what.scale, 0, flags)
+
+
+def _safe_mean(what: Reduction, size: int) -> Reduction:
+    """Return an average of halves (in memory or on the wire) as a sum of shares, which cannot overflow on its way."""
+    narrow = what.dtype in _HALVES or (what.wire is not None and what.wire.dtype == "float16")
+    if what.op != AVG or not narrow:
+        return what
+    divisor = what.divisor or size
+    scales = tuple(scale / divisor for scale in what.scales)
+    return replace(what, op=SUM, scale=what.scale / divisor, scales=scales)
 
 
 __all__ = ["ALL_REDUCE", "Across", "Native", "Reduction"]

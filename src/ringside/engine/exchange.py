@@ -28,8 +28,9 @@ from ringside.engine.message_plan import MessagePlan, Receive, Send
 from ringside.engine.transports.transport import Bytes, Cause, LinkError, Pending, Transport
 from ringside.engine.wire import Wire
 
-_HEADER = struct.Struct("<QIIQdBBBx")  # seq, plan, segment, elements, extra, kind, dtype, op
+_HEADER = struct.Struct("<QIIQdIBBBB")  # seq, plan, segment, then a Call: elements, extra, tag, kind, dtype, op, flags
 HEADER_BYTES = 64
+OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16 = 1, 2, 4, 8
 HOPS_KEPT = 1 << 16
 _LARGEST_ITEM = max(ITEM_BYTES)
 
@@ -45,7 +46,10 @@ class Call(NamedTuple):
         dtype: Code of the element type.
         op: Code of the reduction.
         elements: Elements of the tensor.
-        extra: Whatever else must be equal, such as the root or the scale.
+        extra: A number that must be equal, such as the root or the scale.
+        tag: Hash of whatever else must be equal, such as bounds.
+        flags: How it is carried out, where a vertex that was not called itself must know: `OWN_SCALE`, `WHOLE_FOLD`,
+            `WIRE_BFLOAT16`, `WIRE_FLOAT16`.
     """
 
     kind: int
@@ -53,10 +57,24 @@ class Call(NamedTuple):
     op: int
     elements: int
     extra: float = 0.0
+    tag: int = 0
+    flags: int = 0
+
+    def pack(self) -> tuple[int, float, int, int, int, int, int]:
+        """Return the fields in the header's order."""
+        return self.elements, self.extra, self.tag, self.kind, self.dtype, self.op, self.flags
+
+    @staticmethod
+    def unpack(elements: int, extra: float, tag: int, kind: int, dtype: int, op: int, flags: int) -> Call:
+        """Return what `pack` gave."""
+        return Call(kind, dtype, op, elements, extra, tag, flags)
 
     def __str__(self) -> str:
         name = KINDS[self.kind] if self.kind < len(KINDS) else f"collective {self.kind}"
         extra = "" if self.extra in (0.0, 1.0) or math.isnan(self.extra) else f", {self.extra:g}"
+        extra += f", of hash {self.tag:08x}" if self.tag else ""
+        extra += ", weighted" if self.flags & OWN_SCALE else ""
+        extra += ", as bfloat16" if self.flags & WIRE_BFLOAT16 else ", as float16" if self.flags & WIRE_FLOAT16 else ""
         op = f"{OPS[self.op]}, " if "reduce" in name else ""
         return f"{name}({op}{DTYPES[self.dtype]}, {self.elements} elements{extra})"
 
@@ -167,8 +185,8 @@ class Exchange:
 
     def peek(self, peer: int) -> tuple[int, Call]:
         """Wait for the next collective that a peer begins with this vertex; return its plan's hash and the call."""
-        _, plan, _, elements, extra, kind, dtype, op = _HEADER.unpack_from(self.inbox(peer).peek().data)
-        return plan, Call(kind, dtype, op, elements, extra)
+        _, plan, _, *call = _HEADER.unpack_from(self.inbox(peer).peek().data)
+        return plan, Call.unpack(*call)
 
     def next_seq(self, peer: int, *, sending: bool) -> int:
         """Return the number of this collective on a link; both ends count alike."""
@@ -303,9 +321,7 @@ class _Run:
         self.greeted.add(peer)
         message = np.zeros(HEADER_BYTES, dtype=np.uint8)
         seq = self.exchange.next_seq(peer, sending=True)
-        call = self.call
-        words = (seq, self.plan.hash, self.segment, call.elements, call.extra, call.kind, call.dtype, call.op)
-        _HEADER.pack_into(message.data, 0, *words)
+        _HEADER.pack_into(message.data, 0, seq, self.plan.hash, self.segment, *self.call.pack())
         return message
 
     # -------------------------------------------------------------------------------------------- receiving
@@ -374,8 +390,8 @@ class _Run:
 
     def _compare(self, peer: int, place: Bytes) -> None:
         self.heard.add(peer)
-        seq, plan, segment, count, extra, kind, dtype, op = _HEADER.unpack_from(place.data)
-        theirs = (seq, plan, segment, Call(kind, dtype, op, count, extra))
+        seq, plan, segment, *call = _HEADER.unpack_from(place.data)
+        theirs = (seq, plan, segment, Call.unpack(*call))
         ours = (self.exchange.next_seq(peer, sending=False), self.plan.hash, self.segment, self.call)
         if theirs != ours:
             raise Disagreement(peer, theirs, ours)

@@ -74,6 +74,7 @@ class MessagePlan:
     sources: tuple[int, ...]
     whole_folds: bool
     dependents: tuple[tuple[int, ...], ...]
+    switches: int = 0
 
 
 @functools.lru_cache(maxsize=256)
@@ -110,6 +111,7 @@ def plan_messages(schedule: Schedule, vertex: int) -> MessagePlan:
         tuple(sorted({src for receives in rounds for receive in receives for src in receive.sources})),
         whole,
         tuple(tuple(sorted(dsts)) for dsts in dependents),
+        schedule.switches,
     )
 
 

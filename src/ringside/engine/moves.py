@@ -7,6 +7,7 @@ chunk i*n+j for what rank i has for rank j. The same chunk may lie at different 
 from __future__ import annotations
 
 import functools
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,8 +16,9 @@ from ringside.engine.across import Across
 from ringside.engine.calls import KINDS, Call
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.exchange import Call as Told
-from ringside.engine.reduction import AVG, SUM, fold, memory
+from ringside.engine.reduction import AVG, memory
 from ringside.engine.transports.transport import Bytes
+from ringside.errors import UnsupportedError
 from ringside.schedule import (
     Schedule,
     binomial_broadcast,
@@ -58,12 +60,12 @@ def _barrier(across: Across, call: Call) -> None:
 def _reduce_scatter(across: Across, call: Call) -> None:
     """Work on a copy, whose own lane is the result; every lane is added up at once, in rank order."""
     item, me = ITEM_BYTES[call.flat.dtype], across.roster.rank
+    if call.own_scale:
+        raise UnsupportedError("between hosts reduce_scatter_ has one scale for all ranks")
     work = memory(call.flat.address, call.flat.numel * item).copy()
-    if call.scale != 1.0:
-        fold([_address(work)], _address(work), call.flat.numel, call.flat.dtype, SUM, scale=call.scale)
     lanes = _lanes(work, call.bounds, item)
     divisor = across.roster.size if call.op == AVG else 1.0
-    _run(across, call, direct_reduce_scatter(across.roster.size), lanes, divisor=divisor)
+    _run(across, call, direct_reduce_scatter(across.roster.size), lanes, scale=call.scale, divisor=divisor)
     target = call.out or call.flat.address + call.bounds[me] * item
     mine = lanes[me]
     if mine is not None:
@@ -163,15 +165,12 @@ def _run(
     chunks: Chunks,
     *,
     item_bytes: int = 0,
+    scale: float = 1.0,
     divisor: float = 1.0,
 ) -> None:
-    told = Told(KINDS.index(call.kind), call.flat.dtype, call.op, call.numel, float(call.root))
-    across.run(schedule, chunks, item_bytes or ITEM_BYTES[call.flat.dtype], told, divisor=divisor)
-
-
-def _address(array: Bytes) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
+    tag = zlib.crc32(f"{list(call.bounds)}/{call.tag}/{scale}".encode())
+    told = Told(KINDS.index(call.kind), call.flat.dtype, call.op, call.numel, float(call.root), tag)
+    across.run(schedule, chunks, item_bytes or ITEM_BYTES[call.flat.dtype], told, scale=scale, divisor=divisor)
 
 
 _MOVES = {

@@ -25,6 +25,7 @@ def fold(
     op: int,
     *,
     scale: float = 1.0,
+    scales: Sequence[float] = (),
     divisor: float = 1.0,
 ) -> None:
     """Fold arrays left to right into one that may be one of them.
@@ -36,24 +37,27 @@ def fold(
         dtype: Code of the element type.
         op: Code of the reduction.
         scale: Multiplies each contribution first (floating dtypes, sum and avg).
+        scales: One for each source, in place of `scale`.
         divisor: What avg divides the finished sum by.
     """
     if _native is not None:
-        _native.fold(list(sources), [target], elements, dtype, op, scale, divisor)
+        _native.fold(list(sources), [target], elements, dtype, op, scale, divisor, False, "", list(scales))
         return
     name = DTYPES[dtype]
     arrays = [_array(address, elements, dtype) for address in sources]
-    _array(target, elements, dtype)[...] = twins.fold(arrays, name, OPS[op], scale=scale, divisor=divisor)
+    _array(target, elements, dtype)[...] = twins.fold(
+        arrays, name, OPS[op], scale=scale, scales=scales or None, divisor=divisor
+    )
 
 
 def folder(
-    dtype: int, op: int, *, scale: float = 1.0, divisor: float = 1.0
+    dtype: int, op: int, *, scale: float = 1.0, scales: Sequence[float] = (), divisor: float = 1.0
 ) -> Callable[[Sequence[int], int, int], None]:
     """Return `fold` for one dtype and reduction; without a divisor an average is only summed."""
     step = SUM if op == AVG and divisor == 1.0 else op
 
     def run(sources: Sequence[int], target: int, elements: int) -> None:
-        fold(sources, target, elements, dtype, step, scale=scale, divisor=divisor)
+        fold(sources, target, elements, dtype, step, scale=scale, scales=scales, divisor=divisor)
 
     return run
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+import time
 import uuid
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
-from ringside.errors import MismatchError, UsageError
+from ringside.errors import DeadlineError, MismatchError, UsageError
 
 PROTOCOL = 1
 
@@ -29,6 +31,9 @@ class Store(Protocol):
     def get(self, key: str) -> bytes:
         """Wait for a value and return it."""
 
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        """Wait for values; raise RuntimeError where one does not come in time."""
+
 
 class Offer(msgspec.Struct, frozen=True):
     """What one rank tells the others when a communicator is made.
@@ -39,6 +44,7 @@ class Offer(msgspec.Struct, frozen=True):
         settings: Everything that all ranks must have set alike, by name.
         objection: Why this rank cannot share memory with others; empty if it can.
         nonce: Random; the first rank's of a host names what is shared there.
+        problem: Why this rank cannot take part at all; empty if it can.
     """
 
     machine: str
@@ -46,6 +52,7 @@ class Offer(msgspec.Struct, frozen=True):
     settings: dict[str, str]
     objection: str = ""
     nonce: str = ""
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,18 +120,29 @@ def machine_id() -> str:
     return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
 
 
-def own_offer(settings: dict[str, str], objection: str = "", machine: str = "") -> Offer:
+def own_offer(settings: dict[str, str], objection: str = "", machine: str = "", problem: str = "") -> Offer:
     """Return this process's offer; `machine` overrides what tells hosts apart (for tests)."""
-    return Offer(machine or machine_id(), socket.gethostname(), settings, objection, uuid.uuid4().hex)
+    return Offer(machine or machine_id(), socket.gethostname(), settings, objection, uuid.uuid4().hex, problem)
 
 
-def exchange_offers(store: Store, rank: int, size: int, offer: Offer) -> list[Offer]:
+def exchange_offers(store: Store, rank: int, size: int, offer: Offer, *, timeout_s: float = 1800.0) -> list[Offer]:
     """Publish this rank's offer and return all ranks', by rank. A collective.
 
     Raises:
         UsageError: Another process says that it is this rank.
+        DeadlineError: A rank did not come within `timeout_s` seconds.
     """
     store.set(f"offer/{rank}", msgspec.json.encode(offer).decode())
+    deadline = time.monotonic() + timeout_s
+    for r in range(size):
+        try:
+            store.wait([f"offer/{r}"], timedelta(seconds=max(deadline - time.monotonic(), 0.01)))
+        except RuntimeError as error:
+            raise DeadlineError(
+                f"rank {r} did not make the communicator within {timeout_s:g} s; every rank of the group has to, or "
+                f"raise RINGSIDE_TIMEOUT_S ({str(error).partition(chr(10))[0]})",
+                [r],
+            ) from None
     offers = [msgspec.json.decode(store.get(f"offer/{r}"), type=Offer) for r in range(size)]
     if offers[rank].nonce != offer.nonce:
         raise UsageError(f"two processes both say they are rank {rank}, one of them on host {offers[rank].host}")
@@ -142,6 +160,9 @@ def make_roster(rank: int, offers: Sequence[Offer]) -> Roster:
         MismatchError: Settings or versions differ; names who differs and in what.
         UsageError: Fewer than 2 ranks.
     """
+    for r, offer in enumerate(offers):
+        if offer.problem:
+            raise UsageError(offer.problem if r == rank else f"rank {r} on host {offer.host}: {offer.problem}")
     if len(offers) < 2:
         raise UsageError(f"a group needs at least 2 ranks, not {len(offers)}")
     _refuse_differences(offers)

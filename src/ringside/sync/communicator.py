@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import functools
 import importlib.metadata
 import itertools
+import math
 import os
 import threading
 import time
@@ -15,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
@@ -23,7 +26,7 @@ from ringside.engine import Communicator as HostCommunicator
 from ringside.engine.across import Across, Reduction
 from ringside.engine.background import Background, Work
 from ringside.engine.calls import Call, checked_op
-from ringside.engine.choice import Choice
+from ringside.engine.choice import NATIVE, Choice
 from ringside.engine.collectives import Collectives
 from ringside.engine.dtypes import ITEM_BYTES, dtype_code
 from ringside.engine.exchange import Exchange, Hop
@@ -40,12 +43,13 @@ from ringside.engine.transports.torch_native import TorchNative
 from ringside.engine.transports.torch_p2p import TorchPeerToPeer
 from ringside.engine.weights import own_weight
 from ringside.engine.wire import Wire
-from ringside.errors import ClosedError, UsageError
+from ringside.errors import ClosedError, MismatchError, UsageError
 from ringside.schedule import Schedule
 from ringside.sync.group import group_store
 from ringside.sync.switch import join_switch
 
 _FINISH_S = 5.0
+_PATHS = ("one_shot", "direct")  # inside a host these are ways of their own, not programs
 _ABANDON_S = 2.0  # what this rank has sent last may still be on its way
 
 
@@ -91,17 +95,22 @@ class Communicator(Collectives):
         machine: str = "",
     ) -> None:
         group = group if group is not None else dist.distributed_c10d._get_default_group()
-        options = _Options.of_environment(os.environ, timeout_s, algorithm, wire_dtype, reproducible, switch)
         store = group_store(group, "communicator")
-        self._build(store, dist.get_rank(group), dist.get_world_size(group), options, machine)
+        problem = ""
+        try:
+            options = _Options.of_environment(os.environ, timeout_s, algorithm, wire_dtype, reproducible, switch)
+        except UsageError as error:  # the others wait to hear of it
+            options, problem = _Options(Settings(), None, None, False, False), str(error)
+        self._build(store, dist.get_rank(group), dist.get_world_size(group), options, machine, problem)
 
-    def _build(self, store: Store, rank: int, size: int, options: _Options, machine: str) -> None:
+    def _build(self, store: Store, rank: int, size: int, options: _Options, machine: str, problem: str = "") -> None:
         self.rank, self.size, self._options, self._machine = rank, size, options, machine
         self.settings = options.settings
         self._store = store
         self._splits = itertools.count(1)
         objection = "" if _core.available() else "the native core is not installed"
-        offers = exchange_offers(store, rank, size, own_offer(options.agreed(), objection, machine))
+        offer = own_offer(options.agreed(), objection, machine, problem)
+        offers = exchange_offers(store, rank, size, offer, timeout_s=options.settings.timeout_s)
         self.roster: Roster = make_roster(rank, offers)
         self.log: AcrossLog | CollectiveLog = AcrossLog()
         self._selector: Selector | None = None
@@ -109,13 +118,29 @@ class Communicator(Collectives):
         self._background_guard = threading.Lock()
         self._closed = False
         self._owner_pid = os.getpid()
-        self.local: HostCommunicator | None = self._open_local()
-        self._across = self._open_across() if len(self.roster.hosts) > 1 else None
+        self.local: HostCommunicator | None = None
+        self._across: Across | None = None
+        self._number = next(_numbers)
         _open.add(self)
-        if self._across is None:
+        try:
+            self._open_all()
+        except BaseException:
+            self._leave(0.0)
+            raise
+
+    def _open_all(self) -> None:
+        options = self._options
+        several = len(self.roster.hosts) > 1
+        if options.switch and not several:
+            raise UsageError("switch=True needs ranks on several hosts: on one host there is no switch to reduce at")
+        self.local = self._open_local()
+        if not several:
             self._stay_inside()
-        elif options.choice is None and not options.reproducible:
-            self._selector = Selector(self._across, {"wire_dtype": options.wire.dtype if options.wire else "float32"})
+            return
+        self._across = self._open_across()
+        if options.choice is None and not options.reproducible:
+            key = {"wire_dtype": options.wire.dtype if options.wire else "float32", "torch": torch.__version__}
+            self._selector = Selector(self._across, {**key, **options.agreed()})
             self._selector.start()
 
     # -------------------------------------------------------------------------------------------- collectives
@@ -152,7 +177,7 @@ class Communicator(Collectives):
         code = checked_op(flat, op, scaled=scale != 1.0 or weights is not None)
         if weights is not None and (op != "avg" or scale != 1.0):
             raise UsageError(f"weights= is for op='avg' without a scale, not for op={op!r}, scale={scale!r}")
-        own = own_weight(weights, self.rank, self.size)[0] if weights is not None else None
+        own = own_weight(weights, self.rank, self.size) if weights is not None else None
         fixed = self._fixed(algorithm, flat)
 
         def job() -> Any:
@@ -190,10 +215,8 @@ class Communicator(Collectives):
         """
         dtype_code(dtype)
         if self.local is None:
-            import torch
-
             return torch.zeros(shape, dtype=dtype) if str(dtype).startswith("torch.") else np.zeros(shape, dtype)
-        return self.local.empty(shape, dtype)
+        return self._in_turn(functools.partial(self.local.empty, shape, dtype), False)
 
     def split(self, color: int | None, key: int | None = None) -> Communicator | HostCommunicator | None:
         """Return a communicator over the ranks that give the same color; every rank must call it.
@@ -216,7 +239,8 @@ class Communicator(Collectives):
             return HostCommunicator(f"{self.roster.keys[0]}/{number}/{color}", 0, 1, self.settings)
         child = object.__new__(Communicator)
         store = PrefixStore(f"split/{number}/{color}", self._store)
-        child._build(store, members.index(self.rank), len(members), self._options, self._machine)
+        options = self._options.without_switch()
+        child._build(store, members.index(self.rank), len(members), options, self._machine)
         return child
 
     def explain(self, size_bytes: int) -> str:
@@ -300,6 +324,8 @@ class Communicator(Collectives):
 
     def _in_turn(self, job: Callable[[], Any], async_op: bool) -> Any:
         """Run a job here, or after those under way."""
+        if self._owner_pid != os.getpid():
+            raise ClosedError("this is a forked child: the communicator is its parent's")
         background = self._background
         if async_op:
             return self.submit(job)
@@ -323,18 +349,21 @@ class Communicator(Collectives):
         self._selector.after(size_bytes, choice, time.perf_counter() - began)
         return choice
 
-    def _reduction(self, dtype: int, op: int, scale: float, weight: float | None) -> Reduction:
+    def _reduction(self, dtype: int, op: int, scale: float, weight: tuple[float, int] | None) -> Reduction:
         wire = self._options.wire
         if weight is None:
             return Reduction(dtype, op, scale, wire=wire)
-        total = np.zeros(self.size)
-        own = np.array([weight])
-        bounds = list(range(self.size + 1))
-        flat, to = flatten(own), flatten(total)
-        self.carry(Call("all_gather", flat, self.size, bounds, out=to.address, keeps=to), 0, False)
-        if not total.sum() > 0:
+        own, tag = weight
+        told = np.zeros((self.size, 2))
+        flat, to = flatten(np.array([own, float(tag)])), flatten(told)
+        bounds = list(range(0, 2 * self.size + 1, 2))
+        self.carry(Call("all_gather", flat, 2 * self.size, bounds, out=to.address, keeps=to), 0, False)
+        if len(set(told[:, 1])) > 1:
+            raise MismatchError(f"all_reduce on rank {self.rank}: ranks gave different lists of weights")
+        scales = tuple(told[:, 0].tolist())
+        if not sum(scales) > 0:
             raise UsageError("the weights of all ranks sum to 0, so there is no mean")
-        return Reduction(dtype, op, weight, own_scale=True, divisor=float(total.sum()), wire=wire)
+        return Reduction(dtype, op, own, scales=scales, divisor=math.fsum(scales), wire=wire)
 
     def _fixed(self, algorithm: str | Schedule | None, flat: Flat) -> Choice | None:
         """Return what was asked for, by call or by communicator; None: nothing."""
@@ -351,10 +380,30 @@ class Communicator(Collectives):
         names = [name for name in dir(Collectives) if not name.startswith("_") and name not in ("rank", "size")]
         for name in (*names, "all_reduce_storage", "barrier", "empty", "split", "submit"):
             setattr(self, name, getattr(self.local, name))
-        self.all_reduce = self.local.all_reduce  # type: ignore[method-assign]
-        if self._options.reproducible:
-            self.all_reduce = functools.partial(_reproducible_inside, self.local)  # type: ignore[method-assign]
+        self.all_reduce = self._all_reduce_inside  # type: ignore[method-assign]
         self.log = self.local.log
+
+    def _all_reduce_inside(
+        self,
+        x: Any,
+        op: str = "sum",
+        async_op: bool = False,
+        *,
+        scale: float = 1.0,
+        algorithm: str | Schedule | None = None,
+        weights: float | Sequence[float] | None = None,
+    ) -> Any:
+        """All-reduce where all ranks share memory; there is nothing between hosts that a choice could be about."""
+        assert self.local is not None
+        choice = Choice.parse(algorithm) if isinstance(algorithm, str) else self._options.choice
+        if choice is not None and not isinstance(algorithm, Schedule):
+            inside = choice.over == "ranks" and choice.algorithm != NATIVE
+            algorithm = choice.schedule(self.size) if inside and choice.algorithm not in _PATHS else None
+            if inside and choice.algorithm in _PATHS:
+                algorithm = choice.algorithm
+            if inside and self._options.reproducible:
+                refuse_other_orders(choice, self.size, flatten(x).dtype)
+        return self.local.all_reduce(x, op, async_op, scale=scale, algorithm=algorithm, weights=weights)
 
     def _open_local(self) -> HostCommunicator | None:
         if self.roster.local_size == 1:
@@ -365,6 +414,8 @@ class Communicator(Collectives):
     def _open_across(self) -> Across:
         timeout_s = self.settings.timeout_s
         switch = self._options.switch
+        if switch and next(_switches):
+            raise UsageError("the reducer at the switch serves one communicator, and this job has one with switch=True")
         messages = join_switch(self._store, self.roster) if switch else PrefixStore("messages", self._store)
         transport = TorchPeerToPeer(messages, self.rank, self.size + switch, timeout_s=timeout_s)
         native = TorchNative(PrefixStore("native", self._store), self.rank, self.size, timeout_s=timeout_s)
@@ -383,7 +434,7 @@ class _Options:
         self.choice = Choice.parse(algorithm) if algorithm else None
         self.wire = Wire(wire_dtype) if wire_dtype else None  # type: ignore[arg-type]
         self.reproducible, self.switch = reproducible, switch
-        self.selection = os.environ.get("RINGSIDE_SELECTION", "measured")
+        self.selection = os.environ.get("RINGSIDE_SELECTION") or "measured"
         if reproducible and self.wire is not None:
             raise UsageError(
                 "wire_dtype rounds what travels, so results would depend on who is where: not reproducible"
@@ -409,6 +460,12 @@ class _Options:
             switch,
         )
 
+    def without_switch(self) -> _Options:
+        """Return these for a sub-group, which the reducer does not know."""
+        child = copy.copy(self)
+        child.switch = False
+        return child
+
     def agreed(self) -> dict[str, str]:
         """Return what all ranks must have alike, by name."""
         return {
@@ -422,18 +479,13 @@ class _Options:
         }
 
 
-def _reproducible_inside(local: HostCommunicator, x: Any, *args: Any, **kwargs: Any) -> Any:
-    algorithm = kwargs.get("algorithm")
-    if algorithm is not None:
-        refuse_other_orders(Choice.parse(algorithm), local.size, 0)
-    return local.all_reduce(x, *args, **kwargs)
-
-
+_numbers = itertools.count()
+_switches = itertools.count()
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
     """Leave in good order where the program did not: no thread may wait in Gloo when the interpreter goes away."""
-    for communicator in list(_open):
+    for communicator in sorted(_open, key=lambda each: each._number):  # alike on all ranks, which wait for each other
         communicator.close()

@@ -24,11 +24,12 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import Store
 
 from ringside.engine.dtypes import ITEM_BYTES
-from ringside.engine.exchange import Disagreement, Exchange
+from ringside.engine.exchange import OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16, Disagreement, Exchange
 from ringside.engine.message_plan import MessagePlan, plan_messages
 from ringside.engine.reduction import folder
 from ringside.engine.transports.torch_p2p import TorchPeerToPeer
 from ringside.engine.transports.transport import Cause, LinkError
+from ringside.engine.wire import Wire
 from ringside.errors import RingsideError, UsageError
 from ringside.schedule import in_network
 from ringside.sync.switch import meet_ranks
@@ -81,9 +82,13 @@ def _serve_one(exchange: Exchange, plans: dict[int, tuple[MessagePlan, list[int]
         raise LinkError(Cause("disagreed", switch), "rank 0 runs a schedule that is not in_network")
     plan, members = plans[hash_of_plan]
     chunk = np.empty(call.elements * ITEM_BYTES[call.dtype], dtype=np.uint8)
-    scale = call.extra if call.extra > 0 else 1.0
-    fold = folder(call.dtype, call.op, scale=scale, divisor=switch)
-    exchange.run(plan, [chunk], ITEM_BYTES[call.dtype], fold, call, members=[*members, switch])
+    fold = folder(call.dtype, call.op)
+    if call.flags & OWN_SCALE and call.flags & WHOLE_FOLD:
+        raise LinkError(Cause("disagreed", switch, "the reducer does not know the ranks' own weights"))
+    if call.flags & WHOLE_FOLD:
+        fold = folder(call.dtype, call.op, scale=call.extra, divisor=switch)
+    wire = Wire("bfloat16") if call.flags & WIRE_BFLOAT16 else Wire("float16") if call.flags & WIRE_FLOAT16 else None
+    exchange.run(plan, [chunk], ITEM_BYTES[call.dtype], fold, call, members=[*members, switch], wire=wire)
 
 
 def _connected(address: str, port: int, timeout_s: float) -> TCPStore:

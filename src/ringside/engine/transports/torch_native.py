@@ -26,6 +26,9 @@ _OPS = {
 }
 
 
+_JOINING = datetime.timedelta(seconds=60)  # the ranks are all there
+
+
 class TorchNative:
     """All-reduce by Gloo, over all ranks or over one rank per host.
 
@@ -58,8 +61,8 @@ class TorchNative:
         tensor = torch.from_numpy(data).view(getattr(torch, DTYPES[dtype]))
         options: Any = dist.AllreduceOptions()
         options.reduceOp = _OPS[name]
-        group = self._group(tuple(members) if members is not None else tuple(range(self._size)))
         try:
+            group = self._group(tuple(members) if members is not None else tuple(range(self._size)))
             group.allreduce([tensor], options).wait()
         except RuntimeError as error:
             late = "Timed out" in str(error)
@@ -75,5 +78,7 @@ class TorchNative:
             store = PrefixStore(",".join(map(str, members)), self._store)
             gloo: Any = dist.ProcessGroupGloo
             with watched_connections(self._dead_after_s):
-                self._groups[members] = gloo(store, members.index(self._rank), len(members), self._timeout)
+                self._groups[members] = gloo(
+                    store, members.index(self._rank), len(members), min(self._timeout, _JOINING)
+                )
         return self._groups[members]

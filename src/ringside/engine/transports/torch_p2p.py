@@ -32,7 +32,7 @@ _DATA, _PROBE = 1, 3
 _WORD_S = 0.3  # a word takes less, unless the machine is very busy
 _SILENCE_S = 1.0  # who says nothing for so long after everybody was woken takes no part
 _LOOK_S = 0.005
-_JOINING = datetime.timedelta(seconds=60)  # ranks that start at different times may take longer than one message
+_JOINING = datetime.timedelta(seconds=60)  # the ranks have met already
 
 
 class TorchPeerToPeer:
@@ -56,7 +56,7 @@ class TorchPeerToPeer:
         self._since = time.monotonic()
         self._timeout = datetime.timedelta(seconds=timeout_s)
         gloo: Any = dist.ProcessGroupGloo
-        joining = max(self._timeout, _JOINING)
+        joining = _JOINING
         with watched_connections(dead_after_s):
             self._group = gloo(PrefixStore("data", store), rank, size, joining)
             words = gloo(PrefixStore("words", store), rank, size, joining)
