@@ -77,12 +77,14 @@ def test_a_reducer_at_the_switch_adds_up(lab_factory: LabFactory, tmp_path: Path
         x = comm.all_reduce(torch.full((100,), float(rank)), "avg", weights=rank + 1.0, algorithm="in_network")
         mean = sum((r + 1) * r for r in range(size)) / sum(r + 1 for r in range(size))
         found.append(abs(float(x[0]) - mean) < 1e-5)
+        x = comm.all_reduce(torch.ones(100), "avg", scale=3.0, algorithm="leaders/in_network")
+        found.append(float(x[0]) == 3.0)
         half = comm.all_reduce(torch.full((100,), 20000.0, dtype=torch.float16), "avg", algorithm="leaders/in_network")
         found.append(abs(float(half[0]) - 20000) < 50)
         tell(found)
     """
     for found in run(lab, tmp_path, body, env):
-        assert len(found) == 30
+        assert len(found) == 31
         assert all(found)
     assert reducer.wait(20) == 0
     before = lab.interface_bytes(0)

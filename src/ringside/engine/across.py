@@ -245,6 +245,8 @@ class Across:
             if what.scale != 1.0:
                 fold([address], address, elements, what.dtype, SUM, scale=what.scale)
         divisor = what.divisor or self.roster.size
+        if plan is not None and plan.switches:  # the reducer does what it is told, which may be less than was called
+            call = call._replace(op=what.op, extra=what.scale if whole else 1.0)
         data = memory(address, elements * ITEM_BYTES[what.dtype])
         if plan is None:
             self._native.all_reduce(data, what.dtype, SUM if what.op == AVG else what.op, members)
