@@ -146,17 +146,29 @@ def waiting_for_rank_2(path: str, form: str) -> None:
 
 @pytest.mark.parametrize("form", ["ring", "hosts/ring", "native"])
 def test_ctrl_c_on_one_rank(form: str) -> None:
-    """It ends the wait of that rank at once, and the others hear that it gave up."""
-    with meeting_point() as path, borrowed(4) as team:
-        team.start(waiting_for_rank_2, path, form)
-        team.await_word()
-        team.kill(0, signal.SIGINT)
-        first = [team.finish_one(rank) for rank in (0, 1, 3)]
-        team.tell(2, "go on")
-        outcomes = [*first[:2], team.finish_one(2), first[2]]
+    """It ends the wait of that rank at once, and the others hear that it gave up, though they wait for rank 2."""
+    outcomes = while_all_wait_for_rank_2(form, signal.SIGINT)
     assert outcomes[0].error == "KeyboardInterrupt", outcomes[0].trace
     all_named(outcomes, "PeerLostError", 0, but=[0])
     assert "gave up" in outcomes[1].message
+
+
+def test_a_death_is_heard_by_those_who_wait_for_somebody_else() -> None:
+    outcomes = while_all_wait_for_rank_2("ring", signal.SIGKILL)
+    all_named(outcomes, "PeerLostError", 0, but=[0])
+
+
+def while_all_wait_for_rank_2(form: str, number: int) -> list[Outcome]:
+    """Send rank 0 a signal; return what became of all, after a check that those in the collective heard of it soon."""
+    with meeting_point() as path, borrowed(4) as team:
+        team.start(waiting_for_rank_2, path, form)
+        team.await_word()
+        sent = team.kill(0, number)
+        found = {rank: team.finish_one(rank) for rank in (0, 1, 3)}
+        team.tell(2, "go on")
+        found[2] = team.finish_one(2)
+    assert all(found[rank].at - sent < SOON_S for rank in (1, 3))
+    return [found[rank] for rank in range(4)]
 
 
 # ------------------------------------------------------------------------------------------------ mismatch
@@ -266,7 +278,7 @@ def test_different_settings_are_refused(name: str, value: str) -> None:
         assert outcome.error == "MismatchError", outcome.trace
         assert outcome.ranks == (2,)
         assert "rank 2 on host " in outcome.message
-        assert name in outcome.message
+        assert name.removeprefix("RINGSIDE") in outcome.message
 
 
 # ------------------------------------------------------------------------------------------------ leaks, order, exit

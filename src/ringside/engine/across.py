@@ -280,6 +280,7 @@ class Across:
         try:
             with interruptible(self._give_up):
                 yield
+            self.exchange.transport.doing = ""
         except BaseException as error:
             first = self.exchange.transport.fail(blame.cause_of(error, self.roster))
             for work in self._under_way:  # they work in the caller's memory

@@ -77,11 +77,11 @@ def test_everybody_hears_who_died() -> None:
 def wait_in_a_chain(path: str, absent: int) -> Cause | None:
     """Everybody waits for the next higher rank, but one: it is busy with something else."""
     transport = peer_to_peer(path, timeout_s=1.0)
-    transport.doing = "waiting"
     try:
         if transport.rank == absent:
             hear()
             return None
+        transport.doing = "waiting"
         return conformance.heard(transport, (transport.rank + 1) % transport.size)
     finally:
         transport.close()

@@ -2,11 +2,12 @@
 
 The words travel over a Gloo group of their own, because a group in which a wait has timed out has no connections left.
 Their places are posted when the group is made, so that a word arrives while its reader is busy or asleep; reading is
-looking at memory, and never waits longer than it is told.
+looking at memory, and never waits longer than it is told. A `Listener` looks now and then, so that a rank that waits
+for one peer hears what another has to say.
 
 A deadline that passed at one rank says only whom that rank waited for, which is itself most likely a victim. So
-everybody says whom it waits for, and the chain is followed: to the one that says nothing (it takes no part: it is
-late), to one that knows better (somebody died), or in a circle (they wait for each other).
+everybody says whom it waits for, and the chain is followed: to the one that waits for nobody or says nothing (it takes
+no part: it is late), to one that knows better (somebody died), or in a circle (they wait for each other).
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from __future__ import annotations
 import contextlib
 import datetime
 import struct
+import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -28,10 +31,11 @@ from ringside.engine.transports.transport import Bytes, Cause, Kind
 NOBODY = -1
 _TAG = 2
 _KINDS = ("lost", "late", "left", "disagreed")
-_HEAD = struct.Struct("<iiidHH")  # kind, vertex, waits for, for how long, bytes of doing, bytes of detail
+_HEAD = struct.Struct("<iii?dHH")  # kind, vertex, waits for, goodbye, for how long, bytes of doing, of detail
 _BYTES, _TEXT = 1024, 500
 _SENT = datetime.timedelta(milliseconds=300)
 _LOOK_S = 0.002
+_LISTEN_S = 0.1
 _Found = TypeVar("_Found")
 
 
@@ -43,13 +47,15 @@ class Word:
         cause: The reason, as far as it knew.
         waits_for: The vertex it waited for, or -1.
         since_s: How long it had been doing what it did, seconds.
-        doing: What that was.
+        doing: What that was; "": it was in no collective.
+        goodbye: It left in good order.
     """
 
     cause: Cause
     waits_for: int = NOBODY
     since_s: float = 0.0
     doing: str = ""
+    goodbye: bool = False
 
 
 class LastWords:
@@ -82,7 +88,7 @@ class LastWords:
         return self._look(lambda: self._read(peer), grace_s)
 
     def first(self, grace_s: float = 0.0) -> Word | None:
-        """Return what anybody said, waiting a moment for it; what somebody knows goes before what somebody guesses."""
+        """Return what somebody that gave up said, waiting a moment for it; knowledge goes before guesses."""
         return self._look(self._any, grace_s)
 
     def silent(self, grace_s: float) -> list[int]:
@@ -101,11 +107,44 @@ class LastWords:
         return found
 
     def _any(self) -> Word | None:
-        return min(self.all().values(), key=lambda word: word.cause.kind == "late", default=None)
+        given_up = [word for word in self.all().values() if not word.goodbye]
+        return min(given_up, key=lambda word: word.cause.kind == "late", default=None)
 
     def _read(self, peer: int) -> Word | None:
         place = self._places[peer]
         return _unpacked(place) if place[-1] else None
+
+
+class Listener:
+    """A thread that tells, once, that somebody has given up.
+
+    Args:
+        words: Where to look.
+        tell: Called with the cause. It is not kept alive.
+        name: Of the thread.
+    """
+
+    def __init__(self, words: LastWords, tell: Callable[[Cause], object], name: str) -> None:
+        self._over = threading.Event()
+        self._thread = threading.Thread(
+            target=_listen, args=(words, self._over, weakref.WeakMethod(tell)), name=name, daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._over.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(1.0)
+
+
+def _listen(words: LastWords, over: threading.Event, tell: weakref.WeakMethod[Callable[[Cause], object]]) -> None:
+    while not over.wait(_LISTEN_S) and tell() is not None:
+        word = words.first()
+        listener = tell()
+        if word is not None and listener is not None:
+            listener(word.cause)
+            return
 
 
 def find_late(words: LastWords, me: int, own: Word, grace_s: float) -> Cause:
@@ -117,13 +156,16 @@ def find_late(words: LastWords, me: int, own: Word, grace_s: float) -> Cause:
         own: What it said itself.
         grace_s: How long one that says nothing may take to say something, seconds.
     """
-    if own.waits_for == NOBODY:
-        silent = words.silent(grace_s)
-        return Cause("late", silent[0]) if silent else _last_to_come({me: own, **words.all()}, own)
-    at, chain = own.waits_for, {me: own}
+    at = own.waits_for if own.waits_for != NOBODY else own.cause.vertex
+    if at == NOBODY:
+        absent = words.silent(grace_s)
+        everybody = {me: own, **words.all()}
+        absent += [vertex for vertex, word in everybody.items() if not word.doing]
+        return Cause("late", min(absent)) if absent else _last_to_come(everybody, own)
+    chain = {me: own} if own.doing else {}
     while at not in chain:
-        word = words.of(at, grace_s)
-        if word is None:
+        word = words.of(at, grace_s) if at != me else own
+        if word is None or not word.doing:
             return Cause("late", at)
         if word.cause.kind != "late":
             return word.cause
@@ -170,7 +212,9 @@ def _packed(word: Word) -> Bytes:
     message = np.zeros(_BYTES, dtype=np.uint8)
     doing, detail = (_cut(text) for text in (word.doing, word.cause.detail))
     kind = _KINDS.index(word.cause.kind)
-    _HEAD.pack_into(message.data, 0, kind, word.cause.vertex, word.waits_for, word.since_s, len(doing), len(detail))
+    _HEAD.pack_into(
+        message.data, 0, kind, word.cause.vertex, word.waits_for, word.goodbye, word.since_s, len(doing), len(detail)
+    )
     text = np.frombuffer(doing + detail, dtype=np.uint8)
     message[_HEAD.size : _HEAD.size + len(text)] = text
     message[-1] = 1  # arrives last: the word is complete
@@ -178,10 +222,10 @@ def _packed(word: Word) -> Bytes:
 
 
 def _unpacked(message: Bytes) -> Word:
-    kind, vertex, waits_for, since_s, doing, detail = _HEAD.unpack_from(message.data)
+    kind, vertex, waits_for, goodbye, since_s, doing, detail = _HEAD.unpack_from(message.data)
     text = message[_HEAD.size : _HEAD.size + doing + detail].tobytes()
     cause = Cause(cast(Kind, _KINDS[kind]), vertex, text[doing:].decode(errors="replace"))
-    return Word(cause, waits_for, since_s, text[:doing].decode(errors="replace"))
+    return Word(cause, waits_for, since_s, text[:doing].decode(errors="replace"), goodbye)
 
 
 def _cut(text: str) -> bytes:

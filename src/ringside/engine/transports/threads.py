@@ -51,6 +51,7 @@ class Switchboard:
     def __init__(self, size: int, timeout_s: float = 20.0) -> None:
         self.size, self.timeout_s = size, timeout_s
         self.cause: Cause | None = None
+        self.gone: list[int] = []
         self._boxes = {(a, b): _Mailbox() for a in range(size) for b in range(size)}
         self._guard = threading.Lock()
 
@@ -58,17 +59,31 @@ class Switchboard:
         """Put a message or a place for one."""
         half = _Half(memory)
         with self._guard:
-            if self.cause is not None:
-                raise LinkError(self.cause)
+            if cause := self.why(src, dst):
+                raise LinkError(cause)
             box = self._boxes[src, dst]
             (box.places if receiving else box.messages).append(half)
             box.match()
         return half
 
+    def why(self, src: int, dst: int) -> Cause | None:
+        """Return why there are no messages from one to the other any more."""
+        return self.cause or next((Cause("left", rank) for rank in self.gone if rank in (src, dst)), None)
+
+    def leave(self, rank: int) -> None:
+        """End what has not arrived from or at a vertex."""
+        with self._guard:
+            if rank not in self.gone:
+                self.gone.append(rank)
+            for link, box in self._boxes.items():
+                if rank in link:
+                    box.end()
+
     def fail(self, cause: Cause) -> Cause:
         """End everything that has not arrived; the first cause counts."""
         with self._guard:
-            self.cause = self.cause or cause
+            if self.cause is None:
+                self.cause = Cause("left", self.gone[0]) if self.gone and cause.kind == "left" else cause
             for box in self._boxes.values():
                 box.end()
             return self.cause
@@ -77,6 +92,7 @@ class Switchboard:
 @dataclass(frozen=True)
 class _Message:
     board: Switchboard
+    rank: int
     peer: int
     half: _Half
 
@@ -86,8 +102,9 @@ class _Message:
             cause = self.board.fail(Cause("late", self.peer))
             raise LinkError(cause, f"no message within {self.board.timeout_s:g} s")
         if not self.half.done:
-            assert self.board.cause is not None
-            raise LinkError(self.board.cause)
+            why = self.board.why(self.rank, self.peer)
+            assert why is not None
+            raise LinkError(why)
 
 
 @dataclass
@@ -106,11 +123,11 @@ class Threads:
 
     def send(self, peer: int, data: Bytes) -> _Message:
         """Start sending."""
-        return _Message(self.board, peer, self.board.post(self.rank, peer, data, receiving=False))
+        return _Message(self.board, self.rank, peer, self.board.post(self.rank, peer, data, receiving=False))
 
     def receive(self, peer: int, into: Bytes) -> _Message:
         """Start receiving."""
-        return _Message(self.board, peer, self.board.post(peer, self.rank, into, receiving=True))
+        return _Message(self.board, self.rank, peer, self.board.post(peer, self.rank, into, receiving=True))
 
     def fail(self, cause: Cause) -> Cause:
         """Give up."""
@@ -120,7 +137,7 @@ class Threads:
 
     def close(self, *, patience_s: float = 5.0) -> None:
         """Leave; whoever still waits for this vertex hears of it."""
-        self.board.fail(Cause("left", self.rank))
+        self.board.leave(self.rank)
 
     def describe(self) -> dict[str, Any]:
         """Return its name."""

@@ -17,7 +17,7 @@ import datetime
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,13 +25,12 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.engine.transports.connections import close_connections, watched_connections
-from ringside.engine.transports.last_words import NOBODY, LastWords, Word, find_late, tell_apart
+from ringside.engine.transports.last_words import NOBODY, LastWords, Listener, Word, find_late, tell_apart
 from ringside.engine.transports.transport import Bytes, Cause, LinkError
 
 _DATA, _PROBE = 1, 3
 _WORD_S = 0.3  # a word takes less, unless the machine is very busy
 _SILENCE_S = 1.0  # who says nothing for so long after everybody was woken takes no part
-_LOOK_S = 0.005
 _JOINING = datetime.timedelta(seconds=60)  # the ranks have met already
 
 
@@ -61,8 +60,10 @@ class TorchPeerToPeer:
             self._group = gloo(PrefixStore("data", store), rank, size, joining)
             words = gloo(PrefixStore("words", store), rank, size, joining)
         self._words = LastWords(words, rank, size)
+        self._waits_for = NOBODY
         self._cause: Cause | None = None
         self._guard = threading.Lock()
+        self._listener = Listener(self._words, self.fail, f"ringside-listener-{rank}")
 
     @property
     def doing(self) -> object:
@@ -71,7 +72,7 @@ class TorchPeerToPeer:
 
     @doing.setter
     def doing(self, what: object) -> None:
-        self._doing, self._since = what, time.monotonic()
+        self._doing, self._since, self._waits_for = what, time.monotonic(), NOBODY
 
     def send(self, peer: int, data: Bytes) -> _Message:
         """Start sending; see `Transport`."""
@@ -108,9 +109,10 @@ class TorchPeerToPeer:
         with self._guard:
             if self._cause is None:
                 self._cause = Cause("left", self.rank)
-                self._words.tell(self._word(self._cause, NOBODY))
+                self._words.tell(replace(self._word(self._cause, NOBODY), goodbye=True))
                 self._words.silent(patience_s)
                 close_connections(self._group)
+        self._listener.stop()
 
     def describe(self) -> dict[str, Any]:
         """Return its name."""
@@ -118,7 +120,9 @@ class TorchPeerToPeer:
 
     def _settled(self, cause: Cause) -> Cause:
         """Find out who is to blame, and tell."""
-        waits_for = cause.vertex if cause.kind in ("lost", "late") else NOBODY
+        waits_for = self._waits_for
+        if self._waits_for == NOBODY and cause.kind in ("lost", "late"):
+            waits_for = cause.vertex
         heard = self._words.first()
         if heard is None and cause.kind == "lost":
             heard, cause = self._look_for_the_lost(cause)
@@ -138,10 +142,11 @@ class TorchPeerToPeer:
 
     def _look_for_the_lost(self, cause: Cause) -> tuple[Word | None, Cause]:
         """Give whoever closed a connection on purpose time to say so; else find whose connection broke."""
-        deadline = time.monotonic() + _WORD_S
-        while time.monotonic() < deadline:
-            if heard := self._words.first(_LOOK_S):
-                return heard, cause
+        heard = self._words.first(_WORD_S)
+        if heard is None and cause.vertex != NOBODY:
+            heard = self._words.of(cause.vertex)  # it may have left in good order
+        if heard is not None:
+            return heard, cause
         if cause.vertex != NOBODY:
             return None, cause
         return None, Cause("lost", next((peer for peer in self._peers() if not self._reaches(peer)), NOBODY))
@@ -184,7 +189,9 @@ class _Message:
 
     def wait(self) -> None:
         """Wait for it; see `Pending`."""
+        self.transport._waits_for = self.peer
         try:
             self.work.wait(self.transport._timeout)
         except RuntimeError as error:
             raise self.transport._error(self.peer, error) from None
+        self.transport._waits_for = NOBODY

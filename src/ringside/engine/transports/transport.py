@@ -59,7 +59,7 @@ class Transport(Protocol):
     message whose place is known travels without asking.
 
     Attributes:
-        doing: What this vertex is about, as the others are told when it gives up.
+        doing: What this vertex is about, as the others are told when it gives up; "": it is in no collective.
         on_failure: Called when it gives up, as soon as the others have been told; it may be on any thread.
     """
 
