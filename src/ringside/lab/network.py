@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from ringside.lab.delay import start_delay
 from ringside.lab.names import LabName
 from ringside.lab.namespaces import inside
 from ringside.lab.tools import batch
-from ringside.lab.wiring import End, Link, Wiring, routes
+from ringside.lab.wiring import BRIDGE, SWITCH, End, Link, Wiring, routes
 
 _SETTINGS = {
     "ipv6/conf/default/disable_ipv6": "1",  # no advertisements and listener reports in the counters
@@ -57,7 +58,11 @@ def build(lab: LabName, wiring: Wiring, rate: float | None) -> subprocess.Popen[
 
 def shape(lab: LabName, rates: Mapping[Link, float | None]) -> None:
     """Give links a rate in bit/s, or none, at both ends."""
-    _on_ends(lab, "ip", {end: shaping.pieces(end.device, rate) for link, rate in rates.items() for end in link.ends})
+    pieces = {end: shaping.pieces(end.device, rate) for link, rate in rates.items() for end in link.ends}
+    if any(end.node == SWITCH for end in pieces):  # what a process at the switch hands down goes through the bridge
+        slowest = min(rates.values(), key=lambda rate: math.inf if rate is None else rate)
+        pieces[End(SWITCH, BRIDGE)] = shaping.pieces(BRIDGE, slowest)
+    _on_ends(lab, "ip", pieces)
     _on_ends(lab, "tc", {end: shaping.limit(end.device, rate) for link, rate in rates.items() for end in link.ends})
 
 

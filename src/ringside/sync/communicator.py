@@ -139,7 +139,7 @@ class Communicator(Collectives):
             return
         self._across = self._open_across()
         if options.choice is None and not options.reproducible:
-            key = {"wire_dtype": options.wire.dtype if options.wire else "float32", "torch": torch.__version__}
+            key = {"wire_dtype": options.wire.dtype if options.wire else "float32", "torch": str(torch.__version__)}
             self._selector = Selector(self._across, {**key, **options.agreed()})
             self._selector.start()
 
