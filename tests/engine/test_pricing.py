@@ -11,7 +11,7 @@ from ringside.engine.pricing import Cluster, price, price_choice, price_sizes
 from ringside.errors import UsageError
 from ringside.schedule import ALGORITHMS, by_name, pipelined, relabel, ring, traffic
 
-ALPHA, BETA = 1e-4, 1 / 118e6
+ALPHA, BETA, MB = 1e-4, 1 / 118e6, 1 << 20
 WHOLE = 1 << 60  # segments so large that a chunk is never cut
 
 
@@ -117,7 +117,7 @@ def test_one_rank_and_wrong_networks():
         Network(np.full((2, 2), np.nan), np.zeros((2, 2)))
 
 
-def cluster(hosts: int, ranks: int, **more: float) -> Cluster:
+def cluster(hosts: int, ranks: int, **more: object) -> Cluster:
     between = Network.uniform(hosts, ALPHA, BETA, shared=True)
     return Cluster(between, tuple(tuple(range(h * ranks, (h + 1) * ranks)) for h in range(hosts)), **more)  # type: ignore[arg-type]
 
@@ -139,6 +139,42 @@ def test_shared_memory_hides_behind_the_links_in_blocks():
     slow = price_choice(Choice.parse("hosts/ring"), sizes, cluster(4, 2, local_seconds_per_byte=0.5 * BETA))
     assert slow[0].seconds == pytest.approx(free[0].seconds + 0.5 * BETA * sizes[0])
     assert slow[1].seconds == pytest.approx(free[1].seconds + 0.5 * BETA * (4 << 20))
+
+
+def test_a_narrow_wire_halves_our_bytes_and_not_natives():
+    whole, half = cluster(4, 2), cluster(4, 2, wire_share=0.5)
+    for name in ("hosts/ring", "leaders/two_tree", "ring", "direct"):
+        wide, narrow = (price_choice(Choice.parse(name), [32 << 20], of)[0].seconds for of in (whole, half))
+        assert narrow == pytest.approx(0.5 * wide, rel=0.05)
+        assert price_choice(Choice.parse(name), [4], half)[0].seconds == pytest.approx(
+            price_choice(Choice.parse(name), [4], whole)[0].seconds, rel=0.01
+        )
+    for name in ("native", "hosts/native"):
+        assert price_choice(Choice.parse(name), [MB], half) == price_choice(Choice.parse(name), [MB], whole)
+
+
+def test_adding_up_is_of_whole_elements_however_they_travel():
+    def seconds(share: float) -> float:
+        between = Network.uniform(4, 0.0, 0.0, reduce=1e-9)
+        of = Cluster(between, ((0,), (1,), (2,), (3,)), wire_share=share)
+        return price_choice(Choice("ring"), [4 * MB], of)[0].seconds
+
+    assert seconds(0.5) == pytest.approx(seconds(1.0), rel=0.2)
+
+
+def test_where_ranks_outnumber_cores_fewer_talkers_are_cheaper():
+    few, enough = cluster(4, 2, machines=(0,) * 4, cores=(2,) * 4), cluster(4, 2, machines=(0, 1, 2, 3), cores=(2,) * 4)
+    assert [few.crowding(over) for over in ("ranks", "hosts", "leaders")] == [4.0, 4.0, 2.0]
+    assert [enough.crowding(over) for over in ("ranks", "hosts", "leaders")] == [1.0] * 3
+    assert cluster(4, 2).crowding("ranks") == 1.0
+
+    def seconds(name: str, of: Cluster) -> float:
+        return price_choice(Choice.parse(name), [4096], of)[0].seconds
+
+    for name in ("one_shot", "recursive_doubling", "direct"):
+        assert seconds(f"leaders/{name}", few) < seconds(f"hosts/{name}", few)
+        assert seconds(f"leaders/{name}", enough) >= seconds(f"hosts/{name}", enough)
+        assert seconds(f"leaders/{name}", few) == seconds(f"leaders/{name}", enough)  # they were timed by leaders
 
 
 def test_an_even_network_knows_it():

@@ -3,14 +3,17 @@ from __future__ import annotations
 import itertools
 import socket
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from ringside.engine.choice import Choice
+from ringside.engine.cores import usable_cores
+from ringside.engine.exchange import Hop
 from ringside.engine.links import best_ring_order, slow_links, slowest_of_ring, tournament
 from ringside.engine.network import Network
-from ringside.engine.probing import Effort, Probe, Prober
+from ringside.engine.probing import Effort, Probe, Prober, _rate_together
 from ringside.engine.reachability import Listener, own_address, unreachable
 
 from .threaded import on_threads
@@ -97,6 +100,38 @@ def test_a_thorough_probe_times_links_alone_and_only_some_ranks_may_be_vertices(
     assert probes[0].alone is not None
     assert (probes[0].rates >= probes[0].network.rates).all()
     assert {probe.alone.tobytes() for probe in probes} == {probes[0].alone.tobytes()}
+
+
+def test_a_probe_stops_refining_when_rank_0s_time_is_over():
+    def job(across, budget_s: float) -> tuple[Probe, int]:
+        runs = []
+        inner = across.run
+        across.run = lambda *args, **more: (runs.append(1), inner(*args, **more))[1]
+        clock = itertools.count(0.0, 1.0 if across.roster.rank == 0 else 0.0)  # only rank 0's goes on
+        prober = Prober(across, effort=replace(EFFORT, budget_s=budget_s), clock=lambda: float(next(clock)))
+        return prober.probe(), len(runs)
+
+    short = on_threads(4, lambda across: job(across, 0.5))
+    whole = on_threads(4, lambda across: job(across, 1e9))
+    assert {count for _, count in short} == {3 * 3 + 2}  # first looks and the flood
+    assert {count for _, count in whole} == {3 * 3 + 2 + 2 * 3 * EFFORT.repeats}
+    off = ~np.eye(4, dtype=bool)
+    for probe, _ in short:
+        assert (probe.rates[off] > 0).all()
+        assert (probe.network.latency_s[off] > 0).all()
+
+
+def test_what_arrives_together_is_one_rate():
+    hops = [Hop(1, 0, 1, 300, 0.0, 1.0, 5.0), Hop(1, 0, 2, 300, 5.0, 5.0, 5.0), Hop(1, 0, 3, 300, 5.0, 5.0, 9.0)]
+    assert _rate_together(hops, 100) == pytest.approx(100.0)
+    assert _rate_together([], 100) == 0.0
+
+
+def test_the_cluster_knows_who_shares_cores():
+    of = on_threads(3, lambda across: Prober(across).cluster(Network.uniform(3, 1e-4, 1e-8)))[0]
+    assert of.machines == (0, 0, 0)
+    assert of.cores == (usable_cores(),) * 3
+    assert of.wire_share == 1.0
 
 
 def test_choices_are_timed_alike_on_all_ranks():

@@ -3,26 +3,29 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from ringside.engine.choice import NATIVE, Choice
 from ringside.engine.drift import DRIFT, EVERY_LARGE, EVERY_SMALL, Drift
-from ringside.engine.dtypes import DTYPES
+from ringside.engine.dtypes import DTYPES, OP_CODES
 from ringside.engine.explanation import Explanation
 from ringside.engine.network import Network
 from ringside.engine.pricing import Cluster
 from ringside.engine.probing import Probe
-from ringside.engine.select import Selector
+from ringside.engine.select import Selector, _best, _Race
 from ringside.engine.selection_cache import Mode, alike, cache_path, load, store
 from ringside.engine.selection_table import LADDER, Table, Timings, candidates, make_table, priced
+from ringside.engine.wire import Wire
 from ringside.errors import UsageError
 from ringside.lab import Lab
 
 from .threaded import on_threads
 
 MB = 1 << 20
+ALPHA = 1e-4
 KEY = {"hosts": "a:1,b:1,c:1,d:1"}
 
 
@@ -92,6 +95,72 @@ def test_a_table_in_use_changes_only_for_a_tenth_or_to_keep_the_promise():
     assert promise.at(MB).winner == NATIVE
     near = table({(NATIVE, MB): 0.0146, ("ring", MB): 0.0150, ("direct", MB): 0.0150}, before)
     assert near.at(MB).winner == "ring"
+
+
+def test_sizes_that_were_not_timed_anew_change_only_for_their_price():
+    timed = {(NATIVE, 4 * MB): 0.08, ("ring", 4 * MB): 0.06, ("direct", 4 * MB): 0.07}
+    small = {(NATIVE, 4096): 0.004, ("ring", 4096): 0.0030, ("direct", 4096): 0.0031}
+    before = table({**timed, **small})
+    assert {before.at(4096).winner, before.at(4 * MB).winner} == {"ring"}
+    now = {**timed, ("direct", 4 * MB): 0.03, **small, ("direct", 4096): 0.0020, (NATIVE, 4096): 0.0025}
+    of = cluster()
+    prices = priced(candidates(of), of)
+    prices["direct"] = [
+        replace(price, seconds=0.95 * ring.seconds)
+        for price, ring in zip(prices["direct"], prices["ring"], strict=True)
+    ]
+
+    def revised() -> Table:
+        return make_table(prices, Timings(now), KEY, of.between.to_topology(), before=before, fresh=[4 * MB])
+
+    assert revised().at(4 * MB).winner == revised().at(64 * MB).winner == revised().at(MB).winner == "direct"
+    assert revised().at(4096).winner == "ring"
+    prices["direct"] = [replace(price, seconds=0.5 * price.seconds) for price in prices["direct"]]
+    assert revised().at(4096).winner == "direct"
+
+
+def test_a_table_gives_back_the_figures_it_was_made_from():
+    timings = {(NATIVE, MB): 0.02, ("ring", MB): 0.015, (NATIVE, 4096): 0.002}
+    made = Table.decode(table(timings).encode())
+    assert made.timings() == timings
+    prices = priced(candidates(cluster()), cluster())
+    assert {name: [price.seconds for price in row] for name, row in made.prices().items()} == {
+        name: [price.seconds for price in row] for name, row in prices.items()
+    }
+
+
+def test_few_are_timed_of_every_way_and_the_hopeless_only_once():
+    of = cluster(4, 2)
+    names = _best(priced(candidates(of), of), 4096)
+    assert names[0] == NATIVE
+    assert {Choice.parse(name).over for name in names} == {"ranks", "hosts", "leaders"}
+    assert len(names) == len(set(names)) <= 10
+    race = _Race(4096, [NATIVE, "ring", "direct"], frozenset({NATIVE}))
+    race.took(np.array([0.9, 0.1, 0.3]))
+    assert race.going == [0, 1]
+    assert race.cost_s() == pytest.approx(1.0)
+    race.took(np.array([0.7, 0.3, -1.0]))
+    assert race.medians() == {(NATIVE, 4096): 0.8, ("ring", 4096): 0.2, ("direct", 4096): 0.3}
+    assert _best(priced(candidates(of), of), 4 * MB)[1].startswith("hosts/")
+
+
+def test_what_is_timed_depends_on_what_time_is_left():
+    def job(across):
+        selector = Selector(across, environ={}, clock=lambda: 10.0)
+        selector._prices = priced(candidates(cluster()), cluster())
+        names = ["native", "ring", "direct", "chain", "tree"]
+        new = _Race(MB, names, frozenset())
+        first = selector._affordable(new, 0, 0.0)
+        selector._pace = 1.0
+        timed = _Race(MB, names, frozenset())
+        timed.took(np.full(5, 0.1))
+        counts = [selector._affordable(new, 0, left) for left in (20.0, 10.07, 9.0)]
+        large = selector._affordable(_Race(4 * MB, names, frozenset()), 0, 10.01)
+        return first, counts, large, selector._affordable(timed, 1, 10.6), selector._affordable(timed, 1, 10.4)
+
+    ours, theirs = on_threads(2, job)
+    assert ours == (3, [5, 3, 3], 0, 5, 0)
+    assert theirs == (0, [0, 0, 0], 0, 0, 0)
 
 
 def test_a_table_is_json_and_comes_back():
@@ -221,6 +290,8 @@ def test_where_tables_are_kept(tmp_path):
     assert cache_path(KEY, {"XDG_CACHE_HOME": str(tmp_path)}).parent == tmp_path / "ringside"
     assert cache_path(KEY, {"HOME": "x"}) != cache_path({"hosts": "other"}, {"HOME": "x"})
     assert Mode.of_environment({}) == Mode()
+    assert Mode.of_environment({"RINGSIDE_SELECTION": ""}) == Mode.of_environment({"RINGSIDE_SELECTION": "measured"})
+    assert Mode.of_environment({"RINGSIDE_SELECTION": "measured"}) == Mode()
     assert not Mode.of_environment({"RINGSIDE_SELECTION": "off"}).measure
     assert not Mode.of_environment({"RINGSIDE_SELECTION": "fresh"}).read
     assert Mode.of_environment({"RINGSIDE_SELECTION": "/a/b.json"}).path.name == "b.json"
@@ -252,6 +323,12 @@ def test_a_disk_that_refuses_is_only_logged(tmp_path, caplog: pytest.LogCaptureF
 def test_links_are_alike_within_what_probing_can_tell():
     one = Network.uniform(4, 1e-4, 1 / 118e6)
     assert alike(one, Network.uniform(4, 3e-4, 1 / 100e6))
+    noisy = 1 / (118e6 * np.random.default_rng(1).uniform(0.7, 1.4, (4, 4)))
+    assert alike(one, Network(one.latency_s, noisy))
+    cut = cluster(slow=(0, 1)).between
+    assert alike(cut, cluster(slow=(0, 1)).between)
+    assert not alike(cut, one)
+    assert not alike(cut, cluster(slow=(2, 3)).between)
     assert not alike(one, Network.uniform(4, 1e-4, 1 / 50e6))
     assert not alike(one, Network.uniform(4, 1e-3, 1 / 118e6))
     assert not alike(one, Network.uniform(3, 1e-4, 1 / 118e6))
@@ -289,7 +366,7 @@ def steady(across, environ, network: Network) -> Selector:
     return selector
 
 
-def test_a_kept_table_is_used_where_the_links_are_as_they_were_and_fresh_ignores_it(tmp_path):
+def test_a_kept_table_is_used_where_the_links_are_as_they_were_and_fresh_ignores_it(tmp_path, caplog):
     path, links = tmp_path / "mine.json", Network.uniform(2, 1e-4, 1 / 118e6)
     environ = {"RINGSIDE_SELECTION": str(path)}
     on_threads(2, lambda across: steady(across, environ, links))
@@ -301,7 +378,9 @@ def test_a_kept_table_is_used_where_the_links_are_as_they_were_and_fresh_ignores
     assert [selector.choose(MB) for selector in again] == [Choice("direct")] * 2
     slower = on_threads(2, lambda across: steady(across, environ, Network.uniform(2, 1e-4, 1 / 30e6)))
     assert slower[0].table == slower[1].table != again[0].table
-    assert Table.decode(path.read_bytes()) == slower[0].table
+    assert Table.decode(path.read_bytes()) == again[0].table  # somebody's own file is not overwritten
+    assert "the links are other ones now" in caplog.text
+    assert "stays as it is" in caplog.text
     directory = {"RINGSIDE_CACHE_DIR": str(tmp_path / "cache"), "RINGSIDE_SELECTION": "fresh"}
     for _ in range(2):
         fresh = on_threads(2, lambda across: steady(across, directory, links))
@@ -330,7 +409,64 @@ def test_dtypes_that_native_lacks_get_another_choice():
 
     selector = on_threads(2, job)[0]
     assert selector.choose(MB, DTYPES.index("float32")).algorithm == NATIVE
-    assert selector.choose(MB, DTYPES.index("int16")) == Choice("ring")
+    for dtype in ("int16", "bool"):
+        assert selector.choose(MB, DTYPES.index(dtype)).algorithm != NATIVE
+    for op in ("min", "max"):
+        assert selector.choose(MB, 0, OP_CODES[op]).algorithm != NATIVE
+    assert selector.choose(MB, 0, OP_CODES["prod"]).algorithm == NATIVE
+
+
+def test_without_native_the_fastest_of_ours_takes_its_place_hosts_or_not():
+    def job(across):
+        selector = Selector(across, environ={})
+        timings = {
+            (NATIVE, MB): 0.03,
+            ("hosts/native", MB): 0.01,
+            ("hosts/ring", MB): 0.012,
+            ("leaders/ring", MB): 0.02,
+        }
+        selector._use(table(timings, of=cluster(4, 2)).encode())
+        return selector
+
+    selector = on_threads(2, job)[0]
+    assert selector.choose(MB) == Choice(NATIVE, "hosts")
+    table_rows = [row.choice for row in selector.table.at(MB).rows if not row.choice.endswith(NATIVE)]
+    assert str(selector.choose(MB, 0, OP_CODES["max"])) == table_rows[0]
+
+
+def test_the_key_has_all_that_a_ranking_hangs_on():
+    key = on_threads(2, lambda across: Selector(across, {"torch": "2.13", "ringside": "0.1"}, environ={})._key)[0]
+    assert {"torch", "ringside", "hosts", "message_bytes", "block_bytes", "window", "machine"} <= key.keys()
+    assert all(type(value) is str for value in key.values())
+
+
+def test_with_a_wire_dtype_all_reduces_are_timed_and_expected_that_way():
+    wires = set()
+
+    def job(across):
+        selector = Selector(across, environ={"RINGSIDE_SELECTION": "fresh"}, wire=Wire("bfloat16"))
+        inner = across.all_reduce
+
+        def all_reduce(address, elements, what, choice):
+            wires.add((DTYPES[what.dtype], what.wire))
+            inner(address, elements, what, choice)
+
+        across.all_reduce = all_reduce
+        selector._prober.time_once(Choice("ring"), np.zeros(1000, dtype=np.float32))
+        shared = selector._prober.cluster(Network.uniform(2, ALPHA, 1 / 118e6))
+        selector._use(table({(NATIVE, MB): 0.02, ("ring", MB): 0.01}).encode())
+        for _ in range(12):
+            selector.observe(MB, Choice("ring"), 0.01)
+        usual = selector._drift.due(MB), selector._drift.level
+        for _ in range(12):
+            selector.observe(MB, Choice("ring"), 0.05, DTYPES.index("float64"))
+        return shared.wire_share, usual[1], selector._drift.level
+
+    for share, usual, level in on_threads(2, job):
+        assert share == 0.5
+        assert level == usual  # of float64, which travels whole, what was timed says nothing
+    assert ("float32", Wire("bfloat16")) in wires
+    assert {wire for dtype, wire in wires if dtype != "float32"} == {None}
 
 
 def test_drift_on_all_ranks_revises_and_on_one_does_not(tmp_path):
@@ -357,6 +493,39 @@ def test_drift_on_all_ranks_revises_and_on_one_does_not(tmp_path):
     assert all(len(history) == 1 for _, history, _ in results)
     assert "times what they took" in results[0][1][0]
     assert len({data for _, _, data in results}) == 1
+
+
+def test_the_first_revision_that_changes_nothing_pauses_and_what_was_kept_stays(tmp_path):
+    path, links = tmp_path / "mine.json", Network.uniform(2, 1e-4, 1 / 118e6)
+    made = table({(NATIVE, size): 0.02 for size in (4096, 65536)} | {("ring", 4096): 0.01}, of=cluster(2))
+    assert made.at(4096).winner == "ring"
+    environ = {"RINGSIDE_SELECTION": str(path)}
+
+    def job(across):
+        path.write_bytes(
+            Table(Selector(across, {"version": "test"}, environ={})._key, made.topology, made.ranks).encode()
+        )
+        selector = steady(across, environ, links)
+        kept = selector.table
+        selector._time = lambda plan, deadline: {
+            (name, 4 * MB): 0.02 if name == NATIVE else 0.03 for name in plan.turns[0][1]
+        }
+        for _ in range(4):
+            selector.observe(4 * MB, selector.choose(4 * MB), 1.0)
+        selector.due(4 * MB)
+        drift = selector._drift
+        selector.revise("a test")
+        return kept, selector.table, drift is selector._drift, drift._classes[drift._due].resume, selector._timings
+
+    results = on_threads(2, job)
+    for kept, now, same, resume, _ in results:
+        assert kept.ranks == made.ranks
+        assert [now.at(size).winner for size in (4, 1024, 4096, 16384)] == ["ring"] * 4
+        assert now.at(4 * MB).winner == NATIVE
+        assert same
+        assert resume > 0
+    assert results[0][4]["ring", 4096] == pytest.approx(0.01)
+    assert results[0][4][NATIVE, 4 * MB] == 0.02
 
 
 REVISING = """

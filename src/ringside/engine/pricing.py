@@ -8,7 +8,7 @@ shared memory inside the hosts and the schedule between them, in the blocks in w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,6 +21,7 @@ from ringside.schedule import Schedule
 
 SEGMENT_BYTES = 1 << 18
 BLOCK_BYTES = 4 << 20
+LEAST_OVERHEAD_S = 5e-5  # of a message between processes that share cores: a switch from one to another
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,11 @@ class Cluster:
         inside: (latency in seconds, seconds per byte) of a *message* between two ranks of one host.
         segment_bytes: What one message carries at most.
         block_bytes: Tensors go over hosts in blocks of this size.
+        wire_share: Bytes of a message of ours per byte of tensor; less than 1 with a narrow wire dtype. `native` always
+            sends all.
+        machines: The machine that each host's processes run on, by host; hosts that share one (containers, network
+            namespaces) share its cores. Empty: each host is a machine.
+        cores: Cores that the processes of each host may use, by host; empty: enough.
     """
 
     between: Network
@@ -118,11 +124,27 @@ class Cluster:
     inside: tuple[float, float] = (5e-5, 5e-10)
     segment_bytes: int = SEGMENT_BYTES
     block_bytes: int = BLOCK_BYTES
+    wire_share: float = 1.0
+    machines: tuple[int, ...] = ()
+    cores: tuple[int, ...] = ()
 
     @cached_property
     def ranks(self) -> Network:
         """The network of all ranks."""
         return self.between.expanded(self.hosts, *self.inside)
+
+    def crowding(self, over: str) -> float:
+        """Return how many processes share a core where most do, of those that exchange messages; at least 1.
+
+        Args:
+            over: `ranks`, `hosts` or `leaders`.
+        """
+        if not self.cores:
+            return 1.0
+        talkers = [len(ranks) if over == "ranks" else self.lanes if over == "hosts" else 1 for ranks in self.hosts]
+        machines = self.machines or tuple(range(len(talkers)))
+        together = np.bincount(machines, weights=talkers)[list(machines)]
+        return max(1.0, float((together / self.cores).max()))
 
     @property
     def lanes(self) -> int:
@@ -138,22 +160,26 @@ class Cluster:
 def price_choice(choice: Choice, sizes: Sequence[int], cluster: Cluster) -> list[Price]:
     """Return what an all-reduce by a choice takes for each of several sizes, in bytes.
 
+    Links were timed while one rank per host talked. Where more do than there are cores, every message waits for its
+    turn on a core, at its sender and its receiver, in proportion (`Cluster.crowding`).
+
     Between hosts the lanes together send what one carrier would: 1/lanes of the bytes each, on one link. `native` is
     priced as a ring, which is what Gloo runs; its real share is measured anyway.
 
     Raises:
         UsageError: The choice needs a switch, or an order of other vertices.
     """
+    share = cluster.wire_share
     if choice.algorithm == NATIVE:
-        choice = Choice("ring", choice.over)
+        choice, share = Choice("ring", choice.over), 1.0
     segment = cluster.segment_bytes
+    network = _as_felt(cluster.ranks if choice.over == "ranks" else cluster.between, share, choice.over, cluster)
+    schedule = choice.schedule(network.size)
     if choice.over == "ranks":
-        schedule = choice.schedule(cluster.ranks.size)
-        return price_sizes(schedule, sizes, cluster.ranks, segment_bytes=segment)
-    schedule = choice.schedule(cluster.between.size)
+        return price_sizes(schedule, [size * share for size in sizes], network, segment_bytes=segment)
     segment *= cluster.lanes if choice.over == "hosts" else 1
     blocks = [min(size, cluster.block_bytes) for size in sizes]
-    prices = price_sizes(schedule, blocks, cluster.between, segment_bytes=segment)
+    prices = price_sizes(schedule, [block * share for block in blocks], network, segment_bytes=segment)
     if not cluster.shared:
         local: Floats = np.zeros(len(sizes))
     else:
@@ -162,6 +188,17 @@ def price_choice(choice: Choice, sizes: Sequence[int], cluster: Cluster) -> list
         _in_blocks(one, max(size / max(block, 1), 1.0), float(here))
         for one, size, block, here in zip(prices, sizes, blocks, local, strict=True)
     ]
+
+
+def _as_felt(network: Network, share: float, over: str, cluster: Cluster) -> Network:
+    """Return the network as messages of a choice find it: more of them per core, and narrow while elements are not."""
+    crowding = cluster.crowding(over) / cluster.crowding("leaders")  # the links were timed by leaders alone
+    reduce, overhead_s = network.reduce / share, network.overhead_s
+    if crowding > 1.0:
+        overhead_s = crowding * max(overhead_s, LEAST_OVERHEAD_S)
+    if (reduce, overhead_s) == (network.reduce, network.overhead_s):
+        return network
+    return replace(network, reduce=reduce, overhead_s=overhead_s)
 
 
 def _in_blocks(one: Price, blocks: float, local_s: float) -> Price:

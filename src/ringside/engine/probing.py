@@ -8,21 +8,28 @@ times what it receives on its own clock; the sums of what all have found are the
 
 from __future__ import annotations
 
+import hashlib
+import math
+import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringside.engine.across import Across, Reduction
 from ringside.engine.choice import Choice
-from ringside.engine.dtypes import DTYPES, OP_CODES
+from ringside.engine.cores import usable_cores
+from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OP_CODES
 from ringside.engine.exchange import Call, Hop
 from ringside.engine.links import SlowLink, best_ring_order, slow_links, slowest_of_ring, tournament
 from ringside.engine.network import Floats, Network
 from ringside.engine.pricing import Cluster
 from ringside.engine.reduction import fold
+from ringside.engine.wire import Wire
 from ringside.schedule import Round, Schedule, from_rounds
 
 PROBE = 100  # code of the collective, for messages about ranks that call different things
@@ -44,6 +51,7 @@ class Effort:
         most_bytes: Largest bulk.
         alone: Time every pair once more with nothing else under way.
         flood: Find out what a vertex's links carry together.
+        budget_s: When this is over on rank 0's clock, what is only there to be more exact is left out, seconds.
     """
 
     pings: int = 8
@@ -52,6 +60,7 @@ class Effort:
     most_bytes: int = 8 << 20
     alone: bool = False
     flood: bool = True
+    budget_s: float = math.inf
 
 
 QUICK = Effort()
@@ -112,21 +121,24 @@ class Prober:
         across: The group.
         vertices: The ranks to time links between; default: the first of every host.
         effort: How thoroughly.
+        wire: How float32 elements travel in the all-reduces that are timed; None: as they are.
     """
 
     across: Across
     vertices: tuple[int, ...] = ()
     effort: Effort = QUICK
     clock: Callable[[], float] = field(default=time.perf_counter)
+    wire: Wire | None = None
 
     def __post_init__(self) -> None:
         self.vertices = self.vertices or tuple(ranks[0] for ranks in self.across.roster.hosts)
         rank = self.across.roster.rank
         self._me = self.vertices.index(rank) if rank in self.vertices else -1
+        self._began = self.clock()
 
     def probe(self) -> Probe:
         """Time everything. A collective; a link that breaks meanwhile raises as any collective does."""
-        began = self.clock()
+        began = self._began = self.clock()
         turns = tournament(len(self.vertices))
         latency, latency_spread, rates = self._first_look(turns)
         sizes = self._bulk_sizes(rates)
@@ -145,8 +157,9 @@ class Prober:
         """Return latency, its spread and a first idea of the rate of each link."""
         n, segment = len(self.vertices), self.across.exchange.segment_bytes
         found = np.zeros((3, n, n))
-        for pairs in turns:
-            hops = self._run(_to_and_fro(pairs, self.effort.pings), [PING_BYTES])
+        for at, pairs in enumerate(turns):
+            late = at > 0 and not self._in_time(0.5)
+            hops = self._run(_to_and_fro(pairs, 3 if late else self.effort.pings), [PING_BYTES])
             trips = np.diff([hop.last for hop in hops])
             for a, b in pairs:
                 if self._me == a and len(trips):
@@ -171,24 +184,24 @@ class Prober:
     ) -> tuple[Floats, Floats, Floats]:
         """Return the rate of each link, the upper quartile of it, and its spread."""
         segment, limit_s = self.across.exchange.segment_bytes, max(0.1, 10 * self.effort.bulk_s)
+        seen: defaultdict[int, list[float]] = defaultdict(list)
+        for _ in range(self.effort.repeats):
+            if not self._in_time(0.75):
+                break
+            for pairs in turns:
+                if self.effort.alone:  # those that have nothing to do wait here, and so for no longer than one turn
+                    self.most(np.zeros(1))
+                for direction in (pairs, [(b, a) for a, b in pairs]):
+                    # Of a link so slow that even three segments take long, the first look is as good.
+                    quick = [(a, b) for a, b in direction if known[a, b] * limit_s > 3 * segment]
+                    mine = [pair for pair in quick if self._me in pair]
+                    size = int(sizes[mine[0]]) if mine else 0
+                    for hop in self._run(_one_way(quick), [size]) if quick else []:
+                        seen[self.vertices.index(hop.src)].append(_rate(hop, segment))
         found = np.zeros((3, *sizes.shape))
-        for pairs in turns:
-            if self.effort.alone:  # those that have nothing to do wait here, and so for no longer than one turn
-                self.most(np.zeros(1))
-            for direction in (pairs, [(b, a) for a, b in pairs]):
-                # Of a link so slow that even three segments take long, the first look is as good.
-                quick = [(a, b) for a, b in direction if known[a, b] * limit_s > 3 * segment]
-                mine = [pair for pair in quick if self._me in pair]
-                size = int(sizes[mine[0]]) if mine else 0
-                seen = [
-                    (hop.src, _rate(hop, segment))
-                    for _ in range(self.effort.repeats if quick else 0)
-                    for hop in self._run(_one_way(quick), [size])
-                ]
-                if seen:
-                    low, middle, upper, high = np.percentile([rate for _, rate in seen], (10, 50, 75, 90))
-                    src = self.vertices.index(seen[0][0])
-                    found[:, src, self._me] = middle, upper, (high - low) / middle
+        for src, got in seen.items():
+            low, middle, upper, high = np.percentile(got, (10, 50, 75, 90))
+            found[:, src, self._me] = middle, upper, (high - low) / middle
         rates, uppers, spread = self._sum(found)
         best, above = (np.where(figures > 0, figures, known) for figures in (rates, uppers))
         return best, above, spread
@@ -202,25 +215,29 @@ class Prober:
         if n < 3 or not self.effort.flood:
             return Network(latency, per_byte, reduce=reduce)
         together, overhead_s = self._flood(rates, latency)
-        out, into = 1.0 / together.sum(axis=1), 1.0 / together.sum(axis=0)
-        return Network(np.maximum(latency - 2 * overhead_s, 0.1 * latency), per_byte, out, into, reduce, overhead_s)
+        nic = 1.0 / together
+        return Network(np.maximum(latency - 2 * overhead_s, 0.1 * latency), per_byte, nic, nic, reduce, overhead_s)
 
     def _flood(self, rates: Floats, latency: Floats) -> tuple[Floats, float]:
-        """Return what each link carries while all do, and what a vertex does for each message, seconds."""
+        """Return what enters each vertex while all send, bytes/s, and what a vertex does for each message, seconds.
+
+        An interface is taken to be as fast outwards as inwards. Slow links take no part: they would only hold up.
+        """
         n, segment = len(self.vertices), self.across.exchange.segment_bytes
         off = ~np.eye(n, dtype=np.bool_)
-        found = np.zeros((2, n, n))
-        hops = self._run(_everybody(n, self.effort.pings), [PING_BYTES] * n)
+        found = np.zeros((2, n))
+        hops = self._run(_everybody(n, self.effort.pings if self._in_time(0.8) else 2), [PING_BYTES] * n)
         ends = [max(hop.last for hop in hops if hop.round == k) for k in sorted({hop.round for hop in hops})]
         if len(ends) > 1:
             found[1, self._me] = float(np.median(np.diff(ends))) / n
-        for hop in self._run(_everybody(n, 1), [3 * segment] * n):
-            found[0, self.vertices.index(hop.src), self._me] = _rate(hop, segment)
-        together, turn = self._sum(found)
+        fast = rates >= 0.5 * float(np.median(rates[off]))
+        turn = [(v, w, v) for v, w, _ in _everybody(n, 1)[0] if fast[v, w]]
+        found[0, self._me] = _rate_together(self._run([turn], [3 * segment] * n), segment) if self._me >= 0 else 0.0
+        together, per_message = self._sum(found)
         # Per message of a turn in which every vertex sends and takes n - 1, beyond those of a ping.
-        turn_s, ping_s = float(np.median(turn.sum(axis=1))), float(np.median(latency[off]))
+        turn_s, ping_s = float(per_message.sum()), float(np.median(latency[off]))
         overhead_s = min(max(turn_s - ping_s, 0.0) / (2 * (n - 1)), 0.45 * ping_s)
-        carried: Floats = np.clip(np.where(off, together, 0.0), 0.0, rates)
+        carried: Floats = np.clip(together, rates.max(axis=0), rates.sum(axis=0))
         return carried, overhead_s
 
     def _reduce(self) -> float:
@@ -260,7 +277,29 @@ class Prober:
         latency = network.latency_s[~np.eye(network.size, dtype=np.bool_)]
         inside = 0.7 * float(np.median(latency)), 1e-9
         small, per_byte = self.local_cost()
-        return Cluster(network, self.across.roster.hosts, small, per_byte, inside, self.across.exchange.segment_bytes)
+        machines, cores = self._machines()
+        return Cluster(
+            network,
+            self.across.roster.hosts,
+            small,
+            per_byte,
+            inside,
+            self.across.exchange.segment_bytes,
+            self.across._block_bytes,
+            1.0 if self.wire is None else self.wire.item_bytes / ITEM_BYTES[_F32],
+            machines,
+            cores,
+        )
+
+    def _machines(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the machine of each host and the cores there, as each host's first rank sees it. A collective."""
+        roster = self.across.roster
+        found = np.zeros((2, len(roster.hosts)))
+        if roster.local_rank == 0:
+            found[:, roster.host] = _shared_cores(), usable_cores()
+        marks, cores = self._sum(found)
+        _, machines = np.unique(marks, return_inverse=True)
+        return tuple(machines.tolist()), tuple(int(count) for count in cores)
 
     def warm_up(self, choice: Choice) -> None:
         """Carry out a choice on one element, so that connections are made before it is timed. A collective."""
@@ -268,7 +307,7 @@ class Prober:
 
     def time_once(self, choice: Choice, data: NDArray[np.float32]) -> float:
         """Return what an all-reduce by a choice takes on this rank, seconds. A collective."""
-        what = Reduction(_F32, _SUM)
+        what = Reduction(_F32, _SUM, wire=self.wire)
         return self._timed(lambda: self.across.all_reduce(_address(data), data.size, what, choice))
 
     def time_choice(self, choice: Choice, size_bytes: int, repeats: int) -> list[float]:
@@ -286,6 +325,13 @@ class Prober:
         data: Floats = np.ascontiguousarray(values, dtype=np.float64).copy()
         self.across.all_reduce(_address(data), data.size, Reduction(_F64, op), _SHARE)
         return data
+
+    def _in_time(self, share: float) -> bool:
+        """Tell whether rank 0's clock is within a share of the budget. A collective, unless there is no budget."""
+        if math.isinf(self.effort.budget_s):
+            return True
+        late = self.across.roster.rank == 0 and self.clock() - self._began > share * self.effort.budget_s
+        return not self.most(np.array([float(late)]))[0]
 
     def _timed(self, job: Callable[[], None]) -> float:
         began = self.clock()
@@ -307,6 +353,28 @@ class Prober:
                 break
             mine.append(hop)
         return mine[::-1]
+
+
+def _rate_together(hops: Sequence[Hop], segment: int) -> float:
+    """Return bytes per second of messages that arrive beside each other, from the first segment to the last; 0: none.
+
+    They are waited for one after the other, so of a later one alone only that it had come by then is known.
+    """
+    if not hops:
+        return 0.0
+    size, took = sum(hop.size_bytes for hop in hops), max(hop.last for hop in hops) - min(hop.first for hop in hops)
+    return (size - segment) / max(took, 1e-7)
+
+
+def _shared_cores(proc: Path = Path("/proc")) -> float:
+    """Return a number that processes have in common which take their cores from the same ones, exact as float64."""
+    boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
+    try:
+        group = os.stat(proc / "self/ns/cgroup").st_ino  # containers have one each, network namespaces do not
+    except OSError:
+        group = 0
+    text = f"{boot}/{group}/{sorted(os.sched_getaffinity(0))}"
+    return float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big"))
 
 
 def _to_and_fro(pairs: Sequence[tuple[int, int]], times: int) -> list[list[tuple[int, int, int]]]:

@@ -8,6 +8,7 @@ network has changed, they time and decide anew. See docs/design/0006-selection.m
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -15,6 +16,8 @@ import platform
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,24 +26,31 @@ import numpy as np
 from ringside.engine.across import Across
 from ringside.engine.choice import NATIVE, Choice
 from ringside.engine.drift import DRIFT, Drift
-from ringside.engine.dtypes import DTYPES
+from ringside.engine.dtypes import DTYPES, OP_CODES
 from ringside.engine.exchange import Call
 from ringside.engine.explanation import Explanation
 from ringside.engine.pricing import Cluster, Price
 from ringside.engine.probing import PROBE, QUICK, Probe, Prober
 from ringside.engine.selection_cache import Mode, cache_path, load, store
-from ringside.engine.selection_table import LADDER, Table, Timings, candidates, make_table, predicted_at, priced
+from ringside.engine.selection_table import LADDER, Rank, Table, Timings, candidates, make_table, predicted_at, priced
+from ringside.engine.wire import Wire
 from ringside.schedule import binomial_broadcast
 
 _log = logging.getLogger(__name__)
 
 STARTUP_S = 0.9
+PROBE_S = 0.35  # of it, or of a revision's, for the links
 REVISION_S = 1.5
-_TIMED = (4 << 10, 64 << 10, 1 << 20, 4 << 20, 256 << 10, 16 << 20)  # in this order, as far as the budget goes
+_TIMED = (4 << 10, 64 << 10, 1 << 20, 4 << 20, 4, 256 << 10)  # in this order, as far as the budget goes
 _MOST_TIMED = 4 << 20  # larger tensors go in blocks of this size: their ranking is that of one block
 _REPEATS = 3
-_MUST_BYTES, _MUST_S = 1 << 20, 0.2  # sizes up to here are timed once even late, unless that takes so long
+_FEW = 3  # choices that are timed where there is no time for more
+_MOST_PACE = 2.0  # what choices take over what they should, as the smaller sizes tell of larger ones
+_HOPELESS = 2.0  # times the best of a turn: such a choice is not timed again
+_MUST_BYTES, _MUST_S = 1 << 20, 0.1  # sizes up to here are timed once even late, unless that takes so long
 _NOT_NATIVE = frozenset(DTYPES.index(name) for name in ("int16", "bool"))  # Gloo has no reductions of them
+_NOT_NATIVE_OPS = frozenset(OP_CODES[name] for name in ("min", "max"))  # Gloo's may lose a NaN, ours never
+_FLOAT32 = DTYPES.index("float32")
 _OTHERWISE = Choice("ring", "hosts")  # with RINGSIDE_SELECTION=off
 
 
@@ -50,6 +60,38 @@ class _Plan(msgspec.Struct, frozen=True):
     turns: list[tuple[int, list[str]]]
 
 
+@dataclass(eq=False)
+class _Race:
+    """The choices that are timed at one size, turn by turn; the same on all ranks."""
+
+    size: int
+    names: list[str]
+    keep: frozenset[str]
+
+    def __post_init__(self) -> None:
+        self.data = np.zeros(max(self.size // 4, 1), dtype=np.float32)
+        self.going = list(range(len(self.names)))
+        self.turns: list[np.ndarray[Any, np.dtype[np.float64]]] = []
+
+    def took(self, seconds: np.ndarray[Any, np.dtype[np.float64]]) -> None:
+        """Take a turn's times of the slowest rank, -1 where a choice was not timed, and leave out the hopeless."""
+        self.turns.append(seconds)
+        best = min(float(seconds[at]) for at in self.going)
+        self.going = [at for at in self.going if self.names[at] in self.keep or seconds[at] <= _HOPELESS * best]
+
+    def cost_s(self) -> float:
+        """Return what the next turn takes, if it takes what the last one did."""
+        return sum(max(float(self.turns[-1][at]), 0.0) for at in self.going)
+
+    def medians(self) -> dict[tuple[str, int], float]:
+        """Return the median of each choice's turns."""
+        if not self.turns:
+            return {}
+        took = np.array(self.turns)
+        times = zip(self.names, (column[column >= 0] for column in took.T), strict=True)
+        return {(name, self.size): float(np.median(seconds)) for name, seconds in times if len(seconds)}
+
+
 class Selector:
     """One rank's part in the choice of all-reduces. Every method but the cheap ones below is a collective.
 
@@ -57,8 +99,10 @@ class Selector:
 
     Args:
         across: The group.
-        key: What the choice depends on besides hosts and links: versions, wire dtype, settings.
-        environ: RINGSIDE_SELECTION (`off`, `fresh` or a table's path), RINGSIDE_CACHE_DIR, XDG_CACHE_HOME.
+        key: What the choice depends on besides hosts and links: `ringside` and `torch` (versions), `wire_dtype`,
+            `settings`.
+        wire: How float32 elements travel between hosts; None: as they are.
+        environ: RINGSIDE_SELECTION (`measured`, `off`, `fresh` or a table's path), RINGSIDE_CACHE_DIR, XDG_CACHE_HOME.
         clock: Seconds.
 
     Attributes:
@@ -72,6 +116,7 @@ class Selector:
         across: Across,
         key: Mapping[str, str] | None = None,
         *,
+        wire: Wire | None = None,
         environ: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -80,10 +125,12 @@ class Selector:
         self.history: list[str] = []
         self._across, self._clock = across, clock
         self._mode, self._environ = Mode.of_environment(environ), dict(environ)
-        self._prober = Prober(across, effort=QUICK, clock=clock)
-        self._key = {**_job(across), **(key or {})}
+        self._wire = wire
+        self._prober = Prober(across, effort=replace(QUICK, budget_s=PROBE_S), clock=clock, wire=wire)
+        self._key = {**_job(across), **{name: str(value) for name, value in (key or {}).items()}}
         self._timings: dict[tuple[str, int], float] = {}
         self._prices: dict[str, list[Price]] = {}
+        self._pace: float | None = None
         self._first = across.roster.rank == 0
         self._bounds: list[float] = []
         self._choices: tuple[Choice, ...] = (_OTHERWISE,)
@@ -101,7 +148,7 @@ class Selector:
             dtype: Code of the element type.
             op: Code of the reduction.
         """
-        choices = self._plain if dtype in _NOT_NATIVE else self._choices
+        choices = self._plain if dtype in _NOT_NATIVE or op in _NOT_NATIVE_OPS else self._choices
         return choices[bisect_left(self._bounds, size_bytes)]
 
     def explain(self, size_bytes: int) -> Explanation:
@@ -110,11 +157,12 @@ class Selector:
             return Explanation(size_bytes, str(self.choose(size_bytes)), "nothing was measured: RINGSIDE_SELECTION=off")
         return Explanation.of(size_bytes, self.table.at(size_bytes), tuple(self.history))
 
-    def observe(self, size_bytes: int, choice: Choice, seconds: float) -> None:
-        """Take what an all-reduce took here."""
+    def observe(self, size_bytes: int, choice: Choice, seconds: float, dtype: int = _FLOAT32) -> None:
+        """Take what an all-reduce took here; with a wire dtype what was timed says nothing of other than float32."""
         if self.table is None:
             return
-        expected_s = self.table.expected_s(size_bytes, str(choice))
+        known = self._wire is None or dtype == _FLOAT32
+        expected_s = self.table.expected_s(size_bytes, str(choice)) if known else None
         self._drift.observe(size_bytes, seconds / expected_s if expected_s else None)
 
     def due(self, size_bytes: int) -> bool:
@@ -133,16 +181,34 @@ class Selector:
         began = self._clock()
         self.probe = self._prober.probe()
         path = self._mode.path or cache_path(self._key, self._environ)
-        kept = load(path, self._key, self.probe.network) if self._first and self._mode.read else None
+        kept = self._kept(path)
         data = self._tell(kept.encode() if kept is not None else b"")
         if not data:
             data = self._measured(STARTUP_S - (self._clock() - began), None)
             if self._first:
-                store(path, Table.decode(data))
+                self._store(path, Table.decode(data))
         self._use(data)
+        self._drift = Drift(self._bounds)
         if self._first:
             where = "kept" if kept is not None else "measured"
             _log.info("selection %s in %.2f s: %s", where, self._clock() - began, self._words())
+
+    def _kept(self, path: Path) -> Table | None:
+        """Return the table that was decided before, if it holds now, and go on from its figures; rank 0 only."""
+        if not self._first or not self._mode.read:
+            return None
+        assert self.probe is not None
+        level = logging.INFO if self._mode.path is None else logging.WARNING
+        kept = load(path, self._key, self.probe.network, level=level)
+        if kept is not None and tuple(rank.size_bytes for rank in kept.ranks) == LADDER:
+            self._timings, self._prices = kept.timings(), kept.prices()
+        return kept
+
+    def _store(self, path: Path, table: Table) -> None:
+        if self._mode.path is not None and path.exists():
+            _log.warning("%s was not used and stays as it is: this run measures; move it away to keep its table", path)
+        else:
+            store(path, table)
 
     def vote(self) -> bool:
         """Tell whether all ranks find that all-reduces take longer than they should."""
@@ -171,9 +237,9 @@ class Selector:
         if self._first:
             _log.warning("selection revised in %.2f s: %s", self._clock() - began, entry)
 
-    def after(self, size_bytes: int, choice: Choice, seconds: float) -> None:
+    def after(self, size_bytes: int, choice: Choice, seconds: float, dtype: int = _FLOAT32) -> None:
         """Do all that is to be done after an all-reduce: observe it, and vote and revise where that is due."""
-        self.observe(size_bytes, choice, seconds)
+        self.observe(size_bytes, choice, seconds, dtype)
         if self.due(size_bytes) and self.vote():
             level = self._drift.level
             self.revise(f"all-reduces of {size_bytes / 1e6:.2g} MB take {level:.1f} times what they took")
@@ -192,7 +258,8 @@ class Selector:
             return self._tell(b"")
         self._timings.update(timings)
         topology = self._topology(cluster)
-        table = make_table(self._prices, Timings(self._timings), self._key, topology, before=before)
+        fresh = {size for _, size in timings}
+        table = make_table(self._prices, Timings(self._timings), self._key, topology, before=before, fresh=fresh)
         return self._tell(table.encode())
 
     def _plan(self, cluster: Cluster, before: Table | None) -> _Plan:
@@ -201,7 +268,7 @@ class Selector:
         prices = priced(candidates(cluster, self.probe.better_order), cluster)
         if before is None:
             self._prices = prices
-            return _Plan([(size, self._best(prices, size, 4 if size < 1 << 20 else 3)) for size in _TIMED])
+            return _Plan([(size, _best(prices, size)) for size in _TIMED])
         used = {rank.winner for rank in before.ranks} - prices.keys()
         prices |= priced((Choice.parse(text) for text in used), cluster)
         self._timings = {
@@ -211,39 +278,56 @@ class Selector:
         }
         self._prices = prices
         size = min(LADDER[bisect_left(before.bounds(), self._asked)], _MOST_TIMED)
-        names = [before.at(self._asked).winner, *self._best(prices, size, 4)]
+        names = [before.at(self._asked).winner, *_best(prices, size)]
         return _Plan([(size, list(dict.fromkeys(names)))])
-
-    def _best(self, prices: Mapping[str, Sequence[Price]], size: int, count: int) -> list[str]:
-        ranked = sorted(prices, key=lambda choice: predicted_at(size, prices[choice]))
-        return [NATIVE, *[choice for choice in ranked if choice != NATIVE][:count]]
 
     def _time(self, plan: _Plan, deadline: float) -> dict[tuple[str, int], float]:
         """Time what the plan says, in turns, as far as rank 0's clock allows; the medians of the slowest rank."""
-        for name in dict.fromkeys(name for _, names in plan.turns for name in names):
-            self._prober.warm_up(Choice.parse(name))
-        found: dict[tuple[str, int], float] = {}
-        for size, names in plan.turns:
-            cost_s = sum(predicted_at(size, self._prices[name]) for name in names) if self._first else 0.0
-            data = np.zeros(size // 4, dtype=np.float32)
-            took = np.full((_REPEATS, len(names)), -1.0)
-            for turn in range(_REPEATS):
-                least = 1.5 * cost_s * (_REPEATS if turn == 0 else 1)
-                must = turn == 0 and (not found or (size <= _MUST_BYTES and cost_s < _MUST_S))
-                if not self._agreed(must or self._clock() + least < deadline):
-                    break
-                for at in np.roll(np.arange(len(names)), -turn).tolist():
-                    took[turn, at] = self._prober.time_once(Choice.parse(names[at]), data)
-            slowest = self._prober.most(took)
-            done = slowest[(slowest >= 0).all(axis=1)]
-            if len(done):
-                found |= {(name, size): float(np.median(done[:, at])) for at, name in enumerate(names)}
-        return found
+        used = {rank.winner for rank in self.table.ranks} if self.table is not None else set()
+        races = [_Race(size, names, frozenset({NATIVE, *used})) for size, names in plan.turns]
+        warm: set[str] = set()
+        self._pace = None
+        for turn in range(_REPEATS):
+            for race in races:
+                count = int.from_bytes(
+                    self._tell(self._affordable(race, turn, deadline).to_bytes(2, "little")), "little"
+                )
+                if count:
+                    self._take_turn(race, count, turn, warm)
+        return {key: seconds for race in races for key, seconds in race.medians().items()}
+
+    def _affordable(self, race: _Race, turn: int, deadline: float) -> int:
+        """Return how many choices, the first ones, the budget has room for in one more turn; rank 0's word counts."""
+        if not self._first or (turn > 0 and not race.turns):
+            return 0
+        left_s = deadline - self._clock()
+        if turn > 0:
+            return len(race.names) if race.cost_s() < left_s else 0
+        few = min(_FEW, len(race.names))
+        cost_s, few_s = (self._cost_s(race.size, race.names[:count]) for count in (len(race.names), few))
+        if cost_s < left_s:
+            return len(race.names)
+        must = self._pace is None or (race.size <= _MUST_BYTES and few_s < _MUST_S)
+        return few if must or few_s < left_s else 0
+
+    def _cost_s(self, size: int, names: Sequence[str]) -> float:
+        return (self._pace or 1.0) * sum(predicted_at(size, self._prices[name]) for name in names)
+
+    def _take_turn(self, race: _Race, count: int, turn: int, warm: set[str]) -> None:
+        race.going = [at for at in race.going if at < count]
+        for at in race.going:
+            if race.names[at] not in warm:
+                warm.add(race.names[at])
+                self._prober.warm_up(Choice.parse(race.names[at]))
+        took = np.full(len(race.names), -1.0)
+        for at in np.roll(race.going, -turn).tolist():
+            took[at] = self._prober.time_once(Choice.parse(race.names[at]), race.data)
+        race.took(self._prober.most(took))
+        if self._first and turn == 0:
+            predicted_s = sum(predicted_at(race.size, self._prices[race.names[at]]) for at in np.flatnonzero(took >= 0))
+            self._pace = min(max(float(race.turns[0][took >= 0].sum()) / predicted_s, 1.0), _MOST_PACE)
 
     # -------------------------------------------------------------------------------------------- told by rank 0
-
-    def _agreed(self, yes: bool) -> bool:
-        return self._tell(b"y" if yes else b"") == b"y"
 
     def _tell(self, data: bytes) -> bytes:
         """Return what rank 0 gives."""
@@ -267,9 +351,7 @@ class Selector:
         self.table = Table.decode(data)
         self._bounds = self.table.bounds()
         self._choices = tuple(Choice.parse(rank.winner) for rank in self.table.ranks)
-        self._plain = tuple(_without_native(choice) for choice in self._choices)
-        if not self.history:
-            self._drift = Drift(self._bounds)
+        self._plain = tuple(_without_native(rank) for rank in self.table.ranks)
 
     def _topology(self, cluster: Cluster) -> dict[str, Any]:
         roster = self._across.roster
@@ -285,8 +367,30 @@ class Selector:
         return ", ".join(words)
 
 
-def _without_native(choice: Choice) -> Choice:
-    return Choice("ring", choice.over) if choice.algorithm == NATIVE else choice
+def _best(prices: Mapping[str, Sequence[Price]], size: int) -> list[str]:
+    """Return the choices to time at a size, the most promising first after native, of every way by turns.
+
+    These are the native ones, and the best by price over leaders, hosts and ranks each.
+    """
+    ways: list[list[str]] = []
+    shared = f"hosts/{NATIVE}" in prices
+    for over, small, large, block in (("leaders", 3, 1, 0), ("hosts", 2, 2, 1), ("ranks", 1 if shared else 4, 3, 2)):
+        count = small if size < 1 << 20 else large if size < _MOST_TIMED else block
+        if over == "ranks" and shared and size >= 1 << 20:
+            count = 0  # every byte would leave a host as often as it has ranks
+        ours = [name for name in prices if not name.endswith(NATIVE) and Choice.parse(name).over == over]
+        ways.append(sorted(ours, key=lambda choice: predicted_at(size, prices[choice]))[:count])
+    if size >= 1 << 20:
+        ways = [ways[1], ways[0], ways[2]]
+    found = [name for names in itertools.zip_longest(*ways) for name in names if name is not None]
+    return [NATIVE, *found, *([f"hosts/{NATIVE}"] if shared else [])]
+
+
+def _without_native(rank: Rank) -> Choice:
+    """Return what is chosen where native cannot be: the choice itself, or the fastest expected of ours."""
+    names = [rank.winner, *(row.choice for row in rank.rows)]
+    ours = (choice for choice in map(Choice.parse, names) if choice.algorithm != NATIVE)
+    return next(ours, Choice("ring", Choice.parse(rank.winner).over))
 
 
 def _job(across: Across) -> dict[str, str]:
@@ -294,7 +398,9 @@ def _job(across: Across) -> dict[str, str]:
     roster = across.roster
     return {
         "hosts": ",".join(f"{name}:{len(ranks)}" for name, ranks in zip(roster.names, roster.hosts, strict=True)),
-        "segment_bytes": str(across.exchange.segment_bytes),
+        "message_bytes": str(across.exchange.segment_bytes),
+        "window": str(across.exchange._window),
+        "block_bytes": str(across._block_bytes),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
     }
 

@@ -20,8 +20,9 @@ from ringside.errors import UsageError
 
 _log = logging.getLogger(__name__)
 
-SAME_RATE, SAME_LATENCY = 1.5, 4.0
-"""A kept table holds while no link's rate, nor the median latency, differs by more than these factors."""
+SAME_RATE, SAME_LATENCY = 2.0, 5.0
+"""A kept table holds while the medians of the links' rates and latencies differ by no more than these factors."""
+SLOW, PLAINLY_NOT_SLOW = 0.5, 0.65  # of the median rate: a link between the two counts as either
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,10 @@ class Mode:
 
     @staticmethod
     def of_environment(environ: Mapping[str, str]) -> Mode:
-        """Return what RINGSIDE_SELECTION says: nothing, `off`, `fresh`, or the path of a table."""
-        text = environ.get("RINGSIDE_SELECTION", "")
-        if text in ("", "off", "fresh"):
-            return Mode(measure=text != "off", read=text == "")
+        """Return what RINGSIDE_SELECTION says: `measured` (or nothing), `off`, `fresh`, or the path of a table."""
+        text = environ.get("RINGSIDE_SELECTION", "") or "measured"
+        if text in ("measured", "off", "fresh"):
+            return Mode(measure=text != "off", read=text == "measured")
         return Mode(path=Path(text).expanduser())
 
 
@@ -55,18 +56,25 @@ def cache_path(key: Mapping[str, str], environ: Mapping[str, str]) -> Path:
     return Path(folder) / f"selection-{digest}.json"
 
 
-def load(path: Path, key: Mapping[str, str], network: Network) -> Table | None:
-    """Return the table in a file, if it is one, is of this kind of job, and the links are as they were."""
+def load(path: Path, key: Mapping[str, str], network: Network, *, level: int = logging.INFO) -> Table | None:
+    """Return the table in a file, if it is one, is of this kind of job, and the links are as they were.
+
+    Args:
+        path: The file.
+        key: Of this job.
+        network: The links as they are now.
+        level: Of the log record that says why a file that is there is not used.
+    """
     try:
         table = Table.decode(path.read_bytes())
         if table.key != dict(key):
-            raise UsageError("it is of another job")
+            raise UsageError(f"it is of another job: {_difference(table.key, key)}")
         if not alike(Network.from_topology(table.topology), network):
             raise UsageError("the links are other ones now")
     except FileNotFoundError:
         return None
     except (OSError, UsageError) as error:
-        _log.info("the selection table %s is not used: %s", path, error)
+        _log.log(level, "the selection table %s is not used: %s", path, error)
         return None
     return table
 
@@ -88,12 +96,23 @@ def store(path: Path, table: Table) -> None:
 
 
 def alike(a: Network, b: Network) -> bool:
-    """Tell whether the links of two networks are the same, as far as probing can tell."""
+    """Tell whether the links of two networks are of the same kind: as fast in the middle, and the same ones slow.
+
+    A probe of a busy machine is off by tens of per cent, for single links by more; what the ranking of choices hangs on
+    is which links are slow beside the others, and roughly how rate and latency compare.
+    """
     if a.size != b.size:
         return False
     off = ~np.eye(a.size, dtype=np.bool_)
-    rates = a.seconds_per_byte[off], b.seconds_per_byte[off]
-    latencies = np.median(a.latency_s[off]), np.median(b.latency_s[off])
-    return bool(
-        (np.maximum(*rates) <= SAME_RATE * np.minimum(*rates)).all() and max(latencies) <= SAME_LATENCY * min(latencies)
-    )
+    rates = [1.0 / np.maximum(network.seconds_per_byte[off], 1e-30) for network in (a, b)]
+    usual = [float(np.median(rate)) for rate in rates]
+    latencies = [float(np.median(network.latency_s[off])) for network in (a, b)]
+    first, second = (rate / middle for rate, middle in zip(rates, usual, strict=True))
+    others = ((first < SLOW) & (second > PLAINLY_NOT_SLOW)) | ((second < SLOW) & (first > PLAINLY_NOT_SLOW))
+    near = max(usual) <= SAME_RATE * min(usual) and max(latencies) <= SAME_LATENCY * min(latencies)
+    return bool(near and not others.any())
+
+
+def _difference(kept: Mapping[str, str], now: Mapping[str, str]) -> str:
+    name = min(name for name in {*kept, *now} if kept.get(name) != now.get(name))
+    return f"{name} was {kept.get(name, 'not known')!r} and is {now.get(name, 'not known')!r}"

@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from ringside.engine.choice import NATIVE, Choice
-from ringside.engine.pricing import Cluster, Price, price_choice
+from ringside.engine.pricing import BLOCK_BYTES, Cluster, Price, price_choice
 from ringside.errors import UsageError
 from ringside.schedule import ALGORITHMS
 
 SCHEMA = 1
-LADDER = tuple(1024 * 4**k for k in range(9))  # 1 KB to 64 MB
+LADDER = (4, *(1024 * 4**k for k in range(9)))  # one element, and 1 KB to 64 MB
 MOST_SAFE = 0.97  # of native's expected time, where a size was not timed itself
 WORTH_IT = 0.9  # of the present choice's expected time, for a change during training
 TOLERATED = 1.05  # of native's: beyond, a choice is left even if the gain is small
@@ -103,6 +103,23 @@ class Table(msgspec.Struct, frozen=True):
         sizes = [rank.size_bytes for rank in self.ranks]
         return [math.sqrt(a * b) for a, b in itertools.pairwise(sizes)]
 
+    def timings(self) -> dict[tuple[str, int], float]:
+        """Return what was timed, seconds by (choice, size in bytes)."""
+        return {
+            (row.choice, rank.size_bytes): row.measured_s
+            for rank in self.ranks
+            for row in rank.rows
+            if row.measured_s is not None
+        }
+
+    def prices(self) -> dict[str, list[Price]]:
+        """Return what was predicted, of choices that are priced at every size, without what dominates it."""
+        found: dict[str, list[Price]] = {}
+        for rank in self.ranks:
+            for row in rank.rows:
+                found.setdefault(row.choice, []).append(Price(row.predicted_s, 0.0, -1, 0.0, None, 0.0))
+        return {choice: prices for choice, prices in found.items() if len(prices) == len(self.ranks)}
+
     def expected_s(self, size_bytes: int, choice: str) -> float | None:
         """Return what an all-reduce should take; None: this choice is not in the table."""
         sizes = [rank.size_bytes for rank in self.ranks]
@@ -174,11 +191,13 @@ def make_table(
     *,
     sizes: Sequence[int] = LADDER,
     before: Table | None = None,
+    fresh: Iterable[int] | None = None,
 ) -> Table:
     """Return the table that follows from predictions and timings.
 
     A choice other than `native` wins only where it was timed beside `native` at the nearest size and was at least as
-    fast; a table in use is changed only for a gain of a tenth, or to keep that promise.
+    fast; a table in use is changed only for a gain of a tenth, or to keep that promise, and at sizes far from those
+    that were timed anew only where the prices on the links as they are now differ by as much.
 
     Args:
         prices: By choice, one per size.
@@ -187,15 +206,24 @@ def make_table(
         topology: The links.
         sizes: In bytes, ascending.
         before: The table in use.
+        fresh: With `before`, the sizes that were timed anew; None: all.
     """
+    anew = None if fresh is None else tuple(fresh)
     return Table(
         key,
         topology,
-        tuple(_rank(at, size, prices, timings, before) for at, size in enumerate(sizes)),
+        tuple(_rank(at, size, prices, timings, before, anew) for at, size in enumerate(sizes)),
     )
 
 
-def _rank(at: int, size: int, prices: Mapping[str, Sequence[Price]], timings: Timings, before: Table | None) -> Rank:
+def _rank(
+    at: int,
+    size: int,
+    prices: Mapping[str, Sequence[Price]],
+    timings: Timings,
+    before: Table | None,
+    fresh: Sequence[int] | None,
+) -> Rank:
     nearest = min(timings.sizes, key=lambda timed: abs(math.log(timed / size)), default=None)
     usual = _usual_ratio(nearest, prices, timings)
     expected = {
@@ -212,7 +240,12 @@ def _rank(at: int, size: int, prices: Mapping[str, Sequence[Price]], timings: Ti
     )
     winner = next((row.choice for row in rows if row.eligible), NATIVE)
     if before is not None:
-        winner = _kept(before.at(size).winner, winner, expected)
+        old = before.at(size).winner
+        winner = _kept(old, winner, expected)
+        known = fresh is None or any(_near(size, timed) for timed in fresh)
+        if winner != old and old in prices and not known:
+            cheaper = prices[winner][at].seconds < WORTH_IT * prices[old][at].seconds
+            winner = winner if cheaper else old
     return Rank(size, winner, _why(winner, prices[winner][at] if winner in prices else None, rows), tuple(rows))
 
 
@@ -226,6 +259,11 @@ def _eligible(choice: str, size: int, nearest: int | None, expected: Mapping[str
         timings.seconds[choice, nearest] <= timings.seconds[NATIVE, nearest]
         and expected[choice] <= safe * expected[NATIVE]
     )
+
+
+def _near(size: int, timed: int) -> bool:
+    """Tell whether what was timed at a size says something of another: beyond a block all sizes rank alike."""
+    return max(size, timed) <= 4 * min(size, timed) or min(size, timed) >= BLOCK_BYTES
 
 
 def _kept(old: str, new: str, expected: Mapping[str, float]) -> str:
