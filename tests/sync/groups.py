@@ -13,7 +13,6 @@ import torch.distributed as dist
 from tests.processes import place
 
 from ringside import Communicator
-from ringside.sync.group import _counters
 
 LIMIT_S = 60.0
 
@@ -29,7 +28,6 @@ def meeting_point() -> Iterator[str]:
 def process_group(path: str, size: int) -> Iterator[Any]:
     """Inside, the ranks 0 to size - 1 are in a Gloo group of their own."""
     here = place()
-    _counters.clear()  # of other groups, in which other ranks were
     store = dist.PrefixStore(here.job, dist.FileStore(path, -1))
     limit = datetime.timedelta(seconds=LIMIT_S / 2)
     dist.init_process_group("gloo", store=store, rank=here.rank, world_size=size, timeout=limit)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import socket
 import uuid
-from collections import defaultdict
 from dataclasses import dataclass
 
 import msgspec
@@ -14,8 +12,6 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside import _core
 from ringside.engine.roster import machine_id
-
-_counters: dict[str, itertools.count[int]] = defaultdict(itertools.count)
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,9 @@ def group_store(group: dist.ProcessGroup, purpose: str, *, own_connection: bool 
     store = dist.distributed_c10d._get_default_store()
     if own_connection:
         store = _own_connection(store)
-    return PrefixStore(f"{name}/{next(_counters[name])}", store)
+    # Counted in the store and not in this process, which may have been in another job's group of the same name before.
+    number = store.add(f"{name}/calls/{dist.get_rank(group)}", 1)
+    return PrefixStore(f"{name}/{number}", store)
 
 
 def _own_connection(store: Store) -> Store:
