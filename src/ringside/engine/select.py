@@ -41,13 +41,13 @@ _log = logging.getLogger(__name__)
 STARTUP_S = 0.9
 PROBE_S = 0.35  # of it, or of a revision's, for the links
 REVISION_S = 1.5
-_TIMED = (4 << 10, 64 << 10, 1 << 20, 4 << 20, 4, 256 << 10)  # in this order, as far as the budget goes
+_TIMED = (4 << 10, 1 << 20, 64 << 10, 4 << 20, 4, 256 << 10)  # in this order, as far as the budget goes
 _MOST_TIMED = 4 << 20  # larger tensors go in blocks of this size: their ranking is that of one block
 _REPEATS = 3
 _FEW = 3  # choices that are timed where there is no time for more
 _MOST_PACE = 2.0  # what choices take over what they should, as the smaller sizes tell of larger ones
 _HOPELESS = 2.0  # times the best of a turn: such a choice is not timed again
-_MUST_BYTES, _MUST_S = 1 << 20, 0.1  # sizes up to here are timed once even late, unless that takes so long
+_MUST, _MUST_S = _TIMED[:3], 0.1  # are timed once even late, unless that is to take so long
 _NOT_NATIVE = frozenset(DTYPES.index(name) for name in ("int16", "bool"))  # Gloo has no reductions of them
 _NOT_NATIVE_OPS = frozenset(OP_CODES[name] for name in ("min", "max"))  # Gloo's may lose a NaN, ours never
 _FLOAT32 = DTYPES.index("float32")
@@ -307,7 +307,7 @@ class Selector:
         cost_s, few_s = (self._cost_s(race.size, race.names[:count]) for count in (len(race.names), few))
         if cost_s < left_s:
             return len(race.names)
-        must = self._pace is None or (race.size <= _MUST_BYTES and few_s < _MUST_S)
+        must = self._pace is None or (race.size in _MUST and few_s < _MUST_S * self._pace)
         return few if must or few_s < left_s else 0
 
     def _cost_s(self, size: int, names: Sequence[str]) -> float:
