@@ -140,7 +140,7 @@ class Communicator(Collectives):
         self._across = self._open_across()
         if options.choice is None and not options.reproducible:
             key = {"wire_dtype": options.wire.dtype if options.wire else "float32", "torch": str(torch.__version__)}
-            self._selector = Selector(self._across, {**key, **options.agreed()})
+            self._selector = Selector(self._across, {**key, **options.agreed()}, wire=options.wire)
             self._selector.start()
 
     # -------------------------------------------------------------------------------------------- collectives
@@ -346,7 +346,7 @@ class Communicator(Collectives):
         choice = self._selector.choose(size_bytes, what.dtype, what.op)
         began = time.perf_counter()
         self._across.all_reduce(flat.address, flat.numel, what, choice)
-        self._selector.after(size_bytes, choice, time.perf_counter() - began)
+        self._selector.after(size_bytes, choice, time.perf_counter() - began, dtype=what.dtype)
         return choice
 
     def _reduction(self, dtype: int, op: int, scale: float, weight: tuple[float, int] | None) -> Reduction:
