@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import msgspec
 import pytest
 
 from ringside.engine.roster import Offer, exchange_offers, machine_id, make_roster, own_offer
-from ringside.errors import MismatchError, UsageError
+from ringside.errors import DeadlineError, MismatchError, UsageError
 
 SAME = {"version": "1", "size": "4"}
 
@@ -88,6 +90,10 @@ class Shelf(dict[str, bytes]):
     def get(self, key: str) -> bytes:  # type: ignore[override]
         return self[key]
 
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        if missing := [key for key in keys if key not in self]:
+            raise RuntimeError(f"no {missing} after {timeout}")
+
 
 def test_offers_travel_through_the_store() -> None:
     mine, other = own_offer(SAME, "cannot"), own_offer(SAME, machine="elsewhere")
@@ -97,3 +103,19 @@ def test_offers_travel_through_the_store() -> None:
     assert mine.machine == machine_id()
     assert other.machine == "elsewhere"
     assert mine.nonce != other.nonce
+
+
+def test_a_rank_that_makes_no_communicator_is_named() -> None:
+    shelf = Shelf({"offer/1": msgspec.json.encode(own_offer(SAME))})
+    with pytest.raises(DeadlineError, match=r"rank 2 did not make the communicator within 0\.1 s") as raised:
+        exchange_offers(shelf, 0, 3, own_offer(SAME), timeout_s=0.1)
+    assert raised.value.ranks == (2,)
+
+
+def test_two_processes_of_one_rank_are_refused() -> None:
+    class Later(Shelf):
+        def set(self, key: str, value: str) -> None:
+            super().set(key, msgspec.json.encode(own_offer(SAME)).decode())
+
+    with pytest.raises(UsageError, match="two processes both say they are rank 0"):
+        exchange_offers(Later({"offer/1": msgspec.json.encode(own_offer(SAME))}), 0, 2, own_offer(SAME))
