@@ -150,7 +150,8 @@ def test_ctrl_c_on_one_rank(form: str) -> None:
     outcomes = while_all_wait_for_rank_2(form, signal.SIGINT)
     assert outcomes[0].error == "KeyboardInterrupt", outcomes[0].trace
     all_named(outcomes, "PeerLostError", 0, but=[0])
-    assert "gave up" in outcomes[1].message
+    # Gloo's own all-reduce ends when its connections close, which may be before the word has arrived.
+    assert "gave up" in outcomes[1].message or (form == "native" and "cannot be reached" in outcomes[1].message)
 
 
 def test_a_death_is_heard_by_those_who_wait_for_somebody_else() -> None:

@@ -588,5 +588,4 @@ def test_a_mesh_link_cut_to_a_quarter_is_answered_within_twenty_collectives(tmp_
     (line,) = [line for line in result.ranks[0].stdout.splitlines() if line.startswith("REACTED")]
     words = line.split()
     assert int(words[1]) <= 20, line
-    assert float(words[3]) < 1.6 * float(words[5]), line  # on two noisy cores; bench/ holds it to 1.15
     assert "MB/s, others" in line
