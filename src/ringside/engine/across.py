@@ -93,7 +93,7 @@ class Across:
         native: Native,
         *,
         timeout_s: float,
-        block_bytes: int = 4 << 20,
+        block_bytes: int = 8 << 20,
     ) -> None:
         self.roster, self.exchange, self.local = roster, exchange, local
         self._native = native

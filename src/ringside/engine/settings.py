@@ -32,8 +32,8 @@ class Settings:
     timeout_s: float = 1800.0
     one_shot_bytes: int = 4096
     segment_bytes: int = 1048576
-    message_bytes: int = 262144
-    block_bytes: int = 4194304
+    message_bytes: int = 524288
+    block_bytes: int = 8388608
     stream_bytes: int = 0
     spins: int = -1
     yields: int = -1
