@@ -416,7 +416,9 @@ class Communicator(Collectives):
         switch = self._options.switch
         if switch and next(_switches):
             raise UsageError("the reducer at the switch serves one communicator, and this job has one with switch=True")
-        messages = join_switch(self._store, self.roster) if switch else PrefixStore("messages", self._store)
+        messages: Store = PrefixStore("messages", self._store)
+        if switch:
+            messages = join_switch(self._store, self.roster, self.settings.message_bytes)
         transport = TorchPeerToPeer(messages, self.rank, self.size + switch, timeout_s=timeout_s)
         native = TorchNative(PrefixStore("native", self._store), self.rank, self.size, timeout_s=timeout_s)
         lanes = LocalLanes(self.local) if self.local is not None else None

@@ -54,7 +54,7 @@ def serve(store: Store, *, timeout_s: float = IDLE_S) -> int:
     """
     told, messages = meet_ranks(store)
     transport = TorchPeerToPeer(messages, told.ranks, told.ranks + 1, timeout_s=timeout_s)
-    exchange = Exchange(transport)
+    exchange = Exchange(transport, segment_bytes=told.message_bytes)
     plans = {
         plan.hash: (plan, members)
         for members in (list(range(told.ranks)), told.leaders)

@@ -16,20 +16,23 @@ class SwitchPlan(msgspec.Struct):
     Args:
         ranks: Number of ranks; the reducer is the vertex of this number.
         leaders: The first rank of each host.
+        message_bytes: Largest payload of one message.
     """
 
     ranks: int
     leaders: list[int]
+    message_bytes: int
 
 
-def join_switch(store: Store, roster: Roster) -> Store:
+def join_switch(store: Store, roster: Roster, message_bytes: int) -> Store:
     """Return the part of the store over which ranks and the reducer meet; rank 0 tells the reducer who there is."""
     root = store
     while isinstance(root, PrefixStore):
         root = root.underlying_store
     shared = PrefixStore(_PREFIX, root)
     if roster.rank == 0:
-        shared.set("plan", msgspec.json.encode(SwitchPlan(roster.size, list(roster.lane(0)))).decode())
+        plan = SwitchPlan(roster.size, list(roster.lane(0)), message_bytes)
+        shared.set("plan", msgspec.json.encode(plan).decode())
     return PrefixStore("messages", shared)
 
 
