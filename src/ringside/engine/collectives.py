@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ringside.engine.calls import Call, bounds_of_one, checked_bounds, checked_op, equal_bounds
+from ringside.engine.lifetime import Lifetime
 from ringside.engine.regions import Storage
 from ringside.engine.tensors import Flat, flatten, flatten_to_move, flatten_to_read, result_for
 from ringside.errors import UsageError
 
 
-class Collectives(ABC):
+class Collectives(Lifetime):
     """Collectives of a group of ranks; every rank must call the same ones in the same order.
 
     Common to all of them: tensors are NumPy arrays or torch CPU tensors, of equal shape and dtype on all ranks; those

@@ -5,10 +5,8 @@ from __future__ import annotations
 import atexit
 import math
 import os
-import threading
 import weakref
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ import numpy as np
 from ringside import _core
 from ringside.engine import failures, groups
 from ringside.engine.arena import share_arena
-from ringside.engine.background import Background, Work
+from ringside.engine.background import Work
 from ringside.engine.calls import Call, checked_op, equal_bounds
 from ringside.engine.collectives import Collectives
 from ringside.engine.cores import usable_cores
@@ -28,11 +26,10 @@ from ringside.engine.rendezvous import meet
 from ringside.engine.settings import Settings, cache_bytes, patience
 from ringside.engine.tensors import Flat, flatten, tensor_of
 from ringside.engine.weights import own_weight
-from ringside.errors import ClosedError, DeadlineError, PeerLostError, UsageError
+from ringside.errors import DeadlineError, PeerLostError, UsageError
 from ringside.schedule import ALGORITHMS, Schedule, by_name
 
 _LONG_WAY, _OK, _EXCHANGE = -1, 0, 6
-_FINISH_S = 5.0
 _REUNION_S = 30.0
 _AUTOMATIC, _ONE_SHOT, _DIRECT, _PROGRAM = range(4)
 
@@ -86,10 +83,7 @@ class Communicator(Collectives):
         self.memory = SymmetricMemory(self._core, self._hub, self.settings.timeout_s)
         self.log = CollectiveLog(self._core)
         self._programs: dict[str | Schedule, int] = {}
-        self._background: Background | None = None
-        self._background_guard = threading.Lock()
-        self._closed = False
-        self._owner_pid = os.getpid()
+        self._begin()
         _open.add(self)
 
     # -------------------------------------------------------------------------------------------- collectives
@@ -278,44 +272,11 @@ class Communicator(Collectives):
 
     # -------------------------------------------------------------------------------------------- life
 
-    def submit(self, job: Any) -> Work:
-        """Run a callable on the communicator's thread, after the collectives submitted before it."""
-        with self._background_guard:
-            if self._closed or self._owner_pid != os.getpid():
-                raise ClosedError("the communicator is closed on this rank (or this is a forked child of it)")
-            if self._background is None:
-                self._background = Background(f"ringside-{self.rank}")
-            return self._background.submit(job)
-
-    def close(self) -> None:
-        """Finish what is under way, within seconds, and leave; peers that still need this rank get `PeerLostError`."""
-        self._leave(_FINISH_S)
-
-    def abandon(self) -> None:
-        """Leave at once: what is under way raises `ClosedError` here, and `PeerLostError` at peers that need it."""
-        self._leave(0.0)
-
-    def _leave(self, finish_s: float) -> None:
-        with self._background_guard:
-            if self._closed:
-                return
-            self._closed = True
-        if self._owner_pid != os.getpid():
-            return  # a forked child: the memory and the peers are its parent's
-        if self._background is not None:
-            self._background.stop(finish_s)
+    def _let_go(self, finish_s: float) -> None:
         self._core.close()
         if self._background is not None:
             self._background.join()  # what still waited has been woken by now
         self._hub.close()
-
-    def __enter__(self) -> Communicator:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._leave(finish_s=_FINISH_S if kind is None else 0.0)
 
     def __repr__(self) -> str:
         return f"<ringside.Communicator rank {self.rank} of {self.size}{', closed' if self._closed else ''}>"
@@ -382,11 +343,6 @@ class Communicator(Collectives):
             return x
 
         return self.submit(job)
-
-    def _must_queue(self) -> bool:
-        """Tell whether collectives are under way in the background that a new one has to come after."""
-        background = self._background
-        return background is not None and not background.idle and not background.is_here
 
     def _perform(self, call: Call, result: Callable[[], Any], async_op: bool) -> Any:
         """Carry out a collective here or, in its turn, on the communicator's thread; return what `result` gives."""

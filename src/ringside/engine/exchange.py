@@ -13,11 +13,13 @@ different things find out there. A link of the schedule that has nothing to carr
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +27,7 @@ import numpy as np
 from ringside.engine.calls import KINDS
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OPS
 from ringside.engine.message_plan import MessagePlan, Receive, Send
+from ringside.engine.tensors import address_of
 from ringside.engine.transports.transport import Bytes, Cause, LinkError, Pending, Transport
 from ringside.engine.wire import Wire
 
@@ -224,13 +227,12 @@ class _Inbox:
         self._under_way.append((place, self._transport.receive(self._peer, place)))
 
 
+@dataclass(frozen=True)
 class _Outbox:
-    """What is still to be sent to one vertex in one collective, in order."""
+    """What is still to be sent to one vertex in one collective: (chunk, segment, after), in order."""
 
-    def __init__(self, peer: int, sends: tuple[Send, ...]) -> None:
-        self.peer, self.sends = peer, sends
-        self.at = 0  # round group, see _Run._pump
-        self.queue: deque[tuple[int, int, int]] = deque()  # chunk, segment, after
+    peer: int
+    queue: deque[tuple[int, int, int]]
 
 
 class _Run:
@@ -278,19 +280,14 @@ class _Run:
 
     def _outbox(self, dst: int, sends: tuple[Send, ...]) -> _Outbox:
         """List the messages of a link: per round, segment by segment."""
-        outbox = _Outbox(self._vertex(dst), sends)
-        at = 0
-        while at < len(sends):
-            end = at
-            while end < len(sends) and sends[end].round == sends[at].round:
-                end += 1
-            group = sends[at:end]
+        queue: deque[tuple[int, int, int]] = deque()
+        for _, grouped in itertools.groupby(sends, key=lambda send: send.round):
+            group = list(grouped)
             for segment in range(max(self._segments(send.chunk) for send in group)):
-                outbox.queue.extend(
+                queue.extend(
                     (send.chunk, segment, send.after) for send in group if segment < self._segments(send.chunk)
                 )
-            at = end
-        return outbox
+        return _Outbox(self._vertex(dst), queue)
 
     def _pump(self, outbox: _Outbox) -> None:
         """Send what may be sent."""
@@ -367,8 +364,8 @@ class _Run:
         if self.me < self.plan.ranks:  # a switch has nothing of its own to add
             sources.append((self.me, own))
             sources.sort(key=lambda pair: pair[0])
-        addresses = [payload.__array_interface__["data"][0] for _, payload in sources]
-        self.fold(addresses, own.__array_interface__["data"][0], len(own) // self.item)
+        addresses = [address_of(payload) for _, payload in sources]
+        self.fold(addresses, address_of(own), len(own) // self.item)
 
     def _payload(self, peer: int, place: Bytes, length: int) -> Bytes:
         start = 0

@@ -29,6 +29,7 @@ from ringside.engine.links import SlowLink, best_ring_order, slow_links, slowest
 from ringside.engine.network import Floats, Network
 from ringside.engine.pricing import Cluster
 from ringside.engine.reduction import fold
+from ringside.engine.tensors import address_of
 from ringside.engine.wire import Wire
 from ringside.schedule import Round, Schedule, from_rounds
 
@@ -243,7 +244,7 @@ class Prober:
     def _reduce(self) -> float:
         """Return seconds per byte of adding up, of the slowest rank."""
         a, b = np.zeros(_LOCAL_BYTES // 4, dtype=np.float32), np.zeros(_LOCAL_BYTES // 4, dtype=np.float32)
-        sources = [_address(a), _address(b)]
+        sources = [address_of(a), address_of(b)]
         took = [self._timed(lambda: fold(sources, sources[0], a.size, _F32, _SUM)) for _ in range(5)]
         return float(self.most(np.array([np.median(took)]))[0]) / _LOCAL_BYTES
 
@@ -264,8 +265,8 @@ class Prober:
                 bounds = [min(elements, per * min(lane, roster.lanes)) for lane in range(roster.local_size + 1)]
 
                 def once(data: NDArray[np.float32] = data, bounds: list[int] = bounds) -> None:
-                    local.reduce_lanes(_address(data), bounds, _F32, _SUM, 1.0, False, None)
-                    local.gather_lanes(_address(data), bounds, _F32, None)
+                    local.reduce_lanes(address_of(data), bounds, _F32, _SUM, 1.0, False, None)
+                    local.gather_lanes(address_of(data), bounds, _F32, None)
 
                 once()
                 took[at] = np.median([self._timed(once) for _ in range(3)])
@@ -308,7 +309,7 @@ class Prober:
     def time_once(self, choice: Choice, data: NDArray[np.float32]) -> float:
         """Return what an all-reduce by a choice takes on this rank, seconds. A collective."""
         what = Reduction(_F32, _SUM, wire=self.wire)
-        return self._timed(lambda: self.across.all_reduce(_address(data), data.size, what, choice))
+        return self._timed(lambda: self.across.all_reduce(address_of(data), data.size, what, choice))
 
     def time_choice(self, choice: Choice, size_bytes: int, repeats: int) -> list[float]:
         """Return what all-reduces by a choice take on the slowest rank, each of `repeats`, seconds. A collective."""
@@ -323,7 +324,7 @@ class Prober:
 
     def _agreed(self, values: Floats, op: int) -> Floats:
         data: Floats = np.ascontiguousarray(values, dtype=np.float64).copy()
-        self.across.all_reduce(_address(data), data.size, Reduction(_F64, op), _SHARE)
+        self.across.all_reduce(address_of(data), data.size, Reduction(_F64, op), _SHARE)
         return data
 
     def _in_time(self, share: float) -> bool:
@@ -401,11 +402,6 @@ def _schedule(
 def _rate(hop: Hop, segment: int) -> float:
     """Return bytes per second from the first segment's arrival to the last's."""
     return (hop.size_bytes - segment) / max(hop.last - hop.first, 1e-7)
-
-
-def _address(array: NDArray[np.generic]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
 
 
 __all__ = ["QUICK", "THOROUGH", "Effort", "Probe", "Prober"]

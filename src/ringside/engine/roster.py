@@ -19,8 +19,6 @@ import msgspec
 
 from ringside.errors import DeadlineError, MismatchError, UsageError
 
-PROTOCOL = 1
-
 
 class Store(Protocol):
     """The part of a torch.distributed store that is needed here."""

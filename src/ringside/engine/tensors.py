@@ -67,7 +67,7 @@ def flatten_to_read(x: Any) -> Flat:
     """Return where the elements of a tensor are that is only read: it may be read-only."""
     if isinstance(x, np.ndarray):
         copy = _contiguous(x)
-        return Flat(_address(copy), copy.size, dtype_code(x.dtype), x.shape, copy)
+        return Flat(address_of(copy), copy.size, dtype_code(x.dtype), x.shape, copy)
     return flatten(x)._replace(copy_back=None)
 
 
@@ -86,7 +86,7 @@ def flatten_to_move(x: Any, *, writes: bool = False) -> tuple[Flat, int]:
             _check_torch(x)
     if isinstance(x, np.ndarray):
         copy: Any = _contiguous(_writable(x) if writes else x)
-        address, item = _address(copy), x.dtype.itemsize
+        address, item = address_of(copy), x.dtype.itemsize
     else:
         copy = x.detach().resolve_conj().resolve_neg().contiguous()
         address, item = copy.data_ptr(), x.element_size()
@@ -127,7 +127,8 @@ def _contiguous(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return x if x.flags.c_contiguous and x.flags.aligned else np.array(x, order="C")
 
 
-def _address(x: np.ndarray[Any, Any]) -> int:
+def address_of(x: np.ndarray[Any, Any]) -> int:
+    """Return the address of an array's first element."""
     address: int = x.__array_interface__["data"][0]
     return address
 

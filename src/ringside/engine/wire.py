@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ringside import _core
+from ringside.engine.tensors import address_of
 from ringside.engine.transports.transport import Bytes
 from ringside.errors import UsageError
 
@@ -42,7 +43,9 @@ class Wire:
         """Return f32 elements (as bytes) in the wire's dtype, and round them where they lie."""
         if _native is not None:
             half = np.empty(len(data) // 2, dtype=np.uint8)
-            _native.narrow(_address(data), _address(half), len(data) // 4, self.dtype == "bfloat16", _address(data))
+            _native.narrow(
+                address_of(data), address_of(half), len(data) // 4, self.dtype == "bfloat16", address_of(data)
+            )
             return half
         wide = data.view(np.float32)
         if self.dtype == "float16":
@@ -65,7 +68,7 @@ class Wire:
         """Return what arrived as f32 elements (as bytes)."""
         if _native is not None:
             wide = np.empty(2 * len(data), dtype=np.uint8)
-            _native.widen(_address(data), _address(wide), len(data) // 2, self.dtype == "bfloat16")
+            _native.widen(address_of(data), address_of(wide), len(data) // 2, self.dtype == "bfloat16")
             return wide
         if self.dtype == "float16":
             return data.view(np.float16).astype(np.float32).view(np.uint8)
@@ -76,8 +79,3 @@ class Wire:
     def round(self, data: Bytes) -> None:
         """Round f32 elements (as bytes) where they lie."""
         self.narrow(data)
-
-
-def _address(array: Bytes) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address

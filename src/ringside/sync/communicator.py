@@ -9,11 +9,9 @@ import importlib.metadata
 import itertools
 import math
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -23,8 +21,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside import _core
 from ringside.engine import Communicator as HostCommunicator
+from ringside.engine import groups
 from ringside.engine.across import Across, Reduction
-from ringside.engine.background import Background, Work
 from ringside.engine.calls import Call, checked_op
 from ringside.engine.choice import NATIVE, Choice
 from ringside.engine.collectives import Collectives
@@ -48,7 +46,6 @@ from ringside.schedule import Schedule
 from ringside.sync.group import group_store
 from ringside.sync.switch import join_switch
 
-_FINISH_S = 5.0
 _PATHS = ("one_shot", "direct")  # inside a host these are ways of their own, not programs
 _ABANDON_S = 2.0  # what this rank has sent last may still be on its way
 
@@ -114,10 +111,7 @@ class Communicator(Collectives):
         self.roster: Roster = make_roster(rank, offers)
         self.log: AcrossLog | CollectiveLog = AcrossLog()
         self._selector: Selector | None = None
-        self._background: Background | None = None
-        self._background_guard = threading.Lock()
-        self._closed = False
-        self._owner_pid = os.getpid()
+        self._begin()
         self.local: HostCommunicator | None = None
         self._across: Across | None = None
         self._number = next(_numbers)
@@ -228,13 +222,11 @@ class Communicator(Collectives):
         Returns:
             The group's communicator (of one rank, if nobody else gave this color), or None without a color.
         """
-        mine = np.array([[color is not None, color or 0, self.rank if key is None else key]], dtype=np.int64)
-        rows = self.all_gather(mine)
+        rows = self.all_gather(np.array([groups.request(color, key, self.rank)], dtype=np.int64))
         number = next(self._splits)
         if color is None:
             return None
-        members = [r for r in range(self.size) if rows[r, 0] and rows[r, 1] == color]
-        members.sort(key=lambda r: (int(rows[r, 2]), r))
+        members = groups.members_of(rows, self.rank)
         if len(members) == 1:
             return HostCommunicator(f"{self.roster.keys[0]}/{number}/{color}", 0, 1, self.settings)
         child = object.__new__(Communicator)
@@ -264,44 +256,11 @@ class Communicator(Collectives):
 
     # -------------------------------------------------------------------------------------------- life
 
-    def submit(self, job: Callable[[], Any]) -> Work:
-        """Run a callable on the communicator's thread, after the collectives submitted before it."""
-        with self._background_guard:
-            if self._closed or self._owner_pid != os.getpid():
-                raise ClosedError("the communicator is closed on this rank (or this is a forked child of it)")
-            if self._background is None:
-                self._background = Background(f"ringside-{self.rank}")
-            return self._background.submit(job)
-
-    def close(self) -> None:
-        """Finish what is under way, within seconds, and leave; peers that still need this rank get `PeerLostError`."""
-        self._leave(_FINISH_S)
-
-    def abandon(self) -> None:
-        """Leave at once: what is under way raises here, and `PeerLostError` at peers that need it."""
-        self._leave(0.0)
-
-    def __enter__(self) -> Communicator:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._leave(_FINISH_S if kind is None else 0.0)
-
     def __repr__(self) -> str:
         hosts = f" on {len(self.roster.hosts)} hosts" if len(self.roster.hosts) > 1 else ""
         return f"<ringside.Communicator rank {self.rank} of {self.size}{hosts}{', closed' if self._closed else ''}>"
 
-    def _leave(self, finish_s: float) -> None:
-        with self._background_guard:
-            if self._closed:
-                return
-            self._closed = True
-        if self._owner_pid != os.getpid():
-            return
-        if self._background is not None:
-            self._background.stop(finish_s)
+    def _let_go(self, finish_s: float) -> None:
         if self._across is not None:
             self._across.close(patience_s=max(finish_s, _ABANDON_S))
         if self.local is not None:
@@ -324,12 +283,11 @@ class Communicator(Collectives):
 
     def _in_turn(self, job: Callable[[], Any], async_op: bool) -> Any:
         """Run a job here, or after those under way."""
-        if self._owner_pid != os.getpid():
+        if self._is_forked():
             raise ClosedError("this is a forked child: the communicator is its parent's")
-        background = self._background
         if async_op:
             return self.submit(job)
-        if background is not None and not background.idle and not background.is_here:
+        if self._must_queue():
             return self.submit(job).wait()
         if self._closed:
             raise ClosedError("the communicator is closed on this rank")
@@ -377,33 +335,27 @@ class Communicator(Collectives):
     def _stay_inside(self) -> None:
         """All ranks share memory: call the host's communicator straight."""
         assert self.local is not None
-        names = [name for name in dir(Collectives) if not name.startswith("_") and name not in ("rank", "size")]
+        names = [name for name, value in vars(Collectives).items() if callable(value) and not name.startswith("_")]
         for name in (*names, "all_reduce_storage", "barrier", "empty", "split", "submit"):
             setattr(self, name, getattr(self.local, name))
         self.all_reduce = self._all_reduce_inside  # type: ignore[method-assign]
         self.log = self.local.log
 
     def _all_reduce_inside(
-        self,
-        x: Any,
-        op: str = "sum",
-        async_op: bool = False,
-        *,
-        scale: float = 1.0,
-        algorithm: str | Schedule | None = None,
-        weights: float | Sequence[float] | None = None,
+        self, x: Any, op: str = "sum", async_op: bool = False, *, algorithm: str | Schedule | None = None, **how: Any
     ) -> Any:
         """All-reduce where all ranks share memory; there is nothing between hosts that a choice could be about."""
         assert self.local is not None
-        choice = Choice.parse(algorithm) if isinstance(algorithm, str) else self._options.choice
-        if choice is not None and not isinstance(algorithm, Schedule):
-            inside = choice.over == "ranks" and choice.algorithm != NATIVE
-            algorithm = choice.schedule(self.size) if inside and choice.algorithm not in _PATHS else None
-            if inside and choice.algorithm in _PATHS:
-                algorithm = choice.algorithm
-            if inside and self._options.reproducible:
-                refuse_other_orders(choice, self.size, flatten(x).dtype)
-        return self.local.all_reduce(x, op, async_op, scale=scale, algorithm=algorithm, weights=weights)
+        way = algorithm if isinstance(algorithm, Schedule) else self._way_inside(algorithm, x)
+        return self.local.all_reduce(x, op, async_op, algorithm=way, **how)
+
+    def _way_inside(self, algorithm: str | None, x: Any) -> str | Schedule | None:
+        choice = Choice.parse(algorithm) if algorithm else self._options.choice
+        if choice is None or choice.over != "ranks" or choice.algorithm == NATIVE:
+            return None
+        if self._options.reproducible:
+            refuse_other_orders(choice, self.size, flatten(x).dtype)
+        return choice.algorithm if choice.algorithm in _PATHS else choice.schedule(self.size)
 
     def _open_local(self) -> HostCommunicator | None:
         if self.roster.local_size == 1:

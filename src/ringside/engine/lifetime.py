@@ -1,0 +1,76 @@
+"""The life of a rank's end of a communicator: a thread of its own for what runs asynchronously, and leaving once."""
+
+from __future__ import annotations
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+from ringside.engine.background import Background, Work
+from ringside.errors import ClosedError
+
+_FINISH_S = 5.0
+_Self = TypeVar("_Self", bound="Lifetime")
+
+
+class Lifetime(ABC):
+    """What every communicator does to run jobs in the background and to leave; a forked child may do neither."""
+
+    rank: int
+
+    def _begin(self) -> None:
+        self._background: Background | None = None
+        self._background_guard = threading.Lock()
+        self._closed = False
+        self._owner_pid = os.getpid()
+
+    @abstractmethod
+    def _let_go(self, finish_s: float) -> None:
+        """Let go of everything, after the background has had `finish_s` seconds (0: at once) for what was queued."""
+
+    def submit(self, job: Callable[[], Any]) -> Work:
+        """Run a callable on the communicator's thread, after the collectives submitted before it."""
+        with self._background_guard:
+            if self._closed or self._is_forked():
+                raise ClosedError("the communicator is closed on this rank (or this is a forked child of it)")
+            if self._background is None:
+                self._background = Background(f"ringside-{self.rank}")
+            return self._background.submit(job)
+
+    def close(self) -> None:
+        """Finish what is under way, within seconds, and leave; peers that still need this rank get `PeerLostError`."""
+        self._leave(_FINISH_S)
+
+    def abandon(self) -> None:
+        """Leave at once: what is under way raises `ClosedError` here, and `PeerLostError` at peers that need it."""
+        self._leave(0.0)
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave(_FINISH_S if kind is None else 0.0)
+
+    def _leave(self, finish_s: float) -> None:
+        with self._background_guard:
+            if self._closed:
+                return
+            self._closed = True
+        if self._is_forked():
+            return  # the memory, the sockets and the peers are the parent's
+        if self._background is not None:
+            self._background.stop(finish_s)
+        self._let_go(finish_s)
+
+    def _is_forked(self) -> bool:
+        return self._owner_pid != os.getpid()
+
+    def _must_queue(self) -> bool:
+        """Tell whether collectives are under way in the background that a new one has to come after."""
+        background = self._background
+        return background is not None and not background.idle and not background.is_here
