@@ -1,0 +1,90 @@
+"""Paths in, findings out: every file to the reader that recognises it, every reader's findings together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from ringside.doctor.findings import Findings, Note, merge
+from ringside.doctor.progress import Progress, Silent
+from ringside.doctor.reader import Reader, readers
+from ringside.doctor.sources import Limits, Source
+from ringside.doctor.walk import gather
+
+_log = logging.getLogger(__name__)
+UNKNOWN = "is none of what the doctor reads"
+
+
+def examine(paths: Sequence[str | Path], progress: Progress | None = None, *, limits: Limits | None = None) -> Findings:
+    """Return what the files at `paths` say together.
+
+    Args:
+        paths: Files, folders and globs; `.gz`, `.tar`, `.tar.gz` and `.zip` are looked into.
+        progress: Hears how far it is.
+        limits: What is too deep, too large or too much.
+
+    Returns:
+        Findings with at least one note per file. Nothing readable means: no note is `used`.
+    """
+    progress = progress or Silent()
+    with gather(paths, progress=progress, limits=limits or Limits()) as gathered:
+        groups, unknown = _sort(gathered.sources)
+        parts = [_read(reader, sources, progress) for reader, sources in groups]
+        return merge([*parts, Findings(notes=[*unknown, *gathered.notes])])
+
+
+def _sort(sources: Sequence[Source]) -> tuple[list[tuple[Reader, list[Source]]], list[Note]]:
+    groups: list[tuple[Reader, list[Source]]] = [(reader, []) for reader in readers()]
+    unknown = []
+    for source in sources:
+        for reader, members in groups:
+            if _recognises(reader, source):
+                members.append(source)
+                break
+        else:
+            unknown.append(Note(file=source.name, text="; ".join([describe(source), *source.problems]), used=False))
+    return [(reader, members) for reader, members in groups if members], unknown
+
+
+def _recognises(reader: Reader, source: Source) -> bool:
+    try:
+        return reader.recognise(source)
+    except Exception:
+        _log.debug("%s failed to look at %s", reader.KIND, source.name, exc_info=True)
+        return False
+
+
+def _read(reader: Reader, sources: Sequence[Source], progress: Progress) -> Findings:
+    """Let a reader read; if it fails, its files are not used and all others still are."""
+    progress.say(f"reading {len(sources)} {reader.KIND}{'' if len(sources) == 1 else 's'}")
+    try:
+        found = reader.read(sources, progress)
+    except Exception as error:
+        _log.debug("the reader of %ss failed", reader.KIND, exc_info=True)
+        why = f"looks like a {reader.KIND} but could not be read: {type(error).__name__}: {error}"
+        return Findings(notes=[Note(file=source.name, kind=reader.KIND, text=why, used=False) for source in sources])
+    return merge([found, Findings(notes=_missing_notes(reader, sources, found))])
+
+
+def _missing_notes(reader: Reader, sources: Sequence[Source], found: Findings) -> list[Note]:
+    """Notes on what went wrong while reading, and on files their reader said nothing about."""
+    told = {note.file: note.text for note in found.notes}
+    notes = []
+    for source in sources:
+        problems = [line for line in source.problems if line not in told.get(source.name, "")]
+        if problems or source.name not in told:
+            notes.append(Note(file=source.name, kind=reader.KIND, text="; ".join(problems) or "read"))
+    return notes
+
+
+def describe(source: Source) -> str:
+    """Return in a few words what an unrecognised file seems to be."""
+    head = source.head
+    if not head:
+        return "is empty" if not source.problems else "holds nothing whole"
+    if source.ratio > 300:
+        return f"{UNKNOWN}: it unpacks {source.ratio:.0f}-fold, like a compression bomb, and was not unpacked"
+    if b"\0" in head or sum(byte < 9 for byte in head) > len(head) // 100:
+        return f"{UNKNOWN}: binary data"
+    return f"{UNKNOWN}: it begins with {head[:40].decode('utf-8', 'replace').strip()!r}"

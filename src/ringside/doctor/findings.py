@@ -1,0 +1,203 @@
+"""What the doctor found: verdicts first, then answers with numbers, then what could not be judged and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from ringside.monitor.run_directory import finite
+from ringside.monitor.verdict import Verdict
+
+SCHEMA = 1
+
+QUESTIONS = {
+    "communication_dominates": "Does communication dominate after backward finishes?",
+    "similar_step_times": "Do all ranks have similar step times?",
+    "network_between_hosts": "Is the network between hosts the bottleneck?",
+    "small_collectives": "Are too many small collectives launched?",
+}
+"""The four questions of every profile, by their names in `questions`."""
+
+Number = float | int | str
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    """One line about one file.
+
+    Args:
+        file: Its name; `archive.tar.gz!member` inside an archive.
+        kind: What it is, such as `flight-recorder dump`; empty where nobody knows.
+        text: What was taken from it, or why it was not used.
+        used: Whether anything of it was.
+    """
+
+    file: str
+    kind: str = ""
+    text: str = ""
+    used: bool = True
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to one of `QUESTIONS`.
+
+    Args:
+        answer: Yes or no; None where the files cannot tell.
+        numbers: What it rests on; durations in seconds, shares as ratios.
+        words: The answer in a sentence.
+    """
+
+    answer: bool | None
+    numbers: dict[str, Number] = {}
+    words: str = ""
+
+
+class Unjudged(msgspec.Struct, frozen=True, kw_only=True):
+    """Something the files cannot tell: what, and why."""
+
+    what: str
+    why: str
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of a lane.
+
+    Args:
+        start_s: Seconds from the lanes' common origin.
+        end_s: Its end.
+        kind: `compute`, `communication`, `hidden`, `wait`, `idle` or `missing`.
+        name: What it was, for whoever points at it.
+    """
+
+    start_s: float
+    end_s: float
+    kind: str
+    name: str = ""
+
+
+class Lane(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank did over time. All lanes of one `title` share their origin and are drawn together."""
+
+    title: str
+    rank: int
+    spans: list[Span]
+    note: str = ""
+
+
+class Sheet(msgspec.Struct, frozen=True, kw_only=True):
+    """A table for the page and for `--json`; rows of text and numbers, `culprits` are the rows to mark."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[Number | None]]
+    culprits: list[int] = []
+    note: str = ""
+
+
+class Hop(msgspec.Struct, frozen=True, kw_only=True):
+    """One hop of a drawn ring or tree: ranks of the communicator, how it travels, and what is wrong with it."""
+
+    src: int
+    dst: int
+    via: str = ""
+    between_hosts: bool = False
+    wrong: str = ""
+
+
+class Rings(msgspec.Struct, frozen=True, kw_only=True):
+    """One communicator's channels, drawn: every channel a list of hops.
+
+    Args:
+        title: What it is the drawing of.
+        nranks: Ranks of the communicator.
+        hosts: Host of each rank, in rank order; empty where it is not known.
+        rings: Hops of each channel's ring, by channel.
+        trees: Hops of each channel's tree (child to parent), by channel.
+        note: What to know about it.
+    """
+
+    title: str
+    nranks: int
+    hosts: list[str] = []
+    rings: dict[int, list[Hop]] = {}
+    trees: dict[int, list[Hop]] = {}
+    note: str = ""
+
+
+class Findings(msgspec.Struct, frozen=True, kw_only=True):
+    """What one reader, or all of them, found.
+
+    Args:
+        verdicts: In the monitor's form; only culprits in `ranks`, victims in the evidence.
+        questions: Answers, by their names in `QUESTIONS`.
+        unjudged: What could not be judged and why.
+        notes: One line per file.
+        what_if: `slowdown`, `worst_worker_share`, `last_stage_share`, `cost_rank_hours` of a replayed timeline.
+        lanes: What ranks did over time.
+        sheets: Tables.
+        rings: Drawings of communicators.
+        facts: Further figures by name, shown as they are.
+    """
+
+    verdicts: list[Verdict] = []
+    questions: dict[str, Question] = {}
+    unjudged: list[Unjudged] = []
+    notes: list[Note] = []
+    what_if: dict[str, Any] | None = None
+    lanes: list[Lane] = []
+    sheets: list[Sheet] = []
+    rings: list[Rings] = []
+    facts: dict[str, Any] = {}
+
+
+def merge(findings: Iterable[Findings]) -> Findings:
+    """Return several findings as one: lists one after the other, a question as whoever could answer it."""
+    parts = list(findings)
+    answers: dict[str, Question] = {}
+    for part in parts:
+        for name, answer in part.questions.items():
+            if name not in answers or answers[name].answer is None:
+                answers[name] = answer
+    return Findings(
+        verdicts=_once([verdict for part in parts for verdict in part.verdicts]),
+        questions=answers,
+        unjudged=_once([line for part in parts for line in part.unjudged]),
+        notes=[note for part in parts for note in part.notes],
+        what_if=next((part.what_if for part in parts if part.what_if is not None), None),
+        lanes=[lane for part in parts for lane in part.lanes],
+        sheets=[sheet for part in parts for sheet in part.sheets],
+        rings=[rings for part in parts for rings in part.rings],
+        facts={key: value for part in parts for key, value in part.facts.items()},
+    )
+
+
+def as_json(findings: Findings) -> dict[str, Any]:
+    """Return what `ringside doctor --json` prints; no NaN and no infinity (null instead)."""
+    plain = msgspec.to_builtins(findings)
+    asked = {
+        name: {"question": text, **plain["questions"].get(name, {"answer": None, "numbers": {}, "words": ""})}
+        for name, text in QUESTIONS.items()
+    }
+    content: dict[str, Any] = finite(
+        {
+            "schema": SCHEMA,
+            "verdicts": plain["verdicts"],
+            "questions": asked,
+            "unjudged": plain["unjudged"],
+            "files": plain["notes"],
+            **({"what_if": plain["what_if"]} if plain["what_if"] is not None else {}),
+            "facts": plain["facts"],
+            "tables": plain["sheets"],
+            "rings": plain["rings"],
+        }
+    )
+    return content
+
+
+def _once(items: list[Any]) -> list[Any]:
+    """The same items without repetitions, in their order (they hold lists and have no hash)."""
+    kept: dict[bytes, Any] = {}
+    for item in items:
+        kept.setdefault(msgspec.json.encode(item), item)
+    return list(kept.values())

@@ -1,0 +1,72 @@
+"""How far the doctor is, for whoever waits for it."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol, TextIO
+
+from ringside.view.units import size
+
+EVERY_SECONDS = 0.5
+EVERY_SECONDS_IN_A_LOG = 5.0
+
+
+class Progress(Protocol):
+    """Hears what is being done; both methods are cheap enough to be called for every block read."""
+
+    def say(self, text: str) -> None:
+        """Tell what begins now, such as `reading 8 Kineto traces`."""
+
+    def advance(self, nbytes: int) -> None:
+        """Tell that `nbytes` more bytes, as they lie on disk, have been read."""
+
+
+class Silent:
+    """Tells nobody."""
+
+    def say(self, text: str) -> None:
+        """Drop it."""
+
+    def advance(self, nbytes: int) -> None:
+        """Drop it."""
+
+
+class OnStream:
+    """Writes progress to a stream: one line that is overwritten on a terminal, a line now and then in a log.
+
+    Args:
+        stream: Where to, normally stderr.
+        terminal: Whether a line can be overwritten there.
+    """
+
+    def __init__(self, stream: TextIO, *, terminal: bool) -> None:
+        self._stream, self._terminal = stream, terminal
+        self._text, self._bytes, self._shown = "", 0, time.monotonic()
+        self._width = 0
+
+    def say(self, text: str) -> None:
+        """Note what begins now; show it where it can be overwritten."""
+        self._text = text
+        self._show(EVERY_SECONDS if self._terminal else EVERY_SECONDS_IN_A_LOG)
+
+    def advance(self, nbytes: int) -> None:
+        """Count bytes; show the sum now and then."""
+        self._bytes += nbytes
+        self._show(EVERY_SECONDS if self._terminal else EVERY_SECONDS_IN_A_LOG)
+
+    def done(self) -> None:
+        """Wipe the line."""
+        if self._terminal and self._width:
+            self._stream.write("\r" + " " * self._width + "\r")
+            self._stream.flush()
+
+    def _show(self, every_s: float) -> None:
+        now = time.monotonic()
+        if now - self._shown < every_s:
+            return
+        self._shown = now
+        line = f"{self._text} · {size(self._bytes)} read"[:110]
+        ending = "\r" if self._terminal else "\n"
+        self._stream.write(line.ljust(self._width) + ending if self._terminal else line + ending)
+        self._stream.flush()
+        self._width = max(self._width, len(line))

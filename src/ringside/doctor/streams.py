@@ -1,0 +1,185 @@
+"""Bytes of untrusted files: a part of a file, and gzip that neither bursts nor raises.
+
+A stream that cannot go on *ends*, and says why once: what came before can still be used.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+import zlib
+from collections.abc import Callable
+from typing import BinaryIO, Protocol
+
+from ringside.view.units import size
+
+BLOCK_BYTES = 1 << 16
+BUFFER_BYTES = 1 << 18
+
+Tell = Callable[[str], None]
+"""Takes one plain line about the file, such as what of it is lost."""
+
+
+class Readable(Protocol):
+    """What streams are made of."""
+
+    def read(self, size: int, /) -> bytes | None:
+        """Return at most `size` bytes; none at the end."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+def buffered(raw: io.RawIOBase) -> BinaryIO:
+    """Return a buffered stream over a raw one; closed together."""
+    return io.BufferedReader(raw, BUFFER_BYTES)
+
+
+class Slice(io.RawIOBase):
+    """A part of an open file; many may be read at once, each from its own place.
+
+    Args:
+        fd: The file's descriptor, kept open by its owner.
+        offset: First byte of the part.
+        length: Its bytes.
+    """
+
+    def __init__(self, fd: int, offset: int, length: int) -> None:
+        self._fd, self._offset, self._length, self._at = fd, offset, length, 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move within the part."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
+        self._at = max(base + offset, 0)
+        return self._at
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Fill the buffer from here on; 0 at the end of the part."""
+        wanted = min(len(buffer), max(self._length - self._at, 0))
+        data = os.pread(self._fd, wanted, self._offset + self._at) if wanted else b""
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+class Careful(io.RawIOBase):
+    """Reads on until an error, then ends and tells it; counts what was read.
+
+    Args:
+        raw: Where the bytes come from; closed with this.
+        tell: Hears of an error.
+        count: Hears how many bytes were read.
+    """
+
+    def __init__(self, raw: Readable, tell: Tell, count: Callable[[int], None]) -> None:
+        self._raw, self._tell, self._count = raw, tell, count
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Fill the buffer; 0 at the end, or where the file cannot be read further."""
+        try:
+            data = self._raw.read(len(buffer)) or b""
+        except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+            self._tell(f"cannot be read further: {getattr(error, 'strerror', None) or error}")
+            return 0
+        buffer[: len(data)] = data
+        self._count(len(data))
+        return len(data)
+
+    def close(self) -> None:
+        """Close what lies beneath as well."""
+        self._raw.close()
+        super().close()
+
+
+class Gunzip(io.RawIOBase):
+    """The content of a gzip file, of several members as well; a broken or bursting one ends with a line.
+
+    Args:
+        raw: The compressed bytes; closed with this.
+        tell: Hears where it breaks off, is damaged, or is refused.
+        most_bytes: No more than this is unpacked.
+        most_ratio: Nor more than this times what was read, once `ratio_after_bytes` are unpacked: a bomb.
+        ratio_after_bytes: Until then any ratio will do.
+    """
+
+    def __init__(self, raw: Readable, tell: Tell, *, most_bytes: int, most_ratio: int, ratio_after_bytes: int) -> None:
+        self._raw, self._tell = raw, tell
+        self._most_bytes, self._most_ratio, self._ratio_after = most_bytes, most_ratio, ratio_after_bytes
+        self._zip = zlib.decompressobj(wbits=31)
+        self._waiting = b""
+        self._read = self._made = 0
+        self._over = False
+
+    @property
+    def ratio(self) -> float:
+        """Bytes unpacked per byte taken so far."""
+        return self._made / max(self._read - len(self._waiting), 1)
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Fill the buffer with unpacked bytes; 0 at the end."""
+        data = b""
+        while not data and not self._over:
+            data = self._more(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        """Close what lies beneath as well."""
+        self._raw.close()
+        super().close()
+
+    def _more(self, wanted: int) -> bytes:
+        if self._zip.eof and not self._next_member():
+            return b""
+        if not self._waiting:
+            self._waiting = self._raw.read(BLOCK_BYTES) or b""
+            self._read += len(self._waiting)
+            if not self._waiting:
+                return self._end(f"the gzip breaks off: {size(self._made)} are whole, whatever came after is lost")
+        try:
+            data = self._zip.decompress(self._waiting, wanted)
+        except zlib.error:
+            return self._end(f"the gzip is damaged after {size(self._made)}: whatever comes after is lost")
+        self._waiting = self._zip.unused_data if self._zip.eof else self._zip.unconsumed_tail
+        self._made += len(data)
+        return data if not self._bursts() else self._end(self._refusal())
+
+    def _next_member(self) -> bool:
+        """Begin the next member; what does not look like one is padding."""
+        self._waiting = (self._waiting or self._raw.read(BLOCK_BYTES) or b"").lstrip(b"\0")
+        if self._waiting[:2] != b"\x1f\x8b":
+            self._over = True
+            return False
+        self._read += len(self._waiting)
+        self._zip = zlib.decompressobj(wbits=31)
+        return True
+
+    def _bursts(self) -> bool:
+        return self._made > self._most_bytes or (self._made > self._ratio_after and self.ratio > self._most_ratio)
+
+    def _refusal(self) -> str:
+        if self._made > self._most_bytes:
+            return f"refused: it unpacks to more than {size(self._most_bytes)}"
+        return f"refused as a compression bomb: {size(self._read)} unpack to more than {size(self._made)}"
+
+    def _end(self, line: str) -> bytes:
+        self._over = True
+        self._tell(line)
+        return b""
