@@ -1,0 +1,100 @@
+"""All ranks' dumps side by side: where every rank stands in every process group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+from ringside.doctor.flight_recorder_dump import Call, Dump, Group
+
+ROOTED = frozenset({"broadcast", "_broadcast_oop", "reduce", "_reduce_oop", "gather", "scatter"})
+"""Collectives that some ranks may leave before others have come."""
+
+
+class GroupView:
+    """One process group of the job, seen by all of its ranks.
+
+    Args:
+        group: What the group is.
+        dumps: Dumps of its members, by global rank.
+        members: Its global ranks; those known to be, where no dump lists them.
+
+    Attributes:
+        calls: Collectives (no sends, no receives) by rank and sequence number.
+        last: Last collective that each rank is known to have entered.
+        completed: Last collective that each rank is known to have completed.
+    """
+
+    def __init__(self, group: Group, dumps: dict[int, Dump], members: Sequence[int]) -> None:
+        self.group, self.dumps, self.members = group, dumps, tuple(members)
+        self.calls: dict[int, dict[int, Call]] = {}
+        self.p2p: dict[int, list[Call]] = {}
+        for rank, dump in dumps.items():
+            mine = [call for call in dump.calls if call.group == group.name]
+            self.calls[rank] = {call.seq: call for call in mine if not call.p2p and call.op != "coalesced"}
+            self.p2p[rank] = [call for call in mine if call.p2p and call.op in ("send", "recv")]
+        counted = {} if any(self.p2p.values()) else dumps
+        entered = {rank: dump.entered.get(group.name, -1) for rank, dump in counted.items()}
+        ended = {rank: dump.completed.get(group.name, -1) for rank, dump in counted.items()}
+        self.last = {rank: max([entered.get(rank, -1), *self.calls[rank]]) for rank in dumps}
+        self.completed = {rank: max([ended.get(rank, -1), *self._ended(rank)]) for rank in dumps}
+
+    def _ended(self, rank: int) -> Iterable[int]:
+        return (seq for seq, call in self.calls[rank].items() if call.done)
+
+    @cached_property
+    def pending(self) -> dict[int, list[Call]]:
+        """Collectives that have no end, by rank, in order."""
+        return {
+            rank: sorted((call for call in calls.values() if self._open(rank, call)), key=lambda call: call.seq)
+            for rank, calls in self.calls.items()
+        }
+
+    def _open(self, rank: int, call: Call) -> bool:
+        """Whether a collective has no end. Gloo marks what failed as ended too: it cannot have without everybody."""
+        if not call.done or call.backend != "gloo":
+            return not call.done
+        short = any(self.last[member] < call.seq for member in self.dumps)
+        waited = self.dumps[rank].written_s - call.created_s
+        return short and call.op not in ROOTED and call.seq == self.last[rank] and waited >= call.timeout_s / 2
+
+    @property
+    def open_p2p(self) -> dict[int, list[Call]]:
+        """Sends and receives that have no end, by rank."""
+        return {rank: [call for call in calls if not call.done] for rank, calls in self.p2p.items()}
+
+    def absent(self, seq: int) -> list[int]:
+        """Return members with a dump that never entered collective `seq`."""
+        return [rank for rank in self.members if rank in self.dumps and self.last[rank] < seq]
+
+    def global_rank(self, index: int) -> int | None:
+        """Return the global rank of a rank of the group; None where the group's ranks are not known."""
+        ranks = self.group.ranks
+        if ranks:
+            return ranks[index] if index < len(ranks) else None
+        return index if self.group.name == "0" else None
+
+
+def group_views(dumps: Iterable[Dump]) -> list[GroupView]:
+    """Return the job's groups in a stable order; groups of one name but other ranks are different groups."""
+    by_rank = {dump.rank: dump for dump in dumps}
+    found: dict[tuple[str, tuple[int, ...]], tuple[Group, dict[int, Dump]]] = {}
+    for rank, dump in by_rank.items():
+        for group in dump.groups.values():
+            found.setdefault((group.name, group.ranks), (group, {}))[1][rank] = dump
+    return [
+        GroupView(group, _with_absent(group, members, by_rank), group.ranks or _known(group, members, by_rank))
+        for group, members in found.values()
+    ]
+
+
+def _with_absent(group: Group, members: dict[int, Dump], by_rank: dict[int, Dump]) -> dict[int, Dump]:
+    """Members that say so, and those that others count as members."""
+    listed = {rank: by_rank[rank] for rank in _known(group, members, by_rank) if rank in by_rank}
+    return {**listed, **{rank: dump for rank, dump in members.items() if not group.ranks or rank in group.ranks}}
+
+
+def _known(group: Group, members: dict[int, Dump], by_rank: dict[int, Dump]) -> Sequence[int]:
+    if group.ranks:
+        return group.ranks
+    return sorted(by_rank if group.name == "0" or group.desc == "default_pg" else members)

@@ -1,0 +1,171 @@
+"""Who holds a hung job up: the first cause, separated from the ranks that only wait because of it.
+
+A rank waits for every member of a group that never entered a collective it is in, and for the other side of a send or
+receive that was never posted. Whoever is waited for and waits for nobody is a first cause. So is a rank whose own
+device stopped: its collectives have no end though its peers, who needed it, finished them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ringside.doctor.flight_recorder_dump import Call
+from ringside.doctor.flight_recorder_groups import ROOTED, GroupView
+
+STUCK_BY = 2
+"""A rank's device counts as stopped when peers finished so many collectives more; one may be a watchdog's round."""
+
+
+@dataclass
+class Wait:
+    """Rank `waiting` is in `call` of `view`; `awaited` is not."""
+
+    waiting: int
+    awaited: int
+    view: GroupView
+    call: Call
+
+
+@dataclass
+class Cause:
+    """One first cause of a hang.
+
+    Attributes:
+        view: The group in which it shows first.
+        call: The collective that hangs, as a waiting rank called it.
+        absent: Culprits that never entered it.
+        stopped: Culprits whose own device stopped: rank → (last completed, what peers completed).
+        circle: Culprits that wait for each other.
+        waiting: Ranks that wait in it.
+    """
+
+    view: GroupView
+    call: Call
+    absent: set[int] = field(default_factory=set)
+    stopped: dict[int, tuple[int, int]] = field(default_factory=dict)
+    circle: set[int] = field(default_factory=set)
+    waiting: set[int] = field(default_factory=set)
+
+    @property
+    def ranks(self) -> list[int]:
+        """All culprits, ascending."""
+        return sorted(self.absent | set(self.stopped) | self.circle)
+
+
+def find_causes(views: list[GroupView]) -> list[Cause]:
+    """Return the first causes of a hang, the earliest first; none where nobody waits for anybody."""
+    waits = [wait for view in views for wait in (*_absences(view), *_unmatched(view))]
+    stopped = _stopped(views)
+    edges: dict[int, set[int]] = defaultdict(set)
+    for wait in waits:
+        edges[wait.waiting].add(wait.awaited)
+    awaited = {rank for targets in edges.values() for rank in targets}
+    roots = {rank for rank in awaited if not edges.get(rank) or rank in stopped}
+    # A stopped rank that others wait for as well has no excuse in waiting for others itself.
+    circle = set() if roots or stopped else _circle(edges, awaited)
+    causes = _by_first_wait(waits, roots | circle, circle, set(stopped))
+    for rank, signs in stopped.items():
+        sign = next((sign for sign in signs if any(cause.view is sign.view for cause in causes)), signs[0])
+        _cause_of(causes, sign.view, sign.call).stopped[rank] = sign.counts
+    return sorted(causes, key=lambda cause: cause.call.created_s)
+
+
+def _absences(view: GroupView) -> Iterable[Wait]:
+    for rank, pending in view.pending.items():
+        for call in pending:
+            for absent in view.absent(call.seq):
+                if absent != rank:
+                    yield Wait(rank, absent, view, call)
+
+
+def _unmatched(view: GroupView) -> Iterable[Wait]:
+    """Sends and receives without an end that the other side has not posted as often."""
+    posted: dict[int, Counter[tuple[str, int]]] = {}
+    calls: dict[tuple[int, str, int], list[Call]] = defaultdict(list)
+    for rank, own in view.p2p.items():
+        posted[rank] = Counter()
+        for call in own:
+            peer = view.global_rank(call.peer)
+            if peer is not None and not call.done:
+                posted[rank][call.op, peer] += 1
+                calls[rank, call.op, peer].append(call)
+    for (rank, op, peer), mine in calls.items():
+        if peer in posted and len(mine) > (there := posted[peer]["recv" if op == "send" else "send", rank]):
+            yield Wait(rank, peer, view, mine[there])
+
+
+@dataclass(frozen=True)
+class Sign:
+    """Where a stopped device shows: the first call without an end, and (own last completed, peers' last)."""
+
+    view: GroupView
+    call: Call
+    counts: tuple[int, int]
+
+
+def _stopped(views: list[GroupView]) -> dict[int, list[Sign]]:
+    """Ranks that have no end of what peers of theirs finished: where it shows, the largest group first."""
+    found: dict[int, list[Sign]] = defaultdict(list)
+    for view in views:
+        for rank, pending in view.pending.items():
+            peers = max((last for peer, last in view.completed.items() if peer != rank), default=-1)
+            own = view.completed[rank]
+            late = [call for call in pending if call.seq <= peers and call.op not in ROOTED and call.backend != "gloo"]
+            if own >= 0 and peers - own >= STUCK_BY and len(late) >= STUCK_BY:
+                found[rank].append(Sign(view, late[0], (own, peers)))
+    return {rank: sorted(signs, key=lambda sign: -len(sign.view.members)) for rank, signs in found.items()}
+
+
+def _circle(edges: dict[int, set[int]], awaited: set[int]) -> set[int]:
+    """Ranks that wait for each other and for nobody else: the smallest set that all waiting leads into."""
+    best: set[int] = set()
+    for start in sorted(awaited):
+        reached = _reach(edges, start)
+        if start in reached and (not best or len(reached) < len(best)):
+            best = reached
+    return best
+
+
+def _reach(edges: dict[int, set[int]], start: int) -> set[int]:
+    reached: set[int] = set()
+    todo = [start]
+    while todo:
+        for rank in edges.get(todo.pop(), ()):
+            if rank not in reached:
+                reached.add(rank)
+                todo.append(rank)
+    return reached
+
+
+def _by_first_wait(waits: list[Wait], roots: set[int], circle: set[int], stopped: set[int]) -> list[Cause]:
+    """Each culprit at the collective in which it was missed first; culprits of one group together."""
+    first: dict[int, Wait] = {}
+    for wait in waits:
+        if wait.awaited in roots and wait.waiting not in (roots | stopped) - circle:
+            best = first.get(wait.awaited)
+            if best is None or _order(wait) < _order(best):
+                first[wait.awaited] = wait
+    causes: list[Cause] = []
+    for rank, wait in sorted(first.items(), key=lambda item: _order(item[1])):
+        cause = _cause_of(causes, wait.view, wait.call)
+        (cause.circle if rank in circle else cause.absent).add(rank)
+    for cause in causes:
+        culprits = set(cause.ranks)
+        cause.waiting |= {wait.waiting for wait in waits if wait.view is cause.view and wait.awaited in culprits}
+    return causes
+
+
+def _order(wait: Wait) -> tuple[bool, float, int]:
+    """Collectives before sends and receives; then by time."""
+    return (wait.call.p2p, wait.call.created_s, wait.call.seq)
+
+
+def _cause_of(causes: list[Cause], view: GroupView, call: Call) -> Cause:
+    """The cause that shows in this group; made where there is none."""
+    for cause in causes:
+        if cause.view is view:
+            return cause
+    causes.append(Cause(view=view, call=call))
+    return causes[-1]

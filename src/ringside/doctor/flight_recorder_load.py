@@ -1,0 +1,86 @@
+"""A flight-recorder dump's bytes as plain values: JSON, or a pickle of which every global is refused.
+
+A dump is untrusted input. PyTorch writes nothing but dictionaries, lists, text and numbers, so a pickle that asks for
+anything else is no dump, whatever else it may be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+import re
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+from ringside.errors import RingsideError
+
+SPARE_BYTES = 2 << 30
+"""Memory that unpickling may claim beyond what the process has; a memo index of 2^31 would claim 32 GB."""
+
+_TEXT_PICKLE = re.compile(rb"\A(c[\w.]+\n[\w.]+\n|\([dlp]p?0?\n|\]p?0?\n|\}p?0?\n)")
+
+
+class NotADumpError(RingsideError):
+    """The bytes are no flight-recorder dump; the message says what they are instead."""
+
+
+class _Refusing(pickle.Unpickler):
+    """Builds dictionaries, lists, tuples, text and numbers; calls nothing."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise NotADumpError(f"refused: a pickle that asks for {module}.{name}, which no dump does; none of it was run")
+
+    def persistent_load(self, pid: Any) -> NoReturn:
+        raise NotADumpError("refused: a pickle that refers to objects outside of itself")
+
+
+def is_pickle(head: bytes) -> bool:
+    """Return whether bytes begin like a pickle, of the binary protocols or of the old ones in text."""
+    return (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05" and len(head) > 2) or bool(
+        _TEXT_PICKLE.match(head)
+    )
+
+
+def load(data: bytes) -> Any:
+    """Return the plain values that a dump's bytes hold; nothing in them is ever called.
+
+    Raises:
+        NotADumpError: The bytes are broken, or ask for code.
+    """
+    if data[:1] in (b"{", b" ", b"\n"):
+        try:
+            return msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise NotADumpError(f"its JSON breaks off or is damaged ({error})") from None
+    try:
+        with _bounded_memory(SPARE_BYTES + 64 * len(data)):
+            return _Refusing(io.BytesIO(data), encoding="utf-8", errors="replace").load()
+    except NotADumpError:
+        raise
+    except MemoryError:
+        raise NotADumpError("refused: a pickle that asks for more memory than its size explains") from None
+    except Exception as error:  # a hostile pickle may raise anything at all
+        raise NotADumpError(f"its pickle breaks off or is damaged ({type(error).__name__}: {error})") from None
+
+
+@contextlib.contextmanager
+def _bounded_memory(spare_bytes: int) -> Iterator[None]:
+    """Let this process grow by no more than so many bytes for the moment, where the system can say how large it is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        yield
+        return
+    wanted = pages * resource.getpagesize() + spare_bytes
+    if soft == resource.RLIM_INFINITY or wanted < soft:
+        resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
