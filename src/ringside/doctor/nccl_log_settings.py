@@ -1,0 +1,140 @@
+"""What NCCL says of its version, its environment and its network, process by process, and where ranks disagree."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ringside.doctor.nccl_log_lines import Line
+from ringside.doctor.words import rank_list
+from ringside.monitor.verdict import Verdict
+
+UNKNOWN_STEP = -1
+_VERSION = re.compile(r"NCCL version (\d+\.\d+[\w.+]*)")
+_DRIVER = re.compile(r"cudaDriverVersion (\d+)")
+_ENVIRONMENT = re.compile(r"\b((?:NCCL|RCCL)_\w+) set by environment to (.*?)\.?$")
+_ADDRESS = re.compile(r"(?:Bootstrap : Using|NET/Socket : Using|OOB) (?:\[\d+\])?([\w.\-]+):([\d.]+|[0-9a-f:]+)<\d+>")
+_MISMATCHED = re.compile(r"[Mm]ismatched NCCL version detected : rank (\d+) version (\d+) rank (\d+) version (\d+)")
+_DUPLICATE = re.compile(r"Duplicate GPU detected : rank (\d+) and rank (\d+) both on CUDA device (\w+)")
+OWN_BUSINESS = frozenset({"NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_HOSTID", "NCCL_COMM_ID"})
+"""Variables that may differ between ranks without harm."""
+
+Process = tuple[str, int]
+
+
+@dataclass
+class Settings:
+    """What processes said of themselves.
+
+    Attributes:
+        versions: NCCL's version by process; the key `("", 0)` is for a line that does not say whose it is.
+        drivers: CUDA driver version by process.
+        environment: NCCL's variables by process.
+        addresses: Host name by network address.
+        network: Why sockets are used, in words.
+        nvlink: Whether GPUs of a host are joined by NVLink, where the topology search says so.
+        told: Ranks that NCCL itself reported to disagree: (what, ranks).
+    """
+
+    versions: dict[Process, str] = field(default_factory=dict)
+    drivers: dict[Process, str] = field(default_factory=dict)
+    environment: dict[Process, dict[str, str]] = field(default_factory=dict)
+    addresses: dict[str, str] = field(default_factory=dict)
+    network: str = ""
+    nvlink: bool | None = None
+    told: list[tuple[str, tuple[int, int], str]] = field(default_factory=list)
+
+    def add(self, line: Line) -> None:
+        """Take one line."""
+        text = line.text
+        environment = self.environment.setdefault(line.process, {})
+        if match := _VERSION.search(text):
+            self.versions[line.process] = match[1]
+        elif match := _DRIVER.search(text):
+            self.drivers[line.process] = match[1]
+        elif match := _ENVIRONMENT.search(text):
+            environment[match[1]] = match[2].strip()
+            if match[1] == "NCCL_IB_DISABLE" and match[2].strip() not in ("", "0"):
+                self.network = f"NCCL_IB_DISABLE={match[2].strip()} is set"
+        elif match := _MISMATCHED.search(text):
+            said = f"rank {match[1]} has {match[2]}, rank {match[3]} has {match[4]}"
+            self.told.append(("NCCL version", (int(match[1]), int(match[3])), said))
+        elif match := _DUPLICATE.search(text):
+            self.told.append(("GPU", (int(match[1]), int(match[2])), f"both are on CUDA device {match[3]}"))
+        self._network(line, text)
+
+    def _network(self, line: Line, text: str) -> None:
+        for match in _ADDRESS.finditer(text):
+            self.addresses[match[2]] = line.host
+        if "No device found" in text and "IB" in text:
+            self.network = self.network or "NCCL found no InfiniBand or RoCE device"
+        elif "libibverbs" in text and "ailed" in text:
+            self.network = self.network or "libibverbs could not be loaded"
+        if "type NVL/" in text or "NVL[" in text:
+            self.nvlink = True
+        elif self.nvlink is None and re.search(r"type (?:PIX|PXB|PHB|SYS)/", text):
+            self.nvlink = False
+
+
+def judge_settings(settings: Settings, ranks: Mapping[Process, int]) -> list[Verdict]:
+    """Return a verdict for each setting in which ranks disagree; those that differ from most are the culprits.
+
+    Args:
+        settings: What processes said.
+        ranks: Rank of every process, in the largest communicator.
+    """
+    verdicts = [_told(what, pair, said) for what, pair, said in dict.fromkeys(settings.told)]
+    known = {"NCCL version": settings.versions, "CUDA driver version": settings.drivers}
+    for what, values in known.items():
+        by_rank = {ranks[process]: value for process, value in values.items() if process in ranks}
+        verdicts += _disagree(what, by_rank, {})
+    names = {name for variables in settings.environment.values() for name in variables} - OWN_BUSINESS
+    for name in sorted(names):
+        by_rank = {
+            ranks[process]: env.get(name, "") for process, env in settings.environment.items() if process in ranks
+        }
+        verdicts += _disagree(name, by_rank, {"": "not set"})
+    return verdicts
+
+
+def _told(what: str, pair: tuple[int, int], said: str) -> Verdict:
+    advice = (
+        "Install the same NCCL on every host (the one PyTorch bundles, or LD_PRELOAD one everywhere)."
+        if what == "NCCL version"
+        else "Give every rank its own GPU: torch.cuda.set_device(LOCAL_RANK) before anything touches CUDA."
+    )
+    return _mismatch(sorted(pair), f"{what} does not fit: {said}", {"what": what, "said": said}, advice)
+
+
+def _disagree(what: str, said: Mapping[int, str], words: Mapping[str, str]) -> list[Verdict]:
+    counts = Counter(said.values()).most_common()
+    if len(counts) < 2:
+        return []
+    usual = counts[0][0]
+    tie = counts[0][1] == counts[1][1]
+    different = sorted(rank for rank, value in said.items() if value != usual or tie)
+    values = "; ".join(
+        f"{words.get(value, value)} on {rank_list(rank for rank, own in said.items() if own == value)}"
+        for value, _ in counts[:4]
+    )
+    advice = (
+        f"Set {what} alike on every rank, through the launcher rather than a login file."
+        if what.isupper() or "_" in what
+        else f"Install the same {what.removesuffix(' version')} on every host."
+    )
+    return [_mismatch(different, f"{what} differs between ranks: {values}", {"what": what, "values": values}, advice)]
+
+
+def _mismatch(ranks: Sequence[int], cause: str, evidence: dict[str, float | int | str], advice: str) -> Verdict:
+    return Verdict(
+        kind="mismatch",
+        ranks=list(ranks),
+        since_step=UNKNOWN_STEP,
+        detected_step=UNKNOWN_STEP,
+        excess_ratio=0.0,
+        cause=cause,
+        evidence=evidence,
+        advice=advice,
+    )

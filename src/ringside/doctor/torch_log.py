@@ -1,0 +1,127 @@
+"""PyTorch's own lines in a log: the NCCL watchdog's timeouts and torchrun's account of which worker failed first."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ringside.doctor.words import counted, named, rank_list
+from ringside.monitor.verdict import Verdict
+
+UNKNOWN_STEP = -1
+_TIMEOUT = re.compile(
+    r"\[Rank (?P<rank>\d+)\] Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<seq>\d+), "
+    r"OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel>\d+))?.*?Timeout\(ms\)=(?P<timeout>\d+)\) ran for (?P<ran>\d+)"
+)
+_STANDING = re.compile(
+    r"\[PG (?:ID )?\S+(?: PG GUID (?P<group>\S+?))? Rank (?P<rank>\d+)\].*?work: (?P<seq>\d+), "
+    r"last enqueued NCCL work: (?P<enqueued>-?\d+), last completed NCCL work: (?P<completed>-?\d+)"
+)
+_FIRST = re.compile(r"Root Cause \(first observed failure\)")
+_FIELD = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*:\s*(.*)$")
+MARKS = (b"Watchdog caught collective operation timeout", b"Root Cause (first observed failure)", b"ProcessGroupNCCL")
+
+
+@dataclass
+class TorchLines:
+    """What PyTorch said in the logs of a job.
+
+    Attributes:
+        timeouts: The first timeout of each rank: sequence number, operation, elements, seconds it ran.
+        standing: (last enqueued, last completed) of each rank, from the watchdog.
+        roots: Workers that torchrun saw fail first: its fields in text.
+    """
+
+    timeouts: dict[int, tuple[int, str, int, float]] = field(default_factory=dict)
+    standing: dict[int, tuple[int, int]] = field(default_factory=dict)
+    roots: list[dict[str, str]] = field(default_factory=list)
+    _in_root: bool = False
+
+    def add(self, text: str) -> bool:
+        """Take one line; return whether it was of any use."""
+        if match := _TIMEOUT.search(text):
+            said = (int(match["seq"]), match["op"], int(match["numel"] or 0), int(match["ran"]) / 1e3)
+            known = self.timeouts.get(int(match["rank"]))
+            self.timeouts[int(match["rank"])] = said if known is None or said[0] < known[0] else known
+        elif match := _STANDING.search(text):
+            self.standing.setdefault(int(match["rank"]), (int(match["enqueued"]), int(match["completed"])))
+        elif _FIRST.search(text):
+            self._in_root = True
+            self.roots.append({})
+        elif self._in_root and (match := _FIELD.match(text)):
+            self.roots[-1].setdefault(match[1], match[2].strip())
+            self._in_root = match[1] != "traceback"
+        else:
+            return False
+        return True
+
+
+def judge_torch(lines: TorchLines) -> list[Verdict]:
+    """Return what the watchdog and torchrun show: a failed worker before those that timed out waiting for it."""
+    failed = [_failed(root, lines) for root in lines.roots if root.get("rank", "").split(" ")[0].isdigit()]
+    return failed or _timed_out(lines)
+
+
+def _verdict(
+    kind: str, ranks: Sequence[int], cause: str, evidence: dict[str, float | int | str], advice: str
+) -> Verdict:
+    return Verdict(
+        kind=kind,
+        ranks=sorted(set(ranks)),
+        since_step=UNKNOWN_STEP,
+        detected_step=UNKNOWN_STEP,
+        excess_ratio=0.0,
+        cause=cause,
+        evidence=evidence,
+        advice=advice,
+    )
+
+
+def _failed(root: dict[str, str], lines: TorchLines) -> Verdict:
+    rank = int(root["rank"].split(" ")[0])
+    status = root.get("exitcode", "").split(" ")[0]
+    why = f"exit status {status}" if status else "it failed"
+    reason = root.get("traceback", "")
+    return _verdict(
+        "dead_rank",
+        [rank],
+        f"torchrun saw it fail first ({why}){': ' + reason if reason else ''}",
+        {
+            **{key: value for key, value in root.items() if value and key != "rank"},
+            "victims": rank_list(set(lines.timeouts) - {rank}),
+        },
+        "Read this rank's traceback; exit status -9 is SIGKILL, mostly the kernel's out-of-memory killer (dmesg).",
+    )
+
+
+def _timed_out(lines: TorchLines) -> list[Verdict]:
+    if not lines.timeouts:
+        return []
+    seqs = Counter((seq, op) for seq, op, _, _ in lines.timeouts.values())
+    seq, op = max(seqs, key=lambda key: (seqs[key], -key[0]))
+    waiting = {rank for rank, said in lines.timeouts.items() if said[:2] == (seq, op)}
+    behind = {rank for rank, (enqueued, _) in lines.standing.items() if enqueued < seq}
+    others = {rank: said for rank, said in lines.timeouts.items() if rank not in waiting and said[0] <= seq}
+    numel, ran = next((said[2], said[3]) for rank, said in lines.timeouts.items() if rank in waiting)
+    evidence: dict[str, float | int | str] = {
+        "collective_seq_id": seq,
+        "collective": op,
+        "elements": numel,
+        "waited_seconds": ran,
+        "standing": ", ".join(f"rank {rank} enqueued {at}" for rank, (at, _) in sorted(lines.standing.items())[:16]),
+    }
+    if others and not behind:
+        said = ", ".join(f"rank {rank} was in {other[1]} {other[0]}" for rank, other in sorted(others.items())[:4])
+        cause = f"most ranks timed out in {op} {seq}, but {said}"
+        advice = (
+            "Every rank must call the same collectives in the same order; look for branches on the rank or on data."
+        )
+        return [_verdict("mismatch", list(others), cause, {**evidence, "victims": rank_list(waiting)}, advice)]
+    silent = set(range(max(waiting) + 1)) - set(lines.timeouts) - set(lines.standing)
+    culprits = sorted(behind or (silent if len(silent) == 1 and len(waiting) > 1 else set()))
+    whose = f"{named(culprits)} never came to it" if culprits else "who never came to it is not in this log"
+    cause = f"{counted(len(waiting - set(culprits)), 'rank')} timed out in {op} {seq}: {whose}"
+    advice = "Give the flight-recorder dumps as well (TORCH_FR_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1)."
+    return [_verdict("hang", culprits, cause, {**evidence, "victims": rank_list(waiting - set(culprits))}, advice)]
