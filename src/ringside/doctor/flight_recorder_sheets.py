@@ -50,7 +50,8 @@ def _spans(dump: Dump, start: float, horizon: float, culprit: bool) -> list[Span
         first = min(waiting, key=lambda call: call.created_s)
         more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
         begin = max(first.created_s, start) - start
-        spans.append(Span(start_s=begin, end_s=horizon - start, kind="wait", name=_name(first) + more))
+        kind = "missing" if culprit else "wait"
+        spans.append(Span(start_s=begin, end_s=horizon - start, kind=kind, name=_name(first) + more))
     elif culprit:
         begin = max((call.ended_s or call.created_s for call in ended), default=start) - start
         spans.append(Span(start_s=begin, end_s=horizon - start, kind="missing", name="never came"))

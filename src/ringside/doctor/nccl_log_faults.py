@@ -157,7 +157,7 @@ def _aborted(aborted: Sequence[int], comm: Communicator) -> Verdict:
         "hang",
         few,
         f"{named(sorted(set(aborted)))} aborted communicator {comm.name} without saying why",
-        "An abort follows a timeout or an exception: look at PyTorch's own lines before it, and give the flight-recorder "
+        "An abort follows a timeout or an exception: look at PyTorch's own lines before it; give the flight-recorder "
         "dumps.",
         communicator=comm.name,
         nranks=comm.nranks,

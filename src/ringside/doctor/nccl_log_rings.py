@@ -203,7 +203,11 @@ def draw(comm: Communicator, verdicts: Sequence[Verdict], nvlink: bool | None) -
     """Return the communicator's rings and trees for the page; None where the logs show none."""
     known = channels(comm)
     trees = {
-        channel: [_hop(comm, channel, rank, parent, nvlink) for rank, parent in sorted(parents.items()) if parent >= 0]
+        channel: [
+            _hop(comm, channel, rank, parent, nvlink, ring=False)
+            for rank, parent in sorted(parents.items())
+            if parent >= 0
+        ]
         for channel, parents in sorted(comm.parents.items())[:MOST_DRAWN]
     }
     if not known and not any(trees.values()):
@@ -227,10 +231,10 @@ def draw(comm: Communicator, verdicts: Sequence[Verdict], nvlink: bool | None) -
     )
 
 
-def _hop(comm: Communicator, channel: int, src: int, dst: int, nvlink: bool | None) -> Hop:
+def _hop(comm: Communicator, channel: int, src: int, dst: int, nvlink: bool | None, *, ring: bool = True) -> Hop:
     link = comm.links.get((channel, src, dst)) or comm.links.get((channel, dst, src))
     between = bool(comm.host(src) and comm.host(dst) and comm.host(src) != comm.host(dst))
-    connected = any(made.channel == channel for made in comm.links.values())
+    connected = ring and any(made.channel == channel for made in comm.links.values())
     wrong = "never connected" if link is None and connected and src in comm.members else ""
     wrong = "socket" if link is not None and link.via.startswith("NET/Socket") else wrong
     via = transport(link.via, nvlink=nvlink) if link is not None else ""

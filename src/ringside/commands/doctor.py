@@ -1,0 +1,112 @@
+"""Say what happened in a run that failed or crawled, from the files it left behind.
+
+Reads profiler traces (Kineto, torch.profiler), flight-recorder dumps, NCCL logs, Ringside's own run directories,
+torchelastic error files and recorded pipeline timelines: files, folders and globs, packed (.gz, .tar.gz, .zip) or not.
+What each file is, is found from its content. Nothing found in a file is ever executed.
+
+Exit status: 0 nothing is wrong, 1 there are verdicts, 2 it was asked for something that cannot be, 3 nothing could be
+read.
+
+examples:
+  $ ringside doctor /tmp/nccl_trace_rank_*
+  $ ringside doctor traces/ nccl.log --html what-happened.html
+  $ ringside doctor crash.tar.gz --json | jq '.verdicts[] | {kind, ranks, cause}'
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from ringside.doctor.examine import examine
+from ringside.doctor.findings import QUESTIONS, Findings, as_json
+from ringside.doctor.progress import OnStream
+from ringside.errors import RingsideError
+from ringside.view.doctor_words import answer, tell
+
+HELP = "say what happened in a run that failed or crawled, from traces, dumps and logs"
+HEALTHY, VERDICTS, NOTHING_READABLE = 0, 1, 3
+SHOWN_NOTES = 12
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `ringside doctor`."""
+    parser.add_argument("paths", metavar="PATH", nargs="+", help="files, folders or globs that the run left behind")
+    parser.add_argument("--json", action="store_true", help="print everything that was found as JSON on stdout")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="also write it as one HTML page that needs nothing else"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Examine the paths; print the verdicts first, then the answers, then one line per file."""
+    progress = OnStream(sys.stderr, terminal=sys.stderr.isatty())
+    try:
+        findings = examine(args.paths, progress)
+    finally:
+        progress.done()
+    if args.html is not None:
+        _write_page(findings, args.html)
+    if args.json:
+        print(json.dumps(as_json(findings), indent=2))
+    else:
+        print_findings(findings, Console(file=sys.stdout, highlight=False, soft_wrap=True))
+    if args.html is not None and not args.json:
+        print(args.html)
+    return exit_status(findings)
+
+
+def exit_status(findings: Findings) -> int:
+    """Return 3 where no file could be used, 1 where there are verdicts, 0 otherwise."""
+    if not any(note.used for note in findings.notes):
+        return NOTHING_READABLE
+    return VERDICTS if findings.verdicts else HEALTHY
+
+
+def print_findings(findings: Findings, console: Console) -> None:
+    """Print what was found, the verdicts first."""
+    if exit_status(findings) == NOTHING_READABLE:
+        console.print(Text("Nothing here could be read.", style="bold"))
+    elif not findings.verdicts:
+        console.print(Text("Nothing wrong was found.", style="bold"))
+    for verdict in findings.verdicts:
+        told = tell(verdict)
+        console.print(Text(told.headline, style="bold red"))
+        for line in (told.why, told.price and f"Price: {told.price}", told.next and f"Next: {told.next}"):
+            if line:
+                console.print(Text(f"  {line}"))
+    for name, question in findings.questions.items():
+        console.print(Text(f"{QUESTIONS.get(name, name)} {answer(question)}"))
+    if findings.what_if is not None:
+        said = ", ".join(f"{key} {value:.4g}" for key, value in findings.what_if.items() if isinstance(value, float))
+        console.print(Text(f"What if nobody had been slower than its peers: {said}"))
+    for unjudged in findings.unjudged:
+        console.print(Text(f"Not judged: {unjudged.what}: {unjudged.why}."))
+    _print_notes(findings, console)
+
+
+def _print_notes(findings: Findings, console: Console) -> None:
+    """One line per file: those left out first, of many alike only the first."""
+    notes = sorted(findings.notes, key=lambda note: note.used)
+    left_out = sum(not note.used for note in notes)
+    shown = max(SHOWN_NOTES, left_out)
+    for note in notes[:shown]:
+        kind = f"{note.kind}, " if note.kind else ""
+        sign = "✓" if note.used else "✗"
+        console.print(Text(f"{sign} {note.file}: {kind}{note.text}", style="" if note.used else "yellow"))
+    if len(notes) > shown:
+        console.print(Text(f"… and {len(notes) - shown} more files that were read; --json lists them all"))
+
+
+def _write_page(findings: Findings, path: Path) -> None:
+    from ringside.view.doctor_page import render_page
+
+    try:
+        path.write_text(render_page(findings), encoding="utf-8")
+    except OSError as error:
+        raise RingsideError(f"cannot write {path}: {error.strerror or error}") from error

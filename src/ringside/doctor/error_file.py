@@ -1,0 +1,82 @@
+"""Reader of torchelastic's error files (`TORCHELASTIC_ERROR_FILE`): the exception that ended one worker."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ringside.doctor.findings import Findings, Note
+from ringside.doctor.progress import Progress
+from ringside.doctor.sources import Source
+from ringside.doctor.words import first_line, rank_list
+from ringside.monitor.verdict import Verdict
+
+KIND = "torchelastic error file"
+MOST_BYTES = 16 << 20
+UNKNOWN_STEP = -1
+_HEAD = re.compile(rb'\A\s*\{\s*"message"\s*:')
+_RANK = re.compile(r"(?:^|/)(?:rank[_-]?)?(\d+)/error\.json$|rank[_-]?(\d+)")
+_LOST_PEER = re.compile(
+    r"Connection (?:closed|reset)|[Tt]imed out|Timeout|NCCL error|remote process exited|PeerLostError|DeadlineError"
+    r"|SignalException|ChildFailedError"
+)
+
+
+def recognise(source: Source) -> bool:
+    """Return whether a source is the JSON that torchelastic's error handler writes."""
+    return bool(_HEAD.match(source.head)) and (b"extraInfo" in source.head or b"errorCode" in source.head)
+
+
+def read(sources: Sequence[Source], progress: Progress) -> Findings:
+    """Return which worker failed first; errors that only tell of a lost peer are victims."""
+    errors, notes = [], []
+    for source in sources:
+        try:
+            errors.append((source.name, _error(source)))
+        except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
+            notes.append(Note(file=source.name, kind=KIND, text=f"breaks off or is damaged ({error})", used=False))
+    errors.sort(key=lambda item: (bool(_LOST_PEER.search(item[1]["message"])), item[1]["time"]))
+    notes += [Note(file=name, kind=KIND, text=first_line(error["message"])) for name, error in errors]
+    return Findings(verdicts=[_verdict(errors)] if errors else [], notes=notes)
+
+
+def _error(source: Source) -> dict[str, Any]:
+    """Message, stack, time and rank of one error file."""
+    content = msgspec.json.decode(source.read(MOST_BYTES))
+    message = content["message"]
+    inner = message if isinstance(message, dict) else {"message": message}
+    extra = inner.get("extraInfo") or {}
+    match = _RANK.search(source.name)
+    said = extra.get("rank", match and next(group for group in match.groups() if group))
+    return {
+        "message": str(inner.get("message", "")),
+        "stack": str(extra.get("py_callstack", "")),
+        "time": float(extra.get("timestamp") or 0),
+        "rank": int(said) if said is not None else None,
+    }
+
+
+def _verdict(errors: list[tuple[str, dict[str, Any]]]) -> Verdict:
+    name, first = errors[0]
+    others = {error["rank"] for _, error in errors[1:] if error["rank"] is not None} - {first["rank"]}
+    last = next((line.strip() for line in reversed(first["stack"].splitlines()) if line.strip()), "")
+    who = f"rank {first['rank']}" if first["rank"] is not None else "a worker"
+    return Verdict(
+        kind="dead_rank",
+        ranks=[first["rank"]] if first["rank"] is not None else [],
+        since_step=UNKNOWN_STEP,
+        detected_step=UNKNOWN_STEP,
+        excess_ratio=0.0,
+        cause=f"{who} raised first: {first_line(first['message'])}",
+        evidence={
+            "file": name,
+            "message": first_line(first["message"]),
+            **({"stack_ends": first_line(last)} if last else {}),
+            **({"time_unix": first["time"]} if first["time"] else {}),
+            **({"victims": rank_list(others)} if others else {}),
+        },
+        advice="Read the whole stack in this file; the others' errors came after it and mostly because of it.",
+    )

@@ -1,0 +1,214 @@
+"""Reader of Ringside's own run directories, whole or cut off: the monitor's verdicts, priced on all records."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ringside.doctor.findings import QUESTIONS, Findings, Lane, Note, Number, Question, Sheet, Span, Unjudged, merge
+from ringside.doctor.progress import Progress
+from ringside.doctor.sources import Source
+from ringside.doctor.streams import BUFFER_BYTES
+from ringside.doctor.words import counted
+from ringside.errors import RingsideError
+from ringside.monitor.run_directory import EVENTS, RUN, STEPS, SUMMARY, RunReader
+from ringside.monitor.summary import finish
+from ringside.monitor.table import Table, fill_waits, tabulate
+from ringside.monitor.verdict import Verdict
+
+KIND = "Ringside run"
+SIMILAR = 0.05
+"""Own times within this of the others' count as similar: the detector's own gate."""
+SMALL_BYTES = 1 << 20
+MANY = 10
+SHOWN_STEPS = 12
+MOST_LANES = 64
+_KINDS = {
+    RUN: re.compile(rb'\A\s*\{\s*"schema"\s*:\s*\d+\s*,\s*"name"\s*:'),
+    SUMMARY: re.compile(rb'\A\s*\{\s*"schema"\s*:\s*\d+\s*,\s*"world_size"\s*:'),
+    STEPS: re.compile(rb'\A\{"step":\d+,"rank":\d+,'),
+    EVENTS: re.compile(
+        rb'\A\{(?=[^\n]{0,400}"unix":)(?=[^\n]{0,400}"kind":"(?:started|verdict|repaired|rank_lost|note|ended))'
+    ),
+}
+
+
+def recognise(source: Source) -> bool:
+    """Return whether a source is one of the files of a run directory, from its content (or empty, from its name)."""
+    if not source.head:
+        return _base(source) in (STEPS, EVENTS)
+    return _role(source) is not None or _is_report(source)
+
+
+def _role(source: Source) -> str | None:
+    if not source.head:
+        return _base(source)
+    return next((role for role, pattern in _KINDS.items() if pattern.match(source.head)), None)
+
+
+def _base(source: Source) -> str:
+    return re.split(r"[/!]", source.name)[-1]
+
+
+def _is_report(source: Source) -> bool:
+    return source.name.endswith("report.html") and b"Ringside</title>" in source.head
+
+
+def read(sources: Sequence[Source], progress: Progress) -> Findings:
+    """Return what the runs say, each folder a run of its own."""
+    folders: dict[str, dict[str, Source]] = defaultdict(dict)
+    notes = []
+    for source in sources:
+        role = _role(source)
+        if role is None:
+            notes.append(Note(file=source.name, kind=KIND, text="the run's page; what it rests on is read instead"))
+        else:
+            folders[source.name.rpartition("/")[0]][role] = source
+    found = []
+    for folder, files in folders.items():
+        progress.say(f"reading the run {folder}")
+        found.append(_run(folder, files))
+    return merge([*found, Findings(notes=notes)])
+
+
+def _run(folder: str, files: dict[str, Source]) -> Findings:
+    if RUN not in files:
+        why = f"lies without its {RUN}: give the whole run directory"
+        return Findings(notes=[Note(file=file.name, kind=KIND, text=why, used=False) for file in files.values()])
+    with tempfile.TemporaryDirectory(prefix="ringside-doctor-") as copy:
+        try:
+            # A copy, so that nothing is written beside what is examined, and members of archives work alike.
+            for role, source in files.items():
+                _copy(source, Path(copy) / role)
+            summary = finish(copy)
+            reader = RunReader(copy)
+            table = tabulate(reader.iterate(), reader.info.world_size)
+            ended = any(event["kind"] == "ended" for event in reader.poll_events())
+        except RingsideError as error:
+            why = str(error).replace(copy, folder)
+            return Findings(notes=[Note(file=file.name, kind=KIND, text=why, used=False) for file in files.values()])
+    return _findings(folder, files, summary, table, ended=ended)
+
+
+def _copy(source: Source, path: Path) -> None:
+    with source.open() as stream, path.open("wb") as file:
+        while block := stream.read(BUFFER_BYTES):
+            file.write(block)
+
+
+def _findings(folder: str, files: dict[str, Source], summary: dict[str, Any], table: Table, *, ended: bool) -> Findings:
+    verdicts = [_verdict(content) for content in summary["verdicts"]]
+    steps, ranks = summary["steps"], summary["world_size"]
+    cut = "" if ended else "; it was cut off (its events have no end), what had been written is whole"
+    text = f"{counted(steps, 'step')} of {counted(ranks, 'rank')}{cut}"
+    few = [] if steps else [Unjudged(what=f"who held the run {folder} up", why="no step was recorded")]
+    return Findings(
+        verdicts=verdicts,
+        questions={**_answers(summary, table), **_given(summary)},
+        unjudged=few,
+        notes=[Note(file=file.name, kind=KIND, text=text) for file in files.values()],
+        lanes=_lanes(folder, table, {rank for verdict in verdicts for rank in verdict.ranks}) if steps else [],
+        sheets=[_sheet(folder, summary, verdicts)],
+        facts={f"run {folder}": {"steps": steps, "step_seconds": summary["step_seconds"], "ended": ended}},
+    )
+
+
+def _verdict(content: dict[str, Any]) -> Verdict:
+    """A verdict of `summary.json`; what was not a number there is left out or unknown here."""
+    evidence = {key: value for key, value in (content.get("evidence") or {}).items() if value is not None}
+    lenient = {key: float("nan") if value is None else value for key, value in content.items()}
+    return msgspec.convert({**lenient, "evidence": evidence}, Verdict)
+
+
+def _given(summary: dict[str, Any]) -> dict[str, Question]:
+    """Answers that the monitor itself gave."""
+    given = summary.get("questions")
+    found = {}
+    for name, content in given.items() if isinstance(given, dict) else ():
+        try:
+            found[name] = msgspec.convert(content, Question)
+        except msgspec.ValidationError:
+            continue
+    return {name: found[name] for name in QUESTIONS if name in found}
+
+
+def _answers(summary: dict[str, Any], table: Table) -> dict[str, Question]:
+    if not summary["steps"]:
+        return {}
+    sync = summary["sync"]
+    step, exposed = summary["step_seconds"]["median"] or 1e-12, sync["exposed_seconds_per_step"] or 0.0
+    optimizer = _middle(table["optimizer_seconds"])
+    after = exposed / max(exposed + optimizer, 1e-12)
+    excess = [rank["excess_ratio"] for rank in summary["ranks"] if rank["excess_ratio"] is not None]
+    count, payload = _middle(table["collectives"]), sync["payload_bytes_per_step"] or 0.0
+    each = payload / count if count else 0.0
+    numbers: dict[str, Number] = {"step_seconds": step, "exposed_seconds": exposed, "exposed_ratio": exposed / step}
+    small = bool(count > MANY and each < SMALL_BYTES)
+    return {
+        "communication_dominates": Question(
+            answer=bool(after > 0.5 and exposed > 0.1 * step),
+            numbers={**numbers, "communication_after_backward_ratio": after},
+            words=f"{exposed / step:.0%} of a step is synchronisation that backward does not hide.",
+        ),
+        "similar_step_times": Question(
+            answer=max(excess, default=0.0) <= SIMILAR if len(excess) > 1 else None,
+            numbers={"worst_excess_ratio": max(excess, default=0.0), "step_seconds": step},
+            words=f"The slowest rank's own time lies {max(excess, default=0.0):.1%} above the others'.",
+        ),
+        "small_collectives": Question(
+            answer=small if count else None,
+            numbers={"collectives_per_step": count, "bytes_each": each},
+            words=f"{count:.0f} collectives of {each / 1e6:.2g} MB each per step.",
+        ),
+    }
+
+
+def _middle(values: np.ndarray[Any, np.dtype[np.float64]]) -> float:
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if known.size else 0.0
+
+
+def _lanes(folder: str, table: Table, culprits: set[int]) -> list[Lane]:
+    """The last steps of every rank: own work, then the wait and the rest of the exposed synchronisation."""
+    last = table.between(int(table.steps[max(len(table) - SHOWN_STEPS, 0)]))
+    own, step, wait = last["own_seconds"], last["step_seconds"], fill_waits(last)
+    starts = np.concatenate([[0.0], np.cumsum(np.nanmax(np.where(np.isfinite(step), step, 0.0), axis=1))])
+    shown = sorted(range(table.ranks), key=lambda rank: (rank not in culprits, rank))[:MOST_LANES]
+    lanes = []
+    for rank in sorted(shown):
+        spans = []
+        for row in range(len(last)):
+            if np.isfinite(own[row, rank]):
+                begin = float(starts[row])
+                middle = begin + float(own[row, rank])
+                waited = middle + float(np.nan_to_num(wait[row, rank]))
+                end = max(begin + float(np.nan_to_num(step[row, rank])), waited)
+                name = f"step {int(last.steps[row])}"
+                spans.append(Span(start_s=begin, end_s=middle, kind="compute", name=f"{name}: own work"))
+                spans.append(Span(start_s=middle, end_s=waited, kind="wait", name=f"{name}: wait"))
+                spans.append(Span(start_s=waited, end_s=end, kind="communication", name=f"{name}: synchronisation"))
+        note = "culprit" if rank in culprits else ""
+        title = f"The last {counted(len(last), 'step')} of the run {folder}"
+        lanes.append(Lane(title=title, rank=rank, spans=[s for s in spans if s.end_s > s.start_s], note=note))
+    return lanes
+
+
+def _sheet(folder: str, summary: dict[str, Any], verdicts: Sequence[Verdict]) -> Sheet:
+    named = {rank for verdict in verdicts for rank in verdict.ranks}
+    ranks = summary["ranks"]
+    return Sheet(
+        title=f"Ranks of the run {folder} (medians over the run)",
+        columns=["rank", "host", "own_seconds", "wait_seconds", "excess_ratio"],
+        rows=[
+            [rank["rank"], rank["host"], rank["own_seconds_median"], rank["wait_seconds_median"], rank["excess_ratio"]]
+            for rank in ranks
+        ],
+        culprits=[index for index, rank in enumerate(ranks) if rank["rank"] in named],
+    )

@@ -1,0 +1,82 @@
+"""The doctor's findings in plain words, for the terminal and the page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ringside.doctor.findings import Question
+from ringside.monitor.verdict import Verdict, headline, name_ranks
+from ringside.view.report_words import rank_time
+
+_MANY = 6
+
+
+@dataclass(frozen=True)
+class Told:
+    """One verdict in words: each part a sentence, empty where there is nothing to say."""
+
+    headline: str
+    why: str
+    price: str
+    next: str
+
+
+def tell(verdict: Verdict) -> Told:
+    """Return a verdict in words; of kinds that the monitor has no sentence for, with one of its own."""
+    cost = verdict.cost_rank_seconds
+    return Told(
+        headline=_sentence(_headline(verdict)),
+        why=_sentence(verdict.cause),
+        price=f"{rank_time(cost)} lost." if cost > 0 else "",
+        next=_sentence(verdict.advice),
+    )
+
+
+def _headline(verdict: Verdict) -> str:
+    who = _who(verdict.ranks)
+    plural = len(verdict.ranks) != 1
+    if verdict.kind == "hang" and verdict.evidence.get("stopped"):
+        return f"{who} stopped: the job hangs"
+    if verdict.kind == "hang" and not verdict.ranks:
+        return "the job hangs"
+    if verdict.kind == "mismatch":
+        if "collective" in verdict.evidence:
+            return f"{who} called something else than the others"
+        return (
+            f"{who} {'differ' if plural else 'differs'} from the others in {verdict.evidence.get('what', 'something')}"
+        )
+    if verdict.kind == "broken_ring":
+        what = verdict.evidence.get("what")
+        if what == "crosses hosts":
+            return "the ring crosses between hosts more often than it needs to"
+        if what == "sockets":
+            return f"{who if verdict.ranks else 'traffic between hosts'} fell back to TCP sockets"
+        return f"the ring is broken at {who}"
+    sentences = {
+        "communication_bound": "the job is bound by communication",
+        "small_collectives": "too many small collectives are launched",
+        "diverged": f"{who} drifted apart from the others",
+        "dead_rank": f"{who} died" if verdict.ranks else "a rank died",
+    }
+    return sentences.get(verdict.kind) or headline(verdict)
+
+
+def _who(ranks: list[int]) -> str:
+    if len(ranks) <= _MANY:
+        return name_ranks(ranks)
+    return f"ranks {', '.join(map(str, ranks[: _MANY - 1]))} and {len(ranks) - _MANY + 1} more"
+
+
+def answer(question: Question) -> str:
+    """Return `Yes.`, `No.` or that it cannot be told, and why."""
+    said = "It cannot be told" if question.answer is None else "Yes" if question.answer else "No"
+    return f"{said}. {_sentence(question.words)}".strip()
+
+
+def label(name: str) -> str:
+    """Return a name of a field as words: `victims`, `collective seq id`."""
+    return name.replace("_", " ")
+
+
+def _sentence(text: str) -> str:
+    return "" if not text else text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
