@@ -1,0 +1,64 @@
+"""What is decoded of a Kineto event, and nothing else: the rest of its bytes is skipped without becoming objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event of a trace; `ts` and `dur` in microseconds, as integers or with a fraction."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: str = ""
+    ts: float | None = None
+    dur: float | None = None
+    pid: int | float | str | None = None
+    tid: int | float | str | None = None
+    args: msgspec.Raw = msgspec.Raw(b"")
+
+
+class CollectiveArguments(msgspec.Struct, gc=False):
+    """What profilers say of a collective: since 2.3 on the device kernel as well, before only shapes and types."""
+
+    name: Any = msgspec.field(name="Collective name", default=None)
+    elements_in: Any = msgspec.field(name="In msg nelems", default=None)
+    elements_out: Any = msgspec.field(name="Out msg nelems", default=None)
+    dtype: Any = msgspec.field(name="dtype", default=None)
+    group: Any = msgspec.field(name="Process Group Name", default=None)
+    ranks: Any = msgspec.field(name="Process Group Ranks", default=None)
+    seq: Any = msgspec.field(name="Seq", default=None)
+    rank: Any = msgspec.field(name="Rank", default=None)
+    group_size: Any = msgspec.field(name="Group size", default=None)
+    dims: Any = msgspec.field(name="Input Dims", default=None)
+    types: Any = msgspec.field(name="Input type", default=None)
+    correlation: Any = None
+
+
+class Correlation(msgspec.Struct, gc=False):
+    """What ties a device's activity to the call that launched it."""
+
+    correlation: int | None = None
+
+
+decode_collective = msgspec.json.Decoder(CollectiveArguments).decode
+decode_correlation = msgspec.json.Decoder(Correlation, strict=False).decode
+
+
+def collective_arguments(raw: msgspec.Raw) -> CollectiveArguments:
+    """Return the arguments of a collective; empty ones where they are not what they should be."""
+    try:
+        return decode_collective(raw)
+    except msgspec.MsgspecError:
+        return CollectiveArguments()
+
+
+def correlation(raw: msgspec.Raw) -> int:
+    """Return an event's correlation; -1 where it has none."""
+    try:
+        found = decode_correlation(raw).correlation
+    except msgspec.MsgspecError:
+        return -1
+    return -1 if found is None else found
