@@ -54,18 +54,26 @@ def main() -> int:
         say(f"not measured: {reason}")
         return 2
     names = [name for name in SECTIONS if name != "ddp-cpu"] if "all" in args.law else list(dict.fromkeys(args.law))
-    try:
-        sections = [_measured(name, args.repeat) for name in names]
-    except RingsideError as error:
-        say(f"lab: {error}")
-        return 2
-    if args.write:
-        args.write.write_text(filled(args.write.read_text(), sections))
+    sections: list[Section] = []
+    failed = False
+    for name in names:
+        try:
+            section = _measured(name, args.repeat)
+        except RingsideError as error:
+            say(f"lab: {name}: {error}")
+            failed = True
+            continue
+        sections.append(section)
+        if args.write:
+            args.write.write_text(filled(args.write.read_text(), [section]))
+        if not args.json:
+            print(section.text(), flush=True)
+            print()
     if args.json:
         print(json.dumps([section.json() for section in sections], indent=2))
-        say(verdict(sections))
-    else:
-        print(verdict(sections), *(section.text() for section in sections), sep="\n\n")
+    print(verdict(sections), file=sys.stderr if args.json else sys.stdout)
+    if failed:
+        return 2
     return 0 if all(floor.met for section in sections for floor in section.floors) else 1
 
 

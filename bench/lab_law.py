@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.engine.choice import NATIVE, Choice
+from ringside.engine.settings import Settings
 from ringside.schedule import Schedule, traffic
 
-SEGMENT_BYTES = 1 << 18
+SEGMENT_BYTES = Settings().message_bytes
 """What one message between hosts carries at most (`ringside.engine.exchange`): a chunk may be on its next way when
 its first segment has come."""
 

@@ -19,7 +19,18 @@ from ringside.engine import blame
 from ringside.engine.background import Background, Work
 from ringside.engine.choice import NATIVE, Choice
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES
-from ringside.engine.exchange import OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16, Call, Doing, Exchange, Fold
+from ringside.engine.exchange import (
+    OWN_SCALE,
+    WHOLE_FOLD,
+    WIRE_BFLOAT16,
+    WIRE_FLOAT16,
+    Call,
+    Chunk,
+    Doing,
+    Exchange,
+    Fold,
+)
+from ringside.engine.flow import Layout, Stream, lane_bounds, lay_out
 from ringside.engine.interrupts import interruptible
 from ringside.engine.local_lanes import LocalLanes
 from ringside.engine.message_plan import MessagePlan, plan_messages
@@ -169,45 +180,94 @@ class Across:
     # -------------------------------------------------------------------------------------------- over hosts
 
     def _over_hosts(self, choice: Choice, address: int, elements: int, what: Reduction, call: Call) -> None:
-        item = ITEM_BYTES[what.dtype]
         lanes = 1 if choice.over == "leaders" else self.roster.lanes
-        block = max(self._block_bytes // item, 1)
-        between: tuple[int, list[int], Work | None] | None = None
+        plan = None
+        if choice.algorithm != NATIVE:
+            plan = plan_messages(choice.schedule(len(self.roster.hosts)), self.roster.host)
+        least = lanes * self.exchange.segment_of(ITEM_BYTES[what.dtype], what.wire) // ITEM_BYTES[what.dtype]
+        if plan is None or plan.switches or not plan.finished or elements < 2 * least:
+            self._in_blocks(choice, lanes, address, elements, what, call)
+        else:
+            layout = lay_out(plan, elements, least, self._block(what), lanes, self.roster.local_size)
+            self._stream(choice, layout, address, what, call)
+
+    def _block(self, what: Reduction) -> int:
+        return max(self._block_bytes // ITEM_BYTES[what.dtype], 1)
+
+    def _in_blocks(self, choice: Choice, lanes: int, address: int, elements: int, what: Reduction, call: Call) -> None:
+        """Go through the tensor block by block: each is between hosts while the next is added up."""
+        item, block = ITEM_BYTES[what.dtype], self._block(what)
+        between: tuple[int, tuple[int, ...], Work | None] | None = None
         for start in range(0, max(elements, 1), block):
             count = min(block, elements - start)
-            at, bounds = address + start * item, self._lane_bounds(count, lanes)
+            at, bounds = address + start * item, lane_bounds(count, lanes, self.roster.local_size)
             self._gather_up(at, bounds, what)
             job = functools.partial(self._between_hosts, choice, at, bounds, what, call)
-            before, between = between, (at, bounds, self._start(job, alone=elements <= block))
+            if elements <= block:
+                job()
+                work = None
+            else:
+                work = self._start(job)
+            before, between = between, (at, bounds, work)
             if before is not None:
                 self._share(*before, what)
         assert between is not None
         self._share(*between, what)
 
-    def _lane_bounds(self, count: int, lanes: int) -> list[int]:
-        """Return the element offsets of the local ranks' slices, [local ranks + 1]; none for ranks beyond the lanes."""
-        per = -(-count // lanes)
-        return [min(count, per * min(lane, lanes)) for lane in range(self.roster.local_size + 1)]
+    def _stream(self, choice: Choice, layout: Layout, address: int, what: Reduction, call: Call) -> None:
+        """Go through the tensor piece by piece, with messages under way all the time."""
+        item, lane = ITEM_BYTES[what.dtype], self.roster.local_rank
+        carries = lane < self.roster.lanes and (lane == 0 or choice.over == "hosts")
+        cut: list[list[Bytes]] = []
+        for piece in layout.pieces:
+            begin, end = piece.bounds[lane], piece.bounds[lane + 1]
+            mine = memory(address + (piece.begin + begin) * item, (end - begin) * item)
+            cut.append(self.exchange.cut(mine, item, what.wire) if carries else [])
+        stream = Stream(layout, [len(segments) for segments in cut])
+        work = self._start(functools.partial(self._carry_pieces, choice, layout, cut, stream, what, call))
+        try:
+            for piece in layout.fills:
+                self._gather_up(address + piece.begin * item, piece.bounds, what)
+                stream.filled(piece)
+            for piece in layout.ends:
+                if not stream.ended(piece):
+                    break
+                self._share(address + piece.begin * item, piece.bounds, None, what)
+        finally:
+            stream.stop()
+        work.wait()
 
-    def _gather_up(self, at: int, bounds: list[int], what: Reduction) -> None:
+    def _carry_pieces(
+        self, choice: Choice, layout: Layout, cut: list[list[Bytes]], stream: Stream, what: Reduction, call: Call
+    ) -> None:
+        chunks: list[list[Bytes]] = [[] for _ in range(layout.pieces[-1].chunk + 1)]
+        for piece, segments in zip(layout.pieces, cut, strict=True):
+            chunks[piece.chunk] += segments
+        elements = sum(len(segment) for segments in cut for segment in segments) // ITEM_BYTES[what.dtype]
+        try:
+            if elements:
+                inside = replace(what, scale=1.0, scales=())
+                lane = self.roster.lane(self.roster.local_rank)
+                self._carry(choice, lane, 0, elements, inside, call._replace(elements=elements), (chunks, stream))
+        finally:
+            stream.stop()
+
+    def _gather_up(self, at: int, bounds: Sequence[int], what: Reduction) -> None:
         if self.local is not None:
             step = SUM if what.op == AVG else what.op
             self.local.reduce_lanes(at, bounds, what.dtype, step, what.scale, bool(what.scales), what.storage)
         elif what.scale != 1.0:
             fold([at], at, bounds[-1], what.dtype, SUM, scale=what.scale)
 
-    def _start(self, job: Callable[[], None], *, alone: bool) -> Work | None:
-        """Let this rank's slice go between hosts, beside what comes next unless there is nothing."""
-        if alone:
-            job()
-            return None
+    def _start(self, job: Callable[[], None]) -> Work:
+        """Let this rank's slice go between hosts, beside what comes next."""
         if self._carrier is None:
             self._carrier = Background(f"ringside-carrier-{self.roster.rank}")
         work = self._carrier.submit(job)
         self._under_way.append(work)
         return work
 
-    def _between_hosts(self, choice: Choice, at: int, bounds: list[int], what: Reduction, call: Call) -> None:
+    def _between_hosts(self, choice: Choice, at: int, bounds: Sequence[int], what: Reduction, call: Call) -> None:
         lane = self.roster.local_rank
         begin, count = bounds[lane], bounds[lane + 1] - bounds[lane]
         if lane < self.roster.lanes and (lane == 0 or choice.over == "hosts"):
@@ -215,7 +275,7 @@ class Across:
             inside = replace(what, scale=1.0, scales=())
             self._carry(choice, self.roster.lane(lane), mine, count, inside, call._replace(elements=count))
 
-    def _share(self, at: int, bounds: list[int], work: Work | None, what: Reduction) -> None:
+    def _share(self, at: int, bounds: Sequence[int], work: Work | None, what: Reduction) -> None:
         if work is not None:
             work.wait()
         if self.local is not None:
@@ -231,8 +291,12 @@ class Across:
         elements: int,
         what: Reduction,
         call: Call,
+        stream: tuple[Sequence[Chunk], Stream] | None = None,
     ) -> None:
-        """Reduce over all ranks, or over the given ones, as if each were a host of its own."""
+        """Reduce over all ranks, or over the given ones, as if each were a host of its own.
+
+        With a stream of chunks these are what is reduced, and there is nothing at the address.
+        """
         vertices = self.roster.size if members is None else len(members)
         plan = None
         if choice.algorithm != NATIVE:
@@ -247,27 +311,54 @@ class Across:
         divisor = what.divisor or self.roster.size
         if plan is not None and plan.switches:  # the reducer does what it is told, which may be less than was called
             call = call._replace(op=what.op, extra=what.scale if whole else 1.0)
-        data = memory(address, elements * ITEM_BYTES[what.dtype])
         if plan is None:
+            data = memory(address, elements * ITEM_BYTES[what.dtype])
             self._native.all_reduce(data, what.dtype, SUM if what.op == AVG else what.op, members)
         elif whole:
             fold_by = folder(what.dtype, what.op, scale=what.scale, scales=what.scales, divisor=divisor)
-            self._exchange(plan, members, data, what, fold_by, call._replace(flags=call.flags | WHOLE_FOLD))
+            call = call._replace(flags=call.flags | WHOLE_FOLD)
+            self._exchange(plan, members, address, elements, what, fold_by, fold_by, call, stream)
         else:
-            self._exchange(plan, members, data, what, folder(what.dtype, what.op), call)
+            fold_by = last = folder(what.dtype, what.op)
+            if what.op == AVG and plan.finished and not plan.switches:
+                last = folder(what.dtype, AVG, divisor=divisor)
+            self._exchange(plan, members, address, elements, what, fold_by, last, call, stream)
+            if last is not fold_by:
+                return
         if what.op == AVG and not whole:
             fold([address], address, elements, what.dtype, AVG, divisor=divisor)
 
     def _exchange(
-        self, plan: MessagePlan, members: Sequence[int] | None, data: Bytes, what: Reduction, fold_by: Fold, call: Call
+        self,
+        plan: MessagePlan,
+        members: Sequence[int] | None,
+        address: int,
+        elements: int,
+        what: Reduction,
+        fold_by: Fold,
+        last_fold: Fold,
+        call: Call,
+        stream: tuple[Sequence[Chunk], Stream] | None,
     ) -> None:
         item = ITEM_BYTES[what.dtype]
-        bounds = (chunk_bounds(len(data) // item, plan.chunks) * item).tolist()
-        chunks = [data[bounds[c] : bounds[c + 1]] for c in range(plan.chunks)]
         places = None if members is None else (*members, *range(self.roster.size, self.exchange.transport.size))
-        self.exchange.run(plan, chunks, item, fold_by, call, members=places, wire=what.wire)
-        if what.wire is not None:
-            what.wire.round(data)
+        chunks, feed = stream or (None, None)
+        if chunks is None:
+            data = memory(address, elements * item)
+            bounds = (chunk_bounds(elements, plan.chunks) * item).tolist()
+            chunks = [data[bounds[c] : bounds[c + 1]] for c in range(plan.chunks)]
+        self.exchange.run(
+            plan,
+            chunks,
+            item,
+            fold_by,
+            call,
+            last_fold=last_fold,
+            members=places,
+            wire=what.wire,
+            ordered=True,
+            feed=feed,
+        )
 
     # -------------------------------------------------------------------------------------------- failures
 

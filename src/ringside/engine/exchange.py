@@ -13,6 +13,7 @@ different things find out there. A link of the schedule that has nothing to carr
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import struct
@@ -20,12 +21,13 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from ringside.engine.calls import KINDS
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OPS
+from ringside.engine.message_order import Order, order_messages
 from ringside.engine.message_plan import MessagePlan, Receive, Send
 from ringside.engine.tensors import address_of
 from ringside.engine.transports.transport import Bytes, Cause, LinkError, Pending, Transport
@@ -36,9 +38,25 @@ HEADER_BYTES = 64
 OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16 = 1, 2, 4, 8
 HOPS_KEPT = 1 << 16
 _LARGEST_ITEM = max(ITEM_BYTES)
+_AHEAD = 8  # receives whose messages may be on their way before it is their turn
+_ORDERED_BYTES = 1 << 16  # of a chunk: smaller ones are a matter of latency, and the rounds' order is the shortest
 
 Fold = Callable[[Sequence[int], int, int], None]
 """Reduces arrays: (addresses of the sources in order, address of the result, elements)."""
+
+
+Chunk = Sequence[Bytes] | Bytes | None
+"""A chunk's memory: an array, or the segments it is cut into already; None: never touched by this vertex."""
+
+
+class Feed(Protocol):
+    """Where segments come from and go to while a collective is under way."""
+
+    def wait(self, chunk: int, segment: int) -> None:
+        """Return when this vertex's own contribution lies there."""
+
+    def ready(self, chunk: int, segment: int) -> None:
+        """Take note that the result lies there; it is only read from now on."""
 
 
 class Call(NamedTuple):
@@ -154,30 +172,46 @@ class Exchange:
     def run(
         self,
         plan: MessagePlan,
-        chunks: Sequence[Bytes | None],
+        chunks: Sequence[Chunk],
         item_bytes: int,
         fold: Fold,
         call: Call,
         *,
+        last_fold: Fold | None = None,
         members: Sequence[int] | None = None,
         wire: Wire | None = None,
+        ordered: bool = False,
+        feed: Feed | None = None,
     ) -> None:
         """Carry out this vertex's part of a collective.
 
         Args:
             plan: Its part of the schedule, by the numbers of the schedule.
-            chunks: The chunks' memory, uint8 arrays by number; None: never touched by this vertex.
+            chunks: The chunks' memory, uint8 arrays by number, or what `cut` makes of them.
             item_bytes: Size of an element, bytes.
             fold: The reduction.
             call: What was called; must be equal on all.
+            last_fold: The reduction after which a chunk is complete here, where it is another (`plan.finished`).
             members: The transport's vertex for each vertex of the schedule (default: the same).
-            wire: How elements travel, where not as they are.
+            wire: How elements travel, where not as they are. Where a chunk ends it is rounded like that.
+            ordered: All vertices know the sizes of all chunks: large ones travel in an order that keeps links busy.
+            feed: What fills the chunks and empties them meanwhile; default: they are all there.
 
         Raises:
             LinkError: A peer is lost, late or has left.
             Disagreement: A peer called something else.
         """
-        _Run(self, plan, chunks, item_bytes, fold, call, members, wire).go()
+        _Run(self, plan, chunks, item_bytes, fold, last_fold or fold, call, members, wire, ordered, feed).go()
+
+    def cut(self, memory: Bytes, item_bytes: int, wire: Wire | None) -> list[Bytes]:
+        """Return memory as the segments it travels in; arguments as for `run`."""
+        length = self.segment_of(item_bytes, wire)
+        return [memory[start : start + length] for start in range(0, len(memory), length)]
+
+    def segment_of(self, item_bytes: int, wire: Wire | None) -> int:
+        """Return how many bytes of a tensor one message carries at most."""
+        ratio = 1 if wire is None else item_bytes // wire.item_bytes
+        return max(self.segment_bytes * ratio // item_bytes, 1) * item_bytes
 
     def inbox(self, peer: int) -> _Inbox:
         """Return the places for messages from a peer, posting them the first time."""
@@ -203,9 +237,10 @@ class _Inbox:
 
     def __init__(self, transport: Transport, peer: int, size_bytes: int, window: int) -> None:
         self._transport, self._peer = transport, peer
-        self._places = [np.empty(size_bytes, dtype=np.uint8) for _ in range(window)]
-        self._under_way = deque((place, transport.receive(peer, place)) for place in self._places)
+        self._spare = [np.empty(size_bytes, dtype=np.uint8) for _ in range(window)]
+        self._under_way: deque[tuple[Bytes, Pending]] = deque()
         self._seen: Bytes | None = None
+        self.post(window)
 
     def peek(self) -> Bytes:
         """Wait for the next message and return its place without taking it."""
@@ -226,6 +261,15 @@ class _Inbox:
         """Use a place again."""
         self._under_way.append((place, self._transport.receive(self._peer, place)))
 
+    def keep(self, place: Bytes) -> None:
+        """Use a place again when told by `post`: nothing is sent for which there is no place."""
+        self._spare.append(place)
+
+    def post(self, count: int) -> None:
+        """See to it that there are places for as many messages as that, as far as there are any."""
+        while self._spare and len(self._under_way) < count:
+            self.free(self._spare.pop())
+
 
 @dataclass(frozen=True)
 class _Outbox:
@@ -235,6 +279,61 @@ class _Outbox:
     queue: deque[tuple[int, int, int]]
 
 
+class _Mail:
+    """What comes from one vertex in one collective: messages by their place in the link's order.
+
+    Args:
+        inbox: Where it comes.
+        compare: Looks at the header, which the first message begins with.
+    """
+
+    def __init__(self, inbox: _Inbox, compare: Callable[[Bytes], None]) -> None:
+        self.inbox = inbox
+        self._compare: Callable[[Bytes], None] | None = compare
+        self._taken = 0
+        self.paced = False
+        self._early: dict[int, Bytes] = {}
+        self._first: Bytes | None = None
+
+    @property
+    def heard(self) -> bool:
+        """Whether anything has come."""
+        return self._taken > 0
+
+    def take(self, number: int) -> Bytes:
+        """Wait for one message; those before it that are not wanted yet stay where they are."""
+        while self._taken <= number:
+            at = self._taken
+            self._early[at] = self.take_next()
+        return self._early.pop(number)
+
+    def take_next(self) -> Bytes:
+        """Wait for the next message."""
+        place = self.inbox.take()
+        self._taken += 1
+        if self._compare is not None:
+            self._compare(place)
+            self._first, self._compare = place, None
+        return place
+
+    def begins(self, place: Bytes) -> int:
+        """Return where a message's payload begins."""
+        return HEADER_BYTES if place is self._first else 0
+
+    def free(self, place: Bytes) -> None:
+        """Use a place again."""
+        if place is self._first:
+            self._first = None
+        if self.paced:
+            self.inbox.keep(place)
+        else:
+            self.inbox.free(place)
+
+    def expect(self, number: int) -> None:
+        """See to it that there are places for all messages up to one."""
+        self.inbox.post(number + 1 - self._taken)
+
+
 class _Run:
     """One collective on one vertex."""
 
@@ -242,45 +341,66 @@ class _Run:
         self,
         exchange: Exchange,
         plan: MessagePlan,
-        chunks: Sequence[Bytes | None],
+        chunks: Sequence[Chunk],
         item_bytes: int,
         fold: Fold,
+        last_fold: Fold,
         call: Call,
         members: Sequence[int] | None,
         wire: Wire | None,
+        ordered: bool,
+        feed: Feed | None,
     ) -> None:
         self.exchange, self.plan, self.chunks, self.item = exchange, plan, chunks, item_bytes
-        self.fold, self.call, self.wire = fold, call, wire
+        self.fold, self.last_fold, self.call, self.wire, self.feed = fold, last_fold, call, wire, feed
         self.members = members
         self.me = exchange.transport.rank if members is None else list(members).index(exchange.transport.rank)
-        ratio = 1 if wire is None else item_bytes // wire.item_bytes
-        self.segment = max(exchange.segment_bytes * ratio // item_bytes, 1) * item_bytes
+        self.segment = exchange.segment_of(item_bytes, wire)
         self.leaving: defaultdict[tuple[int, int], list[Pending]] = defaultdict(list)
         self.done: list[int] = [0] * len(plan.dependents)
+        self.order = self._order() if ordered else None
         self.outboxes = {dst: self._outbox(dst, sends) for dst, sends in plan.links.items()}
+        self.mail: dict[int, _Mail] = {}
         self.greeted: set[int] = set()
-        self.heard: set[int] = set()
+        self.times: dict[tuple[int, int], list[float]] = {}
 
     def go(self) -> None:
         for src in self.plan.sources:
-            self.exchange.inbox(self._vertex(src))  # whatever order they come in, the first messages have a place
+            peer = self._vertex(src)  # whatever order they come in, the first messages have a place
+            self.mail[peer] = _Mail(self.exchange.inbox(peer), functools.partial(self._compare, peer))
         for outbox in self.outboxes.values():
             self._pump(outbox)
-        first = 0
-        for k, receives in enumerate(self.plan.rounds):
-            if receives:
-                self._round(k, receives, first)
-                first += len(receives)
+        if self.order is None:
+            first = 0
+            for k, receives in enumerate(self.plan.rounds):
+                if receives:
+                    self._round(k, receives, first)
+                    first += len(receives)
+        else:
+            self._in_order(self.order)
         self._hear_the_rest()
+        self._note_hops()
         for pendings in self.leaving.values():
             for pending in pendings:
                 pending.wait()
 
+    def _order(self) -> Order | None:
+        """Return in which order messages go; None: in that of the rounds."""
+        sizes = [len(chunk) if isinstance(chunk, np.ndarray) else sum(map(len, chunk or ())) for chunk in self.chunks]
+        if self.plan.switches or max(sizes, default=0) < _ORDERED_BYTES:
+            return None
+        segments = [self._segments(chunk) for chunk in range(self.plan.chunks)]
+        return order_messages(self.plan.schedule, self.me, segments, self.exchange._window)
+
     # -------------------------------------------------------------------------------------------- sending
 
     def _outbox(self, dst: int, sends: tuple[Send, ...]) -> _Outbox:
-        """List the messages of a link: per round, segment by segment."""
+        """List the messages of a link: as ordered, or per round, segment by segment."""
         queue: deque[tuple[int, int, int]] = deque()
+        if self.order is not None:
+            after = {(send.round, send.chunk): send.after for send in sends}
+            parts = self.order.sends.get(dst, ())
+            return _Outbox(self._vertex(dst), deque((c, segment, after[k, c]) for k, c, segment in parts))
         for _, grouped in itertools.groupby(sends, key=lambda send: send.round):
             group = list(grouped)
             for segment in range(max(self._segments(send.chunk) for send in group)):
@@ -299,6 +419,8 @@ class _Run:
             if after >= 0 and done[after] <= segment:
                 return
             queue.popleft()
+            if after < 0 and self.feed is not None:
+                self.feed.wait(chunk, segment)
             self._send(outbox.peer, chunk, segment)
 
     def _send(self, peer: int, chunk: int, segment: int) -> None:
@@ -323,70 +445,92 @@ class _Run:
 
     # -------------------------------------------------------------------------------------------- receiving
 
+    def _in_order(self, order: Order) -> None:
+        """Take messages in order, and have them come in that order: what there is no place for yet is not sent."""
+        receives = [receive for receives in self.plan.rounds for receive in receives]
+        indices = [self.plan.receives[k, chunk] for (k, chunk, _), _ in order.takes]
+        for mail in self.mail.values():
+            mail.paced = True
+        for at, ((k, _, segment), places) in enumerate(order.takes):
+            for ahead in range(at, min(at + _AHEAD, len(indices))):
+                for src, number in zip(receives[indices[ahead]].sources, order.takes[ahead].places, strict=True):
+                    self.mail[self._vertex(src)].expect(number)
+            self._receive(k, indices[at], receives[indices[at]], segment, places)
+        for mail in self.mail.values():
+            mail.paced = False
+            mail.inbox.post(self.exchange._window)
+
     def _round(self, k: int, receives: tuple[Receive, ...], first: int) -> None:
         counts = [self._segments(receive.chunk) for receive in receives]
-        times: dict[int, list[float]] = {}
         for segment in range(max(counts)):
             for index, receive in enumerate(receives):
                 if segment < counts[index]:
-                    self._receive(receive, segment, times)
-                    self.done[first + index] += 1
-                    for dst in self.plan.dependents[first + index]:
-                        self._pump(self.outboxes[dst])
-        seq = self.exchange._seq
-        for src, (waited, arrived, last, size) in times.items():
-            self.exchange.hops.append(Hop(seq[2 * src], k, src, int(size), waited, arrived, last))
+                    self._receive(k, first + index, receive, segment, None)
 
-    def _receive(self, receive: Receive, segment: int, times: dict[int, list[float]]) -> None:
+    def _receive(self, k: int, index: int, receive: Receive, segment: int, places: tuple[int, ...] | None) -> None:
+        """Take one segment of a receive, write it, and send what may be sent then."""
         own = self._part(receive.chunk, segment)
-        arrived: list[tuple[int, _Inbox, Bytes, Bytes]] = []
-        for src in receive.sources:
+        arrived: list[tuple[int, Bytes, Bytes]] = []
+        for at, src in enumerate(receive.sources):
             peer = self._vertex(src)
-            inbox = self.exchange.inbox(peer)
-            waited = time.perf_counter()
-            place = inbox.take()
-            now = time.perf_counter()
-            hop = times.setdefault(peer, [waited, now, now, 0.0])
-            hop[2] = now
-            hop[3] += len(own)
-            arrived.append((src, inbox, place, self._payload(peer, place, len(own))))
+            place = self._message(k, peer, None if places is None else places[at], len(own))
+            arrived.append((src, place, self._payload(peer, place, len(own))))
         for pending in self.leaving.pop((receive.chunk, segment), ()):
             pending.wait()
-        self._store(receive, own, arrived)
-        for _, inbox, place, _ in arrived:
-            inbox.free(place)
+        if self.feed is not None:
+            self.feed.wait(receive.chunk, segment)
+        final = index in self.plan.finals
+        self._store(receive, own, arrived, self.last_fold if final else self.fold)
+        for src, place, _ in arrived:
+            self.mail[self._vertex(src)].free(place)
+        if final and self.wire is not None:
+            self.wire.round(own)
+        self.done[index] += 1
+        for dst in self.plan.dependents[index]:
+            self._pump(self.outboxes[dst])
+        if final and self.feed is not None:
+            self.feed.ready(receive.chunk, segment)
 
-    def _store(self, receive: Receive, own: Bytes, arrived: list[tuple[int, _Inbox, Bytes, Bytes]]) -> None:
+    def _message(self, k: int, peer: int, number: int | None, length: int) -> Bytes:
+        """Wait for one message from a vertex, and note when."""
+        mail = self.mail[peer]
+        waited = time.perf_counter()
+        place = mail.take_next() if number is None else mail.take(number)
+        now = time.perf_counter()
+        hop = self.times.setdefault((k, peer), [waited, now, now, 0.0])
+        hop[2] = now
+        hop[3] += length
+        return place
+
+    def _note_hops(self) -> None:
+        seq = self.exchange._seq
+        for (k, src), (waited, arrived, last, size) in sorted(self.times.items()):
+            self.exchange.hops.append(Hop(seq[2 * src], k, src, int(size), waited, arrived, last))
+
+    def _store(self, receive: Receive, own: Bytes, arrived: list[tuple[int, Bytes, Bytes]], fold: Fold) -> None:
         if receive.overwrite:
-            own[:] = arrived[0][3]
+            own[:] = arrived[0][2]
             return
-        sources = [(src, payload) for src, _, _, payload in arrived]
+        sources = [(src, payload) for src, _, payload in arrived]
         if self.me < self.plan.ranks:  # a switch has nothing of its own to add
             sources.append((self.me, own))
             sources.sort(key=lambda pair: pair[0])
         addresses = [address_of(payload) for _, payload in sources]
-        self.fold(addresses, address_of(own), len(own) // self.item)
+        fold(addresses, address_of(own), len(own) // self.item)
 
     def _payload(self, peer: int, place: Bytes, length: int) -> Bytes:
-        start = 0
-        if peer not in self.heard:
-            self._compare(peer, place)
-            start = HEADER_BYTES
+        start = self.mail[peer].begins(place)
         if self.wire is None:
             return place[start : start + length]
         return self.wire.widen(place[start : start + length * self.wire.item_bytes // self.item])
 
     def _hear_the_rest(self) -> None:
         """Take the headers of links that had nothing to carry."""
-        for peer in map(self._vertex, self.plan.sources):
-            if peer not in self.heard:
-                inbox = self.exchange.inbox(peer)
-                place = inbox.take()
-                self._compare(peer, place)
-                inbox.free(place)
+        for mail in self.mail.values():
+            if not mail.heard:
+                mail.free(mail.take_next())
 
     def _compare(self, peer: int, place: Bytes) -> None:
-        self.heard.add(peer)
         seq, plan, segment, *call = _HEADER.unpack_from(place.data)
         theirs = (seq, plan, segment, Call.unpack(*call))
         ours = (self.exchange.next_seq(peer, sending=False), self.plan.hash, self.segment, self.call)
@@ -398,16 +542,19 @@ class _Run:
     def _vertex(self, number: int) -> int:
         return number if self.members is None else self.members[number]
 
-    def _chunk(self, chunk: int) -> Bytes:
+    def _chunk(self, chunk: int) -> Sequence[Bytes] | Bytes:
         memory = self.chunks[chunk]
         assert memory is not None, "the schedule uses a chunk for which there is no memory"
         return memory
 
     def _segments(self, chunk: int) -> int:
-        return -(-len(self._chunk(chunk)) // self.segment)
+        memory = self._chunk(chunk)
+        return -(-len(memory) // self.segment) if isinstance(memory, np.ndarray) else len(memory)
 
     def _part(self, chunk: int, segment: int) -> Bytes:
         memory = self._chunk(chunk)
+        if not isinstance(memory, np.ndarray):
+            return memory[segment]
         return memory if len(memory) <= self.segment else memory[segment * self.segment : (segment + 1) * self.segment]
 
 

@@ -49,7 +49,7 @@ class Send(NamedTuple):
     round: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MessagePlan:
     """One vertex's part of a schedule.
 
@@ -63,6 +63,9 @@ class MessagePlan:
         sources: Who sends anything to this vertex, ascending.
         whole_folds: Every reduction into a chunk adds up the contributions of all ranks at once.
         dependents: By index of a receive, the receivers to whom something can be sent after it.
+        finals: Indices of the receives after which a chunk has its last content here.
+        schedule: What it is a part of.
+        finished: What is copied at the very end was at its sender's end already: whoever adds up last may divide.
     """
 
     name: str
@@ -74,7 +77,20 @@ class MessagePlan:
     sources: tuple[int, ...]
     whole_folds: bool
     dependents: tuple[tuple[int, ...], ...]
-    switches: int = 0
+    finals: frozenset[int]
+    schedule: Schedule
+    finished: bool
+
+    @property
+    def switches(self) -> int:
+        """Number of switches of the schedule."""
+        return self.schedule.switches
+
+    @functools.cached_property
+    def receives(self) -> dict[tuple[int, int], int]:
+        """Index of a receive, by (round, chunk)."""
+        parts = ((k, receive.chunk) for k, receives in enumerate(self.rounds) for receive in receives)
+        return {part: index for index, part in enumerate(parts)}
 
 
 @functools.lru_cache(maxsize=256)
@@ -111,8 +127,25 @@ def plan_messages(schedule: Schedule, vertex: int) -> MessagePlan:
         tuple(sorted({src for receives in rounds for receive in receives for src in receive.sources})),
         whole,
         tuple(tuple(sorted(dsts)) for dsts in dependents),
-        schedule.switches,
+        frozenset(written.values()),
+        schedule,
+        _finished(schedule),
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _finished(schedule: Schedule) -> bool:
+    """Tell whether every copy that a chunk ends with was sent after its sender's own last write of that chunk."""
+    last = np.full((schedule.vertices, schedule.chunks), -1)
+    for k in range(schedule.rounds):
+        step = schedule.round(k)
+        last[step.dst, step.chunk] = k
+    for k in range(schedule.rounds):
+        copies = schedule.round(k).where(~schedule.round(k).reduce)
+        ends = last[copies.dst, copies.chunk] == k
+        if (last[copies.src, copies.chunk][ends] >= k).any():
+            return False
+    return True
 
 
 def _folds_all(step: Round, schedule: Schedule) -> bool:

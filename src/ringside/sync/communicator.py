@@ -366,8 +366,6 @@ class Communicator(Collectives):
     def _open_across(self) -> Across:
         timeout_s = self.settings.timeout_s
         switch = self._options.switch
-        if switch and next(_switches):
-            raise UsageError("the reducer at the switch serves one communicator, and this job has one with switch=True")
         messages: Store = PrefixStore("messages", self._store)
         if switch:
             messages = join_switch(self._store, self.roster, self.settings.message_bytes)
@@ -434,7 +432,6 @@ class _Options:
 
 
 _numbers = itertools.count()
-_switches = itertools.count()
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 

@@ -6,6 +6,7 @@ import msgspec
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.engine.roster import Roster
+from ringside.errors import UsageError
 
 _PREFIX = "ringside/switch"
 
@@ -25,11 +26,17 @@ class SwitchPlan(msgspec.Struct):
 
 
 def join_switch(store: Store, roster: Roster, message_bytes: int) -> Store:
-    """Return the part of the store over which ranks and the reducer meet; rank 0 tells the reducer who there is."""
+    """Return the part of the store over which ranks and the reducer meet; rank 0 tells the reducer who there is.
+
+    Raises:
+        UsageError: On all ranks: this store's reducer has met a communicator already.
+    """
     root = store
     while isinstance(root, PrefixStore):
         root = root.underlying_store
     shared = PrefixStore(_PREFIX, root)
+    if shared.add(f"joined/{roster.rank}", 1) > 1:  # a communicator is made by all ranks, so all see the same
+        raise UsageError("the reducer at the switch serves one communicator, and this job has one with switch=True")
     if roster.rank == 0:
         plan = SwitchPlan(roster.size, list(roster.lane(0)), message_bytes)
         shared.set("plan", msgspec.json.encode(plan).decode())
