@@ -6,6 +6,8 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from ringside.doctor.findings import Findings, Note, merge
 from ringside.doctor.progress import Progress, Silent
 from ringside.doctor.reader import Reader, readers
@@ -64,18 +66,16 @@ def _read(reader: Reader, sources: Sequence[Source], progress: Progress) -> Find
         _log.debug("the reader of %ss failed", reader.KIND, exc_info=True)
         why = f"looks like a {reader.KIND} but could not be read: {type(error).__name__}: {error}"
         return Findings(notes=[Note(file=source.name, kind=reader.KIND, text=why, used=False) for source in sources])
-    return merge([found, Findings(notes=_missing_notes(reader, sources, found))])
+    notes = {note.file: note for note in found.notes}
+    told = [_with_problems(notes.pop(source.name, None), source, reader) for source in sources]
+    return msgspec.structs.replace(found, notes=[*told, *notes.values()])
 
 
-def _missing_notes(reader: Reader, sources: Sequence[Source], found: Findings) -> list[Note]:
-    """Notes on what went wrong while reading, and on files their reader said nothing about."""
-    told = {note.file: note.text for note in found.notes}
-    notes = []
-    for source in sources:
-        problems = [line for line in source.problems if line not in told.get(source.name, "")]
-        if problems or source.name not in told:
-            notes.append(Note(file=source.name, kind=reader.KIND, text="; ".join(problems) or "read"))
-    return notes
+def _with_problems(note: Note | None, source: Source, reader: Reader) -> Note:
+    """A file's one line, with what went wrong while it was read."""
+    note = note or Note(file=source.name, kind=reader.KIND, text="read")
+    problems = [line for line in source.problems if line not in note.text]
+    return msgspec.structs.replace(note, text="; ".join([note.text, *problems]))
 
 
 def describe(source: Source) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import PurePosixPath
 
 from ringside.doctor.findings import Findings, Note, merge
@@ -33,16 +35,29 @@ def recognise(source: Source) -> bool:
 def read(sources: Sequence[Source], progress: Progress) -> Findings:
     """Return what the dumps of one job, or of several in folders of their own, say together."""
     dumps, refused = [], []
-    for number, source in enumerate(sources):
-        progress.say(f"reading dump {number + 1} of {len(sources)}")
-        try:
-            dumps.append(_dump(source))
-        except NotADumpError as error:
-            refused.append(Note(file=source.name, text=str(error), used=False))
+    with _no_collection():
+        for number, source in enumerate(sources):
+            progress.say(f"reading dump {number + 1} of {len(sources)}")
+            try:
+                dumps.append(_dump(source))
+            except NotADumpError as error:
+                refused.append(Note(file=source.name, text=str(error), used=False))
     jobs, left_out = sort_into_jobs(dumps)
     progress.say(f"matching the collectives of {counted(len(dumps), 'rank')}")
     found = [_job(job, f" of {_folder(job)}" if len(jobs) > 1 else "") for job in jobs]
     return merge([*found, Findings(notes=[*left_out, *refused])])
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Let the garbage collector rest: hundreds of thousands of new values hold no circles."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _dump(source: Source) -> Dump:

@@ -50,7 +50,7 @@ class _Entry(msgspec.Struct):
     state: str | None = None
     retired: bool = False
     is_p2p: bool | None = None
-    frames: list[Frame] = []
+    frames: Any = None
     time_created_ns: int | float | None = None
     time_discovered_started_ns: int | float | None = None
     time_discovered_completed_ns: int | float | None = None
@@ -154,6 +154,13 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
     completed: dict[str, int] = {}
     calls: list[Call] = []
     skipped: int = 0
+
+    def by_group(self) -> dict[str, list[Call]]:
+        """Return its calls by the name of their group, in order."""
+        found: dict[str, list[Call]] = {}
+        for call in self.calls:
+            found.setdefault(call.group, []).append(call)
+        return found
 
     @property
     def world(self) -> tuple[int, ...]:
@@ -294,11 +301,12 @@ def _call(entry: _Entry, done: bool, shapes: dict[tuple[str, str, str, str], tup
         ",".join(entry.input_dtypes or entry.output_dtypes),
     )
     seq = entry.p2p_seq_id if p2p else entry.collective_seq_id
+    seq = entry.seq_id if seq is None else seq
     return Call(
         group=entry_group(entry)[0],
         op=shape[0],
         backend=backend,
-        seq=_first(seq, entry.seq_id, -1),
+        seq=-1 if seq is None else seq,
         peer=(int(match.group(4)) if match else 0) if p2p else -1,
         shape=shapes.setdefault(shape, shape),
         nbytes=_nbytes(entry.input_sizes, entry.input_dtypes),
@@ -307,12 +315,16 @@ def _call(entry: _Entry, done: bool, shapes: dict[tuple[str, str, str, str], tup
         done=done,
         started=entry.state == "started" or bool(entry.time_discovered_started_ns),
         timeout_s=(entry.timeout_ms or 0) / 1e3,
-        frames=[] if done else entry.frames,
+        frames=[] if done else _frames(entry.frames),
     )
 
 
-def _first(*values: int | None) -> int:
-    return next(value for value in values if value is not None)
+def _frames(raw: Any) -> list[Frame]:
+    """A stack; only read where somebody waits, for most calls ended."""
+    try:
+        return msgspec.convert(raw or [], list[Frame], strict=False)
+    except msgspec.ValidationError:
+        return []
 
 
 def _nbytes(sizes: list[list[int]], dtypes: list[str]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 from ringside.doctor.flight_recorder_dump import Call, Dump, Group
@@ -18,6 +18,7 @@ class GroupView:
         group: What the group is.
         dumps: Dumps of its members, by global rank.
         members: Its global ranks; those known to be, where no dump lists them.
+        made: Calls by rank and name of group, as `Dump.by_group` gives them.
 
     Attributes:
         calls: Collectives (no sends, no receives) by rank and sequence number.
@@ -25,12 +26,14 @@ class GroupView:
         completed: Last collective that each rank is known to have completed.
     """
 
-    def __init__(self, group: Group, dumps: dict[int, Dump], members: Sequence[int]) -> None:
+    def __init__(
+        self, group: Group, dumps: dict[int, Dump], members: Sequence[int], made: Mapping[int, Mapping[str, list[Call]]]
+    ) -> None:
         self.group, self.dumps, self.members = group, dumps, tuple(members)
         self.calls: dict[int, dict[int, Call]] = {}
         self.p2p: dict[int, list[Call]] = {}
-        for rank, dump in dumps.items():
-            mine = [call for call in dump.calls if call.group == group.name]
+        for rank in dumps:
+            mine = made[rank].get(group.name, [])
             self.calls[rank] = {call.seq: call for call in mine if not call.p2p and call.op != "coalesced"}
             self.p2p[rank] = [call for call in mine if call.p2p and call.op in ("send", "recv")]
         counted = {} if any(self.p2p.values()) else dumps
@@ -54,7 +57,7 @@ class GroupView:
         """Whether a collective has no end. Gloo marks what failed as ended too: it cannot have without everybody."""
         if not call.done or call.backend != "gloo":
             return not call.done
-        short = any(self.last[member] < call.seq for member in self.dumps)
+        short = self.least < call.seq
         waited = self.dumps[rank].written_s - call.created_s
         return short and call.op not in ROOTED and call.seq == self.last[rank] and waited >= call.timeout_s / 2
 
@@ -63,9 +66,18 @@ class GroupView:
         """Sends and receives that have no end, by rank."""
         return {rank: [call for call in calls if not call.done] for rank, calls in self.p2p.items()}
 
-    def absent(self, seq: int) -> list[int]:
-        """Return members with a dump that never entered collective `seq`."""
-        return [rank for rank in self.members if rank in self.dumps and self.last[rank] < seq]
+    def absent(self, seq: int, before: int = -2) -> list[int]:
+        """Return members with a dump that never entered collective `seq`, though they entered number `before`."""
+        return [rank for rank in self._present if before <= self.last[rank] < seq]
+
+    @cached_property
+    def _present(self) -> list[int]:
+        return [rank for rank in self.members if rank in self.dumps]
+
+    @cached_property
+    def least(self) -> int:
+        """The collective that all members with a dump are known to have entered."""
+        return min((self.last[rank] for rank in self._present), default=-1)
 
     def global_rank(self, index: int) -> int | None:
         """Return the global rank of a rank of the group; None where the group's ranks are not known."""
@@ -82,8 +94,9 @@ def group_views(dumps: Iterable[Dump]) -> list[GroupView]:
     for rank, dump in by_rank.items():
         for group in dump.groups.values():
             found.setdefault((group.name, group.ranks), (group, {}))[1][rank] = dump
+    made = {rank: dump.by_group() for rank, dump in by_rank.items()}
     return [
-        GroupView(group, _with_absent(group, members, by_rank), group.ranks or _known(group, members, by_rank))
+        GroupView(group, _with_absent(group, members, by_rank), group.ranks or _known(group, members, by_rank), made)
         for group, members in found.values()
     ]
 

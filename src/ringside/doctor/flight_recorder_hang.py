@@ -16,6 +16,8 @@ from ringside.doctor.flight_recorder_groups import ROOTED, GroupView
 
 STUCK_BY = 2
 """A rank's device counts as stopped when peers finished so many collectives more; one may be a watchdog's round."""
+MOST_STARTS = 64
+"""Ranks from which a circle of waiting is looked for."""
 
 
 @dataclass
@@ -73,11 +75,15 @@ def find_causes(views: list[GroupView]) -> list[Cause]:
 
 
 def _absences(view: GroupView) -> Iterable[Wait]:
+    """Each waiting rank with each member that is not where it is, at the first call in which it misses it."""
     for rank, pending in view.pending.items():
+        reached = -2
         for call in pending:
-            for absent in view.absent(call.seq):
-                if absent != rank:
-                    yield Wait(rank, absent, view, call)
+            if call.seq > view.least:
+                yield from (
+                    Wait(rank, absent, view, call) for absent in view.absent(call.seq, reached) if absent != rank
+                )
+                reached = call.seq
 
 
 def _unmatched(view: GroupView) -> Iterable[Wait]:
@@ -121,7 +127,7 @@ def _stopped(views: list[GroupView]) -> dict[int, list[Sign]]:
 def _circle(edges: dict[int, set[int]], awaited: set[int]) -> set[int]:
     """Ranks that wait for each other and for nobody else: the smallest set that all waiting leads into."""
     best: set[int] = set()
-    for start in sorted(awaited):
+    for start in sorted(awaited)[:MOST_STARTS]:
         reached = _reach(edges, start)
         if start in reached and (not best or len(reached) < len(best)):
             best = reached
@@ -149,8 +155,10 @@ def _by_first_wait(waits: list[Wait], roots: set[int], circle: set[int], stopped
                 first[wait.awaited] = wait
     causes: list[Cause] = []
     for rank, wait in sorted(first.items(), key=lambda item: _order(item[1])):
-        cause = _cause_of(causes, wait.view, wait.call)
-        (cause.circle if rank in circle else cause.absent).add(rank)
+        if not circle:
+            _cause_of(causes, wait.view, wait.call).absent.add(rank)
+        elif not causes:  # a circle is one cause, wherever it shows
+            _cause_of(causes, wait.view, wait.call).circle |= circle
     for cause in causes:
         culprits = set(cause.ranks)
         cause.waiting |= {wait.waiting for wait in waits if wait.view is cause.view and wait.awaited in culprits}

@@ -22,7 +22,10 @@ from ringside.errors import RingsideError
 SPARE_BYTES = 2 << 30
 """Memory that unpickling may claim beyond what the process has; a memo index of 2^31 would claim 32 GB."""
 
-_TEXT_PICKLE = re.compile(rb"\A(c[\w.]+\n[\w.]+\n|\([dlp]p?0?\n|\]p?0?\n|\}p?0?\n)")
+_OLD_PICKLE = re.compile(
+    rb"\A(?:[(]?[ci][\w.]+\n[\w.]+\n|[(][dl](?:p\d|q)|[\]}](?:p\d|q)|[\]}][.]\Z)",
+)
+"""How pickles of the protocols 0 and 1 begin: a global, a dictionary or a list."""
 
 
 class NotADumpError(RingsideError):
@@ -41,9 +44,7 @@ class _Refusing(pickle.Unpickler):
 
 def is_pickle(head: bytes) -> bool:
     """Return whether bytes begin like a pickle, of the binary protocols or of the old ones in text."""
-    return (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05" and len(head) > 2) or bool(
-        _TEXT_PICKLE.match(head)
-    )
+    return (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05" and len(head) > 2) or bool(_OLD_PICKLE.match(head))
 
 
 def load(data: bytes) -> Any:

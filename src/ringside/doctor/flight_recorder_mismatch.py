@@ -26,6 +26,8 @@ SAME_SIZES = frozenset(
     }
 )
 """Collectives whose ranks must all give the same sizes; an all-to-all's may differ."""
+SOON = 8
+"""Calls within which another order is recognised as one."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,13 @@ def _differ(view: GroupView, seq: int, what: str, calls: dict[int, Call]) -> Mis
     usual, count = counts[0]
     decided = count > counts[1][1]
     others = {rank: calls[rank] for rank, text in said.items() if text != usual or not decided}
-    common = next(calls[rank] for rank, text in said.items() if text == usual)
-    skipped = what == "operation" and all(_called_later(view, rank, seq, common) for rank in others)
+    same = [rank for rank, text in said.items() if text == usual]
+    common = calls[same[0]]
+    skipped = what == "operation" and all(
+        _called_later(view, rank, seq, common)
+        and any(_called_later(view, usual_one, seq, calls[rank]) for usual_one in same)
+        for rank in others
+    )
     return Mismatch(view=view, seq=seq, what=what, common=common, others=others, decided=decided, skipped=skipped)
 
 
@@ -97,10 +104,7 @@ def _aspect(call: Call, what: str) -> str:
     return f"{inputs} → {outputs}" if op in SAME_SIZES else ""
 
 
-def _called_later(view: GroupView, rank: int, seq: int, common: Call) -> bool:
-    """Whether a rank made the common call as well, under another number close by."""
-    return any(
-        call.shape == common.shape
-        for number, call in view.calls[rank].items()
-        if number != seq and abs(number - seq) < 8
-    )
+def _called_later(view: GroupView, rank: int, seq: int, call: Call) -> bool:
+    """Whether a rank made a call of this shape soon after number `seq`."""
+    own = view.calls[rank]
+    return any(number in own and own[number].shape == call.shape for number in range(seq + 1, seq + 1 + SOON))

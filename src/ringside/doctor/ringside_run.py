@@ -21,7 +21,7 @@ from ringside.errors import RingsideError
 from ringside.monitor.run_directory import EVENTS, RUN, STEPS, SUMMARY, RunReader
 from ringside.monitor.summary import finish
 from ringside.monitor.table import Table, fill_waits, tabulate
-from ringside.monitor.verdict import Verdict
+from ringside.monitor.verdict import Verdict, percent
 
 KIND = "Ringside run"
 SIMILAR = 0.05
@@ -155,12 +155,12 @@ def _answers(summary: dict[str, Any], table: Table) -> dict[str, Question]:
         "communication_dominates": Question(
             answer=bool(after > 0.5 and exposed > 0.1 * step),
             numbers={**numbers, "communication_after_backward_ratio": after},
-            words=f"{exposed / step:.0%} of a step is synchronisation that backward does not hide.",
+            words=f"{percent(exposed / step)} of a step is synchronisation that backward does not hide.",
         ),
         "similar_step_times": Question(
             answer=max(excess, default=0.0) <= SIMILAR if len(excess) > 1 else None,
             numbers={"worst_excess_ratio": max(excess, default=0.0), "step_seconds": step},
-            words=f"The slowest rank's own time lies {max(excess, default=0.0):.1%} above the others'.",
+            words=f"The slowest rank's own time lies {percent(max(excess, default=0.0))} above the others'.",
         ),
         "small_collectives": Question(
             answer=small if count else None,

@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringside.doctor import Findings, examine
+
+from .dumps import call, dump, world, write
+from .shared_data import shared
+
+GLOO_JOB = """
+import datetime, sys
+import torch, torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+rank, store, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+patience = datetime.timedelta(seconds=1)
+dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2, timeout=patience)
+for _ in range(4):
+    dist.all_reduce(torch.ones(100))
+if rank == 0 and len(sys.argv) > 4:
+    try:
+        dist.all_reduce(torch.ones(64, 64))
+    except RuntimeError:
+        pass
+with open(f"{out}/nccl_trace_rank_{rank}", "wb") as file:
+    file.write(c10d._dump_fr_trace())
+import os
+os._exit(0)
+"""
+
+
+def culprits(found: Findings) -> set[int]:
+    return {rank for verdict in found.verdicts for rank in verdict.ranks}
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("gpu_error_1st", [12, 14]), ("lock_gil_1st", [9, 14])])
+def test_real_dumps_name_every_injected_rank_and_no_innocent_one(name: str, ranks: list[int]) -> None:
+    found = examine([shared(f"flight_recorder/{name}")])
+    (verdict,) = found.verdicts
+    assert verdict.kind == "hang"
+    assert verdict.ranks == ranks
+    assert verdict.evidence["group"] == {"gpu_error_1st": "74", "lock_gil_1st": "72"}[name]
+    assert verdict.evidence["collective"] == "nccl:all_to_all"
+    assert sum(note.used for note in found.notes) == 16
+
+
+def test_real_dumps_of_two_jobs_are_judged_folder_by_folder() -> None:
+    found = examine([shared("flight_recorder")])
+    assert sorted(verdict.ranks for verdict in found.verdicts) == [[9, 14], [12, 14]]
+
+
+def test_real_dumps_with_a_rank_left_out_blame_nobody_new() -> None:
+    paths = [path for path in sorted(shared("flight_recorder/lock_gil_1st").glob("_dump_*")) if path.name != "_dump_3"]
+    found = examine(paths)
+    assert culprits(found) == {9, 14}
+    assert any("rank 3" in line.what for line in found.unjudged)
+
+
+def test_one_real_dump_of_sixteen_is_not_judged() -> None:
+    found = examine([shared("flight_recorder/lock_gil_1st/_dump_5")])
+    assert found.verdicts == []
+    assert any("not here" in line.why for line in found.unjudged)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_rank_that_never_came(tmp_path: Path, as_json: bool) -> None:
+    usual = [*map(call, range(1, 6)), call(6, done=False)]
+    found = examine([write(tmp_path, world(4, {2: usual[:5]}, usual), as_json=as_json)])
+    (verdict,) = found.verdicts
+    assert (verdict.kind, verdict.ranks) == ("hang", [2])
+    evidence = verdict.evidence
+    assert evidence["collective_seq_id"] == 6
+    assert evidence["behind"] == "rank 2 at 5 of 6"
+    assert evidence["victims"] == "0, 1, 3"
+    assert evidence["size_bytes"] == 4000
+    assert evidence["group_size"] == 4
+    assert evidence["stack_of_the_waiting"] == "train (train.py:46)"
+
+
+@pytest.mark.parametrize("version", ["2.5", "2.7", "2.9", "2.10"])
+def test_healthy_dumps_give_no_verdict(tmp_path: Path, version: str) -> None:
+    groups = {"0": range(3)}
+    dumps = {rank: dump(map(call, range(1, 30)), groups, version) for rank in range(3)}
+    found = examine([write(tmp_path, dumps)])
+    assert found.verdicts == []
+    assert found.unjudged == []
+    assert all(note.used for note in found.notes)
+
+
+def test_the_first_cause_is_found_through_two_groups(tmp_path: Path) -> None:
+    """Rank 3 never comes to its pair; rank 2 waits for it there and so misses the whole group's collective."""
+    groups = {rank: {"0": range(4), "1": (0, 1) if rank < 2 else (2, 3)} for rank in range(4)}
+    before = [*map(call, range(1, 4))]
+    pair = [call(1, group="1", desc="tp", at_ms=4), call(2, group="1", desc="tp", at_ms=5)]
+    stuck = call(2, group="1", desc="tp", done=False, at_ms=5)
+    entries = {
+        0: [*before, *pair, call(4, done=False, at_ms=6)],
+        1: [*before, *pair, call(4, done=False, at_ms=6)],
+        2: [*before, pair[0], stuck],
+        3: [*before, pair[0]],
+    }
+    found = examine([write(tmp_path, {rank: dump(entries[rank], groups[rank]) for rank in range(4)})])
+    assert [verdict.ranks for verdict in found.verdicts] == [[3]]
+    assert found.verdicts[0].evidence["group"] == "1"
+    assert found.verdicts[0].evidence["victims"] == "0-2"
+
+
+def test_a_device_that_stopped_is_named_though_its_rank_went_on_calling(tmp_path: Path) -> None:
+    usual = [*map(call, range(1, 8)), call(8, done=False)]
+    stopped = [*map(call, range(1, 4)), *(call(seq, done=False) for seq in range(4, 9))]
+    found = examine([write(tmp_path, world(4, {1: stopped}, usual))])
+    (verdict,) = found.verdicts
+    assert (verdict.kind, verdict.ranks) == ("hang", [1])
+    assert verdict.evidence["stopped"] == "rank 1 at 3, peers at 7"
+
+
+def test_all_ranks_in_a_collective_is_no_verdict_but_is_said(tmp_path: Path) -> None:
+    usual = [*map(call, range(1, 6)), call(6, done=False)]
+    found = examine([write(tmp_path, world(4, {}, usual))])
+    assert found.verdicts == []
+    assert "every rank that should be in it is" in found.unjudged[0].why
+
+
+def test_the_only_rank_without_a_dump_is_the_culprit_if_all_others_wait(tmp_path: Path) -> None:
+    dumps = world(4, {}, [*map(call, range(1, 6)), call(6, done=False)])
+    del dumps[3]
+    found = examine([write(tmp_path, dumps)])
+    assert [(verdict.kind, verdict.ranks) for verdict in found.verdicts] == [("hang", [3])]
+
+
+def test_two_ranks_without_dumps_cannot_be_told_apart(tmp_path: Path) -> None:
+    dumps = world(4, {}, [*map(call, range(1, 6)), call(6, done=False)])
+    del dumps[3], dumps[1]
+    found = examine([write(tmp_path, dumps)])
+    assert found.verdicts == []
+    assert "ranks 1 and 3" in found.unjudged[0].why
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (call(6, sizes=[[1001]], done=False), "size"),
+        (call(6, dtype="Double", done=False), "dtype"),
+        (call(6, "broadcast", done=False), "operation"),
+    ],
+)
+def test_mismatches_name_the_rank_that_differs(tmp_path: Path, other: dict[str, object], what: str) -> None:
+    before = [*map(call, range(1, 6))]
+    found = examine([write(tmp_path, world(3, {1: [*before, other]}, [*before, call(6, done=False)]))])
+    (verdict,) = found.verdicts
+    assert (verdict.kind, verdict.ranks) == ("mismatch", [1])
+    assert verdict.evidence["differs_in"] == what
+    assert verdict.evidence["victims"] == "0, 2"
+
+
+def test_another_order_is_called_that(tmp_path: Path) -> None:
+    usual = [call(1), call(2, "all_gather"), call(3, "broadcast"), call(4, done=False)]
+    swapped = [call(1), call(2, "broadcast"), call(3, "all_gather"), call(4, done=False)]
+    found = examine([write(tmp_path, world(3, {2: swapped}, usual))])
+    (verdict,) = found.verdicts
+    assert verdict.ranks == [2]
+    assert verdict.evidence["differs_in"] == "order"
+    assert verdict.evidence["collective_seq_id"] == 2
+
+
+def test_uneven_all_to_all_is_no_mismatch(tmp_path: Path) -> None:
+    own = {1: [call(1, "all_to_all", sizes=[[1200]])]}
+    assert examine([write(tmp_path, world(3, own, [call(1, "all_to_all")]))]).verdicts == []
+
+
+def test_of_two_ranks_that_disagree_neither_is_called_right(tmp_path: Path) -> None:
+    own = {1: [call(1), call(2, sizes=[[1001]], done=False)]}
+    (verdict,) = examine([write(tmp_path, world(2, own, [call(1), call(2, done=False)]))]).verdicts
+    assert verdict.ranks == [0, 1]
+    assert "majority" in str(verdict.evidence["who_is_right"])
+
+
+def test_a_receive_whose_send_was_never_posted_names_the_sender(tmp_path: Path) -> None:
+    receive = call(2, "recv 0<-1", p2p=True, done=False)
+    found = examine([write(tmp_path, world(3, {0: [call(1), receive]}, [call(1)]))])
+    assert [(verdict.kind, verdict.ranks) for verdict in found.verdicts] == [("hang", [1])]
+
+
+def test_ranks_that_wait_for_each_other_in_two_groups(tmp_path: Path) -> None:
+    groups = {"0": range(2), "1": range(2)}
+    dumps = {
+        0: dump([call(1), call(2, done=False)], groups),
+        1: dump([call(1), call(1, group="1", desc="tp", done=False, at_ms=3)], groups),
+    }
+    (verdict,) = examine([write(tmp_path, dumps)]).verdicts
+    assert (verdict.kind, verdict.ranks) == ("mismatch", [0, 1])
+
+
+def test_two_files_of_one_rank_and_one_of_another_job(tmp_path: Path) -> None:
+    usual = [*map(call, range(1, 6))]
+    folder = write(tmp_path, world(4, {}, usual))
+    write(tmp_path / "x", {2: dump(usual[:3], {"0": range(4)})})
+    (tmp_path / "x" / "nccl_trace_rank_2").rename(folder / "old_rank_2")
+    (tmp_path / "x").rmdir()
+    write(folder, {9: dump(usual, {"0": range(16)})})
+    found = examine([folder])
+    lines = {note.file.rpartition("/")[2]: note for note in found.notes}
+    assert "second dump of rank 2" in lines["old_rank_2"].text
+    assert "another job" in lines["nccl_trace_rank_9"].text
+    assert found.verdicts == []
+    assert sum(note.used for note in found.notes) == 4
+
+
+def test_damaged_entries_are_counted_and_the_others_used(tmp_path: Path) -> None:
+    usual = [*map(call, range(1, 6)), call(6, done=False)]
+    dumps = world(3, {1: usual[:5]}, usual)
+    dumps[0]["entries"].insert(0, {"collective_seq_id": "no number", "process_group": 7})
+    found = examine([write(tmp_path, dumps)])
+    assert culprits(found) == {1}
+    assert any("1 damaged entry left out" in note.text for note in found.notes)
+
+
+def test_a_dump_that_does_not_say_whose_it_is(tmp_path: Path) -> None:
+    (write(tmp_path, {0: dump([call(1)], {"0": range(2)})}) / "nccl_trace_rank_0").rename(tmp_path / "trace")
+    (note,) = examine([tmp_path]).notes
+    assert not note.used
+    assert "name it after its rank" in note.text
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_dumps_of_a_real_gloo_job(tmp_path: Path, hangs: bool) -> None:
+    """Gloo says nothing of states, and marks what failed as ended; rank 1 never calls the last all-reduce."""
+    (tmp_path / "out").mkdir()
+    arguments = [str(tmp_path / "store"), str(tmp_path / "out"), *(["hang"] if hangs else [])]
+    environ = {**os.environ, "TORCH_FR_BUFFER_SIZE": "100", "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", GLOO_JOB, str(rank), *arguments], env=environ, stderr=subprocess.PIPE)
+        for rank in range(2)
+    ]
+    try:
+        for process in ranks:
+            _, errors = process.communicate(timeout=120)
+            assert process.returncode == 0, errors.decode()
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    found = examine([tmp_path / "out"])
+    if not hangs:
+        assert found.verdicts == []
+        return
+    (verdict,) = found.verdicts
+    assert (verdict.kind, verdict.ranks) == ("hang", [1])
+    assert verdict.evidence["input_sizes"] == "[[64, 64]]"

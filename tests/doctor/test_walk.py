@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ringside.doctor import Findings, Limits, examine, gather
+from ringside.doctor.walk import natural
+
+from .dumps import call, world, write
+from .nccl_logs import job_log
+
+LOG = job_log([2])
+
+
+def line(found: Findings, name: str) -> str:
+    """Return the one line about a file."""
+    (text,) = [note.text for note in found.notes if name in note.file]
+    return text
+
+
+def tar_of(path: Path, members: dict[str, bytes], mode: str = "w:gz") -> Path:
+    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+def names(paths: list[Path | str]) -> list[str]:
+    with gather(paths) as gathered:
+        return [source.name.rpartition("/")[2] for source in gathered.sources]
+
+
+def test_folders_globs_and_each_file_once(tmp_path: Path) -> None:
+    for name in ("rank_10.log", "rank_2.log", "deep/x.log"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "again.log").symlink_to(tmp_path / "rank_2.log")
+    assert names([tmp_path])[1:] == ["x.log", "rank_2.log", "rank_10.log"] or len(names([tmp_path])) == 3
+    assert names([str(tmp_path / "rank_*"), tmp_path / "rank_2.log"]) == ["rank_10.log", "rank_2.log"]
+    assert names([str(tmp_path / "**" / "x.log")]) == ["x.log"]
+    assert sorted(["r10", "r9", "r2"], key=natural) == ["r2", "r9", "r10"]
+
+
+@pytest.mark.parametrize("packed", ["plain", "gz", "gz.gz", "tar", "tar.gz", "zip", "tar.gz in zip"])
+def test_what_is_packed_reads_like_what_is_not(tmp_path: Path, packed: str) -> None:
+    path, data = tmp_path / "thing", LOG.replace("Channel 00/02 :  0  1", "Channel 00/02 :  0  0").encode()
+    if packed in ("tar", "tar.gz", "tar.gz in zip"):
+        data = tar_of(path, {"a/b.log": data}, "w" if packed == "tar" else "w:gz").read_bytes()
+    for _ in range(packed.count("gz") if packed.startswith("gz") else 0):
+        data = gzip.compress(data)
+    path.write_bytes(data)
+    if "zip" in packed:
+        with zipfile.ZipFile(tmp_path / "z", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("inner", path.read_bytes())
+        path = tmp_path / "z"
+    found = examine([path])
+    assert [verdict.kind for verdict in found.verdicts] == ["broken_ring"]
+    assert [note.used for note in found.notes] == [True]
+
+
+def test_a_truncated_gzip_is_used_as_far_as_it_goes_and_says_how_far(tmp_path: Path) -> None:
+    data = gzip.compress(job_log([8, 8], channels=16).encode())
+    (tmp_path / "cut.log.gz").write_bytes(data[: 2 * len(data) // 3])
+    found = examine([tmp_path])
+    assert [note.used for note in found.notes] == [True]
+    assert "breaks off" in line(found, "cut")
+    assert "are whole" in line(found, "cut")
+
+
+def test_a_damaged_gzip_is_used_up_to_the_damage(tmp_path: Path) -> None:
+    data = bytearray(gzip.compress(os.urandom(3000) + LOG.encode()))
+    data[-6] ^= 0xFF
+    (tmp_path / "bad.gz").write_bytes(bytes(data))
+    assert "damaged" in line(examine([tmp_path]), "bad")
+
+
+def test_an_empty_folder_a_binary_and_nothing_at_all(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "noise").write_bytes(bytes(range(256)) * 10)
+    (tmp_path / "nothing").touch()
+    (tmp_path / "poem.txt").write_text("The ring\nof ranks")
+    found = examine([tmp_path, tmp_path / "empty", tmp_path / "not-there"])
+    assert "empty folder" in line(found, "/empty")
+    assert "binary" in line(found, "noise")
+    assert "empty" in line(found, "nothing")
+    assert "begins with 'The ring" in line(found, "poem")
+    assert "does not exist" in line(found, "not-there")
+    assert not any(note.used for note in found.notes)
+
+
+def test_bombs_are_refused_in_one_line_and_the_others_used(tmp_path: Path) -> None:
+    (tmp_path / "good.log").write_text(LOG)
+    limits = Limits(ratio_after_bytes=1 << 20)
+    zeros = b"\0" * (8 << 20)
+    (tmp_path / "zeros.gz").write_bytes(gzip.compress(zeros))
+    (tmp_path / "text.log.gz").write_bytes(gzip.compress(LOG.encode() + b" " * (8 << 20)))
+    tar_of(tmp_path / "bomb.tar.gz", {"zeros": zeros})
+    with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("zeros", zeros)
+    found = examine([tmp_path], limits=limits)
+    assert "bomb" in line(found, "zeros.gz")
+    assert "bomb" in line(found, "text.log.gz")
+    assert any("bomb" in note.text for note in found.notes if "bomb.tar.gz" in note.file)
+    assert "bomb" in line(found, "bomb.zip")
+    assert "lines" in line(found, "good.log")
+    assert len({note.file for note in found.notes}) == len(found.notes)
+
+
+def test_unpacking_stops_at_the_limit_of_bytes(tmp_path: Path) -> None:
+    (tmp_path / "long.log.gz").write_bytes(gzip.compress(os.urandom(1 << 20)))
+    with gather([tmp_path], limits=Limits(file_bytes=1 << 18)) as gathered:
+        (source,) = gathered.sources
+        with source.open() as stream:
+            assert len(stream.read()) <= (1 << 18) + (1 << 18)
+        assert "more than" in source.problems[0]
+
+
+def test_hostile_members_of_a_tar_are_left_out_each_with_a_line(tmp_path: Path) -> None:
+    deep = "/".join(["d"] * 100) + "/x.log"
+    path = tmp_path / "x.tar.gz"
+    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as archive:
+        for name in (deep, "../../escape.log", "/etc/absolute.log", "good.log"):
+            info = tarfile.TarInfo(name)
+            info.size = len(LOG)
+            archive.addfile(info, io.BytesIO(LOG.encode()))
+        link = tarfile.TarInfo("link")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    found = examine([path])
+    assert "101 levels deep" in line(found, "x.log")
+    assert "leads out" in line(found, "escape")
+    assert "leads out" in line(found, "absolute")
+    assert "link" in line(found, "!link")
+    assert [note.file.rpartition("!")[2] for note in found.notes if note.used] == ["good.log"]
+    assert not (tmp_path.parent / "escape.log").exists()
+
+
+def test_a_folder_that_is_too_deep_and_archives_in_archives(tmp_path: Path) -> None:
+    deep = tmp_path.joinpath(*["d"] * 40)
+    deep.mkdir(parents=True)
+    (deep / "x.log").write_text(LOG)
+    data = LOG.encode()
+    for level in range(6):
+        data = tar_of(tmp_path / "t", {f"level{level}.tar.gz": data}).read_bytes()
+    (tmp_path / "t").unlink()
+    (tmp_path / "nested.tar.gz").write_bytes(data)
+    found = examine([tmp_path])
+    assert any("folders deep" in note.text for note in found.notes)
+    assert "archives deep" in line(found, "nested") or "packed more" in line(found, "nested")
+    assert not any(note.used for note in found.notes)
+
+
+def test_a_truncated_tar_gives_the_members_that_are_whole(tmp_path: Path) -> None:
+    members = {f"dump_{index}.log": os.urandom(30_000) for index in range(3)} | {"a.log": LOG.encode()}
+    data = tar_of(tmp_path / "x.tar", dict(reversed(members.items())), "w").read_bytes()
+    (tmp_path / "x.tar").write_bytes(data[:50_000])
+    found = examine([tmp_path])
+    assert [note.file.rpartition("!")[2] for note in found.notes if note.used] == ["a.log"]
+    assert any("are whole" in note.text or "breaks off" in note.text for note in found.notes if not note.used)
+
+
+def test_dumps_in_a_tar_are_read_in_one_pass(tmp_path: Path) -> None:
+    usual = [*map(call, range(1, 6)), call(6, done=False)]
+    folder = write(tmp_path / "d", world(64, {7: usual[:5]}, usual))
+    with tarfile.open(tmp_path / "d.tar.gz", "w:gz") as archive:
+        archive.add(folder, "d")
+    found = examine([tmp_path / "d.tar.gz"])
+    assert [verdict.ranks for verdict in found.verdicts] == [[7]]
+    assert sum(note.used for note in found.notes) == 64
+
+
+def test_a_file_that_cannot_be_opened_has_its_line(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    found = examine([tmp_path / "pipe", tmp_path / "gone"])
+    assert "not a plain file" in line(found, "pipe")
+    assert "cannot be read" in line(found, "gone")
