@@ -14,13 +14,14 @@ from functools import cached_property
 import numpy as np
 
 from ringside.engine.choice import NATIVE, Choice
-from ringside.engine.network import Floats, Network
+from ringside.engine.network import Network
 from ringside.engine.replay import Clock, replay
 from ringside.errors import UsageError
 from ringside.schedule import Schedule
 
 SEGMENT_BYTES = 1 << 18
 BLOCK_BYTES = 4 << 20
+PIECES = 16  # in which a large tensor passes through shared memory (`ringside.engine.flow`)
 LEAST_OVERHEAD_S = 5e-5  # of a message between processes that share cores: a switch from one to another
 
 
@@ -109,7 +110,7 @@ class Cluster:
         local_seconds_per_byte: What it takes per byte more.
         inside: (latency in seconds, seconds per byte) of a *message* between two ranks of one host.
         segment_bytes: What one message carries at most.
-        block_bytes: Tensors go over hosts in blocks of this size.
+        block_bytes: `native` goes over hosts in blocks of this size.
         wire_share: Bytes of a message of ours per byte of tensor; less than 1 with a narrow wire dtype. `native` always
             sends all.
         machines: The machine that each host's processes run on, by host; hosts that share one (containers, network
@@ -169,8 +170,8 @@ def price_choice(choice: Choice, sizes: Sequence[int], cluster: Cluster) -> list
     Raises:
         UsageError: The choice needs a switch, or an order of other vertices.
     """
-    share = cluster.wire_share
-    if choice.algorithm == NATIVE:
+    share, native = cluster.wire_share, choice.algorithm == NATIVE
+    if native:
         choice, share = Choice("ring", choice.over), 1.0
     segment = cluster.segment_bytes
     network = _as_felt(cluster.ranks if choice.over == "ranks" else cluster.between, share, choice.over, cluster)
@@ -178,16 +179,24 @@ def price_choice(choice: Choice, sizes: Sequence[int], cluster: Cluster) -> list
     if choice.over == "ranks":
         return price_sizes(schedule, [size * share for size in sizes], network, segment_bytes=segment)
     segment *= cluster.lanes if choice.over == "hosts" else 1
-    blocks = [min(size, cluster.block_bytes) for size in sizes]
+    whole = not native
+    blocks = [size if whole else min(size, cluster.block_bytes) for size in sizes]
     prices = price_sizes(schedule, [block * share for block in blocks], network, segment_bytes=segment)
-    if not cluster.shared:
-        local: Floats = np.zeros(len(sizes))
-    else:
-        local = cluster.local_s + cluster.local_seconds_per_byte * np.array(blocks, dtype=np.float64)
+    inside = [_local(cluster, block) for block in blocks]
+    if whole:
+        return [
+            _streamed(one, _local(cluster, min(size, max(size // PIECES, segment))), here, size >= 2 * segment)
+            for one, here, size in zip(prices, inside, sizes, strict=True)
+        ]
     return [
-        _in_blocks(one, max(size / max(block, 1), 1.0), float(here))
-        for one, size, block, here in zip(prices, sizes, blocks, local, strict=True)
+        _in_blocks(one, max(size / max(block, 1), 1.0), here)
+        for one, size, block, here in zip(prices, sizes, blocks, inside, strict=True)
     ]
+
+
+def _local(cluster: Cluster, size: float) -> float:
+    """Return what adding up and sharing a part of a tensor inside the hosts takes, seconds."""
+    return cluster.local_s + cluster.local_seconds_per_byte * size if cluster.shared else 0.0
 
 
 def _as_felt(network: Network, share: float, over: str, cluster: Cluster) -> Network:
@@ -199,6 +208,12 @@ def _as_felt(network: Network, share: float, over: str, cluster: Cluster) -> Net
     if (reduce, overhead_s) == (network.reduce, network.overhead_s):
         return network
     return replace(network, reduce=reduce, overhead_s=overhead_s)
+
+
+def _streamed(one: Price, piece_s: float, local_s: float, large: bool) -> Price:
+    """Return the price of a tensor that passes through shared memory, large ones piece by piece beside the messages."""
+    seconds = piece_s + max(one.seconds, local_s) if large else one.seconds + local_s
+    return replace(one, seconds=seconds, latency_s=one.latency_s + piece_s)
 
 
 def _in_blocks(one: Price, blocks: float, local_s: float) -> Price:

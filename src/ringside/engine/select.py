@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 
 from ringside.engine.across import Across
+from ringside.engine.audition import Audition, invited, settled, turns_at
 from ringside.engine.choice import NATIVE, Choice
 from ringside.engine.drift import DRIFT, Drift
 from ringside.engine.dtypes import DTYPES, OP_CODES
@@ -137,19 +138,27 @@ class Selector:
         self._plain: tuple[Choice, ...] = (_OTHERWISE,)
         self._drift = Drift(())
         self._asked = 0
+        self._auditions: dict[int, Audition] = {}
+        self._path: Path | None = None
 
     # -------------------------------------------------------------------------------------------- cheap and local
 
     def choose(self, size_bytes: int, dtype: int = 0, op: int = 0) -> Choice:
         """Return how an all-reduce of this size is carried out; equal on all ranks.
 
+        The first ones of a size are carried out by the promising choices in turn.
+
         Args:
             size_bytes: Of the tensor.
             dtype: Code of the element type.
             op: Code of the reduction.
         """
-        choices = self._plain if dtype in _NOT_NATIVE or op in _NOT_NATIVE_OPS else self._choices
-        return choices[bisect_left(self._bounds, size_bytes)]
+        at = bisect_left(self._bounds, size_bytes)
+        if dtype in _NOT_NATIVE or op in _NOT_NATIVE_OPS:
+            return self._plain[at]
+        if at in self._auditions and dtype == _FLOAT32:
+            return Choice.parse(self._auditions[at].current)
+        return self._choices[at]
 
     def explain(self, size_bytes: int) -> Explanation:
         """Return why an all-reduce of this size goes the way it goes; `str` of it is a ranked table."""
@@ -187,6 +196,7 @@ class Selector:
             data = self._measured(STARTUP_S - (self._clock() - began), None)
             if self._first:
                 self._store(path, Table.decode(data))
+        self._path = path if kept is None and self._mode.path is None else None
         self._use(data)
         self._drift = Drift(self._bounds)
         if self._first:
@@ -239,10 +249,40 @@ class Selector:
 
     def after(self, size_bytes: int, choice: Choice, seconds: float, dtype: int = _FLOAT32) -> None:
         """Do all that is to be done after an all-reduce: observe it, and vote and revise where that is due."""
+        if self._heard(size_bytes, choice, seconds, dtype):
+            return
         self.observe(size_bytes, choice, seconds, dtype)
         if self.due(size_bytes) and self.vote():
             level = self._drift.level
             self.revise(f"all-reduces of {size_bytes / 1e6:.2g} MB take {level:.1f} times what they took")
+
+    def _heard(self, size_bytes: int, choice: Choice, seconds: float, dtype: int) -> bool:
+        """Tell whether an all-reduce was part of an audition; when that is over, use what came of it."""
+        at = bisect_left(self._bounds, size_bytes)
+        audition = self._auditions.get(at)
+        if self.table is None or audition is None or dtype != _FLOAT32 or str(choice) != audition.current:
+            return False
+        rank = self.table.ranks[at]
+        usual = [self.table.expected_s(size, str(choice)) for size in (rank.size_bytes, size_bytes)]
+        audition.took(seconds * (usual[0] / usual[1] if usual[0] and usual[1] else 1.0))
+        if not audition.complete:
+            return True
+        audition.judge(self._prober.most(np.array(audition.times)).tolist())
+        if audition.over:
+            del self._auditions[at]
+            self._settle(at, settled(rank, audition), audition.result())
+        return True
+
+    def _settle(self, at: int, rank: Rank, heard: Mapping[str, float]) -> None:
+        """Use what an audition found, and remember it."""
+        assert self.table is not None
+        ranks = (*self.table.ranks[:at], rank, *self.table.ranks[at + 1 :])
+        self._take_over(Table(self.table.key, self.table.topology, ranks))
+        if self._first:
+            self._timings.update({(name, rank.size_bytes): seconds for name, seconds in heard.items()})
+            _log.info("all-reduces of about %.3g MB: %s", rank.size_bytes / 1e6, rank.why)
+            if self._path is not None:
+                store(self._path, self.table)
 
     # -------------------------------------------------------------------------------------------- measuring
 
@@ -348,7 +388,16 @@ class Selector:
     # -------------------------------------------------------------------------------------------- the table in use
 
     def _use(self, data: bytes) -> None:
-        self.table = Table.decode(data)
+        self._take_over(Table.decode(data))
+        assert self.table is not None
+        self._auditions = {
+            at: Audition(names, turns_at(rank.size_bytes))
+            for at, rank in enumerate(self.table.ranks)
+            if not rank.turns and len(names := invited(rank)) > 1
+        }
+
+    def _take_over(self, table: Table) -> None:
+        self.table = table
         self._bounds = self.table.bounds()
         self._choices = tuple(Choice.parse(rank.winner) for rank in self.table.ranks)
         self._plain = tuple(_without_native(rank) for rank in self.table.ranks)

@@ -54,12 +54,14 @@ class Rank(msgspec.Struct, frozen=True):
         winner: What is chosen.
         why: In a sentence.
         rows: The choices.
+        turns: How often the promising ones took turns in the job's own all-reduces; 0: not yet.
     """
 
     size_bytes: int
     winner: str
     why: str
     rows: tuple[Row, ...]
+    turns: int = 0
 
 
 class Table(msgspec.Struct, frozen=True):

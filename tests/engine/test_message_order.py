@@ -1,0 +1,121 @@
+"""Orders that keep links busy: both ends agree, every order can be walked with the places there are, and it pays."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+
+import pytest
+
+from ringside.engine.message_order import _RULES, Order, _Game, _Play, order_messages
+from ringside.engine.message_plan import plan_messages
+from ringside.schedule import Schedule, by_name, pipelined, traffic
+
+from .transports.schedules import schedules
+
+WINDOW = 4
+
+
+def orders(s: Schedule, segments: int, window: int = WINDOW) -> list[Order]:
+    found = [order_messages(s, vertex, [segments] * s.chunks, window) for vertex in range(s.vertices)]
+    assert all(order is not None for order in found)
+    return [order for order in found if order is not None]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 13])
+@pytest.mark.parametrize("segments", [1, 3])
+def test_both_ends_of_every_link_agree(ranks: int, segments: int) -> None:
+    for s in schedules(ranks):
+        all_orders = orders(s, segments)
+        for vertex, order in enumerate(all_orders):
+            plan = plan_messages(s, vertex)
+            expected = {
+                (k, r.chunk, segment)
+                for k, receives in enumerate(plan.rounds)
+                for r in receives
+                for segment in range(segments)
+            }
+            assert {take.part for take in order.takes} == expected, s.name
+            assert len(order.takes) == len(expected), s.name
+            for part, places in order.takes:
+                sources = plan.rounds[part[0]][[r.chunk for r in plan.rounds[part[0]]].index(part[1])].sources
+                for src, place in zip(sources, places, strict=True):
+                    assert all_orders[src].sends[vertex][place] == part, s.name
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5, 6, 7, 8])
+@pytest.mark.parametrize("window", [1, 2, 4])
+def test_nobody_waits_in_a_circle(ranks: int, window: int) -> None:
+    """Walk all vertices as the interpreter does: blocking, one take after the other, few places per link."""
+    for s in schedules(ranks):
+        segments = 3
+        if any(order_messages(s, vertex, [segments] * s.chunks, window) is None for vertex in range(s.vertices)):
+            continue  # the rounds' order is taken then
+        walk(s, orders(s, segments, window), window)
+
+
+def walk(s: Schedule, all_orders: list[Order], window: int) -> None:
+    plans = [plan_messages(s, vertex) for vertex in range(s.vertices)]
+    after = [
+        {(send.round, send.chunk): send.after for sends in plan.links.values() for send in sends} for plan in plans
+    ]
+    queues = {(src, dst): deque(parts) for src, order in enumerate(all_orders) for dst, parts in order.sends.items()}
+    posted: dict[tuple[int, int], deque[tuple[int, int, int]]] = {link: deque() for link in queues}
+    there: dict[tuple[int, int], int] = defaultdict(int)
+    freed: dict[tuple[int, int], int] = defaultdict(int)
+    done = [set[tuple[int, int]]() for _ in plans]  # (index of receive, segment)
+    at = [0] * len(plans)
+
+    def leaving(vertex: int, chunk: int, segment: int) -> bool:
+        return any((chunk, segment) == part[1:] for (src, _), q in posted.items() if src == vertex for part in q)
+
+    moved = True
+    while moved:
+        moved = False
+        for (src, dst), queue in queues.items():
+            while queue and (after[src][queue[0][:2]] < 0 or (after[src][queue[0][:2]], queue[0][2]) in done[src]):
+                posted[src, dst].append(queue.popleft())
+            while posted[src, dst] and there[src, dst] < freed[src, dst] + window:
+                posted[src, dst].popleft()
+                there[src, dst] += 1
+                moved = True
+        for vertex, order in enumerate(all_orders):
+            if at[vertex] == len(order.takes):
+                continue
+            (k, chunk, segment), places = order.takes[at[vertex]]
+            receive = next(r for r in plans[vertex].rounds[k] if r.chunk == chunk)
+            links = [(src, vertex) for src in receive.sources]
+            here = all(there[link] > place for link, place in zip(links, places, strict=True))
+            if here and not leaving(vertex, chunk, segment):
+                done[vertex].add((plans[vertex].receives[k, chunk], segment))
+                at[vertex] += 1
+                for link in links:
+                    freed[link] += 1
+                moved = True
+    assert at == [len(order.takes) for order in all_orders], f"{s.name} stands still"
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "most"),
+    [
+        ("ring", 5, 1.0),
+        ("halving_doubling", 3, 1.05),
+        ("halving_doubling", 7, 1.08),
+        ("recursive_doubling", 3, 1.05),
+        ("recursive_doubling", 7, 1.05),
+        ("tree", 8, 1.12),
+        ("two_tree", 7, 1.08),
+    ],
+)
+def test_links_stay_busy(name: str, ranks: int, most: float) -> None:
+    """The play takes hardly longer than the busiest link needs; in the rounds' order it was up to 1.45 times."""
+    s = by_name(name, ranks)
+    segments = max(32 // s.chunks, 1)
+    counted = traffic(s)
+    busiest = max(int(counted.sent.max()), int(counted.received.max())) * segments
+    game = _Game(s)
+    assert min(_Play(game, [segments] * s.chunks, WINDOW, rule).slots for rule in _RULES) <= most * busiest
+
+
+def test_what_would_take_long_is_left_to_the_rounds_order() -> None:
+    s = pipelined(by_name("chain", 200), 64)
+    assert order_messages(s, 0, [64] * s.chunks, WINDOW) is None
