@@ -76,7 +76,9 @@ def interleaved(logs: Sequence[Sequence[str]]) -> str:
     return "\n".join(log[line] for line in range(longest) for log in logs if line < len(log)) + "\n"
 
 
-def job_log(per_host: Sequence[int], change: Callable[[int], dict[str, object]] = lambda _: {}, **options: object) -> str:
+def job_log(
+    per_host: Sequence[int], change: Callable[[int], dict[str, object]] = lambda _: {}, **options: object
+) -> str:
     """Return the log of a whole job in one file; `change(rank)` gives options of single ranks."""
     places = hosts_of(per_host)
     return interleaved(

@@ -54,6 +54,7 @@ class _Log:
         self.comms, self.settings, self.torch = Communicators(), Settings(), TorchLines()
         self.faults: list[Fault] = []
         self.aborted: list[int] = []
+        self.hosts: set[str] = set()
 
     def read(self, source: Source) -> Note:
         """Take in one file."""
@@ -62,7 +63,7 @@ class _Log:
         with source.open() as stream:
             for number, text in text_lines(stream):
                 total += 1
-                found = list(nccl_lines(text, number)) if "NCCL" in text else []
+                found = list(nccl_lines(text, number, self.hosts)) if "NCCL" in text else []
                 for line in found:
                     processes.add(line.process)
                     self.settings.add(line)

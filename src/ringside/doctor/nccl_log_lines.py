@@ -47,13 +47,23 @@ class Line:
         return self.host, self.pid
 
 
-def nccl_lines(text: str, number: int) -> Iterator[Line]:
-    """Yield the messages in one line of a log; several where ranks wrote into each other's line."""
+def nccl_lines(text: str, number: int, hosts: set[str]) -> Iterator[Line]:
+    """Yield the messages in one line of a log; several where ranks wrote into each other's line.
+
+    Args:
+        text: The line.
+        number: Its number.
+        hosts: Hosts seen so far; those of this line are added. They tell where a message ends that another one's
+            host name follows without a space.
+    """
     found = list(PREFIX.finditer(text))
     for index, match in enumerate(found):
-        end = found[index + 1].start() if index + 1 < len(found) else len(text)
+        glued = match.start() > 0 and text[match.start() - 1].isalnum()
+        host = _host(match["host"], hosts if index or glued else set())
+        hosts.add(host)
+        end = _end(found[index + 1], hosts) if index + 1 < len(found) else len(text)
         yield Line(
-            host=_host(match["host"]),
+            host=host,
             pid=int(match["pid"]),
             tid=int(match["tid"]),
             device=int(match["device"]),
@@ -63,9 +73,17 @@ def nccl_lines(text: str, number: int) -> Iterator[Line]:
         )
 
 
-def _host(text: str) -> str:
-    """Drop a launcher's prefix that touches the host name: `<stdout>:` and the like."""
-    return text.rpartition(">")[2] or text
+def _host(text: str, hosts: set[str]) -> str:
+    """Drop what touches a host name: a launcher's `<stdout>:`, or the end of another rank's message."""
+    text = text.rpartition(">")[2] or text
+    if text in hosts:
+        return text
+    return max((host for host in hosts if text.endswith(host)), key=len, default=text)
+
+
+def _end(following: re.Match[str], hosts: set[str]) -> int:
+    """Where a message ends that another one follows."""
+    return following.end("host") - len(_host(following["host"], hosts))
 
 
 def text_lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:

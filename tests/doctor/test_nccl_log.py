@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ringside.doctor import Findings, examine
+from ringside.doctor.nccl_log_comm import Communicators
+from ringside.doctor.nccl_log_lines import nccl_lines
+from ringside.doctor.nccl_log_rings import ring_order, transport
+
+from .nccl_logs import hosts_of, job_log, log_of_rank
+
+OLD_2_4 = """
+node01:2771:2771 [0] NCCL INFO NET/Socket : Using [0]eno1:192.168.50.11<0>
+NCCL version 2.4.8+cuda10.0
+node01:2771:2801 [0] NCCL INFO Channel 00 :    0   1
+node01:2771:2801 [0] NCCL INFO Ring 00 : 1 -> 0 [receive] via NET/IB/0
+node02:2771:2802 [0] NCCL INFO Ring 00 : 0 -> 1 [receive] via NET/IB/0
+node01:2771:2801 [0] NCCL INFO Ring 00 : 0 -> 1 [send] via NET/IB/0
+node01:2771:2801 [0] NCCL INFO comm 0x7f3fd4001980 rank 0 nranks 2 cudaDev 0 nvmlDev 0 - Init COMPLETE
+node02:2771:2802 [0] NCCL INFO comm 0x7f3fd4001980 rank 1 nranks 2 cudaDev 0 nvmlDev 0 - Init COMPLETE
+"""
+BUS_IDS_2_10 = """
+a:1:11 [0] NCCL INFO Channel 00/02 :    0   1
+a:1:11 [0] NCCL INFO Channel 00 : 0[7000] -> 1[a000] via P2P/IPC/read
+a:2:12 [1] NCCL INFO Channel 00 : 1[a000] -> 0[7000] via direct shared memory
+a:1:11 [0] NCCL INFO comm 0x7f00 rank 0 nranks 2 cudaDev 0 busId 7000 - Init COMPLETE
+a:2:12 [1] NCCL INFO comm 0x7f01 rank 1 nranks 2 cudaDev 1 busId a000 - Init COMPLETE
+"""
+
+
+def look_at(tmp_path: Path, text: str) -> Findings:
+    (tmp_path / "job.log").write_text(text)
+    return examine([tmp_path / "job.log"])
+
+
+def kinds(found: Findings) -> list[tuple[str, list[int]]]:
+    return [(verdict.kind, verdict.ranks) for verdict in found.verdicts]
+
+
+def test_a_healthy_job_of_two_hosts_in_one_file(tmp_path: Path) -> None:
+    found = look_at(tmp_path, job_log([4, 4]))
+    assert found.verdicts == []
+    assert found.unjudged == []
+    (drawing,) = found.rings
+    assert [hop.dst for hop in drawing.rings[0]] == [1, 2, 3, 4, 5, 6, 7, 0]
+    assert [hop.between_hosts for hop in drawing.rings[0]] == [False, False, False, True] * 2
+    assert {hop.via for hop in drawing.rings[1]} == {"P2P", "NET/IB GDRDMA"}
+    assert [(hop.src, hop.dst) for hop in drawing.trees[0]] == [(1, 0), (2, 0), (3, 1), (4, 1), (5, 2), (6, 2), (7, 3)]
+    assert found.questions["network_between_hosts"].numbers == {"NET/IB GDRDMA": 4}
+
+
+def test_logs_of_ranks_in_files_of_their_own_are_put_together(tmp_path: Path) -> None:
+    places = hosts_of([2, 2])
+    for rank in range(4):
+        (tmp_path / f"rank{rank}.log").write_text("\n".join(log_of_rank(rank, places)))
+    found = examine([tmp_path])
+    assert found.verdicts == []
+    assert len(found.rings[0].rings[0]) == 4
+
+
+@pytest.mark.parametrize(
+    "dress",
+    [
+        lambda line: f"[1,0]<stdout>:{line}",
+        lambda line: f"2024-12-10T18:28:00.405Z {line}",
+        lambda line: f"(RayWorkerWrapper pid=927) {line}",
+        lambda line: f"[rank0]: {line}",
+        lambda line: f"\rEpoch 1:  3%| 1/64 [00:01<01:02]{line}",
+    ],
+)
+def test_what_launchers_put_before_a_line_does_not_matter(tmp_path: Path, dress: object) -> None:
+    text = job_log([2, 2], order=[0, 2, 1, 3])
+    found = look_at(tmp_path, "\n".join(dress(line) for line in text.splitlines()))  # type: ignore[operator]
+    assert kinds(found) == [("broken_ring", [])]
+
+
+def test_two_messages_in_one_line_are_both_read() -> None:
+    text = "a:1:2 [0] NCCL INFO Connected all ringsb:3:4 [1] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct"
+    assert [(line.pid, line.text) for line in nccl_lines(text, 1, {"a", "b"})] == [
+        (1, "Connected all rings"),
+        (3, "Channel 00 : 0[0] -> 1[1] via SHM/direct/direct"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("via", "nvlink", "said"),
+    [
+        ("P2P/CUMEM", True, "NVLink P2P"),
+        ("P2P/IPC/read", False, "PCIe P2P"),
+        ("P2P/direct pointer", None, "P2P"),
+        ("SHM/direct/direct", None, "SHM"),
+        ("direct shared memory", None, "SHM"),
+        ("NET/IB/0/GDRDMA", None, "NET/IB GDRDMA"),
+        ("NET/IBext_v8/3(2)/GDRDMA/Shared", None, "NET/IBext_v8 GDRDMA"),
+        ("NET/AWS Libfabric/0", None, "NET/AWS Libfabric"),
+        ("NET/Socket/0", None, "NET/Socket"),
+    ],
+)
+def test_transports_in_the_words_of_nccl(via: str, nvlink: bool | None, said: str) -> None:
+    assert transport(via, nvlink=nvlink) == said
+
+
+def test_nvlink_is_known_from_the_topology_search(tmp_path: Path) -> None:
+    extra = ["Pattern 4, crossNic 0, nChannels 12, bw 20.000000/20.000000, type NVL/PIX, sameChannels 1"]
+    found = look_at(tmp_path, job_log([2], extra=extra))
+    assert {hop.via for hop in found.rings[0].rings[0]} == {"NVLink P2P"}
+
+
+def test_a_ring_that_crosses_hosts_more_often_than_needed(tmp_path: Path) -> None:
+    (verdict,) = look_at(tmp_path, job_log([2, 2], order=[0, 2, 1, 3])).verdicts
+    assert (verdict.kind, verdict.evidence["what"]) == ("broken_ring", "crosses hosts")
+    assert (verdict.evidence["crossings"], verdict.evidence["needed"]) == (4, 2)
+
+
+def test_a_hop_that_was_never_connected(tmp_path: Path) -> None:
+    lines = [line for line in job_log([4]).splitlines() if "Channel 01/0 : 2[2] -> 3[3]" not in line]
+    found = look_at(tmp_path, "\n".join(lines))
+    assert kinds(found) == [("broken_ring", [2, 3])]
+    assert [hop.wrong for hop in found.rings[0].rings[1]] == ["", "", "never connected", ""]
+
+
+def test_a_ring_without_a_rank(tmp_path: Path) -> None:
+    text = job_log([4]).replace("Channel 00/02 :  0  1  2  3", "Channel 00/02 :  0  1  3")
+    assert kinds(look_at(tmp_path, text)) == [("broken_ring", [2])]
+
+
+def test_neighbours_that_do_not_agree(tmp_path: Path) -> None:
+    rings = {0: "3 -> 0 -> 1", 1: "0 -> 1 -> 3", 2: "1 -> 2 -> 3", 3: "2 -> 3 -> 0"}
+    text = "\n".join(
+        f"a:{rank}:{rank} [{rank}] NCCL INFO {line}"
+        for rank in range(4)
+        for line in (
+            f"comm 0x{rank}f rank {rank} nranks 4 cudaDev {rank} busId 1 - Init START",
+            f"Ring 00 : {rings[rank]}",
+        )
+    ).replace("Init START", "Init COMPLETE")
+    found = look_at(tmp_path, text)
+    assert kinds(found) == [("broken_ring", [1, 3])]
+    assert "receives from rank 2" in found.verdicts[0].cause
+
+
+def test_sockets_though_others_use_infiniband(tmp_path: Path) -> None:
+    text = job_log([2, 2, 2], lambda rank: {"network": "NET/Socket/0"} if rank in (3, 4) else {})
+    (verdict,) = look_at(tmp_path, text).verdicts
+    assert (verdict.kind, verdict.ranks, verdict.evidence["what"]) == ("broken_ring", [3, 4], "sockets")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("NET/IB : No device found.", "found no InfiniBand"),
+        ("Failed to open libibverbs.so[.1]", "libibverbs"),
+        ("NCCL_IB_DISABLE set by environment to 1.", "NCCL_IB_DISABLE=1"),
+    ],
+)
+def test_a_fallback_to_sockets_says_why(tmp_path: Path, line: str, reason: str) -> None:
+    text = "\n".join(f"node-{rank // 2}:{1000 + rank}:{1000 + rank} [0] NCCL INFO {line}" for rank in range(4))
+    found = look_at(tmp_path, text + "\n" + job_log([2, 2], network="NET/Socket/0"))
+    assert kinds(found) == [("broken_ring", [])]
+    assert reason in str(found.verdicts[0].evidence["reason"])
+
+
+def test_versions_that_differ_between_ranks(tmp_path: Path) -> None:
+    found = look_at(tmp_path, job_log([2, 2], lambda rank: {"version": "2.18.3+cuda12.1"} if rank == 3 else {}))
+    assert kinds(found) == [("mismatch", [3])]
+    assert "2.18.3" in found.verdicts[0].cause
+
+
+def test_a_version_mismatch_in_words_of_nccl(tmp_path: Path) -> None:
+    warning = (
+        "node-0:1000:1500 [0] init.cc:700 NCCL WARN Mismatched NCCL version detected : rank 0 version 22105 rank 3 "
+        "version 21803"
+    )
+    assert ("mismatch", [0, 3]) in kinds(look_at(tmp_path, job_log([2, 2]) + warning))
+
+
+def test_two_ranks_on_one_gpu(tmp_path: Path) -> None:
+    warning = "node-0:1:1 [0] init.cc:900 NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"
+    assert kinds(look_at(tmp_path, warning)) == [("mismatch", [0, 1])]
+
+
+def test_environments_that_differ_between_ranks(tmp_path: Path) -> None:
+    text = job_log([2, 2], lambda rank: {"environment": {"NCCL_ALGO": "Tree" if rank == 1 else "Ring"}})
+    found = look_at(tmp_path, text)
+    assert kinds(found) == [("mismatch", [1])]
+    assert "Tree on 1" in found.verdicts[0].cause
+
+
+def test_a_variable_that_one_rank_lacks(tmp_path: Path) -> None:
+    text = job_log([2, 2], lambda rank: {} if rank == 2 else {"environment": {"NCCL_IB_HCA": "mlx5_0"}})
+    found = look_at(tmp_path, text)
+    assert kinds(found) == [("mismatch", [2])]
+    assert "not set on 2" in found.verdicts[0].cause
+
+
+def test_a_rank_that_never_finished_initialising(tmp_path: Path) -> None:
+    found = look_at(tmp_path, job_log([2, 2], lambda rank: {"complete": False} if rank == 2 else {}))
+    assert kinds(found) == [("hang", [2])]
+
+
+def test_a_peer_that_stopped_answering_is_named_with_its_host(tmp_path: Path) -> None:
+    warning = (
+        "node-0:1001:1600 [1] transport/net_ib.cc:100 NCCL WARN NET/IB : Got completion from peer 10.0.0.2<5000> with "
+        "status=12 opcode=0 len=0 vendor err 129 (Recv)"
+    )
+    (verdict,) = look_at(tmp_path, job_log([2, 2]) + warning).verdicts
+    assert (verdict.kind, verdict.ranks, verdict.evidence["peer"]) == ("hang", [2], "node-1")
+    assert verdict.evidence["victims"] == "1"
+
+
+def test_a_failure_of_its_own_comes_before_the_loss_of_a_peer(tmp_path: Path) -> None:
+    text = job_log([2, 2]) + (
+        "node-0:1001:1600 [1] socket.cc:50 NCCL WARN socketProgress: Connection closed by remote peer node-1<5000>\n"
+        "node-1:1003:1503 [1] enqueue.cc:100 NCCL WARN Cuda failure 'an illegal memory access was encountered'\n"
+        "node-0:1001:1600 [1] NCCL INFO comm 0x55d0000100 rank 1 nranks 4 cudaDev 1 busId 2000 - Abort COMPLETE\n"
+    )
+    (verdict,) = look_at(tmp_path, text).verdicts
+    assert (verdict.kind, verdict.ranks) == ("dead_rank", [3])
+    assert (verdict.evidence["host"], verdict.evidence["victims"]) == ("node-1", "1")
+
+
+def test_an_abort_without_a_reason_is_said(tmp_path: Path) -> None:
+    text = job_log([2, 2]) + (
+        "node-0:1001:1600 [1] NCCL INFO comm 0x55d0000100 rank 1 nranks 4 cudaDev 1 busId 2000 - Abort COMPLETE\n"
+    )
+    (verdict,) = look_at(tmp_path, text).verdicts
+    assert (verdict.kind, verdict.ranks, verdict.evidence["hosts"]) == ("hang", [1], "node-0")
+
+
+def test_one_rank_of_eight_is_said_to_be_one_of_eight(tmp_path: Path) -> None:
+    found = look_at(tmp_path, "\n".join(log_of_rank(0, hosts_of([4, 4]))))
+    assert found.verdicts == []
+    assert "1 rank of 8" in found.unjudged[0].why
+
+
+@pytest.mark.parametrize(("text", "order"), [(OLD_2_4, [0, 1]), (BUS_IDS_2_10, [0, 1])])
+def test_older_forms_of_the_lines(tmp_path: Path, text: str, order: list[int]) -> None:
+    found = look_at(tmp_path, text)
+    assert found.verdicts == []
+    comms = Communicators()
+    for number, line in enumerate(text.splitlines()):
+        for message in nccl_lines(line, number, set()):
+            comms.add(message)
+    (comm,) = comms.finish()
+    assert ring_order(comm, 0) == order
+    assert set(comm.members) == {0, 1}
+    assert {(link.src, link.dst) for link in comm.links.values()} >= {(0, 1), (1, 0)}

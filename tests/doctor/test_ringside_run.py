@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ringside.doctor import examine
+from ringside.monitor import RunInfo, StepRecord
+from ringside.monitor.run_directory import RunWriter
+
+ENDLESS_RUN = """
+import sys
+from ringside.monitor import RunInfo, StepRecord
+from ringside.monitor.run_directory import RunWriter
+info = RunInfo(
+    schema=1, name="run", started_unix=0, command=[], world_size=4, hosts=["h"] * 4, pids=[0] * 4, engine="gloo"
+)
+writer, step = RunWriter(sys.argv[1], info), 0
+while True:
+    own = [0.1 + 0.04 * (rank == 2 and step > 60) + 0.001 * ((step * 7 + rank * 3) % 5) for rank in range(4)]
+    writer.append(
+        StepRecord(step=step, rank=rank, ended_unix=0, step_seconds=max(own), own_seconds=own[rank])
+        for rank in range(4)
+    )
+    step += 1
+"""
+
+
+def write_run(path: Path, slow_rank: int | None = None) -> Path:
+    info = RunInfo(
+        schema=1, name="run", started_unix=0, command=[], world_size=8, hosts=["h"] * 8, pids=[0] * 8, engine="gloo"
+    )  # fmt: skip
+    own = 0.1 * np.exp(np.random.default_rng(0).normal(0, 0.02, (120, 8)))
+    if slow_rank is not None:
+        own[60:, slow_rank] *= 1.3
+    writer = RunWriter(path, info)
+    writer.append(
+        StepRecord(
+            step=s, rank=r, ended_unix=0, step_seconds=float(own[s].max() + 0.01), own_seconds=float(own[s, r]),
+            exposed_seconds=float(own[s].max() + 0.01 - own[s, r]), wait_seconds=float(own[s].max() - own[s, r]),
+            optimizer_seconds=0.02, collectives=3, payload_bytes=30_000_000,
+        )
+        for s in range(120)
+        for r in range(8)
+    )  # fmt: skip
+    writer.event({"unix": 1.0, "kind": "ended"})
+    return writer.path
+
+
+def test_a_slow_rank_has_the_monitors_verdict_lanes_and_answers(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", slow_rank=5)
+    (run / "events.jsonl").write_text("")
+    before = sorted(path.name for path in run.iterdir())
+    found = examine([run])
+    (verdict,) = found.verdicts
+    assert (verdict.kind, verdict.ranks) == ("slow_rank", [5])
+    assert verdict.cost_rank_seconds > 0
+    assert found.questions["similar_step_times"].answer is False
+    assert found.questions["small_collectives"].answer is False
+    assert {span.kind for lane in found.lanes for span in lane.spans} == {"compute", "wait", "communication"}
+    assert [lane.note for lane in found.lanes] == [""] * 5 + ["culprit"] + [""] * 2
+    assert sorted(path.name for path in run.iterdir()) == before
+
+
+def test_a_healthy_run_has_no_verdict(tmp_path: Path) -> None:
+    found = examine([write_run(tmp_path / "run")])
+    assert found.verdicts == []
+    assert found.questions["similar_step_times"].answer is True
+    assert all("cut off" not in note.text for note in found.notes)
+
+
+def test_a_run_in_an_archive_and_one_without_its_run_json(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", slow_rank=1)
+    (tmp_path / "a" / "events.jsonl").write_text("")
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "a", "a")
+    assert [verdict.ranks for verdict in examine([tmp_path / "a.tar.gz"]).verdicts] == [[1]]
+    (tmp_path / "a" / "run.json").unlink()
+    found = examine([tmp_path / "a"])
+    assert not any(note.used for note in found.notes)
+    assert "give the whole run directory" in found.notes[0].text
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL here")
+def test_a_run_that_was_killed_is_judged_as_far_as_it_got(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ENDLESS_RUN, str(tmp_path / "run")])
+    steps, deadline = tmp_path / "run" / "steps.jsonl", time.monotonic() + 60
+    try:
+        while not steps.exists() or os.path.getsize(steps) < 100_000:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)  # a growing file gives no event to wait for here
+    finally:
+        process.kill()
+        process.wait()
+    with steps.open("ab") as file:
+        file.write(b'{"step":999999,"rank":0,"end')
+    found = examine([tmp_path / "run"])
+    assert [(verdict.kind, verdict.ranks) for verdict in found.verdicts] == [("slow_rank", [2])]
+    assert all("cut off" in note.text for note in found.notes)
