@@ -67,7 +67,7 @@ def test_the_page_needs_nothing_else_and_escapes_what_files_say(
     assert "<script" not in text
     assert "<img" not in text
     assert "<i>1" not in text
-    assert not re.search(r"(?:src|href)=|https?://|@import", text)
+    assert not re.search(r"<[^>]*(?:src|href)=|https?://|@import", text)
 
 
 def test_a_page_that_cannot_be_written_is_one_line(hung: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -229,6 +229,32 @@ def test_an_abort_without_a_reason_is_said(tmp_path: Path) -> None:
     assert (verdict.kind, verdict.ranks, verdict.evidence["hosts"]) == ("hang", [1], "node-0")
 
 
+def test_a_good_run_that_ends_with_an_abort_on_every_rank_is_healthy(tmp_path: Path) -> None:
+    """What PyTorch's destroy_process_group leaves at the end of many a log."""
+    ends = "".join(
+        f"node-{rank // 2}:{1000 + rank}:1600 [1] NCCL INFO comm 0x55d000{rank:02d}00 rank {rank} nranks 4 cudaDev 1 "
+        "busId 2000 - Abort COMPLETE\n"
+        for rank in range(4)
+    )
+    assert look_at(tmp_path, job_log([2, 2]) + ends).verdicts == []
+
+
+def test_what_all_communicators_share_is_said_once(tmp_path: Path) -> None:
+    text = "".join(job_log([2, 2], network="NET/Socket/0", comm_id=f"0x{number}f") for number in range(5))
+    (verdict,) = look_at(tmp_path, text).verdicts
+    assert verdict.evidence["communicators"] == 5
+
+
+def test_old_logs_that_mix_ring_and_tree_hops_are_not_called_broken(tmp_path: Path) -> None:
+    """2.5 prints `Ring 00` before hops of trees as well."""
+    tree = "a:2:12 [1] NCCL INFO Ring 00 : 1[a000] -> 2[b000] via P2P/IPC\n"
+    text = BUS_IDS_2_10.replace("Channel 00/02 :    0   1\n", "Threads per block : 512/640/256\n").replace(
+        "nranks 2", "nranks 3"
+    )
+    found = look_at(tmp_path, text + tree)
+    assert [verdict.kind for verdict in found.verdicts] == []
+
+
 def test_one_rank_of_eight_is_said_to_be_one_of_eight(tmp_path: Path) -> None:
     found = look_at(tmp_path, "\n".join(log_of_rank(0, hosts_of([4, 4]))))
     assert found.verdicts == []

@@ -6,6 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+import msgspec
+
 from ringside.doctor.findings import Findings, Note, Question, Sheet, Unjudged
 from ringside.doctor.nccl_log_comm import Communicator, Communicators
 from ringside.doctor.nccl_log_faults import Fault, fault_of, is_abort, judge_faults
@@ -16,11 +18,13 @@ from ringside.doctor.progress import Progress
 from ringside.doctor.sources import Source
 from ringside.doctor.torch_log import MARKS, TorchLines, judge_torch
 from ringside.doctor.words import counted, rank_list
+from ringside.monitor.verdict import Verdict
 
 KIND = "NCCL log"
 LOOKED_AT_BYTES = 4 << 20
 _NCCL = re.compile(rb"NCCL (?:INFO|WARN) |NCCL version \d")
 SHOWN_COMMUNICATORS = 8
+MOST_RING_VERDICTS = 16
 
 
 def recognise(source: Source) -> bool:
@@ -92,7 +96,7 @@ class _Log:
                 *torch,
                 *faults,
                 *judge_settings(self.settings, ranks),
-                *(verdict for comm in comms for verdict in rings[comm.name]),
+                *_once_each([verdict for comm in comms for verdict in rings[comm.name]]),
             ],
             questions=_network(comms),
             unjudged=_unjudged(comms),
@@ -113,6 +117,19 @@ class _Log:
                 for name in sorted({name for env in self.settings.environment.values() for name in env})
             },
         }
+
+
+def _once_each(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """A job has many communicators over the same hosts: what all of them share is said once, of the largest."""
+    found: dict[tuple[object, ...], list[Verdict]] = {}
+    for verdict in verdicts:
+        what = verdict.evidence["what"]
+        key = (what, verdict.evidence["communicator"], verdict.cause) if what == "broken" else (what,)
+        found.setdefault(key, []).append(verdict)
+    return [
+        msgspec.structs.replace(same[0], evidence={**same[0].evidence, "communicators": len(same)})
+        for same in list(found.values())[:MOST_RING_VERDICTS]
+    ]
 
 
 def _ranks(comms: Sequence[Communicator]) -> dict[Process, int]:

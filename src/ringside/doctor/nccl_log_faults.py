@@ -79,7 +79,7 @@ def judge_faults(
     if lost:
         return [_lost(lost, aborted, comms, addresses)]
     unready = [_never_ready(comm) for comm in comms if _unready(comm)]
-    return unready or ([_aborted(aborted, comms[0])] if aborted and comms else [])
+    return unready or [_aborted(few, comms[0]) for few in [_few(aborted, comms)] if few]
 
 
 def _verdict(kind: str, ranks: Sequence[int], cause: str, advice: str, **evidence: float | int | str) -> Verdict:
@@ -151,18 +151,23 @@ def _other_end(link: Link, ranks: set[int]) -> list[int]:
     return [link.dst if link.src in ranks else link.src]
 
 
-def _aborted(aborted: Sequence[int], comm: Communicator) -> Verdict:
-    few = sorted(set(aborted)) if 2 * len(set(aborted)) < comm.nranks else []
+def _few(aborted: Sequence[int], comms: Sequence[Communicator]) -> list[int]:
+    """Ranks that aborted where most did not; at the end of many a good run all ranks abort."""
+    few = sorted(set(aborted))
+    return few if comms and 2 * len(few) < len(comms[0].members) else []
+
+
+def _aborted(few: Sequence[int], comm: Communicator) -> Verdict:
     return _verdict(
         "hang",
         few,
-        f"{named(sorted(set(aborted)))} aborted communicator {comm.name} without saying why",
+        f"{named(few)} aborted communicator {comm.name} without saying why",
         "An abort follows a timeout or an exception: look at PyTorch's own lines before it; give the flight-recorder "
         "dumps.",
         communicator=comm.name,
         nranks=comm.nranks,
-        aborted=rank_list(aborted),
-        hosts=", ".join(sorted({comm.host(rank) for rank in aborted})),
+        aborted=rank_list(few),
+        hosts=", ".join(sorted({comm.host(rank) for rank in few})),
     )
 
 

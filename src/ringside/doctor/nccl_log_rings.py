@@ -41,6 +41,8 @@ def ring_order(comm: Communicator, channel: int) -> list[int]:
     if not following:
         hops = [link for link in comm.links.values() if link.channel == channel and link.ring]
         following = {link.src: link.dst for link in hops}
+        if len(following) < len(hops):
+            return []  # versions that do not say when rings end and trees begin: some of these hops are a tree's
     if not following:
         return []
     order = [min(following)]
