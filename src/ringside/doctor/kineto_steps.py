@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,12 +80,13 @@ def activity(trace: RankTrace) -> Activity:
 def _backward(trace: RankTrace) -> Floats:
     """From the first piece of backward to the last gradient, per step; not where backward itself waits for others."""
     found: list[list[float]] = []
+    starts = [one.start_s for one in trace.collectives]
     for step in trace.steps:
         begun = trace.backward[np.searchsorted(trace.backward, step.start_s) :][:1]
         ready = _last_before(trace.gradients, step.end_s)
         if not len(begun) or ready is None or not step.start_s <= begun[0] < ready:
             continue
-        inside = [one for one in trace.collectives if begun[0] < one.start_s < ready]
+        inside = trace.collectives[bisect_right(starts, begun[0]) : bisect_left(starts, ready)]
         if all(one.kind in ("all_reduce", "broadcast") for one in inside):
             found.append([float(begun[0]), ready])
     return np.array(found).reshape(-1, 2)
@@ -112,7 +115,12 @@ def steps_of(trace: RankTrace) -> RankSteps:
     home = np.searchsorted(windows[:, 0], starts, side="right") - 1
     weights = np.array([one.nbytes for one in trace.collectives], dtype=np.float64)
     nbytes: Floats = np.bincount(home[home >= 0], weights=weights[home >= 0], minlength=len(windows)).astype(float)
-    tails = [_tail(trace, seen, window) for window in windows]
+    gradient = [one for one in trace.collectives if one.kind in GRADIENT]
+    begun = [one.start_s for one in gradient]
+    tails = [
+        _tail(trace, seen, window, gradient[bisect_left(begun, window[0]) : bisect_left(begun, window[1])])
+        for window in windows
+    ]
     return RankSteps(
         rank=trace.rank,
         numbers=numbers,
@@ -130,10 +138,9 @@ def steps_of(trace: RankTrace) -> RankSteps:
     )
 
 
-def _tail(trace: RankTrace, seen: Activity, window: Floats) -> tuple[float, float]:
+def _tail(trace: RankTrace, seen: Activity, window: Floats, inside: Sequence[Collective]) -> tuple[float, float]:
     """Seconds from the last gradient to the last collective's end, and to the step's end; NaN where not known."""
     begin, end = float(window[0]), float(window[1])
-    inside = [one for one in trace.collectives if begin <= one.start_s < end and one.kind in GRADIENT]
     if not inside:
         return np.nan, np.nan
     done = min(max(one.end_s for one in inside), end)
@@ -145,8 +152,10 @@ def _tail(trace: RankTrace, seen: Activity, window: Floats) -> tuple[float, floa
 
 def _ready_on_device(work: Floats, begin: float, done: float) -> float | None:
     """End of the last work that began before the last collective was done: what it had to wait for."""
-    part = clip(work, begin, done)
-    return float(part[-1, 1]) if len(part) else None
+    place = int(np.searchsorted(work[:, 0], done)) - 1
+    if place < 0 or work[place, 1] <= begin:
+        return None
+    return float(min(work[place, 1], done))
 
 
 def _last_before(times: Floats, when: float) -> float | None:

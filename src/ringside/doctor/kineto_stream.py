@@ -16,11 +16,13 @@ import msgspec
 
 BLOCK_BYTES = 4 << 20
 MOST_HEADER_BYTES = 64 << 20
+LARGE_EVENT_BYTES = 1 << 20
 TRIES = 24
 """How many borders are tried before a batch is taken apart event by event."""
 
 T = TypeVar("T")
 _BORDER = re.compile(rb"\}\s*,\s*(?=\{)")
+_EVENT_BORDER = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|ts|args|pid|tid|bp)"\s*:)')
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _EMPTY = re.compile(rb"\s*,?\s*\]")
 _END = re.compile(rb"\}\s*,?\s*\]\s*(?=[,}]|\Z)")
@@ -125,7 +127,7 @@ class Scan(Generic[T]):
             if batch is not None:
                 self._rest, self.whole = data[cut[1] :], cut[2]
                 return batch
-        if not self._over and len(data) < 4 * BLOCK_BYTES:
+        if not self._over and len(data) < max(4 * BLOCK_BYTES, LARGE_EVENT_BYTES):
             return []
         return self._salvage(data)
 
@@ -157,21 +159,28 @@ class Scan(Generic[T]):
     def _salvage(self, data: bytes) -> list[T]:
         """Take data apart at everything that looks like a border; keep what is an event, count what is not."""
         pieces, start = [], 0
-        for match in _BORDER.finditer(data):
+        for match in _EVENT_BORDER.finditer(data):
             pieces.append(data[start : match.start() + 1])
             start = match.end()
-        self._rest = b"" if self._over else data[start:]
         found: list[T] = []
         self._halve(pieces, found)
-        if self._over and start < len(data):
-            last = self._decode(data[start:])
-            found += last or []
+        self._rest = data[start:]
         if self._over:
-            return found
-        if not pieces:
+            found += self._last(self._rest)
+        elif not pieces:
             self._rest = b""
             self.damaged += 1
         return found
+
+    def _last(self, data: bytes) -> list[T]:
+        """The last event of all, and the end of their list where it is there; what breaks off is lost."""
+        self._rest = b""
+        for match in islice(_END.finditer(data), TRIES):
+            batch = self._decode(data[: match.start() + 1])
+            if batch is not None:
+                self._rest, self.whole = data[match.end() :], True
+                return batch
+        return self._decode(data) or []
 
     def _halve(self, pieces: list[bytes], found: list[T]) -> None:
         if not pieces:

@@ -5,18 +5,24 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from ringside.doctor import kineto_names as names
-from ringside.doctor.kineto_events import CollectiveArguments, Event, collective_arguments, correlation
+from ringside.doctor.kineto_events import CollectiveArguments, Event, collective_arguments, correlations
 from ringside.doctor.kineto_intervals import Floats, union
 from ringside.doctor.kineto_stream import Scan
 
-LAUNCHES = ("LaunchKernel", "LaunchCooperativeKernel", "MemcpyAsync", "MemsetAsync", "GraphLaunch")
+LAUNCHES = ("MemcpyAsync", "MemsetAsync")
+RUNTIMES = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver")
+SPECIAL = ("c10d::", "record_param_comms", "autograd::engine", "torch::autograd::AccumulateGrad")
+"""Operations of threads that are more than work, or none: calls of collectives, backward, gradients."""
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+LAUNCHED = ("nccl:", "rccl:", "xccl:", "ucc:")
+"""Annotations of threads that last as long as the launch; Gloo's and MPI's last as long as the collective."""
 STEP = "ProfilerStep#"
 
 
@@ -138,6 +144,7 @@ class _Collector:
 
     def __init__(self) -> None:
         self.rank = -1
+        self._base_s = 0.0
         self._steps: dict[int, tuple[float, float]] = {}
         self._device_steps: dict[int, tuple[float, float]] = {}
         self._device: list[Floats] = []
@@ -145,75 +152,82 @@ class _Collector:
         self._gradients: list[float] = []
         self._backward: list[float] = []
         self._kernels: list[tuple[float, float, str, CollectiveArguments]] = []
-        self._annotated: list[tuple[float, float, str, CollectiveArguments, bool]] = []
+        self._annotated: list[tuple[float, float, str, CollectiveArguments, str]] = []
         self._calls: list[tuple[float, CollectiveArguments]] = []
-        self._launched: list[tuple[int, float]] = []
-        self._ran: list[tuple[int, float, float]] = []
+        self._launched: list[Floats] = []
+        self._ran: list[Floats] = []
         self._kernel_kinds: dict[str, str] = {}
-        self._skipped: dict[str, bool] = {}
+        self._special: dict[str, bool] = {}
 
     def take(self, batch: list[Event]) -> None:
-        device: list[tuple[float, float]] = []
-        threads: list[tuple[float, float]] = []
-        skipped = self._skipped
+        """Take in a batch: sorted by category first, so that the many are handled by the list."""
+        groups: dict[str | None, list[Event]] = defaultdict(list)
         for event in batch:
-            cat = event.cat
-            if cat is None or event.ph != "X":
+            groups[event.cat].append(event)
+        for category, events in groups.items():
+            if category is None:
                 continue
-            if cat == "cpu_op":
-                name = event.name
-                start, end = event.ts or 0.0, (event.ts or 0.0) + (event.dur or 0.0)
-                if (skip := skipped.get(name)) is None:
-                    skip = skipped[name] = self._is_call(name)
-                if not skip:
-                    threads.append((start, end))
-                elif name.startswith("autograd::engine"):
-                    self._backward.append(start)
-                    threads.append((start, end))
-                elif name == "torch::autograd::AccumulateGrad":
-                    self._gradients.append(end)
-                elif name == "record_param_comms":
-                    self._take_call(start, event)
-            elif cat in DEVICE_WORK:
-                self._take_device(event, device)
-            elif cat in ("cuda_runtime", "cuda_driver", "hip_runtime"):
-                if event.name.endswith(LAUNCHES) or "Launch" in event.name:
-                    self._launched.append((correlation(event.args), event.ts or 0.0))
-            elif cat in ("user_annotation", "gpu_user_annotation"):
-                self._take_annotation(event, cat)
-        if device:
-            self._device.append(union(np.array(device)))
-        if threads:
-            self._threads.append(union(np.array(threads)))
+            complete = [event for event in events if event.ph == "X"]
+            if category == "cpu_op":
+                self._take_operations(complete)
+            elif category in DEVICE_WORK:
+                self._take_device(complete)
+            elif category in RUNTIMES:
+                self._take_launches(complete)
+            elif category in ("user_annotation", "gpu_user_annotation"):
+                for event in complete:
+                    self._take_annotation(event, category)
 
-    @staticmethod
-    def _is_call(name: str) -> bool:
-        """Whether an operation of a thread needs more than being counted as work."""
-        return name.startswith(("c10d::", "record_param_comms", "autograd::engine", "torch::autograd::AccumulateGrad"))
+    def _take_operations(self, events: list[Event]) -> None:
+        special = self._special
+        for name in {event.name for event in events} - special.keys():
+            special[name] = name.startswith(SPECIAL)
+        self._threads.append(_intervals([event for event in events if not special[event.name]]))
+        autograd = []
+        for event in events:
+            if not special[event.name]:
+                continue
+            if event.name.startswith("autograd::engine"):
+                autograd.append(event)
+            elif event.name == "torch::autograd::AccumulateGrad":
+                self._gradients.append(event.ts + event.dur)
+            elif event.name == "record_param_comms":
+                self._take_call(event)
+        self._backward += [event.ts for event in autograd]
+        self._threads.append(_intervals(autograd))
 
-    def _take_call(self, start: float, event: Event) -> None:
+    def _take_call(self, event: Event) -> None:
         arguments = collective_arguments(event.args)
         if arguments.name is not None:
-            self._calls.append((start, arguments))
+            self._calls.append((event.ts, arguments))
         if self.rank < 0 and isinstance(arguments.rank, int):
             self.rank = arguments.rank
 
-    def _take_device(self, event: Event, device: list[tuple[float, float]]) -> None:
-        start = event.ts or 0.0
-        end = start + (event.dur or 0.0)
-        if (kind := self._kernel_kinds.get(event.name)) is None:
-            kind = self._kernel_kinds[event.name] = names.kernel(event.name) if event.cat == "kernel" else ""
-        if kind:
-            arguments = collective_arguments(event.args)
-            self._kernels.append((start, end, kind, arguments))
-            self._ran.append((arguments.correlation if isinstance(arguments.correlation, int) else -1, start, end))
-        else:
-            device.append((start, end))
-            self._ran.append((correlation(event.args), start, end))
+    def _take_launches(self, events: list[Event]) -> None:
+        launches = [event for event in events if "Launch" in event.name or event.name.endswith(LAUNCHES)]
+        if launches:
+            numbers = correlations([event.args for event in launches])
+            self._launched.append(np.array([numbers, [event.ts for event in launches]], dtype=np.float64).T)
+
+    def _take_device(self, events: list[Event]) -> None:
+        kinds = self._kernel_kinds
+        for name in {event.name for event in events} - kinds.keys():
+            kinds[name] = names.kernel(name)
+        work = []
+        for event in events:
+            if kinds[event.name] and event.cat == "kernel":
+                arguments = collective_arguments(event.args)
+                self._kernels.append((event.ts, event.ts + event.dur, kinds[event.name], arguments))
+            else:
+                work.append(event)
+        self._device.append(_intervals(work))
+        numbers = correlations([event.args for event in events])
+        starts = [event.ts for event in events]
+        ends = [event.ts + event.dur for event in events]
+        self._ran.append(np.array([numbers, starts, ends], dtype=np.float64).T)
 
     def _take_annotation(self, event: Event, cat: str) -> None:
-        start = event.ts or 0.0
-        end = start + (event.dur or 0.0)
+        start, end = event.ts, event.ts + event.dur
         on_device = cat == "gpu_user_annotation"
         if event.name.startswith(STEP) and event.name[len(STEP) :].isdecimal():
             steps = self._device_steps if on_device else self._steps
@@ -221,14 +235,15 @@ class _Collector:
             known = steps.get(number, (start, end))
             steps[number] = (min(known[0], start), max(known[1], end))
         elif kind := names.annotation(event.name):
-            self._annotated.append((start, end, kind, collective_arguments(event.args), on_device))
+            where = "device" if on_device else "launch" if event.name.startswith(LAUNCHED) else "thread"
+            self._annotated.append((start, end, kind, collective_arguments(event.args), where))
 
     def trace(self, file: str, base_s: float) -> RankTrace:
         """All that was taken in, as a trace; times in seconds after `base_s`."""
         self._base_s = base_s
         device = bool(self._device or self._kernels)
         work = union(np.concatenate([np.empty((0, 2)), *(self._device if device else self._threads)]))
-        collectives, launched_only = self._collectives(device)
+        collectives, launched_only = self._collectives()
         return RankTrace(
             file=file,
             device=device,
@@ -240,18 +255,16 @@ class _Collector:
             launched_only=launched_only,
         )
 
-    def _collectives(self, device: bool) -> tuple[list[Collective], bool]:
+    def _collectives(self) -> tuple[list[Collective], bool]:
         """The collectives as they ran: device kernels, or what threads carried out."""
         if self._kernels:
             return self._from_kernels(), False
-        on_device = [one for one in self._annotated if one[4]]
-        chosen = on_device or [one for one in self._annotated if not one[4]]
-        launched_only = not on_device and any(self._is_launch(one, device) for one in chosen)
-        return [self._collective(start, end, kind, args) for start, end, kind, args, _ in chosen], launched_only
-
-    def _is_launch(self, annotated: tuple[float, float, str, CollectiveArguments, bool], device: bool) -> bool:
-        """NCCL's annotations on threads last as long as the launch; Gloo's as long as the collective."""
-        return device or (annotated[3].name is not None and annotated[1] - annotated[0] < 1.0)
+        for where in ("device", "thread", "launch"):
+            chosen = [one for one in self._annotated if one[4] == where]
+            if chosen:
+                parts = [self._collective(start, end, kind, args) for start, end, kind, args, _ in chosen]
+                return parts, where == "launch"
+        return [], False
 
     def _from_kernels(self) -> list[Collective]:
         """Kernels with what they say themselves, or else with what the calls say, in the same order per kind."""
@@ -277,7 +290,7 @@ class _Collector:
         """What threads say of their collectives, by the kind of kernel that will carry them out."""
         calls = [(start, names.collective(str(args.name)), args) for start, args in self._calls]
         if not calls:
-            calls = [(start, kind, args) for start, _, kind, args, on_device in self._annotated if not on_device]
+            calls = [(start, kind, args) for start, _, kind, args, where in self._annotated if where != "device"]
         grouped: dict[str, list[tuple[str, CollectiveArguments]]] = {}
         for _, kind, args in sorted(calls, key=lambda one: one[0]):
             carried = "send_recv" if kind in ("all_to_all", "send", "recv") else kind
@@ -316,14 +329,28 @@ class _Collector:
         ]
 
     def _on_device(self, starts: list[float], ends: list[float]) -> tuple[list[float], list[float]]:
-        ran = np.array(sorted(self._ran))
-        launched = dict(self._launched)
-        when = np.array([launched.get(int(number), np.nan) for number in ran[:, 0]])
-        when = np.where(np.isnan(when), ran[:, 1], when)
-        home = np.searchsorted(np.array(starts), when, side="right") - 1
-        first = [ran[home == index, 1].min(initial=np.inf) for index in range(len(starts))]
-        last = float(ran[home == len(starts) - 1, 2].max(initial=-np.inf)) if starts else 0.0
-        begins = [value if np.isfinite(value) else start for value, start in zip(first, starts, strict=True)]
-        begins = np.maximum.accumulate(begins).tolist()
-        final = last if np.isfinite(last) else ends[-1]
-        return begins, [*begins[1:], final]
+        ran = np.concatenate(self._ran)
+        home = np.searchsorted(np.array(starts), self._launch_times(ran), side="right") - 1
+        first = np.full(len(starts), np.inf)
+        np.minimum.at(first, home[home >= 0], ran[home >= 0, 1])
+        begins = np.maximum.accumulate(np.where(np.isfinite(first), first, starts)).tolist()
+        last = float(ran[home == len(starts) - 1, 2].max(initial=-np.inf))
+        return begins, [*begins[1:], last if np.isfinite(last) else ends[-1]]
+
+    def _launch_times(self, ran: Floats) -> Floats:
+        """When each activity of the device was launched; its own start where that is not known."""
+        if not self._launched:
+            return ran[:, 1]
+        launched = np.concatenate(self._launched)
+        launched = launched[np.argsort(launched[:, 0], kind="stable")]
+        place = np.minimum(np.searchsorted(launched[:, 0], ran[:, 0]), len(launched) - 1)
+        times: Floats = np.where(launched[place, 0] == ran[:, 0], launched[place, 1], ran[:, 1])
+        return times
+
+
+def _intervals(events: list[Event]) -> Floats:
+    """The union of the events' times, microseconds, float64 [n, 2]."""
+    if not events:
+        return np.empty((0, 2))
+    starts = np.array([event.ts for event in events])
+    return union(np.stack([starts, starts + np.array([event.dur for event in events])], axis=1))

@@ -49,8 +49,8 @@ class Arguments(msgspec.Struct, gc=False):
 class Event(msgspec.Struct, gc=False):
     """One Chrome trace event, as far as a timeline needs it; times in microseconds."""
 
+    ph: str
     name: str = ""
-    ph: str = ""
     pid: int | str = 0
     tid: int | str = 0
     ts: float = 0.0

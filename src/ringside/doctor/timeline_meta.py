@@ -45,7 +45,9 @@ def looks_like_meta(head: bytes) -> bool:
     """Return whether a file's first bytes are such metadata: `dp_size` and `pp_size` on lines of their own."""
     if head.lstrip()[:1] in (b"{", b"["):
         return False
-    lines = {match[1] for match in map(_LINE.match, head.decode("utf-8", "replace").splitlines()) if match}
+    if b"dp_size" not in head:
+        return False
+    lines = {match[1] for match in map(_LINE.match, _short_lines(head.decode("utf-8", "replace"))) if match}
     return {"dp_size", "pp_size"} <= lines
 
 
@@ -55,7 +57,7 @@ def parse_meta(text: str) -> Meta:
     Raises:
         UsageError: A size is no positive whole number, or the sizes contradict each other.
     """
-    found = {match[1]: match[2].strip() for match in map(_LINE.match, text.splitlines()) if match}
+    found = {match[1]: match[2].strip() for match in map(_LINE.match, _short_lines(text)) if match}
     sizes = {name: _size(name, found) for name in ("dp_size", "pp_size", "tp_size", "dsp_size", "vpp_size")}
     world = _size("world_size", found) if "world_size" in found else 0
     expected = sizes["dp_size"] * sizes["pp_size"] * sizes["tp_size"] * sizes["dsp_size"]
@@ -64,6 +66,10 @@ def parse_meta(text: str) -> Meta:
             f"world_size is {world}, but dp_size · pp_size · tp_size · dsp_size is {expected}: correct the metadata"
         )
     return Meta(trial_name=found.get("trial_name", ""), world_size=world, **sizes)
+
+
+def _short_lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if len(line) < 200]
 
 
 def _size(name: str, found: Mapping[str, str]) -> int:

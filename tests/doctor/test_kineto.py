@@ -1,0 +1,234 @@
+"""What the doctor says of sets of traces whose truth is known, and of the recorded ones."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ringside.doctor import as_json, examine
+from ringside.doctor.kineto_jobs import jobs_of
+from ringside.doctor.kineto_match import match
+from ringside.doctor.kineto_steps import steps_of
+from ringside.doctor.kineto_trace import RankTrace, read_trace
+
+from .kineto_maker import NEW, OLD, RCCL, Job
+from .shared_data import shared
+
+
+def traces_of(folder: Path) -> list[RankTrace]:
+    found = []
+    for path in sorted(folder.iterdir()):
+        opener = gzip.open if path.suffix == ".gz" else open
+        with opener(path, "rb") as stream:
+            found.append(read_trace(stream, path.name))  # type: ignore[arg-type]
+    return found
+
+
+def culprits(folder: Path) -> list[tuple[str, list[int]]]:
+    return [(verdict.kind, verdict.ranks) for verdict in examine([folder]).verdicts]
+
+
+@pytest.mark.parametrize("kernel", [NEW, OLD, RCCL, ""])
+@pytest.mark.parametrize("details", [True, False])
+def test_a_slow_rank_is_named_whatever_its_kernels_are_called(tmp_path, kernel, details):
+    folder = Job(slow={2: 1.3}, kernel=kernel, details=details).write(tmp_path)
+    found = examine([folder])
+    assert [(v.kind, v.ranks) for v in found.verdicts] == [("slow_rank", [2])]
+    verdict = found.verdicts[0]
+    assert verdict.excess_ratio == pytest.approx(0.3, abs=0.05)
+    assert verdict.since_step == 3
+    assert verdict.evidence["wait_seconds"] < verdict.evidence["others_wait_seconds"]
+    assert verdict.cost_rank_seconds == pytest.approx(12 * 4 * 0.003, rel=0.2)
+    assert found.questions["similar_step_times"].answer is False
+
+
+@pytest.mark.parametrize("kernel", [NEW, ""])
+@pytest.mark.parametrize("steps", [1, 3, 12, 60])
+def test_healthy_traces_give_no_straggler(tmp_path, kernel, steps):
+    assert culprits(Job(kernel=kernel, steps=steps, noise=0.05, ranks=8).write(tmp_path)) == []
+
+
+def test_a_culprit_that_moves_is_no_straggler(tmp_path):
+    found = examine([Job(noise=0.3, steps=20, seed=4).write(tmp_path)])
+    assert [v for v in found.verdicts if v.kind == "slow_rank"] == []
+    assert any("moves" in line.why for line in found.unjudged)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_chance_alone_accuses_nobody(tmp_path, seed):
+    folder = Job(ranks=2 + seed % 7, noise=0.2, steps=4 + seed, seed=seed, kernel="").write(tmp_path)
+    assert culprits(folder) == []
+
+
+def test_numbers_of_one_rank_and_step(tmp_path):
+    job = Job(ranks=2, noise=0.0, slow={1: 1.5}, kernel="", elements=1000)
+    fast, slow = (steps_of(trace) for trace in traces_of(job.write(tmp_path)))
+    assert fast.numbers.tolist() == list(range(3, 15))
+    assert fast.step_s == pytest.approx(np.full(12, 0.017), rel=0.01)
+    assert slow.exposed_s == pytest.approx(np.full(12, 0.002), rel=0.01)
+    assert fast.exposed_s == pytest.approx(np.full(12, 0.007), rel=0.01)
+    assert fast.work_s == pytest.approx(np.full(12, 0.010), rel=0.01)
+    assert fast.tail_s == pytest.approx(np.full(12, 0.0035), rel=0.01)
+    assert fast.collectives.tolist() == [2] * 12
+    assert fast.nbytes.tolist() == [8000.0] * 12
+
+
+def test_communication_behind_work_is_hidden(tmp_path):
+    trace = Job(ranks=1, steps=1, noise=0.0).traces()[0]
+    kernel = next(event for event in trace["traceEvents"] if event["name"] == NEW)
+    trace["traceEvents"].append({**kernel, "name": "void gemm<float>(int)", "tid": 7, "dur": 400.0})
+    (tmp_path / "rank0.json").write_text(json.dumps(trace))
+    steps = steps_of(traces_of(tmp_path)[0])
+    assert steps.hidden_s == pytest.approx([0.0004], rel=0.01)
+    assert steps.exposed_s == pytest.approx([0.0016], rel=0.01)
+
+
+def test_clocks_of_hosts_are_told_from_collective_ends(tmp_path):
+    job = Job(clock_us={1: 250_000.0, 2: -3_000.0}, slow={3: 1.2}, hosts=["a", "b"])
+    matched = match(traces_of(job.write(tmp_path)))
+    clocks = matched.clocks - matched.clocks[0]
+    assert clocks == pytest.approx([0.0, 0.25, -0.003, 0.0], abs=1e-5)
+    assert matched.lateness.mean(axis=0)[3] == pytest.approx(0.001, rel=0.2)
+    assert matched.lateness.mean(axis=0)[:3].max() < 0.0005
+    assert matched.end_spread_s() < 1e-5
+    assert culprits(tmp_path) == [("slow_rank", [3])]
+
+
+@pytest.mark.parametrize("change", [{"integers": True}, {"ranks_as_text": True}, {"distributed_info": False}])
+def test_other_ways_to_write_the_same(tmp_path, change):
+    assert culprits(Job(slow={1: 1.4}, **change).write(tmp_path, packed=True)) == [("slow_rank", [1])]
+
+
+def test_a_trace_without_its_rank_takes_it_from_its_name(tmp_path):
+    found = examine([Job(distributed_info=False, kernel="").write(tmp_path, only=[2, 3], name="worker")])
+    assert "2 was taken from its name" in found.notes[0].text
+    assert any("which rank" in line.what for line in found.unjudged)
+
+
+def test_one_rank_of_eight_says_what_cannot_be_judged(tmp_path):
+    found = examine([Job(ranks=8).write(tmp_path, only=[5])])
+    assert found.verdicts == []
+    assert any(line.what == "who is slow" and "of 8 ranks there is only rank 5" in line.why for line in found.unjudged)
+    assert found.questions["communication_dominates"].answer is not None
+    assert found.questions["similar_step_times"].answer is None
+    assert found.what_if is None
+
+
+def test_missing_ranks_are_said_and_the_others_judged(tmp_path):
+    found = examine([Job(slow={1: 1.4}).write(tmp_path, only=[0, 1, 3])])
+    assert [(v.kind, v.ranks) for v in found.verdicts] == [("slow_rank", [1])]
+    assert any("not rank 2" in line.why for line in found.unjudged)
+
+
+def test_two_files_of_one_rank(tmp_path):
+    job = Job(slow={0: 1.4})
+    job.write(tmp_path / "a")
+    job.write(tmp_path / "b", only=[1])
+    found = examine([tmp_path])
+    assert [(v.kind, v.ranks) for v in found.verdicts] == [("slow_rank", [0])]
+    left = [note for note in found.notes if not note.used]
+    assert [note.file for note in left] == [str(tmp_path / "b" / "rank1.pt.trace.json")]
+    assert "second trace of rank 1" in left[0].text
+
+
+def test_two_recordings_of_one_rank_are_one(tmp_path):
+    first = Job(ranks=2, steps=6, kernel="")
+    later = Job(ranks=2, steps=6, kernel="", first_step=20, start_us=first.start_us + 2e7)
+    first.write(tmp_path / "a")
+    later.write(tmp_path / "b")
+    (job,) = jobs_of([*traces_of(tmp_path / "a"), *traces_of(tmp_path / "b")])
+    assert [len(trace.steps) for trace in job.traces] == [12, 12]
+
+
+def test_traces_of_two_jobs_are_judged_apart(tmp_path):
+    Job(ranks=4, slow={3: 1.5}).write(tmp_path / "a")
+    Job(ranks=2, slow={0: 1.5}, kernel="", steps=20).write(tmp_path / "b")
+    Job(ranks=4, start_us=1_800_000_000_000_000.0).write(tmp_path / "c")
+    found = examine([tmp_path])
+    assert sorted((v.kind, v.ranks) for v in found.verdicts) == [("slow_rank", [0]), ("slow_rank", [3])]
+    assert any(line.what == "all traces as one job" for line in found.unjudged)
+
+
+def test_ranks_that_called_different_collectives(tmp_path):
+    traces = Job(ranks=3).traces()
+    for event in traces[1]["traceEvents"]:
+        if event["cat" if "cat" in event else "ph"] == "kernel" and event["args"].get("Seq") == 5:
+            event["args"]["Collective name"] = "_allgather_base"
+    for rank, trace in enumerate(traces):
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(trace))
+    assert ("mismatch", [1]) in culprits(tmp_path)
+
+
+def test_a_truncated_trace_is_used_as_far_as_it_goes(tmp_path):
+    folder = Job(slow={1: 1.5}, kernel="", steps=20).write(tmp_path)
+    path = folder / "rank0.pt.trace.json"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) * 3 // 4])
+    found = examine([folder])
+    assert [(v.kind, v.ranks) for v in found.verdicts] == [("slow_rank", [1])]
+    assert "breaks off after" in next(note.text for note in found.notes if note.file.endswith("rank0.pt.trace.json"))
+
+
+def test_a_truncated_gzip_is_used_as_far_as_it_goes(tmp_path):
+    folder = Job(slow={1: 1.5}, kernel="", steps=30).write(tmp_path, packed=True)
+    path = folder / "rank2.pt.trace.json.gz"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 4 // 5])
+    found = examine([folder])
+    assert [(v.kind, v.ranks) for v in found.verdicts] == [("slow_rank", [1])]
+    text = " ".join(note.text for note in found.notes if note.file == str(path))
+    assert "lost" in text
+
+
+def test_what_if_of_a_job_with_one_slow_rank(tmp_path):
+    found = examine([Job(slow={1: 1.5}, noise=0.0, ranks=4).write(tmp_path)]).what_if
+    assert found is not None
+    # work 10 ms, one of four at 15 ms, transfers 2 ms: (15 + 2) / (mean 11.25 + 2)
+    assert found["slowdown"] == pytest.approx(17 / 13.25, rel=0.01)
+    assert found["slowdown_at_median"] == pytest.approx(17 / 12, rel=0.01)
+    assert found["worst_ranks"] == [1]
+    assert found["worst_worker_share"] == pytest.approx((17 - 12) / (17 - 13.25), rel=0.4)
+    assert found["step_s"] == pytest.approx(found["recorded_step_s"], rel=0.01)
+
+
+def test_small_collectives_are_counted(tmp_path):
+    answer = examine([Job(elements=10).write(tmp_path)]).questions["small_collectives"]
+    assert answer.answer is False
+    assert answer.numbers["collectives_per_step"] == 2
+    assert answer.numbers["small_ratio"] == 1.0
+
+
+def test_a_job_that_only_communicates(tmp_path):
+    found = examine([Job(transfer_us=40_000.0, hosts=["a", "b"]).write(tmp_path)])
+    assert [verdict.kind for verdict in found.verdicts] == ["communication_bound"]
+    assert found.questions["network_between_hosts"].answer is True
+    assert found.questions["communication_dominates"].answer is True
+
+
+def test_the_recorded_healthy_set_names_nobody():
+    found = examine([shared("kineto") / "dlrm_8rank.tar.gz"])
+    assert found.verdicts == []
+    figures = found.facts["kineto"]
+    assert figures["ranks"] == list(range(8))
+    assert figures["matched_collectives"] == 8
+    assert figures["unmatched_collectives"] == 0
+    # one host, one clock: the ends of NCCL's kernels agree within microseconds
+    assert max(map(abs, figures["clock_offset_seconds"].values())) < 1e-5
+    assert all(answer.numbers for answer in found.questions.values())
+
+
+def test_one_rank_of_three_hundred():
+    found = as_json(examine([shared("kineto") / "gloo_world300_rank34.json.gz"]))
+    assert found["verdicts"] == []
+    assert "rank 34 of 300: 1 steps, 10 collectives" in found["files"][0]["text"]
+    assert any("of 300 ranks there is only rank 34" in line["why"] for line in found["unjudged"])
+
+
+def test_a_trace_that_does_not_know_its_rank():
+    found = examine([shared("kineto") / "rank_not_found.json.gz"])
+    assert found.notes[0].used
+    assert any("which rank" in line.what for line in found.unjudged)
+    assert any("launch" in line.why for line in found.unjudged)

@@ -1,0 +1,82 @@
+"""Names, sizes, intervals and chances: the small pure parts beneath the reader of traces."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringside.doctor import kineto_intervals as intervals
+from ringside.doctor import kineto_names as names
+from ringside.doctor.kineto_judge import chance
+
+PIECES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)), max_size=12)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)", "all_reduce"),
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)", "send_recv"),
+        ("ncclDevKernel_AllGather_RING_LL(ncclDevComm*)", "all_gather"),
+        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(x)", "reduce_scatter"),
+        ("ncclKernel_Broadcast_RING_LL_Sum_int8_t", "broadcast"),
+        ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", "collective"),
+        ("ncclKernel_Generic", "collective"),
+        ("void at::native::vectorized_elementwise_kernel<4>(int)", ""),
+        ("ampere_sgemm_128x64_tn", ""),
+    ],
+)
+def test_kernels(name, kind):
+    assert names.kernel(name) == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("nccl:all_reduce", "all_reduce"), ("gloo:all_reduce", "all_reduce"), ("nccl:_all_gather_base", "all_gather"),
+     ("nccl:_reduce_scatter_base", "reduce_scatter"), ("nccl:all_to_all", "all_to_all"),
+     ("Optimizer.step#SGD.step", ""), ("nccl:reduce_scatter_tensor_coalesced", "reduce_scatter")],
+)  # fmt: skip
+def test_annotations(name, kind):
+    assert names.annotation(name) == kind
+
+
+def test_shapes_types_and_ranks():
+    assert names.elements([[530442]]) == 530442
+    assert names.elements([[[2, 3], [4]], [], []]) == 10
+    assert names.elements("no shape") == 0
+    assert [names.dtype_bytes(name) for name in ("Float", "c10::BFloat16", "Half", "double", "?")] == [4, 2, 2, 8, 4]
+    assert names.rank_list("[0, 1, 12]") == names.rank_list([0, 1, 12]) == (0, 1, 12)
+    assert names.rank_list(None) == ()
+
+
+def covered(pieces: list[tuple[int, int]]) -> set[int]:
+    return {second for start, length in pieces for second in range(start, start + length)}
+
+
+def array(pieces: list[tuple[int, int]]) -> np.ndarray:
+    return np.array([[start, start + length] for start, length in pieces], dtype=np.float64).reshape(-1, 2)
+
+
+@given(PIECES, PIECES)
+def test_intervals_are_sets_of_seconds(a, b):
+    one, two = intervals.union(array(a)), intervals.union(array(b))
+    everything = np.array([[0.0, 50.0], [3.0, 9.0]])
+    for found, truth in (
+        (one, covered(a)),
+        (intervals.intersect(one, two), covered(a) & covered(b)),
+        (intervals.subtract(one, two), covered(a) - covered(b)),
+    ):
+        inside = intervals.within(found, everything)
+        assert inside == pytest.approx([len(truth), len(truth & set(range(3, 9)))])
+    assert (one[1:, 0] > one[:-1, 1]).all()
+
+
+def test_chance_is_the_binomial_tail():
+    assert chance(0, 9, 0.3) == pytest.approx(1.0)
+    assert chance(9, 9, 0.5) == pytest.approx(0.5**9)
+    assert chance(2, 3, 0.25) == pytest.approx(3 * 0.25**2 * 0.75 + 0.25**3)
+    assert math.isclose(chance(1, 2, 0.5), 0.75)

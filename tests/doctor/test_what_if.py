@@ -1,0 +1,173 @@
+"""The what-if answers: against the published ones, and against pipelines of many shapes that were really run."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from ringside.doctor import examine
+from ringside.doctor.timeline import Event, build
+from ringside.doctor.timeline_meta import Meta, looks_like_meta, parse_meta
+from ringside.doctor.what_if_answer import WhatIf, answer
+from ringside.doctor.what_if_replay import Graph, replay
+from ringside.doctor.what_if_timeline import prepare
+from ringside.errors import UsageError
+
+from .shared_data import shared
+from .timeline_maker import Shape, run
+
+SECONDS = {"forward-compute": 0.01, "backward-compute": 0.02, "optimizer": 0.005}
+
+
+def usual(kind: str, *_: int) -> float:
+    return SECONDS.get(kind, 0.0005)
+
+
+def answered(shape: Shape) -> WhatIf:
+    events = msgspec.convert(shape.events, list[Event])
+    meta = Meta(dp_size=shape.replicas, pp_size=shape.stages, vpp_size=shape.chunks)
+    return answer(prepare(build(events, meta)).recording)
+
+
+def published(name: str) -> dict:
+    return json.loads((shared("what_if") / name).read_text())
+
+
+def test_the_published_trace_gives_the_published_answers():
+    folder = shared("what_if")
+    found = examine([folder / "timeline-ST.json.gz", folder / "meta-ST.yaml"])
+    truth = published("result-ST.json")
+    assert found.what_if is not None
+    assert found.what_if["slowdown"] == pytest.approx(truth["blocking_slowdown"], rel=1e-5)
+    assert found.what_if["worst_worker_share"] == pytest.approx(published("mw-ST.json")["Mw"], abs=1e-4)
+    assert found.what_if["last_stage_share"] == pytest.approx(published("ms-ST.json")["Ms"], abs=1e-4)
+    by_stage = [truth["blocking_decompose_by_stage"][str(stage)] for stage in range(4)]
+    assert found.what_if["by_stage"] == pytest.approx(by_stage, rel=1e-5)
+    by_replica = [truth["blocking_decompose_by_dp_rank"][str(replica)] for replica in range(2)]
+    assert found.what_if["by_lane"] == pytest.approx(by_replica, rel=1e-5)
+    for kind, value in truth["blocking_decompose_by_optype"].items():
+        if kind in found.what_if["by_operation"]:
+            assert found.what_if["by_operation"][kind] == pytest.approx(value, rel=1e-5)
+    lost = sum(truth["step_t_nodelay"].values()) - sum(truth["step_t_noblk"].values())
+    assert found.what_if["cost_rank_hours"] == pytest.approx(lost * 8 / 3600, rel=1e-4)
+    assert [(verdict.kind, verdict.ranks) for verdict in found.verdicts] == [("uneven_work", [6, 7])]
+
+
+@pytest.mark.parametrize(
+    ("stages", "replicas", "batches", "chunks", "overlap", "idle_calls", "tolerance"),
+    [(2, 2, 4, 1, False, False, 0.003), (4, 3, 8, 1, True, True, 0.003), (1, 4, 3, 1, False, False, 0.003),
+     (5, 2, 7, 1, False, True, 0.003), (3, 1, 6, 1, False, False, 0.003), (8, 2, 16, 1, True, False, 0.003),
+     (2, 2, 4, 2, False, False, 0.02), (4, 2, 8, 2, True, True, 0.02), (4, 2, 8, 2, False, False, 0.02),
+     (4, 2, 8, 3, False, True, 0.02)],
+)  # fmt: skip
+def test_a_slow_worker_in_pipelines_of_many_shapes(stages, replicas, batches, chunks, overlap, idle_calls, tolerance):
+    slow = (stages // 2, replicas - 1)
+    shape = Shape(stages, replicas, batches, chunks, overlap, idle_calls)
+
+    def slowed(kind: str, stage: int, replica: int, batch: int) -> float:
+        return usual(kind) * (1.5 if (stage, replica) == slow and "compute" in kind else 1.0)
+
+    def averaged(kind: str, *_: int) -> float:
+        return usual(kind) * (1 + 0.5 / (stages * replicas) if "compute" in kind else 1.0)
+
+    step_s = run(shape, slowed)
+    found = answered(shape)
+    ideal_s = run(shape, averaged, record=False)
+    assert found.step_s == pytest.approx(step_s, rel=tolerance)
+    assert found.ideal_step_s == pytest.approx(ideal_s, rel=tolerance)
+    assert found.slowdown == pytest.approx(step_s / ideal_s, rel=tolerance)
+    assert found.slowdown_at_median == pytest.approx(step_s / run(shape, usual, record=False), rel=tolerance)
+    assert found.worst_ranks == [slow[0] * replicas + slow[1]]
+    assert found.worst_worker_share is not None
+    assert found.worst_worker_share > 0.9
+    lost = (step_s - ideal_s) * shape.steps * stages * replicas / 3600
+    assert found.cost_rank_hours == pytest.approx(lost, rel=0.1)
+
+
+def test_a_heavy_last_stage(tmp_path):
+    shape = Shape(stages=4, replicas=3, micro_batches=8)
+    run(shape, lambda kind, stage, *_: usual(kind) * (1.6 if stage == 3 and "compute" in kind else 1.0))
+    (tmp_path / "timeline-x.json").write_text(json.dumps(shape.events))
+    (tmp_path / "meta-x.yaml").write_text("trial_name: x\ndp_size: 3\npp_size: 4\nworld_size: 12\n")
+    found = examine([tmp_path])
+    assert [(verdict.kind, verdict.ranks) for verdict in found.verdicts] == [("uneven_work", [9, 10, 11])]
+    assert found.what_if is not None
+    assert found.what_if["last_stage_share"] > 1.0
+
+
+def test_a_healthy_pipeline_loses_nothing(tmp_path):
+    random = np.random.default_rng(0)
+    noise = {key: float(np.exp(random.normal(0, 0.01))) for key in np.ndindex(4, 2, 8)}
+    shape = Shape(stages=4, replicas=2, micro_batches=8)
+    run(shape, lambda kind, *place: usual(kind) * (noise[place] if "compute" in kind else 1.0))
+    (tmp_path / "timeline.json").write_bytes(msgspec.json.encode({"traceEvents": shape.events}))
+    found = examine([tmp_path])
+    assert found.verdicts == []
+    assert found.what_if is not None
+    assert 0.99 < found.what_if["slowdown"] < 1.05
+    assert any("no metadata" in line.why for line in found.unjudged)
+
+
+def test_steps_that_are_not_whole_are_left_out(tmp_path):
+    shape = Shape(steps=4)
+    whole = run(shape, usual)
+    shape.events.remove(next(e for e in shape.events if e["args"].get("step") == 9 and e["name"] == "backward-compute"))
+    (tmp_path / "timeline.json.gz").write_bytes(gzip.compress(json.dumps(shape.events).encode()))
+    found = examine([tmp_path])
+    assert found.what_if is not None
+    assert found.what_if["steps"] == 3
+    assert found.what_if["step_s"] == pytest.approx(whole, rel=0.003)
+    assert any(line.what == "steps 9" for line in found.unjudged)
+
+
+def test_a_truncated_timeline_is_replayed_as_far_as_it_goes(tmp_path):
+    shape = Shape(steps=6)
+    run(shape, usual)
+    names = [event for event in shape.events if event["ph"] == "M"]
+    text = json.dumps([*names, *(event for event in shape.events if event["ph"] == "X")])
+    (tmp_path / "timeline.json").write_text(text[: len(text) * 2 // 3])
+    found = examine([tmp_path])
+    assert found.what_if is not None
+    assert 2 <= found.what_if["steps"] < 6
+    assert "breaks off" in found.notes[0].text
+
+
+def test_a_timeline_without_whole_steps_says_so(tmp_path):
+    shape = Shape(steps=1)
+    run(shape, usual)
+    shape.events.remove(next(event for event in shape.events if event["name"] == "forward-compute"))
+    (tmp_path / "timeline.json").write_text(json.dumps(shape.events))
+    note = examine([tmp_path]).notes[0]
+    assert not note.used
+    assert "no step holds the same operations" in note.text
+
+
+def test_metadata(tmp_path: Path):
+    meta = parse_meta("trial_name: ST\ndp_size: 2  # replicas\npp_size: 4\ntp_size: 8\nvpp_size: 2\nworld_size: 64\n")
+    assert (meta.dp_size, meta.pp_size, meta.vpp_size, meta.ranks_per_worker) == (2, 4, 2, 8.0)
+    assert looks_like_meta(b"dp_size: 2\npp_size: 4\n")
+    assert not looks_like_meta(b"learning_rate: 2\n")
+    with pytest.raises(UsageError, match="pp_size is '0'"):
+        parse_meta("pp_size: 0")
+    with pytest.raises(UsageError, match="world_size is 7"):
+        parse_meta("dp_size: 2\npp_size: 4\nworld_size: 7")
+    (tmp_path / "meta.yaml").write_text("dp_size: 2\npp_size: -1\n")
+    assert not examine([tmp_path]).notes[0].used
+
+
+def test_replay_by_hand():
+    # a, then a transfer of both lanes together, then b; lane 1 is late
+    graph = Graph(names=["a", "t", "b"], after=[[], [0], [1]], groups=[[1]], across=frozenset({1}))
+    seconds = np.array([[[1.0, 3.0]], [[0.5, 0.5]], [[2.0, 1.0]]])
+    assert replay(graph, seconds).tolist() == [5.5]
+
+
+def test_a_circle_is_named():
+    graph = Graph(names=["a", "b"], after=[[1], [0]], groups=[])
+    with pytest.raises(UsageError, match="circle, a among them"):
+        replay(graph, np.ones((2, 1, 1)))
