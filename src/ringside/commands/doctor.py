@@ -27,7 +27,7 @@ from ringside.doctor.examine import examine
 from ringside.doctor.findings import QUESTIONS, Findings, as_json
 from ringside.doctor.progress import OnStream
 from ringside.errors import RingsideError
-from ringside.view.doctor_words import answer, tell
+from ringside.view.doctor_words import answer, tell, what_if_line
 
 HELP = "say what happened in a run that failed or crawled, from traces, dumps and logs"
 HEALTHY, VERDICTS, NOTHING_READABLE = 0, 1, 3
@@ -83,8 +83,7 @@ def print_findings(findings: Findings, console: Console) -> None:
     for name, question in findings.questions.items():
         console.print(Text(f"{QUESTIONS.get(name, name)} {answer(question)}"))
     if findings.what_if is not None:
-        said = ", ".join(f"{key} {value:.4g}" for key, value in findings.what_if.items() if isinstance(value, float))
-        console.print(Text(f"What if nobody had been slower than its peers: {said}"))
+        console.print(Text(f"What if nobody had been slower than its peers: {what_if_line(findings.what_if)}."))
     for unjudged in findings.unjudged:
         console.print(Text(f"Not judged: {unjudged.what}: {unjudged.why}."))
     _print_notes(findings, console)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ringside.doctor.findings import Question
-from ringside.monitor.verdict import Verdict, headline, name_ranks
+from ringside.monitor.verdict import Verdict, headline, name_ranks, percent
 from ringside.view.report_words import rank_time
 
 _MANY = 6
@@ -58,7 +59,14 @@ def _headline(verdict: Verdict) -> str:
         "diverged": f"{who} drifted apart from the others",
         "dead_rank": f"{who} died" if verdict.ranks else "a rank died",
     }
-    return sentences.get(verdict.kind) or headline(verdict)
+    return sentences.get(verdict.kind) or _of_many(headline(verdict), plural)
+
+
+def _of_many(sentence: str, plural: bool) -> str:
+    """The monitor names one rank at a time; several `get`, `need` and `wait`."""
+    for one, many in ((" gets ", " get "), (" needs ", " need "), (" waits ", " wait "), (" is ", " are ")):
+        sentence = sentence.replace(one, many) if plural and not sentence.startswith("the ") else sentence
+    return sentence
 
 
 def _who(ranks: list[int]) -> str:
@@ -71,6 +79,15 @@ def answer(question: Question) -> str:
     """Return `Yes.`, `No.` or that it cannot be told, and why."""
     said = "It cannot be told" if question.answer is None else "Yes" if question.answer else "No"
     return f"{said}. {_sentence(question.words)}".strip()
+
+
+def what_if_line(content: Mapping[str, object]) -> str:
+    """Return the figures of a replayed timeline in one line: shares as percentages, the rest as it is."""
+    known = {key: value for key, value in content.items() if isinstance(value, float | int)}
+    said = [f"slowdown {known['slowdown']:.3f}"] if "slowdown" in known else []
+    said += [f"{label(key)} {percent(value)}" for key, value in known.items() if key.endswith("_share")]
+    said += [f"cost {rank_time(3600 * known['cost_rank_hours'])}"] if "cost_rank_hours" in known else []
+    return ", ".join(said)
 
 
 def label(name: str) -> str:
