@@ -1,149 +1,141 @@
 """Injection benchmark of the slow-rank detector: recall, delay, wrong ranks and false alarms per day.
 
-    python bench/detection.py [--quick] [--seed N]
+    python bench/detection.py [--quick] [--minutes M] [--results FILE] [--write]
 
-Prints Markdown tables; docs/design/0002-detector.md holds those of the published operating point. Jobs run side by
-side through the detector's own arithmetic (`ringside.monitor.screen`), the code that runs on line.
+Every setting's figures are kept in FILE (runs/detection.json), and a setting that is there is not measured again: the
+whole benchmark takes about half an hour and may be cut into pieces by `--minutes`. `--write` puts docs/detection.md
+together from FILE. Jobs run side by side through `ringside.monitor.screen`, the arithmetic that runs on line.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 import time
-from collections.abc import Iterator
-from typing import NamedTuple
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
+from detection_jobs import FAULTS, KINDS, Fault, Noise, culprits, own_times
+from detection_page import page
+from detection_rules import RULES, Alarm
 
-from ringside.monitor import Detector, StepRecord
-from ringside.monitor.excess import Floats, log_excess
+from ringside.monitor import Detector, StepRecord, detect
+from ringside.monitor.excess import log_excess
 from ringside.monitor.online import Collector
 from ringside.monitor.screen import Screen
 
-DAY = 86_400
 RANKS = (2, 4, 8, 128)
 JITTERS = (0.02, 0.10)
-KINDS = {
-    "white": "independent",
-    "spikes": "1 % spikes, 1.2–4.5×",
-    "busy": "busy machine: 15 % of steps 1.2–3.3×",
-    "ar": "autocorrelation 0.9",
-    "heavy": "Student t, 3 degrees",
-    "static": "constant ±3 % spread",
-    "pauses": "a 2× pause every 50 steps",
-}
 BEFORE, AFTER = 120, 200
+GRACE = 30
+"""Steps for which a culprit that has stopped may still be named."""
+
+CELLS = 3_500
+"""Ranks of jobs that run side by side."""
+
+Figures = dict[str, float | int | None]
+Task = Callable[[np.random.Generator], Figures]
+ROOT = Path(__file__).resolve().parents[1]
 
 
-class Outcome(NamedTuple):
-    """Of one setting: share of jobs whose culprit was found, median delay and onset error, wrong verdicts per job."""
+def healthy(noise: Noise, steps: int) -> Task:
+    """Count the alarms of healthy jobs, none shorter than 5,000 steps where `steps` allow."""
 
-    recall: float
-    delay: float
-    onset: float
-    wrong: float
+    def task(rng: np.random.Generator) -> Figures:
+        jobs = max(min(CELLS // noise.ranks, steps // 5_000, 52), 4)
+        screen, alarms = Screen(jobs, noise.ranks), 0
+        begin = time.perf_counter()
+        for row in own_times(rng, noise, Fault(), -(-steps // jobs), jobs):
+            alarms += int(screen.update(log_excess(np.exp(row)))[0].sum())
+        return {"alarms": alarms, "steps": screen.steps * jobs, "seconds": time.perf_counter() - begin}
 
-
-def log_noise(
-    rng: np.random.Generator, kind: str, steps: int, jobs: int, ranks: int, jitter: float
-) -> Iterator[Floats]:
-    """Yield log own times [jobs, ranks], one step at a time."""
-    shape = (jobs, ranks)
-    state = rng.normal(0, jitter, shape)
-    spread = np.log(rng.uniform(0.97, 1.03, shape))
-    phase = rng.integers(0, 50, shape)
-    for step in range(steps):
-        row = rng.normal(0, jitter, shape)
-        if kind == "ar":
-            state = 0.9 * state + np.sqrt(1 - 0.9**2) * row
-            row = state
-        elif kind == "heavy":
-            row = np.clip(rng.standard_t(3, shape) * jitter / np.sqrt(3), -3, 3)
-        elif kind == "spikes":
-            row = row + (rng.random(shape) < 0.01) * rng.uniform(0.2, 1.5, shape)
-        elif kind == "busy":
-            row = row + (rng.random(shape) < 0.15) * rng.uniform(0.2, 1.2, shape)
-        elif kind == "static":
-            row = row + spread
-        elif kind == "pauses":
-            row = row + np.log(2) * ((step + phase) % 50 == 0)
-        yield row
+    return task
 
 
-def false_alarms(rng: np.random.Generator, kind: str, ranks: int, jitter: float, steps: int) -> tuple[int, int]:
-    """Return (alarms, job steps) of healthy jobs."""
-    jobs = 16 if ranks >= 64 else 32
-    screen, alarms = Screen(jobs, ranks), 0
-    for row in log_noise(rng, kind, -(-steps // jobs), jobs, ranks, jitter):
-        alarms += int(screen.update(log_excess(np.exp(row)))[0].sum())
-    return alarms, screen.steps * jobs
+def fresh(noise: Noise, jobs: int) -> Task:
+    """Count the alarms in the first 300 steps of healthy jobs, where little is known."""
+
+    def task(rng: np.random.Generator) -> Figures:
+        screen, alarms = Screen(jobs, noise.ranks), 0
+        for row in own_times(rng, noise, Fault(), 300, jobs):
+            alarms += int(screen.update(log_excess(np.exp(row)))[0].sum())
+        return {"alarms": alarms, "jobs": jobs}
+
+    return task
 
 
-def inject(
-    rng: np.random.Generator, kind: str, ranks: int, jitter: float, slowdown: float, onset: int, jobs: int
-) -> Outcome:
-    """Slow one random rank of each of many jobs down from step `onset` on."""
-    culprit = rng.integers(0, ranks, jobs)
-    here = np.arange(jobs)
-    screen = Screen(jobs, ranks)
-    found, began, wrong = np.full(jobs, np.nan), np.full(jobs, np.nan), 0
-    for step, noise in enumerate(log_noise(rng, kind, onset + AFTER, jobs, ranks, jitter)):
-        row = noise.copy()
-        row[here, culprit] += np.log1p(slowdown) if step >= onset else 0.0
-        opened, _ = screen.update(log_excess(np.exp(row)))
-        if not opened.any():
-            continue
-        right = opened[here, culprit] & (step >= onset) & np.isnan(found)
-        found[right], began[right] = step + 1 - onset, screen.onset[here, culprit][right] - onset
-        wrong += int(opened.sum() - (opened[here, culprit] & (step >= onset)).sum())
-    return Outcome(float(np.mean(~np.isnan(found))), _median(found), _median(began), wrong / jobs)
+def injected(noise: Noise, fault: Fault, jobs: int) -> Task:
+    """Let something go wrong in each of many jobs and score who is named when."""
+
+    def task(rng: np.random.Generator) -> Figures:
+        screen = Screen(jobs, noise.ranks)
+        alarms: list[Alarm] = []
+        steps = fault.onset + (300 + AFTER if fault.kind == "drift" else AFTER)
+        for step, row in enumerate(own_times(rng, noise, fault, steps, jobs)):
+            opened, _ = screen.update(log_excess(np.exp(row)))
+            alarms += [Alarm(step, int(job), int(rank)) for job, rank in np.argwhere(opened)]
+        return score(alarms, fault, noise.ranks, jobs)
+
+    return task
 
 
-def _median(values: Floats) -> float:
-    known = values[~np.isnan(values)]
-    return float(np.median(known)) if known.size else float("nan")
+def ruled(noise: Noise, fault: Fault, jobs: int, rule: str) -> Task:
+    """The same with another tool's rule, and how often it fires on as many healthy steps as fit."""
+
+    def task(rng: np.random.Generator) -> Figures:
+        own = np.exp(np.array(list(own_times(rng, noise, fault, fault.onset + AFTER, jobs))))
+        well = np.exp(np.array(list(own_times(rng, noise, Fault(), 1_000, 26))))
+        false = sum(1 for _ in RULES[rule](well))
+        return {**score(RULES[rule](own), fault, noise.ranks, jobs), "alarms": false, "steps": 26_000}
+
+    return task
 
 
-def _cell(outcome: Outcome) -> str:
-    delay = "–" if np.isnan(outcome.delay) else f"{outcome.delay:.0f}"
-    return f"{outcome.recall:.0%} · {delay} · {outcome.wrong:.0%}"
+def score(alarms: Iterable[Alarm], fault: Fault, ranks: int, jobs: int) -> Figures:
+    """Return recall (all culprits at the onset named), median delay in steps, and verdicts on wrong ranks per job."""
+    first: dict[tuple[int, int], int] = {}
+    wrong = 0
+    for alarm in alarms:
+        guilty = set(culprits(fault, alarm.step, ranks)) | set(culprits(fault, alarm.step - GRACE, ranks))
+        if alarm.rank in guilty:
+            first.setdefault((alarm.job, alarm.rank), alarm.step + 1 - fault.onset)
+        else:
+            wrong += alarm.rank >= 0
+    asked = culprits(fault, fault.onset, ranks)
+    delays = [
+        max(first[job, rank] for rank in asked) for job in range(jobs) if all((job, rank) in first for rank in asked)
+    ]
+    found = len(delays) if asked else 0
+    return {"recall": found / jobs, "delay": float(np.median(delays)) if found else None, "wrong": wrong / jobs}
 
 
-def operating_point(rng: np.random.Generator, steps: int, seeds: int) -> None:
-    """The main table: noise × ranks."""
-    print(
-        f"Of {seeds} jobs each: found within {AFTER} steps · median delay in steps · verdicts on a wrong rank per job."
-    )
-    print(f"False alarms per {DAY:,} job steps, over at least {steps:,} healthy steps per line.\n")
-    print("| noise | jitter | ranks | false alarms | 12 % mid-run | 12 % from step 0 | 30 % mid-run |")
-    print("|---|---|---|---|---|---|---|")
-    for kind, words in KINDS.items():
-        for jitter in JITTERS:
-            for ranks in RANKS:
-                alarms, over = false_alarms(rng, kind, ranks, jitter, steps)
-                cells = [
-                    _cell(inject(rng, kind, ranks, jitter, slowdown, onset, seeds))
-                    for slowdown, onset in ((0.12, BEFORE), (0.12, 0), (0.30, BEFORE))
-                ]
-                rate = f"{alarms * DAY / over:.2f}"
-                print(f"| {words} | {jitter:.0%} | {ranks} | {rate} | {' | '.join(cells)} |", flush=True)
+def uneven(ranks: int, jobs: int) -> Task:
+    """Give one rank a quarter more samples: the verdict must say so, and without the counts call it slow."""
+
+    def task(rng: np.random.Generator) -> Figures:
+        kinds = []
+        for _ in range(jobs):
+            samples = np.full((BEFORE + AFTER, ranks), 32.0)
+            samples[BEFORE:, 0] = 40
+            own = samples / 320 * np.exp(rng.normal(0, 0.02, samples.shape))
+            kinds.append([(verdict.kind, verdict.ranks) for verdict in detect(own, samples)])
+        right = sum(named == [("uneven_work", [0])] for named in kinds)
+        return {
+            "recall": right / jobs,
+            "delay": None,
+            "wrong": sum(len(named) for named in kinds) / jobs - right / jobs,
+        }
+
+    return task
 
 
-def slowdowns(rng: np.random.Generator, seeds: int) -> None:
-    """Recall and delay by size of the slowdown, 2 % jitter."""
-    sizes = (0.03, 0.05, 0.08, 0.12, 0.20, 0.30, 0.50)
-    print("\n| slowdown, mid-run, 2 % jitter | " + " | ".join(f"{ranks} ranks" for ranks in RANKS) + " |")
-    print("|---" * (1 + len(RANKS)) + "|")
-    for size in sizes:
-        cells = [_cell(inject(rng, "white", ranks, 0.02, size, BEFORE, seeds)) for ranks in RANKS]
-        print(f"| {size:.0%} | {' | '.join(cells)} |", flush=True)
+def cost(ranks: int, steps: int) -> Task:
+    """What the detector, and the whole collector, take per step on this machine."""
 
-
-def cost(rng: np.random.Generator, steps: int) -> None:
-    """What the detector and the whole collector cost on this machine."""
-    print("\n| ranks | detector, µs per step | collector (detector included), µs per step | µs per record |")
-    print("|---|---|---|---|")
-    for ranks in RANKS:
+    def task(rng: np.random.Generator) -> Figures:
         own = 0.1 * np.exp(rng.normal(0, 0.02, (steps, ranks)))
         detector, collector = Detector(ranks), Collector(ranks)
         batches = [
@@ -153,27 +145,87 @@ def cost(rng: np.random.Generator, steps: int) -> None:
             ]
             for step, row in enumerate(own)
         ]
-        begin = time.perf_counter()
+        times = [time.perf_counter()]
         for row in own:
             detector.update(row)
-        middle = time.perf_counter()
+        times.append(time.perf_counter())
         for batch in batches:
             collector.add(batch)
-        one, all_ = 1e6 * (middle - begin) / steps, 1e6 * (time.perf_counter() - middle) / steps
-        print(f"| {ranks} | {one:.0f} | {all_:.0f} | {all_ / ranks:.1f} |", flush=True)
+        times.append(time.perf_counter())
+        one, whole = 1e6 * np.diff(times) / steps
+        return {"detector_us": float(one), "collector_us": float(whole), "record_us": float(whole / ranks)}
+
+    return task
+
+
+def plan(steps: int, jobs: int) -> Iterator[tuple[str, Task]]:
+    """Yield every setting with its name, the floors first."""
+    slow, start, much = Fault("slow", 0.12, BEFORE), Fault("from_0", 0.12, 0), Fault("slow", 0.30, BEFORE)
+    noises = [Noise(kind, jitter, ranks) for kind in KINDS for jitter in JITTERS for ranks in RANKS]
+    for noise in sorted(noises, key=lambda noise: noise.ranks != 128 or noise.jitter > 0.02):
+        at = f"{noise.kind}/{noise.jitter}/{noise.ranks}"
+        for name, fault in (("slow", slow), ("start", start), ("much", much)):
+            yield f"inject/{at}/{name}", injected(noise, fault, jobs)
+        yield f"healthy/{at}", healthy(noise, steps)
+    for rule in RULES:
+        for kind, ranks in (("white", 2), ("white", 8), ("white", 128), ("spikes", 128), ("ar", 128)):
+            for name, fault in (("slow", slow), ("much", much)):
+                yield f"rule/{rule}/{kind}/{ranks}/{name}", ruled(Noise(kind, 0.02, ranks), fault, jobs, rule)
+    for size in (0.03, 0.05, 0.08, 0.12, 0.20, 0.30, 0.50):
+        for ranks in (*RANKS, 1024):
+            task = injected(
+                Noise("white", 0.02, ranks), Fault("slow", size, BEFORE), jobs if ranks < 1000 else jobs // 4
+            )
+            yield f"size/{size}/{ranks}", task
+    for jitter in (0.01, 0.02, 0.05, 0.10):
+        for ranks in RANKS:
+            yield f"jitter/{jitter}/{ranks}", injected(Noise("white", jitter, ranks), slow, jobs)
+    for kind in FAULTS:
+        for ranks in (4, 8, 128):
+            if kind not in ("none", "slow", "from_0"):
+                yield f"fault/{kind}/{ranks}", injected(Noise("white", 0.02, ranks), Fault(kind, 0.2, BEFORE), jobs)
+    for ranks in (4, 8, 128):
+        yield f"fault/uneven/{ranks}", uneven(ranks, min(jobs, 20))
+    for kind in ("white", "ar"):
+        for jitter in (0.02, 0.10):
+            for ranks in (2, 4, 8):
+                yield f"fresh/{kind}/{jitter}/{ranks}", fresh(Noise(kind, jitter, ranks), 10 * jobs)
+    for ranks in (*RANKS, 1024):
+        yield f"cost/{ranks}", cost(ranks, max(steps // 400, 200))
+    for kind in ("white", "spikes", "ar"):
+        yield f"healthy/{kind}/0.02/1024", healthy(Noise(kind, 0.02, 1024), steps)
+
+
+def measure(results: dict[str, Figures], path: Path, tasks: Iterable[tuple[str, Task]], until: float) -> int:
+    """Measure what is missing until it is time to stop, keep it in `path`, and return how many settings are left."""
+    left = 0
+    for name, task in tasks:
+        if name in results:
+            continue
+        if time.monotonic() >= until:
+            left += 1
+            continue
+        results[name] = task(np.random.default_rng(zlib.crc32(name.encode())))
+        print(name, json.dumps(results[name]), flush=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(results, indent=0))
+    return left
 
 
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer seeds and healthy steps: a few seconds")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="fewer jobs and healthy steps: a few minutes")
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no further setting after so many minutes")
+    parser.add_argument("--results", type=Path, default=ROOT / "runs" / "detection.json")
+    parser.add_argument("--write", action="store_true", help="write docs/detection.md from the results")
     args = parser.parse_args()
-    rng = np.random.default_rng(args.seed)
-    steps, seeds = (20_000, 20) if args.quick else (260_000, 100)
-    operating_point(rng, steps, seeds)
-    slowdowns(rng, seeds)
-    cost(rng, 500 if args.quick else 2_000)
+    results = json.loads(args.results.read_text()) if args.results.exists() else {}
+    steps, jobs = (20_000, 20) if args.quick else (260_000, 100)
+    left = measure(results, args.results, plan(steps, jobs), time.monotonic() + 60 * args.minutes)
+    print(f"{left} settings are left" if left else "every setting is measured", file=sys.stderr)
+    if args.write:
+        (ROOT / "docs" / "detection.md").write_text(page(results, KINDS, FAULTS))
 
 
 if __name__ == "__main__":

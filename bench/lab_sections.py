@@ -159,7 +159,8 @@ def star(repeat: int) -> Section:
         section.rows += _star_rows(turns, case, hosts, full, beside.get(case.size_bytes))
     section.floors = list(_star_floors(section.rows))
     section.notes = [
-        f"{OURS}: algorithm=None; the others: named. x Gloo: the median over rounds of the ratios of two neighbours.",
+        f"{OURS}: algorithm=None, after the first calls of a size, in which the promising choices take turns; the "
+        "others: named. x Gloo: the median over rounds of the ratios of two neighbours.",
         why or "Open MPI: processes of its own in the same lab, right after; its ratio is one of medians.",
     ]
     return section

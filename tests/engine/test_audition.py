@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from msgspec.structs import replace
 
 from ringside.engine.audition import MOST, TURNS_LARGE, TURNS_SMALL, Audition, invited, settled, turns_at
 from ringside.engine.choice import NATIVE
@@ -36,7 +37,10 @@ def test_the_promising_take_part_and_the_present_choice_first() -> None:
     many = {f"tree*{k}": 1 + k / 100 for k in range(1, 12)}
     assert len(invited(rank(many, "tree*1"))) == MOST - 1
     assert invited(rank({}, NATIVE)) == []
-    assert len(invited(rank({"ring": 1.0, NATIVE: 2.0}, "ring"))) == 1
+    assert invited(rank({"ring": 1.0, NATIVE: 2.0}, "ring")) == ["ring", NATIVE]
+    timed = rank({"ring": 1.0, NATIVE: 2.0}, "ring")
+    rows = tuple(replace(row, measured_s=row.expected_s) for row in timed.rows)
+    assert invited(Rank(4, "ring", "", rows)) == ["ring"], "native was timed here and is far behind"
 
 
 def test_all_have_their_turns_and_each_begins_one() -> None:
@@ -48,9 +52,10 @@ def test_all_have_their_turns_and_each_begins_one() -> None:
 
 
 def test_the_hopeless_leave_and_a_single_stall_decides_nothing() -> None:
-    audition = Audition(["a", "b", "c"], 3)
-    called = play(audition, {"a": 1.0, "b": 0.9, "c": 3.0}, stalls={5: 0.5})
+    audition = Audition(["a", "b", "c"], 5)
+    called = play(audition, {"a": 1.0, "b": 0.95, "c": 3.0}, stalls={5: 0.5})
     assert Counter(called)["c"] == 1
+    assert Counter(called)["b"] == 5
     assert settled(rank({"a": 1.0, "b": 1.0, "c": 1.0}, "a"), audition).winner == "b"
 
 
@@ -62,14 +67,14 @@ def test_one_that_is_left_alone_wins_at_once() -> None:
 def test_what_was_decided_stands_in_the_table() -> None:
     before = rank({"ring": 1.0, "direct": 1.1, NATIVE: 1.2, "tree": 1.5}, "ring")
     audition = Audition(invited(before), TURNS_LARGE)
-    play(audition, {"ring": 0.30, "direct": 0.21, NATIVE: 0.25})
+    play(audition, {"ring": 0.26, "direct": 0.21, NATIVE: 0.235})
     after = settled(before, audition)
     assert after.winner == "direct"
     assert after.turns == TURNS_LARGE
     assert [row.choice for row in after.rows] == ["direct", NATIVE, "ring", "tree"]
     assert [row.eligible for row in after.rows] == [True, True, False, True]
     assert "210 ms" in after.why
-    assert "native 250 ms" in after.why
+    assert "native 235 ms" in after.why
 
 
 def test_small_ones_have_more_turns() -> None:

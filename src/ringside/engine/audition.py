@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import median
 
 from ringside.engine.choice import NATIVE
 from ringside.engine.selection_table import Rank, Row
 
-MOST = 5  # choices that take part
+MOST = 5  # choices that take part, besides the native ones
 PROMISING = 1.3  # times the least expected: slower ones do not take part
-HOPELESS = 1.6  # times the best median so far: such a choice leaves
-TURNS_LARGE, TURNS_SMALL = 3, 8
+HOPELESS = (1.6, 1.3, 1.15)  # times the best so far, after the first turn, the second, later ones: such a choice leaves
+TURNS_LARGE, TURNS_SMALL = 5, 10
 LARGE_BYTES = 1 << 20
+_NATIVES = (NATIVE, f"hosts/{NATIVE}")
 
 
 def invited(rank: Rank) -> list[str]:
-    """Return the choices that take part at a size, the fastest expected first; fewer than two: nobody needs to."""
+    """Return the choices that take part at a size, the present one first; fewer than two: nobody needs to.
+
+    These are the fastest expected, and the native ones wherever they were not timed at this size: what they take may
+    jump from one size to the next.
+    """
     least = min((row.expected_s for row in rank.rows if row.eligible), default=math.inf)
     near = [row.choice for row in rank.rows if row.expected_s <= PROMISING * least]
-    return list(dict.fromkeys([rank.winner, *near[: MOST - 1]])) if near else []
+    native = [row.choice for row in rank.rows if row.choice in _NATIVES and row.measured_s is None]
+    return list(dict.fromkeys([rank.winner, *near[: MOST - 1], *native])) if near else []
 
 
 class Audition:
@@ -70,8 +75,9 @@ class Audition:
         """Take the slowest rank's times of this turn, by `names`."""
         for at in self._going:
             self._heard[at].append(slowest[at])
-        so_far = {at: median(self._heard[at]) for at in self._going}
-        self._going = [at for at in self._going if so_far[at] <= HOPELESS * min(so_far.values())]
+        so_far = {at: usual(self._heard[at]) for at in self._going}
+        most = HOPELESS[min(self._number, len(HOPELESS) - 1)] * min(so_far.values())
+        self._going = [at for at in self._going if so_far[at] <= most]
         self._took = {}
         self._number += 1
 
@@ -81,12 +87,17 @@ class Audition:
         return self._number >= self._turns or len(self._going) == 1
 
     def result(self) -> dict[str, float]:
-        """Return the median time of each choice, seconds, those that left among them."""
-        return {name: median(times) for name, times in zip(self.names, self._heard, strict=True)}
+        """Return the usual time of each choice, seconds, those that left among them."""
+        return {name: usual(times) for name, times in zip(self.names, self._heard, strict=True)}
 
     def finalists(self) -> set[str]:
         """Return those that have not left."""
         return {self.names[at] for at in self._going}
+
+
+def usual(times: Sequence[float]) -> float:
+    """Return the lower tertile: what else a machine does makes a fast choice look slow, nothing a slow one fast."""
+    return sorted(times)[(len(times) - 1) // 3]
 
 
 def turns_at(size_bytes: int) -> int:

@@ -10,7 +10,7 @@ from statistics import median
 
 LARGE_BYTES = 1 << 20
 EVERY_LARGE, EVERY_SMALL = 4, 64
-DRIFT = 1.25
+DRIFT, DRIFT_SMALL = 1.25, 2.5  # small ones hang on how busy the cores are more than on the network
 _LEARNED = 3  # first timings of a class, from which what is usual there is learned
 _MOST_USUAL = 1.5  # what is learned from them at most; slower than that is drift at once
 _RECENT = 4
@@ -71,6 +71,12 @@ class Drift:
             return self._large % EVERY_LARGE == 0
         self._small += 1
         return self._small % EVERY_SMALL == 0
+
+    @property
+    def bar(self) -> float:
+        """The level from which on it is drift, for the class that is due."""
+        small = self._due < len(self._bounds) and self._bounds[self._due] < LARGE_BYTES
+        return DRIFT_SMALL if small else DRIFT
 
     @property
     def level(self) -> float:

@@ -26,7 +26,7 @@ import numpy as np
 from ringside.engine.across import Across
 from ringside.engine.audition import Audition, invited, settled, turns_at
 from ringside.engine.choice import NATIVE, Choice
-from ringside.engine.drift import DRIFT, Drift
+from ringside.engine.drift import Drift
 from ringside.engine.dtypes import DTYPES, OP_CODES
 from ringside.engine.exchange import Call
 from ringside.engine.explanation import Explanation
@@ -166,6 +166,10 @@ class Selector:
             return Explanation(size_bytes, str(self.choose(size_bytes)), "nothing was measured: RINGSIDE_SELECTION=off")
         return Explanation.of(size_bytes, self.table.at(size_bytes), tuple(self.history))
 
+    def settled(self, size_bytes: int) -> bool:
+        """Tell whether the choice for this size has been tried out in the job's own all-reduces."""
+        return bisect_left(self._bounds, size_bytes) not in self._auditions
+
     def observe(self, size_bytes: int, choice: Choice, seconds: float, dtype: int = _FLOAT32) -> None:
         """Take what an all-reduce took here; with a wire dtype what was timed says nothing of other than float32."""
         if self.table is None:
@@ -223,7 +227,7 @@ class Selector:
     def vote(self) -> bool:
         """Tell whether all ranks find that all-reduces take longer than they should."""
         least = -float(self._prober.most(np.array([-self._drift.level]))[0])
-        return least > DRIFT
+        return least > self._drift.bar
 
     def revise(self, reason: str) -> None:
         """Time links and the best few choices again, decide anew, and remember why.

@@ -248,7 +248,9 @@ def _rank(
         if winner != old and old in prices and not known:
             cheaper = prices[winner][at].seconds < WORTH_IT * prices[old][at].seconds
             winner = winner if cheaper else old
-    return Rank(size, winner, _why(winner, prices[winner][at] if winner in prices else None, rows), tuple(rows))
+    turns = before.at(size).turns if before is not None and winner == before.at(size).winner else 0
+    why = _why(winner, prices[winner][at] if winner in prices else None, rows)
+    return Rank(size, winner, why, tuple(rows), turns)
 
 
 def _eligible(choice: str, size: int, nearest: int | None, expected: Mapping[str, float], timings: Timings) -> bool:

@@ -249,6 +249,16 @@ class Communicator(Collectives):
             return f"{size_bytes} bytes: {self._options.choice}, as asked for"
         return f"{size_bytes} bytes: {canonical_choice(size_bytes, self.size)}, the reproducible one for this size"
 
+    def settled(self, size_bytes: int) -> bool:
+        """Tell whether it is decided how all-reduces of float32 of that size are carried out.
+
+        The first few of a size are carried out by the promising choices in turn.
+
+        Args:
+            size_bytes: Of the tensor.
+        """
+        return self._selector is None or self._selector.settled(size_bytes)
+
     @property
     def hops(self) -> list[Hop]:
         """What each message between hosts took, the latest 65,536: time to first byte, first to last byte."""
