@@ -1,6 +1,6 @@
 """Injection benchmark of the slow-rank detector: recall, delay, wrong ranks and false alarms per day.
 
-    python bench/detection.py [--quick] [--minutes M] [--results FILE] [--write]
+    python bench/detection.py [--quick] [--minutes M] [--part K/N] [--results FILE] [--write]
 
 Every setting's figures are kept in FILE (runs/detection.json), and a setting that is there is not measured again: the
 whole benchmark takes about half an hour and may be cut into pieces by `--minutes`. `--write` puts docs/detection.md
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 import zlib
@@ -196,20 +197,27 @@ def plan(steps: int, jobs: int) -> Iterator[tuple[str, Task]]:
         yield f"healthy/{kind}/0.02/1024", healthy(Noise(kind, 0.02, 1024), steps)
 
 
-def measure(results: dict[str, Figures], path: Path, tasks: Iterable[tuple[str, Task]], until: float) -> int:
+def measure(path: Path, tasks: Iterable[tuple[str, Task]], until: float) -> int:
     """Measure what is missing until it is time to stop, keep it in `path`, and return how many settings are left."""
     left = 0
     for name, task in tasks:
-        if name in results:
+        if name in read(path):
             continue
         if time.monotonic() >= until:
             left += 1
             continue
-        results[name] = task(np.random.default_rng(zlib.crc32(name.encode())))
-        print(name, json.dumps(results[name]), flush=True)
+        figures = task(np.random.default_rng(zlib.crc32(name.encode())))
+        print(name, json.dumps(figures), flush=True)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(results, indent=0))
+        fresh_file = path.with_suffix(f".{os.getpid()}")
+        fresh_file.write_text(json.dumps({**read(path), name: figures}, indent=0))
+        fresh_file.replace(path)
     return left
+
+
+def read(path: Path) -> dict[str, Figures]:
+    """Return what has been measured so far."""
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def main() -> None:
@@ -218,14 +226,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer jobs and healthy steps: a few minutes")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no further setting after so many minutes")
     parser.add_argument("--results", type=Path, default=ROOT / "runs" / "detection.json")
+    parser.add_argument("--part", default="1/1", metavar="K/N", help="only every N-th setting, from the K-th on")
     parser.add_argument("--write", action="store_true", help="write docs/detection.md from the results")
     args = parser.parse_args()
-    results = json.loads(args.results.read_text()) if args.results.exists() else {}
     steps, jobs = (20_000, 20) if args.quick else (260_000, 100)
-    left = measure(results, args.results, plan(steps, jobs), time.monotonic() + 60 * args.minutes)
+    part, parts = map(int, args.part.split("/"))
+    tasks = list(plan(steps, jobs))[part - 1 :: parts]
+    left = measure(args.results, tasks, time.monotonic() + 60 * args.minutes)
     print(f"{left} settings are left" if left else "every setting is measured", file=sys.stderr)
     if args.write:
-        (ROOT / "docs" / "detection.md").write_text(page(results, KINDS, FAULTS))
+        (ROOT / "docs" / "detection.md").write_text(page(read(args.results), KINDS, FAULTS))
 
 
 if __name__ == "__main__":

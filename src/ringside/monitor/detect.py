@@ -105,7 +105,7 @@ class Detector:
 
     def _usual(self, rank: int) -> float:
         """What the rank's excess was before, where there was a before."""
-        return float(self._screen.noise.level[0, rank]) if self._screen.onset[0, rank] > 0 else 0.0
+        return float(self._screen.usual[0, rank]) if self._screen.onset[0, rank] > 0 else 0.0
 
     def _since(self, count: int) -> tuple[Floats, Floats | None, NDArray[np.int64]]:
         """Own times, samples and step numbers from step count `count` on, as far back as the window reaches."""

@@ -1,26 +1,39 @@
-"""How noisy a job is, learnt while it runs: each rank's usual excess and the long-run variance around it.
+"""How noisy a job is, learnt while it runs: what each rank usually exceeds the others by, and how widely it varies.
 
-The long-run variance (variance times the sum of all autocorrelations) is what decides how far a sum of excesses
-wanders by chance: noise with an autocorrelation of 0.9 carries a sum as far as white noise of 19 times its variance.
+The scale is pooled over ranks, so that one culprit teaches it little and few steps suffice; a rank noisier than the
+others is given its own in time.
 """
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ringside.monitor.excess import Floats
+from ringside.monitor.wander import MEMORY_STEPS, FewRanks, ManyRanks, Step, Wander, shares
 
 PRIOR_VARIANCE = 0.03**2
 PRIOR_STEPS = 4.0
-MEMORY_STEPS = 4_000.0
 RANK_PRIOR_STEPS = 60.0
-SMALLEST_CLIP = 0.25
-FADE = 0.9
-SUSPECTED = 0.9
-"""The autocorrelation that noise is taken to have before there are steps enough to tell."""
+SMALLEST_CLIP, WIDEST_CLIP = 0.16, 4.0
+"""No step counts for more than this beyond what is usual: so much, or so many standard deviations of the core."""
 
-LAG = 4
-"""Differences over this many steps beside those over one tell how correlated the steps are."""
+CORE, CORE_SHARE = 1.5, 0.7786
+"""The core of the noise is what is left when residuals are cut at 1.5 of its own standard deviations; of the square of
+a normal variable that leaves so much."""
+
+WIDEST_TAILS = 0.3
+"""The excess kurtosis of window means that is reckoned with at most; the series holds for little more."""
+
+MANY = 32
+"""From so many ranks on windows enough are seen to measure how their means wander."""
+
+FEWEST_TO_POOL = 8
+"""From so many ranks on, how far healthy ranks lie apart is read across the ranks."""
+
+RANKS_SPREAD, SMALLEST_SPREAD = 0.02, 0.01
+"""Standard deviation of healthy ranks' usual excess: assumed for few ranks (±3 %), and at least, where measured."""
 
 
 class Noise:
@@ -28,125 +41,136 @@ class Noise:
 
     Args:
         shape: `(jobs, ranks)`. Jobs are independent; one is the normal case, benchmarks run many side by side.
+        windows: Lengths in steps of the windows whose means are judged.
+        scales: Lengths of the windows whose differences are learnt; the last of them are the first of `windows`.
 
     Attributes:
-        level: Usual excess of each rank, [jobs, ranks].
-        clip: How far from the level a single step may count, [jobs, 1].
-        lean: Third moment over variance², [jobs, 1]: positive where late steps stand out more than early ones.
-        variance: Long-run variance of each rank, with a margin for what is not known yet, [jobs, ranks].
-        level_error: Standard error of `level`, [jobs, ranks].
+        level: Mean excess of each rank so far, [jobs, ranks].
+        clip: How far from the usual a single step may count, [jobs, 1].
+        wander: How far means of windows wander.
     """
 
-    def __init__(self, shape: tuple[int, int]) -> None:
-        jobs, ranks = shape
+    def __init__(self, shape: tuple[int, int], windows: tuple[int, ...], scales: tuple[int, ...]) -> None:
+        jobs, self.ranks = shape
         self.level = np.zeros(shape)
+        self._windows = np.array(windows, dtype=float).reshape(-1, 1, 1)
+        self.wander: Wander = (
+            ManyRanks(shape, scales, scales.index(windows[0])) if self.ranks >= MANY else FewRanks(shape, windows)
+        )
         self._seen = np.zeros(shape)
-        self._squares = np.zeros(shape)  # running mean of residual² per rank
-        self._recent = np.zeros(shape)  # Σ FADE^lag · residual
-        self._steps = np.full((jobs, 1), PRIOR_STEPS)
+        self._squares = np.full(shape, PRIOR_VARIANCE)  # running mean of residual² per rank
+        self._steps = np.zeros((jobs, 1))
         self._pooled = np.full((jobs, 1), PRIOR_VARIANCE)
-        self._cubes = np.zeros((jobs, 1))  # running mean of residual³
-        self._lagged = np.zeros((jobs, 1))  # running mean of residual · recent residuals
-        self._independent = max(1.0, ranks / 2)
-        self._estimate()
+        self._moments = np.zeros((3, jobs, 1))  # running means of residual², residual³ and residual⁴
+        self._fit_clip(self._pooled)
 
     def begin(self, rows: Floats) -> None:
-        """Start from the median of the first few steps, [steps, jobs, ranks]; they count as seen.
+        """Take a first level and scale from a few steps, [steps, jobs, ranks]: medians, which no late step spoils."""
+        middle = _middle(rows)
+        scale = 1.6 * np.nan_to_num(_middle(np.moveaxis(np.abs(rows - middle), 2, 0).reshape(-1, len(self.level))))
+        self.level = np.nan_to_num(middle)
+        self._pooled = np.maximum(scale[:, None] ** 2, PRIOR_VARIANCE)
+        self._squares = np.broadcast_to(self._pooled, self._squares.shape).copy()
+        self._fit_clip(self._pooled)
 
-        A rank that is slow from the first step on must not look like noise while its level is being found.
-        """
-        ordered = np.sort(rows, axis=0)  # NaN last
-        known = np.sum(~np.isnan(rows), axis=0, keepdims=True)
-        middle = np.take_along_axis(ordered, np.maximum(known - 1, 0) // 2, axis=0)[0]
-        self.level = np.where(np.isnan(middle), 0.0, middle)
-        self._seen = np.minimum(known[0], len(rows)).astype(float)
-        self.guess(rows)
-
-    def guess(self, rows: Floats) -> None:
-        """Judge the noise by the differences of a job's first steps, [steps, jobs, ranks].
-
-        A rank that becomes slow among them adds one great difference, and LAG great ones over LAG steps. Those are
-        left out, so that it is found as soon as one that becomes slow later.
-        """
-        self._steps = np.full_like(self._steps, PRIOR_STEPS + len(rows))
-        near = _half_square(rows, 1, self.clip)
-        r = np.full_like(near, SUSPECTED)
-        if len(rows) > 3 * LAG:
-            # For a first-order autoregression with coefficient r the two stand as 1 : 1 + r + … + r^(LAG−1).
-            ratio = _half_square(rows, LAG, self.clip) / np.maximum(near, 1e-12)
-            margin = 0.5 / np.sqrt((len(rows) - LAG) * self._independent)
-            r = np.interp(ratio * (1.0 + margin), _RATIOS, _COEFFICIENTS)
-        variance = (PRIOR_STEPS * PRIOR_VARIANCE + len(rows) * near / (1.0 - r)) / self._steps
-        self._lagged = variance * r * FADE / (1.0 - r * FADE)
-        self._pooled = variance
-        self._squares = np.broadcast_to(variance, self._squares.shape).copy()
-        self._estimate()
-
-    def learn(self, excess: Floats, weight: Floats) -> None:
+    def learn(self, excess: Floats, weight: Floats, means: Floats, differences: Floats) -> None:
         """Take in one step.
 
         Args:
             excess: Log excess, [jobs, ranks]; NaN where missing.
-            weight: How much to learn from each, 0 to 1, [jobs, ranks].
+            weight: How much to learn from each, 0 or 1, [jobs, ranks].
+            means: Mean excess of the windows that end with this step, [windows, jobs, ranks]; NaN where there are none.
+            differences: Those means minus the ones of the windows right before, by scale, [scales, jobs, ranks].
         """
         weight = np.where(np.isnan(excess), 0.0, weight)
-        residual = np.where(np.isnan(excess), 0.0, excess - self.level)
-        residual = np.minimum(np.maximum(residual, -self.clip), self.clip)
+        away = np.where(weight > 0.0, excess - self.level, 0.0)
+        away = np.minimum(np.maximum(away, -self.clip), self.clip)
+        residual = away * np.sqrt(self._seen / (self._seen + 1.0))  # as wide as the noise, however young the level
         self._learn_spread(residual, weight)
+        cut = CORE * np.sqrt(self._core)
+        core = np.minimum(np.maximum(residual, -cut), cut)
+        self.wander.learn(Step(residual, core, weight, means - self.level, differences))
         self._seen = np.minimum(self._seen + weight, MEMORY_STEPS)
-        gain = weight / np.maximum(self._seen, 1.0)
-        self.level = self.level + gain * residual
-        self._squares = self._squares + gain * (residual * residual - self._squares)
-        self._recent = FADE * (self._recent + residual)
-        self._estimate()
+        self.level = self.level + weight / np.maximum(self._seen, 1.0) * away
+        self._squares = self._squares + weight * (residual**2 - self._squares) / (self._seen + PRIOR_STEPS)
 
     def _learn_spread(self, residual: Floats, weight: Floats) -> None:
-        total = weight.sum(axis=1, keepdims=True)
-        share = weight / np.maximum(total, 1e-9)
-        step = total / residual.shape[1]
+        share, step = shares(weight)
         self._steps = np.minimum(self._steps + step, MEMORY_STEPS)
-        gain = step / self._steps
+        gain = step / (self._steps + PRIOR_STEPS)
         self._pooled = self._pooled + gain * ((share * residual**2).sum(1, keepdims=True) - self._pooled)
-        self._cubes = self._cubes + gain * ((share * residual**3).sum(1, keepdims=True) - self._cubes)
-        product = (share * residual * self._recent).sum(1, keepdims=True)
-        self._lagged = self._lagged + gain * (product - self._lagged)
+        powers = (share * residual ** np.array([2, 3, 4]).reshape(-1, 1, 1)).sum(2, keepdims=True)
+        self._moments = self._moments + step / np.maximum(self._steps, 1.0) * (powers - self._moments)
+        core = (share * np.minimum(residual**2, CORE**2 * self._core)).sum(1, keepdims=True) / CORE_SHARE
+        self._fit_clip(self._core + gain * (core - self._core))
 
-    def _estimate(self) -> None:
+    def _fit_clip(self, core: Floats) -> None:
+        self._core = np.maximum(core, 1e-8)
+        self.clip = np.maximum(WIDEST_CLIP * np.sqrt(self._core), SMALLEST_CLIP)
+
+    @property
+    def steps(self) -> Floats:
+        """How many steps it rests on, [jobs, 1]."""
+        return self._steps
+
+    def variances(self) -> Floats:
+        """Return the variance of the mean of each window, [windows, jobs, ranks]."""
+        variances: Floats = self.wander.variances() * self._loudness()
+        return variances
+
+    def stretch(self, z: float) -> Floats:
+        """Return how many standard deviations to add to `z` where noise is not normal, [windows, jobs, 1].
+
+        The terms of Cornish and Fisher (1938) for noise that leans to the late side or has wide tails, whichever is
+        greater; both fade as in a sum of independent steps, which late ones are by and large.
+        """
+        squares, cubes, fourths = np.maximum(self._moments, [[[1e-8]], [[0.0]], [[0.0]]])
+        known = np.maximum(
+            self._steps * max(1.0, self.ranks - 1.0), 1.0
+        )  # the errors of both are those of normal noise
+        lean = np.maximum(cubes / squares**1.5 - np.sqrt(6.0 / known), 0.0) / np.sqrt(self._windows)
+        tails = np.clip((fourths / squares**2 - 3.0 - np.sqrt(24.0 / known)) / self._windows, 0.0, WIDEST_TAILS)
+        stretched: Floats = np.maximum(lean * (z**2 - 1.0) / 6.0, tails * (z**3 - 3.0 * z) / 24.0)
+        return stretched
+
+    def usual(self) -> tuple[Floats, Floats]:
+        """Return what each rank usually exceeds the others by and the standard error of that, [jobs, ranks] each.
+
+        The mean so far is drawn towards zero as far as it is uncertain compared with how far ranks lie apart at all.
+        """
+        shortest = self.wander.variances()[0]
+        error2 = self._loudness() * np.minimum(self.wander.long_run() / np.maximum(self._seen, 1.0), shortest)
+        spread2 = self._spread() ** 2
+        if self.ranks >= FEWEST_TO_POOL:
+            spread2 = np.maximum(spread2 - np.median(error2, axis=1, keepdims=True), SMALLEST_SPREAD**2)
+        with np.errstate(invalid="ignore"):
+            trust = spread2 / (spread2 + error2)
+            return trust * self.level, np.sqrt(np.where(trust > 0.0, trust * error2, spread2))
+
+    def tolerated(self, least: float, most: float) -> Floats:
+        """Return how far a healthy rank of this job may lie above the others for good, [jobs, 1]."""
+        if self.ranks < FEWEST_TO_POOL:
+            return np.full_like(self._pooled, most)
+        return np.minimum(np.maximum(3.0 * self._spread() + 0.01, least), most)
+
+    def _spread(self) -> Floats:
+        """How far the ranks' levels lie apart (a robust standard deviation), [jobs, 1]."""
+        if self.ranks < FEWEST_TO_POOL:
+            return np.full_like(self._pooled, RANKS_SPREAD * (math.sqrt(2.0) if self.ranks == 2 else 1.0))
+        spread: Floats = 1.4826 * np.median(np.abs(self.level), axis=1, keepdims=True)
+        return spread
+
+    def _loudness(self) -> Floats:
+        """Each rank's variance over the pooled one, never below 1, [jobs, ranks]."""
         pooled = np.maximum(self._pooled, 1e-8)
-        self.lean = np.maximum(self._cubes, 0.0) / pooled**2
-        self.clip = np.maximum(2.5 * np.sqrt(pooled), SMALLEST_CLIP)
-        error = 1.0 / np.sqrt(self._steps * self._independent)
-        likely = _inflation(self._lagged / pooled + 3.0 * error)
-        error = error * np.sqrt(likely)  # correlated steps tell less
-        inflation = _inflation(self._lagged / pooled + (3.0 + 6.0 * error) * error) * (1.0 + 2.0 * error)
         own = (RANK_PRIOR_STEPS * pooled + self._seen * self._squares) / (RANK_PRIOR_STEPS + self._seen)
-        self.variance = np.maximum(own, pooled) * inflation
-        self.level_error = np.sqrt(self.variance / np.maximum(self._seen, 1.0))
+        loudness: Floats = np.maximum(own / pooled, 1.0)
+        return loudness
 
 
-_COEFFICIENTS = np.linspace(0.0, SUSPECTED, 91)
-_RATIOS = sum(_COEFFICIENTS**power for power in range(LAG))
-
-
-def _half_square(rows: Floats, lag: int, clip: Floats) -> Floats:
-    """Return half the mean squared difference over `lag` steps without the `lag` greatest, [jobs, 1].
-
-    That is the variance of independent steps.
-    """
-    jumps = np.minimum(np.abs(rows[lag:] - rows[:-lag]), clip)
-    known = ~np.isnan(jumps)
-    squares = np.where(known, jumps * jumps, 0.0).sum(axis=2) / np.maximum(known.sum(axis=2), 1)
-    kept = np.sort(squares, axis=0)[:-lag]
-    half: Floats = 0.5 * kept.mean(axis=0)[:, None]
-    return half
-
-
-def _inflation(lagged: Floats) -> Floats:
-    """Return long-run variance over variance, as for a first-order autoregression.
-
-    For such noise with coefficient r, the mean of residual · Σ FADE^lag · earlier residual, over the variance,
-    is a / (1 − a) with a = r · FADE; solving for r gives (1 + r) / (1 − r).
-    """
-    ratio = np.maximum(lagged, 0.0)
-    r = np.minimum(ratio / (1.0 + ratio) / FADE, 0.97)
-    return (1.0 + r) / (1.0 - r)
+def _middle(rows: Floats) -> Floats:
+    """The median over the first axis of what is known, NaN where nothing is; that axis is left out."""
+    ordered = np.sort(rows, axis=0)  # NaN last
+    known = np.sum(~np.isnan(rows), axis=0, keepdims=True)
+    middle: Floats = np.take_along_axis(ordered, np.maximum(known - 1, 0) // 2, axis=0)[0]
+    return middle

@@ -1,4 +1,4 @@
-"""The arithmetic of the detector: clipped CUSUMs of log excess, for many ranks at once, one step at a time.
+"""The arithmetic of the detector: means of log excess over windows, for many ranks at once, one step at a time.
 
 See docs/design/0002-detector.md for why it is built like this and what it reaches.
 """
@@ -6,176 +6,270 @@ See docs/design/0002-detector.md for why it is built like this and what it reach
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringside.monitor.excess import Floats
-from ringside.monitor.noise import Noise
+from ringside.monitor.noise import MANY, Noise
 
 EFFECT = math.log(1.05)
 """The effect gate: nothing below 5 % is ever reported."""
 
-TOLERATED = 0.06
-"""A constant excess up to here is a difference between healthy ranks (±3 %, seen from the slowest)."""
-
-SLACKS = (0.025, 0.06, 0.15)
-"""What each CUSUM subtracts per step: the small one finds small effects in quiet jobs, the large one works in noise."""
+TOLERATED, TOLERATED_LEAST = 0.06, 0.035
+"""A constant excess up to here is a difference between healthy ranks (±3 %, seen from the slowest, or the middle)."""
 
 PERSISTENCE = 6
-"""No alarm rests on fewer steps than this: each step may fill at most 1/6 of a CUSUM's threshold."""
+"""No alarm rests on fewer steps than this, nor on less than half of its window."""
+
+WINDOWS = (6, 12, 24, 48, 96, 192)
+"""Steps whose mean excess is judged: short ones find much at once, long ones find little in noise."""
+
+SHORT = 12
+"""Of windows up to here two in three steps must be late by half of what their mean must reach, of longer ones half."""
+
+SCALES = (3, 6, 12, 24, 48, 96)
+"""Steps of the windows whose differences tell how far means wander."""
 
 WARM_UP = 3
 """Steps at the start that count for nothing: allocations, DDP's bucket rebuild, cold caches."""
 
 FALSE_ALARM_STEPS = 86_400 * 10
+CERTAIN = 3.7
+"""Standard deviations by which an excess must be missing before an episode is over."""
 
-DELAY = 24
-"""Once `SETTLED` steps are known, noise is learnt from steps this old: what turns out to be an episode is left out."""
+GONE = 0.06
+"""An excess this far above the usual is not missing."""
 
-EARLY_DELAY = 6
-"""Until then levels are learnt from steps this old, and the noise is judged by differences of successive steps."""
+FIRST_LOOK = 8
+YOUNG = 64
+LATEST_DELAY, LATEST_DELAY_OF_MANY = 192, 48
+"""Noise is learnt from steps older than a third of the job, or than this: what turns out an episode teaches nothing. Of
+many ranks one spoils little of it."""
 
-SETTLED = 32
-FIRST_LOOK = 5
-"""Steps after the warm-up whose median is each rank's first level."""
+AGAIN, SETTLED = 32, 64
+"""The noise of few ranks is learnt twice, with and without the first steps; so many settle the second."""
+
+DOUBTFUL = 0.7
+REFRESH = 8
+KEPT = 512
 
 
 class Screen:
-    """Watches `[jobs, ranks]` of log excess; an episode opens when a CUSUM crosses its threshold and closes after it.
+    """Watches `[jobs, ranks]` of log excess; an episode opens when the mean of a window is too great and closes after.
 
     Args:
         jobs: Independent jobs side by side (1 but in benchmarks).
         ranks: Ranks per job.
 
     Attributes:
+        steps: How many steps were seen.
         open: Which ranks are in an episode, bool [jobs, ranks].
-        onset: Number of steps before the leading CUSUM last left zero, int [jobs, ranks]; 0 where that was in warm-up.
+        usual: What each rank usually exceeds the others by, as far as that is known, [jobs, ranks].
+        onset: Number of steps before the episode that opened last, int [jobs, ranks]; 0 where that was in warm-up.
         relief: Number of steps before the excess began to be missing, int [jobs, ranks]: where an episode ended.
     """
 
     def __init__(self, jobs: int, ranks: int) -> None:
         shape = (jobs, ranks)
-        self.noise = Noise(shape)
+        self.noise = Noise(shape, WINDOWS, SCALES)
         self.steps = 0
         self.open = np.zeros(shape, dtype=bool)
+        self.usual = np.zeros(shape)
         self.onset = np.zeros(shape, dtype=np.int64)
-        self._slack = np.array(SLACKS).reshape(-1, 1, 1)
-        self._sums = np.zeros((len(SLACKS), *shape))
-        self._starts = np.zeros((len(SLACKS), *shape), dtype=np.int64)
-        self._excess_sums = np.zeros((len(SLACKS), *shape))
         self.relief = np.zeros(shape, dtype=np.int64)
-        self._relief_sums = np.zeros(shape)
-        self._delayed = np.full((DELAY, *shape), np.nan)
-        self._log_odds = math.log(FALSE_ALARM_STEPS * ranks * len(SLACKS))
+        self._opened = np.zeros(shape, dtype=np.int64)
+        self._height = np.zeros(shape)
+        self._learnt = WARM_UP
+        self._again = Noise(shape, WINDOWS, SCALES) if ranks < MANY else None
+        self._delay = LATEST_DELAY_OF_MANY if ranks >= MANY else LATEST_DELAY
+        self._excess = np.full((KEPT, *shape), np.nan)
+        self._sums = np.zeros((KEPT, 3, *shape))  # of what counts, of late steps, of known steps, since the start
+        self._bars = np.full((len(WINDOWS), *shape), np.inf)
+        self._errors = np.full((len(WINDOWS), *shape), np.inf)
+        self._z = NormalDist().inv_cdf(1.0 - 1.0 / (FALSE_ALARM_STEPS * ranks))
 
     def update(self, excess: Floats) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Take in one step of log excess [jobs, ranks]; return who just opened and who just closed an episode."""
         self.steps += 1
-        if self.steps <= WARM_UP:
-            nobody = np.zeros_like(self.open)
+        self._count(excess)
+        nobody = np.zeros_like(self.open)
+        if self.steps < WARM_UP + PERSISTENCE:
             return nobody, nobody
-        known = ~np.isnan(excess)
-        reference = self._reference()
-        limit = reference + self.noise.clip
-        clipped = np.where(known, np.minimum(np.maximum(excess, -limit), limit), 0.0)
-        thresholds = self._thresholds()
-        self._accumulate(clipped, reference, thresholds, known)
-        opened = self._open(thresholds)
-        closed = self._close(clipped, known & ~opened)
-        self._learn(excess, thresholds)
+        means, late = self._look(self.steps)
+        self._learn(means)
+        opened = self._open(means, late)
+        closed = self._close(means, opened) if self.open.any() else nobody
         return opened, closed
 
-    def _reference(self) -> Floats:
-        """What a rank may exceed the others by: its usual excess, as surely as that is known, up to `TOLERATED`."""
-        usual = self.noise.level + self.noise.level_error
-        allowed: Floats = np.minimum(np.maximum(usual, 0.0), self._tolerated())
-        return allowed
+    def _count(self, excess: Floats) -> None:
+        """Add a step to the sums that every window is a difference of."""
+        slot, before = self.steps % KEPT, (self.steps - 1) % KEPT
+        known = ~np.isnan(excess) & (self.steps > WARM_UP)
+        limit = np.maximum(self.usual, 0.0) + self.noise.clip
+        self._excess[slot] = excess
+        sums = self._sums[slot]
+        sums[0] = np.where(known, np.minimum(np.maximum(excess, -limit), limit), 0.0)
+        sums[1] = known & (excess > np.maximum(self.usual, 0.0) + EFFECT / 2)
+        sums[2] = known
+        sums += self._sums[before]
 
-    def _tolerated(self) -> Floats | float:
-        """How far healthy ranks of this job may lie apart for good: measured where there are ranks enough."""
-        if self.open.shape[1] < 8:
-            return TOLERATED
-        spread = 1.4826 * np.median(np.abs(self.noise.level), axis=1, keepdims=True)
-        return np.minimum(3.0 * spread + 0.01, TOLERATED)
+    def _look(self, end: int) -> tuple[Floats, NDArray[np.bool_]]:
+        """Return the mean excess of the windows that end after step number `end`, and which are mostly late steps.
 
-    def _thresholds(self) -> Floats:
-        """Heights [slacks, jobs, ranks] that chance reaches once per `FALSE_ALARM_STEPS`.
-
-        A random walk of variance v per step and drift −k climbs to h with probability exp(−2 k h / v). Steps that
-        lean to the late side (third moment m) make that exponent smaller by the factor 1 − 2 k m / (3 v²) or so,
-        less where persistence already cuts them short.
+        Both are [windows, jobs, ranks]; a mean is NaN where less than half of the window is known.
         """
-        heights = self.noise.variance * (self._log_odds / 2.0) / self._slack
-        uncut = np.minimum(heights / (PERSISTENCE * self.noise.clip), 1.0)
-        lean = (2.0 / 3.0) * self._slack * self.noise.lean * uncut**2
-        heights = heights * (1.0 + lean + lean * lean)
-        floors: Floats = np.maximum(heights, PERSISTENCE * self._slack)
-        return floors
+        begins = np.maximum(end - np.array(WINDOWS), 0)
+        inside = self._sums[end % KEPT] - self._sums[begins % KEPT]
+        total, late, known = inside[:, 0], inside[:, 1], inside[:, 2]
+        lengths = np.array(WINDOWS).reshape(-1, 1, 1)
+        enough = (known >= PERSISTENCE) & (2 * known >= lengths)
+        means = np.where(enough, total / np.maximum(known, 1.0), np.nan)
+        return means, (late >= PERSISTENCE) & (2 * late > known)
 
-    def _accumulate(self, clipped: Floats, reference: Floats, thresholds: Floats, known: NDArray[np.bool_]) -> None:
-        rise = np.minimum(clipped - reference - self._slack, thresholds / PERSISTENCE)
-        sums = np.maximum(self._sums + np.where(known, rise, 0.0), 0.0)
-        began = (self._sums <= 0.0) & (sums > 0.0)
-        self._starts = np.where(began, self.steps - 1, self._starts)
-        self._excess_sums = np.where(sums > 0.0, np.where(began, 0.0, self._excess_sums) + clipped, 0.0)
-        self._sums = sums
+    def _weigh(self) -> None:
+        """Set the bars: what the mean of each window must reach, [windows, jobs, ranks].
 
-    def _open(self, thresholds: Floats) -> NDArray[np.bool_]:
-        lengths = np.maximum(self.steps - self._starts, 1)
-        alarms = (self._sums >= thresholds) & (self._excess_sums >= EFFECT * lengths)
+        A healthy rank stays below both: its usual excess plus what chance adds to the mean and to our knowledge of the
+        usual, and the greatest excess that is tolerated for good plus what chance adds to the mean.
+        """
+        tolerated = self.noise.tolerated(TOLERATED_LEAST, TOLERATED)
+        self._bars, self._errors, level = self._weighed(self.noise, tolerated)
+        self.usual = np.minimum(level, tolerated)
+        if self._again is not None:
+            settled = self._again.steps >= SETTLED
+            bars, errors, _ = self._weighed(self._again, tolerated)
+            self._bars = np.where(settled, np.minimum(bars, self._bars), self._bars)
+            self._errors = np.where(settled, np.minimum(errors, self._errors), self._errors)
+
+    def _weighed(self, noise: Noise, tolerated: Floats) -> tuple[Floats, Floats, Floats]:
+        """Return bars and standard errors of window means, and usual excesses, by one estimate of the noise."""
+        errors = np.sqrt(noise.variances())
+        level, error = noise.usual()
+        heights = student(self._z, noise.wander.freedom()) + noise.stretch(self._z)
+        known = np.clip(level, 0.0, tolerated) + heights * np.hypot(errors, error)
+        bars = np.maximum(np.minimum(known, tolerated + heights * errors), EFFECT + errors)
+        return bars, errors, level
+
+    def _open(self, means: Floats, late: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        with np.errstate(invalid="ignore"):
+            alarms = (means >= self._bars) & late & self._is_new()
         opened: NDArray[np.bool_] = alarms.any(axis=0) & ~self.open
-        if opened.any():
-            leading = alarms.argmax(axis=0)
-            starts = np.take_along_axis(self._starts, leading[None], axis=0)[0]
-            self.onset = np.where(opened, np.where(starts <= WARM_UP, 0, starts), self.onset)
-            self.open = self.open | opened
-            self._relief_sums = np.where(opened, 0.0, self._relief_sums)
+        for job, rank in np.argwhere(opened):
+            alarms[:, job, rank] &= self._is_carried_by_most(int(job), int(rank))
+            if not alarms[:, job, rank].any():
+                opened[job, rank] = False
+                continue
+            height = float(np.max(means[alarms[:, job, rank], job, rank]))
+            usual = max(float(self.usual[job, rank]), 0.0)
+            self._height[job, rank] = min((usual + height) / 2.0, usual + GONE)
+            onset = self._change(int(job), int(rank), int(self.relief[job, rank]), (usual + height) / 2.0, 1.0)
+            self.onset[job, rank] = 0 if onset <= WARM_UP else onset
+            self._opened[job, rank] = self.steps
+        self.open |= opened
         return opened
 
-    def _close(self, clipped: Floats, known: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """An episode ends when a CUSUM of *missing* excess crosses its threshold: at half the gate, not at zero."""
-        closed: NDArray[np.bool_] = np.zeros_like(self.open)
-        if not self.open.any():
-            return closed
-        height = np.maximum(self.noise.variance * (self._log_odds / 2.0) / (2 * EFFECT), PERSISTENCE * EFFECT / 2)
-        fall = np.minimum(EFFECT / 2 + self._reference() / 2 - clipped, height / PERSISTENCE)
-        sums = np.where(known & self.open, np.maximum(self._relief_sums + fall, 0.0), self._relief_sums)
-        self.relief = np.where((self._relief_sums <= 0.0) & (sums > 0.0), self.steps - 1, self.relief)
-        self._relief_sums = sums
-        closed = np.logical_and(self.open, sums >= height)
-        self.open = self.open & ~closed
-        self._sums = np.where(closed, 0.0, self._sums)
+    def _is_carried_by_most(self, job: int, rank: int) -> NDArray[np.bool_]:
+        """Whether most steps of each window are late by half of what its mean must reach, not few by much."""
+        rows = self._excess[np.arange(self.steps - WINDOWS[-1] + 1, self.steps + 1) % KEPT, job, rank]
+        carried = []
+        for window, bar in zip(WINDOWS, self._bars[:, job, rank], strict=True):
+            known = np.sort(rows[-window:][~np.isnan(rows[-window:])])
+            carried.append(len(known) > 0 and known[len(known) // (3 if window <= SHORT else 2)] >= bar / 2)
+        return np.array(carried)
+
+    def _close(self, means: Floats, opened: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """An episode ends when the mean of a window inside it is surely nearer to the usual than to the excess."""
+        lengths = np.array(WINDOWS).reshape(-1, 1, 1)
+        inside = lengths <= self.steps - self.onset
+        with np.errstate(invalid="ignore"):
+            missing = (means <= self._height - CERTAIN * self._errors) & inside
+        closed: NDArray[np.bool_] = missing.any(axis=0) & self.open & ~opened
+        for job, rank in np.argwhere(closed):
+            first = int(self._opened[job, rank]) - PERSISTENCE
+            self.relief[job, rank] = self._change(int(job), int(rank), first, float(self._height[job, rank]), -1.0)
+        self.open &= ~closed
         return closed
 
-    def _learn(self, excess: Floats, thresholds: Floats) -> None:
-        slot = self.steps % DELAY
-        delayed, self._delayed[slot] = self._delayed[slot].copy(), excess
-        if self.steps <= WARM_UP + FIRST_LOOK:
-            if self.steps == WARM_UP + FIRST_LOOK:
-                self.noise.begin(self._delayed[WARM_UP + 1 : self.steps + 1])
-        elif self.steps <= SETTLED:
-            if self.steps - EARLY_DELAY > WARM_UP + FIRST_LOOK:
-                self.noise.learn(self._ago(EARLY_DELAY), self._trust(thresholds, EARLY_DELAY))
-            self.noise.guess(self._latest(min(self.steps - WARM_UP, DELAY)))
-        elif self.steps - DELAY > SETTLED - EARLY_DELAY:
-            self.noise.learn(delayed, self._trust(thresholds, DELAY))
+    def _change(self, job: int, rank: int, first: int, middle: float, sign: float) -> int:
+        """Return the number of steps before the excess went beyond `middle`: where the sum of the rest is greatest.
 
-    def _ago(self, age: int) -> Floats:
-        """The excess `age` steps ago, fewer than `DELAY`."""
-        row: Floats = self._delayed[(self.steps - age) % DELAY]
-        return row
+        For a step between two levels that is the likeliest place (Page 1955).
+        """
+        first = max(first, self.steps - KEPT + 1, WARM_UP)
+        rows = self._excess[np.arange(first + 1, self.steps + 1) % KEPT, job, rank]
+        clip = 2.0 * abs(middle) + float(self.noise.clip[job, 0])
+        beyond = np.nan_to_num(np.clip(sign * (rows - middle), -clip, clip))
+        return first + int(np.argmax(np.cumsum(beyond[::-1])[::-1]))
 
-    def _latest(self, count: int) -> Floats:
-        """The last `count` steps in order, at most `DELAY`."""
-        rows: Floats = self._delayed[np.arange(self.steps - count + 1, self.steps + 1) % DELAY]
-        return rows
+    def _learn(self, means: Floats) -> None:
+        if self.steps == FIRST_LOOK + WARM_UP:
+            self.noise.begin(self._excess[np.arange(WARM_UP + 1, self.steps + 1)])
+        if self.steps < FIRST_LOOK + WARM_UP:
+            return
+        until = self.steps - min(self.steps // 3, self._delay)
+        while self._learnt < until:
+            self._learnt += 1
+            step = self._learnt
+            lesson = self._excess[step % KEPT], self._trust(step, means), self._past(step), self._differences(step)
+            self.noise.learn(*lesson)
+            self._learn_again(*lesson)
+        if self.steps <= YOUNG or self.steps % REFRESH == 0:
+            self._weigh()
 
-    def _trust(self, thresholds: Floats, age: int) -> Floats:
-        """Weights for learning from the step `age` steps ago: none where it may belong to an episode."""
-        inside = self._starts <= self.steps - age
-        suspicious = (inside & (self._sums > 0.25 * thresholds)).any(axis=0)
-        doubtful = suspicious | self.open | (self.steps - age < self.relief)
+    def _learn_again(self, excess: Floats, weight: Floats, means: Floats, differences: Floats) -> None:
+        """Learn the noise of few ranks again, without the first steps: a change among those looks like noise."""
+        if self._again is None or self._learnt <= AGAIN:
+            return
+        if self._learnt == AGAIN + 1:
+            self._again.begin(self._excess[np.arange(AGAIN + 1, AGAIN + FIRST_LOOK + 1)])
+        means = np.where((self._learnt - np.array(WINDOWS) >= AGAIN).reshape(-1, 1, 1), means, np.nan)
+        self._again.learn(excess, weight, means, differences)
+        if self._learnt > 10 * AGAIN:  # by now the first steps weigh nothing
+            self._again = None
+
+    def _past(self, end: int) -> Floats:
+        """The means of windows that ended some time ago; NaN where they reach into the warm-up or an episode."""
+        means, _ = self._look(end)
+        return np.where(self._is_clean(end - np.array(WINDOWS)), means, np.nan)
+
+    def _differences(self, end: int) -> Floats:
+        """Means of windows, by scale, minus those of the windows right before; NaN likewise."""
+        scales = np.array(SCALES)
+        sums = self._sums[np.maximum(end - scales * np.array([[0], [1], [2]]), 0) % KEPT]
+        (late, early), known = np.diff(-sums[:, :, 0], axis=0), np.diff(-sums[:, :, 2], axis=0)
+        enough = (2 * known >= scales.reshape(-1, 1, 1)).all(axis=0) & self._is_clean(end - 2 * scales)
+        known = np.maximum(known, 1.0)
+        return np.where(enough, late / known[0] - early / known[1], np.nan)
+
+    def _is_clean(self, begins: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether steps after each of `begins` lie after warm-up and the last episode, [begins, jobs, ranks]."""
+        clean: NDArray[np.bool_] = begins.reshape(-1, 1, 1) >= np.maximum(self.relief, WARM_UP)
+        return clean
+
+    def _is_new(self) -> NDArray[np.bool_]:
+        """Whether windows that end now hold nothing of an episode that is over, [windows, jobs, ranks]."""
+        new: NDArray[np.bool_] = (self.steps - np.array(WINDOWS)).reshape(-1, 1, 1) >= self.relief
+        never: NDArray[np.bool_] = self.relief == 0
+        return np.logical_or(new, never)
+
+    def _trust(self, step: int, means: Floats) -> Floats:
+        """Weights for learning from a step some time ago: none where it may belong to an episode."""
+        within = (self.onset < step) & (self.open | (step <= self.relief)) & (self._opened > 0)
+        with np.errstate(invalid="ignore"):
+            suspicious = (means >= DOUBTFUL * self._bars).any(axis=0)
+        doubtful = within | suspicious
         if self.open.shape[1] <= 3:  # the others' excess mirrors the culprit's
             doubtful = np.broadcast_to(doubtful.any(axis=1, keepdims=True), doubtful.shape)
         return np.where(doubtful, 0.0, 1.0)
+
+
+def student(z: float, freedom: Floats) -> Floats:
+    """Return how many estimated standard deviations are as rare as `z` known ones, by freedom of the estimate.
+
+    The quantile of Student's t in Wallace's approximation (1959).
+    """
+    raised = z * (8.0 * freedom + 3.0) / (8.0 * freedom + 1.0)
+    quantile: Floats = np.sqrt(freedom * np.expm1(np.minimum(raised**2 / freedom, 60.0)))
+    return quantile

@@ -1,0 +1,238 @@
+"""How far the mean of a window wanders by chance, learnt from the job itself: one way for few ranks, one for many.
+
+It is what decides whether a mean is news. The mean of 24 independent steps varies by a fifth of what a single step
+does; with an autocorrelation of 0.9 it varies almost as much.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringside.monitor.excess import Floats
+
+MEMORY_STEPS = 4_000.0
+MEMORY_WINDOWS = 16_000.0
+MOST_CORRELATED = 0.98
+SURE = 2.5
+"""Standard errors between the estimated autocorrelation and the one that is reckoned with."""
+
+FEWEST_STEPS = 4
+"""Before so many steps nothing is known of how few ranks wander."""
+
+BEYOND = 1.3
+"""Window means that vary so much more than an autoregression's are believed, and weigh as few windows do."""
+
+
+class Wander(Protocol):
+    """Variances of window means of pooled noise, for `[jobs]` side by side."""
+
+    def learn(self, step: Step) -> None:
+        """Take in one step."""
+
+    def variances(self) -> Floats:
+        """Return the variance of the mean of each window, [windows, jobs, 1]."""
+
+    def freedom(self) -> Floats:
+        """Return how many independent observations each of them rests on, [windows, jobs, 1]."""
+
+    def long_run(self) -> Floats:
+        """Return the variance of a mean of many steps, times their number, [jobs, 1]."""
+
+
+class Step(NamedTuple):
+    """What there is to learn from one step.
+
+    Args:
+        residual: Clipped excess minus the usual of each rank, [jobs, ranks].
+        core: The same, cut so short that single late steps hardly count.
+        weight: How much to learn from each rank, 0 or 1, [jobs, ranks].
+        means: Mean excess of the windows that end with this step minus the usual, [windows, jobs, ranks]; NaN where
+            they reach into the warm-up or an episode.
+        differences: Mean of each window minus the mean of the one right before it, [scales, jobs, ranks]; NaN likewise.
+    """
+
+    residual: Floats
+    core: Floats
+    weight: Floats
+    means: Floats
+    differences: Floats
+
+
+class FewRanks:
+    """A first-order autoregression with a cautious coefficient, and whatever window means showed beyond it.
+
+    With few ranks there are few windows to measure; a coefficient can be told from far fewer steps.
+
+    Args:
+        shape: `(jobs, ranks)`.
+        windows: Lengths of the windows in steps.
+    """
+
+    def __init__(self, shape: tuple[int, int], windows: tuple[int, ...]) -> None:
+        jobs, ranks = shape
+        self._windows = np.array(windows, dtype=float).reshape(-1, 1, 1)
+        self._independent = max(1.0, ranks - 1.0)
+        self._steps = np.zeros((jobs, 1))
+        self._square, self._core, self._lagged = np.zeros((3, jobs, 1))
+        self._previous = np.zeros(shape)
+        self._means = np.zeros((len(windows), jobs, 1))
+        self._means_seen = np.zeros((len(windows), jobs, 1))
+
+    def learn(self, step: Step) -> None:
+        """Take in one step."""
+        share, whole = shares(step.weight)
+        self._steps = np.minimum(self._steps + whole, MEMORY_STEPS)
+        gain = whole / np.maximum(self._steps, 1.0)
+        self._square += gain * ((share * step.residual**2).sum(1, keepdims=True) - self._square)
+        self._core += gain * ((share * step.core**2).sum(1, keepdims=True) - self._core)
+        self._lagged += gain * ((share * step.core * self._previous).sum(1, keepdims=True) - self._lagged)
+        self._previous = step.core
+        average(self._means, self._means_seen, step.means, step.weight)
+
+    def variances(self) -> Floats:
+        """Return the variance of the mean of each window, [windows, jobs, 1]; infinite before anything is known."""
+        measured: Floats = np.maximum(self._assumed(), self._means)
+        return measured
+
+    def freedom(self) -> Floats:
+        """Return how many independent observations each of them rests on, [windows, jobs, 1]."""
+        r2 = self._coefficient(1.0) ** 2
+        known = self._steps * self._independent * (1.0 - r2) / (1.0 + r2)
+        measured = self._means_seen * self._independent / self._windows
+        return np.maximum(np.where(self._means > BEYOND * self._assumed(), np.minimum(measured, known), known), 1.0)
+
+    def long_run(self) -> Floats:
+        """Return the variance of a mean of many steps, times their number, [jobs, 1]."""
+        variance = self._square * _long_run(self._coefficient(SURE))
+        known: Floats = np.where(self._steps >= FEWEST_STEPS, variance, np.inf)
+        return known
+
+    def _assumed(self) -> Floats:
+        # The level was found from the same steps and follows them: what correlated steps have in common is missing.
+        missing = np.minimum(_long_run(self._coefficient(1.0)) / np.maximum(self._steps, 1.0), 0.75)
+        share = mean_variance(self._windows, self._coefficient(SURE)[None])
+        known: Floats = np.where(self._steps >= FEWEST_STEPS, self._square / (1.0 - missing) * share, np.inf)
+        return known
+
+    def _coefficient(self, sure: float) -> Floats:
+        """The autocorrelation of successive steps, `sure` standard errors above the estimate, [jobs, 1].
+
+        An estimate from N steps around their own mean is too low by about (1 + 3r)/N (Kendall 1954).
+        """
+        steps = np.maximum(self._steps, 1.0)
+        r = np.clip(self._lagged / np.maximum(self._core, 1e-8), 0.0, MOST_CORRELATED)
+        r = r + (1.0 + 3.0 * r) / steps
+        error = np.sqrt(np.maximum(1.0 - r * r, 0.05) / (steps * self._independent))
+        raised: Floats = np.minimum(r + sure * error, MOST_CORRELATED)
+        return raised
+
+
+class ManyRanks:
+    """Variances of the differences of neighbouring windows, scale by scale, added up (Allan 1966; Haar wavelets).
+
+    With V(w) the variance of the mean of w steps and Q(w) half the mean square of the difference of two such means side
+    by side, V(w) = V(2w) + Q(w)/2 for any stationary noise, and V vanishes for long windows. Differences do not
+    know the ranks' levels, so nothing is biased however young the job is; ranks enough make up for steps.
+
+    Args:
+        shape: `(jobs, ranks)`.
+        scales: Lengths of the windows whose differences are learnt, in steps, each twice the one before.
+        skip: How many of the first scales are no windows to be judged.
+    """
+
+    def __init__(self, shape: tuple[int, int], scales: tuple[int, ...], skip: int) -> None:
+        jobs, ranks = shape
+        self._scales = np.array(scales, dtype=float).reshape(-1, 1, 1)
+        self._skip = skip
+        self._tails = [_tail(scale) for scale in scales[1:]]
+        self._independent = min(ranks - 1.0, 200.0)
+        self._squares = np.zeros((len(scales), jobs, 1))
+        self._seen = np.zeros((len(scales), jobs, 1))
+
+    def learn(self, step: Step) -> None:
+        """Take in one step."""
+        average(self._squares, self._seen, step.differences, step.weight)
+
+    def variances(self) -> Floats:
+        """Return the variance of the mean of each window, [windows, jobs, 1]; infinite before anything is known."""
+        return np.cumsum(self._pieces()[::-1], axis=0)[::-1][self._skip :]
+
+    def freedom(self) -> Floats:
+        """Return how many independent observations each of them rests on, [windows, jobs, 1] (Satterthwaite 1946)."""
+        pieces = self._pieces()
+        known = np.maximum(self._seen * self._independent / self._scales, 1.0)
+        longest = np.where(self._known(), known, np.inf).min(axis=0, keepdims=True)
+        known = np.concatenate([known, longest / 2.0])
+        with np.errstate(invalid="ignore"):
+            total, parts = (np.cumsum(values[::-1], axis=0)[::-1] for values in (pieces, pieces**2 / known))
+            freedom = np.where(np.isfinite(total), total**2 / np.maximum(parts, 1e-30), 1.0)
+        return np.maximum(freedom, 1.0)[self._skip :]
+
+    def long_run(self) -> Floats:
+        """Return the variance of a mean of many steps, times their number, [jobs, 1]."""
+        counts = np.where(self._known(), 2.0 * self._scales, 1.0).max(axis=0)
+        variance: Floats = self._pieces()[-1] * counts
+        return variance
+
+    def _pieces(self) -> Floats:
+        """Return Q(w)/2 by scale, 0 where not known, and last V of twice the longest known, [scales + 1, jobs, 1].
+
+        Beyond it the noise is taken for a first-order autoregression: how Q changed from one scale to the next tells
+        its coefficient.
+        """
+        known = self._known()
+        pieces = np.where(known, 0.25 * self._squares, 0.0)
+        margin = 1.0 + np.sqrt(2.0 * self._scales / np.maximum(self._seen * self._independent, 1.0))
+        tail = np.full_like(pieces[:1], np.inf)
+        for index in range(1, len(pieces)):
+            ratio = margin[index] * pieces[index] / np.maximum(pieces[index - 1], 1e-12)
+            beyond = pieces[index] * np.interp(ratio, *self._tails[index - 1])
+            tail = np.where(known[index], beyond, tail)
+        return np.concatenate([pieces, tail])
+
+    def _known(self) -> NDArray[np.bool_]:
+        known: NDArray[np.bool_] = self._seen >= 0.5 * self._scales
+        return known
+
+
+def mean_variance(windows: Floats, r: Floats) -> Floats:
+    """Return the variance of the mean of a window over that of one step, for a first-order autoregression.
+
+    Args:
+        windows: Lengths in steps, [windows, 1, 1].
+        r: Its coefficient, 0 to below 1, [1, jobs, 1].
+    """
+    share: Floats = (_long_run(r) - 2.0 * r * (1.0 - r**windows) / (windows * (1.0 - r) ** 2)) / windows
+    return share
+
+
+def average(squares: Floats, seen: Floats, values: Floats, weight: Floats) -> None:
+    """Bring running means of squares, and how many steps they hold, up to date in place; NaN counts for nothing."""
+    there = np.isfinite(values)
+    share, whole = shares(there * weight)
+    np.minimum(seen + whole, MEMORY_WINDOWS, out=seen)
+    squares += (
+        whole / np.maximum(seen, 1.0) * ((share * np.where(there, values, 0.0) ** 2).sum(2, keepdims=True) - squares)
+    )
+
+
+def shares(weight: Floats) -> tuple[Floats, Floats]:
+    """Return each rank's share of the weight, and how much of a whole step it is, over the last axis."""
+    total = weight.sum(axis=-1, keepdims=True)
+    return weight / np.maximum(total, 1e-9), total / weight.shape[-1]
+
+
+def _long_run(r: Floats) -> Floats:
+    """The variance of a mean of many steps, times their number, over that of one step."""
+    ratio: Floats = (1.0 + r) / (1.0 - r)
+    return ratio
+
+
+def _tail(scale: int) -> tuple[Floats, Floats]:
+    """Return, by coefficient of an autoregression, Q(w) over Q(w/2), ascending, and V(2w) over Q(w)/2; w = scale."""
+    r = 1.0 - np.geomspace(1.0, 0.004, 60)
+    half, one, two = (mean_variance(np.float64(length), r) for length in (scale / 2, scale, 2 * scale))
+    return 2.0 * (one - two) / (2.0 * (half - one)), two / (one - two)
