@@ -2,13 +2,14 @@
 
 Hosts are network namespaces with links of a known rate (`ringside lab`), so it needs root and iproute2.
 
-    python bench/lab.py bytes|star|laws|two-tree|delay|ddp|ddp-cpu|all [--repeat N] [--json] [--write PAGE]
+    python bench/lab.py bytes|star|laws|two-tree|delay|mesh|ddp|ddp-cpu|all [--repeat N] [--json] [--write PAGE]
 
     bytes     kernel counters of every host's link against the schedule, every algorithm
     star      4 hosts x 2 ranks: ours beside Gloo, Open MPI and the link's rate, 4 B to 64 MB
     laws      one rank per host, n = 2 to 8: time against the busiest link's bytes, every algorithm
     two-tree  its gain over the single tree; leaves use both directions at once
     delay     5 ms from host to host: time against rounds x delay
+    mesh      a link is cut to a quarter mid-run: when it is answered, and the time after beside every fixed choice
     ddp       a training step, 4 hosts x 2 ranks: ours (f32, bf16 wire) beside stock DDP on Gloo; layers wait
     ddp-cpu   the same (not in `all`); layers compute, on the cores that all hosts of the lab share
 """
@@ -24,6 +25,7 @@ from pathlib import Path
 
 import lab_alone
 import lab_ddp
+import lab_mesh
 import lab_sections
 from lab_report import Section, filled, say, verdict
 
@@ -36,6 +38,7 @@ SECTIONS: dict[str, tuple[Callable[[int], Section], int]] = {
     "laws": (lab_alone.laws, 2),
     "two-tree": (lab_alone.two_tree, 5),
     "delay": (lab_alone.delay, 3),
+    "mesh": (lab_mesh.mesh, 9),
     "ddp": (lab_ddp.ddp, 6),
     "ddp-cpu": (lambda repeat: lab_ddp.ddp(repeat, "cpu"), 6),
 }

@@ -14,7 +14,7 @@ from lab_sections import RATE, SWITCHED
 from ringside.lab import Lab, payload_bytes_per_second
 
 LAW_SIZE, LAW_RANKS = 16 * MB, range(2, 9)
-LAW_RATE = "100mbit"
+LAW_RATE = "125mbit"
 """Not more: eight hosts that send and receive at once keep two cores busy with TCP; at 250 Mbit/s even Gloo's ring took
 1.4 times its law at n = 8."""
 LAW_WAYS = (

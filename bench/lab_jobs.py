@@ -19,7 +19,7 @@ from ringside.lab import Lab, Place
 HERE = Path(__file__).parent
 MB, KB = 1 << 20, 1 << 10
 DEFAULT = "default"
-_LIMIT_S = 420.0
+_LIMIT_S = 700.0
 _FIRST_SWITCH_PORT = 31000
 Key = tuple[int, int, str]
 
@@ -93,8 +93,12 @@ class Turns:
 
     def ratio(self, n: int, size_bytes: int, slow: str, fast: str) -> float:
         """Return how many times as long one takes as another: the median over rounds in which both had a turn."""
+        return median(self.ratios(n, size_bytes, slow, fast))
+
+    def ratios(self, n: int, size_bytes: int, slow: str, fast: str) -> list[float]:
+        """Return the same round by round."""
         pairs = zip(self.of(n, size_bytes, slow), self.of(n, size_bytes, fast), strict=True)
-        return median(a.seconds / b.seconds for a, b in pairs)
+        return [a.seconds / b.seconds for a, b in pairs]
 
 
 def take_turns(

@@ -146,6 +146,7 @@ def star(repeat: int) -> Section:
             ("ms", "ms", ".3f"),
             ("busbw/payload rate", "share", ".3f"),
             ("x Gloo", "x_gloo", ".2f"),
+            ("rounds", "rounds", "s"),
             ("chosen", "chosen", "s"),
         ],
     )
@@ -160,7 +161,7 @@ def star(repeat: int) -> Section:
     section.floors = list(_star_floors(section.rows))
     section.notes = [
         f"{OURS}: algorithm=None, after the first calls of a size, in which the promising choices take turns; the "
-        "others: named. x Gloo: the median over rounds of the ratios of two neighbours.",
+        "others: named. x Gloo: the median over rounds of the ratios of two neighbours; rounds: their interval.",
         why or "Open MPI: processes of its own in the same lab, right after; its ratio is one of medians.",
     ]
     return section
@@ -176,10 +177,10 @@ def _open_mpi(lab: Lab, sizes: Sequence[int], repeat: int) -> tuple[dict[int, fl
 def _star_rows(turns: Turns, case: Case, hosts: int, full: float, open_mpi_s: float | None) -> Iterator[Row]:
     n, size = case.n, case.size_bytes
     gloo_s = turns.seconds(n, size, "gloo")
-    measured = [(name, turns.seconds(n, size, name), turns.ratio(n, size, "gloo", name)) for name in case.contenders]
+    measured = [(name, turns.seconds(n, size, name), turns.ratios(n, size, "gloo", name)) for name in case.contenders]
     if open_mpi_s is not None:
-        measured.append(("open mpi", open_mpi_s, gloo_s / open_mpi_s))
-    for name, seconds, ratio in measured:
+        measured.append(("open mpi", open_mpi_s, [gloo_s / open_mpi_s]))
+    for name, seconds, ratios in measured:
         share = 2 * (hosts - 1) / hosts * size / seconds / full
         yield {
             "size": size_words(size),
@@ -187,7 +188,8 @@ def _star_rows(turns: Turns, case: Case, hosts: int, full: float, open_mpi_s: fl
             "by": name,
             "ms": seconds * 1e3,
             "share": share if size >= MB else None,
-            "x_gloo": ratio,
+            "x_gloo": median(ratios),
+            "rounds": f"{min(ratios):.2f}-{max(ratios):.2f}" if len(ratios) > 1 and name != "gloo" else None,
             "chosen": turns.chosen(n, size) if name == OURS else None,
         }
 

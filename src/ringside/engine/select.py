@@ -52,6 +52,7 @@ _MUST, _MUST_S = _TIMED[:3], 0.1  # are timed once even late, unless that is to 
 _NOT_NATIVE = frozenset(DTYPES.index(name) for name in ("int16", "bool"))  # Gloo has no reductions of them
 _NOT_NATIVE_OPS = frozenset(OP_CODES[name] for name in ("min", "max"))  # Gloo's may lose a NaN, ours never
 _FLOAT32 = DTYPES.index("float32")
+_MOST_EXPECTED = 1024
 _OTHERWISE = Choice("ring", "hosts")  # with RINGSIDE_SELECTION=off
 
 
@@ -140,6 +141,7 @@ class Selector:
         self._asked = 0
         self._auditions: dict[int, Audition] = {}
         self._path: Path | None = None
+        self._expected: dict[tuple[int, Choice], float | None] = {}
 
     # -------------------------------------------------------------------------------------------- cheap and local
 
@@ -175,8 +177,18 @@ class Selector:
         if self.table is None:
             return
         known = self._wire is None or dtype == _FLOAT32
-        expected_s = self.table.expected_s(size_bytes, str(choice)) if known else None
+        expected_s = self._expected_s(size_bytes, choice) if known else None
         self._drift.observe(size_bytes, seconds / expected_s if expected_s else None)
+
+    def _expected_s(self, size_bytes: int, choice: Choice) -> float | None:
+        """Return what the table says, looked up once for the sizes in use: small all-reduces take a millisecond."""
+        assert self.table is not None
+        key = (size_bytes, choice)
+        if key not in self._expected:
+            if len(self._expected) >= _MOST_EXPECTED:
+                self._expected.clear()
+            self._expected[key] = self.table.expected_s(size_bytes, str(choice))
+        return self._expected[key]
 
     def due(self, size_bytes: int) -> bool:
         """Tell whether the ranks should vote now; call it once after each all-reduce, alike on all ranks."""
@@ -402,6 +414,7 @@ class Selector:
 
     def _take_over(self, table: Table) -> None:
         self.table = table
+        self._expected.clear()
         self._bounds = self.table.bounds()
         self._choices = tuple(Choice.parse(rank.winner) for rank in self.table.ranks)
         self._plain = tuple(_without_native(rank) for rank in self.table.ranks)

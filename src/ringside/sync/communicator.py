@@ -260,6 +260,11 @@ class Communicator(Collectives):
         return self._selector is None or self._selector.settled(size_bytes)
 
     @property
+    def revisions(self) -> tuple[str, ...]:
+        """What was changed during the run because the network had changed, and why, in words, oldest first."""
+        return () if self._selector is None else tuple(self._selector.history)
+
+    @property
     def hops(self) -> list[Hop]:
         """What each message between hosts took, the latest 65,536: time to first byte, first to last byte."""
         return [] if self._across is None else list(self._across.exchange.hops)
