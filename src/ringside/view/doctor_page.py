@@ -11,8 +11,8 @@ from ringside.doctor.findings import QUESTIONS, Findings, Note, Number, Sheet, U
 from ringside.monitor.verdict import Verdict
 from ringside.view.doctor_lanes import lanes_figure
 from ringside.view.doctor_rings import rings_figure
-from ringside.view.doctor_words import answer, label, tell
-from ringside.view.report_words import digits, duration, share, size
+from ringside.view.doctor_words import answer, label, tell, title
+from ringside.view.report_words import digits, duration, rank_time, share, size
 
 MOST_ROWS = 256
 OPEN_FILES = 12
@@ -86,7 +86,7 @@ verdict · {kind}</p><{level}>{html.escape(told.headline)}</{level}><dl>{rows}</
 
 def _evidence(verdict: Verdict, *, opened: bool) -> str:
     cells = "".join(
-        f"<div><dt>{html.escape(label(name))}</dt><dd>{html.escape(_figure(name, value))}</dd></div>"
+        f"<div><dt>{html.escape(title(name))}</dt><dd>{html.escape(figure(name, value))}</dd></div>"
         for name, value in verdict.evidence.items()
         if value != ""
     )
@@ -94,18 +94,22 @@ def _evidence(verdict: Verdict, *, opened: bool) -> str:
     return f'<details class="evidence"{state}><summary>Evidence</summary><dl>{cells}</dl></details>' if cells else ""
 
 
-def _figure(name: str, value: Number | None) -> str:
-    """A figure with the unit that its name gives it."""
+def figure(name: str, value: Number | None) -> str:
+    """Return a figure with the unit that its name gives it: `_seconds`, `_ratio`, `bytes`, ..."""
     if value is None:
         return "–"
     if isinstance(value, str | bool):
         return str(value)
+    if name.endswith(("_ratio", "_share")):
+        return share(float(value)).removeprefix("+")
+    if name.endswith("rank_hours"):
+        return rank_time(3600 * float(value))
+    if name.endswith("bytes_per_second"):
+        return f"{size(float(value))}/s"
     if name.endswith(("_seconds", "_s")) or "_seconds_" in name:
         return duration(float(value))
     if name.endswith("bytes"):
         return size(float(value))
-    if name.endswith(("_ratio", "_share")):
-        return share(float(value)).removeprefix("+")
     return str(value) if isinstance(value, int) else digits(value)
 
 
@@ -114,7 +118,7 @@ def _what_if(findings: Findings) -> str:
         return ""
     known = {key: value for key, value in findings.what_if.items() if isinstance(value, int | float | str)}
     cells = "".join(
-        f"<div><dt>{html.escape(label(key))}</dt><dd>{html.escape(_figure(key, value))}</dd></div>"
+        f"<div><dt>{html.escape(title(key))}</dt><dd>{html.escape(figure(key, value))}</dd></div>"
         for key, value in known.items()
     )
     return f"""<section class="details" aria-label="What if"><h2>What if nobody had been slower than its peers</h2>
@@ -129,7 +133,7 @@ def _questions(findings: Findings) -> str:
         question = findings.questions.get(name)
         if question is not None:
             sign = "–" if question.answer is None else "yes" if question.answer else "no"
-            numbers = " · ".join(f"{label(key)} {_figure(key, value)}" for key, value in question.numbers.items())
+            numbers = " · ".join(f"{title(key)} {figure(key, value)}" for key, value in question.numbers.items())
             words = answer(question).partition(". ")[2] or answer(question)
             rows.append(
                 f'<li><b class="{sign}">{sign}</b><div><p>{html.escape(text)}</p>'
@@ -149,7 +153,7 @@ def _sheet(sheet: Sheet) -> str:
         for column in range(len(sheet.columns))
     ]
     head = "".join(
-        f'<th scope="col"{_left(text[column])}>{html.escape(label(name))}</th>'
+        f'<th scope="col"{_left(text[column])}>{html.escape(title(name))}</th>'
         for column, name in enumerate(sheet.columns)
     )
     rows = "".join(_row(sheet, row, text, culprit=row in marked) for row in shown)
@@ -162,7 +166,7 @@ def _sheet(sheet: Sheet) -> str:
 
 def _row(sheet: Sheet, row: int, text: Sequence[bool], *, culprit: bool) -> str:
     cells = "".join(
-        f"<td{_left(text[column])}>{html.escape(_figure(sheet.columns[column], value))}</td>"
+        f"<td{_left(text[column])}>{html.escape(figure(sheet.columns[column], value))}</td>"
         for column, value in enumerate(sheet.rows[row][: len(sheet.columns)])
     )
     return f"<tr{' class=culprit' if culprit else ''}>{cells}</tr>"

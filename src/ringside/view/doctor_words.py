@@ -59,12 +59,18 @@ def _headline(verdict: Verdict) -> str:
         "diverged": f"{who} drifted apart from the others",
         "dead_rank": f"{who} died" if verdict.ranks else "a rank died",
     }
-    return sentences.get(verdict.kind) or _of_many(headline(verdict), plural)
+    return sentences.get(verdict.kind) or _of_many(headline(verdict).replace(name_ranks(verdict.ranks), who), plural)
 
 
 def _of_many(sentence: str, plural: bool) -> str:
     """The monitor names one rank at a time; several `get`, `need` and `wait`."""
-    for one, many in ((" gets ", " get "), (" needs ", " need "), (" waits ", " wait "), (" is ", " are ")):
+    for one, many in (
+        (" gets ", " get "),
+        (" needs ", " need "),
+        (" waits ", " wait "),
+        (" is ", " are "),
+        (" its ", " their "),
+    ):
         sentence = sentence.replace(one, many) if plural and not sentence.startswith("the ") else sentence
     return sentence
 
@@ -93,6 +99,14 @@ def what_if_line(content: Mapping[str, object]) -> str:
 def label(name: str) -> str:
     """Return a name of a field as words: `victims`, `collective seq id`."""
     return name.replace("_", " ")
+
+
+def title(name: str) -> str:
+    """Return a name of a field as words without its unit, which stands with the value: `step_seconds` is `step`."""
+    for unit in ("_seconds", "_s", "_ratio", "_rank_hours", "_bytes_per_second"):
+        if name.endswith(unit):
+            return label(name.removesuffix(unit))
+    return label(name)
 
 
 def _sentence(text: str) -> str:

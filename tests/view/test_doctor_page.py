@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from ringside.doctor.findings import Findings, Hop, Lane, Note, Question, Rings, Sheet, Span, Unjudged
+from ringside.monitor.verdict import KINDS, Verdict
+from ringside.view.doctor_page import figure, render_page
+from ringside.view.doctor_rings import style
+from ringside.view.doctor_words import answer, tell, title, what_if_line
+
+NOTE = Note(file="a", kind="NCCL log", text="read")
+
+
+def verdict(kind: str = "hang", ranks: tuple[int, ...] = (1,), **evidence: str | int | float) -> Verdict:
+    return Verdict(
+        kind=kind, ranks=list(ranks), since_step=-1, detected_step=-1, excess_ratio=0.1, evidence=evidence, cause="so"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("step_seconds", 0.0147, "14.7 ms"),
+        ("mean_s", 2e-6, "2.00 µs"),
+        ("small_seconds_ratio", 0.854, "85.4 %"),
+        ("size_bytes", 4096, "4.10 kB"),
+        ("busbw_bytes_per_second", 2.76e10, "27.6 GB/s"),
+        ("cost_rank_hours", 0.0234, "84.2 rank-seconds"),
+        ("collective_seq_id", 20537, "20537"),
+        ("group", "74", "74"),
+        ("wait_seconds", None, "–"),
+    ],
+)
+def test_figures_have_the_unit_of_their_name(name: str, value: float | int | str | None, said: str) -> None:
+    assert figure(name, value) == said
+
+
+def test_units_stand_with_the_value_not_with_the_name() -> None:
+    assert [title(name) for name in ("step_seconds", "worst_excess_ratio", "collective_seq_id")] == [
+        "step",
+        "worst excess",
+        "collective seq id",
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ranks", [(), (3,), (3, 4), tuple(range(20))])
+def test_every_kind_has_a_headline_that_is_a_sentence(kind: str, ranks: tuple[int, ...]) -> None:
+    said = tell(verdict(kind, ranks)).headline
+    assert said[0].isupper()
+    assert said.endswith(".")
+    assert len(said) < 120
+    if len(ranks) > 1:
+        assert not re.search(r"Ranks .* (?:is|gets|needs|waits|differs) ", said)
+
+
+def test_answers_say_yes_no_or_that_nobody_can_tell() -> None:
+    assert answer(Question(answer=True, words="it does")) == "Yes. It does."
+    assert answer(Question(answer=None)) == "It cannot be told."
+    assert what_if_line({"slowdown": 1.1791, "worst_worker_share": 0.031}) == "slowdown 1.179, worst worker share 3.1 %"
+
+
+def test_the_page_says_first_what_is_known() -> None:
+    assert "Nothing wrong was found." in render_page(Findings(notes=[NOTE]))
+    unjudged = [Unjudged(what="who", why="one rank of eight")]
+    page = render_page(Findings(notes=[NOTE], unjudged=unjudged))
+    assert "in what could be judged" in page
+    assert "one rank of eight" in page
+    assert "Nothing here could be read" in render_page(Findings(notes=[Note(file="a", used=False)]))
+
+
+def test_lanes_mark_waits_and_culprits() -> None:
+    lanes = [
+        Lane(
+            title="t", rank=0, spans=[Span(start_s=0, end_s=1, kind="compute"), Span(start_s=1, end_s=3, kind="wait")]
+        ),
+        Lane(title="t", rank=1, spans=[Span(start_s=0, end_s=3, kind="compute")], note="culprit"),
+    ]
+    page = render_page(Findings(verdicts=[verdict()], lanes=lanes, notes=[NOTE]))
+    assert 'aria-label="rank 0: waited 2.00 s"' in page
+    assert 'aria-label="rank 1: waited 0 s, culprit"' in page
+    assert re.search(r'<rect class="wait" x="3333" y="0" width="6667"', page)
+    assert page.count('<figure class="lanes">') == 1
+
+
+def test_rings_show_hosts_transports_and_breaks() -> None:
+    hops = [
+        Hop(src=0, dst=1, via="NVLink P2P"),
+        Hop(src=1, dst=2, via="NET/IB GDRDMA", between_hosts=True),
+        Hop(src=2, dst=0, wrong="never connected", between_hosts=True),
+    ]
+    rings = Rings(
+        title="comm", nranks=3, hosts=["left", "left", "right"], rings={0: hops, 1: hops}, trees={0: hops[:1]}
+    )
+    page = render_page(Findings(rings=[rings], notes=[NOTE]))
+    assert page.count("ring of channels 0 and 1, 2 hops between hosts") == 1
+    assert page.count('class="hostarc') == 2
+    assert 'class="hop broken between"' in page
+    assert "1 → 2 via NET/IB GDRDMA" in page
+    assert "tree of channel 0, 2 levels" in page
+
+
+def test_transports_have_styles() -> None:
+    vias = ("NVLink P2P", "PCIe P2P", "SHM", "NET/Socket", "NET/IB", "NET/IB GDRDMA", "")
+    assert [style(via) for via in vias] == ["nvlink", "pcie", "shm", "socket", "net", "rdma", "other"]
+
+
+def test_tables_put_culprits_first_where_they_are_long() -> None:
+    rows: list[list[float | int | str | None]] = [[rank, f"host-{rank}"] for rank in range(40)]
+    page = render_page(
+        Findings(sheets=[Sheet(title="t", columns=["rank", "host"], rows=rows, culprits=[33])], notes=[NOTE])
+    )
+    assert page.index("host-33") < page.index("host-0<")
+    assert page.count("<tr class=culprit>") == 1
