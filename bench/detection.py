@@ -106,10 +106,9 @@ def score(alarms: Iterable[Alarm], fault: Fault, ranks: int, jobs: int) -> Figur
         else:
             wrong += alarm.rank >= 0
     asked = culprits(fault, fault.onset, ranks)
-    delays = [
-        max(first[job, rank] for rank in asked) for job in range(jobs) if all((job, rank) in first for rank in asked)
-    ]
-    found = len(delays) if asked else 0
+    both = [job for job in range(jobs) if asked and all((job, rank) in first for rank in asked)]
+    delays = [max(first[job, rank] for rank in asked) for job in both]
+    found = len(delays)
     return {"recall": found / jobs, "delay": float(np.median(delays)) if found else None, "wrong": wrong / jobs}
 
 

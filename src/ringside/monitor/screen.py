@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +54,8 @@ AGAIN, SETTLED = 32, 64
 
 DOUBTFUL = 0.7
 REFRESH = 8
-KEPT = 512
+KEPT = 400
+"""Steps that are remembered: the longest window, ending as long ago as noise is learnt from."""
 
 
 class Screen:
@@ -245,7 +247,7 @@ class Screen:
 
     def _is_clean(self, begins: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether steps after each of `begins` lie after warm-up and the last episode, [begins, jobs, ranks]."""
-        clean: NDArray[np.bool_] = begins.reshape(-1, 1, 1) >= np.maximum(self.relief, WARM_UP)
+        clean: NDArray[np.bool_] = begins.reshape(-1, 1, 1) >= np.maximum(self._mirrored(self.relief), WARM_UP)
         return clean
 
     def _is_new(self) -> NDArray[np.bool_]:
@@ -259,10 +261,11 @@ class Screen:
         within = (self.onset < step) & (self.open | (step <= self.relief)) & (self._opened > 0)
         with np.errstate(invalid="ignore"):
             suspicious = (means >= DOUBTFUL * self._bars).any(axis=0)
-        doubtful = within | suspicious
-        if self.open.shape[1] <= 3:  # the others' excess mirrors the culprit's
-            doubtful = np.broadcast_to(doubtful.any(axis=1, keepdims=True), doubtful.shape)
-        return np.where(doubtful, 0.0, 1.0)
+        return np.where(self._mirrored(within | suspicious), 0.0, 1.0)
+
+    def _mirrored(self, values: NDArray[Any]) -> NDArray[Any]:
+        """The greatest of all ranks for each of very few, since the others' excess mirrors a culprit's."""
+        return np.broadcast_to(values.max(axis=1, keepdims=True), values.shape) if values.shape[1] <= 3 else values
 
 
 def student(z: float, freedom: Floats) -> Floats:
