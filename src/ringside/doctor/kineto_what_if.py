@@ -101,7 +101,7 @@ def _transfers(matched: Matched, rows: NDArray[np.intp]) -> Floats:
 
 def _interleave(work: Floats, transfer: Floats, held: NDArray[np.bool_]) -> tuple[Graph, Floats, list[str]]:
     """Work 0, transfer 0, work 1, ...: each work after the one before, and after transfers that ranks waited for."""
-    blocks = held.reshape(len(held), -1).mean(axis=1) >= 0.5
+    blocks = held.mean(axis=(1, 2)) >= 0.5
     after: list[list[int]] = []
     for index in range(len(work)):
         before = [2 * index - 2] if index else []
