@@ -53,10 +53,17 @@ def test_all_have_their_turns_and_each_begins_one() -> None:
 
 def test_the_hopeless_leave_and_a_single_stall_decides_nothing() -> None:
     audition = Audition(["a", "b", "c"], 5)
-    called = play(audition, {"a": 1.0, "b": 0.95, "c": 3.0}, stalls={5: 0.5})
+    called = play(audition, {"a": 1.0, "b": 0.95, "c": 3.1}, stalls={5: 0.5})
     assert Counter(called)["c"] == 1
     assert Counter(called)["b"] == 5
     assert settled(rank({"a": 1.0, "b": 1.0, "c": 1.0}, "a"), audition).winner == "b"
+
+
+def test_the_first_turn_only_warms_up() -> None:
+    audition = Audition(["a", "b"], 5)
+    play(audition, {"a": 1.0, "b": 0.9}, stalls={2: 1.0})
+    assert audition.result() == pytest.approx({"a": 1.0, "b": 0.9})
+    assert audition.finalists() == {"a", "b"}
 
 
 def test_one_that_is_left_alone_wins_at_once() -> None:

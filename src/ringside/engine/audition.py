@@ -14,8 +14,8 @@ from ringside.engine.selection_table import Rank, Row
 
 MOST = 5  # choices that take part, besides the native ones
 PROMISING = 1.3  # times the least expected: slower ones do not take part
-HOPELESS = (1.6, 1.3, 1.15)  # times the best so far, after the first turn, the second, later ones: such a choice leaves
-TURNS_LARGE, TURNS_SMALL = 5, 10
+HOPELESS = (3.0, 1.5, 1.3, 1.15)  # times the best so far, turn by turn: such a choice leaves
+TURNS_LARGE, TURNS_SMALL = 5, 10  # the first of them warms up: connections, places, pages
 LARGE_BYTES = 1 << 20
 _NATIVES = (NATIVE, f"hosts/{NATIVE}")
 
@@ -74,6 +74,8 @@ class Audition:
     def judge(self, slowest: Sequence[float]) -> None:
         """Take the slowest rank's times of this turn, by `names`."""
         for at in self._going:
+            if self._number == 1:
+                self._heard[at].clear()  # what was only warming up
             self._heard[at].append(slowest[at])
         so_far = {at: usual(self._heard[at]) for at in self._going}
         most = HOPELESS[min(self._number, len(HOPELESS) - 1)] * min(so_far.values())
