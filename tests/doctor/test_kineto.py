@@ -232,3 +232,16 @@ def test_a_trace_that_does_not_know_its_rank():
     assert found.notes[0].used
     assert any("which rank" in line.what for line in found.unjudged)
     assert any("launch" in line.why for line in found.unjudged)
+
+
+@pytest.mark.parametrize("world", [10**30, -1, "x", None, True, [8]])
+def test_a_header_that_cannot_be_costs_nothing(tmp_path, world):
+    trace = Job(ranks=1, steps=2).traces()[0]
+    trace["distributedInfo"] = {"rank": world, "world_size": world}
+    trace["traceEvents"].append(
+        {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{10**30}", "ts": 1, "dur": 1}
+    )
+    (tmp_path / "rank0.json").write_text(json.dumps(trace))
+    (note,) = examine([tmp_path]).notes
+    assert note.used
+    assert "rank 0 of 1: 2 steps" in note.text

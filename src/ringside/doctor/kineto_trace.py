@@ -24,6 +24,8 @@ DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCHED = ("nccl:", "rccl:", "xccl:", "ucc:")
 """Annotations of threads that last as long as the launch; Gloo's and MPI's last as long as the collective."""
 STEP = "ProfilerStep#"
+MOST_RANKS = 1 << 20
+MOST_ELEMENTS = 1 << 50
 
 
 @dataclass(frozen=True)
@@ -132,11 +134,17 @@ def _identify(trace: RankTrace, header: dict[str, Any], told: int) -> None:
     """Who recorded it, from `distributedInfo`; else from what its collectives say."""
     info = header.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
-    rank, world = info.get("rank"), info.get("world_size")
-    trace.rank = rank if isinstance(rank, int) else told
-    trace.world_size = world if isinstance(world, int) else max((len(c.ranks) for c in trace.collectives), default=0)
+    rank, world = _count(info.get("rank")), _count(info.get("world_size"))
+    trace.rank = rank if rank >= 0 else told
+    trace.world_size = world if world >= 0 else max((len(one.ranks) for one in trace.collectives), default=0)
     trace.backend = str(info.get("backend") or "")
     trace.host = str(header.get("host_name") or info.get("host_name") or "")
+
+
+def _count(value: object) -> int:
+    """A rank or a number of ranks as it stands in an untrusted file; -1 for what cannot be one."""
+    text = str(value)
+    return int(text) if text.isdecimal() and len(text) < 8 and int(text) < MOST_RANKS else -1
 
 
 class _Collector:
@@ -200,8 +208,8 @@ class _Collector:
         arguments = collective_arguments(event.args)
         if arguments.name is not None:
             self._calls.append((event.ts, arguments))
-        if self.rank < 0 and isinstance(arguments.rank, int):
-            self.rank = arguments.rank
+        if self.rank < 0:
+            self.rank = _count(arguments.rank)
 
     def _take_launches(self, events: list[Event]) -> None:
         launches = [event for event in events if "Launch" in event.name or event.name.endswith(LAUNCHES)]
@@ -229,7 +237,7 @@ class _Collector:
     def _take_annotation(self, event: Event, cat: str) -> None:
         start, end = event.ts, event.ts + event.dur
         on_device = cat == "gpu_user_annotation"
-        if event.name.startswith(STEP) and event.name[len(STEP) :].isdecimal():
+        if event.name.startswith(STEP) and event.name[len(STEP) :].isdecimal() and len(event.name) < 25:
             steps = self._device_steps if on_device else self._steps
             number = int(event.name[len(STEP) :])
             known = steps.get(number, (start, end))
@@ -299,7 +307,8 @@ class _Collector:
         return grouped
 
     def _collective(self, start: float, end: float, kind: str, args: CollectiveArguments) -> Collective:
-        elements = args.elements_in if isinstance(args.elements_in, int) else names.elements(args.dims)
+        told = args.elements_in
+        elements = min(max(told, 0) if isinstance(told, int) else names.elements(args.dims), MOST_ELEMENTS)
         types = args.types if isinstance(args.types, list) and args.types else [""]
         dtype = str(args.dtype or types[0])
         return Collective(
@@ -310,7 +319,7 @@ class _Collector:
             nbytes=elements * names.dtype_bytes(dtype),
             group=str(args.group) if args.group is not None else "",
             ranks=names.rank_list(args.ranks),
-            seq=args.seq if isinstance(args.seq, int) else -1,
+            seq=args.seq if isinstance(args.seq, int) and args.seq < MOST_ELEMENTS else -1,
         )
 
     def _windows(self, device: bool) -> list[Step]:
