@@ -53,7 +53,7 @@ def test_all_have_their_turns_and_each_begins_one() -> None:
 
 def test_the_hopeless_leave_and_a_single_stall_decides_nothing() -> None:
     audition = Audition(["a", "b", "c"], 5)
-    called = play(audition, {"a": 1.0, "b": 0.95, "c": 3.1}, stalls={5: 0.5})
+    called = play(audition, {"a": 1.0, "b": 0.95, "c": 3.1}, stalls={5: 0.4})
     assert Counter(called)["c"] == 1
     assert Counter(called)["b"] == 5
     assert settled(rank({"a": 1.0, "b": 1.0, "c": 1.0}, "a"), audition).winner == "b"
