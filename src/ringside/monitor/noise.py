@@ -73,14 +73,15 @@ class Noise:
         self._squares = np.broadcast_to(self._pooled, self._squares.shape).copy()
         self._fit_clip(self._pooled)
 
-    def learn(self, excess: Floats, weight: Floats, means: Floats, differences: Floats) -> None:
+    def learn(self, excess: Floats, weight: Floats, wandered: Floats) -> None:
         """Take in one step.
 
         Args:
             excess: Log excess, [jobs, ranks]; NaN where missing.
             weight: How much to learn from each, 0 or 1, [jobs, ranks].
-            means: Mean excess of the windows that end with this step, [windows, jobs, ranks]; NaN where there are none.
-            differences: Those means minus the ones of the windows right before, by scale, [scales, jobs, ranks].
+            wandered: For few ranks the mean excess of the windows that end with this step, [windows, jobs, ranks]; for
+                many those of the scales minus the ones of the windows right before, [scales, jobs, ranks]; NaN where
+                there are none.
         """
         weight = np.where(np.isnan(excess), 0.0, weight)
         away = np.where(weight > 0.0, excess - self.level, 0.0)
@@ -89,7 +90,8 @@ class Noise:
         self._learn_spread(residual, weight)
         cut = CORE * np.sqrt(self._core)
         core = np.minimum(np.maximum(residual, -cut), cut)
-        self.wander.learn(Step(residual, core, weight, means - self.level, differences))
+        level = 0.0 if self.ranks >= MANY else self.level
+        self.wander.learn(Step(residual, core, weight, wandered - level))
         self._seen = np.minimum(self._seen + weight, MEMORY_STEPS)
         self.level = self.level + weight / np.maximum(self._seen, 1.0) * away
         self._squares = self._squares + weight * (residual**2 - self._squares) / (self._seen + PRIOR_STEPS)

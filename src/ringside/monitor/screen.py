@@ -85,7 +85,8 @@ class Screen:
         self._height = np.zeros(shape)
         self._learnt = WARM_UP
         self._again = Noise(shape, WINDOWS, SCALES) if ranks < MANY else None
-        self._delay = LATEST_DELAY_OF_MANY if ranks >= MANY else LATEST_DELAY
+        self._many = ranks >= MANY
+        self._delay = LATEST_DELAY_OF_MANY if self._many else LATEST_DELAY
         self._excess = np.full((KEPT, *shape), np.nan)
         self._sums = np.zeros((KEPT, 3, *shape))  # of what counts, of late steps, of known steps, since the start
         self._bars = np.full((len(WINDOWS), *shape), np.inf)
@@ -214,20 +215,21 @@ class Screen:
         while self._learnt < until:
             self._learnt += 1
             step = self._learnt
-            lesson = self._excess[step % KEPT], self._trust(step, means), self._past(step), self._differences(step)
+            wandered = self._differences(step) if self._many else self._past(step)
+            lesson = self._excess[step % KEPT], self._trust(step, means), wandered
             self.noise.learn(*lesson)
             self._learn_again(*lesson)
         if self.steps <= YOUNG or self.steps % REFRESH == 0:
             self._weigh()
 
-    def _learn_again(self, excess: Floats, weight: Floats, means: Floats, differences: Floats) -> None:
+    def _learn_again(self, excess: Floats, weight: Floats, means: Floats) -> None:
         """Learn the noise of few ranks again, without the first steps: a change among those looks like noise."""
         if self._again is None or self._learnt <= AGAIN:
             return
         if self._learnt == AGAIN + 1:
             self._again.begin(self._excess[np.arange(AGAIN + 1, AGAIN + FIRST_LOOK + 1)])
         means = np.where((self._learnt - np.array(WINDOWS) >= AGAIN).reshape(-1, 1, 1), means, np.nan)
-        self._again.learn(excess, weight, means, differences)
+        self._again.learn(excess, weight, means)
         if self._learnt > 10 * AGAIN:  # by now the first steps weigh nothing
             self._again = None
 
@@ -239,11 +241,12 @@ class Screen:
     def _differences(self, end: int) -> Floats:
         """Means of windows, by scale, minus those of the windows right before; NaN likewise."""
         scales = np.array(SCALES)
-        sums = self._sums[np.maximum(end - scales * np.array([[0], [1], [2]]), 0) % KEPT]
-        (late, early), known = np.diff(-sums[:, :, 0], axis=0), np.diff(-sums[:, :, 2], axis=0)
-        enough = (2 * known >= scales.reshape(-1, 1, 1)).all(axis=0) & self._is_clean(end - 2 * scales)
-        known = np.maximum(known, 1.0)
-        return np.where(enough, late / known[0] - early / known[1], np.nan)
+        now, before, first = (self._sums[np.maximum(end - scales * back, 0) % KEPT] for back in (0, 1, 2))
+        late, early = now - before, before - first
+        known = np.minimum(late[:, 2], early[:, 2])
+        enough = (2 * known >= scales.reshape(-1, 1, 1)) & self._is_clean(end - 2 * scales)
+        means = (window[:, 0] / np.maximum(window[:, 2], 1.0) for window in (late, early))
+        return np.where(enough, next(means) - next(means), np.nan)
 
     def _is_clean(self, begins: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether steps after each of `begins` lie after warm-up and the last episode, [begins, jobs, ranks]."""

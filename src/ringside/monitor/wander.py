@@ -49,16 +49,15 @@ class Step(NamedTuple):
         residual: Clipped excess minus the usual of each rank, [jobs, ranks].
         core: The same, cut so short that single late steps hardly count.
         weight: How much to learn from each rank, 0 or 1, [jobs, ranks].
-        means: Mean excess of the windows that end with this step minus the usual, [windows, jobs, ranks]; NaN where
-            they reach into the warm-up or an episode.
-        differences: Mean of each window minus the mean of the one right before it, [scales, jobs, ranks]; NaN likewise.
+        wandered: For few ranks the mean excess of the windows that end with this step minus the usual, [windows, jobs,
+            ranks]; for many that of the scales minus that of the window right before, [scales, jobs, ranks]; NaN
+            where they reach into the warm-up or an episode.
     """
 
     residual: Floats
     core: Floats
     weight: Floats
-    means: Floats
-    differences: Floats
+    wandered: Floats
 
 
 class FewRanks:
@@ -90,7 +89,7 @@ class FewRanks:
         self._core += gain * ((share * step.core**2).sum(1, keepdims=True) - self._core)
         self._lagged += gain * ((share * step.core * self._previous).sum(1, keepdims=True) - self._lagged)
         self._previous = step.core
-        average(self._means, self._means_seen, step.means, step.weight)
+        average(self._means, self._means_seen, step.wandered, step.weight)
 
     def variances(self) -> Floats:
         """Return the variance of the mean of each window, [windows, jobs, 1]; infinite before anything is known."""
@@ -154,7 +153,7 @@ class ManyRanks:
 
     def learn(self, step: Step) -> None:
         """Take in one step."""
-        average(self._squares, self._seen, step.differences, step.weight)
+        average(self._squares, self._seen, step.wandered, step.weight)
 
     def variances(self) -> Floats:
         """Return the variance of the mean of each window, [windows, jobs, 1]; infinite before anything is known."""
