@@ -131,7 +131,7 @@ def _fresh(results: Results) -> str:
     ]
     head = ["noise", "jitter", "ranks", "false alarms"]
     return (
-        "## In the first 300 steps of a healthy job\n\nThe riskiest, since least is known. (`ar`: autocorrelation 0.9)\n\n"
+        "## In the first 300 steps of a healthy job\n\nLeast is known there (`ar`: autocorrelation 0.9).\n\n"
         + table(head, rows)
     )
 
