@@ -84,6 +84,34 @@ class Reduction:
     storage: Storage | None = None
 
 
+class UnderWay:
+    """An all-reduce that was begun.
+
+    Args:
+        across: Who carries it out.
+        way: How, in words.
+        doing: What peers are told.
+        rest: What is left to do; None: nothing.
+    """
+
+    def __init__(self, across: Across, way: str, doing: Doing, rest: Callable[[], None] | None = None) -> None:
+        self.doing = doing
+        self._across, self._way, self._rest = across, way, rest
+
+    def finish(self) -> None:
+        """Return when the result is there; raise what `Across.all_reduce` raises."""
+        while self._rest is not None and self._across._open and self._across._open[0] is not self:
+            self._across._open[0].finish()
+        if self._rest is None:
+            return
+        with self._across._explained(self._way, self.doing):
+            rest, self._rest = self._rest, None
+            try:
+                rest()
+            finally:
+                self._across._open.popleft()
+
+
 class Across:
     """One rank's part in collectives between hosts. Not thread-safe: one collective at a time.
 
@@ -113,6 +141,7 @@ class Across:
         self._carrier: Background | None = None
         self._under_way: deque[Work] = deque(maxlen=4)
         self._broken: SyncError | None = None
+        self._open: deque[UnderWay] = deque()
         exchange.transport.on_failure = self._end_the_rest
 
     def all_reduce(self, address: int, elements: int, what: Reduction, choice: Choice) -> None:
@@ -128,15 +157,39 @@ class Across:
             UsageError, UnsupportedError: It cannot be done that way; nothing was sent.
             PeerLostError, DeadlineError, MismatchError, ClosedError: The content is undefined and this is unusable.
         """
+        self.begin(address, elements, what, choice).finish()
+
+    def begin(self, address: int, elements: int, what: Reduction, choice: Choice) -> UnderWay:
+        """Begin an all-reduce; arguments and errors as for `all_reduce`.
+
+        A large tensor is between hosts when this returns, and the next one may be begun before `finish` of this one,
+        which must be called in the same order on all ranks. Anything else that is called meanwhile finishes it first.
+        """
         if what.wire is not None and (what.dtype != _FLOAT32 or choice.algorithm == NATIVE):
             what = replace(what, wire=None)
         self._check(choice, what)
         call = _told(what, elements)
-        with self._explained(f"all_reduce by {choice}", Doing(call, str(choice))):
-            if choice.over == "ranks":
-                self._carry(choice, None, address, elements, what, call)
-            else:
-                self._over_hosts(choice, address, elements, _safe_mean(what, self.roster.size), call)
+        way, doing = f"all_reduce by {choice}", Doing(call, str(choice))
+        if choice.over != "ranks":
+            what = _safe_mean(what, self.roster.size)
+        layout = self._layout(choice, elements, what)
+        if layout is None:
+            self._finish_all()
+            with self._explained(way, doing):
+                if choice.over == "ranks":
+                    self._carry(choice, None, address, elements, what, call)
+                else:
+                    self._in_blocks(choice, address, elements, what, call)
+            return UnderWay(self, way, doing)
+        with self._explained(way, doing):
+            one = UnderWay(self, way, doing, self._stream(choice, layout, address, what, call))
+            self._open.append(one)
+        return one
+
+    def _finish_all(self) -> None:
+        """Finish what was begun before something else is done with messages or shared memory."""
+        while self._open:
+            self._open[0].finish()
 
     def _check(self, choice: Choice, what: Reduction) -> None:
         """Refuse what cannot be, before anything is sent."""
@@ -164,6 +217,7 @@ class Across:
     ) -> None:
         """Carry out any schedule over all ranks on the given chunks; see `Exchange.run` and `all_reduce`."""
         plan = plan_messages(schedule, self.roster.rank)
+        self._finish_all()
         with self._explained(plan.name, Doing(call, plan.name)):
             fold_by = folder(call.dtype, call.op, scale=scale, divisor=divisor)
             self.exchange.run(plan, chunks, item_bytes, fold_by, call)
@@ -179,28 +233,30 @@ class Across:
 
     # -------------------------------------------------------------------------------------------- over hosts
 
-    def _over_hosts(self, choice: Choice, address: int, elements: int, what: Reduction, call: Call) -> None:
-        lanes = 1 if choice.over == "leaders" else self.roster.lanes
-        plan = None
-        if choice.algorithm != NATIVE:
-            plan = plan_messages(choice.schedule(len(self.roster.hosts)), self.roster.host)
-        least = lanes * self.exchange.segment_of(ITEM_BYTES[what.dtype], what.wire) // ITEM_BYTES[what.dtype]
-        if plan is None or plan.switches or not plan.finished or elements < 2 * least:
-            self._in_blocks(choice, lanes, address, elements, what, call)
-        else:
-            layout = lay_out(plan, elements, least, self._block(what), lanes, self.roster.local_size)
-            self._stream(choice, layout, address, what, call)
+    def _layout(self, choice: Choice, elements: int, what: Reduction) -> Layout | None:
+        """Return the pieces in which a tensor goes over hosts; None: it is small, or cannot be fed in pieces."""
+        if choice.over == "ranks" or choice.algorithm == NATIVE:
+            return None
+        item, lanes = ITEM_BYTES[what.dtype], self._lanes(choice)
+        least = lanes * self.exchange.segment_of(item, what.wire) // item
+        plan = plan_messages(choice.schedule(len(self.roster.hosts)), self.roster.host)
+        if plan.switches or not plan.finished or elements < 2 * least:
+            return None
+        return lay_out(plan, elements, least, self._block(what), lanes, self.roster.local_size)
+
+    def _lanes(self, choice: Choice) -> int:
+        return 1 if choice.over == "leaders" else self.roster.lanes
 
     def _block(self, what: Reduction) -> int:
         return max(self._block_bytes // ITEM_BYTES[what.dtype], 1)
 
-    def _in_blocks(self, choice: Choice, lanes: int, address: int, elements: int, what: Reduction, call: Call) -> None:
+    def _in_blocks(self, choice: Choice, address: int, elements: int, what: Reduction, call: Call) -> None:
         """Go through the tensor block by block: each is between hosts while the next is added up."""
         item, block = ITEM_BYTES[what.dtype], self._block(what)
         between: tuple[int, tuple[int, ...], Work | None] | None = None
         for start in range(0, max(elements, 1), block):
             count = min(block, elements - start)
-            at, bounds = address + start * item, lane_bounds(count, lanes, self.roster.local_size)
+            at, bounds = address + start * item, lane_bounds(count, self._lanes(choice), self.roster.local_size)
             self._gather_up(at, bounds, what)
             job = functools.partial(self._between_hosts, choice, at, bounds, what, call)
             if elements <= block:
@@ -214,8 +270,8 @@ class Across:
         assert between is not None
         self._share(*between, what)
 
-    def _stream(self, choice: Choice, layout: Layout, address: int, what: Reduction, call: Call) -> None:
-        """Go through the tensor piece by piece, with messages under way all the time."""
+    def _stream(self, choice: Choice, layout: Layout, address: int, what: Reduction, call: Call) -> Callable[[], None]:
+        """Add the tensor up piece by piece with messages under way, and return what shares the results."""
         item, lane = ITEM_BYTES[what.dtype], self.roster.local_rank
         carries = lane < self.roster.lanes and (lane == 0 or choice.over == "hosts")
         cut: list[list[Bytes]] = []
@@ -229,12 +285,16 @@ class Across:
             for piece in layout.fills:
                 self._gather_up(address + piece.begin * item, piece.bounds, what)
                 stream.filled(piece)
-            for piece in layout.ends:
-                if not stream.ended(piece):
-                    break
-                self._share(address + piece.begin * item, piece.bounds, None, what)
-        finally:
+        except BaseException:
             stream.stop()
+            raise
+        return functools.partial(self._share_pieces, layout, address, what, stream, work)
+
+    def _share_pieces(self, layout: Layout, address: int, what: Reduction, stream: Stream, work: Work) -> None:
+        for piece in layout.ends:
+            if not stream.ended(piece):
+                break
+            self._share(address + piece.begin * ITEM_BYTES[what.dtype], piece.bounds, None, what)
         work.wait()
 
     def _carry_pieces(
@@ -367,11 +427,12 @@ class Across:
         """Turn what goes wrong in a collective into the error that says who, and tell the other ranks."""
         if self._broken is not None:
             raise type(self._broken)(str(self._broken), self._broken.ranks) from self._broken
-        self.exchange.transport.doing = doing
+        if not self._open:
+            self.exchange.transport.doing = doing
         try:
             with interruptible(self._give_up):
                 yield
-            self.exchange.transport.doing = ""
+            self.exchange.transport.doing = self._open[0].doing if self._open else ""
         except BaseException as error:
             first = self.exchange.transport.fail(blame.cause_of(error, self.roster))
             for work in self._under_way:  # they work in the caller's memory

@@ -24,6 +24,7 @@ from ringside.engine.tensors import flatten
 from ringside.errors import UnsupportedError
 from ringside.monitor.step_clock import SyncTimes
 from ringside.sync.communicator import Communicator as GroupCommunicator
+from ringside.sync.pipeline import Pipeline
 from ringside.sync.storage import Buckets
 
 Future = torch.futures.Future
@@ -137,6 +138,10 @@ class RingsideCarrier:
         self._native = NativeCarrier(group)
         self._buckets = Buckets(communicator.local if isinstance(communicator, GroupCommunicator) else communicator)
         self._scale = 1.0 / communicator.size
+        self._begin: Callable[..., Callable[[], None] | None] = communicator.all_reduce_storage
+        if isinstance(communicator, GroupCommunicator):
+            self._begin = communicator.begin_storage
+        self._pipeline = Pipeline()
         self._under_way: list[Work] = []
         self._backwards = 0
         self.counters = self._native.counters
@@ -160,15 +165,18 @@ class RingsideCarrier:
             flat = flat._replace(address=buffer.data_ptr())  # sharing moved it
         base: Future[torch.Tensor] = Future()
         problems: list[Exception] = []
+        last = bucket.is_last()  # the bucket itself is DDP's, and gone when the job runs
+
+        def begin() -> Callable[[], None] | None:
+            return self._begin(flat, storage, scale=self._scale, stamp_ns=stamp_ns)
+
+        def done(error: Exception | None) -> None:
+            if error is not None:
+                problems.append(error)
+            base.set_result(buffer)
 
         def job() -> None:
-            try:
-                self._communicator.all_reduce_storage(flat, storage, scale=self._scale, stamp_ns=stamp_ns)
-            except Exception as error:
-                problems.append(error)
-                raise
-            finally:
-                base.set_result(buffer)
+            self._pipeline.add(begin, done, last=last)
 
         def check(future: Future[torch.Tensor]) -> torch.Tensor:
             # DDP must be told by a callback that raises; any other way ends the process inside backward.

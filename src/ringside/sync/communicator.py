@@ -111,6 +111,7 @@ class Communicator(Collectives):
         self.roster: Roster = make_roster(rank, offers)
         self.log: AcrossLog | CollectiveLog = AcrossLog()
         self._selector: Selector | None = None
+        self._ended = 0.0
         self._begin()
         self.local: HostCommunicator | None = None
         self._across: Across | None = None
@@ -190,10 +191,36 @@ class Communicator(Collectives):
             scale: Multiplies each contribution.
             stamp_ns: When the tensor was ready, on the monotonic clock.
         """
+        finish = self.begin_storage(flat, storage, scale=scale, stamp_ns=stamp_ns)
+        if finish is not None:
+            finish()
+
+    def begin_storage(
+        self, flat: Flat, storage: Storage | None, *, scale: float, stamp_ns: int
+    ) -> Callable[[], None] | None:
+        """Begin to all-reduce a bucket, and return what finishes it: the next one may be begun before.
+
+        None is returned where it is done already. Arguments as for `all_reduce_storage`; all ranks begin and finish in the same order.
+        """
+        if self._across is None:
+            self.all_reduce_storage(flat, storage, scale=scale, stamp_ns=stamp_ns)
+            return None
         what = Reduction(flat.dtype, 0, scale, wire=self._options.wire, storage=storage)
-        choice = self._all_reduce(flat, what, self._fixed(None, flat))
-        assert isinstance(self.log, AcrossLog), "on one host the communicator of that host is called"
-        self.log.note(str(choice), time.monotonic_ns() - stamp_ns, flat.numel * ITEM_BYTES[flat.dtype])
+        size_bytes = flat.numel * ITEM_BYTES[flat.dtype]
+        choice, judged = self._choose(size_bytes, what, self._fixed(None, flat))
+        began = time.perf_counter()
+        under_way = self._across.begin(flat.address, flat.numel, what, choice)
+
+        def finish() -> None:
+            under_way.finish()
+            ended = time.perf_counter()
+            took_s, self._ended = ended - max(began, self._ended), ended  # it queued behind the one before it
+            if judged is not None:
+                judged.after(size_bytes, choice, took_s, dtype=what.dtype)
+            assert isinstance(self.log, AcrossLog), "on one host the communicator of that host is called"
+            self.log.note(str(choice), time.monotonic_ns() - stamp_ns, size_bytes)
+
+        return finish
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
@@ -308,19 +335,21 @@ class Communicator(Collectives):
             raise ClosedError("the communicator is closed on this rank")
         return job()
 
-    def _all_reduce(self, flat: Flat, what: Reduction, fixed: Choice | None) -> Choice:
-        """Reduce here and now, and return how; without a fixed way, as the selector says at this point of the run."""
+    def _all_reduce(self, flat: Flat, what: Reduction, fixed: Choice | None) -> None:
+        """Reduce here and now; without a fixed way, as the selector says at this point of the run."""
         assert self._across is not None, "on one host the communicator of that host is called"
         size_bytes = flat.numel * ITEM_BYTES[flat.dtype]
-        if fixed is not None or self._selector is None:
-            choice = fixed or canonical_choice(size_bytes, self.size)
-            self._across.all_reduce(flat.address, flat.numel, what, choice)
-            return choice
-        choice = self._selector.choose(size_bytes, what.dtype, what.op)
+        choice, judged = self._choose(size_bytes, what, fixed)
         began = time.perf_counter()
         self._across.all_reduce(flat.address, flat.numel, what, choice)
-        self._selector.after(size_bytes, choice, time.perf_counter() - began, dtype=what.dtype)
-        return choice
+        if judged is not None:
+            judged.after(size_bytes, choice, time.perf_counter() - began, dtype=what.dtype)
+
+    def _choose(self, size_bytes: int, what: Reduction, fixed: Choice | None) -> tuple[Choice, Selector | None]:
+        """Return the way, and who is to be told what it took."""
+        if fixed is not None or self._selector is None:
+            return fixed or canonical_choice(size_bytes, self.size), None
+        return self._selector.choose(size_bytes, what.dtype, what.op), self._selector
 
     def _reduction(self, dtype: int, op: int, scale: float, weight: tuple[float, int] | None) -> Reduction:
         wire = self._options.wire
