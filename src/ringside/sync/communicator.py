@@ -200,7 +200,8 @@ class Communicator(Collectives):
     ) -> Callable[[], None] | None:
         """Begin to all-reduce a bucket, and return what finishes it: the next one may be begun before.
 
-        None is returned where it is done already. Arguments as for `all_reduce_storage`; all ranks begin and finish in the same order.
+        None is returned where it is done already. Arguments as for `all_reduce_storage`; all ranks begin and finish
+        in the same order.
         """
         if self._across is None:
             self.all_reduce_storage(flat, storage, scale=scale, stamp_ns=stamp_ns)
