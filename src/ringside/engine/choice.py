@@ -40,6 +40,7 @@ class Choice:
         return f"{prefix}{self.algorithm}{suffix}{order}"
 
     @staticmethod
+    @functools.lru_cache(maxsize=1024)
     def parse(text: str) -> Choice:
         """Return the choice written as `text`; `UsageError` lists what exists."""
         over, slash, rest = text.rpartition("/")

@@ -45,8 +45,10 @@ def interruptible(give_up: Callable[[], object]) -> Iterator[None]:
         give_up: Ends what the main thread waits for; called on another thread.
     """
     global _ear
-    means_an_end = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not means_an_end or threading.current_thread() is not threading.main_thread():
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
         yield
         return
     if _ear is None or _ear.pid != os.getpid():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,16 @@ _OPS = {
 }
 
 
+_DTYPES = [getattr(torch, name) for name in DTYPES]
+
+
+@functools.cache
+def _options(op: int) -> Any:
+    options: Any = dist.AllreduceOptions()
+    options.reduceOp = _OPS[OPS[op]]
+    return options
+
+
 _JOINING = datetime.timedelta(seconds=60)  # the ranks are all there
 
 
@@ -43,6 +54,7 @@ class TorchNative:
     def __init__(self, store: Store, rank: int, size: int, *, timeout_s: float, dead_after_s: float = 4.0) -> None:
         self._dead_after_s = dead_after_s
         self._store, self._rank, self._size = store, rank, size
+        self._everybody = tuple(range(size))
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self._groups: dict[tuple[int, ...], Any] = {}
 
@@ -57,13 +69,10 @@ class TorchNative:
         """Reduce in place; see `ringside.engine.across.Native`."""
         if not len(data):
             return
-        name = OPS[op]
-        tensor = torch.from_numpy(data).view(getattr(torch, DTYPES[dtype]))
-        options: Any = dist.AllreduceOptions()
-        options.reduceOp = _OPS[name]
+        tensor = torch.from_numpy(data).view(_DTYPES[dtype])
         try:
-            group = self._group(tuple(members) if members is not None else tuple(range(self._size)))
-            group.allreduce([tensor], options).wait()
+            group = self._group(tuple(members) if members is not None else self._everybody)
+            group.allreduce([tensor], _options(op)).wait()
         except RuntimeError as error:
             late = "Timed out" in str(error)
             raise LinkError(Cause("late" if late else "lost", -1), str(error)[:300]) from None
