@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ringside.doctor import kineto_intervals as intervals
 from ringside.doctor import kineto_names as names
-from ringside.doctor.kineto_judge import chance
+from ringside.doctor.kineto_persistent import chance
 
 PIECES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)), max_size=12)
 

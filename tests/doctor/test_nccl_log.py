@@ -150,7 +150,8 @@ def test_sockets_though_others_use_infiniband(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("NET/IB : No device found.", "found no InfiniBand"),
+        ("NCCL_IB_HCA set by environment to mlx5_0.", "NCCL_IB_HCA=mlx5_0"),
+        ("NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.1<0>", "node-0 has a better network"),
         ("Failed to open libibverbs.so[.1]", "libibverbs"),
         ("NCCL_IB_DISABLE set by environment to 1.", "NCCL_IB_DISABLE=1"),
     ],
@@ -160,6 +161,16 @@ def test_a_fallback_to_sockets_says_why(tmp_path: Path, line: str, reason: str) 
     found = look_at(tmp_path, text + "\n" + job_log([2, 2], network="NET/Socket/0"))
     assert kinds(found) == [("broken_ring", [])]
     assert reason in str(found.verdicts[0].evidence["reason"])
+
+
+@pytest.mark.parametrize("line", ["NET/IB : No device found.", "NCCL_NET set by environment to Socket.", "Using eth0"])
+def test_sockets_where_there_is_nothing_else_are_no_fault_but_are_said(tmp_path: Path, line: str) -> None:
+    text = "\n".join(f"node-{rank // 2}:{1000 + rank}:{1000 + rank} [0] NCCL INFO {line}" for rank in range(4))
+    found = look_at(tmp_path, text + "\n" + job_log([2, 2], network="NET/Socket/0"))
+    assert found.verdicts == []
+    (said,) = [one for one in found.unjudged if "sockets" in one.what]
+    assert "slowest hop" in said.why
+    assert ("found no InfiniBand" in said.why) == ("No device" in line)
 
 
 def test_versions_that_differ_between_ranks(tmp_path: Path) -> None:
@@ -240,7 +251,10 @@ def test_a_good_run_that_ends_with_an_abort_on_every_rank_is_healthy(tmp_path: P
 
 
 def test_what_all_communicators_share_is_said_once(tmp_path: Path) -> None:
-    text = "".join(job_log([2, 2], network="NET/Socket/0", comm_id=f"0x{number}f") for number in range(5))
+    text = "".join(
+        job_log([2, 2], network="NET/Socket/0", comm_id=f"0x{number}f", environment={"NCCL_IB_DISABLE": "1"})
+        for number in range(5)
+    )
     (verdict,) = look_at(tmp_path, text).verdicts
     assert verdict.evidence["communicators"] == 5
 

@@ -134,6 +134,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
         unjudged: What could not be judged and why.
         notes: One line per file.
         what_if: `slowdown`, `worst_worker_share`, `last_stage_share`, `cost_rank_hours` of a replayed timeline.
+        more_what_if: The same of further jobs, where several were given.
         lanes: What ranks did over time.
         sheets: Tables.
         rings: Drawings of communicators.
@@ -145,6 +146,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     unjudged: list[Unjudged] = []
     notes: list[Note] = []
     what_if: dict[str, Any] | None = None
+    more_what_if: list[dict[str, Any]] = []
     lanes: list[Lane] = []
     sheets: list[Sheet] = []
     rings: list[Rings] = []
@@ -154,6 +156,8 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
 def merge(findings: Iterable[Findings]) -> Findings:
     """Return several findings as one: lists one after the other, a question as whoever could answer it."""
     parts = list(findings)
+    replayed = [one for part in parts for one in (part.what_if, *part.more_what_if) if one is not None]
+    replayed.sort(key=_weight, reverse=True)
     answers: dict[str, Question] = {}
     for part in parts:
         for name, answer in part.questions.items():
@@ -164,12 +168,18 @@ def merge(findings: Iterable[Findings]) -> Findings:
         questions=answers,
         unjudged=_once([line for part in parts for line in part.unjudged]),
         notes=[note for part in parts for note in part.notes],
-        what_if=next((part.what_if for part in parts if part.what_if is not None), None),
+        what_if=replayed[0] if replayed else None,
+        more_what_if=replayed[1:],
         lanes=[lane for part in parts for lane in part.lanes],
         sheets=[sheet for part in parts for sheet in part.sheets],
         rings=[rings for part in parts for rings in part.rings],
         facts={key: value for part in parts for key, value in part.facts.items()},
     )
+
+
+def _weight(what_if: dict[str, Any]) -> float:
+    """How much a replay rests on: of several jobs the one with the most steps and workers is told first."""
+    return float(what_if.get("steps", 0) * what_if.get("workers", 1))
 
 
 def as_json(findings: Findings) -> dict[str, Any]:
@@ -187,6 +197,7 @@ def as_json(findings: Findings) -> dict[str, Any]:
             "unjudged": plain["unjudged"],
             "files": plain["notes"],
             **({"what_if": plain["what_if"]} if plain["what_if"] is not None else {}),
+            **({"more_what_if": plain["more_what_if"]} if plain["more_what_if"] else {}),
             "facts": plain["facts"],
             "tables": plain["sheets"],
             "rings": plain["rings"],

@@ -13,15 +13,18 @@ from ringside.doctor.findings import Findings, Note, Unjudged, merge
 from ringside.doctor.kineto_jobs import Job, jobs_of
 from ringside.doctor.kineto_match import Matched, match
 from ringside.doctor.kineto_questions import Evidence, answers
+from ringside.doctor.kineto_read import read_trace
 from ringside.doctor.kineto_sheets import facts, lanes, sheets
 from ringside.doctor.kineto_steps import RankSteps, activity, steps_of
-from ringside.doctor.kineto_trace import RankTrace, read_trace
-from ringside.doctor.kineto_what_if import collective_recording, step_recording
+from ringside.doctor.kineto_trace import RankTrace
+from ringside.doctor.kineto_what_if import collective_recording
 from ringside.doctor.progress import Progress
 from ringside.doctor.sources import Source
 from ringside.doctor.timeline import looks_like_timeline
 from ringside.doctor.what_if_answer import answer
+from ringside.doctor.what_if_steps import step_recording
 from ringside.doctor.what_if_words import as_dict
+from ringside.doctor.words import counted
 from ringside.monitor.verdict import name_ranks
 from ringside.view.units import size
 
@@ -130,8 +133,9 @@ def _what_if(job: Job, steps: Sequence[RankSteps], matched: Matched, pace: judge
     seen = [activity(trace) for trace in job.traces]
     recording = collective_recording(matched, steps, seen, pace.numbers, job.world_size)
     if recording is None:
-        recording = step_recording(pace.own_s, pace.exposed_s.min(axis=1), pace.ranks, job.world_size)
-    return as_dict(answer(recording))
+        recording = step_recording(pace.own_s, pace.exposed_s, pace.step_s, pace.ranks, world_size=job.world_size)
+    replayed = f"{counted(recording.seconds.shape[1], 'step')} of the Kineto traces of {len(job.traces)} ranks"
+    return as_dict(answer(recording), replayed)
 
 
 def _unjudged(job: Job, pace: judge.Pace, matched: Matched, blamed: Sequence[int]) -> list[Unjudged]:

@@ -44,6 +44,8 @@ class Correlation(msgspec.Struct, gc=False):
     correlation: int = -1
 
 
+MOST_RANKS = 1 << 20
+
 decode_collective = msgspec.json.Decoder(CollectiveArguments).decode
 decode_correlations = msgspec.json.Decoder(list[Correlation], strict=False).decode
 
@@ -65,3 +67,9 @@ def correlations(raws: Sequence[msgspec.Raw]) -> list[int]:
     except msgspec.MsgspecError:
         half = len(raws) // 2
         return [*correlations(raws[:half]), *correlations(raws[half:])] if half else [-1] * len(raws)
+
+
+def plain_count(value: object) -> int:
+    """Return a rank or a number of ranks as it stands in an untrusted file; -1 for what cannot be one."""
+    text = str(value)
+    return int(text) if text.isdecimal() and len(text) < 8 and int(text) < MOST_RANKS else -1

@@ -1,7 +1,7 @@
 """Who held a traced job up: the persistent culprit, told from the rank that happens to be last in some step.
 
-The on-line detector (`ringside.monitor.detect`) needs tens of steps; profilers record few. For those, a rank is the
-culprit if it is the slowest far more often than chance allows, by more than the least effect, in both halves.
+The on-line detector (`ringside.monitor.detect`) needs tens of steps, of which it learns what is usual; profilers record
+few. `kineto_persistent` finds who is slow throughout them, the detector who became slow within long ones.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import msgspec
 import numpy as np
 
 from ringside.doctor.kineto_intervals import Floats
+from ringside.doctor.kineto_persistent import persistent_rank
 from ringside.monitor import Verdict, detect
 from ringside.monitor.excess import log_excess
 from ringside.monitor.judge import judge
-from ringside.monitor.screen import EFFECT
 from ringside.view.units import ms
 
-CHANCE = 0.002
-"""The probability with which a job without a culprit may give one, per trace."""
+EPISODE = 1 / 3
+"""A rank that was slow only for a while is named if that was this share of the steps recorded."""
 LEAST_STEPS = 3
 SIMILAR = 0.1
 """Own times are similar while no rank's is more than this above the others' in the median step."""
@@ -77,29 +77,18 @@ def culprits(pace: Pace, lateness_s: Floats, waits_s: Floats) -> list[Verdict]:
     """
     if len(pace.ranks) < 2 or len(pace.numbers) < LEAST_STEPS:
         return []
-    found = detect(pace.own_s) or _persistent(pace)
-    return [_named(verdict, pace, lateness_s, waits_s) for verdict in found if verdict.excess_ratio > 0]
+    return [_named(verdict, pace, lateness_s, waits_s) for verdict in _persistent(pace)]
 
 
 def _persistent(pace: Pace) -> list[Verdict]:
-    """The rank that is the slowest so often that it is no chance, if there is one."""
-    steps, ranks = pace.own_s.shape
-    rank = int(np.argmax(pace.slowest))
-    if ranks * chance(pace.slowest[rank], steps, 1.0 / ranks) > CHANCE:
-        return []
-    excess = log_excess(pace.own_s)[:, rank]
-    halves = [np.nanmedian(part) for part in np.array_split(excess, 2)]
-    if min(halves) < EFFECT:
-        return []
-    return [judge(rank, pace.own_s, None, since_step=0, detected_step=steps - 1)]
-
-
-def chance(times: int, steps: int, probability: float) -> float:
-    """Return the probability of at least `times` in `steps` independent steps."""
-    return sum(
-        math.comb(steps, count) * probability**count * (1 - probability) ** (steps - count)
-        for count in range(times, steps + 1)
-    )
+    """The rank that is the slowest for good, or for a good part of the trace."""
+    steps = len(pace.numbers)
+    rank = persistent_rank(pace.own_s)
+    if rank is not None:
+        return [judge(rank, pace.own_s, None, since_step=0, detected_step=steps - 1)]
+    found = [verdict for verdict in detect(pace.own_s) if verdict.excess_ratio > 0]
+    lasted = [int(verdict.evidence.get("until_step", steps)) - verdict.since_step for verdict in found]
+    return [verdict for verdict, long in zip(found, lasted, strict=True) if long >= EPISODE * steps]
 
 
 def _named(verdict: Verdict, pace: Pace, lateness_s: Floats, waits_s: Floats) -> Verdict:

@@ -17,25 +17,11 @@ from ringside.doctor.kineto_match import Matched
 from ringside.doctor.kineto_steps import Activity, RankSteps
 from ringside.doctor.what_if_answer import Recording
 from ringside.doctor.what_if_replay import Graph
+from ringside.doctor.what_if_steps import lanes_recording
 
 MOST_OPERATIONS = 4096
 HELD_RATIO = 0.01
 """A rank waited for a collective if that took more than this share of the collective's duration."""
-
-
-def step_recording(own_s: Floats, transfer_s: Floats, ranks: Sequence[int], world_size: int = 0) -> Recording:
-    """Return the recording of steps of which only own times and the time of the synchronisation are known.
-
-    Args:
-        own_s: Own times, float64 [steps, ranks], seconds, without gaps.
-        transfer_s: What synchronising took once all had arrived, float64 [steps], seconds.
-        ranks: The ranks.
-        world_size: Ranks of the job, where these are only some of them.
-    """
-    transfer = np.broadcast_to(transfer_s[:, None], own_s.shape)
-    graph = Graph(names=["work", "transfer"], after=[[], [0]], groups=[[1]], across=frozenset({1}))
-    recorded = own_s.max(axis=1) + transfer_s
-    return _recording(graph, np.stack([own_s, transfer]), ["work", "transfer"], ranks, world_size, recorded)
 
 
 def collective_recording(
@@ -67,7 +53,8 @@ def collective_recording(
     lasts = np.array([np.median(matched.ends[found] - matched.clocks, axis=1).max() for found in rows])
     begins = lasts[:-1] if first else np.array([np.mean([_begin(rank, numbers[0]) for rank in steps])])
     graph, seconds, names = _interleave(work, transfer, held)
-    return _recording(graph, seconds, names, [rank.rank for rank in steps], world_size, lasts[first:] - begins)
+    ranks = [rank.rank for rank in steps]
+    return lanes_recording(graph, seconds, names, ranks, world_size, lasts[first:] - begins)
 
 
 def _begin(rank: RankSteps, number: int) -> float:
@@ -113,18 +100,3 @@ def _interleave(work: Floats, transfer: Floats, held: NDArray[np.bool_]) -> tupl
     groups = [[2 * index + 1] for index in range(len(work))]
     across = frozenset(op for group in groups for op in group)
     return Graph(names=kinds, after=after, groups=groups, across=across), seconds, kinds
-
-
-def _recording(
-    graph: Graph, seconds: Floats, kinds: list[str], ranks: Sequence[int], world_size: int, recorded_s: Floats
-) -> Recording:
-    return Recording(
-        graph=graph,
-        seconds=seconds,
-        stages=np.zeros(len(graph.names), dtype=np.int64),
-        kinds=kinds,
-        ranks=np.array([list(ranks)]),
-        ranks_per_worker=max(world_size, len(ranks)) / len(ranks),
-        recorded_s=recorded_s,
-        pipeline=False,
-    )

@@ -12,7 +12,7 @@ from ringside.doctor.findings import Findings, Note, Question, Sheet, Unjudged
 from ringside.doctor.nccl_log_comm import Communicator, Communicators
 from ringside.doctor.nccl_log_faults import Fault, fault_of, is_abort, judge_faults
 from ringside.doctor.nccl_log_lines import BARE_VERSION, nccl_lines, text_lines
-from ringside.doctor.nccl_log_rings import draw, judge_rings, transport
+from ringside.doctor.nccl_log_rings import draw, judge_rings, plain_sockets, transport
 from ringside.doctor.nccl_log_settings import Process, Settings, judge_settings
 from ringside.doctor.progress import Progress
 from ringside.doctor.sources import Source
@@ -99,7 +99,7 @@ class _Log:
                 *_once_each([verdict for comm in comms for verdict in rings[comm.name]]),
             ],
             questions=_network(comms),
-            unjudged=_unjudged(comms),
+            unjudged=[*_unjudged(comms), *plain_sockets(comms, self.settings.network)],
             notes=notes,
             sheets=[*([_hops(comms, self.settings.nvlink)] if any(comm.links for comm in comms) else [])],
             rings=[drawing for drawing in drawn if drawing is not None],

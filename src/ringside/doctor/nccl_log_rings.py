@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ringside.doctor.findings import Hop, Rings
+from ringside.doctor.findings import Hop, Rings, Unjudged
 from ringside.doctor.nccl_log_comm import Communicator
+from ringside.doctor.nccl_log_network import Network
 from ringside.doctor.words import counted, named, rank_list
 from ringside.monitor.verdict import Verdict
 
@@ -57,12 +58,12 @@ def channels(comm: Communicator) -> list[int]:
     return sorted({*comm.order, *comm.neighbours, *from_links})
 
 
-def judge_rings(comm: Communicator, network: str) -> list[Verdict]:
+def judge_rings(comm: Communicator, network: Network) -> list[Verdict]:
     """Return what is wrong with a communicator's rings, each fault once for all channels.
 
     Args:
         comm: The communicator.
-        network: What the log says of why sockets are used; empty where it says nothing.
+        network: What the logs say of the network between hosts.
     """
     if comm.nranks < 2:
         return []
@@ -176,15 +177,15 @@ def _crossings(comm: Communicator) -> list[Verdict]:
     ]
 
 
-def _sockets(comm: Communicator, network: str) -> list[Verdict]:
+def _sockets(comm: Communicator, network: Network) -> list[Verdict]:
     over = {(link.src, link.dst) for link in comm.links.values() if link.via.startswith("NET/Socket")}
     other = {(link.src, link.dst): link.via for link in comm.links.values() if link.via.startswith("NET/")}
     better = {pair: via for pair, via in other.items() if pair not in over}
-    if not over:
-        return []
+    if not over or not (better or network.fallback):
+        return []  # all that there is, as far as the logs show: `plain_sockets` says what that means
     ranks = sorted({rank for pair in over for rank in pair} - {rank for pair in better for rank in pair})
     mixed = f", though {counted(len(better), 'hop')} use {transport(next(iter(better.values())))}" if better else ""
-    reason = network or "the log does not say why"
+    reason = network.words
     return [
         _verdict(
             comm,
@@ -199,6 +200,19 @@ def _sockets(comm: Communicator, network: str) -> list[Verdict]:
             reason=reason,
         )
     ]
+
+
+def plain_sockets(comms: Sequence[Communicator], network: Network) -> list[Unjudged]:
+    """Return a line where hosts talk over sockets and nothing shows that they could do better."""
+    links = [link for comm in comms for link in comm.links.values() if link.via.startswith("NET/")]
+    if network.fallback or not links or any(not link.via.startswith("NET/Socket") for link in links):
+        return []
+    why = (
+        f"{network.words}. Then it is what this network can do (1 to 10 GB/s, through the hosts' CPUs), and a ring "
+        "waits for its slowest hop; where hosts do have InfiniBand or RoCE cards, make the container see "
+        "/dev/infiniband and libibverbs"
+    )
+    return [Unjudged(what="whether TCP sockets between hosts are a fallback", why=why)]
 
 
 def draw(comm: Communicator, verdicts: Sequence[Verdict], nvlink: bool | None) -> Rings | None:

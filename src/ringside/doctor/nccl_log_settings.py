@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ringside.doctor.nccl_log_lines import Line
+from ringside.doctor.nccl_log_network import Network
 from ringside.doctor.words import rank_list
 from ringside.monitor.verdict import Verdict
 
@@ -33,7 +34,7 @@ class Settings:
         drivers: CUDA driver version by process.
         environment: NCCL's variables by process.
         addresses: Host name by network address.
-        network: Why sockets are used, in words.
+        network: What was said of the network between hosts.
         nvlink: Whether GPUs of a host are joined by NVLink, where the topology search says so.
         told: Ranks that NCCL itself reported to disagree: (what, ranks).
     """
@@ -42,7 +43,7 @@ class Settings:
     drivers: dict[Process, str] = field(default_factory=dict)
     environment: dict[Process, dict[str, str]] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)
-    network: str = ""
+    network: Network = field(default_factory=Network)
     nvlink: bool | None = None
     told: list[tuple[str, tuple[int, int], str]] = field(default_factory=list)
 
@@ -56,22 +57,17 @@ class Settings:
             self.drivers[line.process] = match[1]
         elif match := _ENVIRONMENT.search(text):
             environment[match[1]] = match[2].strip()
-            if match[1] == "NCCL_IB_DISABLE" and match[2].strip() not in ("", "0"):
-                self.network = f"NCCL_IB_DISABLE={match[2].strip()} is set"
         elif match := _MISMATCHED.search(text):
             said = f"rank {match[1]} has {match[2]}, rank {match[3]} has {match[4]}"
             self.told.append(("NCCL version", (int(match[1]), int(match[3])), said))
         elif match := _DUPLICATE.search(text):
             self.told.append(("GPU", (int(match[1]), int(match[2])), f"both are on CUDA device {match[3]}"))
-        self._network(line, text)
+        self.network.add(line)
+        self._topology(line, text)
 
-    def _network(self, line: Line, text: str) -> None:
+    def _topology(self, line: Line, text: str) -> None:
         for match in _ADDRESS.finditer(text):
             self.addresses[match[2]] = line.host
-        if "No device found" in text and "IB" in text:
-            self.network = self.network or "NCCL found no InfiniBand or RoCE device"
-        elif "libibverbs" in text and "ailed" in text:
-            self.network = self.network or "libibverbs could not be loaded"
         if "type NVL/" in text or "NVL[" in text:
             self.nvlink = True
         elif self.nvlink is None and re.search(r"type (?:PIX|PXB|PHB|SYS)/", text):

@@ -14,6 +14,7 @@ import numpy as np
 
 from ringside.doctor.findings import QUESTIONS, Findings, Lane, Note, Number, Question, Sheet, Span, Unjudged, merge
 from ringside.doctor.progress import Progress
+from ringside.doctor.ringside_run_what_if import what_if
 from ringside.doctor.sources import Source
 from ringside.doctor.streams import BUFFER_BYTES
 from ringside.doctor.words import counted
@@ -109,10 +110,12 @@ def _findings(folder: str, files: dict[str, Source], summary: dict[str, Any], ta
     cut = "" if ended else "; it was cut off (its events have no end), what had been written is whole"
     text = f"{counted(steps, 'step')} of {counted(ranks, 'rank')}{cut}"
     few = [] if steps else [Unjudged(what=f"who held the run {folder} up", why="no step was recorded")]
+    replayed, left_out = what_if(folder, table)
     return Findings(
         verdicts=verdicts,
         questions={**_answers(summary, table), **_given(summary)},
-        unjudged=few,
+        unjudged=[*few, *left_out],
+        what_if=replayed,
         notes=[Note(file=file.name, kind=KIND, text=text) for file in files.values()],
         lanes=_lanes(folder, table, {rank for verdict in verdicts for rank in verdict.ranks}) if steps else [],
         sheets=[_sheet(folder, summary, verdicts)],

@@ -66,7 +66,7 @@ def _read_timeline(source: Source, meta: Meta | None, progress: Progress) -> Fin
         events = [event for batch in scan.batches() for event in batch]
     timeline = build(events, meta)
     try:
-        found, note, unjudged = _replay(timeline)
+        found, note, unjudged = _replay(timeline, source.name)
     except UsageError as error:
         text = "; ".join([str(error), *source.problems])
         return Findings(notes=[Note(file=source.name, kind=KIND, text=text, used=False)])
@@ -77,7 +77,7 @@ def _read_timeline(source: Source, meta: Meta | None, progress: Progress) -> Fin
     return merge([found, Findings(notes=[Note(file=source.name, kind=KIND, text=lost)], unjudged=unjudged)])
 
 
-def _replay(timeline: Timeline) -> tuple[Findings, str, list[Unjudged]]:
+def _replay(timeline: Timeline, name: str) -> tuple[Findings, str, list[Unjudged]]:
     prepared = prepare(timeline)
     found = answer(prepared.recording)
     meta, replicas = timeline.meta, len(timeline.lanes)
@@ -94,7 +94,9 @@ def _replay(timeline: Timeline) -> tuple[Findings, str, list[Unjudged]]:
         kinds = ", ".join(f"{kind} ({count})" for kind, count in timeline.dropped.most_common(5))
         unjudged.append(Unjudged(what="operations of unknown types", why=f"they were left out of the replay: {kinds}"))
     findings = Findings(
-        what_if=as_dict(found), sheets=[sheet(found)], verdicts=verdicts(found, prepared.steps, replicas=replicas)
+        what_if=as_dict(found, f"timeline {name}"),
+        sheets=[sheet(found)],
+        verdicts=verdicts(found, prepared.steps, replicas=replicas),
     )
     note = f"{len(prepared.steps)} steps of {found.workers} workers ({timeline.stages} stages) replayed"
     return findings, note, unjudged

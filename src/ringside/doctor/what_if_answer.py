@@ -33,6 +33,7 @@ class Recording:
         ranks_per_worker: Ranks that one worker stands for (its tensor-parallel group).
         recorded_s: Duration of each step as it was recorded, float64 [steps], seconds.
         pipeline: Whether the stages are those of a pipeline.
+        stride: How many training steps each step stands for, where only some were kept.
     """
 
     graph: Graph
@@ -43,6 +44,7 @@ class Recording:
     ranks_per_worker: float
     recorded_s: Floats
     pipeline: bool = True
+    stride: int = 1
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +114,12 @@ def answer(recording: Recording) -> WhatIf:
         slowdown=step_s / ideal_s if ideal_s > 0 else 1.0,
         worst_worker_share=share(_repair(recording, ideal, worst)),
         last_stage_share=share(np.where(_on(recording, last), ideal, own)) if recording.pipeline else None,
-        cost_rank_hours=lost * len(replayed) * recording.ranks.size * recording.ranks_per_worker / 3600.0,
+        cost_rank_hours=lost
+        * len(replayed)
+        * recording.stride
+        * recording.ranks.size
+        * recording.ranks_per_worker
+        / 3600.0,
         slowdown_at_median=step_s / max(float(replay(graph, typical(recording, median=True)[:, :1, :1])[0]), 1e-12),
         step_s=step_s,
         ideal_step_s=ideal_s,

@@ -24,10 +24,10 @@ MOVE = (
 REBALANCE = "Move layers from the last stage to the others: the loss and the vocabulary's projection weigh as well."
 
 
-def as_dict(found: WhatIf) -> dict[str, Any]:
-    """Return the content of `what_if` in `ringside doctor --json`."""
+def as_dict(found: WhatIf, source: str) -> dict[str, Any]:
+    """Return the content of `what_if` in `ringside doctor --json`; `source` says what was replayed."""
     plain: dict[str, Any] = msgspec.to_builtins(found)
-    return plain
+    return {**plain, "source": source}
 
 
 def sheet(found: WhatIf) -> Sheet:

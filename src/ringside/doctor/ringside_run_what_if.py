@@ -1,0 +1,47 @@
+"""What if no rank of a Ringside run had been slow: its own recorded times, replayed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ringside.doctor.findings import Unjudged
+from ringside.doctor.kineto_judge import LEAST_STEPS
+from ringside.doctor.what_if_answer import answer
+from ringside.doctor.what_if_steps import step_recording
+from ringside.doctor.what_if_words import as_dict
+from ringside.doctor.words import counted
+from ringside.monitor.table import Table
+
+WARM_UP_STEPS = 3
+"""First steps that are left out of long runs: they build buckets, caches and autotuned kernels ..."""
+LONG_STEPS = 10 * WARM_UP_STEPS
+"""... in runs with so many steps."""
+
+
+def what_if(folder: str, table: Table) -> tuple[dict[str, Any] | None, list[Unjudged]]:
+    """Return what a run would have lost nothing of, and what of it could not be replayed.
+
+    Args:
+        folder: What to call the run.
+        table: Its step records.
+
+    Returns:
+        The content of `what_if` (None where there is too little to replay), and lines on what is missing.
+    """
+    if table.ranks < 2 or not len(table):
+        return None, []
+    table = table.between(int(table.steps[WARM_UP_STEPS])) if len(table) >= LONG_STEPS else table
+    seconds = [table[name] for name in ("own_seconds", "exposed_seconds", "step_seconds")]
+    whole = np.logical_and.reduce([np.isfinite(values).all(axis=1) for values in seconds])
+    lines = []
+    if not whole.all():
+        why = f"{counted(int((~whole).sum()), 'step')} of {len(whole)} lack the record of some rank and are left out"
+        lines.append(Unjudged(what=f"what if, for all steps of the run {folder}", why=why))
+    if whole.sum() < LEAST_STEPS:
+        why = f"only {counted(int(whole.sum()), 'step')} of all ranks are recorded, {LEAST_STEPS} are needed"
+        return None, [Unjudged(what=f"what if, for the run {folder}", why=why)]
+    own, exposed, step = (values[whole] for values in seconds)
+    found = answer(step_recording(own, exposed, step, range(table.ranks), stride=table.stride))
+    return as_dict(found, f"{counted(len(own), 'step')} of the Ringside run {folder}"), lines
