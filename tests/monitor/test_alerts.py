@@ -1,0 +1,153 @@
+"""Which alerts fire, each told once, and when they are over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ringside.monitor import KINDS, Verdict
+from ringside.monitor.alerts import KEEP_FIRING_S, MOST_FIRING, AlertBook, as_text, severity_of
+from ringside.monitor.notify import encode
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def event(
+    kind: str = "verdict", verdict: str = "slow_rank", rank: int = 1, at: int = 50, **more: Any
+) -> dict[str, Any]:
+    """An event as the collector emits it."""
+    content = {"kind": verdict, "ranks": [rank], "since_step": at - 5, "detected_step": at, "excess_ratio": 0.3, **more}
+    return {"unix": 1000.0 + at, "kind": kind, "verdict": content}
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def book(clock: Clock) -> AlertBook:
+    return AlertBook("run", "/runs/run", now=clock, wall=lambda: 1.7e9 + clock())
+
+
+def test_an_alert_fires_once_and_is_resolved_once(book: AlertBook, clock: Clock) -> None:
+    (firing,) = book.hear(event())
+    assert (firing.status, firing.kind, firing.ranks, firing.severity) == ("firing", "slow_rank", [1], "warning")
+    assert firing.text == "rank 1 is 30 % slower than the others since step 45"
+    assert firing.started_unix == 1050.0
+    assert book.hear(event()) == []
+    assert book.hear(event(at=60)) == []
+    assert book.hear(event("repaired", at=60, cost_rank_seconds=7.0)) == []
+    assert book.active == []
+    assert book.tick(70) == []
+    clock.seconds += KEEP_FIRING_S
+    (over,) = book.tick(80)
+    assert (over.status, over.reason, over.ended_unix) == ("resolved", "repaired", 1060.0)
+    assert over.fingerprint == firing.fingerprint
+    assert over.verdict.cost_rank_seconds == 7.0
+    assert book.tick(90) == book.close() == []
+
+
+def test_a_rank_that_flaps_is_one_alert(book: AlertBook, clock: Clock) -> None:
+    (firing,) = book.hear(event())
+    for turn in range(5):
+        assert book.hear(event("repaired", at=60 + turn)) == []
+        clock.seconds += 0.9 * KEEP_FIRING_S
+        assert book.tick(60 + turn) == []
+        assert book.hear(event(at=61 + turn)) == []
+        assert [alert.fingerprint for alert in book.active] == [firing.fingerprint]
+        assert book.active[0].status == "firing"
+    assert book.opened["slow_rank"] == 1
+    clock.seconds += 10 * KEEP_FIRING_S
+    assert book.tick(100) == []
+    book.hear(event("repaired", at=100))
+    clock.seconds += KEEP_FIRING_S
+    assert [alert.status for alert in book.tick(101)] == ["resolved"]
+    (again,) = book.hear(event(at=200))
+    assert again.fingerprint != firing.fingerprint
+
+
+def test_another_name_for_the_same_slow_rank_is_no_second_alert(book: AlertBook) -> None:
+    book.hear(event())
+    assert book.hear(event(verdict="input_bound", at=70)) == []
+    assert [alert.kind for alert in book.active] == ["input_bound"]
+    (other,) = book.hear(event(verdict="slow_link", at=70))
+    assert other.kind == "slow_link"
+    assert book.hear(event("repaired", rank=5)) == []
+
+
+def test_a_hang_is_over_when_steps_complete_again(book: AlertBook, clock: Clock) -> None:
+    book.tick(49)
+    (firing,) = book.hear(event(verdict="hang"))
+    assert firing.severity == "critical"
+    clock.seconds += 100 * KEEP_FIRING_S
+    assert book.tick(49) == []
+    assert book.active
+    assert book.tick(50) == []
+    assert book.active == []
+    clock.seconds += KEEP_FIRING_S
+    (over,) = book.tick(51)
+    assert (over.status, over.reason) == ("resolved", "progress")
+
+
+def test_the_end_of_the_run_resolves_what_did_not_end_it(book: AlertBook) -> None:
+    for rank, kind in enumerate(("slow_rank", "dead_rank", "diverged", "communication_bound")):
+        book.hear(event(verdict=kind, rank=rank))
+    book.hear(event(rank=9))
+    book.hear(event("repaired", rank=9))
+    told = book.hear({"unix": 2000.0, "kind": "ended", "steps": 100})
+    assert {(alert.kind, alert.ranks[0], alert.reason) for alert in told} == {
+        ("slow_rank", 0, "run_ended"),
+        ("communication_bound", 3, "run_ended"),
+        ("slow_rank", 9, "repaired"),
+    }
+    assert [alert.ended_unix for alert in told if alert.reason == "run_ended"] == [2000.0, 2000.0]
+    assert {alert.kind for alert in book.active} == {"dead_rank", "diverged"}
+
+
+def test_a_flood_of_verdicts_is_bounded(book: AlertBook) -> None:
+    told = [alert for rank in range(500) for alert in book.hear(event(rank=rank))]
+    assert len(told) == len(book.active) == MOST_FIRING
+    assert book.untold == 500 - MOST_FIRING
+    assert book.opened["slow_rank"] == 500
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        {},
+        {"kind": "verdict"},
+        {"kind": "verdict", "verdict": {"kind": "nonsense"}},
+        {"kind": "repaired", "verdict": 7},
+        {"kind": "note", "text": "hello"},
+    ],
+)
+def test_strange_events_change_nothing(book: AlertBook, strange: dict[str, Any]) -> None:
+    assert book.hear(strange) == []
+    assert book.active == []
+
+
+def test_every_kind_has_a_severity_and_a_place_in_the_runbook(book: AlertBook) -> None:
+    for rank, kind in enumerate(KINDS):
+        (alert,) = book.hear(event(verdict=kind, rank=rank))
+        assert alert.severity == severity_of(kind) in ("critical", "warning", "info")
+        assert alert.runbook == f"docs/alerts.md#{kind}"
+
+
+def test_messages_are_one_line_of_json_whatever_is_in_them(clock: Clock) -> None:
+    book = AlertBook('a"\n\udcff', now=clock)
+    (alert,) = book.hear(event(excess_ratio=float("inf"), evidence={"odd": float("nan")}))
+    line = encode(alert)
+    assert line.count(b"\n") == 1
+    assert b'"excess_ratio":null' in line
+    assert isinstance(alert.verdict, Verdict)
+    assert as_text("a\udcff") == "a\\udcff"
