@@ -6,7 +6,9 @@ DistributedDataParallel model that the script makes is attached. Verdicts appear
 the table of ranks at the end; the last line on stdout is the run directory, the exit status is torchrun's (130 after
 Ctrl-C).
 
-  --run-dir DIR    where to write the run (default: a new directory under runs/)
+  --run-dir DIR          where to write the run (default: a new directory under runs/)
+  --on-verdict HOOK      tell a URL (JSON by POST) or a command (JSON on stdin) of every verdict, and when it is over
+  --metrics-port PORT    serve Prometheus metrics for this host; ADDRESS:PORT for others needs RINGSIDE_METRICS_TOKEN
 
 example:
   $ ringside run --nproc-per-node 2 train.py --epochs 3
@@ -23,6 +25,8 @@ from pathlib import Path
 from ringside.engine.cores import usable_cores
 from ringside.errors import UsageError
 from ringside.launch import Launch, stop_requests
+from ringside.monitor.alerts_live import afterwards
+from ringside.monitor.alerts_settings import METRICS_PORT, ON_VERDICT, AlertSettings
 from ringside.monitor.run_directory import RUN
 from ringside.monitor.verdict import Verdict
 from ringside.torchrun_flags import take_apart, with_defaults
@@ -32,12 +36,15 @@ from ringside.watching import choose_directory, conclude, environment, follow
 
 HELP = "watch an unmodified DDP script, started as by torchrun"
 
+ALERTS = {"--on-verdict": ON_VERDICT, "--metrics-port": METRICS_PORT}
 AUTOLOAD = Path(__file__).parents[1] / "autoload"
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments: all words are taken as they are, for most of them are torchrun's or the script's."""
-    parser.usage = "ringside run [--run-dir DIR] [torchrun flags] train.py [arguments]"
+    parser.usage = (
+        "ringside run [--run-dir DIR] [--on-verdict HOOK] [--metrics-port PORT] [torchrun flags] train.py [arguments]"
+    )
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(print_help=parser.print_help)
     parser.prefix_chars = "\0"  # from here on no word is a flag of ours to argparse
@@ -48,17 +55,20 @@ def run(args: argparse.Namespace) -> int:
     if args.words[:1] in (["-h"], ["--help"]):
         args.print_help()
         return 0
-    line = take_apart(args.words, ours=("--run-dir",))
+    line = take_apart(args.words, ours=("--run-dir", *ALERTS))
     if not line.names & {"-m", "--module", "--no-python"} and not Path(line.script[0]).is_file():
         raise UsageError(f"there is no script {line.script[0]!r} here; for a module: ringside run -m {line.script[0]}")
+    alerts = {name: line.ours[flag] for flag, name in ALERTS.items() if flag in line.ours}
+    hooks = AlertSettings.read({**os.environ, **alerts}).hooks
     asked = line.ours.get("--run-dir")
     path, warning = choose_directory(Path(asked) if asked else None, "run")
     if warning:
         _say(warning)
     with stop_requests() as stop:
-        launch = Launch(with_defaults(line, _processes()), _environment(path))
+        launch = Launch(with_defaults(line, _processes()), {**_environment(path), **alerts})
         status = follow(launch, path, stop, _show)
-    concluded = conclude(path, () if stop.signum else launch.deaths)
+    with afterwards(hooks, path):
+        concluded = conclude(path, () if stop.signum else launch.deaths)
     if concluded is not None:
         _print(path, *concluded)
     elif not (path / RUN).exists():

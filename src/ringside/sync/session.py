@@ -25,6 +25,8 @@ from torch.optim.optimizer import (
 )
 
 from ringside.engine.failures import name_ranks
+from ringside.monitor.alerts import as_text
+from ringside.monitor.alerts_live import Alarm
 from ringside.monitor.online import Collector
 from ringside.monitor.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.run_directory import Event, RunWriter
@@ -185,7 +187,7 @@ class Session:
             schema=SCHEMA,
             name="",
             started_unix=time.time(),
-            command=[sys.executable, *sys.argv],
+            command=[as_text(word) for word in (sys.executable, *sys.argv)],
             world_size=self.size,
             hosts=[host for host, _ in rows],
             pids=[pid for _, pid in rows],
@@ -223,9 +225,11 @@ class _Chief:
         self.path = _run_directory(run_dir)
         self.listeners: list[Callable[[Verdict], None]] = []
         self._inbox = Inbox(store, info.world_size)
-        self._writer = RunWriter(self.path, msgspec.structs.replace(info, name=self.path.name))
-        self._collector = Collector(info.world_size, self._writer, listeners=[self._hear])
-        self._collector.note("started")
+        info = msgspec.structs.replace(info, name=as_text(self.path.name))
+        self._writer = RunWriter(self.path, info)
+        self._alarm = Alarm(info, self.path)
+        self._collector = Collector(info.world_size, self._writer, listeners=[self._hear, self._alarm.hear])
+        self._collector.note("started", **({"metrics": self._alarm.url} if self._alarm.url else {}))
         self._guard = threading.RLock()
 
     @property
@@ -241,6 +245,7 @@ class _Chief:
         records = self._inbox.poll()
         with self._guard:
             self._collector.add(records)
+            self._alarm.tick(records, self._collector)
 
     def finish(self) -> None:
         """Collect until every rank has said that it is done, or for a few seconds."""
@@ -256,6 +261,12 @@ class _Chief:
         """Write the end of the run, its summary and its report, as far as the disk allows."""
         with self._guard:
             self._collector.close()
+        try:
+            self._write_end()
+        finally:
+            self._alarm.close()
+
+    def _write_end(self) -> None:
         if self._writer.off:
             return
         try:
