@@ -101,10 +101,10 @@ def _loss_anew(table: Table) -> dict[str, Any]:
 
 def _verdicts(events: Sequence[Event], table: Table) -> list[Verdict]:
     """The verdicts of the events, each in its last version, or the detector's where the run was cut before any."""
-    recorded: dict[tuple[tuple[int, ...], int], Verdict] = {}
+    recorded: dict[tuple[str, tuple[int, ...], int], Verdict] = {}
     for event in events:
         if event["kind"] in ("verdict", "repaired") and (verdict := _read_verdict(event.get("verdict"))) is not None:
-            recorded[tuple(verdict.ranks), verdict.detected_step] = verdict
+            recorded[verdict.kind, tuple(verdict.ranks), verdict.detected_step] = verdict
     ended = any(event["kind"] == "ended" for event in events)
     verdicts = list(recorded.values())
     if not verdicts and not ended and len(table):

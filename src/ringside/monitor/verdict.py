@@ -61,9 +61,17 @@ def headline(verdict: Verdict) -> str:
         "input_bound": f"{who} waits for its input and needs {by} longer than the others",
         "slow_link": f"the link {' → '.join(map(str, verdict.ranks))} is slow",
         "dead_rank": f"{who} died",
-        "hang": f"{who} did not arrive: the job hangs",
+        "hang": _hang(who, verdict),
+        "mismatch": f"{who} called another collective than the others",
     }
     return sentences.get(verdict.kind, f"{who}: {verdict.kind.replace('_', ' ')}")
+
+
+def _hang(who: str, verdict: Verdict) -> str:
+    seconds = verdict.evidence.get("resumed_after_seconds")
+    if seconds is not None:
+        return f"{who} kept all others waiting for {float(seconds):.1f} s"
+    return f"{who} did not arrive: the job hangs" if verdict.ranks else "the job hangs"
 
 
 def name_ranks(ranks: list[int]) -> str:

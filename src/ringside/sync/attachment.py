@@ -21,6 +21,7 @@ from ringside.sync.communicator import Communicator as GroupCommunicator
 from ringside.sync.group import Decision, decide, first_problem
 from ringside.sync.hook import GradientHook
 from ringside.sync.session import Session
+from ringside.sync.watch import board_of
 
 ENGINES = ("auto", "ringside", "native")
 
@@ -88,6 +89,10 @@ class Attachment:
             self._only_watch("the model already has a communication hook, which carries its gradients unseen")
             return
         hook.clock = self._clock
+        watch = self.session.watch if self.session is not None else None
+        hook.board = board_of(watch)
+        if watch is not None and any(parameter.is_cuda for parameter in model.parameters()):
+            watch.pending = hook.pending
         if hook.user is not None:
             self._only_watch("the script registered its own communication hook")
             return

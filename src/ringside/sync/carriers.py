@@ -62,6 +62,7 @@ class NativeCarrier:
         self._group, self._scale = group, 1.0 / dist.get_world_size(group)
         self._name = str(dist.get_backend(group))
         self._under_way: list[Future[Any]] = []
+        self._latest: dist.Work | None = None
         self._spans: deque[tuple[float, int]] = deque(maxlen=SPANS_KEPT)
         self.counters: Counter[str] = Counter() if counters is None else counters
 
@@ -73,6 +74,8 @@ class NativeCarrier:
     def _all_reduce(self, buffer: torch.Tensor) -> Future[Any]:
         work = dist.all_reduce(buffer, group=self._group, async_op=True)
         assert work is not None  # every member of the group gets a Work when it asks for one
+        if not buffer.is_cpu:
+            self._latest = work
         future: Future[Any] = work.get_future()
         return future
 
@@ -99,6 +102,10 @@ class NativeCarrier:
         futures, self._under_way = self._under_way, []
         for future in futures:
             future.wait()
+
+    def pending(self) -> bool:
+        """Tell whether the newest collective of a device is not done; for the hang watch, as nobody waits for it."""
+        return self._latest is not None and not self._latest.is_completed()
 
     def times(self) -> SyncTimes:
         """Tell what it took; who was late is found later, by comparing ranks."""

@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import GradBucket
 
 from ringside.monitor.step_clock import StepClock
 from ringside.sync.carriers import Carrier, HookCarrier, NativeCarrier, UserHook
+from ringside.sync.watch_board import Board, NoBoard
 
 
 class GradientHook:
@@ -24,11 +25,15 @@ class GradientHook:
         clock: Told when backward and synchronisation end.
         delayed: DDP hands over all buckets of the first backward at its end and waits for them at once, before any
             callback of ours could (`static_graph=True`): so the last one handed over is where to wait.
+
+    Attributes:
+        board: Told what is handed over and waited for, for the hang watch.
     """
 
     def __init__(self, carrier: Carrier, clock: StepClock, delayed: bool = False) -> None:
         self.carrier = carrier
         self.clock = clock
+        self.board: Board | NoBoard = NoBoard()
         self._delayed = delayed
         self._queued = False
 
@@ -36,6 +41,8 @@ class GradientHook:
         """Carry one bucket."""
         if not self._queued and not self._delayed:
             self._queued = self._queue()
+        buffer = bucket.buffer()
+        self.board.enters(buffer.numel() * buffer.element_size(), 0 if self.user is None else 1)
         future = self.carrier.carry(bucket)
         if self._delayed and bucket.is_last():
             self._delayed = False
@@ -54,10 +61,14 @@ class GradientHook:
 
     def rest(self, group: dist.ProcessGroup, clock: StepClock) -> None:
         """Let the process group carry the buckets (or the user's hook, where there is one), and watch no longer."""
-        self.clock = clock
+        self.clock, self.board = clock, NoBoard()
         if self.user is None:
             self.carrier.close()
             self.carrier = NativeCarrier(group, self.carrier.counters)
+
+    def pending(self) -> bool:
+        """Tell whether the group is still at work on what was handed over last (never known of a user's hook)."""
+        return isinstance(self.carrier, NativeCarrier) and self.carrier.pending()
 
     def _queue(self) -> bool:
         try:
@@ -69,5 +80,11 @@ class GradientHook:
     def _finish(self) -> None:
         self._queued = False
         self.clock.backward_ends()
-        self.carrier.wait()
+        self.board.waits()
+        try:
+            self.carrier.wait()
+        except BaseException as error:
+            self.board.fails(error)
+            raise
+        self.board.goes_on()
         self.clock.sync_ends(self.carrier.times)

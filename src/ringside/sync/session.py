@@ -33,6 +33,7 @@ from ringside.monitor.run_directory import Event, RunWriter
 from ringside.monitor.step_clock import StepClock
 from ringside.monitor.summary import finish
 from ringside.monitor.verdict import Verdict
+from ringside.sync import watch
 from ringside.sync.delivery import Inbox, Outbox
 from ringside.sync.group import group_store, host_name
 
@@ -57,6 +58,7 @@ class Session:
         rank: This process's global rank.
         clock: Told by the hooks what happens when.
         path: The run directory, on rank 0.
+        watch: Looks out for hangs; None where that is turned off.
     """
 
     def __init__(self, run_dir: str | os.PathLike[str] | None, engine: str) -> None:
@@ -83,6 +85,8 @@ class Session:
         ]
         self._thread = threading.Thread(target=self._run, name="ringside-monitor", daemon=True)
         self._thread.start()
+        tell = self._chief.tell if self._chief else None
+        self.watch = watch.begin(prefix, self.rank, self.size, step=lambda: self.clock.step, path=self.path, tell=tell)
         atexit.register(self.end)
 
     # -------------------------------------------------------------------------------------------- for the script
@@ -123,6 +127,8 @@ class Session:
         """Send what is left; on rank 0 wait briefly for the others and write the summary and the report."""
         if self._ended.is_set():
             return
+        if self.watch is not None:
+            self.watch.end()
         self.clock.flush()  # nothing is taken in any more once it has ended
         self._ended.set()
         atexit.unregister(self.end)
@@ -225,6 +231,7 @@ class _Chief:
         self.path = _run_directory(run_dir)
         self.listeners: list[Callable[[Verdict], None]] = []
         self._inbox = Inbox(store, info.world_size)
+        self._hangs: dict[tuple[str, tuple[int, ...], int], Verdict] = {}
         info = msgspec.structs.replace(info, name=as_text(self.path.name))
         self._writer = RunWriter(self.path, info)
         self._alarm = Alarm(info, self.path)
@@ -235,11 +242,19 @@ class _Chief:
     @property
     def verdicts(self) -> list[Verdict]:
         with self._guard:
-            return self._collector.verdicts
+            return [*self._collector.verdicts, *self._hangs.values()]
 
     def note(self, kind: str, fields: dict[str, Any]) -> None:
         with self._guard:
             self._collector.note(kind, **fields)
+
+    def tell(self, kind: str, fields: dict[str, Any]) -> None:
+        """Take in what the hang watch tells."""
+        if kind in ("verdict", "repaired"):
+            verdict = msgspec.convert(fields["verdict"], Verdict)
+            with self._guard:
+                self._hangs[verdict.kind, tuple(verdict.ranks), verdict.detected_step] = verdict
+        self.note(kind, fields)
 
     def collect(self) -> None:
         records = self._inbox.poll()
@@ -279,15 +294,7 @@ class _Chief:
             return
         verdict = msgspec.convert(event["verdict"], Verdict)
         if "RINGSIDE_LAUNCHED" not in os.environ:  # the launcher prints verdicts itself
-            _log.warning(
-                "%s: rank %s since step %d, %.0f %% slower than the others: %s. %s",
-                verdict.kind,
-                ", ".join(map(str, verdict.ranks)),
-                verdict.since_step,
-                verdict.excess_ratio * 100,
-                verdict.cause,
-                verdict.advice,
-            )
+            _log.warning("%s", watch.sentence(verdict))
         for listener in list(self.listeners):
             try:
                 listener(verdict)

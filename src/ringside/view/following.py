@@ -155,7 +155,7 @@ class Following:
             return None
         if event["kind"] == "repaired":
             for finding in self.findings:
-                finding.over |= finding.verdict.ranks == verdict.ranks
+                finding.over |= (finding.verdict.kind, finding.verdict.ranks) == (verdict.kind, verdict.ranks)
             return None
         meter = None
         if verdict.kind in ("slow_rank", "uneven_work", "input_bound") and len(verdict.ranks) == 1:

@@ -1,0 +1,246 @@
+"""A page of memory per rank on which it says where it stands; the other ranks of its host read it at any time.
+
+The training thread writes numbers into it, which costs about a microsecond per collective, needs no lock and no store,
+and can be read even if the rank is stopped or its Python does not run. A reader may see a half of a change; whoever
+judges only believes what has not changed for seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ringside.errors import DeadlineError, MismatchError, PeerLostError, SyncError
+from ringside.monitor.hang_judge import LIMIT_S, NORMAL_WAITS, WARM_UP_PASSES
+from ringside.monitor.hang_standing import Call, Failure, Process, Standing
+
+PAGE_BYTES = 8192
+CALLS_KEPT = 64
+OPS = ("all_reduce", "the script's own hook")
+
+_HEAD = struct.Struct("=qqdqqdddqqddqqq")
+_FIELDS = (
+    "left",
+    "synced",
+    "longest_s",
+    "step",
+    "group_seq",
+    "beat_at",
+    "call_since",
+    "group_moved_at",
+    "call_bytes",
+    "entered",
+    "moved_at",
+    "waiting_since",
+    "episode",
+    "dumped",
+    "spoken",
+)
+_AT = {name: 8 * index for index, name in enumerate(_FIELDS)}
+_FLOATS = frozenset(("longest_s", "beat_at", "call_since", "group_moved_at", "moved_at", "waiting_since"))
+_CALL, _CALLS_AT = struct.Struct("=qqq"), 512
+_TEXTS = {"call": (2176, 64), "where": (2240, 256), "failure": (2496, 4096)}
+_q, _d = struct.Struct("=q").pack_into, struct.Struct("=d").pack_into
+_ENTER = struct.Struct("=qd").pack_into
+_LENGTH = struct.Struct("=H")
+_NEWEST = 8
+_ENTERED, _MOVED, _WAITING = _AT["entered"], _AT["moved_at"], _AT["waiting_since"]
+_encode, _decode_failure = msgspec.json.encode, msgspec.json.Decoder(Failure).decode
+
+
+class Board:
+    """This rank's page, written by its training thread (`enters`, `waits`, `goes_on`, `fails`) and its watcher.
+
+    Attributes:
+        fd: The page, as an anonymous file; -1 once closed.
+        entered: Gradient collectives handed over so far.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.fd = os.memfd_create("ringside-watch")
+        os.ftruncate(self.fd, PAGE_BYTES)
+        self._page: Any = mmap.mmap(self.fd, PAGE_BYTES)
+        self.entered = 0
+        self._synced = 0
+        self._longest_s = 0.0
+        self._since = 0.0
+        self.put("moved_at", clock())
+        self.put("group_moved_at", clock())
+
+    # -------------------------------------------------------------------------------------------- training thread
+
+    def enters(self, size_bytes: int, op: int = 0) -> None:
+        """Say that this rank hands over a gradient collective."""
+        seq = self.entered = self.entered + 1
+        page = self._page
+        _CALL.pack_into(page, _CALLS_AT + seq % CALLS_KEPT * 24, seq, size_bytes, op)
+        _ENTER(page, _ENTERED, seq, self._clock())
+
+    def waits(self) -> None:
+        """Say that this rank is blocked from now on until its gradient collectives are done."""
+        now = self._since = self._clock()
+        _d(self._page, _MOVED, now)
+        _d(self._page, _WAITING, now)
+
+    def goes_on(self) -> None:
+        """Say that they are done."""
+        now, page = self._clock(), self._page
+        _d(page, _WAITING, 0.0)
+        _d(page, _MOVED, now)
+        self._synced += 1
+        _q(page, _AT["synced"], self._synced)
+        waited = now - self._since
+        if self._longest_s < waited < max(LIMIT_S, NORMAL_WAITS * self._longest_s) and self._synced > WARM_UP_PASSES:
+            self._longest_s = waited
+            _d(page, _AT["longest_s"], waited)
+
+    def fails(self, error: BaseException) -> None:
+        """Say that they could not be done."""
+        kind = _failure_kind(error)
+        ranks = list(error.ranks) if isinstance(error, SyncError) else []
+        self.write("failure", _encode(Failure(kind, ranks, str(error)[:1000])).decode())
+        _d(self._page, _WAITING, 0.0)
+
+    # -------------------------------------------------------------------------------------------- watcher
+
+    def put(self, field: str, value: float) -> None:
+        """Write one number."""
+        if field in _FLOATS:
+            _d(self._page, _AT[field], value)
+        else:
+            _q(self._page, _AT[field], int(value))
+
+    def write(self, field: str, text: str) -> None:
+        """Write one text, as much of it as there is room for."""
+        at, room = _TEXTS[field]
+        raw = text.encode(errors="replace")[: room - _LENGTH.size]
+        self._page[at : at + _LENGTH.size + len(raw)] = _LENGTH.pack(len(raw)) + raw
+
+    def view(self, rank: int) -> View:
+        """Return a reader of this page."""
+        return View(rank, self._page)
+
+    def close(self) -> None:
+        """Let go of the page; the training thread may go on writing, and nobody reads it any more."""
+        if self.fd < 0:
+            return
+        self._page = bytearray(self._page[:])
+        os.close(self.fd)
+        self.fd = -1
+
+
+class NoBoard:
+    """Takes the place of a board where nobody watches."""
+
+    def enters(self, size_bytes: int, op: int = 0) -> None:
+        """Do nothing."""
+
+    def waits(self) -> None:
+        """Do nothing."""
+
+    def goes_on(self) -> None:
+        """Do nothing."""
+
+    def fails(self, error: BaseException) -> None:
+        """Do nothing."""
+
+
+def _failure_kind(error: BaseException) -> str:
+    kinds = {MismatchError: "mismatch", DeadlineError: "late", PeerLostError: "lost"}
+    return next((name for kind, name in kinds.items() if isinstance(error, kind)), "other")
+
+
+class View:
+    """A reader of one rank's page.
+
+    Args:
+        rank: Whose.
+        page: The page.
+    """
+
+    def __init__(self, rank: int, page: Any) -> None:
+        self.rank = rank
+        self._page = page
+
+    @classmethod
+    def of_process(cls, rank: int, pid: int, fd: int) -> View:
+        """Map the page of another process of this host.
+
+        Raises:
+            OSError: It is gone, or another user's.
+        """
+        own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY)
+        try:
+            return cls(rank, mmap.mmap(own, PAGE_BYTES, prot=mmap.PROT_READ))
+        except ValueError as error:  # another file has this number by now
+            raise OSError(f"rank {rank} has no page there: {error}") from None
+        finally:
+            os.close(own)
+
+    def number(self, field: str) -> float:
+        """Return one number."""
+        code = "=d" if field in _FLOATS else "=q"
+        value: float = struct.unpack_from(code, self._page, _AT[field])[0]
+        return value
+
+    def text(self, field: str) -> str:
+        """Return one text."""
+        at, room = _TEXTS[field]
+        length = min(_LENGTH.unpack_from(self._page, at)[0], room - _LENGTH.size)
+        return bytes(self._page[at + _LENGTH.size : at + _LENGTH.size + length]).decode(errors="replace")
+
+    def standing(self, now: float, process: Process | None = None) -> Standing:
+        """Return where the rank stands.
+
+        Args:
+            now: Monotonic seconds; all processes of a host share that clock.
+            process: What the kernel says of it.
+        """
+        head = dict(zip(_FIELDS, _HEAD.unpack_from(self._page), strict=True))
+        waiting = head["waiting_since"] or head["call_since"]
+        call = "" if head["waiting_since"] or not head["call_since"] else self.text("call")
+        return Standing(
+            rank=self.rank,
+            step=head["step"],
+            entered=head["entered"],
+            synced=head["synced"],
+            waiting_s=max(now - waiting, 1e-9) if waiting else 0.0,
+            still_s=max(now - max(head["moved_at"], head["group_moved_at"]), 0.0),
+            longest_s=head["longest_s"],
+            calls=self._calls(head["entered"]),
+            group_seq=head["group_seq"],
+            call=call,
+            call_bytes=head["call_bytes"] if call else 0,
+            where=self.text("where"),
+            silent_s=max(now - head["beat_at"], 0.0) if head["beat_at"] else 0.0,
+            left=bool(head["left"]),
+            process=process or Process(),
+            failure=self._failure(),
+        )
+
+    def close(self) -> None:
+        """Unmap the page of another process."""
+        if isinstance(self._page, mmap.mmap):
+            self._page.close()
+
+    def _calls(self, entered: int) -> list[Call]:
+        calls = []
+        for seq in range(max(entered - _NEWEST, 0) + 1, entered + 1):
+            number, size_bytes, op = _CALL.unpack_from(self._page, _CALLS_AT + seq % CALLS_KEPT * 24)
+            if number == seq:
+                calls.append(Call(seq, OPS[op % len(OPS)], size_bytes))
+        return calls
+
+    def _failure(self) -> Failure | None:
+        text = self.text("failure")
+        with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
+            return _decode_failure(text) if text else None
+        return None

@@ -1,0 +1,181 @@
+"""What the hosts of a job tell each other about their ranks, over the job's store, about twice a second.
+
+A store lives in one process, and where that is stopped its clients wait for ever: so this has a thread of its own, and
+whoever looks at what it brought also sees how old it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+import msgspec
+from torch.distributed.distributed_c10d import Store
+
+from ringside.monitor.hang_standing import Standing
+
+MAIL_S = 0.5
+FRESH_S = 4.0
+
+_log = logging.getLogger("ringside")
+
+
+class Letter(msgspec.Struct, array_like=True):
+    """What one host says.
+
+    Args:
+        number: Counts up.
+        episode: The number of the hang that is going on; 0: none.
+        standings: Where its ranks stand.
+    """
+
+    number: int = 0
+    episode: int = 0
+    standings: list[Standing] = []
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_letter = msgspec.msgpack.Decoder(Letter).decode
+_texts = msgspec.msgpack.Decoder(dict[int, str]).decode
+
+
+class Mail:
+    """One host's end; only the rank that speaks for the host sends and receives.
+
+    Args:
+        store: A part of the job's store of the watch's own.
+        host: Number of this host.
+        ranks: Ranks of each host.
+
+    Attributes:
+        host: Number of this host.
+    """
+
+    def __init__(self, store: Store, host: int, ranks: Sequence[Sequence[int]]) -> None:
+        self._store, self.host, self._ranks = store, host, ranks
+        self._guard = threading.Lock()
+        self._own: Letter | None = None
+        self._stacks: list[tuple[int, dict[int, str]]] = []
+        self._heard: dict[int, tuple[float, Letter]] = {}
+        self._answered = self._began = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ringside-watch-mail", daemon=True)
+        self._thread.start()
+
+    def post(self, standings: list[Standing], episode: int) -> None:
+        """Say from now on, until the next call, that the ranks of this host stand so."""
+        with self._guard:
+            number = self._own.number + 1 if self._own is not None else 1
+            self._own = Letter(number, episode, standings)
+
+    def announce(self, episode: int) -> None:
+        """Say at once which hang is going on; 0: none."""
+        with self._guard:
+            if self._own is not None:
+                self._own = Letter(self._own.number + 1, episode, self._own.standings)
+
+    def post_stacks(self, episode: int, texts: dict[int, str]) -> None:
+        """Hand the stacks of this host's ranks to the host that speaks for the job."""
+        with self._guard:
+            self._stacks.append((episode, texts))
+
+    def chief(self, now: float) -> int:
+        """Return the number of the host that speaks for the job: the first one that is heard of."""
+        with self._guard:
+            fresh = (h for h in range(self.host) if h in self._heard and now - self._heard[h][0] < FRESH_S)
+            return next(fresh, self.host)
+
+    def episode(self, host: int) -> int:
+        """Return the number of the hang that a host says is going on; 0: none."""
+        with self._guard:
+            return self._heard[host][1].episode if host in self._heard else 0
+
+    def others(self, now: float) -> list[Standing]:
+        """Return where the ranks of the other hosts stand, as far as was heard; what is old is silent."""
+        with self._guard:
+            heard = dict(self._heard)
+        standings: list[Standing] = []
+        for host, ranks in enumerate(self._ranks):
+            if host == self.host:
+                continue
+            if host in heard:
+                at, letter = heard[host]
+                standings += [_aged(standing, now - at) for standing in letter.standings]
+            else:
+                standings += [Standing(rank=rank, silent_s=now - self._began) for rank in ranks]
+        return standings
+
+    def silence_s(self, now: float) -> float:
+        """Return for how long the store has not answered, seconds."""
+        return now - self._answered
+
+    def stacks(self, episode: int, limit_s: float) -> dict[int, str]:
+        """Return the stacks that the other hosts hand over for a hang; what comes late is left out."""
+        deadline, texts = time.monotonic() + limit_s, {}
+        missing = {host for host in range(len(self._ranks)) if host != self.host}
+        while missing and time.monotonic() < deadline and self.silence_s(time.monotonic()) < FRESH_S:
+            for host in sorted(missing):
+                key = f"stacks/{episode}/{host}"
+                if self._store.check([key]):
+                    texts.update(_texts(self._store.get(key)))
+                    missing.discard(host)
+            if self._ended.wait(0.1):
+                break
+        return texts
+
+    def close(self) -> None:
+        """Stop; a thread that waits for a store which does not answer is left behind."""
+        self._ended.set()
+        self._thread.join(0.5)
+
+    def _run(self) -> None:
+        try:
+            while not self._ended.wait(MAIL_S):
+                self._send()
+                self._receive()
+                self._answered = time.monotonic()
+        except Exception as error:
+            if not self._ended.is_set():
+                _log.info("the hang watch hears nothing of other hosts any more (%s)", error)
+
+    def _send(self) -> None:
+        with self._guard:
+            own, stacks, self._stacks = self._own, self._stacks, []
+        if own is not None:
+            self._store.set(f"host/{self.host}", _encode(own))  # type: ignore[arg-type]  # bytes are taken as they are
+        for episode, texts in stacks:
+            self._store.set(f"stacks/{episode}/{self.host}", _encode(texts))  # type: ignore[arg-type]
+
+    def _receive(self) -> None:
+        """Read the hosts before this one until one is heard of; where there is none, this host speaks: read all."""
+        now = time.monotonic()
+        for host in range(self.host):
+            if self._read(host) and now - self._heard[host][0] < FRESH_S:
+                return
+        for host in range(self.host + 1, len(self._ranks)):
+            self._read(host)
+
+    def _read(self, host: int) -> bool:
+        key = f"host/{host}"
+        if not self._store.check([key]):
+            return False
+        letter = _letter(self._store.get(key))
+        with self._guard:
+            if host not in self._heard or letter.number != self._heard[host][1].number:
+                self._heard[host] = (time.monotonic(), letter)
+        return True
+
+
+def _aged(standing: Standing, age_s: float) -> Standing:
+    """Return a standing as it is after so many seconds in which nothing was heard; its kernel cannot be asked."""
+    old = age_s > FRESH_S
+    process = msgspec.structs.replace(standing.process, state="") if old else standing.process
+    return msgspec.structs.replace(
+        standing,
+        waiting_s=standing.waiting_s + age_s if standing.waiting_s and not old else standing.waiting_s,
+        still_s=standing.still_s + age_s,
+        silent_s=standing.silent_s + age_s if not old else max(age_s, standing.silent_s),
+        process=process,
+    )
