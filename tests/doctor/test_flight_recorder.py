@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import pytest
 
 from ringside.doctor import Findings, examine
 
-from .dumps import call, dump, world, write
+from .dumps import START_NS, call, dump, world, write
 from .shared_data import shared
 
 GLOO_JOB = """
@@ -251,3 +252,54 @@ def test_dumps_of_a_real_gloo_job(tmp_path: Path, hangs: bool) -> None:
     (verdict,) = found.verdicts
     assert (verdict.kind, verdict.ranks) == ("hang", [1])
     assert verdict.evidence["input_sizes"] == "[[64, 64]]"
+
+
+def test_dumps_of_a_running_job_written_one_after_the_other_name_nobody(tmp_path: Path) -> None:
+    """Each rank's dump holds two calls more than the one before; the last of each was under way."""
+    dumps = {
+        rank: dump([*map(call, range(1, 10 + 2 * rank)), call(10 + 2 * rank, done=False)], {"0": range(4)})
+        for rank in range(4)
+    }
+    found = examine([write(tmp_path, dumps)])
+    assert found.verdicts == []
+    (line,) = [line for line in found.unjudged if "holds the job up" in line.what]
+    assert "dumps of ranks 0-2" in line.why
+
+
+def test_a_rank_with_calls_in_flight_when_its_dump_was_written_has_no_stopped_device(tmp_path: Path) -> None:
+    flying = [*map(call, range(1, 10)), *(call(seq, done=False) for seq in (10, 11, 12))]
+    write(tmp_path, world(3, {1: flying}, [*map(call, range(1, 13))]))
+    moment_s = (START_NS + 12_500_000) / 1e9
+    for path in tmp_path.iterdir():
+        os.utime(path, (moment_s, moment_s))
+    assert examine([tmp_path]).verdicts == []
+    for path in tmp_path.iterdir():
+        os.utime(path, (moment_s + 60, moment_s + 60))
+    assert [verdict.ranks for verdict in examine([tmp_path]).verdicts] == [[1]]
+
+
+def test_a_call_that_was_just_made_when_the_dumps_were_written_hangs_nowhere(tmp_path: Path) -> None:
+    usual = [*map(call, range(1, 6)), call(6, done=False)]
+    write(tmp_path, world(4, {2: usual[:5]}, usual))
+    moment_s = (START_NS + 7_000_000) / 1e9
+    for path in tmp_path.iterdir():
+        os.utime(path, (moment_s, moment_s))
+    found = examine([tmp_path])
+    assert found.verdicts == []
+    assert any("under way" in line.why for line in found.unjudged)
+
+
+@pytest.mark.parametrize("part", [0.5, 0.8, 0.97])
+def test_a_dump_in_json_that_breaks_off_is_used_and_its_rank_not_blamed(tmp_path: Path, part: float) -> None:
+    usual = [*map(call, range(1, 6)), call(6, done=False)]
+    write(tmp_path, world(4, {2: usual[:5]}, usual), as_json=True)
+    broken = tmp_path / "trace_rank_0.json"
+    content = json.loads(broken.read_text())
+    entries = content.pop("entries")
+    text = json.dumps({"entries": entries, **content})  # as PyTorch writes it: in alphabetical order
+    broken.write_text(text[: int(len(text) * part)])
+    found = examine([tmp_path])
+    assert [verdict.ranks for verdict in found.verdicts] == [[2]]
+    (note,) = [note for note in found.notes if note.file == str(broken)]
+    assert note.used
+    assert "breaks off after" in note.text

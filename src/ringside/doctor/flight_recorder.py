@@ -102,4 +102,4 @@ def _note(dump: Dump) -> Note:
     waiting = sum(not call.done for call in dump.calls)
     text = f"rank {dump.rank}: {counted(len(dump.calls), 'call')}, {waiting} of them without an end"
     damaged = f"; {counted(dump.skipped, 'damaged entry', 'damaged entries')} left out" if dump.skipped else ""
-    return Note(file=dump.file, kind=KIND, text=text + damaged)
+    return Note(file=dump.file, kind=KIND, text="; ".join(filter(None, [text + damaged, dump.lost])))

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ringside.doctor.flight_recorder_load import NotADumpError
+from ringside.doctor.flight_recorder_load import LOST, NotADumpError
 
 P2P = re.compile(r"(send|recv) (\d+)(->|<-)(\d+)")
 MOST_PENDING = 2_000
@@ -142,6 +142,7 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
         completed: Last collective completed, likewise.
         calls: Calls in the order in which they were made.
         skipped: Entries that could not be read.
+        lost: What of the file is lost, in a line; empty where it is whole.
     """
 
     file: str
@@ -154,6 +155,7 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
     completed: dict[str, int] = {}
     calls: list[Call] = []
     skipped: int = 0
+    lost: str = ""
 
     def by_group(self) -> dict[str, list[Call]]:
         """Return its calls by the name of their group, in order."""
@@ -203,6 +205,7 @@ def read_dump(content: Any, file: str, rank: int, written_s: float = 0.0) -> Dum
         completed={name: state.last_completed_collective for name, state in clean.items()},
         calls=_calls(entries),
         skipped=skipped,
+        lost=str(content.get(LOST, "")),
     )
 
 

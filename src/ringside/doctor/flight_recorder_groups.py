@@ -39,6 +39,7 @@ class GroupView:
         counted = {} if any(self.p2p.values()) else dumps
         entered = {rank: dump.entered.get(group.name, -1) for rank, dump in counted.items()}
         ended = {rank: dump.completed.get(group.name, -1) for rank, dump in counted.items()}
+        self._entered = {rank for rank, seq in entered.items() if seq >= 0}
         self.last = {rank: max([entered.get(rank, -1), *self.calls[rank]]) for rank in dumps}
         self.completed = {rank: max([ended.get(rank, -1), *self._ended(rank)]) for rank in dumps}
 
@@ -65,6 +66,22 @@ class GroupView:
     def open_p2p(self) -> dict[int, list[Call]]:
         """Sends and receives that have no end, by rank."""
         return {rank: [call for call in calls if not call.done] for rank, calls in self.p2p.items()}
+
+    @cached_property
+    def stale(self) -> frozenset[int]:
+        """Members that went on after their dump was written: peers finished collectives that need them, and later ones.
+
+        Dumps of a job that runs are written at different moments, and one that breaks off lacks its newest calls. (What
+        Gloo marks as ended may have failed.)
+        """
+        finished = {
+            rank: max((s for s, call in calls.items() if call.done and call.op not in ROOTED), default=-1)
+            for rank, calls in self.calls.items()
+        }
+        alike = all(call.backend != "gloo" for calls in self.calls.values() for call in calls.values())
+        furthest = max(finished.values(), default=-1) if alike else -1
+        older = {rank for rank, calls in self.calls.items() if calls and max(calls) < furthest}
+        return frozenset(older | {rank for rank, dump in self.dumps.items() if dump.lost and rank not in self._entered})
 
     def absent(self, seq: int, before: int = -2) -> list[int]:
         """Return members with a dump that never entered collective `seq`, though they entered number `before`."""

@@ -16,6 +16,8 @@ from ringside.doctor.flight_recorder_groups import ROOTED, GroupView
 
 STUCK_BY = 2
 """A rank's device counts as stopped when peers finished so many collectives more; one may be a watchdog's round."""
+LIVE_S = 0.5
+"""A call that is so young when its dump is written hangs nowhere: the job was running."""
 MOST_STARTS = 64
 """Ranks from which a circle of waiting is looked for."""
 
@@ -60,11 +62,15 @@ def find_causes(views: list[GroupView]) -> list[Cause]:
     """Return the first causes of a hang, the earliest first; none where nobody waits for anybody."""
     waits = [wait for view in views for wait in (*_absences(view), *_unmatched(view))]
     stopped = _stopped(views)
+    later = {rank for view in views for rank in view.stale}
     edges: dict[int, set[int]] = defaultdict(set)
     for wait in waits:
         edges[wait.waiting].add(wait.awaited)
     awaited = {rank for targets in edges.values() for rank in targets}
     roots = {rank for rank in awaited if not edges.get(rank) or rank in stopped}
+    if roots and roots <= later:
+        return []  # all that is waited for are ranks whose dumps are older than the others'
+    roots -= later
     # A stopped rank that others wait for as well has no excuse in waiting for others itself.
     circle = set() if roots or stopped else _circle(edges, awaited)
     causes = _by_first_wait(waits, roots | circle, circle, set(stopped))
@@ -79,7 +85,7 @@ def _absences(view: GroupView) -> Iterable[Wait]:
     for rank, pending in view.pending.items():
         reached = -2
         for call in pending:
-            if call.seq > view.least:
+            if call.seq > view.least and not young(view, rank, call):
                 yield from (
                     Wait(rank, absent, view, call) for absent in view.absent(call.seq, reached) if absent != rank
                 )
@@ -102,6 +108,11 @@ def _unmatched(view: GroupView) -> Iterable[Wait]:
             yield Wait(rank, peer, view, mine[there])
 
 
+def young(view: GroupView, rank: int, call: Call) -> bool:
+    """Return whether a rank's dump was written so soon after a call that the call need not hang."""
+    return bool(call.created_s) and 0.0 <= view.dumps[rank].written_s - call.created_s < LIVE_S
+
+
 @dataclass(frozen=True)
 class Sign:
     """Where a stopped device shows: the first call without an end, and (own last completed, peers' last)."""
@@ -119,9 +130,16 @@ def _stopped(views: list[GroupView]) -> dict[int, list[Sign]]:
             peers = max((last for peer, last in view.completed.items() if peer != rank), default=-1)
             own = view.completed[rank]
             late = [call for call in pending if call.seq <= peers and call.op not in ROOTED and call.backend != "gloo"]
-            if own >= 0 and peers - own >= STUCK_BY and len(late) >= STUCK_BY:
+            late = [call for call in late if not _just_ended(view, rank, call)]
+            if own >= 0 and peers - own >= STUCK_BY and len(late) >= STUCK_BY and rank not in view.stale:
                 found[rank].append(Sign(view, late[0], (own, peers)))
     return {rank: sorted(signs, key=lambda sign: -len(sign.view.members)) for rank, signs in found.items()}
+
+
+def _just_ended(view: GroupView, rank: int, call: Call) -> bool:
+    """Whether peers saw the end of a call only when this rank's dump was being written."""
+    ends = [calls[call.seq].ended_s for calls in view.calls.values() if call.seq in calls and calls[call.seq].ended_s]
+    return bool(ends) and view.dumps[rank].written_s - min(ends) < LIVE_S
 
 
 def _circle(edges: dict[int, set[int]], awaited: set[int]) -> set[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import pickle
 import re
 import resource
@@ -21,6 +22,12 @@ from ringside.errors import RingsideError
 
 SPARE_BYTES = 2 << 30
 """Memory that unpickling may claim beyond what the process has; a memo index of 2^31 would claim 32 GB."""
+
+_ENTRIES = re.compile(r'"entries"\s*:\s*\[\s*')
+_BETWEEN = re.compile(r"[\s,]*")
+_decode = json.JSONDecoder().raw_decode
+LOST = "lost"
+"""Key under which `whole_part` says what is lost."""
 
 _OLD_PICKLE = re.compile(
     rb"\A(?:[(]?[ci][\w.]+\n[\w.]+\n|[(][dl](?:p\d|q)|[\]}](?:p\d|q)|[\]}][.]\Z)",
@@ -57,7 +64,7 @@ def load(data: bytes) -> Any:
         try:
             return msgspec.json.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise NotADumpError(f"its JSON breaks off or is damaged ({error})") from None
+            return whole_part(data, str(error))
     try:
         with _bounded_memory(SPARE_BYTES + 64 * len(data)):
             return _Refusing(io.BytesIO(data), encoding="utf-8", errors="replace").load()
@@ -67,6 +74,43 @@ def load(data: bytes) -> Any:
         raise NotADumpError("refused: a pickle that asks for more memory than its size explains") from None
     except Exception as error:  # a hostile pickle may raise anything at all
         raise NotADumpError(f"its pickle breaks off or is damaged ({type(error).__name__}: {error})") from None
+
+
+def whole_part(data: bytes, why: str) -> dict[str, Any]:
+    """Return what is whole of a dump in JSON that breaks off: everything before its entries, and whole entries.
+
+    Args:
+        data: The bytes.
+        why: What is wrong with them.
+
+    Returns:
+        The dump, with `LOST` saying what of it is lost.
+
+    Raises:
+        NotADumpError: No entry is whole.
+    """
+    text = data.decode("utf-8", "replace")
+    begin = _ENTRIES.search(text)
+    entries: list[Any] = []
+    at = begin.end() if begin else len(text)
+    with contextlib.suppress(ValueError, RecursionError):
+        while True:
+            entry, at = _decode(text, at)
+            entries.append(entry)
+            at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]
+    if begin is None or not entries:
+        raise NotADumpError(f"its JSON breaks off or is damaged ({why})")
+    lost = f"its JSON breaks off after {len(entries)} whole calls; those after them, the newest, are lost"
+    return {**_before(text[: begin.start()]), "entries": entries, LOST: lost}
+
+
+def _before(text: str) -> dict[str, Any]:
+    """What stands before the entries; nothing where that is no JSON either."""
+    try:
+        content = msgspec.json.decode(text.rstrip().rstrip(",") + "}")
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 @contextlib.contextmanager

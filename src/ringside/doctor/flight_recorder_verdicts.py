@@ -30,9 +30,21 @@ def judge(dumps: Sequence[Dump], views: list[GroupView]) -> tuple[list[Verdict],
     missing = _missing(dumps)
     culprits = {rank for cause in causes for rank in cause.ranks}
     verdicts = [*apart, *unclear, *(_hang_verdict(cause, views, missing, culprits) for cause in causes)]
+    older = sorted({rank for view in views for rank in view.stale})
+    if older and not causes:
+        return verdicts, [*_unjudged(dumps, missing), _written_apart(older)]
     if not verdicts and (waiting := _pending(views)):
         return _nobody_to_blame(waiting, missing, len(dumps))
     return verdicts, _unjudged(dumps, missing)
+
+
+def _written_apart(older: list[int]) -> Unjudged:
+    one = len(older) == 1
+    why = (
+        f"the dump{'' if one else 's'} of {named(older)} {'breaks' if one else 'break'} off, or {'is' if one else 'are'} "
+        "older than the others': peers finished collectives that they do not hold yet. Give whole dumps of one moment"
+    )
+    return Unjudged(what="who holds the job up, if anybody does", why=why)
 
 
 def _mismatch_verdict(found: Mismatch) -> Verdict:
