@@ -9,12 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ringside.engine.across import Across, Reduction
+from ringside.engine.choice import Choice
+from ringside.engine.dtypes import DTYPES
 from ringside.engine.exchange import HEADER_BYTES, Disagreement, Exchange
 from ringside.engine.transports.threads import Switchboard, Threads
 from ringside.engine.transports.transport import Cause, LinkError
 from ringside.schedule import by_name, pipelined, ring, run, tree
 
 from .oracle import difference, elements
+from .threaded import on_threads as across_threads
 from .transports.schedules import be_a_switch, by_exchange, carry_out, check_engine
 from .transports.vertices import on_threads
 
@@ -245,3 +249,24 @@ def test_a_collective_more_on_one_rank_is_found() -> None:
         return "finished"
 
     assert on_threads(3, vertex) == ["refused"] * 3
+
+
+@pytest.mark.parametrize(("name", "messages"), [("halving_doubling", 6), ("recursive_doubling", 3), ("direct", 14)])
+def test_small_chunks_of_a_round_share_a_message(name: str, messages: int) -> None:
+    """Halving-doubling of 8 ranks moves 14 chunks in six rounds to one rank each: six messages, not 14."""
+
+    def job(across: Across) -> tuple[int, bool]:
+        counts: list[int] = []
+        send = across.exchange.transport.send
+        across.exchange.transport.send = lambda peer, data: counts.append(peer) or send(peer, data)  # type: ignore
+        right = True
+        for count in (1000, 3, 100_000):
+            counts.clear()
+            x = np.arange(count, dtype=np.float32) + across.roster.rank
+            across.all_reduce(x.ctypes.data, count, Reduction(DTYPES.index("float32"), 0), Choice(name))
+            right = right and bool((x == 8 * np.arange(count, dtype=np.float32) + 28).all())
+            if count == 1000:
+                small = len(counts)
+        return small, right
+
+    assert across_threads(8, job) == [(messages, True)] * 8

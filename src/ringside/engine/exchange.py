@@ -2,7 +2,8 @@
 
 Chunks travel in segments. A message is received into one of a few places per link that were posted before it was sent,
 so that it arrives without asking first, and is folded or copied from there; whatever the schedule sends of that segment
-next is under way before the following segment is waited for. Two rules keep it correct without a barrier:
+next is under way before the following segment is waited for. Small chunks that go to the same vertex in the same round
+share a message. Two rules keep it correct without a barrier:
 
 -   a segment is sent after the last receive before it that writes its chunk (`MessagePlan` knows which), and
 -   it is written only when every message that carries its old content has left.
@@ -14,7 +15,6 @@ different things find out there. A link of the schedule that has nothing to carr
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import struct
 import time
@@ -27,6 +27,7 @@ import numpy as np
 
 from ringside.engine.calls import KINDS
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OPS
+from ringside.engine.mail import HEADER_BYTES, Bundle, Inbox, Mail
 from ringside.engine.message_order import Order, order_messages
 from ringside.engine.message_plan import MessagePlan, Receive, Send
 from ringside.engine.tensors import address_of
@@ -34,10 +35,10 @@ from ringside.engine.transports.transport import Bytes, Cause, LinkError, Pendin
 from ringside.engine.wire import Wire
 
 _HEADER = struct.Struct("<QIIQdIBBBB")  # seq, plan, segment, then a Call: elements, extra, tag, kind, dtype, op, flags
-HEADER_BYTES = 64
 OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16 = 1, 2, 4, 8
 HOPS_KEPT = 1 << 16
 _LARGEST_ITEM = max(ITEM_BYTES)
+_SHARED_BYTES = 1 << 16  # of chunks that share a message: copying more takes longer than sending them one by one
 _AHEAD = 8  # receives whose messages may be on their way before it is their turn
 _ORDERED_BYTES = 1 << 16  # of a chunk: smaller ones are a matter of latency, and the rounds' order is the shortest
 
@@ -166,7 +167,7 @@ class Exchange:
         self.hops: deque[Hop] = deque(maxlen=HOPS_KEPT)
         self.sent_bytes: defaultdict[int, int] = defaultdict(int)
         self._window = window
-        self._inboxes: dict[int, _Inbox] = {}
+        self._inboxes: dict[int, Inbox] = {}
         self._seq: defaultdict[int, int] = defaultdict(int)
 
     def run(
@@ -213,11 +214,11 @@ class Exchange:
         ratio = 1 if wire is None else item_bytes // wire.item_bytes
         return max(self.segment_bytes * ratio // item_bytes, 1) * item_bytes
 
-    def inbox(self, peer: int) -> _Inbox:
+    def inbox(self, peer: int) -> Inbox:
         """Return the places for messages from a peer, posting them the first time."""
         inbox = self._inboxes.get(peer)
         if inbox is None:
-            inbox = self._inboxes[peer] = _Inbox(self.transport, peer, HEADER_BYTES + self.segment_bytes, self._window)
+            inbox = self._inboxes[peer] = Inbox(self.transport, peer, HEADER_BYTES + self.segment_bytes, self._window)
         return inbox
 
     def peek(self, peer: int) -> tuple[int, Call]:
@@ -232,106 +233,26 @@ class Exchange:
         return self._seq[key]
 
 
-class _Inbox:
-    """The places for the next messages of one sender, posted ahead and used in turn."""
+class _Once:
+    """A message that several chunks wait for: a transport is asked once."""
 
-    def __init__(self, transport: Transport, peer: int, size_bytes: int, window: int) -> None:
-        self._transport, self._peer = transport, peer
-        self._spare = [np.empty(size_bytes, dtype=np.uint8) for _ in range(window)]
-        self._under_way: deque[tuple[Bytes, Pending]] = deque()
-        self._seen: Bytes | None = None
-        self.post(window)
+    def __init__(self, pending: Pending) -> None:
+        self._pending: Pending | None = pending
 
-    def peek(self) -> Bytes:
-        """Wait for the next message and return its place without taking it."""
-        if self._seen is None:
-            self._seen = self.take()
-        return self._seen
-
-    def take(self) -> Bytes:
-        """Wait for the next message and return its place; give it back with `free`."""
-        if self._seen is not None:
-            place, self._seen = self._seen, None
-            return place
-        place, pending = self._under_way.popleft()
-        pending.wait()
-        return place
-
-    def free(self, place: Bytes) -> None:
-        """Use a place again."""
-        self._under_way.append((place, self._transport.receive(self._peer, place)))
-
-    def keep(self, place: Bytes) -> None:
-        """Use a place again when told by `post`: nothing is sent for which there is no place."""
-        self._spare.append(place)
-
-    def post(self, count: int) -> None:
-        """See to it that there are places for as many messages as that, as far as there are any."""
-        while self._spare and len(self._under_way) < count:
-            self.free(self._spare.pop())
+    def wait(self) -> None:
+        """Wait for it; see `Pending`."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.wait()
 
 
 @dataclass(frozen=True)
 class _Outbox:
-    """What is still to be sent to one vertex in one collective: (chunk, segment, after), in order."""
+    """What is still to be sent to one vertex in one collective, message by message: (chunk, segment, after) of each
+    part, in order."""
 
     peer: int
-    queue: deque[tuple[int, int, int]]
-
-
-class _Mail:
-    """What comes from one vertex in one collective: messages by their place in the link's order.
-
-    Args:
-        inbox: Where it comes.
-        compare: Looks at the header, which the first message begins with.
-    """
-
-    def __init__(self, inbox: _Inbox, compare: Callable[[Bytes], None]) -> None:
-        self.inbox = inbox
-        self._compare: Callable[[Bytes], None] | None = compare
-        self._taken = 0
-        self.paced = False
-        self._early: dict[int, Bytes] = {}
-        self._first: Bytes | None = None
-
-    @property
-    def heard(self) -> bool:
-        """Whether anything has come."""
-        return self._taken > 0
-
-    def take(self, number: int) -> Bytes:
-        """Wait for one message; those before it that are not wanted yet stay where they are."""
-        while self._taken <= number:
-            at = self._taken
-            self._early[at] = self.take_next()
-        return self._early.pop(number)
-
-    def take_next(self) -> Bytes:
-        """Wait for the next message."""
-        place = self.inbox.take()
-        self._taken += 1
-        if self._compare is not None:
-            self._compare(place)
-            self._first, self._compare = place, None
-        return place
-
-    def begins(self, place: Bytes) -> int:
-        """Return where a message's payload begins."""
-        return HEADER_BYTES if place is self._first else 0
-
-    def free(self, place: Bytes) -> None:
-        """Use a place again."""
-        if place is self._first:
-            self._first = None
-        if self.paced:
-            self.inbox.keep(place)
-        else:
-            self.inbox.free(place)
-
-    def expect(self, number: int) -> None:
-        """See to it that there are places for all messages up to one."""
-        self.inbox.post(number + 1 - self._taken)
+    queue: deque[tuple[tuple[int, int, int], ...]]
 
 
 class _Run:
@@ -360,14 +281,15 @@ class _Run:
         self.done: list[int] = [0] * len(plan.dependents)
         self.order = self._order() if ordered else None
         self.outboxes = {dst: self._outbox(dst, sends) for dst, sends in plan.links.items()}
-        self.mail: dict[int, _Mail] = {}
+        self.mail: dict[int, Mail] = {}
         self.greeted: set[int] = set()
+        self.bundled: dict[int, Bundle | None] = {}  # of the round under way, by sender
         self.times: dict[tuple[int, int], list[float]] = {}
 
     def go(self) -> None:
         for src in self.plan.sources:
             peer = self._vertex(src)  # whatever order they come in, the first messages have a place
-            self.mail[peer] = _Mail(self.exchange.inbox(peer), functools.partial(self._compare, peer))
+            self.mail[peer] = Mail(self.exchange.inbox(peer), functools.partial(self._compare, peer))
         for outbox in self.outboxes.values():
             self._pump(outbox)
         if self.order is None:
@@ -396,45 +318,56 @@ class _Run:
 
     def _outbox(self, dst: int, sends: tuple[Send, ...]) -> _Outbox:
         """List the messages of a link: as ordered, or per round, segment by segment."""
-        queue: deque[tuple[int, int, int]] = deque()
+        queue: deque[tuple[tuple[int, int, int], ...]] = deque()
         if self.order is not None:
             after = {(send.round, send.chunk): send.after for send in sends}
             parts = self.order.sends.get(dst, ())
-            return _Outbox(self._vertex(dst), deque((c, segment, after[k, c]) for k, c, segment in parts))
-        for _, grouped in itertools.groupby(sends, key=lambda send: send.round):
-            group = list(grouped)
+            return _Outbox(self._vertex(dst), deque(((c, segment, after[k, c]),) for k, c, segment in parts))
+        for group in self.plan.outgoing[dst]:
+            if len(group) > 1 and self._share_a_message([send.chunk for send in group]):
+                queue.append(tuple((send.chunk, 0, send.after) for send in group if self._segments(send.chunk)))
+                continue
             for segment in range(max(self._segments(send.chunk) for send in group)):
                 queue.extend(
-                    (send.chunk, segment, send.after) for send in group if segment < self._segments(send.chunk)
+                    ((send.chunk, segment, send.after),) for send in group if segment < self._segments(send.chunk)
                 )
         return _Outbox(self._vertex(dst), queue)
+
+    def _share_a_message(self, chunks: Sequence[int]) -> bool:
+        """Tell whether chunks of one round and link go in one message; both ends see the same sizes."""
+        sizes = [len(self._chunk(chunk)) for chunk in chunks]
+        return 0 < sum(sizes) <= min(self.segment, _SHARED_BYTES)
 
     def _pump(self, outbox: _Outbox) -> None:
         """Send what may be sent."""
         queue, done = outbox.queue, self.done
         if not queue and outbox.peer not in self.greeted:
-            self._post(outbox.peer, self._header(outbox.peer), (-1, 0))
+            self._post(outbox.peer, self._header(outbox.peer), ())
         while queue:
-            chunk, segment, after = queue[0]
-            if after >= 0 and done[after] <= segment:
-                return
-            queue.popleft()
-            if after < 0 and self.feed is not None:
-                self.feed.wait(chunk, segment)
-            self._send(outbox.peer, chunk, segment)
+            for _, segment, after in queue[0]:
+                if after >= 0 and done[after] <= segment:
+                    return
+            self._send(outbox.peer, queue.popleft())
 
-    def _send(self, peer: int, chunk: int, segment: int) -> None:
-        data = self._part(chunk, segment)
+    def _send(self, peer: int, parts: tuple[tuple[int, int, int], ...]) -> None:
+        if self.feed is not None:
+            for chunk, segment, after in parts:
+                if after < 0:
+                    self.feed.wait(chunk, segment)
+        pieces = [self._part(chunk, segment) for chunk, segment, _ in parts]
         if self.wire is not None:
-            data = self.wire.narrow(data)
+            pieces = [self.wire.narrow(piece) for piece in pieces]
         if peer not in self.greeted:
-            data = np.concatenate([self._header(peer), data])
-        self._post(peer, data, (chunk, segment))
+            pieces.insert(0, self._header(peer))
+        self._post(peer, pieces[0] if len(pieces) == 1 else np.concatenate(pieces), parts)
 
-    def _post(self, peer: int, data: Bytes, part: tuple[int, int]) -> None:
-        pending = self.exchange.transport.send(peer, data)
+    def _post(self, peer: int, data: Bytes, parts: tuple[tuple[int, int, int], ...]) -> None:
+        pending: Pending = self.exchange.transport.send(peer, data)
+        if len(parts) > 1:
+            pending = _Once(pending)
         self.exchange.sent_bytes[peer] += len(data)
-        self.leaving[part].append(pending)
+        for chunk, segment, _ in parts or ((-1, 0, -1),):
+            self.leaving[chunk, segment].append(pending)
 
     def _header(self, peer: int) -> Bytes:
         self.greeted.add(peer)
@@ -462,6 +395,8 @@ class _Run:
 
     def _round(self, k: int, receives: tuple[Receive, ...], first: int) -> None:
         counts = [self._segments(receive.chunk) for receive in receives]
+        several = self.plan.incoming[k]
+        self.bundled = {src: None for src, chunks in several.items() if self._share_a_message(chunks)}
         for segment in range(max(counts)):
             for index, receive in enumerate(receives):
                 if segment < counts[index]:
@@ -470,11 +405,14 @@ class _Run:
     def _receive(self, k: int, index: int, receive: Receive, segment: int, places: tuple[int, ...] | None) -> None:
         """Take one segment of a receive, write it, and send what may be sent then."""
         own = self._part(receive.chunk, segment)
-        arrived: list[tuple[int, Bytes, Bytes]] = []
+        arrived: list[tuple[int, Bytes | None, Bytes]] = []
         for at, src in enumerate(receive.sources):
-            peer = self._vertex(src)
-            place = self._message(k, peer, None if places is None else places[at], len(own))
-            arrived.append((src, place, self._payload(peer, place, len(own))))
+            if src in self.bundled:
+                arrived.append((src, *self._from_bundle(k, src, len(own))))
+            else:
+                peer = self._vertex(src)
+                message = self._message(k, peer, None if places is None else places[at], len(own))
+                arrived.append((src, message, self._payload(message, self.mail[peer].begins(message), len(own))))
         for pending in self.leaving.pop((receive.chunk, segment), ()):
             pending.wait()
         if self.feed is not None:
@@ -482,7 +420,8 @@ class _Run:
         final = index in self.plan.finals
         self._store(receive, own, arrived, self.last_fold if final else self.fold)
         for src, place, _ in arrived:
-            self.mail[self._vertex(src)].free(place)
+            if place is not None:
+                self.mail[self._vertex(src)].free(place)
         if final and self.wire is not None:
             self.wire.round(own)
         self.done[index] += 1
@@ -507,7 +446,7 @@ class _Run:
         for (k, src), (waited, arrived, last, size) in sorted(self.times.items()):
             self.exchange.hops.append(Hop(seq[2 * src], k, src, int(size), waited, arrived, last))
 
-    def _store(self, receive: Receive, own: Bytes, arrived: list[tuple[int, Bytes, Bytes]], fold: Fold) -> None:
+    def _store(self, receive: Receive, own: Bytes, arrived: list[tuple[int, Bytes | None, Bytes]], fold: Fold) -> None:
         if receive.overwrite:
             own[:] = arrived[0][2]
             return
@@ -518,11 +457,27 @@ class _Run:
         addresses = [address_of(payload) for _, payload in sources]
         fold(addresses, address_of(own), len(own) // self.item)
 
-    def _payload(self, peer: int, place: Bytes, length: int) -> Bytes:
-        start = self.mail[peer].begins(place)
+    def _payload(self, place: Bytes, start: int, length: int) -> Bytes:
         if self.wire is None:
             return place[start : start + length]
-        return self.wire.widen(place[start : start + length * self.wire.item_bytes // self.item])
+        return self.wire.widen(place[start : start + self._on_the_wire(length)])
+
+    def _on_the_wire(self, length: int) -> int:
+        return length if self.wire is None else length * self.wire.item_bytes // self.item
+
+    def _from_bundle(self, k: int, src: int, length: int) -> tuple[Bytes | None, Bytes]:
+        """Return the next chunk of a shared message, and the message's place when all of it has been used."""
+        bundle = self.bundled[src]
+        if bundle is None:
+            peer = self._vertex(src)
+            place = self._message(k, peer, None, 0)
+            several = sum(self._segments(chunk) for chunk in self.plan.incoming[k][src])
+            bundle = self.bundled[src] = Bundle(place, self.mail[peer].begins(place), several)
+        self.times[k, self._vertex(src)][3] += length
+        payload = self._payload(bundle.place, bundle.at, length)
+        bundle.at += self._on_the_wire(length)
+        bundle.left -= 1
+        return (None if bundle.left else bundle.place), payload
 
     def _hear_the_rest(self) -> None:
         """Take the headers of links that had nothing to carry."""

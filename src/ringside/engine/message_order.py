@@ -25,6 +25,8 @@ from typing import NamedTuple
 
 from ringside.schedule import Schedule
 
+WORTH_IT = 0.9
+"""Of the slots that the rounds' order takes: what saves less does not make up for how networks differ from plays."""
 MOST_EFFORT = 400_000
 """Slots x links of a play: beyond, the rounds' order is taken. It is a fraction of a second's work."""
 
@@ -87,7 +89,10 @@ def _orders(schedule: Schedule, segments: tuple[int, ...], window: int) -> tuple
         return None
     plays = [_Play(game, segments, window, rule) for rule in _RULES]
     best = min((play for play in plays if play.complete), key=lambda play: play.slots, default=None)
-    return None if best is None else best.orders()
+    usual = _Play(game, segments, window, _RULES[0], game.by_rounds(segments))
+    if best is None or (usual.complete and best.slots > WORTH_IT * usual.slots):
+        return None
+    return best.orders()
 
 
 class _Game:
@@ -127,6 +132,19 @@ class _Game:
             waits = before[src, chunk]
             (self.then[waits[0]] if waits else self.at_once).append(message)
 
+    def by_rounds(self, segments: Sequence[int]) -> list[list[tuple[int, int]]]:
+        """Return per vertex what it takes, (receive, segment), in the rounds' order."""
+        found: list[list[tuple[int, int]]] = [[] for _ in range(self.vertices)]
+        numbers = sorted(range(len(self.parts)), key=lambda receive: self.round[self.parts[receive][0]])
+        for (_, vertex), grouped in itertools.groupby(
+            sorted(numbers, key=lambda r: (self.round[self.parts[r][0]], self.dst[self.parts[r][0]])),
+            key=lambda r: (self.round[self.parts[r][0]], self.dst[self.parts[r][0]]),
+        ):
+            receives = [(receive, segments[self.chunk[self.parts[receive][0]]]) for receive in grouped]
+            most = max(count for _, count in receives)
+            found[vertex] += [(r, segment) for segment in range(most) for r, count in receives if segment < count]
+        return found
+
     def _tails(self) -> list[int]:
         """Return per message how many follow each other from it on, itself counted."""
         tail = [0] * len(self.src)
@@ -143,9 +161,17 @@ class _Game:
 
 
 class _Play:
-    """One play of a game by a rule."""
+    """One play of a game by a rule; with `fixed`, every vertex takes segments in that order only."""
 
-    def __init__(self, game: _Game, segments: Sequence[int], window: int, rule: Rule) -> None:
+    def __init__(
+        self,
+        game: _Game,
+        segments: Sequence[int],
+        window: int,
+        rule: Rule,
+        fixed: Sequence[Sequence[tuple[int, int]]] | None = None,
+    ) -> None:
+        self._fixed = fixed
         self._game, self._segments, self._window, self._rule = game, segments, window, rule
         self._ready: defaultdict[tuple[int, int], list[tuple[tuple[int, ...], int, int]]] = defaultdict(list)
         self._on_link: defaultdict[tuple[int, int], int] = defaultdict(int)
@@ -219,18 +245,29 @@ class _Play:
 
     def _write(self, vertex: int, chunk: int, segment: int) -> None:
         """Take whatever has arrived for a segment and may be written now."""
-        game, writes = self._game, self._game.writes.get((vertex, chunk), ())
+        if self._fixed is not None:
+            takes, order = self._takes[vertex], self._fixed[vertex]
+            while len(takes) < len(order) and self._take_one(vertex, *order[len(takes)]):
+                pass
+            return
+        writes = self._game.writes.get((vertex, chunk), ())
         cell = (vertex, chunk, segment)
-        while self._written[cell] < len(writes) and not self._leaving[cell]:
-            receive = writes[self._written[cell]]
-            if self._arrived[receive, segment] < len(game.parts[receive]):
-                return
-            for message in game.parts[receive]:
-                self._on_link[game.src[message], vertex] -= 1
-            self._written[cell] += 1
-            self._takes[vertex].append((receive, segment))
-            for message in game.then[receive]:
-                self._offer(message, segment)
+        while self._written[cell] < len(writes) and self._take_one(vertex, writes[self._written[cell]], segment):
+            pass
+
+    def _take_one(self, vertex: int, receive: int, segment: int) -> bool:
+        """Take a segment of a receive, if all of it has arrived and the old content has left."""
+        game = self._game
+        cell = (vertex, game.chunk[game.parts[receive][0]], segment)
+        if self._leaving[cell] or self._arrived[receive, segment] < len(game.parts[receive]):
+            return False
+        for message in game.parts[receive]:
+            self._on_link[game.src[message], vertex] -= 1
+        self._written[cell] += 1
+        self._takes[vertex].append((receive, segment))
+        for message in game.then[receive]:
+            self._offer(message, segment)
+        return True
 
 
 __all__ = ["Order", "Part", "Take", "order_messages"]

@@ -9,6 +9,7 @@ has to wait for: the last one before it that writes its chunk.
 from __future__ import annotations
 
 import functools
+import itertools
 import zlib
 from collections import defaultdict
 from dataclasses import dataclass
@@ -85,6 +86,26 @@ class MessagePlan:
     def switches(self) -> int:
         """Number of switches of the schedule."""
         return self.schedule.switches
+
+    @functools.cached_property
+    def outgoing(self) -> dict[int, tuple[tuple[Send, ...], ...]]:
+        """By receiver, what is sent to it, round by round."""
+        return {
+            dst: tuple(tuple(group) for _, group in itertools.groupby(sends, key=lambda send: send.round))
+            for dst, sends in self.links.items()
+        }
+
+    @functools.cached_property
+    def incoming(self) -> tuple[dict[int, tuple[int, ...]], ...]:
+        """By round and sender, the chunks that come from it, in order, where there are several."""
+        found: list[dict[int, tuple[int, ...]]] = []
+        for receives in self.rounds:
+            chunks: defaultdict[int, list[int]] = defaultdict(list)
+            for receive in receives:
+                for src in receive.sources:
+                    chunks[src].append(receive.chunk)
+            found.append({src: tuple(several) for src, several in chunks.items() if len(several) > 1})
+        return tuple(found)
 
     @functools.cached_property
     def receives(self) -> dict[tuple[int, int], int]:
