@@ -71,7 +71,7 @@ def test_the_page_needs_nothing_else_and_escapes_what_files_say(
 
 
 def test_a_page_that_cannot_be_written_is_one_line(hung: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", str(hung), "--html", str(hung / "no" / "page.html")]) == 1
+    assert main(["doctor", str(hung), "--html", str(hung / "no" / "page.html")]) == 2
     assert "cannot write" in capsys.readouterr().err
 
 

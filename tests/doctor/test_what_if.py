@@ -171,3 +171,52 @@ def test_a_circle_is_named():
     graph = Graph(names=["a", "b"], after=[[1], [0]], groups=[])
     with pytest.raises(UsageError, match="circle, a among them"):
         replay(graph, np.ones((2, 1, 1)))
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("meta_first", [False, True])
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_however_a_timeline_and_its_metadata_are_given(tmp_path, wrapped, packed, meta_first, chunks):
+    shape = Shape(stages=2, replicas=2, micro_batches=4, chunks=chunks)
+    run(shape, lambda kind, stage, *_: usual(kind) * (1.5 if stage == 1 and "compute" in kind else 1.0))
+    text = json.dumps({"traceEvents": shape.events} if wrapped else shape.events).encode()
+    timeline, meta = tmp_path / "a" / f"JobX_trace.json{'.gz' if packed else ''}", tmp_path / "b" / "meta.JobX.yml"
+    for path in (timeline, meta):
+        path.parent.mkdir()
+    timeline.write_bytes(gzip.compress(text) if packed else text)
+    meta.write_text(f"dp_size: 2\npp_size: 2\ntp_size: 4\nvpp_size: {chunks}\nworld_size: 16\n")
+    (tmp_path / "b" / "meta.JobY.yml").write_text("dp_size: 3\npp_size: 2\n")
+    others = sorted((tmp_path / "b").iterdir())
+    found = examine([*others, timeline] if meta_first else [timeline, *others]).what_if
+    assert found is not None
+    truth = answered(shape)
+    assert found["slowdown"] == pytest.approx(truth.slowdown)
+    assert found["last_stage_share"] == pytest.approx(truth.last_stage_share)
+    assert found["cost_rank_hours"] == pytest.approx(4 * truth.cost_rank_hours)
+
+
+def test_interleaving_that_the_metadata_does_not_tell_is_seen(tmp_path):
+    shape = Shape(stages=2, replicas=2, micro_batches=4, chunks=2)
+    run(shape, usual)
+    events = msgspec.convert(shape.events, list[Event])
+    untold = answer(prepare(build(events, Meta(dp_size=2, pp_size=2))).recording)
+    assert untold.step_s == pytest.approx(answered(shape).step_s)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "data_parallel_size: 2\npipeline_model_parallel_size: 4\nvirtual_pipeline_model_parallel_size: null\n",
+        '{"dp_size": 2, "pp_size": 4}',
+        "job:\n  dp_size: 2\n  pp_size: 4\n",
+    ],
+)
+def test_metadata_in_other_forms(text):
+    assert looks_like_meta(text.encode())
+    meta = parse_meta(text)
+    assert (meta.dp_size, meta.pp_size, meta.vpp_size) == (2, 4, 1)
+
+
+def test_published_answers_are_no_metadata():
+    assert not looks_like_meta((shared("what_if") / "result-ST.json").read_bytes()[:16384])

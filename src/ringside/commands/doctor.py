@@ -21,12 +21,13 @@ import sys
 from pathlib import Path
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
 from ringside.doctor.examine import examine
 from ringside.doctor.findings import QUESTIONS, Findings, as_json
 from ringside.doctor.progress import OnStream
-from ringside.errors import RingsideError
+from ringside.errors import UsageError
 from ringside.view.doctor_words import answer, tell, what_if_line
 
 HELP = "say what happened in a run that failed or crawled, from traces, dumps and logs"
@@ -50,14 +51,15 @@ def run(args: argparse.Namespace) -> int:
         findings = examine(args.paths, progress)
     finally:
         progress.done()
-    if args.html is not None:
-        _write_page(findings, args.html)
     if args.json:
         print(json.dumps(as_json(findings), indent=2))
     else:
-        print_findings(findings, Console(file=sys.stdout, highlight=False, soft_wrap=True))
-    if args.html is not None and not args.json:
-        print(args.html)
+        # lines are broken for a reader, never for a program
+        print_findings(findings, Console(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty()))
+    if args.html is not None:
+        _write_page(findings, args.html)
+        if not args.json:
+            print(args.html)
     return exit_status(findings)
 
 
@@ -79,7 +81,7 @@ def print_findings(findings: Findings, console: Console) -> None:
         console.print(Text(told.headline, style="bold red"))
         for line in (told.why, told.price and f"Price: {told.price}", told.next and f"Next: {told.next}"):
             if line:
-                console.print(Text(f"  {line}"))
+                console.print(_indented(line, console))
     for name, question in findings.questions.items():
         console.print(Text(f"{QUESTIONS.get(name, name)} {answer(question)}"))
     if findings.what_if is not None:
@@ -87,6 +89,11 @@ def print_findings(findings: Findings, console: Console) -> None:
     for unjudged in findings.unjudged:
         console.print(Text(f"Not judged: {unjudged.what}: {unjudged.why}."))
     _print_notes(findings, console)
+
+
+def _indented(line: str, console: Console) -> Padding | Text:
+    """A line below a headline; where the console breaks it, all of it stays indented."""
+    return Text(f"  {line}") if console.soft_wrap else Padding(Text(line), (0, 0, 0, 2), expand=False)
 
 
 def _print_notes(findings: Findings, console: Console) -> None:
@@ -108,4 +115,6 @@ def _write_page(findings: Findings, path: Path) -> None:
     try:
         path.write_text(render_page(findings), encoding="utf-8")
     except OSError as error:
-        raise RingsideError(f"cannot write {path}: {error.strerror or error}") from error
+        raise UsageError(
+            f"cannot write {path}: {error.strerror or error}; give --html a file that can be written"
+        ) from error

@@ -161,7 +161,7 @@ def merge(findings: Iterable[Findings]) -> Findings:
     answers: dict[str, Question] = {}
     for part in parts:
         for name, answer in part.questions.items():
-            if name not in answers or answers[name].answer is None:
+            if name not in answers or (answers[name].answer is None and answer.answer is not None):
                 answers[name] = answer
     return Findings(
         verdicts=_once([verdict for part in parts for verdict in part.verdicts]),

@@ -39,9 +39,9 @@ def judge(dumps: Sequence[Dump], views: list[GroupView]) -> tuple[list[Verdict],
 
 
 def _written_apart(older: list[int]) -> Unjudged:
-    one = len(older) == 1
+    which, end, verb = ("dump", "breaks", "is") if len(older) == 1 else ("dumps", "break", "are")
     why = (
-        f"the dump{'' if one else 's'} of {named(older)} {'breaks' if one else 'break'} off, or {'is' if one else 'are'} "
+        f"the {which} of {named(older)} {end} off, or {verb} "
         "older than the others': peers finished collectives that they do not hold yet. Give whole dumps of one moment"
     )
     return Unjudged(what="who holds the job up, if anybody does", why=why)

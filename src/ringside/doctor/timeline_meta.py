@@ -10,6 +10,14 @@ from ringside.errors import UsageError
 
 _LINE = re.compile(r"""^\s*["']?(\w+)["']?\s*:\s*["']?([^"'#,}]*?)["']?\s*,?\s*(?:#.*)?$""")
 LARGEST = 1 << 24
+ALIASES = {
+    "dp_size": ("dp", "data_parallel_size"),
+    "pp_size": ("pp", "pipeline_parallel_size", "pipeline_model_parallel_size"),
+    "tp_size": ("tp", "tensor_parallel_size", "tensor_model_parallel_size"),
+    "dsp_size": ("dsp", "cp_size", "context_parallel_size"),
+    "vpp_size": ("vpp", "virtual_pipeline_model_parallel_size"),
+}
+"""Other names of the sizes: Megatron's."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +51,9 @@ class Meta:
 
 def looks_like_meta(head: bytes) -> bool:
     """Return whether a file's first bytes are such metadata: `dp_size` and `pp_size` on lines of their own."""
-    if head.lstrip()[:1] in (b"{", b"["):
+    if head.lstrip()[:1] == b"[" or b"traceEvents" in head or b'"step_t_base"' in head:
         return False
-    if b"dp_size" not in head:
-        return False
-    lines = {match[1] for match in map(_LINE.match, _short_lines(head.decode("utf-8", "replace"))) if match}
-    return {"dp_size", "pp_size"} <= lines
+    return {"dp_size", "pp_size"} <= _fields(head.decode("utf-8", "replace")).keys()
 
 
 def parse_meta(text: str) -> Meta:
@@ -57,7 +62,7 @@ def parse_meta(text: str) -> Meta:
     Raises:
         UsageError: A size is no positive whole number, or the sizes contradict each other.
     """
-    found = {match[1]: match[2].strip() for match in map(_LINE.match, _short_lines(text)) if match}
+    found = _fields(text)
     sizes = {name: _size(name, found) for name in ("dp_size", "pp_size", "tp_size", "dsp_size", "vpp_size")}
     world = _size("world_size", found) if "world_size" in found else 0
     expected = sizes["dp_size"] * sizes["pp_size"] * sizes["tp_size"] * sizes["dsp_size"]
@@ -68,8 +73,17 @@ def parse_meta(text: str) -> Meta:
     return Meta(trial_name=found.get("trial_name", ""), world_size=world, **sizes)
 
 
-def _short_lines(text: str) -> list[str]:
-    return [line for line in text.splitlines() if len(line) < 200]
+def _fields(text: str) -> dict[str, str]:
+    """The `name: value` lines of a text, by our names; a mapping in braces (JSON, or YAML's flow) counts as lines."""
+    if text.lstrip()[:1] == "{":
+        text = text.replace("{", "\n").replace("}", "\n").replace(",", "\n")
+    short = [line for line in text.splitlines() if len(line) < 200]
+    found = {match[1]: match[2].strip() for match in map(_LINE.match, short) if match}
+    for name, others in ALIASES.items():
+        for other in others:
+            if name not in found and found.get(other, "null") not in ("null", "None", "~", ""):
+                found[name] = found[other]
+    return found
 
 
 def _size(name: str, found: Mapping[str, str]) -> int:

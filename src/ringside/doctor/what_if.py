@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import PurePath
 
@@ -52,11 +53,18 @@ def _read_meta(source: Source, metas: dict[str, Meta]) -> Note:
 
 def _beside(source: Source, metas: dict[str, Meta]) -> Meta | None:
     """The metadata whose name is most like the timeline's (`meta-ST.yaml` for `timeline-ST.json.gz`) in its folder."""
-    words = set(PurePath(source.name).name.split(".")[0].split("-")[1:])
+    words = _words(source.name)
     near = [name for name in metas if PurePath(name).parent == PurePath(source.name).parent] or list(metas)
-    named = [name for name in near if words and words == set(PurePath(name).name.split(".")[0].split("-")[1:])]
-    chosen = named or (near if len(near) == 1 else [])
+    named = [name for name in near if words and words == _words(name)]
+    tried = [name for name in near if metas[name].trial_name.lower() in words]
+    chosen = named or tried or (near if len(near) == 1 else [])
     return metas[chosen[0]] if chosen else None
+
+
+def _words(name: str) -> set[str]:
+    """What tells a file's name from those of other jobs: `st` of `timeline-ST.json.gz`."""
+    parts = re.split(r"[-_. ]", PurePath(name.rpartition("!")[2]).name.lower())
+    return set(parts) - {"timeline", "trace", "traces", "meta", "metadata", "json", "gz", "yaml", "yml", "chrome", ""}
 
 
 def _read_timeline(source: Source, meta: Meta | None, progress: Progress) -> Findings:

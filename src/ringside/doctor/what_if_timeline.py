@@ -45,9 +45,8 @@ def prepare(timeline: Timeline) -> Prepared:
             "no step holds the same operations on all data-parallel ranks; record whole steps of all ranks"
         )
     template: Cell = timeline.cells[whole[0], lanes[0]]
-    graph, keys = dependency_graph(
-        template, chunks=meta.vpp_size, replicas=max(len(lanes), meta.dp_size * meta.dsp_size)
-    )
+    chunks = max(meta.vpp_size, 1 + max(operation.chunk for operation in template.values()))
+    graph, keys = dependency_graph(template, chunks=chunks, replicas=max(len(lanes), meta.dp_size * meta.dsp_size))
     start, duration = _tables(timeline, keys, whole)
     stages = np.array([key.stage for key in keys])
     recording = Recording(
