@@ -159,6 +159,26 @@ def test_a_large_tensor_goes_in_blocks(layout: str) -> None:
     assert all(one == digests[0] for one in digests), "ranks hold different bits"
 
 
+def streamed(path: str, hosts: list[int]) -> list[int]:
+    """Among three and four hosts: several chunks a round, several segments a chunk, orders of their own."""
+    size, found = len(hosts), []
+    with communicator(path, hosts) as comm:
+        for form in ("hosts/halving_doubling", "hosts/recursive_doubling", "leaders/two_tree"):
+            inputs = [tensor("float32", 1_300_001, rank) for rank in range(size)]
+            x = inputs[comm.rank].clone()
+            comm.all_reduce(x, "avg", algorithm=form)
+            assert not wrong(x, inputs, "float32", "avg"), form
+            found.append(digest(bits(x)))
+    return found
+
+
+@pytest.mark.parametrize("hosts", [[0, 0, 1, 2, 3], [0, 0, 1, 2, 2]])
+def test_large_tensors_stream_between_several_hosts(hosts: list[int]) -> None:
+    with meeting_point() as path:
+        digests = on_ranks(TEAM, streamed, path, hosts, limit_s=LIMIT_S)
+    assert all(one == digests[0] for one in digests), "ranks hold different bits"
+
+
 # ------------------------------------------------------------------------------------------------ the wire's dtype
 
 

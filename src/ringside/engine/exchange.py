@@ -335,8 +335,10 @@ class _Run:
 
     def _share_a_message(self, chunks: Sequence[int]) -> bool:
         """Tell whether chunks of one round and link go in one message; both ends see the same sizes."""
-        sizes = [len(self._chunk(chunk)) for chunk in chunks]
-        return 0 < sum(sizes) <= min(self.segment, _SHARED_BYTES)
+        arrays = [self._chunk(chunk) for chunk in chunks]
+        if not all(isinstance(array, np.ndarray) for array in arrays):
+            return False  # large ones, cut already
+        return 0 < sum(map(len, arrays)) <= min(self.segment, _SHARED_BYTES)
 
     def _pump(self, outbox: _Outbox) -> None:
         """Send what may be sent."""
