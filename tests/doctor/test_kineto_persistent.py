@@ -50,10 +50,10 @@ def test_a_slow_rank_is_found_and_no_other(kind, steps, ranks, factor, at_least)
 
 def test_a_rank_behind_interruptions_shows_in_its_fastest_steps():
     """Recorded: two ranks of a Gloo job on busy cores; rank 1 was the slowest in 22 of 30 steps only."""
-    fast = [3.9, 10.3, 5.5, 3.8, 3.6, 3.5, 3.6, 3.6, 3.7, 7.9, 8.6, 7.6, 3.4, 7.3, 4.0, 3.7, 3.6, 3.8, 5.4, 4.1, 3.9, 3.7,
-            7.6, 3.6, 3.7, 3.4, 3.8, 6.2, 5.4, 3.9]  # fmt: skip
-    slow = [5.8, 5.3, 5.5, 6.4, 4.9, 5.0, 5.0, 8.0, 12.9, 5.3, 5.0, 5.0, 13.5, 5.1, 11.3, 5.1, 5.1, 5.1, 5.4, 6.0, 7.2, 5.3,
-            5.5, 5.3, 5.6, 5.5, 5.5, 5.3, 5.5, 5.4]  # fmt: skip
+    fast = [3.9, 10.3, 5.5, 3.8, 3.6, 3.5, 3.6, 3.6, 3.7, 7.9, 8.6, 7.6, 3.4, 7.3, 4.0, 3.7, 3.6, 3.8, 5.4, 4.1, 3.9,
+            3.7, 7.6, 3.6, 3.7, 3.4, 3.8, 6.2, 5.4, 3.9]  # fmt: skip
+    slow = [5.8, 5.3, 5.5, 6.4, 4.9, 5.0, 5.0, 8.0, 12.9, 5.3, 5.0, 5.0, 13.5, 5.1, 11.3, 5.1, 5.1, 5.1, 5.4, 6.0, 7.2,
+            5.3, 5.5, 5.3, 5.6, 5.5, 5.5, 5.3, 5.5, 5.4]  # fmt: skip
     assert persistent_rank(np.array([fast, slow]).T * 1e-3) == 1
 
 

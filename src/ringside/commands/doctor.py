@@ -84,8 +84,9 @@ def print_findings(findings: Findings, console: Console) -> None:
                 console.print(_indented(line, console))
     for name, question in findings.questions.items():
         console.print(Text(f"{QUESTIONS.get(name, name)} {answer(question)}"))
-    if findings.what_if is not None:
-        console.print(Text(f"What if nobody had been slower than its peers: {what_if_line(findings.what_if)}."))
+    for one in filter(None, [findings.what_if, *findings.more_what_if]):
+        source = f" ({one['source']})" if findings.more_what_if and "source" in one else ""
+        console.print(Text(f"What if nobody had been slower than its peers: {what_if_line(one)}{source}."))
     for unjudged in findings.unjudged:
         console.print(Text(f"Not judged: {unjudged.what}: {unjudged.why}."))
     _print_notes(findings, console)

@@ -174,8 +174,10 @@ def _unjudged_together(job: Job, pace: judge.Pace, matched: Matched, blamed: Seq
     elif not blamed and pace.excess.max(initial=0.0) > judge.SIMILAR:
         most = max(pace.slowest)
         who = pace.ranks[pace.slowest.index(most)]
-        why = f"the slowest rank moves: no rank is it in more than {most} of {steps} steps (rank {who})"
-        found.append(Unjudged(what="a straggler", why=f"{why}, which chance or noise explains"))
+        why = f"rank {who} is the slowest in {most} of {steps} steps, which chance or noise may explain"
+        if 2 * most < steps:
+            why = f"the slowest rank moves: no rank is it in more than {most} of {steps} steps (rank {who})"
+        found.append(Unjudged(what="a straggler", why=f"{why}; more steps would tell (30 are plenty)"))
     if not len(matched.parts) and any(trace.collectives for trace in job.traces):
         why = "no collective of one rank is found on another: the traces are of different steps or jobs"
         found.append(Unjudged(what="waits and lateness", why=why))

@@ -27,6 +27,8 @@ UNLIKE = 0.02
 MANY = 10
 """Steps from which the fastest of them are compared: so large a share of them."""
 FAST = 0.3
+RIVALS = 32
+"""Other ranks that are compared one by one: the slowest of them, for no others come near."""
 
 
 def persistent_rank(own_s: Floats) -> int | None:
@@ -81,8 +83,9 @@ def _slowest_so_often(logs: Floats, rank: int) -> float:
 
 
 def _against(logs: Floats, rank: int, test: Callable[[Floats, Floats], float]) -> float:
-    """The largest probability that a test gives for a rank against each other rank."""
-    return max(test(logs[:, rank], logs[:, other]) for other in range(logs.shape[1]) if other != rank)
+    """The largest probability that a test gives for a rank against each of those that are slow as well."""
+    order = [int(other) for other in np.argsort(-np.median(logs, axis=0)) if other != rank]
+    return max(test(logs[:, rank], logs[:, other]) for other in order[:RIVALS])
 
 
 def _above(own: Floats, others: Floats) -> float:

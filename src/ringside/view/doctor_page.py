@@ -11,7 +11,7 @@ from ringside.doctor.findings import QUESTIONS, Findings, Note, Number, Sheet, U
 from ringside.monitor.verdict import Verdict
 from ringside.view.doctor_lanes import lanes_figure
 from ringside.view.doctor_rings import rings_figure
-from ringside.view.doctor_words import answer, label, tell, title
+from ringside.view.doctor_words import answer, label, tell, title, what_if_line
 from ringside.view.report_words import digits, duration, rank_time, share, size
 
 MOST_ROWS = 256
@@ -116,13 +116,18 @@ def figure(name: str, value: Number | None) -> str:
 def _what_if(findings: Findings) -> str:
     if not findings.what_if:
         return ""
-    known = {key: value for key, value in findings.what_if.items() if isinstance(value, int | float | str)}
+    known = {key: value for key, value in findings.what_if.items() if isinstance(value, int | float)}
     cells = "".join(
         f"<div><dt>{html.escape(title(key))}</dt><dd>{html.escape(figure(key, value))}</dd></div>"
         for key, value in known.items()
     )
+    source = str(findings.what_if.get("source", ""))
+    more = [f"{one.get('source', 'another job')}: {what_if_line(one)}." for one in findings.more_what_if]
+    notes = "".join(
+        f'<p class="note">{html.escape(line)}</p>' for line in [source and f"Replayed: {source}.", *more] if line
+    )
     return f"""<section class="details" aria-label="What if"><h2>What if nobody had been slower than its peers</h2>
-<dl class="tiles">{cells}</dl></section>"""
+<dl class="tiles">{cells}</dl>{notes}</section>"""
 
 
 def _questions(findings: Findings) -> str:
