@@ -1,0 +1,177 @@
+"""`ringside run --on-verdict --metrics-port` on real ranks: an alert fires, and it is over when its cause is."""
+
+import json
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+from tests.monitor.hook_server import hook_server
+
+from . import launched
+
+pytest.importorskip("torch")
+pytest.importorskip("prometheus_client")
+
+SLOWED = """
+import json, os, sys, time, urllib.request
+from pathlib import Path
+import torch, torch.distributed as dist
+from torch.distributed import PrefixStore
+from torch.nn.parallel import DistributedDataParallel as DDP
+from ringside.demo.agreement import Agreement
+from ringside.faults import inject, parse_fault
+from ringside.sync import session as sessions
+
+class Sleepy(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(16, 16)
+    def forward(self, x):
+        time.sleep(0.016)
+        return self.inner(x)
+
+def burn(seconds):
+    began = time.perf_counter()
+    time.sleep(seconds)
+    return time.perf_counter() - began
+
+def keep(name):
+    first = json.loads((session.path / "events.jsonl").read_text().splitlines()[0])
+    page = urllib.request.urlopen(first["metrics"], timeout=20).read()
+    Path(os.environ["PAGES"], name).write_bytes(page)
+
+def decide():
+    found = [v for v in session.verdicts if v.ranks == [1]]
+    if found and not store.check(["healed"]):
+        keep("firing.txt")
+        store.set("healed", "1")
+    if any("until_step" in v.evidence for v in found):
+        keep("over.txt")
+        return 0
+    return LIMIT
+
+LIMIT = 800
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = DDP(Sleepy())
+session = sessions.current()
+store = PrefixStore("test", dist.distributed_c10d._get_default_store())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+injector = inject(parse_fault("slow:rank=1,factor=3,from_step=80"), model, rank, burn=burn)
+agreement = Agreement(store, rank, LIMIT, decide)
+step = 0
+while agreement.goes_on(step):
+    injector.step(step)
+    if rank == 1 and step > 80 and store.check(["healed"]):
+        injector.remove()
+    model(torch.randn(4, 16)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    step += 1
+dist.destroy_process_group()
+"""
+
+HOSTILE = 'x"} 1\nringside_steps_total 7\n$(touch owned)`touch owned`;touch owned'
+
+KILLED = """
+import os, sys, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(40):
+    if os.environ["RANK"] == "1" and step == 30:
+        os.kill(os.getpid(), 9)
+    model(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+WRITER = "import sys; open(sys.argv[1], 'ab').write(sys.stdin.buffer.read())"
+
+
+def writer(path):
+    """A command that appends what it reads to a file."""
+    return shlex.join([sys.executable, "-c", WRITER, str(path)])
+
+
+def run(tmp_path, code, *words, name="run", **environ):
+    (tmp_path / "train.py").write_text(code)
+    environ = {"no_proxy": "127.0.0.1", "PAGES": str(tmp_path), **environ}
+    path = tmp_path / name
+    ended = launched.run("run", "--run-dir", path, *words, "--nproc-per-node=2", tmp_path / "train.py", **environ)
+    return *ended, path
+
+
+def value(page, series):
+    return float(re.search(rf"^{re.escape(series)} (\S+)$", page, re.MULTILINE)[1])
+
+
+def test_an_alert_fires_and_is_over_when_the_fault_is(tmp_path):
+    with hook_server() as server:
+        hooks = f"{server.url}\n{writer(tmp_path / 'told')}"
+        status, _, err, path = run(tmp_path, SLOWED, "--on-verdict", hooks, "--metrics-port=0", name=HOSTILE)
+        told = server.rest()
+    assert status == 0, err
+    assert "training goes on" not in err
+    firing = next(alert for alert in told if alert["ranks"] == [1])
+    (over,) = [a for a in told if a["fingerprint"] == firing["fingerprint"] and a is not firing]
+    assert (firing["status"], firing["kind"], firing["severity"]) == ("firing", "slow_rank", "warning")
+    assert (over["status"], over["reason"]) == ("resolved", "repaired")
+    assert firing["verdict"]["excess_ratio"] > 0.2
+    assert over["verdict"]["evidence"]["until_step"] > over["verdict"]["since_step"] > 60
+    assert over["ended_unix"] > over["started_unix"]
+    assert (firing["run"], firing["run_dir"]) == (HOSTILE, str(path))
+    assert [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()] == told
+    during, after = ((tmp_path / name).read_text() for name in ("firing.txt", "over.txt"))
+    assert value(during, 'ringside_verdict_active{kind="slow_rank",rank="1"}') == 1
+    assert 'ringside_verdict_active{kind="slow_rank",rank="1"}' not in after
+    assert value(after, 'ringside_verdicts_total{kind="slow_rank"}') >= 1
+    assert value(after, "ringside_cost_rank_seconds_total") > 0
+    assert value(after, "ringside_steps_total") > value(during, "ringside_steps_total") > 80
+    own = [value(during, f'ringside_rank_own_seconds_total{{rank="{rank}"}}') for rank in (0, 1)]
+    assert own[1] > own[0]
+    wait = [value(during, f'ringside_rank_wait_seconds_total{{rank="{rank}"}}') for rank in (0, 1)]
+    assert wait[0] > wait[1]
+    assert r'run="x\"} 1\nringside_steps_total 7\n$(touch owned)`touch owned`;touch owned"' in during
+    assert not list(tmp_path.rglob("owned"))
+    if shutil.which("promtool"):
+        checked = subprocess.run(["promtool", "check", "metrics"], input=during, text=True, capture_output=True)
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_a_rank_that_was_killed_is_told_by_the_launcher_and_a_taken_port_once(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        hook = f"--on-verdict={writer(tmp_path / 'told')}"
+        status, _, err, path = run(tmp_path, KILLED, hook, f"--metrics-port={port}")
+    assert status == 1
+    assert err.count(f"port {port} at 127.0.0.1 cannot be had") == 1
+    assert launched.summary(path)["steps"] > 0
+    (alert,) = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+    assert (alert["status"], alert["kind"], alert["ranks"]) == ("firing", "dead_rank", [1]), err
+    assert alert["severity"] == "critical"
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "why"),
+    [
+        ("--on-verdict", "page 'me", "close the quotes"),
+        ("--on-verdict", "https://", "needs a host"),
+        ("--metrics-port", "99999", "no port"),
+        ("--metrics-port", "0.0.0.0:9464", "RINGSIDE_METRICS_TOKEN"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(tmp_path, flag, value, why):
+    status, out, err, path = run(tmp_path, KILLED, flag, value)
+    assert (status, out) == (2, "")
+    assert why in err
+    assert len(err.splitlines()) == 1
+    assert not path.exists()
