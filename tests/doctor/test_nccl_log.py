@@ -154,6 +154,7 @@ def test_sockets_though_others_use_infiniband(tmp_path: Path) -> None:
         ("NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.1<0>", "node-0 has a better network"),
         ("Failed to open libibverbs.so[.1]", "libibverbs"),
         ("NCCL_IB_DISABLE set by environment to 1.", "NCCL_IB_DISABLE=1"),
+        ("NET/IB : No device found.", "found no device (node-0, node-1)"),
     ],
 )
 def test_a_fallback_to_sockets_says_why(tmp_path: Path, line: str, reason: str) -> None:
@@ -163,14 +164,13 @@ def test_a_fallback_to_sockets_says_why(tmp_path: Path, line: str, reason: str) 
     assert reason in str(found.verdicts[0].evidence["reason"])
 
 
-@pytest.mark.parametrize("line", ["NET/IB : No device found.", "NCCL_NET set by environment to Socket.", "Using eth0"])
+@pytest.mark.parametrize("line", ["NCCL_NET set by environment to Socket.", "Using eth0"])
 def test_sockets_where_there_is_nothing_else_are_no_fault_but_are_said(tmp_path: Path, line: str) -> None:
     text = "\n".join(f"node-{rank // 2}:{1000 + rank}:{1000 + rank} [0] NCCL INFO {line}" for rank in range(4))
     found = look_at(tmp_path, text + "\n" + job_log([2, 2], network="NET/Socket/0"))
     assert found.verdicts == []
     (said,) = [one for one in found.unjudged if "sockets" in one.what]
     assert "slowest hop" in said.why
-    assert ("found no InfiniBand" in said.why) == ("No device" in line)
 
 
 def test_versions_that_differ_between_ranks(tmp_path: Path) -> None:

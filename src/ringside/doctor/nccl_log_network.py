@@ -19,13 +19,12 @@ class Network:
     """What the processes of a job said of the network between hosts.
 
     Attributes:
-        fallback: Why something better than sockets is not used although it was there, asked for or broken; empty
-            where nothing says so.
-        without: Hosts on which NCCL looked for InfiniBand or RoCE and found none.
+        fallback: Why something better than sockets is not used although it was looked for, there, asked for or broken;
+            empty where nothing says so.
     """
 
     fallback: str = ""
-    without: set[str] = field(default_factory=set)
+    _without: set[str] = field(default_factory=set)
 
     def add(self, line: Line) -> None:
         """Take one line."""
@@ -38,7 +37,7 @@ class Network:
         elif "libibverbs" in text and "ailed" in text:
             self._say("libibverbs could not be loaded")
         elif "IB" in text and "No device found" in text:
-            self.without.add(line.host)
+            self._without.add(line.host)
         elif _PRESENT.search(text):
             self._say(f"{line.host} has a better network ({text[:60]})")
         elif "lugin" not in text and _PLUGIN.search(text):
@@ -48,7 +47,13 @@ class Network:
         self.fallback = self.fallback or reason
 
     @property
+    def tried(self) -> bool:
+        """Whether NCCL tried something better, or should have."""
+        return bool(self.fallback or self._without)
+
+    @property
     def words(self) -> str:
         """Why sockets are used, as far as the logs say."""
-        found_none = "NCCL found no InfiniBand or RoCE device" if self.without else "the log does not say why"
-        return self.fallback or found_none
+        hosts = ", ".join(sorted(self._without)[:4])
+        found_none = f"NCCL looked for InfiniBand or RoCE and found no device ({hosts})" if hosts else ""
+        return self.fallback or found_none or "the log does not say why"

@@ -181,7 +181,7 @@ def _sockets(comm: Communicator, network: Network) -> list[Verdict]:
     over = {(link.src, link.dst) for link in comm.links.values() if link.via.startswith("NET/Socket")}
     other = {(link.src, link.dst): link.via for link in comm.links.values() if link.via.startswith("NET/")}
     better = {pair: via for pair, via in other.items() if pair not in over}
-    if not over or not (better or network.fallback):
+    if not over or not (better or network.tried):
         return []  # all that there is, as far as the logs show: `plain_sockets` says what that means
     ranks = sorted({rank for pair in over for rank in pair} - {rank for pair in better for rank in pair})
     mixed = f", though {counted(len(better), 'hop')} use {transport(next(iter(better.values())))}" if better else ""
@@ -205,7 +205,7 @@ def _sockets(comm: Communicator, network: Network) -> list[Verdict]:
 def plain_sockets(comms: Sequence[Communicator], network: Network) -> list[Unjudged]:
     """Return a line where hosts talk over sockets and nothing shows that they could do better."""
     links = [link for comm in comms for link in comm.links.values() if link.via.startswith("NET/")]
-    if network.fallback or not links or any(not link.via.startswith("NET/Socket") for link in links):
+    if network.tried or not links or any(not link.via.startswith("NET/Socket") for link in links):
         return []
     why = (
         f"{network.words}. Then it is what this network can do (1 to 10 GB/s, through the hosts' CPUs), and a ring "
