@@ -104,6 +104,14 @@ def test_all_arrived_and_it_does_not_end() -> None:
     assert blames(waits(0), waits(1, process=Process(), silent_s=60.0)) == ("hang", "unheard", (1,))
 
 
+def test_a_host_that_was_never_heard_of() -> None:
+    never = Standing(rank=1, entered=-1, still_s=60.0, silent_s=60.0)
+    found = judge([waits(0), never])
+    assert found is not None
+    assert (found.why, found.ranks, found.seq, found.missing) == ("unheard", (1,), 41, (1,))
+    assert judge([waits(0, synced=1), never]) is None, "it may come late in the first steps"
+
+
 def test_what_the_engine_told() -> None:
     told = Failure("mismatch", [1], "ranks called different things")
     assert blames(works(0, failure=told), works(1, failure=told)) == ("mismatch", "told", (1,))

@@ -26,7 +26,8 @@ CONFIRM_S = 0.4
 """A rank must be gone for so long before it is called dead: ranks that are ended together die one after the other."""
 NO_ANSWER_S = 2.0
 """A watcher speaks four times a second: one that is silent for so long does not run."""
-BUSY_SHARE = 0.5
+BUSY_SHARE = 0.25
+"""Of a core: one that sleeps uses none, and on a busy machine a loop gets less than a whole one."""
 
 _ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -108,12 +109,14 @@ def _hung(standings: Sequence[Standing]) -> Finding | None:
     stopped = [s for s in present if s.process.stopped]
     if stopped:
         return _missing("hang", "stopped", stopped, standings)
-    able = [s for s in standings if s not in waiting and (s.left or not s.process.gone)]
+    unheard = [s for s in present if _unheard(s, limit)]
+    able = [s for s in standings if s not in waiting and s not in unheard and (s.left or not s.process.gone)]
     late = [s for s in able if _behind(s, waiting)]
     if late:
         return _late(late, waiting, waited, standings)
-    unheard = [s for s in present if _unheard(s, limit)]
     if unheard:
+        if min(s.synced for s in waiting) < WARM_UP_PASSES and waited <= WARM_UP_S:
+            return None
         return _missing("hang", "unheard", unheard, standings)
     return _disagreement(waiting, standings) or _missing("hang", "inside", [], standings)
 
@@ -153,9 +156,8 @@ def _occupation(standing: Standing) -> str:
         return "disk"
     if standing.process.state and standing.silent_s > NO_ANSWER_S:
         return "no_answer"
-    if not standing.process.state and standing.silent_s > LIMIT_S:
-        return "unheard"
-    return "busy" if standing.process.cpu_share >= BUSY_SHARE else "asleep"
+    runs = standing.process.state == "R" or standing.process.cpu_share >= BUSY_SHARE
+    return "busy" if runs else "asleep"
 
 
 def _disagreement(waiting: Sequence[Standing], standings: Sequence[Standing]) -> Finding | None:
@@ -195,7 +197,8 @@ def _missing(kind: str, why: str, culprits: Sequence[Standing], standings: Seque
         arrived = tuple(s.rank for s in standings if s.group_seq >= seq and s not in culprits)
     else:
         newest = max((s.entered for s in standings), default=0)
-        seq = min(min((s.entered for s in culprits), default=newest) + 1, newest)
+        known = [s.entered for s in culprits if s.entered >= 0]
+        seq = min(min(known, default=newest) + 1, newest)
         call = next((call for s in standings if (call := s.call_of(seq)) is not None), None)
         op, size = (call.op, call.size_bytes) if call else ("all_reduce", 0)
         arrived = tuple(s.rank for s in standings if s.entered >= seq)

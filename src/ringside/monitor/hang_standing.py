@@ -72,7 +72,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Args:
         rank: Global rank.
         step: Training step under way.
-        entered: Gradient collectives that it has handed over so far.
+        entered: Gradient collectives that it has handed over so far; -1: nothing was ever heard of it.
         synced: Backward passes whose gradients it has waited for.
         waiting_s: For how long it has been blocked in a collective; 0: it is not.
         still_s: For how long it has entered and left no collective.

@@ -116,12 +116,14 @@ def _sentence(finding: Finding, culprit: Standing) -> str:
 
 
 def _by_signal(number: int) -> str:
-    if not number:
-        return ""
+    return f" by {_signal_name(number)}" if number else ""
+
+
+def _signal_name(number: int) -> str:
     try:
-        return f" by {signal.Signals(number).name}"
+        return signal.Signals(number).name if number else ""
     except ValueError:
-        return f" by signal {number}"
+        return f"signal {number}"
 
 
 def _others(finding: Finding) -> str:
@@ -158,7 +160,7 @@ def _evidence(finding: Finding, culprit: Standing | None, pid: int) -> dict[str,
     known: dict[str, float | int | str] = {
         "pid": pid,
         "process_state": process.state,
-        "signal": process.signal,
+        "signal": _signal_name(process.signal),
         "kernel_function": process.kernel_function,
         "where": culprit.where,
         "called": culprit.call,

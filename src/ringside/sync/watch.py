@@ -229,6 +229,7 @@ class Watch:
         if episode:
             self._dump(episode)
             return
+        self._stacks.clear()
         self._known = self._host.spoken
         if self._machine.open is not None:
             self._machine = self._new_machine()
@@ -276,6 +277,7 @@ class Watch:
         assert self._host is not None
         if change.kind == "repaired":
             self.board.put("episode", 0)
+            self._stacks.clear()
             self._put(change)
             return
         spoken = self._host.spoken
@@ -340,13 +342,13 @@ class Watch:
         deadline = time.monotonic() + (LAST_LOOK_S if failed else 0.0)
         while True:
             now = time.monotonic()
-            if self._host.leader(now) != self._rank:
-                return
             standings = self._host.standings(now, ask_kernel=True)
-            change = self._machine.look(standings, now, at_end=True)
-            if change is not None:
-                self._speak(change)
-            if change is not None or now > deadline or _all_known(standings, self._rank):
+            if self._host.leader(now, {s.rank for s in standings if s.process.gone or s.process.stopped}) == self._rank:
+                change = self._machine.look(standings, now, at_end=True)
+                if change is not None:
+                    self._speak(change)
+                    return
+            if now > deadline or _all_known(standings, self._rank):
                 return
             time.sleep(0.02)  # a process that ends gives no event that all its peers can wait for
 

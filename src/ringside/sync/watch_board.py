@@ -72,8 +72,8 @@ class Board:
         self._synced = 0
         self._longest_s = 0.0
         self._since = 0.0
-        self.put("moved_at", clock())
-        self.put("group_moved_at", clock())
+        for field in ("moved_at", "group_moved_at", "beat_at"):
+            self.put(field, clock())
 
     # -------------------------------------------------------------------------------------------- training thread
 
@@ -220,7 +220,7 @@ class View:
             call=call,
             call_bytes=head["call_bytes"] if call else 0,
             where=self.text("where"),
-            silent_s=max(now - head["beat_at"], 0.0) if head["beat_at"] else 0.0,
+            silent_s=max(now - head["beat_at"], 0.0),
             left=bool(head["left"]),
             process=process or Process(),
             failure=self._failure(),

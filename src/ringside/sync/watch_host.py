@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from threading import Event
 from typing import NamedTuple
 
@@ -20,6 +20,9 @@ FRESH_S = 2.0
 LOOK_S = 1.0
 """From this wait or silence on the kernel is asked about the processes."""
 OWN_STACKS_S, ASKED_STACKS_S, POLL_S = 0.8, 0.5, 0.02
+
+_HERE = Process(state="S")
+"""A process of this host that there is no reason to ask the kernel about."""
 
 _log = logging.getLogger("ringside")
 
@@ -80,9 +83,14 @@ class Host:
         """How many verdicts ranks of this host have told."""
         return sum(int(peer.view.number("spoken")) for peer in self._peers.values())
 
-    def leader(self, now: float) -> int:
-        """Return the lowest rank of the host whose watcher works: it speaks for the host."""
-        for rank in sorted(self._peers):
+    def leader(self, now: float, unable: Collection[int] = ()) -> int:
+        """Return the lowest rank of the host whose watcher works: it speaks for the host.
+
+        Args:
+            now: Monotonic seconds.
+            unable: Ranks that are known not to, whatever they said a moment ago.
+        """
+        for rank in sorted(set(self._peers).difference(unable)):
             view = self._peers[rank].view
             if rank == self._rank or (not view.number("left") and now - view.number("beat_at") < FRESH_S):
                 return rank
@@ -99,7 +107,7 @@ class Host:
         return [
             msgspec.structs.replace(standing, process=peer.observer.look(now))
             if someone_waits or standing.silent_s > LOOK_S
-            else msgspec.structs.replace(standing, process=Process(state="S"))
+            else msgspec.structs.replace(standing, process=_HERE)
             for peer, standing in seen
         ]
 

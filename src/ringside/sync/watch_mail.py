@@ -104,7 +104,10 @@ class Mail:
                 at, letter = heard[host]
                 standings += [_aged(standing, now - at) for standing in letter.standings]
             else:
-                standings += [Standing(rank=rank, silent_s=now - self._began) for rank in ranks]
+                standings += [
+                    Standing(rank=rank, entered=-1, still_s=now - self._began, silent_s=now - self._began)
+                    for rank in ranks
+                ]
         return standings
 
     def silence_s(self, now: float) -> float:

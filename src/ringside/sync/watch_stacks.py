@@ -30,10 +30,14 @@ class Stacks:
             faulthandler.register(self.signal, file=self.fd, all_threads=True)
 
     def dump(self) -> None:
-        """Write this process's stacks."""
-        os.ftruncate(self.fd, 0)
-        os.lseek(self.fd, 0, os.SEEK_SET)
+        """Write this process's stacks, after those that a signal may have made it write."""
         faulthandler.dump_traceback(file=self.fd, all_threads=True)
+
+    def clear(self) -> None:
+        """Forget what was written: that hang is over."""
+        if os.fstat(self.fd).st_size:
+            os.ftruncate(self.fd, 0)
+            os.lseek(self.fd, 0, os.SEEK_SET)
 
     def close(self) -> None:
         """Give the signal back."""

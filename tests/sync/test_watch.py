@@ -1,0 +1,329 @@
+"""Jobs that hang, on real ranks: one verdict on the right rank, while the job hangs; and none where it does not."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+from tests.processes import Team, borrowed, hear, say  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+import ringside  # noqa: E402
+from ringside import _core  # noqa: E402
+from ringside.monitor import hang, hang_judge  # noqa: E402
+from ringside.sync import watch  # noqa: E402
+
+from .training import free_port, group, small_attachment, steps  # noqa: E402
+
+pytestmark = [
+    pytest.mark.skipif(not _core.available(), reason="needs the native core"),
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc"),
+]
+
+ENGINES = ["ringside", "native"]
+SHORT_S = 1.5
+PAUSES_S = 1.0
+PATIENCE_S = 30.0
+PROMISED_S = 5.0
+
+
+# ------------------------------------------------------------------------------------------------ on the ranks
+
+
+def job(port: int, path: str, engine: str, limit_s: float, culprit: int, case: str) -> int:
+    """Train, meet, let one rank do something else while the others train on, and train on together."""
+    was = hang_judge.LIMIT_S
+    hang_judge.LIMIT_S = hang.LIMIT_S = limit_s
+    try:
+        with group(port) as rank:
+            ddp, attachment, optimizer = small_attachment(run_dir=path, engine=engine)
+            steps(ddp, optimizer, rank, 6)
+            await_meeting(attachment.session.watch)
+            dist.barrier()
+            say("ready")
+            if rank == culprit:
+                CASES[case]()
+            steps(ddp, optimizer, rank, 6)
+            dist.barrier()
+            attachment.session.end()
+            return int(attachment.session.clock.step)
+    finally:
+        hang_judge.LIMIT_S = hang.LIMIT_S = was
+
+
+def await_meeting(watch: Any) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while watch._host is None or (watch._mail is not None and not watch._mail._heard):
+        assert time.monotonic() < deadline, "the ranks' watchers did not meet"
+        time.sleep(0.005)  # it meets on a thread of its own and tells nobody
+
+
+def waits_for_a_word() -> None:
+    hear()
+
+
+def loops() -> None:
+    goes_on = threading.Event()
+    threading.Thread(target=lambda: (hear(), goes_on.set()), daemon=True).start()
+    while not goes_on.is_set():
+        sum(range(1000))
+
+
+def takes_a_lock_twice() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    threading.Thread(target=lambda: (hear(), lock.release()), daemon=True).start()
+    lock.acquire(timeout=PATIENCE_S)
+
+
+def keeps_the_gil() -> None:
+    ctypes.PyDLL(None).sleep(5)
+
+
+def calls_another_collective() -> None:
+    dist.barrier()
+
+
+CASES: dict[str, Callable[[], None]] = {
+    "stopped": waits_for_a_word,
+    "never": loops,
+    "deadlock": takes_a_lock_twice,
+    "gil": keeps_the_gil,
+    "different": calls_another_collective,
+    "dead": waits_for_a_word,
+}
+
+
+# ------------------------------------------------------------------------------------------------ on the test's side
+
+
+def events(path: Path, *kinds: str) -> list[dict[str, Any]]:
+    lines = (path / "events.jsonl").read_text().splitlines() if (path / "events.jsonl").exists() else []
+    return [event for event in map(json.loads, lines) if event["kind"] in kinds]
+
+
+def await_event(path: Path, kind: str) -> tuple[dict[str, Any], float]:
+    """Return the first event of a kind, and when it was there, on the monotonic clock."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := events(path, kind)):
+        assert time.monotonic() < deadline, f"no {kind} in {events(path, 'verdict', 'repaired', 'stacks')}"
+        time.sleep(0.02)  # a file that grows gives no event to wait for
+    return found[0], time.monotonic()
+
+
+def begin(team: Team, path: Path, engine: str, case: str, *, culprit: int = 1, limit_s: float = SHORT_S) -> None:
+    team.start(job, free_port(), str(path), engine, limit_s, culprit, case)
+    team.await_word("ready")
+
+
+def only_verdict(path: Path) -> dict[str, Any]:
+    verdicts = [event["verdict"] for event in events(path, "verdict")]
+    assert len(verdicts) == 1, verdicts
+    return verdicts[0]
+
+
+def check(verdict: dict[str, Any], kind: str, why: str, culprit: int = 1) -> None:
+    evidence = verdict["evidence"]
+    assert (verdict["kind"], evidence["why"], verdict["ranks"]) == (kind, why, [culprit]), verdict
+    assert str(culprit) in evidence["missing"]
+    assert str(1 - culprit) in evidence["arrived"]
+    assert evidence["collective"] > 12  # several buckets in each of six steps
+    assert evidence["op"] == "all_reduce"
+    assert evidence["size_bytes"] > 0
+    assert verdict["advice"]
+
+
+@pytest.mark.parametrize(("engine", "culprit"), [("ringside", 0), ("ringside", 1), ("native", 1)])
+def test_stopped_rank_is_named_within_five_seconds(tmp_path: Path, engine: str, culprit: int) -> None:
+    path = tmp_path / "run"
+    promised = engine == "ringside" and culprit == 0
+    with borrowed(2) as team:
+        begin(team, path, engine, "stopped", culprit=culprit, limit_s=hang_judge.LIMIT_S if promised else SHORT_S)
+        stopped = team.kill(culprit, signal.SIGSTOP)
+        _, told = await_event(path, "verdict")
+        await_event(path, "stacks")
+        team.kill(culprit, signal.SIGCONT)
+        team.tell(culprit, "go on")
+        assert [outcome.value for outcome in team.finish()] == [12, 12]
+    verdict = only_verdict(path)
+    check(verdict, "hang", "stopped", culprit)
+    assert verdict["evidence"]["process_state"] == "T"
+    stacks = sorted(file.name for file in (path / "stacks").iterdir())
+    assert stacks == [f"hang-1-rank-{1 - culprit}.txt"], "a stopped rank cannot give its stacks, the other can"
+    assert "test_watch.py" in (path / "stacks" / stacks[0]).read_text()
+    if promised:
+        assert told - stopped < 3 * PROMISED_S, "the promise is kept on a machine of its own; this one is shared"
+    print(f"{engine}: rank {culprit} named after {told - stopped:.2f} s")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("case", "why", "line"), [("never", "busy", "in loops"), ("deadlock", "asleep", "in takes_a")])
+def test_rank_that_does_not_come(tmp_path: Path, engine: str, case: str, why: str, line: str) -> None:
+    path = tmp_path / "run"
+    with borrowed(2) as team:
+        begin(team, path, engine, case)
+        await_event(path, "verdict")
+        await_event(path, "stacks")
+        team.tell(1, "go on")
+        outcomes = team.finish()
+    assert [outcome.value for outcome in outcomes] == [12, 12], outcomes
+    verdict = only_verdict(path)
+    check(verdict, "hang", why)
+    assert line in verdict["evidence"]["where"]
+    assert line.split()[1] in (path / "stacks" / "hang-1-rank-1.txt").read_text()
+    assert (path / "stacks" / "hang-1-rank-0.txt").exists()
+    summary = json.loads((path / "summary.json").read_text())
+    assert [told["kind"] for told in summary["verdicts"]] == ["hang"]
+
+
+def test_rank_whose_python_does_not_run_gives_its_stacks(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with borrowed(2) as team:
+        begin(team, path, "ringside", "gil", limit_s=2.5)
+        assert [outcome.value for outcome in team.finish()] == [12, 12]
+    check(only_verdict(path), "hang", "no_answer")
+    assert "in keeps_the_gil" in (path / "stacks" / "hang-1-rank-1.txt").read_text()
+    assert len(events(path, "repaired")) == 1
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_ranks_that_call_different_collectives(tmp_path: Path, engine: str) -> None:
+    path = tmp_path / "run"
+    with borrowed(2) as team:
+        begin(team, path, engine, "different")
+        await_event(path, "verdict")
+        await_event(path, "stacks")
+        team.kill(1)
+        assert team.finish()[0].error
+    verdict = only_verdict(path)
+    check(verdict, "mismatch", "different")
+    assert verdict["evidence"]["called"] == "barrier"
+    assert sorted(file.name for file in (path / "stacks").iterdir()) == ["hang-1-rank-0.txt", "hang-1-rank-1.txt"]
+
+
+@pytest.mark.parametrize(("engine", "culprit"), [("ringside", 0), ("native", 1)])
+def test_dead_rank(tmp_path: Path, engine: str, culprit: int) -> None:
+    path = tmp_path / "run"
+    with borrowed(2) as team:
+        begin(team, path, engine, "dead", culprit=culprit)
+        team.kill(culprit)
+        assert team.finish()[1 - culprit].error
+    verdict = only_verdict(path)
+    assert (verdict["kind"], verdict["ranks"]) == ("dead_rank", [culprit])
+    assert verdict["evidence"]["why"] == "dead"
+    assert verdict["evidence"].get("signal", "SIGKILL") == "SIGKILL"
+    assert verdict["since_step"] == 6
+
+
+def different_models(port: int, path: str) -> None:
+    with group(port) as rank:
+        ddp = DistributedDataParallel(nn.Linear(64, 8 + 8 * rank), init_sync=False)
+        session = ringside.attach(ddp, run_dir=path).session
+        await_meeting(session.watch)
+        dist.barrier()
+        ddp(torch.randn(4, 64)).square().mean().backward()
+
+
+def test_what_the_engine_found_out_is_a_verdict(tmp_path: Path) -> None:
+    with borrowed(2) as team:
+        team.start(different_models, free_port(), str(tmp_path / "run"))
+        assert [outcome.error for outcome in team.finish()] == ["MismatchError"] * 2
+    verdict = only_verdict(tmp_path / "run")
+    assert verdict["kind"] == "mismatch"
+    assert "rank 0 called" in verdict["cause"]
+    assert set(verdict["ranks"]) <= {0, 1}
+
+
+def pauses(port: int, path: str, engine: str) -> list[str]:
+    """Train with a slow first step, a pause of one rank that is short, and one of all ranks that is long."""
+    was = hang_judge.LIMIT_S
+    hang_judge.LIMIT_S = hang.LIMIT_S = PAUSES_S
+    try:
+        with group(port) as rank:
+            ddp, attachment, optimizer = small_attachment(run_dir=path, engine=engine)
+            await_meeting(attachment.session.watch)
+            dist.barrier()
+            stall(2 * PAUSES_S if rank == 1 else 0)  # it compiles
+            steps(ddp, optimizer, rank, 6)
+            stall(PAUSES_S / 3 if rank == 0 else 0)
+            steps(ddp, optimizer, rank, 3)
+            stall(2 * PAUSES_S)  # all validate
+            steps(ddp, optimizer, rank, 3)
+            stall(2 * PAUSES_S if rank == 0 else 0)  # rank 0 writes a checkpoint, the others wait in their own barrier
+            dist.barrier()
+            attachment.session.end()
+            return [thread.name for thread in threading.enumerate() if thread.name.startswith("ringside-watch")]
+    finally:
+        hang_judge.LIMIT_S = hang.LIMIT_S = was
+
+
+def job_on_two_hosts(*arguments: Any) -> int:
+    """The same where no rank sees another's process: only the store is between them."""
+    was = watch.host_key
+    watch.host_key = lambda: f"host of process {os.getpid()}"
+    try:
+        return job(*arguments)
+    finally:
+        watch.host_key = was
+
+
+@pytest.mark.parametrize(
+    ("case", "culprit", "why", "stacks"), [("deadlock", 1, "asleep", [0, 1]), ("stopped", 0, "unheard", [1])]
+)
+def test_between_hosts(tmp_path: Path, case: str, culprit: int, why: str, stacks: list[int]) -> None:
+    path = tmp_path / "run"
+    with borrowed(2) as team:
+        team.start(job_on_two_hosts, free_port(), str(path), "native", SHORT_S, culprit, case)
+        team.await_word("ready")
+        if case == "stopped":  # and with rank 0 the job's store, which lives in it
+            team.kill(culprit, signal.SIGSTOP)
+        await_event(path, "verdict")
+        await_event(path, "stacks")
+        if case == "stopped":
+            team.kill(culprit, signal.SIGCONT)
+        team.tell(culprit, "go on")
+        assert [outcome.value for outcome in team.finish()] == [12, 12]
+    verdict = only_verdict(path)
+    check(verdict, "hang", why, culprit)
+    assert events(path, "stacks")[0]["ranks"] == stacks
+    assert ("the job's store has not answered" in verdict["cause"]) == (case == "stopped")
+
+
+def stall(seconds: float) -> None:
+    threading.Event().wait(seconds)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_pauses_are_no_hang(tmp_path: Path, engine: str) -> None:
+    with borrowed(2) as team:
+        assert team.run(pauses, free_port(), str(tmp_path / "run"), engine) == [[], []]
+    assert events(tmp_path / "run", "verdict", "repaired", "stacks") == []
+
+
+def turned_off(port: int, variable: str) -> bool:
+    os.environ[variable] = "off"
+    try:
+        with group(port):
+            _, attachment, _ = small_attachment(run_dir="/dev/null/run")
+            dist.barrier()
+            return attachment.session is None or attachment.session.watch is None
+    finally:
+        del os.environ[variable]
+
+
+@pytest.mark.parametrize("variable", ["RINGSIDE", "RINGSIDE_WATCH"])
+def test_off_is_off(variable: str) -> None:
+    with borrowed(2) as team:
+        assert team.run(turned_off, free_port(), variable) == [True, True]
