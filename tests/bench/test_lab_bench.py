@@ -11,13 +11,12 @@ pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 from lab_jobs import Turn, Turns
-from lab_law import busiest, chain, host_bytes, leaves, merged, overlap, schedule_of
+from lab_law import SEGMENT_BYTES, busiest, chain, host_bytes, leaves, merged, overlap, schedule_of
 from lab_report import Floor, Section, filled, size_words, verdict
 
 from ringside.schedule import ALGORITHMS
 
 SIZE = 1 << 24
-SEGMENT = 1 << 18
 
 
 @pytest.mark.parametrize("n", range(2, 9))
@@ -33,7 +32,7 @@ def test_a_ring_has_no_pipeline_to_fill():
 
 def test_a_parameter_server_hands_its_last_segment_down_after_it_came():
     link = busiest(schedule_of("parameter_server", 5), SIZE)
-    assert (link.vertex, link.fill_hops, link.fill_bytes) == (0, 1, SEGMENT)
+    assert (link.vertex, link.fill_hops, link.fill_bytes) == (0, 1, SEGMENT_BYTES)
 
 
 def test_a_chain_fills_and_empties_over_all_of_its_ranks_but_those_at_the_busiest_link():
