@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ringside.doctor.findings import Findings, Note
+from ringside.doctor.findings import Findings, Note, verdict_of_files
 from ringside.doctor.progress import Progress
 from ringside.doctor.sources import Source
 from ringside.doctor.words import first_line, rank_list
@@ -16,7 +16,6 @@ from ringside.monitor.verdict import Verdict
 
 KIND = "torchelastic error file"
 MOST_BYTES = 16 << 20
-UNKNOWN_STEP = -1
 _HEAD = re.compile(rb'\A\s*\{\s*"message"\s*:')
 _RANK = re.compile(r"(?:^|/)(?:rank[_-]?)?(\d+)/error\.json$|rank[_-]?(\d+)")
 _LOST_PEER = re.compile(
@@ -64,12 +63,9 @@ def _verdict(errors: list[tuple[str, dict[str, Any]]]) -> Verdict:
     others = {error["rank"] for _, error in errors[1:] if error["rank"] is not None} - {first["rank"]}
     last = next((line.strip() for line in reversed(first["stack"].splitlines()) if line.strip()), "")
     who = f"rank {first['rank']}" if first["rank"] is not None else "a worker"
-    return Verdict(
+    return verdict_of_files(
         kind="dead_rank",
         ranks=[first["rank"]] if first["rank"] is not None else [],
-        since_step=UNKNOWN_STEP,
-        detected_step=UNKNOWN_STEP,
-        excess_ratio=0.0,
         cause=f"{who} raised first: {first_line(first['message'])}",
         evidence={
             "file": name,

@@ -21,6 +21,21 @@ QUESTIONS = {
 """The four questions of every profile, by their names in `questions`."""
 
 Number = float | int | str
+UNKNOWN_STEP = -1
+
+
+def verdict_of_files(kind: str, ranks: Iterable[int], cause: str, evidence: dict[str, Number], advice: str) -> Verdict:
+    """Return a verdict on a run whose files count no steps; arguments as for `Verdict`, ranks in any order."""
+    return Verdict(
+        kind=kind,
+        ranks=sorted(set(ranks)),
+        since_step=UNKNOWN_STEP,
+        detected_step=UNKNOWN_STEP,
+        excess_ratio=0.0,
+        cause=cause,
+        evidence=evidence,
+        advice=advice,
+    )
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from ringside.doctor.findings import Unjudged
+from ringside.doctor.findings import Unjudged, verdict_of_files
 from ringside.doctor.flight_recorder_dump import Call, Dump, Frame
 from ringside.doctor.flight_recorder_groups import GroupView
 from ringside.doctor.flight_recorder_hang import Cause, find_causes
 from ringside.doctor.flight_recorder_mismatch import Mismatch, find_mismatches
 from ringside.doctor.words import counted, named, rank_list
 from ringside.monitor.verdict import Verdict
-
-UNKNOWN_STEP = -1
-"""A dump counts collectives, not training steps."""
 
 Evidence = dict[str, float | int | str]
 LIBRARY_PARTS = ("/torch/", "/c10d", "site-packages/torch")
@@ -51,12 +48,9 @@ def _mismatch_verdict(found: Mismatch) -> Verdict:
     call = found.others[found.ranks[0]]
     who, others = named(found.ranks), [rank for rank in found.view.calls if rank not in found.others]
     order = ", which it also called, but in another order" if found.skipped else ""
-    return Verdict(
+    return verdict_of_files(
         kind="mismatch",
         ranks=found.ranks,
-        since_step=UNKNOWN_STEP,
-        detected_step=UNKNOWN_STEP,
-        excess_ratio=0.0,
         cause=(
             f"in collective {found.seq} of {found.view.group.title}, {who} called {_say(call)} where the others called "
             f"{_say(found.common)}{order}"
@@ -92,12 +86,9 @@ def _unclear(found: Mismatch) -> Verdict:
     ranks = found.ranks
     said = "; ".join(f"rank {rank} called {_say(found.others[rank])}" for rank in ranks[:4])
     evidence = {**decided.evidence, "victims": "", "who_is_right": "cannot be told without a majority"}
-    return Verdict(
+    return verdict_of_files(
         kind="mismatch",
         ranks=ranks,
-        since_step=UNKNOWN_STEP,
-        detected_step=UNKNOWN_STEP,
-        excess_ratio=0.0,
         cause=f"in collective {found.seq} of {found.view.group.title} the ranks called different things: {said}",
         evidence=evidence,
         advice=decided.advice,
@@ -117,12 +108,9 @@ def _hang_verdict(cause: Cause, views: list[GroupView], missing: list[int], culp
         **_stack("stack_of_the_waiting", cause.call.frames),
         **_own_stack(cause),
     }
-    return Verdict(
+    return verdict_of_files(
         kind="hang" if not cause.circle else "mismatch",
         ranks=cause.ranks,
-        since_step=UNKNOWN_STEP,
-        detected_step=UNKNOWN_STEP,
-        excess_ratio=0.0,
         cause=_why(cause, victims),
         evidence=evidence,
         advice=_advice(cause),
@@ -237,12 +225,9 @@ def _nobody_to_blame(
     rank, call = min(waiting, key=lambda item: item[1].created_s)
     which = f"{_say(call)}, call {call.seq} of group {call.group}"
     if len(missing) == 1 and count > 1:
-        verdict = Verdict(
+        verdict = verdict_of_files(
             kind="hang",
             ranks=missing,
-            since_step=UNKNOWN_STEP,
-            detected_step=UNKNOWN_STEP,
-            excess_ratio=0.0,
             cause=f"it left no dump, and all others wait in {which}",
             evidence={
                 "collective_seq_id": call.seq,

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ringside.doctor.findings import verdict_of_files
 from ringside.doctor.nccl_log_comm import Communicator, Link
 from ringside.doctor.nccl_log_lines import Line
 from ringside.doctor.words import counted, first_line, named, rank_list
 from ringside.monitor.verdict import Verdict
 
-UNKNOWN_STEP = -1
 _ABORT = re.compile(r"comm (0x[0-9a-f]+) rank (\d+) .*Abort COMPLETE")
 _PEER = re.compile(r"(?:remote peer|from peer|from|to|Connect to|peer)\s+([\w.\-:]+?)<\d+>")
 _LOST = re.compile(
@@ -83,12 +83,9 @@ def judge_faults(
 
 
 def _verdict(kind: str, ranks: Sequence[int], cause: str, advice: str, **evidence: float | int | str) -> Verdict:
-    return Verdict(
+    return verdict_of_files(
         kind=kind,
-        ranks=sorted(set(ranks)),
-        since_step=UNKNOWN_STEP,
-        detected_step=UNKNOWN_STEP,
-        excess_ratio=0.0,
+        ranks=ranks,
         cause=cause,
         evidence={key: value for key, value in evidence.items() if value != ""},
         advice=advice,

@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ringside.doctor.findings import Hop, Rings, Unjudged
+from ringside.doctor.findings import Hop, Rings, Unjudged, verdict_of_files
 from ringside.doctor.nccl_log_comm import Communicator
 from ringside.doctor.nccl_log_network import Network
 from ringside.doctor.words import counted, named, rank_list
 from ringside.monitor.verdict import Verdict
 
-UNKNOWN_STEP = -1
 MOST_DRAWN = 4
 """Channels drawn of one communicator: they repeat each other."""
 
@@ -74,12 +73,9 @@ def _verdict(
     comm: Communicator, ranks: Sequence[int], what: str, cause: str, advice: str, **evidence: object
 ) -> Verdict:
     said = {key: value for key, value in evidence.items() if isinstance(value, int | float | str)}
-    return Verdict(
+    return verdict_of_files(
         kind="broken_ring",
-        ranks=sorted(set(ranks)),
-        since_step=UNKNOWN_STEP,
-        detected_step=UNKNOWN_STEP,
-        excess_ratio=0.0,
+        ranks=ranks,
         cause=cause,
         evidence={"communicator": comm.name, "nranks": comm.nranks, "what": what, **said},
         advice=advice,

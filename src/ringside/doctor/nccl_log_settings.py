@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ringside.doctor.findings import verdict_of_files
 from ringside.doctor.nccl_log_lines import Line
 from ringside.doctor.nccl_log_network import Network
 from ringside.doctor.words import rank_list
 from ringside.monitor.verdict import Verdict
 
-UNKNOWN_STEP = -1
 _VERSION = re.compile(r"NCCL version (\d+\.\d+[\w.+]*)")
 _DRIVER = re.compile(r"cudaDriverVersion (\d+)")
 _ENVIRONMENT = re.compile(r"\b((?:NCCL|RCCL)_\w+) set by environment to (.*?)\.?$")
@@ -101,7 +101,7 @@ def _told(what: str, pair: tuple[int, int], said: str) -> Verdict:
         if what == "NCCL version"
         else "Give every rank its own GPU: torch.cuda.set_device(LOCAL_RANK) before anything touches CUDA."
     )
-    return _mismatch(sorted(pair), f"{what} does not fit: {said}", {"what": what, "said": said}, advice)
+    return verdict_of_files("mismatch", pair, f"{what} does not fit: {said}", {"what": what, "said": said}, advice)
 
 
 def _disagree(what: str, said: Mapping[int, str], words: Mapping[str, str]) -> list[Verdict]:
@@ -120,17 +120,8 @@ def _disagree(what: str, said: Mapping[int, str], words: Mapping[str, str]) -> l
         if what.isupper() or "_" in what
         else f"Install the same {what.removesuffix(' version')} on every host."
     )
-    return [_mismatch(different, f"{what} differs between ranks: {values}", {"what": what, "values": values}, advice)]
-
-
-def _mismatch(ranks: Sequence[int], cause: str, evidence: dict[str, float | int | str], advice: str) -> Verdict:
-    return Verdict(
-        kind="mismatch",
-        ranks=list(ranks),
-        since_step=UNKNOWN_STEP,
-        detected_step=UNKNOWN_STEP,
-        excess_ratio=0.0,
-        cause=cause,
-        evidence=evidence,
-        advice=advice,
-    )
+    return [
+        verdict_of_files(
+            "mismatch", different, f"{what} differs between ranks: {values}", {"what": what, "values": values}, advice
+        )
+    ]

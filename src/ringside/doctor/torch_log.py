@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ringside.doctor.findings import verdict_of_files
 from ringside.doctor.words import counted, named, rank_list
 from ringside.monitor.verdict import Verdict
 
-UNKNOWN_STEP = -1
 _TIMEOUT = re.compile(
     r"\[Rank (?P<rank>\d+)\] Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<seq>\d+), "
     r"OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel>\d+))?.*?Timeout\(ms\)=(?P<timeout>\d+)\) ran for (?P<ran>\d+)"
@@ -64,27 +63,12 @@ def judge_torch(lines: TorchLines) -> list[Verdict]:
     return failed or _timed_out(lines)
 
 
-def _verdict(
-    kind: str, ranks: Sequence[int], cause: str, evidence: dict[str, float | int | str], advice: str
-) -> Verdict:
-    return Verdict(
-        kind=kind,
-        ranks=sorted(set(ranks)),
-        since_step=UNKNOWN_STEP,
-        detected_step=UNKNOWN_STEP,
-        excess_ratio=0.0,
-        cause=cause,
-        evidence=evidence,
-        advice=advice,
-    )
-
-
 def _failed(root: dict[str, str], lines: TorchLines) -> Verdict:
     rank = int(root["rank"].split(" ")[0])
     status = root.get("exitcode", "").split(" ")[0]
     why = f"exit status {status}" if status else "it failed"
     reason = root.get("traceback", "")
-    return _verdict(
+    return verdict_of_files(
         "dead_rank",
         [rank],
         f"torchrun saw it fail first ({why}){': ' + reason if reason else ''}",
@@ -118,10 +102,12 @@ def _timed_out(lines: TorchLines) -> list[Verdict]:
         advice = (
             "Every rank must call the same collectives in the same order; look for branches on the rank or on data."
         )
-        return [_verdict("mismatch", list(others), cause, {**evidence, "victims": rank_list(waiting)}, advice)]
+        return [verdict_of_files("mismatch", list(others), cause, {**evidence, "victims": rank_list(waiting)}, advice)]
     silent = set(range(max(waiting) + 1)) - set(lines.timeouts) - set(lines.standing)
     culprits = sorted(behind or (silent if len(silent) == 1 and len(waiting) > 1 else set()))
     whose = f"{named(culprits)} never came to it" if culprits else "who never came to it is not in this log"
     cause = f"{counted(len(waiting - set(culprits)), 'rank')} timed out in {op} {seq}: {whose}"
     advice = "Give the flight-recorder dumps as well (TORCH_FR_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1)."
-    return [_verdict("hang", culprits, cause, {**evidence, "victims": rank_list(waiting - set(culprits))}, advice)]
+    return [
+        verdict_of_files("hang", culprits, cause, {**evidence, "victims": rank_list(waiting - set(culprits))}, advice)
+    ]
