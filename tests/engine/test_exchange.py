@@ -12,7 +12,9 @@ import pytest
 from ringside.engine.across import Across, Reduction
 from ringside.engine.choice import Choice
 from ringside.engine.dtypes import DTYPES
-from ringside.engine.exchange import HEADER_BYTES, Disagreement, Exchange
+from ringside.engine.exchange import Exchange
+from ringside.engine.mail import HEADER_BYTES
+from ringside.engine.told import Disagreement
 from ringside.engine.transports.threads import Switchboard, Threads
 from ringside.engine.transports.transport import Cause, LinkError
 from ringside.schedule import by_name, pipelined, ring, run, tree

@@ -10,7 +10,7 @@ import pytest
 
 from ringside.engine.choice import Choice
 from ringside.engine.cores import usable_cores
-from ringside.engine.exchange import Hop
+from ringside.engine.exchange_run import Hop
 from ringside.engine.links import best_ring_order, slow_links, slowest_of_ring, tournament
 from ringside.engine.network import Network
 from ringside.engine.probing import Effort, Probe, Prober, _rate_together

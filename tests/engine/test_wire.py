@@ -9,7 +9,8 @@ import pytest
 
 from ringside._core import twins
 from ringside.engine import wire as wire_module
-from ringside.engine.exchange import HEADER_BYTES, Exchange
+from ringside.engine.exchange import Exchange
+from ringside.engine.mail import HEADER_BYTES
 from ringside.engine.wire import Wire
 from ringside.errors import UsageError
 from ringside.schedule import by_name

@@ -19,17 +19,8 @@ from ringside.engine import blame
 from ringside.engine.background import Background, Work
 from ringside.engine.choice import NATIVE, Choice
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES
-from ringside.engine.exchange import (
-    OWN_SCALE,
-    WHOLE_FOLD,
-    WIRE_BFLOAT16,
-    WIRE_FLOAT16,
-    Call,
-    Chunk,
-    Doing,
-    Exchange,
-    Fold,
-)
+from ringside.engine.exchange import Exchange
+from ringside.engine.exchange_run import Chunk, Fold
 from ringside.engine.flow import Layout, Stream, lane_bounds, lay_out
 from ringside.engine.interrupts import interruptible
 from ringside.engine.local_lanes import LocalLanes
@@ -37,6 +28,7 @@ from ringside.engine.message_plan import MessagePlan, plan_messages
 from ringside.engine.reduction import AVG, SUM, fold, folder, memory
 from ringside.engine.regions import Storage
 from ringside.engine.roster import Roster
+from ringside.engine.told import OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16, Call, Doing
 from ringside.engine.transports.transport import Bytes, Cause
 from ringside.engine.wire import Wire
 from ringside.errors import ClosedError, SyncError, UsageError

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ringside.engine.exchange import Disagreement
 from ringside.engine.roster import Roster
+from ringside.engine.told import Disagreement
 from ringside.engine.transports.transport import Cause, LinkError
 from ringside.errors import ClosedError, DeadlineError, MismatchError, PeerLostError, SyncError
 

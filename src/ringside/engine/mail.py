@@ -108,6 +108,19 @@ class Mail:
         self.inbox.post(number + 1 - self._taken)
 
 
+class Once:
+    """A message that several chunks wait for: a transport is asked once."""
+
+    def __init__(self, pending: Pending) -> None:
+        self._pending: Pending | None = pending
+
+    def wait(self) -> None:
+        """Wait for it; see `Pending`."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.wait()
+
+
 @dataclass
 class Bundle:
     """A message that carries several chunks.
@@ -123,4 +136,4 @@ class Bundle:
     left: int
 
 
-__all__ = ["HEADER_BYTES", "Bundle", "Inbox", "Mail"]
+__all__ = ["HEADER_BYTES", "Bundle", "Inbox", "Mail", "Once"]

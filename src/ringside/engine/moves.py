@@ -15,8 +15,8 @@ import numpy as np
 from ringside.engine.across import Across
 from ringside.engine.calls import KINDS, Call
 from ringside.engine.dtypes import ITEM_BYTES
-from ringside.engine.exchange import Call as Told
 from ringside.engine.reduction import AVG, memory
+from ringside.engine.told import Call as Told
 from ringside.engine.transports.transport import Bytes
 from ringside.errors import UnsupportedError
 from ringside.schedule import (

@@ -24,12 +24,13 @@ from ringside.engine.across import Across, Reduction
 from ringside.engine.choice import Choice
 from ringside.engine.cores import usable_cores
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OP_CODES
-from ringside.engine.exchange import Call, Hop
+from ringside.engine.exchange_run import Hop
 from ringside.engine.links import SlowLink, best_ring_order, slow_links, slowest_of_ring, tournament
 from ringside.engine.network import Floats, Network
 from ringside.engine.pricing import Cluster
 from ringside.engine.reduction import fold
 from ringside.engine.tensors import address_of
+from ringside.engine.told import Call
 from ringside.engine.wire import Wire
 from ringside.schedule import Round, Schedule, from_rounds
 

@@ -28,12 +28,12 @@ from ringside.engine.audition import Audition, invited, settled, turns_at
 from ringside.engine.choice import NATIVE, Choice
 from ringside.engine.drift import Drift
 from ringside.engine.dtypes import DTYPES, OP_CODES
-from ringside.engine.exchange import Call
 from ringside.engine.explanation import Explanation
 from ringside.engine.pricing import Cluster, Price
 from ringside.engine.probing import PROBE, QUICK, Probe, Prober
 from ringside.engine.selection_cache import Mode, cache_path, load, store
 from ringside.engine.selection_table import LADDER, Rank, Table, Timings, candidates, make_table, predicted_at, priced
+from ringside.engine.told import Call
 from ringside.engine.wire import Wire
 from ringside.schedule import binomial_broadcast
 
@@ -465,7 +465,7 @@ def _job(across: Across) -> dict[str, str]:
     return {
         "hosts": ",".join(f"{name}:{len(ranks)}" for name, ranks in zip(roster.names, roster.hosts, strict=True)),
         "message_bytes": str(across.exchange.segment_bytes),
-        "window": str(across.exchange._window),
+        "window": str(across.exchange.window),
         "block_bytes": str(across._block_bytes),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
     }

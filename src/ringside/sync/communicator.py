@@ -27,7 +27,8 @@ from ringside.engine.calls import Call, checked_op
 from ringside.engine.choice import NATIVE, Choice
 from ringside.engine.collectives import Collectives
 from ringside.engine.dtypes import ITEM_BYTES, dtype_code
-from ringside.engine.exchange import Exchange, Hop
+from ringside.engine.exchange import Exchange
+from ringside.engine.exchange_run import Hop
 from ringside.engine.local_lanes import LocalLanes
 from ringside.engine.log import AcrossLog, CollectiveLog
 from ringside.engine.moves import carry_out

@@ -24,9 +24,10 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import Store
 
 from ringside.engine.dtypes import ITEM_BYTES
-from ringside.engine.exchange import OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16, Disagreement, Exchange
+from ringside.engine.exchange import Exchange
 from ringside.engine.message_plan import MessagePlan, plan_messages
 from ringside.engine.reduction import folder
+from ringside.engine.told import OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16, Disagreement
 from ringside.engine.transports.torch_p2p import TorchPeerToPeer
 from ringside.engine.transports.transport import Cause, LinkError
 from ringside.engine.wire import Wire

@@ -16,9 +16,10 @@ from tests.engine.oracle import ALLOWED, as_argument, difference, digest, elemen
 
 from ringside._core import twins
 from ringside.engine.dtypes import DTYPES, FLOATING, ITEM_BYTES, OP_CODES
-from ringside.engine.exchange import Call, Exchange
+from ringside.engine.exchange import Exchange
 from ringside.engine.message_plan import plan_messages
 from ringside.engine.reduction import folder
+from ringside.engine.told import Call
 from ringside.schedule import ALGORITHMS, Schedule, by_name, chunk_bounds, pipelined, relabel, run
 
 Array = np.ndarray[Any, Any]
