@@ -11,6 +11,55 @@ import msgspec
 SCHEMA = 1
 
 
+class Vitals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the kernel and the GPU's driver say of a rank, for the time since it was last asked; None = not known.
+
+    It is asked a few times a second at most, so of a batch of records only the newest carries it.
+
+    Args:
+        seconds: How long the time is that the figures cover.
+        reading_seconds: What asking took, on the monitor's own thread.
+        cpu_seconds: CPU time of the process, all its threads.
+        cpus: CPUs it may run on.
+        ran_seconds: CPU time of the thread that wanted a CPU longest (that ran or was ready to).
+        waited_seconds: How long that thread was ready to run and had no CPU; on most kernels this has
+            `throttled_seconds` in it.
+        preemptions: Involuntary context switches.
+        major_faults: Page faults for which something was read from a disk.
+        swapped_in_pages: Pages the whole machine read back from swap; asked where there were major faults.
+        throttled_seconds: How long its cgroup stood still because a CPU quota was used up.
+        quota_cpus: That quota.
+        steal_ratio: Of the time in which its CPUs had work, the share that the hypervisor gave to others.
+        memory_stalled_seconds: How long some task of its cgroup (or of the machine) stood still for want of memory.
+        gpu_clock_mhz: Clock of its GPU's multiprocessors.
+        gpu_max_clock_mhz: The highest that this GPU has.
+        gpu_celsius: Temperature of the GPU.
+        gpu_watts: Power the GPU draws.
+        gpu_cap_watts: Power it may draw.
+        gpu_reasons: Why its clock is not higher: NVML's bits of clocks event reasons (`vitals_gpu.REASONS`).
+    """
+
+    seconds: float
+    reading_seconds: float | None = None
+    cpu_seconds: float | None = None
+    cpus: int | None = None
+    ran_seconds: float | None = None
+    waited_seconds: float | None = None
+    preemptions: int | None = None
+    major_faults: int | None = None
+    swapped_in_pages: int | None = None
+    throttled_seconds: float | None = None
+    quota_cpus: float | None = None
+    steal_ratio: float | None = None
+    memory_stalled_seconds: float | None = None
+    gpu_clock_mhz: float | None = None
+    gpu_max_clock_mhz: float | None = None
+    gpu_celsius: float | None = None
+    gpu_watts: float | None = None
+    gpu_cap_watts: float | None = None
+    gpu_reasons: int | None = None
+
+
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One training step of one rank.
 
@@ -37,6 +86,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         collectives: Number of collectives that carried them.
         overhead_seconds: Ringside's own bookkeeping inside the step.
         loss: The rank's loss, where the script gave one.
+        vitals: What held it up, as far as the machine knows; on the newest record of a batch.
     """
 
     step: int
@@ -58,6 +108,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     collectives: int = 0
     overhead_seconds: float = 0.0
     loss: float | None = None
+    vitals: Vitals | None = None
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
