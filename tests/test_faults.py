@@ -9,7 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringside.errors import UsageError
-from ringside.faults import Kill, Pause, Slow, inject, parse_fault, work
+from ringside.faults import (
+    Diverge,
+    Hang,
+    Input,
+    Kill,
+    Pause,
+    Slow,
+    Stop,
+    Uneven,
+    first_step,
+    inject,
+    parse_fault,
+    work,
+)
 
 torch = pytest.importorskip("torch")
 
@@ -18,7 +31,14 @@ STEPS = st.integers(0, 10**9)
 FACTORS = st.floats(1.0, 1000.0, exclude_min=True)
 SECONDS = st.floats(0.0, 1e6, exclude_min=True)
 FAULTS = st.one_of(
-    st.builds(Slow, RANKS, FACTORS, STEPS), st.builds(Pause, RANKS, STEPS, SECONDS), st.builds(Kill, RANKS, STEPS)
+    st.builds(Slow, RANKS, FACTORS, STEPS),
+    st.builds(Input, RANKS, SECONDS, STEPS),
+    st.builds(Uneven, RANKS, FACTORS, STEPS),
+    st.builds(Pause, RANKS, STEPS, SECONDS),
+    st.builds(Hang, RANKS, STEPS),
+    st.builds(Stop, RANKS, STEPS),
+    st.builds(Diverge, RANKS, STEPS, SECONDS),
+    st.builds(Kill, RANKS, STEPS),
 )
 
 
@@ -84,6 +104,7 @@ def test_a_fault_is_read_back_from_its_words(fault):
     assert parse_fault(str(fault)) == fault
     assert parse_fault(str(fault), ranks=fault.rank + 1) == fault
     assert str(fault.rank) in fault.words()
+    assert f"step {first_step(fault)}" in fault.words()
 
 
 @given(FAULTS)
@@ -117,6 +138,11 @@ def test_any_other_text_is_refused_with_what_exists(text):
         ("pause:rank=1", "needs at_step="),
         ("pause:rank=1,at_step=3,seconds=0", "more than 0 seconds"),
         ("kill:at_step=3", "needs rank="),
+        ("uneven:rank=1,factor=1", "more than 1"),
+        ("input:rank=1,seconds=0", "more than 0 seconds"),
+        ("diverge:rank=1,at_step=3,by=0", "changes nothing"),
+        ("hang:rank=1", "needs at_step="),
+        ("stop:rank=1,from_step=3", "takes rank=, at_step="),
         ("kill:rank", "takes rank="),
     ],
 )
@@ -158,8 +184,10 @@ def test_what_was_burnt_too_much_is_taken_off_later():
 def test_another_rank_and_the_time_before_carry_no_hooks():
     clock = Clock()
     model = Model(clock)
-    for fault in (None, Slow(1), Pause(1, 0), Kill(1, 0)):
-        inject(fault, model, 0, clock=clock, burn=clock.burn).step(5)
+    for fault in (None, Slow(1), Input(1), Uneven(1), Pause(1, 0), Kill(1, 0), Hang(1, 0), Stop(1, 0), Diverge(1, 0)):
+        injector = inject(fault, model, 0, clock=clock, burn=clock.burn)
+        injector.step(5)
+        assert injector.batch(8) == 8
     inject(Slow(0, from_step=9), model, 0, clock=clock, burn=clock.burn).step(8)
     assert not model._forward_pre_hooks
     assert not model._forward_hooks
@@ -210,28 +238,91 @@ def test_a_pause_stalls_once_in_its_step():
     assert not model._forward_pre_hooks
 
 
-def test_a_kill_comes_in_the_middle_of_backward():
+def test_a_loader_keeps_its_rank_waiting_in_every_step_from_its_first_on():
+    stalls = []
+    injector = inject(Input(0, seconds=0.5, from_step=2), torch.nn.Linear(1, 1), 0, stall=stalls.append)
+    for step in range(5):
+        injector.step(step)
+        assert stalls == [0.5] * max(step - 1, 0)
+    injector.remove()
+    injector.step(5)
+    assert len(stalls) == 3
+
+
+@given(factor=st.floats(1.0, 9.0, exclude_min=True), size=st.integers(1, 512))
+def test_a_batch_is_larger_from_its_first_step_on(factor, size):
+    injector = inject(Uneven(0, factor, from_step=2), torch.nn.Linear(1, 1), 0)
+    sizes = []
+    for step in range(4):
+        injector.step(step)
+        sizes.append(injector.batch(size))
+    assert sizes[:2] == [size, size]
+    assert sizes[2] == sizes[3] > size
+    assert sizes[2] == pytest.approx(size * factor, abs=1)
+    injector.remove()
+    assert injector.batch(size) == size
+
+
+def test_one_number_is_changed_once():
+    model = torch.nn.Linear(3, 2)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    injector = inject(Diverge(0, at_step=1, by=0.25), model, 0)
+    injector.step(0)
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+    for step in range(1, 4):
+        injector.step(step)
+    before[0][0, 0] += 0.25
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("fault", [Kill(0, at_step=1), Hang(0, at_step=1), Stop(0, at_step=1)])
+def test_a_halt_comes_in_the_middle_of_backward(fault):
     clock = Clock()
     model = Model(clock)
     seen = []
-    injector = inject(
-        Kill(0, at_step=1), model, 0, kill=lambda: seen.append([p.grad is not None for p in model.parameters()])
-    )
+    injector = inject(fault, model, 0, halt=lambda: seen.append([p.grad is not None for p in model.parameters()]))
     for step in range(3):
         model.zero_grad()
         train(model, injector, [step])
     assert seen == [[False, True, True]]
 
 
-def test_a_kill_is_sigkill():
+def injected_process(spec):
     code = (
         "import torch; from ringside.faults import inject, parse_fault\n"
-        "m = torch.nn.Linear(2, 2); i = inject(parse_fault('kill:rank=0,at_step=0'), m, 0); i.step(0)\n"
+        f"m = torch.nn.Linear(2, 2); i = inject(parse_fault('{spec}'), m, 0); i.step(0); print('ready', flush=True)\n"
         "m(torch.ones(2)).sum().backward(); print('alive')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120, env={**os.environ})
-    assert done.returncode == -signal.SIGKILL
-    assert b"alive" not in done.stdout
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_a_kill_is_sigkill():
+    process = injected_process("kill:rank=0,at_step=0")
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL
+    assert b"alive" not in out
+
+
+def test_a_stop_is_sigstop_and_can_be_undone():
+    process = injected_process("stop:rank=0,at_step=0")
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    process.send_signal(signal.SIGCONT)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert b"alive" in out
+
+
+def test_a_rank_that_hangs_still_hears_sigterm():
+    process = injected_process("hang:rank=0,at_step=0")
+    assert process.stdout.readline() == b"ready\n"
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    process.terminate()
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGTERM
+    assert b"alive" not in out
 
 
 def test_a_wrapped_model_is_slowed_inside():

@@ -1,15 +1,10 @@
-"""The faults there are, and how they are asked for in words: `slow:rank=1,factor=1.3,from_step=40`."""
+"""The faults there are, each a value with its words: `slow:rank=1,factor=1.3,from_step=40`."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, get_type_hints
-
-from ringside.errors import UsageError
-
-MOST_FACTOR = 1000.0
+from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
@@ -82,65 +77,129 @@ class Kill:
         return f"rank {self.rank} was killed in step {self.at_step}"
 
 
-Fault = Slow | Pause | Kill
-KINDS: Mapping[str, type[Fault]] = {kind.kind: kind for kind in (Slow, Pause, Kill)}
-
-
-def parse_fault(spec: str, ranks: int | None = None) -> Fault | None:
-    """Return the fault that `spec` describes; None for `none`.
+@dataclass(frozen=True)
+class Input:
+    """A rank whose data loader keeps it waiting at the beginning of every step.
 
     Args:
-        spec: Such as `slow:rank=1,factor=1.3,from_step=40`.
-        ranks: Size of the world, where it is known; the fault's rank must be inside.
-
-    Raises:
-        UsageError: There is no such fault, or it cannot be; the message lists what exists.
+        rank: Who.
+        seconds: How long, per step.
+        from_step: First training step of it.
     """
-    name, _, rest = spec.strip().partition(":")
-    if name == "none" and not rest:
-        return None
-    if name not in KINDS:
-        raise _refused(spec, f"there is no fault {name!r}")
-    fault = KINDS[name](**_values(spec, KINDS[name], rest))
-    _check(spec, fault, ranks)
-    return fault
+
+    kind: ClassVar[str] = "input"
+    example: ClassVar[str] = "input:rank=1,seconds=0.02,from_step=40"
+    rank: int
+    seconds: float = 0.02
+    from_step: int = 0
+
+    def __str__(self) -> str:
+        return f"input:rank={self.rank},seconds={self.seconds!r},from_step={self.from_step}"
+
+    def words(self) -> str:
+        """Say it as a sentence."""
+        each = f"{1e3 * self.seconds:g} ms longer per step"
+        return f"rank {self.rank} waited {each} for its input from step {self.from_step} on"
 
 
-def _values(spec: str, kind: type[Fault], text: str) -> dict[str, Any]:
-    types = {name: hint for name, hint in get_type_hints(kind).items() if hint in (int, float)}
-    values: dict[str, Any] = {}
-    for part in filter(None, text.split(",")):
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        if key not in types or not equals:
-            raise _refused(spec, f"{kind.kind} takes {', '.join(f'{name}=' for name in types)} not {part!r}")
-        if key in values:
-            raise _refused(spec, f"{key} is given twice")
-        values[key] = _number(spec, key, value, types[key])
-    missing = [field.name for field in fields(kind) if field.default is MISSING and field.name not in values]
-    if missing:
-        raise _refused(spec, f"{kind.kind} needs {' and '.join(f'{name}=' for name in missing)}")
-    return values
+@dataclass(frozen=True)
+class Uneven:
+    """A rank that is given larger batches than the others; the training script asks `Injector.batch` for its size.
+
+    Args:
+        rank: Who.
+        factor: How many times as many samples, more than 1.
+        from_step: First training step of it.
+    """
+
+    kind: ClassVar[str] = "uneven"
+    example: ClassVar[str] = "uneven:rank=1,factor=1.5,from_step=40"
+    rank: int
+    factor: float = 1.5
+    from_step: int = 0
+
+    def __str__(self) -> str:
+        return f"uneven:rank={self.rank},factor={self.factor!r},from_step={self.from_step}"
+
+    def words(self) -> str:
+        """Say it as a sentence."""
+        return f"rank {self.rank} was given {100 * (self.factor - 1):.0f} % more samples from step {self.from_step} on"
 
 
-def _number(spec: str, key: str, text: str, kind: type[int] | type[float]) -> float:
-    try:
-        value = kind(text)
-    except ValueError:
-        raise _refused(spec, f"{key}={text!r} is no {'whole ' if kind is int else ''}number") from None
-    if value < 0 or not math.isfinite(value):
-        raise _refused(spec, f"{key}={text} cannot be")
-    return value
+@dataclass(frozen=True)
+class Hang:
+    """A rank that stands in its backward pass for good: it never calls the collective that its peers are in.
+
+    Args:
+        rank: Who.
+        at_step: In which training step.
+    """
+
+    kind: ClassVar[str] = "hang"
+    example: ClassVar[str] = "hang:rank=1,at_step=60"
+    rank: int
+    at_step: int
+
+    def __str__(self) -> str:
+        return f"hang:rank={self.rank},at_step={self.at_step}"
+
+    def words(self) -> str:
+        """Say it as a sentence."""
+        return f"rank {self.rank} stood still for good in the backward pass of step {self.at_step}"
 
 
-def _check(spec: str, fault: Fault, ranks: int | None) -> None:
-    if ranks is not None and fault.rank >= ranks:
-        raise _refused(spec, f"there is no rank {fault.rank} among {ranks} ranks (0 to {ranks - 1})")
-    if isinstance(fault, Slow) and not 1 < fault.factor <= MOST_FACTOR:
-        raise _refused(spec, f"a factor is more than 1 and at most {MOST_FACTOR:g}, not {fault.factor:g}")
-    if isinstance(fault, Pause) and fault.seconds <= 0:
-        raise _refused(spec, "a pause takes more than 0 seconds")
+@dataclass(frozen=True)
+class Stop:
+    """A rank whose process is stopped from outside, in its backward pass (SIGSTOP).
+
+    Args:
+        rank: Who.
+        at_step: In which training step.
+    """
+
+    kind: ClassVar[str] = "stop"
+    example: ClassVar[str] = "stop:rank=1,at_step=60"
+    rank: int
+    at_step: int
+
+    def __str__(self) -> str:
+        return f"stop:rank={self.rank},at_step={self.at_step}"
+
+    def words(self) -> str:
+        """Say it as a sentence."""
+        return f"rank {self.rank} was stopped (SIGSTOP) in step {self.at_step}"
 
 
-def _refused(spec: str, why: str) -> UsageError:
-    examples = ", ".join(f'"{kind.example}"' for kind in KINDS.values())
-    return UsageError(f"cannot inject {spec!r}: {why}. What exists: {examples}, none")
+@dataclass(frozen=True)
+class Diverge:
+    """A rank one number of whose first parameter is changed once: from then on its replica is another model.
+
+    Args:
+        rank: Who.
+        at_step: Before which training step.
+        by: What is added to the number.
+    """
+
+    kind: ClassVar[str] = "diverge"
+    example: ClassVar[str] = "diverge:rank=1,at_step=60,by=0.01"
+    rank: int
+    at_step: int
+    by: float = 0.01
+
+    def __str__(self) -> str:
+        return f"diverge:rank={self.rank},at_step={self.at_step},by={self.by!r}"
+
+    def words(self) -> str:
+        """Say it as a sentence."""
+        return f"one number of rank {self.rank}'s first parameter was changed by {self.by:g} before step {self.at_step}"
+
+
+Fault = Slow | Input | Uneven | Pause | Hang | Stop | Diverge | Kill
+LASTING = (Slow, Input, Uneven)
+"""Faults that last from `from_step` on; the others happen once, in `at_step`."""
+KINDS: Mapping[str, type[Fault]] = {kind.kind: kind for kind in (Slow, Input, Uneven, Pause, Hang, Stop, Diverge, Kill)}
+
+
+def first_step(fault: Fault) -> int:
+    """Return the first training step in which a fault makes a difference."""
+    return fault.from_step if isinstance(fault, LASTING) else fault.at_step

@@ -187,6 +187,8 @@ def end_all(first: Process, signum: int, graces_s: Iterable[float], hurry: Calla
         _hold_more(held)
         for process in [first] if number == signum and number != signal.SIGKILL else list(held.values()):
             process.send(number)
+        for process in held.values():
+            process.send(signal.SIGCONT)  # one that is stopped would not hear the others
         if _all_end(held, time.monotonic() + grace, hurry):
             break
     gone = not any(process.alive() for process in held.values())

@@ -30,6 +30,15 @@ def test_what_is_drawn_begins_after_a_healthy_stretch_and_depends_on_the_seed():
         ("pause:rank=1,at_step=50", [], True, "nobody was named"),
         ("kill:rank=1,at_step=60", [verdict(1, kind="dead_rank")], True, "right"),
         ("kill:rank=1,at_step=60", [verdict(1)], False, "not found"),
+        ("pause:rank=1,at_step=50,seconds=9", [verdict(1, kind="hang")], True, "nobody was named"),
+        ("pause:rank=1,at_step=50,seconds=9", [verdict(0, kind="hang")], False, "yet a rank was named"),
+        ("pause:rank=1,at_step=50", [verdict(1, kind="hang")], False, "yet a rank was named"),
+        ("input:rank=1,from_step=50", [verdict(1, kind="input_bound")], True, "right, 11 steps after"),
+        ("uneven:rank=1,from_step=50", [verdict(1, kind="uneven_work")], True, "right, 11 steps after"),
+        ("hang:rank=1,at_step=50", [verdict(1, kind="hang")], True, "right."),
+        ("stop:rank=1,at_step=50", [verdict(0, kind="hang")], False, "somebody else"),
+        ("diverge:rank=1,at_step=50", [verdict(1, kind="diverged")], True, "right."),
+        ("diverge:rank=1,at_step=50", [verdict(1)], False, "not found in this run"),
     ],
 )
 def test_verdicts_are_held_against_what_was_injected(spec, verdicts, right, words):
@@ -44,6 +53,8 @@ def test_injected_as_the_summary_has_it():
     assert injected(parse_fault("slow:rank=1,from_step=40")) == slow
     assert injected(parse_fault("pause:rank=1,at_step=4"))["seconds"] == 3.0
     assert injected(parse_fault("kill:rank=1,at_step=4"))["from_step"] == 4
+    assert injected(parse_fault("uneven:rank=1,factor=2,from_step=4"))["factor"] == 2
+    assert injected(parse_fault("diverge:rank=1,at_step=4"))["by"] == 0.01
 
 
 def test_the_comparison_in_words():

@@ -6,7 +6,12 @@ verdict. Then the same training runs over Gloo, in turn with ours, for compariso
 
 faults to inject instead:
   slow:rank=1,factor=1.3,from_step=40     more work in forward and backward
+  input:rank=1,seconds=0.02,from_step=40  its data loader keeps it waiting
+  uneven:rank=1,factor=1.5,from_step=40   larger batches than the others'
   pause:rank=1,at_step=60,seconds=3       one stall
+  hang:rank=1,at_step=60                  it never calls the next all-reduce
+  stop:rank=1,at_step=60                  SIGSTOP in the middle of a backward pass
+  diverge:rank=1,at_step=60,by=0.01       one number of its model is changed
   kill:rank=1,at_step=60                  SIGKILL in the middle of a backward pass
   none
 
@@ -23,6 +28,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import sys
 import time
 from collections import deque
@@ -38,12 +44,12 @@ from ringside.demo.corpus import sources
 from ringside.demo.reveal import comparison_lines, draw, injected, reveal
 from ringside.engine.cores import usable_cores
 from ringside.errors import RingsideError, UsageError
-from ringside.faults import Fault, parse_fault
+from ringside.faults import Fault, Hang, Stop, parse_fault
 from ringside.launch import Launch, stop_requests
 from ringside.monitor.verdict import Verdict
 from ringside.view.following import Finding, Following
 from ringside.view.terminal import closing, open_console, picture, status_line, verdict_line
-from ringside.watching import choose_directory, conclude, environment, follow
+from ringside.watching import Show, choose_directory, conclude, environment, follow
 
 HELP = "train a small GPT here, slow a rank down, and see it named"
 
@@ -52,6 +58,8 @@ BLOCKS = 5
 LOG = "torchrun.log"
 TITLE = "demo: a byte-level GPT"
 LINE_EVERY_S = 5.0
+STACKS_S = 2.0
+"""How long a job that hangs is left alone after it was said, for everybody's stacks to be written."""
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -87,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     variables = {**environment(path), "OMP_NUM_THREADS": str(max(usable_cores() // ranks, 1)), "RINGSIDE": ""}
     with stop_requests() as stop, show:
         launch = Launch(_torchrun(args, ranks, seed, fault), variables, sink=log.add)
-        status = follow(launch, path, stop, show)
+        status = follow(launch, path, stop, _ending_hangs(launch, fault, show))
     concluded = conclude(path, [] if stop.signum else launch.deaths, _extra(show, fault, bool(stop.signum)))
     if stop.signum:
         return _stopped(args, path, concluded is not None, stop.exit_status)
@@ -96,6 +104,21 @@ def run(args: argparse.Namespace) -> int:
     if concluded is None or (status and not launch.deaths):
         raise RingsideError(f"the training failed with exit status {status}:\n{log.tail()}")
     return _report(args, path, *concluded, fault=fault, log=log, status=status)
+
+
+def _ending_hangs(launch: Launch, fault: Fault | None, show: Show) -> Show:
+    """Return `show` that also ends the job a little after a hang that was asked for was named."""
+    named: list[float] = []
+
+    def look(run: Following, found: list[Finding]) -> None:
+        show(run, found)
+        if isinstance(fault, Hang | Stop) and any(f.verdict.kind == "hang" for f in found):
+            named.append(time.monotonic())
+        if named and time.monotonic() - named[0] > STACKS_S:
+            named.clear()
+            launch.end(signal.SIGTERM)
+
+    return look
 
 
 def _torchrun(args: argparse.Namespace, ranks: int, seed: int, fault: Fault | None) -> list[str]:
@@ -140,7 +163,7 @@ def _report(
         console.print(f"Loss {loss['first']:.2f} → {loss['last']:.2f} nats per byte in {summary['steps']} steps.")
     for line in comparison_lines(summary.get("comparison") or {}):
         console.print(line, soft_wrap=True)
-    if status and (fault is None or fault.kind != "kill"):
+    if status and (fault is None or fault.kind not in ("kill", "hang", "stop")):
         console.print(Text(f"The training ended with exit status {status}:\n{log.tail()}", style="yellow"))
         right = False
     console.print(f"\nreport   {path / 'report.html'}\nsummary  {path / 'summary.json'}", soft_wrap=True)

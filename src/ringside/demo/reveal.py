@@ -6,12 +6,24 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ringside.faults import Fault, Kill, Pause, Slow
+from ringside.faults import Diverge, Fault, Hang, Input, Kill, Pause, Slow, Stop, Uneven, first_step
 from ringside.monitor.verdict import Verdict, percent
 from ringside.view.units import ms
 
 FACTOR = 1.3
 SLOWNESS = ("slow_rank", "uneven_work", "input_bound")
+WANTED: Mapping[type, tuple[str, ...]] = {
+    Slow: SLOWNESS,
+    Input: SLOWNESS,
+    Uneven: SLOWNESS,
+    Hang: ("hang",),
+    Stop: ("hang",),
+    Diverge: ("diverged",),
+    Kill: ("dead_rank",),
+}
+"""Which verdicts are right about a fault."""
+LONG_PAUSE_S = 4.0
+"""A pause so long may be called a hang that was over again."""
 
 
 def draw(seed: int, ranks: int, steps: int) -> Slow:
@@ -25,11 +37,8 @@ def injected(fault: Fault | None) -> dict[str, Any]:
     if fault is None:
         return {"kind": "none", "ranks": [], "factor": None, "from_step": None}
     content: dict[str, Any] = {"kind": fault.kind, "ranks": [fault.rank], "factor": None}
-    if isinstance(fault, Slow):
-        return {**content, "factor": fault.factor, "from_step": fault.from_step}
-    if isinstance(fault, Pause):
-        return {**content, "from_step": fault.at_step, "seconds": fault.seconds}
-    return {**content, "from_step": fault.at_step}
+    given = {name: getattr(fault, name) for name in ("factor", "seconds", "by") if hasattr(fault, name)}
+    return {**content, **given, "from_step": first_step(fault)}
 
 
 def reveal(fault: Fault | None, verdicts: Sequence[Verdict]) -> tuple[bool, str]:
@@ -38,10 +47,12 @@ def reveal(fault: Fault | None, verdicts: Sequence[Verdict]) -> tuple[bool, str]
         return not verdicts, _named_nobody(verdicts, "Nothing was injected")
     words = f"What was injected: {fault.words()}"
     if isinstance(fault, Pause):
-        return not verdicts, _named_nobody(verdicts, f"{words}. One stall makes no slow rank")
-    wanted = ("dead_rank",) if isinstance(fault, Kill) else SLOWNESS
-    begin = fault.from_step if isinstance(fault, Slow) else 0
-    named = [v for v in verdicts if v.kind in wanted and v.ranks == [fault.rank] and v.detected_step >= begin]
+        called = [v for v in verdicts if v.kind != "hang" or v.ranks != [fault.rank] or fault.seconds < LONG_PAUSE_S]
+        return not called, _named_nobody(called, f"{words}. One stall makes no slow rank")
+    begin = 0 if isinstance(fault, Kill) else first_step(fault)
+    named = [
+        v for v in verdicts if v.kind in WANTED[type(fault)] and v.ranks == [fault.rank] and v.detected_step >= begin
+    ]
     others = [v for v in verdicts if v.ranks != [fault.rank]]
     if named and not others:
         return True, f"{words}. The verdict is right{_delay(fault, named[0])}."
@@ -49,7 +60,7 @@ def reveal(fault: Fault | None, verdicts: Sequence[Verdict]) -> tuple[bool, str]
         return True, f"{words}. It was named, and so was somebody else: another load on this machine, or a mistake."
     if others:
         return False, f"{words}. The verdict is wrong: it names somebody else."
-    return False, f"{words}. It was not found in {'time' if isinstance(fault, Slow) else 'this run'}."
+    return False, f"{words}. It was not found in {'time' if isinstance(fault, Slow | Input | Uneven) else 'this run'}."
 
 
 def comparison_lines(found: Mapping[str, Any]) -> list[str]:
@@ -80,6 +91,6 @@ def _named_nobody(verdicts: Sequence[Verdict], words: str) -> str:
 
 
 def _delay(fault: Fault, verdict: Verdict) -> str:
-    if not isinstance(fault, Slow):
+    if not isinstance(fault, Slow | Input | Uneven):
         return ""
     return f", {verdict.detected_step - fault.from_step + 1} steps after it began"

@@ -30,7 +30,7 @@ from ringside.demo.corpus import Corpus
 from ringside.demo.model import SIZES, ByteGPT
 from ringside.engine.cores import usable_cores
 from ringside.errors import PeerLostError, RingsideError
-from ringside.faults import Fault, Slow, inject, parse_fault
+from ringside.faults import Fault, Kill, Pause, first_step, inject, parse_fault
 from ringside.processes import die_with_parent
 from ringside.sync import Session
 
@@ -57,6 +57,7 @@ class Trainer:
         self.generator = np.random.default_rng((options.seed, rank))
         torch.manual_seed(options.seed)
         self.model = ByteGPT(self.size)
+        self.injector = inject(self.fault, self.model, rank)
 
     def train(self, store: Store, limit: int) -> Session:
         """Train until the monitor has named the rank that is slow, or for `limit` steps; return the monitor."""
@@ -66,21 +67,21 @@ class Trainer:
             raise RingsideError("RINGSIDE=off is set: there is nothing to show")
         session.event("stage", stage="training", of=limit)
         optimizer = make_optimizer(wrapped)
-        injector = inject(self.fault, wrapped, self.rank)
         agreement = Agreement(store, self.rank, limit, lambda: last_step(self.fault, session, limit))
         step = 0
         while agreement.goes_on(step):
-            injector.step(step)
+            self.injector.step(step)
             session.log(loss=self.step(wrapped, optimizer, step))
             step += 1
-        injector.remove()
+        self.injector.remove()
         return session
 
     def step(self, model: DistributedDataParallel, optimizer: Any, step: int = WARM_UP_STEPS) -> float:
         """Do one training step; return its loss in nats per byte."""
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min((step + 1) / WARM_UP_STEPS, 1.0)
-        text = torch.from_numpy(self.corpus.batch(self.generator, self.size.batch))
+        sequences = self.injector.batch(self.size.batch)
+        text = torch.from_numpy(self.corpus.batch(self.generator, sequences))
         optimizer.zero_grad()
         loss = model(text)
         loss.backward()
@@ -98,9 +99,10 @@ def last_step(fault: Fault | None, session: Session, limit: int) -> int:
     """Return how many steps there shall be as far as is known now; only rank 0 knows of verdicts."""
     if fault is None:
         return limit
-    if not isinstance(fault, Slow):
+    if isinstance(fault, Kill | Pause):
         return fault.at_step + AFTERWARDS
-    named = [v.detected_step for v in session.verdicts if v.ranks == [fault.rank] and v.detected_step > fault.from_step]
+    begin = first_step(fault)
+    named = [v.detected_step for v in session.verdicts if v.ranks == [fault.rank] and v.detected_step > begin]
     return min(named, default=limit) + AFTERWARDS
 
 
