@@ -13,6 +13,7 @@
 #include <stdexcept>
 
 #include "communicator.hpp"
+#include "digest.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -357,6 +358,10 @@ void widen(uintptr_t src, uintptr_t dst, size_t count, bool bf16) {
                                                       reinterpret_cast<float*>(dst), count);
 }
 
+uint64_t digest_at(uintptr_t data, size_t bytes, uint64_t start) {
+  return digest(reinterpret_cast<const void*>(data), bytes, start);
+}
+
 void stream_pair(uintptr_t a, uintptr_t b, uintptr_t x, uintptr_t y, size_t bytes) {
   nb::gil_scoped_release release;
   kernels().stream_pair(reinterpret_cast<void*>(a), reinterpret_cast<void*>(b), reinterpret_cast<void*>(x),
@@ -388,6 +393,7 @@ NB_MODULE(_native, m) {
   m.def("narrow", &narrow, "src"_a, "dst"_a, "count"_a, "bf16"_a, "back"_a = 0,
         nb::call_guard<nb::gil_scoped_release>());
   m.def("widen", &widen, "src"_a, "dst"_a, "count"_a, "bf16"_a, nb::call_guard<nb::gil_scoped_release>());
+  m.def("digest", &digest_at, "data"_a, "bytes"_a, "start"_a = 0, nb::call_guard<nb::gil_scoped_release>());
   m.def("stream_pair", &stream_pair);
 
   nb::class_<Communicator>(m, "Communicator")

@@ -23,6 +23,7 @@ using FoldKernel = void (*)(const Fold&);
 using WidenKernel = void (*)(const void* src, float* dst, size_t count);
 using NarrowKernel = void (*)(const float* src, void* dst, size_t count);
 using PairKernel = void (*)(const void* a, const void* b, void* x, void* y, size_t bytes);
+using DigestKernel = uint64_t (*)(const unsigned char* bytes, size_t words, const uint64_t* weights);
 using StreamKernel = void (*)(void* dst, const void* src, size_t bytes);
 
 struct KernelTable {
@@ -32,6 +33,7 @@ struct KernelTable {
   NarrowKernel narrow_f16, narrow_bf16;
   StreamKernel stream_copy;
   PairKernel stream_pair;  // two reads and two non-temporal writes per byte: what the memory can do at best
+  DigestKernel digest_block;  // the weighted sum of one block's words (digest.hpp)
 };
 
 // The best table this processor can run; RINGSIDE_ISA=baseline|avx2|avx512 asks for a lesser one.

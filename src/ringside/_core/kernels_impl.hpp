@@ -295,6 +295,16 @@ void fill_boolean(FoldKernel* row) {
   row[int(ReduceOp::bxor)] = fold<Plain<uint8_t>, Bxor>;
 }
 
+uint64_t digest_block(const unsigned char* bytes, size_t words, const uint64_t* weights) {
+  uint64_t sum = 0;
+  for (size_t i = 0; i < words; ++i) {
+    uint64_t word;
+    memcpy(&word, bytes + 8 * i, 8);
+    sum += (word ^ (word >> 32)) * weights[i];
+  }
+  return sum;
+}
+
 }  // namespace
 
 KernelTable RINGSIDE_TABLE() {
@@ -316,6 +326,7 @@ KernelTable RINGSIDE_TABLE() {
   t.narrow_bf16 = narrow_bf16;
   t.stream_copy = stream_copy;
   t.stream_pair = stream_pair;
+  t.digest_block = digest_block;
   return t;
 }
 

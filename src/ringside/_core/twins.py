@@ -99,3 +99,43 @@ def _divide(total: Array, divisor: float) -> Array:
     floor, rest = np.divmod(whole, np.int64(divisor))
     truncated: Array = (floor + ((rest != 0) & (whole < 0))).astype(total.dtype)
     return truncated
+
+
+DIGEST_BLOCK = 1024
+DIGEST_BASE = 0xD6E8FEB86659FD93
+_WRAP = (1 << 64) - 1
+_ROWS = 32  # blocks at a time: what is worked on stays in the cache
+
+
+def digest_weights() -> NDArray[np.uint64]:
+    """Return the odd weights of a block's words, from SplitMix64 (Steele, Lea, Flood 2014): uint64 [DIGEST_BLOCK]."""
+    with np.errstate(over="ignore"):
+        z = np.arange(1, DIGEST_BLOCK + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (z ^ (z >> np.uint64(31))) | np.uint64(1)
+
+
+_weights = digest_weights()
+
+
+def digest(data: NDArray[np.uint8], start: int = 0) -> int:
+    """Return the digest of bytes as they lie in memory, an integer of 64 bits (see `digest.hpp`).
+
+    Args:
+        data: Contiguous bytes.
+        start: What the digest begins with.
+    """
+    whole = len(data) // 8
+    words = data[: 8 * whole].view(np.uint64)
+    if len(data) > 8 * whole:
+        last = int.from_bytes(data[8 * whole :].tobytes(), "little")
+        words = np.append(words, np.uint64(last))
+    value = start
+    for first in range(0, len(words), _ROWS * DIGEST_BLOCK):
+        part = words[first : first + _ROWS * DIGEST_BLOCK]
+        products = part ^ (part >> np.uint64(32))
+        products *= np.resize(_weights, len(part))
+        for total in np.add.reduceat(products, np.arange(0, len(part), DIGEST_BLOCK)):
+            value = (value * DIGEST_BASE + int(total)) & _WRAP
+    return value
