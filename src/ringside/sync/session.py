@@ -36,6 +36,7 @@ from ringside.monitor.verdict import Verdict
 from ringside.sync import watch
 from ringside.sync.delivery import Inbox, Outbox
 from ringside.sync.group import group_store, host_name
+from ringside.sync.vitals import RankVitals
 
 BATCH_SECONDS = 0.25
 GOODBYE_SECONDS = 5.0
@@ -77,6 +78,7 @@ class Session:
         if self.rank != 0:
             prefix.set(f"who/{self.rank}", msgspec.json.encode((host_name(), os.getpid())).decode())
         self._outbox = Outbox(prefix, self.rank)
+        self._vitals = RankVitals()
         self._chief = _Chief(prefix, self._info(prefix, engine), run_dir) if self.rank == 0 else None
         self.path: Path | None = self._chief.path if self._chief else None
         self._hooks: list[Any] = [
@@ -159,6 +161,7 @@ class Session:
             except Exception:
                 self._listeners.remove(listener)
                 _log.exception("a listener for step records raised and will not be called again")
+        self._vitals.step_ended()
         if not self._aside and not self._ended.is_set():
             with self._guard:
                 self._batch.append(record)
@@ -179,12 +182,16 @@ class Session:
                 _log.warning("the monitor stopped (%s: %s); training goes on", type(error).__name__, error)
             if self._chief is not None:
                 self._chief.close()
+        finally:
+            self._vitals.close()
 
     def _send(self) -> None:
         with self._guard:
             batch, self._batch = self._batch, []
         if batch:
-            self._outbox.send(batch)
+            self._outbox.send(self._vitals.add_to(batch))
+        elif self._aside:
+            self._vitals.skip()
 
     def _info(self, store: Store, engine: str) -> RunInfo:
         """Learn where every rank runs, on rank 0."""

@@ -1,0 +1,64 @@
+"""Adds to a rank's records what the kernel and its GPU's driver say of it; should that fail, it is said and dropped."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+
+import msgspec
+import torch
+
+from ringside.monitor.records import StepRecord
+from ringside.monitor.vitals import VitalSigns
+from ringside.monitor.vitals_gpu import open_gpu
+
+_log = logging.getLogger("ringside")
+
+
+class RankVitals:
+    """The vitals of this process. All but `step_ended` is called by one thread, which is not the one that trains.
+
+    Args:
+        signs: Who asks the kernel.
+    """
+
+    def __init__(self, signs: VitalSigns | None = None) -> None:
+        self._signs: VitalSigns | None = signs or VitalSigns()
+        self._gpu: str | None = None
+        self._looked = False
+
+    def step_ended(self) -> None:
+        """Called by the thread that trains: only there it can be seen which GPU it uses."""
+        if self._looked or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return
+        self._looked = True
+        with contextlib.suppress(RuntimeError, AssertionError):
+            uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
+            self._gpu = None if uuid is None else str(uuid)
+
+    def add_to(self, records: list[StepRecord]) -> list[StepRecord]:
+        """Return a batch of records, ascending, with the vitals of the time since the last batch in the newest."""
+        if self._signs is None or not records:
+            return records
+        try:
+            self._open_gpu(self._signs)
+            return [*records[:-1], msgspec.structs.replace(records[-1], vitals=self._signs.since())]
+        except Exception:
+            _log.exception("what the kernel knows of this rank is not recorded any more; all else goes on")
+            self.close()
+            return records
+
+    def skip(self) -> None:
+        """Leave out the time since the last batch: what happened in it is no part of the run."""
+        if self._signs is not None:
+            self._signs.restart()
+
+    def close(self) -> None:
+        """Let go of the kernel's files and the driver."""
+        signs, self._signs = self._signs, None
+        if signs is not None:
+            signs.close()
+
+    def _open_gpu(self, signs: VitalSigns) -> None:
+        if self._gpu is not None:
+            signs.gpu, self._gpu = open_gpu(self._gpu), None
