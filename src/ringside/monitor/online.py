@@ -12,13 +12,14 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from ringside.monitor.cause import explain
-from ringside.monitor.detect import WINDOW, Detector, Finding
-from ringside.monitor.price import Meter
+from ringside.monitor.detect import Finding
+from ringside.monitor.links import LinkMap
+from ringside.monitor.own_time import recent_rows
 from ringside.monitor.records import StepRecord
 from ringside.monitor.run_directory import Event, RunWriter
-from ringside.monitor.table import Table, tabulate
 from ringside.monitor.verdict import Verdict
+from ringside.monitor.watcher import Row, Watcher
+from ringside.monitor.watchers import standard_watchers
 
 BEHIND_STEPS = 20
 """A rank whose records are this far behind the newest is not waited for; ranks send smaller batches than that."""
@@ -26,10 +27,8 @@ BEHIND_STEPS = 20
 GIVEN_UP_STEPS = 80
 """A rank that was missing in so many steps on end is not waited for at all until it reports again."""
 
-RECORDS_KEPT = 16_384
 ENDED_KEPT = 100
 
-Row = dict[int, StepRecord]
 Listener = Callable[[Event], None]
 
 _log = logging.getLogger(__name__)
@@ -52,6 +51,7 @@ class Collector:
     Args:
         ranks: Number of ranks.
         writer: Where to write records and events, if anywhere.
+        watchers: Who looks out for what; by default `standard_watchers`.
         listeners: Called with every event, in order.
         clock: Seconds since 1970.
         behind_steps: A rank this many steps behind the newest record counts as missing until it reports again.
@@ -67,6 +67,7 @@ class Collector:
         ranks: int,
         writer: RunWriter | None = None,
         *,
+        watchers: Iterable[Watcher] | None = None,
         listeners: Iterable[Listener] = (),
         clock: Callable[[], float] = time.time,
         behind_steps: int = BEHIND_STEPS,
@@ -75,14 +76,13 @@ class Collector:
         self.newest: int | None = None
         self.listeners = list(listeners)
         self._writer, self._clock, self._behind = writer, clock, behind_steps
-        self._detector = Detector(ranks)
+        self._watchers = standard_watchers(ranks) if watchers is None else list(watchers)
+        self._links = LinkMap()
         self._pending: dict[int, Row] = {}
         self._highest = -1
         self._absent: set[int] = set()
         self._missed = [0] * ranks
-        self._recent: deque[Row] = deque(maxlen=max(32, min(WINDOW, RECORDS_KEPT // ranks)))
-        self._meters: dict[int, Meter] = {}
-        self._open: dict[int, Verdict] = {}
+        self._recent = recent_rows(ranks)
         self._ended: deque[Verdict] = deque(maxlen=ENDED_KEPT)
 
     def add(self, records: Iterable[StepRecord]) -> list[Event]:
@@ -90,7 +90,7 @@ class Collector:
         done: list[StepRecord] = []
         for record in records:
             if 0 <= record.rank < self.ranks and record.step >= 0:
-                self._place(record, done)
+                self._place(self._links.resolve(record), done)
         return self._complete(done, everything=False)
 
     def lost(self, rank: int, reason: str = "") -> None:
@@ -110,7 +110,7 @@ class Collector:
     @property
     def verdicts(self) -> list[Verdict]:
         """All verdicts so far with their prices so far (of those that are over, the newest hundred)."""
-        return [*self._ended, *(self._priced(rank, verdict) for rank, verdict in self._open.items())]
+        return [*self._ended, *(verdict for watcher in self._watchers for verdict in watcher.open)]
 
     def states(self) -> list[RankState]:
         """Return one `RankState` per rank over the steps kept (a few dozen to a hundred)."""
@@ -160,35 +160,18 @@ class Collector:
     def _watch(self, step: int, row: Row) -> list[Finding]:
         self.newest, self.steps = step, self.steps + 1
         self._recent.append(row)
-        own, samples = np.full(self.ranks, np.nan), np.zeros(self.ranks)
-        for rank, record in row.items():
-            own[rank], samples[rank] = record.own_seconds, record.samples
-        findings = self._detector.update(own, samples if samples.any() else None, step=step)
-        for meter in self._meters.values():
-            meter.add(own[None])
-        return [self._open_or_close(finding) for finding in findings]
+        findings = [finding for watcher in list(self._watchers) for finding in self._ask(watcher, step, row)]
+        self._ended.extend(finding.verdict for finding in findings if finding.ended)
+        return findings
 
-    def _open_or_close(self, finding: Finding) -> Finding:
-        rank = finding.verdict.ranks[0]
-        if not finding.ended:
-            verdict = self._explained(finding.verdict)
-            usual = math.log1p(float(verdict.evidence["usual_excess_ratio"]))
-            self._meters[rank] = Meter(rank, math.log1p(verdict.excess_ratio), usual, verdict.cost_rank_seconds)
-            self._open[rank] = verdict
-            return Finding(verdict, ended=False)
-        until = finding.verdict.evidence["until_step"]
-        verdict = self._priced(rank, self._open.pop(rank))
-        del self._meters[rank]
-        verdict = msgspec.structs.replace(verdict, evidence={**verdict.evidence, "until_step": until})
-        self._ended.append(verdict)
-        return Finding(verdict, ended=True)
-
-    def _explained(self, verdict: Verdict) -> Verdict:
-        table = self._table()
-        return explain(verdict, table.between(verdict.since_step), table.before(verdict.since_step))
-
-    def _priced(self, rank: int, verdict: Verdict) -> Verdict:
-        return msgspec.structs.replace(verdict, cost_rank_seconds=self._meters[rank].rank_seconds)
+    def _ask(self, watcher: Watcher, step: int, row: Row) -> list[Finding]:
+        """Show a watcher a step; one that raises is dropped, as a job is worth more than a kind of verdict."""
+        try:
+            return watcher.update(step, row)
+        except Exception:
+            self._watchers.remove(watcher)
+            _log.exception("A watcher of the monitor failed and was dropped; the run goes on.")
+            return []
 
     def _announce(self, finding: Finding) -> Event:
         kind = "repaired" if finding.ended else "verdict"
@@ -205,9 +188,6 @@ class Collector:
                 self.listeners.remove(listener)
                 _log.exception("A listener of the monitor failed and was dropped; the run goes on.")
         return event
-
-    def _table(self) -> Table:
-        return tabulate((record for row in self._recent for record in row.values()), self.ranks)
 
     def _state(self, rank: int) -> RankState:
         mine = [row[rank] for row in self._recent if rank in row]

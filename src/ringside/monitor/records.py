@@ -60,6 +60,44 @@ class Vitals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gpu_reasons: int | None = None
 
 
+class Wire(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a rank sent to another host over one TCP connection, in one period; see `ringside.monitor.links`.
+
+    Args:
+        seconds: Length of the period.
+        sent_bytes: Bytes that arrived at the other host.
+        wire_seconds: For how long data was under way while the peer had room for it.
+        window_seconds: For how long the peer had no room: it did not read.
+        delivery_bytes_per_s: The kernel's own rate of the newest stretch of data; 0 where that was too short to tell.
+        rtt_seconds: Round trip, under whatever load there was.
+        retransmitted_bytes: Bytes sent again.
+        local: This end of the connection, `address port`.
+        remote: The other end.
+        peer: The rank at the other end; -1 where it is not known.
+    """
+
+    seconds: float
+    sent_bytes: int
+    wire_seconds: float
+    window_seconds: float = 0.0
+    delivery_bytes_per_s: float = 0.0
+    rtt_seconds: float = 0.0
+    retransmitted_bytes: int = 0
+    local: str = ""
+    remote: str = ""
+    peer: int = -1
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The wire's rate: the larger of bytes over wire time and the kernel's own.
+
+        A last acknowledgement that is delayed (by up to 40 ms) makes the first too small, one stretch of data that
+        happened to be delayed the second; a slow wire makes both small.
+        """
+        mean = self.sent_bytes / self.wire_seconds if self.wire_seconds > 0 else 0.0
+        return max(mean, self.delivery_bytes_per_s)
+
+
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One training step of one rank.
 
@@ -87,6 +125,9 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         overhead_seconds: Ringside's own bookkeeping inside the step.
         loss: The rank's loss, where the script gave one.
         vitals: What held it up, as far as the machine knows; on the newest record of a batch.
+        busy_seconds: Time in which at least one collective was under way, from the first hand-over to the last result.
+        latency_seconds: What one collective takes whatever its size, as far as this rank could measure; 0: not known.
+        wires: What it sent to other hosts; on the newest record of a batch, about once a second.
     """
 
     step: int
@@ -109,6 +150,9 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     overhead_seconds: float = 0.0
     loss: float | None = None
     vitals: Vitals | None = None
+    busy_seconds: float = 0.0
+    latency_seconds: float = 0.0
+    wires: tuple[Wire, ...] = ()
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,6 +28,8 @@ class SyncTimes:
         wait_seconds: This rank's last arrival until the last rank's; NaN where arrivals are not known.
         payload_bytes: Bytes synchronised.
         collectives: Collectives that carried them.
+        busy_seconds: Time in which at least one of them was under way.
+        latency_seconds: What one takes whatever its size; 0: not known.
     """
 
     sync_seconds: float = 0.0
@@ -35,6 +37,8 @@ class SyncTimes:
     wait_seconds: float = 0.0
     payload_bytes: int = 0
     collectives: int = 0
+    busy_seconds: float = 0.0
+    latency_seconds: float = 0.0
 
 
 @dataclass
@@ -52,6 +56,8 @@ class _Sums:
     wire: float = 0.0
     payload_bytes: int = 0
     collectives: int = 0
+    busy: float = 0.0
+    latency: float = 0.0
     samples: int = 0
     loss: float | None = None
     forwards: int = 0
@@ -115,6 +121,8 @@ class StepClock:
         sums.wire += times.wire_seconds
         sums.payload_bytes += times.payload_bytes
         sums.collectives += times.collectives
+        sums.busy += times.busy_seconds
+        sums.latency = times.latency_seconds
         sums.synced = True
         self._own_time()
 
@@ -122,6 +130,10 @@ class StepClock:
         """This rank was blocked on others for so long inside the phase under way (buffers broadcast in forward)."""
         self._sums.exposed += seconds
         self._mark += seconds
+
+    def instrumented(self, seconds: float) -> None:
+        """An instrument of ours took so long inside the phase under way, of which it stays a part."""
+        self._sums.overhead += seconds
 
     def optimizer_begins(self) -> None:
         """An optimizer update begins."""
@@ -193,6 +205,8 @@ class StepClock:
             collectives=sums.collectives,
             overhead_seconds=sums.overhead,
             loss=sums.loss,
+            busy_seconds=sums.busy,
+            latency_seconds=sums.latency,
         )
         self.step += 1
         self._sums, self._began, self._cpu_began = _Sums(), self._mark, cpu

@@ -9,6 +9,7 @@ import numpy as np
 
 from ringside.monitor.excess import Floats
 from ringside.monitor.records import StepRecord
+from ringside.monitor.vitals_table import VitalsGatherer, VitalsTable
 
 FIELDS = (
     "step_seconds",
@@ -27,9 +28,11 @@ FIELDS = (
     "collectives",
     "overhead_seconds",
     "loss",
+    "busy_seconds",
+    "latency_seconds",
 )
 CELLS = 1_000_000
-"""Records kept in full: 128 MB; beyond it every second step is dropped, again and again."""
+"""Records kept in full: 144 MB; beyond it every second step is dropped, again and again."""
 
 
 class Table:
@@ -39,11 +42,13 @@ class Table:
         steps: Training step of each row, int [steps], ascending.
         stride: How many training steps one row stands for.
         values: float64 [fields, steps, ranks], NaN = missing, in the order of `FIELDS`.
+        vitals: What the machines said of the ranks; in steps of its own, that the stride does not thin out.
     """
 
-    def __init__(self, steps: np.ndarray, stride: int, values: Floats) -> None:
+    def __init__(self, steps: np.ndarray, stride: int, values: Floats, vitals: VitalsTable | None = None) -> None:
         self.steps = steps
         self.stride = stride
+        self.vitals = vitals if vitals is not None else VitalsGatherer(values.shape[2]).table()
         self._values = values
 
     def __len__(self) -> int:
@@ -63,12 +68,14 @@ class Table:
         """Return the rows of the training steps first_step ≤ step < until_step; at least one, if any."""
         begin = min(int(np.searchsorted(self.steps, first_step)), max(len(self) - 1, 0))
         end = len(self) if until_step is None else max(int(np.searchsorted(self.steps, until_step)), begin + 1)
-        return Table(self.steps[begin:end], self.stride, self._values[:, begin:end])
+        return Table(
+            self.steps[begin:end], self.stride, self._values[:, begin:end], self.vitals.between(first_step, until_step)
+        )
 
     def before(self, step: int) -> Table:
         """Return the rows before a training step; none, where there are none."""
         end = int(np.searchsorted(self.steps, step))
-        return Table(self.steps[:end], self.stride, self._values[:, :end])
+        return Table(self.steps[:end], self.stride, self._values[:, :end], self.vitals.between(0, step))
 
 
 def tabulate(records: Iterable[StepRecord], ranks: int, *, cells: int = CELLS) -> Table:
@@ -81,10 +88,14 @@ def tabulate(records: Iterable[StepRecord], ranks: int, *, cells: int = CELLS) -
         cells: Records to keep at most (beyond it the stride doubles).
     """
     rows: dict[int, Floats] = {}
+    vitals = VitalsGatherer(ranks)
     stride, limit = 1, max(cells // max(ranks, 1), 16)
     for record in records:
         step = record.step
-        if step % stride or step < 0 or not 0 <= record.rank < ranks:
+        if step < 0 or not 0 <= record.rank < ranks:
+            continue
+        vitals.add(record)
+        if step % stride:
             continue
         row = rows.get(step)
         if row is None:
@@ -96,7 +107,7 @@ def tabulate(records: Iterable[StepRecord], ranks: int, *, cells: int = CELLS) -
             rows = {kept: value for kept, value in rows.items() if kept % stride == 0}
     steps = np.array(sorted(rows), dtype=np.int64)
     values = np.stack([rows[int(step)] for step in steps], axis=1) if rows else np.empty((len(FIELDS), 0, ranks))
-    return Table(steps, stride, values)
+    return Table(steps, stride, values, vitals.table())
 
 
 def _values(record: StepRecord) -> list[float]:

@@ -22,6 +22,7 @@ from ringside.engine.communicator import Communicator
 from ringside.engine.log import PATHS
 from ringside.engine.tensors import flatten
 from ringside.errors import UnsupportedError
+from ringside.monitor.collectives import CollectiveMeter, Span
 from ringside.monitor.step_clock import SyncTimes
 from ringside.sync.communicator import Communicator as GroupCommunicator
 from ringside.sync.pipeline import Pipeline
@@ -63,7 +64,8 @@ class NativeCarrier:
         self._name = str(dist.get_backend(group))
         self._under_way: list[Future[Any]] = []
         self._latest: dist.Work | None = None
-        self._spans: deque[tuple[float, int]] = deque(maxlen=SPANS_KEPT)
+        self._spans: deque[Span] = deque(maxlen=SPANS_KEPT)
+        self._meter = CollectiveMeter()
         self.counters: Counter[str] = Counter() if counters is None else counters
 
     def carry(self, bucket: GradBucket) -> Future[torch.Tensor]:
@@ -87,7 +89,7 @@ class NativeCarrier:
 
         def done(future: Future[Any]) -> torch.Tensor:
             value = future.value()
-            self._spans.append((time.perf_counter() - began, size_bytes))
+            self._spans.append(Span(began, time.perf_counter(), size_bytes))
             tensor: torch.Tensor = value[0] if isinstance(value, list) else value
             return tensor
 
@@ -111,10 +113,12 @@ class NativeCarrier:
         """Tell what it took; who was late is found later, by comparing ranks."""
         spans, self._spans = self._spans, deque(maxlen=SPANS_KEPT)
         return SyncTimes(
-            sync_seconds=sum(seconds for seconds, _ in spans),
+            sync_seconds=sum(span.ended - span.began for span in spans),
             wait_seconds=math.nan,
-            payload_bytes=sum(size for _, size in spans),
+            payload_bytes=sum(span.size_bytes for span in spans),
             collectives=len(spans),
+            busy_seconds=self._meter.add(spans),
+            latency_seconds=self._meter.latency_seconds,
         )
 
     def close(self, *, at_once: bool = False) -> None:
@@ -151,6 +155,8 @@ class RingsideCarrier:
         self._pipeline = Pipeline()
         self._under_way: list[Work] = []
         self._backwards = 0
+        self._spans: deque[Span] = deque(maxlen=SPANS_KEPT)
+        self._meter = CollectiveMeter()
         self.counters = self._native.counters
         # The model may simply be forgotten: the communicator's thread must not outlive it.
         weakref.finalize(self, communicator.close).atexit = False
@@ -171,6 +177,7 @@ class RingsideCarrier:
         if storage is not None:
             flat = flat._replace(address=buffer.data_ptr())  # sharing moved it
         base: Future[torch.Tensor] = Future()
+        size_bytes = buffer.numel() * buffer.element_size()
         problems: list[Exception] = []
         last = bucket.is_last()  # the bucket itself is DDP's, and gone when the job runs
 
@@ -178,6 +185,7 @@ class RingsideCarrier:
             return self._begin(flat, storage, scale=self._scale, stamp_ns=stamp_ns)
 
         def done(error: Exception | None) -> None:
+            self._spans.append(Span(stamp_ns * 1e-9, time.monotonic(), size_bytes))
             if error is not None:
                 problems.append(error)
             base.set_result(buffer)
@@ -206,6 +214,8 @@ class RingsideCarrier:
     def times(self) -> SyncTimes:
         """Read from the engine's log who arrived when."""
         native = self._native.times()
+        spans, self._spans = self._spans, deque(maxlen=SPANS_KEPT)
+        busy = self._meter.add(spans)
         totals = self._communicator.log.totals()
         if not totals.collectives:
             return native
@@ -220,6 +230,8 @@ class RingsideCarrier:
             wait_seconds=totals.last_wait_ns * 1e-9,
             payload_bytes=totals.payload_bytes + native.payload_bytes,
             collectives=totals.collectives + native.collectives,
+            busy_seconds=busy + native.busy_seconds,
+            latency_seconds=self._meter.latency_seconds or native.latency_seconds,
         )
 
     def close(self, *, at_once: bool = False) -> None:

@@ -1,0 +1,118 @@
+"""What collectives cost apart from their bytes, and which bucket size would cost least. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from itertools import combinations
+from statistics import median
+from typing import NamedTuple
+
+KEPT = 32
+"""Collectives of a size class that are remembered."""
+
+LEAST_KEPT = 8
+"""A size class with fewer says nothing."""
+
+EVERY = 16
+"""Backward passes between two estimates."""
+
+APART = 4.0
+"""Sizes must differ by this factor for a line to be drawn through what they take."""
+
+TINY_BYTES = 16 << 10
+"""Where all collectives have about one size: so small that their bytes take no time to speak of."""
+
+
+class Span(NamedTuple):
+    """One collective: hand-over and result, seconds on one clock, and its tensor's bytes."""
+
+    began: float
+    ended: float
+    size_bytes: int
+
+
+class CollectiveMeter:
+    """Takes the collectives of each backward pass and tells what one takes whatever its size, on this rank.
+
+    Collectives queue behind each other, so the one before must have ended for the time of the next to count. Of each
+    size class (a power of two) the lower quartile is taken: others' lateness only ever adds.
+
+    Attributes:
+        latency_seconds: What one collective takes apart from its bytes; 0: not known (yet).
+    """
+
+    def __init__(self) -> None:
+        self.latency_seconds = 0.0
+        self._classes: defaultdict[int, deque[tuple[int, float]]] = defaultdict(lambda: deque(maxlen=KEPT))
+        self._passes = 0
+
+    def add(self, spans: Iterable[Span]) -> float:
+        """Take in the collectives of one backward pass; return for how long at least one was under way, seconds."""
+        before, busy = -math.inf, 0.0
+        for span in sorted(spans, key=lambda span: span.ended):
+            took = span.ended - max(span.began, before)
+            self._classes[span.size_bytes.bit_length()].append((span.size_bytes, took))
+            before, busy = span.ended, busy + took
+        self._passes += 1
+        if self._passes == LEAST_KEPT or self._passes % EVERY == 0:
+            self.latency_seconds = self._latency()
+        return busy
+
+    def _latency(self) -> float:
+        points = sorted(_typical(kept) for kept in self._classes.values() if len(kept) >= LEAST_KEPT)
+        if not points:
+            return 0.0
+        slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points, 2) if b[0] >= APART * a[0]]
+        size, took = points[0]
+        if not slopes:
+            return took if size <= TINY_BYTES else 0.0
+        return max(took - max(median(slopes), 0.0) * size, 0.0)
+
+
+def _typical(kept: Iterable[tuple[int, float]]) -> tuple[float, float]:
+    """Return the median size and the lower quartile of the times."""
+    sizes, times = zip(*kept, strict=True)
+    return float(median(sizes)), sorted(times)[len(times) // 4]
+
+
+class Buckets(NamedTuple):
+    """Which buckets would cost least.
+
+    Args:
+        collectives: How many per step.
+        bucket_bytes: Of which size.
+        saved_seconds: What they save per step.
+        saved_ratio: Which share that is of the time in which collectives are under way.
+    """
+
+    collectives: int
+    bucket_bytes: float
+    saved_seconds: float
+    saved_ratio: float
+
+
+def best_buckets(collectives: float, payload_bytes: float, busy_seconds: float, latency_seconds: float) -> Buckets:
+    """Return the buckets with which least of a step's synchronisation is left after backward.
+
+    With k buckets k latencies are paid, and the last bucket, a k-th of all bytes, has no backward left to hide behind:
+    k·a + T/k is least at k = sqrt(T/a), where a is the latency and T what the bytes alone take.
+
+    Args:
+        collectives: Per step.
+        payload_bytes: Of all of them.
+        busy_seconds: Time in which at least one was under way.
+        latency_seconds: What one takes apart from its bytes.
+    """
+    if not (collectives >= 1 and payload_bytes > 0 and busy_seconds > 0 and latency_seconds > 0):
+        return Buckets(max(int(collectives), 0), payload_bytes / max(collectives, 1.0), 0.0, 0.0)
+    transfer = max(busy_seconds - collectives * latency_seconds, 0.0)
+    best = min(max(round(math.sqrt(transfer / latency_seconds)), 1), int(collectives))
+    saved = min((collectives - best) * latency_seconds, busy_seconds)
+    return Buckets(best, payload_bytes / best, saved, saved / busy_seconds)
+
+
+def bucket_mb(bucket_bytes: float) -> int:
+    """Return a size for DDP's `bucket_cap_mb`: whole MB, at least 1."""
+    return max(math.ceil(bucket_bytes / (1 << 20)), 1)

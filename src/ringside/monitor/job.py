@@ -1,0 +1,337 @@
+"""Verdicts on a whole job: bound by communication, by its input, or by too many small collectives.
+
+All are shares of the step that *no* rank is spared: a rank that is blocked longer than the one that waits least waits
+for a rank, not for the network, and that is another verdict. The bars are in docs/questions.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from ringside.monitor.collectives import best_buckets, bucket_mb
+from ringside.monitor.detect import Finding
+from ringside.monitor.episode import WINDOW_STEPS, Episode
+from ringside.monitor.verdict import Verdict, percent
+from ringside.monitor.watcher import Row
+
+BOUND_AT, BOUND_UNTIL = 0.5, 0.4
+"""A job is bound by communication while it is exposed for this share of the step on every rank."""
+INPUT_AT, INPUT_UNTIL = 0.3, 0.2
+"""A job is bound by its input while every rank spends this share of its step before forward begins."""
+SAVED_AT, SAVED_UNTIL = 0.05, 0.03
+"""Collectives are too small while larger buckets would save this share of the step ..."""
+SAVED_OF_SYNC = 0.25
+"""... and this share of the synchronisation, and there are ..."""
+MANY = 10
+"""... more collectives than this in a step."""
+LASTING_S = 5.0
+"""For how long it must be so."""
+
+BOUND_ADVICE = (
+    "Send fewer bytes (gradients in bfloat16, a compression hook) or send them less often (more samples per step, "
+    "accumulation under no_sync()); `ringside probe` tells whether the network is as fast as it should be."
+)
+INPUT_ADVICE = (
+    "Give every data loader more workers and prefetching (num_workers, prefetch_factor, persistent_workers), or move "
+    "decoding and storage nearer: no rank is faster than its input."
+)
+
+
+class JobStep(NamedTuple):
+    """One step of a job; seconds, and of what varies between ranks the least of them.
+
+    Args:
+        step: The training step.
+        step_seconds: Its duration.
+        exposed_seconds: Blocked in synchronisation, on the rank that was blocked least.
+        data_seconds: From the previous step's end until forward, on the rank that needed least.
+        busy_seconds: Time with a collective under way, where that was shortest.
+        latency_seconds: What a collective takes apart from its bytes, where that was least; 0: not known.
+        payload_bytes: Bytes synchronised.
+        collectives: By how many collectives.
+    """
+
+    step: int
+    step_seconds: float
+    exposed_seconds: float
+    data_seconds: float
+    busy_seconds: float
+    latency_seconds: float
+    payload_bytes: float
+    collectives: float
+
+
+def job_step(step: int, row: Row) -> JobStep:
+    """Return what the records of one step say of the job."""
+    records = list(row.values())
+    one = row[min(row)]  # in synchronous training they agree on the rest
+    return JobStep(
+        step=step,
+        step_seconds=_known(one.step_seconds),
+        exposed_seconds=_least(record.exposed_seconds for record in records),
+        data_seconds=_least(record.data_seconds for record in records),
+        busy_seconds=_least(record.busy_seconds for record in records if record.busy_seconds > 0),
+        latency_seconds=_least(record.latency_seconds for record in records if record.latency_seconds > 0),
+        payload_bytes=float(one.payload_bytes),
+        collectives=float(one.collectives),
+    )
+
+
+def saving(one: JobStep) -> tuple[float, float]:
+    """Return what larger buckets would save of this step, seconds, and which share of the synchronisation that is."""
+    best = best_buckets(one.collectives, one.payload_bytes, one.busy_seconds, one.latency_seconds)
+    return min(best.saved_seconds, one.exposed_seconds), best.saved_ratio
+
+
+class Rule(Protocol):
+    """One kind of verdict on a whole job."""
+
+    kind: str
+    episode: Episode
+
+    def share(self, one: JobStep) -> float:
+        """Which share of the step would be saved; 0 where the rule does not hold."""
+
+    def verdict(self, steps: Iterable[JobStep]) -> Verdict:
+        """Return the verdict, from the steps of the episode so far; the watcher fills in since when, and the price."""
+
+
+@dataclass
+class CommunicationBound:
+    """The whole job waits for gradients that have nothing left to hide behind.
+
+    Args:
+        explained: Tells whether something narrower is known to be the reason.
+        lasting_s: For how long it must be so, seconds.
+    """
+
+    explained: Callable[[], bool] = bool
+    lasting_s: float = LASTING_S
+    kind: str = "communication_bound"
+
+    def __post_init__(self) -> None:
+        self.episode = Episode(BOUND_AT, BOUND_UNTIL, self.lasting_s)
+
+    def share(self, one: JobStep) -> float:
+        """Exposed synchronisation over step; 0 while something narrower explains it and no verdict is open."""
+        if not self.episode.is_open and self.explained():
+            self.episode.forget()
+            return 0.0
+        return _ratio(one.exposed_seconds, one.step_seconds)
+
+    def verdict(self, steps: Iterable[JobStep]) -> Verdict:
+        """Return the verdict; see `Rule`."""
+        steps = list(steps)
+        exposed, step = _middle(one.exposed_seconds for one in steps), _middle(one.step_seconds for one in steps)
+        payload = _middle(one.payload_bytes for one in steps)
+        return _verdict(
+            self.kind,
+            _ratio(exposed, step - exposed),
+            f"every rank, the last one to arrive as well, is blocked for {_ms(exposed)} of each step of {_ms(step)}",
+            {
+                "exposed_seconds": exposed,
+                "step_seconds": step,
+                "exposed_ratio": _ratio(exposed, step),
+                "payload_bytes": payload,
+            },
+            BOUND_ADVICE,
+        )
+
+
+@dataclass
+class InputBound:
+    """The whole job waits for its data loaders.
+
+    Args:
+        lasting_s: For how long it must be so, seconds.
+    """
+
+    lasting_s: float = LASTING_S
+    kind: str = "input_bound"
+
+    def __post_init__(self) -> None:
+        self.episode = Episode(INPUT_AT, INPUT_UNTIL, self.lasting_s)
+
+    def share(self, one: JobStep) -> float:
+        """Time before forward over step."""
+        return _ratio(one.data_seconds, one.step_seconds)
+
+    def verdict(self, steps: Iterable[JobStep]) -> Verdict:
+        """Return the verdict; see `Rule`."""
+        steps = list(steps)
+        data, step = _middle(one.data_seconds for one in steps), _middle(one.step_seconds for one in steps)
+        return _verdict(
+            self.kind,
+            _ratio(data, step - data),
+            f"until forward begins every rank needs {_ms(data)} of each step of {_ms(step)}: fetching its input",
+            {"data_seconds": data, "step_seconds": step, "data_ratio": _ratio(data, step)},
+            INPUT_ADVICE,
+        )
+
+
+@dataclass
+class SmallCollectives:
+    """Most of the synchronisation is the latency of collectives that are too small.
+
+    Args:
+        lasting_s: For how long it must be so, seconds.
+    """
+
+    lasting_s: float = LASTING_S
+    kind: str = "small_collectives"
+
+    def __post_init__(self) -> None:
+        self.episode = Episode(SAVED_AT, SAVED_UNTIL, self.lasting_s)
+
+    def share(self, one: JobStep) -> float:
+        """What larger buckets would save over step."""
+        saved, of_sync = saving(one)
+        if one.collectives <= MANY or of_sync < SAVED_OF_SYNC:
+            return 0.0
+        return _ratio(saved, one.step_seconds)
+
+    def verdict(self, steps: Iterable[JobStep]) -> Verdict:
+        """Return the verdict; see `Rule`."""
+        one = typical_step(steps)
+        best = best_buckets(one.collectives, one.payload_bytes, one.busy_seconds, one.latency_seconds)
+        saved, _ = saving(one)
+        return _verdict(
+            self.kind,
+            _ratio(saved, one.step_seconds - saved),
+            f"{one.collectives:.0f} collectives of {one.payload_bytes / max(one.collectives, 1) / 1e3:.3g} kB per step "
+            f"take {_ms(one.latency_seconds)} each before a byte moves: {percent(best.saved_ratio)} of the "
+            f"synchronisation",
+            {
+                "collectives_per_step": one.collectives,
+                "bytes_each": one.payload_bytes / max(one.collectives, 1.0),
+                "latency_seconds": one.latency_seconds,
+                "saved_seconds_per_step": saved,
+                "saved_ratio": best.saved_ratio,
+                "bucket_mb": bucket_mb(best.bucket_bytes),
+            },
+            bucket_advice(bucket_mb(best.bucket_bytes), best.collectives, saved),
+        )
+
+
+def bucket_advice(size_mb: int, collectives: int, saved_seconds: float) -> str:
+    """Return what to do about small collectives."""
+    return (
+        f"DistributedDataParallel(..., bucket_cap_mb={size_mb}) makes {collectives} of them per step and saves about "
+        f"{_ms(saved_seconds)} of each; with gradient accumulation, no_sync() saves whole passes."
+    )
+
+
+class JobWatcher:
+    """Looks out for what holds up a whole job.
+
+    Args:
+        ranks: Number of ranks.
+        rules: The kinds to look out for, narrower ones first.
+    """
+
+    def __init__(self, ranks: int, rules: Iterable[Rule]) -> None:
+        self._ranks = ranks
+        self._rules = list(rules)
+        self._recent: deque[JobStep] = deque(maxlen=WINDOW_STEPS)
+        self._open: dict[str, Verdict] = {}
+
+    def update(self, step: int, row: Row) -> list[Finding]:
+        """Take in a completed step; see `Watcher`."""
+        one = job_step(step, row)
+        self._recent.append(one)
+        found = []
+        for rule in self._rules:
+            if (verdict := self._open.get(rule.kind)) is not None:
+                self._open[rule.kind] = dearer(verdict, [one], self._ranks)
+            if rule.episode.update(step, rule.share(one), one.step_seconds):
+                found.append(self._begin(rule, step) if rule.episode.is_open else self._end(rule))
+        return found
+
+    @property
+    def open(self) -> list[Verdict]:
+        """The verdicts whose episodes are not over, with their prices so far."""
+        return list(self._open.values())
+
+    def _begin(self, rule: Rule, step: int) -> Finding:
+        since = rule.episode.since_step
+        episode = [one for one in self._recent if one.step >= since]
+        verdict = msgspec.structs.replace(rule.verdict(episode), since_step=since, detected_step=step)
+        cost = cost_since(verdict, episode, step - since + 1, self._ranks)
+        self._open[rule.kind] = msgspec.structs.replace(verdict, cost_rank_seconds=cost)
+        return Finding(self._open[rule.kind], ended=False)
+
+    def _end(self, rule: Rule) -> Finding:
+        verdict = self._open.pop(rule.kind)
+        evidence = {**verdict.evidence, "until_step": rule.episode.until_step}
+        return Finding(msgspec.structs.replace(verdict, evidence=evidence), ended=True)
+
+
+def lost_seconds(verdict: Verdict, one: JobStep) -> float:
+    """Return what a step lost on every rank to a verdict on a whole job, or on a link, seconds.
+
+    What would be saved is replayed: all of the exposed communication or of the input, what larger buckets would save,
+    or what is exposed beyond what was before the link became slow.
+    """
+    exposed = one.exposed_seconds
+    if verdict.kind == "input_bound":
+        return one.data_seconds
+    if verdict.kind == "small_collectives":
+        return min(exposed, float(verdict.evidence.get("saved_seconds_per_step", 0.0)))
+    if verdict.kind == "slow_link":
+        return max(exposed - float(verdict.evidence.get("usual_exposed_seconds", 0.0)), 0.0)
+    return exposed
+
+
+def dearer(verdict: Verdict, steps: Iterable[JobStep], ranks: int) -> Verdict:
+    """Return the verdict with what these steps lost to it added to its price."""
+    lost = ranks * sum(lost_seconds(verdict, one) for one in steps)
+    return msgspec.structs.replace(verdict, cost_rank_seconds=verdict.cost_rank_seconds + lost)
+
+
+def cost_since(verdict: Verdict, kept: Sequence[JobStep], steps: int, ranks: int) -> float:
+    """Return what an episode of some steps cost so far, rank-seconds, from those of them that are remembered."""
+    return ranks * steps * sum(lost_seconds(verdict, one) for one in kept) / max(len(kept), 1)
+
+
+def typical_step(steps: Iterable[JobStep]) -> JobStep:
+    """Return the medians of some steps."""
+    columns = list(zip(*steps, strict=True))
+    return JobStep(int(columns[0][-1]), *(_middle(column) for column in columns[1:])) if columns else _NOTHING
+
+
+_NOTHING = JobStep(-1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def _verdict(kind: str, excess: float, cause: str, evidence: dict[str, float | int | str], advice: str) -> Verdict:
+    return Verdict(
+        kind=kind, ranks=[], since_step=0, detected_step=0, excess_ratio=excess, cause=cause, evidence=evidence,
+        advice=advice,
+    )  # fmt: skip
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
+def _known(value: float) -> float:
+    return value if 0 <= value < math.inf else 0.0
+
+
+def _least(values: Iterable[float]) -> float:
+    return min((value for value in values if 0 <= value < math.inf), default=0.0)
+
+
+def _middle(values: Iterable[float]) -> float:
+    known = [value for value in values if 0 <= value < math.inf]
+    return float(median(known)) if known else 0.0
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms"

@@ -1,0 +1,220 @@
+"""Which link is slow: pure judgement over the rates of links, against their own past and against the others'.
+
+A link is judged by the rate at which bytes cross it while they do, never by how long a collective takes: in a ring all
+links wait for the slowest, and a late rank makes all of them idle.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import NamedTuple
+
+from ringside.monitor.links import Link
+from ringside.monitor.records import Wire
+
+SLOW = 0.5
+"""A link is slow if its rate is below this share of its usual rate in every one of ..."""
+LASTING = 3
+"""... so many periods on end, in which it was worth ..."""
+WORTH = 0.05
+"""... this share of the time, beyond what the same bytes take at the usual rate."""
+SLOW_OF_OTHERS = 0.4
+"""One that was never faster is slow below this share of the other links' median, in twice as many periods."""
+OWN_FAULT = 0.7
+"""A link has become slow of itself if it lost so much more than the others: at most this share of what they kept."""
+RELIEVED = 0.7
+"""It is over when every one of the last periods is above this share of the usual rate."""
+
+LEAST_PERIOD_BYTES = 1 << 18
+LEAST_WIRE_S = 0.02
+"""Periods with fewer bytes, or in which they crossed within a few of the kernel's ticks, accuse nobody."""
+SETTLING = 2
+"""First periods of a link, with slow start and warm-up."""
+LEARNT = 5
+"""Periods from which a link's own usual rate is known."""
+KEPT = 60
+SILENT_S = 30.0
+"""A link that carries nothing for so long is not slow any more: it is not used."""
+
+
+class Period(NamedTuple):
+    """What one link did in one period.
+
+    Args:
+        step: The sender's newest step at its end.
+        seconds: Its length.
+        sent_bytes: What it carried.
+        wire_seconds: For how long.
+        bytes_per_s: Its rate.
+    """
+
+    step: int
+    seconds: float
+    sent_bytes: int
+    wire_seconds: float
+    bytes_per_s: float
+
+
+class SlowLink(NamedTuple):
+    """A link that is slow now.
+
+    Args:
+        link: Sending and receiving rank.
+        since_step: First step of the first slow period.
+        bytes_per_s: Its rate.
+        usual: The rate it is compared with, bytes per second.
+        against: Whose that is: `its own past` or `the other links`.
+        extra_ratio: Share of the time it takes longer than it would at the usual rate.
+        rtt_seconds: Round trip.
+        retransmitted_bytes: Sent again in the newest period.
+    """
+
+    link: Link
+    since_step: int
+    bytes_per_s: float
+    usual: float
+    against: str
+    extra_ratio: float
+    rtt_seconds: float
+    retransmitted_bytes: int
+
+
+def period_of(step: int, wires: Sequence[Wire]) -> Period:
+    """Return what the connections of one link did together."""
+    seconds = max(wire.seconds for wire in wires)
+    return Period(
+        step=step,
+        seconds=seconds,
+        sent_bytes=sum(wire.sent_bytes for wire in wires),
+        wire_seconds=min(sum(wire.wire_seconds for wire in wires), seconds),
+        bytes_per_s=sum(wire.bytes_per_s for wire in wires),
+    )
+
+
+@dataclass
+class LinkState:
+    """One link's periods.
+
+    Attributes:
+        usual: Its own usual rate, bytes per second; 0 while it is not known. Not learnt from slow periods.
+        slow: What is known while it is slow.
+        heard_s: When it was last heard of, seconds of the job's own time.
+    """
+
+    usual: float = 0.0
+    slow: SlowLink | None = None
+    heard_s: float = 0.0
+    _seen: int = 0
+    _first_step: int = 0
+    _periods: deque[Period] = field(default_factory=lambda: deque(maxlen=2 * LASTING))
+    _healthy: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _pending: deque[float] = field(default_factory=deque)
+
+    @property
+    def recent(self) -> float:
+        """Its rate over the last periods, bytes per second; 0 while there are too few."""
+        rates = [period.bytes_per_s for period in self._periods][-LASTING:]
+        return median(rates) if len(rates) == LASTING else 0.0
+
+    @property
+    def kept(self) -> float:
+        """Its rate as a share of its usual one; 0 where that is not known."""
+        return self.recent / self.usual if self.usual else 0.0
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether its last two periods were slow against its own past."""
+        return len(self.slow_periods(SLOW * self.usual)) >= 2
+
+    def add(self, period: Period, now_s: float) -> bool:
+        """Take in a period that ended at `now_s`; return whether it counts."""
+        self.heard_s = now_s
+        if period.sent_bytes < LEAST_PERIOD_BYTES or not period.bytes_per_s:
+            return False
+        if period.wire_seconds < LEAST_WIRE_S and self.slow is None:
+            return False
+        self._seen += 1
+        if self._seen <= SETTLING:
+            return False
+        self._periods.append(period)
+        return True
+
+    def learn(self) -> None:
+        """Let the last period count for what is usual, once it is known that it was not the beginning of an end."""
+        self._pending.append(self._periods[-1].bytes_per_s)
+        if len(self._pending) > LASTING:
+            self._healthy.append(self._pending.popleft())
+        if len(self._healthy) >= LEARNT:
+            self.usual = median(self._healthy)
+
+    def doubt(self) -> None:
+        """The last periods were slow: they do not count for what is usual."""
+        self._pending.clear()
+
+    def slow_periods(self, bar: float) -> list[Period]:
+        """Return the newest periods that were all below a rate."""
+        found: list[Period] = []
+        for period in reversed(self._periods):
+            if period.bytes_per_s >= bar:
+                break
+            found.append(period)
+        return found[::-1]
+
+    def is_relieved(self, usual: float) -> bool:
+        """Tell whether the last periods were all near a rate again."""
+        rates = [period.bytes_per_s for period in self._periods][-LASTING:]
+        return len(rates) == LASTING and min(rates) >= RELIEVED * usual
+
+
+def judge_link(link: Link, states: Mapping[Link, LinkState], wires: Sequence[Wire]) -> SlowLink | None:
+    """Return what is wrong with a link whose newest period has just come in, if anything is.
+
+    Args:
+        link: The link.
+        states: All links of the job.
+        wires: What was told of it in that period.
+    """
+    state = states[link]
+    others = _others(link, states)
+    for usual, bar, lasting, against in _bars(state, others):
+        slow = state.slow_periods(bar * usual)
+        extra = [max(period.wire_seconds - period.sent_bytes / usual, 0.0) / period.seconds for period in slow]
+        if len(slow) >= lasting and median(extra) >= WORTH:
+            return SlowLink(
+                link=link,
+                since_step=slow[0].step,
+                bytes_per_s=median(period.bytes_per_s for period in slow),
+                usual=usual,
+                against=against,
+                extra_ratio=median(extra),
+                rtt_seconds=max(wire.rtt_seconds for wire in wires),
+                retransmitted_bytes=sum(wire.retransmitted_bytes for wire in wires),
+            )
+    return None
+
+
+def _bars(state: LinkState, others: Sequence[LinkState]) -> list[tuple[float, float, int, str]]:
+    """Return what a link may be held against: usual rate, bar as a share of it, periods, and whose rate that is."""
+    found = []
+    kept = [other.kept for other in others if other.kept]
+    if state.usual and (not kept or state.kept <= OWN_FAULT * min(median(kept), 1.0)):
+        found.append((state.usual, SLOW, LASTING, "its own past"))
+    rates = [other.recent for other in others if other.recent]
+    if len(rates) >= 2:
+        found.append((median(rates), SLOW_OF_OTHERS, 2 * LASTING, "the other links"))
+    return found
+
+
+def _others(link: Link, states: Mapping[Link, LinkState]) -> list[LinkState]:
+    """The links that share no direction of an end's interface with this one, if there are any; else all but it.
+
+    A slow interface makes all links slow that leave through it (and all that enter): those are no measure.
+    """
+    src, dst = link
+    apart = [state for (a, b), state in states.items() if a != src and b != dst and {a, b} != {src, dst}]
+    if len(apart) >= 2:
+        return apart
+    return [state for other, state in states.items() if other not in (link, (dst, src))]

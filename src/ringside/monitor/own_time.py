@@ -1,0 +1,77 @@
+"""The watcher of ranks' own times: the detector, with causes and prices."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+import msgspec
+import numpy as np
+
+from ringside.monitor.cause import explain
+from ringside.monitor.detect import WINDOW, Detector, Finding
+from ringside.monitor.price import Meter
+from ringside.monitor.table import Table, tabulate
+from ringside.monitor.verdict import Verdict
+from ringside.monitor.watcher import Row
+
+RECORDS_KEPT = 16_384
+
+
+def recent_rows(ranks: int) -> deque[Row]:
+    """Return an empty list of the newest steps' records, bounded by ranks."""
+    return deque(maxlen=max(32, min(WINDOW, RECORDS_KEPT // ranks)))
+
+
+class OwnTimeWatcher:
+    """Names ranks whose own time holds the job up: `slow_rank`, `uneven_work`, `input_bound`.
+
+    Args:
+        ranks: Number of ranks.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._detector = Detector(ranks)
+        self._recent = recent_rows(ranks)
+        self._meters: dict[int, Meter] = {}
+        self._open: dict[int, Verdict] = {}
+
+    def update(self, step: int, row: Row) -> list[Finding]:
+        """Take in a completed step; see `Watcher`."""
+        self._recent.append(row)
+        own, samples = np.full(self._ranks, np.nan), np.zeros(self._ranks)
+        for rank, record in row.items():
+            own[rank], samples[rank] = record.own_seconds, record.samples
+        findings = self._detector.update(own, samples if samples.any() else None, step=step)
+        for meter in self._meters.values():
+            meter.add(own[None])
+        return [self._open_or_close(finding) for finding in findings]
+
+    @property
+    def open(self) -> list[Verdict]:
+        """The verdicts whose episodes are not over, with their prices so far."""
+        return [self._priced(rank, verdict) for rank, verdict in self._open.items()]
+
+    def _open_or_close(self, finding: Finding) -> Finding:
+        rank = finding.verdict.ranks[0]
+        if not finding.ended:
+            verdict = self._explained(finding.verdict)
+            usual = math.log1p(float(verdict.evidence["usual_excess_ratio"]))
+            self._meters[rank] = Meter(rank, math.log1p(verdict.excess_ratio), usual, verdict.cost_rank_seconds)
+            self._open[rank] = verdict
+            return Finding(verdict, ended=False)
+        until = finding.verdict.evidence["until_step"]
+        verdict = self._priced(rank, self._open.pop(rank))
+        del self._meters[rank]
+        return Finding(msgspec.structs.replace(verdict, evidence={**verdict.evidence, "until_step": until}), ended=True)
+
+    def _explained(self, verdict: Verdict) -> Verdict:
+        table = self._table()
+        return explain(verdict, table.between(verdict.since_step), table.before(verdict.since_step))
+
+    def _priced(self, rank: int, verdict: Verdict) -> Verdict:
+        return msgspec.structs.replace(verdict, cost_rank_seconds=self._meters[rank].rank_seconds)
+
+    def _table(self) -> Table:
+        return tabulate((record for row in self._recent for record in row.values()), self._ranks)

@@ -1,0 +1,26 @@
+"""What plugs into the collector: watchers of a job, which see every completed step and say what began or ended."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ringside.monitor.detect import Finding
+from ringside.monitor.records import StepRecord
+from ringside.monitor.verdict import Verdict
+
+Row = dict[int, StepRecord]
+"""The records of one step, by rank; ranks may be missing."""
+
+
+class Watcher(Protocol):
+    """Looks out for some kinds of verdicts. Its memory does not grow with steps."""
+
+    def update(self, step: int, row: Row) -> list[Finding]:
+        """Take in a completed step, in order; return the episodes that began or ended at it, mostly none.
+
+        A verdict that ended has its final price, and `until_step` in its evidence.
+        """
+
+    @property
+    def open(self) -> list[Verdict]:
+        """The verdicts whose episodes are not over, with their prices so far."""

@@ -1,0 +1,38 @@
+"""Who looks out for what in a running job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ringside.monitor.job import LASTING_S, CommunicationBound, InputBound, JobWatcher, SmallCollectives
+from ringside.monitor.links_watch import LinkWatcher
+from ringside.monitor.own_time import OwnTimeWatcher
+from ringside.monitor.watcher import Watcher
+
+
+def standard_watchers(ranks: int, hosts: Sequence[str] = (), *, lasting_s: float = LASTING_S) -> list[Watcher]:
+    """Return the watchers of every job: ranks' own times, links between hosts, and the job as a whole.
+
+    A job is said to be bound by communication only where neither a slow link nor small collectives explain it.
+
+    Args:
+        ranks: Number of ranks.
+        hosts: Host of each rank, in rank order, where it is known.
+        lasting_s: For how long a whole job must be held up before that is a verdict, seconds.
+    """
+    links, small = LinkWatcher(ranks, hosts), SmallCollectives(lasting_s)
+    bound = CommunicationBound(Explained(links, small), lasting_s)
+    return [OwnTimeWatcher(ranks), links, JobWatcher(ranks, [small, bound, InputBound(lasting_s)])]
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Tells whether there is, or may be, a narrower reason for communication that takes long."""
+
+    links: LinkWatcher
+    small: SmallCollectives
+
+    def __call__(self) -> bool:
+        """Return whether there is."""
+        return self.links.suspects or self.small.episode.is_open or self.small.episode.is_high
