@@ -27,12 +27,14 @@ from torch.optim.optimizer import (
 from ringside.engine.failures import name_ranks
 from ringside.monitor.alerts import as_text
 from ringside.monitor.alerts_live import Alarm
+from ringside.monitor.links import LinkSampler
 from ringside.monitor.online import Collector
 from ringside.monitor.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.run_directory import Event, RunWriter
 from ringside.monitor.step_clock import StepClock
 from ringside.monitor.summary import finish
 from ringside.monitor.verdict import Verdict
+from ringside.monitor.watchers import standard_watchers
 from ringside.sync import watch
 from ringside.sync.delivery import Inbox, Outbox
 from ringside.sync.group import group_store, host_name
@@ -79,6 +81,7 @@ class Session:
             prefix.set(f"who/{self.rank}", msgspec.json.encode((host_name(), os.getpid())).decode())
         self._outbox = Outbox(prefix, self.rank)
         self._vitals = RankVitals()
+        self._links = LinkSampler()
         self._chief = _Chief(prefix, self._info(prefix, engine), run_dir) if self.rank == 0 else None
         self.path: Path | None = self._chief.path if self._chief else None
         self._hooks: list[Any] = [
@@ -189,7 +192,7 @@ class Session:
         with self._guard:
             batch, self._batch = self._batch, []
         if batch:
-            self._outbox.send(self._vitals.add_to(batch))
+            self._outbox.send(self._links.add_to(self._vitals.add_to(batch)))
         elif self._aside:
             self._vitals.skip()
 
@@ -242,7 +245,9 @@ class _Chief:
         info = msgspec.structs.replace(info, name=as_text(self.path.name))
         self._writer = RunWriter(self.path, info)
         self._alarm = Alarm(info, self.path)
-        self._collector = Collector(info.world_size, self._writer, listeners=[self._hear, self._alarm.hear])
+        watchers = standard_watchers(info.world_size, info.hosts)
+        listeners = [self._hear, self._alarm.hear]
+        self._collector = Collector(info.world_size, self._writer, watchers=watchers, listeners=listeners)
         self._collector.note("started", **({"metrics": self._alarm.url} if self._alarm.url else {}))
         self._guard = threading.RLock()
 
