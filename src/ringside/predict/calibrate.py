@@ -1,0 +1,262 @@
+"""A curve fitted to measured rows: physics first, then what the rows say beyond it, and how sure that is.
+
+One Gaussian model in the logarithms of size and time: the curve of `curve.py`, linearised at its most probable figures
+(prior: the fabric's law, or a vague one), plus bumps of protocol and channel switches as a Matérn process over log2 of
+the size, plus noise. Near rows it interpolates, far from them it is the curve and the band widens by what the figures'
+uncertainty means there (C. Rasmussen and C. Williams, "Gaussian Processes for Machine Learning", 2006, section 2.7: a
+Gaussian process with explicit basis functions). Outliers are weighed down as under Student's t. The scale of bumps and
+noise is learnt per table with leave-one-out residuals of the fitted rows; everything else is one constant for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ringside.errors import UsageError
+from ringside.predict.curve import BASE, DEPTH, RAMP, RATE, log_slopes, log_times
+from ringside.predict.fabric import Law
+
+Floats = NDArray[np.float64]
+
+REACH = 3.0  # of a bump, in doublings of the size
+BUMP = 0.15  # their standard deviation before a table has spoken, of log time
+NOISE = 0.045
+FREEDOM = 4.0  # of Student's t: how surprising an outlier is
+PATIENCE = 6.0  # rows' worth of belief in BUMP and NOISE
+QUANTILE = 2.35  # of the standardised error for a band of 95 %; see docs/design/0020-calibration.md
+LEAST = 1
+MOST = 1500  # rows fitted; more are thinned evenly, the cost is cubic
+
+VAGUE = Law(np.log([40e-6, 2.5, 6.5, 30e9]), np.array([2.0, 0.6, 0.5, 2.5]), "nothing is known of the hardware")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Times with their 95 % bands.
+
+    Args:
+        sizes: Bytes, float64 [n].
+        times_s: Median, seconds, float64 [n].
+        low_s: Lower end of the band, float64 [n].
+        high_s: Upper end, float64 [n].
+        extrapolated: Whether no fitted row is within a doubling or lies on both sides, bool [n].
+    """
+
+    sizes: Floats
+    times_s: Floats
+    low_s: Floats
+    high_s: Floats
+    extrapolated: NDArray[np.bool_]
+
+    def covers(self, times_s: ArrayLike) -> NDArray[np.bool_]:
+        """Return which of the measured times lie in their band, bool [n]."""
+        times = np.asarray(times_s, dtype=np.float64)
+        return (times >= self.low_s) & (times <= self.high_s)
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """A fitted curve; make one with `fit` or `expect`.
+
+    Args:
+        theta: The most probable figures (`curve.py`), float64 [4].
+        law: What was expected before.
+        x: log2 of the fitted sizes, float64 [n].
+        pull: What the rows say, weighed: inverse covariance times the residuals, float64 [n].
+        inverse: Inverse covariance of the rows, float64 [n, n].
+        slopes: Derivatives of the curve at the rows, float64 [n, 4].
+        scale: Variance of bumps and noise in units of the usual.
+    """
+
+    theta: Floats
+    law: Law
+    x: Floats
+    pull: Floats
+    inverse: Floats
+    slopes: Floats
+    scale: float = 1.0
+
+    @property
+    def base_s(self) -> float:
+        """Latency of the smallest message, seconds."""
+        return float(np.exp(self.theta[BASE]))
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Algorithm bandwidth of the largest."""
+        return float(np.exp(self.theta[RATE]))
+
+    @property
+    def ramp(self) -> float:
+        """How steeply the pipeline's fill grows."""
+        return float(np.exp(self.theta[RAMP]))
+
+    @property
+    def depth(self) -> float:
+        """Where it ends, in latencies."""
+        return float(np.exp(self.theta[DEPTH]))
+
+    def predict(self, sizes: ArrayLike) -> Prediction:
+        """Return times and bands for sizes in bytes, more than 0."""
+        sizes = np.asarray(sizes, dtype=np.float64)
+        if sizes.size == 0 or not np.all(np.isfinite(sizes) & (sizes > 0)):
+            raise UsageError("sizes are finite numbers of bytes, more than 0, and at least one")
+        x = np.log2(sizes)
+        curve, slopes = log_slopes(self.theta, sizes)
+        prior = np.diag(self.law.spread**2)
+        near = self.scale * BUMP**2 * matern(x, self.x) + slopes @ prior @ self.slopes.T
+        mean = curve + slopes @ (self.law.mean - self.theta) + near @ self.pull
+        total = self.scale * (BUMP**2 + NOISE**2) + np.einsum("ij,jk,ik->i", slopes, prior, slopes)
+        known = np.einsum("ij,jk,ik->i", near, self.inverse, near)
+        spread = QUANTILE * np.sqrt(np.maximum(total - known, 1e-8))
+        return Prediction(sizes, np.exp(mean), np.exp(mean - spread), np.exp(mean + spread), self._far(x))
+
+    def _far(self, x: Floats) -> NDArray[np.bool_]:
+        if not len(self.x):
+            return np.ones(len(x), dtype=np.bool_)
+        return (x < self.x.min() - 1e-9) | (x > self.x.max() + 1e-9)
+
+
+def matern(a: Floats, b: Floats) -> Floats:
+    """Return the Matérn-3/2 correlation of sizes, float64 [len(a), len(b)], from their log2."""
+    far = np.sqrt(3.0) * np.abs(a[:, None] - b[None, :]) / REACH
+    return (1.0 + far) * np.exp(-far)
+
+
+def expect(law: Law) -> Calibration:
+    """Return the law itself, with nothing measured."""
+    none = np.zeros(0)
+    return Calibration(law.mean, law, none, none, np.zeros((0, 0)), np.zeros((0, 4)))
+
+
+def fit(sizes: ArrayLike, times_s: ArrayLike, law: Law = VAGUE) -> Calibration:
+    """Return the calibration of measured times; deterministic.
+
+    Args:
+        sizes: Bytes, [n], n ≥ 1, more than 0.
+        times_s: Seconds, [n], more than 0.
+        law: What is expected: `fabric.law`, or nothing in particular.
+
+    Raises:
+        UsageError: There is no row, or figures are not positive.
+    """
+    sizes, times = np.asarray(sizes, dtype=np.float64), np.asarray(times_s, dtype=np.float64)
+    if sizes.shape != times.shape or sizes.ndim != 1 or len(sizes) < LEAST:
+        raise UsageError(f"a calibration needs as many times as sizes, at least {LEAST}, not {times.shape}")
+    if not np.all(np.isfinite(sizes) & (sizes > 0) & np.isfinite(times) & (times > 0)):
+        raise UsageError("a calibration needs sizes and times more than 0; check() flags rows that are not")
+    if len(sizes) > MOST:
+        kept = np.unique(np.linspace(0, len(sizes) - 1, MOST).round().astype(int))
+        sizes, times = sizes[kept], times[kept]
+    return min((_fit(sizes, np.log(times), law, start) for start in _starts(sizes, times, law)), key=_surprise)[0]
+
+
+def _surprise(fitted: tuple[Calibration, float]) -> float:
+    return fitted[1]
+
+
+def _starts(sizes: Floats, times: Floats, law: Law) -> list[Floats]:
+    """Where the search begins: the law, and what first and last row would mean."""
+    guess = law.mean.copy()
+    guess[BASE] = np.log(times.min())
+    guess[RATE] = np.log((sizes / times).max() * 1.2)
+    return [law.mean, guess]
+
+
+def _fit(sizes: Floats, logs: Floats, law: Law, start: Floats) -> tuple[Calibration, float]:
+    x = np.log2(sizes)
+    shape = matern(x, x)
+    weights, scale, theta = np.ones(len(x)), 1.0, start
+    surprise = np.inf
+    for _ in range(4):
+        rows = scale * (BUMP**2 * shape + np.diag(NOISE**2 / weights))
+        theta, surprise = _most_probable(sizes, logs, law, np.linalg.inv(rows), theta)
+        inverse, pull, slopes = _condition(sizes, logs, law, rows, theta)
+        left = 1.0 / np.diag(inverse)  # leave-one-out variances and residuals, Rasmussen and Williams 5.12
+        squares = (pull * left) ** 2 / left
+        weights = np.clip((FREEDOM + 1.0) / (FREEDOM + squares), 0.02, 1.0)
+        ratio = (PATIENCE + np.minimum(squares, 9.0).sum()) / (PATIENCE + len(x))
+        scale = float(np.clip(scale * ratio, 0.1, 30.0))
+    rows = scale * (BUMP**2 * shape + np.diag(NOISE**2 / weights))
+    inverse, pull, slopes = _condition(sizes, logs, law, rows, theta)
+    return Calibration(theta, law, x, pull, inverse, slopes, scale), surprise + len(x) * float(np.log(scale))
+
+
+def _condition(sizes: Floats, logs: Floats, law: Law, rows: Floats, theta: Floats) -> tuple[Floats, Floats, Floats]:
+    curve, slopes = log_slopes(theta, sizes)
+    inverse = np.linalg.inv(rows + slopes @ np.diag(law.spread**2) @ slopes.T)
+    return inverse, inverse @ (logs - curve - slopes @ (law.mean - theta)), slopes
+
+
+def _most_probable(
+    sizes: Floats, logs: Floats, law: Law, inverse: Floats, theta: Floats
+) -> tuple[Floats, float]:
+    """Return the figures of greatest posterior probability, and twice its negative logarithm (Levenberg–Marquardt)."""
+    belief = np.diag(1.0 / law.spread**2)
+
+    def cost(at: Floats) -> float:
+        error, shift = log_times(at, sizes) - logs, at - law.mean
+        return float(error @ inverse @ error + shift @ belief @ shift)
+
+    damping, least = 1e-3, cost(theta)
+    for _ in range(60):
+        curve, slopes = log_slopes(theta, sizes)
+        shift = theta - law.mean
+        matrix = slopes.T @ inverse @ slopes + belief
+        slope = slopes.T @ inverse @ (curve - logs) + belief @ shift
+        step = np.clip(np.linalg.solve(matrix + damping * np.diag(np.diag(matrix)), -slope), -1.0, 1.0)
+        after = cost(theta + step)
+        if after < least:
+            gain, theta, least, damping = least - after, theta + step, after, max(damping / 5, 1e-9)
+            if gain < 1e-8:
+                break
+        else:
+            damping *= 5
+            if damping > 1e8:
+                break
+    return theta, least
+
+
+# ------------------------------------------------------------------------------------------------ another scale
+
+TRANSFER = np.array([0.20, 0.20, 0.20, 0.12])  # what changes with the scale beyond the law, of logarithms
+
+
+def transfer(fitted: Sequence[Calibration], law: Law) -> Law:
+    """Return what is expected at another scale of a cluster that was measured at one or more.
+
+    What the measured scales had beside their laws, the new one has beside its own, as far as they told.
+
+    Args:
+        fitted: Calibrations of tables of the same cluster, each fitted with the law of its own scale.
+        law: The law of the scale that is asked for.
+    """
+    beside, precision = np.zeros(4), np.zeros((4, 4))
+    for one in fitted:
+        known = np.linalg.inv(posterior(one) + np.diag(TRANSFER**2))
+        beside += known @ (_linear_mean(one) - one.law.mean)
+        precision += known
+    spread = np.linalg.inv(precision)
+    return replace(
+        law,
+        mean=law.mean + spread @ beside,
+        spread=np.sqrt(np.diag(spread) + TRANSFER**2),
+        words=f"{law.words}; beside it what {len(fitted)} other scale{'s' * (len(fitted) > 1)} had",
+    )
+
+
+def posterior(one: Calibration) -> Floats:
+    """Return the covariance of the figures given the rows, float64 [4, 4]."""
+    prior = np.diag(one.law.spread**2)
+    toward = prior @ one.slopes.T
+    covariance: Floats = prior - toward @ one.inverse @ toward.T
+    return covariance
+
+
+def _linear_mean(one: Calibration) -> Floats:
+    mean: Floats = one.law.mean + np.diag(one.law.spread**2) @ one.slopes.T @ one.pull
+    return mean

@@ -1,0 +1,144 @@
+"""A topology from the words of a table: what the machines are called, their GPUs, and their network.
+
+Only words and counts are read, never a measured figure: a prediction from them has seen nothing of what it predicts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ringside.predict.tables import Table
+from ringside.predict.topology import LinkClass, Topology
+from ringside.predict.topology_read import preset
+
+
+@dataclass(frozen=True)
+class _Inside:
+    """A GPU that no preset has: its links to the others of its host, and what says so."""
+
+    words: str
+    kind: str
+    bytes_per_s: float
+    source: str
+
+
+# The first that matches is taken.
+_MACHINES = (
+    (r"\bp4de?\b|p4de?\.", "p4de"),
+    (r"\bp5(?:en?)?\b|p5(?:en?)?\.", "p5"),
+    (r"nvl ?72|gb[23]00", "gb200-nvl72"),
+    (r"\bb[23]00\b|blackwell", "dgx-b200"),
+    (r"\bh200\b", "dgx-h200"),
+    (r"(?<!\w)h(?:100|800|20)(?!\w)(?!.{0,12}pcie)|hopper|a3-?(?:mega|high|ultra)", "dgx-h100"),
+    (r"(?<!\w)a(?:100|800)(?!\w)(?!.{0,12}pcie)", "dgx-a100"),
+)
+_GPUS = (
+    _Inside(r"mi3[05][05]x|mi355", "pcie", 400e9, "7 xGMI links of 76.8 GB/s each way (AMD CDNA 4 white paper), 3/4"),
+    _Inside(r"mi3[02][05]x", "pcie", 336e9, "7 xGMI links of 64 GB/s each way (AMD CDNA 3 white paper), 3/4 of it"),
+    _Inside(r"v100.{0,12}pcie|\bt4\b|g4dn", "pcie", 12e9, "PCIe 3.0 x16"),
+    _Inside(r"v100", "nvlink", 120e9, "6 NVLinks x SM70_NVLINK_BW 20 GB/s (NCCL src/graph/topo.h)"),
+    _Inside(r"rtx (?:pro )?6000|h100.{0,12}pcie|h200 nvl|rtx 50", "pcie", 50e9, "PCIe 5.0 x16, 63 GB/s, 4/5 of it"),
+    _Inside(r"rtx|geforce|l40|\bl4\b|\ba10g?\b|\ba[46]0+\b|pcie", "pcie", 25e9, "PCIe 4.0 x16, 31.5 GB/s, 4/5"),
+)
+# Gbit/s of one InfiniBand port
+_PORTS = {"xdr": 800.0, "ndr": 400.0, "hdr": 200.0, "edr": 100.0, "fdr": 56.0}
+_NETWORK = r"\d+\s*[x×]\s*\d+\s*g\b|(?<![x\d-])\d{2,3}\s*g(?:b|be|bps|bit|e)?[\s,)-]|\b[xnhe]dr\b"
+_PER_GBIT = 0.12e9  # 12 GB/s of 100 Gbit/s: NET_BW, NCCL src/graph/topo.h
+_ALPHAS = (
+    (r"tcp-?xo", "ethernet", 15e-6, "TCPXO: as other offloaded Ethernet"),
+    (r"tcp-?x", "ethernet", 400e-6, "TCPX passes through host memory: ms for an all-gather of two hosts"),
+    (r"\befa\b|efav", "roce", 27.7e-6, "EFA, as preset p5"),
+    (r"slingshot|roce|rdma", "roce", 4e-6, "RDMA over Ethernet, as preset dgx-a100's InfiniBand"),
+    (r"infiniband|\bib\b|ndr|hdr|edr|xdr", "infiniband", 4e-6, "InfiniBand, as preset dgx-h100"),
+    (r"ethernet|\btcp\b|10g\b|25g\b", "ethernet", 20.6e-6, "TCP, as preset ethernet-10g"),
+)
+
+
+def recognise(table: Table) -> Topology | None:
+    """Return the topology that a table's words and counts stand for; None where they name no GPU that is known."""
+    text = f"{table.cluster} {table.algorithm if 'auto' not in table.algorithm else ''}".lower()
+    if table.ranks < 2 or not table.cluster:
+        return None
+    found = _machine(text) or _gpu(text)
+    if found is None and table.hosts > 1 and re.search(_NETWORK, text):
+        found = preset("dgx-a100")  # only the network is known; it is what bounds hosts of any GPUs
+    if found is None:
+        return None
+    hosts = table.hosts or max(1, -(-table.ranks // found.ranks_per_host[0]))
+    if found.name == "gb200-nvl72":
+        hosts = _racks(text, table)
+    sized = found.sized(hosts, _per_host(table.ranks, hosts))
+    return _networked(sized, text) if hosts > 1 else sized
+
+
+def sized_like(topology: Topology, table: Table) -> Topology:
+    """Return a topology with the hosts and ranks of a table; racks where its hosts are racks."""
+    ranks = table.ranks or topology.ranks
+    full = topology.ranks_per_host[0]
+    hosts = table.hosts or -(-ranks // full)
+    if full > 16:
+        hosts = min(hosts, -(-ranks // full))
+    return topology.sized(max(1, min(hosts, ranks)), _per_host(ranks, max(1, min(hosts, ranks))))
+
+
+def _per_host(ranks: int, hosts: int) -> Sequence[int]:
+    """As even as it goes."""
+    return [ranks // hosts + (host < ranks % hosts) for host in range(hosts)]
+
+
+def _machine(text: str) -> Topology | None:
+    for words, name in _MACHINES:
+        if re.search(words, text):
+            found = preset(name)
+            slower = re.search(r"(?<!\w)[ah]800(?!\w)", text)
+            if slower and found.inside is not None:
+                share = 2 / 3 if "a800" in text else 400 / 900
+                found = replace(found, inside=replace(found.inside, bytes_per_s=found.inside.bytes_per_s * share))
+            return found
+    return None
+
+
+def _gpu(text: str) -> Topology | None:
+    for gpu in _GPUS:
+        if re.search(gpu.words, text):
+            name = re.search(gpu.words, text)
+            inside = LinkClass(gpu.kind, 2.5e-6, gpu.bytes_per_s)
+            between = LinkClass("infiniband", 4e-6, 400 * _PER_GBIT)
+            called = name[0] if name else gpu.kind
+            return Topology(called, (8, 8), inside, between, 8, sources={"inside.bytes_per_s": gpu.source})
+    return None
+
+
+def _racks(text: str, table: Table) -> int:
+    said = re.search(r"(\d+|one|two|four|eight) racks?", text)
+    if said:
+        word = {"one": 1, "two": 2, "four": 4, "eight": 8}.get(said[1])
+        return min(word or int(said[1]), table.ranks)
+    return max(1, -(-table.ranks // 72))
+
+
+def _networked(topology: Topology, text: str) -> Topology:
+    """Return the topology with the interfaces that the words tell of; the preset's own where they tell nothing."""
+    between = topology.between
+    if between is None:
+        return topology
+    nics, rate = topology.nics, between.bytes_per_s
+    per_host = max(topology.ranks_per_host)
+    if match := re.search(r"(\d+)\s*[x×]\s*(\d+)\s*g(?![a-z]*[ -]?(?:ram|memory|hbm))", text):
+        nics, rate = int(match[1]), float(match[2]) * _PER_GBIT
+    elif match := re.search(r"(\d+(?:\.\d+)?)\s*t(?:b|bps|\b)", text):
+        rate, nics = float(match[1]) * 1000 * _PER_GBIT / topology.nics, topology.nics
+    elif match := re.search(r"(?<![x\d-])(\d{2,3})\s*g(?:b|be|bps|bit|e)?(?=[\s,)-]|$)", text):
+        rate = float(match[1]) * _PER_GBIT
+        nics = per_host if float(match[1]) >= 200 else 1
+    elif port := next((port for port in _PORTS if re.search(rf"\b{port}\b", text)), None):
+        rate = _PORTS[port] * _PER_GBIT
+    elif "cx8" in text:
+        rate = 800 * _PER_GBIT / 2
+    kind, alpha = between.kind, between.alpha_s
+    if topology.name not in ("p4de", "p5"):
+        said = next((entry for entry in _ALPHAS if re.search(entry[0], text)), None)
+        kind, alpha = (said[1], said[2]) if said else (kind, alpha)
+    return replace(topology, nics=max(1, nics), between=LinkClass(kind, alpha, rate))
