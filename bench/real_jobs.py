@@ -1,0 +1,160 @@
+"""Real jobs for `bench/real_runs.py` and `bench/price.py`: started by torchrun or in the lab, followed, concluded."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ringside.errors import RingsideError
+from ringside.faults import Hang, Stop, parse_fault
+from ringside.launch import Launch, StopRequest, stop_requests
+from ringside.monitor.run_directory import RunReader
+from ringside.monitor.verdict import Verdict
+from ringside.view.following import Finding, Following
+from ringside.watching import conclude, environment, follow
+
+ENGINES = {"ringside": "ringside", "gloo": "native"}
+"""What a job's engine is called here, and what `attach()` calls it."""
+RANK = Path(__file__).with_name("real_rank.py")
+HEALTHY_STEPS, SLOW_STEPS, RATE, SLOW_RATE = 60, 100, "1gbit", "100mbit"
+LIMIT_S = 120.0
+STACKS_S = 1.5
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run.
+
+    Args:
+        engine: One of `ENGINES`.
+        inject: The fault, in words.
+        steps: How many.
+        ranks: How many.
+        model: `gpt` or `tiny`.
+        slow_link: Run each rank on a host of its own in the lab, and slow their link down at `HEALTHY_STEPS`.
+    """
+
+    engine: str
+    inject: str = "none"
+    steps: int = 160
+    ranks: int = 2
+    model: str = "gpt"
+    slow_link: bool = False
+
+
+@dataclass
+class Ended:
+    """What became of a run.
+
+    Args:
+        path: Its directory.
+        summary: The content of its `summary.json`.
+        verdicts: Its verdicts.
+        ends: When each step ended on rank 0, seconds; empty where the run was cut short.
+        log: The last lines that its ranks wrote.
+    """
+
+    path: Path
+    summary: dict[str, Any]
+    verdicts: list[Verdict]
+    ends: list[float] = field(default_factory=list)
+    log: str = ""
+
+
+def run_job(job: Job, path: Path) -> Ended:
+    """Run a job into a new directory.
+
+    Raises:
+        RingsideError: It failed, though nothing was injected that could have made it.
+    """
+    path.mkdir(parents=True)
+    log: deque[str] = deque(maxlen=30)
+    variables = {name: value for name, value in environment(path).items() if not name.startswith("RINGSIDE_SELECTION")}
+    variables |= {"OMP_NUM_THREADS": "1", "RINGSIDE": "", "RINGSIDE_ENGINE": ENGINES[job.engine]}
+    words = [str(RANK), f"--steps={job.steps}", f"--inject={job.inject}", f"--model={job.model}"]
+    began = time.monotonic()
+    with stop_requests() as stop:
+        if job.slow_link:
+            status, deaths = _in_lab(path, words, variables, log), []
+        else:
+            launcher = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={job.ranks}"]
+            launch = Launch([*launcher, *words], variables, sink=log.append)
+            status = follow(launch, path, stop, lambda run, found: _watch(job, launch, stop, began, run, found))
+            deaths = launch.deaths
+    if stop.signum:
+        raise KeyboardInterrupt
+    concluded = conclude(path, deaths)
+    fault = parse_fault(job.inject)
+    ends = path / "ends.json"
+    if concluded is None or (status and not isinstance(fault, Hang | Stop)):
+        raise RingsideError(f"{job} failed with exit status {status}:\n" + "\n".join(log))
+    return Ended(path, *concluded, ends=json.loads(ends.read_text()) if ends.exists() else [], log="\n".join(log))
+
+
+_named: dict[int, float] = {}
+
+
+def _watch(
+    job: Job, launch: Launch, stop: StopRequest, began: float, run: Following, found: list[Finding]
+) -> None:  # fmt: skip
+    """End a job that hangs for good once it was named, and any that takes too long."""
+    now = time.monotonic()
+    lasting = isinstance(parse_fault(job.inject), Hang | Stop)
+    if lasting and any(finding.verdict.kind == "hang" for finding in run.findings):
+        _named.setdefault(launch.pid, now)
+    if now - began > LIMIT_S or now - _named.get(launch.pid, now) > STACKS_S:
+        _named.pop(launch.pid, None)
+        launch.end(signal.SIGTERM)
+
+
+def _in_lab(path: Path, words: list[str], variables: dict[str, str], log: deque[str]) -> int:
+    """Run two ranks on two hosts and slow their link down when the healthy steps are recorded."""
+    from ringside.lab import Lab
+
+    given = {name: value for name, value in variables.items() if name.startswith(("RINGSIDE", "OMP_"))}
+    with (
+        Lab(hosts=2, ranks_per_host=1, rate=RATE) as lab,
+        _at_step(path, HEALTHY_STEPS, lambda: lab.set_rate(SLOW_RATE, host=1)),
+    ):
+        result = lab.run(
+            [sys.executable, *words], env=given, timeout_s=LIMIT_S, sink=lambda place, stream, line: log.append(line)
+        )
+    return result.exit_status
+
+
+@contextlib.contextmanager
+def _at_step(path: Path, step: int, act: Any) -> Iterator[None]:
+    """Within it, `act()` is called once when a training step is recorded."""
+    over = threading.Event()
+
+    def look() -> None:
+        reader = None
+        while not over.wait(0.02):
+            with contextlib.suppress(RingsideError):
+                reader = reader or RunReader(path)
+                if any(record.step >= step for record in reader.poll()):
+                    act()
+                    return
+
+    thread = threading.Thread(target=look, name="bench-at-step", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def load() -> str:
+    """Say how busy the machine is."""
+    return f"load {os.getloadavg()[0]:.1f}"

@@ -1,0 +1,67 @@
+"""docs/real-runs.md, and the table on the terminal, from the results of `bench/real_runs.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from statistics import median
+from typing import Any
+
+Results = Sequence[Mapping[str, Any]]
+HEAD = """# Real runs: one thing wrong, one verdict
+
+Written by `python bench/real_runs.py --write`; do not edit. Each line is a training job of its own on one machine of
+two cores: a small GPT computes, torchrun starts the ranks (the slow link: hosts of the network lab), and what is wrong
+begins at step 60. *Right* means this verdict on these ranks and no other. The delay is in training steps, from the
+first that was different to the one at whose end the verdict was reached; a hang is named by the clock.
+
+"""
+COLUMNS = ("what is wrong", "engine", "step", "right verdict", "runs right", "delay", "also found")
+
+
+def page(results: Results, what: Mapping[str, str]) -> str:
+    """Return the page."""
+    rows = [cells(name, engine, runs, what) for name, engine, runs in grouped(results)]
+    lines = [list(COLUMNS), ["---"] * len(COLUMNS), *rows]
+    return HEAD + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def table(results: Results) -> str:
+    """Return the same for a terminal."""
+    rows = [list(COLUMNS), *(cells(name, engine, runs, {}) for name, engine, runs in grouped(results))]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    return "\n".join(
+        "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def grouped(results: Results) -> list[tuple[str, str, list[Mapping[str, Any]]]]:
+    """Return the runs of each case and engine, in order of first appearance."""
+    order = list(dict.fromkeys((result["case"], result["engine"]) for result in results))
+    return [(*key, [r for r in results if (r["case"], r["engine"]) == key]) for key in order]
+
+
+def cells(name: str, engine: str, runs: Sequence[Mapping[str, Any]], what: Mapping[str, str]) -> list[str]:
+    """Return one line's cells."""
+    judged = [run for run in runs if run["right"] is not None]
+    wanted = runs[0]["expected"] or "none"
+    if not judged:
+        return [what.get(name, name), engine, "–", wanted, str(runs[0].get("why", "–")), "–", "–"]
+    steps = [run["step_seconds"] for run in judged if "step_seconds" in run]
+    delays = [run["delay"] for run in judged if run.get("delay") is not None]
+    return [
+        what.get(name, name),
+        engine,
+        f"{1e3 * median(steps):.0f} ms" if steps else "–",
+        wanted,
+        f"{sum(run['right'] for run in judged)} of {len(judged)}",
+        f"{median(delays):g}" if delays else "–",
+        "; ".join(others(judged)) or "–",
+    ]
+
+
+def others(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return in words what runs that were judged wrongly gave."""
+    wrong = [run for run in runs if not run["right"]]
+    told = sorted(", ".join(f"{v['kind']} {v['ranks']}" for v in run["found"]) or "no verdict" for run in wrong)
+    return [f"{len(list(same))} × {words}" for words, same in groupby(told)]

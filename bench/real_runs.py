@@ -1,0 +1,179 @@
+"""Real jobs with one thing wrong, over our engine and over Gloo: does each give exactly the right verdict?
+
+Every line is a job of its own, started by torchrun (the slow link: in the network lab, which needs root), training a
+small GPT with real compute for a fixed number of steps. Healthy jobs are repeated; any verdict there is a false one.
+Directories of jobs that were judged wrongly are kept.
+
+    python bench/real_runs.py [--only slow,input] [--engines ringside,gloo] [--healthy 10] [--json] [--write PAGE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from real_jobs import ENGINES, HEALTHY_STEPS, Ended, Job, load, run_job
+from real_page import page, table
+
+from ringside.errors import RingsideError
+from ringside.faults import first_step, parse_fault
+from ringside.monitor.verdict import Verdict
+
+HEALTHY_RUNS, HEALTHY_RUN_STEPS = 10, 200
+AT = HEALTHY_STEPS
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of job.
+
+    Args:
+        what: What is wrong with it, for people.
+        kind: The kind of the one right verdict; empty where none is right.
+        ranks: Whom it names, in any order.
+        fault: What is injected.
+        job: How the job differs from the usual one.
+    """
+
+    what: str
+    kind: str
+    ranks: tuple[int, ...] = (1,)
+    fault: str = "none"
+    job: tuple[tuple[str, Any], ...] = ()
+
+
+CASES = {
+    "healthy": Case("nothing", "", (), job=(("steps", HEALTHY_RUN_STEPS),)),
+    "healthy4": Case("nothing, 4 ranks", "", (), job=(("ranks", 4), ("model", "waiting"))),
+    "slow": Case("rank 1 is 30 % slower", "slow_rank", fault=f"slow:rank=1,factor=1.3,from_step={AT}"),
+    "slow0": Case("rank 0 is 30 % slower", "slow_rank", (0,), fault=f"slow:rank=0,factor=1.3,from_step={AT}"),
+    "slow4": Case(
+        "rank 2 of 4 is 30 % slower",
+        "slow_rank",
+        (2,),
+        fault=f"slow:rank=2,factor=1.3,from_step={AT}",
+        job=(("ranks", 4), ("model", "waiting")),
+    ),
+    "pause": Case("rank 1 stands still for 8 s once", "hang", fault=f"pause:rank=1,at_step={AT},seconds=8"),
+    "stall": Case("rank 1 stands still for 1 s once", "", (), fault=f"pause:rank=1,at_step={AT},seconds=1"),
+    "input": Case(
+        "rank 1 waits 15 ms per step for its data", "input_bound", fault=f"input:rank=1,seconds=0.015,from_step={AT}"
+    ),
+    "uneven": Case(
+        "rank 1 gets two thirds more samples", "uneven_work", fault=f"uneven:rank=1,factor=1.67,from_step={AT}"
+    ),
+    "link": Case("the link to rank 1's host falls to a tenth", "slow_link", (0, 1), job=(("slow_link", True),)),
+    "tiny": Case("300 tiny parameters in 150 buckets", "small_collectives", (), job=(("model", "tiny"),)),
+    "hang": Case("rank 1 never calls its all-reduce", "hang", fault=f"hang:rank=1,at_step={AT}"),
+    "stop": Case("rank 1 is stopped (SIGSTOP)", "hang", fault=f"stop:rank=1,at_step={AT}"),
+    "diverge": Case("one number of rank 1's model changes", "diverged", fault=f"diverge:rank=1,at_step={AT},by=0.01"),
+    "kill": Case("rank 1 is killed", "dead_rank", fault=f"kill:rank=1,at_step={AT}"),
+}
+NOT_YET = {
+    "link": "the monitor does not judge links yet",
+    "tiny": "the monitor does not judge small collectives yet",
+    "diverge": "replicas are not compared yet",
+}
+
+
+def main() -> int:
+    """Run what was asked for; return 0 if every verdict was right."""
+    args = parse()
+    runs = Path(tempfile.mkdtemp(prefix="ringside-real-", dir=args.runs))
+    results = []
+    for name, engine, number in plan(args):
+        results.append(measure(name, engine, runs / f"{name}-{engine}-{number}", args.model))
+        print(line(results[-1]), file=sys.stderr, flush=True)
+    if not any(runs.iterdir()):
+        runs.rmdir()
+    print(json.dumps(results, indent=2) if args.json else table(results))
+    if args.write:
+        args.write.write_text(page(results, {name: case.what for name, case in CASES.items()}))
+    return 0 if all(result["right"] in (True, None) for result in results) else 1
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(CASES), help="cases, of: %(default)s")
+    parser.add_argument("--engines", default=",".join(ENGINES), help="of: %(default)s")
+    parser.add_argument("--healthy", type=int, default=HEALTHY_RUNS, help="healthy runs per engine (%(default)s)")
+    parser.add_argument("--model", default="gpt", choices=("gpt", "waiting"), help="waiting: it needs no processor")
+    parser.add_argument(
+        "--runs", type=Path, help="where to keep runs that were judged wrongly (default: the temporary)"
+    )
+    parser.add_argument("--json", action="store_true", help="print results as JSON")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="write the results as a page")
+    args = parser.parse_args()
+    args.only, args.engines = args.only.split(","), args.engines.split(",")
+    for names, known in ((args.only, CASES), (args.engines, ENGINES)):
+        if unknown := set(names) - set(known):
+            parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    return args
+
+
+def plan(args: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
+    """Yield case, engine and number of every run: engines in turn."""
+    for name in args.only:
+        for number in range(args.healthy if name == "healthy" else 1):
+            for engine in args.engines:
+                yield name, engine, number
+
+
+def measure(name: str, engine: str, path: Path, model: str = "gpt") -> dict[str, Any]:
+    """Run one case once; return what came of it."""
+    case = CASES[name]
+    result: dict[str, Any] = {"case": name, "engine": engine, "expected": case.kind, "right": None, "found": []}
+    if name in NOT_YET:
+        return {**result, "why": f"not there yet: {NOT_YET[name]}"}
+    began = time.monotonic()
+    try:
+        ended = run_job(Job(engine, case.fault, **{"model": model, **dict(case.job)}), path)
+    except RingsideError as error:
+        return {**result, "right": False, "why": str(error), "load": load(), "seconds": time.monotonic() - began}
+    result |= judge(case, ended) | {"load": load(), "seconds": time.monotonic() - began}
+    if result["right"]:
+        shutil.rmtree(path)
+    else:
+        result["path"] = str(path)
+    return result
+
+
+def judge(case: Case, ended: Ended) -> dict[str, Any]:
+    """Hold a run's verdicts against the one that is right."""
+    fault = parse_fault(case.fault)
+    since = first_step(fault) if fault is not None else AT
+    wanted = [(case.kind, sorted(case.ranks))] if case.kind else []
+    found = [(verdict.kind, sorted(verdict.ranks)) for verdict in ended.verdicts]
+    named = [v for v, got in zip(ended.verdicts, found, strict=True) if got in wanted]
+    return {
+        "right": found == wanted,
+        "delay": named[0].detected_step - since + 1 if named else None,
+        "step_seconds": ended.summary["step_seconds"]["median"],
+        "found": [told(verdict) for verdict in ended.verdicts],
+    }
+
+
+def told(verdict: Verdict) -> dict[str, Any]:
+    """Return the parts of a verdict that are shown."""
+    names = ("kind", "ranks", "since_step", "detected_step", "excess_ratio", "cost_rank_seconds", "cause")
+    return {name: getattr(verdict, name) for name in names}
+
+
+def line(result: dict[str, Any]) -> str:
+    """Say a result in one line."""
+    found = ", ".join(f"{v['kind']} {v['ranks']} at {v['detected_step']}" for v in result["found"]) or "nothing"
+    mark = {True: "right", False: "WRONG", None: "-"}[result["right"]]
+    more = "; ".join(filter(None, [result.get("why", "")[-400:], result.get("path", ""), result.get("load", "")]))
+    return f"{result['case']:9} {result['engine']:9} {mark:6} {found} ({more})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

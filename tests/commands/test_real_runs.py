@@ -1,0 +1,102 @@
+"""Real ranks with one thing wrong, over our engine and over Gloo: each gives exactly the right verdict.
+
+The ranks are those of `bench/real_runs.py`, which measures the same with real compute. Here forward and backward take
+their time without a processor, so that other tests on the same cores disturb little, and a job ends once its verdict
+is there.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.processes import borrowed
+
+from . import launched
+
+pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+
+from tests.sync.training import free_port, group
+
+from ringside import _core
+
+ENGINES = [
+    pytest.param("ringside", marks=pytest.mark.skipif(not _core.available(), reason="needs the native core")),
+    "native",
+]
+AT, MOST_STEPS, HEALTHY_STEPS = 56, 480, 120
+HANG_S, PATIENCE_S = 1.5, 60.0
+SLOWED = {
+    "slow": (f"slow:rank=1,factor=2.5,from_step={AT}", "slow_rank"),
+    "input": (f"input:rank=1,seconds=0.02,from_step={AT}", "input_bound"),
+    "uneven": (f"uneven:rank=1,factor=2.4,from_step={AT}", "uneven_work"),
+}
+
+
+def job(port: int, path: str, engine: str, fault: str, steps: int) -> int:
+    """Train on this rank until somebody was named, or for so many steps; return how many it were."""
+    import real_rank
+
+    from ringside.monitor import hang, hang_judge
+
+    was = hang_judge.LIMIT_S
+    hang_judge.LIMIT_S = hang.LIMIT_S = HANG_S if fault.startswith("hang") else was
+    try:
+        with group(port):
+            return len(real_rank.train("waiting", steps, fault, engine=engine, run_dir=path, enough=bool))
+    finally:
+        hang_judge.LIMIT_S = hang.LIMIT_S = was
+
+
+def run(path: Path, engine: str, fault: str, steps: int = MOST_STEPS) -> list[dict[str, Any]]:
+    """Run a job to its end; return its verdicts."""
+    with borrowed(2) as team:
+        done = team.run(job, free_port(), str(path), engine, fault, steps, limit_s=90.0)
+    assert done[0] == done[1] == launched.summary(path)["steps"]
+    return launched.summary(path)["verdicts"]
+
+
+def named(path: Path) -> list[dict[str, Any]]:
+    """Return the verdicts that a job that still runs has told."""
+    lines = (path / "events.jsonl").read_text().splitlines() if (path / "events.jsonl").exists() else []
+    return [event["verdict"] for event in map(json.loads, lines) if event["kind"] == "verdict"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("fault", ["none", f"pause:rank=1,at_step={AT},seconds=0.4"])
+def test_healthy_ranks_and_one_short_stall_name_nobody(tmp_path: Path, engine: str, fault: str) -> None:
+    assert run(tmp_path / "run", engine, fault, HEALTHY_STEPS) == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("case", SLOWED)
+def test_a_rank_that_holds_the_others_up_is_named_with_the_reason(tmp_path: Path, engine: str, case: str) -> None:
+    fault, kind = SLOWED[case]
+    (verdict,) = run(tmp_path / "run", engine, fault)
+    assert (verdict["kind"], verdict["ranks"]) == (kind, [1]), verdict
+    assert verdict["detected_step"] >= AT
+    assert verdict["since_step"] >= AT - 8
+    assert verdict["excess_ratio"] > 0.3
+    assert verdict["cost_rank_seconds"] > 0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_rank_that_never_calls_its_all_reduce_is_named_while_the_job_hangs(tmp_path: Path, engine: str) -> None:
+    path = tmp_path / "run"
+    with borrowed(2) as team:
+        team.start(job, free_port(), str(path), engine, f"hang:rank=1,at_step={AT}", MOST_STEPS)
+        deadline = time.monotonic() + PATIENCE_S
+        while not (found := named(path)):
+            assert time.monotonic() < deadline, "nobody was named"
+            assert team.alive == [0, 1]
+            time.sleep(0.02)  # a file that grows gives no event to wait for
+        for rank in team.alive:
+            team.kill(rank)
+        team.finish()
+    assert [(verdict["kind"], verdict["ranks"]) for verdict in found] == [("hang", [1])]
+    assert found[0]["evidence"]["arrived"] == "0"
