@@ -39,10 +39,11 @@ def test_one_changed_bit_changes_the_digest(size: int, data: st.DataObject) -> N
     assert twins.digest(before) != twins.digest(after)
 
 
-def test_signs_that_flip_in_pairs_do_not_cancel() -> None:
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+def test_signs_that_flip_together_do_not_cancel(dtype: type) -> None:
     """A sum of products alone would lose the highest bit of two words: 2 · 2^63 is nothing."""
-    zeros = np.zeros(64)
-    for pair in ([0, 1], [3, 60], list(range(64))):
+    zeros = np.zeros(64, dtype)
+    for pair in ([0, 1], [3, 60], [0, 2], [1, 3], [0, 1, 2, 3], list(range(64)), list(range(0, 64, 2))):
         flipped = zeros.copy()
         flipped[pair] = -0.0
         assert twins.digest(zeros.view(np.uint8)) != twins.digest(flipped.view(np.uint8))

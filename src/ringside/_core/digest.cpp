@@ -40,7 +40,7 @@ uint64_t digest(const void* data, size_t bytes, uint64_t start) {
     if (words < kDigestBlock && bytes > 0) {
       uint64_t last = 0;
       memcpy(&last, at, bytes);
-      sum += (last ^ (last >> 32)) * weights[words];
+      sum += (last ^ (last >> 31)) * weights[words];
       bytes = 0;
     }
     value = value * kDigestBase + sum;

@@ -300,7 +300,7 @@ uint64_t digest_block(const unsigned char* bytes, size_t words, const uint64_t* 
   for (size_t i = 0; i < words; ++i) {
     uint64_t word;
     memcpy(&word, bytes + 8 * i, 8);
-    sum += (word ^ (word >> 32)) * weights[i];
+    sum += (word ^ (word >> 31)) * weights[i];
   }
   return sum;
 }

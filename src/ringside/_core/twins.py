@@ -134,7 +134,7 @@ def digest(data: NDArray[np.uint8], start: int = 0) -> int:
     value = start
     for first in range(0, len(words), _ROWS * DIGEST_BLOCK):
         part = words[first : first + _ROWS * DIGEST_BLOCK]
-        products = part ^ (part >> np.uint64(32))
+        products = part ^ (part >> np.uint64(31))
         products *= np.resize(_weights, len(part))
         for total in np.add.reduceat(products, np.arange(0, len(part), DIGEST_BLOCK)):
             value = (value * DIGEST_BASE + int(total)) & _WRAP

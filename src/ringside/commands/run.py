@@ -8,6 +8,7 @@ Ctrl-C).
 
   --run-dir DIR          where to write the run (default: a new directory under runs/)
   --on-verdict HOOK      tell a URL (JSON by POST) or a command (JSON on stdin) of every verdict, and when it is over
+  --digest-every STEPS   compare all ranks' parameters to the bit every so many steps (default: 100; 0: never)
   --metrics-port PORT    serve Prometheus metrics for this host; ADDRESS:PORT for others needs RINGSIDE_METRICS_TOKEN
 
 example:
@@ -27,6 +28,7 @@ from ringside.errors import UsageError
 from ringside.launch import Launch, stop_requests
 from ringside.monitor.alerts_live import afterwards
 from ringside.monitor.alerts_settings import METRICS_PORT, ON_VERDICT, AlertSettings
+from ringside.monitor.digest_settings import DIGEST_EVERY, digest_steps
 from ringside.monitor.run_directory import RUN
 from ringside.monitor.verdict import Verdict
 from ringside.torchrun_flags import take_apart, with_defaults
@@ -43,7 +45,8 @@ AUTOLOAD = Path(__file__).parents[1] / "autoload"
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments: all words are taken as they are, for most of them are torchrun's or the script's."""
     parser.usage = (
-        "ringside run [--run-dir DIR] [--on-verdict HOOK] [--metrics-port PORT] [torchrun flags] train.py [arguments]"
+        "ringside run [--run-dir DIR] [--on-verdict HOOK] [--digest-every STEPS] [--metrics-port PORT] "
+        "[torchrun flags] train.py [arguments]"
     )
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(print_help=parser.print_help)
@@ -55,10 +58,12 @@ def run(args: argparse.Namespace) -> int:
     if args.words[:1] in (["-h"], ["--help"]):
         args.print_help()
         return 0
-    line = take_apart(args.words, ours=("--run-dir", *ALERTS))
+    line = take_apart(args.words, ours=("--run-dir", "--digest-every", *ALERTS))
     if not line.names & {"-m", "--module", "--no-python"} and not Path(line.script[0]).is_file():
         raise UsageError(f"there is no script {line.script[0]!r} here; for a module: ringside run -m {line.script[0]}")
     alerts = {name: line.ours[flag] for flag, name in ALERTS.items() if flag in line.ours}
+    if "--digest-every" in line.ours:
+        alerts[DIGEST_EVERY] = str(digest_steps(line.ours["--digest-every"]))
     hooks = AlertSettings.read({**os.environ, **alerts}).hooks
     asked = line.ours.get("--run-dir")
     path, warning = choose_directory(Path(asked) if asked else None, "run")

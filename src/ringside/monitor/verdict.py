@@ -63,6 +63,7 @@ def headline(verdict: Verdict) -> str:
         "dead_rank": f"{who} died",
         "hang": _hang(who, verdict),
         "mismatch": f"{who} called another collective than the others",
+        "diverged": _diverged(who, verdict),
     }
     return sentences.get(verdict.kind, f"{who}: {verdict.kind.replace('_', ' ')}")
 
@@ -72,6 +73,12 @@ def _hang(who: str, verdict: Verdict) -> str:
     if seconds is not None:
         return f"{who} kept all others waiting for {float(seconds):.1f} s"
     return f"{who} did not arrive: the job hangs" if verdict.ranks else "the job hangs"
+
+
+def _diverged(who: str, verdict: Verdict) -> str:
+    others = " from the others" if verdict.evidence.get("decided", 1) else ""
+    replicas = "replica" if len(verdict.ranks) == 1 else "replicas"
+    return f"the {replicas} of {who} drifted apart{others}"
 
 
 def name_ranks(ranks: list[int]) -> str:

@@ -15,9 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ringside.engine import Communicator, Settings
 from ringside.errors import UnsupportedError, UsageError
+from ringside.monitor.digest_settings import digest_steps
 from ringside.sync import session as sessions
 from ringside.sync.carriers import Carrier, NativeCarrier, RingsideCarrier, UserHook
 from ringside.sync.communicator import Communicator as GroupCommunicator
+from ringside.sync.digests import Digests, agree_on_digests, shared_parameters
 from ringside.sync.group import Decision, decide, first_problem
 from ringside.sync.hook import GradientHook
 from ringside.sync.session import Session
@@ -38,10 +40,18 @@ class Attachment:
     """
 
     def __init__(
-        self, model: DistributedDataParallel, decision: Decision, carrier: Carrier, session: Session | None
+        self,
+        model: DistributedDataParallel,
+        decision: Decision,
+        carrier: Carrier,
+        session: Session | None,
+        digest_every: int = 0,
     ) -> None:
         self._model = model
         self.session = session
+        self._digests: Digests | None = None
+        if session is not None and digest_every and session.size > 1:
+            self._digests = session.compare(shared_parameters(model), digest_every, type(model.module).__name__)
         self.why = decision.why
         group = model.process_group
         self.engine = "ringside" if decision.engine == "ringside" else str(dist.get_backend(group))
@@ -69,6 +79,8 @@ class Attachment:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        if self._digests is not None and self.session is not None:
+            self.session.forget_digests(self._digests)
         self._model.__dict__.pop("_sync_buffers", None)
         del self._model.__dict__["_ringside"]
         self._hook.rest(self._model.process_group, _idle_clock())
@@ -113,11 +125,25 @@ class Attachment:
         if dist.get_rank() == 0:
             _log.warning("ringside only watches this model: %s", self.why)
 
+    def _compare_replicas(self, digests: Digests) -> None:
+        """Before a forward pass all updates are done, and buffers not yet touched: replicas must be the same."""
+        # With a communication hook of the script's own replicas may rightly differ, as with local SGD.
+        if self._hook.user is not None or self.session is None or self.session.is_aside:
+            return
+        began = time.perf_counter()
+        if digests.look(self._hook.backwards, self._clock.step - 1):
+            self._clock.instrumented(time.perf_counter() - began)
+
     def _watch_forward(self) -> None:
-        clock = self._clock
+        clock, digests = self._clock, self._digests
 
         def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            clock.forward_begins(_samples(args, kwargs) if torch.is_grad_enabled() else 0)
+            if not torch.is_grad_enabled():
+                clock.forward_begins(0)
+                return
+            clock.forward_begins(_samples(args, kwargs))
+            if digests is not None:
+                self._compare_replicas(digests)
 
         def after(_: Any, args: Any, output: Any) -> None:
             clock.forward_ends()
@@ -141,6 +167,7 @@ def attach(
     engine: str | None = None,
     monitor: bool = True,
     run_dir: str | os.PathLike[str] | None = None,
+    digest_every: int | None = None,
 ) -> Attachment:
     """Synchronise a DDP model's gradients with Ringside's engine and watch every step. A collective.
 
@@ -155,12 +182,15 @@ def attach(
             `native` (only watch).
         monitor: Record steps, watch for slow ranks and write a run directory.
         run_dir: Where rank 0 writes the run (default: RINGSIDE_RUN_DIR, else a new directory under `runs/`).
+        digest_every: Compare the parameters of all ranks to the last bit every so many synchronised steps (default:
+            RINGSIDE_DIGEST_EVERY, else 100); 0: never. Rank 0's counts for all.
 
     Returns:
         The `Attachment`. With RINGSIDE=off in the environment it does nothing at all.
 
     Raises:
-        UsageError: `model` is not a DistributedDataParallel model, or `engine` is unknown.
+        UsageError: `model` is not a DistributedDataParallel model, `engine` is unknown, or `digest_every` is no number
+            of steps.
         UnsupportedError: `engine="ringside"` and some rank cannot.
     """
     if not isinstance(model, DistributedDataParallel):
@@ -173,6 +203,7 @@ def attach(
         raise UsageError(f"there is no engine {wish!r}; there are {', '.join(ENGINES)}")
     if os.environ.get("RINGSIDE", "").lower() in ("off", "0"):
         return _Detached(model)
+    every = digest_steps(digest_every)
     earlier: Attachment | None = model.__dict__.get("_ringside")
     if earlier is not None:
         if earlier.serves(wish, monitor):
@@ -190,7 +221,8 @@ def attach(
         monitor = False
     session = sessions.begin(run_dir, decision.engine) if monitor else None
     _leave_at_exit(carrier)
-    return Attachment(model, decision, carrier, session)
+    every = agree_on_digests(model.process_group, every) if session is not None else 0
+    return Attachment(model, decision, carrier, session, every)
 
 
 _said: weakref.WeakKeyDictionary[dist.ProcessGroup, set[str]] = weakref.WeakKeyDictionary()

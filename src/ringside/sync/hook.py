@@ -28,12 +28,14 @@ class GradientHook:
 
     Attributes:
         board: Told what is handed over and waited for, for the hang watch.
+        backwards: Backward passes whose buckets were all handed over: the same number on all ranks.
     """
 
     def __init__(self, carrier: Carrier, clock: StepClock, delayed: bool = False) -> None:
         self.carrier = carrier
         self.clock = clock
         self.board: Board | NoBoard = NoBoard()
+        self.backwards = 0
         self._delayed = delayed
         self._queued = False
 
@@ -44,6 +46,7 @@ class GradientHook:
         buffer = bucket.buffer()
         self.board.enters(buffer.numel() * buffer.element_size(), 0 if self.user is None else 1)
         future = self.carrier.carry(bucket)
+        self.backwards += bucket.is_last()
         if self._delayed and bucket.is_last():
             self._delayed = False
             self._finish()

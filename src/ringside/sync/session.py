@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from ringside.monitor.verdict import Verdict
 from ringside.monitor.watchers import standard_watchers
 from ringside.sync import watch
 from ringside.sync.delivery import Inbox, Outbox
+from ringside.sync.digests import Comparison, Digests, shared_store
 from ringside.sync.group import group_store, host_name
 from ringside.sync.vitals import RankVitals
 
@@ -80,6 +81,9 @@ class Session:
         if self.rank != 0:
             prefix.set(f"who/{self.rank}", msgspec.json.encode((host_name(), os.getpid())).decode())
         self._outbox = Outbox(prefix, self.rank)
+        self._store = prefix
+        self._digests: list[Digests] = []
+        self._models = 0
         self._vitals = RankVitals()
         self._links = LinkSampler()
         self._chief = _Chief(prefix, self._info(prefix, engine), run_dir) if self.rank == 0 else None
@@ -119,6 +123,35 @@ class Session:
         if self._chief is not None:
             self._chief.note(kind, fields)
 
+    def compare(self, named: Sequence[tuple[str, torch.Tensor]], every: int, model: str = "") -> Digests:
+        """Compare these parameters between all ranks from now on; all must say so, in the same order.
+
+        Args:
+            named: The parameters of one model, with their names.
+            every: Steps between two comparisons.
+            model: What the model is called.
+
+        Returns:
+            Where the training thread says that a step has ended; `forget_digests` ends it.
+        """
+        store, self._models = shared_store(self._store, self._models), self._models + 1
+        digests = Digests(store, self.rank, named, every)
+        self._digests.append(digests)
+        if self._chief is not None:
+            self._chief.comparisons.append(Comparison(store, self.size, digests, model))
+        return digests
+
+    def forget_digests(self, digests: Digests) -> None:
+        """Compare a model's parameters no longer."""
+        digests.off = True
+        if digests in self._digests:
+            self._digests.remove(digests)
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether what is trained now is no part of the run."""
+        return self._aside
+
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
         """Inside, steps are timed for `on_record` listeners but are no part of the run."""
@@ -140,6 +173,8 @@ class Session:
         for hook in self._hooks:
             hook.remove()
         self._thread.join(GOODBYE_SECONDS * 2)
+        for digests in list(self._digests):
+            self.forget_digests(digests)
         forget(self)
 
     # -------------------------------------------------------------------------------------------- inside
@@ -174,9 +209,11 @@ class Session:
         try:
             while not self._ended.wait(BATCH_SECONDS):
                 self._send()
+                self._post_digests()
                 if self._chief is not None:
                     self._chief.collect()
             self._send()
+            self._post_digests()
             self._outbox.send([])
             if self._chief is not None:
                 self._chief.finish()
@@ -195,6 +232,19 @@ class Session:
             self._outbox.send(self._links.add_to(self._vitals.add_to(batch)))
         elif self._aside:
             self._vitals.skip()
+
+    def _post_digests(self) -> None:
+        if self._chief is None:  # rank 0's own are at hand there
+            for digests in list(self._digests):
+                self._post(digests)
+
+    def _post(self, digests: Digests) -> None:
+        try:
+            digests.post()
+        except Exception as error:
+            if self._ended.is_set():
+                raise  # rank 0 has left, and its store with it
+            digests.give_up(error)
 
     def _info(self, store: Store, engine: str) -> RunInfo:
         """Learn where every rank runs, on rank 0."""
@@ -240,6 +290,7 @@ class _Chief:
     def __init__(self, store: Store, info: RunInfo, run_dir: str | os.PathLike[str] | None) -> None:
         self.path = _run_directory(run_dir)
         self.listeners: list[Callable[[Verdict], None]] = []
+        self.comparisons: list[Comparison] = []
         self._inbox = Inbox(store, info.world_size)
         self._hangs: dict[tuple[str, tuple[int, ...], int], Verdict] = {}
         info = msgspec.structs.replace(info, name=as_text(self.path.name))
@@ -261,7 +312,7 @@ class _Chief:
             self._collector.note(kind, **fields)
 
     def tell(self, kind: str, fields: dict[str, Any]) -> None:
-        """Take in what the hang watch tells."""
+        """Take in what the hang watch and the comparison of parameters tell."""
         if kind in ("verdict", "repaired"):
             verdict = msgspec.convert(fields["verdict"], Verdict)
             with self._guard:
@@ -273,6 +324,21 @@ class _Chief:
         with self._guard:
             self._collector.add(records)
             self._alarm.tick(records, self._collector)
+        self._compare()
+
+    def _compare(self) -> None:
+        """Tell of replicas that have drifted apart, or are the same again."""
+        for comparison in list(self.comparisons):
+            try:
+                changes = comparison.changes()
+            except Exception as error:
+                changes = []
+                comparison.digests.give_up(error)
+            for change in changes:
+                verdict = msgspec.to_builtins(change.verdict)
+                self.tell(change.kind, {"step": change.verdict.detected_step, "verdict": verdict})
+            if comparison.digests.off:
+                self.comparisons.remove(comparison)
 
     def finish(self) -> None:
         """Collect until every rank has said that it is done, or for a few seconds."""

@@ -56,7 +56,6 @@ def _headline(verdict: Verdict) -> str:
     sentences = {
         "communication_bound": "the job is bound by communication",
         "small_collectives": "too many small collectives are launched",
-        "diverged": f"{who} drifted apart from the others",
         "dead_rank": f"{who} died" if verdict.ranks else "a rank died",
     }
     return sentences.get(verdict.kind) or _of_many(headline(verdict).replace(name_ranks(verdict.ranks), who), plural)
