@@ -26,7 +26,7 @@ Make = Callable[..., np.ndarray]
 Records = Callable[..., list[StepRecord]]
 Info = Callable[..., RunInfo]
 
-KEYS = {"schema", "world_size", "steps", "step_seconds", "ranks", "verdicts", "sync", "overhead"}
+KEYS = {"schema", "world_size", "steps", "step_seconds", "ranks", "verdicts", "sync", "overhead", "questions"}
 VERDICT_KEYS = list(Verdict.__struct_fields__)
 
 

@@ -7,20 +7,15 @@ from typing import Any
 
 import msgspec
 
+from ringside.monitor.questions import QUESTIONS as QUESTIONS
+from ringside.monitor.questions import Number as Number
+from ringside.monitor.questions import Question as Question
+from ringside.monitor.questions import asked
 from ringside.monitor.run_directory import finite
 from ringside.monitor.verdict import Verdict
 
 SCHEMA = 1
 
-QUESTIONS = {
-    "communication_dominates": "Does communication dominate after backward finishes?",
-    "similar_step_times": "Do all ranks have similar step times?",
-    "network_between_hosts": "Is the network between hosts the bottleneck?",
-    "small_collectives": "Are too many small collectives launched?",
-}
-"""The four questions of every profile, by their names in `questions`."""
-
-Number = float | int | str
 UNKNOWN_STEP = -1
 
 
@@ -52,20 +47,6 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = ""
     text: str = ""
     used: bool = True
-
-
-class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to one of `QUESTIONS`.
-
-    Args:
-        answer: Yes or no; None where the files cannot tell.
-        numbers: What it rests on; durations in seconds, shares as ratios.
-        words: The answer in a sentence.
-    """
-
-    answer: bool | None
-    numbers: dict[str, Number] = {}
-    words: str = ""
 
 
 class Unjudged(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,15 +181,11 @@ def _weight(what_if: dict[str, Any]) -> float:
 def as_json(findings: Findings) -> dict[str, Any]:
     """Return what `ringside doctor --json` prints; no NaN and no infinity (null instead)."""
     plain = msgspec.to_builtins(findings)
-    asked = {
-        name: {"question": text, **plain["questions"].get(name, {"answer": None, "numbers": {}, "words": ""})}
-        for name, text in QUESTIONS.items()
-    }
     content: dict[str, Any] = finite(
         {
             "schema": SCHEMA,
             "verdicts": plain["verdicts"],
-            "questions": asked,
+            "questions": asked(findings.questions),
             "unjudged": plain["unjudged"],
             "files": plain["notes"],
             **({"what_if": plain["what_if"]} if plain["what_if"] is not None else {}),

@@ -13,15 +13,9 @@ from ringside.doctor.kineto_judge import LEAST_STEPS, MANY_SMALL, SIMILAR, SMALL
 from ringside.doctor.kineto_match import Matched
 from ringside.doctor.kineto_steps import RankSteps
 from ringside.doctor.kineto_trace import RankTrace
+from ringside.monitor.questions import COUNTS, DOMINATES, NETWORK
 from ringside.monitor.verdict import Verdict, headline, percent
 from ringside.view.units import ms, size
-
-DOMINATES = 0.5
-"""Communication dominates after backward if it takes more than this share of what follows the last gradient ..."""
-COUNTS = 0.1
-"""... and more than this share of the step."""
-NETWORK = 0.2
-"""The network holds a job up if transfers that nobody was late for are exposed for this share of the step."""
 
 
 @dataclass(frozen=True)

@@ -12,23 +12,20 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ringside.doctor.findings import QUESTIONS, Findings, Lane, Note, Number, Question, Sheet, Span, Unjudged, merge
+from ringside.doctor.findings import Findings, Lane, Note, Sheet, Span, Unjudged, merge
 from ringside.doctor.progress import Progress
 from ringside.doctor.ringside_run_what_if import what_if
 from ringside.doctor.sources import Source
 from ringside.doctor.streams import BUFFER_BYTES
 from ringside.doctor.words import counted
 from ringside.errors import RingsideError
+from ringside.monitor.questions import read_answers
 from ringside.monitor.run_directory import EVENTS, RUN, STEPS, SUMMARY, RunReader
 from ringside.monitor.summary import finish
 from ringside.monitor.table import Table, fill_waits, tabulate
-from ringside.monitor.verdict import Verdict, percent
+from ringside.monitor.verdict import Verdict
 
 KIND = "Ringside run"
-SIMILAR = 0.05
-"""Own times within this of the others' count as similar: the detector's own gate."""
-SMALL_BYTES = 1 << 20
-MANY = 10
 SHOWN_STEPS = 12
 MOST_LANES = 64
 _KINDS = {
@@ -113,7 +110,7 @@ def _findings(folder: str, files: dict[str, Source], summary: dict[str, Any], ta
     replayed, left_out = what_if(folder, table)
     return Findings(
         verdicts=verdicts,
-        questions={**_answers(summary, table), **_given(summary)},
+        questions=read_answers(summary["questions"]),
         unjudged=[*few, *left_out],
         what_if=replayed,
         notes=[Note(file=file.name, kind=KIND, text=text) for file in files.values()],
@@ -128,54 +125,6 @@ def _verdict(content: dict[str, Any]) -> Verdict:
     evidence = {key: value for key, value in (content.get("evidence") or {}).items() if value is not None}
     lenient = {key: float("nan") if value is None else value for key, value in content.items()}
     return msgspec.convert({**lenient, "evidence": evidence}, Verdict)
-
-
-def _given(summary: dict[str, Any]) -> dict[str, Question]:
-    """Answers that the monitor itself gave."""
-    given = summary.get("questions")
-    found = {}
-    for name, content in given.items() if isinstance(given, dict) else ():
-        try:
-            found[name] = msgspec.convert(content, Question)
-        except msgspec.ValidationError:
-            continue
-    return {name: found[name] for name in QUESTIONS if name in found}
-
-
-def _answers(summary: dict[str, Any], table: Table) -> dict[str, Question]:
-    if not summary["steps"]:
-        return {}
-    sync = summary["sync"]
-    step, exposed = summary["step_seconds"]["median"] or 1e-12, sync["exposed_seconds_per_step"] or 0.0
-    optimizer = _middle(table["optimizer_seconds"])
-    after = exposed / max(exposed + optimizer, 1e-12)
-    excess = [rank["excess_ratio"] for rank in summary["ranks"] if rank["excess_ratio"] is not None]
-    count, payload = _middle(table["collectives"]), sync["payload_bytes_per_step"] or 0.0
-    each = payload / count if count else 0.0
-    numbers: dict[str, Number] = {"step_seconds": step, "exposed_seconds": exposed, "exposed_ratio": exposed / step}
-    small = bool(count > MANY and each < SMALL_BYTES)
-    return {
-        "communication_dominates": Question(
-            answer=bool(after > 0.5 and exposed > 0.1 * step),
-            numbers={**numbers, "communication_after_backward_ratio": after},
-            words=f"{percent(exposed / step)} of a step is synchronisation that backward does not hide.",
-        ),
-        "similar_step_times": Question(
-            answer=max(excess, default=0.0) <= SIMILAR if len(excess) > 1 else None,
-            numbers={"worst_excess_ratio": max(excess, default=0.0), "step_seconds": step},
-            words=f"The slowest rank's own time lies {percent(max(excess, default=0.0))} above the others'.",
-        ),
-        "small_collectives": Question(
-            answer=small if count else None,
-            numbers={"collectives_per_step": count, "bytes_each": each},
-            words=f"{count:.0f} collectives of {each / 1e6:.2g} MB each per step.",
-        ),
-    }
-
-
-def _middle(values: np.ndarray[Any, np.dtype[np.float64]]) -> float:
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if known.size else 0.0
 
 
 def _lanes(folder: str, table: Table, culprits: set[int]) -> list[Lane]:

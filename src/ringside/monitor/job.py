@@ -14,10 +14,13 @@ from statistics import median
 from typing import NamedTuple, Protocol
 
 import msgspec
+import numpy as np
 
 from ringside.monitor.collectives import best_buckets, bucket_mb
 from ringside.monitor.detect import Finding
 from ringside.monitor.episode import WINDOW_STEPS, Episode
+from ringside.monitor.excess import Floats
+from ringside.monitor.table import Table
 from ringside.monitor.verdict import Verdict, percent
 from ringside.monitor.watcher import Row
 
@@ -205,7 +208,7 @@ class SmallCollectives:
         return _verdict(
             self.kind,
             _ratio(saved, one.step_seconds - saved),
-            f"{one.collectives:.0f} collectives of {one.payload_bytes / max(one.collectives, 1) / 1e3:.3g} kB per step "
+            f"{one.collectives:.0f} collectives of {in_bytes(one.payload_bytes / max(one.collectives, 1))} per step "
             f"take {_ms(one.latency_seconds)} each before a byte moves: {percent(best.saved_ratio)} of the "
             f"synchronisation",
             {
@@ -273,31 +276,58 @@ class JobWatcher:
         return Finding(msgspec.structs.replace(verdict, evidence=evidence), ended=True)
 
 
-def lost_seconds(verdict: Verdict, one: JobStep) -> float:
-    """Return what a step lost on every rank to a verdict on a whole job, or on a link, seconds.
+def lost_seconds(verdict: Verdict, exposed: Floats, data: Floats) -> Floats:
+    """Return what steps lost, on every rank, to a verdict on a whole job or on a link, seconds, float64 [steps].
 
     What would be saved is replayed: all of the exposed communication or of the input, what larger buckets would save,
     or what is exposed beyond what was before the link became slow.
+
+    Args:
+        verdict: The verdict.
+        exposed: Blocked in synchronisation, on the rank that was blocked least, seconds, [steps].
+        data: From the previous step's end until forward, on the rank that needed least, seconds, [steps].
     """
-    exposed = one.exposed_seconds
     if verdict.kind == "input_bound":
-        return one.data_seconds
+        return data
     if verdict.kind == "small_collectives":
-        return min(exposed, float(verdict.evidence.get("saved_seconds_per_step", 0.0)))
+        return np.minimum(exposed, float(verdict.evidence.get("saved_seconds_per_step", 0.0)))
     if verdict.kind == "slow_link":
-        return max(exposed - float(verdict.evidence.get("usual_exposed_seconds", 0.0)), 0.0)
+        return np.maximum(exposed - float(verdict.evidence.get("usual_exposed_seconds", 0.0)), 0.0)
     return exposed
 
 
-def dearer(verdict: Verdict, steps: Iterable[JobStep], ranks: int) -> Verdict:
+def dearer(verdict: Verdict, steps: Sequence[JobStep], ranks: int) -> Verdict:
     """Return the verdict with what these steps lost to it added to its price."""
-    lost = ranks * sum(lost_seconds(verdict, one) for one in steps)
-    return msgspec.structs.replace(verdict, cost_rank_seconds=verdict.cost_rank_seconds + lost)
+    return msgspec.structs.replace(verdict, cost_rank_seconds=verdict.cost_rank_seconds + _cost(verdict, steps, ranks))
 
 
 def cost_since(verdict: Verdict, kept: Sequence[JobStep], steps: int, ranks: int) -> float:
     """Return what an episode of some steps cost so far, rank-seconds, from those of them that are remembered."""
-    return ranks * steps * sum(lost_seconds(verdict, one) for one in kept) / max(len(kept), 1)
+    return _cost(verdict, kept, ranks) * steps / max(len(kept), 1)
+
+
+def reprice(verdict: Verdict, episode: Table) -> Verdict:
+    """Return a verdict on a whole job or on a link with its price over all records of its episode."""
+    exposed, data = (least_of_ranks(episode[name]) for name in ("exposed_seconds", "data_seconds"))
+    lost = lost_seconds(verdict, np.nan_to_num(exposed), np.nan_to_num(data))
+    return msgspec.structs.replace(verdict, cost_rank_seconds=float(lost.sum()) * episode.ranks * episode.stride)
+
+
+def least_of_ranks(values: Floats, *, positive: bool = False) -> Floats:
+    """Return the least of every step's values, float64 [steps]; NaN where none is known (or none is positive).
+
+    Args:
+        values: float64 [steps, ranks], NaN = missing.
+        positive: Whether 0 stands for not known as well.
+    """
+    known = np.isfinite(values) & (values > 0 if positive else values >= 0)
+    least = np.where(known, values, np.inf).min(axis=1, initial=np.inf)
+    return np.where(np.isfinite(least), least, np.nan)
+
+
+def _cost(verdict: Verdict, steps: Sequence[JobStep], ranks: int) -> float:
+    exposed, data = ([getattr(one, name) for one in steps] for name in ("exposed_seconds", "data_seconds"))
+    return ranks * float(lost_seconds(verdict, np.array(exposed), np.array(data)).sum())
 
 
 def typical_step(steps: Iterable[JobStep]) -> JobStep:
@@ -331,6 +361,11 @@ def _least(values: Iterable[float]) -> float:
 def _middle(values: Iterable[float]) -> float:
     known = [value for value in values if 0 <= value < math.inf]
     return float(median(known)) if known else 0.0
+
+
+def in_bytes(count: float) -> str:
+    """Return a number of bytes in words: `25 MB`, `3.2 kB`."""
+    return f"{count / 1e6:.3g} MB" if count >= 1e6 else f"{count / 1e3:.3g} kB"
 
 
 def _ms(seconds: float) -> str:

@@ -41,16 +41,21 @@ class LinkSampler:
     Args:
         look: Returns the connections to other hosts.
         now: Monotonic seconds.
+        cpu: CPU seconds of the calling thread.
 
     Attributes:
         off: Whether it has nothing to look at: this kernel does not say.
     """
 
     def __init__(
-        self, look: Callable[[], Iterable[Connection]] = connections, *, now: Callable[[], float] = time.perf_counter
+        self,
+        look: Callable[[], Iterable[Connection]] = connections,
+        *,
+        now: Callable[[], float] = time.perf_counter,
+        cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         self.off = look is connections and not available()
-        self._look, self._now = look, now
+        self._look, self._now, self._cpu = look, now, cpu
         self._before: dict[int, Counters] = {}
         self._looked = self._due = now()
 
@@ -64,11 +69,12 @@ class LinkSampler:
         began = self._now()
         if self.off or began < self._due:
             return ()
+        cpu_began = self._cpu()
         seen = list(self._look())
         seconds, self._looked = began - self._looked, began
         told = [_difference(self._before[one.inode], one, seconds) for one in seen if one.inode in self._before]
         self._before = {one.inode: one.counters for one in seen}
-        cost_s = self._now() - began
+        cost_s = self._cpu() - cpu_began
         self._due = began + max(PERIOD_S if seen else QUIET_PERIOD_S, cost_s / COST_RATIO)
         # Who only receives tells as well: nobody else knows whose that end of the connection is.
         told = [(moved, wire) for moved, wire in told if moved >= LEAST_BYTES]

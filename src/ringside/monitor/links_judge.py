@@ -44,7 +44,7 @@ class Period(NamedTuple):
     """What one link did in one period.
 
     Args:
-        step: The sender's newest step at its end.
+        step: The first step that ended in it, on the sender.
         seconds: Its length.
         sent_bytes: What it carried.
         wire_seconds: For how long.
@@ -83,7 +83,7 @@ class SlowLink(NamedTuple):
 
 
 def period_of(step: int, wires: Sequence[Wire]) -> Period:
-    """Return what the connections of one link did together."""
+    """Return what the connections of one link did together, in the period that began with a step."""
     seconds = max(wire.seconds for wire in wires)
     return Period(
         step=step,
@@ -108,7 +108,7 @@ class LinkState:
     slow: SlowLink | None = None
     heard_s: float = 0.0
     _seen: int = 0
-    _first_step: int = 0
+    _next_step: int = 0
     _periods: deque[Period] = field(default_factory=lambda: deque(maxlen=2 * LASTING))
     _healthy: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
     _pending: deque[float] = field(default_factory=deque)
@@ -129,9 +129,10 @@ class LinkState:
         """Whether its last two periods were slow against its own past."""
         return len(self.slow_periods(SLOW * self.usual)) >= 2
 
-    def add(self, period: Period, now_s: float) -> bool:
-        """Take in a period that ended at `now_s`; return whether it counts."""
-        self.heard_s = now_s
+    def add(self, step: int, wires: Sequence[Wire], now_s: float) -> bool:
+        """Take in what the connections of the link did until a step, at `now_s`; return whether that counts."""
+        period = period_of(self._next_step or step, wires)
+        self._next_step, self.heard_s = step + 1, now_s
         if period.sent_bytes < LEAST_PERIOD_BYTES or not period.bytes_per_s:
             return False
         if period.wire_seconds < LEAST_WIRE_S and self.slow is None:

@@ -10,7 +10,7 @@ import msgspec
 from ringside.monitor.detect import Finding
 from ringside.monitor.job import JobStep, cost_since, dearer, job_step, typical_step
 from ringside.monitor.links import Link, wires_by_link
-from ringside.monitor.links_judge import SILENT_S, LinkState, SlowLink, judge_link, period_of
+from ringside.monitor.links_judge import SILENT_S, LinkState, SlowLink, judge_link
 from ringside.monitor.records import Wire
 from ringside.monitor.verdict import Verdict
 from ringside.monitor.watcher import Row
@@ -79,7 +79,7 @@ class LinkWatcher:
             if len(self._states) >= MOST_LINKS:
                 return []
             state = self._states[link] = LinkState()
-        if not state.add(period_of(step, wires), self._clock_s):
+        if not state.add(step, wires, self._clock_s):
             return []
         if state.slow is not None:
             if state.is_relieved(state.slow.usual):

@@ -15,18 +15,23 @@ from ringside.errors import RingsideError
 from ringside.monitor.cause import explain
 from ringside.monitor.detect import detect, rejudge
 from ringside.monitor.excess import Floats, row_medians
+from ringside.monitor.job import reprice
 from ringside.monitor.judge import middle
+from ringside.monitor.links import LinkLedger, LinkTotals
 from ringside.monitor.price import cost_rank_seconds
+from ringside.monitor.questions import answer_questions, asked
 from ringside.monitor.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.run_directory import REPORT, SUMMARY, Event, RunReader, finite, write_atomically
 from ringside.monitor.table import Table, fill_waits, tabulate
 from ringside.monitor.verdict import Verdict
 
-PASSED_THROUGH = ("injected", "comparison", "loss", "questions")
+PASSED_THROUGH = ("injected", "comparison", "loss")
 """Parts of the summary that are given from outside (of these `loss` is computed where it is not given)."""
 
 LOSS_STEPS = 5
 JUDGED_KINDS = ("slow_rank", "uneven_work", "input_bound")
+JOB_KINDS = ("communication_bound", "small_collectives", "input_bound")
+LINKS_SHOWN = 64
 
 
 def summarise(
@@ -34,6 +39,7 @@ def summarise(
     records: Iterable[StepRecord] | Table,
     verdicts: Sequence[Verdict],
     *,
+    links: Sequence[LinkTotals] = (),
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the content of `summary.json`; it holds no NaN and no infinity (null instead).
@@ -42,6 +48,7 @@ def summarise(
         run_info: What was known at the start.
         records: All step records, in any order, or a table of them.
         verdicts: What was found, with prices.
+        links: What links between hosts carried, where wires were watched.
         extra: Parts to pass through (see `PASSED_THROUGH`); other keys are left out.
     """
     table = records if isinstance(records, Table) else tabulate(records, run_info.world_size)
@@ -54,6 +61,8 @@ def summarise(
         "verdicts": [msgspec.to_builtins(verdict) for verdict in verdicts],
         "sync": _sync(run_info, table),
         "overhead": _overhead(table),
+        "questions": asked(answer_questions(run_info, table, verdicts, links)),
+        **({"links": msgspec.to_builtins(list(links[:LINKS_SHOWN]))} if links else {}),
     }
     loss = _loss(table)
     given = {key: value for key, value in (extra or {}).items() if key in PASSED_THROUGH and value is not None}
@@ -80,11 +89,11 @@ def finish(run_dir: str | os.PathLike[str], *, extra: Mapping[str, Any] | None =
     from ringside.view.report import render_report
 
     reader = RunReader(run_dir)
-    table = tabulate(reader.iterate(), reader.info.world_size)
+    ledger = LinkLedger()
+    table = tabulate(ledger.reading(reader.iterate()), reader.info.world_size)
     verdicts = _verdicts(reader.poll_events(), table)
-    summary = summarise(
-        reader.info, table, verdicts, extra={**(reader.summary() or {}), **_loss_anew(table), **(extra or {})}
-    )
+    given = {**(reader.summary() or {}), **_loss_anew(table), **(extra or {})}
+    summary = summarise(reader.info, table, verdicts, links=ledger.totals(), extra=given)
     page = render_report(summary, reader.info, table)
     try:
         write_atomically(Path(run_dir) / SUMMARY, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
@@ -118,7 +127,7 @@ def _with_cost_together(verdicts: list[Verdict], table: Table) -> list[Verdict]:
     together = cost_together(verdicts, table)
     return [
         msgspec.structs.replace(verdict, evidence={**verdict.evidence, "cost_together_rank_seconds": together})
-        if verdict.kind in JUDGED_KINDS
+        if verdict.kind in JUDGED_KINDS and verdict.ranks
         else verdict
         for verdict in verdicts
     ]
@@ -144,17 +153,29 @@ def _in_steps(verdict: Verdict, table: Table) -> Verdict:
 def review(verdict: Verdict, table: Table) -> Verdict:
     """Return a verdict on a rank's own time judged, explained and priced again on all records of its episode.
 
-    Verdicts of other kinds, and on ranks without records, come back as they are.
+    One on the whole job or on a link is only priced again. Verdicts of other kinds, and on ranks without records,
+    come back as they are.
     """
+    if is_of_job(verdict) and len(table):
+        return reprice(verdict, table.between(verdict.since_step, _until(verdict)))
     if verdict.kind not in JUDGED_KINDS or len(verdict.ranks) != 1 or not 0 <= verdict.ranks[0] < table.ranks:
         return verdict
-    until = verdict.evidence.get("until_step")
-    episode = table.between(verdict.since_step, None if until is None else int(until))
+    episode = table.between(verdict.since_step, _until(verdict))
     if not np.isfinite(episode["own_seconds"][:, verdict.ranks[0]]).any():
         return verdict
     again = rejudge(verdict, episode["own_seconds"], episode["samples"])
     again = msgspec.structs.replace(again, cost_rank_seconds=again.cost_rank_seconds * table.stride)
     return explain(again, episode, table.before(verdict.since_step))
+
+
+def is_of_job(verdict: Verdict) -> bool:
+    """Tell whether a verdict is on the whole job, or on a link, and not on a rank."""
+    return verdict.kind == "slow_link" or (verdict.kind in JOB_KINDS and not verdict.ranks)
+
+
+def _until(verdict: Verdict) -> int | None:
+    until = verdict.evidence.get("until_step")
+    return None if until is None else int(until)
 
 
 def cost_together(verdicts: Sequence[Verdict], table: Table) -> float:
