@@ -28,7 +28,8 @@ from ringside.doctor.examine import examine
 from ringside.doctor.findings import QUESTIONS, Findings, as_json
 from ringside.doctor.progress import OnStream
 from ringside.errors import UsageError
-from ringside.view.doctor_words import answer, tell, what_if_line
+from ringside.view.answers import answer
+from ringside.view.doctor_words import tell, what_if_line
 
 HELP = "say what happened in a run that failed or crawled, from traces, dumps and logs"
 HEALTHY, VERDICTS, NOTHING_READABLE = 0, 1, 3

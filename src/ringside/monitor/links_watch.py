@@ -127,8 +127,8 @@ class LinkWatcher:
             f"({_rate(one.usual)}), while the receiver has room for them: the wire is slow, not the rank"
         )
         evidence: dict[str, float | int | str] = {
-            "bytes_per_s": one.bytes_per_s,
-            "usual_bytes_per_s": one.usual,
+            "bytes_per_second": one.bytes_per_s,
+            "usual_bytes_per_second": one.usual,
             "against": one.against,
             "extra_ratio": one.extra_ratio,
             "rtt_seconds": one.rtt_seconds,

@@ -59,12 +59,16 @@ def headline(verdict: Verdict) -> str:
         "slow_rank": f"{who} is {by} slower than the others",
         "uneven_work": f"{who} gets more work than the others and needs {by} longer",
         "input_bound": f"{who} waits for its input and needs {by} longer than the others",
+        "communication_bound": "the job is bound by communication",
+        "small_collectives": "too many small collectives are launched",
         "slow_link": f"the link {' → '.join(map(str, verdict.ranks))} is slow",
         "dead_rank": f"{who} died",
         "hang": _hang(who, verdict),
         "mismatch": f"{who} called another collective than the others",
         "diverged": _diverged(who, verdict),
     }
+    if verdict.kind == "input_bound" and not verdict.ranks:
+        return "the whole job waits for its input"
     return sentences.get(verdict.kind, f"{who}: {verdict.kind.replace('_', ' ')}")
 
 

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from importlib import resources
 from itertools import groupby
 
-from ringside.doctor.findings import QUESTIONS, Findings, Note, Number, Sheet, Unjudged
+from ringside.doctor.findings import Findings, Note, Sheet, Unjudged
 from ringside.monitor.verdict import Verdict
+from ringside.view.answers import answers_section
 from ringside.view.doctor_lanes import lanes_figure
 from ringside.view.doctor_rings import rings_figure
-from ringside.view.doctor_words import answer, label, tell, title, what_if_line
-from ringside.view.report_words import digits, duration, rank_time, share, size
+from ringside.view.doctor_words import tell, what_if_line
+from ringside.view.figures import figure, label, title
 
 MOST_ROWS = 256
 OPEN_FILES = 12
@@ -25,7 +26,7 @@ def render_page(findings: Findings) -> str:
         _header(findings),
         _verdicts(findings),
         _what_if(findings),
-        _questions(findings),
+        answers_section(findings.questions),
         *(lanes_figure(list(group)) for _, group in groupby(findings.lanes, key=lambda lane: lane.title)),
         *(rings_figure(rings, culprits) for rings in findings.rings),
         *(_sheet(sheet) for sheet in findings.sheets if sheet.rows),
@@ -94,25 +95,6 @@ def _evidence(verdict: Verdict, *, opened: bool) -> str:
     return f'<details class="evidence"{state}><summary>Evidence</summary><dl>{cells}</dl></details>' if cells else ""
 
 
-def figure(name: str, value: Number | None) -> str:
-    """Return a figure with the unit that its name gives it: `_seconds`, `_ratio`, `bytes`, ..."""
-    if value is None:
-        return "–"
-    if isinstance(value, str | bool):
-        return str(value)
-    if name.endswith(("_ratio", "_share")):
-        return share(float(value)).removeprefix("+")
-    if name.endswith("rank_hours"):
-        return rank_time(3600 * float(value))
-    if name.endswith("bytes_per_second"):
-        return f"{size(float(value))}/s"
-    if name.endswith(("_seconds", "_s")) or "_seconds_" in name:
-        return duration(float(value))
-    if name.endswith("bytes"):
-        return size(float(value))
-    return str(value) if isinstance(value, int) else digits(value)
-
-
 def _what_if(findings: Findings) -> str:
     if not findings.what_if:
         return ""
@@ -128,25 +110,6 @@ def _what_if(findings: Findings) -> str:
     )
     return f"""<section class="details" aria-label="What if"><h2>What if nobody had been slower than its peers</h2>
 <dl class="tiles">{cells}</dl>{notes}</section>"""
-
-
-def _questions(findings: Findings) -> str:
-    if not findings.questions:
-        return ""
-    rows = []
-    for name, text in QUESTIONS.items():
-        question = findings.questions.get(name)
-        if question is not None:
-            sign = "–" if question.answer is None else "yes" if question.answer else "no"
-            numbers = " · ".join(f"{title(key)} {figure(key, value)}" for key, value in question.numbers.items())
-            words = answer(question).partition(". ")[2] or answer(question)
-            rows.append(
-                f'<li><b class="{sign}">{sign}</b><div><p>{html.escape(text)}</p>'
-                f'<p class="words">{html.escape(words)}</p>'
-                f'<p class="numbers">{html.escape(numbers)}</p></div></li>'
-            )
-    return f"""<section class="details" aria-label="Questions"><h2>Four questions of every profile</h2>
-<ul class="questions">{"".join(rows)}</ul></section>"""
 
 
 def _sheet(sheet: Sheet) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ringside.doctor.findings import Question
 from ringside.monitor.verdict import Verdict, headline, name_ranks, percent
+from ringside.view.answers import sentence
+from ringside.view.figures import label
 from ringside.view.report_words import rank_time
 
 _MANY = 6
@@ -26,10 +27,10 @@ def tell(verdict: Verdict) -> Told:
     """Return a verdict in words; of kinds that the monitor has no sentence for, with one of its own."""
     cost = verdict.cost_rank_seconds
     return Told(
-        headline=_sentence(_headline(verdict)),
-        why=_sentence(verdict.cause),
+        headline=sentence(_headline(verdict)),
+        why=sentence(verdict.cause),
         price=f"{rank_time(cost)} lost." if cost > 0 else "",
-        next=_sentence(verdict.advice),
+        next=sentence(verdict.advice),
     )
 
 
@@ -54,8 +55,6 @@ def _headline(verdict: Verdict) -> str:
             return f"{who if verdict.ranks else 'traffic between hosts'} fell back to TCP sockets"
         return f"the ring is broken at {who}"
     sentences = {
-        "communication_bound": "the job is bound by communication",
-        "small_collectives": "too many small collectives are launched",
         "dead_rank": f"{who} died" if verdict.ranks else "a rank died",
     }
     return sentences.get(verdict.kind) or _of_many(headline(verdict).replace(name_ranks(verdict.ranks), who), plural)
@@ -80,12 +79,6 @@ def _who(ranks: list[int]) -> str:
     return f"ranks {', '.join(map(str, ranks[: _MANY - 1]))} and {len(ranks) - _MANY + 1} more"
 
 
-def answer(question: Question) -> str:
-    """Return `Yes.`, `No.` or that it cannot be told, and why."""
-    said = "It cannot be told" if question.answer is None else "Yes" if question.answer else "No"
-    return f"{said}. {_sentence(question.words)}".strip()
-
-
 def what_if_line(content: Mapping[str, object]) -> str:
     """Return the figures of a replayed timeline in one line: shares as percentages, the rest as it is."""
     known = {key: value for key, value in content.items() if isinstance(value, float | int)}
@@ -93,20 +86,3 @@ def what_if_line(content: Mapping[str, object]) -> str:
     said += [f"{label(key)} {percent(value)}" for key, value in known.items() if key.endswith("_share")]
     said += [f"cost {rank_time(3600 * known['cost_rank_hours'])}"] if "cost_rank_hours" in known else []
     return ", ".join(said)
-
-
-def label(name: str) -> str:
-    """Return a name of a field as words: `victims`, `collective seq id`."""
-    return name.replace("_", " ")
-
-
-def title(name: str) -> str:
-    """Return a name of a field as words without its unit, which stands with the value: `step_seconds` is `step`."""
-    for unit in ("_seconds", "_s", "_ratio", "_rank_hours", "_bytes_per_second"):
-        if name.endswith(unit):
-            return label(name.removesuffix(unit))
-    return label(name)
-
-
-def _sentence(text: str) -> str:
-    return "" if not text else text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")

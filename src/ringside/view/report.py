@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 
 from ringside.monitor.excess import Floats
+from ringside.monitor.questions import read_answers
 from ringside.monitor.records import RunInfo, StepRecord
 from ringside.monitor.table import Table, fill_waits, tabulate
 from ringside.monitor.verdict import name_ranks
+from ringside.view.answers import answers_section
 from ringside.view.report_charts import Mark, Series, chart
+from ringside.view.report_links import links_table
 from ringside.view.report_ring import ring, waits_for
 from ringside.view.report_words import (
     FEWEST_STEPS,
@@ -50,8 +53,10 @@ def render_report(summary: dict[str, Any], run_info: RunInfo, records: Iterable[
         _header(run_info, summary),
         _verdicts(verdicts, summary),
         _figures(summary),
+        answers_section(read_answers(summary.get("questions"))),
         f'<section aria-label="Over time">{_charts(table, verdicts, culprits)}</section>' if len(table) else "",
         f'<section aria-label="Ranks">{ring(matrix, culprits)}{_rank_table(summary, culprits)}</section>',
+        links_table(summary, [told.verdict for told in verdicts]),
         _details(summary, run_info),
     ]
     title = html.escape(f"{run_info.name} · Ringside")

@@ -139,7 +139,13 @@ def _was(verdict: Verdict, sentence: str) -> str:
     """An episode that is over is told in the past."""
     if "until_step" not in verdict.evidence:
         return sentence
-    for now, then in ((" is ", " was "), (" gets ", " got "), (" needs ", " needed "), (" waits ", " waited ")):
+    for now, then in (
+        (" is ", " was "),
+        (" are ", " were "),
+        (" gets ", " got "),
+        (" needs ", " needed "),
+        (" waits ", " waited "),
+    ):
         sentence = sentence.replace(now, then)
     return sentence
 

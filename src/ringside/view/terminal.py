@@ -10,7 +10,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ringside.monitor.questions import QUESTIONS, Question, read_answers
 from ringside.monitor.verdict import Verdict, headline, percent
+from ringside.view.answers import sentence, sign
 from ringside.view.following import Finding, Following, RankFigures
 from ringside.view.units import clock, ms, size, sparkline
 
@@ -64,7 +66,7 @@ def verdict_line(finding: Finding) -> str:
 
 
 def closing(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> RenderableType:
-    """Return the last words on a run: the verdict with its price and advice first, the table of ranks after.
+    """Return the last words on a run: verdicts with price and advice first, the table of ranks, the four answers.
 
     Args:
         summary: The content of `summary.json`.
@@ -77,7 +79,9 @@ def closing(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> Renderab
         return Group(*parts, Text("No training step was recorded.", style="bold yellow"))
     if not verdicts:
         parts.append(Text("No rank held the others up.", style="bold green"))
-    return Group(*parts, Text(), rank_table(summary["ranks"]), Text(summary_line(summary), style="dim"))
+    parts += [Text(), rank_table(summary["ranks"]), Text(summary_line(summary), style="dim")]
+    answers = read_answers(summary.get("questions"))
+    return Group(*parts, *((Text(), answer_table(answers)) if answers else ()))
 
 
 def rank_table(ranks: Iterable[Mapping[str, Any]]) -> Table:
@@ -96,6 +100,16 @@ def rank_table(ranks: Iterable[Mapping[str, Any]]) -> Table:
             ms(row["wait_seconds_median"]),
             "" if excess is None else f"{100 * excess:+.1f} %",
         )
+    return table
+
+
+def answer_table(answers: Mapping[str, Question]) -> Table:
+    """Return the four questions: yes or no, the question, and why in a line of its own."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for name, text in QUESTIONS.items():
+        if name in answers:
+            table.add_row(Text(sign(answers[name]), style="bold"), Text(text))
+            table.add_row("", Text(sentence(answers[name].words), style="dim"))
     return table
 
 

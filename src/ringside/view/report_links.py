@@ -1,0 +1,48 @@
+"""The links between hosts in a run's report: what each carried, how fast, and for how long."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+from typing import Any
+
+from ringside.monitor.verdict import Verdict
+from ringside.view.report_words import UNKNOWN, duration, share, size
+
+MOST_ROWS = 32
+
+
+def links_table(summary: dict[str, Any], verdicts: Iterable[Verdict]) -> str:
+    """Return the table of a summary's links, slowest first; empty where no wire was watched.
+
+    Args:
+        summary: The content of `summary.json`.
+        verdicts: Its verdicts: links that they name are marked.
+    """
+    links = summary.get("links") or []
+    if not links:
+        return ""
+    slow = {tuple(verdict.ranks) for verdict in verdicts if verdict.kind == "slow_link"}
+    rows = "".join(_row(link, (link["src"], link["dst"]) in slow) for link in links[:MOST_ROWS])
+    more = f" (the {MOST_ROWS} slowest of {len(links)})" if len(links) > MOST_ROWS else ""
+    return f"""<figure class="wide"><figcaption>Links between hosts, as the kernel counts{more}</figcaption>
+<div class="scroll"><table><thead><tr><th scope="col">link</th><th scope="col">rate</th><th scope="col">carried</th>
+<th scope="col">wire time</th><th scope="col">of the run</th><th scope="col">sent again</th></tr></thead>
+<tbody>{rows}</tbody></table></div></figure>"""
+
+
+def _row(link: dict[str, Any], culprit: bool) -> str:
+    rate = UNKNOWN if link["bytes_per_s"] is None else f"{size(link['bytes_per_s'])}/s"
+    cells = (
+        rate,
+        size(link["sent_bytes"]),
+        duration(link["wire_seconds"]),
+        share(link["wire_ratio"]).removeprefix("+"),
+        size(link["retransmitted_bytes"]),
+    )
+    mark, badge = (' class="culprit"', ' <span class="badge">verdict</span>') if culprit else ("", "")
+    return (
+        f'<tr{mark}><th scope="row">{link["src"]} → {link["dst"]}{badge}</th>'
+        + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+        + "</tr>"
+    )
