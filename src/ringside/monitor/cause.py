@@ -1,12 +1,17 @@
-"""Why a rank is slow, as far as its records tell: which phase grew, and whether it was running at all."""
+"""Why a rank is slow, as far as its records tell: what held it up, which phase grew, whether it was running at all."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Mapping
 
 import msgspec
 import numpy as np
 
 from ringside.monitor.excess import Floats
 from ringside.monitor.judge import middle
+from ringside.monitor.patient import patient
+from ringside.monitor.signs import SIGN_EVIDENCE, SLEEP_ADVICE, Sign, find_signs, had_no_cpu
 from ringside.monitor.table import Table
 from ringside.monitor.verdict import Verdict
 
@@ -20,6 +25,13 @@ PHASE_WORDS = {
 DOMINANT = 0.6
 """A phase that holds this share of the excess is named; for the input, the verdict changes its kind."""
 
+CONTENDED = 0.1
+"""A rank that had no CPU for this share of the time, as the healthy ones, was not running all the time."""
+
+DESCHEDULED = "it was ready to run but had no CPU for part of the step: descheduled or throttled"
+UNTOLD = "it was running for less of the step than usual, and what the kernel counts does not say why"
+RUNNING = "it was running all the time: more work to do, or a slower clock"
+AS_MUCH_CPU = "it had a CPU as much as the others: more work to do, or a slower clock"
 INPUT_ADVICE = (
     "Give this rank's data loader more workers or prefetching, or move its share of the data to storage as fast as "
     "the others'."
@@ -31,7 +43,7 @@ DESCHEDULED_ADVICE = (
 
 
 def explain(verdict: Verdict, episode: Table, before: Table | None = None) -> Verdict:
-    """Return a `slow_rank` verdict with its cause: the phase that grew, and running slowly or not running.
+    """Return a `slow_rank` verdict with its cause: what held it up, the phase that grew, running slowly or not running.
 
     Args:
         verdict: A verdict on one rank.
@@ -50,15 +62,37 @@ def explain(verdict: Verdict, episode: Table, before: Table | None = None) -> Ve
     grown = max(PHASES, key=lambda phase: extra[phase])
     evidence = {f"extra_{phase}_seconds": value for phase, value in extra.items() if episode_has(episode, phase)}
     found = [] if total <= 0 else [f"most of the extra time is in {PHASE_WORDS[grown]} ({_ms(extra[grown])} per step)"]
+    compared = patient(rank, verdict.excess_ratio, episode, before)
+    signs = find_signs(compared)
     if total > 0 and grown == "data" and extra["data"] >= DOMINANT * total:
-        return _with(verdict, evidence, found, kind="input_bound", advice=INPUT_ADVICE)
+        loading = [sign for sign in signs if sign.advice != SLEEP_ADVICE]  # who waits for its input sleeps
+        return _with_signs(verdict, evidence, found, loading, kind="input_bound", advice=INPUT_ADVICE)
     if total > 0 and extra[grown] < DOMINANT * total:
         found = ["all of its phases take longer"]
-    return _with_cpu(verdict, evidence, found, rank, episode, before)
+    if signs:
+        return _with_signs(verdict, evidence, found, signs)
+    return _with_cpu(verdict, evidence, found, rank, episode, before, had_no_cpu(compared))
+
+
+def _with_signs(
+    verdict: Verdict, evidence: dict[str, float], found: list[str], signs: list[Sign], **changes: str
+) -> Verdict:
+    """Say the strongest sign first, with its advice; the numbers of all of them are evidence."""
+    numbers: dict[str, float | int | str] = dict(evidence)
+    for sign in signs:
+        numbers |= sign.evidence
+    told = [sign.words for sign in signs[:1]]
+    return _with(verdict, numbers, [*told, *found], **{**changes, **({"advice": signs[0].advice} if signs else {})})
 
 
 def _with_cpu(
-    verdict: Verdict, evidence: dict[str, float], found: list[str], rank: int, episode: Table, before: Table | None
+    verdict: Verdict,
+    evidence: dict[str, float],
+    found: list[str],
+    rank: int,
+    episode: Table,
+    before: Table | None,
+    waited: float,
 ) -> Verdict:
     """Compare the share of the step in which the rank had a CPU with its share before, or else with the others'.
 
@@ -74,14 +108,15 @@ def _with_cpu(
     evidence = {**evidence, "cpu_share_ratio": now, "usual_cpu_share_ratio": usual}
     lost = verdict.excess_ratio / (1.0 + verdict.excess_ratio)
     if now < usual * (1.0 - 0.5 * lost):
-        found = [*found, "it was ready to run but had no CPU for part of the step: descheduled or throttled"]
-        return _with(verdict, evidence, found, advice=DESCHEDULED_ADVICE)
-    return _with(verdict, evidence, [*found, "it was running all the time: more work to do, or a slower clock"])
+        why = DESCHEDULED if math.isnan(waited) else UNTOLD
+        return _with(verdict, evidence, [*found, why], advice=DESCHEDULED_ADVICE)
+    return _with(verdict, evidence, [*found, AS_MUCH_CPU if waited >= CONTENDED else RUNNING])
 
 
-def _with(verdict: Verdict, evidence: dict[str, float], found: list[str], **changes: str) -> Verdict:
+def _with(verdict: Verdict, evidence: Mapping[str, float | int | str], found: list[str], **changes: str) -> Verdict:
     cause = "; ".join(found) or verdict.cause
-    return msgspec.structs.replace(verdict, cause=cause, evidence={**verdict.evidence, **evidence}, **changes)
+    kept = {name: value for name, value in verdict.evidence.items() if name not in SIGN_EVIDENCE}
+    return msgspec.structs.replace(verdict, cause=cause, evidence={**kept, **evidence}, **changes)
 
 
 def episode_has(table: Table, phase: str) -> bool:

@@ -14,7 +14,7 @@ SCHEMA = 1
 class Vitals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the kernel and the GPU's driver say of a rank, for the time since it was last asked; None = not known.
 
-    It is asked a few times a second at most, so of a batch of records only the newest carries it.
+    It is asked a few times a second at most, when a batch of records is sent; the oldest of the batch carries it.
 
     Args:
         seconds: How long the time is that the figures cover.
@@ -124,7 +124,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         collectives: Number of collectives that carried them.
         overhead_seconds: Ringside's own bookkeeping inside the step.
         loss: The rank's loss, where the script gave one.
-        vitals: What held it up, as far as the machine knows; on the newest record of a batch.
+        vitals: What held it up, as far as the machine knows; on the oldest record of a batch.
         busy_seconds: Time in which at least one collective was under way, from the first hand-over to the last result.
         latency_seconds: What one collective takes whatever its size, as far as this rank could measure; 0: not known.
         wires: What it sent to other hosts; on the newest record of a batch, about once a second.

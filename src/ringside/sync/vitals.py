@@ -37,12 +37,15 @@ class RankVitals:
             self._gpu = None if uuid is None else str(uuid)
 
     def add_to(self, records: list[StepRecord]) -> list[StepRecord]:
-        """Return a batch of records, ascending, with the vitals of the time since the last batch in the newest."""
+        """Return a batch of records, ascending, with the vitals of the time since the last batch in the oldest.
+
+        So whoever goes through them step by step knows what was the matter while it was.
+        """
         if self._signs is None or not records:
             return records
         try:
             self._open_gpu(self._signs)
-            return [*records[:-1], msgspec.structs.replace(records[-1], vitals=self._signs.since())]
+            return [msgspec.structs.replace(records[0], vitals=self._signs.since()), *records[1:]]
         except Exception:
             _log.exception("what the kernel knows of this rank is not recorded any more; all else goes on")
             self.close()

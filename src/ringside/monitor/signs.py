@@ -1,0 +1,172 @@
+"""What held a rank up, in words with numbers: signs in its vitals that neither healthy ranks nor its own past show."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ringside.monitor import vitals_shares as shares
+from ringside.monitor.judge import middle
+from ringside.monitor.patient import EXPLAINS, LEAST, Patient, Reading
+from ringside.monitor.signs_gpu import CLOCK_EVIDENCE, slow_clock
+from ringside.monitor.verdict import percent
+
+FAULTS_PER_SECOND, FAULTS_RATIO = 20.0, 5.0
+"""A rank that sleeps is said to wait for pages if it has so many more faults, and so many times as many."""
+CROWDED = 0.85
+"""Its own threads crowd on its CPUs if they use this share of them."""
+
+QUOTA_ADVICE = (
+    "Raise or remove the CPU quota of its container (cpu.max, docker --cpus, Kubernetes' limits.cpu), or start fewer "
+    "threads and data workers in it."
+)
+NEIGHBOUR_ADVICE = (
+    "Find what else runs on its CPUs (top, pidstat; its own data workers count), and pin the rank to CPUs of its own "
+    "or move the other."
+)
+CROWD_ADVICE = (
+    "Give this rank more CPUs (taskset, srun --cpu-bind, the container's cpuset), or let it start fewer threads "
+    "(OMP_NUM_THREADS)."
+)
+STEAL_ADVICE = (
+    "Move the rank to another virtual machine or host, or ask for CPUs of your own: its host has more to run than "
+    "it has CPUs."
+)
+SWAP_ADVICE = (
+    "Give its host more memory, or let it need less: fewer data workers, smaller caches, no other job beside it; "
+    "vmstat 1 shows the swapping."
+)
+FAULT_ADVICE = (
+    "It reads memory-mapped files that do not stay in memory: give its host more memory, or put the data on a faster "
+    "disk or read it ahead."
+)
+MEMORY_ADVICE = (
+    "Give its container or host more memory, or let it need less; memory.pressure and memory.events say how short of "
+    "it they are."
+)
+SLEEP_ADVICE = (
+    "Take stacks of this rank (py-spy dump --pid) and look at what it waits for: a disk, a network file system, "
+    "a lock, a logger."
+)
+
+_SHARES = ("throttled", "waited_for_cpu", "steal", "memory_stalled", "asleep")
+SIGN_EVIDENCE = frozenset(
+    {f"{whose}{share}_ratio" for whose in ("", "usual_", "others_") for share in _SHARES}
+    | {"quota_cpus", "cpus", "others_cpus", "major_faults_per_step", "others_major_faults_per_step"}
+    | CLOCK_EVIDENCE
+)
+"""Names of all numbers that signs give as evidence."""
+
+
+class Sign(NamedTuple):
+    """A probable cause.
+
+    Args:
+        share: The share of the rank's own time that it accounts for.
+        words: What it is, in plain words with numbers.
+        advice: What to do about it.
+        evidence: Its numbers.
+    """
+
+    share: float
+    words: str
+    advice: str
+    evidence: dict[str, float | int | str]
+
+
+def find_signs(of: Patient) -> list[Sign]:
+    """Return what explains a slow rank, the strongest first; empty where nothing does.
+
+    That it slept is said only where nothing else is known of it: it is what all kinds of waiting look like.
+    """
+    clock = slow_clock(of.episode, of.past, of.rank, of.healthy)
+    found = [sign for look in (_quota, _neighbour, _steal, _faults, _memory) if (sign := look(of)) is not None]
+    if clock is not None and clock.share >= max(EXPLAINS * of.lost, LEAST):
+        found.append(Sign(*clock))
+    if found:
+        return sorted(found, key=lambda sign: -sign.share)
+    asleep = None if np.isfinite(of.level("gpu_clock_mhz")) else _sleep(of)
+    return [] if asleep is None else [asleep]
+
+
+def had_no_cpu(of: Patient) -> float:
+    """Return the share of its own time in which the culprit wanted a CPU and had none; NaN: not known."""
+    waited, throttled = of.read(shares.waited_share).now, of.read(shares.throttled_share).now
+    return float(np.nansum([waited, throttled])) if np.isfinite([waited, throttled]).any() else float("nan")
+
+
+def _quota(of: Patient) -> Sign | None:
+    found = of.read(shares.throttled_share)
+    if not found.explains(of.lost):
+        return None
+    quota = of.level("quota_cpus")
+    words = f"its container was throttled {percent(found.now)} of its own time (cpu.stat), quota {_cpus(quota)}"
+    return Sign(found.extra, words, QUOTA_ADVICE, {**_evidence("throttled", found), "quota_cpus": quota})
+
+
+def _neighbour(of: Patient) -> Sign | None:
+    found = of.read(shares.waited_share)
+    if not found.explains(of.lost):
+        return None
+    evidence = _evidence("waited_for_cpu", found)
+    used, cpus = float(of.episode.mean(of.episode["cpu_seconds"] / of.episode["seconds"])[of.rank]), of.level("cpus")
+    but = f"ready to run but waiting {percent(found.now)} of its own time"
+    if used >= CROWDED * cpus:
+        others = of.others("cpus")
+        beside = f" (elsewhere {others:.3g})" if others > cpus else ""
+        words = f"its own threads crowd on {_cpus(cpus)}{beside}: {but}"
+        return Sign(found.extra, words, CROWD_ADVICE, {**evidence, "cpus": cpus, "others_cpus": others})
+    return Sign(found.extra, f"another process took its core: {but}", NEIGHBOUR_ADVICE, evidence)
+
+
+def _steal(of: Patient) -> Sign | None:
+    found = of.read(shares.stolen_share)
+    if not found.explains(of.lost):
+        return None
+    words = f"steal {percent(found.now)}: the hypervisor gave its CPUs to others"
+    return Sign(found.extra, words, STEAL_ADVICE, _evidence("steal", found))
+
+
+def _faults(of: Patient) -> Sign | None:
+    rates = of.read(shares.fault_rate)
+    many = rates.extra >= max(FAULTS_PER_SECOND, rates.now * (1.0 - 1.0 / FAULTS_RATIO))
+    if not many:
+        return None
+    known, asleep = of.read(shares.fault_share), of.read(shares.asleep_share)
+    share = max(known.extra if known.explains(of.lost) else 0.0, asleep.extra if asleep.explains(of.lost) else 0.0)
+    if not share:
+        return None
+    per_step = rates.now * of.own_seconds[of.rank]
+    swaps = of.episode["swapped_in_pages"][of.episode.owners == of.rank]
+    swapping = np.nansum(swaps) > 0.5 * np.nansum(of.episode["major_faults"][of.episode.owners == of.rank])
+    words = f"{per_step:,.3g} major page faults per step: " + ("swapping" if swapping else "pages are read from a disk")
+    evidence: dict[str, float | int | str] = {"major_faults_per_step": per_step}
+    if np.isfinite(rates.others):
+        evidence["others_major_faults_per_step"] = rates.others * middle(of.own_seconds[of.healthy])
+    return Sign(share, words, SWAP_ADVICE if swapping else FAULT_ADVICE, evidence)
+
+
+def _memory(of: Patient) -> Sign | None:
+    found = of.read(shares.stalled_share)
+    if not found.explains(of.lost):
+        return None
+    words = f"memory is short: work stood still {percent(found.now)} of the time for want of it (memory.pressure)"
+    return Sign(found.extra, words, MEMORY_ADVICE, _evidence("memory_stalled", found))
+
+
+def _sleep(of: Patient) -> Sign | None:
+    found = of.read(shares.asleep_share)
+    if not found.explains(of.lost):
+        return None
+    words = f"it slept {percent(found.now)} of its own time: waiting for I/O, a lock or a timer"
+    return Sign(found.extra, words, SLEEP_ADVICE, _evidence("asleep", found))
+
+
+def _evidence(name: str, found: Reading) -> dict[str, float | int | str]:
+    known = {f"{name}_ratio": found.now, f"usual_{name}_ratio": found.usual, f"others_{name}_ratio": found.others}
+    return {key: value for key, value in known.items() if np.isfinite(value)}
+
+
+def _cpus(number: float) -> str:
+    return f"{number:.3g} CPU{'' if number == 1 else 's'}"
