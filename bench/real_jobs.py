@@ -26,7 +26,10 @@ from ringside.watching import conclude, environment, follow
 ENGINES = {"ringside": "ringside", "gloo": "native"}
 """What a job's engine is called here, and what `attach()` calls it."""
 RANK = Path(__file__).with_name("real_rank.py")
-HEALTHY_STEPS, SLOW_STEPS, RATE, SLOW_RATE = 60, 100, "1gbit", "100mbit"
+HEALTHY_STEPS = 60
+LINK_STEPS = 520
+"""What is usual for a link is learnt from some ten seconds, whatever a step takes."""
+RATE, SLOW_RATE = "1gbit", "100mbit"
 LIMIT_S = 120.0
 STACKS_S = 1.5
 
@@ -41,7 +44,7 @@ class Job:
         steps: How many.
         ranks: How many.
         model: `gpt` or `tiny`.
-        slow_link: Run each rank on a host of its own in the lab, and slow their link down at `HEALTHY_STEPS`.
+        slow_link: Run each rank on a host of its own in the lab, and slow one of their links down at `LINK_STEPS`.
     """
 
     engine: str
@@ -79,16 +82,14 @@ def run_job(job: Job, path: Path) -> Ended:
     """
     path.mkdir(parents=True)
     log: deque[str] = deque(maxlen=30)
-    variables = {name: value for name, value in environment(path).items() if not name.startswith("RINGSIDE_SELECTION")}
-    variables |= {"OMP_NUM_THREADS": "1", "RINGSIDE": "", "RINGSIDE_ENGINE": ENGINES[job.engine]}
+    variables = surroundings(job.engine, path)
     words = [str(RANK), f"--steps={job.steps}", f"--inject={job.inject}", f"--model={job.model}"]
     began = time.monotonic()
     with stop_requests() as stop:
         if job.slow_link:
-            status, deaths = _in_lab(path, words, variables, log), []
+            status, deaths = _in_lab(path, job.ranks, words, variables, log), []
         else:
-            launcher = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={job.ranks}"]
-            launch = Launch([*launcher, *words], variables, sink=log.append)
+            launch = Launch([*launcher(job.ranks), *words], variables, sink=log.append)
             status = follow(launch, path, stop, lambda run, found: _watch(job, launch, stop, began, run, found))
             deaths = launch.deaths
     if stop.signum:
@@ -99,6 +100,17 @@ def run_job(job: Job, path: Path) -> Ended:
     if concluded is None or (status and not isinstance(fault, Hang | Stop)):
         raise RingsideError(f"{job} failed with exit status {status}:\n" + "\n".join(log))
     return Ended(path, *concluded, ends=json.loads(ends.read_text()) if ends.exists() else [], log="\n".join(log))
+
+
+def surroundings(engine: str, path: Path) -> dict[str, str]:
+    """Return the environment of a job's ranks."""
+    variables = {name: value for name, value in environment(path).items() if name != "RINGSIDE_SELECTION"}
+    return variables | {"OMP_NUM_THREADS": "1", "RINGSIDE": "", "RINGSIDE_ENGINE": ENGINES[engine]}
+
+
+def launcher(ranks: int) -> list[str]:
+    """Return what torchrun is told for ranks on this host."""
+    return ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}"]
 
 
 _named: dict[int, float] = {}
@@ -117,15 +129,13 @@ def _watch(
         launch.end(signal.SIGTERM)
 
 
-def _in_lab(path: Path, words: list[str], variables: dict[str, str], log: deque[str]) -> int:
-    """Run two ranks on two hosts and slow their link down when the healthy steps are recorded."""
+def _in_lab(path: Path, hosts: int, words: list[str], variables: dict[str, str], log: deque[str]) -> int:
+    """Run each rank on a host of its own, and slow one link down when the healthy steps are recorded."""
     from ringside.lab import Lab
 
     given = {name: value for name, value in variables.items() if name.startswith(("RINGSIDE", "OMP_"))}
-    with (
-        Lab(hosts=2, ranks_per_host=1, rate=RATE) as lab,
-        _at_step(path, HEALTHY_STEPS, lambda: lab.set_rate(SLOW_RATE, host=1)),
-    ):
+    lab = Lab(hosts=hosts, rate=RATE, wiring="mesh")
+    with lab, _at_step(path, LINK_STEPS, lambda: lab.set_rate(SLOW_RATE, link=(0, 1))):
         result = lab.run(
             [sys.executable, *words], env=given, timeout_s=LIMIT_S, sink=lambda place, stream, line: log.append(line)
         )

@@ -1,8 +1,8 @@
 """What a rank of `bench/real_runs.py` and `bench/price.py` runs: a small model, a fixed number of steps, one fault.
 
-`torchrun ... real_rank.py --steps 200 --inject slow:rank=1,factor=1.3,from_step=60 --model gpt`; the engine and the run
-directory come from the environment (RINGSIDE_ENGINE, RINGSIDE_RUN_DIR). Rank 0 writes when each step ended into
-`ends.json` in the run directory, seconds on its own clock.
+`torchrun ... real_rank.py --steps 200 --inject slow:rank=1,factor=1.3,from_step=60 --model gpt`; the engine and the
+run directory come from the environment (RINGSIDE_ENGINE, RINGSIDE_RUN_DIR; of several runs each has its own below it,
+`0` and so on). Rank 0 writes when each step ended into `ends.json` in the run directory, seconds on its own clock.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ringside.faults import inject, parse_fault
 from ringside.monitor.verdict import Verdict
 from ringside.processes import die_with_parent
 
-GPT = Size(width=128, layers=4, heads=4, context=128, batch=3)
+GPT = Size(width=128, layers=3, heads=4, context=128, batch=3)
 TINY_LAYERS, TINY_WIDTH, TINY_BUCKET_MB = 150, 16, 0.002
-SAMPLE_SECONDS = 0.004
+SAMPLE_SECONDS, WAITING_WIDTH = 0.004, 2048
 
 
 class Waiting(nn.Module):
@@ -39,7 +39,7 @@ class Waiting(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(GPT.context, GPT.width)
+        self.layer = nn.Linear(GPT.context, WAITING_WIDTH)  # a megabyte of gradients
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         """Return a number to minimise, float32 [], of int64 [batch, context + 1] bytes."""
@@ -74,9 +74,12 @@ def main() -> None:
     options = parse()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    ends = train(options.model, options.steps, options.inject)
-    if dist.get_rank() == 0:
-        Path(os.environ["RINGSIDE_RUN_DIR"], "ends.json").write_text(json.dumps(ends))
+    base = Path(os.environ["RINGSIDE_RUN_DIR"])
+    for number, fault in enumerate(options.inject):
+        path = base / str(number) if len(options.inject) > 1 else base
+        ends = train(options.model, options.steps, fault, run_dir=str(path))
+        if dist.get_rank() == 0:
+            (path / "ends.json").write_text(json.dumps(ends))
     dist.destroy_process_group()
 
 
@@ -132,7 +135,7 @@ def sleep(seconds: float) -> float:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--inject", default="none")
+    parser.add_argument("--inject", nargs="+", default=["none"], help="faults; for several, as many runs in turn")
     parser.add_argument("--model", choices=MODELS, default="gpt")
     return parser.parse_args()
 

@@ -9,6 +9,10 @@ def verdict(rank, detected=60, kind="slow_rank"):
     return Verdict(kind=kind, ranks=[rank], since_step=50, detected_step=detected, excess_ratio=0.3)
 
 
+def pair(kind):
+    return Verdict(kind=kind, ranks=[0, 1], since_step=50, detected_step=60, excess_ratio=0.0)
+
+
 def test_what_is_drawn_begins_after_a_healthy_stretch_and_depends_on_the_seed():
     drawn = {draw(seed, 4, 200) for seed in range(200)}
     assert {fault.rank for fault in drawn} == {0, 1, 2, 3}
@@ -38,6 +42,8 @@ def test_what_is_drawn_begins_after_a_healthy_stretch_and_depends_on_the_seed():
         ("hang:rank=1,at_step=50", [verdict(1, kind="hang")], True, "right."),
         ("stop:rank=1,at_step=50", [verdict(0, kind="hang")], False, "somebody else"),
         ("diverge:rank=1,at_step=50", [verdict(1, kind="diverged")], True, "right."),
+        ("diverge:rank=1,at_step=50", [pair("diverged")], True, "right."),
+        ("diverge:rank=1,at_step=50", [pair("hang")], False, "somebody else"),
         ("diverge:rank=1,at_step=50", [verdict(1)], False, "not found in this run"),
     ],
 )

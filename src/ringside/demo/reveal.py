@@ -50,10 +50,9 @@ def reveal(fault: Fault | None, verdicts: Sequence[Verdict]) -> tuple[bool, str]
         called = [v for v in verdicts if v.kind != "hang" or v.ranks != [fault.rank] or fault.seconds < LONG_PAUSE_S]
         return not called, _named_nobody(called, f"{words}. One stall makes no slow rank")
     begin = 0 if isinstance(fault, Kill) else first_step(fault)
-    named = [
-        v for v in verdicts if v.kind in WANTED[type(fault)] and v.ranks == [fault.rank] and v.detected_step >= begin
-    ]
-    others = [v for v in verdicts if v.ranks != [fault.rank]]
+    told = [v for v in verdicts if names(fault, v)]
+    named = [v for v in told if v.kind in WANTED[type(fault)] and v.detected_step >= begin]
+    others = [v for v in verdicts if v not in told]
     if named and not others:
         return True, f"{words}. The verdict is right{_delay(fault, named[0])}."
     if named:
@@ -61,6 +60,13 @@ def reveal(fault: Fault | None, verdicts: Sequence[Verdict]) -> tuple[bool, str]
     if others:
         return False, f"{words}. The verdict is wrong: it names somebody else."
     return False, f"{words}. It was not found in {'time' if isinstance(fault, Slow | Input | Uneven) else 'this run'}."
+
+
+def names(fault: Fault, verdict: Verdict) -> bool:
+    """Tell whether a verdict is on the rank of a fault; of two replicas that differ neither can be told right."""
+    if isinstance(fault, Diverge) and verdict.kind == "diverged":
+        return fault.rank in verdict.ranks
+    return verdict.ranks == [fault.rank]
 
 
 def comparison_lines(found: Mapping[str, Any]) -> list[str]:

@@ -28,6 +28,7 @@ from ringside.demo.agreement import Agreement
 from ringside.demo.compare import compare
 from ringside.demo.corpus import Corpus
 from ringside.demo.model import SIZES, ByteGPT
+from ringside.demo.reveal import names
 from ringside.engine.cores import usable_cores
 from ringside.errors import PeerLostError, RingsideError
 from ringside.faults import Fault, Kill, Pause, first_step, inject, parse_fault
@@ -102,7 +103,7 @@ def last_step(fault: Fault | None, session: Session, limit: int) -> int:
     if isinstance(fault, Kill | Pause):
         return fault.at_step + AFTERWARDS
     begin = first_step(fault)
-    named = [v.detected_step for v in session.verdicts if v.ranks == [fault.rank] and v.detected_step > begin]
+    named = [v.detected_step for v in session.verdicts if names(fault, v) and v.detected_step > begin]
     return min(named, default=limit) + AFTERWARDS
 
 
