@@ -14,7 +14,7 @@ from typing import Protocol, cast
 
 from ringside.errors import RingsideError
 
-VERBS = ("demo", "run", "report", "bench", "verify", "draw", "lab", "probe", "doctor")
+VERBS = ("demo", "run", "report", "bench", "verify", "draw", "lab", "probe", "doctor", "predict")
 
 
 class Command(Protocol):

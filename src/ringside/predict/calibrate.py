@@ -17,21 +17,35 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ringside.errors import UsageError
-from ringside.predict.curve import BASE, DEPTH, RAMP, RATE, log_slopes, log_times
+from ringside.predict.curve import BASE, RATE, Pipeline
 from ringside.predict.fabric import Law
+from ringside.predict.tables import bus_factor
 
 Floats = NDArray[np.float64]
 
-REACH = 3.0  # of a bump, in doublings of the size
-BUMP = 0.15  # their standard deviation before a table has spoken, of log time
-NOISE = 0.045
+REACH = 4.0  # of a bump, in doublings of the size
+BUMP = 0.18  # their standard deviation before a table has spoken, of log time
+NOISE = 0.04
 FREEDOM = 4.0  # of Student's t: how surprising an outlier is
-PATIENCE = 6.0  # rows' worth of belief in BUMP and NOISE
-QUANTILE = 2.35  # of the standardised error for a band of 95 %; see docs/design/0020-calibration.md
+PATIENCE = 5.0  # rows' worth of belief in BUMP and NOISE
+QUANTILE = 2.7  # of the standardised error for a band of 95 %; see docs/design/0020-calibration.md
 LEAST = 1
+NOISY = 4.0  # times the variance, where ranks are processes on CPUs
 MOST = 1500  # rows fitted; more are thinned evenly, the cost is cubic
 
-VAGUE = Law(np.log([40e-6, 2.5, 6.5, 30e9]), np.array([2.0, 0.6, 0.5, 2.5]), "nothing is known of the hardware")
+
+
+def vague(ranks: int = 0, noisy: bool = False) -> Law:
+    """Return the law for ranks of which nothing is known but their number.
+
+    Args:
+        ranks: Latency grows with their logarithm, the rate falls as a ring's; 0: not even the number is known.
+        noisy: They are processes of an operating system (MPI on CPUs), not GPUs.
+    """
+    count = max(ranks, 2)
+    mean = np.log([10e-6 * (1 + np.log2(count)), 2.5, 6.5, 50e9 / bus_factor("all_reduce", count)])
+    spread = np.array([2.0, 0.6, 0.5, 2.5])
+    return Law(mean, spread, "nothing is known of the hardware", noise=NOISY if noisy else 1.0)
 
 
 @dataclass(frozen=True)
@@ -63,12 +77,12 @@ class Calibration:
     """A fitted curve; make one with `fit` or `expect`.
 
     Args:
-        theta: The most probable figures (`curve.py`), float64 [4].
+        theta: Logarithms of the most probable figures of the law's backbone (`curve.py`), float64 [k].
         law: What was expected before.
         x: log2 of the fitted sizes, float64 [n].
         pull: What the rows say, weighed: inverse covariance times the residuals, float64 [n].
         inverse: Inverse covariance of the rows, float64 [n, n].
-        slopes: Derivatives of the curve at the rows, float64 [n, 4].
+        slopes: Derivatives of the curve at the rows, float64 [n, k].
         scale: Variance of bumps and noise in units of the usual.
     """
 
@@ -80,33 +94,13 @@ class Calibration:
     slopes: Floats
     scale: float = 1.0
 
-    @property
-    def base_s(self) -> float:
-        """Latency of the smallest message, seconds."""
-        return float(np.exp(self.theta[BASE]))
-
-    @property
-    def bytes_per_s(self) -> float:
-        """Algorithm bandwidth of the largest."""
-        return float(np.exp(self.theta[RATE]))
-
-    @property
-    def ramp(self) -> float:
-        """How steeply the pipeline's fill grows."""
-        return float(np.exp(self.theta[RAMP]))
-
-    @property
-    def depth(self) -> float:
-        """Where it ends, in latencies."""
-        return float(np.exp(self.theta[DEPTH]))
-
     def predict(self, sizes: ArrayLike) -> Prediction:
         """Return times and bands for sizes in bytes, more than 0."""
         sizes = np.asarray(sizes, dtype=np.float64)
         if sizes.size == 0 or not np.all(np.isfinite(sizes) & (sizes > 0)):
             raise UsageError("sizes are finite numbers of bytes, more than 0, and at least one")
         x = np.log2(sizes)
-        curve, slopes = log_slopes(self.theta, sizes)
+        curve, slopes = self.law.backbone.log_slopes(self.theta, sizes)
         prior = np.diag(self.law.spread**2)
         near = self.scale * BUMP**2 * matern(x, self.x) + slopes @ prior @ self.slopes.T
         mean = curve + slopes @ (self.law.mean - self.theta) + near @ self.pull
@@ -130,16 +124,16 @@ def matern(a: Floats, b: Floats) -> Floats:
 def expect(law: Law) -> Calibration:
     """Return the law itself, with nothing measured."""
     none = np.zeros(0)
-    return Calibration(law.mean, law, none, none, np.zeros((0, 0)), np.zeros((0, 4)))
+    return Calibration(law.mean, law, none, none, np.zeros((0, 0)), np.zeros((0, len(law.mean))), law.noise)
 
 
-def fit(sizes: ArrayLike, times_s: ArrayLike, law: Law = VAGUE) -> Calibration:
+def fit(sizes: ArrayLike, times_s: ArrayLike, law: Law | None = None) -> Calibration:
     """Return the calibration of measured times; deterministic.
 
     Args:
         sizes: Bytes, [n], n ≥ 1, more than 0.
         times_s: Seconds, [n], more than 0.
-        law: What is expected: `fabric.law`, or nothing in particular.
+        law: What is expected: `fabric.law`; None: nothing in particular (`vague`).
 
     Raises:
         UsageError: There is no row, or figures are not positive.
@@ -152,6 +146,7 @@ def fit(sizes: ArrayLike, times_s: ArrayLike, law: Law = VAGUE) -> Calibration:
     if len(sizes) > MOST:
         kept = np.unique(np.linspace(0, len(sizes) - 1, MOST).round().astype(int))
         sizes, times = sizes[kept], times[kept]
+    law = law if law is not None else vague()
     return min((_fit(sizes, np.log(times), law, start) for start in _starts(sizes, times, law)), key=_surprise)[0]
 
 
@@ -161,6 +156,8 @@ def _surprise(fitted: tuple[Calibration, float]) -> float:
 
 def _starts(sizes: Floats, times: Floats, law: Law) -> list[Floats]:
     """Where the search begins: the law, and what first and last row would mean."""
+    if not isinstance(law.backbone, Pipeline):
+        return [law.mean]
     guess = law.mean.copy()
     guess[BASE] = np.log(times.min())
     guess[RATE] = np.log((sizes / times).max() * 1.2)
@@ -170,7 +167,7 @@ def _starts(sizes: Floats, times: Floats, law: Law) -> list[Floats]:
 def _fit(sizes: Floats, logs: Floats, law: Law, start: Floats) -> tuple[Calibration, float]:
     x = np.log2(sizes)
     shape = matern(x, x)
-    weights, scale, theta = np.ones(len(x)), 1.0, start
+    weights, scale, theta = np.ones(len(x)), law.noise, start
     surprise = np.inf
     for _ in range(4):
         rows = scale * (BUMP**2 * shape + np.diag(NOISE**2 / weights))
@@ -179,7 +176,7 @@ def _fit(sizes: Floats, logs: Floats, law: Law, start: Floats) -> tuple[Calibrat
         left = 1.0 / np.diag(inverse)  # leave-one-out variances and residuals, Rasmussen and Williams 5.12
         squares = (pull * left) ** 2 / left
         weights = np.clip((FREEDOM + 1.0) / (FREEDOM + squares), 0.02, 1.0)
-        ratio = (PATIENCE + np.minimum(squares, 9.0).sum()) / (PATIENCE + len(x))
+        ratio = (PATIENCE * law.noise / scale + np.minimum(squares, 9.0).sum()) / (PATIENCE + len(x))
         scale = float(np.clip(scale * ratio, 0.1, 30.0))
     rows = scale * (BUMP**2 * shape + np.diag(NOISE**2 / weights))
     inverse, pull, slopes = _condition(sizes, logs, law, rows, theta)
@@ -187,7 +184,7 @@ def _fit(sizes: Floats, logs: Floats, law: Law, start: Floats) -> tuple[Calibrat
 
 
 def _condition(sizes: Floats, logs: Floats, law: Law, rows: Floats, theta: Floats) -> tuple[Floats, Floats, Floats]:
-    curve, slopes = log_slopes(theta, sizes)
+    curve, slopes = law.backbone.log_slopes(theta, sizes)
     inverse = np.linalg.inv(rows + slopes @ np.diag(law.spread**2) @ slopes.T)
     return inverse, inverse @ (logs - curve - slopes @ (law.mean - theta)), slopes
 
@@ -199,12 +196,12 @@ def _most_probable(
     belief = np.diag(1.0 / law.spread**2)
 
     def cost(at: Floats) -> float:
-        error, shift = log_times(at, sizes) - logs, at - law.mean
+        error, shift = law.backbone.log_slopes(at, sizes)[0] - logs, at - law.mean
         return float(error @ inverse @ error + shift @ belief @ shift)
 
     damping, least = 1e-3, cost(theta)
     for _ in range(60):
-        curve, slopes = log_slopes(theta, sizes)
+        curve, slopes = law.backbone.log_slopes(theta, sizes)
         shift = theta - law.mean
         matrix = slopes.T @ inverse @ slopes + belief
         slope = slopes.T @ inverse @ (curve - logs) + belief @ shift
@@ -223,9 +220,6 @@ def _most_probable(
 
 # ------------------------------------------------------------------------------------------------ another scale
 
-TRANSFER = np.array([0.20, 0.20, 0.20, 0.12])  # what changes with the scale beyond the law, of logarithms
-
-
 def transfer(fitted: Sequence[Calibration], law: Law) -> Law:
     """Return what is expected at another scale of a cluster that was measured at one or more.
 
@@ -235,22 +229,24 @@ def transfer(fitted: Sequence[Calibration], law: Law) -> Law:
         fitted: Calibrations of tables of the same cluster, each fitted with the law of its own scale.
         law: The law of the scale that is asked for.
     """
-    beside, precision = np.zeros(4), np.zeros((4, 4))
+    drift = np.diag(law.backbone.drift**2)
+    beside, precision = np.zeros(len(law.mean)), np.zeros((len(law.mean), len(law.mean)))
     for one in fitted:
-        known = np.linalg.inv(posterior(one) + np.diag(TRANSFER**2))
+        known = np.linalg.inv(posterior(one) + drift)
         beside += known @ (_linear_mean(one) - one.law.mean)
         precision += known
     spread = np.linalg.inv(precision)
     return replace(
         law,
         mean=law.mean + spread @ beside,
-        spread=np.sqrt(np.diag(spread) + TRANSFER**2),
+        spread=np.sqrt(np.diag(spread + drift)),
+        noise=float(np.exp(np.mean([np.log(one.scale) for one in fitted]))),
         words=f"{law.words}; beside it what {len(fitted)} other scale{'s' * (len(fitted) > 1)} had",
     )
 
 
 def posterior(one: Calibration) -> Floats:
-    """Return the covariance of the figures given the rows, float64 [4, 4]."""
+    """Return the covariance of the figures given the rows, float64 [k, k]."""
     prior = np.diag(one.law.spread**2)
     toward = prior @ one.slopes.T
     covariance: Floats = prior - toward @ one.inverse @ toward.T

@@ -13,12 +13,41 @@ change with the size follow the same curve up to bumps, which `calibrate.py` kee
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 
 BASE, RAMP, DEPTH, RATE = range(4)
+
+
+class Backbone(Protocol):
+    """A time over sizes with a few figures, of which logarithms are fitted."""
+
+    @property
+    def drift(self) -> Floats:
+        """How much each figure differs between scales of one cluster beyond its law: standard deviations [k]."""
+
+    def log_slopes(self, theta: Floats, sizes: ArrayLike) -> tuple[Floats, Floats]:
+        """Return the logarithm of the time and its derivatives by `theta`: float64 [n], [n, k]."""
+
+
+class Pipeline:
+    """The curve of this module, as a backbone: four figures."""
+
+    @property
+    def drift(self) -> Floats:
+        """Latency, ramp, depth and rate."""
+        return np.array([0.20, 0.20, 0.20, 0.12])
+
+    def log_slopes(self, theta: Floats, sizes: ArrayLike) -> tuple[Floats, Floats]:
+        """Return the logarithm of the time and its derivatives."""
+        return log_slopes(theta, sizes)
+
+
+PIPELINE = Pipeline()
 
 
 def log_times(theta: Floats, sizes: ArrayLike) -> Floats:

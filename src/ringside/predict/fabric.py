@@ -18,12 +18,13 @@ on tables that had no part in them); everything else comes from the topology.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringside.errors import UsageError
+from ringside.predict.curve import PIPELINE, Backbone
 from ringside.predict.tables import ALL_REDUCE, bus_factor
 from ringside.predict.topology import Topology
 
@@ -68,16 +69,20 @@ class Law:
     """What is expected of a cluster before anything is measured: a log-normal distribution over the curve's figures.
 
     Args:
-        mean: Logarithms of t0, ramp, depth and rate (`curve.py`), float64 [4].
-        spread: Their standard deviations, float64 [4].
+        mean: Logarithms of t0, ramp, depth and rate (`curve.py`), float64 [4]; of another backbone's figures, [k].
+        spread: Their standard deviations, float64 [k].
         words: Where it comes from.
         candidates: The algorithms it was chosen from, best rate first.
+        backbone: The curve that the figures are of.
+        noise: Variance of bumps and noise that is expected, in units of a GPU cluster's.
     """
 
     mean: Floats
     spread: Floats
     words: str
     candidates: tuple[Candidate, ...] = ()
+    backbone: Backbone = field(default=PIPELINE)
+    noise: float = 1.0
 
 
 def law(topology: Topology, collective: str = ALL_REDUCE, algorithm: str = "auto") -> Law:

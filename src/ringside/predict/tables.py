@@ -156,14 +156,14 @@ def _text(path: Path) -> str:
 # ------------------------------------------------------------------------------------------------ CSV
 
 _SIZE = re.compile(r"^(size|bytes|nbytes|message_?size|size_bytes|sizeb|size_b)$")
-_TIME = re.compile(r"^(median_|avg_|mean_)?(time|latency|duration|t)(_?avg)?_?(us|usec|ms|msec|s|sec|seconds|ns)?$")
+_TIME = re.compile(r"^(?:median_|avg_|mean_)?(?:time|latency|duration|t)(?:_?avg)?_?(us|usec|ms|msec|s|sec|seconds|ns)?$")
 _BAND = re.compile(r"^(alg|bus)_?(bw|bandwidth)_?(.*)$")
 _P2P = re.compile(r"^(median_|avg_)?(bandwidth)_?(mb_?p?s|mbps|mb_s)$")
 _WORDS = {"nodes": "hosts", "hosts": "hosts", "num_nodes": "hosts", "n_nodes": "hosts"}
-_WORDS |= dict.fromkeys(("gpus", "ranks", "n", "nranks", "world_size", "num_gpus", "np", "processes"), "ranks")
+_WORDS |= dict.fromkeys(("gpus", "ranks", "nranks", "world_size", "num_gpus", "np", "processes"), "ranks")
 _WORDS |= dict.fromkeys(("cluster", "system", "machine", "hardware"), "cluster")
 _WORDS |= dict.fromkeys(("algo", "algorithm"), "algorithm") | {"collective": "collective"}
-_WORDS |= {"min_us": "low", "max_us": "high"}
+_WORDS |= dict.fromkeys(("min_us", "min"), "low") | dict.fromkeys(("max_us", "max"), "high")
 _SECONDS = {"": 1e-6, "us": 1e-6, "usec": 1e-6, "ms": 1e-3, "msec": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "ns": 1e-9}
 
 
@@ -248,7 +248,7 @@ def _known(cell: str) -> tuple[str, float]:
     if _P2P.match(lower):
         return "p2p", 1e6
     if match := _TIME.match(lower):
-        return "time", _SECONDS[match[4] or ""]
+        return "time", _SECONDS[match[1] or ""]
     if lower.startswith("efficiency"):
         return "efficiency", 1.0
     return _WORDS.get(lower, ""), 1e-6
@@ -338,9 +338,7 @@ def _table(stem: str, key: tuple[str, ...], found: tuple[list[Row], list[Flag]],
     if several:
         told = [cluster, f"{hosts} hosts" if hosts else "", f"{ranks} ranks" if ranks else "", algorithm]
         name = f"{stem}: {', '.join(word for word in told if word)}"
-    if kind == ALL_REDUCE:
-        kind = collective_named(collective, algorithm) or ALL_REDUCE
-    elif ranks or algorithm:  # a latency among ranks is a collective's, not a pair's
+    if kind == ALL_REDUCE or ranks or algorithm:  # a latency among ranks is a collective's, not a pair's
         kind = collective_named(collective, algorithm) or ALL_REDUCE
     return Table(name, tuple(found[0]), tuple(found[1]), _int(ranks), _int(hosts), cluster, kind, algorithm)
 

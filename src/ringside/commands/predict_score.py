@@ -1,0 +1,286 @@
+"""Hold predictions against measured tables, and say how far they are off.
+
+Reads CSV (size_bytes, time_us, algbw_GBps, busbw_GBps, nodes, gpus, cluster in any order), logs of nccl-tests, the JSON
+of its -J, and the output of osu_allreduce; a folder stands for the tables in it. Every row is checked first: rows that
+contradict themselves or the rows around them are named and not used. Where the number of ranks is not given,
+busbw/algbw tells it. Then rows 0, 2, 4, ... (by size) are fitted and rows 1, 3, 5, ... are scored, beside one Hockney
+line, log-log interpolation and NCCL's tuning constants taken as seconds.
+
+Tables of osu_latency and osu_bw among the files (or with --p2p) tell what messages cost in a CPU cluster.
+
+Exit status: 0 scored, 1 no table could be scored, 2 it was asked for something that cannot be.
+
+examples:
+  $ ringside predict score nccl.log
+  $ ringside predict score tables/*.csv --fit-below 16M
+  $ ringside predict score tables/*.csv --preset auto --json
+  $ ringside predict score --fit 2nodes.csv --test 4nodes.csv 8nodes.csv
+  $ ringside predict score osu_allreduce.csv osu_latency.csv osu_bw.csv --preset auto
+
+keys of --json (errors are ratios: 0.07 is 7 %):
+  schema, mode, tables[]:
+    name, rows, flagged, mape, median, bias, worst_size_bytes, band_coverage
+    baselines: mape of hockney, interpolation, nccl_constants; null where one does not apply
+    mape_large (from 1 MiB), full_sweep, ranks, hosts, collective, law (in words), fitted_rows, scored_rows, path
+    refused (why it was not scored; empty if it was), flags[]: line, size_bytes, reason
+    points[] (with --points): size_bytes, measured_s, predicted_s, low_s, high_s, extrapolated
+  summary: tables, rows, and the medians over tables of mape, mape_large, bias and baselines; band_coverage of all rows
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table as Grid
+
+from ringside.errors import UsageError
+from ringside.predict import score as scoring
+from ringside.predict.score import Knowledge, Score, Summary
+from ringside.predict.tables import Table, parse_size, read_tables
+from ringside.view.units import size
+
+HELP = "hold predictions against measured tables: nccl-tests, OSU, CSV"
+SCHEMA = 1
+SUFFIXES = (".csv", ".txt", ".log", ".out", ".json")
+SHOWN_FLAGS = 30
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `ringside predict score`."""
+    add = parser.add_argument
+    add("paths", metavar="TABLE", nargs="*", help="CSV, nccl-tests log or JSON, OSU output, or a folder of them")
+    add("--fit-below", metavar="SIZE", help="fit the sizes up to this one, score the larger: 16M")
+    add("--fit", metavar="TABLE", nargs="+", default=[], help="fit these tables of a cluster ...")
+    add("--test", metavar="TABLE", nargs="+", default=[], help="... and score these of another scale of it")
+    add("--preset", metavar="NAME", help="score without a fit: auto (from the table's words), a preset or a topology")
+    add("--p2p", metavar="TABLE", nargs="+", default=[], help="osu_latency and osu_bw of the CPU clusters")
+    add("--ranks", type=int, default=0, metavar="N", help="ranks, for tables that do not say")
+    add("--hosts", type=int, default=0, metavar="N", help="hosts, for tables that do not say")
+    add("--points", action="store_true", help="with --json: every scored row with its prediction and band")
+    add("--json", action="store_true", help="print JSON; the keys are listed above")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read, check and score the tables; print the verdict first."""
+    scores = score(args)
+    if args.json:
+        print(json.dumps(to_json(scores, points=args.points), indent=1))
+    else:
+        wide = None if sys.stdout.isatty() else 160  # a file or a pipe has no width of its own
+        print_scores(scores, Console(file=sys.stdout, highlight=False, width=wide))
+    return 0 if any(not one.refused for one in scores) else 1
+
+
+def score(args: argparse.Namespace) -> list[Score]:
+    """Return the scores that the arguments ask for.
+
+    Raises:
+        UsageError: Nothing to read, or options that exclude each other.
+    """
+    if bool(args.fit) != bool(args.test) or (args.fit and (args.paths or args.fit_below)):
+        raise UsageError("--fit A.csv ... needs --test B.csv ..., and neither TABLE nor --fit-below beside them")
+    if not args.fit and not args.paths:
+        raise UsageError("name a table: a CSV, a log of nccl-tests, its JSON, OSU's output, or a folder of them")
+    limit = _limit(args.fit_below)
+    read, refused = _read([*args.paths, *args.fit, *args.test, *args.p2p], args)
+    tables, pairs = scoring.checked(read)
+    known = Knowledge(args.preset or "auto", pairs)
+    if args.fit:
+        fit, test = (_of(tables, names) for names in (args.fit, args.test))
+        return [*refused, *(scoring.other_scale(scoring.same_cluster(fit, one), one, known) for one in test)]
+    if limit is not None:
+        return [*refused, *(scoring.larger_sizes(one, known, limit) for one in tables)]
+    if args.preset:
+        return [*refused, *(scoring.preset_only(one, known) for one in tables)]
+    return [*refused, *(scoring.hold_out(one, known) for one in tables)]
+
+
+def _limit(text: str | None) -> float | None:
+    limit = parse_size(text) if text is not None else None
+    if text is not None and not limit:
+        raise UsageError(f"--fit-below {text}: a size such as 16M or 1G")
+    return limit
+
+
+def _read(paths: Sequence[str], args: argparse.Namespace) -> tuple[list[Table], list[Score]]:
+    """Return the tables in files, and a refusal for each file that is none; a lone one raises its error."""
+    found: list[Table] = []
+    refused: list[Score] = []
+    problem: UsageError | None = None
+    for path, in_folder in _files(paths):
+        try:
+            found += [scoring.with_ranks(table, args.ranks, args.hosts) for table in read_tables(path)]
+        except UsageError as error:
+            if not in_folder:
+                problem = error
+                refused.append(Score(Table(path.stem, (), path=str(path)), "unreadable", refused=str(error)))
+    if not found:
+        raise problem or UsageError(f"no table in {', '.join(map(str, paths))}")
+    return found, refused
+
+
+def _files(paths: Iterable[str]) -> list[tuple[Path, bool]]:
+    files: dict[Path, bool] = {}
+    for name in paths:
+        path = Path(name)
+        if path.is_dir():
+            for inside in sorted(path.iterdir()):
+                if inside.suffix.lower() in SUFFIXES:
+                    files.setdefault(inside, True)
+        else:
+            files[path] = False
+    return list(files.items())
+
+
+def _of(tables: Sequence[Table], names: Sequence[str]) -> list[Table]:
+    paths = {str(path) for path, _ in _files(names)}
+    return [table for table in tables if table.path in paths]
+
+
+# ------------------------------------------------------------------------------------------------ what is said
+
+
+def to_json(scores: Sequence[Score], *, points: bool = False) -> dict[str, Any]:
+    """Return scores as plain data; the keys are those of the module's text."""
+    modes = list(dict.fromkeys(one.mode for one in scores if one.mode != "unreadable"))
+    return {
+        "schema": SCHEMA,
+        "mode": modes[0] if modes else "",
+        "tables": [_table_json(one, points) for one in scores],
+        "summary": _summary_json(scoring.summary(scores)),
+    }
+
+
+def _table_json(one: Score, points: bool) -> dict[str, Any]:
+    errors, table, flags = one.errors, one.table, scoring.flagged(one.table)
+    data: dict[str, Any] = {
+        "name": table.name,
+        "rows": table.count,
+        "flagged": len(flags),
+        "mape": errors.mape if errors else None,
+        "median": errors.median if errors else None,
+        "bias": errors.bias if errors else None,
+        "worst_size_bytes": errors.worst_size_bytes if errors else None,
+        "band_coverage": one.band_coverage,
+        "baselines": {name: found.mape if found else None for name, found in one.baselines.items()},
+        "mape_large": errors.mape_large if errors else None,
+        "full_sweep": one.full_sweep,
+        "ranks": table.ranks,
+        "hosts": table.hosts,
+        "collective": table.collective,
+        "law": one.words,
+        "fitted_rows": one.fitted,
+        "scored_rows": len(one.scored),
+        "path": table.path,
+        "refused": one.refused,
+        "flags": [{"line": flag.line, "size_bytes": flag.size_bytes, "reason": flag.reason} for flag in flags],
+    }
+    return data | ({"points": _points_json(one)} if points else {})
+
+
+def _points_json(one: Score) -> list[dict[str, Any]]:
+    told = one.prediction
+    if told is None:
+        return []
+    return [
+        {
+            "size_bytes": int(row.size_bytes),
+            "measured_s": row.time_s,
+            "predicted_s": float(told.times_s[i]),
+            "low_s": float(told.low_s[i]),
+            "high_s": float(told.high_s[i]),
+            "extrapolated": bool(told.extrapolated[i]),
+        }
+        for i, row in enumerate(one.scored)
+    ]
+
+
+def _summary_json(total: Summary) -> dict[str, Any]:
+    return {
+        "tables": total.tables,
+        "rows": total.rows,
+        "mape": total.mape,
+        "mape_large": total.mape_large,
+        "bias": total.bias,
+        "band_coverage": total.band_coverage,
+        "baselines": dict(total.baselines),
+    }
+
+
+_MODES = {
+    "hold-out": "rows 0, 2, 4, ... fitted, 1, 3, 5, ... scored",
+    "larger sizes": "small sizes fitted, larger ones scored",
+    "other scale": "another scale of the cluster fitted",
+    "preset": "nothing fitted",
+}
+
+
+def print_scores(scores: Sequence[Score], console: Console) -> None:
+    """Print the verdict, the tables, and the rows that were not used."""
+    for line in verdict(scores):
+        console.print(line, markup=False, soft_wrap=True)
+    console.print(_grid(scores))
+    for one in scores:
+        if one.refused:
+            console.print(f"not scored: {one.table.name}: {one.refused}", markup=False, soft_wrap=True)
+    flags = [(one.table.name, flag) for one in scores for flag in scoring.flagged(one.table)]
+    if flags:
+        console.print(f"rows not used ({len(flags)}):", markup=False)
+    for name, flag in flags[:SHOWN_FLAGS]:
+        console.print(f"  {name}, line {flag.line}: {flag.reason}", markup=False, soft_wrap=True)
+    if len(flags) > SHOWN_FLAGS:
+        console.print(f"  and {len(flags) - SHOWN_FLAGS} more (--json lists all)", markup=False)
+
+
+def verdict(scores: Sequence[Score]) -> list[str]:
+    """Return what is to be known first, a line each."""
+    total = scoring.summary(scores)
+    if total.mape is None:
+        return ["no table could be scored"]
+    mode = next(one.mode for one in scores if one.errors)
+    count = f"{total.tables} tables, median error" if total.tables > 1 else "error"
+    others = ", ".join(f"{name.replace('_', ' ')} {percent(value)}" for name, value in total.baselines.items() if value)
+    covered = f"the 95 % band holds {percent(total.band_coverage)} of {total.rows} rows"
+    lines = [f"{count} {percent(total.mape)} ({_MODES.get(mode, mode)}); {covered}"]
+    return lines + ([f"beside it: {others}"] if others else [])
+
+
+def percent(value: float | None) -> str:
+    """Return a ratio as a percentage of two or three digits."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{100 * value:.1f} %" if abs(value) < 0.995 else f"{100 * value:.0f} %"
+
+
+def _grid(scores: Sequence[Score]) -> Grid:
+    grid = Grid(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    grid.add_column("table", overflow="fold")
+    for heading in ("ranks", "rows", "flagged", "error", "≥ 1 MB", "bias", "worst at", "in band"):
+        grid.add_column(heading, justify="right")
+    for heading in ("hockney", "interp.", "nccl"):
+        grid.add_column(heading, justify="right", style="dim")
+    for one in scores:
+        errors = one.errors
+        if errors is None:
+            continue
+        others = [one.baselines.get(name) for name in ("hockney", "interpolation", "nccl_constants")]
+        grid.add_row(
+            one.table.name,
+            str(one.table.ranks or "?"),
+            str(one.table.count),
+            str(len(scoring.flagged(one.table))),
+            percent(errors.mape),
+            percent(errors.mape_large),
+            f"{100 * errors.bias:+.1f} %",
+            size(errors.worst_size_bytes),
+            percent(one.band_coverage),
+            *(percent(other.mape if other else None) for other in others),
+        )
+    return grid
