@@ -50,6 +50,7 @@ def test_ranks_are_numbered_host_by_host():
         "LOCAL_WORLD_SIZE": "1",
         "GROUP_RANK": "1",
         "GROUP_WORLD_SIZE": "2",
+        "RINGSIDE_HOST": "host1",
         "MASTER_ADDR": "10.77.0.1",
         "MASTER_PORT": "29500",
     }

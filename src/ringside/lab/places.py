@@ -67,6 +67,7 @@ def environment(place: Place, sizes: Sequence[int], port: int) -> dict[str, str]
         "LOCAL_WORLD_SIZE": str(sizes[place.host]),
         "GROUP_RANK": str(place.host),
         "GROUP_WORLD_SIZE": str(len(sizes)),
+        "RINGSIDE_HOST": f"host{place.host}",
         "MASTER_ADDR": address_of(0),
         "MASTER_PORT": str(port),
     }

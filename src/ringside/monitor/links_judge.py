@@ -164,10 +164,11 @@ class LinkState:
             found.append(period)
         return found[::-1]
 
-    def is_relieved(self, usual: float) -> bool:
-        """Tell whether the last periods were all near a rate again."""
-        rates = [period.bytes_per_s for period in self._periods][-LASTING:]
-        return len(rates) == LASTING and min(rates) >= RELIEVED * usual
+    def relief(self, usual: float) -> int | None:
+        """Return since which step the last periods were all near a rate again; None: they were not."""
+        last = list(self._periods)[-LASTING:]
+        healthy = len(last) == LASTING and min(period.bytes_per_s for period in last) >= RELIEVED * usual
+        return last[0].step if healthy else None
 
 
 def judge_link(link: Link, states: Mapping[Link, LinkState], wires: Sequence[Wire]) -> SlowLink | None:

@@ -45,6 +45,7 @@ class LinkWatcher:
         self._open: dict[Link, Verdict] = {}
         self._with: dict[Link, set[Link]] = {}
         self._clock_s = 0.0
+        self._relief = 0
 
     @property
     def suspects(self) -> bool:
@@ -82,8 +83,9 @@ class LinkWatcher:
         if not state.add(step, wires, self._clock_s):
             return []
         if state.slow is not None:
-            if state.is_relieved(state.slow.usual):
-                state.slow = None
+            relief = state.relief(state.slow.usual)
+            if relief is not None:
+                state.slow, self._relief = None, relief
             return []
         state.slow = judge_link(link, self._states, wires)
         if state.slow is None and not state.is_doubtful:
@@ -150,7 +152,7 @@ class LinkWatcher:
 
     def _common_host(self, links: Sequence[Link]) -> str:
         """The one host that all of some links begin or end at; empty if there is none, or it is not known."""
-        if len(links) < 2 or len(self._hosts) < self._ranks:
+        if len(links) < 2 or len(set(self._hosts)) < 2 or len(self._hosts) < self._ranks:
             return ""
         common = set.intersection(*({self._hosts[src], self._hosts[dst]} for src, dst in links))
         return min(common, default="")
@@ -163,7 +165,8 @@ class LinkWatcher:
         for link in self._with.pop(home):
             self._states[link].slow = None
         verdict = self._open.pop(home)
-        return Finding(msgspec.structs.replace(verdict, evidence={**verdict.evidence, "until_step": step}), ended=True)
+        until = self._relief if verdict.since_step < self._relief <= step else step
+        return Finding(msgspec.structs.replace(verdict, evidence={**verdict.evidence, "until_step": until}), ended=True)
 
 
 def _touches(link: Link, links: Iterable[Link]) -> bool:

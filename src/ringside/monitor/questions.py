@@ -14,7 +14,6 @@ from ringside.monitor.job import MANY, SAVED_AT, SAVED_OF_SYNC, in_bytes, least_
 from ringside.monitor.judge import middle
 from ringside.monitor.links import LinkTotals
 from ringside.monitor.records import RunInfo
-from ringside.monitor.screen import EFFECT
 from ringside.monitor.table import Table
 from ringside.monitor.verdict import Verdict, headline, percent
 
@@ -36,6 +35,8 @@ NETWORK = 0.2
 """The network holds a job up if transfers that nobody was late for are exposed for this share of the step ..."""
 ON_THE_WIRE = 0.5
 """... and, where wires were watched, some link is busy for at least this share of that time."""
+SIMILAR = 0.1
+"""Without a verdict, own times are similar while no rank's is more than this above the others' in the median step."""
 FEWEST_STEPS = 3
 """Fewer steps, all of which allocate and build buckets, answer nothing."""
 
@@ -143,8 +144,8 @@ def _similar(table: Table, verdicts: Sequence[Verdict]) -> Question:
     apart = f"Own times (without waiting) differ by {percent(float(own[known].max() / own[known].min() - 1.0))} at most"
     if slow:
         return Question(answer=False, numbers=numbers, words=f"{apart}: {', and '.join(map(headline, slow))}.")
-    similar = bool(excess[worst] <= np.expm1(EFFECT))
-    who = "" if similar else f"; rank {worst} needs longest, which may be chance"
+    similar = bool(excess[worst] <= SIMILAR)
+    who = "" if similar else f"; rank {worst} needs longest, too unsteadily or too briefly for a verdict"
     return Question(answer=similar, numbers=numbers, words=f"{apart}, in the median step{who}.")
 
 
@@ -152,7 +153,7 @@ def _network(info: RunInfo, table: Table, verdicts: Sequence[Verdict], links: Se
     hosts = {host for host in info.hosts if host}
     share = _exposed(table) / max(middle(table["step_seconds"]), 1e-12)
     numbers: dict[str, Number] = {"hosts": len(hosts), "exposed_ratio": share}
-    if len(hosts) == 1 and all(info.hosts):
+    if len(hosts) == 1 and all(info.hosts) and not links:
         return Question(answer=False, numbers=numbers, words="All ranks are on one host.")
     exposed = f"Transfers nobody was late for are exposed for {percent(share)} of a step"
     slow = [headline(verdict) for verdict in verdicts if verdict.kind == "slow_link"]
