@@ -51,6 +51,7 @@ def pipelined(s: Schedule, segments: int) -> Schedule:
         rounds=s.rounds + segments - 1 if s.rounds else 0,
         generate=_pipelined_round,
         parameters=(s, segments),
+        stretches=s.stretches if segments == 1 else (),
     )
 
 
@@ -113,7 +114,14 @@ def reverse(s: Schedule) -> Schedule:
     if s.collective.name not in _REVERSED:
         raise UsageError(f"{s.name} cannot be reversed: backwards the chunks of an all-to-all have other numbers")
     collective = replace(s.collective, name=_REVERSED[s.collective.name])
-    return replace(s, name=f"reversed {s.name}", generate=_reversed_round, parameters=(s,), collective=collective)
+    return replace(
+        s,
+        name=f"reversed {s.name}",
+        generate=_reversed_round,
+        parameters=(s,),
+        collective=collective,
+        stretches=s.stretches[::-1],
+    )
 
 
 def _reversed_round(s: Schedule, k: int) -> Round:

@@ -20,17 +20,26 @@ def ring(n: int) -> Schedule:
     Raises:
         UsageError: n < 1.
     """
-    return Schedule("ring", n, chunks=n, rounds=2 * (n - 1), generate=_ring_round, parameters=(n,), rotational=True)
+    return Schedule(
+        "ring",
+        n,
+        chunks=n,
+        rounds=2 * (n - 1),
+        generate=_ring_round,
+        parameters=(n,),
+        rotational=True,
+        stretches=(n - 1, n - 1),
+    )
 
 
 def ring_reduce_scatter(n: int) -> Schedule:
     """Return the first half of the ring: after n-1 rounds rank r has the sum of chunk r; raise `UsageError`: n < 1."""
-    return Schedule("ring_reduce_scatter", n, n, n - 1, _ring_round, (n,), collective=REDUCE_SCATTER, rotational=True)
+    return Schedule("ring_reduce_scatter", n, n, n - 1, _ring_round, (n,), 0, REDUCE_SCATTER, True, (n - 1,))
 
 
 def ring_all_gather(n: int) -> Schedule:
     """Return the second half of the ring: chunk r travels from rank r to all; n-1 rounds; raise `UsageError`: n < 1."""
-    return Schedule("ring_all_gather", n, n, n - 1, _gather_round, (n,), collective=ALL_GATHER, rotational=True)
+    return Schedule("ring_all_gather", n, n, n - 1, _gather_round, (n,), 0, ALL_GATHER, True, (n - 1,))
 
 
 def _ring_round(n: int, k: int) -> Round:

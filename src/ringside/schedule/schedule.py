@@ -114,9 +114,13 @@ class Schedule:
         rotational: True: the schedule looks the same from every rank, and `generate` gives only one transfer of each
             *orbit* of the rotation (rank + 1 mod ranks, chunk + chunks/ranks mod chunks); `round` makes the others. So
             the symmetry holds by construction, and `verify` and `traffic` need only look at one rank's share.
+        stretches: Lengths of stretches of consecutive rounds that differ only in *which* chunks move: who sends how
+            many chunks to whom, and how many of them are added, is the same. So one round of each prices it. Empty:
+            not known.
 
     Raises:
-        UsageError: A count is out of range, or a rotational schedule has switches or chunks that do not divide.
+        UsageError: A count is out of range, a rotational schedule has switches or chunks that do not divide, or the
+            stretches are not as long as the schedule.
     """
 
     name: str
@@ -128,6 +132,7 @@ class Schedule:
     switches: int = 0
     collective: Collective = ALL_REDUCE
     rotational: bool = field(default=False, repr=False)
+    stretches: tuple[int, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         for what, least in (("ranks", 1), ("chunks", 1), ("rounds", 0), ("switches", 0)):
@@ -139,6 +144,8 @@ class Schedule:
                 f"{self.name} cannot be rotational: {self.chunks} chunks and {self.switches} switches do not rotate "
                 f"with {self.ranks} ranks"
             )
+        if self.stretches and sum(self.stretches) != self.rounds:
+            raise UsageError(f"{self.name} has {self.rounds} rounds, and its stretches {sum(self.stretches)}")
 
     @property
     def vertices(self) -> int:
