@@ -20,6 +20,7 @@ from ringside.sync import session as sessions
 from ringside.sync.carriers import Carrier, NativeCarrier, RingsideCarrier, UserHook
 from ringside.sync.communicator import Communicator as GroupCommunicator
 from ringside.sync.digests import Digests, agree_on_digests, shared_parameters
+from ringside.sync.fuse import Fuse
 from ringside.sync.group import Decision, decide, first_problem
 from ringside.sync.hook import GradientHook
 from ringside.sync.session import Session
@@ -56,6 +57,7 @@ class Attachment:
         group = model.process_group
         self.engine = "ringside" if decision.engine == "ringside" else str(dist.get_backend(group))
         self._clock = session.clock if session is not None else _idle_clock()
+        self._fuse = session.fuse if session is not None else Fuse("timing the steps of this rank")
         self._handles: list[Any] = []
         self._hook = _own_hook(model) or GradientHook(carrier, self._clock, model.static_graph)
         self._take_place(carrier)
@@ -100,7 +102,7 @@ class Attachment:
             self._clock.always_synced = True
             self._only_watch("the model already has a communication hook, which carries its gradients unseen")
             return
-        hook.clock = self._clock
+        hook.clock, hook.fuse = self._clock, self._fuse
         watch = self.session.watch if self.session is not None else None
         hook.board = board_of(watch)
         if watch is not None and any(parameter.is_cuda for parameter in model.parameters()):
@@ -135,8 +137,9 @@ class Attachment:
             self._clock.instrumented(time.perf_counter() - began)
 
     def _watch_forward(self) -> None:
-        clock, digests = self._clock, self._digests
+        clock, fuse, digests = self._clock, self._fuse, self._digests
 
+        @fuse.guard
         def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not torch.is_grad_enabled():
                 clock.forward_begins(0)
@@ -145,6 +148,7 @@ class Attachment:
             if digests is not None:
                 self._compare_replicas(digests)
 
+        @fuse.guard
         def after(_: Any, args: Any, output: Any) -> None:
             clock.forward_ends()
 
@@ -156,7 +160,7 @@ class Attachment:
             def timed() -> None:
                 began = time.perf_counter()
                 sync_buffers()  # type: ignore[no-untyped-call]
-                clock.blocked(time.perf_counter() - began)
+                fuse.run(clock.blocked, time.perf_counter() - began)
 
             self._model._sync_buffers = timed  # type: ignore[method-assign]
 
@@ -219,10 +223,19 @@ def attach(
         if dist.get_rank(model.process_group) == 0:
             _say_once("steps of a model that only some ranks train are not recorded yet, only synchronised")
         monitor = False
-    session = sessions.begin(run_dir, decision.engine) if monitor else None
+    every = agree_on_digests(model.process_group, every) if monitor else 0
+    session = _watched(run_dir, decision.engine) if monitor else None
     _leave_at_exit(carrier)
-    every = agree_on_digests(model.process_group, every) if session is not None else 0
     return Attachment(model, decision, carrier, session, every)
+
+
+def _watched(run_dir: str | os.PathLike[str] | None, engine: str) -> Session | None:
+    """Return this process's session; where it cannot be made, training goes on without."""
+    try:
+        return sessions.begin(run_dir, engine)
+    except Exception as error:
+        Fuse("watching this rank").blow(error)
+        return None
 
 
 _said: weakref.WeakKeyDictionary[dist.ProcessGroup, set[str]] = weakref.WeakKeyDictionary()

@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import GradBucket
 
 from ringside.monitor.step_clock import StepClock
 from ringside.sync.carriers import Carrier, HookCarrier, NativeCarrier, UserHook
+from ringside.sync.fuse import Fuse
 from ringside.sync.watch_board import Board, NoBoard
 
 
@@ -28,6 +29,7 @@ class GradientHook:
 
     Attributes:
         board: Told what is handed over and waited for, for the hang watch.
+        fuse: Keeps what breaks in the clock away from training; the session's, where there is one.
         backwards: Backward passes whose buckets were all handed over: the same number on all ranks.
     """
 
@@ -36,6 +38,8 @@ class GradientHook:
         self.clock = clock
         self.board: Board | NoBoard = NoBoard()
         self.backwards = 0
+        self.fuse = Fuse("timing the steps of this rank")
+        self._boards = Fuse("the hang watch of this rank")
         self._delayed = delayed
         self._queued = False
 
@@ -44,7 +48,7 @@ class GradientHook:
         if not self._queued and not self._delayed:
             self._queued = self._queue()
         buffer = bucket.buffer()
-        self.board.enters(buffer.numel() * buffer.element_size(), 0 if self.user is None else 1)
+        self._boards.run(self.board.enters, buffer.numel() * buffer.element_size(), 0 if self.user is None else 1)
         future = self.carrier.carry(bucket)
         self.backwards += bucket.is_last()
         if self._delayed and bucket.is_last():
@@ -82,12 +86,12 @@ class GradientHook:
 
     def _finish(self) -> None:
         self._queued = False
-        self.clock.backward_ends()
-        self.board.waits()
+        self.fuse.run(self.clock.backward_ends)
+        self._boards.run(self.board.waits)
         try:
             self.carrier.wait()
         except BaseException as error:
-            self.board.fails(error)
+            self._boards.run(self.board.fails, error)
             raise
-        self.board.goes_on()
-        self.clock.sync_ends(self.carrier.times)
+        self._boards.run(self.board.goes_on)
+        self.fuse.run(self.clock.sync_ends, self.carrier.times)

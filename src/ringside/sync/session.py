@@ -5,10 +5,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -26,24 +28,25 @@ from torch.optim.optimizer import (
 
 from ringside.engine.failures import name_ranks
 from ringside.monitor.alerts import as_text
-from ringside.monitor.alerts_live import Alarm
 from ringside.monitor.links import LinkSampler
-from ringside.monitor.online import Collector
 from ringside.monitor.records import SCHEMA, RunInfo, StepRecord
-from ringside.monitor.run_directory import Event, RunWriter
 from ringside.monitor.step_clock import StepClock
-from ringside.monitor.summary import finish
 from ringside.monitor.verdict import Verdict
-from ringside.monitor.watchers import standard_watchers
 from ringside.sync import watch
-from ringside.sync.delivery import Inbox, Outbox
+from ringside.sync.chief import READY, Chief
+from ringside.sync.delivery import Outbox
 from ringside.sync.digests import Comparison, Digests, shared_store
+from ringside.sync.fuse import Fuse
 from ringside.sync.group import group_store, host_name
 from ringside.sync.vitals import RankVitals
 
 BATCH_SECONDS = 0.25
 GOODBYE_SECONDS = 5.0
 HELLO_SECONDS = 30.0
+SILENT_SECONDS = 10.0
+"""A store that has not answered for so long is said not to."""
+RECORDS_KEPT = 10_000
+"""Records that wait for the store at most; then the oldest go."""
 
 _log = logging.getLogger("ringside")
 RecordListener = Callable[[StepRecord], None]
@@ -63,6 +66,7 @@ class Session:
         clock: Told by the hooks what happens when.
         path: The run directory, on rank 0.
         watch: Looks out for hangs; None where that is turned off.
+        fuse: Keeps what breaks in the step clock away from training.
     """
 
     def __init__(self, run_dir: str | os.PathLike[str] | None, engine: str) -> None:
@@ -75,9 +79,14 @@ class Session:
         self.clock = StepClock(self.rank, self._emit)
         self._listeners: list[RecordListener] = []
         self._aside = False
-        self._batch: list[StepRecord] = []
+        self._batch: deque[StepRecord] = deque(maxlen=RECORDS_KEPT)
         self._guard = threading.Lock()
         self._ended = threading.Event()
+        self._stopped = self._heard = self._said_silent = False
+        self._asking_since = math.inf
+        self._suspected = (math.inf, math.inf)
+        self.fuse = Fuse("timing the steps of this rank")
+        self._logging, self._events = Fuse("ringside.log()"), Fuse("session.event()")
         if self.rank != 0:
             prefix.set(f"who/{self.rank}", msgspec.json.encode((host_name(), os.getpid())).decode())
         self._outbox = Outbox(prefix, self.rank)
@@ -86,11 +95,11 @@ class Session:
         self._models = 0
         self._vitals = RankVitals()
         self._links = LinkSampler()
-        self._chief = _Chief(prefix, self._info(prefix, engine), run_dir) if self.rank == 0 else None
+        self._chief = Chief(prefix, self._info(prefix, engine), run_dir) if self.rank == 0 else None
         self.path: Path | None = self._chief.path if self._chief else None
         self._hooks: list[Any] = [
-            register_optimizer_step_pre_hook(self._optimizer_begins),
-            register_optimizer_step_post_hook(self._optimizer_ends),
+            register_optimizer_step_pre_hook(self.fuse.guard(lambda *_: self.clock.optimizer_begins())),
+            register_optimizer_step_post_hook(self.fuse.guard(lambda *_: self.clock.optimizer_ends())),
         ]
         self._thread = threading.Thread(target=self._run, name="ringside-monitor", daemon=True)
         self._thread.start()
@@ -102,7 +111,7 @@ class Session:
 
     def log(self, loss: float | None = None, samples: int | None = None) -> None:
         """Add the loss or the number of samples (or tokens) to this rank's current step."""
-        self.clock.log(loss, samples)
+        self._logging.run(self._add, loss, samples)
 
     def on_record(self, listener: RecordListener) -> None:
         """Call `listener` with every step record that this rank makes."""
@@ -121,7 +130,7 @@ class Session:
     def event(self, kind: str, **fields: Any) -> None:
         """Append an event to the run, on rank 0; elsewhere do nothing."""
         if self._chief is not None:
-            self._chief.note(kind, fields)
+            self._events.run(self._chief.note, kind, fields)
 
     def compare(self, named: Sequence[tuple[str, torch.Tensor]], every: int, model: str = "") -> Digests:
         """Compare these parameters between all ranks from now on; all must say so, in the same order.
@@ -166,13 +175,15 @@ class Session:
         if self._ended.is_set():
             return
         if self.watch is not None:
-            self.watch.end()
-        self.clock.flush()  # nothing is taken in any more once it has ended
+            Fuse("the end of the hang watch").run(self.watch.end)
+        self.fuse.run(self.clock.flush)  # nothing is taken in any more once it has ended
         self._ended.set()
         atexit.unregister(self.end)
         for hook in self._hooks:
             hook.remove()
-        self._thread.join(GOODBYE_SECONDS * 2)
+        self._thread.join(1.0 if self._said_silent else GOODBYE_SECONDS * 2)
+        if self._thread.is_alive():
+            self._end_without_store()
         for digests in list(self._digests):
             self.forget_digests(digests)
         forget(self)
@@ -186,12 +197,6 @@ class Session:
         self.clock.restart()
         return before
 
-    def _optimizer_begins(self, *_: Any) -> None:
-        self.clock.optimizer_begins()
-
-    def _optimizer_ends(self, *_: Any) -> None:
-        self.clock.optimizer_ends()
-
     def _emit(self, record: StepRecord) -> None:
         for listener in list(self._listeners):
             try:
@@ -200,38 +205,111 @@ class Session:
                 self._listeners.remove(listener)
                 _log.exception("a listener for step records raised and will not be called again")
         self._vitals.step_ended()
-        if not self._aside and not self._ended.is_set():
-            with self._guard:
-                self._batch.append(record)
+        if self._aside or self._stopped or self._ended.is_set():
+            return
+        with self._guard:
+            self._batch.append(record)
+        if self._asking_since != math.inf:
+            self._notice_silence(time.monotonic())
+
+    def _add(self, loss: float | None, samples: int | None) -> None:
+        self.clock.log(None if loss is None else float(loss), None if samples is None else int(samples))
+
+    # -------------------------------------------------------------------------------------------- the monitor's thread
 
     def _run(self) -> None:
         """Carry records until the session ends; whatever goes wrong here, training goes on."""
         try:
             while not self._ended.wait(BATCH_SECONDS):
-                self._send()
-                self._post_digests()
-                if self._chief is not None:
-                    self._chief.collect()
-            self._send()
-            self._post_digests()
+                self._carry()
+            self._carry()
             self._outbox.send([])
             if self._chief is not None:
-                self._chief.finish()
+                self._chief.finish(GOODBYE_SECONDS)
         except Exception as error:
-            if not self._ended.is_set():
-                _log.warning("the monitor stopped (%s: %s); training goes on", type(error).__name__, error)
-            if self._chief is not None:
-                self._chief.close()
+            self._stop(error)
         finally:
+            self._stopped = True
             self._vitals.close()
 
+    def _carry(self) -> None:
+        """Bring this rank's records to rank 0, and there take in everybody's."""
+        with self._asking():
+            self._send()
+            self._post_digests()
+            records = self._chief.fetch() if self._chief is not None else []
+        if self._chief is not None:
+            self._chief.take(records)
+            with self._asking():
+                self._chief.compare()
+
+    def _stop(self, error: Exception) -> None:
+        self._stopped = True
+        if not self._ended.is_set():
+            # Where the store fails, it does so for all: rank 0 says it for them.
+            quiet = isinstance(error, dist.DistError) and self.rank != 0
+            level = logging.INFO if quiet else logging.WARNING
+            _log.log(level, "the monitor stopped (%s: %s); training goes on", type(error).__name__, error)
+        if self._chief is not None:
+            self._chief.close()
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Inside, the store is asked, which may take for ever."""
+        self._asking_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._asking_since = math.inf
+
+    def _notice_silence(self, now: float) -> None:
+        """Called by the training thread: nobody else is left to say that the store does not answer."""
+        since = self._asking_since
+        if now - since < SILENT_SECONDS:
+            return
+        # A process that was stopped as a whole finds its own question old, and answered a moment later.
+        suspected, noticed = self._suspected
+        if suspected != since:
+            self._suspected = (since, now)
+        elif now - noticed > SILENT_SECONDS / 10:
+            self._say_silent(now - since)
+
+    def _say_silent(self, seconds: float) -> None:
+        if self._said_silent:
+            return
+        self._said_silent = True
+        _log.log(
+            logging.WARNING if self.rank == 0 else logging.INFO,
+            "the job's store has not answered for %.0f s: nothing is recorded until it does, and the newest %d steps "
+            "are kept; training goes on. Look at the process that holds it (rank 0, or torchrun)",
+            seconds,
+            RECORDS_KEPT,
+        )
+
+    def _end_without_store(self) -> None:
+        """The thread waits for a store that does not answer; what it holds goes with the process."""
+        self._say_silent(max(time.monotonic() - self._asking_since, 0.0))
+        if self._chief is not None:
+            with self._guard:
+                own = list(self._batch)
+            self._chief.take(own)
+            Fuse("the end of the run").run(self._chief.close)
+
     def _send(self) -> None:
+        if not self._is_heard():
+            return
         with self._guard:
-            batch, self._batch = self._batch, []
+            batch = list(self._batch)
+            self._batch.clear()
         if batch:
             self._outbox.send(self._links.add_to(self._vitals.add_to(batch)))
         elif self._aside:
             self._vitals.skip()
+
+    def _is_heard(self) -> bool:
+        """Tell whether rank 0 takes records in; where its monitor could not start, they would only fill the store."""
+        self._heard = self._heard or self._chief is not None or bool(self._store.check([READY]))
+        return self._heard
 
     def _post_digests(self) -> None:
         if self._chief is None:  # rank 0's own are at hand there
@@ -282,110 +360,6 @@ def _places(store: Store, ranks: range) -> list[tuple[str, int]]:
             HELLO_SECONDS,
         )
     return rows
-
-
-class _Chief:
-    """Rank 0's part: collects everybody's records, listens for verdicts, writes the run."""
-
-    def __init__(self, store: Store, info: RunInfo, run_dir: str | os.PathLike[str] | None) -> None:
-        self.path = _run_directory(run_dir)
-        self.listeners: list[Callable[[Verdict], None]] = []
-        self.comparisons: list[Comparison] = []
-        self._inbox = Inbox(store, info.world_size)
-        self._hangs: dict[tuple[str, tuple[int, ...], int], Verdict] = {}
-        info = msgspec.structs.replace(info, name=as_text(self.path.name))
-        self._writer = RunWriter(self.path, info)
-        self._alarm = Alarm(info, self.path)
-        watchers = standard_watchers(info.world_size, info.hosts)
-        listeners = [self._hear, self._alarm.hear]
-        self._collector = Collector(info.world_size, self._writer, watchers=watchers, listeners=listeners)
-        self._collector.note("started", **({"metrics": self._alarm.url} if self._alarm.url else {}))
-        self._guard = threading.RLock()
-
-    @property
-    def verdicts(self) -> list[Verdict]:
-        with self._guard:
-            return [*self._collector.verdicts, *self._hangs.values()]
-
-    def note(self, kind: str, fields: dict[str, Any]) -> None:
-        with self._guard:
-            self._collector.note(kind, **fields)
-
-    def tell(self, kind: str, fields: dict[str, Any]) -> None:
-        """Take in what the hang watch and the comparison of parameters tell."""
-        if kind in ("verdict", "repaired"):
-            verdict = msgspec.convert(fields["verdict"], Verdict)
-            with self._guard:
-                self._hangs[verdict.kind, tuple(verdict.ranks), verdict.detected_step] = verdict
-        self.note(kind, fields)
-
-    def collect(self) -> None:
-        records = self._inbox.poll()
-        with self._guard:
-            self._collector.add(records)
-            self._alarm.tick(records, self._collector)
-        self._compare()
-
-    def _compare(self) -> None:
-        """Tell of replicas that have drifted apart, or are the same again."""
-        for comparison in list(self.comparisons):
-            try:
-                changes = comparison.changes()
-            except Exception as error:
-                changes = []
-                comparison.digests.give_up(error)
-            for change in changes:
-                verdict = msgspec.to_builtins(change.verdict)
-                self.tell(change.kind, {"step": change.verdict.detected_step, "verdict": verdict})
-            if comparison.digests.off:
-                self.comparisons.remove(comparison)
-
-    def finish(self) -> None:
-        """Collect until every rank has said that it is done, or for a few seconds."""
-        deadline = time.monotonic() + GOODBYE_SECONDS
-        try:
-            while self._inbox.open and time.monotonic() < deadline:
-                self.collect()
-                time.sleep(0.01)  # the store has no way to wait for one of several keys
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Write the end of the run, its summary and its report, as far as the disk allows."""
-        with self._guard:
-            self._collector.close()
-        try:
-            self._write_end()
-        finally:
-            self._alarm.close()
-
-    def _write_end(self) -> None:
-        if self._writer.off:
-            return
-        try:
-            finish(self.path)
-        except Exception as error:
-            _log.warning("the summary of %s could not be written: %s", self.path, error)
-
-    def _hear(self, event: Event) -> None:
-        if event["kind"] != "verdict":
-            return
-        verdict = msgspec.convert(event["verdict"], Verdict)
-        if "RINGSIDE_LAUNCHED" not in os.environ:  # the launcher prints verdicts itself
-            _log.warning("%s", watch.sentence(verdict))
-        for listener in list(self.listeners):
-            try:
-                listener(verdict)
-            except Exception:
-                self.listeners.remove(listener)
-                _log.exception("a listener for verdicts raised and will not be called again")
-
-
-def _run_directory(given: str | os.PathLike[str] | None) -> Path:
-    asked = given or os.environ.get("RINGSIDE_RUN_DIR")
-    if asked:
-        return Path(asked)
-    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
 
 def _versions() -> dict[str, str]:

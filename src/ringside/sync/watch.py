@@ -379,8 +379,8 @@ def begin(
         return None
     try:
         return Watch(store, rank, size, step=step, path=path, tell=tell)
-    except (OSError, AttributeError, RuntimeError) as error:
-        _log.warning("hangs are not watched for here: %s", error)
+    except Exception as error:
+        _log.warning("hangs are not watched for here (%s: %s); training goes on", type(error).__name__, error)
         return None
 
 
