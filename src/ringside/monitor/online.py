@@ -22,7 +22,13 @@ from ringside.monitor.watcher import Row, Watcher
 from ringside.monitor.watchers import standard_watchers
 
 BEHIND_STEPS = 20
-"""A rank whose records are this far behind the newest is not waited for; ranks send smaller batches than that."""
+"""A rank whose records are this far behind the newest is not waited for ..."""
+
+BEHIND_S = 1.0
+"""... nor for less than this, during which ranks' batches come in turn however short their steps are."""
+
+PENDING_RECORDS = 65_536
+"""More than this are never waited for."""
 
 GIVEN_UP_STEPS = 80
 """A rank that was missing in so many steps on end is not waited for at all until it reports again."""
@@ -54,7 +60,8 @@ class Collector:
         watchers: Who looks out for what; by default `standard_watchers`.
         listeners: Called with every event, in order.
         clock: Seconds since 1970.
-        behind_steps: A rank this many steps behind the newest record counts as missing until it reports again.
+        behind_steps: A rank this many steps (of short ones a second's) behind the newest record counts as missing until
+            it reports again.
 
     Attributes:
         steps: Number of steps completed so far.
@@ -143,11 +150,16 @@ class Collector:
 
     def _is_awaited(self, step: int, row: Row) -> bool:
         """Whether a record of this step, or a whole step before it, may still be on its way."""
-        if self._highest - step >= self._behind:
+        if self._highest - step >= self._behind and self._highest - step >= self._steps_of_a_second(row):
             return False
         if step > (-1 if self.newest is None else self.newest) + 1:
             return True
         return len(row) < self.ranks and any(rank not in row and rank not in self._absent for rank in range(self.ranks))
+
+    def _steps_of_a_second(self, row: Row) -> float:
+        """How many steps like this one pass in `BEHIND_S`, as far as so many can be kept waiting."""
+        seconds = max(record.step_seconds for record in row.values())
+        return min(BEHIND_S / seconds if seconds > 0 else 0.0, PENDING_RECORDS / self.ranks)
 
     def _count_missing(self, row: Row) -> None:
         if len(row) == self.ranks and not any(self._missed):
