@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.monitor.excess import Floats
+from ringside.monitor.jump import Jumps
 from ringside.monitor.noise import MANY, Noise
 
 EFFECT = math.log(1.05)
@@ -91,7 +92,9 @@ class Screen:
         self._sums = np.zeros((KEPT, 3, *shape))  # of what counts, of late steps, of known steps, since the start
         self._bars = np.full((len(WINDOWS), *shape), np.inf)
         self._errors = np.full((len(WINDOWS), *shape), np.inf)
-        self._z = NormalDist().inv_cdf(1.0 - 1.0 / (FALSE_ALARM_STEPS * ranks))
+        chance = 1.0 / (FALSE_ALARM_STEPS * ranks)
+        self._jumps = None if self._many else Jumps(shape, KEPT, chance)
+        self._z = NormalDist().inv_cdf(1.0 - chance)
 
     def update(self, excess: Floats) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Take in one step of log excess [jobs, ranks]; return who just opened and who just closed an episode."""
@@ -102,7 +105,7 @@ class Screen:
             return nobody, nobody
         means, late = self._look(self.steps)
         self._learn(means)
-        opened = self._open(means, late)
+        opened = self._open(means, late, self._jumped())
         closed = self._close(means, opened) if self.open.any() else nobody
         return opened, closed
 
@@ -155,16 +158,26 @@ class Screen:
         bars = np.maximum(np.minimum(known, tolerated + heights * errors), EFFECT + errors)
         return bars, errors, level
 
-    def _open(self, means: Floats, late: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def _jumped(self) -> Floats:
+        """Return the level that each of few ranks has just jumped to, [jobs, ranks]; NaN where it did not."""
+        if self._jumps is None:
+            return np.full(self.open.shape, np.nan)
+        usual = np.maximum(self.usual, 0.0)
+        least = np.stack([usual + EFFECT, np.full_like(usual, EFFECT)])
+        clean = self._is_clean(self.steps - self._jumps.span)
+        return self._jumps.look(self._excess, self.steps, WARM_UP, clean, least)
+
+    def _open(self, means: Floats, late: NDArray[np.bool_], jumped: Floats) -> NDArray[np.bool_]:
         with np.errstate(invalid="ignore"):
             alarms = (means >= self._bars) & late & self._is_new()
-        opened: NDArray[np.bool_] = alarms.any(axis=0) & ~self.open
+        opened: NDArray[np.bool_] = (alarms.any(axis=0) | np.isfinite(jumped)) & ~self.open
         for job, rank in np.argwhere(opened):
             alarms[:, job, rank] &= self._is_carried_by_most(int(job), int(rank))
-            if not alarms[:, job, rank].any():
+            heights = np.append(means[alarms[:, job, rank], job, rank], jumped[job, rank])
+            if not np.isfinite(heights).any():
                 opened[job, rank] = False
                 continue
-            height = float(np.max(means[alarms[:, job, rank], job, rank]))
+            height = float(np.nanmax(heights))
             usual = max(float(self.usual[job, rank]), 0.0)
             self._height[job, rank] = min((usual + height) / 2.0, usual + GONE)
             onset = self._change(int(job), int(rank), int(self.relief[job, rank]), (usual + height) / 2.0, 1.0)
@@ -202,7 +215,7 @@ class Screen:
         """
         first = max(first, self.steps - KEPT + 1, WARM_UP)
         rows = self._excess[np.arange(first + 1, self.steps + 1) % KEPT, job, rank]
-        clip = 2.0 * abs(middle) + float(self.noise.clip[job, 0])
+        clip = abs(middle) if self._jumps is not None else 2.0 * abs(middle) + float(self.noise.clip[job, 0])
         beyond = np.nan_to_num(np.clip(sign * (rows - middle), -clip, clip))
         return first + int(np.argmax(np.cumsum(beyond[::-1])[::-1]))
 

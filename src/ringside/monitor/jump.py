@@ -1,0 +1,167 @@
+"""A jump of one rank's excess, seen at once: windows side by side, for few ranks in rough noise.
+
+`screen.py` asks whether a rank's mean excess is more than chance and habit explain, so it must know how means wander,
+and with few ranks and many late steps it learns that slowly. Here the question is a smaller one: did the level change
+between these steps and those right before? What a rank drifted to earlier does not matter, single late steps do not
+move a median, and an episode that was missed spoils nothing but the steps around its beginning.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringside.monitor.excess import Floats
+
+PAIRS = ((6, 12), (9, 12), (9, 24), (12, 12), (12, 24), (18, 18), (24, 24), (36, 36), (48, 48))
+"""Steps after and before the place where the level may have changed."""
+
+RAREST = 2.0
+"""A jump must be so many times the greatest difference of the same windows that was seen before."""
+
+AROUND = 48
+"""Steps whose median single steps are held against."""
+
+FADING = 0.999
+DOUBT = 1.5
+"""So many late steps are reckoned with beyond those that were seen, among twice as many."""
+
+SURE = 1.0
+"""Standard errors between the estimated autocorrelation and the one that is reckoned with."""
+
+MOST_CORRELATED = 0.97
+STRONG = 8.0
+"""A jump of so many standard deviations of the core is beyond its wandering: only late steps could feign it."""
+
+FEWEST = 20
+"""Before so many steps nothing is known of single late ones."""
+
+
+class Jumps:
+    """Differences of window medians over `[jobs, ranks]` of log excess, and what chance makes of them.
+
+    Args:
+        shape: `(jobs, ranks)`.
+        kept: Steps that are remembered.
+        chance: How rarely a healthy rank may seem to jump, per step.
+
+    Attributes:
+        span: Steps that a pair of windows covers, [pairs].
+    """
+
+    def __init__(self, shape: tuple[int, int], kept: int, chance: float) -> None:
+        self._after, before = (np.array(side) for side in zip(*PAIRS, strict=True))
+        self.span = self._after + before
+        self._lengths = sorted({AROUND, *self._after.tolist(), *before.tolist()})
+        self._slots = [(self._lengths.index(after), self._lengths.index(ahead)) for after, ahead in PAIRS]
+        self._kept, self._rare = kept, math.log(len(PAIRS) / chance)
+        self._medians = np.full((kept, len(self._lengths), *shape), np.nan)
+        self._around = np.full((kept, *shape), np.nan)
+        self._past = np.zeros((kept, len(PAIRS), shape[0], 1))
+        self._seen = np.zeros((len(PAIRS), shape[0], 1))
+        self._looks = np.zeros((len(PAIRS), shape[0], 1))
+
+    def look(self, excess: Floats, steps: int, warm_up: int, clean: NDArray[np.bool_], least: Floats) -> Floats:
+        """Take in the newest step and return the level that each rank has just jumped to.
+
+        Args:
+            excess: The last `kept` steps, a ring indexed by number of the step, [kept, jobs, ranks].
+            steps: Number of the newest step, from 1.
+            warm_up: Steps at the start that count for nothing.
+            clean: Whether both windows of a pair hold nothing of an episode, [pairs, jobs, ranks].
+            least: The level and the jump that are worth reporting, [jobs, ranks] each.
+
+        Returns:
+            [jobs, ranks]; NaN where a rank did not jump.
+        """
+        self._take(excess, steps, warm_up)
+        row, kept = steps % self._kept, self._kept
+        after = np.stack([self._medians[row, late] for late, _ in self._slots])
+        places = zip(self._after, self._slots, strict=True)
+        before = np.stack([self._medians[(steps - int(length)) % kept, early] for length, (_, early) in places])
+        jumps = after - before
+        self._remember(np.where(clean, np.abs(jumps), np.nan), steps)
+        with np.errstate(invalid="ignore"):
+            bar = np.maximum(RAREST * self._seen, least[1])
+            found = (jumps >= bar) & (after >= least[0]) & (self._looks >= 1.5 * self._after.reshape(-1, 1, 1))
+        for pair, job, rank in np.argwhere(found):
+            rows = excess[np.arange(steps - int(self._after[pair]) + 1, steps + 1) % kept, job, rank]
+            half = float(jumps[pair, job, rank]) / 2
+            late = int(np.count_nonzero(rows > after[pair, job, rank] - half))
+            found[pair, job, rank] = self._is_news(late, len(rows), half, steps, int(job), int(rank))
+        level: Floats = np.where(found, after, -np.inf).max(axis=0)
+        return np.where(np.isfinite(level), level, np.nan)
+
+    def _take(self, excess: Floats, steps: int, warm_up: int) -> None:
+        row = steps % self._kept
+        for index, length in enumerate(self._lengths):
+            count = min(length, steps - warm_up) if length == AROUND else length
+            if steps - count < warm_up:
+                self._medians[row, index] = np.nan
+                continue
+            self._medians[row, index] = _median(excess[np.arange(steps - count + 1, steps + 1) % self._kept])
+        self._around[row] = excess[row] - self._medians[row, self._lengths.index(AROUND)]
+
+    def _remember(self, sizes: Floats, steps: int) -> None:
+        """Let the greatest of what was seen a while ago count; what may be an episode's beginning not yet."""
+        known = np.isfinite(sizes)
+        self._past[steps % self._kept] = np.where(known, sizes, 0.0).max(axis=2, keepdims=True)
+        for pair, length in enumerate(self._after):
+            then = steps - int(length)
+            if then > 0:
+                past = self._past[then % self._kept, pair]
+                self._looks[pair] += past > 0.0
+                self._seen[pair] = np.maximum(FADING * self._seen[pair], past)
+
+    def _is_news(self, late: int, length: int, half: float, steps: int, job: int, rank: int) -> bool:
+        """Whether so many late steps of a window are more than the late steps seen before explain.
+
+        The bound of Chernoff (1952) on a binomial tail, for as many independent steps as the window holds.
+        """
+        past = np.arange(max(steps - self._kept + 1, 1), max(steps - length, 0) + 1) % self._kept
+        known = self._around[past, job, rank]
+        known = known[np.isfinite(known)]
+        if len(known) < FEWEST:
+            return False
+        share = (np.count_nonzero(known > half) + DOUBT) / (len(known) + 2.0 * DOUBT)
+        if 2.0 * half < STRONG * _core(known):
+            r = _coefficient(known)
+            return length * (1.0 - r) / (1.0 + r) * _divergence(late / length, share) >= self._rare
+        return length * _divergence(late / length, max(share, _again(np.abs(known) > half, share))) >= self._rare
+
+
+def _median(window: Floats) -> Floats:
+    """The median over the first axis, NaN where less than half is known; that axis is left out."""
+    ordered = np.sort(window, axis=0)  # NaN last
+    known = np.sum(~np.isnan(window), axis=0, keepdims=True)
+    low, high = np.maximum(known - 1, 0) // 2, known // 2
+    pair = [np.take_along_axis(ordered, np.minimum(index, len(ordered) - 1), axis=0)[0] for index in (low, high)]
+    middle: Floats = np.where(2 * known[0] >= len(window), 0.5 * (pair[0] + pair[1]), np.nan)
+    return middle
+
+
+def _core(residuals: Floats) -> float:
+    """The noise's standard deviation without the late steps."""
+    return 1.4826 * float(np.median(np.abs(residuals)))
+
+
+def _again(late: NDArray[np.bool_], share: float) -> float:
+    """How often a late step is followed by another, drawn towards the share of late ones where few were seen."""
+    return float(np.count_nonzero(late[1:] & late[:-1]) + share) / (np.count_nonzero(late[:-1]) + 1.0)
+
+
+def _coefficient(residuals: Floats) -> float:
+    """The autocorrelation of successive steps from how often both lie on the same side (Blomqvist 1950), high side."""
+    signs = np.sign(residuals)
+    agree = float(np.mean(signs[1:] * signs[:-1])) + SURE / math.sqrt(len(signs))
+    return min(max(math.sin(math.pi / 2 * min(agree, 1.0)), 0.0), MOST_CORRELATED)
+
+
+def _divergence(share: float, usual: float) -> float:
+    """Kullback and Leibler's, of a share of late steps from the usual one; 0 where it is no greater."""
+    if share <= usual:
+        return 0.0
+    rest = 0.0 if share >= 1.0 else (1.0 - share) * math.log((1.0 - share) / (1.0 - usual))
+    return share * math.log(share / usual) + rest
