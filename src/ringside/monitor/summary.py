@@ -89,11 +89,7 @@ def finish(run_dir: str | os.PathLike[str], *, extra: Mapping[str, Any] | None =
     from ringside.view.report import render_report
 
     reader = RunReader(run_dir)
-    ledger = LinkLedger()
-    table = tabulate(ledger.reading(reader.iterate()), reader.info.world_size)
-    verdicts = _verdicts(reader.poll_events(), table)
-    given = {**(reader.summary() or {}), **_loss_anew(table), **(extra or {})}
-    summary = summarise(reader.info, table, verdicts, links=ledger.totals(), extra=given)
+    summary, table = assess(reader, extra=extra)
     page = render_report(summary, reader.info, table)
     try:
         write_atomically(Path(run_dir) / SUMMARY, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
@@ -101,6 +97,23 @@ def finish(run_dir: str | os.PathLike[str], *, extra: Mapping[str, Any] | None =
     except OSError as error:
         raise RingsideError(f"{run_dir} cannot be written: {error.strerror or error}") from error
     return summary
+
+
+def assess(reader: RunReader, *, extra: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], Table]:
+    """Return what `finish` writes as `summary.json`, and the records as a table; nothing is written.
+
+    Args:
+        reader: Of a run directory, from which nothing was read yet.
+        extra: Parts to pass through to the summary.
+
+    Raises:
+        RingsideError: It cannot be read.
+    """
+    ledger = LinkLedger()
+    table = tabulate(ledger.reading(reader.iterate()), reader.info.world_size)
+    verdicts = _verdicts(reader.poll_events(), table)
+    given = {**(reader.summary() or {}), **_loss_anew(table), **(extra or {})}
+    return summarise(reader.info, table, verdicts, links=ledger.totals(), extra=given), table
 
 
 def _loss_anew(table: Table) -> dict[str, Any]:
