@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,21 @@ def vitals(seconds: float, own: float, known: Known) -> Vitals:
     return Vitals(seconds=seconds, **{**scaled, **counts})
 
 
+@cache
+def own_times(onset: int) -> np.ndarray:
+    """Own times of a job whose culprit becomes slow, [steps, ranks]."""
+    own: np.ndarray = HEALTHY_S * np.random.default_rng(7).normal(1.0, 0.01, (STEPS, RANKS))
+    own[onset:, CULPRIT] *= SLOW_S / HEALTHY_S
+    return own
+
+
+@cache
+def found(onset: int) -> Verdict:
+    (verdict,) = detect(own_times(onset))
+    assert verdict.ranks == [CULPRIT]
+    return verdict
+
+
 def records(of: Of | None, *, onset: int = ONSET, ran: float | None = None, data: float = 0.0) -> list[StepRecord]:
     """A job whose culprit becomes slow; every third record of a rank carries vitals.
 
@@ -55,12 +71,9 @@ def records(of: Of | None, *, onset: int = ONSET, ran: float | None = None, data
         ran: The share of its slow steps in which the culprit ran; by default all of its own time.
         data: The share of its extra time that it spends fetching its input.
     """
-    jitter = np.random.default_rng(7).normal(1.0, 0.01, (STEPS, RANKS))
     made = []
-    for step in range(STEPS):
+    for step, own in enumerate(own_times(onset)):
         slow = step >= onset
-        own = HEALTHY_S * jitter[step]
-        own[CULPRIT] *= SLOW_S / HEALTHY_S if slow else 1.0
         whole = float(own.max()) + 0.001
         for rank in range(RANKS):
             mine = slow and rank == CULPRIT
@@ -85,10 +98,8 @@ def records(of: Of | None, *, onset: int = ONSET, ran: float | None = None, data
     return made
 
 
-def verdict_on(made: list[StepRecord]) -> Verdict:
-    table = tabulate(made, RANKS)
-    (verdict,) = detect(table["own_seconds"])
-    assert verdict.ranks == [CULPRIT]
+def verdict_on(made: list[StepRecord], onset: int = ONSET) -> Verdict:
+    table, verdict = tabulate(made, RANKS), found(onset)
     return explain(verdict, table.between(verdict.since_step), table.before(verdict.since_step))
 
 
@@ -201,7 +212,7 @@ CAUSES = {
 @pytest.mark.parametrize("onset", [ONSET, 0])
 def test_the_strongest_evidence_is_told(name: str, onset: int) -> None:
     now, usual, words, advice, evidence = CAUSES[name]
-    verdict = verdict_on(records(only_culprit(now, usual), onset=onset))
+    verdict = verdict_on(records(only_culprit(now, usual), onset=onset), onset)
     assert words in verdict.cause
     assert advice in verdict.advice
     assert verdict.kind == "slow_rank"
@@ -285,7 +296,7 @@ def test_gpus_of_two_kinds_are_compared_with_their_own_highest() -> None:
     def of(rank: int, slow: bool) -> Known:
         return {**QUIET, **BUSY_GPU, **(small if rank == CULPRIT else {})}
 
-    assert "GPU clock" not in verdict_on(records(of, onset=0)).cause
+    assert "GPU clock" not in verdict_on(records(of, onset=0), 0).cause
 
 
 # ------------------------------------------------------------------------------------------------ nothing can be told

@@ -6,6 +6,8 @@ from ringside.view.report_words import digits, duration, rank_time, share, size
 
 Number = float | int | str
 
+_UNITS = {"_mhz": "MHz", "_celsius": "°C", "_watts": "W", "_cpus": "CPUs"}
+
 
 def label(name: str) -> str:
     """Return a name of a field as words: `victims`, `collective seq id`."""
@@ -14,7 +16,7 @@ def label(name: str) -> str:
 
 def title(name: str) -> str:
     """Return a name of a field as words without its unit, which stands with the value: `step_seconds` is `step`."""
-    for unit in ("_seconds", "_s", "_ratio", "_rank_hours", "_bytes_per_second"):
+    for unit in ("_seconds", "_s", "_ratio", "_rank_hours", "_bytes_per_second", *_UNITS):
         if name.endswith(unit):
             return label(name.removesuffix(unit))
     return label(name)
@@ -36,4 +38,5 @@ def figure(name: str, value: Number | None) -> str:
         return duration(float(value))
     if name.endswith(("bytes", "bytes_each")):
         return size(float(value))
-    return str(value) if isinstance(value, int) else digits(value)
+    number = str(value) if isinstance(value, int) else digits(value)
+    return next((f"{number} {unit}" for suffix, unit in _UNITS.items() if name.endswith(suffix)), number)
