@@ -10,7 +10,7 @@ from statistics import median
 from typing import NamedTuple
 
 KEPT = 32
-"""Collectives of a size class that are remembered."""
+"""Backward passes that are remembered of a size class."""
 
 LEAST_KEPT = 8
 """A size class with fewer says nothing."""
@@ -21,8 +21,10 @@ EVERY = 16
 APART = 4.0
 """Sizes must differ by this factor for a line to be drawn through what they take."""
 
-TINY_BYTES = 16 << 10
-"""Where all collectives have about one size: so small that their bytes take no time to speak of."""
+SMALL_BYTES = 64 << 10
+USUAL_WIRE = 500e6
+"""Where all collectives have about one size, no line can be drawn. Up to `SMALL_BYTES`, their bytes are then taken to
+cross twice (reduced and spread again) at so many bytes per second, as on a network of 5 Gbit/s."""
 
 
 class Span(NamedTuple):
@@ -36,8 +38,9 @@ class Span(NamedTuple):
 class CollectiveMeter:
     """Takes the collectives of each backward pass and tells what one takes whatever its size, on this rank.
 
-    Collectives queue behind each other, so the one before must have ended for the time of the next to count. Of each
-    size class (a power of two) the lower quartile is taken: others' lateness only ever adds.
+    Collectives queue behind each other, so the one before must have ended for the time of the next to count. Some end
+    in pairs, as two threads carry them: of each size class (a power of two) a pass gives one mean. The first collective
+    of a pass holds what others are late, and is left out.
 
     Attributes:
         latency_seconds: What one collective takes apart from its bytes; 0: not known (yet).
@@ -45,16 +48,22 @@ class CollectiveMeter:
 
     def __init__(self) -> None:
         self.latency_seconds = 0.0
-        self._classes: defaultdict[int, deque[tuple[int, float]]] = defaultdict(lambda: deque(maxlen=KEPT))
+        self._classes: defaultdict[int, deque[tuple[float, float]]] = defaultdict(lambda: deque(maxlen=KEPT))
         self._passes = 0
 
     def add(self, spans: Iterable[Span]) -> float:
         """Take in the collectives of one backward pass; return for how long at least one was under way, seconds."""
         before, busy = -math.inf, 0.0
-        for span in sorted(spans, key=lambda span: span.ended):
+        found: defaultdict[int, list[tuple[int, float]]] = defaultdict(list)
+        ordered = sorted(spans, key=lambda span: span.ended)
+        for number, span in enumerate(ordered):
             took = span.ended - max(span.began, before)
-            self._classes[span.size_bytes.bit_length()].append((span.size_bytes, took))
             before, busy = span.ended, busy + took
+            if number or len(ordered) == 1:
+                found[span.size_bytes.bit_length()].append((span.size_bytes, took))
+        for kind, ones in found.items():
+            sizes, times = zip(*ones, strict=True)
+            self._classes[kind].append((sum(sizes) / len(ones), sum(times) / len(ones)))
         self._passes += 1
         if self._passes == LEAST_KEPT or self._passes % EVERY == 0:
             self.latency_seconds = self._latency()
@@ -67,14 +76,14 @@ class CollectiveMeter:
         slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points, 2) if b[0] >= APART * a[0]]
         size, took = points[0]
         if not slopes:
-            return took if size <= TINY_BYTES else 0.0
+            return max(took - 2.0 * size / USUAL_WIRE, 0.0) if size <= SMALL_BYTES else 0.0
         return max(took - max(median(slopes), 0.0) * size, 0.0)
 
 
-def _typical(kept: Iterable[tuple[int, float]]) -> tuple[float, float]:
-    """Return the median size and the lower quartile of the times."""
+def _typical(kept: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """Return the medians of sizes and times."""
     sizes, times = zip(*kept, strict=True)
-    return float(median(sizes)), sorted(times)[len(times) // 4]
+    return float(median(sizes)), float(median(times))
 
 
 class Buckets(NamedTuple):

@@ -187,7 +187,7 @@ def _small(table: Table) -> Question:
     if not count:
         return Question(answer=None, words="No collective was recorded.")
     numbers: dict[str, Number] = {"collectives_per_step": count, "bytes_each": payload / count}
-    words = f"{count:.0f} collectives of {in_bytes(payload / count)} per step"
+    words = f"{count:.0f} collective{'' if count == 1 else 's'} of {in_bytes(payload / count)} per step"
     if not busy:
         answer = None if count > MANY else False
         return Question(answer=answer, numbers=numbers, words=f"{words}; what they take was not measured.")
