@@ -1,12 +1,13 @@
-"""The price of a verdict against what the fault did cost: the same run with and without it, in turn.
+"""The price of a verdict against what the fault did cost: the same training with and without it, in turn.
 
-For every fault, two real ranks train one small GPT after another: a run with the fault, a run without, and so on, who
-comes first changing from pair to pair. What a run lost is measured as the time of its steps since the fault began,
-minus that of the healthy run beside it, times the ranks; what the monitor says it lost is the verdict's
-`cost_rank_seconds`. Prints the medians, their ratio, and an interval that holds 95 % of the ratios when pairs are drawn
-again (bootstrap).
+Two real ranks train a small GPT, watched, and a healthy twin of it. After a healthy stretch a fault begins, and blocks
+of five steps of the two models alternate, so that both meet the same weather. What a run lost is measured as the time
+of its blocks minus that of the twin's beside them, times the ranks; what the monitor says it lost is the verdict's
+`cost_rank_seconds`. The replay is the same from the very first step of the fault, which the monitor has to estimate.
+Prints the medians over runs, predicted over measured, and an interval that holds 95 % of the ratios when runs, and
+pairs of blocks within them, are drawn again (bootstrap).
 
-    python bench/price.py [--faults slow,input] [--engines ringside,gloo] [--pairs 6] [--json]
+    python bench/price.py [--faults slow,input] [--engines ringside,gloo] [--runs 4] [--json]
 """
 
 from __future__ import annotations
@@ -18,36 +19,43 @@ import sys
 import tempfile
 from collections import deque
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
-from real_jobs import ENGINES, RANK, launcher, load, surroundings
+from price_rank import HEALTHY_STEPS
+from real_jobs import ENGINES, launcher, load, surroundings
 
 from ringside.errors import RingsideError
 from ringside.launch import Launch
+from ringside.monitor.excess import Floats
+from ringside.monitor.price import cost_rank_seconds
+from ringside.monitor.run_directory import RunReader
+from ringside.monitor.table import tabulate
 
-RANKS, AT, STEPS = 2, 40, 160
+RANK = Path(__file__).with_name("price_rank.py")
+RANKS = 2
 FAULTS = {
-    "slow12": f"slow:rank=1,factor=1.12,from_step={AT}",
-    "slow": f"slow:rank=1,factor=1.3,from_step={AT}",
-    "slow0": f"slow:rank=0,factor=1.6,from_step={AT}",
-    "input": f"input:rank=1,seconds=0.015,from_step={AT}",
-    "uneven": f"uneven:rank=1,factor=1.67,from_step={AT}",
+    "slow12": ("slow:rank=1,factor=1.12", [1]),
+    "slow": ("slow:rank=1,factor=1.3", [1]),
+    "slow0": ("slow:rank=0,factor=1.6", [0]),
+    "input": ("input:rank=1,seconds=0.015", [1]),
+    "uneven": ("uneven:rank=1,factor=1.67", [1]),
 }
-PAIR_LIMIT_S = 120.0
+WARM_FIRST = HEALTHY_STEPS + 5
+"""First step of the fault: after the healthy steps and the twin's first block."""
+RUN_LIMIT_S = 60.0
 DRAWS = 4000
-COLUMNS = ("fault", "engine", "pairs", "named", "measured, rank-s", "predicted, rank-s", "predicted / measured", "95 %")
+COLUMNS = ("fault", "engine", "step", "named", "measured", "predicted", "of measured", "95 %", "replay, of measured")
 
 
 def main() -> int:
-    """Measure what was asked for; return 0 if every ratio is within 10 % or its interval reaches there."""
+    """Measure what was asked for; return 0 if every ratio is within 10 %, or its interval reaches there."""
     args = parse()
     results = []
     for name in args.faults:
         for engine in args.engines:
             results.append(measure(name, engine, args))
-            print(json.dumps(results[-1]["pairs"]), load(), file=sys.stderr, flush=True)
+            print(json.dumps(results[-1]), load(), file=sys.stderr, flush=True)
     print(json.dumps(results, indent=2) if args.json else table(results))
     return 0 if all(result["low"] <= 1.1 and result["high"] >= 0.9 for result in results) else 1
 
@@ -56,9 +64,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", default=",".join(FAULTS), help="of: %(default)s")
     parser.add_argument("--engines", default=",".join(ENGINES), help="of: %(default)s")
-    parser.add_argument("--pairs", type=int, default=6, help="pairs of runs (%(default)s)")
+    parser.add_argument("--runs", type=int, default=4, help="runs of each (%(default)s)")
     parser.add_argument("--model", default="gpt", choices=("gpt", "waiting"), help="waiting: it needs no processor")
-    parser.add_argument("--runs", type=Path, help="keep the runs here")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the runs here")
     parser.add_argument("--json", action="store_true", help="print results as JSON")
     args = parser.parse_args()
     args.faults, args.engines = args.faults.split(","), args.engines.split(",")
@@ -69,75 +77,89 @@ def parse() -> argparse.Namespace:
 
 
 def measure(name: str, engine: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Run the pairs of one fault over one engine."""
-    base = Path(tempfile.mkdtemp(prefix=f"ringside-price-{name}-{engine}-", dir=args.runs))
-    orders = [("none", FAULTS[name]) if number % 2 else (FAULTS[name], "none") for number in range(args.pairs)]
-    run_in_turn(["none", *(fault for order in orders for fault in order)], engine, args.model, base)  # warm first
-    pairs = []
-    for number in range(args.pairs):
-        paths = [base / str(1 + 2 * number + half) for half in (0, 1)]
-        faulty, healthy = reversed(paths) if number % 2 else paths
-        pairs.append(pair_of(faulty, healthy))
-    if args.runs is None:
+    """Run one fault several times over one engine."""
+    base = Path(tempfile.mkdtemp(prefix=f"ringside-price-{name}-{engine}-", dir=args.keep))
+    fault, ranks = FAULTS[name]
+    run_in_turn([fault] * args.runs, engine, args.model, base)
+    runs = [run_of(base / str(number), ranks) for number in range(args.runs)]
+    if args.keep is None:
         shutil.rmtree(base)
-    return {"fault": name, "engine": engine, "pairs": pairs, **figures(pairs)}
+    return {"fault": name, "engine": engine, **figures(runs), "runs": [without_pairs(run) for run in runs]}
 
 
 def run_in_turn(faults: list[str], engine: str, model: str, base: Path) -> None:
-    """Train one model for each fault, all in the same processes."""
+    """Do one run for each fault, all in the same processes."""
     log: deque[str] = deque(maxlen=30)
-    words = [str(RANK), f"--steps={STEPS}", f"--model={model}", "--inject", *faults]
+    words = [str(RANK), f"--model={model}", "--inject", *faults]
     launch = Launch([*launcher(RANKS), *words], surroundings(engine, base), sink=log.append)
-    status = launch.wait(PAIR_LIMIT_S * len(faults))
+    status = launch.wait(RUN_LIMIT_S * len(faults))
     if status is None:
         launch.end(15)
     if status != 0:
         raise RingsideError(f"the runs failed with exit status {status}:\n" + "\n".join(log))
 
 
-def pair_of(faulty: Path, healthy: Path) -> dict[str, Any]:
-    """Return what the verdicts of one run say it lost, and what it lost against the other, rank-seconds."""
-    verdicts = json.loads((faulty / "summary.json").read_text())["verdicts"]
+def run_of(path: Path, ranks: list[int]) -> dict[str, Any]:
+    """Return what one run's verdicts say it lost, what it lost, and the replay from the fault's first step on."""
+    summary = json.loads((path / "summary.json").read_text())
+    reader = RunReader(path)
+    own = tabulate(reader.iterate(), RANKS).between(WARM_FIRST)["own_seconds"]
+    verdicts = summary["verdicts"]
     return {
-        "measured": RANKS * (wall(faulty) - wall(healthy)),
+        "differences": [
+            RANKS * (faulty - healthy) for faulty, healthy in json.loads((path / "pairs.json").read_text())
+        ],
         "predicted": sum(verdict["cost_rank_seconds"] for verdict in verdicts),
+        "replay": cost_rank_seconds(own, ranks),
+        "step_seconds": summary["step_seconds"]["median"],
         "verdicts": [(verdict["kind"], verdict["ranks"], verdict["since_step"]) for verdict in verdicts],
-        "healthy_verdicts": len(json.loads((healthy / "summary.json").read_text())["verdicts"]),
+        "right": [verdict["ranks"] for verdict in verdicts] == [ranks],
     }
 
 
-def wall(path: Path) -> float:
-    """Return how long the steps took from `AT` on, seconds."""
-    ends = json.loads((path / "ends.json").read_text())
-    return float(ends[-1] - ends[AT - 1])
+def without_pairs(run: dict[str, Any]) -> dict[str, Any]:
+    return {**{key: value for key, value in run.items() if key != "differences"}, "measured": sum(run["differences"])}
 
 
-def figures(pairs: list[dict[str, Any]]) -> dict[str, float]:
-    """Return medians, their ratio, and the ratio's interval, of the pairs in which somebody was named."""
-    told = [pair for pair in pairs if pair["verdicts"]]
-    if not told:
-        return {"named": 0, "measured": float("nan"), "predicted": 0.0, "ratio": 0.0, "low": 0.0, "high": 0.0}
-    measured, predicted = (np.array([pair[key] for pair in told]) for key in ("measured", "predicted"))
-    drawn = np.random.default_rng(0).integers(0, len(told), (DRAWS, len(told)))
-    ratios = np.median(predicted[drawn], axis=1) / np.median(measured[drawn], axis=1)
-    low, high = np.quantile(ratios, (0.025, 0.975))
-    middles = {"measured": median(measured.tolist()), "predicted": median(predicted.tolist())}
+def figures(runs: list[dict[str, Any]]) -> dict[str, float]:
+    """Return medians, ratios, and an interval, of the runs in which the right rank was named and nobody else."""
+    named = [run for run in runs if run["right"]]
+    middle = {"named": len(named), "step_seconds": float(np.median([run["step_seconds"] for run in runs]))}
+    if not named:
+        return {**middle, "measured": 0.0, "predicted": 0.0, "ratio": 0.0, "replay_ratio": 0.0, "low": 0.0, "high": 0.0}
+    lost = np.array([run["differences"] for run in named])
+    predicted, replay = (np.array([run[key] for run in named]) for key in ("predicted", "replay"))
+    measured = lost.sum(axis=1)
+    low, high = np.quantile(drawn_again(predicted, lost), (0.025, 0.975))
     return {
-        "named": len(told), **middles, "ratio": middles["predicted"] / middles["measured"], "low": low, "high": high
-    }  # fmt: skip
+        **middle,
+        "measured": float(np.median(measured)),
+        "predicted": float(np.median(predicted)),
+        "ratio": float(np.median(predicted) / np.median(measured)),
+        "replay_ratio": float(np.median(replay) / np.median(measured)),
+        "low": float(low),
+        "high": float(high),
+    }
+
+
+def drawn_again(predicted: Floats, lost: Floats) -> Floats:
+    """Return the ratios of medians of runs, and of pairs within them, that are drawn with replacement."""
+    runs, pairs = lost.shape
+    generator = np.random.default_rng(0)
+    who = generator.integers(0, runs, (DRAWS, runs))
+    which = generator.integers(0, pairs, (DRAWS, runs, pairs))
+    measured = lost[who[:, :, None], which].sum(axis=2)
+    ratios: Floats = np.median(predicted[who], axis=1) / np.median(measured, axis=1)
+    return ratios
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """Return the results as a Markdown table."""
+    """Return the results as a Markdown table; costs are in rank-seconds."""
     lines = [list(COLUMNS), ["---"] * len(COLUMNS)]
     for r in results:
-        told = [
-            f"{r['measured']:.2f}",
-            f"{r['predicted']:.2f}",
-            f"{r['ratio']:.3f}",
-            f"{r['low']:.2f} to {r['high']:.2f}",
-        ]
-        lines.append([r["fault"], r["engine"], f"{len(r['pairs'])}", f"{r['named']}", *told])
+        told = [f"{1e3 * r['step_seconds']:.0f} ms", f"{r['named']} of {len(r['runs'])}", f"{r['measured']:.2f}"]
+        ratios = [f"{r['ratio']:.2f}", f"{r['low']:.2f} to {r['high']:.2f}", f"{r['replay_ratio']:.2f}"]
+        lines.append([r["fault"], r["engine"], *told, f"{r['predicted']:.2f}", *ratios])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

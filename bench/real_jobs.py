@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ringside.errors import RingsideError
-from ringside.faults import Hang, Stop, parse_fault
+from ringside.faults import Hang, Kill, Stop, parse_fault
 from ringside.launch import Launch, StopRequest, stop_requests
 from ringside.monitor.run_directory import RunReader
 from ringside.monitor.verdict import Verdict
@@ -97,7 +97,7 @@ def run_job(job: Job, path: Path) -> Ended:
     concluded = conclude(path, deaths)
     fault = parse_fault(job.inject)
     ends = path / "ends.json"
-    if concluded is None or (status and not isinstance(fault, Hang | Stop)):
+    if concluded is None or (status and not isinstance(fault, Hang | Stop | Kill)):
         raise RingsideError(f"{job} failed with exit status {status}:\n" + "\n".join(log))
     return Ended(path, *concluded, ends=json.loads(ends.read_text()) if ends.exists() else [], log="\n".join(log))
 

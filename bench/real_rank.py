@@ -1,8 +1,8 @@
-"""What a rank of `bench/real_runs.py` and `bench/price.py` runs: a small model, a fixed number of steps, one fault.
+"""What a rank of `bench/real_runs.py` runs: a small model, a number of steps, one fault.
 
 `torchrun ... real_rank.py --steps 200 --inject slow:rank=1,factor=1.3,from_step=60 --model gpt`; the engine and the
-run directory come from the environment (RINGSIDE_ENGINE, RINGSIDE_RUN_DIR; of several runs each has its own below it,
-`0` and so on). Rank 0 writes when each step ended into `ends.json` in the run directory, seconds on its own clock.
+run directory come from the environment (RINGSIDE_ENGINE, RINGSIDE_RUN_DIR). Rank 0 writes when each step ended into
+`ends.json` in the run directory, seconds on its own clock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ringside.monitor.verdict import Verdict
 from ringside.processes import die_with_parent
 
 GPT = Size(width=128, layers=3, heads=4, context=128, batch=3)
-TINY_LAYERS, TINY_WIDTH, TINY_BUCKET_MB = 150, 16, 0.002
+TINY_PARAMETERS, TINY_WIDTH, TINY_BUCKET_MB = 300, 16, 1e-5
 SAMPLE_SECONDS, WAITING_WIDTH = 0.004, 2048
 
 
@@ -51,18 +51,16 @@ class Waiting(nn.Module):
 
 
 class Tiny(nn.Module):
-    """Many tiny parameters: two for each of its layers, and nearly as many buckets as layers."""
+    """Hundreds of tiny parameters whose gradients come all at once, each in a bucket of its own."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(TINY_WIDTH, TINY_WIDTH) for _ in range(TINY_LAYERS))
+        self.rows = nn.ParameterList(nn.Parameter(0.1 * torch.randn(TINY_WIDTH)) for _ in range(TINY_PARAMETERS))
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         """Return a number to minimise, float32 [], of int64 [batch, length] bytes."""
         x = (text[:, :TINY_WIDTH].float() - 64.0) / 64.0
-        for layer in self.layers:
-            x = x + 0.1 * torch.tanh(layer(x))
-        return (x - 1.0).square().mean()
+        return ((x @ torch.stack(list(self.rows)).T).tanh() - 1.0).square().mean()
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {"gpt": lambda: ByteGPT(GPT), "waiting": Waiting, "tiny": Tiny}
@@ -74,12 +72,9 @@ def main() -> None:
     options = parse()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    base = Path(os.environ["RINGSIDE_RUN_DIR"])
-    for number, fault in enumerate(options.inject):
-        path = base / str(number) if len(options.inject) > 1 else base
-        ends = train(options.model, options.steps, fault, run_dir=str(path))
-        if dist.get_rank() == 0:
-            (path / "ends.json").write_text(json.dumps(ends))
+    ends = train(options.model, options.steps, options.inject)
+    if dist.get_rank() == 0:
+        Path(os.environ["RINGSIDE_RUN_DIR"], "ends.json").write_text(json.dumps(ends))
     dist.destroy_process_group()
 
 
@@ -110,7 +105,7 @@ def train(
     assert session is not None
     corpus, generator = Corpus(None, rank, ranks, GPT.context), np.random.default_rng(rank)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    injector = inject(parse_fault(fault, ranks), model, rank, burn=sleep if name == "waiting" else None)
+    injector = inject(parse_fault(fault, ranks), model, rank, burn=burn_of(name))
     store = PrefixStore("real", dist.distributed_c10d._get_default_store())
     agreement = Agreement(store, rank, steps, lambda: 0 if enough(session.verdicts) else steps)
     ends: list[float] = []
@@ -125,6 +120,11 @@ def train(
     return ends
 
 
+def burn_of(name: str) -> Callable[[float], float] | None:
+    """Return how a slow rank of a model does more work, for `inject`."""
+    return sleep if name == "waiting" else None
+
+
 def sleep(seconds: float) -> float:
     """Sleep; return for how long."""
     began = time.perf_counter()
@@ -135,7 +135,7 @@ def sleep(seconds: float) -> float:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--inject", nargs="+", default=["none"], help="faults; for several, as many runs in turn")
+    parser.add_argument("--inject", default="none")
     parser.add_argument("--model", choices=MODELS, default="gpt")
     return parser.parse_args()
 

@@ -73,7 +73,10 @@ CASES = {
     ),
     "link": Case("the link between two of three hosts falls to a tenth", "slow_link", (0, 1), job=LINK),
     "tiny": Case(
-        "300 tiny parameters in 150 buckets", "small_collectives", (), job=(("model", "tiny"), ("steps", 500))
+        "300 tiny parameters, each in a bucket of its own",
+        "small_collectives",
+        (),
+        job=(("model", "tiny"), ("steps", 500)),
     ),
     "hang": Case("rank 1 never calls its all-reduce", "hang", fault=f"hang:rank=1,at_step={AT}"),
     "stop": Case("rank 1 is stopped (SIGSTOP)", "hang", fault=f"stop:rank=1,at_step={AT}"),
