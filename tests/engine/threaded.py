@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,9 @@ class NoNative:
     def all_reduce(self, data, dtype, op, members):
         raise AssertionError("native was not to be called")
 
+    def prepare(self, data, dtype, op, members):
+        raise AssertionError("native was not to be called")
+
     def abandon(self):
         """Nothing is under way."""
 
@@ -39,6 +43,9 @@ class NativeByThreads:
 
     def abandon(self):
         self._across.close()
+
+    def prepare(self, data, dtype, op, members):
+        return functools.partial(self.all_reduce, data, dtype, op, members)
 
     def all_reduce(self, data, dtype, op, members):
         if self._pause_s:

@@ -12,31 +12,30 @@ import contextlib
 import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
+from typing import NoReturn, Protocol
 
 from ringside.engine import blame
 from ringside.engine.background import Background, Work
 from ringside.engine.choice import NATIVE, Choice
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES
 from ringside.engine.exchange import Exchange
-from ringside.engine.exchange_run import Chunk, Fold
+from ringside.engine.exchange_run import Chunk
 from ringside.engine.flow import Layout, Stream, lane_bounds, lay_out
 from ringside.engine.interrupts import interruptible
 from ringside.engine.local_lanes import LocalLanes
 from ringside.engine.message_plan import MessagePlan, plan_messages
+from ringside.engine.part import ALL_REDUCE, Part, Reduction, part_of, safe_mean, told_of
 from ringside.engine.reduction import AVG, SUM, fold, folder, memory
-from ringside.engine.regions import Storage
 from ringside.engine.roster import Roster
-from ringside.engine.told import OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16, Call, Doing
+from ringside.engine.small import MOST_BYTES, Small
+from ringside.engine.told import Call, Doing
 from ringside.engine.transports.transport import Bytes, Cause
-from ringside.engine.wire import Wire
 from ringside.errors import ClosedError, SyncError, UsageError
 from ringside.schedule import Schedule, chunk_bounds
 
-ALL_REDUCE = 1
 _FLOAT32 = DTYPES.index("float32")
-_HALVES = (DTYPES.index("float16"), DTYPES.index("bfloat16"))
+_MOST_PREPARED = 128  # kinds of small all-reduces that are kept ready
 _LAST_JOBS_S = 5.0
 
 
@@ -49,31 +48,11 @@ class Native(Protocol):
     def all_reduce(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> None:
         """Reduce in place over all ranks, or over the given ones (one per host); raise `LinkError`."""
 
+    def prepare(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> Callable[[], None]:
+        """Return `all_reduce` of data that are not empty and stay where they are, with less to do each time."""
+
     def abandon(self) -> None:
         """End what is under way, here and at the peers, as far as it can be ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reduction:
-    """What is to be done to the elements.
-
-    Args:
-        dtype: Code of the element type.
-        op: Code of the reduction.
-        scale: Multiplies this rank's contribution first.
-        scales: All ranks' scales, by rank, where they may differ; empty: all have `scale`.
-        divisor: What avg divides the sum by; 0: the number of ranks.
-        wire: How float32 elements travel between ranks; None: as they are.
-        storage: The shareable storage the tensor lies in, if the host's ranks may not have mapped it yet.
-    """
-
-    dtype: int
-    op: int
-    scale: float = 1.0
-    scales: tuple[float, ...] = ()
-    divisor: float = 0.0
-    wire: Wire | None = None
-    storage: Storage | None = None
 
 
 class UnderWay:
@@ -127,13 +106,15 @@ class Across:
         block_bytes: int = 8 << 20,
     ) -> None:
         self.roster, self.exchange, self.local = roster, exchange, local
-        self._native = native
+        self.native = native
         self._timeout_s = timeout_s
         self._block_bytes = block_bytes
         self._carrier: Background | None = None
         self._under_way: deque[Work] = deque(maxlen=4)
         self._broken: SyncError | None = None
         self._open: deque[UnderWay] = deque()
+        self._small: dict[tuple[int, Reduction, Choice], Small | None] = {}
+        self._interruptible = interruptible(functools.partial(exchange.transport.fail, Cause("left", roster.rank)))
         exchange.transport.on_failure = self._end_the_rest
 
     def all_reduce(self, address: int, elements: int, what: Reduction, choice: Choice) -> None:
@@ -149,7 +130,45 @@ class Across:
             UsageError, UnsupportedError: It cannot be done that way; nothing was sent.
             PeerLostError, DeadlineError, MismatchError, ClosedError: The content is undefined and this is unusable.
         """
-        self.begin(address, elements, what, choice).finish()
+        small = self.prepared(elements, what, choice)
+        if small is None:
+            self.begin(address, elements, what, choice).finish()
+        else:
+            self.carry_out(small, address)
+
+    def carry_out(self, small: Small, address: int) -> None:
+        """Reduce the elements at an address by what `prepared` returned; raises as `all_reduce` does."""
+        self._finish_all()
+        self._check_usable()
+        transport = self.exchange.transport
+        transport.doing = small.doing
+        try:
+            with self._interruptible:
+                small.go(address)
+            transport.doing = ""
+        except BaseException as error:
+            self._failed(small.way, error)
+
+    def prepared(self, elements: int, what: Reduction, choice: Choice) -> Small | None:
+        """Return what is ready for a small all-reduce; None: it is too large, or cannot be made ready.
+
+        Arguments and errors as for `all_reduce`.
+        """
+        if elements > MOST_BYTES or what.scales or what.storage is not None:
+            return None
+        key = (elements, what, choice)
+        if key in self._small:
+            return self._small[key]
+        if len(self._small) >= _MOST_PREPARED:
+            for small in filter(None, self._small.values()):
+                small.end()
+            self._small.clear()
+        if what.wire is not None and (what.dtype != _FLOAT32 or choice.algorithm == NATIVE):
+            what = replace(what, wire=None)
+        self._check(choice, what)
+        fits = Small.fits(self, elements, what, choice)
+        self._small[key] = Small(self, elements, what, choice) if fits else None
+        return self._small[key]
 
     def begin(self, address: int, elements: int, what: Reduction, choice: Choice) -> UnderWay:
         """Begin an all-reduce; arguments and errors as for `all_reduce`.
@@ -160,10 +179,10 @@ class Across:
         if what.wire is not None and (what.dtype != _FLOAT32 or choice.algorithm == NATIVE):
             what = replace(what, wire=None)
         self._check(choice, what)
-        call = _told(what, elements)
+        call = told_of(what, elements)
         way, doing = f"all_reduce by {choice}", Doing(call, str(choice))
         if choice.over != "ranks":
-            what = _safe_mean(what, self.roster.size)
+            what = safe_mean(what, self.roster.size)
         layout = self._layout(choice, elements, what)
         if layout is None:
             self._finish_all()
@@ -186,7 +205,7 @@ class Across:
     def _check(self, choice: Choice, what: Reduction) -> None:
         """Refuse what cannot be, before anything is sent."""
         if choice.algorithm == NATIVE:
-            self._native.check(what.dtype, what.op)
+            self.native.check(what.dtype, what.op)
             return
         schedule = choice.schedule(self.roster.size if choice.over == "ranks" else len(self.roster.hosts))
         if schedule.switches and self.exchange.transport.size == self.roster.size:
@@ -349,50 +368,27 @@ class Across:
 
         With a stream of chunks these are what is reduced, and there is nothing at the address.
         """
-        vertices = self.roster.size if members is None else len(members)
-        plan = None
-        if choice.algorithm != NATIVE:
-            me = self.roster.rank if members is None else self.roster.host
-            plan = plan_messages(choice.schedule(vertices), me)
-        # A plan that adds up all contributions in one fold scales and divides in it, so that nothing is rounded twice.
-        whole = plan is not None and plan.whole_folds and what.wire is None and not (what.scales and plan.switches)
-        if not whole:
-            what = _safe_mean(what, self.roster.size)
-            if what.scale != 1.0:
-                fold([address], address, elements, what.dtype, SUM, scale=what.scale)
-        divisor = what.divisor or self.roster.size
-        if plan is not None and plan.switches:  # the reducer does what it is told, which may be less than was called
-            call = call._replace(op=what.op, extra=what.scale if whole else 1.0)
-        if plan is None:
+        part = part_of(choice, members, what, call, self.roster)
+        if part.first != 1.0:
+            fold([address], address, elements, what.dtype, SUM, scale=part.first)
+        if part.plan is None:
             data = memory(address, elements * ITEM_BYTES[what.dtype])
-            self._native.all_reduce(data, what.dtype, SUM if what.op == AVG else what.op, members)
-        elif whole:
-            fold_by = folder(what.dtype, what.op, scale=what.scale, scales=what.scales, divisor=divisor)
-            call = call._replace(flags=call.flags | WHOLE_FOLD)
-            self._exchange(plan, members, address, elements, what, fold_by, fold_by, call, stream)
+            self.native.all_reduce(data, what.dtype, part.native_op, members)
         else:
-            fold_by = last = folder(what.dtype, what.op)
-            if what.op == AVG and plan.finished and not plan.switches:
-                last = folder(what.dtype, AVG, divisor=divisor)
-            self._exchange(plan, members, address, elements, what, fold_by, last, call, stream)
-            if last is not fold_by:
-                return
-        if what.op == AVG and not whole:
-            fold([address], address, elements, what.dtype, AVG, divisor=divisor)
+            self._exchange(part, part.plan, members, address, elements, stream)
+        if part.divisor:
+            fold([address], address, elements, what.dtype, AVG, divisor=part.divisor)
 
     def _exchange(
         self,
+        part: Part,
         plan: MessagePlan,
         members: Sequence[int] | None,
         address: int,
         elements: int,
-        what: Reduction,
-        fold_by: Fold,
-        last_fold: Fold,
-        call: Call,
         stream: tuple[Sequence[Chunk], Stream] | None,
     ) -> None:
-        item = ITEM_BYTES[what.dtype]
+        item = ITEM_BYTES[part.what.dtype]
         places = None if members is None else (*members, *range(self.roster.size, self.exchange.transport.size))
         chunks, feed = stream or (None, None)
         if chunks is None:
@@ -403,11 +399,11 @@ class Across:
             plan,
             chunks,
             item,
-            fold_by,
-            call,
-            last_fold=last_fold,
+            part.fold,
+            part.call,
+            last_fold=part.last_fold,
             members=places,
-            wire=what.wire,
+            wire=part.what.wire,
             ordered=True,
             feed=feed,
         )
@@ -417,51 +413,37 @@ class Across:
     @contextlib.contextmanager
     def _explained(self, what: str, doing: Doing) -> Iterator[None]:
         """Turn what goes wrong in a collective into the error that says who, and tell the other ranks."""
-        if self._broken is not None:
-            raise type(self._broken)(str(self._broken), self._broken.ranks) from self._broken
+        self._check_usable()
         if not self._open:
             self.exchange.transport.doing = doing
         try:
-            with interruptible(self._give_up):
+            with self._interruptible:
                 yield
             self.exchange.transport.doing = self._open[0].doing if self._open else ""
         except BaseException as error:
-            first = self.exchange.transport.fail(blame.cause_of(error, self.roster))
-            for work in self._under_way:  # they work in the caller's memory
-                with contextlib.suppress(BaseException):
-                    work.wait(_LAST_JOBS_S)
-            explained = blame.explain(what, first, error, self.roster, self._timeout_s)
-            self._broken = explained
-            if explained is error or not isinstance(error, Exception):
-                raise
-            raise explained from error
+            self._failed(what, error)
 
-    def _give_up(self) -> None:
-        self.exchange.transport.fail(Cause("left", self.roster.rank))
+    def _check_usable(self) -> None:
+        if self._broken is not None:
+            raise type(self._broken)(str(self._broken), self._broken.ranks) from self._broken
+
+    def _failed(self, what: str, error: BaseException) -> NoReturn:
+        """Tell the other ranks, end what is under way, and raise the error that says who."""
+        first = self.exchange.transport.fail(blame.cause_of(error, self.roster))
+        for work in self._under_way:  # they work in the caller's memory
+            with contextlib.suppress(BaseException):
+                work.wait(_LAST_JOBS_S)
+        explained = blame.explain(what, first, error, self.roster, self._timeout_s)
+        self._broken = explained
+        if explained is error or not isinstance(error, Exception):
+            raise error
+        raise explained from error
 
     def _end_the_rest(self) -> None:
         """End what is under way beside messages, so that nobody waits there for ranks that have given up."""
-        self._native.abandon()
+        self.native.abandon()
         if self.local is not None:
             self.local.abandon()
-
-
-def _told(what: Reduction, elements: int) -> Call:
-    """Return what peers are told of an all-reduce; scales that may differ are not compared."""
-    flags = OWN_SCALE if what.scales else 0
-    if what.wire is not None:
-        flags |= WIRE_BFLOAT16 if what.wire.dtype == "bfloat16" else WIRE_FLOAT16
-    return Call(ALL_REDUCE, what.dtype, what.op, elements, 1.0 if what.scales else what.scale, 0, flags)
-
-
-def _safe_mean(what: Reduction, size: int) -> Reduction:
-    """Return an average of halves (in memory or on the wire) as a sum of shares, which cannot overflow on its way."""
-    narrow = what.dtype in _HALVES or (what.wire is not None and what.wire.dtype == "float16")
-    if what.op != AVG or not narrow:
-        return what
-    divisor = what.divisor or size
-    scales = tuple(scale / divisor for scale in what.scales)
-    return replace(what, op=SUM, scale=what.scale / divisor, scales=scales)
 
 
 __all__ = ["ALL_REDUCE", "Across", "Native", "Reduction"]

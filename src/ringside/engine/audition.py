@@ -2,20 +2,30 @@
 
 What is timed at start-up has to be done in a second, so large sizes are not timed at all and small ones a few times.
 The first all-reduces of the job itself are of just the sizes that matter, and cost only what a worse choice takes more.
+
+Choices that are within a tenth of each other after that go on in turn until one is plainly ahead, or the most turns are
+over. They are compared turn by turn, with what the others took right beside them: what a machine does besides changes
+from second to second by more than they differ.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import median
 
-from ringside.engine.choice import NATIVE
+from ringside.engine.choice import NATIVE, Choice
 from ringside.engine.selection_table import Rank, Row
 
 MOST = 5  # choices that take part, besides the native ones
-PROMISING = 1.3  # times the least expected: slower ones do not take part
+PROMISING, PROMISING_SMALL = 1.3, 2.0  # times the least expected: slower ones do not take part
 HOPELESS = (3.0, 1.5, 1.3, 1.15)  # times the best so far, turn by turn: such a choice leaves
-TURNS_LARGE, TURNS_SMALL = 5, 10  # the first of them warms up: connections, places, pages
+HOPELESS_SMALL = (4.0, 3.0, 2.0, 1.6, 1.4)  # a single one of a millisecond may take twice as long by chance
+TURNS_LARGE, TURNS_SMALL = 5, 8  # the first of them warms up: connections, places, pages
+MORE_LARGE, MORE_SMALL = 12, 12  # turns at most of those that are close by then
+CLOSE, MOST_CLOSE = 1.1, 3  # times the best; so many of these go on
+_CHEAP = 2  # of the large ones, choices that take part because of their price alone
+_PLAIN = 2.0  # turns won less turns lost over the root of their number: chance makes that one time in twenty
 LARGE_BYTES = 1 << 20
 _NATIVES = (NATIVE, f"hosts/{NATIVE}")
 
@@ -24,12 +34,20 @@ def invited(rank: Rank) -> list[str]:
     """Return the choices that take part at a size, the present one first; fewer than two: nobody needs to.
 
     These are the fastest expected, and the native ones wherever they were not timed at this size: what they take may
-    jump from one size to the next.
+    jump from one size to the next. Large tensors are not timed at start-up, and what a few small ones took in a busy
+    moment says little of them: the cheapest by price, and the cheapest ring, take part there in any case.
     """
+    large = rank.size_bytes >= LARGE_BYTES
     least = min((row.expected_s for row in rank.rows if row.eligible), default=math.inf)
-    near = [row.choice for row in rank.rows if row.expected_s <= PROMISING * least]
+    near = [row.choice for row in rank.rows if row.expected_s <= (PROMISING if large else PROMISING_SMALL) * least]
+    cheap = sorted((row.predicted_s, row.choice) for row in rank.rows if row.measured_s is None) if large else []
+    rings = [choice for _, choice in cheap if Choice.parse(choice).algorithm == "ring"]
     native = [row.choice for row in rank.rows if row.choice in _NATIVES and row.measured_s is None]
-    return list(dict.fromkeys([rank.winner, *near[: MOST - 1], *native])) if near else []
+    if not near:
+        return []
+    return list(
+        dict.fromkeys([rank.winner, *near[: MOST - 1], *(name for _, name in cheap[:_CHEAP]), *rings[:1], *native])
+    )
 
 
 class Audition:
@@ -41,11 +59,14 @@ class Audition:
     Args:
         names: The choices.
         turns: How many each has.
+        more: How many more those have that are close then.
+        hopeless: Who takes that many times what the best takes, turn by turn, leaves.
     """
 
-    def __init__(self, names: Sequence[str], turns: int) -> None:
+    def __init__(self, names: Sequence[str], turns: int, more: int = 0, hopeless: Sequence[float] = HOPELESS) -> None:
+        self._hopeless = hopeless
         self.names = list(names)
-        self._turns = turns
+        self._turns, self._more = turns, more
         self._going = list(range(len(names)))
         self._took: dict[int, float] = {}
         self._heard: list[list[float]] = [[] for _ in names]
@@ -78,23 +99,56 @@ class Audition:
                 self._heard[at].clear()  # what was only warming up
             self._heard[at].append(slowest[at])
         so_far = {at: usual(self._heard[at]) for at in self._going}
-        most = HOPELESS[min(self._number, len(HOPELESS) - 1)] * min(so_far.values())
+        most = self._hopeless[min(self._number, len(self._hopeless) - 1)] * min(so_far.values())
         self._going = [at for at in self._going if so_far[at] <= most]
         self._took = {}
         self._number += 1
+        if self._number >= self._turns and self._more:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Leave those in the race that are close to the best and not plainly behind."""
+        shares = self._shares()
+        best = min(self._going, key=lambda at: shares[at])
+        near = [at for at in self._going if shares[at] <= CLOSE * shares[best] and not self._plainly(best, at)]
+        self._going = sorted(sorted(near, key=lambda at: shares[at])[:MOST_CLOSE])
+
+    def _plainly(self, better: int, worse: int) -> bool:
+        """Tell whether one was faster in so many turns more than the other that it is not by chance."""
+        pairs = list(zip(self._heard[better], self._heard[worse], strict=True))
+        lead = sum((a < b) - (a > b) for a, b in pairs)
+        return lead >= _PLAIN * math.sqrt(len(pairs))
+
+    def _shares(self) -> dict[int, float]:
+        """Return what those that have not left take by what all of them took in the same turn; the median of turns."""
+        turns = zip(*(self._heard[at] for at in self._going), strict=True)
+        rows = [[one / sum(row) for one in row] for row in turns]
+        return {at: median(column) for at, column in zip(self._going, zip(*rows, strict=True), strict=True)}
 
     @property
     def over(self) -> bool:
         """Whether it is decided."""
-        return self._number >= self._turns or len(self._going) == 1
+        return self._number >= self._turns + self._more or len(self._going) == 1
+
+    @property
+    def turns(self) -> int:
+        """How many turns there were."""
+        return self._number
 
     def result(self) -> dict[str, float]:
-        """Return the usual time of each choice, seconds, those that left among them."""
-        return {name: usual(times) for name, times in zip(self.names, self._heard, strict=True)}
+        """Return the usual time of each choice, seconds, those that left among them.
 
-    def finalists(self) -> set[str]:
-        """Return those that have not left."""
-        return {self.names[at] for at in self._going}
+        Times of those that have not left stand to each other as they did in the same turns.
+        """
+        found = {name: usual(times) for name, times in zip(self.names, self._heard, strict=True)}
+        shares = self._shares()
+        level = median(usual(self._heard[at]) / shares[at] for at in self._going)
+        return found | {self.names[at]: level * shares[at] for at in self._going}
+
+    def winner(self) -> str:
+        """Return the best of those that have not left."""
+        shares = self._shares()
+        return min((shares[at], self.names[at]) for at in self._going)[1]
 
 
 def usual(times: Sequence[float]) -> float:
@@ -102,15 +156,19 @@ def usual(times: Sequence[float]) -> float:
     return sorted(times)[(len(times) - 1) // 3]
 
 
-def turns_at(size_bytes: int) -> int:
-    """Return how many turns the choices have at a size."""
-    return TURNS_LARGE if size_bytes >= LARGE_BYTES else TURNS_SMALL
+def audition_of(rank: Rank) -> Audition | None:
+    """Return the audition that a size needs; None: it had one, or nobody else is promising."""
+    names = invited(rank) if not rank.turns else []
+    if len(names) < 2:
+        return None
+    if rank.size_bytes >= LARGE_BYTES:
+        return Audition(names, TURNS_LARGE, MORE_LARGE)
+    return Audition(names, TURNS_SMALL, MORE_SMALL, HOPELESS_SMALL)
 
 
 def settled(rank: Rank, audition: Audition) -> Rank:
     """Return what was decided at a size by an audition that is over."""
-    heard, finalists = audition.result(), audition.finalists()
-    winner = min(finalists, key=lambda name: (heard[name], name))
+    heard, winner = audition.result(), audition.winner()
     native = heard.get(NATIVE, next((row.expected_s for row in rank.rows if row.choice == NATIVE), math.inf))
     rows = []
     for row in rank.rows:
@@ -122,7 +180,7 @@ def settled(rank: Rank, audition: Audition) -> Rank:
     others = sorted((took, name) for name, took in heard.items() if name != winner)
     beside = ", ".join(f"{name} {1e3 * took:.3g} ms" for took, name in others)
     why = f"{winner}: {1e3 * heard[winner]:.3g} ms where it was used in turn with {beside}"
-    return Rank(rank.size_bytes, winner, why, tuple(rows), audition._number)
+    return Rank(rank.size_bytes, winner, why, tuple(rows), audition.turns)
 
 
-__all__ = ["Audition", "invited", "settled", "turns_at"]
+__all__ = ["Audition", "audition_of", "invited", "settled"]

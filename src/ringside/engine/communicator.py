@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import math
 import os
 import weakref
@@ -373,6 +374,17 @@ class Communicator(Collectives):
             offset = call.flat.address - storage.address
         status = self._core.collective(*call.arguments(), stamp_ns, region, offset, fresh, call.program, background)
         self._resolve(status, call.kind)
+
+    def prepared(self, call: Call) -> Callable[[], None]:
+        """Return `carry` of a collective in the background that is called again and again, of a private tensor."""
+        enter = functools.partial(self._core.collective, *call.arguments(), 0, -1, 0, False, call.program, True)
+
+        def again() -> None:
+            status = enter()
+            if status != _OK:
+                self._resolve(status, call.kind)
+
+        return again
 
     def _barrier(self) -> None:
         self._resolve(self._core.barrier(), "barrier")

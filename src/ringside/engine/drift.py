@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from statistics import median
 
 LARGE_BYTES = 1 << 20
-EVERY_LARGE, EVERY_SMALL = 4, 64
+EVERY_LARGE = 4
+EVERY_NOTED, EVERY_SMALL = 8, 8  # of the small ones one in eight is noted, and of those one in eight asks
 DRIFT, DRIFT_SMALL = 1.25, 2.5  # small ones hang on how busy the cores are more than on the network
 _LEARNED = 3  # first timings of a class, from which what is usual there is learned
 _MOST_USUAL = 1.5  # what is learned from them at most; slower than that is drift at once

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 
 class _Ear(threading.Thread):
@@ -20,6 +20,7 @@ class _Ear(threading.Thread):
         self.before = -1
         self._in, self.out = socket.socketpair()
         self.out.setblocking(False)
+        self.out_fd = self.out.fileno()
         self.start()
 
     def run(self) -> None:
@@ -28,35 +29,40 @@ class _Ear(threading.Thread):
             if before >= 0:
                 with contextlib.suppress(OSError):
                     os.write(before, signals)
-            if signal.SIGINT in signals and give_up is not None:
+            default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            if signal.SIGINT in signals and default and give_up is not None:
                 give_up()
 
 
 _ear: _Ear | None = None
 
 
-@contextlib.contextmanager
-def interruptible(give_up: Callable[[], object]) -> Iterator[None]:
+class interruptible:
     """Make a wait inside the `with` statement end at Ctrl-C, where that means `KeyboardInterrupt`.
 
-    Signals that the program handles in its own way are left to it, since it may want to go on.
+    Signals that the program handles in its own way are left to it, since it may want to go on. It may be used again and
+    again, and not inside itself.
 
     Args:
         give_up: Ends what the main thread waits for; called on another thread.
     """
-    global _ear
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-    ):
-        yield
-        return
-    if _ear is None or _ear.pid != os.getpid():
-        _ear = _Ear()
-    ear = _ear
-    ear.give_up, ear.before = give_up, signal.set_wakeup_fd(ear.out.fileno(), warn_on_full_buffer=False)
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(ear.before)
-        ear.give_up = None
+
+    def __init__(self, give_up: Callable[[], object]) -> None:
+        self._give_up = give_up
+        self._heard_by: _Ear | None = None
+
+    def __enter__(self) -> None:
+        global _ear
+        if threading.get_ident() != threading.main_thread().ident:
+            return
+        if _ear is None or _ear.pid != os.getpid():
+            _ear = _Ear()
+        _ear.before = signal.set_wakeup_fd(_ear.out_fd, warn_on_full_buffer=False)
+        _ear.give_up = self._give_up
+        self._heard_by = _ear
+
+    def __exit__(self, *_: object) -> None:
+        ear, self._heard_by = self._heard_by, None
+        if ear is not None:
+            signal.set_wakeup_fd(ear.before)
+            ear.give_up = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ringside.engine.calls import Call
@@ -48,6 +48,15 @@ class LocalLanes:
     def gather_lanes(self, at: int, bounds: Sequence[int], dtype: int, storage: Storage | None) -> None:
         """Give every rank of the host all lanes; arguments as for `reduce_lanes`."""
         self._communicator.carry(Call("all_gather_", _flat(at, bounds, dtype), bounds[-1], bounds), 0, True, storage)
+
+    def prepared(
+        self, at: int, bounds: Sequence[int], dtype: int, op: int, scale: float
+    ) -> tuple[Callable[[], None], Callable[[], None]]:
+        """Return `reduce_lanes` and `gather_lanes` for elements that stay where they are; arguments as for these."""
+        flat = _flat(at, bounds, dtype)
+        add = Call("reduce_scatter_", flat, flat.numel, bounds, op=op, scale=scale)
+        spread = Call("all_gather_", flat, flat.numel, bounds)
+        return self._communicator.prepared(add), self._communicator.prepared(spread)
 
     def abandon(self) -> None:
         """Leave at once; the others of the host notice."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ringside.engine.tensors import address_of
 from ringside.engine.transports.transport import Bytes, Pending, Transport
 
 HEADER_BYTES = 64
@@ -21,6 +22,8 @@ class Inbox:
         self._transport, self._peer = transport, peer
         self._spare = [np.empty(size_bytes, dtype=np.uint8) for _ in range(window)]
         self._under_way: deque[tuple[Bytes, Pending]] = deque()
+        self._kept = {id(place): transport.keep(place) for place in self._spare}
+        self._addresses = {id(place): address_of(place) for place in self._spare}
         self._seen: Bytes | None = None
         self.post(window)
 
@@ -39,9 +42,13 @@ class Inbox:
         pending.wait()
         return place
 
+    def address_of(self, place: Bytes) -> int:
+        """Return where a place lies."""
+        return self._addresses[id(place)]
+
     def free(self, place: Bytes) -> None:
         """Use a place again."""
-        self._under_way.append((place, self._transport.receive(self._peer, place)))
+        self._under_way.append((place, self._transport.receive(self._peer, self._kept[id(place)])))
 
     def keep(self, place: Bytes) -> None:
         """Use a place again when told by `post`: nothing is sent for which there is no place."""

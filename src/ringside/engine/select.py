@@ -15,6 +15,7 @@ import os
 import platform
 import time
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,9 +25,9 @@ import msgspec
 import numpy as np
 
 from ringside.engine.across import Across
-from ringside.engine.audition import Audition, invited, settled, turns_at
+from ringside.engine.audition import Audition, audition_of, settled
 from ringside.engine.choice import NATIVE, Choice
-from ringside.engine.drift import Drift
+from ringside.engine.drift import EVERY_NOTED, LARGE_BYTES, Drift
 from ringside.engine.dtypes import DTYPES, OP_CODES
 from ringside.engine.explanation import Explanation
 from ringside.engine.pricing import Cluster, Price
@@ -53,6 +54,7 @@ _NOT_NATIVE = frozenset(DTYPES.index(name) for name in ("int16", "bool"))  # Glo
 _NOT_NATIVE_OPS = frozenset(OP_CODES[name] for name in ("min", "max"))  # Gloo's may lose a NaN, ours never
 _FLOAT32 = DTYPES.index("float32")
 _MOST_EXPECTED = 1024
+_FEWEST = "leaders/parameter_server"  # it has the fewest messages; their price does not tell how busy cores will be
 _OTHERWISE = Choice("ring", "hosts")  # with RINGSIDE_SELECTION=off
 
 
@@ -111,6 +113,7 @@ class Selector:
         table: What was decided; None before `start`, and with RINGSIDE_SELECTION=off.
         probe: The links, as last timed; None likewise.
         history: What was changed during the run and why, in words.
+        version: Grows with every change of the choices in use.
     """
 
     def __init__(
@@ -125,6 +128,7 @@ class Selector:
         self.table: Table | None = None
         self.probe: Probe | None = None
         self.history: list[str] = []
+        self.version = 0
         self._across, self._clock = across, clock
         self._mode, self._environ = Mode.of_environment(environ), dict(environ)
         self._wire = wire
@@ -140,6 +144,7 @@ class Selector:
         self._drift = Drift(())
         self._asked = 0
         self._auditions: dict[int, Audition] = {}
+        self._calls: Counter[int] = Counter()
         self._path: Path | None = None
         self._expected: dict[tuple[int, Choice], float | None] = {}
 
@@ -171,6 +176,10 @@ class Selector:
     def settled(self, size_bytes: int) -> bool:
         """Tell whether the choice for this size has been tried out in the job's own all-reduces."""
         return bisect_left(self._bounds, size_bytes) not in self._auditions
+
+    def steady(self, size_bytes: int, dtype: int) -> bool:
+        """Tell whether the choice for this size stays until `version` is another."""
+        return dtype != _FLOAT32 or self.settled(size_bytes)
 
     def observe(self, size_bytes: int, choice: Choice, seconds: float, dtype: int = _FLOAT32) -> None:
         """Take what an all-reduce took here; with a wire dtype what was timed says nothing of other than float32."""
@@ -265,12 +274,25 @@ class Selector:
 
     def after(self, size_bytes: int, choice: Choice, seconds: float, dtype: int = _FLOAT32) -> None:
         """Do all that is to be done after an all-reduce: observe it, and vote and revise where that is due."""
-        if self._heard(size_bytes, choice, seconds, dtype):
+        if self._passed_over(size_bytes) or self._heard(size_bytes, choice, seconds, dtype):
             return
         self.observe(size_bytes, choice, seconds, dtype)
         if self.due(size_bytes) and self.vote():
             level = self._drift.level
             self.revise(f"all-reduces of {size_bytes / 1e6:.2g} MB take {level:.1f} times what they took")
+
+    def _passed_over(self, size_bytes: int) -> bool:
+        """Tell whether a small all-reduce is one of those, most of them, of which nothing is noted; alike on all ranks.
+
+        To note what one takes costs about a tenth of what the smallest take.
+        """
+        if size_bytes >= LARGE_BYTES:
+            return False
+        at = bisect_left(self._bounds, size_bytes)
+        if at in self._auditions:
+            return False
+        self._calls[at] += 1
+        return self._calls[at] % EVERY_NOTED != 0
 
     def _heard(self, size_bytes: int, choice: Choice, seconds: float, dtype: int) -> bool:
         """Tell whether an all-reduce was part of an audition; when that is over, use what came of it."""
@@ -407,13 +429,12 @@ class Selector:
         self._take_over(Table.decode(data))
         assert self.table is not None
         self._auditions = {
-            at: Audition(names, turns_at(rank.size_bytes))
-            for at, rank in enumerate(self.table.ranks)
-            if not rank.turns and len(names := invited(rank)) > 1
+            at: audition for at, rank in enumerate(self.table.ranks) if (audition := audition_of(rank)) is not None
         }
 
     def _take_over(self, table: Table) -> None:
         self.table = table
+        self.version += 1
         self._expected.clear()
         self._bounds = self.table.bounds()
         self._choices = tuple(Choice.parse(rank.winner) for rank in self.table.ranks)
@@ -445,7 +466,11 @@ def _best(prices: Mapping[str, Sequence[Price]], size: int) -> list[str]:
         if over == "ranks" and shared and size >= 1 << 20:
             count = 0  # every byte would leave a host as often as it has ranks
         ours = [name for name in prices if not name.endswith(NATIVE) and Choice.parse(name).over == over]
+        if size < 1 << 16:  # nothing to cut in pieces
+            ours = [name for name in ours if Choice.parse(name).segments == 1]
         ways.append(sorted(ours, key=lambda choice: predicted_at(size, prices[choice]))[:count])
+    if size < 1 << 16 and _FEWEST in prices and _FEWEST not in ways[0]:
+        ways[0].append(_FEWEST)
     if size >= 1 << 20:
         ways = [ways[1], ways[0], ways[2]]
     found = [name for names in itertools.zip_longest(*ways) for name in names if name is not None]

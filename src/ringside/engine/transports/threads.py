@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringside.engine.transports.transport import Bytes, Cause, LinkError
+from ringside.engine.transports.transport import Bytes, Cause, Kept, LinkError
 
 
 @dataclass
@@ -121,12 +121,18 @@ class Threads:
         """Number of vertices."""
         return self.board.size
 
-    def send(self, peer: int, data: Bytes) -> _Message:
+    def keep(self, data: Bytes) -> Kept:
+        """Return what `send` and `receive` take in place of `data`."""
+        return [data]
+
+    def send(self, peer: int, data: Bytes | Kept) -> _Message:
         """Start sending."""
+        data = data[0] if isinstance(data, list) else data
         return _Message(self.board, self.rank, peer, self.board.post(self.rank, peer, data, receiving=False))
 
-    def receive(self, peer: int, into: Bytes) -> _Message:
+    def receive(self, peer: int, into: Bytes | Kept) -> _Message:
         """Start receiving."""
+        into = into[0] if isinstance(into, list) else into
         return _Message(self.board, self.rank, peer, self.board.post(peer, self.rank, into, receiving=True))
 
     def fail(self, cause: Cause) -> Cause:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -67,12 +67,18 @@ class TorchNative:
 
     def all_reduce(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> None:
         """Reduce in place; see `ringside.engine.across.Native`."""
-        if not len(data):
-            return
-        tensor = torch.from_numpy(data).view(_DTYPES[dtype])
+        if len(data):
+            self.prepare(data, dtype, op, members)()
+
+    def prepare(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> Callable[[], None]:
+        """Return `all_reduce` of what is not empty, for data that stay where they are."""
+        tensors = [torch.from_numpy(data).view(_DTYPES[dtype])]
+        return functools.partial(self._reduce, tensors, _options(op), tuple(members or self._everybody))
+
+    def _reduce(self, tensors: list[torch.Tensor], options: Any, members: tuple[int, ...]) -> None:
         try:
-            group = self._group(tuple(members) if members is not None else self._everybody)
-            group.allreduce([tensor], _options(op)).wait()
+            group = self._groups.get(members) or self._new_group(members)
+            group.allreduce(tensors, options).wait()
         except RuntimeError as error:
             late = "Timed out" in str(error)
             raise LinkError(Cause("late" if late else "lost", -1), str(error)[:300]) from None
@@ -82,12 +88,9 @@ class TorchNative:
         for group in self._groups.values():
             close_connections(group)
 
-    def _group(self, members: tuple[int, ...]) -> Any:
-        if members not in self._groups:
-            store = PrefixStore(",".join(map(str, members)), self._store)
-            gloo: Any = dist.ProcessGroupGloo
-            with watched_connections(self._dead_after_s):
-                self._groups[members] = gloo(
-                    store, members.index(self._rank), len(members), min(self._timeout, _JOINING)
-                )
+    def _new_group(self, members: tuple[int, ...]) -> Any:
+        store = PrefixStore(",".join(map(str, members)), self._store)
+        gloo: Any = dist.ProcessGroupGloo
+        with watched_connections(self._dead_after_s):
+            self._groups[members] = gloo(store, members.index(self._rank), len(members), min(self._timeout, _JOINING))
         return self._groups[members]

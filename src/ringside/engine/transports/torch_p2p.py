@@ -26,7 +26,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.engine.transports.connections import close_connections, watched_connections
 from ringside.engine.transports.last_words import NOBODY, LastWords, Listener, Word, find_late, tell_apart
-from ringside.engine.transports.transport import Bytes, Cause, LinkError
+from ringside.engine.transports.transport import Bytes, Cause, Kept, LinkError
 
 _DATA, _PROBE = 1, 3
 _WORD_S = 0.3  # a word takes less, unless the machine is very busy
@@ -74,17 +74,23 @@ class TorchPeerToPeer:
     def doing(self, what: object) -> None:
         self._doing, self._since, self._waits_for = what, time.monotonic(), NOBODY
 
-    def send(self, peer: int, data: Bytes) -> _Message:
+    def keep(self, data: Bytes) -> Kept:
+        """Return what `send` and `receive` take in place of `data`; see `Transport`."""
+        return [torch.from_numpy(data)]
+
+    def send(self, peer: int, data: Bytes | Kept) -> _Message:
         """Start sending; see `Transport`."""
         try:
-            return _Message(self, peer, self._group.send([torch.from_numpy(data)], peer, _DATA))
+            kept = data if data.__class__ is list else [torch.from_numpy(data)]
+            return _Message(self, peer, self._group.send(kept, peer, _DATA))
         except RuntimeError as error:
             raise self._error(peer, error) from None
 
-    def receive(self, peer: int, into: Bytes) -> _Message:
+    def receive(self, peer: int, into: Bytes | Kept) -> _Message:
         """Start receiving; see `Transport`. That the peer has left is an error only for who waits for the message."""
         try:
-            work = self._group.recv([torch.from_numpy(into)], peer, _DATA)
+            kept = into if into.__class__ is list else [torch.from_numpy(into)]
+            work = self._group.recv(kept, peer, _DATA)
         except RuntimeError as error:
             work = _Refused(error)
         return _Message(self, peer, work)

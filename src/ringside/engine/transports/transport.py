@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
+Kept = list[Any]
+"""Memory that is sent, or received into, again and again: a list of one, which `Transport.keep` makes."""
 Kind = Literal["lost", "late", "left", "disagreed"]
 
 
@@ -74,10 +76,13 @@ class Transport(Protocol):
     def size(self) -> int:
         """Number of vertices."""
 
-    def send(self, peer: int, data: Bytes) -> Pending:
+    def keep(self, data: Bytes) -> Kept:
+        """Return what `send` and `receive` take in place of `data`, with less to do each time."""
+
+    def send(self, peer: int, data: Bytes | Kept) -> Pending:
         """Start sending `data` (uint8 [n], n ≥ 1); it must not change until the message has left."""
 
-    def receive(self, peer: int, into: Bytes) -> Pending:
+    def receive(self, peer: int, into: Bytes | Kept) -> Pending:
         """Start receiving the next message from `peer` into `into` (uint8 [m], m ≥ the message's length)."""
 
     def fail(self, cause: Cause) -> Cause:
