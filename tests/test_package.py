@@ -77,6 +77,7 @@ def test_public_names():
         "MismatchError",
         "PeerLostError",
         "RingsideError",
+        "Run",
         "SyncError",
         "UnsupportedError",
         "UsageError",

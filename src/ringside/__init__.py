@@ -1,7 +1,7 @@
 """Ringside: all-reduce algorithms as data; run, seen, predicted and survived.
 
 `ringside.attach(ddp_model)` synchronises and watches a DistributedDataParallel model; `ringside.Communicator(group)`
-is a communicator over a process group, on one host or several; `ringside.init()` is one without torch, on one host.
+is a communicator over a process group, on one host or several; `ringside.init()` is one without torch, on one host; `ringside.Run(path)` is what a run recorded.
 Nothing heavy is imported before it is used.
 """
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ringside.sync import attach as attach
     from ringside.sync import log as log
     from ringside.sync.communicator import Communicator as Communicator
+    from ringside.view.recorded import Run as Run
 
 __version__ = "0.1.0"
 
@@ -36,6 +37,7 @@ __all__ = [
     "MismatchError",
     "PeerLostError",
     "RingsideError",
+    "Run",
     "SyncError",
     "UnsupportedError",
     "UsageError",
@@ -47,6 +49,7 @@ __all__ = [
 _LAZY = {
     "init": "ringside.engine",
     "Communicator": "ringside.sync.communicator",
+    "Run": "ringside.view.recorded",
     "attach": "ringside.sync",
     "log": "ringside.sync",
 }

@@ -58,3 +58,25 @@ def test_what_is_no_run_is_refused_with_status_2(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is no run") as caught:
         call(str(tmp_path / "nothing"))
     assert caught.value.exit_status == 2
+
+
+def test_markdown_on_stdout(slow_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(str(slow_run), "--markdown") == 0
+    assert capsys.readouterr().out.startswith("# run\n\n## Rank 7 is 30 % slower than the others.\n")
+
+
+def test_a_trace_of_some_steps(slow_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(str(slow_run), "--perfetto", str(tmp_path / "t.json"), "--steps", "58:62") == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"{tmp_path / 't.json'}\n"
+    assert "of 4 steps" in captured.err
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    steps = {event["name"] for event in events if event["name"].startswith("step ")}
+    assert steps == {"step 58", "step 59", "step 60", "step 61"}
+    assert not (slow_run / "report.html").exists()
+
+
+@pytest.mark.parametrize("steps", ["5", "a:b", "1:2:3"])
+def test_a_range_of_steps_that_is_none_is_refused(slow_run: Path, steps: str) -> None:
+    with pytest.raises(SystemExit):
+        call(str(slow_run), "--perfetto", "t.json", "--steps", steps)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
 
 from ringside.errors import RingsideError
 
-VERBS = ("demo", "run", "report", "bench", "verify", "draw", "lab", "probe", "doctor", "predict")
+VERBS = ("demo", "run", "report", "compare", "bench", "verify", "draw", "lab", "probe", "doctor", "predict")
 
 
 class Command(Protocol):
@@ -57,6 +58,8 @@ def build_parser(verbs: Sequence[str] = VERBS) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     args = build_parser().parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")  # a path may be no text, and is printed as it is
     try:
         return cast("Command", args.command).run(args)
     except RingsideError as error:

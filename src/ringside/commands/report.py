@@ -4,6 +4,8 @@ Example:
 
     ringside report runs/demo-1
     ringside report runs/demo-1 --json | jq .verdicts
+    ringside report runs/demo-1 --markdown >> "$GITHUB_STEP_SUMMARY"
+    ringside report runs/demo-1 --perfetto trace.json.gz --steps 40:80
 """
 
 from __future__ import annotations
@@ -18,8 +20,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ringside.monitor.run_directory import REPORT
+from ringside.monitor.run_directory import REPORT, RunReader
 from ringside.monitor.summary import finish
+from ringside.view.markdown import render_markdown
+from ringside.view.perfetto import steps_between, write_perfetto
+from ringside.view.recorded import Run
 from ringside.view.report_words import all_is_well, duration, no_verdict, share, tell
 
 HELP = "build a run's report.html and summary.json, and print the verdict"
@@ -29,17 +34,56 @@ SHOWN_RANKS = 10
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `ringside report`."""
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the directory a run printed on its last line")
-    parser.add_argument("--json", action="store_true", help="print summary.json on stdout instead")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print summary.json on stdout instead")
+    form.add_argument("--markdown", action="store_true", help="print the report as Markdown on stdout instead")
+    form.add_argument(
+        "--perfetto", metavar="FILE", type=Path, help="write a trace for ui.perfetto.dev (.json or .json.gz) instead"
+    )
+    parser.add_argument(
+        "--steps", metavar="A:B", type=parse_range, default=(None, None), help="with --perfetto: steps A to before B"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Rebuild the report; print the verdict, a table of ranks, and the report's path as the last line."""
+    if args.perfetto is not None:
+        return _write_trace(args.run_dir, args.perfetto, *args.steps)
     summary = finish(args.run_dir)
+    if args.markdown:
+        print(render_markdown(summary, RunReader(args.run_dir).info), end="")
+        return 0
     if args.json:
         print(json.dumps(summary, indent=2))
         return 0
     print_summary(summary, Console(file=sys.stdout, highlight=False))
     print(args.run_dir / REPORT)
+    return 0
+
+
+def parse_range(text: str) -> tuple[int | None, int | None]:
+    """Return `A:B` as two steps; either may be left out.
+
+    Raises:
+        argparse.ArgumentTypeError: It is no such range.
+    """
+    first, colon, until = text.partition(":")
+    try:
+        steps = int(first) if first else None, int(until) if until else None
+    except ValueError:
+        colon = ""
+    if not colon:
+        raise argparse.ArgumentTypeError(f"{text!r} is no range of steps; give for example 40:80")
+    return steps
+
+
+def _write_trace(run_dir: Path, path: Path, first: int | None, until: int | None) -> int:
+    run = Run(run_dir)
+    steps = steps_between(run.table, first, until)
+    records = [record for record in RunReader(run_dir).iterate() if record.step in steps]
+    count = write_perfetto(path, run.info, records, run.verdicts)
+    print(f"{count:,} events of {len(steps):,} steps; open the file at https://ui.perfetto.dev", file=sys.stderr)
+    print(path)
     return 0
 
 

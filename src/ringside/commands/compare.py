@@ -1,0 +1,107 @@
+"""Hold two runs side by side: what became slower or faster, and whether by more than chance.
+
+Every figure is a median over steps; the interval of its change comes from drawing blocks of neighbouring steps again.
+With --fail-over the exit status says whether a step became slower: by more than the limit, and beyond chance.
+
+Exit status: 0 not slower (or no limit was given), 1 slower than the limit, 2 a run cannot be read or is too short.
+
+Example:
+
+    ringside compare runs/main runs/branch
+    ringside compare runs/main runs/branch --fail-over 5% --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ringside.errors import UsageError
+from ringside.monitor.run_directory import finite
+from ringside.monitor.verdict import headline
+from ringside.view.comparison import WARM_UP_STEPS, Change, Comparison, compare
+from ringside.view.recorded import Run
+from ringside.view.report_words import duration, share
+
+HELP = "hold two runs side by side; for CI, fail where a step became slower"
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `ringside compare`."""
+    parser.add_argument("before", metavar="A", type=Path, help="the run to compare with")
+    parser.add_argument("after", metavar="B", type=Path, help="the run in question")
+    parser.add_argument(
+        "--fail-over", metavar="PERCENT", type=parse_share, help="exit with 1 where a step of B takes longer by more"
+    )
+    parser.add_argument(
+        "--warm-up", metavar="N", type=int, default=WARM_UP_STEPS, help=f"first steps left out ({WARM_UP_STEPS})"
+    )
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare; return 1 where a step became slower than allowed."""
+    if args.warm_up < 0:
+        raise UsageError(f"--warm-up {args.warm_up} cannot be: it is a number of steps")
+    found = compare(Run(args.before), Run(args.after), warm_up_steps=args.warm_up)
+    failed = args.fail_over is not None and found.is_slower_than(args.fail_over)
+    if args.json:
+        content = finite(msgspec.to_builtins(found))
+        print(json.dumps({**content, "fail_over": args.fail_over, "failed": failed}, indent=2))
+    else:
+        print_comparison(found, args.fail_over, failed, Console(file=sys.stdout, highlight=False))
+    return int(failed)
+
+
+def parse_share(text: str) -> float:
+    """Return a percentage as a ratio: `5%` and `5` are 0.05.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none.
+    """
+    try:
+        value = float(text.strip().removesuffix("%")) / 100
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is no percentage; give for example 5%")
+    return value
+
+
+def print_comparison(found: Comparison, limit: float | None, failed: bool, console: Console) -> None:
+    """Print what was found, the answer first; it fits 80 columns."""
+    console.print(Text(_answer(found.step), style="bold red" if failed else "bold"))
+    if limit is not None:
+        console.print(Text(f"{'Failed' if failed else 'Passed'}: the limit is +{100 * limit:g} % of a step's time."))
+    for title, verdicts, style in (("New", found.new_verdicts, "red"), ("Gone", found.gone_verdicts, "green")):
+        for verdict in verdicts:
+            console.print(Text(f"{title}: {headline(verdict)}.", style=style))
+    console.print(_table(found.changes))
+    for remark in found.remarks:
+        console.print(Text(f"Note: {remark}.", style="dim"))
+
+
+def _answer(step: Change) -> str:
+    interval = f"95 % interval {share(step.low)} to {share(step.high)}"
+    if not step.is_certain:
+        return f"No difference beyond chance: a step takes {share(step.ratio)} ({interval})."
+    return f"B is {'slower' if step.ratio > 0 else 'faster'}: a step takes {share(step.ratio)} ({interval})."
+
+
+def _table(changes: list[Change]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("per step", no_wrap=True)
+    for name in ("A", "B", "change", "95 % interval"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for change in changes:
+        cells = (change.name, duration(change.before), duration(change.after), share(change.ratio))
+        style = "" if not change.is_certain else "red" if change.ratio > 0 else "green"
+        table.add_row(*(Text(cell) for cell in cells), f"{share(change.low)} … {share(change.high)}", style=style)
+    return table

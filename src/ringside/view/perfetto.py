@@ -1,0 +1,178 @@
+"""A run as a trace that Perfetto and chrome://tracing open: phases per rank, and arrows from whom all waited for.
+
+The format is Chrome's trace events (JSON); arrows are its flow events, each bound to the slice that encloses it. Clocks
+of different hosts are brought together by the ends of synchronisations, which all ranks leave at once.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ringside.errors import RingsideError, UsageError
+from ringside.monitor.excess import Floats, row_medians
+from ringside.monitor.records import RunInfo, StepRecord
+from ringside.monitor.table import Table
+from ringside.monitor.verdict import Verdict, headline
+
+Trace = dict[str, Any]
+
+ARROWS = 16
+"""Arrows per step at most, to those that waited longest."""
+
+WORTH_AN_ARROW = 0.01
+"""A wait is shown by an arrow from this share of the step on."""
+
+MOST_RECORDS = 400_000
+INSIDE_US = 0.25
+"""How far inside a slice an arrow begins or ends."""
+
+
+def write_perfetto(path: Path, info: RunInfo, records: list[StepRecord], verdicts: list[Verdict]) -> int:
+    """Write a trace and return how many events it holds.
+
+    Args:
+        path: The file; compressed where its name ends in `.gz`.
+        info: What is known of the run.
+        records: The steps to show, of any ranks, in any order.
+        verdicts: Shown at the step they were reached at.
+
+    Raises:
+        UsageError: There is nothing to show, or more than a browser holds.
+        RingsideError: The file cannot be written.
+    """
+    if not records:
+        raise UsageError("no step was recorded in that range: choose --steps within the run")
+    if len(records) > MOST_RECORDS:
+        steps = max(MOST_RECORDS // info.world_size, 1)
+        raise UsageError(
+            f"{len(records):,} records are more than a trace viewer holds; choose about {steps:,} steps with --steps"
+        )
+    count = 0
+    try:
+        with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as file:
+            file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+            for event in trace_events(info, records, verdicts):
+                file.write((",\n" if count else "") + json.dumps(event, separators=(",", ":")))
+                count += 1
+            file.write("\n]}\n")
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise RingsideError(f"{path} cannot be written: {error.strerror or error}") from error
+    return count
+
+
+def trace_events(info: RunInfo, records: list[StepRecord], verdicts: list[Verdict]) -> Iterator[Trace]:
+    """Yield the events of a trace, times in microseconds from the beginning of the first step."""
+    shift = clock_shifts(records, info.world_size)
+    begin = min(_begin(record, shift) for record in records)
+    yield from _names(info, {record.rank for record in records})
+    by_step: dict[int, list[_Laid]] = {}
+    for record in sorted(records, key=lambda record: (record.step, record.rank)):
+        laid = _Laid(record, 1e6 * (_begin(record, shift) - begin))
+        by_step.setdefault(record.step, []).append(laid)
+        yield from laid.slices()
+    for row in by_step.values():
+        yield from _arrows(row, info.world_size)
+    for verdict in verdicts:
+        if verdict.detected_step in by_step:
+            ended = max(laid.end for laid in by_step[verdict.detected_step])
+            args = {"cause": verdict.cause, "advice": verdict.advice}
+            yield {"ph": "i", "s": "g", "name": headline(verdict), "ts": ended, "pid": 0, "tid": 0, "args": args}
+
+
+def clock_shifts(records: list[StepRecord], ranks: int) -> Floats:
+    """Return by how many seconds each rank's clock is ahead of the others' median, float64 [ranks].
+
+    A synchronisation ends on all ranks at once, so what its recorded ends differ by is the clocks' difference; the
+    median over steps leaves out what single steps say.
+    """
+    steps = sorted({record.step for record in records})
+    rows = {step: row for row, step in enumerate(steps)}
+    ends = np.full((len(steps), ranks), np.nan)
+    for record in records:
+        ends[rows[record.step], record.rank] = record.ended_unix - record.optimizer_seconds
+    apart = ends - row_medians(ends)[:, None]
+    known = ~np.isnan(apart).all(axis=0)
+    shifts = np.zeros(ranks)
+    shifts[known] = np.nanmedian(apart[:, known], axis=0)
+    return shifts
+
+
+def steps_between(table: Table, first: int | None, until: int | None) -> range:
+    """Return the training steps from `first` to before `until` that a table reaches over."""
+    if not len(table):
+        return range(0)
+    low, high = int(table.steps[0]), int(table.steps[-1]) + table.stride
+    return range(low if first is None else max(first, low), high if until is None else min(until, high))
+
+
+class _Laid:
+    """One record's phases laid out on the time line, microseconds."""
+
+    def __init__(self, record: StepRecord, begin: float) -> None:
+        self.record, self.begin = record, begin
+        self.end = begin + 1e6 * record.step_seconds
+        self.sync_end = max(self.end - 1e6 * record.optimizer_seconds, begin)
+        self.arrived = max(self.sync_end - 1e6 * record.exposed_seconds, begin)
+        self.forward = min(begin + 1e6 * record.data_seconds, self.arrived)
+        self.backward = min(self.forward + 1e6 * record.forward_seconds, self.arrived)
+
+    @property
+    def waited(self) -> float:
+        """How long it waited for the last rank, microseconds."""
+        wait = 1e6 * self.record.wait_seconds
+        return min(max(wait, 0.0), self.sync_end - self.arrived) if wait == wait else 0.0
+
+    def slices(self) -> Iterator[Trace]:
+        record, met = self.record, self.arrived + self.waited
+        figures = {"own_ms": 1e3 * record.own_seconds, "samples": record.samples, "bytes": record.payload_bytes}
+        yield self._slice(f"step {record.step}", self.begin, self.end, **figures)
+        places = (
+            ("data", self.begin, self.forward),
+            ("forward", self.forward, self.backward),
+            ("backward", self.backward, self.arrived),
+            ("wait", self.arrived, met),
+            ("wire", met, self.sync_end),
+            ("optimizer", self.sync_end, self.end),
+        )
+        yield from (self._slice(name, first, last) for name, first, last in places if last > first)
+        own = {"ms": round(1e3 * record.own_seconds, 4)}
+        yield {"ph": "C", "name": "own time", "ts": self.begin, "pid": record.rank, "args": own}
+
+    def _slice(self, name: str, first: float, last: float, **args: float) -> Trace:
+        place = {"ts": round(first, 3), "dur": round(last - first, 3), "pid": self.record.rank, "tid": 0}
+        return {"ph": "X", "name": name, **place, **({"args": args} if args else {})}
+
+
+def _arrows(row: list[_Laid], ranks: int) -> Iterator[Trace]:
+    """Arrows from the rank that arrived last to those that waited for it."""
+    last = min(row, key=lambda laid: laid.waited)
+    if last.arrived <= last.backward:
+        return
+    worth = [laid for laid in row if laid is not last and laid.waited > WORTH_AN_ARROW * (laid.end - laid.begin)]
+    begin = last.arrived - INSIDE_US
+    for laid in sorted(worth, key=lambda laid: -laid.waited)[:ARROWS]:
+        end = max(laid.arrived + laid.waited - INSIDE_US, laid.arrived)
+        first = max(min(begin, end), last.backward)
+        if first > end:
+            continue
+        common = {"cat": "waits for", "name": "waits for", "id": laid.record.step * ranks + laid.record.rank, "tid": 0}
+        yield {"ph": "s", **common, "ts": round(first, 3), "pid": last.record.rank}
+        yield {"ph": "f", "bp": "e", **common, "ts": round(end, 3), "pid": laid.record.rank}
+
+
+def _begin(record: StepRecord, shift: Floats) -> float:
+    return float(record.ended_unix - record.step_seconds - shift[record.rank])
+
+
+def _names(info: RunInfo, ranks: set[int]) -> Iterator[Trace]:
+    for rank in sorted(ranks):
+        host = f" · {info.hosts[rank]}" if rank < len(info.hosts) and info.hosts[rank] else ""
+        yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}{host}"}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.recorded_runs import own_times, slow_run, write_run
+
+from ringside.commands import main
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[str, str]:
+    before = write_run(tmp_path / "before", own_times(120, 4, seed=1))
+    return str(before), str(slow_run(tmp_path / "after", onset=0))
+
+
+def test_the_answer_is_first_and_fits_a_terminal(runs: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", *runs]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("B is slower: a step takes +2")
+    assert lines[1] == "New: rank 2 is 30 % slower than the others."
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 24
+
+
+@pytest.mark.parametrize(("limit", "status"), [("5%", 1), ("5", 1), ("60%", 0)])
+def test_the_status_says_whether_the_limit_was_broken(
+    runs: tuple[str, str], capsys: pytest.CaptureFixture[str], limit: str, status: int
+) -> None:
+    assert main(["compare", *runs, "--fail-over", limit]) == status
+    assert ("Failed" in capsys.readouterr().out) == bool(status)
+    assert main(["compare", *reversed(runs), "--fail-over", limit]) == 0
+
+
+def test_json_holds_every_figure_and_the_decision(runs: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", *runs, "--fail-over", "5%", "--json"]) == 1
+    content = json.loads(capsys.readouterr().out)
+    assert content["failed"] is True
+    assert content["fail_over"] == 0.05
+    assert content["step"]["low"] > 0.2
+    assert [change["name"] for change in content["changes"]][:2] == ["step time", "own time, slowest rank"]
+
+
+def test_what_is_no_run_or_no_percentage_is_refused_with_status_2(
+    runs: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", runs[0], str(tmp_path / "nothing")]) == 2
+    assert "is no run" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as caught:
+        main(["compare", *runs, "--fail-over", "much"])
+    assert caught.value.code == 2
+    assert main(["compare", *runs, "--warm-up", "-1"]) == 2
