@@ -6,8 +6,8 @@ What the model says, and nothing else:
     finished when all it sends in the round has left, all that is sent to it has arrived, and it has added that up. It
     need not have entered a round for a message of that round to arrive: there is always a place for it.
 2.  **Messages.** All chunks from one vertex to another in a round travel as one message. It begins when its sender
-    takes part, occupies the sender for its time on the wire, and arrives `alpha_s` after it has left. Both directions of
-    everything are independent of each other (full duplex), and so are all messages of a round, but for rule 3.
+    takes part, occupies the sender for its time on the wire, and arrives `alpha_s` after it has left. Both directions
+    of everything are independent of each other (full duplex), and so are all messages of a round, but for rule 3.
 3.  **Sharing.** Time on the wire is the longest of: the message's bytes by its link's rate, and for everything that it
     shares with others of the same round (the port of its sender and of its receiver inside a host; the host's memory
     or bus; the network interface of its sender's and of its receiver's host; the uplinks of their leaves) all of that

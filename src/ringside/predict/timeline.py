@@ -156,7 +156,7 @@ class Timeline:
             for part in round_.costs():
                 begin = start[part.messages.src]
                 leave = begin + part.wire * self.size_bytes
-                carried: Floats = part.messages.chunks * (self.size_bytes / self.schedule.chunks)
+                carried = np.asarray(part.messages.chunks * (self.size_bytes / self.schedule.chunks), dtype=np.float64)
                 arrive: Floats = leave + part.alpha_s
                 yield Sent(k, part.messages.src, part.messages.dst, carried, begin, leave, arrive)
 

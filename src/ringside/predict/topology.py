@@ -249,7 +249,13 @@ class Topology:
             for link in self.overrides:
                 if link.of == of and (link.src, link.dst) == pair and link.bytes_per_s is not None:
                     rate = link.bytes_per_s
-        return rate
+        return min(rate, self._most(src, dst))
+
+    def _most(self, src: int, dst: int) -> float:
+        """Return what the port or interface at either end carries, bytes/s."""
+        if self._together(src, dst) or not self.host_rates:
+            return self._class_rate(src, dst)
+        return min(self.host_rates[int(self.host_of[src])][0], self.host_rates[int(self.host_of[dst])][1])
 
     def _class_rate(self, src: int, dst: int) -> float:
         together = self._together(src, dst)
