@@ -269,6 +269,16 @@ def test_what_varies_as_much_anyway_is_no_cause() -> None:
     assert "another process" not in verdict.cause
 
 
+def test_a_neighbour_is_told_on_a_machine_that_is_full_anyway() -> None:
+    """Everybody waits for two thirds of the time; the culprit, for 94 %, needs five times as long: as was recorded."""
+    full = {**QUIET, "waited_seconds": 0.667, "ran_seconds": 0.3}
+    made = records(only_culprit({"waited_seconds": 0.938, "ran_seconds": 0.05}, full))
+    table = tabulate(made, RANKS)
+    verdict = msgspec.structs.replace(found(ONSET), excess_ratio=6.89)
+    verdict = explain(verdict, table.between(ONSET), table.before(ONSET))
+    assert "another process took its core: ready to run but waiting 94 %" in verdict.cause
+
+
 def test_the_largest_of_several_is_told_and_all_are_evidence() -> None:
     now = {"throttled_seconds": 0.3, "waited_seconds": 0.3, "quota_cpus": 2.0, "steal_ratio": 0.2}
     verdict = verdict_on(records(only_culprit(now, QUIET)))

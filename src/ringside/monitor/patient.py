@@ -45,14 +45,22 @@ class Reading(NamedTuple):
     noise: float
 
     @property
-    def extra(self) -> float:
+    def more(self) -> float:
         """How much larger it is than in the past and elsewhere; 0 where it is not, or there is nothing to compare."""
         known = [value for value in (self.usual, self.others) if np.isfinite(value)]
         return max(self.now - max(known), 0.0) if known and np.isfinite(self.now) else 0.0
 
+    @property
+    def saved(self) -> float:
+        """The share of the rank's own time that it would save if this were as elsewhere and in its past.
+
+        It would do the same work, which takes 1 - now of its time, and that would then be 1 - now + more of it.
+        """
+        return self.more / max(1.0 - self.now + self.more, LEAST)
+
     def explains(self, lost: float) -> bool:
         """Whether it is a cause of a rank's losing that share of its own time."""
-        return self.extra >= max(EXPLAINS * lost, LEAST, NOISE * self.noise)
+        return self.more >= max(LEAST, NOISE * self.noise) and self.saved >= EXPLAINS * lost
 
 
 class Patient(NamedTuple):

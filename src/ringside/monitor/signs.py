@@ -102,7 +102,7 @@ def _quota(of: Patient) -> Sign | None:
         return None
     quota = of.level("quota_cpus")
     words = f"its container was throttled {percent(found.now)} of its own time (cpu.stat), quota {_cpus(quota)}"
-    return Sign(found.extra, words, QUOTA_ADVICE, {**_evidence("throttled", found), "quota_cpus": quota})
+    return Sign(found.saved, words, QUOTA_ADVICE, {**_evidence("throttled", found), "quota_cpus": quota})
 
 
 def _neighbour(of: Patient) -> Sign | None:
@@ -116,8 +116,8 @@ def _neighbour(of: Patient) -> Sign | None:
         others = of.others("cpus")
         beside = f" (elsewhere {others:.3g})" if others > cpus else ""
         words = f"its own threads crowd on {_cpus(cpus)}{beside}: {but}"
-        return Sign(found.extra, words, CROWD_ADVICE, {**evidence, "cpus": cpus, "others_cpus": others})
-    return Sign(found.extra, f"another process took its core: {but}", NEIGHBOUR_ADVICE, evidence)
+        return Sign(found.saved, words, CROWD_ADVICE, {**evidence, "cpus": cpus, "others_cpus": others})
+    return Sign(found.saved, f"another process took its core: {but}", NEIGHBOUR_ADVICE, evidence)
 
 
 def _steal(of: Patient) -> Sign | None:
@@ -125,16 +125,16 @@ def _steal(of: Patient) -> Sign | None:
     if not found.explains(of.lost):
         return None
     words = f"steal {percent(found.now)}: the hypervisor gave its CPUs to others"
-    return Sign(found.extra, words, STEAL_ADVICE, _evidence("steal", found))
+    return Sign(found.saved, words, STEAL_ADVICE, _evidence("steal", found))
 
 
 def _faults(of: Patient) -> Sign | None:
     rates = of.read(shares.fault_rate)
-    many = rates.extra >= max(FAULTS_PER_SECOND, rates.now * (1.0 - 1.0 / FAULTS_RATIO))
+    many = rates.more >= max(FAULTS_PER_SECOND, rates.now * (1.0 - 1.0 / FAULTS_RATIO))
     if not many:
         return None
     known, asleep = of.read(shares.fault_share), of.read(shares.asleep_share)
-    share = max(known.extra if known.explains(of.lost) else 0.0, asleep.extra if asleep.explains(of.lost) else 0.0)
+    share = max(known.saved if known.explains(of.lost) else 0.0, asleep.saved if asleep.explains(of.lost) else 0.0)
     if not share:
         return None
     per_step = rates.now * of.own_seconds[of.rank]
@@ -152,7 +152,7 @@ def _memory(of: Patient) -> Sign | None:
     if not found.explains(of.lost):
         return None
     words = f"memory is short: work stood still {percent(found.now)} of the time for want of it (memory.pressure)"
-    return Sign(found.extra, words, MEMORY_ADVICE, _evidence("memory_stalled", found))
+    return Sign(found.saved, words, MEMORY_ADVICE, _evidence("memory_stalled", found))
 
 
 def _sleep(of: Patient) -> Sign | None:
@@ -160,7 +160,7 @@ def _sleep(of: Patient) -> Sign | None:
     if not found.explains(of.lost):
         return None
     words = f"it slept {percent(found.now)} of its own time: waiting for I/O, a lock or a timer"
-    return Sign(found.extra, words, SLEEP_ADVICE, _evidence("asleep", found))
+    return Sign(found.saved, words, SLEEP_ADVICE, _evidence("asleep", found))
 
 
 def _evidence(name: str, found: Reading) -> dict[str, float | int | str]:
