@@ -1,0 +1,132 @@
+"""Small all-reduces that are ready beforehand: the same messages, the same bits, the same errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ringside.engine.across import Across, Reduction
+from ringside.engine.choice import NATIVE, Choice
+from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OP_CODES
+from ringside.engine.exchange import Exchange
+from ringside.engine.exchange_script import Script
+from ringside.engine.message_plan import plan_messages
+from ringside.engine.reduction import folder
+from ringside.engine.small import MOST_BYTES
+from ringside.engine.tensors import address_of
+from ringside.engine.told import Call, Disagreement
+from ringside.engine.transports.threads import Threads
+from ringside.schedule import by_name
+from ringside.schedule.combine import relabel
+
+from .oracle import elements
+from .threaded import on_threads as across_threads
+from .transports.vertices import on_threads
+
+F32, SUM = DTYPES.index("float32"), OP_CODES["sum"]
+WAYS = ("parameter_server", "recursive_doubling", "one_shot", "tree", "chain")
+
+
+def by_script(exchange: Exchange, name: str, x: Any, size: int, *, order: tuple[int, ...] = (), tag: int = 0) -> Script:
+    schedule = by_name(name, size)
+    plan = plan_messages(relabel(schedule, order) if order else schedule, exchange.transport.rank)
+    chunk = x.view(np.uint8)
+    assert Script.fits(exchange, plan, len(chunk))
+    fold = folder(F32, SUM)
+    return Script(exchange, plan, chunk, 4, fold, fold, Call(1, F32, SUM, len(x), tag=tag), None)
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("size", [2, 3, 5, 8])
+def test_a_script_and_the_interpreter_understand_each_other(name: str, size: int) -> None:
+    """Some vertices go by a script and others do not, again and again, with one place per link."""
+
+    def vertex(end: Threads) -> list[Any]:
+        exchange = Exchange(end, segment_bytes=256, window=1)
+        x, found = np.zeros(7, np.float32), []
+        script = by_script(exchange, name, x, size)
+        for turn in range(6):
+            x[:] = elements("float32", 7, end.rank + turn)
+            if (end.rank + turn) % 2:
+                script.run()
+                script.rest()
+            else:
+                plan = plan_messages(by_name(name, size), end.rank)
+                exchange.run(plan, [x.view(np.uint8)], 4, folder(F32, SUM), Call(1, F32, SUM, 7), ordered=True)
+            found.append(x.copy())
+        return [np.stack(found), dict(exchange.sent_bytes), len(exchange.hops)]
+
+    results = on_threads(size, vertex)
+    for got, _, _ in results[1:]:
+        assert got.tobytes() == results[0][0].tobytes()
+    with np.errstate(all="ignore"):
+        for turn in range(6):
+            want = np.sum([elements("float32", 7, rank + turn) for rank in range(size)], axis=0, dtype=np.float32)
+            np.testing.assert_allclose(results[0][0][turn], want, rtol=1e-4, atol=1e-4)
+    assert all(hops for _, sent, hops in results if sent)
+
+
+def test_a_script_finds_who_called_something_else() -> None:
+    def vertex(end: Threads) -> str:
+        exchange = Exchange(end)
+        x = np.zeros(3, np.float32)
+        try:
+            by_script(exchange, "one_shot", x, 3, tag=end.rank == 2).run()
+        except Disagreement as error:
+            return str(error.peer)
+        return ""
+
+    assert on_threads(3, vertex) == ["2", "2", "0"]
+
+
+@pytest.mark.parametrize("name", [*WAYS, f"ranks/{NATIVE}", "ring", "direct"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])
+def test_ready_or_not_the_bits_are_the_same(name: str, dtype: str) -> None:
+    """What is ready beforehand, in turn with the interpreter: sums, averages and scales, sizes around the border."""
+    code, item = DTYPES.index(dtype), ITEM_BYTES[DTYPES.index(dtype)]
+    cases = [(count, op, 1.0) for count in (1, 33, MOST_BYTES // item, MOST_BYTES // item + 1) for op in ("sum", "avg")]
+    cases += [(33, "sum", 0.5), (33, "avg", 3.0)] if dtype != "int64" else []
+
+    def job(across: Across) -> list[bytes]:
+        found = []
+        for count, op, scale in cases:
+            what = Reduction(code, OP_CODES[op], scale)
+            for ready in (True, False, True):
+                x = elements(dtype, count, across.roster.rank)
+                if ready:
+                    across.all_reduce(address_of(x), count, what, Choice.parse(name))
+                else:
+                    across.begin(address_of(x), count, what, Choice.parse(name)).finish()
+                found.append(x.tobytes())
+        return found
+
+    results = across_threads(4, job)
+    assert all(result == results[0] for result in results)
+    for at in range(0, len(results[0]), 3):
+        assert len(set(results[0][at : at + 3])) == 1, cases[at // 3]
+
+
+def test_of_many_kinds_the_old_ones_are_put_away() -> None:
+    def job(across: Across) -> bool:
+        for count in (*range(1, 200), 5):
+            x = np.full(count, across.roster.rank + 1, np.float32)
+            across.all_reduce(address_of(x), count, Reduction(F32, SUM), Choice("parameter_server"))
+            assert (x == 10).all()
+        return len(across._small) < 200
+
+    assert all(across_threads(4, job))
+
+
+def test_what_failed_leaves_the_tensor_as_it_was() -> None:
+    def job(across: Across) -> bool:
+        x = np.full(4, 7.0, np.float32)
+        if across.roster.rank == 3:
+            across.close()
+            return True
+        with pytest.raises(Exception, match="rank 3"):
+            across.all_reduce(address_of(x), 4, Reduction(F32, SUM), Choice("parameter_server"))
+        return bool((x == 7.0).all())
+
+    assert all(across_threads(4, job))
