@@ -1,0 +1,135 @@
+"""A link that `tc` slows down while a job runs is named, and only then: over stock Gloo watched, and our engine."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from ringside import _core
+from ringside.lab import Lab
+from ringside.monitor import tcp_info
+from ringside.monitor.run_directory import RunReader
+
+from .conftest import LabFactory
+
+pytestmark = [
+    pytest.mark.skipif(not _core.available(), reason="needs the native core"),
+    pytest.mark.skipif(not tcp_info.available(), reason="this kernel's TCP_INFO holds too little"),
+]
+
+LIMIT_S = 80.0
+
+# Periods a third as long as usual: the same number of them in a third of the time.
+TRAIN = """
+import os, time, torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from ringside.monitor import links
+links.PERIOD_S = 0.3
+import ringside
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
+model[0].register_forward_hook(lambda *_: time.sleep(0.04))  # so much computing
+ddp = DistributedDataParallel(model)
+session = ringside.attach(ddp, engine=os.environ["ENGINE"], run_dir=os.environ["OUT"]).session
+optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+going, step, limit, late = torch.ones(1), 0, int(os.environ["STEPS"]), int(os.environ["STEPS"])
+while going:
+    optimizer.zero_grad()
+    ddp(torch.randn(8, 256)).square().mean().backward()
+    optimizer.step()
+    step += 1
+    if step % 5 == 0:
+        over = any("until_step" in verdict.evidence for verdict in session.verdicts)
+        going[0] = float(step < limit and not over)
+        dist.broadcast(going, 0)
+session.end()
+dist.destroy_process_group()
+"""
+
+
+def train(lab: Lab, path: Path, engine: str, steps: int, meanwhile: Callable[[], None] = lambda: None) -> Any:
+    """Train until the verdict is over or for `steps` steps; return the summary."""
+    script = path / "train.py"
+    script.write_text(TRAIN)
+    thread = threading.Thread(target=meanwhile)
+    thread.start()
+    try:
+        lab.run(
+            [sys.executable, str(script)],
+            {"OUT": str(path / "run"), "ENGINE": engine, "STEPS": str(steps)},
+            timeout_s=LIMIT_S,
+            after_failure_s=10,
+        ).check()
+    finally:
+        thread.join(LIMIT_S)
+    return json.loads((path / "run" / "summary.json").read_text())
+
+
+class Story:
+    """Slows the link between hosts 0 and 1 once its usual rate is known, and mends it when it was named."""
+
+    def __init__(self, lab: Lab, run: Path) -> None:
+        self.lab, self.run = lab, run
+        self.slowed_at = self.mended_at = -1
+
+    def __call__(self) -> None:
+        self._until(lambda: self._file("steps.jsonl").count(b'"wires"') >= 3 * 16)
+        self.slowed_at = self._steps()
+        self.lab.set_rate("30mbit", link=(0, 1))
+        self._until(lambda: b'"slow_link"' in self._file("events.jsonl"))
+        self.mended_at = self._steps()
+        self.lab.set_rate("300mbit", link=(0, 1))
+
+    def _file(self, name: str) -> bytes:
+        file = self.run / name
+        return file.read_bytes() if file.exists() else b""
+
+    def _steps(self) -> int:
+        return max((record.step for record in RunReader(self.run).poll()), default=0)
+
+    def _until(self, there: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + LIMIT_S / 2
+        while not there() and time.monotonic() < deadline:
+            time.sleep(0.05)  # other processes' files: there is nothing to wait on
+
+
+@pytest.mark.parametrize("engine", ["native", "ringside"])
+def test_a_link_that_tc_slows_down_is_named_and_so_is_its_end(
+    lab_factory: LabFactory, tmp_path: Path, engine: str
+) -> None:
+    lab = lab_factory(hosts=3, wiring="mesh", rate="300mbit")
+    story = Story(lab, tmp_path / "run")
+    summary = train(lab, tmp_path, engine, 600, story)
+    (verdict,) = summary["verdicts"]
+    assert verdict["kind"] == "slow_link", verdict
+    assert set(verdict["ranks"]) == {0, 1}
+    assert abs(verdict["since_step"] - story.slowed_at) <= 20
+    assert verdict["evidence"]["bytes_per_second"] < 30e6 / 8 * 1.3
+    assert verdict["evidence"]["until_step"] >= story.mended_at - 2
+    assert verdict["cost_rank_seconds"] > 0
+    assert {(link["src"], link["dst"]) for link in summary["links"]} >= {tuple(verdict["ranks"])}
+    kinds = [event["kind"] for event in RunReader(tmp_path / "run").poll_events()]
+    assert (kinds.count("verdict"), kinds.count("repaired")) == (1, 1)
+    answer = summary["questions"]["network_between_hosts"]
+    assert answer["answer"] is True
+    assert answer["numbers"]["hosts"] == 3
+    print(f"{engine}: slowed at step {story.slowed_at}, named at {verdict['detected_step']}, {verdict['cause']}")
+
+
+def test_a_healthy_job_between_hosts_names_no_link(lab_factory: LabFactory, tmp_path: Path) -> None:
+    lab = lab_factory(hosts=2, rate="300mbit")
+    summary = train(lab, tmp_path, "native", 90)
+    assert [verdict["kind"] for verdict in summary["verdicts"]] == []
+    assert {(link["src"], link["dst"]) for link in summary["links"]} == {(0, 1), (1, 0)}
+    assert all(link["bytes_per_s"] > 5e6 for link in summary["links"])
