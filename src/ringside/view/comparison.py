@@ -101,7 +101,7 @@ def compare(before: Run, after: Run, *, warm_up_steps: int = WARM_UP_STEPS, seed
             )
     rng = np.random.default_rng(seed)
     changes = [
-        _change(name, *(figure(run)[warm_up_steps:] for run in (before, after)), rng)
+        _change(name, figure(before)[warm_up_steps:], figure(after)[warm_up_steps:], rng)
         for name, figure in FIGURES.items()
     ]
     return Comparison(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ringside.monitor.questions import QUESTIONS, read_answers
@@ -97,6 +98,6 @@ def _ranks(summary: dict[str, Any]) -> str:
     return "## Ranks\n\n" + _table(("rank", "host", "own", "wait", "excess"), rows) + rest
 
 
-def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [heads, tuple("---" for _ in heads), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
