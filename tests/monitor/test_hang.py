@@ -18,6 +18,8 @@ from ringside.monitor.hang_words import verdict_of
 from ringside.monitor.verdict import headline
 
 LONG_S = LIMIT_S + 1
+TICK_S = 0.25
+"""How often a watcher looks (ringside.sync.watch)."""
 ASLEEP = Process(state="S", cpu_share=0.0, kernel_function="futex_wait_queue")
 STOPPED = Process(state="T")
 GONE = Process(state="Z", gone_s=1.0, signal=9)
@@ -189,6 +191,26 @@ class Looks:
     @property
     def kinds(self) -> list[str]:
         return [kind for kind, _ in self.told]
+
+
+@pytest.mark.parametrize("longest", [0.0, 0.5, 1.3, 1.6, 2.0, 5.0, 40.0])
+@pytest.mark.parametrize("phase", [0.0, 0.13, 0.24])
+def test_a_rank_is_named_in_time(longest: float, phase: float) -> None:
+    """Within max(5 s, 3 × the longest normal wait), and no normal wait is called a hang: on a virtual clock."""
+    watch, began, told = HangWatch(), 100.0 + phase, None
+    for tick in range(1200):
+        now = 95.0 + tick * TICK_S
+        waited = max(now - began, 0.0)
+        blocked = {"seconds": waited, "longest_s": longest} if waited else {"seconds": 0.01, "longest_s": longest}
+        change = watch.look([waits(0, **blocked), works(1, seconds=max(waited, 0.01)), waits(2, **blocked)], now)
+        if change is not None:
+            told = now - began
+            break
+    assert told is not None
+    assert told <= max(5.0, 3 * longest)
+    assert told > max(4.0, 2.5 * longest)
+    assert change is not None
+    assert (change.kind, change.verdict.kind, change.verdict.ranks) == ("verdict", "hang", [1])
 
 
 def test_a_hang_is_told_once_and_its_end_with_the_price() -> None:

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import json
 import logging
 import math
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +19,7 @@ from hypothesis import strategies as st
 from ringside.errors import UsageError
 from ringside.monitor import RunInfo, StepRecord
 from ringside.monitor.run_directory import RunReader, RunWriter, decode_record, finite, write_atomically
+from ringside.monitor.summary import finish
 
 Info = Callable[..., RunInfo]
 
@@ -133,3 +139,79 @@ def test_a_failed_replacement_leaves_the_old_file(tmp_path: Path, monkeypatch: p
 
 def test_finite_at_every_depth() -> None:
     assert finite({"a": [math.inf, (1, {"b": math.nan})], 3: "x"}) == {"a": [None, [1, {"b": None}]], "3": "x"}
+
+
+def test_a_long_run_is_written_at_a_coarser_stride(tmp_path: Path, make_info: Info) -> None:
+    """The file grows with the logarithm of the steps, and what is read from it stays right."""
+    writer = RunWriter(tmp_path, make_info(2), full_bytes=20_000)
+    sizes = {}
+    for step in range(8_000):
+        writer.append(msgspec.structs.replace(record(step), rank=rank) for rank in (0, 1))
+        sizes[step + 1] = (tmp_path / "steps.jsonl").stat().st_size
+    assert sizes[8_000] - sizes[4_000] == pytest.approx(sizes[4_000] - sizes[2_000], rel=0.15)
+    assert sizes[8_000] < 20_000 * (1 + 0.5 * 9)
+    steps = sorted({read.step for read in RunReader(tmp_path).poll() if read.rank == 1})
+    assert steps[:3] == [0, 1, 2]
+    assert steps[-1] >= 8_000 - 2 * writer.stride
+    assert {b - a for a, b in zip(steps[-6:], steps[-5:], strict=False)} == {writer.stride}
+    notes = [event["text"] for event in RunReader(tmp_path).poll_events() if event["kind"] == "note"]
+    assert len(notes) == math.log2(writer.stride)
+    assert finish(tmp_path)["steps"] == pytest.approx(8_000, abs=2 * writer.stride)
+
+
+@pytest.mark.parametrize("name", [b"run-\xff\xfe", "läuft-\U0001f3c1".encode(), b"with\nnewline"])
+def test_a_directory_of_any_name(tmp_path: Path, make_info: Info, name: bytes) -> None:
+    path = tmp_path / os.fsdecode(name)
+    writer = RunWriter(path, make_info(1))
+    writer.append([record(step) for step in range(3)])
+    writer.event({"unix": 1.0, "kind": "ended"})
+    assert not writer.off
+    assert finish(path)["steps"] == 3
+    assert (path / "report.html").exists()
+
+
+KILLED = """
+import sys
+from ringside.monitor.records import RunInfo, StepRecord
+from ringside.monitor.online import Collector
+from ringside.monitor.run_directory import RunWriter
+info = RunInfo(
+    schema=1, name="n", started_unix=0.0, command=[], world_size=2, hosts=["a", "a"], pids=[1, 2], engine="gloo"
+)
+collector = Collector(2, RunWriter(sys.argv[1], info))
+print("up", flush=True)
+for step in range(10**9):
+    collector.add(StepRecord(step=step, rank=r, ended_unix=0, step_seconds=0.1, own_seconds=0.1) for r in (0, 1))
+    collector.note("note", text="x" * (step % 3000))
+"""
+
+
+def test_a_run_that_is_killed_at_any_moment_is_readable(tmp_path: Path) -> None:
+    for moment in range(3):
+        path = tmp_path / str(moment)
+        with subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"up\n"
+            deadline = time.monotonic() + 60
+            while (path / "steps.jsonl").stat().st_size < 40_000 * moment + 1:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)  # a file that grows gives no event to wait for
+            process.kill()
+        whole = (path / "steps.jsonl").read_bytes().count(b"\n")
+        reader = RunReader(path)
+        assert len(reader.poll()) == whole
+        assert finish(path)["steps"] in (whole // 2, (whole + 1) // 2)
+        assert json.loads((path / "summary.json").read_text())["schema"] == 1
+
+
+def test_a_run_cut_at_any_byte_is_readable(tmp_path: Path, make_info: Info) -> None:
+    writer = RunWriter(tmp_path, make_info(1))
+    writer.append([record(step) for step in range(3)])
+    writer.event({"unix": 1.0, "kind": "note", "text": "\u2028 ü"})
+    for name in ("steps.jsonl", "events.jsonl"):
+        content = (tmp_path / name).read_bytes()
+        for length in range(0, len(content), 3):
+            (tmp_path / name).write_bytes(content[:length])
+            assert len(RunReader(tmp_path).poll()) == (tmp_path / "steps.jsonl").read_bytes().count(b"\n")
+            RunReader(tmp_path).poll_events()
+        (tmp_path / name).write_bytes(content)

@@ -13,7 +13,7 @@ from ringside.monitor.summary import summarise
 from ringside.view.report import render_report
 from ringside.view.report_charts import POINTS, Series, chart, ticks
 from ringside.view.report_ring import ring, waits_for
-from ringside.view.report_words import digits, duration, rank_time, share, size
+from ringside.view.report_words import UNKNOWN, digits, duration, rank_time, share, size
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 
@@ -109,6 +109,12 @@ def test_every_picture_has_words() -> None:
     pictures = [attributes for _, attributes in page.seen if attributes.get("role") == "img"]
     assert len(pictures) == 4
     assert all(attributes.get("aria-label") for attributes in pictures)
+
+
+def test_a_loss_that_only_some_steps_have_is_a_dash_in_the_others() -> None:
+    assert digits(float("nan")) == UNKNOWN
+    line = Series(name="loss", values=np.array([1.0, 1.0, np.nan, 2.0]), style="s0")
+    assert "nan" not in chart("loss", "Loss", [0, 1, 2, 3], [line], text=digits).lower()
 
 
 def test_hostile_text_stays_text() -> None:

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import math
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,8 @@ from ringside.monitor.records import RunInfo, StepRecord
 
 RUN, STEPS, EVENTS, SUMMARY, REPORT = "run.json", "steps.jsonl", "events.jsonl", "summary.json", "report.html"
 BLOCK_BYTES = 1 << 20
+FULL_BYTES = 1 << 30
+"""About three million records."""
 
 Event = dict[str, Any]
 """`{"unix": seconds since 1970, "kind": "started|verdict|repaired|rank_lost|note|ended", ...}`."""
@@ -32,7 +35,10 @@ _log = logging.getLogger(__name__)
 
 def _plain(value: Any) -> Any:
     """NumPy's scalars as Python's; anything else unknown as text: recording must never raise."""
-    return value.item() if hasattr(value, "item") else str(value)
+    try:
+        return value.item() if hasattr(value, "item") else str(value)
+    except Exception:  # an array of several elements, or anybody's class
+        return f"<{type(value).__name__}>"
 
 
 _encode = msgspec.json.Encoder(enc_hook=_plain).encode
@@ -47,15 +53,20 @@ class RunWriter:
     Args:
         path: The run directory; made where it is missing.
         info: What `run.json` is to hold.
+        full_bytes: Size of `steps.jsonl` up to which every step is written; then every second, from one and a half
+            times that size on every fourth, and so on: the file grows with the logarithm of the steps.
 
     Attributes:
         path: The run directory.
         off: Whether writing was given up.
+        stride: Of how many steps one is written.
     """
 
-    def __init__(self, path: str | os.PathLike[str], info: RunInfo) -> None:
+    def __init__(self, path: str | os.PathLike[str], info: RunInfo, *, full_bytes: int = FULL_BYTES) -> None:
         self.path = Path(path)
         self.off = False
+        self.stride = 1
+        self._written_bytes, self._room_bytes, self._more_bytes = 0, full_bytes, max(full_bytes // 2, 1)
         self._try(lambda: self._start(info))
 
     def _start(self, info: RunInfo) -> None:
@@ -68,7 +79,14 @@ class RunWriter:
 
     def append(self, records: Iterable[StepRecord]) -> None:
         """Append one batch of step records; they are in the file when this returns."""
-        self._append(STEPS, b"".join(_encode(record) + b"\n" for record in records))
+        data = b"".join(_encode(record) + b"\n" for record in records if record.step % self.stride == 0)
+        self._append(STEPS, data)
+        self._written_bytes += len(data)
+        while self._written_bytes >= self._room_bytes:
+            self._room_bytes += self._more_bytes
+            self.stride *= 2
+            text = f"{STEPS} has {self._written_bytes} bytes: from here on one step of {self.stride} is written"
+            self.event({"unix": time.time(), "kind": "note", "text": text})
 
     def event(self, event: Event) -> None:
         """Append one event."""
@@ -81,13 +99,13 @@ class RunWriter:
     def _try(self, write: Callable[[], None]) -> None:
         try:
             write()
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a path that cannot be one
             self.off = True
             _log.warning(
                 "The run directory %s cannot be written (%s): training goes on, but nothing more of this run is "
                 "recorded on disk. Free some space or choose another --run-dir for the next run.",
                 self.path,
-                error.strerror or error,
+                getattr(error, "strerror", None) or error,
             )
 
 

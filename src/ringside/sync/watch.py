@@ -27,7 +27,7 @@ from ringside.monitor.run_directory import EVENTS, RUN, finite
 from ringside.monitor.verdict import Verdict, headline
 from ringside.sync.watch_board import Board, NoBoard
 from ringside.sync.watch_frames import place_of
-from ringside.sync.watch_host import Hello, Host
+from ringside.sync.watch_host import Hello, Host, path_as_text, path_of_text
 from ringside.sync.watch_mail import Mail
 from ringside.sync.watch_stacks import Stacks
 
@@ -128,7 +128,7 @@ class Watch:
         for hello in self._hellos:
             hosts.setdefault(hello.host, []).append(hello)
         self._host = Host(self._rank, self.board, hosts.get(own.host, [own]))
-        self._path = self._path or next((Path(hello.path) for hello in self._hellos if hello.path), None)
+        self._path = self._path or next((path_of_text(hello.path) for hello in self._hellos if hello.path), None)
         if len(hosts) > 1:
             ranks = [[hello.rank for hello in group] for group in hosts.values()]
             self._mail = Mail(self._store, list(hosts).index(own.host), ranks)
@@ -154,7 +154,7 @@ class Watch:
     def _own_hello(self) -> Hello:
         stat = read_stat(os.getpid())
         started = stat.started if stat is not None else 0
-        path = str(self._path.absolute()) if self._path is not None else ""
+        path = path_as_text(self._path.absolute()) if self._path is not None else ""
         stacks = self._stacks
         return Hello(self._rank, host_key(), os.getpid(), started, self.board.fd, stacks.fd, stacks.signal, path)
 

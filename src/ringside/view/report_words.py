@@ -60,7 +60,9 @@ def share(value: float | None) -> str:
 
 
 def digits(value: float) -> str:
-    """Return a number with three significant digits and no exponent."""
+    """Return a number with three significant digits and no exponent; a dash where it is not known."""
+    if not math.isfinite(value):
+        return UNKNOWN
     if not value:
         return "0"
     value = float(f"{value:.3g}")  # so that 99.96 becomes 100, not 100.0
