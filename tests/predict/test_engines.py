@@ -21,6 +21,7 @@ from ringside.predict import (
     simulate,
 )
 from ringside.predict.closed_form import forms
+from ringside.predict.messages import merged
 from ringside.predict.reference_events import finish_by_events
 from ringside.schedule import (
     ALGORITHMS,
@@ -36,7 +37,7 @@ from ringside.schedule import (
     ring_reduce_scatter,
     tree,
 )
-from ringside.schedule.schedule import Round
+from ringside.schedule.schedule import Round, Schedule
 
 CLOSE = 1e-9
 ALL = [*ALGORITHMS, *COLLECTIVES]
@@ -90,6 +91,8 @@ def check(schedule, topology, size, late=None):
     timeline = simulate(schedule, topology, size, late=late)
     events = finish_by_events(schedule, topology, size, late)
     assert timeline.finish_seconds == pytest.approx(events, rel=CLOSE, abs=1e-15)
+    at_once = finish_seconds(schedule, topology, [size], late=late)[0]  # whole stretches of rounds
+    assert at_once == pytest.approx(events, rel=CLOSE, abs=1e-15)
     return timeline
 
 
@@ -151,6 +154,45 @@ def test_every_algorithm_has_a_form_on_a_flat_network_of_a_power_of_two():
         if name not in ("tree", "two_tree", "hierarchical"):
             assert closed_form(by_name(name, 32), two_levels, [1e6]) is not None, name
     assert closed_form(hierarchical(8, 4), two_levels, [1e6]) is not None
+
+
+def _to_the_next_but_one(n, k):
+    return Round.of([(0, 2 % n, -2 * k % n, True)])
+
+
+@pytest.mark.parametrize("n", [5, 8, 9])
+def test_stretches_of_rounds_in_any_direction(n):
+    topology = Topology(
+        "uneven",
+        (1,) * n,
+        between=LinkClass("ethernet", 1e-5, 1e9),
+        reduce_bytes_per_s=1e9,
+        overhead_s=1e-6,
+        overrides=tuple(
+            LinkOverride(a, (a + d) % n, 1e-5 * (1 + a % 3), 1e9 / (1 + a % 4)) for a in range(n) for d in (1, 2, n - 1)
+        ),
+    )
+    check(ring(n), topology, 1e6, {1: 1e-3})
+    check(reverse(ring(n)), topology, 1e6, {1: 1e-3})
+    leaping = Schedule("leaping", n, n, 7, _to_the_next_but_one, (n,), rotational=True, stretches=(7,))
+    check(leaping, topology, 1e6, {1: 1e-3})
+
+
+@pytest.mark.parametrize("make", [*ALGORITHMS.values(), *COLLECTIVES.values()])
+def test_what_a_schedule_says_of_its_stretches_is_so(make):
+    for schedule in (make(6), reverse(make(6)) if make(6).collective.name != "all_to_all" else make(6)):
+        first = 0
+        for rounds in schedule.stretches:
+            alike = {_who_sends_what(schedule, k) for k in range(first, first + rounds)}
+            assert len(alike) == 1
+            first += rounds
+    with pytest.raises(UsageError, match="has 7 rounds, and its stretches 3"):
+        Schedule("leaping", 5, 5, 7, _to_the_next_but_one, (5,), rotational=True, stretches=(3,))
+
+
+def _who_sends_what(schedule, k):
+    one = merged(schedule.round(k), schedule.vertices)
+    return tuple(map(tuple, (one.src, one.dst, one.chunks, one.added)))
 
 
 @pytest.mark.parametrize("name", ALL)

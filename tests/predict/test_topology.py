@@ -172,10 +172,15 @@ def test_what_the_probe_writes_is_a_topology(tmp_path):
     assert topology.ranks_per_host == (2, 1, 1)
     assert topology.rate_of(2, 3) == pytest.approx(25e6)
     assert topology.rate_of(3, 2) == pytest.approx(50e6)
+    assert topology.host_rates[0] == pytest.approx((1e8, 1e8))
     assert topology.host_rates[2] == pytest.approx((50e6, 50e6))
     assert topology.overhead_s == 1e-6
     assert topology.reduce_bytes_per_s == pytest.approx(1e10)
     data = json.loads(path.read_text())
+    data["hosts"][0]["out_bytes_per_s"] = 1.9e8  # two interfaces
+    assert from_probe(data).host_rates[0] == pytest.approx((1.9e8, 1e8))
+    data["hosts"][0]["out_bytes_per_s"] = 1.3e8  # one, and a burst
+    assert from_probe(data).host_rates[0] == pytest.approx((1e8, 1e8))
     data["links"].pop()
     with pytest.raises(UsageError, match="no link from host 2 to host 1"):
         from_probe(data)

@@ -39,6 +39,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ringside.errors import UsageError
@@ -50,6 +51,7 @@ else:
     import tomli as tomllib
 
 SCHEMA = 1
+_ONE_INTERFACE = 1.5
 _NUMBER, _WHOLE, _TEXT, _FLAG = "a number", "a whole number", "text", "true or false"
 _LINK = {"kind": _TEXT, "alpha_s": _NUMBER, "bytes_per_s": _NUMBER, "host_bytes_per_s": _NUMBER}
 _SWITCH = {"alpha_s": _NUMBER, "bytes_per_s": _NUMBER}
@@ -281,9 +283,26 @@ def from_probe(data: Any, origin: str = "probe", kind: str = "ethernet") -> Topo
         reduce_bytes_per_s=float(reduce) if reduce else None,
         overhead_s=overhead_s,
         overrides=tuple(links),
-        host_rates=tuple((float(a or 0), float(b or 0)) for a, b in together) if known and links else (),
+        host_rates=_interfaces(together, links) if known and links else (),
         sources={"between.alpha_s": source, "between.bytes_per_s": source},
     )
+
+
+def _interfaces(together: list[tuple[Any, Any]], links: list[LinkOverride]) -> tuple[tuple[float, float], ...]:
+    """Return what every host's links carry together, (out, in) in bytes/s.
+
+    Where that is under 1.5 times what one of them carries alone, they share one interface, and its rate is better known
+    from the single link: a probe times all links together for a few messages only, and bursts flatter them.
+    """
+    found = []
+    for host, rates in enumerate(together):
+        ends = ([one for one in links if one.src == host], [one for one in links if one.dst == host])
+        alone = [median(one.bytes_per_s or 0.0 for one in side) for side in ends]
+        out, into = (
+            min(one, rate) if rate < _ONE_INTERFACE * one else rate for rate, one in zip(rates, alone, strict=True)
+        )
+        found.append((float(out), float(into)))
+    return tuple(found)
 
 
 def _rate(value: Any) -> float:
