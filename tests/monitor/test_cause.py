@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from ringside.monitor import RunInfo, StepRecord, Verdict
-from ringside.monitor.cause import DESCHEDULED, RUNNING, UNTOLD, explain
+from ringside.monitor.cause import AS_MUCH_CPU, DESCHEDULED, RUNNING, UNTOLD, explain
 from ringside.monitor.detect import detect
 from ringside.monitor.own_time import OwnTimeWatcher
 from ringside.monitor.records import Vitals
@@ -435,3 +436,18 @@ def test_a_long_run_keeps_vitals_of_every_rank() -> None:
     assert 20 <= len(table) <= 60
     np.testing.assert_allclose(table.mean(table["waited_seconds"]), [0.0, 0.1, 0.2])
     assert set(np.bincount(table.owners)) == {len(table) // 3}
+
+
+# ------------------------------------------------------------------------------------------------ the page
+
+
+def test_the_page_names_evidence_that_exists_and_leaves_none_out() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "causes.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("|")][2:]
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[4])}
+    shares = {name for name in SIGN_EVIDENCE if name.startswith(("usual_", "others_")) and name.endswith("_ratio")}
+    known = SIGN_EVIDENCE - shares - {"others_major_faults_per_step"}
+    assert known <= named
+    assert named - known == {"extra_data_seconds", "more_samples_ratio", "cpu_share_ratio", "usual_cpu_share_ratio"}
+    for words in (RUNNING, UNTOLD, AS_MUCH_CPU.split(":")[0], DESCHEDULED.split(":")[0]):
+        assert words in text
