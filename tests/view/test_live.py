@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.recorded_runs import own_times, slow_run, write_run
+
+from ringside.view.live import FEW, Live
+
+
+def test_a_run_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+    live = Live(tmp_path / "run")
+    assert not live.poll()
+    assert live.now() == []
+    write_run(tmp_path / "run", own_times(20, 4))
+    assert live.poll()
+    assert live.ranks == 4
+    assert live.steps().tolist() == list(range(20))
+    assert live.rows("own_seconds") == pytest.approx(own_times(20, 4), rel=1e-5)
+    assert not live.poll()
+
+
+def test_only_the_newest_steps_are_kept(tmp_path: Path) -> None:
+    live = Live(write_run(tmp_path / "run", own_times(100, 2)), steps_kept=32)
+    live.poll()
+    assert live.steps().tolist() == list(range(68, 100))
+    assert live.rows("wait_seconds").shape == (32, 2)
+
+
+def test_figures_are_of_the_last_steps_and_excess_leaves_the_rank_out(tmp_path: Path) -> None:
+    live = Live(slow_run(tmp_path / "run"))
+    live.poll()
+    now = live.now()
+    assert [rank.step for rank in now] == [119] * 4
+    assert now[2].excess_ratio == pytest.approx(0.3, abs=0.05)
+    assert abs(now[1].excess_ratio) < 0.05
+    assert now[2].wait_seconds < min(now[rank].wait_seconds for rank in (0, 1, 3))
+
+
+def test_another_run_in_the_same_place_is_followed_anew(tmp_path: Path) -> None:
+    live = Live(write_run(tmp_path / "run", own_times(50, 4)))
+    live.poll()
+    before = live.version
+    shutil.rmtree(tmp_path / "run")
+    assert not live.poll()
+    write_run(tmp_path / "run", own_times(7, 2))
+    live.poll()
+    assert (live.ranks, live.steps().tolist(), live.restarts) == (2, list(range(7)), 1)
+    assert live.version > before
+
+
+def test_memory_is_bounded_by_ranks(tmp_path: Path) -> None:
+    live = Live(write_run(tmp_path / "run", own_times(FEW + 4, 2)), steps_kept=10**9)
+    live.poll()
+    assert live._values.nbytes <= 4 * 2_000_000
+
+
+def test_a_verdict_marks_its_ranks_while_it_is_open(tmp_path: Path) -> None:
+    path = slow_run(tmp_path / "run")
+    live = Live(path)
+    live.poll()
+    verdict = '{"kind": "slow_rank", "ranks": [2], "since_step": 60, "detected_step": 66, "excess_ratio": 0.3}'
+    with (path / "events.jsonl").open("a") as file:
+        file.write(f'{{"kind": "verdict", "verdict": {verdict}}}\n')
+    assert live.poll()
+    assert [rank.verdicts for rank in live.now()] == [(), (), ("slow_rank",), ()]
+    with (path / "events.jsonl").open("a") as file:
+        file.write(f'{{"kind": "repaired", "verdict": {verdict}}}\n{{"kind": "ended"}}\n')
+    live.poll()
+    assert [rank.verdicts for rank in live.now()] == [()] * 4
+    assert [finding.over for finding in live.findings] == [True]
+    assert live.as_dict()["stage"] == "ended"
