@@ -1,7 +1,7 @@
 """Which runs are going on this machine: one small file per run, so that views find them from another shell.
 
-The files lie in a directory of this user's alone (`$XDG_RUNTIME_DIR/ringside`, else `/tmp/ringside-UID`), are named after
-the process that writes the run, and are left out (and removed) once that process is gone.
+The files lie in a directory of this user's alone (`$XDG_RUNTIME_DIR/ringside`, else `/tmp/ringside-UID`), are named
+after the process that writes the run, and are left out (and removed) once that process is gone.
 """
 
 from __future__ import annotations

@@ -75,6 +75,8 @@ class Live:
         self.restarts = 0
         self.version = 0
         self.following = Following()
+        self.events: list[Event] = []
+        self.ended = False
         self._steps_kept = steps_kept
         self._reader: RunReader | None = None
         self._identity: tuple[int, int] | None = None
@@ -163,8 +165,7 @@ class Live:
     def _begin(self, info: RunInfo | None) -> None:
         self.restarts += info is not None and self.info is not None
         self.following = Following()
-        self.events: list[Event] = []
-        self.ended = False
+        self.events, self.ended = [], False
         self.version += 1
         ranks = info.world_size if info is not None else 0
         kept = max(min(self._steps_kept, CELLS_KEPT // max(ranks * len(FIELDS), 1)), FEW)
