@@ -100,7 +100,7 @@ def test_small_ones_stay_in_the_race_for_longer() -> None:
         audition = audition_of(replace(rank({"ring": 1.0, "direct": 1.1, "tree": 1.2}, "ring"), size_bytes=size))
         assert audition is not None
         for seconds in ((1.0, 1.0, 1.0), (1.0, 1.1, 1.9)):
-            for _ in seconds:
+            while not audition.complete:
                 audition.took(seconds[audition.names.index(audition.current)])
             audition.judge(audition.times)
         names = set()
@@ -108,6 +108,17 @@ def test_small_ones_stay_in_the_race_for_longer() -> None:
             names.add(audition.current)
             audition.took(1.0)
         assert len(names) == left
+
+
+def test_small_ones_are_called_several_times_in_a_row_and_the_first_does_not_count() -> None:
+    audition = Audition(["a", "b"], 4, calls=3)
+    for seconds in (9.0, 1.0, 2.0):
+        assert audition.current == "a"
+        audition.took(seconds)
+    assert audition.current == "b"
+    for seconds in (9.0, 4.0, 4.0):
+        audition.took(seconds)
+    assert audition.times == [1.5, 4.0]
 
 
 def test_who_had_an_audition_needs_none() -> None:

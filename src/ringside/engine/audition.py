@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import median
+from statistics import mean, median
 
 from ringside.engine.choice import NATIVE, Choice
 from ringside.engine.selection_table import Rank, Row
@@ -21,9 +21,10 @@ MOST = 5  # choices that take part, besides the native ones
 PROMISING, PROMISING_SMALL = 1.3, 2.0  # times the least expected: slower ones do not take part
 HOPELESS = (3.0, 1.5, 1.3, 1.15)  # times the best so far, turn by turn: such a choice leaves
 HOPELESS_SMALL = (4.0, 3.0, 2.0, 1.6, 1.4)  # a single one of a millisecond may take twice as long by chance
-TURNS_LARGE, TURNS_SMALL = 5, 8  # the first of them warms up: connections, places, pages
-MORE_LARGE, MORE_SMALL = 12, 12  # turns at most of those that are close by then
+TURNS_LARGE, TURNS_SMALL = 5, 6  # the first of them warms up: connections, places, pages
+MORE_LARGE, MORE_SMALL = 12, 9  # turns at most of those that are close by then
 CLOSE, MOST_CLOSE = 1.1, 3  # times the best; so many of these go on
+CALLS_SMALL = 3  # in a row: the first one after another choice finds threads asleep and caches cold
 _CHEAP = 2  # of the large ones, choices that take part because of their price alone
 _PLAIN = 2.0  # turns won less turns lost over the root of their number: chance makes that one time in twenty
 LARGE_BYTES = 1 << 20
@@ -61,10 +62,19 @@ class Audition:
         turns: How many each has.
         more: How many more those have that are close then.
         hopeless: Who takes that many times what the best takes, turn by turn, leaves.
+        calls: All-reduces of a choice in a row; of several, the mean of all but the first counts.
     """
 
-    def __init__(self, names: Sequence[str], turns: int, more: int = 0, hopeless: Sequence[float] = HOPELESS) -> None:
-        self._hopeless = hopeless
+    def __init__(
+        self,
+        names: Sequence[str],
+        turns: int,
+        more: int = 0,
+        hopeless: Sequence[float] = HOPELESS,
+        calls: int = 1,
+    ) -> None:
+        self._hopeless, self._calls = hopeless, calls
+        self._row: list[float] = []
         self.names = list(names)
         self._turns, self._more = turns, more
         self._going = list(range(len(names)))
@@ -80,7 +90,10 @@ class Audition:
 
     def took(self, seconds: float) -> None:
         """Take what the current choice took here."""
-        self._took[self.names.index(self.current)] = seconds
+        self._row.append(seconds)
+        if len(self._row) == self._calls:
+            self._took[self.names.index(self.current)] = mean(self._row[1:] or self._row)
+            self._row.clear()
 
     @property
     def complete(self) -> bool:
@@ -163,7 +176,7 @@ def audition_of(rank: Rank) -> Audition | None:
         return None
     if rank.size_bytes >= LARGE_BYTES:
         return Audition(names, TURNS_LARGE, MORE_LARGE)
-    return Audition(names, TURNS_SMALL, MORE_SMALL, HOPELESS_SMALL)
+    return Audition(names, TURNS_SMALL, MORE_SMALL, HOPELESS_SMALL, CALLS_SMALL)
 
 
 def settled(rank: Rank, audition: Audition) -> Rank:

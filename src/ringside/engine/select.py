@@ -114,6 +114,7 @@ class Selector:
         probe: The links, as last timed; None likewise.
         history: What was changed during the run and why, in words.
         version: Grows with every change of the choices in use.
+        calls: How many small all-reduces there were, by class of sizes, once that class is settled.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class Selector:
         self._drift = Drift(())
         self._asked = 0
         self._auditions: dict[int, Audition] = {}
-        self._calls: Counter[int] = Counter()
+        self.calls: Counter[int] = Counter()
         self._path: Path | None = None
         self._expected: dict[tuple[int, Choice], float | None] = {}
 
@@ -177,9 +178,9 @@ class Selector:
         """Tell whether the choice for this size has been tried out in the job's own all-reduces."""
         return bisect_left(self._bounds, size_bytes) not in self._auditions
 
-    def steady(self, size_bytes: int, dtype: int) -> bool:
-        """Tell whether the choice for this size stays until `version` is another."""
-        return dtype != _FLOAT32 or self.settled(size_bytes)
+    def size_class(self, size_bytes: int) -> int:
+        """Return the class of sizes that are chosen for together: the place in `calls`."""
+        return bisect_left(self._bounds, size_bytes)
 
     def observe(self, size_bytes: int, choice: Choice, seconds: float, dtype: int = _FLOAT32) -> None:
         """Take what an all-reduce took here; with a wire dtype what was timed says nothing of other than float32."""
@@ -274,8 +275,11 @@ class Selector:
 
     def after(self, size_bytes: int, choice: Choice, seconds: float, dtype: int = _FLOAT32) -> None:
         """Do all that is to be done after an all-reduce: observe it, and vote and revise where that is due."""
-        if self._passed_over(size_bytes) or self._heard(size_bytes, choice, seconds, dtype):
-            return
+        if not self._passed_over(size_bytes) and not self._heard(size_bytes, choice, seconds, dtype):
+            self.note(size_bytes, choice, seconds, dtype)
+
+    def note(self, size_bytes: int, choice: Choice, seconds: float, dtype: int) -> None:
+        """Do what `after` does for those of which something is noted; arguments as for it."""
         self.observe(size_bytes, choice, seconds, dtype)
         if self.due(size_bytes) and self.vote():
             level = self._drift.level
@@ -291,8 +295,8 @@ class Selector:
         at = bisect_left(self._bounds, size_bytes)
         if at in self._auditions:
             return False
-        self._calls[at] += 1
-        return self._calls[at] % EVERY_NOTED != 0
+        self.calls[at] += 1
+        return self.calls[at] % EVERY_NOTED != 0
 
     def _heard(self, size_bytes: int, choice: Choice, seconds: float, dtype: int) -> bool:
         """Tell whether an all-reduce was part of an audition; when that is over, use what came of it."""
@@ -465,6 +469,8 @@ def _best(prices: Mapping[str, Sequence[Price]], size: int) -> list[str]:
         count = small if size < 1 << 20 else large if size < _MOST_TIMED else block
         if over == "ranks" and shared and size >= 1 << 20:
             count = 0  # every byte would leave a host as often as it has ranks
+        if over == "hosts" and size <= LADDER[0]:
+            count = 0  # a single element is carried by one rank of a host, as by a leader
         ours = [name for name in prices if not name.endswith(NATIVE) and Choice.parse(name).over == over]
         if size < 1 << 16:  # nothing to cut in pieces
             ours = [name for name in ours if Choice.parse(name).segments == 1]

@@ -26,6 +26,7 @@ from ringside.engine.across import Across, Reduction
 from ringside.engine.calls import Call, checked_op
 from ringside.engine.choice import NATIVE, Choice
 from ringside.engine.collectives import Collectives
+from ringside.engine.drift import EVERY_NOTED, LARGE_BYTES
 from ringside.engine.dtypes import ITEM_BYTES, dtype_code
 from ringside.engine.exchange import Exchange
 from ringside.engine.exchange_run import Hop
@@ -358,12 +359,14 @@ class Communicator(Collectives):
             return False
         if selector is None:
             ready.go(flat.address)
-        elif ready.version == selector.version:
+        elif ready.version != selector.version:
+            return False
+        else:
+            calls = selector.calls[ready.size_class] = selector.calls[ready.size_class] + 1
             began = time.perf_counter()
             ready.go(flat.address)
-            selector.after(ready.size_bytes, ready.choice, time.perf_counter() - began, flat.dtype)
-        else:
-            return False
+            if calls % EVERY_NOTED == 0:  # as the selector itself counts those that come another way
+                selector.note(ready.size_bytes, ready.choice, time.perf_counter() - began, flat.dtype)
         flat.write_back()
         return True
 
@@ -379,14 +382,16 @@ class Communicator(Collectives):
         self._across.all_reduce(flat.address, flat.numel, what, choice)
         if judged is not None:
             judged.after(size_bytes, choice, time.perf_counter() - began, dtype=what.dtype)
-            if not judged.steady(size_bytes, what.dtype):
+            if size_bytes >= LARGE_BYTES or not judged.settled(size_bytes):
                 return None
             choice = judged.choose(size_bytes, what.dtype, what.op)
         small = self._across.prepared(flat.numel, what, choice)
         if small is None:
             return None
         go = functools.partial(self._across.carry_out, small)
-        return _Ready(go, size_bytes, choice, judged, judged.version if judged is not None else 0)
+        if judged is None:
+            return _Ready(go, size_bytes, choice)
+        return _Ready(go, size_bytes, choice, judged, judged.version, judged.size_class(size_bytes))
 
     def _choose(self, size_bytes: int, what: Reduction, fixed: Choice | None) -> tuple[Choice, Selector | None]:
         """Return the way, and who is to be told what it took."""
@@ -472,13 +477,15 @@ class _Ready(NamedTuple):
         choice: How.
         selector: Who chose it and is told what it took; None: it was asked for.
         version: Of the selector's choices; it is of no more use when there are others.
+        size_class: The selector's, of that size.
     """
 
     go: Callable[[int], None]
     size_bytes: int
     choice: Choice
-    selector: Selector | None
-    version: int
+    selector: Selector | None = None
+    version: int = 0
+    size_class: int = 0
 
 
 class _Options:
