@@ -6,7 +6,8 @@
 from ringside.predict.closed_form import closed_form
 from ringside.predict.price import price, prices
 from ringside.predict.simulate import finish_seconds, simulate
-from ringside.predict.timeline import Guilty, Hop, Sent, Timeline
+from ringside.predict.timeline import Timeline
+from ringside.predict.timeline_path import Guilty, Hop, Sent
 from ringside.predict.topology import KINDS, LinkClass, LinkOverride, Switch, Topology
 from ringside.predict.topology_read import from_probe, from_toml, load_topology, preset, presets
 

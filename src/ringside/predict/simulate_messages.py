@@ -29,16 +29,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.errors import UsageError
+from ringside.predict.simulate_flows import Flows, Link
 from ringside.predict.topology import Topology
-from ringside.predict.wires import wires_for
 from ringside.schedule import Schedule
 
 Part = tuple[int, int, int]
 """(round, chunk, segment)."""
-Link = tuple[int, int]
 
 MOST_MESSAGES = 1 << 20
-_EPSILON = 1e-12
 
 
 class VertexOrder(Protocol):
@@ -123,7 +121,7 @@ class _Play:
         self._read()
         if orders is not None:
             self._reorder(orders)
-        self.network = _Network(schedule, topology, list(self.sends))
+        self.network = Flows(schedule, topology, list(self.sends))
         self.done = [0] * len(self.dependents)
         self.cursor = [0] * schedule.vertices
         self.busy = [True] * schedule.vertices  # until it begins
@@ -306,70 +304,3 @@ class _Play:
         for link in [link for link in self.posted if link[1] == vertex]:
             self._start(link)
         self._look(vertex)
-
-
-class _Network:
-    """What is on the wire, and how fast: max-min fair in what links share."""
-
-    def __init__(self, schedule: Schedule, topology: Topology, links: Sequence[Link]) -> None:
-        wires = wires_for(schedule, topology)
-        src, dst = (np.array([link[side] for link in links], dtype=np.int64) for side in (0, 1))
-        alpha, per_byte = wires.costs(src, dst)
-        self.alpha_s = dict(zip(links, alpha.tolist(), strict=True))
-        self.left: dict[Link, float] = {}
-        self.rate: dict[Link, float] = {}
-        self._through: dict[Link, list[tuple[tuple[int, int], float]]] = {
-            link: [((-1, at), seconds)] for at, (link, seconds) in enumerate(zip(links, per_byte.tolist(), strict=True))
-        }
-        for kind, (whose, seconds) in enumerate(wires.shares(src, dst)):
-            for link, one, each in zip(links, whose.tolist(), seconds.tolist(), strict=True):
-                if one >= 0:
-                    self._through[link].append(((kind, one), each))
-        self._stale = False
-
-    def start(self, link: Link, size_bytes: float) -> None:
-        self.left[link] = max(size_bytes, 0.0)
-        self._stale = True
-
-    def end(self, link: Link) -> None:
-        del self.left[link]
-        self._stale = True
-
-    def advance(self, now: float, then: float) -> None:
-        for link in self.left:
-            self.left[link] -= self.rate[link] * (then - now)
-
-    def next_end(self, now: float) -> tuple[float, Link | None]:
-        """Return when the next message has left, and over which link."""
-        if self._stale:
-            self._share()
-        best, which = inf, None
-        for link, left in self.left.items():
-            ends = now + max(left, 0.0) / self.rate[link]
-            if ends < best:
-                best, which = ends, link
-        return best, which
-
-    def _share(self) -> None:
-        """Fill all links at the same pace until something is full; its links keep their rate, and so on."""
-        self._stale = False
-        self.rate = dict.fromkeys(self.left, 0.0)
-        users: defaultdict[tuple[int, int], dict[Link, float]] = defaultdict(dict)
-        for link in self.left:
-            for thing, seconds in self._through[link]:
-                users[thing][link] = seconds
-        room = dict.fromkeys(users, 1.0)  # the share of its time that nobody uses yet
-        growing = set(self.left)
-        while growing:
-            full, most = None, inf
-            for thing, links in users.items():
-                taken = sum(seconds for link, seconds in links.items() if link in growing)
-                if taken > 0 and room[thing] / taken < most:
-                    full, most = thing, room[thing] / taken
-            if full is None:
-                break
-            for link in growing:
-                self.rate[link] += most
-            for thing, links in users.items():
-                room[thing] -= most * sum(seconds for link, seconds in links.items() if link in growing)
-            growing -= {link for link in users[full] if link in growing}

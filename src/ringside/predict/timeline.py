@@ -4,94 +4,26 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import isqrt
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringside.predict.messages import stretches
 from ringside.predict.simulate_rounds import Prepared
+from ringside.predict.timeline_page import bars, size_words, table
+from ringside.predict.timeline_path import Guilty, Hop, Sent, hop_before, who_is_guilty
 from ringside.predict.topology import Topology
 from ringside.predict.wires import wires_for
 from ringside.schedule import Schedule
+from ringside.view.units import ms
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 KEPT = 1 << 22
 """Times (rounds x vertices) that are all kept, 32 MB; of larger simulations some are, and the rest is played again."""
-WORTH_NAMING = 0.02
-"""Of the whole time: a rank or link that costs less is not called guilty."""
-
-
-class Hop(NamedTuple):
-    """One piece of the critical path.
-
-    Args:
-        round: Its round; -1: before the first.
-        src: Where it begins: a vertex.
-        dst: Where it ends; `src` itself: that vertex was busy sending, or worked, or had nothing to do.
-        peer: To whom the message went; -1: there was none.
-        begin_s: When the vertex `src` was ready for it, seconds.
-        end_s: When the vertex `dst` was done with it.
-        wire_s: Of that, bytes on the wire.
-        alpha_s: Of that, latency.
-    """
-
-    round: int
-    src: int
-    dst: int
-    peer: int
-    begin_s: float
-    end_s: float
-    wire_s: float
-    alpha_s: float
-
-
-class Guilty(NamedTuple):
-    """Who is to blame for most of the time that would not have been needed.
-
-    Args:
-        kind: `late rank`, `slow link` or `nobody`.
-        ranks: The rank, or the link's two ranks.
-        seconds: What it costs on the critical path.
-    """
-
-    kind: str
-    ranks: tuple[int, ...]
-    seconds: float
-
-    def __str__(self) -> str:
-        """Say it in words."""
-        if self.kind == "nobody":
-            return "nobody: no rank is late and no link slower than its kind on the critical path"
-        who = " > ".join(map(str, self.ranks))
-        return f"{self.kind} {who} costs {seconds_words(self.seconds)}"
-
-
-class Sent(NamedTuple):
-    """Messages of one round; arrays are [messages], times in seconds.
-
-    Args:
-        round: Its number.
-        src: Senders, int64.
-        dst: Receivers, int64.
-        size_bytes: Of each, float64.
-        begin_s: When it began, float64.
-        leave_s: When it had left, float64.
-        arrive_s: When it was there, float64.
-    """
-
-    round: int
-    src: Ints
-    dst: Ints
-    size_bytes: Floats
-    begin_s: Floats
-    leave_s: Floats
-    arrive_s: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +108,7 @@ class Timeline:
             bottom = (top - 1) // max(self.every, 64) * max(self.every, 64)
             played = list(zip(self._states(bottom, top), self._rounds(bottom, top), strict=True))
             for k in range(top - 1, bottom - 1, -1):
-                hop = _before(k, vertex, end_s, *played[k - bottom], self.size_bytes)
+                hop = hop_before(k, vertex, end_s, *played[k - bottom], self.size_bytes)
                 vertex, end_s = hop.src, hop.begin_s
                 last = path[-1] if path else None
                 if last is not None and (hop.src, hop.dst, hop.peer) == (last.src, last.src, last.peer) == last[1:4]:
@@ -192,30 +124,7 @@ class Timeline:
     @cached_property
     def guilty(self) -> Guilty:
         """The rank or link that puts off the end by most, by the critical path."""
-        begun = self.critical_path[0] if self.critical_path else None
-        late = begun.end_s if begun is not None and begun.round < 0 else 0.0
-        worst = Guilty("late rank", (begun.src,), late) if begun is not None and late > 0 else Guilty("nobody", (), 0.0)
-        for pair, seconds in self._excess().items():
-            if seconds > worst.seconds:
-                worst = Guilty("slow link", pair, seconds)
-        return worst if worst.seconds >= WORTH_NAMING * self.seconds else Guilty("nobody", (), 0.0)
-
-    def _excess(self) -> dict[tuple[int, int], float]:
-        """Return by link how much less the path would take over one that is as its class says, seconds."""
-        hops = [hop for hop in self.critical_path if hop.peer >= 0]
-        src, dst = (np.array(ends, dtype=np.int64) for ends in ([hop.src for hop in hops], [hop.peer for hop in hops]))
-        (alpha, per_byte), (plain_alpha, plain) = (
-            wires_for(self.schedule, topology).costs(src, dst)
-            for topology in (self.topology, replace(self.topology, overrides=()))
-        )
-        lost: dict[tuple[int, int], float] = {}
-        slower = 1 - np.minimum(plain / per_byte, 1.0)
-        for at in np.flatnonzero((slower > 0) | (alpha > plain_alpha)).tolist():
-            hop = hops[at]
-            more = hop.wire_s * float(slower[at])
-            more += max(float(alpha[at] - plain_alpha[at]), 0.0) if hop.src != hop.dst else 0.0
-            lost[hop.src, hop.peer] = lost.get((hop.src, hop.peer), 0.0) + more
-        return lost
+        return who_is_guilty(self.critical_path, self.schedule, self.topology, self.seconds)
 
     @property
     def shares(self) -> dict[str, float]:
@@ -275,7 +184,7 @@ class Timeline:
         return "\n".join(
             [
                 f"{self.schedule.name} of {size_words(self.size_bytes)} over {self.topology.describe()}: "
-                f"{seconds_words(self.seconds)}, busbw {self.busbw / 1e9:.4g} GB/s",
+                f"{ms(self.seconds)}, busbw {self.busbw / 1e9:.4g} GB/s",
                 f"guilty: {self.guilty}",
             ]
         )
@@ -283,76 +192,10 @@ class Timeline:
     def _repr_html_(self) -> str:
         """Return it as a page fragment for notebooks: the sentence, a bar per rank, the critical path's shares."""
         lines = [f"<p>{html.escape(line)}</p>" for line in self.describe().splitlines()]
-        return f"<div>{''.join(lines)}{_bars(self)}{_table(self)}</div>"
+        return f"<div>{''.join(lines)}{bars(self)}{table(self)}</div>"
 
 
 def checkpoint_every(schedule: Schedule) -> int:
     """Return after how many rounds the times are kept: 1, or for large simulations the root of the rounds."""
     cells = (schedule.rounds + 1) * schedule.vertices
     return 1 if cells <= KEPT else max(isqrt(schedule.rounds), 1)
-
-
-def _before(k: int, vertex: int, end_s: float, ready: Floats, round_: Prepared, size_bytes: float) -> Hop:
-    """Return the piece of the critical path that ends when `vertex` was done with round k."""
-    begin = float(ready[vertex])
-    best, hop = (begin + float(round_.before[vertex]), 0), Hop(k, vertex, vertex, -1, begin, end_s, 0.0, 0.0)
-    for part in round_.costs():
-        for at in part.of(vertex):
-            src, dst, wire = int(part.messages.src[at]), int(part.messages.dst[at]), float(part.wire[at]) * size_bytes
-            own, alpha = src == vertex, float(part.alpha_s[at])
-            begin = float(ready[src])
-            found = (begin + float(round_.before[src]) + wire + (0.0 if own else alpha), 1 if own else 2)
-            if found > best:
-                best, hop = found, Hop(k, src, vertex, dst, begin, end_s, wire, 0.0 if own else alpha)
-    return hop
-
-
-# ------------------------------------------------------------------------------------------------ for notebooks
-
-_MOST_BARS = 64
-_WIDTH, _ROW = 560, 12
-
-
-def _bars(timeline: Timeline) -> str:
-    """Return an SVG with a bar per rank, or per group of ranks: the latest of each."""
-    finish = timeline.finish_seconds
-    groups = np.array_split(np.arange(len(finish)), min(len(finish), _MOST_BARS))
-    end = max(timeline.seconds, 1e-300)
-    rows = []
-    for at, group in enumerate(groups):
-        last = float(finish[group].max())
-        name = f"{group[0]}" if len(group) == 1 else f"{group[0]}-{group[-1]}"
-        y, width = at * _ROW, _WIDTH * last / end
-        title = f"<title>rank {name}: {seconds_words(last)}</title>"
-        rows.append(
-            f'<text x="64" y="{y + 9}" text-anchor="end" font-size="9" fill="currentColor">{name}</text>'
-            f'<rect x="70" y="{y + 2}" width="{width:.2f}" height="{_ROW - 4}" fill="#3b7dd8">{title}</rect>'
-        )
-    height = len(groups) * _ROW
-    label = f"finish time by rank, 0 to {seconds_words(end)}"
-    return (
-        f'<svg role="img" aria-label="{label}" width="{_WIDTH + 80}" height="{height}" '
-        f'xmlns="http://www.w3.org/2000/svg">{"".join(rows)}</svg>'
-    )
-
-
-def _table(timeline: Timeline) -> str:
-    rows = sorted(timeline.shares.items(), key=lambda item: -item[1])
-    cells = "".join(f"<tr><td>{html.escape(name)}</td><td>{seconds_words(took)}</td></tr>" for name, took in rows)
-    return f"<table><caption>critical path</caption>{cells}</table>" if rows else ""
-
-
-def seconds_words(seconds: float) -> str:
-    """Return a duration in the unit that suits it, four digits."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= scale:
-            return f"{seconds / scale:.4g} {unit}"
-    return f"{seconds / 1e-9:.4g} ns" if seconds > 0 else "0 s"
-
-
-def size_words(size_bytes: float) -> str:
-    """Return a size in the decimal unit that suits it, four digits."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
-        if size_bytes >= scale:
-            return f"{size_bytes / scale:.4g} {unit}"
-    return f"{size_bytes:.4g} B"

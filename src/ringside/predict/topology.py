@@ -17,81 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.errors import UsageError
+from ringside.predict.topology_links import KINDS, LinkClass, LinkOverride, Switch, refuse, wrong_delay, wrong_rate
 
-KINDS = ("nvlink", "nvswitch", "pcie", "infiniband", "roce", "ethernet", "loopback", "shared_memory")
+__all__ = ["KINDS", "RAILS", "LinkClass", "LinkOverride", "Switch", "Topology", "figures"]
+
 RAILS = ("pooled", "own")
 MOST_RANKS = 1 << 24
-
-
-@dataclass(frozen=True, slots=True)
-class LinkClass:
-    """A kind of link, and what a message over it costs.
-
-    Args:
-        kind: One of `KINDS`.
-        alpha_s: From a message being ready until its receiver has it, without its bytes, seconds.
-        bytes_per_s: Of one rank's port (inside a host) or one network interface (between hosts), each direction.
-        host_bytes_per_s: What all messages of the class inside one host carry together (a memory bus, a PCIe root);
-            None: each port has its full rate at once. Not for links between hosts, whose interfaces say it.
-
-    Raises:
-        UsageError: A figure cannot be; the message has a line for each.
-    """
-
-    kind: str
-    alpha_s: float
-    bytes_per_s: float
-    host_bytes_per_s: float | None = None
-
-    def __post_init__(self) -> None:
-        mistakes = [] if self.kind in KINDS else [f"kind {self.kind!r}: there are {', '.join(KINDS)}"]
-        mistakes += _wrong_delay("alpha_s", self.alpha_s)
-        mistakes += _wrong_rate("bytes_per_s", self.bytes_per_s)
-        mistakes += _wrong_rate("host_bytes_per_s", self.host_bytes_per_s)
-        _refuse(mistakes)
-
-    @property
-    def seconds_per_byte(self) -> float:
-        """Of one port or interface."""
-        return 1.0 / self.bytes_per_s
-
-
-@dataclass(frozen=True, slots=True)
-class Switch:
-    """A switch that reduces: NVLS inside a host, SHARP between hosts.
-
-    Args:
-        alpha_s: Of a message to or from it, seconds.
-        bytes_per_s: Of one rank's way to it (inside) or one interface's (between), each direction.
-
-    Raises:
-        UsageError: A figure cannot be.
-    """
-
-    alpha_s: float
-    bytes_per_s: float
-
-    def __post_init__(self) -> None:
-        _refuse(_wrong_delay("alpha_s", self.alpha_s) + _wrong_rate("bytes_per_s", self.bytes_per_s))
-
-
-@dataclass(frozen=True, slots=True)
-class LinkOverride:
-    """One directed link that is not as its class says.
-
-    Args:
-        src: Sending rank, or host.
-        dst: Receiving rank, or host.
-        alpha_s: Its latency, seconds; None: its class's.
-        bytes_per_s: Its rate; None: its class's.
-        of: `ranks` or `hosts`: what `src` and `dst` number. A link of two hosts is that of all their ranks.
-    """
-
-    src: int
-    dst: int
-    alpha_s: float | None = None
-    bytes_per_s: float | None = None
-    of: str = "ranks"
 
 
 @dataclass(frozen=True)
@@ -142,7 +73,7 @@ class Topology:
         mistakes = [*self._wrong_counts(), *self._wrong_links(), *self._wrong_figures()]
         if not mistakes:
             mistakes = self._wrong_overrides()
-        _refuse([f"topology {self.name!r}: {mistake}" for mistake in mistakes])
+        refuse([f"topology {self.name!r}: {mistake}" for mistake in mistakes])
 
     # ---------------------------------------------------------------------------------------------- what it is
 
@@ -297,11 +228,11 @@ class Topology:
         mistakes = [] if self.rails in RAILS else [f"rails {self.rails!r}: pooled or own"]
         if not (math.isfinite(self.oversubscription) and self.oversubscription >= 1):
             mistakes.append(f"oversubscription: at least 1 (2 for 2:1), not {self.oversubscription:g}")
-        mistakes += _wrong_rate("reduce_bytes_per_s", self.reduce_bytes_per_s)
-        mistakes += _wrong_delay("overhead_s", self.overhead_s)
+        mistakes += wrong_rate("reduce_bytes_per_s", self.reduce_bytes_per_s)
+        mistakes += wrong_delay("overhead_s", self.overhead_s)
         for host, rates in enumerate(self.host_rates):
             for rate in rates:
-                mistakes += _wrong_rate(f"host_rates of host {host}", rate)
+                mistakes += wrong_rate(f"host_rates of host {host}", rate)
         return mistakes
 
     def _wrong_overrides(self) -> list[str]:
@@ -313,8 +244,8 @@ class Topology:
                 mistakes.append(
                     f"{what}: two different {link.of} of 0 to {most - 1}" if most else f"{what}: of ranks or hosts"
                 )
-            for wrong in _wrong_rate("bytes_per_s", link.bytes_per_s) + (
-                [] if link.alpha_s is None else _wrong_delay("alpha_s", link.alpha_s)
+            for wrong in wrong_rate("bytes_per_s", link.bytes_per_s) + (
+                [] if link.alpha_s is None else wrong_delay("alpha_s", link.alpha_s)
             ):
                 mistakes.append(f"{what}: {wrong}")
         return mistakes
@@ -336,21 +267,6 @@ class Topology:
         if self.overrides:
             words.append(f"{len(self.overrides)} links of their own")
         return ", ".join(words)
-
-
-def _wrong_rate(name: str, value: float | None) -> list[str]:
-    if value is None or (math.isfinite(value) and value > 0):
-        return []
-    return [f"{name}: bytes per second, more than 0, not {value:g}"]
-
-
-def _wrong_delay(name: str, value: float) -> list[str]:
-    return [] if math.isfinite(value) and value >= 0 else [f"{name}: seconds, 0 or more, not {value:g}"]
-
-
-def _refuse(mistakes: Sequence[str]) -> None:
-    if mistakes:
-        raise UsageError("\n".join(mistakes))
 
 
 def figures(topology: Topology) -> dict[str, Any]:
