@@ -10,6 +10,7 @@ Directories of jobs that were judged wrongly are kept.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shutil
 import sys
@@ -95,10 +96,14 @@ def main() -> int:
     """Run what was asked for; return 0 if every verdict was right."""
     args = parse()
     runs = Path(tempfile.mkdtemp(prefix="ringside-real-", dir=args.runs))
-    results = []
-    for name, engine, number in plan(args):
-        results.append(measure(name, engine, runs / f"{name}-{engine}-{number}", args.model))
-        print(line(results[-1]), file=sys.stderr, flush=True)
+    results: list[dict[str, Any]] = []
+    with contextlib.suppress(KeyboardInterrupt):  # what is known by then is told
+        for name, engine, number in plan(args):
+            path = runs / f"{name}-{engine}-{number}"
+            results.append(measure(name, engine, path, args.model))
+            print(line(results[-1]), file=sys.stderr, flush=True)
+            if results[-1]["right"] and not args.keep:
+                shutil.rmtree(path)
     if not any(runs.iterdir()):
         runs.rmdir()
     print(json.dumps(results, indent=2) if args.json else table(results))
@@ -116,6 +121,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--runs", type=Path, help="where to keep runs that were judged wrongly (default: the temporary)"
     )
+    parser.add_argument("--keep", action="store_true", help="keep all of them")
     parser.add_argument("--json", action="store_true", help="print results as JSON")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="write the results as a page")
     args = parser.parse_args()
@@ -144,11 +150,7 @@ def measure(name: str, engine: str, path: Path, model: str = "gpt") -> dict[str,
     except RingsideError as error:
         return {**result, "right": False, "why": str(error), "load": load(), "seconds": time.monotonic() - began}
     result |= judge(case, ended) | {"load": load(), "seconds": time.monotonic() - began}
-    if result["right"]:
-        shutil.rmtree(path)
-    else:
-        result["path"] = str(path)
-    return result
+    return result if result["right"] else {**result, "path": str(path)}
 
 
 def judge(case: Case, ended: Ended) -> dict[str, Any]:

@@ -30,7 +30,7 @@ ENGINES = [
     "native",
 ]
 AT, MOST_STEPS, HEALTHY_STEPS = 56, 480, 120
-HANG_S, PATIENCE_S = 1.5, 60.0
+HANG_S, PATIENCE_S, DIGEST_EVERY = 1.5, 60.0, 20
 SLOWED = {
     "slow": (f"slow:rank=1,factor=2.5,from_step={AT}", "slow_rank"),
     "input": (f"input:rank=1,seconds=0.02,from_step={AT}", "input_bound"),
@@ -38,26 +38,25 @@ SLOWED = {
 }
 
 
-def job(port: int, path: str, engine: str, fault: str, steps: int) -> int:
+def job(port: int, path: str, engine: str, fault: str, steps: int = MOST_STEPS, model: str = "waiting") -> int:
     """Train on this rank until somebody was named, or for so many steps; return how many it were."""
     import real_rank
 
     from ringside.monitor import hang, hang_judge
 
-    was = hang_judge.LIMIT_S
-    hang_judge.LIMIT_S = hang.LIMIT_S = HANG_S if fault.startswith("hang") else was
-    try:
-        with group(port):
-            return len(real_rank.train("waiting", steps, fault, engine=engine, run_dir=path, enough=bool))
-    finally:
-        hang_judge.LIMIT_S = hang.LIMIT_S = was
+    with pytest.MonkeyPatch.context() as patch, group(port):
+        patch.setenv("RINGSIDE_DIGEST_EVERY", str(DIGEST_EVERY))
+        if fault.startswith("hang"):
+            patch.setattr(hang_judge, "LIMIT_S", HANG_S)
+            patch.setattr(hang, "LIMIT_S", HANG_S)
+        return len(real_rank.train(model, steps, fault, engine=engine, run_dir=path, enough=bool))
 
 
-def run(path: Path, engine: str, fault: str, steps: int = MOST_STEPS) -> list[dict[str, Any]]:
+def run(path: Path, engine: str, fault: str, *more: Any, ranks: int = 2) -> list[dict[str, Any]]:
     """Run a job to its end; return its verdicts."""
-    with borrowed(2) as team:
-        done = team.run(job, free_port(), str(path), engine, fault, steps, limit_s=90.0)
-    assert done[0] == done[1] == launched.summary(path)["steps"]
+    with borrowed(ranks) as team:
+        done = team.run(job, free_port(), str(path), engine, fault, *more, limit_s=90.0)
+    assert set(done) == {launched.summary(path)["steps"]}
     return launched.summary(path)["verdicts"]
 
 
@@ -86,10 +85,30 @@ def test_a_rank_that_holds_the_others_up_is_named_with_the_reason(tmp_path: Path
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("ranks", "named"), [(2, [0, 1]), (3, [2])])
+def test_a_replica_that_differs_is_named_where_most_agree(
+    tmp_path: Path, engine: str, ranks: int, named: list[int]
+) -> None:
+    fault = f"diverge:rank={ranks - 1},at_step=25"
+    (verdict,) = run(tmp_path / "run", engine, fault, ranks=ranks)
+    assert (verdict["kind"], verdict["ranks"]) == ("diverged", named)
+    assert verdict["evidence"]["last_agreed_step"] < 25 <= verdict["detected_step"]
+    assert verdict["evidence"]["parameter"].endswith("layer.weight")
+    assert verdict["evidence"]["parameters_differing"] == 1
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_hundreds_of_tiny_parameters_in_buckets_of_their_own_are_too_many(tmp_path: Path, engine: str) -> None:
+    (verdict,) = run(tmp_path / "run", engine, "none", 4 * MOST_STEPS, "tiny")
+    assert (verdict["kind"], verdict["ranks"]) == ("small_collectives", [])
+    assert verdict["evidence"]["collectives_per_step"] > 100
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_rank_that_never_calls_its_all_reduce_is_named_while_the_job_hangs(tmp_path: Path, engine: str) -> None:
     path = tmp_path / "run"
     with borrowed(2) as team:
-        team.start(job, free_port(), str(path), engine, f"hang:rank=1,at_step={AT}", MOST_STEPS)
+        team.start(job, free_port(), str(path), engine, f"hang:rank=1,at_step={AT}")
         deadline = time.monotonic() + PATIENCE_S
         while not (found := named(path)):
             assert time.monotonic() < deadline, "nobody was named"
