@@ -42,7 +42,9 @@ from rich.table import Table as Grid
 
 from ringside.errors import UsageError
 from ringside.predict import score as scoring
-from ringside.predict.score import Knowledge, Score, Summary
+from ringside.predict.knowledge import Knowledge
+from ringside.predict.score import Score
+from ringside.predict.summary import Summary, summary
 from ringside.predict.tables import Table, parse_size, read_tables
 from ringside.view.units import size
 
@@ -154,7 +156,7 @@ def to_json(scores: Sequence[Score], *, points: bool = False) -> dict[str, Any]:
         "schema": SCHEMA,
         "mode": modes[0] if modes else "",
         "tables": [_table_json(one, points) for one in scores],
-        "summary": _summary_json(scoring.summary(scores)),
+        "summary": _summary_json(summary(scores)),
     }
 
 
@@ -241,7 +243,7 @@ def print_scores(scores: Sequence[Score], console: Console) -> None:
 
 def verdict(scores: Sequence[Score]) -> list[str]:
     """Return what is to be known first, a line each."""
-    total = scoring.summary(scores)
+    total = summary(scores)
     if total.mape is None:
         return ["no table could be scored"]
     mode = next(one.mode for one in scores if one.errors)

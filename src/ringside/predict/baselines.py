@@ -129,7 +129,9 @@ def _rate(topology: Topology, algorithm: str, protocol: int) -> float:
     """GB/s of the tensor."""
     name, place = _architecture(topology)
     inside = topology.inside.bytes_per_s / 1e9 if topology.inside is not None else math.inf
-    between = topology.nics * topology.between.bytes_per_s / 1e9 if topology.between and topology.hosts > 1 else math.inf
+    between = (
+        topology.nics * topology.between.bytes_per_s / 1e9 if topology.between and topology.hosts > 1 else math.inf
+    )
     bus = min(inside, between) if algorithm == "Ring" or topology.hosts > 2 else min(inside, 2 * between)
     ranks = topology.ranks
     if algorithm == "Ring":

@@ -23,16 +23,17 @@ from ringside.predict.tables import bus_factor
 
 Floats = NDArray[np.float64]
 
-REACH = 4.0  # of a bump, in doublings of the size
-BUMP = 0.18  # their standard deviation before a table has spoken, of log time
-NOISE = 0.04
+REACH, STEP_REACH = 4.0, 0.7  # of a bump and of a step, in doublings of the size
+BUMP, STEP = 0.18, 0.04  # their standard deviations before a table has spoken, of log time
+NOISE = 0.015
 FREEDOM = 4.0  # of Student's t: how surprising an outlier is
+SMOOTH = 0.5  # least variance of bumps, in units of the usual
+FAR = 16.0  # squares of standardised residuals beyond this count as this
 PATIENCE = 5.0  # rows' worth of belief in BUMP and NOISE
-QUANTILE = 2.7  # of the standardised error for a band of 95 %; see docs/design/0020-calibration.md
+QUANTILE = 2.9  # of the standardised error for a band of 95 %; see docs/design/0020-calibration.md
 LEAST = 1
-NOISY = 4.0  # times the variance, where ranks are processes on CPUs
-MOST = 1500  # rows fitted; more are thinned evenly, the cost is cubic
-
+NOISY = 7.0  # times the variance, where ranks are processes on CPUs
+MOST = 400  # rows fitted; more are thinned evenly, the cost is cubic
 
 
 def vague(ranks: int = 0, noisy: bool = False) -> Law:
@@ -69,7 +70,8 @@ class Prediction:
     def covers(self, times_s: ArrayLike) -> NDArray[np.bool_]:
         """Return which of the measured times lie in their band, bool [n]."""
         times = np.asarray(times_s, dtype=np.float64)
-        return (times >= self.low_s) & (times <= self.high_s)
+        inside: NDArray[np.bool_] = (times >= self.low_s) & (times <= self.high_s)
+        return inside
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,23 +104,36 @@ class Calibration:
         x = np.log2(sizes)
         curve, slopes = self.law.backbone.log_slopes(self.theta, sizes)
         prior = np.diag(self.law.spread**2)
-        near = self.scale * BUMP**2 * matern(x, self.x) + slopes @ prior @ self.slopes.T
+        near = bumps(x, self.x, self.scale) + slopes @ prior @ self.slopes.T
         mean = curve + slopes @ (self.law.mean - self.theta) + near @ self.pull
-        total = self.scale * (BUMP**2 + NOISE**2) + np.einsum("ij,jk,ik->i", slopes, prior, slopes)
-        known = np.einsum("ij,jk,ik->i", near, self.inverse, near)
+        total = (
+            max(self.scale, SMOOTH) * BUMP**2
+            + self.scale * (STEP**2 + NOISE**2)
+            + np.einsum("ij,ij->i", slopes @ prior, slopes)
+        )
+        known = np.einsum("ij,ij->i", near @ self.inverse, near)
         spread = QUANTILE * np.sqrt(np.maximum(total - known, 1e-8))
         return Prediction(sizes, np.exp(mean), np.exp(mean - spread), np.exp(mean + spread), self._far(x))
 
     def _far(self, x: Floats) -> NDArray[np.bool_]:
         if not len(self.x):
             return np.ones(len(x), dtype=np.bool_)
-        return (x < self.x.min() - 1e-9) | (x > self.x.max() + 1e-9)
+        far: NDArray[np.bool_] = (x < self.x.min() - 1e-9) | (x > self.x.max() + 1e-9)
+        return far
 
 
-def matern(a: Floats, b: Floats) -> Floats:
-    """Return the Matérn-3/2 correlation of sizes, float64 [len(a), len(b)], from their log2."""
-    far = np.sqrt(3.0) * np.abs(a[:, None] - b[None, :]) / REACH
-    return (1.0 + far) * np.exp(-far)
+def bumps(a: Floats, b: Floats, scale: float) -> Floats:
+    """Return the covariance of bumps and steps at sizes, float64 [len(a), len(b)], from their log2.
+
+    Bumps are smooth (Matérn-3/2); steps, where a protocol or a count of channels changes, are not (Matérn-1/2). Rows a
+    doubling apart cannot tell a step from noise; dense rows can. However well dense rows agree with their neighbours,
+    that says little of bumps beyond them: their variance does not fall below `SMOOTH` of the usual.
+    """
+    far = np.abs(a[:, None] - b[None, :])
+    smooth = np.sqrt(3.0) * far / REACH
+    wide, narrow = max(scale, SMOOTH) * BUMP**2, scale * STEP**2
+    found: Floats = wide * (1.0 + smooth) * np.exp(-smooth) + narrow * np.exp(-far / STEP_REACH)
+    return found
 
 
 def expect(law: Law) -> Calibration:
@@ -138,7 +153,12 @@ def fit(sizes: ArrayLike, times_s: ArrayLike, law: Law | None = None) -> Calibra
     Raises:
         UsageError: There is no row, or figures are not positive.
     """
-    sizes, times = np.asarray(sizes, dtype=np.float64), np.asarray(times_s, dtype=np.float64)
+    x: Floats = np.asarray(sizes, dtype=np.float64)
+    times: Floats = np.asarray(times_s, dtype=np.float64)
+    return _checked_fit(x, times, law if law is not None else vague())
+
+
+def _checked_fit(sizes: Floats, times: Floats, law: Law) -> Calibration:
     if sizes.shape != times.shape or sizes.ndim != 1 or len(sizes) < LEAST:
         raise UsageError(f"a calibration needs as many times as sizes, at least {LEAST}, not {times.shape}")
     if not np.all(np.isfinite(sizes) & (sizes > 0) & np.isfinite(times) & (times > 0)):
@@ -146,7 +166,6 @@ def fit(sizes: ArrayLike, times_s: ArrayLike, law: Law | None = None) -> Calibra
     if len(sizes) > MOST:
         kept = np.unique(np.linspace(0, len(sizes) - 1, MOST).round().astype(int))
         sizes, times = sizes[kept], times[kept]
-    law = law if law is not None else vague()
     return min((_fit(sizes, np.log(times), law, start) for start in _starts(sizes, times, law)), key=_surprise)[0]
 
 
@@ -166,21 +185,32 @@ def _starts(sizes: Floats, times: Floats, law: Law) -> list[Floats]:
 
 def _fit(sizes: Floats, logs: Floats, law: Law, start: Floats) -> tuple[Calibration, float]:
     x = np.log2(sizes)
-    shape = matern(x, x)
     weights, scale, theta = np.ones(len(x)), law.noise, start
     surprise = np.inf
     for _ in range(4):
-        rows = scale * (BUMP**2 * shape + np.diag(NOISE**2 / weights))
-        theta, surprise = _most_probable(sizes, logs, law, np.linalg.inv(rows), theta)
+        rows = _covariance(x, scale, weights)
+        theta, surprise = _most_probable(sizes, logs, law, _inverse(rows), theta)
         inverse, pull, slopes = _condition(sizes, logs, law, rows, theta)
         left = 1.0 / np.diag(inverse)  # leave-one-out variances and residuals, Rasmussen and Williams 5.12
         squares = (pull * left) ** 2 / left
         weights = np.clip((FREEDOM + 1.0) / (FREEDOM + squares), 0.02, 1.0)
-        ratio = (PATIENCE * law.noise / scale + np.minimum(squares, 9.0).sum()) / (PATIENCE + len(x))
+        ratio = (PATIENCE * law.noise / scale + np.minimum(squares, FAR).sum()) / (PATIENCE + len(x))
         scale = float(np.clip(scale * ratio, 0.1, 30.0))
-    rows = scale * (BUMP**2 * shape + np.diag(NOISE**2 / weights))
+    rows = _covariance(x, scale, weights)
+    theta, surprise = _most_probable(sizes, logs, law, _inverse(rows), theta)
     inverse, pull, slopes = _condition(sizes, logs, law, rows, theta)
     return Calibration(theta, law, x, pull, inverse, slopes, scale), surprise + len(x) * float(np.log(scale))
+
+
+def _inverse(rows: Floats) -> Floats:
+    found: Floats = np.linalg.inv(rows)
+    return found
+
+
+def _covariance(x: Floats, scale: float, weights: Floats) -> Floats:
+    """Of the rows about the curve, float64 [n, n]; a row of weight below 1 is that much less sure."""
+    covariance: Floats = bumps(x, x, scale) + scale * np.diag(NOISE**2 + STEP**2 * (1.0 / weights - 1.0))
+    return covariance
 
 
 def _condition(sizes: Floats, logs: Floats, law: Law, rows: Floats, theta: Floats) -> tuple[Floats, Floats, Floats]:
@@ -189,9 +219,7 @@ def _condition(sizes: Floats, logs: Floats, law: Law, rows: Floats, theta: Float
     return inverse, inverse @ (logs - curve - slopes @ (law.mean - theta)), slopes
 
 
-def _most_probable(
-    sizes: Floats, logs: Floats, law: Law, inverse: Floats, theta: Floats
-) -> tuple[Floats, float]:
+def _most_probable(sizes: Floats, logs: Floats, law: Law, inverse: Floats, theta: Floats) -> tuple[Floats, float]:
     """Return the figures of greatest posterior probability, and twice its negative logarithm (Levenberg–Marquardt)."""
     belief = np.diag(1.0 / law.spread**2)
 
@@ -205,7 +233,7 @@ def _most_probable(
         shift = theta - law.mean
         matrix = slopes.T @ inverse @ slopes + belief
         slope = slopes.T @ inverse @ (curve - logs) + belief @ shift
-        step = np.clip(np.linalg.solve(matrix + damping * np.diag(np.diag(matrix)), -slope), -1.0, 1.0)
+        step: Floats = np.clip(np.linalg.solve(matrix + damping * np.diag(np.diag(matrix)), -slope), -1.0, 1.0)
         after = cost(theta + step)
         if after < least:
             gain, theta, least, damping = least - after, theta + step, after, max(damping / 5, 1e-9)
@@ -219,6 +247,7 @@ def _most_probable(
 
 
 # ------------------------------------------------------------------------------------------------ another scale
+
 
 def transfer(fitted: Sequence[Calibration], law: Law) -> Law:
     """Return what is expected at another scale of a cluster that was measured at one or more.
@@ -239,7 +268,7 @@ def transfer(fitted: Sequence[Calibration], law: Law) -> Law:
     return replace(
         law,
         mean=law.mean + spread @ beside,
-        spread=np.sqrt(np.diag(spread + drift)),
+        spread=np.minimum(np.sqrt(np.diag(spread + drift)), law.spread),
         noise=float(np.exp(np.mean([np.log(one.scale) for one in fitted]))),
         words=f"{law.words}; beside it what {len(fitted)} other scale{'s' * (len(fitted) > 1)} had",
     )

@@ -16,14 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.errors import UsageError
+from ringside.predict.checks_beside import implausible
 from ringside.predict.tables import ALL_REDUCE, BUS_FACTORS, Figure, Flag, Row, Table, bus_factor
 
 SLACK = 0.012  # of stated bandwidths, beyond their last digit: both are often printed from rounded figures
-SLOWER_THAN_LARGER = 2.0
-SLOWER_THAN_PIECES = 1.4
-SPIKE = 1.6  # beside both neighbours
-LONG_RUN = 3  # more rows than this in a row are a regime of the cluster, unless they are worse than
-REGIME = 2.5
 MOST_RANKS = 1 << 20
 FASTEST = 20e12  # bytes per second and rank: ten times the fastest link there is
 LONGEST_S = 1e5
@@ -44,7 +40,7 @@ def check(table: Table) -> Table:
     flags += more
     rows.sort(key=lambda row: row.size_bytes)
     if table.collective in BUS_FACTORS or table.collective == "p2p_latency":
-        rows, more = _implausible(rows)
+        rows, more = implausible(rows)
         flags += more
     return table.with_flags(rows, flags)
 
@@ -216,93 +212,6 @@ def _ranks_of(ratio: float, collective: str) -> int | None:
         return None
     ranks = round(b / (ratio - a))
     return ranks if 2 <= ranks <= MOST_RANKS else None
-
-
-# ------------------------------------------------------------------------------------------------ beside the other rows
-
-
-def _implausible(rows: list[Row]) -> tuple[list[Row], list[Flag]]:
-    """Flag rows slower than a larger message, or than the same bytes in pieces."""
-    reasons: dict[int, str] = {}
-    times = np.array([row.time_s for row in rows])
-    sizes = np.array([row.size_bytes for row in rows])
-    # Repeats of one size are sorted by time, or the order in the file would decide.
-    order = np.lexsort((times, sizes))
-    times, sizes = times[order], sizes[order]
-    for index in _spikes(times):
-        reasons[index] = f"{_us(times[index])} beside {_us(times[index + 1])} for a larger message: a spike"
-    left = np.array([i for i in range(len(rows)) if i not in reasons], dtype=np.int64)
-    for tolerance, judged, words in (
-        (SLOWER_THAN_LARGER, times, "slower than a larger message, or that one is impossibly fast"),
-        (SLOWER_THAN_PIECES, sizes / times, "slower than sending it in smaller pieces, or those are impossibly fast"),
-    ):
-        for place in _outside(judged[left], tolerance):
-            index = int(left[place])
-            reasons[index] = f"{_us(times[index])} for {sizes[index]:.0f} B: {words}"
-        left = np.array([i for i in left if i not in reasons], dtype=np.int64)
-    kept = [rows[order[i]] for i in range(len(rows)) if i not in reasons]
-    return kept, [Flag(rows[order[i]].line, reasons[i], rows[order[i]].size_bytes) for i in sorted(reasons)]
-
-
-def _us(seconds: float) -> str:
-    return f"{seconds * 1e6:.4g} us"
-
-
-def _spikes(times: Floats) -> list[int]:
-    """Return rows that stand above the next larger and, where there is one, the next smaller."""
-    after = times[:-1] > SPIKE * times[1:]
-    before = np.r_[True, times[1:-1] > SPIKE * times[:-2]] if len(times) > 1 else np.zeros(0, dtype=bool)
-    return [int(index) for index in np.flatnonzero(after & before)]
-
-
-def _outside(values: Floats, tolerance: float) -> list[int]:
-    """Return the rows to leave out so that the rest never falls below its maximum so far by more than `tolerance`."""
-    keep = rising(values, tolerance)
-    found: list[int] = []
-    runs = np.split(np.arange(len(values)), np.flatnonzero(np.diff(keep)) + 1) if len(values) else []
-    for run in runs:
-        if keep[run[0]]:
-            continue
-        inside = values[keep]
-        worst = max(_violation(values[i], inside[: keep[:i].sum()], inside[keep[:i].sum() :]) for i in run)
-        if len(run) <= LONG_RUN or worst >= REGIME:
-            found.extend(int(i) for i in run)
-    return found
-
-
-def _violation(value: float, before: Floats, after: Floats) -> float:
-    return float(max(before.max(initial=0.0) / value, value / after.min(initial=np.inf)))
-
-
-def rising(values: Floats, tolerance: float) -> NDArray[np.bool_]:
-    """Return a largest subset in which no value is below the largest before it divided by `tolerance`.
-
-    Args:
-        values: Positive, float64 [n].
-        tolerance: 1 asks for a non-decreasing subset.
-
-    Returns:
-        Which values are in it, bool [n]. Time and memory O(n²) and O(n).
-    """
-    n = len(values)
-    best = np.zeros(n, dtype=np.int64)  # of subsets whose maximum so far is value i
-    parent = np.full(n, -1, dtype=np.int64)
-    for j in range(n):
-        below = np.flatnonzero(values[:j] <= values[j])
-        within = (values[:j] > values[j]) & (values[:j] <= tolerance * values[j])
-        best[j] = 1
-        if len(below):
-            parent[j] = below[np.argmax(best[below])]
-            best[j] += best[parent[j]]
-        best[:j][within] += 1
-    keep = np.zeros(n, dtype=np.bool_)
-    top, end = (int(np.argmax(best)) if n else -1), n
-    while top >= 0:
-        between = np.arange(top + 1, end)
-        keep[top] = True
-        keep[between[(values[between] < values[top]) & (values[between] * tolerance >= values[top])]] = True
-        top, end = int(parent[top]), top
-    return keep
 
 
 def usable(table: Table, least: int) -> Table:

@@ -1,6 +1,6 @@
 """The time of a collective over its size: latency, pipeline fill, bandwidth. Four figures, each with a meaning.
 
-A collective that forwards its tensor in segments over h hops takes h·α + S/B, and the fill of the pipeline. With the best
+A collective that forwards its tensor in segments over h hops takes h·α + S/B, and the pipeline's fill. With the best
 segment length the fill is 2·sqrt(h·α·S/B) (Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication:
 theory, practice, and experience", 2007); a library grows its segments only up to a largest one, and from there on the
 fill stays what it is. With u = S/(B·t0) the ratio of the bytes' time to the latency:

@@ -30,7 +30,7 @@ from ringside.predict.topology import Topology
 
 Floats = NDArray[np.float64]
 
-LAUNCH_S = 11e-6  # a kernel launched, a communicator's ranks met; GPU libraries
+LAUNCH_S = 9e-6  # a kernel launched, a communicator's ranks met; GPU libraries
 RING = 0.98  # of the link's rate
 NVLS = 0.98
 NVLS_RACK = 0.86  # where NVLink spans a rack
@@ -41,10 +41,10 @@ NETWORK_TREE = 0.87
 NETWORK_NVLS_TREE = 0.94
 
 PROXY_S = 6e-6  # a proxy thread that hands messages to the network interface
-# The pipeline's fill (curve.py) inside one host and among hosts.
-RAMP, DEPTH = (2.0, 4.0), (7.5, 7.0)
+# The pipeline's fill (curve.py) inside one host, among hosts, and inside a host whose ranks are one hop apart.
+RAMP, DEPTH = (2.0, 4.0, 0.9), (7.5, 7.0, 6.0)
 # What a cluster has beside its topology, as the spread of published tables says: standard deviations of the logarithm.
-SPREAD = (0.40, 0.50, 0.50, 0.20)
+SPREAD = (0.40, 0.50, 0.50, 0.17)
 
 
 @dataclass(frozen=True)
@@ -101,12 +101,19 @@ def law(topology: Topology, collective: str = ALL_REDUCE, algorithm: str = "auto
     found = candidates(topology) if collective == ALL_REDUCE else [_other(topology, collective)]
     named = [one for one in found if algorithm.lower().startswith(one.name)]
     chosen = named[0] if named else chosen_by_nccl(found)
-    several = topology.hosts > 1
-    base = LAUNCH_S + PROXY_S * several + min(one.hops_s for one in found)
-    mean = np.log([base, RAMP[several], DEPTH[several], chosen.bytes_per_s])
+    base = LAUNCH_S + PROXY_S * (topology.hosts > 1) + min(one.hops_s for one in found)
+    place = reach(topology)
+    mean = np.log([base, RAMP[place], DEPTH[place], chosen.bytes_per_s])
     words = f"{topology.name}: {chosen.name}, {chosen.bound} {chosen.bytes_per_s / 1e9:.4g} GB/s, {base * 1e6:.3g} us"
     ordered = sorted(found, key=lambda one: -one.bytes_per_s)
     return Law(mean, np.array(SPREAD), words, tuple(ordered))
+
+
+def reach(topology: Topology) -> int:
+    """Return which of `RAMP` and `DEPTH` is a topology's: 0 inside one host, 1 among hosts, 2 one hop apart."""
+    if topology.hosts > 1:
+        return 1
+    return 2 if topology.inside is not None and topology.inside.kind == "nvlink" else 0
 
 
 def candidates(topology: Topology) -> list[Candidate]:
@@ -170,10 +177,11 @@ def _inside(topology: Topology) -> float:
 
 
 def _inside_hops(topology: Topology) -> float:
-    """Up and down inside a host: a tree on a switch; with links from each to each, one hop to and one fro."""
+    """Up and down inside a host: a tree on a switch, one hop over links from each to each, a chain along a bus."""
     if topology.inside is None or _largest(topology) == 1:
         return 0.0
-    depth = math.log2(_largest(topology)) if topology.inside.kind == "nvswitch" else 1.0
+    ranks = _largest(topology)
+    depth = {"nvswitch": math.log2(ranks), "nvlink": 1.0}.get(topology.inside.kind, ranks - 1.0)
     return 2 * depth * topology.inside.alpha_s
 
 
@@ -190,7 +198,7 @@ def _ring(topology: Topology) -> Candidate:
     far = topology.between.alpha_s if topology.hosts > 1 and topology.between is not None else 0.0
     steps = 2 * (topology.ranks - 1)
     hops = (steps - 2 * topology.hosts) * alpha + 2 * topology.hosts * far if topology.hosts > 1 else steps * alpha
-    if topology.inside is not None and topology.inside.kind != "nvswitch" and topology.hosts == 1:
+    if topology.inside is not None and topology.inside.kind == "nvlink" and topology.hosts == 1:
         hops = _inside_hops(topology)
     # The least of all paths is what small messages take; a ring's is rarely it.
     return Candidate("ring", max(hops, 0.0) + topology.overhead_s, rate, "inside" if inside < network else "between")

@@ -100,9 +100,7 @@ class Processes:
         everyone = 2 * rounds * self.pairs.one_way(sizes / self.ranks) + shared
         by_leaders = leaders + passes < everyone
         noise = np.full(len(sizes), NOISE_PER_RANK_S * self.ranks * self.pairs.scatter)
-        return np.stack(
-            [noise, np.where(by_leaders, leaders, everyone), np.where(by_leaders, passes, PASS_S)], axis=1
-        )
+        return np.stack([noise, np.where(by_leaders, leaders, everyone), np.where(by_leaders, passes, PASS_S)], axis=1)
 
 
 def process_law(pairs: Pairs, hosts: int, ranks: int) -> Law:
@@ -145,11 +143,13 @@ def pairs_of(tables: Sequence[Table]) -> list[Pairs]:
 
 
 def pairs_for(table: Table, pairs: Sequence[Pairs]) -> Pairs | None:
-    """Return the costs that belong to a table: of its cluster, measured on as many hosts or nearly; None: there are none.
+    """Return the costs that belong to a table: of its cluster, measured on as many hosts or nearly; None: none do.
 
     Where only one cluster's costs are known and they do not name it, they are taken to be the table's.
     """
     named = [one for one in pairs if one.cluster == table.cluster]
     if not named and len(pairs) == 1 and not (pairs[0].cluster and table.cluster):
         named = list(pairs)
-    return min(named, key=lambda one: (abs(math.log2(max(one.hosts, 1) / max(table.hosts, 1))), one.hosts), default=None)
+    return min(
+        named, key=lambda one: (abs(math.log2(max(one.hosts, 1) / max(table.hosts, 1))), one.hosts), default=None
+    )

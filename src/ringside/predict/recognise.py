@@ -35,8 +35,8 @@ _MACHINES = (
     (r"(?<!\w)a(?:100|800)(?!\w)(?!.{0,12}pcie)", "dgx-a100"),
 )
 _GPUS = (
-    _Inside(r"mi3[05][05]x|mi355", "pcie", 400e9, "7 xGMI links of 76.8 GB/s each way (AMD CDNA 4 white paper), 3/4"),
-    _Inside(r"mi3[02][05]x", "pcie", 336e9, "7 xGMI links of 64 GB/s each way (AMD CDNA 3 white paper), 3/4 of it"),
+    _Inside(r"mi35[05]x?", "nvlink", 360e9, "7 xGMI links of 76.8 GB/s each way (AMD CDNA 4 white paper), 2/3 of it"),
+    _Inside(r"mi3[02][05]x?", "nvlink", 336e9, "7 xGMI links of 64 GB/s each way (AMD CDNA 3 white paper), 3/4 of it"),
     _Inside(r"v100.{0,12}pcie|\bt4\b|g4dn", "pcie", 12e9, "PCIe 3.0 x16"),
     _Inside(r"v100", "nvlink", 120e9, "6 NVLinks x SM70_NVLINK_BW 20 GB/s (NCCL src/graph/topo.h)"),
     _Inside(r"rtx (?:pro )?6000|h100.{0,12}pcie|h200 nvl|rtx 50", "pcie", 50e9, "PCIe 5.0 x16, 63 GB/s, 4/5 of it"),
@@ -104,7 +104,7 @@ def _gpu(text: str) -> Topology | None:
     for gpu in _GPUS:
         if re.search(gpu.words, text):
             name = re.search(gpu.words, text)
-            inside = LinkClass(gpu.kind, 2.5e-6, gpu.bytes_per_s)
+            inside = LinkClass(gpu.kind, 2.0e-6, gpu.bytes_per_s)
             between = LinkClass("infiniband", 4e-6, 400 * _PER_GBIT)
             called = name[0] if name else gpu.kind
             return Topology(called, (8, 8), inside, between, 8, sources={"inside.bytes_per_s": gpu.source})

@@ -16,11 +16,9 @@ from ringside.errors import UsageError
 from ringside.predict import baselines, mpi
 from ringside.predict.calibrate import Calibration, Prediction, expect, fit, transfer, vague
 from ringside.predict.checks import check
-from ringside.predict.fabric import Law, law
-from ringside.predict.recognise import recognise, sized_like
+from ringside.predict.fabric import Law
+from ringside.predict.knowledge import Knowledge, is_mpi
 from ringside.predict.tables import ALL_REDUCE, BUS_FACTORS, Flag, Row, Table
-from ringside.predict.topology import Topology
-from ringside.predict.topology_read import load_topology
 
 Floats = NDArray[np.float64]
 
@@ -79,7 +77,7 @@ class Score:
         """Share of the scored rows inside their 95 % band."""
         if self.prediction is None:
             return None
-        return float(np.mean(self.prediction.covers(_times(self.scored))))
+        return float(np.mean(self.prediction.covers(measured(self.scored))))
 
     @property
     def full_sweep(self) -> bool:
@@ -99,47 +97,6 @@ def errors_of(sizes: Floats, times_s: Floats, measured_s: Floats) -> Errors:
         int(sizes[int(size.argmax())]),
         float(size[large].mean()) if large.any() else None,
     )
-
-
-# ------------------------------------------------------------------------------------------------ what is known before
-
-
-@dataclass(frozen=True)
-class Knowledge:
-    """What tells the law of a table.
-
-    Args:
-        preset: A preset's or topology file's name; `auto`: the table's words.
-        pairs: Point-to-point costs of CPU clusters.
-    """
-
-    preset: str = "auto"
-    pairs: tuple[mpi.Pairs, ...] = ()
-
-    def topology(self, table: Table) -> Topology | None:
-        """Return the topology of a table; None where its words tell none."""
-        if self.preset == "auto":
-            return recognise(table)
-        return sized_like(load_topology(self.preset), table)
-
-    def law(self, table: Table) -> Law | None:
-        """Return the law of a table; None where nothing is known of its hardware."""
-        known = mpi.pairs_for(table, self.pairs) if self.preset == "auto" else None
-        if known is not None and table.hosts > 1 and table.collective == ALL_REDUCE:
-            return mpi.process_law(known, table.hosts, table.ranks)
-        if _is_mpi(table) and self.preset == "auto":
-            return None
-        topology = self.topology(table)
-        return law(topology, table.collective, table.algorithm) if topology is not None else None
-
-    def law_or_vague(self, table: Table) -> Law:
-        """Return the law of a table; a vague one where nothing is known of its hardware."""
-        found = self.law(table)
-        return found if found is not None else vague(table.ranks, noisy=_is_mpi(table))
-
-
-def _is_mpi(table: Table) -> bool:
-    return "mpi" in table.algorithm.lower() or "osu" in table.algorithm.lower()
 
 
 # ------------------------------------------------------------------------------------------------ the four ways
@@ -169,7 +126,7 @@ def preset_only(table: Table, known: Knowledge) -> Score:
     found = known.law(table)
     if found is None:
         words = "its words name no hardware that is known; say --preset NAME"
-        if _is_mpi(table):
+        if is_mpi(table):
             words = "processes on CPUs: give their point-to-point tables (osu_latency, osu_bw) too, or --preset NAME"
         return _refused(table, "preset", words)
     return _scored(table, "preset", found, expect(found), (), table.rows, known)
@@ -183,9 +140,9 @@ def other_scale(fit_tables: Sequence[Table], test: Table, known: Knowledge) -> S
     there = known.law(test)
     laws = [known.law(table) for table in usable]
     if there is None or any(one is None for one in laws):
-        there = vague(test.ranks, noisy=_is_mpi(test))
-        laws = [vague(table.ranks, noisy=_is_mpi(table)) for table in usable]
-    fitted = [fit(_sizes(t.rows), _times(t.rows), one) for t, one in zip(usable, laws, strict=True)]
+        there = vague(test.ranks, noisy=is_mpi(test))
+        laws = [vague(table.ranks, noisy=is_mpi(table)) for table in usable]
+    fitted = [fit(_sizes(t.rows), measured(t.rows), one) for t, one in zip(usable, laws, strict=True)]
     moved = transfer(fitted, there)
     rows = tuple(row for table in usable for row in table.rows)
     return _scored(test, "other scale", moved, expect(moved), rows, test.rows, known)
@@ -198,7 +155,7 @@ def _refused(table: Table, mode: str, why: str) -> Score:
 
 def _fitted(table: Table, mode: str, rows: Sequence[Row], held: Sequence[Row], known: Knowledge) -> Score:
     found = known.law_or_vague(table)
-    return _scored(table, mode, found, fit(_sizes(rows), _times(rows), found), rows, held, known)
+    return _scored(table, mode, found, fit(_sizes(rows), measured(rows), found), rows, held, known)
 
 
 def _scored(
@@ -210,7 +167,7 @@ def _scored(
     held: Sequence[Row],
     known: Knowledge,
 ) -> Score:
-    sizes, times = _sizes(held), _times(held)
+    sizes, times = _sizes(held), measured(held)
     prediction = calibration.predict(sizes)
     errors = errors_of(sizes, prediction.times_s, times)
     return Score(
@@ -218,16 +175,14 @@ def _scored(
     )
 
 
-def _baselines(
-    table: Table, rows: Sequence[Row], held: Sequence[Row], known: Knowledge
-) -> dict[str, Errors | None]:
-    sizes, times = _sizes(held), _times(held)
+def _baselines(table: Table, rows: Sequence[Row], held: Sequence[Row], known: Knowledge) -> dict[str, Errors | None]:
+    sizes, times = _sizes(held), measured(held)
     found: dict[str, Errors | None] = {"hockney": None, "interpolation": None, "nccl_constants": None}
     if len(rows) >= 2:
-        fitted = _sizes(rows), _times(rows)
+        fitted = _sizes(rows), measured(rows)
         found["hockney"] = errors_of(sizes, baselines.hockney(*fitted, sizes), times)
         found["interpolation"] = errors_of(sizes, baselines.interpolate(*fitted, sizes), times)
-    topology = known.topology(table) if table.collective == ALL_REDUCE and not _is_mpi(table) else None
+    topology = known.topology(table) if table.collective == ALL_REDUCE and not is_mpi(table) else None
     if topology is not None and topology.ranks > 1:
         found["nccl_constants"] = errors_of(sizes, baselines.nccl_constants(topology, sizes), times)
     return found
@@ -237,7 +192,8 @@ def _sizes(rows: Sequence[Row]) -> Floats:
     return np.array([row.size_bytes for row in rows], dtype=np.float64)
 
 
-def _times(rows: Sequence[Row]) -> Floats:
+def measured(rows: Sequence[Row]) -> Floats:
+    """Return the times of rows, seconds, float64 [n]."""
     return np.array([row.time_s for row in rows], dtype=np.float64)
 
 
@@ -255,54 +211,6 @@ def checked(tables: Sequence[Table]) -> tuple[list[Table], tuple[mpi.Pairs, ...]
     if not collectives:
         raise UsageError("no table of a collective among these files; point-to-point tables only tell of messages")
     return collectives, tuple(mpi.pairs_of(done))
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Scores pooled: medians over tables, coverage over rows.
-
-    Args:
-        tables: How many were scored.
-        mape: Median over tables.
-        mape_large: Median over tables of the error from 1 MB up.
-        bias: Median over tables.
-        band_coverage: Over all rows.
-        rows: How many rows were scored.
-        baselines: Median error over the tables to which each applies.
-    """
-
-    tables: int
-    mape: float | None
-    mape_large: float | None
-    bias: float | None
-    band_coverage: float | None
-    rows: int
-    baselines: Mapping[str, float | None]
-
-
-def summary(scores: Sequence[Score]) -> Summary:
-    """Return what scores come to together; figures are None where there is nothing to pool."""
-    done = [(one, one.errors, one.prediction) for one in scores if one.errors is not None]
-    hits = [prediction.covers(_times(one.scored)) for one, _, prediction in done if prediction is not None]
-    names = ("hockney", "interpolation", "nccl_constants")
-    return Summary(
-        len(done),
-        _median([errors.mape for _, errors, _ in done if errors]),
-        _median([errors.mape_large for _, errors, _ in done if errors]),
-        _median([errors.bias for _, errors, _ in done if errors]),
-        float(np.mean(np.concatenate(hits))) if hits else None,
-        sum(len(hit) for hit in hits),
-        {name: _median([_mape(one.baselines.get(name)) for one, _, _ in done]) for name in names},
-    )
-
-
-def _mape(errors: Errors | None) -> float | None:
-    return errors.mape if errors is not None else None
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.median(known)) if known else None
 
 
 def flagged(table: Table) -> tuple[Flag, ...]:

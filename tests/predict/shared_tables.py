@@ -1,0 +1,32 @@
+"""The published tables, where they are there, and tables made from a known law."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ringside.predict.curve import log_times
+from ringside.predict.tables import Figure, Row, Table
+
+BANDWIDTH = Path(__file__).parents[2].parent / "shared" / "data" / "bandwidth"
+
+
+def published(name=""):
+    """Return the folder of published tables, or one of its files; skip the test where it is absent."""
+    if not BANDWIDTH.is_dir():
+        pytest.skip(f"no published tables in {BANDWIDTH}")
+    return BANDWIDTH / name
+
+
+def made(theta, sizes, noise=0.0, seed=0, ranks=8, name="made"):
+    """Return a table of the curve's law with log-normal noise, bandwidths as nccl-tests prints them."""
+    times = np.exp(
+        log_times(np.asarray(theta), sizes) + noise * np.random.default_rng(seed).standard_normal(len(sizes))
+    )
+    factor = 2 * (ranks - 1) / ranks
+    rows = []
+    for line, (size, time) in enumerate(zip(sizes, times, strict=True), 2):
+        algbw = round(size / time / 1e9, 2) * 1e9
+        busbw = round(size / time * factor / 1e9, 2) * 1e9
+        rows.append(Row(line, float(size), float(time), Figure(algbw, 5e6), Figure(busbw, 5e6)))
+    return Table(name, tuple(rows), ranks=ranks, hosts=1)

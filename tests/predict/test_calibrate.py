@@ -1,0 +1,150 @@
+"""A known law and noise come back out of a fit; bands hold what they say; nothing depends on chance or order."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringside.errors import UsageError
+from ringside.predict.calibrate import expect, fit, posterior, transfer, vague
+from ringside.predict.curve import BASE, RATE, log_slopes, log_times
+from ringside.predict.fabric import Law
+
+from .shared_tables import made
+
+SIZES = 2.0 ** np.arange(3, 34)
+THETA = np.log([25e-6, 2.5, 6.0, 180e9])
+LAW = Law(np.log([35e-6, 2.0, 7.0, 150e9]), np.array([0.4, 0.5, 0.5, 0.2]), "a law near it")
+
+
+def rows(table):
+    return np.array([r.size_bytes for r in table.rows]), np.array([r.time_s for r in table.rows])
+
+
+figures = st.tuples(st.floats(-13, -7), st.floats(-1, 2), st.floats(0, 4), st.floats(20, 28))
+
+
+@given(figures, st.floats(1, 1e12))
+def test_the_slopes_of_the_curve_are_its_derivatives(theta, size):
+    theta = np.array(theta)
+    _, slopes = log_slopes(theta, [size])
+    for k in range(4):
+        step = 1e-5 * np.eye(4)[k]
+        numeric = (log_times(theta + step, [size]) - log_times(theta - step, [size])) / 2e-5
+        assert slopes[0, k] == pytest.approx(numeric[0], abs=1e-6)
+
+
+@given(figures)
+def test_time_grows_with_size_and_the_rate_saturates(theta):
+    times = np.exp(log_times(np.array(theta), SIZES))
+    assert np.all(np.diff(times) > 0)
+    assert np.all(np.diff(SIZES / times) > 0)
+    assert np.all(SIZES / times < np.exp(theta[RATE]))
+    assert np.all(times > np.exp(theta[BASE]))
+
+
+@pytest.mark.parametrize("law", [LAW, None])
+def test_a_known_law_is_recovered(law):
+    found = fit(*rows(made(THETA, SIZES, noise=0.03, seed=1)), law)
+    assert np.exp(found.theta[BASE]) == pytest.approx(25e-6, rel=0.05)
+    assert np.exp(found.theta[RATE]) == pytest.approx(180e9, rel=0.07)
+    truth = np.exp(log_times(THETA, SIZES))
+    assert np.abs(found.predict(SIZES).times_s / truth - 1).mean() < 0.03
+
+
+def test_small_sizes_and_the_hardware_tell_the_large_ones():
+    sizes, times = rows(made(THETA, SIZES, noise=0.03, seed=2))
+    small = sizes <= 16 << 20
+    told = fit(sizes[small], times[small], LAW).predict(sizes[~small])
+    assert np.abs(told.times_s / times[~small] - 1).mean() < 0.15
+    assert told.covers(times[~small]).all()
+    assert told.extrapolated.all()
+    width = told.high_s / told.times_s
+    assert width[-1] > 1.2 * (fit(sizes, times, LAW).predict(sizes[-1:]).high_s / times[-1:])[0]
+
+
+def test_an_outlier_hardly_moves_the_rest():
+    sizes, times = rows(made(THETA, SIZES, noise=0.02, seed=3))
+    bad = times.copy()
+    bad[12] *= 4
+    others = np.abs(np.arange(len(sizes)) - 12) > 2
+    straight, bent = fit(sizes, times, LAW).predict(sizes), fit(sizes, bad, LAW).predict(sizes)
+    assert np.abs(bent.times_s / straight.times_s - 1)[others].max() < 0.06
+
+
+def test_the_band_holds_about_95_percent_of_rows_that_were_held_out():
+    hits = []
+    for seed in range(30):
+        noise = (0.01, 0.03, 0.06)[seed % 3]
+        sizes, times = rows(made(THETA, SIZES, noise=noise, seed=seed))
+        hits.append(fit(sizes[::2], times[::2], LAW).predict(sizes[1::2]).covers(times[1::2]))
+    assert 0.90 <= np.concatenate(hits).mean() <= 0.999
+
+
+def test_noisier_tables_have_wider_bands():
+    def width(noise):
+        sizes, times = rows(made(THETA, SIZES, noise=noise, seed=5))
+        told = fit(sizes[::2], times[::2], LAW).predict(sizes[1::2])
+        return float(np.median(told.high_s / told.times_s))
+
+    assert width(0.15) > 1.1 * width(0.01)
+
+
+def test_a_fit_is_the_same_every_time():
+    sizes, times = rows(made(THETA, SIZES, noise=0.05, seed=6))
+    once, again = fit(sizes, times, LAW), fit(sizes, times, LAW)
+    assert np.array_equal(once.theta, again.theta)
+    assert np.array_equal(once.predict(SIZES).high_s, again.predict(SIZES).high_s)
+
+
+def test_many_rows_are_thinned_not_refused():
+    sizes = np.arange(1, 3001) * 8192.0
+    found = fit(sizes, np.exp(log_times(THETA, sizes)), LAW)
+    assert len(found.x) <= 400
+    assert found.predict([1e6]).times_s[0] == pytest.approx(np.exp(log_times(THETA, [1e6]))[0], rel=0.02)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(st.floats(1, 1e11), st.floats(1e-7, 10)), min_size=1, max_size=6))
+def test_any_positive_rows_give_finite_bands_around_the_time(pairs):
+    sizes, times = np.array(pairs).T
+    told = fit(sizes, times).predict([8.0, 1e6, 1e15])
+    assert np.all(np.isfinite(told.high_s))
+    assert np.all(told.low_s > 0)
+    assert np.all((told.low_s < told.times_s) & (told.times_s < told.high_s))
+
+
+@pytest.mark.parametrize(("sizes", "times"), [([], []), ([8], [1, 2]), ([0], [1]), ([8], [0]), ([8], [float("nan")])])
+def test_figures_that_cannot_be_are_refused(sizes, times):
+    with pytest.raises(UsageError):
+        fit(sizes, times)
+    with pytest.raises(UsageError):
+        expect(LAW).predict([0])
+
+
+def test_without_rows_the_law_is_the_prediction():
+    told = expect(LAW).predict(SIZES)
+    assert told.times_s == pytest.approx(np.exp(log_times(LAW.mean, SIZES)))
+    assert told.extrapolated.all()
+
+
+def test_what_one_scale_has_beside_its_law_another_has_too():
+    shift = np.array([0.5, 0.0, 0.0, -0.3])
+    sizes, times = rows(made(LAW.mean + shift, SIZES, noise=0.01))
+    there = Law(LAW.mean + np.array([0.7, 0.0, 0.0, -0.7]), LAW.spread, "twice as large")
+    moved = transfer([fit(sizes, times, LAW)], there)
+    assert moved.mean - there.mean == pytest.approx(shift, abs=0.12)
+    assert np.all(moved.spread <= LAW.spread)
+    assert moved.spread[BASE] < 0.3
+    two = transfer([fit(sizes, times, LAW)] * 2, there)
+    assert np.all(two.spread <= moved.spread + 1e-12)
+
+
+def test_rows_make_the_figures_more_certain():
+    sizes, times = rows(made(THETA, SIZES, noise=0.03))
+    assert np.all(np.diag(posterior(fit(sizes, times, LAW))) < LAW.spread**2)
+
+
+def test_the_vague_law_knows_how_ranks_count():
+    assert vague(1024).mean[BASE] > vague(2).mean[BASE]
+    assert vague(1024).mean[RATE] < vague(2).mean[RATE]

@@ -1,0 +1,119 @@
+"""The laws of all-reduce on a fabric, and which fabric a table's words stand for."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ringside.errors import UsageError
+from ringside.predict.curve import BASE, RATE, log_times
+from ringside.predict.fabric import CHAIN, NETWORK_RING, NETWORK_TREE, NVLS, RING, candidates, law, nvls_rate
+from ringside.predict.recognise import recognise, sized_like
+from ringside.predict.tables import Table, read_tables
+from ringside.predict.topology_read import preset
+
+from .shared_tables import published
+
+
+def rate(topology, name):
+    return next(one.bytes_per_s for one in candidates(topology) if one.name == name)
+
+
+def test_a_ring_moves_2_n_minus_1_over_n_of_the_tensor():
+    one = preset("dgx-a100", 1)
+    assert rate(one, "ring") == pytest.approx(RING * 240e9 * 8 / 14)
+    two = preset("dgx-a100", 2)
+    assert rate(two, "ring") == pytest.approx(NETWORK_RING * 8 * 24e9 * 16 / 30)
+
+
+def test_nvls_is_w_n_over_n_plus_1():
+    one = preset("dgx-h100", 1)
+    assert rate(one, "nvls") == pytest.approx(NVLS * one.nvls.bytes_per_s * 8 / 9)
+    assert nvls_rate(300e9, 2) == pytest.approx(200e9)
+
+
+def test_a_tree_between_two_hosts_sends_the_tensor_once_and_from_three_on_twice():
+    slow = replace(preset("p4de", 2))
+    assert rate(slow, "tree") == pytest.approx(min(NETWORK_TREE * 4 * 12e9, CHAIN * 240e9))
+    assert rate(preset("p4de", 3), "tree") == pytest.approx(NETWORK_TREE * 4 * 12e9 / 2)
+
+
+def test_ranks_share_the_interfaces_of_their_host():
+    whole = preset("dgx-a100", 4)
+    assert rate(replace(whole, nics=4), "ring") == pytest.approx(rate(whole, "ring") / 2)
+    assert rate(replace(whole, oversubscription=2.0), "ring") == pytest.approx(rate(whole, "ring") / 2)
+
+
+def test_latency_grows_with_the_logarithm_of_the_hosts():
+    bases = [math.exp(law(preset("dgx-h100", hosts)).mean[BASE]) for hosts in (2, 4, 8, 16)]
+    steps = np.diff(bases)
+    assert np.all(steps > 0)
+    assert steps == pytest.approx(np.full(3, steps[0]))
+
+
+def test_an_algorithm_that_a_table_names_is_taken_at_its_word():
+    two = preset("dgx-h100", 2)
+    assert law(two, algorithm="Ring").mean[RATE] == pytest.approx(np.log(rate(two, "ring")))
+    assert law(two).mean[RATE] == pytest.approx(np.log(rate(two, "nvls_tree")))
+
+
+def test_one_rank_is_refused():
+    with pytest.raises(UsageError, match="nobody to reduce with"):
+        law(preset("loopback").sized(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "hosts", "ranks", "name", "nics", "rate"),
+    [
+        ("AWS 2x p5.48xlarge (H100, 3.2T EFAv2)", 2, 16, "p5", 32, 12e9),
+        ("AWS 2x p4de.24xlarge (A100-80, 4x100G EFA)", 2, 16, "p4de", 4, 12e9),
+        ("NVIDIA H100 80GB HBM3", 1, 8, "dgx-h100", 8, 48e9),
+        ("gj-aion 4x HGX H100 IB 400G", 4, 32, "dgx-h100", 8, 48e9),
+        ("OCI 2x BM.GPU.B4.8 (A100-40, 16x100G RoCE)", 2, 16, "dgx-a100", 16, 12e9),
+        ("2 nodes x 2 H100", 2, 4, "dgx-h100", 2, 48e9),
+        ("CoreWeave GB200 NVL72 2 racks", 36, 144, "gb200-nvl72", 72, 48e9),
+        ("2 nodes x 1 GPU, 25G-class RoCE VF", 2, 2, "dgx-a100", 1, 3e9),
+        ("NVIDIA A100-SXM4-80GB", 2, 16, "dgx-a100", 8, 24e9),
+    ],
+)
+def test_words_stand_for_hardware(cluster, hosts, ranks, name, nics, rate):
+    found = recognise(Table("t", (), ranks=ranks, hosts=hosts, cluster=cluster))
+    assert found is not None
+    assert found.name == name
+    assert found.ranks == ranks
+    if found.hosts > 1:
+        assert (found.nics, found.between.bytes_per_s) == (nics, pytest.approx(rate))
+
+
+@pytest.mark.parametrize("cluster", ["", "a machine", "AMD EPYC with 512 GB of memory"])
+def test_words_that_name_nothing_stand_for_nothing(cluster):
+    assert recognise(Table("t", (), ranks=8, hosts=1, cluster=cluster)) is None
+
+
+def test_racks_are_hosts_where_nvlink_spans_them():
+    found = sized_like(preset("gb200-nvl72"), Table("t", (), ranks=144, hosts=36))
+    assert (found.hosts, found.ranks) == (2, 144)
+    assert sized_like(preset("dgx-h100"), Table("t", (), ranks=20, hosts=3)).ranks_per_host == (7, 7, 6)
+
+
+def test_the_nvls_law_holds_on_the_published_sweep_over_gpu_counts():
+    sweep = [t for t in read_tables(published("mleng_nvls_gpucount_h200.csv")) if t.algorithm == "NVLS"]
+    assert [table.ranks for table in sweep] == [5, 6, 7, 8]
+    measured = np.array([table.rows[0].size_bytes / table.rows[0].time_s for table in sweep])
+    shape = np.array([nvls_rate(1.0, table.ranks) for table in sweep])
+    width = np.exp(np.log(measured / shape).mean())
+    assert np.abs(width * shape / measured - 1).max() < 0.015
+    ring = [t for t in read_tables(published("mleng_nvls_gpucount_h200.csv")) if "off" in t.algorithm]
+    bus = np.array([2 * (t.ranks - 1) / t.ranks * t.rows[0].size_bytes / t.rows[0].time_s for t in ring])
+    assert bus.max() / bus.min() < 1.015
+
+
+def test_the_curve_of_a_preset_is_near_what_its_clusters_measure():
+    for name, bound in (("dgxc_h100_1n8g", 0.25), ("aws_p4de_a100_2n16g", 0.2), ("issue309_aion_h100_2n16g", 0.15)):
+        (table,) = read_tables(published(f"{name}.csv"))
+        topology = recognise(table)
+        sizes = np.array([row.size_bytes for row in table.rows])
+        times = np.array([row.time_s for row in table.rows])
+        error = np.abs(np.exp(log_times(law(topology).mean, sizes)) / times - 1)
+        assert np.median(error) < bound, name
