@@ -36,6 +36,13 @@ def test_collectives_that_end_in_pairs_take_what_they_take_on_average() -> None:
     assert meter.latency_seconds == pytest.approx(0.5e-3, rel=0.05)
 
 
+def test_others_being_late_is_not_what_collectives_take() -> None:
+    meter, late = CollectiveMeter(), 0.5
+    for _ in range(20):
+        busy = meter.add([Span(0.0, late + 1e-3 * (number + 1), 1000) for number in range(10)])
+    assert busy == pytest.approx(10e-3, rel=0.01)
+
+
 def test_gaps_between_collectives_are_not_busy() -> None:
     assert CollectiveMeter().add([Span(0.0, 1.0, 8), Span(0.5, 2.0, 8), Span(5.0, 6.0, 8)]) == pytest.approx(3.0)
     assert CollectiveMeter().add([]) == 0.0

@@ -129,10 +129,11 @@ def test_an_episode_needs_steps_and_seconds() -> None:
     episode, step = Episode(0.5, 0.4, seconds=100.0), count()
     for _ in range(WARM_UP_STEPS + WINDOW_STEPS - 1):
         assert not episode.update(next(step), 0.9, 50.0)
-    assert not episode.update(next(step), 0.9, 50.0)
-    assert episode.update(next(step), 0.9, 50.0)
+    assert episode.update(next(step), 0.9, 50.0)  # as many seconds have long been over
     assert episode.is_open
     assert episode.since_step == WARM_UP_STEPS
+    short = Episode(0.5, 0.4, seconds=100.0)
+    assert [short.update(number, 0.9, 1.0) for number in range(WARM_UP_STEPS + 101)].index(True) == WARM_UP_STEPS + 99
 
 
 def test_the_price_at_the_end_is_that_of_all_records() -> None:

@@ -49,16 +49,21 @@ class CollectiveMeter:
     def __init__(self) -> None:
         self.latency_seconds = 0.0
         self._classes: defaultdict[int, deque[tuple[float, float]]] = defaultdict(lambda: deque(maxlen=KEPT))
+        self._usual: dict[int, float] = {}
         self._passes = 0
 
     def add(self, spans: Iterable[Span]) -> float:
-        """Take in the collectives of one backward pass; return for how long at least one was under way, seconds."""
+        """Take in the collectives of one backward pass; return what they took one after the other, seconds.
+
+        Of the first no more is counted than is usual for its size: what is beyond that is others being late.
+        """
         before, busy = -math.inf, 0.0
         found: defaultdict[int, list[tuple[int, float]]] = defaultdict(list)
         ordered = sorted(spans, key=lambda span: span.ended)
         for number, span in enumerate(ordered):
             took = span.ended - max(span.began, before)
-            before, busy = span.ended, busy + took
+            before = span.ended
+            busy += took if number else min(took, self._usual.get(span.size_bytes.bit_length(), took))
             if number or len(ordered) == 1:
                 found[span.size_bytes.bit_length()].append((span.size_bytes, took))
         for kind, ones in found.items():
@@ -70,7 +75,9 @@ class CollectiveMeter:
         return busy
 
     def _latency(self) -> float:
-        points = sorted(_typical(kept) for kept in self._classes.values() if len(kept) >= LEAST_KEPT)
+        typical = {kind: _typical(kept) for kind, kept in self._classes.items() if len(kept) >= LEAST_KEPT}
+        self._usual = {kind: took for kind, (_, took) in typical.items()}
+        points = sorted(typical.values())
         if not points:
             return 0.0
         slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points, 2) if b[0] >= APART * a[0]]
@@ -111,7 +118,7 @@ def best_buckets(collectives: float, payload_bytes: float, busy_seconds: float, 
     Args:
         collectives: Per step.
         payload_bytes: Of all of them.
-        busy_seconds: Time in which at least one was under way.
+        busy_seconds: What they take one after the other.
         latency_seconds: What one takes apart from its bytes.
     """
     if not (collectives >= 1 and payload_bytes > 0 and busy_seconds > 0 and latency_seconds > 0):

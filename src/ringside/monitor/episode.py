@@ -33,6 +33,7 @@ class Episode:
     is_open: bool = False
     _shares: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
     _steps: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
+    _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
     _seen: int = 0
     _held: float = 0.0
 
@@ -59,6 +60,7 @@ class Episode:
             return False
         self._shares.append(share)
         self._steps.append(step)
+        self._seconds.append(step_seconds)
         if len(self._shares) < WINDOW_STEPS:
             return False
         middle = self.share
@@ -72,7 +74,9 @@ class Episode:
             return False
         if not self._held:
             self.since_step = self._first_high()
-        self._held += step_seconds
+            self._held = sum(self._seconds) - sum(self._seconds_before(self.since_step))
+        else:
+            self._held += step_seconds
         self.is_open = self._held >= self.seconds
         return self.is_open
 
@@ -80,12 +84,16 @@ class Episode:
         """Begin anew: what was seen has another reason."""
         self._shares.clear()
         self._steps.clear()
+        self._seconds.clear()
         self._held = 0.0
 
     @property
     def until_step(self) -> int:
         """The first step that was no longer as in the episode, once it has ended."""
         return next((step for step, share in zip(self._steps, self._shares, strict=True) if share < self.ends_at), 0)
+
+    def _seconds_before(self, step: int) -> list[float]:
+        return [seconds for number, seconds in zip(self._steps, self._seconds, strict=True) if number < step]
 
     def _first_high(self) -> int:
         """The first of the steps judged from which on most were high."""

@@ -39,7 +39,7 @@ LASTING_S = 5.0
 
 BOUND_ADVICE = (
     "Send fewer bytes (gradients in bfloat16, a compression hook) or send them less often (more samples per step, "
-    "accumulation under no_sync()); `ringside probe` tells whether the network is as fast as it should be."
+    "accumulation under no_sync()); ringside probe tells whether the network is as fast as it should be."
 )
 INPUT_ADVICE = (
     "Give every data loader more workers and prefetching (num_workers, prefetch_factor, persistent_workers), or move "
@@ -55,7 +55,7 @@ class JobStep(NamedTuple):
         step_seconds: Its duration.
         exposed_seconds: Blocked in synchronisation, on the rank that was blocked least.
         data_seconds: From the previous step's end until forward, on the rank that needed least.
-        busy_seconds: Time with a collective under way, where that was shortest.
+        busy_seconds: What collectives took one after the other, where that was shortest.
         latency_seconds: What a collective takes apart from its bytes, where that was least; 0: not known.
         payload_bytes: Bytes synchronised.
         collectives: By how many collectives.

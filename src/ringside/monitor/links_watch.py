@@ -22,7 +22,7 @@ SHOWN_LINKS = 6
 
 ADVICE = (
     "Look at this path: the negotiated speed and the errors of both interfaces (ethtool), who else uses it, its cable "
-    "and its switch port; `ringside probe` measures every pair. A ring can be ordered round one slow link."
+    "and its switch port; ringside probe measures every pair. A ring can be ordered round one slow link."
 )
 HOST_ADVICE = (
     "Look at this host's network interface: its negotiated speed and errors (ethtool), who else uses it, its cable and "

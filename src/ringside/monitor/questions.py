@@ -156,7 +156,7 @@ def _network(info: RunInfo, table: Table, verdicts: Sequence[Verdict], links: Se
     if len(hosts) == 1 and all(info.hosts) and not links:
         return Question(answer=False, numbers=numbers, words="All ranks are on one host.")
     exposed = f"Transfers nobody was late for are exposed for {percent(share)} of a step"
-    slow = [headline(verdict) for verdict in verdicts if verdict.kind == "slow_link"]
+    slow = [_with_steps(verdict) for verdict in verdicts if verdict.kind == "slow_link"]
     if not links:
         if not hosts:
             return Question(answer=None, numbers=numbers, words=f"The hosts of the ranks are not known. {exposed}.")
@@ -181,6 +181,11 @@ def _network(info: RunInfo, table: Table, verdicts: Sequence[Verdict], links: Se
     )
 
 
+def _with_steps(verdict: Verdict) -> str:
+    until = verdict.evidence.get("until_step")
+    return f"{headline(verdict)} from step {verdict.since_step} on" + ("" if until is None else f" until step {until}")
+
+
 def _small(table: Table) -> Question:
     count, payload = middle(table["collectives"]), middle(table["payload_bytes"])
     busy, latency = (middle(least_of_ranks(table[name], positive=True)) for name in ("busy_seconds", "latency_seconds"))
@@ -193,15 +198,13 @@ def _small(table: Table) -> Question:
         return Question(answer=answer, numbers=numbers, words=f"{words}; what they take was not measured.")
     best = best_buckets(count, payload, busy, latency)
     step, saved = middle(table["step_seconds"]), min(best.saved_seconds, _exposed(table))
-    numbers |= {
-        "busy_seconds": busy,
-        "latency_seconds": latency,
-        "saved_seconds_per_step": saved,
-        "saved_ratio": best.saved_ratio,
-        "bucket_mb": bucket_mb(best.bucket_bytes),
-    }
+    numbers["busy_seconds"] = busy
+    if latency:
+        savings = {"saved_seconds_per_step": saved, "saved_ratio": best.saved_ratio}
+        numbers |= {"latency_seconds": latency, **savings}
     many = bool(count > MANY and best.saved_ratio >= SAVED_OF_SYNC and saved >= SAVED_AT * step)
     if many:
+        numbers["bucket_mb"] = bucket_mb(best.bucket_bytes)
         words += (
             f"; with buckets of {bucket_mb(best.bucket_bytes)} MB there would be {best.collectives}, which saves about "
             f"{percent(saved / step)} of a step"

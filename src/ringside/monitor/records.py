@@ -125,7 +125,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         overhead_seconds: Ringside's own bookkeeping inside the step.
         loss: The rank's loss, where the script gave one.
         vitals: What held it up, as far as the machine knows; on the oldest record of a batch.
-        busy_seconds: Time in which at least one collective was under way, from the first hand-over to the last result.
+        busy_seconds: What the collectives took one after the other, without others being late for the first.
         latency_seconds: What one collective takes whatever its size, as far as this rank could measure; 0: not known.
         wires: What it sent to other hosts; on the newest record of a batch, about once a second.
     """

@@ -28,7 +28,7 @@ class SyncTimes:
         wait_seconds: This rank's last arrival until the last rank's; NaN where arrivals are not known.
         payload_bytes: Bytes synchronised.
         collectives: Collectives that carried them.
-        busy_seconds: Time in which at least one of them was under way.
+        busy_seconds: What they took one after the other, without others being late for the first.
         latency_seconds: What one takes whatever its size; 0: not known.
     """
 

@@ -47,7 +47,9 @@ def render_report(summary: dict[str, Any], run_info: RunInfo, records: Iterable[
     """
     table = records if isinstance(records, Table) else tabulate(records, run_info.world_size)
     verdicts = [tell(verdict, summary) for verdict in summary["verdicts"]]
-    culprits = {rank for told in verdicts for rank in told.verdict.ranks if 0 <= rank < table.ranks}
+    # Of a slow link neither end is to blame.
+    blamed = [told.verdict for told in verdicts if told.verdict.kind != "slow_link"]
+    culprits = {rank for verdict in blamed for rank in verdict.ranks if 0 <= rank < table.ranks}
     matrix = waits_for(*_ring_steps(table, verdicts))
     body = [
         _header(run_info, summary),
@@ -154,7 +156,8 @@ def _charts(table: Table, verdicts: list[Told], culprits: set[int]) -> str:
 
 def _mark(told: Told) -> Mark:
     until = told.verdict.evidence.get("until_step")
-    who = name_ranks(told.verdict.ranks)
+    ranks = told.verdict.ranks
+    who = f"link {' → '.join(map(str, ranks))}" if told.verdict.kind == "slow_link" else name_ranks(ranks)
     label = f"{who}, from step {told.verdict.since_step}"
     return Mark(since=told.verdict.since_step, until=None if until is None else int(until), label=label)
 

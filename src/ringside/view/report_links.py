@@ -10,6 +10,7 @@ from ringside.monitor.verdict import Verdict
 from ringside.view.report_words import UNKNOWN, duration, share, size
 
 MOST_ROWS = 32
+COLUMNS = ("link", "hosts", "rate", "carried", "wire time", "of the run", "sent again")
 
 
 def links_table(summary: dict[str, Any], verdicts: Iterable[Verdict]) -> str:
@@ -23,15 +24,16 @@ def links_table(summary: dict[str, Any], verdicts: Iterable[Verdict]) -> str:
     if not links:
         return ""
     slow = {tuple(verdict.ranks) for verdict in verdicts if verdict.kind == "slow_link"}
-    rows = "".join(_row(link, (link["src"], link["dst"]) in slow) for link in links[:MOST_ROWS])
+    hosts = {rank["rank"]: str(rank["host"]) for rank in summary["ranks"]}
+    rows = "".join(_row(link, hosts, (link["src"], link["dst"]) in slow) for link in links[:MOST_ROWS])
     more = f" (the {MOST_ROWS} slowest of {len(links)})" if len(links) > MOST_ROWS else ""
-    return f"""<figure class="wide"><figcaption>Links between hosts, as the kernel counts{more}</figcaption>
-<div class="scroll"><table><thead><tr><th scope="col">link</th><th scope="col">rate</th><th scope="col">carried</th>
-<th scope="col">wire time</th><th scope="col">of the run</th><th scope="col">sent again</th></tr></thead>
-<tbody>{rows}</tbody></table></div></figure>"""
+    heads = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in COLUMNS)
+    return f"""<section aria-label="Links"><figure class="wide">
+<figcaption>Links between hosts, as the kernel counts{more}</figcaption>
+<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></figure></section>"""
 
 
-def _row(link: dict[str, Any], culprit: bool) -> str:
+def _row(link: dict[str, Any], hosts: dict[int, str], culprit: bool) -> str:
     rate = UNKNOWN if link["bytes_per_s"] is None else f"{size(link['bytes_per_s'])}/s"
     cells = (
         rate,
@@ -41,8 +43,10 @@ def _row(link: dict[str, Any], culprit: bool) -> str:
         size(link["retransmitted_bytes"]),
     )
     mark, badge = (' class="culprit"', ' <span class="badge">verdict</span>') if culprit else ("", "")
+    places = " → ".join(hosts.get(link[end], "") for end in ("src", "dst"))
     return (
         f'<tr{mark}><th scope="row">{link["src"]} → {link["dst"]}{badge}</th>'
+        f'<td class="text">{html.escape(places)}</td>'
         + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
         + "</tr>"
     )
