@@ -1,0 +1,94 @@
+"""The four answers and the links in the report and in the terminal's last words."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from ringside.monitor import RunInfo, StepRecord
+from ringside.monitor.links import LinkTotals
+from ringside.monitor.questions import QUESTIONS, Question
+from ringside.monitor.summary import summarise
+from ringside.monitor.verdict import Verdict, headline
+from ringside.view.answers import answer, answers_section, sign
+from ringside.view.report import render_report
+from ringside.view.terminal import closing
+
+SLOW_LINK = Verdict(kind="slow_link", ranks=[0, 1], since_step=5, detected_step=9, excess_ratio=3.0, cause="the wire")
+
+
+def run(*verdicts: Verdict) -> tuple[dict[str, Any], RunInfo, list[StepRecord]]:
+    info = RunInfo(
+        schema=1,
+        name="a run",
+        started_unix=0,
+        command=["train.py"],
+        world_size=3,
+        hosts=["a", "<b>", "c"],
+        pids=[1, 2, 3],
+        engine="native",
+    )
+    records = [
+        StepRecord(step=step, rank=rank, ended_unix=0, step_seconds=0.1, own_seconds=0.06, exposed_seconds=0.04)
+        for step in range(30)
+        for rank in range(3)
+    ]
+    link = {"sent_bytes": 10**9, "wire_seconds": 9.0, "wire_ratio": 0.5, "retransmitted_bytes": 1000}
+    links = [
+        msgspec.convert({**link, "src": src, "dst": dst, "bytes_per_s": rate}, LinkTotals)
+        for src, dst, rate in ((0, 1, 5e6), (1, 2, 5e7))
+    ]
+    return summarise(info, records, verdicts, links=links), info, records
+
+
+def test_the_page_answers_all_four_and_shows_the_links() -> None:
+    page = render_report(*run())
+    assert all(text in page for text in QUESTIONS.values())
+    assert "0 → 1" in page
+    assert "5.00 MB/s" in page
+    assert "a → &lt;b&gt;" in page
+
+
+def test_of_a_slow_link_neither_end_is_marked_but_the_link_is() -> None:
+    page = render_report(*run(SLOW_LINK))
+    assert "The link 0 → 1 is slow." in page
+    assert '<th scope="row">0 → 1 <span class="badge">verdict</span></th>' in page
+    assert "rank 0 (verdict)" not in page
+    assert "link 0 → 1, from step 5" in page
+
+
+def test_the_last_words_in_the_terminal_have_the_answers() -> None:
+    summary, _, _ = run()
+    out = io.StringIO()
+    Console(file=out, width=200).print(closing(summary, []))
+    lines = out.getvalue().splitlines()
+    assert [line.split()[0] for line in lines if line.strip().endswith("?")] == ["yes", "yes", "yes", "–"]
+    del summary["questions"]
+    Console(file=out, width=200).print(closing(summary, []))  # as an older version wrote it
+
+
+@pytest.mark.parametrize(("value", "said"), [(True, "Yes. So."), (False, "No. So."), (None, "It cannot be told. So.")])
+def test_answers_in_words(value: bool | None, said: str) -> None:
+    question = Question(answer=value, words="so")
+    assert answer(question) == said
+    assert sign(question) == {True: "yes", False: "no", None: "–"}[value]
+
+
+def test_hostile_text_in_an_answer_stays_text() -> None:
+    section = answers_section({"small_collectives": Question(answer=True, words="<script>", numbers={"<i>": "<b>"})})
+    assert "<script>" not in section
+    assert "<i>" not in section
+    assert answers_section({}) == ""
+
+
+def test_verdicts_on_the_job_have_sentences() -> None:
+    def said(kind: str) -> str:
+        return headline(Verdict(kind=kind, ranks=[], since_step=0, detected_step=0, excess_ratio=0.5))
+
+    assert said("communication_bound") == "the job is bound by communication"
+    assert said("small_collectives") == "too many small collectives are launched"
+    assert said("input_bound") == "the whole job waits for its input"
