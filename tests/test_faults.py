@@ -3,12 +3,15 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringside.commands import demo
 from ringside.errors import UsageError
+from ringside.fault_specs import KINDS
 from ringside.faults import (
     Diverge,
     Hang,
@@ -340,3 +343,9 @@ def test_a_wrapped_model_is_slowed_inside():
     model = DistributedDataParallel(Model(clock, forward=1.0, backward=1.0))
     injector = inject(Slow(0, 1.5), model, 0, clock=clock, burn=clock.burn)
     assert train(model, injector, [0], clock) == pytest.approx([50.0 + 6.0 * 1.5])
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.kind)
+def test_every_fault_is_in_the_guide_and_in_the_demos_help(kind):
+    assert f"`{kind.example}`" in (Path(__file__).parents[1] / "docs" / "faults.md").read_text()
+    assert f"  {kind.example} " in demo.__doc__
