@@ -57,7 +57,7 @@ def topologies(draw, even=False, most=24):
         per = draw(st.sampled_from([1, 2, 3, 4, 5, 8, most]))
         sizes = (per,) * draw(st.integers(1, max(1, most // per)))
     else:
-        sizes = tuple(draw(st.lists(st.integers(1, 6), min_size=1, max_size=5)))
+        sizes = tuple(draw(st.lists(st.integers(1, 8), min_size=1, max_size=8)))
     hosts, ranks = len(sizes), sum(sizes)
     rails = draw(st.sampled_from(["pooled", "own"]))
     overrides, host_rates = [], ()
