@@ -75,6 +75,10 @@ def test_one_rank_is_refused():
         ("CoreWeave GB200 NVL72 2 racks", 36, 144, "gb200-nvl72", 72, 48e9),
         ("2 nodes x 1 GPU, 25G-class RoCE VF", 2, 2, "dgx-a100", 1, 3e9),
         ("NVIDIA A100-SXM4-80GB", 2, 16, "dgx-a100", 8, 24e9),
+        ("NVIDIA H100 80GB HBM3", 4, 32, "dgx-h100", 8, 48e9),
+        ("16x A100 40GB, NDR", 2, 16, "dgx-a100", 8, 48e9),
+        ("2x8 H200, 8x400GbE", 2, 16, "dgx-h200", 8, 48e9),
+        ("Azure ND A100 v4, 8 x 200Gb HDR", 2, 16, "dgx-a100", 8, 24e9),
     ],
 )
 def test_words_stand_for_hardware(cluster, hosts, ranks, name, nics, rate):

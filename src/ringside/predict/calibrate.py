@@ -234,9 +234,10 @@ def _most_probable(sizes: Floats, logs: Floats, law: Law, inverse: Floats, theta
         matrix = slopes.T @ inverse @ slopes + belief
         slope = slopes.T @ inverse @ (curve - logs) + belief @ shift
         step: Floats = np.clip(np.linalg.solve(matrix + damping * np.diag(np.diag(matrix)), -slope), -1.0, 1.0)
-        after = cost(theta + step)
+        moved: Floats = theta + step
+        after = cost(moved)
         if after < least:
-            gain, theta, least, damping = least - after, theta + step, after, max(damping / 5, 1e-9)
+            gain, theta, least, damping = least - after, moved, after, max(damping / 5, 1e-9)
             if gain < 1e-8:
                 break
         else:

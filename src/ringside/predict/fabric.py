@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 LAUNCH_S = 9e-6  # a kernel launched, a communicator's ranks met; GPU libraries
 RING = 0.98  # of the link's rate
 NVLS = 0.98
-NVLS_RACK = 0.86  # where NVLink spans a rack
+NVLS_RACK, RACK_HOP = 0.86, 4.0  # where NVLink spans a rack: of the rate, and times a hop inside one server
 NVLS_AMONG_HOSTS = 0.92
 CHAIN = 0.53  # of the link's rate: the tensor passes up and down
 NETWORK_RING = 0.98
@@ -121,13 +121,13 @@ def candidates(topology: Topology) -> list[Candidate]:
     found = [_ring(topology)]
     if topology.hosts == 1:
         if topology.nvls is not None:
-            share = NVLS if topology.ranks <= 16 else NVLS_RACK
+            share = NVLS_RACK if _is_rack(topology) else NVLS
             rate = share * nvls_rate(topology.nvls.bytes_per_s, topology.ranks)
             found.append(Candidate("nvls", _inside_hops(topology), rate, "inside"))
         return found
     found.append(_tree(topology, "tree", _chain(topology), NETWORK_TREE))
     if topology.nvls is not None:
-        share = NVLS_AMONG_HOSTS if _largest(topology) <= 16 else NVLS_RACK
+        share = NVLS_RACK if _is_rack(topology) else NVLS_AMONG_HOSTS
         inside = share * nvls_rate(topology.nvls.bytes_per_s, _largest(topology))
         found.append(_tree(topology, "nvls_tree", inside, NETWORK_NVLS_TREE))
     return found
@@ -160,6 +160,10 @@ def _largest(topology: Topology) -> int:
     return max(topology.ranks_per_host)
 
 
+def _is_rack(topology: Topology) -> bool:
+    return _largest(topology) > 16
+
+
 def _network(topology: Topology) -> float:
     """Bytes per second of one host's interfaces together; infinite where there is only one host."""
     if topology.hosts == 1 or topology.between is None:
@@ -182,7 +186,7 @@ def _inside_hops(topology: Topology) -> float:
         return 0.0
     ranks = _largest(topology)
     depth = {"nvswitch": math.log2(ranks), "nvlink": 1.0}.get(topology.inside.kind, ranks - 1.0)
-    return 2 * depth * topology.inside.alpha_s
+    return 2 * depth * topology.inside.alpha_s * (RACK_HOP if _is_rack(topology) else 1.0)
 
 
 def _hops(topology: Topology) -> float:

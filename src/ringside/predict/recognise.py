@@ -44,7 +44,8 @@ _GPUS = (
 )
 # Gbit/s of one InfiniBand port
 _PORTS = {"xdr": 800.0, "ndr": 400.0, "hdr": 200.0, "edr": 100.0, "fdr": 56.0}
-_NETWORK = r"\d+\s*[x×]\s*\d+\s*g\b|(?<![x\d-])\d{2,3}\s*g(?:b|be|bps|bit|e)?[\s,)-]|\b[xnhe]dr\b"
+_SPEEDS = (10, 25, 40, 50, 56, 100, 200, 400, 800)  # of network interfaces; GPUs have other sizes of memory
+_SPEED = r"(\d{2,3})\s*g(be|bps|bit|b/s|b|e)?(?=[\s,;:)/-]|$)"
 _PER_GBIT = 0.12e9  # 12 GB/s of 100 Gbit/s: NET_BW, NCCL src/graph/topo.h
 _ALPHAS = (
     (r"tcp-?xo", "ethernet", 15e-6, "TCPXO: as other offloaded Ethernet"),
@@ -62,7 +63,7 @@ def recognise(table: Table) -> Topology | None:
     if table.ranks < 2 or not table.cluster:
         return None
     found = _machine(text) or _gpu(text)
-    if found is None and table.hosts > 1 and re.search(_NETWORK, text):
+    if found is None and table.hosts > 1 and (_interfaces(text) or _port(text)):
         found = preset("dgx-a100")  # only the network is known; it is what bounds hosts of any GPUs
     if found is None:
         return None
@@ -104,7 +105,7 @@ def _gpu(text: str) -> Topology | None:
     for gpu in _GPUS:
         if re.search(gpu.words, text):
             name = re.search(gpu.words, text)
-            inside = LinkClass(gpu.kind, 2.0e-6, gpu.bytes_per_s)
+            inside = LinkClass(gpu.kind, 3e-6 if gpu.kind == "nvlink" else 2e-6, gpu.bytes_per_s)
             between = LinkClass("infiniband", 4e-6, 400 * _PER_GBIT)
             called = name[0] if name else gpu.kind
             return Topology(called, (8, 8), inside, between, 8, sources={"inside.bytes_per_s": gpu.source})
@@ -125,15 +126,13 @@ def _networked(topology: Topology, text: str) -> Topology:
     if between is None:
         return topology
     nics, rate = topology.nics, between.bytes_per_s
-    per_host = max(topology.ranks_per_host)
-    if match := re.search(r"(\d+)\s*[x×]\s*(\d+)\s*g(?![a-z]*[ -]?(?:ram|memory|hbm))", text):
-        nics, rate = int(match[1]), float(match[2]) * _PER_GBIT
+    if found := _interfaces(text):
+        count, speed = found
+        nics = count or (max(topology.ranks_per_host) if speed >= 200 else 1)
+        rate = speed * _PER_GBIT
     elif match := re.search(r"(\d+(?:\.\d+)?)\s*t(?:b|bps|\b)", text):
-        rate, nics = float(match[1]) * 1000 * _PER_GBIT / topology.nics, topology.nics
-    elif match := re.search(r"(?<![x\d-])(\d{2,3})\s*g(?:b|be|bps|bit|e)?(?=[\s,)-]|$)", text):
-        rate = float(match[1]) * _PER_GBIT
-        nics = per_host if float(match[1]) >= 200 else 1
-    elif port := next((port for port in _PORTS if re.search(rf"\b{port}\b", text)), None):
+        rate = float(match[1]) * 1000 * _PER_GBIT / nics
+    elif port := _port(text):
         rate = _PORTS[port] * _PER_GBIT
     elif "cx8" in text:
         rate = 800 * _PER_GBIT / 2
@@ -142,3 +141,18 @@ def _networked(topology: Topology, text: str) -> Topology:
         said = next((entry for entry in _ALPHAS if re.search(entry[0], text)), None)
         kind, alpha = (said[1], said[2]) if said else (kind, alpha)
     return replace(topology, nics=max(1, nics), between=LinkClass(kind, alpha, rate))
+
+
+def _interfaces(text: str) -> tuple[int, int] | None:
+    """Return how many network interfaces of how many Gbit/s the words tell of (`8x400G`); 0 where only the speed."""
+    for match in re.finditer(r"(?:(\d+)\s*[x×]\s*|(?<![\w.-]))" + _SPEED, text):
+        speed = int(match[2])
+        # "80GB" is memory, and so may "40GB" be; "400Gb" is not.
+        if speed in _SPEEDS and (match[3] != "b" or speed >= 100):
+            return int(match[1] or 0), speed
+    return None
+
+
+def _port(text: str) -> str | None:
+    """Return the generation of InfiniBand that the words name."""
+    return next((port for port in _PORTS if re.search(rf"\b{port}\b", text)), None)
