@@ -78,6 +78,19 @@ def test_a_killed_rank_is_named(tmp_path, rank):
     assert f"rank {rank} died" in out
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["hang", "stop"])
+def test_a_rank_that_hangs_is_named_and_the_demo_ends(tmp_path, fault):
+    path = tmp_path / "run"
+    status, out, err = launched.run(*QUICK, "--inject", f"{fault}:rank=1,at_step=40", "--run-dir", path)
+    assert status == 0, err
+    (verdict,) = launched.summary(path)["verdicts"]
+    assert (verdict["kind"], verdict["ranks"], verdict["since_step"]) == ("hang", [1], 40)
+    assert launched.summary(path)["injected"]["kind"] == fault
+    assert launched.gone(path)
+    assert "The verdict is right" in out
+
+
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_ctrl_c_ends_every_rank_and_leaves_a_readable_run(tmp_path, signum, status):
     path = tmp_path / "run"
