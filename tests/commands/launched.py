@@ -19,6 +19,7 @@ def start(*words, cwd=None, **environ):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        errors="surrogateescape",  # a path may be no text
         cwd=cwd,
     )
 

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ringside.monitor.alerts import as_text
 from ringside.monitor.alerts_live import Alarm
 from ringside.monitor.online import Collector
 from ringside.monitor.records import RunInfo, StepRecord
+from ringside.monitor.registry import register, unregister
 from ringside.monitor.run_directory import Event, RunWriter
 from ringside.monitor.summary import finish
 from ringside.monitor.verdict import Verdict
@@ -58,6 +60,7 @@ class Chief:
         self._hangs: dict[tuple[str, tuple[int, ...], int], Verdict] = {}
         info = msgspec.structs.replace(info, name=as_text(self.path.name))
         self._writer = RunWriter(self.path, info)
+        self._entry = register(self.path, info.world_size, info.started_unix)
         self._alarm = Alarm(info, self.path)
         watchers = standard_watchers(info.world_size, info.hosts)
         listeners = [self._hear, self._alarm.hear]
@@ -117,13 +120,21 @@ class Chief:
             if comparison.digests.off:
                 self.comparisons.remove(comparison)
 
-    def finish(self, patience_s: float) -> None:
-        """Collect until every rank has said that it is done, or for a few seconds; then write the end."""
+    def finish(self, patience_s: float, asking: Callable[[], AbstractContextManager[None]]) -> None:
+        """Collect until every rank has said that it is done, or for a few seconds; then write the end.
+
+        Args:
+            patience_s: How long to wait for the others.
+            asking: Entered whenever the store is asked.
+        """
         deadline = time.monotonic() + patience_s
         try:
             while self._inbox.open and time.monotonic() < deadline:
-                self.take(self.fetch())
-                self.compare()
+                with asking():
+                    records = self.fetch()
+                self.take(records)
+                with asking():
+                    self.compare()
                 time.sleep(0.01)  # the store has no way to wait for one of several keys
         finally:
             self.close()
@@ -138,6 +149,7 @@ class Chief:
         try:
             self._write_end()
         finally:
+            unregister(self._entry)
             self._alarm.close()
 
     def _write_end(self) -> None:

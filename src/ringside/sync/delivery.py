@@ -75,6 +75,7 @@ class Inbox:
 
     def __init__(self, store: Store, ranks: int) -> None:
         self._open = set(range(ranks))
+        self._damaged = False
         self._post: _Post = _Boxes(store, ranks) if can_append(store) else _Letters(store, self._open)
 
     @property
@@ -89,12 +90,18 @@ class Inbox:
             try:
                 arrived = _decode(batch)
             except msgspec.MsgspecError as error:
-                _log.warning("records of rank %d are damaged and were left out: %s", rank, error)
+                self._say_damaged(rank, error)
                 continue
             if not arrived:
                 self._open.discard(rank)
             records += arrived
         return records
+
+    def _say_damaged(self, rank: int, error: msgspec.MsgspecError) -> None:
+        """Say so, once."""
+        level = logging.DEBUG if self._damaged else logging.WARNING
+        self._damaged = True
+        _log.log(level, "records of rank %d are damaged and are left out: %s; training goes on", rank, error)
 
 
 def can_append(store: Store) -> bool:

@@ -111,6 +111,9 @@ class Digests:
         """Take no digests any more, and say so."""
         if not self.off:
             self.off = True
+            with self._guard:
+                self._kept.clear()
+                self._news = True
             _log.warning(
                 "parameters are not compared between ranks any more (%s: %s); training goes on",
                 type(error).__name__,
@@ -134,6 +137,8 @@ class Digests:
 
     def _newest(self) -> list[Check]:
         """Those of the last seconds, and a few more: rank 0 reads them all at once."""
+        if not self._kept:
+            return []  # this rank has given up, and is not waited for
         since = self._kept[-1].at_s - KEPT_S
         few = len(self._kept) - FEWEST_KEPT
         return [check for index, check in enumerate(self._kept) if index >= few or check.at_s >= since]
@@ -201,6 +206,7 @@ class Comparison:
         if not self._met and not self._all_there():
             return []
         told = {rank: _checks(raw) for rank, raw in self._read("checks").items()}
+        self._replicas.without([rank for rank, given in told.items() if not given])
         return self._replicas.judge({**told, 0: checks}, self._lists)
 
     def _all_there(self) -> bool:
@@ -220,7 +226,7 @@ class Comparison:
         others = self._replicas.ranks[1:]
         keys = [f"{what}/{rank}" for rank in others]
         try:
-            values = self._store.multi_get(keys)
+            values = [value for few in _few(keys) for value in self._store.multi_get(few)]
         except (AttributeError, NotImplementedError, RuntimeError):  # not every store can
             values = [self._store.get(key) for key in keys]
         return dict(zip(others, values, strict=True))
@@ -228,7 +234,12 @@ class Comparison:
     def _lists(self, number: int) -> dict[int, list[int]]:
         found = {rank: _list_of(number, _lists(raw)) for rank, raw in self._read("lists").items()}
         found[0] = _list_of(number, self.digests.own()[1])
-        return {rank: digests for rank, digests in sorted(found.items()) if digests is not None}  # type: ignore[misc]
+        return {rank: digests for rank, digests in sorted(found.items()) if digests is not None}
+
+
+def _few(keys: list[str]) -> list[list[str]]:
+    """Return keys in parts whose values a store can send at once."""
+    return [keys[begin : begin + 64] for begin in range(0, len(keys), 64)]
 
 
 def _list_of(number: int, kept: Sequence[_Kept]) -> list[int] | None:
@@ -298,7 +309,7 @@ def _send_for(fetch: _Fetch, places: list[int], parameters: Sequence[torch.Tenso
     host = torch.empty(len(places), dtype=torch.int64, pin_memory=True)
     with torch.cuda.device(values.device):
         host.copy_(values, non_blocking=True)
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
     fetch.parts.append((places, host))
     fetch.events.append(event)

@@ -43,6 +43,7 @@ from ringside.sync.vitals import RankVitals
 BATCH_SECONDS = 0.25
 GOODBYE_SECONDS = 5.0
 HELLO_SECONDS = 30.0
+WRITING_SECONDS = 120.0
 SILENT_SECONDS = 10.0
 """A store that has not answered for so long is said not to."""
 RECORDS_KEPT = 10_000
@@ -87,6 +88,7 @@ class Session:
         self._suspected = (math.inf, math.inf)
         self.fuse = Fuse("timing the steps of this rank")
         self._logging, self._events = Fuse("ringside.log()"), Fuse("session.event()")
+        self._linking = Fuse("recording the links of this rank")
         if self.rank != 0:
             prefix.set(f"who/{self.rank}", msgspec.json.encode((host_name(), os.getpid())).decode())
         self._outbox = Outbox(prefix, self.rank)
@@ -181,9 +183,7 @@ class Session:
         atexit.unregister(self.end)
         for hook in self._hooks:
             hook.remove()
-        self._thread.join(1.0 if self._said_silent else GOODBYE_SECONDS * 2)
-        if self._thread.is_alive():
-            self._end_without_store()
+        self._await_thread()
         for digests in list(self._digests):
             self.forget_digests(digests)
         forget(self)
@@ -223,9 +223,10 @@ class Session:
             while not self._ended.wait(BATCH_SECONDS):
                 self._carry()
             self._carry()
-            self._outbox.send([])
+            with self._asking():
+                self._outbox.send([])
             if self._chief is not None:
-                self._chief.finish(GOODBYE_SECONDS)
+                self._chief.finish(GOODBYE_SECONDS, self._asking)
         except Exception as error:
             self._stop(error)
         finally:
@@ -245,9 +246,10 @@ class Session:
 
     def _stop(self, error: Exception) -> None:
         self._stopped = True
-        if not self._ended.is_set():
+        of_store = isinstance(error, dist.DistError)
+        if not (of_store and self._ended.is_set()):  # at the end rank 0 may have left, and its store with it
             # Where the store fails, it does so for all: rank 0 says it for them.
-            quiet = isinstance(error, dist.DistError) and self.rank != 0
+            quiet = of_store and self.rank != 0
             level = logging.INFO if quiet else logging.WARNING
             _log.log(level, "the monitor stopped (%s: %s); training goes on", type(error).__name__, error)
         if self._chief is not None:
@@ -286,6 +288,15 @@ class Session:
             RECORDS_KEPT,
         )
 
+    def _await_thread(self) -> None:
+        """Wait until all is sent and written; for a store that does not answer, only a few seconds."""
+        deadline = time.monotonic() + WRITING_SECONDS
+        self._thread.join(1.0 if self._said_silent else GOODBYE_SECONDS * 2)
+        while self._thread.is_alive() and self._asking_since == math.inf and time.monotonic() < deadline:
+            self._thread.join(0.5)  # it writes the summary of a long run
+        if self._thread.is_alive():
+            self._end_without_store()
+
     def _end_without_store(self) -> None:
         """The thread waits for a store that does not answer; what it holds goes with the process."""
         self._say_silent(max(time.monotonic() - self._asking_since, 0.0))
@@ -302,9 +313,18 @@ class Session:
             batch = list(self._batch)
             self._batch.clear()
         if batch:
-            self._outbox.send(self._links.add_to(self._vitals.add_to(batch)))
+            self._outbox.send(self._with_links(self._vitals.add_to(batch)))
         elif self._aside:
             self._vitals.skip()
+
+    def _with_links(self, batch: list[StepRecord]) -> list[StepRecord]:
+        if self._linking.blown:
+            return batch
+        try:
+            return self._links.add_to(batch)
+        except Exception as error:
+            self._linking.blow(error)
+            return batch
 
     def _is_heard(self) -> bool:
         """Tell whether rank 0 takes records in; where its monitor could not start, they would only fill the store."""
