@@ -251,8 +251,10 @@ def test_a_slow_link_that_nobody_uses_any_more_is_over() -> None:
     steps = traffic(RING4, range(45), lambda link, step: (20 if link == (1, 2) and step >= 30 else 100) * MB)
     assert len(watch(watcher, steps)) == 1
     others = [link for link in RING4 if link != (1, 2)]
+    assert watcher.suspects
     (ended,) = watch(watcher, traffic(others, range(45, 120), healthy))
     assert ended.ended
+    assert not watcher.suspects
 
 
 def test_memory_does_not_grow_with_steps() -> None:

@@ -6,8 +6,9 @@ links wait for the slowest, and a late rank makes all of them idle.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
@@ -23,6 +24,8 @@ WORTH = 0.05
 """... this share of the time, beyond what the same bytes take at the usual rate."""
 SLOW_OF_OTHERS = 0.4
 """One that was never faster is slow below this share of the other links' median, in twice as many periods."""
+LOOKED_INTO = 0.6
+"""... which is worked out for links whose rate is below this share of the median of all."""
 OWN_FAULT = 0.7
 """A link has become slow of itself if it lost so much more than the others: at most this share of what they kept."""
 RELIEVED = 0.7
@@ -171,15 +174,26 @@ class LinkState:
         return last[0].step if healthy else None
 
 
-def judge_link(link: Link, states: Mapping[Link, LinkState], wires: Sequence[Wire]) -> SlowLink | None:
+def middle_rate(states: Iterable[LinkState]) -> float:
+    """Return the median rate of all links over their last periods, bytes per second; 0 where none is known."""
+    rates = [rate for state in states if (rate := state.recent)]
+    return median(rates) if rates else 0.0
+
+
+def judge_link(
+    link: Link, states: Mapping[Link, LinkState], wires: Sequence[Wire], middle: float = math.inf
+) -> SlowLink | None:
     """Return what is wrong with a link whose newest period has just come in, if anything is.
 
     Args:
         link: The link.
         states: All links of the job.
         wires: What was told of it in that period.
+        middle: The median rate of all links, as far as it is known: faster ones are not compared with the others.
     """
     state = states[link]
+    if not state.is_doubtful and state.recent >= LOOKED_INTO * middle:
+        return None  # most are, and comparing each with all others is dear
     others = _others(link, states)
     for usual, bar, lasting, against in _bars(state, others):
         slow = state.slow_periods(bar * usual)

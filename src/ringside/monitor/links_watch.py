@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -10,12 +11,13 @@ import msgspec
 from ringside.monitor.detect import Finding
 from ringside.monitor.job import JobStep, cost_since, dearer, job_step, typical_step
 from ringside.monitor.links import Link, wires_by_link
-from ringside.monitor.links_judge import SILENT_S, LinkState, SlowLink, judge_link
+from ringside.monitor.links_judge import SILENT_S, LinkState, SlowLink, judge_link, middle_rate
 from ringside.monitor.records import Wire
 from ringside.monitor.verdict import Verdict
 from ringside.monitor.watcher import Row
 
 KEPT_STEPS = 256
+MIDDLE_S = 0.5
 MOST_LINKS = 4096
 """Links that are watched at most; those that appear later are not."""
 SHOWN_LINKS = 6
@@ -44,13 +46,15 @@ class LinkWatcher:
         self._recent: deque[JobStep] = deque(maxlen=KEPT_STEPS)
         self._open: dict[Link, Verdict] = {}
         self._with: dict[Link, set[Link]] = {}
+        self._doubtful: set[Link] = set()
         self._clock_s = 0.0
+        self._middle, self._middle_at = 0.0, -math.inf
         self._relief = 0
 
     @property
     def suspects(self) -> bool:
         """Whether some link is slow, or may turn out to be."""
-        return bool(self._open) or any(state.is_doubtful for state in self._states.values())
+        return bool(self._open or self._doubtful)
 
     @property
     def open(self) -> list[Verdict]:
@@ -87,12 +91,21 @@ class LinkWatcher:
             if relief is not None:
                 state.slow, self._relief = None, relief
             return []
-        state.slow = judge_link(link, self._states, wires)
+        state.slow = judge_link(link, self._states, wires, self._middle_rate())
         if state.slow is None and not state.is_doubtful:
+            self._doubtful.discard(link)
             state.learn()
             return []
+        self._doubtful.add(link)
         state.doubt()
         return [] if state.slow is None else [state.slow]
+
+    def _middle_rate(self) -> float:
+        """The median rate of all links, at most half a second of the job old."""
+        if self._clock_s >= self._middle_at + MIDDLE_S:
+            self._middle, self._middle_at = middle_rate(self._states.values()), self._clock_s
+            self._doubtful = {link for link in self._doubtful if not self._is_silent(link)}
+        return self._middle
 
     def _begin(self, slow: Iterable[SlowLink], step: int) -> list[Finding]:
         """Open a verdict for links that have just become slow, worst first; one that shares an end joins another's."""
@@ -158,8 +171,10 @@ class LinkWatcher:
         return min(common, default="")
 
     def _is_over(self, home: Link) -> bool:
-        states = [self._states[link] for link in self._with[home]]
-        return all(state.slow is None or self._clock_s - state.heard_s > SILENT_S for state in states)
+        return all(self._states[link].slow is None or self._is_silent(link) for link in self._with[home])
+
+    def _is_silent(self, link: Link) -> bool:
+        return self._clock_s - self._states[link].heard_s > SILENT_S
 
     def _end(self, home: Link, step: int) -> Finding:
         for link in self._with.pop(home):
