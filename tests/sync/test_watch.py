@@ -312,6 +312,70 @@ def test_pauses_are_no_hang(tmp_path: Path, engine: str) -> None:
     assert events(tmp_path / "run", "verdict", "repaired", "stacks") == []
 
 
+class Work:
+    """Stands in for NCCL's: whoever is asked says whether it is done, and nobody waits on the host."""
+
+    def __init__(self, done: threading.Event) -> None:
+        self.is_completed = done.is_set
+
+
+def device_job(port: int, path: str) -> int:
+    """A step as on a GPU: gradients are handed over, the host goes on, and stands where it needs a result."""
+    was = hang_judge.LIMIT_S
+    hang_judge.LIMIT_S = hang.LIMIT_S = SHORT_S
+    try:
+        with group(port) as rank:
+            ddp, attachment, optimizer = small_attachment(run_dir=path, engine="native")
+            steps(ddp, optimizer, rank, 6)
+            await_meeting(attachment.session.watch)
+            hook, done = attachment._hook, threading.Event()
+            attachment.session.watch.pending = hook.pending  # as attach() does for models on a GPU
+            hook.carrier._all_reduce = lambda buffer: launched(hook.carrier, buffer, done)
+            dist.barrier()
+            say("ready")
+            if rank == 1:
+                hear()
+                done.set()
+            else:
+                threading.Thread(target=lambda: (hear(), done.set()), daemon=True).start()
+            steps(ddp, optimizer, rank, 1)
+            synchronises(done)
+            del hook.carrier._all_reduce
+            steps(ddp, optimizer, rank, 5)
+            dist.barrier()
+            attachment.session.end()
+            return int(attachment.session.clock.step)
+    finally:
+        hang_judge.LIMIT_S = hang.LIMIT_S = was
+
+
+def launched(carrier: Any, buffer: torch.Tensor, done: threading.Event) -> torch.futures.Future[Any]:
+    carrier._latest = Work(done)
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result([buffer])
+    return future
+
+
+def synchronises(done: threading.Event) -> None:
+    assert done.wait(PATIENCE_S)
+
+
+def test_a_device_that_nobody_waits_for_on_the_host(tmp_path: Path) -> None:
+    """NCCL itself needs GPUs; this is the way that the watch goes for it, with a Work that is not done."""
+    path = tmp_path / "run"
+    with borrowed(2) as team:
+        team.start(device_job, free_port(), str(path))
+        team.await_word("ready")
+        await_event(path, "verdict")
+        await_event(path, "stacks")
+        for rank in (0, 1):
+            team.tell(rank, "go on")
+        assert [outcome.value for outcome in team.finish()] == [12, 12]
+    check(only_verdict(path), "hang", "asleep")
+    assert "synchronises" in (path / "stacks" / "hang-1-rank-0.txt").read_text()
+    assert len(events(path, "repaired")) == 1
+
+
 def turned_off(port: int, variable: str) -> bool:
     os.environ[variable] = "off"
     try:

@@ -113,7 +113,8 @@ def digest_weights() -> NDArray[np.uint64]:
         z = np.arange(1, DIGEST_BLOCK + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (z ^ (z >> np.uint64(31))) | np.uint64(1)
+    weights: NDArray[np.uint64] = (z ^ (z >> np.uint64(31))) | np.uint64(1)
+    return weights
 
 
 _weights = digest_weights()
