@@ -76,6 +76,24 @@ def test_an_unmodified_script_is_watched_with_its_arguments_untouched(tmp_path):
     assert str(path / "report.html") in err
 
 
+def test_a_run_directory_whose_name_is_no_text(tmp_path):
+    path = tmp_path / os.fsdecode(b"run-\xff\xfe")
+    words = ("--run-dir", path, "--nproc-per-node=2", "--digest-every", 5, script(tmp_path), "--steps", 12)
+    status, out, err = launched.run("run", *words)
+    assert status == 0, err
+    assert out.splitlines()[-1] == str(path)
+    assert "Traceback" not in err
+    assert "hang watch stopped" not in err
+    assert launched.summary(path)["steps"] == 12
+
+
+def test_how_often_to_compare_is_a_whole_number(tmp_path):
+    status, out, err = launched.run("run", "--digest-every", "often", script(tmp_path))
+    assert (status, out) == (2, "")
+    assert "whole number of steps" in err
+    assert len(err.splitlines()) == 1
+
+
 def test_a_module_is_watched_too(tmp_path):
     script(tmp_path)
     status, out, err, path = watch(tmp_path, "--nproc-per-node=2", "-m", "train", "--steps", 12, cwd=tmp_path)

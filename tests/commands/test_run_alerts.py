@@ -11,6 +11,9 @@ import sys
 import pytest
 from tests.monitor.hook_server import hook_server
 
+from ringside.monitor.alerts import OWN_TIME_KINDS
+from ringside.monitor.run_directory import RunReader
+
 from . import launched
 
 pytest.importorskip("torch")
@@ -45,7 +48,8 @@ def keep(name):
     Path(os.environ["PAGES"], name).write_bytes(page)
 
 def decide():
-    found = [v for v in session.verdicts if v.ranks == [1]]
+    # On a machine that does other things too, a rank may well be slow before it is made to.
+    found = [v for v in session.verdicts if v.ranks == [1] and v.since_step > 60 and v.excess_ratio > 0.5]
     if found and not store.check(["healed"]):
         keep("firing.txt")
         store.set("healed", "1")
@@ -112,6 +116,21 @@ def value(page, series):
     return float(re.search(rf"^{re.escape(series)} (\S+)$", page, re.MULTILINE)[1])
 
 
+def injected(verdict):
+    """Whether a verdict is on what the script did to rank 1: three times the work."""
+    return verdict["ranks"] == [1] and verdict["since_step"] > 60 and verdict["excess_ratio"] > 0.5
+
+
+def active(page):
+    return [kind for kind in OWN_TIME_KINDS if f'ringside_verdict_active{{kind="{kind}",rank="1"}}' in page]
+
+
+def recorded(path, rank, steps):
+    """Own seconds of a rank in its first steps, from the run directory."""
+    records = RunReader(path).poll()
+    return sum(record.own_seconds for record in records if record.rank == rank and record.step < steps)
+
+
 def test_an_alert_fires_and_is_over_when_the_fault_is(tmp_path):
     with hook_server() as server:
         hooks = f"{server.url}\n{writer(tmp_path / 'told')}"
@@ -119,25 +138,27 @@ def test_an_alert_fires_and_is_over_when_the_fault_is(tmp_path):
         told = server.rest()
     assert status == 0, err
     assert "training goes on" not in err
-    firing = next(alert for alert in told if alert["ranks"] == [1])
-    (over,) = [a for a in told if a["fingerprint"] == firing["fingerprint"] and a is not firing]
-    assert (firing["status"], firing["kind"], firing["severity"]) == ("firing", "slow_rank", "warning")
-    assert (over["status"], over["reason"]) == ("resolved", "repaired")
-    assert firing["verdict"]["excess_ratio"] > 0.2
-    assert over["verdict"]["evidence"]["until_step"] > over["verdict"]["since_step"] > 60
+    # What the machine did to it before or after may have become alerts too, or the beginning of this one.
+    over = next(a for a in told if a["status"] == "resolved" and injected(a["verdict"]))
+    firing = next(a for a in told if a["fingerprint"] == over["fingerprint"])
+    assert (firing["status"], firing["severity"], over["reason"]) == ("firing", "warning", "repaired")
+    assert {firing["kind"], over["kind"]} <= OWN_TIME_KINDS
+    assert over["verdict"]["evidence"]["until_step"] > over["verdict"]["since_step"]
+    told = [a for a in told if a["fingerprint"] == over["fingerprint"]]
     assert over["ended_unix"] > over["started_unix"]
     assert (firing["run"], firing["run_dir"]) == (HOSTILE, str(path))
-    assert [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()] == told
+    written = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+    assert [a for a in written if a["fingerprint"] == over["fingerprint"]] == told
     during, after = ((tmp_path / name).read_text() for name in ("firing.txt", "over.txt"))
-    assert value(during, 'ringside_verdict_active{kind="slow_rank",rank="1"}') == 1
-    assert 'ringside_verdict_active{kind="slow_rank",rank="1"}' not in after
-    assert value(after, 'ringside_verdicts_total{kind="slow_rank"}') >= 1
+    assert active(during)
+    assert not active(after)
+    assert sum(value(after, f'ringside_verdicts_total{{kind="{kind}"}}') for kind in OWN_TIME_KINDS) >= 1
     assert value(after, "ringside_cost_rank_seconds_total") > 0
     assert value(after, "ringside_steps_total") > value(during, "ringside_steps_total") > 80
-    own = [value(during, f'ringside_rank_own_seconds_total{{rank="{rank}"}}') for rank in (0, 1)]
-    assert own[1] > own[0]
-    wait = [value(during, f'ringside_rank_wait_seconds_total{{rank="{rank}"}}') for rank in (0, 1)]
-    assert wait[0] > wait[1]
+    for rank in (0, 1):
+        seconds = value(after, f'ringside_rank_own_seconds_total{{rank="{rank}"}}')
+        assert seconds == pytest.approx(recorded(path, rank, int(value(after, "ringside_steps_total"))), rel=1e-6)
+        assert seconds > value(during, f'ringside_rank_own_seconds_total{{rank="{rank}"}}') > 0
     assert r'run="x\"} 1\nringside_steps_total 7\n$(touch owned)`touch owned`;touch owned"' in during
     assert not list(tmp_path.rglob("owned"))
     if shutil.which("promtool"):
