@@ -24,6 +24,11 @@ RAREST = 2.0
 AROUND = 48
 """Steps whose median single steps are held against."""
 
+GROSS, GROSS_STEPS, GROSS_SHARE = 6.0, 24, 0.85
+"""So many standard deviations above everything before, for so many steps, of which so many are late by half of it, are no
+noise, however it wanders."""
+
+PAST_STEPS = 192
 FADING = 0.999
 DOUBT = 1.5
 """So many late steps are reckoned with beyond those that were seen, among twice as many."""
@@ -35,6 +40,7 @@ MOST_CORRELATED = 0.97
 STRONG = 8.0
 """A jump of so many standard deviations of the core is beyond its wandering: only late steps could feign it."""
 
+REFRESH = 4
 FEWEST = 20
 """Before so many steps nothing is known of single late ones."""
 
@@ -91,8 +97,23 @@ class Jumps:
             half = float(jumps[pair, job, rank]) / 2
             late = int(np.count_nonzero(rows > after[pair, job, rank] - half))
             found[pair, job, rank] = self._is_news(late, len(rows), half, steps, int(job), int(rank))
-        level: Floats = np.where(found, after, -np.inf).max(axis=0)
+        gross = self._gross(excess, steps, warm_up, least) if steps % REFRESH == 0 else -np.inf
+        level: Floats = np.maximum(np.where(found, after, -np.inf).max(axis=0), gross)
         return np.where(np.isfinite(level), level, np.nan)
+
+    def _gross(self, excess: Floats, steps: int, warm_up: int, least: Floats) -> Floats:
+        """Return the level of ranks that have long been far above all they ever were, [jobs, ranks]; else -inf."""
+        past = np.arange(max(steps - GROSS_STEPS - PAST_STEPS, warm_up) + 1, steps - GROSS_STEPS + 1)
+        if len(past) < FEWEST:
+            return np.full(excess.shape[1:], -np.inf)
+        before, now = excess[past % self._kept], excess[np.arange(steps - GROSS_STEPS + 1, steps + 1) % self._kept]
+        usual, level = _median(before), self._medians[steps % self._kept, self._lengths.index(GROSS_STEPS)]
+        jump = level - usual
+        late = (now > level - jump / 2).sum(axis=0) >= GROSS_SHARE * GROSS_STEPS
+        with np.errstate(invalid="ignore"):
+            far = (jump >= GROSS * 1.4826 * _median(np.abs(before - usual))) & (jump >= 2.0 * least[1])
+            gross: Floats = np.where(far & late & (level >= least[0]), level, -np.inf)
+        return gross
 
     def _take(self, excess: Floats, steps: int, warm_up: int) -> None:
         row = steps % self._kept
