@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -168,3 +169,25 @@ def _at_step(path: Path, step: int, act: Any) -> Iterator[None]:
 def load() -> str:
     """Say how busy the machine is."""
     return f"load {os.getloadavg()[0]:.1f}"
+
+
+class Others:
+    """How many cores other processes of this machine kept busy since this was made."""
+
+    def __init__(self) -> None:
+        self._began, self._busy, self._own = time.monotonic(), _busy_seconds(), _own_seconds()
+
+    def cores(self) -> float:
+        """Return the mean; what is called ours are this process and the children it has waited for."""
+        theirs = _busy_seconds() - self._busy - (_own_seconds() - self._own)
+        return max(theirs / (time.monotonic() - self._began), 0.0)
+
+
+def _busy_seconds() -> float:
+    ticks = list(map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]))
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # without idle and waiting for disks
+
+
+def _own_seconds() -> float:
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)

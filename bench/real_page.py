@@ -13,10 +13,11 @@ HEAD = """# Real runs: one thing wrong, one verdict
 Written by `python bench/real_runs.py --write`; do not edit. Each line is a training job of its own on one machine of
 two cores: a small GPT computes, torchrun starts the ranks (the slow link: hosts of the network lab), and what is wrong
 begins at step 60. *Right* means this verdict on these ranks and no other. The delay is in training steps, from the
-first that was different to the one at whose end the verdict was reached; a hang is named by the clock.
+first that was different to the one at whose end the verdict was reached; a hang is named by the clock. The last column
+says how many of the two cores were busy with something else while it ran.
 
 """
-COLUMNS = ("what is wrong", "engine", "step", "right verdict", "runs right", "delay", "also found")
+COLUMNS = ("what is wrong", "engine", "step", "right verdict", "runs right", "delay", "instead", "others' cores")
 
 
 def page(results: Results, what: Mapping[str, str]) -> str:
@@ -43,20 +44,18 @@ def grouped(results: Results) -> list[tuple[str, str, list[Mapping[str, Any]]]]:
 
 def cells(name: str, engine: str, runs: Sequence[Mapping[str, Any]], what: Mapping[str, str]) -> list[str]:
     """Return one line's cells."""
-    judged = [run for run in runs if run["right"] is not None]
     wanted = runs[0]["expected"] or "none"
-    if not judged:
-        return [what.get(name, name), engine, "–", wanted, str(runs[0].get("why", "–")), "–", "–"]
-    steps = [run["step_seconds"] for run in judged if "step_seconds" in run]
-    delays = [run["delay"] for run in judged if run.get("delay") is not None]
+    steps = [run["step_seconds"] for run in runs if "step_seconds" in run]
+    delays = [run["delay"] for run in runs if run.get("delay") is not None]
     return [
         what.get(name, name),
         engine,
         f"{1e3 * median(steps):.0f} ms" if steps else "–",
         wanted,
-        f"{sum(run['right'] for run in judged)} of {len(judged)}",
+        f"{sum(run['right'] for run in runs)} of {len(runs)}",
         f"{median(delays):g}" if delays else "–",
-        "; ".join(others(judged)) or "–",
+        "; ".join(others(runs)) or "–",
+        f"{median(run['others_cores'] for run in runs):.1f}",
     ]
 
 
