@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.errors import UsageError
+from ringside.errors import RingsideError, UsageError
 from ringside.monitor.records import RunInfo, StepRecord
 from ringside.monitor.run_directory import RUN, Event, RunReader
 from ringside.view.following import Finding, Following
@@ -26,6 +26,9 @@ FIELDS = ("own_seconds", "wait_seconds", "wire_seconds", "exposed_seconds", "ste
 STEPS_KEPT = 512
 CELLS_KEPT = 2_000_000
 EVENTS_KEPT = 200
+MOST_RANKS = 1 << 17
+MOST_STEPS = 1 << 53
+"""Whole numbers up to it are exact in every language a view is written in."""
 FEW = 16
 """Steps that a rank's current figures are medians of."""
 
@@ -68,12 +71,15 @@ class Live:
         events: The newest events, oldest first.
         version: Grows with whatever changed; a view that has drawn this version is up to date.
         restarts: How often another run has begun in this directory.
+        fresh, fresh_events: What the last poll read.
     """
 
     def __init__(self, path: Path, *, steps_kept: int = STEPS_KEPT) -> None:
         self.path = path
         self.restarts = 0
         self.version = 0
+        self.fresh: list[StepRecord] = []
+        self.fresh_events: list[Event] = []
         self.following = Following()
         self.events: list[Event] = []
         self.ended = False
@@ -88,16 +94,18 @@ class Live:
         Raises:
             RingsideError: The run cannot be read any more (permission, disk).
         """
+        self.fresh, self.fresh_events = [], []
         identity = self._look()
         if identity is not None and identity != self._identity:
             with contextlib.suppress(UsageError):  # being written just now
-                self._reader = RunReader(self.path)
-                self._identity = identity
-                self._begin(self._reader.info)
+                reader = RunReader(self.path)
+                self._begin(reader.info)
+                self._reader, self._identity = reader, identity
         if self._reader is None:
             return False
         records, events = self._reader.poll(), self._reader.poll_events()
         if records or events:
+            self.fresh, self.fresh_events = records, events
             self._take(records)
             self.events = [*self.events, *events][-EVENTS_KEPT:]
             self.following.feed(records, events)
@@ -163,6 +171,8 @@ class Live:
         return status.st_ino, status.st_mtime_ns
 
     def _begin(self, info: RunInfo | None) -> None:
+        if info is not None and not 0 < info.world_size <= MOST_RANKS:
+            raise RingsideError(f"{self.path / RUN} says that there are {info.world_size} ranks: it is damaged")
         self.restarts += info is not None and self.info is not None
         self.following = Following()
         self.events, self.ended = [], False
@@ -179,7 +189,7 @@ class Live:
         kept, ranks = len(self._steps), self.ranks
         for record in records:
             slot, step = record.step % kept, record.step
-            if not 0 <= record.rank < ranks or step < self._steps[slot]:
+            if not 0 <= record.rank < ranks or not self._steps[slot] <= step < MOST_STEPS:
                 continue
             if self._steps[slot] != step:
                 self._steps[slot] = step

@@ -1,0 +1,150 @@
+"""Who may read the page: this host alone, or whoever has the token. Nothing can be changed over it."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from ringside.errors import UsageError
+
+TOKEN = "RINGSIDE_SERVE_TOKEN"
+COOKIE = "ringside"
+METHODS = ("GET", "HEAD")
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def check_address(host: str, token: str) -> str:
+    """Return the address to listen on.
+
+    Args:
+        host: An address of this host, or a name of it.
+        token: What readers must send; empty: nothing.
+
+    Raises:
+        UsageError: It is none, or others could read and there is no token.
+    """
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        try:
+            address = ipaddress.ip_address(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+        except (OSError, ValueError):
+            raise UsageError(f"--host {host!r} is no address of this host; give for example 127.0.0.1") from None
+    if not address.is_loopback and not token:
+        raise UsageError(
+            f"at {address} others could read the page: give --token (or set {TOKEN}), or leave --host away and "
+            "reach 127.0.0.1 through ssh -L"
+        )
+    return str(address)
+
+
+class Guard:
+    """Lets requests through that may read, and answers all others itself.
+
+    A token comes as `Authorization: Bearer ...`, or once as `?token=...`, which sets a cookie and leads to the same
+    address without it. The `Host` header must be an address, `localhost` or a name of this host: so no foreign page can
+    read through a name of its own that it points here (DNS rebinding).
+
+    Args:
+        app: What to protect.
+        token: What readers must send; empty: nothing.
+        names: More names that this host is called, by a proxy for example.
+    """
+
+    def __init__(self, app: App, *, token: str = "", names: Iterable[str] = ()) -> None:
+        self._app, self._token = app, token.encode()
+        self._names = {"localhost", socket.gethostname().lower(), *(name.lower() for name in names)}
+        self._pass = hmac.new(secrets.token_bytes(32), self._token, hashlib.sha256).hexdigest()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        send = _with_headers(send)
+        if scope["method"] not in METHODS:
+            await _answer(send, 405, "this page is for reading: GET and HEAD only\n", ("allow", ", ".join(METHODS)))
+        elif not self._is_us(headers.get("host", "")):
+            await _answer(send, 421, "this host is not called that; see --allow-host in docs/serve.md\n")
+        elif not self._token or self._knows(headers):
+            await self._app(scope, receive, send)
+        elif self._equals(_asked(scope).get("token", "").encode()):
+            await self._let_in(scope, send)
+        else:
+            words = "a token is needed: open this page with ?token=..., or send Authorization: Bearer ...\n"
+            await _answer(send, 401, words, ("www-authenticate", "Bearer"))
+
+    def _is_us(self, host: str) -> bool:
+        name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.rpartition(":")[0] or host
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return name.lower().rstrip(".") in self._names
+        return True
+
+    def _knows(self, headers: dict[str, str]) -> bool:
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self._equals(given.strip().encode("latin-1", "replace")):
+            return True
+        try:
+            morsel = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        except CookieError:
+            return False
+        return morsel is not None and hmac.compare_digest(morsel.value.encode(), self._pass.encode())
+
+    def _equals(self, given: bytes) -> bool:
+        return hmac.compare_digest(given, self._token)
+
+    async def _let_in(self, scope: Scope, send: Send) -> None:
+        """Keep the token out of addresses that are bookmarked, logged and sent on."""
+        rest = urlencode([(name, value) for name, value in _asked(scope).items() if name != "token"])
+        path = scope["path"].rsplit("/", 1)[-1]
+        where = f"./{path}" + (f"?{rest}" if rest else "")
+        cookie = f"{COOKIE}={self._pass}; HttpOnly; SameSite=Strict; Path=/"
+        await _answer(send, 303, "", ("location", where), ("set-cookie", cookie))
+
+
+def _asked(scope: Scope) -> dict[str, str]:
+    return dict(parse_qsl(scope["query_string"].decode("latin-1"), max_num_fields=64))
+
+
+def _with_headers(send: Send) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            given = {name.lower() for name, _ in message["headers"]}
+            more = [(name.encode(), value.encode()) for name, value in HEADERS.items() if name.encode() not in given]
+            message = {**message, "headers": [*message["headers"], *more]}
+        await send(message)
+
+    return sending
+
+
+async def _answer(send: Send, status: int, words: str, *headers: tuple[str, str]) -> None:
+    body = words.encode()
+    plain = [("content-type", "text/plain; charset=utf-8"), ("content-length", str(len(body))), *headers]
+    listed = [(name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in plain]
+    await send({"type": "http.response.start", "status": status, "headers": listed})
+    await send({"type": "http.response.body", "body": body})
