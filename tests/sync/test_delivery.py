@@ -12,9 +12,18 @@ import torch.distributed as dist  # noqa: E402
 
 from ringside.monitor import StepRecord  # noqa: E402
 from ringside.sync import delivery  # noqa: E402
-from ringside.sync.delivery import Inbox, Outbox, can_append  # noqa: E402
+from ringside.sync.delivery import Inbox, Outbox, batch_seconds, can_append  # noqa: E402
 
 RANKS = 70  # more than two boxes
+
+
+@pytest.fixture(autouse=True, params=[0, 600], ids=["emptied", "kept"])
+def emptied_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Empty boxes at once, or only once something has gathered in them."""
+    monkeypatch.setattr(delivery, "EMPTIED_BYTES", request.param)
+    return int(request.param)
+
+
 KINDS = ("tcp", "hash", "file")
 
 
@@ -88,6 +97,7 @@ def test_what_comes_into_a_box_while_it_is_emptied_is_read_next(
     appending: dist.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store is asked to empty a box that holds more by then: nothing is lost, and nothing comes twice."""
+    monkeypatch.setattr(delivery, "EMPTIED_BYTES", 0)
     outbox, inbox = Outbox(appending, 0), Inbox(appending, 1)
     emptied = inbox._post._empty  # type: ignore[attr-defined]
     late = iter([[record(1, 0)], [record(2, 0)], [record(3, 0)]])
@@ -139,6 +149,10 @@ def test_a_box_too_full_to_be_compared_is_thrown_away_once_read(
     assert appending.get("box/0") == b""
     outbox.send([record(50, 0)])
     assert inbox.poll() == [record(50, 0)]
+
+
+def test_of_many_ranks_each_sends_less_often() -> None:
+    assert [batch_seconds(ranks) for ranks in (1, 128, 256, 512, 1024, 100_000)] == [0.25, 0.25, 0.25, 0.5, 1.0, 1.0]
 
 
 def test_a_damaged_batch_costs_only_itself(store: dist.Store, caplog: pytest.LogCaptureFixture) -> None:

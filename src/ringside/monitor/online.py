@@ -24,7 +24,7 @@ from ringside.monitor.watchers import standard_watchers
 BEHIND_STEPS = 20
 """A rank whose records are this far behind the newest is not waited for ..."""
 
-BEHIND_S = 1.0
+BEHIND_S = 2.0
 """... nor for less than this, during which ranks' batches come in turn however short their steps are."""
 
 PENDING_RECORDS = 65_536
@@ -60,8 +60,8 @@ class Collector:
         watchers: Who looks out for what; by default `standard_watchers`.
         listeners: Called with every event, in order.
         clock: Seconds since 1970.
-        behind_steps: A rank this many steps (of short ones a second's) behind the newest record counts as missing until
-            it reports again.
+        behind_steps: A rank this many steps (of short ones as many as pass in two seconds) behind the newest record
+            counts as missing until it reports again.
 
     Attributes:
         steps: Number of steps completed so far.
@@ -150,13 +150,13 @@ class Collector:
 
     def _is_awaited(self, step: int, row: Row) -> bool:
         """Whether a record of this step, or a whole step before it, may still be on its way."""
-        if self._highest - step >= self._behind and self._highest - step >= self._steps_of_a_second(row):
+        if self._highest - step >= self._behind and self._highest - step >= self._steps_meanwhile(row):
             return False
         if step > (-1 if self.newest is None else self.newest) + 1:
             return True
         return len(row) < self.ranks and any(rank not in row and rank not in self._absent for rank in range(self.ranks))
 
-    def _steps_of_a_second(self, row: Row) -> float:
+    def _steps_meanwhile(self, row: Row) -> float:
         """How many steps like this one pass in `BEHIND_S`, as far as so many can be kept waiting."""
         seconds = max(record.step_seconds for record in row.values())
         return min(BEHIND_S / seconds if seconds > 0 else 0.0, PENDING_RECORDS / self.ranks)

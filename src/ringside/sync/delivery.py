@@ -1,8 +1,8 @@
 """Brings step records from every rank to rank 0, over the job's own store, in small batches.
 
 Where the store can append (torch's TCPStore and HashStore can), ranks put their batches into boxes that thirty-two of
-them share. Rank 0 reads all boxes in one round trip and empties each in one more, so a thousand ranks cost it 33 round
-trips. Elsewhere every rank numbers its batches, and rank 0 asks for the next number of each rank.
+them share. Rank 0 reads all boxes in one round trip, and now and then empties one in another. Elsewhere every rank
+numbers its batches, and rank 0 asks for the next number of each rank.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ from ringside.monitor.records import StepRecord
 RANKS_PER_BOX = 32
 """So few that a box is seldom added to between reading and emptying it."""
 
+BATCH_SECONDS, LONGEST_BATCH_SECONDS = 0.25, 1.0
 BATCH_RECORDS = 1_000
+EMPTIED_BYTES = 64 << 10
+"""Up to here it is cheaper to read a box again than to ask the store once more: each answer takes its turn there."""
+
 BOX_BYTES = 4 << 20
 """torch's store drops the connection of whoever sends it more than 8 MiB at once, as emptying a fuller box would."""
 
@@ -31,6 +35,11 @@ _FRAME = struct.Struct("<II")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[StepRecord]).decode
 _log = logging.getLogger("ringside")
+
+
+def batch_seconds(ranks: int) -> float:
+    """Return for how long a rank of a job gathers records before it sends them: of many ranks, the longer."""
+    return min(max(BATCH_SECONDS, ranks / 1024), LONGEST_BATCH_SECONDS)
 
 
 class Outbox:
@@ -134,7 +143,7 @@ class _Post(Protocol):
 
 
 class _Boxes:
-    """Boxes that ranks append to. One that is added to while it is emptied stays, and what was read is remembered."""
+    """Boxes that ranks append to. How much was read of each is remembered, and one that grows meanwhile is not emptied."""
 
     def __init__(self, store: Store, ranks: int) -> None:
         self._store = cast(_Appending, store)
@@ -146,7 +155,7 @@ class _Boxes:
         for key, content in zip(self._read, self._store.multi_get(list(self._read)), strict=True):
             begin = self._read[key]
             if len(content) > begin:
-                self._read[key] = self._empty(key, content)
+                self._read[key] = self._empty(key, content) if len(content) >= EMPTIED_BYTES else len(content)
                 yield from _unpacked(content, begin)
 
     def _empty(self, key: str, content: bytes) -> int:

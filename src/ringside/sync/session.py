@@ -34,13 +34,12 @@ from ringside.monitor.step_clock import StepClock
 from ringside.monitor.verdict import Verdict
 from ringside.sync import watch
 from ringside.sync.chief import READY, Chief
-from ringside.sync.delivery import Outbox
+from ringside.sync.delivery import BATCH_SECONDS, Outbox, batch_seconds
 from ringside.sync.digests import Comparison, Digests, shared_store
 from ringside.sync.fuse import Fuse
 from ringside.sync.group import group_store, host_name
 from ringside.sync.vitals import RankVitals
 
-BATCH_SECONDS = 0.25
 GOODBYE_SECONDS = 5.0
 HELLO_SECONDS = 30.0
 WRITING_SECONDS = 120.0
@@ -220,7 +219,8 @@ class Session:
     def _run(self) -> None:
         """Carry records until the session ends; whatever goes wrong here, training goes on."""
         try:
-            while not self._ended.wait(BATCH_SECONDS):
+            pause = BATCH_SECONDS if self._chief is not None else batch_seconds(self.size)
+            while not self._ended.wait(pause):
                 self._carry()
             self._carry()
             with self._asking():
