@@ -1,0 +1,102 @@
+"""How bench/real_runs.py and bench/price.py judge what they measured; no job is started."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+
+from price import figures, table
+from real_jobs import ENGINES, LINK_STEPS, Ended, Others
+from real_page import page
+from real_runs import CASES, judge
+
+from ringside.faults import parse_fault
+from ringside.monitor.verdict import KINDS, Verdict
+
+
+def verdict(kind: str = "slow_rank", *ranks: int, detected: int = 70) -> Verdict:
+    return Verdict(kind=kind, ranks=list(ranks), since_step=60, detected_step=detected, excess_ratio=0.3)
+
+
+def judged(case: str, *verdicts: Verdict) -> dict[str, Any]:
+    return judge(CASES[case], Ended(Path(), {"step_seconds": {"median": 0.03}}, list(verdicts)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_case_expects_what_can_be(name: str) -> None:
+    case = CASES[name]
+    assert case.kind in ("", *KINDS)
+    assert bool(case.kind) or not case.ranks
+    fault = parse_fault(case.fault, dict(case.job).get("ranks", 2))
+    assert fault is None or not case.kind or fault.rank in case.ranks
+
+
+def test_right_is_this_verdict_and_nothing_else() -> None:
+    assert judged("slow", verdict("slow_rank", 1))["right"]
+    assert judged("slow", verdict("slow_rank", 1))["delay"] == 11
+    for wrong in (
+        [],
+        [verdict("slow_rank", 0)],
+        [verdict("uneven_work", 1)],
+        [verdict("slow_rank", 1), verdict("slow_rank", 0)],
+        [verdict("slow_rank", 1), verdict("slow_rank", 1, detected=90)],
+    ):
+        assert not judged("slow", *wrong)["right"]
+    assert judged("healthy")["right"]
+    assert not judged("healthy", verdict("slow_rank", 1))["right"]
+
+
+def test_a_link_may_be_named_in_both_directions() -> None:
+    there, back = verdict("slow_link", 0, 1, detected=LINK_STEPS + 9), verdict("slow_link", 1, 0)
+    assert judged("link", there)["delay"] == 10
+    assert judged("link", there, back)["right"]
+    assert not judged("link", there, verdict("slow_link", 1, 2))["right"]
+    assert not judged("link", there, verdict("slow_rank", 1))["right"]
+
+
+def test_the_page_counts_runs_and_tells_what_came_instead() -> None:
+    results = [
+        {"case": "slow", "engine": "gloo", "expected": "slow_rank", "others_cores": 0.5, **judged("slow", *found)}
+        for found in ([verdict("slow_rank", 1)], [], [verdict("slow_rank", 0)])
+    ]
+    text = page(results, {"slow": "a slow rank"})
+    assert "| a slow rank | gloo | 30 ms | slow_rank | 1 of 3 | 11 | 1 × no verdict; 1 × slow_rank [0] | 0.5 |" in text
+
+
+def priced(lost: float, told: float, *, right: bool = True) -> dict[str, Any]:
+    differences = list(np.full(24, lost / 24) + 0.01 * np.resize([1.0, -1.0], 24))
+    return {
+        "differences": differences, "predicted": told if right else 0.0, "replay": told, "step_seconds": 0.03,
+        "right": right,
+    }  # fmt: skip
+
+
+def test_a_price_is_held_against_what_was_lost() -> None:
+    found = figures([priced(2.0, 1.8), priced(2.1, 1.9), priced(1.9, 1.7), priced(2.0, 1.8, right=False)])
+    assert found["named"] == 3
+    for key in ("predicted", "replay"):
+        assert found[key]["ratio"] == pytest.approx(0.9, rel=0.01)
+        assert 0.8 < found[key]["low"] <= found[key]["ratio"] <= found[key]["high"] < 1.0
+    assert "| 0.90 (" in table([{"fault": "slow", "engine": "gloo", "runs": [1] * 4, **found}])
+
+
+def test_a_fault_that_nobody_noticed_still_has_a_replay() -> None:
+    found = figures([priced(2.0, 2.0, right=False)])
+    assert found["named"] == 0
+    assert math.isnan(found["predicted"]["ratio"])
+    assert found["replay"]["ratio"] == pytest.approx(1.0)
+
+
+def test_this_process_is_not_one_of_the_others() -> None:
+    others = Others()
+    sum(range(3_000_000))
+    assert 0.0 <= others.cores() < 1024
+    assert set(ENGINES) == {"ringside", "gloo"}
