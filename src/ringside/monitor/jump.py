@@ -25,8 +25,8 @@ AROUND = 48
 """Steps whose median single steps are held against."""
 
 GROSS, GROSS_STEPS, GROSS_SHARE = 6.0, 24, 0.85
-"""So many standard deviations above everything before, for so many steps, of which so many are late by half of it, are no
-noise, however it wanders."""
+"""So many standard deviations above everything before, for so many steps, of which so many are late by half of it, are
+no noise, however it wanders."""
 
 PAST_STEPS = 192
 FADING = 0.999
