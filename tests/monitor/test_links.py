@@ -97,6 +97,19 @@ def test_looking_at_thousands_of_connections_is_done_less_often() -> None:
     assert len(looks) == 4  # every 25 s: 0.2 % of a core
 
 
+def test_a_look_that_fails_is_the_last_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> list[Connection]:
+        raise PermissionError("no")
+
+    sampler = LinkSampler(broken, now=Clock(), cpu=lambda: 0.0)
+    batch = [record(0, 1)]
+    assert sampler.add_to(batch) == batch
+    assert sampler.add_to(batch) == batch
+    assert [line.message for line in caplog.records if "links" in line.message] == [
+        "links are not watched any more (PermissionError: no); training goes on"
+    ]
+
+
 # ------------------------------------------------------------------------------------------------ who is who
 
 

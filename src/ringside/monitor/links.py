@@ -7,6 +7,7 @@ or the peer takes its time before it asks, a connection is idle and nothing is c
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,6 +33,7 @@ COST_RATIO = 0.002
 """Looking takes at most this share of one core: with thousands of connections it is done less often."""
 
 RATES_KEPT = 256
+_log = logging.getLogger("ringside")
 Link = tuple[int, int]
 
 
@@ -44,7 +46,7 @@ class LinkSampler:
         cpu: CPU seconds of the calling thread.
 
     Attributes:
-        off: Whether it has nothing to look at: this kernel does not say.
+        off: Whether it looks no more: this kernel does not say, or looking failed.
     """
 
     def __init__(
@@ -61,7 +63,11 @@ class LinkSampler:
 
     def add_to(self, batch: list[StepRecord]) -> list[StepRecord]:
         """Return a batch of records whose newest tells what the links carried, if a period has ended."""
-        wires = self.sample() if batch else ()
+        try:
+            wires = self.sample() if batch else ()
+        except Exception as error:
+            self.off, wires = True, ()
+            _log.warning("links are not watched any more (%s: %s); training goes on", type(error).__name__, error)
         return [*batch[:-1], msgspec.structs.replace(batch[-1], wires=wires)] if wires else batch
 
     def sample(self) -> tuple[Wire, ...]:
