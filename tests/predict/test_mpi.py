@@ -98,7 +98,7 @@ def test_bands_hold_the_medians_of_published_cpu_clusters():
         told = expect(process_law(pairs, table.hosts, table.ranks)).predict([row.size_bytes for row in table.rows])
         shares[table.name] = told.covers(times).mean()
     assert len(shares) == 11
-    # One of them, 32 hosts of HB96rs_v3, is slower from 8 KB to 256 KB than anything its messages tell.
+    # One of them, 32 hosts of HB96rs_v3, is slower from 32 KB to 256 KB than anything its messages tell.
     assert sum(share == 1.0 for share in shares.values()) >= 9
     assert min(shares.values()) >= 0.6
 

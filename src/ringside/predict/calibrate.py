@@ -203,8 +203,7 @@ def _fit(sizes: Floats, logs: Floats, law: Law, start: Floats) -> tuple[Calibrat
 
 
 def _inverse(rows: Floats) -> Floats:
-    found: Floats = np.linalg.inv(rows)
-    return found
+    return np.asarray(np.linalg.inv(rows), dtype=np.float64)
 
 
 def _covariance(x: Floats, scale: float, weights: Floats) -> Floats:
