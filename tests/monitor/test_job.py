@@ -86,6 +86,17 @@ def test_small_collectives_are_named_with_a_bucket_size_and_not_as_communication
     assert so_far.cost_rank_seconds == pytest.approx(4 * 200 * 98 * 400e-6, rel=0.1)
 
 
+def test_small_collectives_in_unsteady_steps_are_named_once() -> None:
+    """On a busy machine every other step's synchronisation takes twice as long."""
+    watched, noise = watcher(2), np.random.default_rng(0)
+    rows = []
+    for step in range(600):
+        busy = 0.009 * (1 + (noise.random() < 0.5))
+        fields = {"collectives": 60, "payload_bytes": 10**6, "busy_seconds": busy, "latency_seconds": 80e-6}
+        rows.append(row(step, 2, noise, own=0.02, exposed=busy / 2, **fields))
+    assert [finding.ended for finding in watch(watched, rows)] == [False]
+
+
 def test_small_collectives_that_backward_hides_cost_nothing_and_are_not_named() -> None:
     assert watch(watcher(), job(300, exposed=0.001, **TINY)) == []
 

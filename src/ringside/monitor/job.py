@@ -34,6 +34,8 @@ SAVED_OF_SYNC = 0.25
 """... and this share of the synchronisation, and there are ..."""
 MANY = 10
 """... more collectives than this in a step."""
+EVERY = 4
+"""Steps between two looks at that."""
 LASTING_S = 5.0
 """For how long it must be so."""
 
@@ -192,13 +194,23 @@ class SmallCollectives:
 
     def __post_init__(self) -> None:
         self.episode = Episode(SAVED_AT, SAVED_UNTIL, self.lasting_s)
+        self._recent: deque[JobStep] = deque(maxlen=WINDOW_STEPS)
+        self._seen, self._share = 0, 0.0
 
     def share(self, one: JobStep) -> float:
-        """What larger buckets would save over step."""
-        saved, of_sync = saving(one)
-        if one.collectives <= MANY or of_sync < SAVED_OF_SYNC:
+        """What larger buckets would save over step, of the typical one of the last steps: single ones vary too much."""
+        self._recent.append(one)
+        if self._seen % EVERY == 0:
+            self._share = self._share_of(typical_step(self._recent))
+        self._seen += 1
+        return self._share
+
+    def _share_of(self, typical: JobStep) -> float:
+        saved, of_sync = saving(typical)
+        least = SAVED_OF_SYNC * (SAVED_UNTIL / SAVED_AT if self.episode.is_open else 1.0)
+        if typical.collectives <= MANY or of_sync < least:
             return 0.0
-        return _ratio(saved, one.step_seconds)
+        return _ratio(saved, typical.step_seconds)
 
     def verdict(self, steps: Iterable[JobStep]) -> Verdict:
         """Return the verdict; see `Rule`."""
