@@ -115,12 +115,14 @@ def paused(session: Session) -> Iterator[None]:
 
 
 def block(step: Step, steps: int) -> float:
-    """Return the mean time of a step in a block, seconds, on the slowest rank."""
+    """Return the median time of a step in a block, seconds, on the slowest rank."""
     dist.barrier()
-    began = time.perf_counter()
+    times = []
     for _ in range(steps):
+        began = time.perf_counter()
         step()
-    seconds = torch.tensor([(time.perf_counter() - began) / steps], dtype=torch.float64)
+        times.append(time.perf_counter() - began)
+    seconds = torch.tensor([median(times)], dtype=torch.float64)
     dist.all_reduce(seconds, dist.ReduceOp.MAX)
     return float(seconds)
 
