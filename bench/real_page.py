@@ -11,13 +11,24 @@ Results = Sequence[Mapping[str, Any]]
 HEAD = """# Real runs: one thing wrong, one verdict
 
 Written by `python bench/real_runs.py --write`; do not edit. Each line is a training job of its own on one machine of
-two cores: a small GPT computes, torchrun starts the ranks (the slow link: hosts of the network lab), and what is wrong
-begins at step 60. *Right* means this verdict on these ranks and no other. The delay is in training steps, from the
+two cores, started by torchrun (the slow link: on hosts of the network lab); what is wrong begins at step 60. The model
+computes (`gpt`), takes its time without a processor as one on an accelerator does (`waiting`), or has hundreds of tiny
+parameters (`tiny`). *Right* means this verdict on these ranks and no other. The delay is in training steps, from the
 first that was different to the one at whose end the verdict was reached; a hang is named by the clock. The last column
-says how many of the two cores were busy with something else while it ran.
+says how many of the two cores were busy with something else meanwhile: the more, the less a wrong line says.
 
 """
-COLUMNS = ("what is wrong", "engine", "step", "right verdict", "runs right", "delay", "instead", "others' cores")
+COLUMNS = (
+    "what is wrong",
+    "engine",
+    "model",
+    "step",
+    "right verdict",
+    "runs right",
+    "delay",
+    "instead",
+    "others' cores",
+)
 
 
 def page(results: Results, what: Mapping[str, str]) -> str:
@@ -50,6 +61,7 @@ def cells(name: str, engine: str, runs: Sequence[Mapping[str, Any]], what: Mappi
     return [
         what.get(name, name),
         engine,
+        runs[0]["model"],
         f"{1e3 * median(steps):.0f} ms" if steps else "–",
         wanted,
         f"{sum(run['right'] for run in runs)} of {len(runs)}",

@@ -151,9 +151,11 @@ def measure(name: str, engine: str, path: Path, model: str = "gpt") -> dict[str,
     """Run one case once; return what came of it."""
     case = CASES[name]
     result: dict[str, Any] = {"case": name, "engine": engine, "expected": case.kind, "found": []}
+    job = Job(engine, case.fault, **{"model": model, **dict(case.job)})
+    result["model"] = job.model
     others, began = Others(), time.monotonic()
     try:
-        ended = run_job(Job(engine, case.fault, **{"model": model, **dict(case.job)}), path)
+        ended = run_job(job, path)
     except RingsideError as error:
         result |= {"right": False, "why": str(error)}
     else:

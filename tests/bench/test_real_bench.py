@@ -64,11 +64,15 @@ def test_a_link_may_be_named_in_both_directions() -> None:
 
 def test_the_page_counts_runs_and_tells_what_came_instead() -> None:
     results = [
-        {"case": "slow", "engine": "gloo", "expected": "slow_rank", "others_cores": 0.5, **judged("slow", *found)}
+        {"case": "slow", "engine": "gloo", "model": "gpt", "expected": "slow_rank", "others_cores": 0.5}
+        | judged("slow", *found)
         for found in ([verdict("slow_rank", 1)], [], [verdict("slow_rank", 0)])
     ]
     text = page(results, {"slow": "a slow rank"})
-    assert "| a slow rank | gloo | 30 ms | slow_rank | 1 of 3 | 11 | 1 × no verdict; 1 × slow_rank [0] | 0.5 |" in text
+    assert (
+        "| a slow rank | gloo | gpt | 30 ms | slow_rank | 1 of 3 | 11 | 1 × no verdict; 1 × slow_rank [0] | 0.5 |"
+        in text
+    )
 
 
 def priced(lost: float, told: float, *, right: bool = True) -> dict[str, Any]:
