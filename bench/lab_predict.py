@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lab_jobs import KB, MB, Case, Turns, take_turns
+from lab_jobs import KB, MB, Case, take_turns
 from lab_report import Floor, Row, Section, say, size_words
 from lab_sections import SWITCHED
 
@@ -57,7 +57,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=4, metavar="N", help="hosts of one rank each (default: 4)")
     parser.add_argument("--rate", default="125mbit", metavar="R", help="of every link (default: 125mbit)")
-    parser.add_argument("--repeat", type=int, default=2, metavar="N", help="turns of every algorithm below 64 MB")
+    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="turns of every algorithm below 64 MB")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args()
     if reason := Lab.unavailable():
@@ -85,16 +85,16 @@ def compare(hosts: int, rate: str, repeat: int) -> Section:
     )
     with Lab(hosts=hosts, rate=rate) as lab:
         topology = probed(lab)
-        turns = take_turns(lab, [Case(hosts, size, WAYS) for size in SMALL], repeat, turn_s=0.02)
-        large = take_turns(lab, [Case(hosts, size, WAYS, 1) for size in LARGE], 1)
-        say("  with a reducer at the switch")
-        cases = [Case(hosts, size, [SWITCHED], 1) for size in (*SMALL, *LARGE)]
-        switched = take_turns(lab, cases, repeat, switch=True)
-    say("  simulating")
-    for size in (*SMALL, *LARGE):
-        measured: Turns = large if size in LARGE else turns
-        section.rows += [_row(name, size, measured.seconds(hosts, size, name), topology) for name in WAYS]
-        section.rows.append(_row(SWITCHED, size, switched.seconds(hosts, size, SWITCHED), topology))
+        say(f"  {_links(topology, rate)}")
+        parts = [(SMALL, WAYS, repeat), (LARGE, WAYS, 1), (SMALL, (SWITCHED,), repeat)]
+        for sizes, names, turns in parts:
+            switch = SWITCHED in names
+            cases = [Case(hosts, size, names, 0 if size < MB and not switch else 1) for size in sizes]
+            measured = take_turns(lab, cases, turns, turn_s=0.02, switch=switch)
+            rows = [_row(name, size, measured.seconds(hosts, size, name), topology) for size in sizes for name in names]
+            for row in rows:
+                say("    {algorithm} {size}: {ms:.2f} ms, simulated {messages_ms:.2f} ms".format(**row))
+            section.rows += rows
     errors = [abs(row["error"]) for row in section.rows]
     section.floors = [Floor("median error of the simulation in message order", median(errors), None, 0.10)]
     by_size = ", ".join(
@@ -109,11 +109,21 @@ def compare(hosts: int, rate: str, repeat: int) -> Section:
         f"median error by size: {by_size}",
         f"by algorithm: {by_name}",
         f"in rounds: median error {median(abs(row['rounds_error']) for row in section.rows):.3f}",
-        f"topology: {topology.describe()}; the link's payload rate is {payload_bytes_per_second(rate) / 1e6:.2f} MB/s, "
-        f"the probe's median {median(link.bytes_per_s or 0 for link in topology.overrides) / 1e6:.2f} MB/s and "
-        f"{median(link.alpha_s or 0 for link in topology.overrides) * 1e6:.0f} us",
+        _links(topology, rate),
     ]
     return section
+
+
+def _links(topology: Topology, rate: str) -> str:
+    """Return what the probe found, beside what the lab was told."""
+    links, nics = topology.overrides, [rate for pair in topology.host_rates for rate in pair]
+    return (
+        f"probe: {median(link.bytes_per_s or 0 for link in links) / 1e6:.2f} MB/s and "
+        f"{median(link.alpha_s or 0 for link in links) * 1e6:.0f} us (medians of {len(links)} links), "
+        f"{min(nics, default=0) / 1e6:.2f} to {max(nics, default=0) / 1e6:.2f} MB/s per host, "
+        f"{topology.overhead_s * 1e6:.0f} us per message; the link's payload rate: "
+        f"{payload_bytes_per_second(rate) / 1e6:.2f} MB/s"
+    )
 
 
 def probed(lab: Lab) -> Topology:

@@ -178,7 +178,11 @@ def test_stretches_of_rounds_in_any_direction(n):
     check(leaping, topology, 1e6, {1: 1e-3})
 
 
-@pytest.mark.parametrize("make", [*ALGORITHMS.values(), *COLLECTIVES.values()])
+def _rings_in_hosts(n):
+    return hierarchical(2, n // 2, inner=ring_reduce_scatter)
+
+
+@pytest.mark.parametrize("make", [*ALGORITHMS.values(), *COLLECTIVES.values(), _rings_in_hosts])
 def test_what_a_schedule_says_of_its_stretches_is_so(make):
     for schedule in (make(6), reverse(make(6)) if make(6).collective.name != "all_to_all" else make(6)):
         first = 0

@@ -8,7 +8,16 @@ from ringside.errors import UsageError
 from ringside.predict import LinkClass, LinkOverride, Topology, finish_seconds, price
 from ringside.predict.messages import merged, stretches
 from ringside.predict.simulate_messages import simulate_messages
-from ringside.schedule import ALGORITHMS, by_name, halving_doubling, hierarchical, ring, tree, two_tree
+from ringside.schedule import (
+    ALGORITHMS,
+    by_name,
+    halving_doubling,
+    hierarchical,
+    ring,
+    ring_reduce_scatter,
+    tree,
+    two_tree,
+)
 
 
 def star(n, alpha=1e-4, rate=1e7, **more):
@@ -109,6 +118,9 @@ def test_what_is_too_much_is_refused():
         hierarchical(2, 6, outer=halving_doubling),
         hierarchical([2, 3], outer=ring),
         hierarchical(2, 3, outer=lambda n: by_name("in_network", n)),
+        hierarchical(3, 4, inner=ring_reduce_scatter),
+        hierarchical(1, 4),
+        hierarchical(4, 1),
         hierarchical(4, 5, outer=lambda n: by_name("direct", n)),
         *(by_name(name, 7) for name in ALGORITHMS),
     ],
@@ -136,6 +148,13 @@ def test_a_round_of_many_ranks_comes_in_blocks(monkeypatch):
 
 def test_a_schedule_that_lists_too_much_says_what_to_do(monkeypatch):
     monkeypatch.setattr("ringside.predict.messages.MOST_TRANSFERS", 10)
-    with pytest.raises(UsageError, match="even topology, for which price"):
-        finish_seconds(by_name("one_shot", 5), star(5), [1e6])
-    assert price(by_name("one_shot", 5), star(5), 1e6) > 0
+    with pytest.raises(UsageError, match="topology, for which price"):
+        finish_seconds(by_name("parameter_server", 16), star(16), [1e6])
+    assert price(by_name("parameter_server", 16), star(16), 1e6) > 0
+    with pytest.raises(UsageError, match="hierarchical among 5 ranks lists too many"):
+        finish_seconds(hierarchical([2, 3]), star(5), [1e6])
+
+
+def test_what_would_fill_memory_is_refused_before_it_does():
+    with pytest.raises(UsageError, match="lists too many"):
+        finish_seconds(by_name("hierarchical", 24_571), star(24_571), [1e6])

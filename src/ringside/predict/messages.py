@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.errors import UsageError
-from ringside.schedule import Round, Schedule, halving_doubling
+from ringside.schedule import Round, Schedule, halving_doubling, one_shot, reverse
 from ringside.schedule.powers import fold_in, fold_out, largest_power, workers
 
 Ints = NDArray[np.int64]
@@ -63,10 +63,17 @@ class Stretch:
 
     def blocks(self) -> Iterator[Messages]:
         """Yield the messages of one such round, in blocks; a vertex pair is in one block only."""
-        if self.schedule.rotational:
-            yield from _turned(self.schedule, self.first)
+        schedule, k = self.schedule, self.first
+        if schedule.rotational:
+            yield from _turned(schedule.ranks, merged(schedule.representatives(k), schedule.ranks))
+        elif schedule.name == "one_shot" and schedule == one_shot(schedule.ranks):
+            yield from _turned(schedule.ranks, _to_everybody(schedule.ranks))
+        elif schedule.name == "halving_doubling" and schedule == halving_doubling(schedule.ranks):
+            yield _halved(schedule, k)
+        elif schedule.name == "hierarchical":
+            yield from _hierarchical(schedule, k)
         else:
-            yield _whole(self.schedule, self.first)
+            yield _listed(schedule, k)
 
 
 def stretches(schedule: Schedule) -> Iterator[Stretch]:
@@ -77,17 +84,6 @@ def stretches(schedule: Schedule) -> Iterator[Stretch]:
         if rounds:
             yield Stretch(first, rounds, schedule)
         first += rounds
-
-
-def _whole(schedule: Schedule, k: int) -> Messages:
-    """Return all messages of round k; of algorithms that would list too many chunks, without listing them."""
-    if schedule.name == "halving_doubling" and schedule == halving_doubling(schedule.ranks):
-        return _halved(schedule, k)
-    if schedule.name == "hierarchical":
-        found = _between_hosts(schedule, k)
-        if found is not None:
-            return found
-    return merged(_round(schedule, k), schedule.vertices)
 
 
 def _halved(schedule: Schedule, k: int) -> Messages:
@@ -106,26 +102,54 @@ def _halved(schedule: Schedule, k: int) -> Messages:
     return Messages(rank, rank[np.arange(p) ^ distance], chunks, chunks if k < levels else np.zeros_like(chunks))
 
 
-def _between_hosts(schedule: Schedule, k: int) -> Messages | None:
-    """Return round k between the hosts of a hierarchical schedule of equal hosts; None for any other round."""
+def _hierarchical(schedule: Schedule, k: int) -> Iterator[Messages]:
+    """Yield round k of a hierarchical schedule; where all hosts are equal, without listing every piece of a slice."""
     inners, outer, slices = schedule.parameters
     assert isinstance(inners, tuple)
     assert isinstance(outer, Schedule)
-    local, inside = inners[0].ranks, inners[0].rounds
-    equal = all(inner == inners[0] for inner in inners) and slices == inners[0].chunks
-    if not equal or slices % local or not inside <= k < inside + outer.rounds:
-        return None
-    blocks = list(Stretch(k - inside, 1, outer).blocks())
-    if len(blocks) != 1:
-        return None
-    one, lane = blocks[0], np.arange(local, dtype=np.int64)[:, None]
-    ends = [
-        np.where(end < outer.ranks, end * local + lane, end - outer.ranks + schedule.ranks)
-        for end in (one.src, one.dst)
-    ]
-    each = slices // local
-    chunks, added = (np.tile(count * each, local) for count in (one.chunks, one.added))
-    return Messages(ends[0].ravel(), ends[1].ravel(), chunks, added)
+    inner, hosts = inners[0], len(inners)
+    if any(one != inner for one in inners) or slices != inner.chunks or slices % inner.ranks:
+        _check_pieces(schedule, inners, outer.chunks * slices)
+        yield _listed(schedule, k)
+    elif inner.rounds <= k < inner.rounds + outer.rounds:
+        for block in Stretch(k - inner.rounds, 1, outer).blocks():
+            yield _in_every_lane(block, schedule.ranks, hosts, slices // inner.ranks)
+    else:
+        there = (
+            Stretch(k, 1, inner) if k < inner.rounds else Stretch(k - inner.rounds - outer.rounds, 1, reverse(inner))
+        )
+        for block in there.blocks():
+            yield _in_every_host(block, inner.ranks, hosts, outer.chunks)
+
+
+def _in_every_lane(block: Messages, ranks: int, hosts: int, each: int) -> Messages:
+    """Return messages between hosts for every rank of a host; each carries `each` slices. Switches come last."""
+    local = ranks // hosts
+    lane = np.arange(local, dtype=np.int64)[:, None]
+    src, dst = (
+        np.where(end < hosts, end * local + lane, end - hosts + ranks).ravel() for end in (block.src, block.dst)
+    )
+    return Messages(src, dst, np.tile(block.chunks * each, local), np.tile(block.added * each, local))
+
+
+def _in_every_host(block: Messages, local: int, hosts: int, pieces: int) -> Messages:
+    """Return messages inside a host for all hosts; each chunk is `pieces` chunks of the whole."""
+    first = local * np.arange(hosts, dtype=np.int64)[:, None]
+    src, dst = ((end + first).ravel() for end in (block.src, block.dst))
+    return Messages(src, dst, np.tile(block.chunks * pieces, hosts), np.tile(block.added * pieces, hosts))
+
+
+def _check_pieces(schedule: Schedule, inners: tuple[Schedule, ...], chunks: int) -> None:
+    """Refuse unequal hosts that would list more than memory holds, before they do."""
+    listed = sum(len(inner.round(0)) * (chunks // inner.chunks) for inner in inners if inner.rounds)
+    if listed > MOST_TRANSFERS:
+        raise _too_many(schedule)
+
+
+def _to_everybody(n: int) -> Messages:
+    """Return what rank 0 sends when everybody sends its only chunk to everybody."""
+    dst = np.arange(1, n, dtype=np.int64)
+    return Messages(np.zeros_like(dst), dst, np.ones_like(dst), np.ones_like(dst))
 
 
 def merged(step: Round, vertices: int) -> Messages:
@@ -138,23 +162,26 @@ def merged(step: Round, vertices: int) -> Messages:
     return Messages(*np.divmod(pairs, vertices), chunks.astype(np.int64), added)
 
 
-def _round(schedule: Schedule, k: int) -> Round:
+def _listed(schedule: Schedule, k: int) -> Messages:
+    """Return the messages of round k from all the transfers that the schedule lists."""
     try:
         step = schedule.round(k)
     except MemoryError:
-        step = None
-    if step is None or len(step) > MOST_TRANSFERS:
-        raise UsageError(
-            f"round {k} of {schedule.name} among {schedule.ranks} ranks lists too many transfers to simulate them: "
-            "use an even topology, for which price() has a closed form, or fewer ranks"
-        )
-    return step
+        raise _too_many(schedule) from None
+    if len(step) > MOST_TRANSFERS:
+        raise _too_many(schedule)
+    return merged(step, schedule.vertices)
 
 
-def _turned(schedule: Schedule, k: int) -> Iterator[Messages]:
-    """Yield the messages of all ranks of a rotational schedule, made from those of rank 0."""
-    n = schedule.ranks
-    mine = merged(schedule.representatives(k), n)
+def _too_many(schedule: Schedule) -> UsageError:
+    return UsageError(
+        f"{schedule.name} among {schedule.ranks} ranks lists too many transfers to simulate them: use an even "
+        "topology, for which price() has a closed form, or fewer ranks"
+    )
+
+
+def _turned(n: int, mine: Messages) -> Iterator[Messages]:
+    """Yield the messages of all `n` ranks of a round that looks the same from each, made from those of rank 0."""
     rank = np.arange(n, dtype=np.int64)
     if len(mine) == 1:
         shape = np.ones(n, dtype=np.int64)

@@ -64,7 +64,15 @@ def hierarchical(
         generate=_hierarchical_round,
         parameters=(inners, between, slices),
         switches=between.switches,
+        stretches=_stretches(inners, between),
     )
+
+
+def _stretches(inners: Sequence[Schedule], between: Schedule) -> tuple[int, ...]:
+    """Return the stretches of the parts; hosts of unequal sizes have none inside."""
+    inside = inners[0].stretches if len(set(inners)) == 1 else ()
+    inside = inside or (1,) * max(s.rounds for s in inners)
+    return (*inside, *(between.stretches or (1,) * between.rounds), *inside[::-1])
 
 
 def host_sizes(n: int) -> list[int]:
