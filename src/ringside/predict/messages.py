@@ -107,6 +107,7 @@ def _hierarchical(schedule: Schedule, k: int) -> Iterator[Messages]:
     inners, outer, slices = schedule.parameters
     assert isinstance(inners, tuple)
     assert isinstance(outer, Schedule)
+    assert isinstance(slices, int)
     inner, hosts = inners[0], len(inners)
     if any(one != inner for one in inners) or slices != inner.chunks or slices % inner.ranks:
         _check_pieces(schedule, inners, outer.chunks * slices)
