@@ -31,6 +31,7 @@ from ringside.sync.storage import Buckets
 Future = torch.futures.Future
 SPANS_KEPT = 4096
 _NAMES = tuple(f"ringside/{path}" for path in PATHS)
+_NOTHING = SyncTimes(wait_seconds=math.nan)
 UserHook = Callable[[Any, GradBucket], "Future[torch.Tensor]"]
 
 
@@ -104,6 +105,11 @@ class NativeCarrier:
         futures, self._under_way = self._under_way, []
         for future in futures:
             future.wait()
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has carried nothing since it last told."""
+        return not self._spans
 
     def pending(self) -> bool:
         """Tell whether the newest collective of a device is not done; for the hang watch, as nobody waits for it."""
@@ -213,7 +219,7 @@ class RingsideCarrier:
 
     def times(self) -> SyncTimes:
         """Read from the engine's log who arrived when."""
-        native = self._native.times()
+        native = _NOTHING if self._native.idle else self._native.times()
         spans, self._spans = self._spans, deque(maxlen=SPANS_KEPT)
         busy = self._meter.add(spans)
         totals = self._communicator.log.totals()
