@@ -90,7 +90,7 @@ def slow_rank_job(ranks: int, rate: float, seed: int, *, steps: int | None = Non
     total = onset + AFTER_STEPS if steps is None else steps
     own = WORK_SHARE / rate * np.exp(rng.normal(0.0, JITTER, (total, ranks)))
     own[onset:, culprit] *= SLOWER
-    own[:WARM_STEPS] *= 1.0 + ranks / 200  # everybody's memory is copied when it is first written to
+    own[:WARM_STEPS] *= 1.0 + ranks / 60  # everybody's memory is copied when it is first written to
     return Plan(Job(own, 0.01 / rate, machine_clock), culprit, onset)
 
 

@@ -152,7 +152,8 @@ Kineto traces of {first["ranks"]} {first["backend"].upper()} ranks (of a public 
 which they worked for {times} ms), read by the doctor's reader and run again at
 their own pace for {first["steps"]} steps. *Repeated*, each rank has its own time in every step, so ranks that were slow
 in that step are slow for good, and are to be named. *Dealt*, each rank is given in every step the time of some recorded
-rank, drawn anew: healthy, with noise as wide as what was recorded.
+rank, drawn anew: healthy, with noise as wide as what was recorded. (Repeated, the rank that is made slower was one of
+the faster half; 12 % slower it still is below the others' median, holds nobody up, and is rightly not named.)
 
 """
     head = ["steps", "injected", "runs", "named", "steps/s", "records lost and late", "rank 0's CPU"]

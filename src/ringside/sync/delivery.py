@@ -143,7 +143,7 @@ class _Post(Protocol):
 
 
 class _Boxes:
-    """Boxes that ranks append to. How much was read of each is remembered, and one that grows meanwhile is not emptied."""
+    """Boxes that ranks append to. How much was read of each is remembered; one that grows meanwhile is not emptied."""
 
     def __init__(self, store: Store, ranks: int) -> None:
         self._store = cast(_Appending, store)
