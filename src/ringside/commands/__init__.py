@@ -15,7 +15,7 @@ from typing import Protocol, cast
 
 from ringside.errors import RingsideError
 
-VERBS = ("demo", "run", "report", "compare", "bench", "verify", "draw", "lab", "probe", "doctor", "predict")
+VERBS = ("demo", "run", "report", "top", "compare", "bench", "verify", "draw", "lab", "probe", "doctor", "predict")
 
 
 class Command(Protocol):

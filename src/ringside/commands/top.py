@@ -1,0 +1,135 @@
+"""Watch a running job from another shell: verdicts first, then a line per rank.
+
+Without an argument it is the newest job of this machine, else the newest run under runs/. --once (and any terminal that
+cannot be drawn on) prints it once, --json as JSON. s sorts, / filters, Enter shows one rank, ? explains the rest.
+
+Exit status: 0 also where a verdict is open, 1 the run cannot be read, 2 there is none.
+
+Example:
+
+    ringside top
+    ringside top runs/demo-1 --sort wait
+    ringside top --once --filter 8-15
+    ringside top --json | jq '.verdicts[0]'
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TextIO
+
+from ringside.errors import RingsideError, UsageError
+from ringside.monitor.registry import running
+from ringside.monitor.run_directory import RUN
+from ringside.view.top_once import as_json, once_lines
+from ringside.view.top_plain import in_ascii, printable, speaks_utf8
+from ringside.view.top_rows import SORTS, Order
+from ringside.view.top_source import Local, Source, look
+
+HELP = "watch a running job from another shell, rank by rank"
+RUNS = Path("runs")
+PIPE_WIDTH = 160
+"""Cells of a line where there is no terminal."""
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `ringside top`."""
+    parser.add_argument("run", metavar="RUN_DIR", nargs="?", help="the run directory (default: the newest running job)")
+    parser.add_argument("--once", action="store_true", help="print it once and end")
+    parser.add_argument("--json", action="store_true", help="print it once, as JSON")
+    parser.add_argument("--sort", choices=SORTS, default="excess", help="what ranks are sorted by (excess)")
+    parser.add_argument("--reverse", action="store_true", help="the other way round")
+    parser.add_argument(
+        "--filter", metavar="TEXT", default="", help="only ranks like 3 or 8-15, part of a host or of a verdict's kind"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show a run until somebody quits, or once."""
+    source, remark = choose(args.run)
+    order = Order(sort=args.sort, reverse=args.reverse, filter=args.filter)
+    if args.json or args.once or not can_draw(os.environ, sys.stdin, sys.stdout):
+        if remark:
+            print(in_ascii(remark), file=sys.stderr)
+        return print_once(source, order, sys.stdout, as_data=args.json)
+    return _draw(source, order, remark)
+
+
+def choose(run: str | None) -> tuple[Source, str]:
+    """Return the run to show, and a sentence on why this one where nobody said which.
+
+    Raises:
+        UsageError: There is none.
+    """
+    if run is not None:
+        path = Path(run)
+        if not (path / RUN).exists():
+            raise UsageError(
+                f"{printable(run)} is no run: it has no {RUN}. Give the directory that a run was told to use"
+            )
+        return Local(path), ""
+    entries = [entry.directory for entry in running()]
+    if entries:
+        others = ", ".join(printable(str(each)) for each in entries[1:])
+        return Local(entries[0]), (f"the newest of {len(entries)} jobs; the others: {others}" if others else "")
+    newest = newest_run(RUNS)
+    if newest is None:
+        raise UsageError(
+            f"no job runs on this machine, and {RUNS}/ holds no run; start one with `ringside run`, or give a run's "
+            "directory"
+        )
+    return Local(newest), f"no job runs on this machine; this is the newest under {RUNS}/"
+
+
+def newest_run(directory: Path) -> Path | None:
+    """Return the run directory below `directory` that was begun last; None where there is none."""
+    found = []
+    for file in directory.glob(f"*/{RUN}"):
+        try:
+            found.append((file.stat().st_mtime_ns, file.parent))
+        except OSError:  # being moved aside
+            continue
+    return max(found)[1] if found else None
+
+
+def can_draw(environment: Mapping[str, str], stdin: TextIO, stdout: TextIO) -> bool:
+    """Whether a screen can be drawn: both ends are a terminal, and one that knows where its cursor is."""
+    return stdin.isatty() and stdout.isatty() and environment.get("TERM", "dumb") not in ("dumb", "unknown", "")
+
+
+def print_once(source: Source, order: Order, stream: TextIO, *, as_data: bool) -> int:
+    """Print a run once.
+
+    Raises:
+        RingsideError: It cannot be read.
+    """
+    snapshot = look(source)
+    if snapshot.trouble and snapshot.info is None:
+        raise RingsideError(snapshot.trouble)
+    if as_data:
+        print(json.dumps(as_json(snapshot, order), indent=2), file=stream)
+        return 0
+    width = shutil.get_terminal_size().columns if stream.isatty() else PIPE_WIDTH
+    utf8 = speaks_utf8(stream.encoding if isinstance(stream, io.TextIOWrapper) else "utf-8")
+    for line in once_lines(snapshot, order, width):
+        print(line if utf8 else in_ascii(line), file=stream)
+    return 0
+
+
+def _draw(source: Source, order: Order, remark: str) -> int:
+    try:
+        from ringside.view.top_app import TopApp
+    except ImportError:
+        raise UsageError(
+            "the live screen needs textual: pip install 'ringside[tui]'; `ringside top --once` works without it"
+        ) from None
+    app = TopApp(source, order=order, remark=remark, utf8=speaks_utf8(sys.stdout.encoding))
+    app.run()
+    return app.return_code or 0

@@ -1,0 +1,201 @@
+"""Rows of `ringside top`: which ranks in which order, and each as cells; only the rows on the screen are formatted."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.cells import set_cell_size
+
+from ringside.view.live import RankNow
+from ringside.view.report_words import share
+from ringside.view.top_plain import printable
+from ringside.view.top_source import Snapshot
+from ringside.view.units import SPARKS, ms
+
+SORTS = ("own", "wait", "wire", "excess", "rank")
+_FIELDS = {"own": "own_seconds", "wait": "wait_seconds", "wire": "wire_seconds", "excess": "excess_ratio"}
+LEAST_SPREAD = 0.25
+"""The lines of blocks share one scale; their range is at least this share of the shortest own time."""
+
+MARK = "▌"
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which ranks are shown, and in which order.
+
+    Args:
+        sort: One of `SORTS`; times and excess begin with the largest, ranks with 0.
+        reverse: The other way round.
+        filter: See `matches`.
+    """
+
+    sort: str = "excess"
+    reverse: bool = False
+    filter: str = ""
+
+
+def arrange(ranks: Sequence[RankNow], order: Order) -> list[RankNow]:
+    """Return the ranks to show, in order; what is not known comes last either way."""
+    shown = [one for one in ranks if matches(one, order.filter)]
+    if order.sort == "rank":
+        return sorted(shown, key=lambda one: one.rank, reverse=order.reverse)
+    field, sign = _FIELDS[order.sort], 1.0 if order.reverse else -1.0
+
+    def key(one: RankNow) -> tuple[bool, float]:
+        value = getattr(one, field)
+        return (False, sign * value) if math.isfinite(value) else (True, 0.0)
+
+    return sorted(shown, key=key)
+
+
+def matches(one: RankNow, wanted: str) -> bool:
+    """Whether a rank is meant by a filter: `3`, `8-15`, a part of a host's name or of a verdict's kind; any of several
+    between commas or spaces; all where there is nothing to find.
+    """
+    words = [word for word in re.split(r"[,\s]+", wanted.lower()) if word]
+    return not words or any(_matches(one, word) for word in words)
+
+
+def _matches(one: RankNow, word: str) -> bool:
+    numbers = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", word)
+    if numbers:
+        return int(numbers[1]) <= one.rank <= int(numbers[2] or numbers[1])
+    return word in one.host.lower() or any(word in kind or word in kind.replace("_", "-") for kind in one.verdicts)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How wide each column is, in cells; 0: left out.
+
+    Columns go when there is no room: the line of blocks, the host, wire, wait, the verdict's kind, own, in this order.
+    """
+
+    rank: int
+    host: int
+    own: int
+    wait: int
+    wire: int
+    excess: int
+    spark: int
+    verdict: int
+
+
+TIME, EXCESS, FEWEST_SPARKS, MOST_SPARKS = 8, 10, 8, 60
+
+
+def fit_columns(snapshot: Snapshot, width: int) -> Columns:
+    """Return columns for a run that fit `width` cells."""
+    hosts = {one.host for one in snapshot.ranks}
+    host = min(max((len(name) for name in hosts), default=0), 16) + 2 if len(hosts) > 1 else 0
+    verdict = max((len(_kinds(one)) for one in snapshot.ranks if one.verdicts), default=0)
+    sizes = {
+        "rank": max(len(str(max(len(snapshot.ranks) - 1, 0))), 4) + 1, "excess": EXCESS, "own": TIME,
+        "verdict": min(verdict, 24) + 2 if verdict else 0, "wait": TIME, "wire": TIME, "host": host,
+    }  # fmt: skip
+    room = width
+    for name, size in sizes.items():
+        sizes[name] = size if size <= room else 0
+        room -= sizes[name]
+    spark = min(room - 2, MOST_SPARKS) if room - 2 >= FEWEST_SPARKS else 0
+    return Columns(spark=spark, **sizes)
+
+
+def heading(columns: Columns, order: Order) -> str:
+    """Return the line above the rows; the column that they are sorted by has an arrow."""
+    down = order.reverse == (order.sort == "rank")
+
+    def name(column: str) -> str:
+        return f"{column}{'↓' if down else '↑'}" if column == order.sort else column
+
+    parts = [f"{name('rank'):>{columns.rank}}" if columns.rank else ""]
+    if columns.host:
+        parts.append("  " + "host".ljust(columns.host - 2))
+    parts += [f"{name(each):>{getattr(columns, each)}}" for each in _FIELDS if getattr(columns, each)]
+    if columns.spark:
+        parts.append("  " + "own time"[: columns.spark].ljust(columns.spark))
+    if columns.verdict:
+        parts.append("  " + "verdict"[: columns.verdict - 2])
+    return "".join(parts)
+
+
+def row(one: RankNow, columns: Columns, sparks: str = "") -> str:
+    """Return one rank's line, without colours; one with an open verdict has a bar at its left and the verdict's name.
+
+    Args:
+        one: The rank.
+        columns: From `fit_columns`.
+        sparks: From `Sparks`.
+    """
+    number = f"{one.rank:>{columns.rank}}"
+    parts = [(MARK + number[1:] if one.verdicts else number) if columns.rank else ""]
+    if columns.host:
+        parts.append("  " + set_cell_size(printable(one.host), columns.host - 2))
+    for field in ("own", "wait", "wire"):
+        if width := getattr(columns, field):
+            parts.append(f"{ms(getattr(one, f'{field}_seconds')):>{width}}")
+    if columns.excess:
+        parts.append(f"{share(one.excess_ratio):>{columns.excess}}")
+    if columns.spark:
+        parts.append("  " + sparks.ljust(columns.spark)[: columns.spark])
+    if columns.verdict:
+        parts.append("  " + set_cell_size(_kinds(one), columns.verdict - 2))
+    return "".join(parts)
+
+
+def _kinds(one: RankNow) -> str:
+    return ", ".join(kind.replace("_", " ") for kind in one.verdicts)
+
+
+class Sparks:
+    """Series as lines of blocks, all on one scale: a rank that is slow stands out, noise stays low.
+
+    Args:
+        steps: The training steps, ascending, int64 [steps].
+        values: What is drawn, [steps, lines]; NaN where nothing is known.
+        cells: Blocks of a line at most.
+    """
+
+    def __init__(self, steps: NDArray[np.int64], values: NDArray[np.floating[Any]], cells: int) -> None:
+        self._means = _means(steps, values, cells)
+        known = self._means[np.isfinite(self._means)]
+        self._low = float(known.min()) if known.size else 0.0
+        high = float(np.quantile(known, 0.995)) if known.size else 0.0
+        self._scale = (len(SPARKS) - 1) / max(high - self._low, LEAST_SPREAD * self._low, 1e-9)
+
+    def line(self, rank: int) -> str:
+        """Return one line, here a rank's; a gap where nothing is known."""
+        if rank >= self._means.shape[1]:
+            return ""
+        return "".join(self._block(float(value)) for value in self._means[:, rank])
+
+    def _block(self, value: float) -> str:
+        if not math.isfinite(value):
+            return " "
+        return SPARKS[min(round((value - self._low) * self._scale), len(SPARKS) - 1)]
+
+
+def _means(steps: NDArray[np.int64], own: NDArray[np.floating[Any]], cells: int) -> NDArray[np.float64]:
+    """Return means over groups of as many steps as it takes, [at most cells, ranks].
+
+    Groups begin at multiples of their length, a power of two: while a run goes on, lines shift and do not flicker.
+    """
+    if not len(steps) or cells <= 0:
+        return np.empty((0, own.shape[1]))
+    each = 1
+    while int(steps[-1]) // each - int(steps[0]) // each >= cells:
+        each *= 2
+    groups = steps // each
+    _, starts = np.unique(groups, return_index=True)
+    values = own.astype(np.float64)
+    known = np.isfinite(values)
+    sums = np.add.reduceat(np.where(known, values, 0.0), starts, axis=0)
+    counts = np.add.reduceat(known, starts, axis=0, dtype=np.int64)
+    means: NDArray[np.float64] = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    return means

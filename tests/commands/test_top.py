@@ -1,0 +1,179 @@
+"""`ringside top` as a command: what it chooses, what it prints once, and what terminals without this or that get."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.recorded_runs import own_times, slow_run, write_run
+
+from ringside.commands import build_parser
+from ringside.commands import top as command
+from ringside.errors import RingsideError, UsageError
+from ringside.monitor import registry
+
+VERDICT = {
+    "kind": "slow_rank", "ranks": [2], "since_step": 60, "detected_step": 66, "excess_ratio": 0.3,
+    "cause": "most of the extra time is in its backward pass (+21.0 ms per step)", "cost_rank_seconds": 12.0,
+    "advice": "compare its clocks and temperature with a healthy rank's", "evidence": {"own_seconds": 0.13},
+}  # fmt: skip
+
+GOLDEN = """\
+ringside top run · step 120 · 4 ranks · ringside
+● rank 2 is 30 % slower than the others since step 60
+  why    most of the extra time is in its backward pass (+21.0 ms per step)
+  price  12.0 rank-seconds so far
+  do     compare its clocks and temperature with a healthy rank's
+
+ rank     own    wait    wire   excess↓  own time                                                      verdict
+▌   2  130 ms    0 µs    0 µs   +29.2 %  ▂▁▂▁▂▂▂▂▂▂▂▂▂▂▂▂▂▁▁▂▂▂▂▁▂▂▂▂▂▁██▇█▇▇▇▇▇▇▇██▇██▇▇▇█▇▇██▇▇▇▇▇▇  slow rank
+    1  101 ms   28 ms    0 µs    +0.5 %  ▂▂▂▂▂▂▂▂▁▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▁▂▂▂▁▂▂▁▂▂▂▂▂▂▂▂▂▂▂▂▂▂▁▂▁▂▂▂▂▂▂▂▂
+    0  100 ms   30 ms    0 µs    −0.5 %  ▂▁▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▁▂▂▂▂▂▂▂▂▂▂▂▂▁▂▂▂▂▂▂▂▂▂▁▂▂▁▂▁▂▁▂▂▂▂▁▂▂
+    3  100 ms   28 ms    0 µs    −0.9 %  ▂▂▂▂▂▂▂▂▂▂▂▂▁▂▂▂▂▂▂▁▁▂▂▂▂▂▂▃▁▁▂▂▂▂▂▂▂▁▂▂▂▁▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂
+"""
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other job runs on this machine, and this is an empty directory."""
+    (tmp_path / "runtime").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setattr(registry.registry_directory, "__defaults__", (os.environ,))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    path = slow_run(tmp_path / "run")
+    (path / "events.jsonl").write_text(json.dumps({"kind": "verdict", "unix": 1.0, "verdict": VERDICT}) + "\n")
+    return path
+
+
+def call(*arguments: str) -> int:
+    args = build_parser(verbs=("top",)).parse_args(["top", *arguments])
+    status: int = args.command.run(args)
+    return status
+
+
+def ringside_top(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ringside", "top", *arguments], env={**os.environ, **environment}, capture_output=True,
+        encoding="utf-8", errors="surrogateescape", stdin=subprocess.DEVNULL, timeout=100,
+    )  # fmt: skip
+
+
+def test_once_prints_the_verdict_and_the_ranks(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(str(run), "--once") == 0
+    assert capsys.readouterr().out == GOLDEN
+
+
+def test_where_nothing_can_be_drawn_it_prints_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(str(run)) == 0
+    assert capsys.readouterr().out.startswith("ringside top run")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("term", "stdin", "stdout", "drawn"),
+    [
+        ("xterm-256color", Terminal(), Terminal(), True),
+        ("dumb", Terminal(), Terminal(), False),
+        (None, Terminal(), Terminal(), False),
+        ("xterm", io.StringIO(), Terminal(), False),
+        ("xterm", Terminal(), io.StringIO(), False),
+    ],
+)
+def test_what_can_be_drawn_on(term: str | None, stdin: io.StringIO, stdout: io.StringIO, drawn: bool) -> None:
+    assert command.can_draw({} if term is None else {"TERM": term}, stdin, stdout) is drawn
+
+
+def test_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(str(run), "--json", "--sort", "rank", "--reverse", "--filter", "1-3") == 0
+    content = json.loads(capsys.readouterr().out)
+    assert [rank["rank"] for rank in content["ranks"]] == [3, 2, 1]
+    assert content["ranks"][1]["verdicts"] == ["slow_rank"]
+    assert content["verdicts"][0]["cost_rank_seconds"] == 12.0
+    assert (content["schema"], content["name"], content["step"]) == (1, "run", 119)
+
+
+def test_without_an_argument_the_newest_job_of_this_machine(
+    tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = write_run(tmp_path / "other", own_times(30, 2))
+    monkeypatch.setattr(command, "running", lambda: [entry(run, 9.0), entry(other, 5.0)])
+    assert call() == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("ringside top run ")
+    assert printed.err == f"the newest of 2 jobs; the others: {other}\n"
+
+
+def entry(path: Path, started: float) -> registry.Entry:
+    return registry.Entry(path=os.fsencode(path), pid=1, born=1, started_unix=started, world_size=2)
+
+
+def test_a_job_that_says_that_it_runs_is_found(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = registry.register(run, 4, 1.0)
+    try:
+        assert call("--once") == 0
+    finally:
+        registry.unregister(file)
+    printed = capsys.readouterr()
+    assert (printed.out.split(" · ")[0], printed.err) == ("ringside top run", "")
+
+
+def test_without_a_job_the_newest_under_runs_and_it_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, age in (("b", 2), ("a", 1), ("c", 3)):
+        file = write_run(tmp_path / "runs" / name, own_times(30, 2)) / "run.json"
+        os.utime(file, ns=(10**18 - age, 10**18 - age))
+    assert call() == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("ringside top a ")
+    assert "no job runs on this machine; this is the newest under runs/" in printed.err
+
+
+def test_nothing_to_show_is_said_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="ringside run"):
+        call()
+    with pytest.raises(UsageError, match="is no run"):
+        call(str(tmp_path / "nothing"))
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(RingsideError, match="no run that this version can read"):
+        call(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"LANG": "C", "LC_ALL": "C"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        {"PYTHONIOENCODING": "iso-8859-1"},
+    ],
+)
+def test_other_locales_raise_no_unicode_error(run: Path, environment: dict[str, str]) -> None:
+    info = json.loads((run / "run.json").read_text()) | {"name": "läuft 実行 \x1b[31m"}
+    (run / "run.json").write_text(json.dumps(info))
+    result = ringside_top(str(run), "--once", **environment)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    assert "rank 2 is 30 % slower" in result.stdout
+    assert "\x1b" not in result.stdout
+    if "PYTHONIOENCODING" in environment or "PYTHONUTF8" in environment:
+        assert result.stdout.isascii()
+
+
+def test_without_textual_one_sentence_says_what_to_install(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "textual", None)
+    monkeypatch.delitem(sys.modules, "ringside.view.top_app", raising=False)
+    monkeypatch.setattr(command, "can_draw", lambda *_: True)
+    with pytest.raises(UsageError, match=r"pip install 'ringside\[tui\]'"):
+        call(str(run))
+    assert call(str(run), "--once") == 0
