@@ -10,7 +10,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 from ringside.errors import UsageError
 
@@ -122,7 +122,7 @@ class Guard:
         """Keep the token out of addresses that are bookmarked, logged and sent on."""
         rest = urlencode([(name, value) for name, value in _asked(scope).items() if name != "token"])
         path = scope["path"].rsplit("/", 1)[-1]
-        where = f"./{path}" + (f"?{rest}" if rest else "")
+        where = f"./{quote(path)}" + (f"?{rest}" if rest else "")
         cookie = f"{COOKIE}={self._pass}; HttpOnly; SameSite=Strict; Path=/"
         await _answer(send, 303, "", ("location", where), ("set-cookie", cookie))
 

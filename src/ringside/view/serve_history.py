@@ -38,8 +38,8 @@ class Rows:
         steps: Training steps, float64 [rows] (whole numbers).
         late: How far each rank's own time is above the median of its step's, uint8 [rows, ranks]: 0 unknown, otherwise
             1 + 254·√excess, so that 255 is twice the median or more.
-        lines: By name, float32 [rows], seconds: the own times' `own_low` (5 %), `own`, `own_high` (95 %) and `own_most`,
-            `wait` and `wire` (medians), and the means `step`, `exposed`, `sync`, `backward`.
+        lines: By name, float32 [rows], seconds: the own times' `own_low` (5 %), `own`, `own_high` (95 %) and
+            `own_most`, `wait` and `wire` (medians), and the means `step`, `exposed`, `sync`, `backward`.
         worst: The rank with the longest own time, int32 [rows]; −1 where none is known.
         serial: Ask for what came `since` this, next time.
         more: Whether there is more by now.
@@ -109,7 +109,7 @@ class History:
         return Rows(self._steps[chosen], late, lines, worst, last, len(changed) > len(chosen))
 
     def rank(self, rank: int) -> tuple[NDArray[np.float64], dict[str, Floats32]]:
-        """Return one rank's steps, float64 [steps] ascending, and its `own`, `wait` and `wire`, float32 [steps] each."""
+        """Return one rank's steps, float64 [steps] ascending, and its `own`, `wait`, `wire`, float32 [steps] each."""
         order = np.argsort(self._steps[: len(self._index)], kind="stable")
         values = decode(self._codes[:, order, rank])
         return self._steps[order], {name.removesuffix("_seconds"): values[i] for i, name in enumerate(FIELDS)}

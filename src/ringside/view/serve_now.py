@@ -50,7 +50,15 @@ def now(live: Live, links: Sequence[LinkTotals], settled: dict[str, Any] | None)
     """
     info = live.info
     if info is None:
-        return {**live.as_dict(), "verdicts": [], "tiles": [], "figures": {}, "arrows": [], "links": [], "questions": []}
+        return {
+            **live.as_dict(),
+            "verdicts": [],
+            "tiles": [],
+            "figures": {},
+            "arrows": [],
+            "links": [],
+            "questions": [],
+        }
     context = settled or _context(live)
     verdicts = _settled_verdicts(settled) if settled else _verdicts(live, context)
     hosts = sorted(set(info.hosts))

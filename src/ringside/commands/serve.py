@@ -1,0 +1,57 @@
+"""Show a run as a live page: who holds the job up, since when, why, and what it costs.
+
+Without RUN_DIR it shows the newest job that runs on this machine, else the newest run under runs/. The page can only be
+read, and by this machine alone; any other --host needs a token. /metrics is beside it, and /runs lists all runs.
+
+Example:
+
+    ringside serve
+    ringside serve runs/demo-1 --port 8080
+    RINGSIDE_SERVE_TOKEN=... ringside serve --host 0.0.0.0
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from ringside.errors import UsageError
+from ringside.view.serve_guard import TOKEN, check_address
+
+HELP = "show a run as a live page in the browser"
+PORT = 8777
+RUNS = Path("runs")
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `ringside serve`."""
+    parser.add_argument("run_dir", metavar="RUN_DIR", nargs="?", type=Path, help="a run directory (the newest run)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
+    parser.add_argument("--port", type=int, default=PORT, help=f"port to listen on; 0 takes any free one ({PORT})")
+    parser.add_argument("--token", metavar="T", help=f"what readers must send; {TOKEN} keeps it out of `ps`")
+    parser.add_argument(
+        "--allow-host", metavar="NAME", action="append", default=[], help="a name that a proxy gives this page"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until Ctrl-C; the address is printed on stdout."""
+    try:
+        from ringside.view.serve import serve
+    except ImportError as error:
+        raise UsageError(f"the page needs {error.name}: pip install 'ringside[web]'") from None
+    from ringside.view.serve_runs import Runs, newest_run
+
+    token = os.environ.get(TOKEN, "") if args.token is None else args.token
+    host = check_address(args.host, token)
+    if args.run_dir is not None and not args.run_dir.is_dir():
+        raise UsageError(f"{args.run_dir} is no directory: give the directory a run printed on its last line")
+    runs = Runs(args.run_dir or newest_run(RUNS), RUNS)
+    return serve(runs, host, args.port, token=token, names=args.allow_host, tell=_tell)
+
+
+def _tell(url: str) -> None:
+    print(url, flush=True)
+    print("Ctrl-C ends it.", file=sys.stderr)

@@ -1,0 +1,168 @@
+// Charts over the same steps as the map: stacked areas, lines and bands; each pixel shows the most of its steps.
+
+import { colours, duration, element } from "./words.js";
+import { ticks } from "./heat.js";
+
+const LEFT = 58;
+const BOTTOM = 22;
+const TOP = 8;
+
+export class Lines {
+  // parts: [{ name, kind: "area" | "line" | "band", colour, of: (rows, extra) => Float32Array or [low, high] }], drawn in turn
+  constructor(canvas, legend, parts, { title, onHover }) {
+    this.canvas = canvas;
+    this.parts = parts;
+    this.title = title;
+    this.x = { from: 0, to: 1 };
+    this.rows = null;
+    this.extra = null;
+    this.cursor = null;
+    for (const part of parts) {
+      const swatch = element("i", { class: part.kind === "line" ? "" : "fill" });
+      swatch.style.setProperty("--line", `var(--${part.colour})`);
+      legend.append(element("span", { class: "key" }, swatch, part.name), " ");
+    }
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
+    new ResizeObserver(() => this.draw()).observe(canvas);
+    canvas.addEventListener("pointermove", (event) => {
+      const box = canvas.getBoundingClientRect();
+      const row = Math.floor(this.x.from + ((event.clientX - box.left - LEFT) / (box.width - LEFT)) * (this.x.to - this.x.from));
+      onHover(this.rows && row >= 0 && row < this.rows.count ? row : null, event, this);
+    });
+    canvas.addEventListener("pointerleave", () => onHover(null, null, this));
+  }
+
+  show(rows, x, extra = null) {
+    [this.rows, this.x, this.extra] = [rows, x, extra];
+    this.draw();
+  }
+
+  at(cursor) {
+    if (cursor === this.cursor) return;
+    this.cursor = cursor;
+    this.draw();
+  }
+
+  draw() {
+    if (this.dirty) return;
+    this.dirty = true;
+    requestAnimationFrame(() => { this.dirty = false; this.paint(); });
+  }
+
+  values(row) {
+    return this.parts.map((part) => {
+      const series = part.of(this.rows, this.extra);
+      if (!series) return [part.name, "–"];
+      return [part.name, part.kind === "band" ? `${duration(series[0][row])} … ${duration(series[1][row])}` : duration(series[row])];
+    });
+  }
+
+  paint() {
+    const { canvas, rows } = this, ratio = Math.min(devicePixelRatio || 1, 2);
+    const width = canvas.clientWidth, height = canvas.clientHeight;
+    if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
+      [canvas.width, canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)];
+    }
+    const context = canvas.getContext("2d");
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.clearRect(0, 0, width, height);
+    if (!rows || !rows.count) return;
+    this.ink = colours(["ink", "faint", "rule", ...this.parts.map((part) => part.colour)]);
+    const plot = { left: LEFT, top: TOP, width: Math.max(width - LEFT, 1), height: Math.max(height - TOP - BOTTOM, 1) };
+    const drawn = this.pixels(plot);
+    const most = Math.max(...drawn.map(({ high }) => high.reduce((a, b) => (b > a ? b : a), 0))) * 1.06 || 1e-3;
+    this.axes(context, plot, most);
+    const y = (value) => plot.top + plot.height * (1 - value / most);
+    for (const { part, low, high } of drawn) this.part(context, plot, y, part, low, high);
+    if (this.cursor !== null) {
+      context.fillStyle = this.ink.faint;
+      context.fillRect(plot.left + ((this.cursor + 0.5 - this.x.from) / (this.x.to - this.x.from)) * plot.width, plot.top, 1, plot.height);
+    }
+    this.say(drawn);
+  }
+
+  // Per part and pixel (or step, where steps are wider) the lower and the upper edge.
+  pixels(plot) {
+    const { rows, x } = this, from = Math.max(Math.floor(x.from), 0), to = Math.min(Math.ceil(x.to), rows.count);
+    const buckets = Math.max(Math.min(Math.ceil(plot.width), to - from), 1);
+    this.buckets = { from, to, buckets };
+    let base = new Float64Array(buckets);
+    return this.parts.map((part) => {
+      const series = part.of(rows, this.extra), low = new Float64Array(buckets).fill(NaN), high = new Float64Array(buckets).fill(NaN);
+      const [below, above] = part.kind === "band" ? series : [series, series];
+      for (let bucket = 0; bucket < buckets; bucket++) {
+        const first = from + Math.floor((bucket * (to - from)) / buckets), last = Math.max(from + Math.floor(((bucket + 1) * (to - from)) / buckets), first + 1);
+        for (let row = first; above && row < last; row++) {
+          if (!(above[row] <= high[bucket])) high[bucket] = above[row] >= 0 ? above[row] : high[bucket];
+          if (!(below[row] >= low[bucket])) low[bucket] = below[row] >= 0 ? below[row] : low[bucket];
+        }
+        if (part.kind === "area") {
+          low[bucket] = base[bucket];
+          high[bucket] = base[bucket] + (high[bucket] || 0);
+        }
+      }
+      if (part.kind === "area") base = high;
+      return { part, low, high };
+    });
+  }
+
+  part(context, plot, y, part, low, high) {
+    const { from, to, buckets } = this.buckets, colour = this.ink[part.colour];
+    const x = (bucket) => plot.left + ((from + ((bucket + 0.5) * (to - from)) / buckets - this.x.from) / (this.x.to - this.x.from)) * plot.width;
+    context.save();
+    context.beginPath();
+    context.rect(plot.left, plot.top - 2, plot.width, plot.height + 2);
+    context.clip();
+    context.beginPath();
+    if (part.kind === "line") {
+      let pen = false;
+      for (let i = 0; i < buckets; i++) {
+        if (Number.isNaN(high[i])) { pen = false; continue; }
+        if (pen) context.lineTo(x(i), y(high[i])); else context.moveTo(x(i), y(high[i]));
+        pen = true;
+      }
+      context.strokeStyle = colour;
+      context.lineWidth = part.bold ? 2 : 1.4;
+      context.lineJoin = "round";
+      if (part.dash) context.setLineDash([4, 4]);
+      context.stroke();
+    } else {
+      context.moveTo(x(-0.5), y(high[0] || 0));
+      for (let i = 0; i < buckets; i++) context.lineTo(x(i), y(high[i] || 0));
+      context.lineTo(x(buckets - 0.5), y(high[buckets - 1] || 0));
+      context.lineTo(x(buckets - 0.5), y(low[buckets - 1] || 0));
+      for (let i = buckets - 1; i >= 0; i--) context.lineTo(x(i), y(low[i] || 0));
+      context.lineTo(x(-0.5), y(low[0] || 0));
+      context.closePath();
+      context.globalAlpha = part.kind === "band" ? 0.2 : 0.85;
+      context.fillStyle = colour;
+      context.fill();
+    }
+    context.restore();
+  }
+
+  axes(context, plot, most) {
+    context.font = "12px ui-sans-serif, system-ui, sans-serif";
+    context.textBaseline = "middle";
+    context.textAlign = "right";
+    for (const value of ticks(0, most, 4)) {
+      const at = plot.top + plot.height * (1 - value / most);
+      context.fillStyle = this.ink.rule;
+      context.fillRect(plot.left, at, plot.width, 1);
+      context.fillStyle = this.ink.faint;
+      context.fillText(duration(value), plot.left - 8, at);
+    }
+    context.textBaseline = "alphabetic";
+    const first = Math.max(Math.floor(this.x.from), 0), last = Math.min(Math.ceil(this.x.to), this.rows.count) - 1;
+    context.textAlign = "left";
+    context.fillText(this.rows.steps[first].toLocaleString("en"), plot.left, plot.top + plot.height + 16);
+    context.textAlign = "right";
+    context.fillText(`step ${this.rows.steps[last].toLocaleString("en")}`, plot.left + plot.width, plot.top + plot.height + 16);
+  }
+
+  say(drawn) {
+    const last = this.buckets.to - 1;
+    const said = `${this.title}. At step ${this.rows.steps[last]}: ${this.values(last).map(([name, text]) => `${name} ${text}`).join(", ")}.`;
+    this.canvas.setAttribute("aria-label", said);
+  }
+}

@@ -1,0 +1,66 @@
+"""A page server in this process for tests, and what speaks to it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ringside.view.serve import PageServer
+from ringside.view.serve_feed import Feed
+from ringside.view.serve_runs import Runs
+
+LIMIT_S = 60.0
+
+
+@contextmanager
+def serving(
+    path: Path, under: Path | None = None, make: Callable[[Path], Feed] | None = None, **how: Any
+) -> Iterator[str]:
+    """Serve a run directory; the page's address."""
+    runs = Runs(path, under or path.parent / "none", make or (lambda path: Feed(path, poll_s=0.05)))
+    server = PageServer(runs, "127.0.0.1", 0, **how)
+    thread = threading.Thread(target=server.run, name="page-server")
+    thread.start()
+    try:
+        yield server.url
+    finally:
+        server.stop()
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
+
+
+def ask(url: str, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+    """Return status, headers (lower case) and body of one request."""
+    place = urlsplit(url)
+    assert place.hostname is not None
+    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=LIMIT_S)
+    try:
+        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+    finally:
+        connection.close()
+
+
+def told(url: str, path: str = "/api/now") -> dict[str, Any]:
+    """Return a JSON answer."""
+    status, _, body = ask(url, path)
+    assert status == 200, body
+    content: dict[str, Any] = json.loads(body)
+    return content
+
+
+def until(look: Callable[[], Any], what: str = "it") -> Any:
+    """Look until there is something, and return it."""
+    deadline = time.monotonic() + LIMIT_S
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"{what} never came"
+        threading.Event().wait(0.02)
+    return found
