@@ -15,7 +15,21 @@ from typing import Protocol, cast
 
 from ringside.errors import RingsideError
 
-VERBS = ("demo", "run", "report", "top", "compare", "bench", "verify", "draw", "lab", "probe", "doctor", "predict")
+VERBS = (
+    "demo",
+    "run",
+    "report",
+    "top",
+    "compare",
+    "serve",
+    "bench",
+    "verify",
+    "draw",
+    "lab",
+    "probe",
+    "doctor",
+    "predict",
+)
 
 
 class Command(Protocol):
