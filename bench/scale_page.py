@@ -23,10 +23,10 @@ figures matter. At 2 % jitter one rank, drawn by the seed, becomes 12 % slower a
 
 NOTES = """
 *Delay*: slow steps the job had finished when rank 0 was told, and in brackets how many of them the detector needed; the
-rest is transport. The floor is 10. *Lag*: steps finished by the fastest rank that the collector had not yet
-completed, sampled four times a second: a record is sent within a quarter of a second after its step has ended, and read
-within another. *CPU*: share of one core, while steps were made. *Memory*: resident in rank 0's process, which holds
-Python and torch as well, and in brackets what of it came after the first steps.
+rest is transport. The floor is 10. *Lag*: steps finished by the fastest rank that the collector had not yet completed,
+sampled four times a second: a record is sent within a quarter of a second after its step has ended (with 1,024 ranks
+within a whole one), and read within a quarter. *CPU*: share of one core, while steps were made. *Memory*: resident in
+rank 0's process, which holds Python and torch as well, and in brackets what of it came after the first steps.
 """
 
 
