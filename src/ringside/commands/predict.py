@@ -1,25 +1,40 @@
-"""What collectives cost on hardware that is described or was measured, with honest error bars.
+"""What all-reduce costs on hardware that is described or was measured, with honest error bars.
+
+Time, busbw, what bounds it, which algorithm is fastest at which size, efficiency from one host to N, the best bucket
+size, the effective batch, and whether the model fits in a rank's memory at all. A number has its 95 % band, and is
+called extrapolated where no published table supports it.
 
 `ringside predict score` holds predictions against tables of measurements: your own log of nccl-tests, its JSON, the
 output of the OSU micro-benchmarks, or a CSV.
 
+Exit status: 0 fine, 1 the model fits in no way (score: no table could be scored), 2 it was asked for something that
+cannot be.
+
 examples:
+  $ ringside predict --preset dgx-h100 --hosts 16 --model 70B
+  $ ringside predict --preset ethernet-10g --hosts 8 --bytes 100MB --compute-seconds 0.25 --all
+  $ ringside predict --topology probe.json --bytes 25MiB --json
   $ ringside predict score nccl.log
   $ ringside predict score tables/*.csv --fit-below 16M --json
+
+keys of --json: schema, question, priced (algorithm, basis, seconds: value, low, high; extrapolated: why), rounds, busbw
+(bytes/s), bounds[], wires, here[], ranking[], crossovers[], scaling[], batch, fit, sharded, buckets[]
 """
 
 from __future__ import annotations
 
 import argparse
 
-from ringside.commands import predict_score
+from ringside.commands import predict_plan, predict_score
 
 HELP = "what collectives cost on hardware that is described or was measured"
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the sub-commands."""
-    parts = parser.add_subparsers(dest="part", metavar="PART", required=True)
+    """Add the arguments of a plan, and the sub-commands."""
+    predict_plan.prepare_parser(parser)
+    parser.set_defaults(part_run=predict_plan.run)
+    parts = parser.add_subparsers(dest="part", metavar="PART", required=False)
     for name, part in (("score", predict_score),):
         sub = parts.add_parser(
             name, help=part.HELP, description=part.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

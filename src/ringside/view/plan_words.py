@@ -1,0 +1,227 @@
+"""A plan in words: the verdict first, in 24 lines of 80 columns; the long tables on demand."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator
+
+from ringside.predict.batch import LINEAR, SQUARE_ROOT
+from ringside.predict.bound import Bound
+from ringside.predict.buckets import BACKWARD, Seconds
+from ringside.predict.memory import STAGE_WORDS, Fit
+from ringside.predict.options import LIBRARY
+from ringside.predict.plan import Plan, Scale
+from ringside.predict.ranking import Priced
+from ringside.predict.topology import Topology
+from ringside.view.report_words import digits, duration, size
+
+WIDTH = 80
+SHORT_RANKS = 3
+SHORT_SCALES = 3
+PLACES = {"inside": "inside hosts", "between": "between hosts", "switch": "the switch that reduces"}
+
+
+def short(plan: Plan) -> list[str]:
+    """Return a plan in at most 24 lines of 80 columns."""
+    lines = [*_verdict(plan), *_bound(plan), *_wires(plan), *_memory(plan), *_buckets(plan), *_batch(plan)]
+    lines += [*_here(plan, SHORT_RANKS), *_crossovers(plan), *_scaling(plan, SHORT_SCALES)]
+    return [part for line in lines for part in _wrapped(line)]
+
+
+def _wrapped(line: str) -> list[str]:
+    return textwrap.wrap(line, WIDTH, subsequent_indent="    ", drop_whitespace=True) if len(line) > WIDTH else [line]
+
+
+def long(plan: Plan) -> list[str]:
+    """Return a plan with all its tables."""
+    lines = [*_verdict(plan), *_bound(plan), *_wires(plan), *_memory(plan), *_buckets(plan), *_batch(plan)]
+    lines += ["", *_here(plan, len(plan.here)), *_crossovers(plan), "", *_by_size(plan), ""]
+    lines += [*_scaling(plan, len(plan.scaling)), *_stages(plan), *_bucket_table(plan)]
+    return [*lines, "", "learning rate", f"  linear: {LINEAR}", f"  square root: {SQUARE_ROOT}"]
+
+
+def band(one: Seconds, unit: Callable[[float], str] = duration) -> str:
+    """Return a figure with its band: `5.95 ms (2.53 ms to 14.0 ms)`."""
+    return f"{unit(one.value)} ({unit(one.low)} to {unit(one.high)})"
+
+
+# ------------------------------------------------------------------------------------------------ verdict first
+
+
+def _verdict(plan: Plan) -> Iterator[str]:
+    topology, fit = plan.question.topology, plan.fit
+    if fit is not None and fit.refused:
+        yield from _refused(plan, fit)
+    what = f"all-reduce of {size(plan.question.size_bytes)} among {topology.ranks} ranks"
+    yield f"{what}: {band(plan.priced.seconds)}"
+    yield f"  on {_hardware(topology)}"
+    rounds = f", {plan.rounds} rounds" if plan.rounds is not None else ""
+    whose = "a GPU library's" if plan.priced.basis == LIBRARY else "by its schedule"
+    yield f"  algorithm {plan.priced.algorithm} ({whose}{rounds}), busbw {band(plan.busbw, _giga)} GB/s"
+    if plan.priced.extrapolated:
+        yield f"  extrapolated: {plan.priced.extrapolated}"
+
+
+def _hardware(topology: Topology) -> str:
+    """Return a topology's name, its hosts and its links, without their rates."""
+    per = sorted(set(topology.ranks_per_host))
+    links = [
+        link.kind
+        for link, many in ((topology.inside, per[-1]), (topology.between, topology.hosts))
+        if link and many > 1
+    ]
+    return f"{topology.name}: {topology.hosts} x {'-'.join(map(str, per))} ranks, {' and '.join(links)}"
+
+
+def _refused(plan: Plan, fit: Fit) -> Iterator[str]:
+    plain, ranks = fit.states[0], plan.question.topology.ranks
+    each = plain.total_bytes / fit.parameters
+    arithmetic = f"{count(fit.parameters)} parameters x {each:.0f} bytes = {size(plain.total_bytes)}"
+    yield "REFUSED in plain data parallel, on every rank:"
+    yield f"  {arithmetic} > {size(fit.memory_bytes)}"
+    if plan.sharded is None:
+        yield f"  nor sharded over {ranks} ranks: {size(fit.states[3].total_bytes)} each"
+        yield f"  it takes {fit.least_ranks} ranks: --hosts, or more --memory"
+        return
+    one = plan.sharded
+    gathers = f"{one.gathers} all-gathers" if one.gathers > 1 else "all-gather"
+    yield f"  {STAGE_WORDS[one.stage]}: {size(fit.states[one.stage].total_bytes)} a rank; per step"
+    yield f"  reduce-scatter + {gathers}: {band(one.total)}" + (", extrapolated" if one.extrapolated else "")
+    if one.exposed is not None:
+        yield f"  left after computation at best: {band(one.exposed)}"
+
+
+def _bound(plan: Plan) -> Iterator[str]:
+    if plan.bounds:
+        others = ", ".join(f"{one.kind} {one.where} {one.share:.0%}" for one in plan.bounds[1:2])
+        yield f"bound by {_bound_words(plan.bounds[0])}" + (f"; {others}" if others else "")
+
+
+def _bound_words(one: Bound) -> str:
+    if not one.where:
+        return f"work beside links {one.share:.0%}"
+    return f"{one.kind} of {one.link} {PLACES[one.where]} {one.share:.0%}"
+
+
+def _wires(plan: Plan) -> Iterator[str]:
+    wires = plan.wires
+    yield f"all ranks send {size(wires.total_bytes)}, each {size(wires.per_rank_bytes)}" + (
+        f"; an interface {size(wires.interface_bytes_per_s)}/s" if wires.interface_bytes_per_s is not None else ""
+    )
+
+
+def _memory(plan: Plan) -> Iterator[str]:
+    fit = plan.fit
+    if fit is None or fit.refused:
+        return
+    needed = f"weights, gradients, Adam: 16 B x {count(fit.parameters)} = {size(fit.states[0].total_bytes)}"
+    if fit.memory_bytes is None:
+        yield f"{needed} a rank; its --memory is not known"
+    else:
+        yield f"{needed} of {size(fit.memory_bytes)} a rank: fits"
+
+
+def _buckets(plan: Plan) -> Iterator[str]:
+    if not plan.buckets or plan.question.compute_s is None:
+        return
+    best, compute = plan.buckets[0], plan.question.compute_s
+    share = Seconds(*(100 * one / (compute + one) for one in (best.exposed.value, best.exposed.low, best.exposed.high)))
+    yield f"best buckets: {best.count} of {size(best.bucket_bytes)}, each {band(best.bucket)}"
+    yield f"  exposed {band(best.exposed)}: {band(share, _percent)} of a step"
+    yield f"  in one piece {band(best.whole)}"
+
+
+def _batch(plan: Plan) -> Iterator[str]:
+    one = plan.batch
+    parts = [str(one.ranks), *(str(n) for n in (one.per_rank, one.accumulated) if n > 1)]
+    yield f"effective batch {' x '.join(parts)}" + (f" = {one.effective}" if len(parts) > 1 else " x a rank's")
+    rates = f"x {digits(one.linear)} (SGD, Goyal 2017), x {digits(one.square_root)} (Adam, Malladi 2022)"
+    yield f"  learning rate usually {rates}"
+
+
+# ------------------------------------------------------------------------------------------------ tables
+
+
+def _here(plan: Plan, most: int) -> Iterator[str]:
+    left = len(plan.here) - most
+    more = f"; {left} more: --all" if left > 0 else ""
+    yield f"fastest at {size(plan.question.size_bytes)} (* extrapolated{more})"
+    for one in plan.here[:most]:
+        yield f"  {one.algorithm:<20}{_mark(one)} {band(one.seconds)}"
+
+
+def _mark(one: Priced) -> str:
+    return "*" if one.extrapolated else " "
+
+
+def _crossovers(plan: Plan) -> Iterator[str]:
+    first = next(one for one in plan.ranking[min(plan.ranking)] if one.algorithm in plan.contenders)
+    words = [first.algorithm, *(f"{one.after} from {size(one.size_bytes)}" for one in plan.crossovers)]
+    yield f"by size: {', '.join(words)}"
+
+
+def _by_size(plan: Plan) -> Iterator[str]:
+    yield "by size, the three fastest (* extrapolated)"
+    for at, found in plan.ranking.items():
+        best = "; ".join(f"{one.algorithm}{_mark(one).strip()} {band(one.seconds)}" for one in found[:3])
+        yield f"  {size(at):>8}  {best}"
+
+
+def _scaling(plan: Plan, most: int) -> Iterator[str]:
+    if not plan.scaling:
+        return
+    step = ", efficiency of a step" if any(one.efficiency for one in plan.scaling) else ""
+    yield f"hosts, time, busbw in GB/s{step} (* extrapolated)"
+    shown = plan.scaling if len(plan.scaling) <= most else (plan.scaling[0], *plan.scaling[1 - most :])
+    for one in shown:
+        yield _scale(one)
+
+
+def _scale(one: Scale) -> str:
+    if one.seconds is None or one.busbw is None:
+        return f"  {one.hosts:>5}   nothing to send"
+    mark = "*" if one.extrapolated else " "
+    words = f"  {one.hosts:>5}{mark} {band(one.seconds)}  {band(one.busbw, _giga)}"
+    return words + (f"  {_percents(one.efficiency)}" if one.efficiency else "")
+
+
+def _stages(plan: Plan) -> Iterator[str]:
+    if plan.fit is None:
+        return
+    yield ""
+    yield f"memory of a rank: weights + gradients + optimizer, {size(plan.fit.memory_bytes)} there"
+    for one in plan.fit.states:
+        parts = " + ".join(size(part) for part in (one.weights_bytes, one.gradients_bytes, one.optimizer_bytes))
+        yield f"  {STAGE_WORDS[one.stage]}: {parts} = {size(one.total_bytes)}"
+
+
+def _bucket_table(plan: Plan) -> Iterator[str]:
+    if not plan.buckets:
+        return
+    yield ""
+    yield f"buckets, size, exposed after a backward that is {BACKWARD:.0%} of the computation"
+    for one in sorted(plan.buckets, key=lambda bucket: bucket.count):
+        yield f"  {one.count:>5} {size(one.bucket_bytes):>8}  {band(one.exposed)}"
+
+
+# ------------------------------------------------------------------------------------------------ figures
+
+
+def count(number: float) -> str:
+    """Return a number of parameters: `70B`, `350M`."""
+    for scale, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= scale:
+            return f"{number / scale:.4g}{unit}"
+    return f"{number:.4g}"
+
+
+def _giga(value: float) -> str:
+    return digits(value / 1e9)
+
+
+def _percent(value: float) -> str:
+    return f"{digits(value)} %"
+
+
+def _percents(one: Seconds) -> str:
+    return f"{one.value:.0%} ({one.low:.0%}-{one.high:.0%})"
