@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import resource
 import signal
@@ -44,7 +45,8 @@ class Job:
         inject: The fault, in words.
         steps: How many.
         ranks: How many.
-        model: `gpt` or `tiny`.
+        model: `gpt`, `waiting` or `tiny`.
+        seconds: When to end, if that is before `steps`.
         slow_link: Run each rank on a host of its own in the lab, and slow one of their links down at `LINK_STEPS`.
     """
 
@@ -53,6 +55,7 @@ class Job:
     steps: int = 160
     ranks: int = 2
     model: str = "gpt"
+    seconds: float = math.inf
     slow_link: bool = False
 
 
@@ -84,7 +87,13 @@ def run_job(job: Job, path: Path) -> Ended:
     path.mkdir(parents=True)
     log: deque[str] = deque(maxlen=30)
     variables = surroundings(job.engine, path)
-    words = [str(RANK), f"--steps={job.steps}", f"--inject={job.inject}", f"--model={job.model}"]
+    words = [
+        str(RANK),
+        f"--steps={job.steps}",
+        f"--inject={job.inject}",
+        f"--model={job.model}",
+        f"--seconds={job.seconds}",
+    ]
     began = time.monotonic()
     with stop_requests() as stop:
         if job.slow_link:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import time
 from collections.abc import Callable
@@ -72,7 +73,8 @@ def main() -> None:
     options = parse()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    ends = train(options.model, options.steps, options.inject)
+    until = time.monotonic() + options.seconds
+    ends = train(options.model, options.steps, options.inject, enough=lambda verdicts: time.monotonic() > until)
     if dist.get_rank() == 0:
         Path(os.environ["RINGSIDE_RUN_DIR"], "ends.json").write_text(json.dumps(ends))
     dist.destroy_process_group()
@@ -135,6 +137,7 @@ def sleep(seconds: float) -> float:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="end after so many, if that is earlier")
     parser.add_argument("--inject", default="none")
     parser.add_argument("--model", choices=MODELS, default="gpt")
     return parser.parse_args()

@@ -53,6 +53,7 @@ class Case:
     job: tuple[tuple[str, Any], ...] = ()
 
 
+TINY = (("model", "tiny"), ("steps", 10_000), ("seconds", 12.0))
 LINK = (("slow_link", True), ("ranks", 3), ("model", "waiting"), ("steps", LINK_STEPS + 80))
 CASES = {
     "healthy": Case("nothing", "", (), job=(("steps", HEALTHY_RUN_STEPS),)),
@@ -79,7 +80,7 @@ CASES = {
         "300 tiny parameters, each in a bucket of its own",
         "small_collectives",
         (),
-        job=(("model", "tiny"), ("steps", 500)),
+        job=TINY,
     ),
     "hang": Case("rank 1 never calls its all-reduce", "hang", fault=f"hang:rank=1,at_step={AT}"),
     "stop": Case("rank 1 is stopped (SIGSTOP)", "hang", fault=f"stop:rank=1,at_step={AT}"),
