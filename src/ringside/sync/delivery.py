@@ -98,7 +98,7 @@ class Inbox:
         for rank, batch in self._post.fetch():
             try:
                 arrived = _decode(batch)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 self._say_damaged(rank, error)
                 continue
             if not arrived:
@@ -106,7 +106,7 @@ class Inbox:
             records += arrived
         return records
 
-    def _say_damaged(self, rank: int, error: msgspec.MsgspecError) -> None:
+    def _say_damaged(self, rank: int, error: Exception) -> None:
         """Say so, once."""
         level = logging.DEBUG if self._damaged else logging.WARNING
         self._damaged = True
