@@ -21,11 +21,11 @@ LIMIT_S = 60.0
 
 @contextmanager
 def serving(
-    path: Path, under: Path | None = None, make: Callable[[Path], Feed] | None = None, **how: Any
+    path: Path, under: Path | None = None, make: Callable[[Path], Feed] | None = None, port: int = 0, **how: Any
 ) -> Iterator[str]:
     """Serve a run directory; the page's address."""
-    runs = Runs(path, under or path.parent / "none", make or (lambda path: Feed(path, poll_s=0.05)))
-    server = PageServer(runs, "127.0.0.1", 0, **how)
+    runs = Runs(path, under or path.parent / "none", make or (lambda path: Feed(path, poll_s=0.05, quiet_s=0.3)))
+    server = PageServer(runs, "127.0.0.1", port, **how)
     thread = threading.Thread(target=server.run, name="page-server")
     thread.start()
     try:

@@ -29,8 +29,8 @@ from ringside.view.serve_now import now, packed
 
 POLL_S = 0.3
 QUIET_S = 5.0
-"""A run of no process here that wrote nothing for so long is judged as one that has ended."""
 
+STALLED_S = 60.0
 JUDGED_BYTES = 256 << 20
 """The records of larger runs are not all judged again for the page."""
 
@@ -44,6 +44,7 @@ class Feed:
     Args:
         path: The run directory; it need not be there yet.
         poll_s: How often to look.
+        quiet_s: A run of no process here that wrote nothing for so long is judged as one that has ended.
         cells: Steps × ranks that the history keeps at most.
 
     Attributes:
@@ -52,15 +53,15 @@ class Feed:
         asked: When somebody last asked, monotonic seconds.
     """
 
-    def __init__(self, path: Path, *, poll_s: float = POLL_S, cells: int = CELLS) -> None:
+    def __init__(self, path: Path, *, poll_s: float = POLL_S, quiet_s: float = QUIET_S, cells: int = CELLS) -> None:
         self.path, self.number, self.asked = path, 0, time.monotonic()
         self._boot = f"{secrets.token_hex(4)}{next(_boots)}"
-        self._poll_s, self._cells = poll_s, cells
+        self._poll_s, self._quiet_s, self._cells = poll_s, quiet_s, cells
         self._guard = threading.Lock()
         self._stop = threading.Event()
         self._live = Live(path)
         self._said: tuple[Any, ...] = ()
-        self._trouble = ""
+        self._trouble, self._begun = "", 0
         self._settled: dict[str, Any] | None = None
         self._begin()
         self._state = self._encode()
@@ -85,7 +86,7 @@ class Feed:
         """
         with self._guard:
             rows = self._history.since(since if epoch == self.epoch else 0)
-            return msgspec.json.encode({**self._place(), **_packed(rows)})
+            return msgspec.json.encode({**self._place(), **packed_rows(rows)})
 
     def rank(self, rank: int) -> bytes | None:
         """Return one rank's times over all steps, as JSON of base64; None where there is no such rank."""
@@ -106,7 +107,7 @@ class Feed:
     @property
     def epoch(self) -> str:
         """Another one means that earlier rows are void: the job was restarted, or the history thinned out."""
-        return f"{self._boot}-{self._live.restarts}-{self._history.stride}"
+        return f"{self._boot}-{self._begun}-{self._history.stride}"
 
     def _place(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "ranks": self._history.ranks, "stride": self._history.stride}
@@ -138,6 +139,7 @@ class Feed:
 
     def _begin(self) -> None:
         info = self._live.info
+        self._begun += 1
         self._history = History(self._live.ranks, cells=self._cells)
         self._ledger, self._settled = LinkLedger(), None
         self._book = AlertBook(info.name if info else "", str(self.path.absolute()))
@@ -167,7 +169,7 @@ class Feed:
                 self._settled = RunReader(self.path).summary() or {}
 
     def _is_abandoned(self) -> bool:
-        return self._age_s() > QUIET_S and not self._is_running()
+        return self._age_s() > self._quiet_s and not self._is_running()
 
     def _is_running(self) -> bool:
         path = self.path.absolute()
@@ -196,8 +198,7 @@ class Feed:
             return "waiting"
         if self._live.ended:
             return "ended"
-        age = self._age_s()
-        return "quiet" if age > QUIET_S and not self._is_running() else "stalled" if age > 60 else "live"
+        return "quiet" if self._is_abandoned() else "stalled" if self._age_s() > STALLED_S else "live"
 
     def _encode(self, stage: str = "waiting") -> bytes:
         content = now(self._live, self._ledger.totals(), self._settled or None)
@@ -212,7 +213,8 @@ def _tally(info: RunInfo | None) -> tuple[Tally | None, Collector | None]:
     return Tally(info), Collector(info.world_size, watchers=[])
 
 
-def _packed(rows: Rows) -> dict[str, Any]:
+def packed_rows(rows: Rows) -> dict[str, Any]:
+    """Return rows as `Feed.rows` sends them."""
     return {
         "rows": len(rows.steps),
         "steps": packed(rows.steps, np.float64),

@@ -105,7 +105,7 @@ export class Heat {
     const context = canvas.getContext("2d"), plot = this.plot;
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, canvas.clientWidth, canvas.clientHeight);
-    if (!rows || !rows.count) return;
+    if (!rows?.count || !rows.ranks) return;
     context.save();
     context.beginPath();
     context.rect(plot.left, plot.top, plot.width, plot.height);

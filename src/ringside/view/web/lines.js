@@ -6,6 +6,7 @@ import { ticks } from "./heat.js";
 const LEFT = 58;
 const BOTTOM = 22;
 const TOP = 8;
+const PAUSE_MS = 80;
 
 export class Lines {
   // parts: [{ name, kind: "area" | "line" | "band", colour, of: (rows, extra) => Float32Array or [low, high] }], drawn in turn
@@ -46,7 +47,13 @@ export class Lines {
   draw() {
     if (this.dirty) return;
     this.dirty = true;
-    requestAnimationFrame(() => { this.dirty = false; this.paint(); });
+    // While the map is dragged it comes first: charts follow a dozen times a second.
+    const wait = Math.max((this.painted ?? -1e3) + PAUSE_MS - performance.now(), 0);
+    setTimeout(() => requestAnimationFrame(() => {
+      this.dirty = false;
+      this.paint();
+      this.painted = performance.now();
+    }), wait);
   }
 
   values(row) {

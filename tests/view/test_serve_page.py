@@ -1,0 +1,294 @@
+"""The live page in a real Chromium."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from tests.recorded_runs import own_times, slow_run, write_run
+from tests.view.test_serve import HOSTILE, hostile_run
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("playwright", reason="playwright is not installed")
+
+from playwright.sync_api import sync_playwright
+from tests.view.served import LIMIT_S, serving, until
+
+from ringside.view.report_words import digits, duration, share
+from ringside.view.serve_feed import Feed, packed_rows
+from ringside.view.serve_history import Rows
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Opens pages; at the end none may have complained on its console."""
+    contexts, complaints = [], []
+
+    def open_(url: str, *, width: int = 1280, height: int = 800, scheme: str = "light") -> Any:
+        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+        contexts.append(context)
+        context.set_default_timeout(1000 * LIMIT_S)
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(message.text) if message.type != "log" else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(url)
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def rows(page: Any) -> int:
+    count: int = page.evaluate("ringside.run.rows.count")
+    return count
+
+
+def append(path: Path, own: np.ndarray, first: int) -> None:
+    """Add steps to a run as its collector does: one batch of lines at a time."""
+    with (path / "steps.jsonl").open("a") as file:
+        for step, times in enumerate(own, start=first):
+            file.writelines(
+                json.dumps({
+                    "step": step, "rank": rank, "ended_unix": 0.0, "step_seconds": float(times.max()) + 0.01,
+                    "own_seconds": float(value), "wait_seconds": float(times.max() - value), "exposed_seconds": 0.01,
+                    "sync_seconds": 0.02,
+                }) + "\n" for rank, value in enumerate(times)
+            )  # fmt: skip
+            file.flush()
+
+
+def test_the_verdict_comes_first_and_everything_is_there(tmp_path: Path, open_page: Callable[..., Any]) -> None:
+    with serving(slow_run(tmp_path / "run")) as url:
+        page = open_page(url)
+        page.wait_for_selector("#verdicts h1:has-text('Rank 2 is')")
+        assert page.locator("h1").count() == 1
+        assert page.title() == "! run · Ringside"
+        until(lambda: rows(page) == 120)
+        order = page.evaluate(
+            "[...document.querySelectorAll('main section:not([hidden])')].map(one => one.getBoundingClientRect().top)"
+        )
+        assert order[0] == min(order)
+        assert page.locator("#rows tr").first.inner_text().startswith("2")
+        assert page.locator("#ring .wait.culprit").count() == 3
+        assert page.locator("#ring .edge, #ring .track").count() > 0
+        assert page.locator("#questions li").count() == 4
+        assert "Rank 2 is" in page.locator("#announce").inner_text()
+        label = until(
+            lambda: (text := page.locator("#of-rank").get_attribute("aria-label")) and "own 1" in text and text
+        )
+        assert "At step 119" in label
+
+
+def drawn(page: Any) -> int:
+    """How many colours the map shows."""
+    count: int = page.evaluate(
+        "(() => { const c = document.getElementById('heat'); const d = new Uint32Array(c.getContext('2d')"
+        ".getImageData(50, 0, c.width - 50, c.height - 30).data.buffer); return new Set(d).size })()"
+    )
+    return count
+
+
+def test_zoom_hover_links_and_keys(tmp_path: Path, open_page: Callable[..., Any]) -> None:
+    with serving(slow_run(tmp_path / "run")) as url:
+        page = open_page(url + "#step=70&rank=1")
+        until(lambda: rows(page) == 120)
+        until(lambda: page.locator("#reading").inner_text().startswith("Rank 1, step 70: "))
+        assert page.locator("#rank").input_value() == "1"
+        assert until(lambda: drawn(page) > 10)
+        heat = page.locator("#heat")
+        heat.focus()
+        for key in ("ArrowRight", "ArrowDown", "Shift+ArrowLeft"):
+            page.keyboard.press(key)
+        assert page.locator("#reading").inner_text().startswith("Rank 2, step 61: ")
+        assert page.evaluate("location.hash") == "#step=61&rank=2"
+        page.keyboard.press("+")
+        zoomed = page.evaluate("ringside.heat.x.to - ringside.heat.x.from")
+        assert zoomed == pytest.approx(60)
+        page.keyboard.press("0")
+        assert page.evaluate("ringside.heat.x.to - ringside.heat.x.from") == 120
+        box = heat.bounding_box()
+        page.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + 0.6 * box["height"])
+        tip = page.locator("#tip").inner_text()
+        assert "rank 2, step " in tip
+        assert "median of all" in tip
+        page.mouse.click(box["x"] + 0.5 * box["width"], box["y"] + 20)
+        assert page.locator("#reading").inner_text().startswith("Rank 0, step ")
+        page.evaluate("location.hash = '#step=5&rank=3'")
+        until(lambda: page.locator("#reading").inner_text().startswith("Rank 3, step 5: "))
+
+
+def test_it_updates_while_a_run_grows_and_survives_a_restart(tmp_path: Path, open_page: Callable[..., Any]) -> None:
+    path = write_run(tmp_path / "run", own_times(20, 4))
+    (path / "events.jsonl").write_text("")
+    own = own_times(200, 4, seed=1)
+    own[60:, 3] *= 1.4
+    with serving(path) as url:
+        page = open_page(url)
+        until(lambda: rows(page) == 20)
+        job = threading.Thread(target=append, args=(path, own, 20))
+        job.start()
+        until(lambda: rows(page) == 220)
+        job.join(LIMIT_S)
+        verdict = {"kind": "slow_rank", "ranks": [3], "since_step": 80, "detected_step": 90, "excess_ratio": 0.4}
+        with (path / "events.jsonl").open("a") as file:
+            file.write(json.dumps({"kind": "verdict", "verdict": verdict}) + "\n")
+        page.wait_for_selector("#verdicts h1:has-text('Rank 3 is')")
+        price = page.locator("[data-name=price]")
+        before = price.inner_text()
+        append(path, own[100:], 220)
+        until(lambda: price.inner_text() != before)  # it ticks
+        shutil.rmtree(path)
+        write_run(path, own_times(9, 2))
+        until(lambda: rows(page) == 9 and page.evaluate("ringside.run.rows.ranks") == 2)
+        page.wait_for_selector("#verdicts h1:has-text('Too few steps')")
+        assert page.locator("#rows tr").count() == 2
+
+
+def test_a_browser_that_lost_the_server_comes_back(tmp_path: Path, browser: Any) -> None:
+    path = write_run(tmp_path / "run", own_times(20, 2))
+    context = browser.new_context()  # a lost connection is a complaint on the console
+    context.set_default_timeout(1000 * LIMIT_S)
+    page = context.new_page()
+    with serving(path) as url:
+        page.goto(url)
+        until(lambda: rows(page) == 20)
+    page.wait_for_selector("#state:has-text('reconnecting')")
+    append(path, own_times(5, 2), 20)
+    with serving(path, port=int(url.rstrip("/").rpartition(":")[2])):
+        until(lambda: rows(page) == 25)
+        page.wait_for_selector("#state:not(:has-text('reconnecting'))")
+    context.close()
+
+
+def test_hostile_names_are_text(tmp_path: Path, open_page: Callable[..., Any]) -> None:
+    with serving(hostile_run(tmp_path / "run")) as url:
+        page = open_page(url)
+        until(lambda: rows(page) == 120)
+        assert page.locator("#run").inner_text() == HOSTILE
+        assert page.locator("main img").count() == 0
+        assert page.locator("#rows tr").count() == 4
+
+
+def test_a_run_that_has_not_begun_is_no_blank_page(tmp_path: Path, open_page: Callable[..., Any]) -> None:
+    (tmp_path / "run").mkdir()
+    with serving(tmp_path / "run") as url:
+        page = open_page(url)
+        page.wait_for_selector("#verdicts h1:has-text('Waiting')")
+        page.wait_for_selector("#state:has-text('waiting')")
+        slow_run(tmp_path / "run", ranks=2, rank=1)
+        page.wait_for_selector("#verdicts h1:has-text('Rank 1')")
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (360, "dark"), (1440, "dark")])
+def test_it_fits(tmp_path: Path, open_page: Callable[..., Any], width: int, scheme: str) -> None:
+    with serving(slow_run(tmp_path / "a-run-with-quite-a-long-name-of-its-own-" / "run")) as url:
+        page = open_page(url, width=width, height=780, scheme=scheme)
+        page.wait_for_selector("#verdicts h1:has-text('Rank 2')")
+        until(lambda: rows(page) == 120)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(int(part) for part in paper[4:-1].split(",")) < 200) == (scheme == "dark")
+
+
+def test_numbers_are_written_as_in_the_report(tmp_path: Path, open_page: Callable[..., Any]) -> None:
+    values = [0.0, 1.0, 0.0999, 0.09996, 12.345, 99.96, 999.6, 3600.0, 86399.0, 1e6, 4.2e-5, 3.1e-8, -0.25, 0.1234]
+    with serving(slow_run(tmp_path / "run")) as url:
+        page = open_page(url)
+        written = page.evaluate(
+            "async values => { const w = await import('/web/words.js');"
+            " return values.map(v => [w.digits(v), w.duration(v), w.share(v)]) }",
+            values,
+        )
+    assert written == [[digits(value), duration(value), share(value)] for value in values]
+
+
+RANKS, STEPS, PIECE = 1024, 10_000, 1500
+
+
+class Large(Feed):
+    """1,024 ranks × 10,000 steps, without the four gigabytes of lines that they would be on disk."""
+
+    def rows(self, since: int, epoch: str) -> bytes:
+        """The next piece of steps, rank 700 late from the middle on."""
+        since = since if epoch == self.epoch else 0
+        steps = np.arange(since, min(since + PIECE, STEPS))
+        random = np.random.default_rng(since)
+        late = random.integers(1, 40, (len(steps), RANKS), dtype=np.uint8)
+        late[steps >= STEPS // 2, 700] = 140
+        line = (0.1 + 0.01 * random.random(len(steps))).astype(np.float32)
+        lines = dict.fromkeys(("own_low", "own", "own_high", "own_most", "wait", "wire", "step", "sync"), line)
+        lines |= {"exposed": line / 2, "backward": line}
+        done = since + len(steps)
+        found = Rows(steps.astype(float), late, lines, np.full(len(steps), 700, np.int32), done, done < STEPS)
+        return msgspec.json.encode({"epoch": self.epoch, "ranks": RANKS, "stride": 1, **packed_rows(found)})
+
+
+FRAMES = """async () => {
+  const { heat } = ringside, found = {};
+  const frame = () => new Promise(requestAnimationFrame);
+  const measure = async (name, count, act) => {
+    await frame(); await frame();
+    heat.frames.length = 0;
+    const intervals = [];
+    let before = await frame();
+    for (let i = 0; i < count; i++) {
+      act(i);
+      const now = await frame();
+      intervals.push(now - before);
+      before = now;
+    }
+    await frame();
+    found[name] = { intervals, paints: heat.frames.slice() };
+  };
+  heat.fit();
+  await measure("everything anew", 5, () => { heat.tiles.clear(); heat.draw(); });
+  await measure("zoom", 90, (i) => heat.zoom(i % 30 < 15 ? 0.8 : 1.25));
+  heat.view(2000, 3200, 0, 1024);
+  await measure("pan", 90, (i) => heat.pan(i < 45 ? 12 : -12, 0));
+  heat.fit();
+  return found;
+}"""
+
+
+def test_a_thousand_ranks_and_ten_thousand_steps_are_smooth(
+    tmp_path: Path, open_page: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(write_run(tmp_path / "run", own_times(1, RANKS)), make=Large) as url:
+        page = open_page(url)
+        until(lambda: rows(page) == STEPS)
+        found = page.evaluate(FRAMES)
+        assert until(lambda: drawn(page) > 10)
+        pooled = page.evaluate("ringside.run.rows.levels.map((cells, k) => Math.max(...cells.subarray(0, 700)))")
+    for name, times in found.items():
+        painted, apart = (np.quantile(times[of], (0.5, 0.99)) for of in ("paints", "intervals"))
+        with capsys.disabled():
+            print(f"\n{name}: painted in {painted[0]:.1f} ms (99 % {painted[1]:.1f}), ", end="")
+            print(f"frames {apart[0]:.1f} ms apart (99 % {apart[1]:.1f})", end="")
+    assert len(pooled) > 10
+    assert len(found["pan"]["paints"]) >= 90  # every change was painted in the next frame
+    anew = np.median(found["everything anew"]["paints"])
+    assert np.median(found["pan"]["paints"]) < anew
+    assert np.median(found["zoom"]["paints"]) < anew
