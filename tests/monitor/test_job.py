@@ -136,6 +136,12 @@ def test_missing_ranks_and_values_that_are_none_are_no_trouble() -> None:
         assert watched.update(step, {2: broken}) == []
 
 
+def test_nobody_speaks_for_a_rank_whose_records_are_missing() -> None:
+    """Three ranks wait for a fourth that records nothing: that is no communication."""
+    rows = [{rank: one[rank] for rank in (0, 1, 3)} for one in job(400, slow_rank=2)]
+    assert watch(watcher(), rows) == []
+
+
 def test_an_episode_needs_steps_and_seconds() -> None:
     episode, step = Episode(0.5, 0.4, seconds=100.0), count()
     for _ in range(WARM_UP_STEPS + WINDOW_STEPS - 1):

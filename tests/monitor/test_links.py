@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
+from ringside.monitor import links
 from ringside.monitor.links import LEAST_BYTES, PERIOD_S, LinkLedger, LinkMap, LinkSampler, wires_by_link
 from ringside.monitor.links_judge import LEARNT, SETTLING
 from ringside.monitor.links_watch import LinkWatcher
@@ -38,6 +40,18 @@ def record(rank: int, step: int = 0, wires: Iterable[Wire] = (), **fields: Any) 
 def connection(acked: int, busy: float, *, window: float = 0.0, received: int = 0, inode: int = 7) -> Connection:
     counters = Counters(acked, received, busy, window, 0.0, 1e-3, 0)
     return Connection(inode, Endpoint("10.0.0.1", 40_000 + inode), Endpoint("10.0.0.2", 5_000), counters)
+
+
+def test_who_connects_anew_for_everything_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "ENDS_KEPT", 100)
+    known = LinkMap()
+    kept = Wire(seconds=1, sent_bytes=MB, wire_seconds=1, local="10.0.0.1 1", remote="10.0.0.2 1")
+    for port in range(1_000):
+        passing = msgspec.structs.replace(kept, local=f"10.0.0.1 {1000 + port}", remote="8.8.8.8 443")
+        known.resolve(record(0, port, [kept, passing]))
+    assert len(known._ends) == 100
+    back = msgspec.structs.replace(kept, local="10.0.0.2 1", remote="10.0.0.1 1")
+    assert known.resolve(record(1, 0, [back])).wires[0].peer == 0
 
 
 # ------------------------------------------------------------------------------------------------ sampling

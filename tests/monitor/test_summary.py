@@ -154,6 +154,52 @@ def test_two_culprits_are_priced_together_too(
     assert sum(verdict["cost_rank_seconds"] for verdict in verdicts) < 0.3 * together
 
 
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_together_they_cost_what_they_did_in_their_episodes(
+    tmp_path: Path, make_own: Make, make_records: Records, make_info: Info, ranks: int
+) -> None:
+    """The culprit moves, and both are healthy for most of the run."""
+    own = make_own(3_000, ranks, jitter=0.005)
+    own[200:400, 0] *= 1.3
+    own[1000:1200, 1] *= 1.3
+    slow_run(tmp_path, own, make_info(ranks), make_records(own))
+    verdicts = finish(tmp_path)["verdicts"]
+    assert [verdict["ranks"] for verdict in verdicts] == [[0], [1]]
+    together = verdicts[0]["evidence"]["cost_together_rank_seconds"]
+    assert together == pytest.approx(ranks * 400 * 0.03, rel=0.1)
+
+
+def test_a_run_that_was_thinned_out_costs_no_less(
+    tmp_path: Path, make_own: Make, make_records: Records, make_info: Info
+) -> None:
+    own = make_own(2_000, 4, jitter=0.005)
+    own[100:, 1] *= 1.3
+    records = list(make_records(own))
+    costs = []
+    for name, full_bytes in (("all", 1 << 30), ("some", 300_000)):
+        writer = RunWriter(tmp_path / name, make_info(4), full_bytes=full_bytes)
+        slow = Verdict(kind="slow_rank", ranks=[1], since_step=100, detected_step=110, excess_ratio=0.3)
+        writer.event({"unix": 0, "kind": "verdict", "verdict": msgspec.to_builtins(slow)})
+        for begin in range(0, len(records), 40):
+            writer.append(records[begin : begin + 40])
+        costs.append(finish(tmp_path / name)["verdicts"][0]["cost_rank_seconds"])
+    assert writer.stride > 2
+    assert costs[1] == pytest.approx(costs[0], rel=0.05)
+
+
+@pytest.mark.parametrize("evidence", [{"until_step": "x"}, {"usual_excess_ratio": "x"}])
+def test_a_forged_number_is_no_verdict(
+    tmp_path: Path, make_own: Make, make_records: Records, make_info: Info, evidence: dict[str, str]
+) -> None:
+    writer = RunWriter(tmp_path, make_info(2))
+    writer.append(make_records(make_own(50, 2)))
+    forged = Verdict(
+        kind="slow_rank", ranks=[1], since_step=5, detected_step=9, excess_ratio=1.0, evidence=dict(evidence)
+    )
+    writer.event({"unix": 0, "kind": "verdict", "verdict": msgspec.to_builtins(forged)})
+    assert finish(tmp_path)["verdicts"] == []
+
+
 def test_forged_events_are_ignored(tmp_path: Path, make_own: Make, make_records: Records, make_info: Info) -> None:
     writer = RunWriter(tmp_path, make_info(2))
     writer.append(make_records(make_own(50, 2)))

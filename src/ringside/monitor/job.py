@@ -258,7 +258,12 @@ class JobWatcher:
         self._open: dict[str, Verdict] = {}
 
     def update(self, step: int, row: Row) -> list[Finding]:
-        """Take in a completed step; see `Watcher`."""
+        """Take in a completed step; see `Watcher`.
+
+        Where a rank's record is missing nobody knows what every rank is spared: it may be the one all others wait for.
+        """
+        if len(row) < self._ranks:
+            return []
         one = job_step(step, row)
         self._recent.append(one)
         found = []

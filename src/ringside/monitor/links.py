@@ -33,6 +33,9 @@ COST_RATIO = 0.002
 """Looking takes at most this share of one core: with thousands of connections it is done less often."""
 
 RATES_KEPT = 256
+ENDS_KEPT = 1 << 16
+"""Ends of connections that are remembered, those last told of: who connects anew for everything has ever new ones."""
+
 _log = logging.getLogger("ringside")
 Link = tuple[int, int]
 
@@ -121,9 +124,12 @@ class LinkMap:
         if not record.wires:
             return record
         for wire in record.wires:
+            self._ends.pop(wire.local, None)  # the newest last
             self._ends[wire.local] = record.rank
             address = _address(wire.local)
             self._addresses[address] = min(self._addresses.get(address, record.rank), record.rank)
+        while len(self._ends) > ENDS_KEPT:
+            del self._ends[next(iter(self._ends))]
         wires = tuple(msgspec.structs.replace(wire, peer=self._peer(wire.remote)) for wire in record.wires)
         return msgspec.structs.replace(record, wires=wires)
 

@@ -66,8 +66,19 @@ def cost_rank_seconds(own: ArrayLike, culprits: Sequence[int], usual: Sequence[f
         culprits: Ranks to repair, together.
         usual: Log excess each culprit had over the others before it became slow; 0 where not given.
     """
-    times = np.asarray(own, dtype=np.float64)
-    return float(times.shape[1] * lost_seconds(times, culprits, usual).sum())
+    times = usable(own)
+    return spared_rank_seconds(times, repair(times, culprits, usual))
+
+
+def spared_rank_seconds(own: ArrayLike, repaired: ArrayLike) -> float:
+    """Return ranks × the seconds that repaired own times would have spared the job.
+
+    Args:
+        own: Own times in seconds, float [steps, ranks]; NaN = missing.
+        repaired: As they would have been, [steps, ranks].
+    """
+    times = usable(own)
+    return float(times.shape[1] * (_slowest(times) - _slowest(usable(repaired))).sum())
 
 
 def slowdown_rank_seconds(ranks: int, slowdown: float, seconds: float) -> float:

@@ -86,7 +86,7 @@ class RunWriter:
             self._room_bytes += self._more_bytes
             self.stride *= 2
             text = f"{STEPS} has {self._written_bytes} bytes: from here on one step of {self.stride} is written"
-            self.event({"unix": time.time(), "kind": "note", "text": text})
+            self.event({"unix": time.time(), "kind": "note", "text": text, "stride": self.stride})
 
     def event(self, event: Event) -> None:
         """Append one event."""

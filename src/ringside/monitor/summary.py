@@ -18,7 +18,7 @@ from ringside.monitor.excess import Floats, row_medians
 from ringside.monitor.job import reprice
 from ringside.monitor.judge import middle
 from ringside.monitor.links import LinkLedger, LinkTotals
-from ringside.monitor.price import cost_rank_seconds
+from ringside.monitor.price import repair, spared_rank_seconds
 from ringside.monitor.questions import answer_questions, asked
 from ringside.monitor.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.run_directory import REPORT, SUMMARY, Event, RunReader, finite, write_atomically
@@ -32,6 +32,9 @@ LOSS_STEPS = 5
 JUDGED_KINDS = ("slow_rank", "uneven_work", "input_bound")
 JOB_KINDS = ("communication_bound", "small_collectives", "input_bound")
 LINKS_SHOWN = 64
+MOST_STRIDE = 1 << 32
+RECKONED_WITH = ("until_step", "usual_excess_ratio", "saved_seconds_per_step", "usual_exposed_seconds")
+"""Evidence that prices are computed from: a verdict in which it is no number is no verdict of ours."""
 
 
 def summarise(
@@ -110,10 +113,17 @@ def assess(reader: RunReader, *, extra: Mapping[str, Any] | None = None) -> tupl
         RingsideError: It cannot be read.
     """
     ledger = LinkLedger()
-    table = tabulate(ledger.reading(reader.iterate()), reader.info.world_size)
-    verdicts = _verdicts(reader.poll_events(), table)
+    events = reader.poll_events()
+    table = tabulate(ledger.reading(reader.iterate()), reader.info.world_size, stride=_written_stride(events))
+    verdicts = _verdicts(events, table)
     given = {**(reader.summary() or {}), **_loss_anew(table), **(extra or {})}
     return summarise(reader.info, table, verdicts, links=ledger.totals(), extra=given), table
+
+
+def _written_stride(events: Sequence[Event]) -> int:
+    """Of how many steps the run directory holds one in the end: a full one holds all of the first, few of the last."""
+    told = [event.get("stride") for event in events]
+    return max((stride for stride in told if isinstance(stride, int) and 1 <= stride <= MOST_STRIDE), default=1)
 
 
 def _loss_anew(table: Table) -> dict[str, Any]:
@@ -148,9 +158,11 @@ def _with_cost_together(verdicts: list[Verdict], table: Table) -> list[Verdict]:
 
 def _read_verdict(content: object) -> Verdict | None:
     try:
-        return msgspec.convert(content, Verdict)
+        verdict = msgspec.convert(content, Verdict)
     except (msgspec.ValidationError, ValueError):
         return None
+    numbers = [verdict.evidence.get(name, 0) for name in RECKONED_WITH]
+    return None if any(isinstance(number, str) or not math.isfinite(number) for number in numbers) else verdict
 
 
 def _in_steps(verdict: Verdict, table: Table) -> Verdict:
@@ -194,14 +206,24 @@ def _until(verdict: Verdict) -> int | None:
 def cost_together(verdicts: Sequence[Verdict], table: Table) -> float:
     """Return what all slow ranks of a run cost together, in rank-seconds, over the steps since the first began.
 
-    Each verdict's own price repairs that rank alone: of two equally slow ranks neither alone is worth much.
+    Each verdict's own price repairs that rank alone: of two equally slow ranks neither alone is worth much. A rank is
+    repaired within its episodes only: over the whole run it may be no slower than the others.
     """
-    slow = [verdict for verdict in verdicts if verdict.kind in JUDGED_KINDS and verdict.ranks]
-    if not slow:
-        return 0.0
-    culprits = sorted({verdict.ranks[0] for verdict in slow})
-    since = table.between(min(verdict.since_step for verdict in slow))
-    return cost_rank_seconds(since["own_seconds"], culprits) * table.stride
+    own = table["own_seconds"]
+    slow = [one for one in verdicts if one.kind in JUDGED_KINDS and one.ranks and 0 <= one.ranks[0] < table.ranks]
+    rows = [table.rows(verdict.since_step, _until(verdict)) for verdict in slow]
+    repaired = own.copy()
+    for verdict, mine in zip(slow, rows, strict=True):
+        rank = verdict.ranks[0]
+        meanwhile = {one.ranks[0] for one, its in zip(slow, rows, strict=True) if _overlap(its, mine)}
+        others = [one for one in range(table.ranks) if one not in meanwhile]
+        usual = float(np.log1p(float(verdict.evidence.get("usual_excess_ratio", 0.0))))
+        repaired[mine, rank] = repair(own[mine][:, [rank, *others]], [0], [usual])[:, 0]
+    return spared_rank_seconds(own, repaired) * table.stride
+
+
+def _overlap(one: slice, other: slice) -> bool:
+    return max(one.start, other.start) < min(one.stop, other.stop)
 
 
 def _steps(table: Table) -> int:

@@ -66,11 +66,14 @@ class Table:
 
     def between(self, first_step: int, until_step: int | None = None) -> Table:
         """Return the rows of the training steps first_step ≤ step < until_step; at least one, if any."""
+        rows = self.rows(first_step, until_step)
+        return Table(self.steps[rows], self.stride, self._values[:, rows], self.vitals.between(first_step, until_step))
+
+    def rows(self, first_step: int, until_step: int | None = None) -> slice:
+        """Return which rows those are."""
         begin = min(int(np.searchsorted(self.steps, first_step)), max(len(self) - 1, 0))
         end = len(self) if until_step is None else max(int(np.searchsorted(self.steps, until_step)), begin + 1)
-        return Table(
-            self.steps[begin:end], self.stride, self._values[:, begin:end], self.vitals.between(first_step, until_step)
-        )
+        return slice(begin, end)
 
     def before(self, step: int) -> Table:
         """Return the rows before a training step; none, where there are none."""
@@ -78,7 +81,7 @@ class Table:
         return Table(self.steps[:end], self.stride, self._values[:, :end], self.vitals.between(0, step))
 
 
-def tabulate(records: Iterable[StepRecord], ranks: int, *, cells: int = CELLS) -> Table:
+def tabulate(records: Iterable[StepRecord], ranks: int, *, cells: int = CELLS, stride: int = 1) -> Table:
     """Arrange step records by step and rank.
 
     Args:
@@ -86,10 +89,11 @@ def tabulate(records: Iterable[StepRecord], ranks: int, *, cells: int = CELLS) -
             exist or of negative steps count for nothing.
         ranks: Number of ranks.
         cells: Records to keep at most (beyond it the stride doubles).
+        stride: Keep one training step of so many at most: where some stretches have no more, all are to weigh the same.
     """
     rows: dict[int, Floats] = {}
     vitals = VitalsGatherer(ranks)
-    stride, limit = 1, max(cells // max(ranks, 1), 16)
+    limit = max(cells // max(ranks, 1), 16)
     for record in records:
         step = record.step
         if step < 0 or not 0 <= record.rank < ranks:
