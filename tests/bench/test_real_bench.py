@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
-from price import figures, table
+from price import figures, is_right, table
 from real_jobs import ENGINES, LINK_STEPS, Ended, Others
 from real_page import page
 from real_runs import CASES, judge
@@ -89,6 +89,8 @@ def test_a_price_is_held_against_what_was_lost() -> None:
     for key in ("predicted", "replay"):
         assert found[key]["ratio"] == pytest.approx(0.9, rel=0.01)
         assert 0.8 < found[key]["low"] <= found[key]["ratio"] <= found[key]["high"] < 1.0
+    assert is_right(figures([priced(2.0, 1.9)]))
+    assert not is_right(figures([priced(2.0, 1.7)]))
     assert "| 0.90 (" in table([{"fault": "slow", "engine": "gloo", "runs": [1] * 4, **found}])
 
 
@@ -96,6 +98,7 @@ def test_a_fault_that_nobody_noticed_still_has_a_replay() -> None:
     found = figures([priced(2.0, 2.0, right=False)])
     assert found["named"] == 0
     assert math.isnan(found["predicted"]["ratio"])
+    assert not is_right(found)
     assert found["replay"]["ratio"] == pytest.approx(1.0)
 
 
