@@ -82,9 +82,9 @@ def test_lines_of_blocks_share_one_scale_and_noise_stays_low(tmp_path: Path) -> 
 def test_lines_of_blocks_shift_while_a_run_goes_on_and_do_not_flicker() -> None:
     own = own_times(320, 1)
     own[200:240] *= 1.5
-    lines = [Sparks(np.arange(n), own[:n], 20).line(0) for n in range(300, 320)]
+    lines = [Sparks(np.arange(n - 250, n), own[n - 250 : n], 20).line(0) for n in range(300, 320)]
     for before, after in itertools.pairwise(lines):
-        assert after.startswith((before[:-1], before[1:-1]))
+        assert before[2:-1] in after
 
 
 def test_a_step_that_nobody_knows_is_a_gap() -> None:
@@ -138,7 +138,7 @@ def test_the_verdict_block_tells_who_why_what_it_costs_and_what_to_do() -> None:
         "move it",
     ):
         assert words in told
-    assert "all ranks keep up" in plain(verdict_block(SNAPSHOTS[False], 80, 9))
+    assert "no rank holds the job up" in plain(verdict_block(SNAPSHOTS[False], 80, 9))
 
 
 def test_many_verdicts_leave_room_for_the_ranks() -> None:

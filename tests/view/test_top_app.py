@@ -168,7 +168,7 @@ def test_one_rank_in_detail_goes_on_with_the_run(run: Path) -> None:
             await settled(app, pilot)
             lines = screen(app)
             assert lines[1].startswith("rank 5 · host-1 · pid 105 · step 200")
-            assert any(line.startswith("  numbers") and "own 130 ms" in line for line in lines)
+            assert any(line.startswith("  facts") and "own 130 ms" in line for line in lines)
             assert any(line.startswith("  backward") for line in lines)
             more(run, 200)
             await app.refresh_now()

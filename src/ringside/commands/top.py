@@ -9,6 +9,7 @@ Example:
 
     ringside top
     ringside top runs/demo-1 --sort wait
+    ringside top http://127.0.0.1:8777
     ringside top --once --filter 8-15
     ringside top --json | jq '.verdicts[0]'
 """
@@ -30,6 +31,7 @@ from ringside.monitor.registry import running
 from ringside.monitor.run_directory import RUN
 from ringside.view.top_once import as_json, once_lines
 from ringside.view.top_plain import in_ascii, printable, speaks_utf8
+from ringside.view.top_remote import Remote
 from ringside.view.top_rows import SORTS, Order
 from ringside.view.top_source import Local, Source, look
 
@@ -41,7 +43,9 @@ PIPE_WIDTH = 160
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `ringside top`."""
-    parser.add_argument("run", metavar="RUN_DIR", nargs="?", help="the run directory (default: the newest running job)")
+    parser.add_argument(
+        "run", metavar="RUN_DIR", nargs="?", help="a run directory, or the address of `ringside serve` (the newest job)"
+    )
     parser.add_argument("--once", action="store_true", help="print it once and end")
     parser.add_argument("--json", action="store_true", help="print it once, as JSON")
     parser.add_argument("--sort", choices=SORTS, default="excess", help="what ranks are sorted by (excess)")
@@ -66,8 +70,10 @@ def choose(run: str | None) -> tuple[Source, str]:
     """Return the run to show, and a sentence on why this one where nobody said which.
 
     Raises:
-        UsageError: There is none.
+        UsageError: There is none, or it is no address.
     """
+    if run is not None and run.startswith(("http://", "https://")):
+        return Remote(run, os.environ.get("RINGSIDE_SERVE_TOKEN", "")), ""
     if run is not None:
         path = Path(run)
         if not (path / RUN).exists():

@@ -184,13 +184,11 @@ class Sparks:
 def _means(steps: NDArray[np.int64], own: NDArray[np.floating[Any]], cells: int) -> NDArray[np.float64]:
     """Return means over groups of as many steps as it takes, [at most cells, ranks].
 
-    Groups begin at multiples of their length, a power of two: while a run goes on, lines shift and do not flicker.
+    Groups begin at multiples of their length: while a run goes on, lines shift and do not flicker.
     """
     if not len(steps) or cells <= 0:
         return np.empty((0, own.shape[1]))
-    each = 1
-    while int(steps[-1]) // each - int(steps[0]) // each >= cells:
-        each *= 2
+    each = (int(steps[-1]) - int(steps[0])) // cells + 1
     groups = steps // each
     _, starts = np.unique(groups, return_index=True)
     values = own.astype(np.float64)
@@ -198,4 +196,4 @@ def _means(steps: NDArray[np.int64], own: NDArray[np.floating[Any]], cells: int)
     sums = np.add.reduceat(np.where(known, values, 0.0), starts, axis=0)
     counts = np.add.reduceat(known, starts, axis=0, dtype=np.int64)
     means: NDArray[np.float64] = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
-    return means
+    return means[-cells:]  # the oldest group may be one too many

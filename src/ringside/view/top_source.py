@@ -36,11 +36,13 @@ class Open:
         verdict: As it was reached.
         cost_rank_seconds: Its price so far.
         over: Whether its episode has ended.
+        words: Its headline, where another program put it in words.
     """
 
     verdict: Verdict
     cost_rank_seconds: float
     over: bool
+    words: str = ""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 from rich.text import Text
 
 from ringside.monitor.records import StepRecord
-from ringside.monitor.verdict import headline
+from ringside.monitor.verdict import headline, percent
 from ringside.view.figures import figure, title
 from ringside.view.live import RankNow
 from ringside.view.report_words import FEWEST_STEPS, rank_time, share
@@ -86,7 +86,7 @@ def _no_verdict(snapshot: Snapshot) -> tuple[str, str]:
         return f"too few steps for a verdict: it takes {FEWEST_STEPS}", "dim"
     if len(known) < 2:
         return "there is nobody to wait for: one rank is all there is", "green"
-    return f"all ranks keep up with each other: the slowest is {share(max(known))} off the others' median", "green"
+    return f"no rank holds the job up; the slowest takes {percent(max(known))} longer than the others", "green"
 
 
 def told(one: Open, width: int, lines_each: int = 1000) -> list[Text]:
@@ -107,7 +107,7 @@ def price(one: Open) -> str:
 
 def _headline(one: Open) -> str:
     verdict = one.verdict
-    return f"{headline(verdict)} since step {verdict.since_step}{' (over)' if one.over else ''}"
+    return f"{one.words or headline(verdict)} since step {verdict.since_step}{' (over)' if one.over else ''}"
 
 
 def _do(one: Open) -> str:
@@ -156,13 +156,13 @@ def _figures(one: RankNow) -> str:
 
 def _evidence(one: Open, width: int) -> list[Text]:
     said = " · ".join(f"{title(name)} {figure(name, value)}" for name, value in one.verdict.evidence.items())
-    return _paragraph("  numbers ", said, width, "dim", lines=1000) if said else []
+    return _paragraph("  facts  ", said, width, "dim", lines=1000) if said else []
 
 
 def _phases(records: Sequence[StepRecord], width: int) -> list[Text]:
     if not records:
         return [Text("its phases are not known here", style="dim")]
-    cells = max(min(width - 36, 60), 0)
+    cells = min(width - 36, 60) if width >= 40 else 0
     steps = np.array([record.step for record in records], dtype=np.int64)
     heading = f"  {'':<13}{'median':>9}{'newest':>9}  over its last {len(records)} steps"
     lines = [Text(heading, style="dim")]
@@ -192,7 +192,7 @@ def _vitals(records: Sequence[StepRecord], width: int) -> list[Text]:
     words = " · ".join(f"{title(name)} {figure(name, value)}" for name, value in said.items())
     if not words:
         return []
-    return [Text(), *_paragraph("  vitals  ", f"{words} (in {ms(period)}, at step {found.step})", width, "", lines=9)]
+    return [Text(), *_paragraph("  vitals ", f"{words} (in {ms(period)}, at step {found.step})", width, "", lines=9)]
 
 
 def _paragraph(lead: str, words: str, width: int, style: str, *, lines: int) -> list[Text]:
