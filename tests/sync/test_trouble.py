@@ -19,6 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -28,7 +29,7 @@ from torch.distributed import HashStore, PrefixStore  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside.monitor.records import StepRecord  # noqa: E402
+from ringside.monitor.records import StepRecord, Wire  # noqa: E402
 from ringside.monitor.run_directory import RunReader  # noqa: E402
 from ringside.monitor.summary import finish  # noqa: E402
 from ringside.sync import session as sessions  # noqa: E402
@@ -183,6 +184,7 @@ def odd_values(port: int, path: str) -> list[str]:
             steps(ddp, optimizer, rank, 1)
             ringside.log(loss=loss)
         attachment.session.event("note", thing=object(), more={1: torch.ones(2)})
+        attachment.session.event("verdict", what="a kind of the monitor's own")
         ringside.log(loss="much")  # type: ignore[arg-type]
         steps(ddp, optimizer, rank, 1)
         dist.barrier()
@@ -192,8 +194,10 @@ def odd_values(port: int, path: str) -> list[str]:
 
 def test_odd_values_from_the_script(tmp_path: Path) -> None:
     for lines in on_ranks(2, odd_values, free_port(), str(tmp_path / "run"), limit_s=LIMIT_S):
-        assert len(lines) == 1
-        assert "ringside.log()" in lines[0]
+        assert len(lines) == 2
+        assert "choose another name" in lines[0]
+        assert "ringside.log()" in lines[1]
+    assert kinds_of(tmp_path / "run", "verdict") == []
     losses = [record.loss for record in RunReader(tmp_path / "run").poll() if record.rank == 0]
     assert losses == pytest.approx([0.5, None, 3.0, None], nan_ok=True)
 
@@ -354,8 +358,26 @@ def test_a_store_that_stops_answering(tmp_path: Path, again: bool) -> None:
     assert (tmp_path / "run" / "summary.json").exists()
 
 
-def test_records_do_not_pile_up_while_nobody_takes_them() -> None:
-    assert sessions.RECORDS_KEPT <= 10_000
+def trains_on(port: int, path: str) -> tuple[int, int]:
+    """Rank 0's monitor ends and both ranks train on; return batches that were sent meanwhile, and records kept."""
+    with group(port) as rank, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sessions, "HEARD_SECONDS", 0.0)
+        patch.setattr(sessions, "GOODBYE_SECONDS", 0.1)
+        patch.setattr(sessions, "RECORDS_KEPT", 20)
+        ddp, attachment, optimizer = small_attachment(run_dir=path, engine="native")
+        session = attachment.session
+        train_until(lambda: rank == 0 or session._heard, ddp, optimizer, rank)
+        if rank == 0:
+            session.end()
+        dist.barrier()
+        train_until(lambda: rank == 0 or not session._heard, ddp, optimizer, rank)
+        before = session._outbox.messages
+        steps(ddp, optimizer, rank, 40)
+        return session._outbox.messages - before, len(session._batch)
+
+
+def test_nothing_is_sent_and_little_kept_once_rank_0_takes_nothing_in(tmp_path: Path) -> None:
+    assert on_ranks(2, trains_on, free_port(), str(tmp_path / "run"), limit_s=LIMIT_S) == [(0, 0), (0, 20)]
 
 
 def test_damaged_batches_are_left_out_and_said_once() -> None:
@@ -363,7 +385,9 @@ def test_damaged_batches_are_left_out_and_said_once() -> None:
     inbox, good = Inbox(store, 4), Outbox(store, 1)
     record = StepRecord(step=1, rank=1, ended_unix=0.0, step_seconds=1.0, own_seconds=1.0)
     with Said() as said:
-        for damaged in (b"\xff\xff\xff", b"\x91\x01", b"\xc1"):
+        no_text = Wire(seconds=1.0, sent_bytes=1, wire_seconds=1.0, local="here")
+        told = msgspec.msgpack.encode([msgspec.structs.replace(record, wires=(no_text,))])
+        for damaged in (b"\xff\xff\xff", b"\x91\x01", b"\xc1", told.replace(b"here", b"\xff\xfe\xfd\xfc")):
             good._post(damaged)
         good.send([record])
         assert inbox.poll() == [record]

@@ -33,6 +33,8 @@ class Signs:
 
     def restart(self) -> None:
         self.restarts += 1
+        if self.restarts > 1:
+            raise OSError("no more")
 
     def close(self) -> None:
         self.closed += 1
@@ -69,3 +71,14 @@ def test_what_fails_is_said_once_and_dropped(caplog: pytest.LogCaptureFixture) -
     assert len(caplog.records) == 1
     assert "not recorded any more" in caplog.text
     assert signs.closed == 1
+
+
+def test_leaving_time_out_may_fail_as_well(caplog: pytest.LogCaptureFixture) -> None:
+    signs = Signs(Vitals(seconds=0.5))
+    vitals = RankVitals(signs)  # type: ignore[arg-type]
+    with caplog.at_level(logging.WARNING):
+        for _ in range(4):
+            vitals.skip()
+    assert len(caplog.records) == 1
+    assert (signs.restarts, signs.closed) == (2, 1)
+    assert vitals.add_to(batch(0, 2)) == batch(0, 2)

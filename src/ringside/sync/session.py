@@ -43,8 +43,12 @@ from ringside.sync.vitals import RankVitals
 GOODBYE_SECONDS = 5.0
 HELLO_SECONDS = 30.0
 WRITING_SECONDS = 120.0
+HEARD_SECONDS = 10.0
+"""How often it is asked whether rank 0 still takes records in."""
 SILENT_SECONDS = 10.0
 """A store that has not answered for so long is said not to."""
+OWN_KINDS = frozenset({"started", "verdict", "repaired", "rank_lost", "ended"})
+"""Events that only the monitor writes."""
 RECORDS_KEPT = 10_000
 """Records that wait for the store at most; then the oldest go."""
 
@@ -84,6 +88,7 @@ class Session:
         self._ended = threading.Event()
         self._stopped = self._heard = self._said_silent = False
         self._asking_since = math.inf
+        self._heard_until = 0.0
         self._suspected = (math.inf, math.inf)
         self.fuse = Fuse("timing the steps of this rank")
         self._logging, self._events = Fuse("ringside.log()"), Fuse("session.event()")
@@ -129,8 +134,10 @@ class Session:
         return self._chief.verdicts if self._chief else []
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Append an event to the run, on rank 0; elsewhere do nothing."""
-        if self._chief is not None:
+        """Append an event to the run, on rank 0; elsewhere do nothing. The monitor's own kinds are left out."""
+        if kind in OWN_KINDS:
+            _log.warning("session.event(%r): events of this kind are the monitor's own; choose another name", kind)
+        elif self._chief is not None:
             self._events.run(self._chief.note, kind, fields)
 
     def compare(self, named: Sequence[tuple[str, torch.Tensor]], every: int, model: str = "") -> Digests:
@@ -227,6 +234,8 @@ class Session:
                 self._outbox.send([])
             if self._chief is not None:
                 self._chief.finish(GOODBYE_SECONDS, self._asking)
+                with self._asking(), contextlib.suppress(RuntimeError):  # not every store can delete
+                    self._store.delete_key(READY)  # whoever trains on need not fill it
         except Exception as error:
             self._stop(error)
         finally:
@@ -327,8 +336,12 @@ class Session:
             return batch
 
     def _is_heard(self) -> bool:
-        """Tell whether rank 0 takes records in; where its monitor could not start, they would only fill the store."""
-        self._heard = self._heard or self._chief is not None or bool(self._store.check([READY]))
+        """Tell whether rank 0 takes records in; where its monitor is over or never began, they would fill the store."""
+        if self._chief is not None:
+            return True
+        if not self._heard or time.monotonic() > self._heard_until:
+            self._heard = bool(self._store.check([READY]))
+            self._heard_until = time.monotonic() + HEARD_SECONDS
         return self._heard
 
     def _post_digests(self) -> None:

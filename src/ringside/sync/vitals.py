@@ -46,21 +46,28 @@ class RankVitals:
         try:
             self._open_gpu(self._signs)
             return [msgspec.structs.replace(records[0], vitals=self._signs.since()), *records[1:]]
-        except Exception:
-            _log.exception("what the kernel knows of this rank is not recorded any more; all else goes on")
-            self.close()
+        except Exception as error:
+            self._drop(error)
             return records
 
     def skip(self) -> None:
         """Leave out the time since the last batch: what happened in it is no part of the run."""
-        if self._signs is not None:
+        if self._signs is None:
+            return
+        try:
             self._signs.restart()
+        except Exception as error:
+            self._drop(error)
 
     def close(self) -> None:
         """Let go of the kernel's files and the driver."""
         signs, self._signs = self._signs, None
         if signs is not None:
             signs.close()
+
+    def _drop(self, error: Exception) -> None:
+        _log.error("what the kernel knows of this rank is not recorded any more; all else goes on", exc_info=error)
+        self.close()
 
     def _open_gpu(self, signs: VitalSigns) -> None:
         if self._gpu is not None:
