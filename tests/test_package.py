@@ -112,7 +112,7 @@ def test_arrows_point_one_way(room, above):
 
 
 def test_torch_is_imported_only_where_pytorch_is_the_point():
-    allowed = ("sync/", "engine/transports/", "demo/", "bench/", "autoload/", "faults.py")
+    allowed = ("sync/", "engine/transports/", "demo/", "bench/", "autoload/", "integrations/", "faults.py")
     users = {
         str(path.relative_to(SOURCE))
         for path in SOURCE.rglob("*.py")

@@ -1,0 +1,82 @@
+"""What our callback does when a Lightning trainer calls it; the two packages of that name differ only in its base."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ringside.integrations.models import ddp_of, hold, say_why_not
+from ringside.sync import Attachment
+
+_log = logging.getLogger("ringside")
+
+
+class LightningHooks:
+    """Synchronises and watches what a Lightning `Trainer` fits by DDP, with its tokens or samples and its loss.
+
+    On one process nothing happens; a model that is sharded (FSDP, DeepSpeed) is left alone, which is said once.
+
+    Args:
+        engine, run_dir, digest_every: As of `ringside.attach`.
+
+    Attributes:
+        attachment: Ringside's hold on the model while and after it is fitted; None before, and where there is none.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: str | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
+        digest_every: int | None = None,
+    ) -> None:
+        self._wishes: dict[str, Any] = {"engine": engine, "run_dir": run_dir, "digest_every": digest_every}
+        self.attachment: Attachment | None = None
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Attach the model, which the strategy has wrapped by now.
+
+        Raises:
+            UsageError: As `ringside.attach`.
+        """
+        ddp = ddp_of(trainer.strategy.model)
+        if ddp is None:
+            say_why_not(trainer.strategy.model)
+            return
+        self.attachment = hold(ddp, **self._wishes)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Add the loss to the step; on a GPU, where reading it means waiting, only as often as Lightning logs."""
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if self.attachment is None or self.attachment.session is None or not isinstance(loss, torch.Tensor):
+            return
+        if loss.numel() != 1 or (loss.is_cuda and trainer.global_step % max(trainer.log_every_n_steps, 1)):
+            return
+        # Lightning has divided it by the number of micro-batches, where it does the optimization itself.
+        parts = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
+        self.attachment.session.log(loss=loss.item() * parts)
+
+
+class Automatic(LightningHooks):
+    """The callback that Lightning finds by itself: gives way to one in the script, and never ends a training."""
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Attach the model, unless the script's own callback does."""
+        first = next(callback for callback in trainer.callbacks if isinstance(callback, LightningHooks))
+        asked = any(isinstance(c, LightningHooks) and not isinstance(c, Automatic) for c in trainer.callbacks)
+        if asked or first is not self or ddp_of(trainer.strategy.model) is None:
+            return
+        try:
+            super().on_fit_start(trainer, pl_module)
+        except Exception as error:
+            level = logging.WARNING if trainer.global_rank == 0 else logging.DEBUG
+            _log.log(level, "this training is not watched (%s: %s); it goes on", type(error).__name__, error)
+
+
+def wanted() -> bool:
+    """Tell whether Lightning's trainers are to be watched without being asked: RINGSIDE=off says no."""
+    return os.environ.get("RINGSIDE", "").lower() not in ("off", "0")
