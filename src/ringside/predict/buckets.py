@@ -30,12 +30,23 @@ COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512,
 
 
 @dataclass(frozen=True)
-class Seconds:
-    """A duration with its 95 % band, seconds."""
+class Band:
+    """A figure with its 95 % band: a duration in seconds, or a rate.
+
+    Args:
+        value: The middle.
+        low: Lower end.
+        high: Upper end.
+    """
 
     value: float
     low: float
     high: float
+
+    @property
+    def ends(self) -> tuple[float, float, float]:
+        """All three."""
+        return self.value, self.low, self.high
 
 
 @dataclass(frozen=True)
@@ -52,9 +63,9 @@ class Buckets:
 
     count: int
     bucket_bytes: float
-    bucket: Seconds
-    exposed: Seconds
-    whole: Seconds
+    bucket: Band
+    exposed: Band
+    whole: Band
 
 
 def exposed_s(count: int, bucket_s: float, backward_s: float) -> float:
@@ -84,10 +95,10 @@ def best_buckets(
     tried = [k for k in counts if k == 1 or size_bytes / k >= LEAST_BUCKET]
     told = option.predict(size_bytes / np.array(tried, dtype=np.float64))
     times = list(zip(told.times_s.tolist(), told.low_s.tolist(), told.high_s.tolist(), strict=True))
-    whole = Seconds(*times[tried.index(1)]) if 1 in tried else Seconds(*times[0])
+    whole = Band(*times[tried.index(1)]) if 1 in tried else Band(*times[0])
     found = []
     for count, bucket in zip(tried, times, strict=True):
-        left = Seconds(*(exposed_s(count, one, backward) for one in bucket))
-        found.append(Buckets(count, size_bytes / count, Seconds(*bucket), left, whole))
+        left = Band(*(exposed_s(count, one, backward) for one in bucket))
+        found.append(Buckets(count, size_bytes / count, Band(*bucket), left, whole))
     enough = min(one.exposed.value for one in found) + NEAR * compute_s
     return tuple(sorted(found, key=lambda one: (max(one.exposed.value, enough), one.count)))

@@ -2,9 +2,9 @@
 
 Per parameter, mixed precision with Adam: 2 bytes of weights, 2 of gradients, 12 of optimizer (float32 weights,
 momentum, variance): 16. In float32 it is 4 + 4 + 8: 16 too. Sharding divides the optimizer (stage 1), the gradients too
-(stage 2), the weights too (stage 3, fully sharded) by the ranks. S. Rajbhandari, J. Rasley, O. Ruwase, Y. He: "ZeRO: Memory
-optimizations toward training trillion parameter models", SC 2020, section 3 and figure 1. Activations, buffers and
-fragmentation are not counted: they need room beside.
+(stage 2), the weights too (stage 3, fully sharded) by the ranks. S. Rajbhandari, J. Rasley, O. Ruwase, Y. He: "ZeRO:
+Memory optimizations toward training trillion parameter models", SC 2020, section 3 and figure 1. Activations, buffers
+and fragmentation are not counted: they need room beside.
 """
 
 from __future__ import annotations

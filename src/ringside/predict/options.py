@@ -1,8 +1,8 @@
 """What an all-reduce may be done with on a topology, each way with its price, its band, and what supports it.
 
 Two sources of prices. A GPU *library*'s ways (ring, tree, NVLS, NVLS tree) follow the laws of `fabric.py`, which are
-held against published tables. Every other algorithm is priced by its *schedule*, exactly, on the topology's figures; its
-band is that of the figures, and no table supports it: it is extrapolated.
+held against published tables. Every other algorithm is priced by its *schedule*, exactly, on the topology's figures;
+its band is that of the figures, and no table supports it: it is extrapolated.
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ def _of_library(topology: Topology, one: Candidate, law: Law) -> Option:
     doublings, beyond = _beyond_tables(topology)
     spread = np.sqrt(law.spread**2 + doublings * PIPELINE.drift**2)
     n, hosts = topology.ranks, topology.hosts
-    sent = n + 1.0 if one.name == "nvls" else 2.0 * (n - 1)
+    inside = {"nvls": n + 1.0, "nvls_tree": float(n + hosts) + 2.0 * (hosts - 1)}  # every host's switch, and a tree
+    sent = inside.get(one.name, 2.0 * (n - 1))
     around = 2.0 * (n - 1) / n
     host_sent = None if hosts == 1 else around if one.name == "ring" else 1.0 if hosts == 2 else 2.0
     rounds = 2 * (n - 1) if one.name == "ring" else None

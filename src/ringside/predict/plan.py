@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from ringside.errors import UsageError
 from ringside.predict.batch import Batch, batch
 from ringside.predict.bound import Bound, bounds
-from ringside.predict.buckets import Buckets, Seconds, best_buckets
+from ringside.predict.buckets import Band, Buckets, best_buckets
 from ringside.predict.memory import Fit, fit
-from ringside.predict.options import AUTO, Option, has_library, option, options
+from ringside.predict.options import AUTO, Option, has_library, names, option, options
 from ringside.predict.ranking import SIZES, Crossover, Priced, contenders, crossovers, priced, ranking
 from ringside.predict.sharded import Sharded, sharded
 from ringside.predict.tables import ALL_REDUCE, bus_factor
@@ -59,13 +59,13 @@ class Wires:
         total_bytes: All that ranks send together.
         per_rank_bytes: Its mean over ranks.
         host_bytes: What the busiest host sends into the network; None: not known, or one host.
-        interface_bytes_per_s: What each of its interfaces carries meanwhile; None likewise.
+        interface_bytes_per_s: What each of its interfaces carries meanwhile, with its band; None likewise.
     """
 
     total_bytes: float
     per_rank_bytes: float
     host_bytes: float | None
-    interface_bytes_per_s: float | None
+    interface_bytes_per_s: Band | None
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ class Scale:
 
     hosts: int
     ranks: int
-    seconds: Seconds | None
-    busbw: Seconds | None
-    efficiency: Seconds | None
+    seconds: Band | None
+    busbw: Band | None
+    efficiency: Band | None
     extrapolated: str
 
 
@@ -114,7 +114,7 @@ class Plan:
     question: Question
     priced: Priced
     rounds: int | None
-    busbw: Seconds
+    busbw: Band
     bounds: tuple[Bound, ...]
     wires: Wires
     here: tuple[Priced, ...]
@@ -135,14 +135,14 @@ def plan(question: Question) -> Plan:
         UsageError: The size cannot be, there is one rank only, or no such algorithm.
     """
     topology, size = question.topology, _checked(question.size_bytes)
-    chosen = choose(topology, size, question.algorithm)
+    named = option(topology, question.algorithm) if question.algorithm != AUTO or has_library(topology) else None
     every = options(topology)
     running = contenders(every)
+    table = ranking(every, sorted({*SIZES, size}))
+    chosen = named or next(one for one in every if one.name == table[size][0].algorithm)
     (price,) = priced(chosen, [size])
     memory = _fit(question)
     refused = memory is not None and memory.refused
-    sizes = sorted({*SIZES, size})
-    table = ranking(every, sizes)
     cut = not refused and question.compute_s is not None
     name = AUTO if question.algorithm == AUTO and has_library(topology) else chosen.name
     return Plan(
@@ -151,12 +151,12 @@ def plan(question: Question) -> Plan:
         rounds=chosen.rounds,
         busbw=busbw(size, topology.ranks, price.seconds),
         bounds=bounds(topology, name, size),
-        wires=_wires(chosen, topology, size, price.seconds.value),
+        wires=_wires(chosen, topology, size, price.seconds),
         here=table[size],
         ranking=table,
         contenders=tuple(one.name for one in running),
         crossovers=crossovers(running),
-        scaling=_scaling(question, refused),
+        scaling=_scaling(question, name, refused),
         batch=batch(topology.ranks, question.batch_per_rank, question.accumulated, question.base_batch),
         fit=memory,
         sharded=sharded(topology, memory, question.dtype, question.compute_s) if memory and refused else None,
@@ -165,16 +165,23 @@ def plan(question: Question) -> Plan:
 
 
 def choose(topology: Topology, size_bytes: float, algorithm: str = AUTO) -> Option:
-    """Return the option that is asked for; `auto` without a library is the fastest at this size."""
-    if algorithm != AUTO or has_library(topology) or topology.ranks < 2:
-        return option(topology, algorithm)
+    """Return the option that is asked for; `auto` without a library is the fastest at this size.
+
+    Args:
+        topology: Of two ranks or more.
+        size_bytes: More than 0.
+        algorithm: As of `Question`; one that this topology does not allow counts as `auto`, `nvls_tree` as `nvls`.
+    """
+    wanted = "nvls" if algorithm == "nvls_tree" and topology.hosts == 1 else algorithm
+    if wanted in names(topology) or has_library(topology):
+        return option(topology, wanted if wanted in names(topology) else AUTO)
     return min(options(topology), key=lambda one: float(one.predict([size_bytes]).times_s[0]))
 
 
-def busbw(size_bytes: float, ranks: int, seconds: Seconds) -> Seconds:
+def busbw(size_bytes: float, ranks: int, seconds: Band) -> Band:
     """Return the bus bandwidth of an all-reduce, bytes per second, with its band."""
     moved = bus_factor(ALL_REDUCE, ranks) * size_bytes
-    return Seconds(moved / seconds.value, moved / seconds.high, moved / seconds.low)
+    return Band(moved / seconds.value, moved / seconds.high, moved / seconds.low)
 
 
 def _checked(size: float) -> float:
@@ -189,47 +196,38 @@ def _fit(question: Question) -> Fit | None:
     return fit(question.parameters, question.topology.ranks, question.memory_bytes, question.dtype)
 
 
-def _wires(chosen: Option, topology: Topology, size: float, seconds: float) -> Wires:
+def _wires(chosen: Option, topology: Topology, size: float, took: Band) -> Wires:
     total = chosen.sent * size
     host = None if chosen.host_sent is None else chosen.host_sent * size
-    each = None if host is None else host / seconds / topology.nics
+    each = None if host is None else Band(*(host / topology.nics / one for one in (took.value, took.high, took.low)))
     return Wires(total, total / topology.ranks, host, each)
 
 
-def _scaling(question: Question, refused: bool) -> tuple[Scale, ...]:
-    """Return it on 1, 2, 4, ... hosts up to those of the topology; hosts of different sizes are not taken apart."""
+def _scaling(question: Question, name: str, refused: bool) -> tuple[Scale, ...]:
+    """Return it on 1, 2, 4, ... hosts up to those of the topology, with the same algorithm.
+
+    Hosts of different sizes are not taken apart.
+    """
     topology = question.topology
     if len(set(topology.ranks_per_host)) > 1:
         return ()
     counts = sorted({1 << power for power in range(topology.hosts.bit_length())} | {topology.hosts})
     return tuple(
-        _scale(question, topology if count == topology.hosts else topology.sized(count), refused) for count in counts
+        _scale(question, name, topology if count == topology.hosts else topology.sized(count), refused)
+        for count in counts
     )
 
 
-def _scale(question: Question, topology: Topology, refused: bool) -> Scale:
+def _scale(question: Question, name: str, topology: Topology, refused: bool) -> Scale:
     compute = question.compute_s if not refused else None
     if topology.ranks < 2:
-        alone = Seconds(1.0, 1.0, 1.0) if compute else None
+        alone = Band(1.0, 1.0, 1.0) if compute else None
         return Scale(topology.hosts, topology.ranks, None, None, alone, "")
-    name = question.algorithm
-    if name != AUTO and topology.hosts == 1:
-        name = _inside_name(topology, name)
     chosen = choose(topology, question.size_bytes, name)
     (price,) = priced(chosen, [question.size_bytes])
     rate = busbw(question.size_bytes, topology.ranks, price.seconds)
     efficiency = None
     if compute is not None:
         left = best_buckets(chosen, question.size_bytes, compute)[0].exposed
-        efficiency = Seconds(*(compute / (compute + one) for one in (left.value, left.high, left.low)))
+        efficiency = Band(*(compute / (compute + one) for one in (left.value, left.high, left.low)))
     return Scale(topology.hosts, topology.ranks, price.seconds, rate, efficiency, price.extrapolated)
-
-
-def _inside_name(topology: Topology, name: str) -> str:
-    """Return what an algorithm of several hosts is on one: `nvls_tree` is `nvls`; what does not exist there, `auto`."""
-    wanted = {"nvls_tree": "nvls"}.get(name, name)
-    try:
-        option(topology, wanted)
-    except UsageError:
-        return AUTO
-    return wanted

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ringside.predict.buckets import Seconds
+from ringside.predict.buckets import Band
 from ringside.predict.options import LIBRARY, Option
 
 SIZES = tuple(10.0**power for power in range(3, 11))
@@ -27,7 +27,7 @@ class Priced:
 
     algorithm: str
     basis: str
-    seconds: Seconds
+    seconds: Band
     extrapolated: str
 
 
@@ -53,7 +53,7 @@ def priced(option: Option, sizes: Sequence[float]) -> list[Priced]:
         Priced(
             option.name,
             option.basis,
-            Seconds(float(told.times_s[i]), float(told.low_s[i]), float(told.high_s[i])),
+            Band(float(told.times_s[i]), float(told.low_s[i]), float(told.high_s[i])),
             option.why_extrapolated(size),
         )
         for i, size in enumerate(sizes)

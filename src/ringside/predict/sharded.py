@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ringside.predict.buckets import Seconds
+from ringside.predict.buckets import Band
 from ringside.predict.memory import WEIGHT_BYTES, Fit
 from ringside.predict.options import collective
 from ringside.predict.topology import Topology
@@ -31,11 +31,11 @@ class Sharded:
     """
 
     stage: int
-    gather: Seconds
+    gather: Band
     gathers: int
-    scatter: Seconds
-    total: Seconds
-    exposed: Seconds | None
+    scatter: Band
+    total: Band
+    exposed: Band | None
     extrapolated: str
 
 
@@ -55,14 +55,10 @@ def sharded(topology: Topology, memory: Fit, dtype: str = "bf16", compute_s: flo
     for name in ("all_gather", "reduce_scatter"):
         one = collective(topology, name)
         told = one.predict([size])
-        times.append(Seconds(float(told.times_s[0]), float(told.low_s[0]), float(told.high_s[0])))
+        times.append(Band(float(told.times_s[0]), float(told.low_s[0]), float(told.high_s[0])))
         reasons.append(one.why_extrapolated(size))
     gather, scatter = times
     count = GATHERS[memory.stage]
-    total = Seconds(*(count * g + s for g, s in zip(_ends(gather), _ends(scatter), strict=True)))
-    exposed = None if compute_s is None else Seconds(*(max(0.0, one - compute_s) for one in _ends(total)))
+    total = Band(*(count * g + s for g, s in zip(gather.ends, scatter.ends, strict=True)))
+    exposed = None if compute_s is None else Band(*(max(0.0, one - compute_s) for one in total.ends))
     return Sharded(memory.stage, gather, count, scatter, total, exposed, next(filter(None, reasons), ""))
-
-
-def _ends(one: Seconds) -> tuple[float, float, float]:
-    return one.value, one.low, one.high

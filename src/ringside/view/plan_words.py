@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from ringside.predict.batch import LINEAR, SQUARE_ROOT
 from ringside.predict.bound import Bound
-from ringside.predict.buckets import BACKWARD, Seconds
+from ringside.predict.buckets import BACKWARD, Band
 from ringside.predict.memory import STAGE_WORDS, Fit
 from ringside.predict.options import LIBRARY
 from ringside.predict.plan import Plan, Scale
@@ -18,7 +18,7 @@ from ringside.view.report_words import digits, duration, size
 WIDTH = 80
 SHORT_RANKS = 3
 SHORT_SCALES = 3
-PLACES = {"inside": "inside hosts", "between": "between hosts", "switch": "the switch that reduces"}
+PLACES = {"inside": "inside hosts", "between": "between hosts"}
 
 
 def short(plan: Plan) -> list[str]:
@@ -40,7 +40,7 @@ def long(plan: Plan) -> list[str]:
     return [*lines, "", "learning rate", f"  linear: {LINEAR}", f"  square root: {SQUARE_ROOT}"]
 
 
-def band(one: Seconds, unit: Callable[[float], str] = duration) -> str:
+def band(one: Band, unit: Callable[[float], str] = duration) -> str:
     """Return a figure with its band: `5.95 ms (2.53 ms to 14.0 ms)`."""
     return f"{unit(one.value)} ({unit(one.low)} to {unit(one.high)})"
 
@@ -52,7 +52,8 @@ def _verdict(plan: Plan) -> Iterator[str]:
     topology, fit = plan.question.topology, plan.fit
     if fit is not None and fit.refused:
         yield from _refused(plan, fit)
-    what = f"all-reduce of {size(plan.question.size_bytes)} among {topology.ranks} ranks"
+    if_so = "were it to fit: " if fit is not None and fit.refused else ""
+    what = f"{if_so}all-reduce of {size(plan.question.size_bytes)} among {topology.ranks} ranks"
     yield f"{what}: {band(plan.priced.seconds)}"
     yield f"  on {_hardware(topology)}"
     rounds = f", {plan.rounds} rounds" if plan.rounds is not None else ""
@@ -93,20 +94,22 @@ def _refused(plan: Plan, fit: Fit) -> Iterator[str]:
 
 def _bound(plan: Plan) -> Iterator[str]:
     if plan.bounds:
-        others = ", ".join(f"{one.kind} {one.where} {one.share:.0%}" for one in plan.bounds[1:2])
+        others = ", ".join(f"{one.kind} {one.where} {one.share:.0%}".replace("  ", " ") for one in plan.bounds[1:2])
         yield f"bound by {_bound_words(plan.bounds[0])}" + (f"; {others}" if others else "")
 
 
 def _bound_words(one: Bound) -> str:
     if not one.where:
         return f"work beside links {one.share:.0%}"
+    if one.where == "switch":
+        return f"{one.kind} of the switch that reduces ({one.link}) {one.share:.0%}"
     return f"{one.kind} of {one.link} {PLACES[one.where]} {one.share:.0%}"
 
 
 def _wires(plan: Plan) -> Iterator[str]:
     wires = plan.wires
     yield f"all ranks send {size(wires.total_bytes)}, each {size(wires.per_rank_bytes)}" + (
-        f"; an interface {size(wires.interface_bytes_per_s)}/s" if wires.interface_bytes_per_s is not None else ""
+        f"; an interface {band(wires.interface_bytes_per_s, _giga)} GB/s" if wires.interface_bytes_per_s else ""
     )
 
 
@@ -125,7 +128,7 @@ def _buckets(plan: Plan) -> Iterator[str]:
     if not plan.buckets or plan.question.compute_s is None:
         return
     best, compute = plan.buckets[0], plan.question.compute_s
-    share = Seconds(*(100 * one / (compute + one) for one in (best.exposed.value, best.exposed.low, best.exposed.high)))
+    share = Band(*(100 * one / (compute + one) for one in best.exposed.ends))
     yield f"best buckets: {best.count} of {size(best.bucket_bytes)}, each {band(best.bucket)}"
     yield f"  exposed {band(best.exposed)}: {band(share, _percent)} of a step"
     yield f"  in one piece {band(best.whole)}"
@@ -143,11 +146,20 @@ def _batch(plan: Plan) -> Iterator[str]:
 
 
 def _here(plan: Plan, most: int) -> Iterator[str]:
+    """Say who is fastest at this size: a library's ways first, which tables support; schedules alone flatter."""
+    running = [one for one in plan.here if one.algorithm in plan.contenders]
+    others = [one for one in plan.here if one.algorithm not in plan.contenders]
     left = len(plan.here) - most
     more = f"; {left} more: --all" if left > 0 else ""
     yield f"fastest at {size(plan.question.size_bytes)} (* extrapolated{more})"
-    for one in plan.here[:most]:
-        yield f"  {one.algorithm:<20}{_mark(one)} {band(one.seconds)}"
+    yield from (_ranked(one) for one in running[:most])
+    if others and most > len(running):
+        yield "  by their schedules alone, which count no cost per message:"
+        yield from (_ranked(one) for one in others[: most - len(running)])
+
+
+def _ranked(one: Priced) -> str:
+    return f"  {one.algorithm:<20}{_mark(one)} {band(one.seconds)}"
 
 
 def _mark(one: Priced) -> str:
@@ -163,7 +175,8 @@ def _crossovers(plan: Plan) -> Iterator[str]:
 def _by_size(plan: Plan) -> Iterator[str]:
     yield "by size, the three fastest (* extrapolated)"
     for at, found in plan.ranking.items():
-        best = "; ".join(f"{one.algorithm}{_mark(one).strip()} {band(one.seconds)}" for one in found[:3])
+        running = [one for one in found if one.algorithm in plan.contenders][:3]
+        best = "; ".join(f"{one.algorithm}{_mark(one).strip()} {band(one.seconds)}" for one in running)
         yield f"  {size(at):>8}  {best}"
 
 
@@ -223,5 +236,5 @@ def _percent(value: float) -> str:
     return f"{digits(value)} %"
 
 
-def _percents(one: Seconds) -> str:
+def _percents(one: Band) -> str:
     return f"{one.value:.0%} ({one.low:.0%}-{one.high:.0%})"

@@ -1,0 +1,141 @@
+"""`ringside predict` as people call it: hardware and a model in, verdict and JSON out."""
+
+import json
+
+import pytest
+
+from ringside.commands import main
+from ringside.commands.predict_plan import size_bytes
+from ringside.errors import UsageError
+from ringside.predict import presets
+
+
+def said(capsys, *words, status=0):
+    assert main(["predict", *words]) == status
+    return capsys.readouterr()
+
+
+def test_the_issues_own_call(capsys):
+    text = said(capsys, "--preset", "dgx-h100", "--hosts", "16", "--model", "70B").out
+    lines = text.splitlines()
+    assert "REFUSED in plain data parallel" in lines[0]
+    assert "70B parameters x 16 bytes = 1120 GB > 80.0 GB" in lines[1]
+    assert "fully sharded (ZeRO stage 3, FSDP): 8.75 GB a rank" in text
+    assert "reduce-scatter + 2 all-gathers" in text
+    assert "extrapolated" in text
+    assert "bound by bandwidth of infiniband between hosts" in text
+    assert len(lines) <= 24
+
+
+def test_a_model_that_fits_no_way_is_a_failure(capsys):
+    text = said(capsys, "--preset", "p5", "--hosts", "1", "--model", "1T", status=1).out
+    assert "nor sharded over 8 ranks: 2000 GB each" in text
+    assert "it takes 200 ranks" in text
+
+
+def test_json_has_bands_and_what_was_asked(capsys):
+    words = ("--preset", "ethernet-100g", "--hosts", "4", "--bytes", "25MiB", "--compute-seconds", "0.1", "--json")
+    data = json.loads(said(capsys, *words).out)
+    assert data["schema"] == 1
+    assert data["question"]["size_bytes"] == 25 * 2**20
+    assert (data["question"]["hosts"], data["question"]["ranks"]) == (4, 4)
+    took = data["priced"]["seconds"]
+    assert took["low"] < took["value"] < took["high"]
+    assert data["ranking"][0]["algorithms"][0]["seconds"]["value"] > 0
+    assert [one["hosts"] for one in data["scaling"]] == [1, 2, 4]
+    assert data["buckets"][0]["exposed"]["value"] <= data["buckets"][-1]["exposed"]["value"]
+    assert data["bounds"][0]["link"] == "ethernet"
+
+
+def test_the_long_form_has_every_table(capsys):
+    words = ("--preset", "dgx-h100", "--hosts", "4", "--model", "1B", "--compute-seconds", "0.5", "--all")
+    text = said(capsys, *words).out
+    for heading in ("by size, the three fastest", "memory of a rank", "buckets, size, exposed", "Goyal", "Malladi"):
+        assert heading in text
+
+
+def test_a_topology_of_ones_own_and_one_that_was_measured(tmp_path, capsys):
+    toml = tmp_path / "two.toml"
+    toml.write_text(
+        'schema = 1\nname = "two"\nhosts = 2\nranks_per_host = 1\n'
+        '[between]\nkind = "roce"\nalpha_s = 5e-6\nbytes_per_s = 3e9\n'
+    )
+    text = said(capsys, "--topology", str(toml), "--bytes", "3GB", "--algorithm", "ring").out
+    assert "on two: 2 x 1 ranks, roce" in text
+    assert "all-reduce of 3.00 GB among 2 ranks: 1.00 s" in text
+    assert "2 rounds" in text
+    link = {"alpha_s": 5e-6, "bytes_per_s": 1e9}
+    probe = {"kind": "ringside topology", "schema": 1, "hosts": [{"ranks": 1}, {"ranks": 1}]}
+    probe |= {"links": [{"src": 0, "dst": 1, **link}, {"src": 1, "dst": 0, **link}]}
+    measured = tmp_path / "probe.json"
+    measured.write_text(json.dumps(probe))
+    text = said(capsys, "--topology", str(measured), "--bytes", "1GB", "--algorithm", "ring").out
+    assert "all-reduce of 1.00 GB among 2 ranks: 1.00 s" in text
+
+
+def test_parameters_are_counted_from_a_factory(tmp_path, capsys, monkeypatch):
+    (tmp_path / "plan_model_here.py").write_text(
+        "class Part:\n    def numel(self):\n        return 500\n"
+        "class Model:\n    def parameters(self):\n        return [Part(), Part()]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    words = ("--preset", "loopback", "--params-from", "plan_model_here:Model", "--dtype", "fp32", "--json")
+    assert json.loads(said(capsys, *words).out)["question"]["size_bytes"] == 4000
+    assert "MODULE:FACTORY" in said(capsys, "--preset", "loopback", "--params-from", "nowhere:at_all", status=2).err
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("1GB", 1e9), ("1GiB", 2**30), ("1G", 2**30), ("16M", 2**24), ("16MB", 16e6), ("8", 8), ("8B", 8), ("1e15", 1e15)],
+)
+def test_gib_are_not_gb(text, count):
+    assert size_bytes(text, "--bytes") == count
+
+
+@pytest.mark.parametrize("text", ["", "GB", "1XB", "-1", "nan", "0", "1e999"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(UsageError, match="--bytes"):
+        size_bytes(text, "--bytes")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--preset", "p5", "--hosts", "0"), "hosts: at least 1, not 0"),
+        (("--preset", "p5", "--ranks-per-host", "0"), "at least 1 on every host"),
+        (("--preset", "ethernet-10g", "--hosts", "1"), "nobody to reduce with"),
+        (("--preset", "p5", "--bytes", "0"), "more than 0"),
+        (("--preset", "p5", "--bytes", "1e30"), "at most 1e+18"),
+        (("--preset", "p5", "--model", "seventy"), "70B"),
+        (("--preset", "p5", "--model", "0"), "70B"),
+        (("--preset", "p5", "--algorithm", "magic"), "nvls_tree"),
+        (("--preset", "p5", "--compute-seconds", "-1"), "more than 0"),
+        (("--preset", "p5", "--batch-per-rank", "0"), "at least 1"),
+        (("--topology", "no-such-file.toml"), "neither a preset nor a topology file"),
+        ((), "--preset NAME or --topology FILE"),
+        (("--preset", "p5", "--topology", "x.toml"), "--preset NAME or --topology FILE"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(words, reason, capsys):
+    error = said(capsys, *words, status=2).err
+    assert reason in error
+    assert error.count("\n") == 1
+
+
+def test_an_unknown_preset_lists_those_that_exist(capsys):
+    error = said(capsys, "--preset", "dgx-9000", status=2).err
+    assert all(name in error for name in presets())
+
+
+def test_10_to_the_15_bytes_is_priced_and_called_extrapolated(capsys):
+    text = said(capsys, "--preset", "dgx-h100", "--bytes", "1e15").out
+    assert "1000000 GB" in text
+    assert "extrapolated: published tables end at 17 GB" in text
+
+
+def test_help_has_an_example_and_score_is_still_there(capsys):
+    with pytest.raises(SystemExit):
+        main(["predict", "--help"])
+    text = capsys.readouterr().out
+    assert "ringside predict --preset dgx-h100 --hosts 16 --model 70B" in text
+    assert "score" in text
