@@ -12,6 +12,8 @@ from tests.recorded_runs import own_times, slow_run, write_run
 
 pytest.importorskip("textual", reason="textual is not installed here")
 
+from textual import events
+
 from ringside.view.top_app import Page, TopApp
 from ringside.view.top_rows import Order
 from ringside.view.top_source import Local
@@ -127,6 +129,21 @@ def test_filter_while_it_is_typed_and_taken_back(run: Path) -> None:
             await pilot.pause()
             assert shown_ranks(app) == []
             await pilot.press("enter", "enter")
+            assert not isinstance(app.screen, Page)
+
+    drive(play)
+
+
+def test_keys_typed_ahead_go_into_the_filter(run: Path) -> None:
+    async def play(_: Any) -> None:
+        app = app_on(run, order=Order("rank"))
+        async with app.run_test(size=(80, 24)) as pilot:
+            await settled(app, pilot)
+            assert app._driver is not None
+            for key, character in (("slash", "/"), ("3", "3"), ("minus", "-"), ("5", "5"), ("enter", None)):
+                app._driver.send_message(events.Key(key, character))
+            await pilot.pause()
+            assert (app.order.filter, shown_ranks(app)) == ("3-5", [3, 4, 5])
             assert not isinstance(app.screen, Page)
 
     drive(play)

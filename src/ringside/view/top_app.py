@@ -135,7 +135,7 @@ class TopApp(App[None]):
         Binding("S", "sort(-1)"),
         Binding("r", "reverse"),
         Binding("p", "pause"),
-        Binding("slash", "filter"),
+        Binding("slash", "filter", priority=True),  # before keys typed ahead find their widget
         Binding("enter", "detail"),
         Binding("v", "verdicts"),
         Binding("question_mark", "help"),
@@ -291,9 +291,11 @@ class TopApp(App[None]):
 
     def action_filter(self) -> None:
         """Ask for a filter."""
+        if isinstance(self.screen, Page):
+            return
         box = self.query_one("#filter", Input)
         box.display = True
-        box.focus()
+        self._base.set_focus(box)  # at once; box.focus() comes later
         self.call_after_refresh(self._draw)
 
     def on_input_changed(self, event: Input.Changed) -> None:
@@ -306,7 +308,7 @@ class TopApp(App[None]):
 
     def _close_filter(self) -> None:
         self.query_one("#filter", Input).display = False
-        self._table.focus()
+        self._base.set_focus(self._table)
         self.call_after_refresh(self._draw)
 
     def action_leave(self) -> None:
