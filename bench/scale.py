@@ -63,7 +63,7 @@ class Judged:
 
     Args:
         named: Whether that rank was named.
-        wrong: Ranks that were named and are healthy.
+        wrong: Ranks that were named and are healthy, or for another reason; -1 stands for the whole job.
         detector_steps: Slow steps the detector needed, the first of them being 1.
         told_steps: Slow steps that the job had finished when rank 0 was told.
     """
@@ -96,8 +96,10 @@ def slow_rank_job(ranks: int, rate: float, seed: int, *, steps: int | None = Non
 
 def judge(verdicts: Sequence[Heard], culprit: int, onset: int) -> Judged:
     """Return whether the culprit was named, and after how many steps."""
-    right = [one for one in verdicts if culprit in one.ranks and one.detected_step >= onset]
-    wrong = sorted({rank for one in verdicts if one not in right for rank in one.ranks})
+    right = [
+        one for one in verdicts if (one.kind, one.ranks) == ("slow_rank", [culprit]) and one.detected_step >= onset
+    ]
+    wrong = sorted({rank for one in verdicts if one not in right for rank in one.ranks or [-1]})
     if not right:
         return Judged(False, wrong)
     return Judged(True, wrong, right[0].detected_step - onset + 1, right[0].sent_steps - onset)
@@ -107,7 +109,7 @@ def problems(plan: Plan, outcome: Outcome, rate: float) -> list[str]:
     """Return what a job shows that it should not, a line each."""
     found, judged = [], judge(outcome.verdicts, plan.culprit, plan.onset)
     if not judged.named or judged.wrong:
-        found.append(f"rank {plan.culprit} is slow, named were {[one.ranks for one in outcome.verdicts]}")
+        found.append(f"rank {plan.culprit} is slow, named were {[(one.kind, one.ranks) for one in outcome.verdicts]}")
     if judged.told_steps is not None and judged.told_steps > MOST_DELAY_STEPS:
         found.append(f"rank 0 was told after {judged.told_steps} slow steps, not within {MOST_DELAY_STEPS}")
     if outcome.missing or outcome.late:

@@ -101,13 +101,16 @@ def test_a_job_keeps_the_asked_rate_though_one_rank_is_slow() -> None:
     assert (len(last) - 1) / (last[-1] - last[0]) >= 1.96
 
 
-def test_a_verdict_before_the_onset_or_on_another_rank_is_wrong() -> None:
+def test_a_verdict_before_the_onset_on_another_rank_or_of_another_kind_is_wrong() -> None:
     early = Heard("slow_rank", [5], 3, 9, 0.1, 10)
     other = Heard("slow_rank", [2], 41, 47, 0.1, 48)
     right = Heard("slow_rank", [5], 40, 45, 0.1, 48)
     assert judge([right], 5, 40) == judge([right], 5, 40).__class__(True, [], 6, 8)
     assert judge([early, other], 5, 40).named is False
     assert judge([early, other, right], 5, 40).wrong == [2, 5]
+    whole = Heard("communication_bound", [], 41, 47, 0.5, 48)
+    assert judge([right, whole], 5, 40).wrong == [-1]
+    assert judge([Heard("uneven_work", [5], 40, 45, 0.1, 48)], 5, 40).named is False
 
 
 def test_the_page_leaves_out_what_was_not_measured() -> None:

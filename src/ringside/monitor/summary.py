@@ -223,7 +223,7 @@ def cost_together(verdicts: Sequence[Verdict], table: Table) -> float:
 
 
 def _overlap(one: slice, other: slice) -> bool:
-    return max(one.start, other.start) < min(one.stop, other.stop)
+    return bool(max(one.start, other.start) < min(one.stop, other.stop))
 
 
 def _steps(table: Table) -> int:
