@@ -304,6 +304,20 @@ def test_the_dashboard_asks_for_metrics_that_there_are(tmp_path: Path) -> None:
     assert all(panel["targets"] and panel["title"] for panel in dashboard["panels"])
 
 
+def test_links_are_told_slowest_first(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", own_times(20, 8))
+    line = json.loads((path / "steps.jsonl").read_text().splitlines()[-8])
+    wire = {"seconds": 1.0, "sent_bytes": 80_000_000, "wire_seconds": 0.5}
+    with (path / "steps.jsonl").open("a") as file:
+        for rank, peer, busy in ((0, 4, 0.1), (4, 0, 0.8)):
+            one = {**wire, "peer": peer, "wire_seconds": busy}
+            file.write(json.dumps({**line, "step": 20, "rank": rank, "wires": [one]}) + "\n")
+    with serving(path) as url:
+        slow, fast = until(lambda: told(url)["links"])
+    assert (slow["src"], slow["dst"], slow["hosts"], slow["rate"]) == (4, 0, "host-1 → host-0", "100 MB/s")
+    assert (fast["src"], fast["ratio"], fast["sent"]) == (0, "10.0 %", "80.0 MB")
+
+
 def test_what_an_algorithm_connects_is_drawn_while_it_can_be() -> None:
     ring = topology("ring", 6)
     assert ring == {"edges": [(0, 1), (0, 5), (1, 2), (2, 3), (3, 4), (4, 5)], "tree": False}

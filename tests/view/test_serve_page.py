@@ -58,7 +58,8 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     yield open_
     for context in contexts:
         context.close()
-    assert complaints == []
+    # The server of a test is gone before its pages are: they try to reconnect.
+    assert [text for text in complaints if "net::ERR_" not in text] == []
 
 
 def rows(page: Any) -> int:
@@ -273,6 +274,13 @@ FRAMES = """async () => {
 }"""
 
 
+SEEN = """(() => {
+  const { heat } = ringside, { canvas } = heat, late = heat.palette[140];
+  const image = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  return new Uint32Array(image.data.buffer).filter((pixel) => pixel === late).length;
+})()"""
+
+
 def test_a_thousand_ranks_and_ten_thousand_steps_are_smooth(
     tmp_path: Path, open_page: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -280,7 +288,7 @@ def test_a_thousand_ranks_and_ten_thousand_steps_are_smooth(
         page = open_page(url)
         until(lambda: rows(page) == STEPS)
         found = page.evaluate(FRAMES)
-        assert until(lambda: drawn(page) > 10)
+        assert until(lambda: page.evaluate(SEEN) > 500)  # one late rank among ten million cells, seen from afar
         pooled = page.evaluate("ringside.run.rows.levels.map((cells, k) => Math.max(...cells.subarray(0, 700)))")
     for name, times in found.items():
         painted, apart = (np.quantile(times[of], (0.5, 0.99)) for of in ("paints", "intervals"))

@@ -37,7 +37,7 @@ class PageServer:
     def __init__(self, runs: Runs, host: str, port: int, *, token: str = "", names: Iterable[str] = ()) -> None:
         self._runs, self._socket = runs, listen(host, port)
         self.url = _url(self._socket, host)
-        guard = Guard(make_app(runs, stopping=self.is_stopping), token=token, names=names)  # type: ignore[arg-type]
+        guard = Guard(make_app(runs, stopping=self.is_stopping), token=token, names=names)
         config = uvicorn.Config(
             guard, log_level="warning", access_log=False, server_header=False, ws="none", http="h11",
             proxy_headers=False, limit_concurrency=OPEN_AT_MOST, timeout_graceful_shutdown=2, timeout_keep_alive=20,

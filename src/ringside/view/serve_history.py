@@ -69,6 +69,9 @@ class History:
         self.ranks, self.stride, self.serial = ranks, 1, 0
         self._most = max(cells // max(ranks, 1), 16)
         self._index: dict[int, int] = {}
+        self._steps, self._serials = np.zeros(0), np.zeros(0, dtype=np.int64)
+        self._codes: Codes = np.zeros((len(FIELDS), 0, ranks), dtype=np.uint16)
+        self._sums, self._counts = np.zeros((len(MEANS), 0)), np.zeros((len(MEANS), 0), dtype=np.int64)
         self._room(16)
 
     def __len__(self) -> int:
@@ -163,7 +166,8 @@ def encode(seconds: Sequence[float]) -> Codes:
 
 def decode(codes: Codes) -> Floats32:
     """Return what `encode` was given, float32 of the same shape; NaN where it is not known, 0 for the least."""
-    return _DECODED[codes]
+    seconds: Floats32 = _DECODED[codes]
+    return seconds
 
 
 _DECODED = (LEAST_S * np.exp(_GRAIN * (np.arange(65_536) - 1.0))).astype(np.float32)

@@ -74,6 +74,7 @@ def now(live: Live, links: Sequence[LinkTotals], settled: dict[str, Any] | None)
         "verdicts": verdicts,
         "cost": rank_time(sum(verdict["cost_rank_seconds"] for verdict in verdicts)),
         "tiles": _tiles(live, verdicts),
+        "step_seconds": _or_none(live.following.middle("step_seconds")),
         "figures": _figures(live),
         "arrows": _arrows(live),
         "topology": topology(info.algorithm, live.ranks),

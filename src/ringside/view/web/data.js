@@ -151,10 +151,12 @@ export class Run {
     try {
       let more = true;
       while (more) {
-        const response = await fetch(`api/steps?since=${this.since}&epoch=${encodeURIComponent(this.epoch)}`);
+        const asked = this.epoch;
+        const response = await fetch(`api/steps?since=${this.since}&epoch=${encodeURIComponent(asked)}`);
         if (!response.ok) break;
         const answer = await response.json();
-        this.begin(answer);
+        if (asked !== this.epoch) continue; // another run began meanwhile: this answer is none to what is asked now
+        this.begin(answer); // where the epoch is another, the answer starts from the beginning
         this.rows.take(answer);
         this.since = answer.since;
         more = answer.more;

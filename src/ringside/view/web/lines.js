@@ -6,7 +6,8 @@ import { ticks } from "./heat.js";
 const LEFT = 58;
 const BOTTOM = 22;
 const TOP = 8;
-const PAUSE_MS = 80;
+const REST_MS = 120;
+const MOST_MS = 500;
 
 export class Lines {
   // parts: [{ name, kind: "area" | "line" | "band", colour, of: (rows, extra) => Float32Array or [low, high] }], drawn in turn
@@ -35,7 +36,10 @@ export class Lines {
 
   show(rows, x, extra = null) {
     [this.rows, this.x, this.extra] = [rows, x, extra];
-    this.draw();
+    clearTimeout(this.later);
+    // While the map is dragged it has the frames to itself: charts follow when it rests, or twice a second.
+    const overdue = performance.now() - (this.painted ?? -1e3) > MOST_MS;
+    this.later = setTimeout(() => this.draw(), overdue ? 0 : REST_MS);
   }
 
   at(cursor) {
@@ -47,13 +51,11 @@ export class Lines {
   draw() {
     if (this.dirty) return;
     this.dirty = true;
-    // While the map is dragged it comes first: charts follow a dozen times a second.
-    const wait = Math.max((this.painted ?? -1e3) + PAUSE_MS - performance.now(), 0);
-    setTimeout(() => requestAnimationFrame(() => {
+    requestAnimationFrame(() => {
       this.dirty = false;
       this.paint();
       this.painted = performance.now();
-    }), wait);
+    });
   }
 
   values(row) {

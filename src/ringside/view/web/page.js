@@ -4,7 +4,7 @@ import { Run, unpack } from "./data.js";
 import { Heat, palette } from "./heat.js";
 import { Lines } from "./lines.js";
 import { Ring } from "./ring.js";
-import { byId, duration, element, put, share } from "./words.js";
+import { byId, duration, element, put, share, unbroken } from "./words.js";
 
 const FEW_ROWS = 16;
 const choice = { step: null, rank: null };
@@ -202,7 +202,7 @@ function tellVerdicts() {
   box.querySelectorAll(".verdict").forEach((card, index) => {
     for (const name of ["headline", "when", "why", "price", "next"]) {
       const place = card.querySelector(`[data-name=${name}]`), text = verdicts[index]?.[name];
-      if (place && text !== undefined && place.textContent !== text) place.textContent = text;
+      if (place && text !== undefined && place.textContent !== unbroken(text)) place.textContent = unbroken(text);
     }
   });
   const said = verdicts.filter((verdict) => !verdict.over).map((verdict) => `${verdict.kind} ${verdict.ranks}`).join("; ");
@@ -217,9 +217,9 @@ function verdictCard(verdict, index) {
   const sign = element("p", { class: "sign" }, element("span", { "aria-hidden": "true" }, verdict.over ? "✓" : "!"), `verdict · ${verdict.kind.replaceAll("_", " ")}${verdict.over ? " · over" : ""}`);
   const list = element("dl");
   for (const [name, key] of [["Price", "price"], ["Why", "why"], ["Next", "next"]]) {
-    if (verdict[key]) list.append(element("dt", {}, name), element("dd", { "data-name": key, class: key }, verdict[key]));
+    if (verdict[key]) list.append(element("dt", {}, name), element("dd", { "data-name": key, class: key }, unbroken(verdict[key])));
   }
-  card.append(sign, element(index ? "h2" : "h1", { "data-name": "headline" }, verdict.headline), element("p", { class: "when", "data-name": "when" }, verdict.when), list);
+  card.append(sign, element(index ? "h2" : "h1", { "data-name": "headline" }, unbroken(verdict.headline)), element("p", { class: "when", "data-name": "when" }, verdict.when), list);
   if (verdict.ranks.length) {
     const go = element("button", { type: "button", class: "go" }, "Show it on the map");
     go.addEventListener("click", () => {
@@ -253,7 +253,7 @@ function culprits() {
 
 function tellRing() {
   if (!state?.ranks || !figures) return;
-  ring.show({ ranks: state.ranks, arrows: state.arrows, topology: state.topology, culprits: culprits(), chosen: choice.rank, excess: figures.excess });
+  ring.show({ ranks: state.ranks, arrows: state.arrows, topology: state.topology, culprits: culprits(), chosen: choice.rank, excess: figures.excess, step: state.step_seconds });
 }
 
 function tellRanks() {

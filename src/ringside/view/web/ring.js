@@ -5,6 +5,7 @@ import { duration, put, shape } from "./words.js";
 const CENTRE = 210;
 const RADIUS = 150;
 const MOST_NAMES = 32;
+const CALM_ARROWS = 6;
 
 export class Ring {
   constructor(svg, list, { onSelect }) {
@@ -12,7 +13,8 @@ export class Ring {
     this.said = "";
   }
 
-  show({ ranks, arrows, topology, culprits, chosen, excess }) {
+  show({ ranks, arrows, topology, culprits, chosen, excess, step }) {
+    if (!culprits.size) arrows = arrows.slice(0, CALM_ARROWS);
     const said = JSON.stringify([ranks, arrows.map(([a, b, s]) => [a, b, s.toPrecision(2)]), topology?.edges.length, [...culprits], chosen]);
     if (said === this.said) return;
     this.said = said;
@@ -20,7 +22,8 @@ export class Ring {
     this.size = Math.min(22, (0.42 * 2 * Math.PI * RADIUS) / Math.max(ranks, 1));
     this.places = topology?.tree ? tree(topology.edges, ranks) : circle(ranks);
     if (topology?.tree) this.size = Math.min(this.size, 16);
-    const most = Math.max(...arrows.map(([, , seconds]) => seconds), 1e-12);
+    // Waits that are a small part of a step are thin, however large beside the others.
+    const most = Math.max(...arrows.map(([, , seconds]) => seconds), 0.1 * (step || 0), 1e-12);
     put(
       this.svg,
       this.tips(),

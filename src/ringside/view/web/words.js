@@ -22,6 +22,11 @@ export function share(value) {
   return `${value < 0 ? "−" : "+"}${(100 * Math.abs(value)).toFixed(1)} %`;
 }
 
+// Numbers stay on one line with their units.
+export function unbroken(text) {
+  return text.replace(/(\d) (?=%|(?:[mµn]?s|min|h|d)\b)/g, "$1\u00a0");
+}
+
 // Only ever text, never markup: names come from whoever ran the job.
 export function element(name, attributes = {}, ...children) {
   const made = document.createElement(name);
