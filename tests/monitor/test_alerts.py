@@ -57,6 +57,19 @@ def test_an_alert_fires_once_and_is_resolved_once(book: AlertBook, clock: Clock)
     assert book.tick(90) == book.close() == []
 
 
+def test_a_second_standstill_soon_after_the_first_is_over_with_progress_as_well(book: AlertBook, clock: Clock) -> None:
+    told = []
+    for at in (11, 13):
+        book.tick(at - 1)
+        told += book.hear(event(verdict="hang", at=at))
+        book.tick(at + 1)
+        assert book.active == []
+        clock.seconds += 1
+    assert [alert.status for alert in told] == ["firing"]
+    clock.seconds += KEEP_FIRING_S
+    assert [alert.status for alert in book.tick(100)] == ["resolved"]
+
+
 def test_a_rank_that_flaps_is_one_alert(book: AlertBook, clock: Clock) -> None:
     (firing,) = book.hear(event())
     for turn in range(5):

@@ -168,15 +168,19 @@ class AlertBook:
             self._firing[subject] = msgspec.structs.replace(
                 earlier, kind=verdict.kind, severity=severity_of(verdict.kind), text=_text(verdict), verdict=verdict
             )
+            self._note_standstill(verdict, subject)
             return []
         self.opened[verdict.kind] += 1
         if len(self._firing) + len(self._ending) >= MOST_FIRING:
             self.untold += 1
             return []
         alert = self._firing[subject] = self._alert(verdict, unix)
+        self._note_standstill(verdict, subject)
+        return [alert]
+
+    def _note_standstill(self, verdict: Verdict, subject: Subject) -> None:
         if verdict.kind in STANDSTILLS:
             self._stood_at[subject] = self._newest
-        return [alert]
 
     def _again(self, subject: Subject) -> Alert | None:
         """Return the alert that fires already, or would have been resolved soon."""
