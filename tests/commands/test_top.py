@@ -16,6 +16,8 @@ from ringside.commands import build_parser
 from ringside.commands import top as command
 from ringside.errors import RingsideError, UsageError
 from ringside.monitor import registry
+from ringside.view.top_rows import Order
+from ringside.view.top_source import Local
 
 VERDICT = {
     "kind": "slow_rank", "ranks": [2], "since_step": 60, "detected_step": 66, "excess_ratio": 0.3,
@@ -75,6 +77,22 @@ def test_once_prints_the_verdict_and_the_ranks(run: Path, capsys: pytest.Capture
 def test_where_nothing_can_be_drawn_it_prints_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(str(run)) == 0
     assert capsys.readouterr().out.startswith("ringside top run")
+
+
+class Slow(Local):
+    """Knows nothing at the first two looks."""
+
+    asked = 0
+
+    def poll(self) -> bool:
+        self.asked += 1
+        return self.asked > 2 and super().poll()
+
+
+def test_once_waits_for_whoever_only_begins_to_read(run: Path) -> None:
+    stream = io.StringIO()
+    assert command.print_once(Slow(run), Order(), stream, as_data=False) == 0
+    assert stream.getvalue() == GOLDEN
 
 
 class Terminal(io.StringIO):

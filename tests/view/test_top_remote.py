@@ -143,6 +143,15 @@ def test_only_what_is_new_is_asked_for(run: Path, feed: Feed, serve: Callable[..
     assert "since=0" not in " ".join(asked)
 
 
+def test_a_run_that_begins_between_two_requests_is_seen_whole(feed: Feed, serve: Callable[..., str]) -> None:
+    told = [b'{"ranks": 0, "step": -1}']
+    served = as_served(feed)
+    remote = Remote(serve(lambda path, headers: (200, told.pop()) if told and "now" in path else served(path, headers)))
+    assert not look(remote).ranks
+    snapshot = look(remote)
+    assert (len(snapshot.ranks), len(snapshot.steps)) == (4, 120)
+
+
 def test_the_token_goes_with_the_request_and_not_into_the_picture(feed: Feed, serve: Callable[..., str]) -> None:
     def answer(path: str, headers: dict[str, str]) -> Answer:
         return as_served(feed)(path, headers) if headers.get("Authorization") == "Bearer s3cret" else (401, b"")

@@ -22,6 +22,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
@@ -33,10 +34,11 @@ from ringside.view.top_once import as_json, once_lines
 from ringside.view.top_plain import in_ascii, printable, speaks_utf8
 from ringside.view.top_remote import Remote
 from ringside.view.top_rows import SORTS, Order
-from ringside.view.top_source import Local, Source, look
+from ringside.view.top_source import Local, Snapshot, Source, look
 
 HELP = "watch a running job from another shell, rank by rank"
 RUNS = Path("runs")
+KNOWN_WITHIN_S = 5.0
 PIPE_WIDTH = 160
 """Cells of a line where there is no terminal."""
 
@@ -116,7 +118,7 @@ def print_once(source: Source, order: Order, stream: TextIO, *, as_data: bool) -
     Raises:
         RingsideError: It cannot be read.
     """
-    snapshot = look(source)
+    snapshot = _look_until_it_is_known(source)
     if snapshot.trouble and snapshot.info is None:
         raise RingsideError(snapshot.trouble)
     if as_data:
@@ -127,6 +129,16 @@ def print_once(source: Source, order: Order, stream: TextIO, *, as_data: bool) -
     for line in once_lines(snapshot, order, width):
         print(line if utf8 else in_ascii(line), file=stream)
     return 0
+
+
+def _look_until_it_is_known(source: Source) -> Snapshot:
+    """Whoever serves a run begins to read it when it is asked for the first time."""
+    until = time.monotonic() + KNOWN_WITHIN_S
+    while True:
+        snapshot = look(source)
+        if snapshot.info is not None or snapshot.trouble or time.monotonic() > until:
+            return snapshot
+        time.sleep(0.1)
 
 
 def _draw(source: Source, order: Order, remark: str) -> int:

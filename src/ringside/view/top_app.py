@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -161,7 +162,8 @@ class TopApp(App[None]):
         refresh_s: float | None = REFRESH_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__()
+        # NO_COLOR: textual would make the terminal's own colours black on black, unless told that they are meant.
+        super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
         self.animation_level = "none"
         self.order = order or Order()
         self.paused = False

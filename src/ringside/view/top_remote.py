@@ -211,21 +211,25 @@ class Remote:
             if rows.epoch != self._epoch:
                 self._rows = {}
             self._epoch, self._since = rows.epoch, rows.since
-            self._take(rows)
+            if not self._take(rows):  # the job began (anew) between two requests: the next look asks for all
+                self._epoch, self._rows = "", {}
+                break
             if not rows.more:
                 break
 
-    def _take(self, rows: _Rows) -> None:
+    def _take(self, rows: _Rows) -> bool:
+        """Keep the newest steps; return whether they are of as many ranks as there are."""
         steps, late = self._unpack(rows.steps, "<f8"), self._unpack(rows.late, "u1").astype(np.float32)
         middle = self._unpack(rows.lines.get("own", ""), "<f4")
         if len(late) != len(steps) * self._now.ranks or len(middle) != len(steps):
-            return  # the job began anew between two requests: the next look has it all
+            return False
         late = np.where(late > 0, np.square((late - 1) / 254), np.nan).reshape(len(steps), self._now.ranks)
         own = (middle[:, None] * (1 + late)).astype(np.float32)
         known = np.isfinite(steps) & (steps >= 0) & (steps < LATEST_STEP)
         self._rows.update({int(step): row for step, row in zip(steps[known], own[known], strict=True)})
         for step in sorted(self._rows)[:-STEPS_KEPT]:
             del self._rows[step]
+        return True
 
     def _unpack(self, text: str, kind: str) -> NDArray[Any]:
         try:
