@@ -50,7 +50,7 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
         contexts.append(context)
         context.set_default_timeout(1000 * LIMIT_S)
         page = context.new_page()
-        page.on("console", lambda message: complaints.append(message.text) if message.type != "log" else None)
+        page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(url)
         return page
