@@ -319,6 +319,38 @@ def test_help_verdicts_colours_and_quit(run: Path) -> None:
     drive(play)
 
 
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e[bold]x[/bold]"
+
+
+def test_hostile_names_do_not_reach_the_terminal(run: Path, tmp_path: Path) -> None:
+    info = json.loads((run / "run.json").read_text())
+    info |= {"name": f"run{HOSTILE}", "hosts": [f"h{rank}{HOSTILE}" for rank in range(8)], "engine": HOSTILE}
+    (run / "run.json").write_text(json.dumps(info))
+    hostile = {**VERDICT, "cause": HOSTILE, "advice": HOSTILE, "evidence": {HOSTILE: HOSTILE}}
+    (run / "events.jsonl").write_text(json.dumps({"kind": "verdict", "verdict": hostile}) + "\n")
+    path = run.rename(tmp_path / f"run{HOSTILE.replace('/', '')}")
+
+    async def play(_: Any) -> None:
+        app = app_on(path, remark=HOSTILE)
+        seen = []
+        async with app.run_test(size=(150, 30)) as pilot:
+            seen += screen(app)
+            await settled(app, pilot)
+            for keys in ((), ("enter",), ("escape", "v"), ("escape",)):
+                await pilot.press(*keys)
+                await settled(app, pilot)
+                seen += screen(app)
+            (path / "run.json").write_text("{")
+            await app.refresh_now()
+            await pilot.pause()
+            seen += screen(app)
+        assert any("owned" in line for line in seen)
+        assert any("[bold]x" in line for line in seen)  # and it is no markup
+        assert [line for line in seen if not line.isprintable()] == []
+
+    drive(play)
+
+
 def test_ascii_where_there_is_no_utf8(run: Path) -> None:
     async def play(_: Any) -> None:
         for keys in ((), ("enter",), ("question_mark",), ("v",), ("slash",)):

@@ -120,7 +120,7 @@ def print_once(source: Source, order: Order, stream: TextIO, *, as_data: bool) -
     """
     snapshot = _look_until_it_is_known(source)
     if snapshot.trouble and snapshot.info is None:
-        raise RingsideError(snapshot.trouble)
+        raise RingsideError(printable(snapshot.trouble))
     if as_data:
         print(json.dumps(as_json(snapshot, order), indent=2), file=stream)
         return 0

@@ -19,7 +19,7 @@ from textual.containers import VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Input, Static
 
-from ringside.view.top_plain import fit
+from ringside.view.top_plain import fit, printable
 from ringside.view.top_rows import SORTS, Order, Sparks, arrange, fit_columns, heading
 from ringside.view.top_source import Snapshot, Source, look
 from ringside.view.top_table import RankTable
@@ -223,7 +223,7 @@ class TopApp(App[None]):
         if not self.is_running or width < 1:
             return
         if snapshot is None:
-            self._say("title", Text(f"ringside top · reading {self._source.where}"[:width]))
+            self._say("title", Text(f"ringside top · reading {printable(self._source.where)}"[:width]))
             return
         if isinstance(self.screen, Page):
             self.screen.write()
@@ -262,7 +262,7 @@ class TopApp(App[None]):
         return remarks
 
     def _keys(self, width: int) -> Text:
-        text = Text(self._remark or KEYS, style="dim")
+        text = Text(printable(self._remark) or KEYS, style="dim")
         text.truncate(width, overflow="ellipsis")
         return text
 
