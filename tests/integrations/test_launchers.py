@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -137,3 +138,10 @@ def test_the_manifests_command_trains(tmp_path: Path) -> None:
         ended = [(pod.communicate(timeout=LIMIT_S), pod.returncode) for pod in pods]
     assert [status for _, status in ended] == [0, 0], ended
     assert ranks_and_steps(run) == {(rank, step) for rank in range(2) for step in range(STEPS)}
+
+
+def test_the_pages_links_lead_somewhere() -> None:
+    page = EXAMPLES.parent / "docs" / "integrations.md"
+    links = re.findall(r"\]\((?!https)([^)#]+)", page.read_text())
+    assert len(links) > 6
+    assert [link for link in links if not (page.parent / link).exists()] == []
