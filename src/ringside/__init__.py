@@ -1,8 +1,8 @@
 """Ringside: all-reduce algorithms as data; run, seen, predicted and survived.
 
 `ringside.attach(ddp_model)` synchronises and watches a DistributedDataParallel model; `ringside.Communicator(group)`
-is a communicator over a process group, on one host or several; `ringside.init()` is one without torch, on one host; `ringside.Run(path)` is what a run recorded.
-Nothing heavy is imported before it is used.
+is a communicator over a process group, on one host or several; `ringside.init()` is one without torch, on one host;
+`ringside.Run(path)` is what a run recorded. Nothing heavy is imported before it is used.
 """
 
 from __future__ import annotations

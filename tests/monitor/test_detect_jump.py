@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ringside.monitor import detect
-from ringside.monitor.jump import _divergence
+from ringside.monitor.robust import divergence
 
 
 def rough(seed: int, ranks: int, steps: int, share: float = 0.15) -> np.ndarray:
@@ -47,9 +47,9 @@ def test_the_bound_is_never_below_the_chance_itself(late: int, steps: int, share
     tail = sum(
         math.comb(steps, count) * share**count * (1 - share) ** (steps - count) for count in range(late, steps + 1)
     )
-    bound = math.exp(-steps * _divergence(late / steps, share))
+    bound = math.exp(-steps * divergence(late / steps, share))
     assert tail * (1 - 1e-9) <= bound <= 60 * tail
 
 
 def test_fewer_late_steps_than_usual_are_no_news() -> None:
-    assert _divergence(0.1, 0.2) == 0.0
+    assert divergence(0.1, 0.2) == 0.0

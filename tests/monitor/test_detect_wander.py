@@ -7,7 +7,8 @@ import pytest
 
 from ringside.monitor.excess import log_excess
 from ringside.monitor.noise import MANY
-from ringside.monitor.screen import WINDOWS, Screen, student
+from ringside.monitor.screen import WINDOWS, Screen
+from ringside.monitor.student import student
 from ringside.monitor.wander import mean_variance
 
 

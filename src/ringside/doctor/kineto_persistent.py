@@ -15,7 +15,8 @@ import numpy as np
 
 from ringside.doctor.kineto_intervals import Floats
 from ringside.monitor.excess import log_excess
-from ringside.monitor.screen import EFFECT, student
+from ringside.monitor.screen import EFFECT
+from ringside.monitor.student import student
 
 CHANCE = 0.002
 """The probability with which a job without a culprit may give one, per trace."""

@@ -14,8 +14,9 @@ import numpy as np
 
 from ringside.monitor.alerts import Alert
 from ringside.monitor.excess import Floats
-from ringside.monitor.online import Collector, Row, with_waits
+from ringside.monitor.online import Collector, with_waits
 from ringside.monitor.records import RunInfo, StepRecord
+from ringside.monitor.watcher import Row
 
 RANK_FIELDS = ("own_seconds", "wait_seconds", "exposed_seconds")
 JOB_FIELDS = ("step_seconds", "overhead_seconds", "payload_bytes", "samples")

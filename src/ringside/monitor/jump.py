@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.monitor.excess import Floats
+from ringside.monitor.lasting import WINDOWS, Lasting
+from ringside.monitor.robust import autocorrelation, core_scale, divergence, how_often_again, median
 
 PAIRS = ((6, 12), (9, 12), (9, 24), (12, 12), (12, 24), (18, 18), (24, 24), (36, 36), (48, 48))
 """Steps after and before the place where the level may have changed."""
@@ -24,7 +26,7 @@ RAREST = 2.0
 AROUND = 48
 """Steps whose median single steps are held against."""
 
-GROSS, GROSS_STEPS, GROSS_SHARE = 6.0, 24, 0.85
+GROSS, GROSS_STEPS, GROSS_SHARE = 9.0, 24, 0.85
 """So many standard deviations above everything before, for so many steps, of which so many are late by half of it, are
 no noise, however it wanders."""
 
@@ -33,10 +35,6 @@ FADING = 0.999
 DOUBT = 1.5
 """So many late steps are reckoned with beyond those that were seen, among twice as many."""
 
-SURE = 1.0
-"""Standard errors between the estimated autocorrelation and the one that is reckoned with."""
-
-MOST_CORRELATED = 0.97
 STRONG = 8.0
 """A jump of so many standard deviations of the core is beyond its wandering: only late steps could feign it."""
 
@@ -52,15 +50,17 @@ class Jumps:
         shape: `(jobs, ranks)`.
         kept: Steps that are remembered.
         chance: How rarely a healthy rank may seem to jump, per step.
+        z: The same as standard deviations of a normal variable.
 
     Attributes:
         span: Steps that a pair of windows covers, [pairs].
     """
 
-    def __init__(self, shape: tuple[int, int], kept: int, chance: float) -> None:
+    def __init__(self, shape: tuple[int, int], kept: int, chance: float, z: float) -> None:
+        self._lasting = Lasting(shape, z)
         self._after, before = (np.array(side) for side in zip(*PAIRS, strict=True))
         self.span = self._after + before
-        self._lengths = sorted({AROUND, *self._after.tolist(), *before.tolist()})
+        self._lengths = sorted({AROUND, *WINDOWS, *self._after.tolist(), *before.tolist()})
         self._slots = [(self._lengths.index(after), self._lengths.index(ahead)) for after, ahead in PAIRS]
         self._kept, self._rare = kept, math.log(len(PAIRS) / chance)
         self._medians = np.full((kept, len(self._lengths), *shape), np.nan)
@@ -69,7 +69,15 @@ class Jumps:
         self._seen = np.zeros((len(PAIRS), shape[0], 1))
         self._looks = np.zeros((len(PAIRS), shape[0], 1))
 
-    def look(self, excess: Floats, steps: int, warm_up: int, clean: NDArray[np.bool_], least: Floats) -> Floats:
+    def look(
+        self,
+        excess: Floats,
+        steps: int,
+        warm_up: int,
+        clean: NDArray[np.bool_],
+        least: Floats,
+        relief: NDArray[np.int64],
+    ) -> Floats:
         """Take in the newest step and return the level that each rank has just jumped to.
 
         Args:
@@ -78,6 +86,7 @@ class Jumps:
             warm_up: Steps at the start that count for nothing.
             clean: Whether both windows of a pair hold nothing of an episode, [pairs, jobs, ranks].
             least: The level and the jump that are worth reporting, [jobs, ranks] each.
+            relief: The step at which each rank's last episode ended, [jobs, ranks].
 
         Returns:
             [jobs, ranks]; NaN where a rank did not jump.
@@ -98,8 +107,24 @@ class Jumps:
             late = int(np.count_nonzero(rows > after[pair, job, rank] - half))
             found[pair, job, rank] = self._is_news(late, len(rows), half, steps, int(job), int(rank))
         gross = self._gross(excess, steps, warm_up, least) if steps % REFRESH == 0 else -np.inf
-        level: Floats = np.maximum(np.where(found, after, -np.inf).max(axis=0), gross)
+        lasting = self._lasts(excess, steps, warm_up, least, relief)
+        level: Floats = np.maximum(np.maximum(np.where(found, after, -np.inf).max(axis=0), gross), lasting)
         return np.where(np.isfinite(level), level, np.nan)
+
+    def _lasts(self, excess: Floats, steps: int, warm_up: int, least: Floats, relief: NDArray[np.int64]) -> Floats:
+        """Return the level of ranks whose excess has lasted, [jobs, ranks]; else -inf."""
+        medians = self._medians[steps % self._kept][[self._lengths.index(length) for length in WINDOWS]]
+        jumps = self._lasting.look(excess, medians, steps, relief, warm_up)
+        with np.errstate(invalid="ignore"):
+            found = (jumps >= least[1]) & (medians >= least[0])
+        for index, job, rank in np.argwhere(found):
+            length, half = WINDOWS[index], float(jumps[index, job, rank]) / 2
+            rows = excess[np.arange(steps - length + 1, steps + 1) % self._kept, job, rank]
+            late = int(np.count_nonzero(rows > medians[index, job, rank] - half))
+            known = self._known(length, steps, int(job), int(rank))
+            found[index, job, rank] = self._is_more_than_spikes(late, length, half, known)
+        level: Floats = np.where(found, medians, -np.inf).max(axis=0)
+        return level
 
     def _gross(self, excess: Floats, steps: int, warm_up: int, least: Floats) -> Floats:
         """Return the level of ranks that have long been far above all they ever were, [jobs, ranks]; else -inf."""
@@ -107,11 +132,11 @@ class Jumps:
         if len(past) < FEWEST:
             return np.full(excess.shape[1:], -np.inf)
         before, now = excess[past % self._kept], excess[np.arange(steps - GROSS_STEPS + 1, steps + 1) % self._kept]
-        usual, level = _median(before), self._medians[steps % self._kept, self._lengths.index(GROSS_STEPS)]
+        usual, level = median(before), self._medians[steps % self._kept, self._lengths.index(GROSS_STEPS)]
         jump = level - usual
         late = (now > level - jump / 2).sum(axis=0) >= GROSS_SHARE * GROSS_STEPS
         with np.errstate(invalid="ignore"):
-            far = (jump >= GROSS * 1.4826 * _median(np.abs(before - usual))) & (jump >= 2.0 * least[1])
+            far = (jump >= GROSS * 1.4826 * median(np.abs(before - usual))) & (jump >= 2.0 * least[1])
             gross: Floats = np.where(far & late & (level >= least[0]), level, -np.inf)
         return gross
 
@@ -122,7 +147,7 @@ class Jumps:
             if steps - count < warm_up:
                 self._medians[row, index] = np.nan
                 continue
-            self._medians[row, index] = _median(excess[np.arange(steps - count + 1, steps + 1) % self._kept])
+            self._medians[row, index] = median(excess[np.arange(steps - count + 1, steps + 1) % self._kept])
         self._around[row] = excess[row] - self._medians[row, self._lengths.index(AROUND)]
 
     def _remember(self, sizes: Floats, steps: int) -> None:
@@ -141,48 +166,30 @@ class Jumps:
 
         The bound of Chernoff (1952) on a binomial tail, for as many independent steps as the window holds.
         """
-        past = np.arange(max(steps - self._kept + 1, 1), max(steps - length, 0) + 1) % self._kept
-        known = self._around[past, job, rank]
-        known = known[np.isfinite(known)]
+        known = self._known(length, steps, job, rank)
         if len(known) < FEWEST:
             return False
-        share = (np.count_nonzero(known > half) + DOUBT) / (len(known) + 2.0 * DOUBT)
-        if 2.0 * half < STRONG * _core(known):
-            r = _coefficient(known)
-            return length * (1.0 - r) / (1.0 + r) * _divergence(late / length, share) >= self._rare
-        return length * _divergence(late / length, max(share, _again(np.abs(known) > half, share))) >= self._rare
+        if 2.0 * half >= STRONG * core_scale(known):
+            return self._is_more_than_spikes(late, length, half, known)
+        r = float(autocorrelation(known, np.asarray(core_scale(known))))
+        return length * (1.0 - r) / (1.0 + r) * divergence(late / length, _share(known, half)) >= self._rare
+
+    def _is_more_than_spikes(self, late: int, length: int, half: float, known: Floats) -> bool:
+        """Whether single late steps, and how often one follows another, do not explain so many."""
+        if len(known) < FEWEST:
+            return False
+        share = _share(known, half)
+        share = max(share, how_often_again(np.abs(known) > half, share))
+        return length * divergence(late / length, share) >= self._rare
+
+    def _known(self, length: int, steps: int, job: int, rank: int) -> Floats:
+        """The steps before the window, each minus the median around it."""
+        past = np.arange(max(steps - self._kept + 1, 1), max(steps - length, 0) + 1) % self._kept
+        around = self._around[past, job, rank]
+        known: Floats = around[np.isfinite(around)]
+        return known
 
 
-def _median(window: Floats) -> Floats:
-    """The median over the first axis, NaN where less than half is known; that axis is left out."""
-    ordered = np.sort(window, axis=0)  # NaN last
-    known = np.sum(~np.isnan(window), axis=0, keepdims=True)
-    low, high = np.maximum(known - 1, 0) // 2, known // 2
-    pair = [np.take_along_axis(ordered, np.minimum(index, len(ordered) - 1), axis=0)[0] for index in (low, high)]
-    middle: Floats = np.where(2 * known[0] >= len(window), 0.5 * (pair[0] + pair[1]), np.nan)
-    return middle
-
-
-def _core(residuals: Floats) -> float:
-    """The noise's standard deviation without the late steps."""
-    return 1.4826 * float(np.median(np.abs(residuals)))
-
-
-def _again(late: NDArray[np.bool_], share: float) -> float:
-    """How often a late step is followed by another, drawn towards the share of late ones where few were seen."""
-    return float(np.count_nonzero(late[1:] & late[:-1]) + share) / (np.count_nonzero(late[:-1]) + 1.0)
-
-
-def _coefficient(residuals: Floats) -> float:
-    """The autocorrelation of successive steps from how often both lie on the same side (Blomqvist 1950), high side."""
-    signs = np.sign(residuals)
-    agree = float(np.mean(signs[1:] * signs[:-1])) + SURE / math.sqrt(len(signs))
-    return min(max(math.sin(math.pi / 2 * min(agree, 1.0)), 0.0), MOST_CORRELATED)
-
-
-def _divergence(share: float, usual: float) -> float:
-    """Kullback and Leibler's, of a share of late steps from the usual one; 0 where it is no greater."""
-    if share <= usual:
-        return 0.0
-    rest = 0.0 if share >= 1.0 else (1.0 - share) * math.log((1.0 - share) / (1.0 - usual))
-    return share * math.log(share / usual) + rest
+def _share(known: Floats, half: float) -> float:
+    """How many steps were late by so much, with some doubt."""
+    return float(np.count_nonzero(known > half) + DOUBT) / (len(known) + 2.0 * DOUBT)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ringside.monitor.excess import Floats
 from ringside.monitor.jump import Jumps
 from ringside.monitor.noise import MANY, Noise
+from ringside.monitor.student import student
 
 EFFECT = math.log(1.05)
 """The effect gate: nothing below 5 % is ever reported."""
@@ -93,8 +94,8 @@ class Screen:
         self._bars = np.full((len(WINDOWS), *shape), np.inf)
         self._errors = np.full((len(WINDOWS), *shape), np.inf)
         chance = 1.0 / (FALSE_ALARM_STEPS * ranks)
-        self._jumps = None if self._many else Jumps(shape, KEPT, chance)
         self._z = NormalDist().inv_cdf(1.0 - chance)
+        self._jumps = None if self._many else Jumps(shape, KEPT, chance, self._z)
 
     def update(self, excess: Floats) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Take in one step of log excess [jobs, ranks]; return who just opened and who just closed an episode."""
@@ -165,7 +166,8 @@ class Screen:
         usual = np.maximum(self.usual, 0.0)
         least = np.stack([usual + EFFECT, np.full_like(usual, EFFECT)])
         clean = self._is_clean(self.steps - self._jumps.span)
-        return self._jumps.look(self._excess, self.steps, WARM_UP, clean, least)
+        relief = self._mirrored(self.relief)
+        return self._jumps.look(self._excess, self.steps, WARM_UP, clean, least, relief)
 
     def _open(self, means: Floats, late: NDArray[np.bool_], jumped: Floats) -> NDArray[np.bool_]:
         with np.errstate(invalid="ignore"):
@@ -282,13 +284,3 @@ class Screen:
     def _mirrored(self, values: NDArray[Any]) -> NDArray[Any]:
         """The greatest of all ranks for each of very few, since the others' excess mirrors a culprit's."""
         return np.broadcast_to(values.max(axis=1, keepdims=True), values.shape) if values.shape[1] <= 3 else values
-
-
-def student(z: float, freedom: Floats) -> Floats:
-    """Return how many estimated standard deviations are as rare as `z` known ones, by freedom of the estimate.
-
-    The quantile of Student's t in Wallace's approximation (1959).
-    """
-    raised = z * (8.0 * freedom + 3.0) / (8.0 * freedom + 1.0)
-    quantile: Floats = np.sqrt(freedom * np.expm1(np.minimum(raised**2 / freedom, 60.0)))
-    return quantile

@@ -136,8 +136,9 @@ class StepClock:
         self._sums.overhead += seconds
 
     def optimizer_begins(self) -> None:
-        """An optimizer update begins."""
-        self._sums.optimizer += self._lap()
+        """An optimizer update begins; frameworks that run forward and backward inside of it are not in it yet."""
+        if self._sums.synced or self.always_synced:
+            self._sums.optimizer += self._lap()
 
     def optimizer_ends(self) -> None:
         """An optimizer update ends; the step with it, if gradients were synchronised in it."""

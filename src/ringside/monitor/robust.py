@@ -1,0 +1,66 @@
+"""Statistics that few late steps do not spoil: medians, scales and autocorrelations of the core of the noise."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringside.monitor.excess import Floats
+
+MEDIAN = math.pi / 2
+"""The variance of a median of normal variables over that of their mean."""
+
+EFFICIENCY = 0.37
+"""What the median absolute deviation tells of a scale, over what the standard deviation of normal noise does."""
+
+SURE = 1.0
+"""Standard errors between the estimated autocorrelation and the one that is reckoned with."""
+
+MOST_CORRELATED = 0.97
+CUT = 2.5
+"""Standard deviations of the core beyond which a step counts for no more when autocorrelation is estimated."""
+
+
+def median(window: Floats) -> Floats:
+    """Return the median over the first axis, NaN where less than half is known; that axis is left out."""
+    ordered = np.sort(window, axis=0)  # NaN last
+    known = np.sum(~np.isnan(window), axis=0, keepdims=True)
+    low, high = np.maximum(known - 1, 0) // 2, known // 2
+    pair = [np.take_along_axis(ordered, np.minimum(index, len(ordered) - 1), axis=0)[0] for index in (low, high)]
+    middle: Floats = np.where(2 * known[0] >= len(window), 0.5 * (pair[0] + pair[1]), np.nan)
+    return middle
+
+
+def core_scale(residuals: Floats) -> float:
+    """Return the noise's standard deviation without the late steps."""
+    return 1.4826 * float(np.median(np.abs(residuals)))
+
+
+def autocorrelation(residuals: Floats, scale: Floats) -> Floats:
+    """Return the autocorrelation of successive steps, late ones cut short, a standard error high.
+
+    Args:
+        residuals: Steps minus their median, [steps, ...]; NaN where missing.
+        scale: Standard deviations of their core, [...].
+    """
+    limit = CUT * np.maximum(scale, 1e-6)
+    core = np.nan_to_num(np.minimum(np.maximum(residuals, -limit), limit))
+    known = np.maximum(np.sum(~np.isnan(residuals), axis=0), 1)
+    r = (core[1:] * core[:-1]).sum(axis=0) / np.maximum((core * core).sum(axis=0), 1e-12)
+    raised: Floats = np.clip(r + (1.0 + 3.0 * np.maximum(r, 0.0)) / known + SURE / np.sqrt(known), 0.0, MOST_CORRELATED)
+    return raised
+
+
+def how_often_again(late: NDArray[np.bool_], share: float) -> float:
+    """Return how often a late step is followed by another, drawn towards the share of late ones where few were seen."""
+    return float((np.count_nonzero(late[1:] & late[:-1]) + share) / (np.count_nonzero(late[:-1]) + 1.0))
+
+
+def divergence(share: float, usual: float) -> float:
+    """Return Kullback and Leibler's divergence of a share of late steps from the usual; 0 where it is no greater."""
+    if share <= usual:
+        return 0.0
+    rest = 0.0 if share >= 1.0 else (1.0 - share) * math.log((1.0 - share) / (1.0 - usual))
+    return share * math.log(share / usual) + rest
