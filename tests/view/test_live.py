@@ -71,3 +71,27 @@ def test_a_verdict_marks_its_ranks_while_it_is_open(tmp_path: Path) -> None:
     assert [rank.verdicts for rank in live.now()] == [()] * 4
     assert [finding.over for finding in live.findings] == [True]
     assert live.as_dict()["stage"] == "ended"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        '{"kind": "stage", "stage": "training", "of": "many"}',
+        '{"kind": "stage", "stage": "training", "of": {}}',
+        '{"kind": "stage", "stage": "comparison", "done": "half", "of": 2}',
+        '{"kind": "verdict", "verdict": {"kind": "slow_rank", "ranks": [99], "since_step": 1, "detected_step": 2,'
+        ' "excess_ratio": 0.3}}',
+        '{"kind": "verdict", "verdict": {"kind": "slow_rank", "ranks": [1], "since_step": 1, "detected_step": 2,'
+        ' "excess_ratio": 0.3, "evidence": {"usual_excess_ratio": "much"}}}',
+        '{"kind": "verdict", "verdict": {"kind": "slow_rank", "ranks": [1], "since_step": 1, "detected_step": 2,'
+        ' "excess_ratio": -7}}',
+        '{"kind": "verdict", "verdict": [1]}',
+    ],
+)
+def test_an_event_that_is_not_what_it_should_be_is_passed_over(tmp_path: Path, event: str) -> None:
+    path = write_run(tmp_path / "run", own_times(20, 4))
+    (path / "events.jsonl").write_text(event + "\n")
+    live = Live(path)
+    assert live.poll()
+    assert live.steps().tolist() == list(range(20))
+    assert live.findings == []

@@ -96,7 +96,7 @@ class Following:
                 self._row[record.rank] = record
         if len(self._row) == self.ranks:
             self._complete()
-        found = [self._hear(event) for event in events]
+        found = [self._hear_carefully(event) for event in events]
         return [finding for finding in found if finding is not None]
 
     def figures(self) -> list[RankFigures]:
@@ -134,6 +134,13 @@ class Following:
         self._rows.append(self._row)
         self._row = {}
 
+    def _hear_carefully(self, event: Event) -> Finding | None:
+        """Anybody may have written the file: an event that is not what it should be is passed over."""
+        try:
+            return self._hear(event)
+        except (TypeError, ValueError, OverflowError):
+            return None
+
     def _hear(self, event: Event) -> Finding | None:
         kind = event["kind"]
         if kind == "stage":
@@ -158,6 +165,8 @@ class Following:
                 finding.over |= (finding.verdict.kind, finding.verdict.ranks) == (verdict.kind, verdict.ranks)
             return None
         meter = None
+        if any(not 0 <= rank < self.ranks for rank in verdict.ranks):
+            return None
         if verdict.kind in ("slow_rank", "uneven_work", "input_bound") and len(verdict.ranks) == 1:
             usual = math.log1p(float(verdict.evidence.get("usual_excess_ratio", 0.0)))
             meter = Meter(verdict.ranks[0], math.log1p(verdict.excess_ratio), usual, verdict.cost_rank_seconds)
