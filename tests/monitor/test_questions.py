@@ -146,3 +146,15 @@ def test_a_run_that_was_killed_is_answered_from_its_records(tmp_path: Path, make
     assert summary["questions"]["network_between_hosts"]["answer"] is True
     page = (tmp_path / "run" / "report.html").read_text()
     assert all(text in page for text in QUESTIONS.values())
+
+
+def test_steps_in_which_the_slow_rank_is_missing_say_nothing_of_communication(make_info: Info) -> None:
+    rows = records(60, 4, slow_rank=2)
+    kept = [record for record in rows if record.rank != 2 or record.step % 5 < 2]
+    whole, torn = (answer_questions(make_info(4), tabulate(some, 4), [SLOW]) for some in (rows, kept))
+    assert not whole["communication_dominates"].answer
+    assert not torn["communication_dominates"].answer
+    shares = [answers["communication_dominates"].numbers for answers in (whole, torn)]
+    assert shares[0].keys() == shares[1].keys()
+    for name, value in shares[0].items():
+        assert shares[1][name] == pytest.approx(value, rel=0.2)

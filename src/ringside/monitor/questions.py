@@ -188,7 +188,10 @@ def _with_steps(verdict: Verdict) -> str:
 
 def _small(table: Table) -> Question:
     count, payload = middle(table["collectives"]), middle(table["payload_bytes"])
-    busy, latency = (middle(least_of_ranks(table[name], positive=True)) for name in ("busy_seconds", "latency_seconds"))
+    busy, latency = (
+        middle(least_of_ranks(_of_whole_steps(table[name]), positive=True))
+        for name in ("busy_seconds", "latency_seconds")
+    )
     if not count:
         return Question(answer=None, words="No collective was recorded.")
     numbers: dict[str, Number] = {"collectives_per_step": count, "bytes_each": payload / count}
@@ -219,5 +222,16 @@ def _small(table: Table) -> Question:
 
 def _exposed(table: Table) -> float:
     """What is exposed in the median step on the rank that was blocked least: nobody's lateness is in it."""
-    exposed: Floats = least_of_ranks(table["exposed_seconds"])
-    return middle(exposed)
+    return middle(least_of_ranks(_of_whole_steps(table["exposed_seconds"])))
+
+
+def _of_whole_steps(values: Floats) -> Floats:
+    """Return values [steps, ranks] without the steps in which a rank is missing that reports at all.
+
+    It may be the one that the others waited for: what is least among those is nobody's measure.
+    """
+    known = np.isfinite(values)
+    reports = known.any(axis=0)
+    whole = known[:, reports].all(axis=1, keepdims=True)
+    kept: Floats = np.where(whole, values, np.nan)
+    return kept
