@@ -141,12 +141,14 @@ def _similar(table: Table, verdicts: Sequence[Verdict]) -> Question:
         "worst_excess_ratio": float(excess[worst]),
     }
     slow = [verdict for verdict in verdicts if verdict.kind in OWN_TIME_KINDS and verdict.ranks]
-    apart = f"Own times (without waiting) differ by {percent(float(own[known].max() / own[known].min() - 1.0))} at most"
+    apart = f"differ by {percent(float(own[known].max() / own[known].min() - 1.0))} at most, in the median step"
     if slow:
-        return Question(answer=False, numbers=numbers, words=f"{apart}: {', and '.join(map(headline, slow))}.")
+        named = ", and ".join(map(headline, slow))
+        words = f"{named[:1].upper()}{named[1:]}; over the whole run own times {apart}."
+        return Question(answer=False, numbers=numbers, words=words)
     similar = bool(excess[worst] <= SIMILAR)
     who = "" if similar else f"; rank {worst} needs longest, too unsteadily or too briefly for a verdict"
-    return Question(answer=similar, numbers=numbers, words=f"{apart}, in the median step{who}.")
+    return Question(answer=similar, numbers=numbers, words=f"Own times (without waiting) {apart}{who}.")
 
 
 def _network(info: RunInfo, table: Table, verdicts: Sequence[Verdict], links: Sequence[LinkTotals]) -> Question:

@@ -23,6 +23,9 @@ from ringside.view.units import ms
 STALE_S = 10.0
 """So long without news is worth a word."""
 
+UNSURE = 0.1
+"""An excess above this is no peace, verdict or not."""
+
 PHASES = ("data", "forward", "backward", "optimizer", "own", "wait", "exposed", "wire", "step")
 PHASE_WORDS = {"exposed": "blocked", "wire": "on the wire", "data": "data loading"}
 
@@ -86,6 +89,8 @@ def _no_verdict(snapshot: Snapshot) -> tuple[str, str]:
         return f"too few steps for a verdict: it takes {FEWEST_STEPS}", "dim"
     if len(known) < 2:
         return "there is nobody to wait for: one rank is all there is", "green"
+    if max(known) > UNSURE:
+        return f"no verdict so far; the slowest takes {percent(max(known))} longer than the others", "yellow"
     return f"no rank holds the job up; the slowest takes {percent(max(known))} longer than the others", "green"
 
 
