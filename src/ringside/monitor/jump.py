@@ -121,8 +121,12 @@ class Jumps:
             length, half = WINDOWS[index], float(jumps[index, job, rank]) / 2
             rows = excess[np.arange(steps - length + 1, steps + 1) % self._kept, job, rank]
             late = int(np.count_nonzero(rows > medians[index, job, rank] - half))
-            known = self._known(length, steps, int(job), int(rank))
-            found[index, job, rank] = self._is_more_than_spikes(late, length, half, known)
+            place = int(job), int(rank)
+            found[index, job, rank] = (
+                self._is_more_than_spikes(late, length, half, self._known(length, steps, *place))
+                if self._lasting.is_sure(index, *place, 2.0 * half)
+                else self._is_news(late, length, half, steps, *place)
+            )
         level: Floats = np.where(found, medians, -np.inf).max(axis=0)
         return level
 

@@ -21,6 +21,9 @@ YOUNG, YOUNG_REFRESH, REFRESH = 256, 2, 16
 CAUTION = 1.2
 """For several windows at once, and for noise whose core is no normal one."""
 
+PLAIN = 0.4
+"""Noise of no more autocorrelation may be judged by how often steps are late; more of it is not known well enough."""
+
 SMALLEST = 0.004
 """No noise is taken for smaller than this."""
 
@@ -37,9 +40,14 @@ class Lasting:
         self._z = z
         self._usual = np.zeros((len(WINDOWS), *shape))
         self._bars = np.full((len(WINDOWS), *shape), np.inf)
+        self._least = np.full((len(WINDOWS), *shape), np.inf)
+
+    def is_sure(self, index: int, job: int, rank: int, jump: float) -> bool:
+        """Whether a jump is beyond all doubt about scale and autocorrelation, as far as the noise has a core."""
+        return bool(jump >= self._bars[index, job, rank])
 
     def look(self, excess: Floats, medians: Floats, steps: int, relief: NDArray[np.int64], warm_up: int) -> Floats:
-        """Return how far the windows that end now lie above all before, where that is news, [windows, jobs, ranks].
+        """Return how far the windows that end now lie above all before, where that may be news, [windows, jobs, ranks].
 
         NaN where it is none.
 
@@ -54,7 +62,7 @@ class Lasting:
             self._weigh(excess, steps, relief, warm_up)
         jumps = medians - self._usual
         with np.errstate(invalid="ignore"):
-            news: Floats = np.where(jumps >= self._bars, jumps, np.nan)
+            news: Floats = np.where(jumps >= self._least, jumps, np.nan)
         return news
 
     def _weigh(self, excess: Floats, steps: int, relief: NDArray[np.int64], warm_up: int) -> None:
@@ -73,7 +81,7 @@ class Lasting:
             r, known = autocorrelation(rows - usual, scale), np.sum(~np.isnan(rows), axis=0)
             for index in indices:
                 self._usual[index] = usual
-                self._bars[index] = self._bar(float(WINDOWS[index]), scale, r, known)
+                self._set_bars(index, scale, r, known)
 
     @staticmethod
     def _ends(steps: int, young: bool) -> list[tuple[int, list[int]]]:
@@ -81,9 +89,10 @@ class Lasting:
             return [(steps - length, [index]) for index, length in enumerate(WINDOWS)]
         return [(steps - WINDOWS[-1], list(range(len(WINDOWS))))]
 
-    def _bar(self, length: float, scale: Floats, r: Floats, known: NDArray[np.int64]) -> Floats:
+    def _set_bars(self, index: int, scale: Floats, r: Floats, known: NDArray[np.int64]) -> None:
         steps = np.maximum(known, 1.0)
-        variance = mean_variance(np.float64(length), r) + mean_variance(steps, r)
+        variance = mean_variance(np.float64(WINDOWS[index]), r) + mean_variance(steps, r)
+        error = np.where(known >= FEWEST, scale * np.sqrt(MEDIAN * variance), np.inf)
         freedom = np.maximum(EFFICIENCY * steps * (1.0 - r * r) / (1.0 + r * r), 2.0)
-        bar: Floats = CAUTION * student(self._z, freedom) * scale * np.sqrt(MEDIAN * variance)
-        return np.where(known >= FEWEST, np.nan_to_num(bar, nan=np.inf), np.inf)
+        self._bars[index] = CAUTION * student(self._z, freedom) * error
+        self._least[index] = np.where(r <= PLAIN, CAUTION * self._z * error, self._bars[index])
