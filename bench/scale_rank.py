@@ -12,10 +12,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-os.environ["RINGSIDE_WATCH"] = "off"  # a thousand ranks of one host would map each other's pages; real ones are few
-os.environ["RINGSIDE_LAUNCHED"] = "1"  # whoever launched it tells verdicts
-os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"  # torch asks DNS for the name of every connection's other end
-
 import numpy as np
 import torch.distributed as dist
 from scale_shared import Shared
@@ -27,6 +23,13 @@ from ringside.monitor.verdict import Verdict
 from ringside.sync import session as sessions
 
 assert fake_pg  # importing it is what makes the "fake" backend known
+
+SETTINGS = {
+    "RINGSIDE_WATCH": "off",  # a thousand ranks of one host would map each other's pages; real ones are few
+    "RINGSIDE_LAUNCHED": "1",  # whoever launched it tells verdicts
+    "RES_OPTIONS": "timeout:1 attempts:1",  # torch asks DNS for the name of every connection's other end
+}
+"""Set in the ranks alone, after the fork."""
 
 SETTLE_S = 240.0
 """How long ranks may take to join and to leave."""
@@ -88,6 +91,7 @@ class Heard:
 
 def be_rank(job: Job, rank: int, run_dir: Path, shared: Shared) -> None:
     """Do what a rank does, from joining to leaving; the first that fails says why."""
+    os.environ.update(SETTINGS)
     try:
         shared.begin.forked()
         shared.leave.forked()
