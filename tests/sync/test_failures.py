@@ -175,9 +175,9 @@ def bad_listeners(port: int) -> dict[str, Any]:
         steps(ddp, optimizer, rank, 4)
         told = {"kind": "slow_rank", "ranks": [1], "since_step": 2, "detected_step": 3, "excess_ratio": 0.2}
         for _ in range(2):
-            session.event(
-                "verdict", verdict={**told, "cause": "", "evidence": {}, "cost_rank_seconds": 0, "advice": ""}
-            )
+            verdict = {**told, "cause": "", "evidence": {}, "cost_rank_seconds": 0, "advice": ""}
+            if session._chief is not None:
+                session._chief.tell("verdict", {"verdict": verdict})
         session.end()
         written = len((path / "steps.jsonl").read_text().splitlines()) if rank == 0 else 8
     return {"heard": heard, "verdicts": verdicts, "said": said.about("will not be called again"), "written": written}
