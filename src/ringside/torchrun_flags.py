@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ringside.errors import UsageError
@@ -16,6 +17,9 @@ PLACES = frozenset(
     {"--nnodes", "--node-rank", "--master-addr", "--master-port", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"}
 )
 """Flags that say where the ranks meet; without any of them they meet on this host alone."""
+
+PREFIX = "PET_"
+"""torchrun reads `PET_NNODES` as `--nnodes`, and so on; launchers such as Kubeflow's set them."""
 
 
 @dataclass(frozen=True)
@@ -67,14 +71,22 @@ def take_apart(words: Sequence[str], ours: Sequence[str]) -> CommandLine:
     return CommandLine(tuple(flags), frozenset(names), tuple(script), mine)
 
 
-def with_defaults(line: CommandLine, processes: str) -> list[str]:
+def with_defaults(line: CommandLine, processes: str, environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return what to give torchrun: the flags as they were given, and what was left open.
 
     Args:
         line: The command line.
-        processes: How many ranks to start where it does not say.
+        processes: How many ranks to start where nobody says.
+        environ: Where torchrun finds flags that the command line does not give.
     """
-    added = [] if "--nproc-per-node" in line.names else [f"--nproc-per-node={processes}"]
-    if not line.names & (PLACES | {"--standalone"}):
+    told = line.names | flags_in(environ)
+    added = [] if "--nproc-per-node" in told else [f"--nproc-per-node={processes}"]
+    if not told & (PLACES | {"--standalone"}):
         added.append("--standalone")
     return [*added, *line.flags, *line.script]
+
+
+def flags_in(environ: Mapping[str, str]) -> frozenset[str]:
+    """Return the names of the flags that torchrun finds in the environment."""
+    names = (name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX))
+    return frozenset("--" + name.lower().replace("_", "-") for name in names)

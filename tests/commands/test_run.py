@@ -216,8 +216,21 @@ def test_the_class_is_changed_once_when_torch_comes():
 )  # fmt: skip
 def test_flags_are_passed_on_as_they_are(words, given):
     line = take_apart(words.split(), ours=("--run-dir",))
-    assert with_defaults(line, "7") == given.split()
+    assert with_defaults(line, "7", {}) == given.split()
     assert line.ours == ({"--run-dir": "d"} if words.startswith("--run-dir") else {})
+
+
+@pytest.mark.parametrize(
+    ("told", "given"),
+    [
+        ("PET_NNODES=2 PET_MASTER_ADDR=a PET_NODE_RANK=1", "--nproc-per-node=7 train.py"),
+        ("PET_RDZV_ENDPOINT=a:1 PET_NPROC_PER_NODE=4", "train.py"),
+        ("PET_NPROC_PER_NODE=4 PETER=1", "--standalone train.py"),
+    ],
+)
+def test_what_the_environment_tells_torchrun_is_not_overridden(told, given):
+    environ = dict(word.split("=") for word in told.split())
+    assert with_defaults(take_apart(["train.py"], ours=()), "7", environ) == given.split()
 
 
 @pytest.mark.parametrize("words", ["", "--nproc-per-node", "--nproc-per-node 2", "--standalone", "--run-dir d"])

@@ -1,8 +1,8 @@
 """Watch a DistributedDataParallel script as it is: not one of its lines changes.
 
 Takes torchrun's flags and passes them on as they are; without --nproc-per-node one rank per core is started (per GPU
-where there are some), and without a meeting place the ranks meet on this host (--standalone). Every
-DistributedDataParallel model that the script makes is attached. Verdicts appear on stderr as they are reached, with
+where there are some), and without a meeting place, by a flag or by torchrun's PET_ variables, the ranks meet on this
+host (--standalone). Every DistributedDataParallel model that the script makes is attached. Verdicts appear on stderr as they are reached, with
 the table of ranks at the end; the last line on stdout is the run directory, the exit status is torchrun's (130 after
 Ctrl-C).
 
