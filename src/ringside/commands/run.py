@@ -2,9 +2,9 @@
 
 Takes torchrun's flags and passes them on as they are; without --nproc-per-node one rank per core is started (per GPU
 where there are some), and without a meeting place, by a flag or by torchrun's PET_ variables, the ranks meet on this
-host (--standalone). Every DistributedDataParallel model that the script makes is attached. Verdicts appear on stderr as they are reached, with
-the table of ranks at the end; the last line on stdout is the run directory, the exit status is torchrun's (130 after
-Ctrl-C).
+host (--standalone). Every DistributedDataParallel model that the script makes is attached. Verdicts appear on stderr
+as they are reached, with the table of ranks at the end; the last line on stdout is the run directory, the exit status
+is torchrun's (130 after Ctrl-C).
 
   --run-dir DIR          where to write the run (default: a new directory under runs/)
   --on-verdict HOOK      tell a URL (JSON by POST) or a command (JSON on stdin) of every verdict, and when it is over
