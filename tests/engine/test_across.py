@@ -223,23 +223,33 @@ def test_a_rank_that_calls_something_else(form: str, what: str) -> None:
 # ------------------------------------------------------------------------------------------------ deadlines
 
 
-def without(path: str, form: str, absent: int) -> None:
-    with communicator(path, HOSTS, timeout_s=1.0) as comm:
+def without(path: str, form: str, absent: int, behind: int = -1) -> None:
+    with communicator(path, HOSTS, timeout_s=1.5) as comm:
         comm.all_reduce(torch.ones(10), algorithm=form)
         say("ready")
         if comm.rank == absent:
             hear()
+        if comm.rank == behind:
+            time.sleep(0.5)
         comm.all_reduce(torch.ones(5000), algorithm=form)
 
 
 @pytest.mark.parametrize(
-    ("form", "absent"),
-    [("ring", 0), ("tree*4", 3), ("hosts/ring", 1), ("leaders/tree", 3), ("native", 0), ("hosts/native", 3)],
+    ("form", "absent", "behind"),
+    [
+        ("ring", 0, 2),
+        ("tree*4", 3, -1),
+        ("hosts/ring", 1, -1),
+        ("leaders/tree", 3, -1),
+        ("leaders/tree", 3, 2),
+        ("native", 0, -1),
+        ("hosts/native", 3, 2),
+    ],
 )
-def test_a_rank_that_never_comes_is_named(form: str, absent: int) -> None:
-    """And not its neighbours, which wait themselves."""
+def test_a_rank_that_never_comes_is_named(form: str, absent: int, behind: int) -> None:
+    """And not its neighbours, which wait themselves: the one behind still does when the others' patience is over."""
     with meeting_point() as path, borrowed(4) as team:
-        team.start(without, path, form, absent)
+        team.start(without, path, form, absent, behind)
         team.await_word()
         found = {rank: team.finish_one(rank) for rank in range(4) if rank != absent}
         team.tell(absent, "go on")

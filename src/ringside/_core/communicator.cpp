@@ -241,6 +241,17 @@ Status Communicator::check_calls() {
   return Status::mismatch;
 }
 
+std::vector<int> Communicator::absent() const {
+  const auto at = [&](int r) {
+    const Arrival* two = view_.block(r).arrival;
+    return std::max(two[0].seq.load(std::memory_order_acquire), two[1].seq.load(std::memory_order_acquire));
+  };
+  std::vector<int> ranks;
+  for (int r = 0; r < ranks_; ++r)
+    if (at(r) < at(rank_)) ranks.push_back(r);
+  return ranks;
+}
+
 const Call& Communicator::call_of(int rank) const { return arrival(rank).call; }
 const int64_t* Communicator::dims_of(int rank) const { return arrival(rank).dims; }
 

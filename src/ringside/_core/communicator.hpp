@@ -124,6 +124,7 @@ class Communicator {
   const Call& call_of(int rank) const;       // what a rank called in the collective that failed
   const int64_t* dims_of(int rank) const;
   std::vector<int64_t> bounds_of(int rank) const;  // empty where its call had none
+  std::vector<int> absent() const;  // who has not arrived where this rank waits; on any thread, at any time
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
   uint64_t seq() const { return seq_; }

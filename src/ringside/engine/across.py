@@ -30,7 +30,7 @@ from ringside.engine.reduction import AVG, SUM, fold, folder, memory
 from ringside.engine.roster import Roster
 from ringside.engine.small import MOST_BYTES, Small
 from ringside.engine.told import Call, Doing
-from ringside.engine.transports.transport import Bytes, Cause
+from ringside.engine.transports.transport import NOBODY, Bytes, Cause
 from ringside.errors import ClosedError, SyncError, UsageError
 from ringside.schedule import Schedule, chunk_bounds
 
@@ -115,6 +115,7 @@ class Across:
         self._open: deque[UnderWay] = deque()
         self._small: dict[tuple[int, Reduction, Choice], Small | None] = {}
         self._interruptible = interruptible(functools.partial(exchange.transport.fail, Cause("left", roster.rank)))
+        exchange.transport.waits_inside = self._waits_inside
         exchange.transport.on_failure = self._end_the_rest
 
     def all_reduce(self, address: int, elements: int, what: Reduction, choice: Choice) -> None:
@@ -238,7 +239,8 @@ class Across:
         if self._broken is None:
             self._broken = ClosedError("the communicator is closed on this rank")
         self.exchange.transport.close(patience_s=patience_s)
-        self.exchange.transport.on_failure = int  # nothing, and no reference to this
+        self.exchange.transport.waits_inside = lambda: NOBODY
+        self.exchange.transport.on_failure = int  # nothing; neither refers to this
         if self._carrier is not None:
             self._carrier.stop(1.0)
 
@@ -438,6 +440,11 @@ class Across:
         if explained is error or not isinstance(error, Exception):
             raise error
         raise explained from error
+
+    def _waits_inside(self) -> int:
+        """Return the rank of this host that has not arrived where this one waits for it."""
+        absent = self.local.absent() if self.local is not None else []
+        return self.roster.hosts[self.roster.host][absent[0]] if absent else NOBODY
 
     def _end_the_rest(self) -> None:
         """End what is under way beside messages, so that nobody waits there for ranks that have given up."""

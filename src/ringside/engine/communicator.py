@@ -273,6 +273,10 @@ class Communicator(Collectives):
 
     # -------------------------------------------------------------------------------------------- life
 
+    def absent(self) -> list[int]:
+        """Return the ranks that have not arrived where this one waits; may be asked on any thread."""
+        return list(self._core.absent())
+
     def _let_go(self, finish_s: float) -> None:
         self._core.close()
         if self._background is not None:

@@ -58,6 +58,10 @@ class LocalLanes:
         spread = Call("all_gather_", flat, flat.numel, bounds)
         return self._communicator.prepared(add), self._communicator.prepared(spread)
 
+    def absent(self) -> list[int]:
+        """Return the local ranks that have not arrived where this one waits; may be asked on any thread."""
+        return list(self._communicator.absent())
+
     def abandon(self) -> None:
         """Leave at once; the others of the host notice."""
         self._communicator.abandon()

@@ -26,9 +26,8 @@ import numpy as np
 import torch
 
 from ringside.engine.failures import name_ranks
-from ringside.engine.transports.transport import Bytes, Cause, Kind
+from ringside.engine.transports.transport import NOBODY, Bytes, Cause, Kind
 
-NOBODY = -1
 _TAG = 2
 _KINDS = ("lost", "late", "left", "disagreed")
 _HEAD = struct.Struct("<iii?dHH")  # kind, vertex, waits for, goodbye, for how long, bytes of doing, of detail

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringside.engine.transports.transport import Bytes, Cause, Kept, LinkError
+from ringside.engine.transports.transport import NOBODY, Bytes, Cause, Kept, LinkError
 
 
 @dataclass
@@ -114,6 +114,7 @@ class Threads:
     board: Switchboard
     rank: int
     doing: object = ""
+    waits_inside: Callable[[], int] = lambda: NOBODY
     on_failure: Callable[[], object] = lambda: None
 
     @property

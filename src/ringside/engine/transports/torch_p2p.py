@@ -25,8 +25,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.engine.transports.connections import close_connections, watched_connections
-from ringside.engine.transports.last_words import NOBODY, LastWords, Listener, Word, find_late, tell_apart
-from ringside.engine.transports.transport import Bytes, Cause, Kept, LinkError
+from ringside.engine.transports.last_words import LastWords, Listener, Word, find_late, tell_apart
+from ringside.engine.transports.transport import NOBODY, Bytes, Cause, Kept, LinkError
 
 _DATA, _PROBE = 1, 3
 _WORD_S = 0.3  # a word takes less, unless the machine is very busy
@@ -50,6 +50,7 @@ class TorchPeerToPeer:
 
     def __init__(self, store: Store, rank: int, size: int, *, timeout_s: float, dead_after_s: float = 4.0) -> None:
         self.rank, self.size = rank, size
+        self.waits_inside: Callable[[], int] = _for_nobody
         self.on_failure: Callable[[], object] = _nothing
         self._doing: object = ""
         self._since = time.monotonic()
@@ -126,8 +127,8 @@ class TorchPeerToPeer:
 
     def _settled(self, cause: Cause) -> Cause:
         """Find out who is to blame, and tell."""
-        waits_for = self._waits_for
-        if self._waits_for == NOBODY and cause.kind in ("lost", "late"):
+        waits_for = self._waits_for if self._waits_for != NOBODY else self.waits_inside()
+        if waits_for == NOBODY and cause.kind in ("lost", "late"):
             waits_for = cause.vertex
         heard = self._words.first()
         if heard is None and cause.kind == "lost":
@@ -172,6 +173,10 @@ class TorchPeerToPeer:
         text = str(error)
         kind = "late" if "Timed out waiting" in text else "lost"
         return LinkError(self.fail(Cause(kind, peer)), text.partition("\n")[0][:300])  # type: ignore[arg-type]
+
+
+def _for_nobody() -> int:
+    return NOBODY
 
 
 def _nothing() -> None:

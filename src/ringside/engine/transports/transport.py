@@ -14,6 +14,9 @@ Kept = list[Any]
 """Memory that is sent, or received into, again and again: a list of one, which `Transport.keep` makes."""
 Kind = Literal["lost", "late", "left", "disagreed"]
 
+NOBODY = -1
+"""No vertex, or one that is not known."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cause:
@@ -62,10 +65,12 @@ class Transport(Protocol):
 
     Attributes:
         doing: What this vertex is about, as the others are told when it gives up; "": it is in no collective.
+        waits_inside: Tells which vertex it waits for in its host's shared memory; `NOBODY`: for none.
         on_failure: Called when it gives up, as soon as the others have been told; it may be on any thread.
     """
 
     doing: object
+    waits_inside: Callable[[], int]
     on_failure: Callable[[], object]
 
     @property
