@@ -153,7 +153,7 @@ def test_every_kind_has_a_severity_and_a_place_in_the_runbook(book: AlertBook) -
     for rank, kind in enumerate(KINDS):
         (alert,) = book.hear(event(verdict=kind, rank=rank))
         assert alert.severity == severity_of(kind) in ("critical", "warning", "info")
-        assert alert.runbook == f"docs/alerts.md#{kind}"
+        assert alert.runbook == f"docs/verdicts.md#{kind}"
 
 
 def test_messages_are_one_line_of_json_whatever_is_in_them(clock: Clock) -> None:

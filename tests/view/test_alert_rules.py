@@ -20,6 +20,7 @@ from ringside.view.metrics import RunMetrics
 RULES = Path(str(resources.files("ringside.view") / "alerts" / "ringside.rules.yml"))
 CASES = Path(__file__).parent / "ringside.rules.test.yml"
 RUNBOOK = Path(__file__).parents[2] / "docs" / "alerts.md"
+VERDICTS = RUNBOOK.with_name("verdicts.md")
 LIMIT_S = 60.0
 
 needs_promtool = pytest.mark.skipif(
@@ -80,7 +81,9 @@ def test_every_kind_of_verdict_has_a_rule_and_every_alert_and_metric_a_place_in_
     names = re.findall(r"alert: (\w+)", rules)
     assert len(names) == len(set(names)) == rules.count("runbook: ") == rules.count("severity: ")
     assert [name for name in names if name not in page] == []
-    anchors = set(re.findall(r'<a id="(\w+)">', page))
-    assert set(re.findall(r"docs/alerts\.md#(\w+)", rules)) | set(KINDS) <= anchors
+    for document in (RUNBOOK, VERDICTS):
+        anchors = set(re.findall(r'<a id="(\w+)">', document.read_text()))
+        assert set(re.findall(rf"docs/{document.name}#(\w+)", rules)) == anchors
+    assert set(re.findall(r"docs/verdicts\.md#(\w+)", rules)) == set(KINDS)
     families = RunMetrics(Tally(run_info(2)).figures([], {}, {})).collect()
     assert [family.name for family in families if family.name not in page] == []

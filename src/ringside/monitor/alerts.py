@@ -219,7 +219,7 @@ class AlertBook:
             kind=verdict.kind,
             ranks=verdict.ranks,
             started_unix=unix,
-            runbook=f"docs/alerts.md#{verdict.kind}",
+            runbook=f"docs/verdicts.md#{verdict.kind}",
             verdict=verdict,
         )
 
