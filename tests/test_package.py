@@ -99,10 +99,11 @@ def test_schedules_import_nothing_of_ours_but_errors(path):
 @pytest.mark.parametrize(
     ("room", "above"),
     [
-        ("engine", ("sync", "monitor", "view", "commands", "demo", "bench")),
+        ("engine", ("sync", "monitor", "view", "commands", "demo", "bench", "survive")),
         ("monitor", ("sync", "engine", "commands", "demo", "bench")),
-        ("sync", ("view", "commands", "demo", "bench")),
+        ("sync", ("view", "commands", "demo", "bench", "survive")),
         ("view", ("commands", "demo", "bench", "sync", "engine")),
+        ("survive", ("view", "commands", "demo", "bench", "doctor", "predict", "lab")),
     ],
 )
 def test_arrows_point_one_way(room, above):
@@ -112,7 +113,7 @@ def test_arrows_point_one_way(room, above):
 
 
 def test_torch_is_imported_only_where_pytorch_is_the_point():
-    allowed = ("sync/", "engine/transports/", "demo/", "bench/", "autoload/", "integrations/", "faults.py")
+    allowed = ("sync/", "engine/transports/", "demo/", "bench/", "autoload/", "integrations/", "survive/", "faults.py")
     users = {
         str(path.relative_to(SOURCE))
         for path in SOURCE.rglob("*.py")

@@ -54,6 +54,10 @@ class Process:
         """Tell whether it has not ended yet."""
         return self._fd >= 0 and not _ended([self], 0.0)
 
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it has ended, at most `timeout_s` seconds; return whether it has."""
+        return self._fd < 0 or bool(_ended([self], timeout_s))
+
     def send(self, signum: int) -> None:
         """Send it a signal; nothing happens if it has ended."""
         with contextlib.suppress(OSError):

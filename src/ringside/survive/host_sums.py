@@ -1,0 +1,158 @@
+"""All-reduce among the workers of one host by pulling: everybody reads everybody's arena, nobody writes another's.
+
+An arena holds a few words, the gradients this rank computed (one per slot) and the slice of the sum that it made:
+
+1.  Write the gradients into the own slots, then say READY.
+2.  When all are READY, add up the own slice of all slots of all ranks, then say SUMMED.
+3.  When all have SUMMED, copy everybody's slice into private memory and take its digest: that is what a rank
+    acknowledges.
+
+Slots are added up in the order of what they hold. With a slot per micro-batch the sum is ((g0 + g1) + g2) + ... in the
+order of micro-batches, whoever computed them, so the bits do not depend on the number of ranks. What was written is
+left alone until the step is decided: nobody overwrites what another may still read.
+
+Words are 64 bits, aligned, written by one process; `_fence` orders them behind the data on machines that reorder
+stores (Arm). Readers check a step's number, so what an earlier step left is never taken for an answer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringside.survive.gradients import Run, add_up, slice_of
+from ringside.survive.memory import Address, OwnArena, read_only
+
+HEADER_BYTES = 4096
+_LINE_WORDS = 8  # a cache line each
+_lock = threading.Lock()
+
+
+class Word(IntEnum):
+    """What a rank says in its arena; the value is a step's number plus one, or a digest."""
+
+    READY = 0
+    SUMMED = 1
+    DIGEST = 2
+    ACKNOWLEDGED = 3
+    DECIDED = 4
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the arenas of a generation are laid out.
+
+    Args:
+        size_bytes: Of one gradient.
+        runs: What lies where in it.
+        slots: For every rank, which gradients it holds, as numbers that give the order of addition.
+    """
+
+    size_bytes: int
+    runs: Sequence[Run]
+    slots: Mapping[int, tuple[int, ...]]
+
+    def arena_bytes(self, rank: int) -> int:
+        """Return how large a rank's arena is."""
+        return HEADER_BYTES + self.stride * (len(self.slots[rank]) + 1)
+
+    @property
+    def stride(self) -> int:
+        """Bytes from one slot to the next."""
+        return self.size_bytes + -self.size_bytes % HEADER_BYTES
+
+
+@dataclass
+class View:
+    """An arena as its layout says: of this process, or of a peer for reading."""
+
+    words: NDArray[np.uint64]
+    slots: list[NDArray[np.uint8]]
+    sums: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, memory: NDArray[np.uint8], slots: int, layout: Layout) -> View:
+        """Cut an arena's bytes."""
+        starts = [HEADER_BYTES + layout.stride * at for at in range(slots + 1)]
+        pieces = [memory[start : start + layout.size_bytes] for start in starts]
+        return cls(memory[:HEADER_BYTES].view(np.uint64)[::_LINE_WORDS], pieces[:-1], pieces[-1])
+
+
+@dataclass
+class HostSums:
+    """The arenas of one generation.
+
+    Args:
+        rank: This rank.
+        layout: How they are laid out; its keys are the members.
+    """
+
+    rank: int
+    layout: Layout
+    views: dict[int, View] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._arena = OwnArena(self.layout.arena_bytes(self.rank))
+        self._members = sorted(self.layout.slots)
+        self.address = self._arena.address
+        self.views[self.rank] = View.of(self._arena.bytes, len(self.layout.slots[self.rank]), self.layout)
+
+    def meet(self, rank: int, address: Address) -> None:
+        """Map a peer's arena; errors as `read_only`."""
+        self.views[rank] = View.of(read_only(address), len(self.layout.slots[rank]), self.layout)
+
+    @property
+    def slots(self) -> list[NDArray[np.uint8]]:
+        """This rank's gradients, uint8 [size_bytes] each, to be written until it says READY."""
+        return self.views[self.rank].slots
+
+    def say(self, word: Word, value: int) -> None:
+        """Say something to the peers, after all that was written before."""
+        _fence()
+        self.views[self.rank].words[word] = value
+
+    def heard(self, rank: int, word: Word) -> int:
+        """Return what a rank says."""
+        value = int(self.views[rank].words[word])
+        _fence()
+        return value
+
+    def silent(self, word: Word, value: int) -> list[int]:
+        """Return the members that have not said `value` yet."""
+        return [rank for rank in self._members if self.heard(rank, word) != value]
+
+    def add_up(self) -> None:
+        """Add up this rank's slice of all gradients; everybody is READY."""
+        placed = [(of, slot) for rank in self._members for of, slot in self._held(rank)]
+        sources = [slot for _, slot in sorted(placed, key=lambda each: each[0])]
+        add_up(self.layout.runs, sources, self.views[self.rank].sums, *self._slice(self.rank))
+
+    def collect(self, into: NDArray[np.uint8]) -> None:
+        """Copy everybody's slice of the sum into private memory, uint8 [size_bytes]; everybody has SUMMED."""
+        for rank in self._members:
+            first, last = self._slice(rank)
+            into[first:last] = self.views[rank].sums[first:last]
+
+    def close(self) -> None:
+        """Let go of all arenas."""
+        self.views.clear()
+        self._arena.close()
+
+    def _slice(self, rank: int) -> tuple[int, int]:
+        return slice_of(self.layout.size_bytes, self._members.index(rank), len(self._members))
+
+    def _held(self, rank: int) -> list[tuple[int, NDArray[np.uint8]]]:
+        return list(zip(self.layout.slots[rank], self.views[rank].slots, strict=True))
+
+
+def _fence() -> None:
+    """Order stores and loads before it against those after it: two critical sections do not overlap."""
+    with _lock:
+        pass
+    with _lock:
+        pass

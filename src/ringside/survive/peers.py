@@ -1,0 +1,92 @@
+"""Peers as processes of this host: who they are, whether they live, and making sure that one is dead.
+
+Whoever is suspected is killed through its pidfd and waited for before anything goes on without it, so that "suspected"
+and "dead" are the same on one host. Of a peer on another host nothing is known here; deadlines and the store decide.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import msgspec
+
+from ringside.engine.roster import machine_id
+from ringside.processes import Process, hold
+
+KILL_S = 5.0
+"""How long a process that was sent SIGKILL may take to end (a page being read from a disk holds it up)."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a worker runs, as it tells the others.
+
+    Args:
+        machine: What processes have in common that see each other's memory and numbers.
+        pid: Its process number.
+        started: When it started, in the kernel's ticks: tells it from a later process of the same number.
+    """
+
+    machine: str
+    pid: int
+    started: int
+
+
+def own_place() -> Place:
+    """Return this process's."""
+    numbers = os.stat("/proc/self/ns/pid").st_ino
+    return Place(f"{machine_id()}/{numbers}", os.getpid(), state_of(os.getpid())[1])
+
+
+class Peer:
+    """A worker, held so that its process number cannot come to mean another.
+
+    Args:
+        place: Where it says it runs.
+        machine: This process's own machine.
+
+    Attributes:
+        here: Whether it is on this host.
+    """
+
+    def __init__(self, place: Place, machine: str) -> None:
+        self.place, self.here = place, place.machine == machine
+        self._process = self._held() if self.here else None
+
+    def ended(self) -> bool:
+        """Tell whether it is known to have ended; of a peer elsewhere it never is."""
+        return self.here and (self._process is None or not self._process.alive())
+
+    def stopped(self) -> bool:
+        """Tell whether somebody stopped it (SIGSTOP), so that it does nothing though it lives."""
+        return self.here and not self.ended() and state_of(self.place.pid)[0] in "Tt"
+
+    def put_to_death(self) -> bool:
+        """Kill it and wait until it has ended; return whether it has. Elsewhere nothing is done."""
+        if self._process is None:
+            return self.here
+        self._process.send(signal.SIGKILL)
+        return self._process.wait(KILL_S)
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+    def _held(self) -> Process | None:
+        process = hold(self.place.pid)
+        if process is not None and state_of(self.place.pid)[1] != self.place.started:
+            process.close()
+            return None
+        return process
+
+
+def state_of(pid: int) -> tuple[str, int]:
+    """Return (state, start in ticks) of a process; of one that has gone ("X", -1)."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return fields[0], int(fields[19])
+    return "X", -1

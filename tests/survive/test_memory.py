@@ -1,0 +1,161 @@
+import gc
+import itertools
+import mmap
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ringside.errors import RingsideError, UnsupportedError  # noqa: E402
+from ringside.survive.gradients import Packing, add_up, slice_of  # noqa: E402
+from ringside.survive.host_sums import HostSums, Layout, Word  # noqa: E402
+from ringside.survive.memory import Address, OwnArena, read_only  # noqa: E402
+from ringside.survive.peers import Peer, Place, own_place, state_of  # noqa: E402
+
+
+def test_only_the_owner_can_write_and_nobody_can_cut_it_short():
+    arena = OwnArena(8192)
+    seen = read_only(arena.address)
+    arena.bytes[5] = 7
+    assert seen[5] == 7
+    assert not seen.flags.writeable
+    fd = os.open(f"/proc/self/fd/{arena.address.fd}", os.O_RDWR)
+    for attempt in (
+        lambda: mmap.mmap(fd, 8192),
+        lambda: os.pwrite(fd, b"x", 0),
+        lambda: os.ftruncate(fd, 0),
+    ):
+        with pytest.raises(PermissionError):
+            attempt()
+    os.close(fd)
+    arena.bytes[6] = 8
+    assert seen[6] == 8
+    arena.close()
+    del seen
+    gc.collect()
+
+
+def test_memory_that_is_not_what_was_announced_is_refused():
+    arena = OwnArena(4096)
+    other = os.memfd_create("ringside-unsealed")
+    os.ftruncate(other, 4096)
+    status = os.fstat(other)
+    for address in (
+        Address(os.getpid(), arena.address.fd, arena.address.inode + 1, 4096),
+        Address(os.getpid(), arena.address.fd, arena.address.inode, 8192),
+        Address(os.getpid(), other, status.st_ino, 4096),
+        Address(os.getpid(), 99999, 1, 4096),
+    ):
+        with pytest.raises(RingsideError, match=r"gone|other memory"):
+            read_only(address)
+    os.close(other)
+    arena.close()
+
+
+def test_a_stopped_process_is_seen_put_to_death_and_not_mistaken_for_another():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    machine = own_place().machine
+    started = state_of(child.pid)[1]
+    peer = Peer(Place(machine, child.pid, started), machine)
+    stranger = Peer(Place(machine, child.pid, started - 1), machine)
+    elsewhere = Peer(Place("another", child.pid, started), machine)
+    assert (peer.ended(), stranger.ended(), elsewhere.ended()) == (False, True, False)
+    child.send_signal(signal.SIGSTOP)
+    os.waitpid(child.pid, os.WUNTRACED)
+    assert peer.stopped()
+    assert not elsewhere.put_to_death()
+    assert not peer.ended()
+    assert peer.put_to_death()
+    assert peer.ended()
+    assert child.wait(10) == -signal.SIGKILL
+    child.stdin.close()
+    for each in (peer, stranger, elsewhere):
+        each.close()
+
+
+def packed():
+    model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Linear(5, 3).double(), torch.nn.Linear(3, 2))
+    return Packing(list(model.parameters())), [p.shape for p in model.parameters()]
+
+
+def test_gradients_of_several_dtypes_lie_side_by_side_and_do_not_overlap():
+    packing, shapes = packed()
+    views = packing.views(np.zeros(packing.size_bytes, dtype=np.uint8))
+    assert [view.shape for view in views] == shapes
+    for number, view in enumerate(views):
+        view.fill_(number)
+    assert [set(view.flatten().tolist()) for view in views] == [{float(number)} for number in range(6)]
+
+
+def test_what_cannot_be_added_up_is_refused():
+    with pytest.raises(UnsupportedError, match="host memory"):
+        Packing([torch.empty(3, device="meta")])
+    with pytest.raises(UnsupportedError, match="complex64"):
+        Packing([torch.empty(3, dtype=torch.complex64)])
+
+
+@pytest.mark.parametrize("parts", [1, 3, 7])
+def test_slices_cover_everything_once(parts):
+    bounds = [slice_of(1000, part, parts) for part in range(parts)]
+    assert bounds[0][0] == 0
+    assert bounds[-1][1] == 1000
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(bounds))
+
+
+def reduced(slots, step, gradients):
+    """Run one all-reduce among HostSums of this process and return every rank's result."""
+    packing, _ = packed()
+    layout = Layout(packing.size_bytes, packing.runs, slots)
+    ranks = {rank: HostSums(rank, layout) for rank in slots}
+    for rank, one in ranks.items():
+        for other in slots:
+            if other != rank:
+                one.meet(other, ranks[other].address)
+        for of, slot in zip(slots[rank], one.slots, strict=True):
+            for view, value in zip(packing.views(slot), gradients[of], strict=True):
+                view.copy_(value)
+        assert ranks[rank].silent(Word.READY, step) == sorted(slots)[sorted(slots).index(rank) :]
+        one.say(Word.READY, step)
+    for one in ranks.values():
+        one.add_up()
+        one.say(Word.SUMMED, step)
+    results = [np.zeros(packing.size_bytes, dtype=np.uint8) for _ in ranks]
+    for one, result in zip(ranks.values(), results, strict=True):
+        assert one.silent(Word.SUMMED, step) == []
+        one.collect(result)
+    for one in ranks.values():
+        one.close()
+    return packing, results
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [{0: (0, 1, 2, 3)}, {0: (0, 1), 3: (2, 3)}, {1: (3,), 2: (), 5: (2, 0, 1)}, {0: (1,), 1: (0,), 2: (3,), 3: (2,)}],
+)
+def test_the_sum_has_the_same_bits_whoever_computed_what(slots):
+    torch.manual_seed(3)
+    _, shapes = packed()
+    dtypes = [view.dtype for view in packed()[0].views(np.zeros(packed()[0].size_bytes, dtype=np.uint8))]
+    gradients = [
+        [torch.randn(shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=True)] for _ in range(4)
+    ]
+    packing, results = reduced(slots, 9, gradients)
+    for result in results:
+        for at, view in enumerate(packing.views(result)):
+            expected = gradients[0][at] + gradients[1][at] + gradients[2][at] + gradients[3][at]
+            assert torch.equal(view, expected)
+
+
+def test_sums_of_a_part_leave_the_rest_alone():
+    packing, _ = packed()
+    sources = [np.ones(packing.size_bytes, dtype=np.uint8) for _ in range(2)]
+    target = np.zeros(packing.size_bytes, dtype=np.uint8)
+    add_up(packing.runs, sources, target, 64, 128)
+    assert not target[:64].any()
+    assert not target[128:].any()
+    assert target[64:128].any()

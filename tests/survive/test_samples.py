@@ -1,0 +1,77 @@
+import random
+
+import numpy as np
+import pytest
+
+from ringside.errors import UsageError
+from ringside.survive.samples import Samples, drawn_by, length_of, shuffled
+
+torch = pytest.importorskip("torch")
+
+from ringside.survive.randomness import drawing_from, key_of, seed_all  # noqa: E402
+
+
+def samples(size=103, batch=16, micro_batches=8, seed=7):
+    return Samples(size, batch, micro_batches, shuffled(size, seed))
+
+
+def test_every_epoch_takes_every_sample_once_in_another_order():
+    given = samples()
+    epochs = [
+        np.concatenate([given.of_step(e * given.steps_per_epoch + k) for k in range(given.steps_per_epoch)])
+        for e in range(2)
+    ]
+    assert [sorted(epoch.tolist()) for epoch in epochs] == [list(range(103))] * 2
+    assert epochs[0].tolist() != epochs[1].tolist()
+
+
+@pytest.mark.parametrize("step", [0, 3, 6, 7, 12])
+def test_micro_batches_are_a_step_cut_in_order(step):
+    given = samples()
+    parts = [given.of_micro_batch(step, m) for m in range(8)]
+    assert np.concatenate(parts).tolist() == given.of_step(step).tolist()
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_what_is_left_does_not_depend_on_who_asks_or_when():
+    one, other = samples(), samples()
+    _ = [one.of_step(k) for k in range(9)]
+    assert one.left_in_epoch(9).tolist() == other.left_in_epoch(9).tolist()
+    assert len(other.left_in_epoch(9)) == 103 - 2 * 16
+
+
+@pytest.mark.parametrize(("size", "batch", "parts"), [(0, 4, 2), (10, 4, 5), (10, 0, 0), (10, 4, 0)])
+def test_what_cannot_be_is_refused(size, batch, parts):
+    with pytest.raises(UsageError, match=r"empty|micro"):
+        samples(size, batch, parts)
+
+
+def test_a_sampler_of_pytorch_becomes_a_function_of_the_epoch():
+    sampler = torch.utils.data.WeightedRandomSampler([1.0, 2.0, 3.0, 4.0], 6)
+    order = drawn_by(sampler, lambda epoch: seed_all(key_of(5, epoch)))
+    first = [order(0).tolist(), order(1).tolist()]
+    assert [order(0).tolist(), order(1).tolist()] == first
+    assert first[0] != first[1]
+
+
+def test_a_sampler_that_draws_for_one_rank_is_refused():
+    sampler = torch.utils.data.DistributedSampler(range(10), num_replicas=2, rank=0)
+    with pytest.raises(UsageError, match="for all ranks"):
+        Samples(10, 4, 2, drawn_by(sampler, seed_all)).of_step(0)
+    with pytest.raises(UsageError, match="map-style"):
+        length_of(iter(range(3)))
+
+
+def test_random_numbers_belong_to_the_micro_batch_and_leave_the_callers_alone():
+    def draw():
+        return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+    with drawing_from(1, 2, 3):
+        first = draw()
+    before = random.getstate(), torch.get_rng_state()
+    with drawing_from(1, 2, 3):
+        assert draw() == first
+    with drawing_from(1, 2, 4):
+        assert draw() != first
+    assert random.getstate() == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
