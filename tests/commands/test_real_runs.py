@@ -97,18 +97,7 @@ def test_a_replica_that_differs_is_named_where_most_agree(
     assert verdict["evidence"]["parameters_differing"] == 1
 
 
-@pytest.mark.parametrize(
-    "engine",
-    [
-        "ringside",
-        pytest.param(
-            "native",
-            marks=pytest.mark.xfail(
-                strict=False, reason="over Gloo communication_bound may come first, before the latency is known: open"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("engine", ENGINES)
 def test_hundreds_of_tiny_parameters_in_buckets_of_their_own_are_too_many(tmp_path: Path, engine: str) -> None:
     (verdict,) = run(tmp_path / "run", engine, "none", 4 * MOST_STEPS, "tiny")
     assert (verdict["kind"], verdict["ranks"]) == ("small_collectives", [])

@@ -82,18 +82,19 @@ dist.destroy_process_group()
 HOSTILE = 'x"} 1\nringside_steps_total 7\n$(touch owned)`touch owned`;touch owned'
 
 KILLED = """
-import os, sys, torch, torch.distributed as dist
+import os, torch, torch.distributed as dist
+from pathlib import Path
 from torch.nn.parallel import DistributedDataParallel as DDP
 dist.init_process_group("gloo")
 model = DDP(torch.nn.Linear(64, 64))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for step in range(40):
-    if os.environ["RANK"] == "1" and step == 30:
+steps = Path(os.environ["PAGES"], "run", "steps.jsonl")
+while True:
+    if os.environ["RANK"] == "1" and steps.exists() and steps.stat().st_size > 2000:
         os.kill(os.getpid(), 9)
     model(torch.randn(8, 64)).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-dist.destroy_process_group()
 """
 
 WRITER = "import sys; open(sys.argv[1], 'ab').write(sys.stdin.buffer.read())"

@@ -86,6 +86,12 @@ def test_small_collectives_are_named_with_a_bucket_size_and_not_as_communication
     assert so_far.cost_rank_seconds == pytest.approx(4 * 200 * 98 * 400e-6, rel=0.1)
 
 
+def test_small_collectives_are_the_reason_even_if_their_latency_is_known_late() -> None:
+    unknown = {**TINY, "latency_seconds": 0.0}
+    rows = [*job(16, exposed=0.045, own=0.03, **unknown), *job(200, first=16, exposed=0.045, own=0.03, **TINY)]
+    assert [verdict.kind for verdict in opened(watch(watcher(), rows))] == ["small_collectives"]
+
+
 def test_small_collectives_in_unsteady_steps_are_named_once() -> None:
     """On a busy machine every other step's synchronisation takes twice as long."""
     watched, noise = watcher(2), np.random.default_rng(0)

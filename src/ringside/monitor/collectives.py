@@ -16,7 +16,10 @@ LEAST_KEPT = 8
 """A size class with fewer says nothing."""
 
 EVERY = 16
-"""Backward passes between two estimates."""
+"""Backward passes between two estimates, once there is one ..."""
+
+AT_FIRST = 4
+"""... and before: DDP's first pass has one large bucket, so that a size class may begin with the second."""
 
 APART = 4.0
 """Sizes must differ by this factor for a line to be drawn through what they take."""
@@ -70,7 +73,7 @@ class CollectiveMeter:
             sizes, times = zip(*ones, strict=True)
             self._classes[kind].append((sum(sizes) / len(ones), sum(times) / len(ones)))
         self._passes += 1
-        if self._passes == LEAST_KEPT or self._passes % EVERY == 0:
+        if self._passes % (EVERY if self._passes > EVERY else AT_FIRST) == 0:
             self.latency_seconds = self._latency()
         return busy
 

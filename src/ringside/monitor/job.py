@@ -348,9 +348,15 @@ def _cost(verdict: Verdict, steps: Sequence[JobStep], ranks: int) -> float:
 
 
 def typical_step(steps: Iterable[JobStep]) -> JobStep:
-    """Return the medians of some steps."""
-    columns = list(zip(*steps, strict=True))
-    return JobStep(int(columns[0][-1]), *(_middle(column) for column in columns[1:])) if columns else _NOTHING
+    """Return the medians of some steps; of what collectives take, of those steps in which it was known."""
+    steps = list(steps)
+    if not steps:
+        return _NOTHING
+    typical = JobStep(steps[-1].step, *(_middle(column) for column in list(zip(*steps, strict=True))[1:]))
+    return typical._replace(
+        busy_seconds=_middle(one.busy_seconds for one in steps if one.busy_seconds > 0),
+        latency_seconds=_middle(one.latency_seconds for one in steps if one.latency_seconds > 0),
+    )
 
 
 _NOTHING = JobStep(-1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)

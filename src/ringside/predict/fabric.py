@@ -8,6 +8,7 @@ narrowest link class; `curve.py` joins the two. The laws, with n ranks on h host
 - tree between two hosts: each host sends the tensor once and receives it once, so algbw is the host's network rate:
   twice a ring's. From three hosts on an inner host sends it twice. Inside the host the chain passes it up and down.
 - NVLS tree: the same between hosts, the switch inside.
+- switches between hosts that reduce (SHARP): a host sends the tensor once and receives it once, however many there are.
 
 Ranks of a host share its interfaces: the network's rate is the host's, whatever the number of ranks.
 
@@ -18,7 +19,7 @@ on tables that had no part in them); everything else comes from the topology.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,7 +100,7 @@ def law(topology: Topology, collective: str = ALL_REDUCE, algorithm: str = "auto
     if topology.ranks < 2:
         raise UsageError(f"{topology.name}: one rank has nobody to reduce with; give a topology of two or more")
     found = candidates(topology) if collective == ALL_REDUCE else [_other(topology, collective)]
-    named = [one for one in found if algorithm.lower().startswith(one.name)]
+    named = [one for one in (*found, *switched(topology)) if algorithm.lower().startswith(one.name)]
     chosen = named[0] if named else chosen_by_nccl(found)
     base = LAUNCH_S + PROXY_S * (topology.hosts > 1) + min(one.hops_s for one in found)
     place = reach(topology)
@@ -131,6 +132,23 @@ def candidates(topology: Topology) -> list[Candidate]:
         inside = share * nvls_rate(topology.nvls.bytes_per_s, _largest(topology))
         found.append(_tree(topology, "nvls_tree", inside, NETWORK_NVLS_TREE))
     return found
+
+
+def switched(topology: Topology) -> list[Candidate]:
+    """Return the reduction by the switches between hosts, where there are such: NCCL takes it only with a plugin.
+
+    Inside a host NVLS, or a reduce-scatter to the rank of each interface and an all-gather from it (CollNet).
+    """
+    if topology.hosts == 1 or topology.sharp is None:
+        return []
+    local, share = _largest(topology), NVLS_RACK if _is_rack(topology) else NVLS_AMONG_HOSTS
+    around = RING * _inside(topology) / bus_factor(ALL_REDUCE, local) if local > 1 else math.inf
+    inside = share * nvls_rate(topology.nvls.bytes_per_s, local) if topology.nvls is not None else around
+    wide = replace(topology, between=replace(topology.between, bytes_per_s=topology.sharp.bytes_per_s))
+    network = NETWORK_NVLS_TREE * _network(wide)
+    hops = _inside_hops(topology) + 2 * topology.sharp.alpha_s + topology.overhead_s
+    bound = "inside" if inside < network else "between"
+    return [Candidate("in_network", hops, min(inside, network), bound)]
 
 
 def nvls_rate(bytes_per_s: float, ranks: int) -> float:

@@ -70,7 +70,7 @@ class Stretch:
             yield from _turned(schedule.ranks, _to_everybody(schedule.ranks))
         elif schedule.name == "halving_doubling" and schedule == halving_doubling(schedule.ranks):
             yield _halved(schedule, k)
-        elif schedule.name == "hierarchical":
+        elif schedule.name == "hierarchical" and isinstance(schedule.parameters[0], tuple):  # as it is made, not cut
             yield from _hierarchical(schedule, k)
         else:
             yield _listed(schedule, k)

@@ -8,6 +8,7 @@ its band is that of the figures, and no table supports it: it is extrapolated.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -16,12 +17,13 @@ from numpy.typing import ArrayLike
 
 from ringside.errors import UsageError
 from ringside.predict import fabric
-from ringside.predict.calibrate import NOISY, Calibration, Prediction, expect
+from ringside.predict.calibrate import NOISY, Calibration, Prediction, expect, fit
 from ringside.predict.curve import PIPELINE
 from ringside.predict.fabric import Candidate, Law
 from ringside.predict.scheduled import SPREADS, Scheduled
 from ringside.predict.topology import Topology
-from ringside.schedule import ALGORITHMS, Schedule, by_name, hierarchical
+from ringside.predict.nvls import nvls
+from ringside.schedule import ALGORITHMS, Schedule, by_name, hierarchical, in_network, two_tree
 
 GPU_LINKS = ("nvlink", "nvswitch", "pcie")
 # Published all-reduce tables that the laws were held against (docs/predict-score.md) end here.
@@ -30,6 +32,8 @@ TREES = ("tree", "two_tree", "chain")  # a library's tree is the pipelined two-t
 LIBRARY = "library"
 SCHEDULE = "schedule"
 AUTO = "auto"
+IN_NETWORK = "in_network"
+NO_SHARP = "no published table shows switches between hosts that reduce"
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +48,7 @@ class Option:
         host_sent: What the busiest host sends into the network, in tensors; None: not known, or only one host.
         rounds: Rounds one after the other; None: a library's, which pipelines.
         beyond: Why its prices are extrapolated at any size; empty: they are not.
+        measured: What was measured of it, and moved the law; None: nothing was.
     """
 
     name: str
@@ -53,10 +58,11 @@ class Option:
     host_sent: float | None
     rounds: int | None
     beyond: str = ""
+    measured: Calibration | None = None
 
     @cached_property
     def _calibration(self) -> Calibration:
-        return expect(self.law)
+        return expect(self.law) if self.measured is None else self.measured
 
     def predict(self, sizes: ArrayLike) -> Prediction:
         """Return times with 95 % bands for sizes in bytes, more than 0; `extrapolated` where no table supports them."""
@@ -71,6 +77,19 @@ class Option:
         return f"published tables end at {TABLE_BYTES / 1e9:.0f} GB"
 
 
+def with_measured(one: Option, points: Sequence[tuple[float, float]]) -> Option:
+    """Return an option that was measured.
+
+    Args:
+        one: The option.
+        points: Sizes in bytes and what they took, seconds; none: it stays as it is.
+    """
+    if not points:
+        return one
+    sizes, times = zip(*points, strict=True)
+    return replace(one, measured=fit(sizes, times, one.law))
+
+
 def has_library(topology: Topology) -> bool:
     """Whether a GPU library's laws apply: GPU links inside its hosts, and none that differs from its class."""
     inside = topology.inside
@@ -79,7 +98,7 @@ def has_library(topology: Topology) -> bool:
 
 def names(topology: Topology) -> tuple[str, ...]:
     """Return the algorithms that a topology allows, a library's first."""
-    library = tuple(one.name for one in fabric.candidates(topology)) if has_library(topology) else ()
+    library = tuple(one.name for one in _of_fabric(topology)) if has_library(topology) else ()
     skip = (*library, *(TREES if library and topology.hosts > 1 else ()))
     return library + tuple(name for name in ALGORITHMS if name not in skip and _possible(name, topology))
 
@@ -96,7 +115,7 @@ def option(topology: Topology, name: str = AUTO) -> Option:
     if name == AUTO and has_library(topology):
         return _auto(topology)
     if has_library(topology):
-        named = [one for one in fabric.candidates(topology) if one.name == name]
+        named = [one for one in _of_fabric(topology) if one.name == name]
         if named:
             return _of_library(topology, named[0], _own_law(topology, named[0]))
     if name not in ALGORITHMS or not _possible(name, topology):
@@ -130,6 +149,10 @@ def collective(topology: Topology, name: str) -> Option:
 # ------------------------------------------------------------------------------------------------ a library's
 
 
+def _of_fabric(topology: Topology) -> list[Candidate]:
+    return [*fabric.candidates(topology), *fabric.switched(topology)]
+
+
 def _auto(topology: Topology) -> Option:
     """What the library chooses: the shortest way for small tensors, its preferred rate for large ones."""
     chosen = fabric.chosen_by_nccl(fabric.candidates(topology))
@@ -150,10 +173,13 @@ def _of_library(topology: Topology, one: Candidate, law: Law) -> Option:
     spread = np.sqrt(law.spread**2 + doublings * PIPELINE.drift**2)
     n, hosts = topology.ranks, topology.hosts
     inside = {"nvls": n + 1.0, "nvls_tree": float(n + hosts) + 2.0 * (hosts - 1)}  # every host's switch, and a tree
+    inside[IN_NETWORK] = float(n + 2 * hosts) if topology.nvls is not None else 2.0 * (n - hosts) + hosts
     sent = inside.get(one.name, 2.0 * (n - 1))
     around = 2.0 * (n - 1) / n
-    host_sent = None if hosts == 1 else around if one.name == "ring" else 1.0 if hosts == 2 else 2.0
+    once = one.name == IN_NETWORK or hosts == 2
+    host_sent = None if hosts == 1 else around if one.name == "ring" else 1.0 if once else 2.0
     rounds = 2 * (n - 1) if one.name == "ring" else None
+    beyond = "; ".join(filter(None, [NO_SHARP if one.name == IN_NETWORK else "", beyond]))
     return Option(one.name, LIBRARY, replace(law, spread=spread), sent, host_sent, rounds, beyond)
 
 
@@ -177,16 +203,26 @@ def fixed_s(topology: Topology) -> float:
 
 
 def schedule_for(topology: Topology, name: str) -> Schedule:
-    """Return the schedule called `name` for a topology's ranks; `hierarchical` is cut at its hosts."""
-    if name == "hierarchical":
+    """Return the schedule called `name` for a topology's ranks; `hierarchical` is cut at its hosts.
+
+    So is `in_network` among hosts of several ranks: a rank hands its host's slice to the switches. A library's ways
+    are played by what is like them: NVLS as itself, the NVLS tree as `hierarchical`, the tree as two.
+    """
+    if name in ("hierarchical", "nvls_tree"):
         return hierarchical(topology.ranks_per_host)
+    if name == IN_NETWORK and 1 < topology.hosts < topology.ranks:
+        return hierarchical(topology.ranks_per_host, outer=in_network)
+    if name == "nvls":
+        return nvls(topology.ranks)
+    if name == "tree" and has_library(topology) and topology.hosts > 1:
+        return two_tree(topology.ranks)
     return by_name(name, topology.ranks)
 
 
 def _possible(name: str, topology: Topology) -> bool:
     if name == "hierarchical":
         return 1 < topology.hosts < topology.ranks
-    if name == "in_network":
+    if name == IN_NETWORK:
         return (topology.nvls if topology.hosts == 1 else topology.sharp) is not None
     return True
 
@@ -198,7 +234,7 @@ def _of_schedule(topology: Topology, name: str) -> Option:
     noise = 1.0 if has_library(topology) else NOISY
     law = Law(np.zeros(2), SPREADS, words, backbone=backbone, noise=noise)
     n, hosts = topology.ranks, topology.hosts
-    sent = float(n) if name == "in_network" else float(n) * (n - 1) if name == "one_shot" else 2.0 * (n - 1)
+    sent = float(n) if name == IN_NETWORK else float(n) * (n - 1) if name == "one_shot" else 2.0 * (n - 1)
     if name in ("recursive_doubling", "halving_doubling") or (name == "hierarchical" and hosts > 1):
         sent = _counted(schedule)
     around = {"hierarchical": 2.0 * (hosts - 1) / hosts, "ring": 2.0 * (n - 1) / n}

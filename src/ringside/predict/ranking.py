@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringside.predict.buckets import Band
-from ringside.predict.options import LIBRARY, Option
+from ringside.predict.options import IN_NETWORK, LIBRARY, Option
 
 SIZES = tuple(10.0**power for power in range(3, 11))
 HALVINGS = 10  # of the interval between two sizes, in the logarithm
@@ -73,8 +73,9 @@ def contenders(options: Sequence[Option]) -> list[Option]:
     """Return those among which to look for the fastest: a library's where there is one, else all.
 
     Schedules on a GPU fabric's figures count no cost per message: next to laws held against tables that flatters them.
+    Switches between hosts that reduce are not everybody's.
     """
-    library = [one for one in options if one.basis == LIBRARY]
+    library = [one for one in options if one.basis == LIBRARY and one.name != IN_NETWORK]
     return library or list(options)
 
 

@@ -27,11 +27,13 @@ class Costs:
         messages: Whose costs.
         alpha_s: From leaving to being there, seconds.
         wire: Seconds on the wire per byte of the *tensor*, others' share in it included.
+        shared: Of that, what it is at least, whatever the message's own link.
     """
 
     messages: Messages
     alpha_s: Floats
     wire: Floats
+    shared: Floats
 
     @cached_property
     def distinct(self) -> tuple[bool, bool]:
@@ -107,11 +109,11 @@ class Prepared:
 
     def _cost(self, block: Messages) -> Costs:
         alpha, per_byte = self.wires.costs(block.src, block.dst)
-        wire = per_byte * block.chunks / self.stretch.schedule.chunks
+        shared = np.zeros(len(block))
         for at, (whose, _) in enumerate(self.wires.shares(block.src, block.dst)):
             used = whose >= 0
-            wire[used] = np.maximum(wire[used], self._totals[at][whose[used]])
-        return Costs(block, alpha, wire)
+            shared[used] = np.maximum(shared[used], self._totals[at][whose[used]])
+        return Costs(block, alpha, np.maximum(per_byte * block.chunks / self.stretch.schedule.chunks, shared), shared)
 
     def costs(self) -> Iterator[Costs]:
         """Yield the messages and what they take, in blocks."""

@@ -113,7 +113,8 @@ class Timeline:
                 last = path[-1] if path else None
                 if last is not None and (hop.src, hop.dst, hop.peer) == (last.src, last.src, last.peer) == last[1:4]:
                     path.pop()
-                    hop = hop._replace(end_s=last.end_s, wire_s=hop.wire_s + last.wire_s)
+                    wire_s, shared_s = hop.wire_s + last.wire_s, hop.shared_s + last.shared_s
+                    hop = hop._replace(end_s=last.end_s, wire_s=wire_s, shared_s=shared_s)
                 if hop.end_s > hop.begin_s or hop.src != hop.dst:
                     path.append(hop)
             top = bottom

@@ -34,6 +34,7 @@ class Hop(NamedTuple):
         end_s: When the vertex `dst` was done with it.
         wire_s: Of that, bytes on the wire.
         alpha_s: Of that, latency.
+        shared_s: What `wire_s` would be at least, whatever the link: for what the message shares with others.
     """
 
     round: int
@@ -44,6 +45,7 @@ class Hop(NamedTuple):
     end_s: float
     wire_s: float
     alpha_s: float
+    shared_s: float = 0.0
 
 
 class Guilty(NamedTuple):
@@ -100,7 +102,8 @@ def hop_before(k: int, vertex: int, end_s: float, ready: Floats, round_: Prepare
             begin = float(ready[src])
             found = (begin + float(round_.before[src]) + wire + (0.0 if own else alpha), 1 if own else 2)
             if found > best:
-                best, hop = found, Hop(k, src, vertex, dst, begin, end_s, wire, 0.0 if own else alpha)
+                shared = float(part.shared[at]) * size_bytes
+                best, hop = found, Hop(k, src, vertex, dst, begin, end_s, wire, 0.0 if own else alpha, shared)
     return hop
 
 
@@ -128,11 +131,22 @@ def _excess(path: Sequence[Hop], schedule: Schedule, topology: Topology) -> dict
     (alpha, per_byte), (plain_alpha, plain) = (
         wires_for(schedule, one).costs(src, dst) for one in (topology, replace(topology, overrides=()))
     )
+    usual = np.minimum(plain / per_byte, 1.0)
     lost: dict[tuple[int, int], float] = {}
-    slower = 1 - np.minimum(plain / per_byte, 1.0)
-    for at in np.flatnonzero((slower > 0) | (alpha > plain_alpha)).tolist():
-        hop = hops[at]
-        more = hop.wire_s * float(slower[at])
+    for at, hop in enumerate(hops):
+        more = hop.wire_s - max(hop.wire_s * float(usual[at]), hop.shared_s) + _lost_by_host(hop, topology)
         more += max(float(alpha[at] - plain_alpha[at]), 0.0) if hop.src != hop.dst else 0.0
-        lost[hop.src, hop.peer] = lost.get((hop.src, hop.peer), 0.0) + more
+        if more > 0:
+            lost[hop.src, hop.peer] = lost.get((hop.src, hop.peer), 0.0) + more
     return lost
+
+
+def _lost_by_host(hop: Hop, topology: Topology) -> float:
+    """Return what a message lost because one of its hosts carries less than the best does, seconds."""
+    if not topology.host_rates or max(hop.src, hop.peer) >= topology.ranks or hop.shared_s < hop.wire_s:
+        return 0.0
+    out, into = (int(topology.host_of[end]) for end in (hop.src, hop.peer))
+    if out == into:
+        return 0.0
+    narrow = min(topology.host_rates[out][0], topology.host_rates[into][1])
+    return hop.wire_s * (1.0 - narrow / max(max(pair) for pair in topology.host_rates))
