@@ -1,0 +1,271 @@
+"""What a member of a job is to do: the instructions of the state machine in `protocol.py`, plain values.
+
+A driver carries them out in order. It skips `Compute`, `Exchange` and `FetchState` whose tag is no longer `Member.tag`,
+and gives up one of them that is under way once the tag has moved on.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ringside.survive.decision import Commit, Seat, Tag
+from ringside.survive.events import Acknowledgement
+from ringside.survive.generation import Generation
+from ringside.survive.packing import Digest
+
+
+class _Instruction(msgspec.Struct, frozen=True):
+    """Something to do."""
+
+
+class ReadGeneration(_Instruction):
+    """Read the generation register; answer with `GenerationRead`."""
+
+
+class ProposeGeneration(_Instruction):
+    """Compare and set the generation register; answer with `GenerationRead` of what stands then.
+
+    Args:
+        expected: What must stand there; None: nothing.
+        new: What is to stand there.
+    """
+
+    expected: Generation | None
+    new: Generation
+
+
+class Settle(_Instruction):
+    """A generation is in force for this process: fresh arenas, connections and link order for it, none of an old one.
+
+    Args:
+        generation: The record.
+        gone: Members of the generation before that are not in this one. Those on this host are killed by pidfd and
+            awaited before anything they have mapped writable is used again.
+    """
+
+    generation: Generation
+    gone: tuple[Seat, ...]
+
+
+class AskToJoin(_Instruction):
+    """Tell all members that this process wants to be one; repeated until it is.
+
+    Args:
+        seat: Which process.
+    """
+
+    seat: Seat
+
+
+class OfferState(_Instruction):
+    """Make this member's state available to those who join: send them an `Offer` with its digest.
+
+    Args:
+        tag: Names the generation and the step that the state begins. It stays as it is until they have it.
+        joining: The ranks to tell.
+    """
+
+    tag: Tag
+    joining: tuple[int, ...]
+
+
+class FetchState(_Instruction):
+    """Fetch parameters, optimizer, sampler and RNG as of `tag.step`; answer with `StateFetched` or `FetchFailed`.
+
+    Args:
+        source: From whom.
+        tag: The offer's.
+        digest: What its digest must be.
+    """
+
+    source: Seat
+    tag: Tag
+    digest: Digest
+
+
+class Compute(_Instruction):
+    """Compute gradients as sums, into memory that a failed attempt can be thrown away with; answer with `WorkDone`.
+
+    What was computed of this very step by an earlier attempt may be used again: the state and the samples are the same.
+
+    Args:
+        tag: The attempt.
+        micro_batches: Numbers of this member's own, ascending; perhaps none.
+        check_state: Take the digest of the state as well, for `ResultReady.state`.
+    """
+
+    tag: Tag
+    micro_batches: tuple[int, ...]
+    check_state: bool
+
+
+class Exchange(_Instruction):
+    """All-reduce with the members into a private copy; answer with `ResultReady` or `AttemptFailed`.
+
+    Args:
+        tag: The attempt; every message says it, and a message that says another is dropped.
+        generation: Whom with, and which links to go around.
+    """
+
+    tag: Tag
+    generation: Generation
+
+
+class PublishAck(_Instruction):
+    """Send an acknowledgement to a member.
+
+    Args:
+        ack: The message.
+        to: The leader.
+    """
+
+    ack: Acknowledgement
+    to: Seat
+
+
+class TryCommit(_Instruction):
+    """Create the decision register with COMMIT; answer with `DecisionRead` of what stands then.
+
+    Args:
+        tag: Which register.
+        decision: What to write.
+    """
+
+    tag: Tag
+    decision: Commit
+
+
+class TryAbort(_Instruction):
+    """Create the decision register with ABORT; answer with `DecisionRead` of what stands then.
+
+    Args:
+        tag: Which register.
+        generation: Number of the later generation that stands.
+    """
+
+    tag: Tag
+    generation: int
+
+
+class ReadDecision(_Instruction):
+    """Read the decision register; answer with `DecisionRead`. It may wait a little for something to stand there.
+
+    Args:
+        tag: Which register.
+    """
+
+    tag: Tag
+
+
+class Apply(_Instruction):
+    """Take the private copy, divide it, and make the optimizer's step; then the state begins the next step.
+
+    Args:
+        tag: The attempt whose copy it is.
+        decision: COMMIT as it was read.
+    """
+
+    tag: Tag
+    decision: Commit
+
+
+class Discard(_Instruction):
+    """Throw sums and private copy of an attempt away: ABORT stands. Gradients per micro-batch may be kept.
+
+    Args:
+        tag: The attempt.
+    """
+
+    tag: Tag
+
+
+class Checkpoint(_Instruction):
+    """Save the state, all of whose steps are committed.
+
+    Args:
+        step: The next step it is good for.
+    """
+
+    step: int
+
+
+class OpenIncarnation(_Instruction):
+    """Everything that held state is dead and fenced off: resume from the newest checkpoint, in this incarnation.
+
+    Args:
+        incarnation: Its number; of several processes that are told this, all are right.
+    """
+
+    incarnation: int
+
+
+class Leave(_Instruction):
+    """This process is no member any more: the end of its state machine.
+
+    Args:
+        reason: Why, for the log.
+        rejoin: Claim a new epoch, forget all state, and begin again with `Started(step=None)`; False: for good.
+    """
+
+    reason: str
+    rejoin: bool
+
+
+class Finish(_Instruction):
+    """All steps are committed and applied: the end of the state machine."""
+
+
+class Halt(_Instruction):
+    """Going on is not safe or makes no sense: save the state (its steps are committed), and raise.
+
+    Args:
+        reason: One line that says what happened and what to do.
+    """
+
+    reason: str
+
+
+Instruction = (
+    ReadGeneration
+    | ProposeGeneration
+    | Settle
+    | AskToJoin
+    | OfferState
+    | FetchState
+    | Compute
+    | Exchange
+    | PublishAck
+    | TryCommit
+    | TryAbort
+    | ReadDecision
+    | Apply
+    | Discard
+    | Checkpoint
+    | OpenIncarnation
+    | Leave
+    | Finish
+    | Halt
+)
+
+__all__ = [
+    "Apply",
+    "AskToJoin",
+    "Checkpoint",
+    "Compute",
+    "Discard",
+    "Exchange",
+    "FetchState",
+    "Finish",
+    "Halt",
+    "Instruction",
+    "Leave",
+    "OfferState",
+    "OpenIncarnation",
+    "ProposeGeneration",
+    "PublishAck",
+    "ReadDecision",
+    "ReadGeneration",
+    "Settle",
+    "TryAbort",
+    "TryCommit",
+]
