@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ringside.errors import RingsideError, UnsupportedError  # noqa: E402
-from ringside.survive.gradients import Packing, add_up, slice_of  # noqa: E402
+from ringside.survive.gradients import FlatGradient, add_up, slice_of  # noqa: E402
 from ringside.survive.host_sums import HostSums, Layout, Word  # noqa: E402
 from ringside.survive.memory import Address, OwnArena, read_only  # noqa: E402
 from ringside.survive.peers import Peer, Place, own_place, state_of  # noqa: E402
@@ -80,7 +80,7 @@ def test_a_stopped_process_is_seen_put_to_death_and_not_mistaken_for_another():
 
 def packed():
     model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Linear(5, 3).double(), torch.nn.Linear(3, 2))
-    return Packing(list(model.parameters())), [p.shape for p in model.parameters()]
+    return FlatGradient(list(model.parameters())), [p.shape for p in model.parameters()]
 
 
 def test_gradients_of_several_dtypes_lie_side_by_side_and_do_not_overlap():
@@ -94,9 +94,9 @@ def test_gradients_of_several_dtypes_lie_side_by_side_and_do_not_overlap():
 
 def test_what_cannot_be_added_up_is_refused():
     with pytest.raises(UnsupportedError, match="host memory"):
-        Packing([torch.empty(3, device="meta")])
+        FlatGradient([torch.empty(3, device="meta")])
     with pytest.raises(UnsupportedError, match="complex64"):
-        Packing([torch.empty(3, dtype=torch.complex64)])
+        FlatGradient([torch.empty(3, dtype=torch.complex64)])
 
 
 @pytest.mark.parametrize("parts", [1, 3, 7])

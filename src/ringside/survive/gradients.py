@@ -34,7 +34,7 @@ class Run:
     elements: int
 
 
-class Packing:
+class FlatGradient:
     """Where the gradient of every parameter lies in a piece of memory.
 
     Args:

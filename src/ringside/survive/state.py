@@ -1,0 +1,107 @@
+"""What moves together: parameters, buffers, optimizer, scheduler and the step; its digest, and how it is given away.
+
+The sampler's cursor is the step, and random numbers are keyed by it, so the step stands for both.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import nn
+
+from ringside.errors import MismatchError
+from ringside.survive.memory import Address, OwnArena, read_only
+from ringside.survive.trees import digest_of, pack, packed_size, put_together, take_apart, unpack
+
+
+class Stateful(Protocol):
+    """What has a state: an optimizer, a scheduler, a sampler."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Take it over."""
+
+
+class State:
+    """A worker's training state.
+
+    Args:
+        model: The model.
+        optimizer: Its optimizer.
+        others: Whatever else moves along, by name: a scheduler, a stateful sampler.
+
+    Attributes:
+        step: The next step to be trained; every step before it is in the parameters, once.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Stateful, others: dict[str, Stateful] | None = None) -> None:
+        self.model, self.optimizer, self.others = model, optimizer, others or {}
+        self.step = 0
+
+    def tree(self) -> dict[str, Any]:
+        """Return the state as it is now; its tensors are the live ones."""
+        parts: dict[str, Any] = {name: part.state_dict() for name, part in self.others.items()}
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step, **parts}
+
+    def copied(self) -> dict[str, Any]:
+        """Return the state as it is now, with tensors of its own."""
+        skeleton, tensors = take_apart(self.tree())
+        tree: dict[str, Any] = put_together(skeleton, {name: t.clone() for name, t in tensors.items()})
+        return tree
+
+    def load(self, tree: dict[str, Any]) -> None:
+        """Take a state over.
+
+        Raises:
+            MismatchError: It is another model's.
+        """
+        try:
+            self.model.load_state_dict(tree["model"])
+            self.optimizer.load_state_dict(tree["optimizer"])
+            for name, part in self.others.items():
+                part.load_state_dict(tree[name])
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise MismatchError(f"this state is another model's or optimizer's: {error}") from None
+        self.step = int(tree["step"])
+
+    def digest(self) -> int:
+        """Return 64 bits over all of it."""
+        return digest_of(self.tree())
+
+
+class Given:
+    """A copy of a state in sealed memory, for peers on this host to read; close it when they have.
+
+    Args:
+        state: The state.
+    """
+
+    def __init__(self, state: State) -> None:
+        tree = state.tree()
+        self._arena = OwnArena(packed_size(tree))
+        pack(tree, self._arena.bytes)
+        self.address = self._arena.address
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._arena.close()
+
+
+def take_over(state: State, address: Address, digest: int) -> None:
+    """Load the state that a peer on this host gives, if it is what its digest says.
+
+    Args:
+        state: What takes it over.
+        address: Where it lies.
+        digest: What all members agreed on.
+
+    Raises:
+        RingsideError: It is gone or not whole.
+        MismatchError: It is another state than was agreed on, or another model's.
+    """
+    tree = unpack(read_only(address))
+    if digest_of(tree) != digest:
+        raise MismatchError(f"the state of process {address.pid} is not the one that all agreed on: ask another rank")
+    state.load(tree)

@@ -1,0 +1,143 @@
+import logging
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed.checkpoint as dcp  # noqa: E402
+
+from ringside.errors import MismatchError, RingsideError, UnsupportedError  # noqa: E402
+from ringside.survive import passport  # noqa: E402
+from ringside.survive.checkpoint import Checkpoints  # noqa: E402
+from ringside.survive.memory import Address  # noqa: E402
+from ringside.survive.samples import Samples, shuffled  # noqa: E402
+from ringside.survive.state import Given, State, take_over  # noqa: E402
+from ringside.survive.trees import digest_of, pack, packed_size, put_together, take_apart, unpack  # noqa: E402
+
+
+def trained(seed=0, steps=3, width=4):
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.BatchNorm1d(width), torch.nn.Linear(width, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(5, 3)).sum().backward()
+        optimizer.step()
+        scheduler.step()
+    state = State(model, optimizer, {"scheduler": scheduler})
+    state.step = steps
+    return state
+
+
+def test_a_tree_survives_being_packed_and_its_digest_sees_every_bit():
+    tree = {"a": [torch.arange(5), (1, 2.5, None)], 3: {"b": torch.tensor(-0.0), "c.d": b"x"}, "e": torch.empty(0, 2)}
+    memory = np.zeros(packed_size(tree), dtype=np.uint8)
+    pack(tree, memory)
+    again = unpack(memory)
+    assert digest_of(again) == digest_of(tree)
+    assert again[3]["c.d"] == b"x"
+    again[3]["b"] = torch.tensor(0.0)
+    assert digest_of(again) != digest_of(tree)
+    assert put_together(*take_apart(tree))["a"][1] == [1, 2.5, None]
+
+
+def test_names_that_read_alike_are_kept_apart():
+    tree = {"a": {"b": torch.tensor(1)}, "a.b": torch.tensor(2)}
+    again = put_together(*take_apart(tree))
+    assert (int(again["a"]["b"]), int(again["a.b"])) == (1, 2)
+
+
+@pytest.mark.parametrize("damage", ["head", "cut", "length", "start"])
+def test_a_damaged_state_is_refused(damage):
+    tree = trained().tree()
+    memory = np.zeros(packed_size(tree), dtype=np.uint8)
+    pack(tree, memory)
+    if damage == "head":
+        memory[40:80] = 255
+    elif damage == "length":
+        memory[:8] = 255
+    memory = memory[: len(memory) // 2] if damage == "cut" else memory[4:] if damage == "start" else memory
+    with pytest.raises(RingsideError, match="not whole"):
+        unpack(memory)
+
+
+def test_what_is_no_plain_value_is_named():
+    with pytest.raises(UnsupportedError, match=r"optimizer\.x is a object"):
+        take_apart({"optimizer": {"x": object()}})
+
+
+def test_a_state_is_taken_over_from_a_peer_bit_for_bit_and_only_the_one_agreed_on():
+    ours, other = trained(0), trained(1, steps=5)
+    assert ours.digest() != other.digest()
+    given = Given(ours)
+    with pytest.raises(MismatchError, match="not the one"):
+        take_over(other, given.address, ours.digest() ^ 1)
+    take_over(other, given.address, ours.digest())
+    assert other.digest() == ours.digest()
+    assert other.step == 3
+    with pytest.raises(MismatchError, match="another model"):
+        take_over(trained(width=5), given.address, ours.digest())
+    given.close()
+    with pytest.raises(RingsideError, match=r"gone|other memory"):
+        take_over(other, Address(given.address.pid, given.address.fd, given.address.inode, 4096), 0)
+
+
+def test_a_worker_with_another_model_is_refused_by_name():
+    def own(width, batch=4):
+        state = trained(width=width)
+        return passport.passport_of(state.model, state.optimizer, Samples(20, batch, 2, shuffled(20, 0)), 0)
+
+    passport.refuse_strangers(own(4), passport.encode(own(4)), "rank 2")
+    with pytest.raises(MismatchError, match=r"rank 2 is refused.*the batch \(8 samples.*the model \("):
+        passport.refuse_strangers(own(5, batch=8), passport.encode(own(4)), "rank 2")
+    with pytest.raises(MismatchError, match="another job"):
+        passport.refuse_strangers(own(4), b"\xff", "rank 2")
+
+
+def test_a_checkpoint_is_read_back_by_us_and_by_dcp_alone(tmp_path):
+    state, other = trained(0), trained(1)
+    checkpoints = Checkpoints(tmp_path / "new")
+    assert checkpoints.newest() is None
+    assert checkpoints.begin(state.copied())
+    assert checkpoints.finish(60)
+    digest = state.digest()
+    other.load(checkpoints.newest())
+    assert other.digest() == digest
+    third = trained(2).model.state_dict()
+    with pytest.warns(UserWarning, match="single process"):
+        dcp.load({"model": third}, checkpoint_id=tmp_path / "new" / "step-00000003", no_dist=True)
+    assert digest_of(dict(third)) == digest_of(dict(state.model.state_dict()))
+
+
+def test_a_torn_checkpoint_is_skipped_for_the_one_before(tmp_path, caplog):
+    checkpoints = Checkpoints(tmp_path)
+    state = trained()
+    paths = []
+    for step in (1, 2, 3, 4):
+        state.step = step
+        paths.append(checkpoints.write(state.copied()))
+    assert [path.exists() for path in paths] == [False, False, True, True]
+    (data,) = paths[3].glob("*.distcp")
+    raw = bytearray(data.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    data.write_bytes(raw)
+    assert checkpoints.newest()["step"] == 3
+    assert "is skipped" in caplog.text
+    (paths[2] / ".metadata").write_bytes(b"")
+    assert checkpoints.newest() is None
+
+
+def test_a_disk_that_is_full_is_one_line_and_leaves_nothing(tmp_path, caplog, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(dcp.FileSystemWriter, "write_data", full)
+    checkpoints = Checkpoints(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        assert checkpoints.begin(trained().copied())
+        assert checkpoints.finish(60)
+    assert [record.name for record in caplog.records] == ["ringside"]
+    assert "No space left on device" in caplog.text
+    assert list(tmp_path.iterdir()) == []
