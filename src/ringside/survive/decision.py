@@ -77,7 +77,7 @@ class Abort(msgspec.Struct, frozen=True, tag="abort", forbid_unknown_fields=True
 
 
 Decision = Commit | Abort
-_decoder = msgspec.msgpack.Decoder(Decision)
+_decoder: msgspec.msgpack.Decoder[Decision] = msgspec.msgpack.Decoder(Decision)
 
 
 def encode_decision(decision: Decision) -> bytes:

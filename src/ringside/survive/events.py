@@ -43,11 +43,7 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
     digest: Digest
 
 
-class _Event(msgspec.Struct, frozen=True):
-    """Something that happened."""
-
-
-class Started(_Event):
+class Started(msgspec.Struct, frozen=True):
     """The process is up.
 
     Args:
@@ -61,7 +57,7 @@ class Started(_Event):
     founders: tuple[Seat, ...] = ()
 
 
-class Tick(_Event):
+class Tick(msgspec.Struct, frozen=True):
     """Time has passed: send it a few times per `Settings.retry_s`, and while anything is waited for.
 
     Args:
@@ -71,7 +67,7 @@ class Tick(_Event):
     now: float
 
 
-class GenerationRead(_Event):
+class GenerationRead(msgspec.Struct, frozen=True):
     """The answer to `ReadGeneration` and to `ProposeGeneration`.
 
     Args:
@@ -81,7 +77,7 @@ class GenerationRead(_Event):
     generation: Generation | None
 
 
-class DecisionRead(_Event):
+class DecisionRead(msgspec.Struct, frozen=True):
     """The answer to `ReadDecision`, `TryCommit` and `TryAbort`.
 
     Args:
@@ -93,11 +89,11 @@ class DecisionRead(_Event):
     decision: Decision | None
 
 
-class NewerHeardOf(_Event):
+class NewerHeardOf(msgspec.Struct, frozen=True):
     """A message named a generation that this member does not know."""
 
 
-class WorkDone(_Event):
+class WorkDone(msgspec.Struct, frozen=True):
     """The gradients of all of this member's micro-batches are summed.
 
     Args:
@@ -107,7 +103,7 @@ class WorkDone(_Event):
     tag: Tag
 
 
-class ResultReady(_Event):
+class ResultReady(msgspec.Struct, frozen=True):
     """The exchange is done, and its result is copied to memory that nobody else can write.
 
     Args:
@@ -121,7 +117,7 @@ class ResultReady(_Event):
     state: Digest = ""
 
 
-class AttemptFailed(_Event):
+class AttemptFailed(msgspec.Struct, frozen=True):
     """The exchange cannot be finished.
 
     Args:
@@ -135,7 +131,7 @@ class AttemptFailed(_Event):
     broken: tuple[Link, ...] = ()
 
 
-class AckSeen(_Event):
+class AckSeen(msgspec.Struct, frozen=True):
     """An acknowledgement came.
 
     Args:
@@ -145,7 +141,7 @@ class AckSeen(_Event):
     ack: Acknowledgement
 
 
-class PeerSuspected(_Event):
+class PeerSuspected(msgspec.Struct, frozen=True):
     """A process is dead, or silent by every way there is (not only by one link: that is `AttemptFailed.broken`).
 
     Args:
@@ -155,7 +151,7 @@ class PeerSuspected(_Event):
     seat: Seat
 
 
-class JoinRequested(_Event):
+class JoinRequested(msgspec.Struct, frozen=True):
     """A process without state wants to be a member.
 
     Args:
@@ -165,7 +161,7 @@ class JoinRequested(_Event):
     seat: Seat
 
 
-class StateOffered(_Event):
+class StateOffered(msgspec.Struct, frozen=True):
     """An offer of state came.
 
     Args:
@@ -175,7 +171,7 @@ class StateOffered(_Event):
     offer: Offer
 
 
-class StateFetched(_Event):
+class StateFetched(msgspec.Struct, frozen=True):
     """The state is here.
 
     Args:
@@ -187,7 +183,7 @@ class StateFetched(_Event):
     digest: Digest
 
 
-class FetchFailed(_Event):
+class FetchFailed(msgspec.Struct, frozen=True):
     """The state could not be fetched from the one who offered it.
 
     Args:
@@ -197,11 +193,11 @@ class FetchFailed(_Event):
     tag: Tag
 
 
-class NobodyLeft(_Event):
+class NobodyLeft(msgspec.Struct, frozen=True):
     """No member that holds state lives any more, as far as this process can find out."""
 
 
-class DrainWanted(_Event):
+class DrainWanted(msgspec.Struct, frozen=True):
     """A rank is alive but not worth waiting for.
 
     Args:
@@ -211,7 +207,7 @@ class DrainWanted(_Event):
     rank: int
 
 
-class QuotasWanted(_Event):
+class QuotasWanted(msgspec.Struct, frozen=True):
     """Micro-batches are to be shared out otherwise.
 
     Args:

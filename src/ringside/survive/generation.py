@@ -28,6 +28,8 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         joining: Ranks of members that bring no state, ascending: they fetch it before they compute.
         broken: Links to go around, as (lower rank, higher rank), ascending.
         drained: Ranks that were asked to leave for good, ascending.
+        unsettled: Generations before this one in which, for all its maker knows, a step could still be committed, as
+            (number, step they were made at), ascending. Whoever gives an incarnation up has to fence them off.
         over: Closed because the last step was committed, not because everybody died.
 
     Raises:
@@ -43,6 +45,7 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     joining: tuple[Count, ...] = ()
     broken: tuple[Link, ...] = ()
     drained: tuple[Count, ...] = ()
+    unsettled: tuple[tuple[Count, Count], ...] = ()
     over: bool = False
 
     def __post_init__(self) -> None:

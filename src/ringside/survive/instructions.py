@@ -14,15 +14,11 @@ from ringside.survive.generation import Generation
 from ringside.survive.packing import Digest
 
 
-class _Instruction(msgspec.Struct, frozen=True):
-    """Something to do."""
-
-
-class ReadGeneration(_Instruction):
+class ReadGeneration(msgspec.Struct, frozen=True):
     """Read the generation register; answer with `GenerationRead`."""
 
 
-class ProposeGeneration(_Instruction):
+class ProposeGeneration(msgspec.Struct, frozen=True):
     """Compare and set the generation register; answer with `GenerationRead` of what stands then.
 
     Args:
@@ -34,7 +30,7 @@ class ProposeGeneration(_Instruction):
     new: Generation
 
 
-class Settle(_Instruction):
+class Settle(msgspec.Struct, frozen=True):
     """A generation is in force for this process: fresh arenas, connections and link order for it, none of an old one.
 
     Args:
@@ -47,7 +43,7 @@ class Settle(_Instruction):
     gone: tuple[Seat, ...]
 
 
-class AskToJoin(_Instruction):
+class AskToJoin(msgspec.Struct, frozen=True):
     """Tell all members that this process wants to be one; repeated until it is.
 
     Args:
@@ -57,7 +53,7 @@ class AskToJoin(_Instruction):
     seat: Seat
 
 
-class OfferState(_Instruction):
+class OfferState(msgspec.Struct, frozen=True):
     """Make this member's state available to those who join: send them an `Offer` with its digest.
 
     Args:
@@ -69,7 +65,7 @@ class OfferState(_Instruction):
     joining: tuple[int, ...]
 
 
-class FetchState(_Instruction):
+class FetchState(msgspec.Struct, frozen=True):
     """Fetch parameters, optimizer, sampler and RNG as of `tag.step`; answer with `StateFetched` or `FetchFailed`.
 
     Args:
@@ -83,7 +79,7 @@ class FetchState(_Instruction):
     digest: Digest
 
 
-class Compute(_Instruction):
+class Compute(msgspec.Struct, frozen=True):
     """Compute gradients as sums, into memory that a failed attempt can be thrown away with; answer with `WorkDone`.
 
     What was computed of this very step by an earlier attempt may be used again: the state and the samples are the same.
@@ -99,7 +95,7 @@ class Compute(_Instruction):
     check_state: bool
 
 
-class Exchange(_Instruction):
+class Exchange(msgspec.Struct, frozen=True):
     """All-reduce with the members into a private copy; answer with `ResultReady` or `AttemptFailed`.
 
     Args:
@@ -111,7 +107,7 @@ class Exchange(_Instruction):
     generation: Generation
 
 
-class PublishAck(_Instruction):
+class PublishAck(msgspec.Struct, frozen=True):
     """Send an acknowledgement to a member.
 
     Args:
@@ -123,7 +119,7 @@ class PublishAck(_Instruction):
     to: Seat
 
 
-class TryCommit(_Instruction):
+class TryCommit(msgspec.Struct, frozen=True):
     """Create the decision register with COMMIT; answer with `DecisionRead` of what stands then.
 
     Args:
@@ -135,7 +131,7 @@ class TryCommit(_Instruction):
     decision: Commit
 
 
-class TryAbort(_Instruction):
+class TryAbort(msgspec.Struct, frozen=True):
     """Create the decision register with ABORT; answer with `DecisionRead` of what stands then.
 
     Args:
@@ -147,7 +143,7 @@ class TryAbort(_Instruction):
     generation: int
 
 
-class ReadDecision(_Instruction):
+class ReadDecision(msgspec.Struct, frozen=True):
     """Read the decision register; answer with `DecisionRead`. It may wait a little for something to stand there.
 
     Args:
@@ -157,7 +153,7 @@ class ReadDecision(_Instruction):
     tag: Tag
 
 
-class Apply(_Instruction):
+class Apply(msgspec.Struct, frozen=True):
     """Take the private copy, divide it, and make the optimizer's step; then the state begins the next step.
 
     Args:
@@ -169,7 +165,7 @@ class Apply(_Instruction):
     decision: Commit
 
 
-class Discard(_Instruction):
+class Discard(msgspec.Struct, frozen=True):
     """Throw sums and private copy of an attempt away: ABORT stands. Gradients per micro-batch may be kept.
 
     Args:
@@ -179,7 +175,7 @@ class Discard(_Instruction):
     tag: Tag
 
 
-class Checkpoint(_Instruction):
+class Checkpoint(msgspec.Struct, frozen=True):
     """Save the state, all of whose steps are committed.
 
     Args:
@@ -189,7 +185,7 @@ class Checkpoint(_Instruction):
     step: int
 
 
-class OpenIncarnation(_Instruction):
+class OpenIncarnation(msgspec.Struct, frozen=True):
     """Everything that held state is dead and fenced off: resume from the newest checkpoint, in this incarnation.
 
     Args:
@@ -199,7 +195,7 @@ class OpenIncarnation(_Instruction):
     incarnation: int
 
 
-class Leave(_Instruction):
+class Leave(msgspec.Struct, frozen=True):
     """This process is no member any more: the end of its state machine.
 
     Args:
@@ -211,11 +207,11 @@ class Leave(_Instruction):
     rejoin: bool
 
 
-class Finish(_Instruction):
+class Finish(msgspec.Struct, frozen=True):
     """All steps are committed and applied: the end of the state machine."""
 
 
-class Halt(_Instruction):
+class Halt(msgspec.Struct, frozen=True):
     """Going on is not safe or makes no sense: save the state (its steps are committed), and raise.
 
     Args:
