@@ -153,8 +153,9 @@ def _dead_rank(path: Path, deaths: Sequence[Death]) -> Verdict | None:
     death = here[0]
     if any((event.get("verdict") or {}).get("kind") == "dead_rank" for event in reader.poll_events()):
         return None
-    steps = tabulate(reader.iterate(), reader.info.world_size).steps
-    step = int(steps[-1]) + 1 if len(steps) else 0  # nobody finishes a step in which a rank died
+    table = tabulate(reader.iterate(), reader.info.world_size)
+    last = int(table.steps[-1]) if len(table) else -1
+    step = last + table.stride if len(table) else 0  # nobody finishes a step in which a rank died
     return Verdict(
         kind="dead_rank",
         ranks=[death.rank],
@@ -162,7 +163,7 @@ def _dead_rank(path: Path, deaths: Sequence[Death]) -> Verdict | None:
         detected_step=step,
         excess_ratio=0.0,
         cause=f"its process {death.pid} was ended by {death.signal_name}",
-        evidence={"pid": death.pid, "signal": death.signal_name, "last_recorded_step": step - 1},
+        evidence={"pid": death.pid, "signal": death.signal_name, "last_recorded_step": last},
         advice=DEAD_ADVICE,
     )
 

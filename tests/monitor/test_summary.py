@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -198,6 +199,15 @@ def test_a_forged_number_is_no_verdict(
     )
     writer.event({"unix": 0, "kind": "verdict", "verdict": msgspec.to_builtins(forged)})
     assert finish(tmp_path)["verdicts"] == []
+
+
+def test_a_verdict_keeps_its_place_without_the_numbers_that_were_none(tmp_path: Path, make_info: Info) -> None:
+    evidence = {"until_step": math.nan, "share": math.inf, "kept": 0.5}
+    hang = Verdict(kind="hang", ranks=[1], since_step=5, detected_step=9, excess_ratio=math.nan, evidence=evidence)
+    writer = RunWriter(tmp_path, make_info(2))
+    writer.event({"unix": 0, "kind": "verdict", "verdict": msgspec.to_builtins(hang)})
+    (verdict,) = finish(tmp_path)["verdicts"]
+    assert (verdict["evidence"], verdict["excess_ratio"]) == ({"kept": 0.5}, None)
 
 
 def test_forged_events_are_ignored(tmp_path: Path, make_own: Make, make_records: Records, make_info: Info) -> None:

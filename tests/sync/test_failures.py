@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 import ringside  # noqa: E402
 from ringside import _core  # noqa: E402
 from ringside.monitor.verdict import Verdict  # noqa: E402
+from ringside.sync.session import Session  # noqa: E402
 
 from . import namespaces  # noqa: E402
 from .training import (  # noqa: E402
@@ -157,6 +158,14 @@ VERDICT = Verdict(
 )
 
 
+def asked_elsewhere(session: Session) -> None:
+    """A listener may wait for a thread of its own that asks for the verdicts."""
+    asking = threading.Thread(target=lambda: session.verdicts, daemon=True)
+    asking.start()
+    asking.join(20.0)
+    assert not asking.is_alive()
+
+
 def bad_listeners(port: int) -> dict[str, Any]:
     heard: list[Any] = []
 
@@ -172,6 +181,7 @@ def bad_listeners(port: int) -> dict[str, Any]:
         verdicts: list[str] = []
         session.on_verdict(bad)
         session.on_verdict(lambda verdict: verdicts.append(verdict.kind))
+        session.on_verdict(lambda _: asked_elsewhere(session))
         steps(ddp, optimizer, rank, 4)
         told = {"kind": "slow_rank", "ranks": [1], "since_step": 2, "detected_step": 3, "excess_ratio": 0.2}
         for _ in range(2):

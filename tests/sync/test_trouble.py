@@ -358,8 +358,8 @@ def test_a_store_that_stops_answering(tmp_path: Path, again: bool) -> None:
     assert (tmp_path / "run" / "summary.json").exists()
 
 
-def trains_on(port: int, path: str) -> tuple[int, int]:
-    """Rank 0's monitor ends and both ranks train on; return batches that were sent meanwhile, and records kept."""
+def trains_on(port: int, path: str, breaks: bool) -> tuple[int, int]:
+    """Rank 0's monitor is over and both ranks train on; return batches that were sent meanwhile, and records kept."""
     with group(port) as rank, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sessions, "HEARD_SECONDS", 0.0)
         patch.setattr(sessions, "GOODBYE_SECONDS", 0.1)
@@ -367,7 +367,10 @@ def trains_on(port: int, path: str) -> tuple[int, int]:
         ddp, attachment, optimizer = small_attachment(run_dir=path, engine="native")
         session = attachment.session
         train_until(lambda: rank == 0 or session._heard, ddp, optimizer, rank)
-        if rank == 0:
+        if session._chief is not None and breaks:
+            patch.setattr(session._chief, "compare", lambda: 1 / 0)
+            session._thread.join(LIMIT_S)
+        elif rank == 0:
             session.end()
         dist.barrier()
         train_until(lambda: rank == 0 or not session._heard, ddp, optimizer, rank)
@@ -376,8 +379,10 @@ def trains_on(port: int, path: str) -> tuple[int, int]:
         return session._outbox.messages - before, len(session._batch)
 
 
-def test_nothing_is_sent_and_little_kept_once_rank_0_takes_nothing_in(tmp_path: Path) -> None:
-    assert on_ranks(2, trains_on, free_port(), str(tmp_path / "run"), limit_s=LIMIT_S) == [(0, 0), (0, 20)]
+@pytest.mark.parametrize("breaks", [False, True])
+def test_nothing_is_sent_and_little_kept_once_rank_0_takes_nothing_in(tmp_path: Path, breaks: bool) -> None:
+    first, second = on_ranks(2, trains_on, free_port(), str(tmp_path / "run"), breaks, limit_s=LIMIT_S)
+    assert (first[0], second) == (0, (0, 20))
 
 
 def test_damaged_batches_are_left_out_and_said_once() -> None:

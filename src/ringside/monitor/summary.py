@@ -158,11 +158,20 @@ def _with_cost_together(verdicts: list[Verdict], table: Table) -> list[Verdict]:
 
 def _read_verdict(content: object) -> Verdict | None:
     try:
-        verdict = msgspec.convert(content, Verdict)
+        verdict = msgspec.convert(_with_numbers(content), Verdict)
     except (msgspec.ValidationError, ValueError):
         return None
     numbers = [verdict.evidence.get(name, 0) for name in RECKONED_WITH]
     return None if any(isinstance(number, str) or not math.isfinite(number) for number in numbers) else verdict
+
+
+def _with_numbers(content: object) -> object:
+    """JSON has no NaN: evidence that was none is left out, and any other null number of a verdict is NaN again."""
+    if not isinstance(content, dict) or not isinstance(content.get("evidence", {}), dict):
+        return content
+    evidence = {name: value for name, value in content.get("evidence", {}).items() if value is not None}
+    numbers = {name: math.nan for name in ("excess_ratio", "cost_rank_seconds") if content.get(name, 0) is None}
+    return {**content, **numbers, "evidence": evidence}
 
 
 def _in_steps(verdict: Verdict, table: Table) -> Verdict:

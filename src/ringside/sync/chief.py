@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -67,6 +69,7 @@ class Chief:
         self._collector = Collector(info.world_size, self._writer, watchers=watchers, listeners=listeners)
         self._collector.note("started", **({"metrics": self._alarm.url} if self._alarm.url else {}))
         self._guard = threading.RLock()
+        self._news: deque[Verdict] = deque()
         self._fuse = Fuse("watching this job")
         self.closed = False
         store.set(READY, "1")
@@ -81,6 +84,7 @@ class Chief:
         """Put an event into the run."""
         with self._guard:
             self._collector.note(kind, **fields)
+        self._spread()
 
     def tell(self, kind: str, fields: dict[str, Any]) -> None:
         """Take in what the hang watch and the comparison of parameters tell."""
@@ -99,6 +103,7 @@ class Chief:
         with self._guard:
             if not self.closed:
                 self._fuse.run(self._take, records)
+        self._spread()
 
     def _take(self, records: list[StepRecord]) -> None:
         self._collector.add(records)
@@ -146,6 +151,7 @@ class Chief:
                 return
             self.closed = True
             self._fuse.run(self._collector.close)
+        self._spread()
         try:
             self._write_end()
         finally:
@@ -166,6 +172,15 @@ class Chief:
         verdict = msgspec.convert(event["verdict"], Verdict)
         if "RINGSIDE_LAUNCHED" not in os.environ:  # the launcher prints verdicts itself
             _log.warning("%s", watch.sentence(verdict))
+        self._news.append(verdict)
+
+    def _spread(self) -> None:
+        """Tell the listeners, with nothing locked: they may wait for a thread that asks for the verdicts."""
+        with contextlib.suppress(IndexError):  # another thread was quicker
+            while self._news:
+                self._tell_all(self._news.popleft())
+
+    def _tell_all(self, verdict: Verdict) -> None:
         for listener in list(self.listeners):
             try:
                 listener(verdict)

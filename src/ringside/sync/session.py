@@ -234,8 +234,7 @@ class Session:
                 self._outbox.send([])
             if self._chief is not None:
                 self._chief.finish(GOODBYE_SECONDS, self._asking)
-                with self._asking(), contextlib.suppress(RuntimeError):  # not every store can delete
-                    self._store.delete_key(READY)  # whoever trains on need not fill it
+                self._send_no_more()
         except Exception as error:
             self._stop(error)
         finally:
@@ -263,6 +262,13 @@ class Session:
             _log.log(level, "the monitor stopped (%s: %s); training goes on", type(error).__name__, error)
         if self._chief is not None:
             self._chief.close()
+            if not of_store:
+                self._send_no_more()
+
+    def _send_no_more(self) -> None:
+        """Tell the other ranks, which may train on, that nobody takes their records in."""
+        with self._asking(), contextlib.suppress(RuntimeError):  # not every store can delete
+            self._store.delete_key(READY)
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
