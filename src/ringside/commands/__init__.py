@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
 
-from ringside.errors import RingsideError
+from ringside.errors import RingsideError, UsageError
 
 VERBS = (
     "demo",
@@ -31,6 +31,8 @@ VERBS = (
     "predict",
 )
 
+SHELLS = ("bash", "zsh", "fish")
+
 
 class Command(Protocol):
     """What a verb's module offers; its docstring is the long help and holds an example."""
@@ -45,6 +47,19 @@ class Command(Protocol):
         """Do it; return the exit status."""
 
 
+class _PrintCompletion(argparse.Action):
+    """Prints what makes a shell complete our command line, and ends, as `--version` does."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: object, values: object, option: object = "") -> None:
+        from ringside.commands.completion import completion
+
+        try:
+            print(completion(str(values)))
+        except UsageError as error:
+            parser.exit(error.exit_status, f"ringside: {error}\n")
+        parser.exit()
+
+
 def _command(verb: str) -> Command:
     return cast("Command", importlib.import_module(f"ringside.commands.{verb}"))
 
@@ -55,6 +70,7 @@ def build_parser(verbs: Sequence[str] = VERBS) -> argparse.ArgumentParser:
         prog="ringside", description="A ringside seat for gradient synchronisation: run it, see it, predict it."
     )
     parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("--print-completion", choices=SHELLS, action=_PrintCompletion, help="for a shell to read")
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb in verbs:
         command = _command(verb)

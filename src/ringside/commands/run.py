@@ -39,6 +39,7 @@ from ringside.watching import choose_directory, conclude, environment, follow
 HELP = "watch an unmodified DDP script, started as by torchrun"
 
 ALERTS = {"--on-verdict": ON_VERDICT, "--metrics-port": METRICS_PORT}
+OURS = ("--run-dir", "--digest-every", *ALERTS)
 AUTOLOAD = Path(__file__).parents[1] / "autoload"
 
 
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if args.words[:1] in (["-h"], ["--help"]):
         args.print_help()
         return 0
-    line = take_apart(args.words, ours=("--run-dir", "--digest-every", *ALERTS))
+    line = take_apart(args.words, ours=OURS)
     if not line.names & {"-m", "--module", "--no-python"} and not Path(line.script[0]).is_file():
         raise UsageError(f"there is no script {line.script[0]!r} here; for a module: ringside run -m {line.script[0]}")
     alerts = {name: line.ours[flag] for flag, name in ALERTS.items() if flag in line.ours}

@@ -1,0 +1,56 @@
+"""`ringside --print-completion SHELL`: what makes a shell complete verbs, flags, choices and files."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from typing import Any
+
+from ringside.commands import build_parser, run
+from ringside.commands.handbook import parts_of
+from ringside.errors import UsageError
+from ringside.torchrun_flags import PLACES, SWITCHES
+
+PATHS = {
+    "directory": frozenset({"DIR", "RUN_DIR", "before", "after"}),
+    "file": frozenset({"FILE", "TABLE", "PATH", "words", "command"}),
+}
+"""Arguments that are paths, by what help calls them."""
+
+
+def completion(shell: str) -> str:
+    """Return the script that a shell is to read.
+
+    Raises:
+        UsageError: shtab, which writes it, is not installed.
+    """
+    try:
+        import shtab
+    except ImportError:
+        raise UsageError("shell completion needs shtab: pip install 'ringside[completion]'") from None
+    parser = build_parser()
+    verbs = parts_of(parser)
+    _add_flags_of_run(verbs["run"])
+    for verb in (*verbs.values(), *parts_of(verbs["predict"]).values()):
+        _say_what_paths_are(verb._actions, {"directory": shtab.DIRECTORY, "file": shtab.FILE})
+    return str(shtab.complete(parser, shell))
+
+
+def _add_flags_of_run(parser: argparse.ArgumentParser) -> None:
+    """Add what `ringside run` takes apart by itself, and torchrun's flags that need no torch to be known."""
+    parser.prefix_chars = "-"
+    for flag in run.OURS:
+        parser.add_argument(flag, metavar="DIR" if flag == "--run-dir" else "VALUE")
+    for flag in sorted(PLACES | {"--nproc-per-node"}):
+        parser.add_argument(flag, metavar="VALUE", help="as of torchrun")
+    for flag in sorted(SWITCHES - {"-h", "--help"}):
+        parser.add_argument(flag, action="store_true", help="as of torchrun")
+
+
+def _say_what_paths_are(actions: Iterable[argparse.Action], kinds: dict[str, Any]) -> None:
+    for action in actions:
+        for kind, names in PATHS.items():
+            if names & {action.metavar, action.dest}:
+                action.complete = kinds[kind]  # type: ignore[attr-defined]
+        if action.nargs == argparse.REMAINDER:  # neither these nor arguments without help are completed
+            action.nargs, action.help = "*", "the command and its arguments"

@@ -1,0 +1,81 @@
+"""docs/commands.md, made from the parsers: what `--help` says, the same on every Python and in every terminal.
+
+`python -m ringside.commands.handbook > docs/commands.md` writes it; a test fails when it is stale.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from ringside.commands import build_parser
+
+_HEAD = """# Commands
+
+Made from the parsers by `python -m ringside.commands.handbook`; `ringside VERB --help` says the same. Exit statuses:
+0 fine, 1 it ran and found something wrong, 2 it was asked for something that cannot be, 130 interrupted; where a verb
+has others, it says so. Data goes to stdout, progress and warnings to stderr. `ringside --version` says which Ringside
+this is.
+
+Completion: `ringside --print-completion bash` prints what makes bash complete verbs, flags, choices and files; zsh and
+fish likewise. It needs `pip install 'ringside[completion]'` once, when it is printed:
+
+```text
+ringside --print-completion bash > ~/.local/share/bash-completion/completions/ringside
+ringside --print-completion zsh  > ~/.zfunc/_ringside          # a folder in $fpath
+ringside --print-completion fish > ~/.config/fish/completions/ringside.fish
+```
+"""
+
+
+def handbook() -> str:
+    """Return the text of docs/commands.md."""
+    return _HEAD + "".join(text for parser in parts_of(build_parser()).values() for text in _section(parser))
+
+
+def parts_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return a parser's sub-parsers by name."""
+    found = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return {name: part for action in found for name, part in action.choices.items()}
+
+
+def _section(parser: argparse.ArgumentParser, level: str = "##") -> Iterator[str]:
+    yield f"\n{level} {parser.prog}\n\n```text\n{_words(parser)}\n```\n"
+    rows = [_row(parser, action) for action in _arguments(parser)]
+    if rows:
+        yield "\n".join(["\n| argument | |", "|---|---|", *rows, ""])
+    for part in parts_of(parser).values():
+        yield from _section(part, level + "#")
+
+
+def _words(parser: argparse.ArgumentParser) -> str:
+    usage = f"usage: {parser.usage}\n\n" if parser.usage else ""
+    return usage + (parser.description or "").strip()
+
+
+def _arguments(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Return what the table lists: not the sub-commands, nor what the parser hides."""
+    left_out = (argparse._SubParsersAction, argparse._HelpAction)
+    return [a for a in parser._actions if not isinstance(a, left_out) and a.help != argparse.SUPPRESS]
+
+
+def _row(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    said = parser._get_formatter()._expand_help(action) if action.help else ""
+    return f"| `{_called(action)}` | {said.replace('|', chr(92) + '|')} |"
+
+
+def _called(action: argparse.Action) -> str:
+    """Return `-n, --ranks RANKS`, or the name of a positional argument."""
+    value = "" if action.nargs == 0 else _value(action)
+    return f"{', '.join(action.option_strings)} {value}".strip()
+
+
+def _value(action: argparse.Action) -> str:
+    if action.choices is not None:
+        return "{" + ",".join(map(str, action.choices)) + "}"
+    name = action.metavar or (action.dest.upper() if action.option_strings else action.dest)
+    return " ".join(name) if isinstance(name, tuple) else name
+
+
+if __name__ == "__main__":
+    print(handbook(), end="")

@@ -1,0 +1,99 @@
+"""What the pages under docs/ say of the code: links, commands, kinds of verdicts, environment variables, ports."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from ringside.commands import build_parser
+from ringside.commands.serve import PORT
+from ringside.engine.settings import Settings
+from ringside.monitor.verdict import KINDS, Verdict, headline
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+SOURCES = [path.read_text() for end in ("py", "cpp") for path in (ROOT / "src" / "ringside").rglob(f"*.{end}")]
+VERDICTS = (DOCS / "verdicts.md").read_text()
+OPERATIONS = (DOCS / "operations.md").read_text()
+EXCESS = {"slow_rank": 0.12, "uneven_work": 0.4, "input_bound": 0.25}
+WHO = {"slow_link": [2, 5], "broken_ring": [3, 4], "communication_bound": [], "small_collectives": []}
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the places in a page that a link can lead to, as GitHub names them."""
+    text = page.read_text()
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    named = {
+        re.sub(r"[^\w\- ]", "", re.sub(r"<[^>]*>", "", title)).strip().lower().replace(" ", "-") for title in titles
+    }
+    return named | set(re.findall(r'<a id="([\w-]+)">', text))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
+        name, _, place = target.partition("#")
+        leads_to = (page.parent / name).resolve() if name else page
+        assert leads_to.exists(), target
+        assert not place or place in anchors(leads_to), target
+
+
+def test_the_index_lists_every_page() -> None:
+    listed = set(re.findall(r"\]\((\w[\w-]*\.md)\)", (DOCS / "README.md").read_text()))
+    assert listed == {page.name for page in PAGES} - {"README.md"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_parse(page: Path) -> None:
+    made = page.name == "commands.md"  # holds examples of parsers' own
+    for command in [] if made else re.findall(r"^\$ (?:\w+=\S+ )*ringside (.*)$", page.read_text(), re.MULTILINE):
+        words = shlex.split(command, comments=True)
+        build_parser(verbs=words[:1]).parse_args(words)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_verdict_has_its_section(kind: str) -> None:
+    section = VERDICTS.split(f'## <a id="{kind}"></a>{kind}\n')[1].split("\n## ")[0]
+    labels = re.findall(r"^\*\*([^*]+)\.\*\*", section, re.MULTILINE)
+    assert labels == ["Means", "How we know", "What to do"]
+    shown = Verdict(
+        kind=kind, ranks=WHO.get(kind, [3]), since_step=0, detected_step=0, excess_ratio=EXCESS.get(kind, 0)
+    )
+    assert f"> ● {headline(shown)}\n" in section
+    evidence = section.split("Evidence: ")[1].split("\n\n")[0]
+    names = [
+        re.sub("_(data|forward|backward|optimizer)_", "_{phase}_", name) for name in re.findall(r"`(\w+)`", evidence)
+    ]
+    assert names
+    assert [name for name in names if not any(re.search(rf"\b{re.escape(name)}\b", text) for text in SOURCES)] == []
+
+
+def test_operations_name_every_environment_variable_and_no_other() -> None:
+    in_code = {name for text in SOURCES for name in re.findall(r"\bRINGSIDE_[A-Z][A-Z_]*[A-Z]\b", text)}
+    of_settings = {f"RINGSIDE_{field.name.upper()}" for field in fields(Settings)}
+    compiled = {"RINGSIDE_TABLE", "RINGSIDE_TABLE_NAME"}  # macros of the kernels
+    assert set(re.findall(r"`(RINGSIDE_\w+)`", OPERATIONS)) == (in_code | of_settings) - compiled
+    assert "| `RINGSIDE` |" in OPERATIONS
+
+
+def test_operations_say_the_ports_and_defaults_that_the_code_has() -> None:
+    assert f"127.0.0.1:{PORT}" in OPERATIONS
+    defaults = Settings()
+    assert f"seconds ({defaults.timeout_s:.0f})" in OPERATIONS
+    assert f"bytes ({defaults.one_shot_bytes})" in OPERATIONS
+    mebi = {"segment_bytes": "1 MiB", "message_bytes": "512 KiB", "block_bytes": "8 MiB"}
+    for name, shown in mebi.items():
+        number, unit = shown.split()
+        assert getattr(defaults, name) == int(number) << {"KiB": 10, "MiB": 20}[unit]
+        assert re.search(rf"`RINGSIDE_{name.upper()}` \|.*\({shown}\)", OPERATIONS)
+
+
+def test_scripts_that_pages_give_exist() -> None:
+    for page in PAGES:
+        for script in re.findall(r"\bbench/\w+\.py", page.read_text()):
+            assert (ROOT / script).exists(), (page.name, script)

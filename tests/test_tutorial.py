@@ -1,0 +1,48 @@
+"""The tutorial, followed word for word: its script is trained, its commands are run, and they say what it shows."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+PAGE = (Path(__file__).resolve().parents[1] / "docs" / "tutorial.md").read_text()
+(SCRIPT,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+SHOWN = [
+    part.split("\n", 1)
+    for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
+    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]
+]
+FAILS = ("--fail-over",)
+
+
+def shape(line: str) -> str:
+    """Return a line without what differs from run to run: numbers and their units, widths of columns."""
+    return " ".join(re.sub(r"[+−]?\d[\d,.]*( ?(%|µs|ms|s|MB)(?!\w))?", "#", line).split())
+
+
+def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command of ours; what goes wrong goes to the same place as what goes right, as in a terminal."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("RINGSIDE", "PET_"))}
+    return subprocess.run(
+        [sys.executable, "-m", *shlex.split(command)], cwd=folder, env={**environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=150,
+    )  # fmt: skip
+
+
+@pytest.mark.timeout(600)
+def test_every_command_prints_what_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    for command, shown in SHOWN:
+        done = run(command, tmp_path)
+        assert done.returncode == int(any(flag in command for flag in FAILS)), done.stdout
+        printed = iter([shape(line) for line in done.stdout.splitlines()])
+        for line in filter(None, map(shape, shown.splitlines())):
+            assert line == "..." or line in printed, (line, done.stdout)  # in this order
