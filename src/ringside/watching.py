@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from ringside.errors import RingsideError, UsageError
 from ringside.launch import Launch, StopRequest
-from ringside.monitor.run_directory import EVENTS, RUN, RunReader, finite
+from ringside.monitor.run_directory import EVENTS, RUN, Event, RunReader, finite
 from ringside.monitor.summary import finish
 from ringside.monitor.table import tabulate
 from ringside.monitor.verdict import Verdict
@@ -145,14 +146,21 @@ def conclude(
 
 
 def _dead_rank(path: Path, deaths: Sequence[Death]) -> Verdict | None:
-    """Return the verdict on a rank that a signal ended before any other rank ended."""
+    """Return the verdict on a rank that a signal ended before any other rank ended.
+
+    Where the hang watch has named it already, that verdict comes back with what only the parent knows: the signal.
+    """
     reader = RunReader(path)
     here = [death for death in deaths if death.pid in reader.info.pids]  # torchrun may have started the ranks anew
     if not here or here[0].signum in (0, *ASKED):
         return None
     death = here[0]
-    if any((event.get("verdict") or {}).get("kind") == "dead_rank" for event in reader.poll_events()):
-        return None
+    cause = f"its process {death.pid} was ended by {death.signal_name}"
+    known: dict[str, float | int | str] = {"pid": death.pid, "signal": death.signal_name}
+    named = [verdict for event in reader.poll_events() if (verdict := _death(event)) is not None]
+    if named:
+        same = named[-1].ranks == [death.rank] and "signal" not in named[-1].evidence
+        return replace(named[-1], cause=cause, evidence={**named[-1].evidence, **known}) if same else None
     table = tabulate(reader.iterate(), reader.info.world_size)
     last = int(table.steps[-1]) if len(table) else -1
     step = last + table.stride if len(table) else 0  # nobody finishes a step in which a rank died
@@ -162,10 +170,17 @@ def _dead_rank(path: Path, deaths: Sequence[Death]) -> Verdict | None:
         since_step=step,
         detected_step=step,
         excess_ratio=0.0,
-        cause=f"its process {death.pid} was ended by {death.signal_name}",
-        evidence={"pid": death.pid, "signal": death.signal_name, "last_recorded_step": last},
+        cause=cause,
+        evidence={**known, "last_recorded_step": last},
         advice=DEAD_ADVICE,
     )
+
+
+def _death(event: Event) -> Verdict | None:
+    with contextlib.suppress(msgspec.ValidationError, ValueError):
+        verdict = msgspec.convert(event.get("verdict"), Verdict)
+        return verdict if verdict.kind == "dead_rank" else None
+    return None
 
 
 def _append_event(path: Path, event: dict[str, Any]) -> None:

@@ -49,7 +49,7 @@ def test_a_healthy_demo_says_so_and_compares_with_gloo(tmp_path, corpus):
 def test_a_slow_rank_is_named_with_its_price(tmp_path):
     path = tmp_path / "run"
     # The real model: steps of a few milliseconds would drown in the noise of a busy machine.
-    words = ("--inject", "slow:rank=1,factor=3,from_step=48", "--steps", 160, "--size", "small")
+    words = ("--inject", "slow:rank=1,factor=3,from_step=48", "--steps", 104, "--size", "small")
     status, out, err = launched.run(*QUICK, *words, "--run-dir", path, "--json")
     found = json.loads(out)
     assert status == 0, err
