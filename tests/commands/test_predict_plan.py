@@ -5,9 +5,9 @@ import json
 import pytest
 
 from ringside.commands import main
-from ringside.commands.predict_plan import size_bytes
 from ringside.errors import UsageError
 from ringside.predict import presets
+from ringside.sizes import size_bytes
 
 
 def said(capsys, *words, status=0):

@@ -6,7 +6,8 @@ import pytest
 
 from ringside.errors import UsageError
 from ringside.predict.checks import check
-from ringside.predict.tables import bus_factor, figure, parse_size, read_tables
+from ringside.predict.tables import bus_factor, figure, read_tables
+from ringside.sizes import parse_size
 
 from .shared_tables import published
 
@@ -180,7 +181,7 @@ def test_what_is_no_table_is_refused(tmp_path, content, what):
     [("8", 8), ("16M", 16 << 20), ("2 GiB", 2 << 30), ("1.5K", 1536), ("1e6", 1e6), ("-1", None), ("M", None)],
 )
 def test_sizes(text, size):
-    assert parse_size(text) == size
+    assert parse_size(text, binary=True) == size
 
 
 def test_a_figure_knows_its_last_digit():

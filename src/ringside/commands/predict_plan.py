@@ -8,52 +8,60 @@ import json
 import math
 import re
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ringside.errors import UsageError
+from ringside.errors import RingsideError, UsageError
 from ringside.predict.memory import DEVICE_BYTES, WEIGHT_BYTES
 from ringside.predict.options import AUTO
 from ringside.predict.plan import Plan, Question, plan
 from ringside.predict.topology import Topology
 from ringside.predict.topology_read import load_topology, preset, presets
+from ringside.sizes import size_bytes
+from ringside.view.plan_page import plan_page
 from ringside.view.plan_words import long, short
+from ringside.view.recorded import Run
+from ringside.view.recorded_step import recorded_step
 
 SCHEMA = 1
 DEFAULT_BYTES = 1e9
-_SIZE = re.compile(r"^([0-9]*\.?[0-9]+(?:e\+?[0-9]+)?)\s*(?:([kmgtp])(ib?|b)?|b)?$", re.IGNORECASE)
 _COUNT = re.compile(r"^([0-9]*\.?[0-9]+(?:e\+?[0-9]+)?)\s*([kmbt]?)$", re.IGNORECASE)
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `ringside predict`."""
+    add_hardware(parser)
+    add_size(parser)
+    add = parser.add_argument
+    add("--memory", metavar="SIZE", help="of a rank's device: 80GB (default: as the preset's datasheet says)")
+    add("--compute-seconds", type=float, metavar="S", help="forward and backward of a step: buckets, efficiency")
+    add("--run", metavar="DIR", help="a recorded run: its bytes, its computation, what its buckets took")
+    add("--batch-per-rank", type=int, default=1, metavar="N", help="samples per rank and micro-step")
+    add("--accumulate", type=int, default=1, metavar="N", help="micro-steps per synchronisation")
+    add("--base-batch", type=int, metavar="N", help="batch that the learning rate was found with (default: a rank's)")
+    add("--all", action="store_true", help="all tables, however long")
+    add("--html", type=Path, metavar="FILE", help="write it as a page with its curves")
+    add("--json", action="store_true", help="print JSON")
+
+
+def add_hardware(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say what something runs on."""
     add = parser.add_argument
     add("--preset", metavar="NAME", help=f"hardware: {', '.join(presets())}")
     add("--topology", metavar="FILE", help="hardware of one's own: TOML, or what `ringside probe -o` wrote")
     add("--hosts", type=int, metavar="N", help="how many (default: as the preset or file says)")
     add("--ranks-per-host", type=int, metavar="N", help="ranks used on each (default: all)")
+    add("--algorithm", default=AUTO, metavar="NAME", help="ring, tree, nvls, ... (default: what the library takes)")
+
+
+def add_size(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say how many gradients there are."""
+    add = parser.add_argument
     add("--model", metavar="COUNT", help="parameters: 70B, 350M")
-    add(
-        "--params-from",
-        metavar="MODULE:FACTORY",
-        help="count those of the model that FACTORY() returns; imports MODULE",
-    )
+    add("--params-from", metavar="MODULE:FACTORY", help="count those of the model that FACTORY() returns; imports it")
     add("--bytes", metavar="SIZE", help="of all gradients: 1GB is 10^9, 1GiB and 1G (as in nccl-tests) are 2^30")
     add("--dtype", choices=sorted(WEIGHT_BYTES), default="bf16", help="of weights and gradients (default: bf16)")
-    add("--algorithm", default=AUTO, metavar="NAME", help="ring, tree, nvls, ... (default: what the library takes)")
-    add("--memory", metavar="SIZE", help="of a rank's device: 80GB (default: as the preset's datasheet says)")
-    add(
-        "--compute-seconds",
-        type=float,
-        metavar="S",
-        help="forward and backward of a step: buckets, overlap, efficiency",
-    )
-    add("--batch-per-rank", type=int, default=1, metavar="N", help="samples per rank and micro-step")
-    add("--accumulate", type=int, default=1, metavar="N", help="micro-steps per synchronisation")
-    add("--base-batch", type=int, metavar="N", help="batch that the learning rate was found with (default: a rank's)")
-    add("--all", action="store_true", help="all tables, however long")
-    add("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,8 +71,19 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(to_json(found), indent=1))
     else:
         print("\n".join(long(found) if args.all else short(found)))
+    if args.html is not None:
+        write_page(args.html, plan_page(found))
     unfit = found.fit is not None and found.fit.refused and found.sharded is None
     return 1 if unfit else 0
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write a page and say where on stderr: stdout has the answer; raise `RingsideError` where it cannot be written."""
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise RingsideError(f"cannot write {path}: {error.strerror}") from error
+    print(f"written: {path}", file=sys.stderr)
 
 
 def question(args: argparse.Namespace) -> Question:
@@ -73,23 +92,35 @@ def question(args: argparse.Namespace) -> Question:
     Raises:
         UsageError: They contradict each other, or a figure cannot be.
     """
-    topology = _topology(args)
-    parameters = _parameters(args)
-    return Question(
-        topology=topology,
-        size_bytes=_gradient_bytes(args, parameters),
+    asked = _recorded(args) if args.run else _described(args)
+    return replace(
+        asked,
         algorithm=args.algorithm.lower().replace("-", "_"),
-        parameters=parameters,
-        dtype=args.dtype,
-        memory_bytes=size_bytes(args.memory, "--memory") if args.memory else DEVICE_BYTES.get(topology.name),
-        compute_s=args.compute_seconds,
+        memory_bytes=size_bytes(args.memory, "--memory") if args.memory else DEVICE_BYTES.get(asked.topology.name),
         batch_per_rank=args.batch_per_rank,
         accumulated=args.accumulate,
         base_batch=args.base_batch,
     )
 
 
-def _topology(args: argparse.Namespace) -> Topology:
+def _described(args: argparse.Namespace) -> Question:
+    topology = hardware(args)
+    size, parameters = gradient_bytes(args)
+    return Question(topology, size, parameters=parameters, dtype=args.dtype, compute_s=args.compute_seconds)
+
+
+def _recorded(args: argparse.Namespace) -> Question:
+    """Return what a recorded run did, over what is said to have joined its ranks."""
+    if args.bytes or args.compute_seconds is not None:
+        raise UsageError(f"--run {args.run} says what it synchronised and computed: leave the others out")
+    step = recorded_step(Run(args.run), hardware(args) if args.preset or args.topology else None)
+    _, parameters = gradient_bytes(args)
+    measured = Question(step.topology, step.size_bytes, parameters=parameters, dtype=args.dtype, compute_s=step.work_s)
+    return replace(measured, measured=step.measured)
+
+
+def hardware(args: argparse.Namespace) -> Topology:
+    """Return the topology that the arguments of `add_hardware` name; raise `UsageError` where they name none."""
     if bool(args.preset) == bool(args.topology):
         raise UsageError(f"say what it runs on: --preset NAME or --topology FILE; presets are {', '.join(presets())}")
     if args.preset:
@@ -135,26 +166,16 @@ def parameters_from(where: str) -> float:
     return number
 
 
-def _gradient_bytes(args: argparse.Namespace, parameters: float | None) -> float:
-    if args.bytes is not None:
-        return size_bytes(args.bytes, "--bytes")
-    return DEFAULT_BYTES if parameters is None else parameters * WEIGHT_BYTES[args.dtype]
-
-
-def size_bytes(text: str, option: str) -> float:
-    """Return the bytes that a size stands for: `1GB` is 10^9; `1GiB`, `1G` are 2^30, as nccl-tests reads them.
+def gradient_bytes(args: argparse.Namespace) -> tuple[float, float | None]:
+    """Return the bytes of all gradients and the parameters, None where only bytes are known, of `add_size`.
 
     Raises:
-        UsageError: It is no size, or not more than 0.
+        UsageError: A size or a number of parameters cannot be, or there is no such model.
     """
-    match = _SIZE.match(text.strip())
-    if match is None:
-        raise UsageError(f"{option} {text}: a size such as 1GB (10^9), 1GiB or 1G (2^30), or a number of bytes")
-    power = " kmgtp".index((match[2] or " ").lower())
-    number = float(match[1]) * (1000.0 if (match[3] or "").lower() == "b" else 1024.0) ** power
-    if not (math.isfinite(number) and number > 0):
-        raise UsageError(f"{option} {text}: more than 0 bytes")
-    return number
+    parameters = _parameters(args)
+    if args.bytes is not None:
+        return size_bytes(args.bytes, "--bytes"), parameters
+    return (DEFAULT_BYTES if parameters is None else parameters * WEIGHT_BYTES[args.dtype]), parameters
 
 
 def to_json(found: Plan) -> dict[str, Any]:

@@ -45,7 +45,8 @@ from ringside.predict import score as scoring
 from ringside.predict.knowledge import Knowledge
 from ringside.predict.score import Score
 from ringside.predict.summary import Summary, summary
-from ringside.predict.tables import Table, parse_size, read_tables
+from ringside.predict.tables import Table, read_tables
+from ringside.sizes import parse_size
 from ringside.view.units import size
 
 HELP = "hold predictions against measured tables: nccl-tests, OSU, CSV"
@@ -105,7 +106,7 @@ def score(args: argparse.Namespace) -> list[Score]:
 
 
 def _limit(text: str | None) -> float | None:
-    limit = parse_size(text) if text is not None else None
+    limit = parse_size(text, binary=True) if text is not None else None
     if text is not None and not limit:
         raise UsageError(f"--fit-below {text}: a size such as 16M or 1G")
     return limit

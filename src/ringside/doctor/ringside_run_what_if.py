@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringside.doctor.findings import Unjudged
 from ringside.doctor.kineto_judge import LEAST_STEPS
@@ -18,6 +19,22 @@ WARM_UP_STEPS = 3
 """First steps that are left out of long runs: they build buckets, caches and autotuned kernels ..."""
 LONG_STEPS = 10 * WARM_UP_STEPS
 """... in runs with so many steps."""
+TIMES = ("own_seconds", "exposed_seconds", "step_seconds")
+"""What a replay needs of every rank."""
+
+
+def whole_steps(table: Table) -> tuple[Table, NDArray[np.bool_]]:
+    """Return a run's records without the warm-up of long runs, and which of its steps all ranks recorded.
+
+    Args:
+        table: Step records, at least one.
+
+    Returns:
+        The table, and bool [steps].
+    """
+    table = table.between(int(table.steps[WARM_UP_STEPS])) if len(table) >= LONG_STEPS else table
+    whole: NDArray[np.bool_] = np.logical_and.reduce([np.isfinite(table[name]).all(axis=1) for name in TIMES])
+    return table, whole
 
 
 def what_if(folder: str, table: Table) -> tuple[dict[str, Any] | None, list[Unjudged]]:
@@ -32,9 +49,7 @@ def what_if(folder: str, table: Table) -> tuple[dict[str, Any] | None, list[Unju
     """
     if table.ranks < 2 or not len(table):
         return None, []
-    table = table.between(int(table.steps[WARM_UP_STEPS])) if len(table) >= LONG_STEPS else table
-    seconds = [table[name] for name in ("own_seconds", "exposed_seconds", "step_seconds")]
-    whole = np.logical_and.reduce([np.isfinite(values).all(axis=1) for values in seconds])
+    table, whole = whole_steps(table)
     lines = []
     if not whole.all():
         why = f"{counted(int((~whole).sum()), 'step')} of {len(whole)} lack the record of some rank and are left out"
@@ -42,6 +57,6 @@ def what_if(folder: str, table: Table) -> tuple[dict[str, Any] | None, list[Unju
     if whole.sum() < LEAST_STEPS:
         why = f"only {counted(int(whole.sum()), 'step')} of all ranks are recorded, {LEAST_STEPS} are needed"
         return None, [Unjudged(what=f"what if, for the run {folder}", why=why)]
-    own, exposed, step = (values[whole] for values in seconds)
+    own, exposed, step = (table[name][whole] for name in TIMES)
     found = answer(step_recording(own, exposed, step, range(table.ranks), stride=table.stride))
     return as_dict(found, f"{counted(len(own), 'step')} of the Ringside run {folder}"), lines

@@ -139,7 +139,7 @@ def switched(topology: Topology) -> list[Candidate]:
 
     Inside a host NVLS, or a reduce-scatter to the rank of each interface and an all-gather from it (CollNet).
     """
-    if topology.hosts == 1 or topology.sharp is None:
+    if topology.hosts == 1 or topology.sharp is None or topology.between is None:
         return []
     local, share = _largest(topology), NVLS_RACK if _is_rack(topology) else NVLS_AMONG_HOSTS
     around = RING * _inside(topology) / bus_factor(ALL_REDUCE, local) if local > 1 else math.inf

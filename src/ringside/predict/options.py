@@ -20,9 +20,9 @@ from ringside.predict import fabric
 from ringside.predict.calibrate import NOISY, Calibration, Prediction, expect, fit
 from ringside.predict.curve import PIPELINE
 from ringside.predict.fabric import Candidate, Law
+from ringside.predict.nvls import nvls
 from ringside.predict.scheduled import SPREADS, Scheduled
 from ringside.predict.topology import Topology
-from ringside.predict.nvls import nvls
 from ringside.schedule import ALGORITHMS, Schedule, by_name, hierarchical, in_network, two_tree
 
 GPU_LINKS = ("nvlink", "nvswitch", "pcie")

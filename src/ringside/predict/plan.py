@@ -13,7 +13,7 @@ from ringside.predict.batch import Batch, batch
 from ringside.predict.bound import Bound, bounds
 from ringside.predict.buckets import Band, Buckets, best_buckets
 from ringside.predict.memory import Fit, fit
-from ringside.predict.options import AUTO, Option, has_library, names, option, options
+from ringside.predict.options import AUTO, Option, has_library, names, option, options, with_measured
 from ringside.predict.ranking import SIZES, Crossover, Priced, contenders, crossovers, priced, ranking
 from ringside.predict.sharded import Sharded, sharded
 from ringside.predict.tables import ALL_REDUCE, bus_factor
@@ -37,6 +37,7 @@ class Question:
         batch_per_rank: Samples per rank and micro-step.
         accumulated: Micro-steps per synchronisation.
         base_batch: With which the learning rate was found; None: one rank's.
+        measured: Sizes of buckets and what they took in a run, bytes and seconds.
     """
 
     topology: Topology
@@ -49,6 +50,7 @@ class Question:
     batch_per_rank: int = 1
     accumulated: int = 1
     base_batch: int | None = None
+    measured: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,8 @@ def plan(question: Question) -> Plan:
     running = contenders(every)
     table = ranking(every, sorted({*SIZES, size}))
     chosen = named or next(one for one in every if one.name == table[size][0].algorithm)
-    (price,) = priced(chosen, [size])
+    seen = with_measured(chosen, question.measured)
+    (price,) = priced(seen, [size])
     memory = _fit(question)
     refused = memory is not None and memory.refused
     cut = not refused and question.compute_s is not None
@@ -160,7 +163,7 @@ def plan(question: Question) -> Plan:
         batch=batch(topology.ranks, question.batch_per_rank, question.accumulated, question.base_batch),
         fit=memory,
         sharded=sharded(topology, memory, question.dtype, question.compute_s) if memory and refused else None,
-        buckets=best_buckets(chosen, size, question.compute_s or 0.0) if cut else (),
+        buckets=best_buckets(seen, size, question.compute_s or 0.0) if cut else (),
     )
 
 

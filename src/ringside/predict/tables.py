@@ -165,17 +165,6 @@ def figure(text: str, scale: float = 1.0) -> Figure | None:
     return Figure(value * scale, 0.5 * 10.0**-digits * scale)
 
 
-_SIZE_TEXT = re.compile(r"^([0-9]*\.?[0-9]+(?:e\+?[0-9]+)?)\s*([kmgt]?)(i?)b?$", re.IGNORECASE)
-
-
-def parse_size(text: str) -> float | None:
-    """Return the bytes that `1048576`, `16M` or `2 GiB` stand for (K, M, G are powers of 1024, as in nccl-tests)."""
-    match = _SIZE_TEXT.match(text.strip())
-    if match is None:
-        return None
-    return float(match[1]) * 1024.0 ** " kmgt".index(match[2].lower() or " ")
-
-
 _COLLECTIVES = {"allreduce": ALL_REDUCE, "allgather": "all_gather", "reducescatter": "reduce_scatter"}
 _COLLECTIVES |= {"alltoall": "alltoall", "sendrecv": "sendrecv", "broadcast": "broadcast", "reduce": "reduce"}
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ringside.errors import UsageError
-from ringside.predict.tables import ALL_REDUCE, Flag, Row, Table, collective_named, figure, parse_size
+from ringside.predict.tables import ALL_REDUCE, Flag, Row, Table, collective_named, figure
+from ringside.sizes import parse_size
 
 _SIZE = re.compile(r"^(size|bytes|nbytes|message_?size|size_bytes|sizeb|size_b)$")
 _TIME = re.compile(
@@ -146,7 +147,7 @@ def _row(columns: _Columns, line: int, cells: Sequence[str]) -> Row | Flag:
         )
         return Flag(line, f"{len(cells)} fields where the header has {columns.width}: {what}")
     place, scale = columns.place, columns.scale
-    size = parse_size(cells[place["size"]])
+    size = parse_size(cells[place["size"]], binary=True)
     if size is None:
         return Flag(line, f"{cells[place['size']]!r} is no size in bytes")
     if "p2p" in place:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -52,8 +53,8 @@ class Guilty(NamedTuple):
     """Who is to blame for most of the time that would not have been needed.
 
     Args:
-        kind: `late rank`, `slow link` or `nobody`.
-        ranks: The rank, or the link's two ranks.
+        kind: `late rank`, `slow link`, `narrow host` or `nobody`.
+        ranks: The rank, or the link's two ranks; of a narrow host its number.
         seconds: What it costs on the critical path.
     """
 
@@ -118,35 +119,34 @@ def who_is_guilty(path: Sequence[Hop], schedule: Schedule, topology: Topology, s
     """
     late = path[0].end_s if path and path[0].round < 0 else 0.0
     worst = Guilty("late rank", (path[0].src,), late) if late > 0 else Guilty("nobody", (), 0.0)
-    for pair, lost in _excess(path, schedule, topology).items():
+    for (kind, ranks), lost in _excess(path, schedule, topology).items():
         if lost > worst.seconds:
-            worst = Guilty("slow link", pair, lost)
+            worst = Guilty(kind, ranks, lost)
     return worst if worst.seconds >= WORTH_NAMING * seconds else Guilty("nobody", (), 0.0)
 
 
-def _excess(path: Sequence[Hop], schedule: Schedule, topology: Topology) -> dict[tuple[int, int], float]:
-    """Return by link how much less the path would take over one that is as its class says, seconds."""
+def _excess(path: Sequence[Hop], schedule: Schedule, topology: Topology) -> dict[tuple[str, tuple[int, ...]], float]:
+    """Return by link and host how much less the path would take were they as their class says, seconds."""
     hops = [hop for hop in path if hop.peer >= 0]
     src, dst = (np.array(ends, dtype=np.int64) for ends in ([hop.src for hop in hops], [hop.peer for hop in hops]))
     (alpha, per_byte), (plain_alpha, plain) = (
         wires_for(schedule, one).costs(src, dst) for one in (topology, replace(topology, overrides=()))
     )
-    usual = np.minimum(plain / per_byte, 1.0)
-    lost: dict[tuple[int, int], float] = {}
+    usual, later = np.minimum(plain / per_byte, 1.0), np.maximum(alpha - plain_alpha, 0.0)
+    lost: defaultdict[tuple[str, tuple[int, ...]], float] = defaultdict(float)
     for at, hop in enumerate(hops):
-        more = hop.wire_s - max(hop.wire_s * float(usual[at]), hop.shared_s) + _lost_by_host(hop, topology)
-        more += max(float(alpha[at] - plain_alpha[at]), 0.0) if hop.src != hop.dst else 0.0
-        if more > 0:
-            lost[hop.src, hop.peer] = lost.get((hop.src, hop.peer), 0.0) + more
+        more = hop.wire_s - max(hop.wire_s * float(usual[at]), hop.shared_s)
+        lost["slow link", (hop.src, hop.peer)] += more + (float(later[at]) if hop.src != hop.dst else 0.0)
+        for host, less in _narrow(hop, topology):
+            lost["narrow host", (host,)] += less
     return lost
 
 
-def _lost_by_host(hop: Hop, topology: Topology) -> float:
-    """Return what a message lost because one of its hosts carries less than the best does, seconds."""
+def _narrow(hop: Hop, topology: Topology) -> Iterator[tuple[int, float]]:
+    """Yield the host that carries less than the best does and held a message up, and by how much, seconds."""
     if not topology.host_rates or max(hop.src, hop.peer) >= topology.ranks or hop.shared_s < hop.wire_s:
-        return 0.0
+        return
     out, into = (int(topology.host_of[end]) for end in (hop.src, hop.peer))
-    if out == into:
-        return 0.0
-    narrow = min(topology.host_rates[out][0], topology.host_rates[into][1])
-    return hop.wire_s * (1.0 - narrow / max(max(pair) for pair in topology.host_rates))
+    if out != into:
+        rate, host = min((topology.host_rates[out][0], out), (topology.host_rates[into][1], into))
+        yield host, hop.wire_s * (1.0 - rate / max(max(pair) for pair in topology.host_rates))

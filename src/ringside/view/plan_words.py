@@ -25,10 +25,11 @@ def short(plan: Plan) -> list[str]:
     """Return a plan in at most 24 lines of 80 columns."""
     lines = [*_verdict(plan), *_bound(plan), *_wires(plan), *_memory(plan), *_buckets(plan), *_batch(plan)]
     lines += [*_here(plan, SHORT_RANKS), *_crossovers(plan), *_scaling(plan, SHORT_SCALES)]
-    return [part for line in lines for part in _wrapped(line)]
+    return [part for line in lines for part in wrapped(line)]
 
 
-def _wrapped(line: str) -> list[str]:
+def wrapped(line: str) -> list[str]:
+    """Return a line as lines of at most 80 columns."""
     return textwrap.wrap(line, WIDTH, subsequent_indent="    ", drop_whitespace=True) if len(line) > WIDTH else [line]
 
 
@@ -55,7 +56,7 @@ def _verdict(plan: Plan) -> Iterator[str]:
     if_so = "were it to fit: " if fit is not None and fit.refused else ""
     what = f"{if_so}all-reduce of {size(plan.question.size_bytes)} among {topology.ranks} ranks"
     yield f"{what}: {band(plan.priced.seconds)}"
-    yield f"  on {_hardware(topology)}"
+    yield f"  on {hardware(topology)}"
     rounds = f", {plan.rounds} rounds" if plan.rounds is not None else ""
     whose = "a GPU library's" if plan.priced.basis == LIBRARY else "by its schedule"
     yield f"  algorithm {plan.priced.algorithm} ({whose}{rounds}), busbw {band(plan.busbw, _giga)} GB/s"
@@ -63,7 +64,7 @@ def _verdict(plan: Plan) -> Iterator[str]:
         yield f"  extrapolated: {plan.priced.extrapolated}"
 
 
-def _hardware(topology: Topology) -> str:
+def hardware(topology: Topology) -> str:
     """Return a topology's name, its hosts and its links, without their rates."""
     per = sorted(set(topology.ranks_per_host))
     links = [
@@ -95,10 +96,11 @@ def _refused(plan: Plan, fit: Fit) -> Iterator[str]:
 def _bound(plan: Plan) -> Iterator[str]:
     if plan.bounds:
         others = ", ".join(f"{one.kind} {one.where} {one.share:.0%}".replace("  ", " ") for one in plan.bounds[1:2])
-        yield f"bound by {_bound_words(plan.bounds[0])}" + (f"; {others}" if others else "")
+        yield f"bound by {bound_words(plan.bounds[0])}" + (f"; {others}" if others else "")
 
 
-def _bound_words(one: Bound) -> str:
+def bound_words(one: Bound) -> str:
+    """Return what a time follows in words."""
     if not one.where:
         return f"work beside links {one.share:.0%}"
     if one.where == "switch":

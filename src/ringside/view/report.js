@@ -17,8 +17,9 @@ for (const figure of document.querySelectorAll("figure.chart")) {
     at = Math.max(0, Math.min(data.steps.length - 1, index));
     const x = (data.steps[at] - first) / width;
     const step = document.createElement("b");
-    step.textContent = `step ${data.steps[at]}`;
-    tip.replaceChildren(step, ...[...data.series].reverse().map((s) => row(s.name, s.text[at], s.style)));
+    step.textContent = data.labels ? data.labels[at] : `step ${data.steps[at]}`;
+    const known = data.series.filter((s) => s.text[at]).reverse();
+    tip.replaceChildren(step, ...known.map((s) => row(s.name, s.text[at], s.style)));
     cursor.style.left = `${100 * x}%`;
     tip.style.left = x < 0.5 ? `calc(${100 * x}% + 10px)` : "auto";
     tip.style.right = x < 0.5 ? "auto" : `calc(${100 * (1 - x)}% + 10px)`;

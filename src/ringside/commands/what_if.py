@@ -1,0 +1,203 @@
+"""What if one rank were slower, a link, a rail; what if there were more hosts, or another algorithm?
+
+The step that is changed is described (--preset or --topology, with --model or --bytes and --compute-seconds) or was
+recorded (a run directory): then the ranks' own times of every step are replayed. Several changes are made at once.
+A difference has its 95 % band, and is called extrapolated where no data supports it.
+
+Exit status: 0, or 2 if it was asked for something that cannot be.
+
+examples:
+  $ ringside what-if --preset dgx-h100 --hosts 16 --bytes 1GB --compute-seconds 0.25 --slow-rank 3=12%
+  $ ringside what-if --preset dgx-a100 --hosts 4 --slow-link 7:8=4 --html slow-link.html
+  $ ringside what-if --preset p5 --hosts 8 --lose-rail 2 --compute-seconds 0.2 --price 2.5 --watts 700
+  $ ringside what-if runs/demo-1 --repair 2
+  $ ringside what-if runs/demo-1 --topology probe.json --bucket 50MB --json
+
+keys of --json: schema, what (in words), topology, hosts, ranks, recorded, delta_seconds (value, low, high),
+work_delta_seconds, step_seconds (before, after), exposed_seconds (before, after: value, low, high), buckets,
+bucket_seconds, rank_hours_per_day (null: computation is not known), money_per_day, kwh_per_day, extrapolated[],
+critical_path: algorithm, guilty (kind, ranks, seconds), shares (seconds by kind), hops
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ringside.commands.predict_plan import add_hardware, add_size, gradient_bytes, hardware, write_page
+from ringside.errors import UsageError
+from ringside.predict.buckets import Band
+from ringside.predict.timeline import Timeline
+from ringside.predict.what_if import Answer, Change, Step, what_if
+from ringside.predict.what_if_play import played
+from ringside.sizes import size_bytes
+from ringside.view.recorded import Run
+from ringside.view.recorded_step import recorded_step
+from ringside.view.what_if_page import what_if_page
+from ringside.view.what_if_words import Rates, asked, words
+
+HELP = "what one slow rank, link or rail, more hosts or another algorithm would change"
+SCHEMA = 1
+DEFAULT_BUCKET = 25 * 2**20  # as of DistributedDataParallel
+_SLOWER = re.compile(r"^(\d+)=([+-]?[0-9.]+)\s*%$")
+_LINK = re.compile(r"^(\d+)[:>](\d+)=([0-9.]+)x?$")
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add this verb's arguments."""
+    parser.add_argument("run", metavar="DIR", nargs="?", help="a recorded run; else say the hardware")
+    add_hardware(parser)
+    add_size(parser)
+    add = parser.add_argument
+    add("--compute-seconds", type=float, metavar="S", help="forward and backward of a step")
+    add("--buckets", type=int, metavar="N", help="gradients are reduced in so many pieces (default: of 25 MiB)")
+    add("--slow-rank", action="append", default=[], metavar="R=P%", help="rank R works P %% longer: 3=12%%")
+    add("--repair", action="append", default=[], type=int, metavar="R", help="rank R is as fast as the others' median")
+    add("--slow-link", action="append", default=[], metavar="A:B=X", help="rank A to B is X times slower: 7:8=4")
+    add("--lose-rail", action="append", default=[], type=int, metavar="H", help="host H loses a network interface")
+    add("--oversubscribe", type=float, metavar="X", help="the network among leaves carries 1/X: 2 for 2:1")
+    add("--sharp", action="store_true", help="switches reduce: SHARP between hosts, NVLS inside one")
+    add("--bucket", metavar="SIZE", help="of a bucket: 50MB")
+    add("--to-hosts", type=int, metavar="N", help="so many hosts instead")
+    add("--to-algorithm", metavar="NAME", help="another algorithm")
+    add("--price", type=float, metavar="X", help="of a rank-hour")
+    add("--watts", type=float, metavar="W", help="of a rank")
+    add("--html", type=Path, metavar="FILE", help="write a page with both steps drawn")
+    add("--json", action="store_true", help="print JSON; the keys are listed above")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the difference, and write its page."""
+    change, rates = change_of(args), Rates(_rate(args, "price"), _rate(args, "watts"))
+    answer = what_if(step_of(args, change), change)
+    after = played(answer.after)
+    if args.json:
+        print(json.dumps(to_json(answer, change, after, rates), indent=1))
+    else:
+        print("\n".join(words(answer, change, after, rates)))
+    if args.html is not None:
+        write_page(args.html, what_if_page(answer, change, (played(answer.before), after), rates))
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------ what is asked
+
+
+def step_of(args: argparse.Namespace, change: Change) -> Step:
+    """Return the step that is to change.
+
+    Raises:
+        UsageError: Neither hardware nor a run was named, or they do not fit together.
+    """
+    given = args.preset or args.topology
+    if args.run is None:
+        return _described(args)
+    if args.bytes or args.model or args.params_from or args.compute_seconds is not None or args.buckets:
+        raise UsageError(f"{args.run} says what it synchronised and computed: leave --bytes and the like out")
+    run = Run(args.run)
+    if not given and not change.of_work:
+        raise UsageError(f"say what joined the ranks of {args.run}: --preset, or --topology FILE (ringside probe -o)")
+    return recorded_step(run, hardware(args) if given else None)
+
+
+def _described(args: argparse.Namespace) -> Step:
+    topology = hardware(args)
+    size, _ = gradient_bytes(args)
+    compute = args.compute_seconds
+    if compute is not None and not 0 < compute < float("inf"):
+        raise UsageError(f"--compute-seconds {compute:g}: seconds of forward and backward, more than 0")
+    if args.buckets is not None and args.buckets < 1:
+        raise UsageError(f"--buckets {args.buckets}: at least 1")
+    own = np.full((1, topology.ranks), compute or 0.0)
+    count = args.buckets or max(-(-int(size) // DEFAULT_BUCKET), 1)
+    return Step(topology, size, own, count, args.algorithm.lower().replace("-", "_"))
+
+
+def change_of(args: argparse.Namespace) -> Change:
+    """Return the change that the arguments describe; raise `UsageError` where there is none, or it cannot be read."""
+    change = Change(
+        slower=dict(_each(args.slow_rank, _slower)),
+        repaired=tuple(args.repair),
+        slow_links=tuple(_each(args.slow_link, _link)),
+        lost_rails=tuple(args.lose_rail),
+        oversubscription=args.oversubscribe,
+        sharp=args.sharp,
+        bucket_bytes=size_bytes(args.bucket, "--bucket") if args.bucket else None,
+        hosts=args.to_hosts,
+        algorithm=args.to_algorithm and args.to_algorithm.lower().replace("-", "_"),
+    )
+    if change == Change():
+        raise UsageError("what if what? Say --slow-rank 3=12%, --slow-link 7:8=4, --lose-rail 0, --to-hosts 32, ...")
+    return change
+
+
+def _each(texts: list[str], read: Callable[[str], Any]) -> list[Any]:
+    return [read(text) for text in texts]
+
+
+def _slower(text: str) -> tuple[int, float]:
+    match = _SLOWER.match(text.strip())
+    if match is None:
+        raise UsageError(f"--slow-rank {text}: a rank and by how much its work grows, such as 3=12%")
+    return int(match[1]), float(match[2]) / 100.0
+
+
+def _link(text: str) -> tuple[int, int, float]:
+    match = _LINK.match(text.strip())
+    if match is None:
+        raise UsageError(f"--slow-link {text}: from rank, to rank, and how many times slower, such as 7:8=4")
+    return int(match[1]), int(match[2]), float(match[3])
+
+
+def _rate(args: argparse.Namespace, name: str) -> float | None:
+    value: float | None = getattr(args, name)
+    if value is not None and not 0 <= value < float("inf"):
+        raise UsageError(f"--{name} {value:g}: 0 or more")
+    return value
+
+
+# ------------------------------------------------------------------------------------------------ what is said
+
+
+def to_json(answer: Answer, change: Change, after: Timeline | None, rates: Rates) -> dict[str, Any]:
+    """Return the answer as plain data; the keys are those of the module's text."""
+    step, hours = answer.after, answer.rank_hours_per_day
+    return {
+        "schema": SCHEMA,
+        "what": asked(change),
+        "topology": answer.before.topology.describe(),
+        "hosts": step.topology.hosts,
+        "ranks": step.topology.ranks,
+        "recorded": step.recorded,
+        "delta_seconds": asdict(answer.delta),
+        "work_delta_seconds": asdict(answer.work_delta),
+        "step_seconds": dict(zip(("before", "after"), answer.step_s, strict=True)),
+        "exposed_seconds": {"before": asdict(answer.left[0].seconds), "after": asdict(answer.left[1].seconds)},
+        "buckets": step.buckets,
+        "bucket_seconds": asdict(answer.left[1].bucket),
+        "rank_hours_per_day": _scaled(hours, 1.0),
+        "money_per_day": _scaled(hours, rates.price),
+        "kwh_per_day": _scaled(hours, rates.watts and rates.watts / 1e3),
+        "extrapolated": list(answer.extrapolated),
+        "critical_path": None if after is None else _path_json(after),
+    }
+
+
+def _scaled(hours: Band | None, factor: float | None) -> dict[str, float] | None:
+    return None if hours is None or factor is None else asdict(Band(*(factor * end for end in hours.ends)))
+
+
+def _path_json(timeline: Timeline) -> dict[str, Any]:
+    return {
+        "algorithm": timeline.schedule.name,
+        "guilty": timeline.guilty._asdict(),
+        "shares": timeline.shares,
+        "hops": len(timeline.critical_path),
+    }

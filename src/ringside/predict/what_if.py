@@ -1,0 +1,261 @@
+"""What would change in a training step if one thing about it were different: `what_if(step, change)` -> `Answer`.
+
+A step is work and what is left of the synchronisation after it. All ranks wait for the slowest, so work is the mean
+over steps of the longest own time: recorded own times are replayed, as the monitor's prices are. What is left of the
+synchronisation is `buckets.exposed_s` of one bucket's price. Both ends of a difference are priced with the same
+figures, which are wrong together: the band of the difference is that of the figures, not of two prices side by side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringside.errors import UsageError
+from ringside.predict.buckets import Band
+from ringside.predict.options import AUTO, IN_NETWORK, Option, option, with_measured
+from ringside.predict.topology import Topology
+from ringside.predict.what_if_price import Exposed, chosen, exposed, lawful, moved, slowed
+
+Floats = NDArray[np.float64]
+
+DAY_S = 86_400.0
+CERTAIN = 1.96  # standard errors of a mean, for 95 %
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """Training steps as they are.
+
+    Args:
+        topology: What they run over.
+        size_bytes: Of all gradients.
+        own_s: Own times, float64 [steps, ranks], seconds; a single row of zeros: computation is not known.
+        buckets: In how many pieces gradients are reduced.
+        algorithm: A name of `options.names`, or `auto`.
+        exposed_s: What was measured to be left of the synchronisation, by step, float64 [steps]; None: it is priced.
+        measured: Sizes of buckets and what they took, bytes and seconds.
+    """
+
+    topology: Topology
+    size_bytes: float
+    own_s: Floats
+    buckets: int = 1
+    algorithm: str = AUTO
+    exposed_s: Floats | None = None
+    measured: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def recorded(self) -> bool:
+        """Whether it was seen, not described."""
+        return self.exposed_s is not None
+
+    @property
+    def bucket_bytes(self) -> float:
+        """Of one bucket."""
+        return self.size_bytes / self.buckets
+
+    @property
+    def work_s(self) -> float:
+        """The slowest rank's own time, mean over steps, seconds."""
+        return float(self.own_s.max(axis=1).mean())
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is different; everything that is given changes at once.
+
+    Args:
+        slower: By rank, the share by which its own time grows: 0.12 is 12 %.
+        repaired: Ranks that are as fast as the others' median.
+        slow_links: (sender, receiver, times): ranks, and how many times slower it carries what it is given.
+        lost_rails: Hosts that lose one network interface each.
+        oversubscription: Of the network among leaves: 2 for 2:1.
+        sharp: Switches between hosts (or inside the only one) reduce.
+        bucket_bytes: Of one bucket.
+        hosts: How many.
+        algorithm: Another one.
+    """
+
+    slower: dict[int, float] = field(default_factory=dict)
+    repaired: tuple[int, ...] = ()
+    slow_links: tuple[tuple[int, int, float], ...] = ()
+    lost_rails: tuple[int, ...] = ()
+    oversubscription: float | None = None
+    sharp: bool = False
+    bucket_bytes: float | None = None
+    hosts: int | None = None
+    algorithm: str | None = None
+
+    @property
+    def of_work(self) -> bool:
+        """Whether it changes nothing but own times."""
+        return self == Change(slower=self.slower, repaired=self.repaired)
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """The difference.
+
+    Args:
+        before: The step as it is.
+        after: As it would be.
+        delta: What a step takes longer, seconds, with its band; below 0: less.
+        work_delta: Of that, own work.
+        left: What is left of the synchronisation, before and after.
+        extrapolated: Why no data supports it; empty where data does.
+    """
+
+    before: Step
+    after: Step
+    delta: Band
+    work_delta: Band
+    left: tuple[Exposed, Exposed]
+    extrapolated: tuple[str, ...]
+
+    @property
+    def step_s(self) -> tuple[float, float]:
+        """What a step takes before and after, seconds."""
+        return self.before.work_s + self.left[0].seconds.value, self.after.work_s + self.left[1].seconds.value
+
+    @property
+    def knows_work(self) -> bool:
+        """Whether computation is known; where it is not, nothing can be said of a day."""
+        return self.before.work_s > 0
+
+    @property
+    def rank_hours_per_day(self) -> Band | None:
+        """Rank-hours that a day of the slower of the two spends on the difference; None: computation is not known."""
+        if not self.knows_work:
+            return None
+        ranks, slower = self.after.topology.ranks, max(self.step_s)
+        return Band(*(ranks * DAY_S / 3600.0 * _within_a_day(one, slower, self.delta.value) for one in self.delta.ends))
+
+
+def what_if(step: Step, change: Change) -> Answer:
+    """Return what a change would do to a step.
+
+    Raises:
+        UsageError: The change cannot be: no such rank, link, rail, algorithm; the line says which.
+    """
+    after = changed(step, change)
+    left = _left(step, after, change)
+    work = work_delta(step, after)
+    ends = [b - a for a, b in zip(left[0].seconds.ends, left[1].seconds.ends, strict=True)]
+    moves = Band(ends[0], min(ends), max(ends))
+    delta = Band(*(a + b for a, b in zip(work.ends, moves.ends, strict=True)))
+    why = () if change.of_work and step.recorded else tuple(dict.fromkeys(filter(None, (one.why for one in left))))
+    return Answer(step, after, delta, work, left, why)
+
+
+def changed(step: Step, change: Change) -> Step:
+    """Return the step as it would be; errors as of `what_if`."""
+    topology, buckets = _topology(step.topology, change), step.buckets
+    if change.bucket_bytes is not None:
+        if not (math.isfinite(change.bucket_bytes) and change.bucket_bytes > 0):
+            raise UsageError(f"a bucket of {change.bucket_bytes:g} bytes: more than 0, such as 25MB")
+        buckets = max(math.ceil(step.size_bytes / change.bucket_bytes - 1e-9), 1)
+    algorithm = _algorithm(step, change, topology)
+    for link in change.slow_links:
+        topology = slowed(topology, algorithm, step.size_bytes / buckets, link)
+    own = _own(step, change)
+    if topology.ranks != step.topology.ranks:  # on other hosts the same work, rank for rank
+        own = own[:, np.arange(topology.ranks) % own.shape[1]]
+    return replace(step, topology=topology, own_s=own, buckets=buckets, algorithm=algorithm)
+
+
+def _algorithm(step: Step, change: Change, topology: Topology) -> str:
+    """Return the algorithm of the changed step; one that is asked for must be possible."""
+    if change.algorithm is None and not change.sharp:
+        return step.algorithm
+    inside = "nvls" if topology.hosts == 1 and topology.nvls is not None else IN_NETWORK
+    asked = change.algorithm or inside
+    option(lawful(topology), asked)
+    return asked
+
+
+def _topology(topology: Topology, change: Change) -> Topology:
+    if change.hosts is not None:
+        topology = topology.sized(change.hosts)
+    if change.oversubscription is not None:
+        if topology.hosts == 1:
+            raise UsageError(f"{topology.name} is one host: there is no network to oversubscribe; give --hosts")
+        topology = replace(topology, oversubscription=change.oversubscription)
+    for host in change.lost_rails:
+        topology = topology.without_rail(host)
+    return topology
+
+
+def _own(step: Step, change: Change) -> Floats:
+    own, ranks = step.own_s.copy(), step.own_s.shape[1]
+    for rank in (*change.slower, *change.repaired):
+        if not 0 <= rank < ranks:
+            raise UsageError(f"there is no rank {rank}: ranks are 0 to {ranks - 1}")
+    if change.slower and not step.work_s:
+        raise UsageError("a rank that is slower by a share: of what? Say what a step computes: --compute-seconds 0.25")
+    for rank, share in change.slower.items():
+        if not (math.isfinite(share) and share > -1):
+            raise UsageError(f"rank {rank} cannot be {100 * share:g} % slower: more than -100 %")
+        own[:, rank] *= 1.0 + share
+    return _repaired(own, step.own_s, change.repaired)
+
+
+def _repaired(own: Floats, recorded: Floats, ranks: tuple[int, ...]) -> Floats:
+    """Return own times with some ranks, in every step, no slower than the others' median."""
+    others = np.delete(recorded, ranks, axis=1)
+    if ranks and not others.shape[1]:
+        raise UsageError("repair some of the ranks: what they are repaired to is the others' median")
+    for rank in ranks:
+        own[:, rank] = np.minimum(own[:, rank], np.median(others, axis=1))
+    return own
+
+
+def _left(before: Step, after: Step, change: Change) -> tuple[Exposed, Exposed]:
+    """Return what is left of the synchronisation; of a recorded run as it was seen, moved as the prices move."""
+    if before.exposed_s is None:
+        return _priced(before, after)
+    seen = _mean(before.exposed_s)
+    if change.of_work:
+        return Exposed(seen, seen, ""), Exposed(seen, seen, "")
+    priced = _priced(before, after)
+    ratios = [b / a if a > 0 else 1.0 for a, b in zip(*(one.seconds.ends for one in priced), strict=True)]
+    then = Band(seen.value * ratios[0], seen.value * min(ratios), seen.value * max(ratios))
+    why = priced[1].why or "the run measured only what it had; the change is priced on its topology"
+    fixed = Band(seen.value, seen.value, seen.value)
+    return Exposed(priced[0].bucket, fixed, ""), Exposed(priced[1].bucket, then, why)
+
+
+def _priced(before: Step, after: Step) -> tuple[Exposed, Exposed]:
+    """Return what is left by price; what was measured before moves both."""
+    first, second = (chosen(one.topology, one.algorithm, one.bucket_bytes) for one in (before, after))
+    seen = None if first is None else with_measured(first, before.measured)
+    return _exposed(before, moved(first, seen)), _exposed(after, moved(second, seen))
+
+
+def _exposed(step: Step, option: Option | None) -> Exposed:
+    return exposed(option, step.topology, step.bucket_bytes, step.buckets, step.work_s)
+
+
+def work_delta(before: Step, after: Step) -> Band:
+    """Return by how much the slowest rank's own time grows, with the band that the steps' scatter leaves."""
+    if before.own_s.shape[0] == 1:
+        more = after.work_s - before.work_s
+        return Band(more, more, more)
+    return _mean(after.own_s.max(axis=1) - before.own_s.max(axis=1))
+
+
+def _mean(values: Sequence[float] | Floats) -> Band:
+    """Return the mean of what single steps say, with its 95 % band."""
+    found = np.asarray(values, dtype=np.float64)
+    mean = float(found.mean())
+    error = CERTAIN * float(found.std(ddof=1)) / math.sqrt(len(found)) if len(found) > 1 else 0.0
+    return Band(mean, mean - error, mean + error)
+
+
+def _within_a_day(delta: float, slower_s: float, middle: float) -> float:
+    """Return the share of a day; the end of a band belongs to a step that much longer."""
+    return delta / max(slower_s + delta - middle, delta) if middle > 0 else delta / slower_s

@@ -1,0 +1,123 @@
+"""The answer of a what-if in words: the difference first, its price, then who is guilty, then what supports it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ringside.predict.buckets import Band
+from ringside.predict.timeline import Timeline
+from ringside.predict.what_if import Answer, Change
+from ringside.view.plan_words import band, hardware, wrapped
+from ringside.view.report_words import digits, duration, share, size
+
+PARTS = 3  # of the critical path that are named
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a rank costs.
+
+    Args:
+        price: Of a rank-hour, in any currency; None: not known.
+        watts: Of a rank; None: not known.
+    """
+
+    price: float | None = None
+    watts: float | None = None
+
+
+def words(answer: Answer, change: Change, played: Timeline | None, rates: Rates) -> list[str]:
+    """Return the answer in lines of 80 columns.
+
+    Args:
+        answer: The answer.
+        change: What was asked.
+        played: The changed step's synchronisation, if it could be played.
+        rates: What a rank costs.
+    """
+    lines = [f"what if {asked(change)}", f"  on {hardware(answer.before.topology)}", *_delta(answer)]
+    lines += [*_day(answer, rates), *path(played), *_support(answer)]
+    return [part for line in lines for part in wrapped(line)]
+
+
+def asked(change: Change) -> str:
+    """Return a change in words: `rank 3 were 12 % slower, the network oversubscribed 2:1`."""
+    parts = [f"rank {rank} were {_pace(more)}" for rank, more in change.slower.items()]
+    parts += [f"rank {rank} were as fast as the others" for rank in change.repaired]
+    parts += [f"link {src} > {dst} were {digits(times)} x slower" for src, dst, times in change.slow_links]
+    parts += [f"host {host} had one rail less" for host in change.lost_rails]
+    if change.oversubscription is not None:
+        parts.append(f"the network were oversubscribed {digits(change.oversubscription)}:1")
+    parts += ["switches reduced (SHARP)"] if change.sharp else []
+    if change.bucket_bytes is not None:
+        parts.append(f"buckets were {size(change.bucket_bytes)}")
+    if change.hosts is not None:
+        parts.append(f"there were {change.hosts} hosts")
+    parts += [f"the algorithm were {change.algorithm}"] if change.algorithm else []
+    return ", ".join(parts) or "nothing changed"
+
+
+def _pace(more: float) -> str:
+    return f"{digits(abs(100 * more))} % {'slower' if more >= 0 else 'faster'}"
+
+
+def _delta(answer: Answer) -> Iterator[str]:
+    before, after = answer.step_s
+    ratio = f", {share(after / before - 1)}" if answer.knows_work and before > 0 else ""
+    yield f"{sentence(answer)}: {duration(before)} -> {duration(after)}{ratio}"
+    left = f"left of synchronisation {duration(answer.left[0].seconds.value)} -> {band(answer.left[1].seconds)}"
+    if answer.knows_work:
+        yield f"  own work {duration(answer.before.work_s)} -> {duration(answer.after.work_s)}"
+        yield f"  {left}"
+    one = answer.after
+    yield f"  {one.buckets} bucket{'s' * (one.buckets > 1)} of {size(one.size_bytes / one.buckets)}, each " + (
+        f"{duration(answer.left[0].bucket.value)} -> {band(answer.left[1].bucket)}"
+    )
+
+
+def sentence(answer: Answer) -> str:
+    """Return the difference: `a step takes 30.0 ms longer (28.1 ms to 33.0 ms)`."""
+    less = answer.delta.value < 0
+    one = Band(-answer.delta.value, -answer.delta.high, -answer.delta.low) if less else answer.delta
+    what = "a step takes" if answer.knows_work else "the synchronisation takes"
+    ends = f"({duration(one.low)} to {duration(one.high)})"
+    return f"{what} {duration(one.value)} {'less' if less else 'longer'} {ends}"
+
+
+def _day(answer: Answer, rates: Rates) -> Iterator[str]:
+    hours = answer.rank_hours_per_day
+    if hours is None:
+        yield "  a day: say what a step computes, --compute-seconds S"
+        return
+    all_hours = 24 * answer.after.topology.ranks
+    yield f"  a day: {band(hours, digits)} rank-hours of {all_hours} {'saved' if hours.value < 0 else 'lost'}"
+    for text in prices(hours, rates):
+        yield f"    {text}"
+
+
+def prices(hours: Band, rates: Rates) -> Iterator[str]:
+    """Yield what rank-hours cost, in money and energy, where rates are known."""
+    if rates.price is not None:
+        yield f"{band(_times(hours, rates.price), digits)} in money, at {digits(rates.price)} a rank-hour"
+    if rates.watts is not None:
+        yield f"{band(_times(hours, rates.watts / 1e3), digits)} kWh, at {digits(rates.watts)} W a rank"
+
+
+def _times(one: Band, factor: float) -> Band:
+    return Band(*(end * factor for end in one.ends))
+
+
+def path(played: Timeline | None, text: Callable[[float], str] = duration) -> Iterator[str]:
+    """Yield who is guilty, and what the critical path consists of."""
+    if played is None:
+        yield "critical path: too many ranks, or too few, to play it"
+        return
+    yield f"critical path (played as {played.schedule.name}): {played.guilty}"
+    found = sorted(played.shares.items(), key=lambda item: -item[1])[:PARTS]
+    yield "  " + ", ".join(f"{name} {text(seconds)} ({seconds / played.seconds:.0%})" for name, seconds in found)
+
+
+def _support(answer: Answer) -> Iterator[str]:
+    for why in answer.extrapolated:
+        yield f"extrapolated: {why}"

@@ -1,0 +1,92 @@
+"""`ringside what-if` as people call it: from hardware, from a recorded run; words, JSON and the page."""
+
+import json
+
+import pytest
+from tests.recorded_runs import slow_run
+
+from ringside.commands import main
+
+H100 = ("--preset", "dgx-h100", "--hosts", "4", "--bytes", "1GB", "--compute-seconds", "0.25")
+
+
+def said(capsys, *words, status=0):
+    assert main(["what-if", *words]) == status
+    return capsys.readouterr()
+
+
+def test_a_slow_rank_in_words(capsys):
+    text = said(capsys, *H100, "--slow-rank", "3=12%", "--price", "2.5", "--watts", "700").out
+    lines = text.splitlines()
+    assert lines[0] == "what if rank 3 were 12.0 % slower"
+    assert lines[2].startswith("a step takes 30.0 ms longer (30.0 ms to 30.0 ms): 250 ms -> 280 ms")
+    assert "a day: 82.2 (82.2 to 82.2) rank-hours of 768 lost" in text
+    assert "205 (205 to 205) in money" in text
+    assert "57.5 (57.5 to 57.5) kWh" in text
+    assert "critical path (played as hierarchical): late rank 3 costs 30 ms" in text
+    assert max(map(len, lines)) <= 80
+
+
+def test_several_changes_at_once_as_json(capsys):
+    words = ("--lose-rail", "2", "--oversubscribe", "2", "--bucket", "50MB", "--to-algorithm", "ring", "--json")
+    data = json.loads(said(capsys, *H100, *words, "--price", "2").out)
+    assert data["schema"] == 1
+    assert data["buckets"] == 20
+    delta = data["delta_seconds"]
+    assert delta["low"] <= delta["value"] <= delta["high"]
+    assert data["money_per_day"]["value"] == pytest.approx(2 * data["rank_hours_per_day"]["value"])
+    assert data["kwh_per_day"] is None
+    assert data["critical_path"]["algorithm"] == "ring"
+    assert data["step_seconds"]["after"] - data["step_seconds"]["before"] == pytest.approx(delta["value"])
+
+
+def test_a_recorded_run_without_its_slow_rank(tmp_path, capsys):
+    run = slow_run(tmp_path / "run", onset=0)
+    page = tmp_path / "page.html"
+    data = json.loads(said(capsys, str(run), "--repair", "2", "--json", "--html", str(page)).out)
+    assert data["recorded"]
+    assert data["extrapolated"] == []
+    assert data["delta_seconds"]["value"] == pytest.approx(-0.03, rel=0.25)
+    assert data["delta_seconds"]["high"] < 0
+    text = page.read_text()
+    assert "rank 2" in text
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+    worse = json.loads(said(capsys, str(run), "--slow-rank", "0=50%", "--json").out)
+    assert worse["delta_seconds"]["low"] > 0
+    slower = said(capsys, str(run), "--preset", "loopback", "--bucket", "1MB").out
+    assert "extrapolated" in slower
+
+
+def test_the_best_buckets_of_a_recorded_run(tmp_path, capsys):
+    run = slow_run(tmp_path / "run")
+    assert main(["predict", "--run", str(run), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["question"]["size_bytes"] == 4e6
+    assert data["question"]["compute_seconds"] == pytest.approx(0.115, rel=0.1)
+    assert data["buckets"][0]["exposed"]["value"] <= data["buckets"][-1]["exposed"]["value"]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ((*H100,), "what if what?"),
+        ((*H100, "--slow-rank", "3"), "such as 3=12%"),
+        ((*H100, "--slow-rank", "99=5%"), "ranks are 0 to 31"),
+        ((*H100, "--slow-link", "7-8"), "such as 7:8=4"),
+        ((*H100, "--lose-rail", "9"), "hosts are 0 to 3"),
+        ((*H100, "--sharp", "--price", "-1"), "--price -1: 0 or more"),
+        ((*H100, "--sharp", "--buckets", "0"), "at least 1"),
+        ((*H100[:-1], "0", "--sharp"), "more than 0"),
+        (("--slow-rank", "3=12%"), "--preset NAME or --topology FILE"),
+        (("--preset", "ethernet-10g", "--sharp"), "there is no 'in_network'"),
+        (("{run}", "--to-hosts", "4"), "say what joined the ranks"),
+        (("{run}", "--bytes", "1GB", "--repair", "1"), "leave --bytes and the like out"),
+        (("{run}", "--preset", "p5", "--repair", "1"), "has 4 ranks"),
+        (("{run}/nothing", "--repair", "1"), "nothing"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(words, reason, tmp_path, capsys):
+    run = slow_run(tmp_path / "run", steps=30) if "{run}" in words[0] else tmp_path
+    error = said(capsys, *(word.replace("{run}", str(run)) for word in words), status=2).err
+    assert reason in error
+    assert error.count("\n") == 1

@@ -1,0 +1,170 @@
+"""What a change does to a step: exact where it is arithmetic, priced alike on both sides where it is not."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringside.errors import UsageError
+from ringside.predict import LinkClass, Topology, preset, price
+from ringside.predict.plan import Question, plan
+from ringside.predict.what_if import Change, Step, what_if
+from ringside.predict.what_if_play import played
+from ringside.schedule import ring
+
+FLAT = Topology("flat", (1,) * 6, between=LinkClass("ethernet", 10e-6, 1e9))
+H100 = preset("dgx-h100", 4)
+
+
+def step(topology=FLAT, size=1e8, compute=0.25, **others):
+    return Step(topology, size, np.full((1, topology.ranks), compute), **others)
+
+
+def test_a_slow_rank_costs_its_own_excess_and_is_named():
+    found = what_if(step(H100, buckets=20), Change(slower={3: 0.12}))
+    assert found.delta.value == pytest.approx(0.03)
+    assert found.extrapolated == ()
+    day = found.rank_hours_per_day
+    assert day.value == pytest.approx(32 * 24 * 0.03 / found.step_s[1])
+    timeline = played(found.after)
+    assert (timeline.guilty.kind, timeline.guilty.ranks) == ("late rank", (3,))
+    assert timeline.guilty.seconds == pytest.approx(0.03)
+
+
+@pytest.mark.parametrize("share", [-0.5, 0.0, 0.07])
+def test_who_is_not_the_slowest_costs_nothing_until_he_is(share):
+    own = np.array([[0.1, 0.2, 0.11]])
+    found = what_if(Step(preset("loopback", 1, 3), 1e6, own), Change(slower={0: share}))
+    assert found.delta.value == 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 5), st.integers(0, 4), st.floats(0.01, 3.0), st.integers(0, 1000))
+def test_recorded_own_times_are_replayed_exactly(ranks, slow, share, seed):
+    own = np.exp(np.random.default_rng(seed).normal(-2, 0.1, (40, ranks)))
+    recorded = Step(preset("loopback", 1, ranks), 1e6, own, exposed_s=np.full(40, 0.004))
+    slow %= ranks
+    slower = own.copy()
+    slower[:, slow] *= 1 + share
+    exact = (slower.max(axis=1) - own.max(axis=1)).mean()
+    found = what_if(recorded, Change(slower={slow: share}))
+    assert found.delta.value == pytest.approx(exact)
+    assert found.delta.low <= exact <= found.delta.high
+    assert found.step_s[0] == pytest.approx(own.max(axis=1).mean() + 0.004)
+    assert found.extrapolated == ()
+
+
+def test_a_repaired_rank_gives_back_what_it_costs():
+    own = np.full((50, 4), 0.1) + np.linspace(0, 1e-3, 50)[:, None]
+    slow = own.copy()
+    slow[:, 2] *= 1.3
+    recorded = Step(preset("loopback", 1, 4), 1e6, slow, exposed_s=np.full(50, 0.01))
+    found = what_if(recorded, Change(repaired=(2,)))
+    assert found.delta.value == pytest.approx(-(0.3 * own[:, 0]).mean())
+    assert found.rank_hours_per_day.high < 0
+    with pytest.raises(UsageError, match="others' median"):
+        what_if(recorded, Change(repaired=(0, 1, 2, 3)))
+
+
+def test_a_slow_link_costs_its_exact_delay_and_is_named():
+    found = what_if(step(compute=0.0, algorithm="ring"), Change(slow_links=((1, 2, 4.0),)))
+    exact = price(ring(6), FLAT.with_slow_link(1, 2, 4.0), 1e8) - price(ring(6), FLAT, 1e8)
+    assert found.delta.value == pytest.approx(exact)
+    assert played(found.after).guilty[:2] == ("slow link", (1, 2))
+    assert found.rank_hours_per_day is None
+
+
+@pytest.mark.parametrize("link", [(7, 15, 4.0), (3, 4, 4.0)])
+def test_a_link_of_a_gpu_cluster_moves_the_librarys_law(link):
+    plain = step(H100, 28e6, 0.0)
+    found = what_if(plain, Change(slow_links=(link,)))
+    before, after = (one.bucket.value for one in found.left)
+    assert 1.3 * before < after < 4 * before
+    assert found.delta.low < found.delta.value < found.delta.high
+    assert "no published table has a slow link" in found.extrapolated[0]
+    assert played(found.after).guilty[:2] == ("slow link", link[:2])
+
+
+def test_a_lost_rail_and_an_oversubscribed_network_narrow_the_network():
+    base = what_if(step(H100, 1e9, 0.0), Change(bucket_bytes=1e9)).left[0].bucket.value
+    rail = what_if(step(H100, 1e9, 0.0), Change(lost_rails=(2,)))
+    half = what_if(step(H100, 1e9, 0.0), Change(oversubscription=2.0))
+    assert base * 7 / 8 < rail.left[1].bucket.value * 7 / 8 < 1.01 * base
+    assert 1.7 * base < half.left[1].bucket.value < 2.01 * base
+    assert played(rail.after).guilty[:2] == ("narrow host", (2,))
+
+
+def test_switches_between_hosts_pay_from_three_hosts_on_and_no_table_shows_it():
+    """A tree's inner host sends the tensor twice; a switch takes it once. Between two hosts a tree is as good."""
+    many, two = (what_if(step(preset("dgx-h100", hosts), 1e9, 0.0), Change(sharp=True)) for hosts in (16, 2))
+    assert many.delta.high < 0
+    assert abs(two.delta.value) < 0.1 * two.left[0].bucket.value
+    assert any("no published table shows switches" in why for why in many.extrapolated)
+    with pytest.raises(UsageError, match="there is no 'in_network'"):
+        what_if(step(), Change(sharp=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("dgx-h100", 8 * 48e9), ("dgx-a100", 232e9)],  # all interfaces of a host; NVLink without a switch that adds
+)
+def test_a_host_sends_its_tensor_once_to_a_switch_whatever_the_number_of_hosts(name, most):
+    rates = [1e9 / what_if(step(preset(name, h), 1e9, 0.0), Change(sharp=True)).left[1].bucket.value for h in (4, 64)]
+    assert rates[1] == pytest.approx(rates[0], rel=0.02)
+    assert rates[0] < most
+
+
+def test_buckets_hosts_and_algorithms():
+    fewer = what_if(step(size=1e8, buckets=40), Change(bucket_bytes=25e6))
+    assert fewer.after.buckets == 4
+    more = what_if(step(H100, 1e9, 0.2, buckets=40), Change(hosts=16))
+    assert (more.after.topology.ranks, more.after.own_s.shape) == (128, (1, 128))
+    assert any("published tables end at 4 hosts" in why for why in more.extrapolated)
+    ring_instead = what_if(step(H100, 1e6, 0.0), Change(algorithm="ring"))
+    assert ring_instead.delta.value > 0
+
+
+def test_a_recorded_run_moves_as_its_prices_move():
+    own = np.full((30, 6), 0.1)
+    recorded = Step(FLAT, 1e8, own, buckets=1, algorithm="ring", exposed_s=np.full(30, 0.5), measured=((1e8, 0.5),))
+    found = what_if(recorded, Change(slow_links=((0, 1, 2.0),)))
+    assert found.left[0].seconds.value == 0.5
+    factor = price(ring(6), FLAT.with_slow_link(0, 1, 2.0), 1e8) / price(ring(6), FLAT, 1e8)
+    assert found.left[1].seconds.value == pytest.approx(0.5 * factor, rel=0.05)
+    assert found.extrapolated
+
+
+def test_what_was_measured_moves_a_plan():
+    plain, seen = (plan(Question(FLAT, 1e8, "ring", compute_s=0.2, measured=points)) for points in ((), ((5e7, 0.4),)))
+    assert plain.priced.seconds.value < 0.5 * seen.priced.seconds.value
+    width = [one.priced.seconds.high / one.priced.seconds.low for one in (plain, seen)]
+    assert width[1] < 0.5 * width[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (Change(slower={9: 0.1}), "there is no rank 9: ranks are 0 to 5"),
+        (Change(slower={1: -2.0}), "more than -100 %"),
+        (Change(slower={1: math.nan}), "more than -100 %"),
+        (Change(slow_links=((0, 9, 2.0),)), "no link from rank 0 to rank 9"),
+        (Change(slow_links=((0, 1, 0.0),)), "give a number above 0"),
+        (Change(slow_links=((0, 3, 2.0),)), "ring sends nothing from rank 0 to rank 3"),
+        (Change(lost_rails=(0,)), "has one rail"),
+        (Change(lost_rails=(7,)), "hosts are 0 to 5"),
+        (Change(oversubscription=0.5), "at least 1"),
+        (Change(bucket_bytes=0.0), "more than 0"),
+        (Change(hosts=0), "at least 1"),
+        (Change(algorithm="magic"), "there is no 'magic'"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(change, reason):
+    with pytest.raises(UsageError, match=reason):
+        what_if(step(algorithm="ring"), change)
+
+
+def test_a_share_of_unknown_work_is_refused():
+    with pytest.raises(UsageError, match="--compute-seconds"):
+        what_if(step(compute=0.0), Change(slower={1: 0.1}))
