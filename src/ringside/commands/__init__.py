@@ -29,6 +29,7 @@ VERBS = (
     "probe",
     "doctor",
     "predict",
+    "what-if",
 )
 
 SHELLS = ("bash", "zsh", "fish")
@@ -61,7 +62,7 @@ class _PrintCompletion(argparse.Action):
 
 
 def _command(verb: str) -> Command:
-    return cast("Command", importlib.import_module(f"ringside.commands.{verb}"))
+    return cast("Command", importlib.import_module(f"ringside.commands.{verb.replace('-', '_')}"))
 
 
 def build_parser(verbs: Sequence[str] = VERBS) -> argparse.ArgumentParser:
