@@ -15,7 +15,8 @@ from ringside.engine.explanation import Explanation
 from ringside.engine.network import Network
 from ringside.engine.pricing import Cluster
 from ringside.engine.probing import Probe
-from ringside.engine.select import Selector, _best, _Race
+from ringside.engine.race import Race, best_at
+from ringside.engine.select import Selector
 from ringside.engine.selection_cache import Mode, alike, cache_path, load, store
 from ringside.engine.selection_table import LADDER, Table, Timings, candidates, make_table, priced
 from ringside.engine.wire import Wire
@@ -131,32 +132,38 @@ def test_a_table_gives_back_the_figures_it_was_made_from():
 
 def test_few_are_timed_of_every_way_and_the_hopeless_only_once():
     of = cluster(4, 2)
-    names = _best(priced(candidates(of), of), 4096)
+    names = best_at(priced(candidates(of), of), 4096)
     assert names[0] == NATIVE
     assert {Choice.parse(name).over for name in names} == {"ranks", "hosts", "leaders"}
     assert len(names) == len(set(names)) <= 10
-    race = _Race(4096, [NATIVE, "ring", "direct"], frozenset({NATIVE}))
+    race = Race(4096, [NATIVE, "ring", "direct"], frozenset({NATIVE}))
     race.took(np.array([0.9, 0.1, 0.3]))
     assert race.going == [0, 1]
     assert race.cost_s() == pytest.approx(1.0)
     race.took(np.array([0.7, 0.3, -1.0]))
     assert race.medians() == {(NATIVE, 4096): 0.8, ("ring", 4096): 0.2, ("direct", 4096): 0.3}
-    assert _best(priced(candidates(of), of), 4 * MB)[1].startswith("hosts/")
+    assert best_at(priced(candidates(of), of), 4 * MB)[1].startswith("hosts/")
 
 
 def test_what_is_timed_depends_on_what_time_is_left():
     def job(across):
         selector = Selector(across, environ={}, clock=lambda: 10.0)
-        selector._prices = priced(candidates(cluster()), cluster())
+        selector._measuring.prices = priced(candidates(cluster()), cluster())
         names = ["native", "ring", "direct", "chain", "tree"]
-        new = _Race(MB, names, frozenset())
-        first = selector._affordable(new, 0, 0.0)
-        selector._pace = 1.0
-        timed = _Race(MB, names, frozenset())
+        new = Race(MB, names, frozenset())
+        first = selector._measuring._affordable(new, 0, 0.0)
+        selector._measuring._pace = 1.0
+        timed = Race(MB, names, frozenset())
         timed.took(np.full(5, 0.1))
-        counts = [selector._affordable(new, 0, left) for left in (20.0, 10.07, 9.0)]
-        large = selector._affordable(_Race(4 * MB, names, frozenset()), 0, 10.01)
-        return first, counts, large, selector._affordable(timed, 1, 10.6), selector._affordable(timed, 1, 10.4)
+        counts = [selector._measuring._affordable(new, 0, left) for left in (20.0, 10.07, 9.0)]
+        large = selector._measuring._affordable(Race(4 * MB, names, frozenset()), 0, 10.01)
+        return (
+            first,
+            counts,
+            large,
+            selector._measuring._affordable(timed, 1, 10.6),
+            selector._measuring._affordable(timed, 1, 10.4),
+        )
 
     ours, theirs = on_threads(2, job)
     assert ours == (3, [5, 3, 3], 0, 5, 0)
@@ -507,7 +514,7 @@ def test_the_first_revision_that_changes_nothing_pauses_and_what_was_kept_stays(
         )
         selector = steady(across, environ, links)
         kept = selector.table
-        selector._time = lambda plan, deadline: {
+        selector._measuring._time = lambda plan, used, deadline: {
             (name, 4 * MB): 0.02 if name == NATIVE else 0.03 for name in plan.turns[0][1]
         }
         for _ in range(4):
@@ -515,7 +522,13 @@ def test_the_first_revision_that_changes_nothing_pauses_and_what_was_kept_stays(
         selector.due(4 * MB)
         drift = selector._drift
         selector.revise("a test")
-        return kept, selector.table, drift is selector._drift, drift._classes[drift._due].resume, selector._timings
+        return (
+            kept,
+            selector.table,
+            drift is selector._drift,
+            drift._classes[drift._due].resume,
+            selector._measuring.timings,
+        )
 
     results = on_threads(2, job)
     for kept, now, same, resume, _ in results:

@@ -8,7 +8,6 @@ network has changed, they time and decide anew. See docs/design/0006-selection.m
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import os
@@ -16,12 +15,10 @@ import platform
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 
 from ringside.engine.across import Across
@@ -30,70 +27,23 @@ from ringside.engine.choice import NATIVE, Choice
 from ringside.engine.drift import EVERY_NOTED, LARGE_BYTES, Drift
 from ringside.engine.dtypes import DTYPES, OP_CODES
 from ringside.engine.explanation import Explanation
-from ringside.engine.pricing import Cluster, Price
-from ringside.engine.probing import PROBE, QUICK, Probe, Prober
+from ringside.engine.first import First
+from ringside.engine.measuring import Measuring
+from ringside.engine.probing import QUICK, Probe, Prober
 from ringside.engine.selection_cache import Mode, cache_path, load, store
-from ringside.engine.selection_table import LADDER, Rank, Table, Timings, candidates, make_table, predicted_at, priced
-from ringside.engine.told import Call
+from ringside.engine.selection_table import LADDER, Rank, Table
 from ringside.engine.wire import Wire
-from ringside.schedule import binomial_broadcast
 
 _log = logging.getLogger(__name__)
 
 STARTUP_S = 0.9
 PROBE_S = 0.35  # of it, or of a revision's, for the links
 REVISION_S = 1.5
-_TIMED = (4 << 10, 1 << 20, 64 << 10, 4 << 20, 4, 256 << 10)  # in this order, as far as the budget goes
-_MOST_TIMED = 4 << 20  # larger tensors go in blocks of this size: their ranking is that of one block
-_REPEATS = 3
-_FEW = 3  # choices that are timed where there is no time for more
-_MOST_PACE = 2.0  # what choices take over what they should, as the smaller sizes tell of larger ones
-_HOPELESS = 2.0  # times the best of a turn: such a choice is not timed again
-_MUST, _MUST_S = _TIMED[:3], 0.1  # are timed once even late, unless that is to take so long
 _NOT_NATIVE = frozenset(DTYPES.index(name) for name in ("int16", "bool"))  # Gloo has no reductions of them
 _NOT_NATIVE_OPS = frozenset(OP_CODES[name] for name in ("min", "max"))  # Gloo's may lose a NaN, ours never
 _FLOAT32 = DTYPES.index("float32")
 _MOST_EXPECTED = 1024
-_FEWEST = "leaders/parameter_server"  # it has the fewest messages; their price does not tell how busy cores will be
 _OTHERWISE = Choice("ring", "hosts")  # with RINGSIDE_SELECTION=off
-
-
-class _Plan(msgspec.Struct, frozen=True):
-    """What rank 0 has all ranks time: choices per size."""
-
-    turns: list[tuple[int, list[str]]]
-
-
-@dataclass(eq=False)
-class _Race:
-    """The choices that are timed at one size, turn by turn; the same on all ranks."""
-
-    size: int
-    names: list[str]
-    keep: frozenset[str]
-
-    def __post_init__(self) -> None:
-        self.data = np.zeros(max(self.size // 4, 1), dtype=np.float32)
-        self.going = list(range(len(self.names)))
-        self.turns: list[np.ndarray[Any, np.dtype[np.float64]]] = []
-
-    def took(self, seconds: np.ndarray[Any, np.dtype[np.float64]]) -> None:
-        """Take a turn's times of the slowest rank, -1 where a choice was not timed, and leave out the hopeless."""
-        self.turns.append(seconds)
-        best = min(float(seconds[at]) for at in self.going)
-        self.going = [at for at in self.going if self.names[at] in self.keep or seconds[at] <= _HOPELESS * best]
-
-    def cost_s(self) -> float:
-        """Return what the next turn takes, if it takes what the last one did."""
-        return sum(max(float(self.turns[-1][at]), 0.0) for at in self.going)
-
-    def medians(self) -> dict[tuple[str, int], float]:
-        """Return the median of each choice's turns."""
-        if not self.turns:
-            return {}
-        took = np.array(self.turns)
-        times = zip(self.names, (column[column >= 0] for column in took.T), strict=True)
-        return {(name, self.size): float(np.median(seconds)) for name, seconds in times if len(seconds)}
 
 
 class Selector:
@@ -134,11 +84,9 @@ class Selector:
         self._mode, self._environ = Mode.of_environment(environ), dict(environ)
         self._wire = wire
         self._prober = Prober(across, effort=replace(QUICK, budget_s=PROBE_S), clock=clock, wire=wire)
+        self._first = First(across)
+        self._measuring = Measuring(across.roster, self._first, self._prober, clock)
         self._key = {**_job(across), **{name: str(value) for name, value in (key or {}).items()}}
-        self._timings: dict[tuple[str, int], float] = {}
-        self._prices: dict[str, list[Price]] = {}
-        self._pace: float | None = None
-        self._first = across.roster.rank == 0
         self._bounds: list[float] = []
         self._choices: tuple[Choice, ...] = (_OTHERWISE,)
         self._plain: tuple[Choice, ...] = (_OTHERWISE,)
@@ -217,27 +165,27 @@ class Selector:
         self.probe = self._prober.probe()
         path = self._mode.path or cache_path(self._key, self._environ)
         kept = self._kept(path)
-        data = self._tell(kept.encode() if kept is not None else b"")
+        data = self._first.tell(kept.encode() if kept is not None else b"")
         if not data:
-            data = self._measured(STARTUP_S - (self._clock() - began), None)
-            if self._first:
+            data = self._measuring.table(self.probe, STARTUP_S - (self._clock() - began), self._key, None, self._asked)
+            if self._first.here:
                 self._store(path, Table.decode(data))
         self._path = path if kept is None and self._mode.path is None else None
         self._use(data)
         self._drift = Drift(self._bounds)
-        if self._first:
+        if self._first.here:
             where = "kept" if kept is not None else "measured"
             _log.info("selection %s in %.2f s: %s", where, self._clock() - began, self._words())
 
     def _kept(self, path: Path) -> Table | None:
         """Return the table that was decided before, if it holds now, and go on from its figures; rank 0 only."""
-        if not self._first or not self._mode.read:
+        if not self._first.here or not self._mode.read:
             return None
         assert self.probe is not None
         level = logging.INFO if self._mode.path is None else logging.WARNING
         kept = load(path, self._key, self.probe.network, level=level)
         if kept is not None and tuple(rank.size_bytes for rank in kept.ranks) == LADDER:
-            self._timings, self._prices = kept.timings(), kept.prices()
+            self._measuring.go_on_from(kept)
         return kept
 
     def _store(self, path: Path, table: Table) -> None:
@@ -262,7 +210,8 @@ class Selector:
         before, began = self.table, self._clock()
         previous = self.probe
         self.probe = self._prober.probe()
-        self._use(self._measured(REVISION_S - (self._clock() - began), before))
+        left_s = REVISION_S - (self._clock() - began)
+        self._use(self._measuring.table(self.probe, left_s, self._key, before, self._asked))
         assert self.table is not None
         old, new = before.at(self._asked).winner, self.table.at(self._asked).winner
         changed = [rank.winner for rank in before.ranks] != [rank.winner for rank in self.table.ranks]
@@ -270,7 +219,7 @@ class Selector:
         turn = f"{old} -> {new}" if old != new else f"{old} stays" + (", other sizes change" if changed else "")
         entry = f"{reason}; {_difference(previous, self.probe, self._across)}; {turn}"
         self.history.append(entry)
-        if self._first:
+        if self._first.here:
             _log.warning("selection revised in %.2f s: %s", self._clock() - began, entry)
 
     def after(self, size_bytes: int, choice: Choice, seconds: float, dtype: int = _FLOAT32) -> None:
@@ -320,112 +269,11 @@ class Selector:
         assert self.table is not None
         ranks = (*self.table.ranks[:at], rank, *self.table.ranks[at + 1 :])
         self._take_over(Table(self.table.key, self.table.topology, ranks))
-        if self._first:
-            self._timings.update({(name, rank.size_bytes): seconds for name, seconds in heard.items()})
+        if self._first.here:
+            self._measuring.timings.update({(name, rank.size_bytes): seconds for name, seconds in heard.items()})
             _log.info("all-reduces of about %.3g MB: %s", rank.size_bytes / 1e6, rank.why)
             if self._path is not None:
                 store(self._path, self.table)
-
-    # -------------------------------------------------------------------------------------------- measuring
-
-    def _measured(self, budget_s: float, before: Table | None) -> bytes:
-        """Price, time and decide; return the table as all ranks have it."""
-        assert self.probe is not None
-        deadline = self._clock() + budget_s
-        cluster = self._prober.cluster(self.probe.network)
-        plan = self._plan(cluster, before) if self._first else _Plan([])
-        plan = msgspec.json.decode(self._tell(msgspec.json.encode(plan)), type=_Plan)
-        timings = self._time(plan, deadline)
-        if not self._first:
-            return self._tell(b"")
-        self._timings.update(timings)
-        topology = self._topology(cluster)
-        fresh = {size for _, size in timings}
-        table = make_table(self._prices, Timings(self._timings), self._key, topology, before=before, fresh=fresh)
-        return self._tell(table.encode())
-
-    def _plan(self, cluster: Cluster, before: Table | None) -> _Plan:
-        """Price the candidates and say which are to be timed, rank 0 only."""
-        assert self.probe is not None
-        prices = priced(candidates(cluster, self.probe.better_order), cluster)
-        if before is None:
-            self._prices = prices
-            return _Plan([(size, _best(prices, size)) for size in _TIMED])
-        used = {rank.winner for rank in before.ranks} - prices.keys()
-        prices |= priced((Choice.parse(text) for text in used), cluster)
-        self._timings = {
-            (choice, size): seconds * predicted_at(size, prices[choice]) / predicted_at(size, self._prices[choice])
-            for (choice, size), seconds in self._timings.items()
-            if choice in prices and choice in self._prices
-        }
-        self._prices = prices
-        size = min(LADDER[bisect_left(before.bounds(), self._asked)], _MOST_TIMED)
-        names = [before.at(self._asked).winner, *_best(prices, size)]
-        return _Plan([(size, list(dict.fromkeys(names)))])
-
-    def _time(self, plan: _Plan, deadline: float) -> dict[tuple[str, int], float]:
-        """Time what the plan says, in turns, as far as rank 0's clock allows; the medians of the slowest rank."""
-        used = {rank.winner for rank in self.table.ranks} if self.table is not None else set()
-        races = [_Race(size, names, frozenset({NATIVE, *used})) for size, names in plan.turns]
-        warm: set[str] = set()
-        self._pace = None
-        for turn in range(_REPEATS):
-            for race in races:
-                count = int.from_bytes(
-                    self._tell(self._affordable(race, turn, deadline).to_bytes(2, "little")), "little"
-                )
-                if count:
-                    self._take_turn(race, count, turn, warm)
-        return {key: seconds for race in races for key, seconds in race.medians().items()}
-
-    def _affordable(self, race: _Race, turn: int, deadline: float) -> int:
-        """Return how many choices, the first ones, the budget has room for in one more turn; rank 0's word counts."""
-        if not self._first or (turn > 0 and not race.turns):
-            return 0
-        left_s = deadline - self._clock()
-        if turn > 0:
-            return len(race.names) if race.cost_s() < left_s else 0
-        few = min(_FEW, len(race.names))
-        cost_s, few_s = (self._cost_s(race.size, race.names[:count]) for count in (len(race.names), few))
-        if cost_s < left_s:
-            return len(race.names)
-        must = self._pace is None or (race.size in _MUST and few_s < _MUST_S * self._pace)
-        return few if must or few_s < left_s else 0
-
-    def _cost_s(self, size: int, names: Sequence[str]) -> float:
-        return (self._pace or 1.0) * sum(predicted_at(size, self._prices[name]) for name in names)
-
-    def _take_turn(self, race: _Race, count: int, turn: int, warm: set[str]) -> None:
-        race.going = [at for at in race.going if at < count]
-        for at in race.going:
-            if race.names[at] not in warm:
-                warm.add(race.names[at])
-                self._prober.warm_up(Choice.parse(race.names[at]))
-        took = np.full(len(race.names), -1.0)
-        for at in np.roll(race.going, -turn).tolist():
-            took[at] = self._prober.time_once(Choice.parse(race.names[at]), race.data)
-        race.took(self._prober.most(took))
-        if self._first and turn == 0:
-            predicted_s = sum(predicted_at(race.size, self._prices[race.names[at]]) for at in np.flatnonzero(took >= 0))
-            self._pace = min(max(float(race.turns[0][took >= 0].sum()) / predicted_s, 1.0), _MOST_PACE)
-
-    # -------------------------------------------------------------------------------------------- told by rank 0
-
-    def _tell(self, data: bytes) -> bytes:
-        """Return what rank 0 gives."""
-        size = np.array([len(data)], dtype=np.int64)
-        self._broadcast(size.view(np.uint8))
-        content = np.zeros(int(size[0]), dtype=np.uint8)
-        if not len(content):
-            return b""
-        if self._first:
-            content[:] = np.frombuffer(data, dtype=np.uint8)
-        self._broadcast(content)
-        return content.tobytes()
-
-    def _broadcast(self, data: Any) -> None:
-        call = Call(PROBE, DTYPES.index("uint8"), 0, len(data))
-        self._across.run(binomial_broadcast(self._across.roster.size), [data], 1, call)
 
     # -------------------------------------------------------------------------------------------- the table in use
 
@@ -444,11 +292,6 @@ class Selector:
         self._choices = tuple(Choice.parse(rank.winner) for rank in self.table.ranks)
         self._plain = tuple(_without_native(rank) for rank in self.table.ranks)
 
-    def _topology(self, cluster: Cluster) -> dict[str, Any]:
-        roster = self._across.roster
-        ranks = [len(ranks) for ranks in roster.hosts]
-        return cluster.between.to_topology(roster.names, ranks, "measured by ringside at start-up")
-
     def _words(self) -> str:
         assert self.table is not None
         words: list[str] = []
@@ -456,31 +299,6 @@ class Selector:
             if not words or not words[-1].endswith(f" {rank.winner}"):
                 words.append(f"from {rank.size_bytes} B {rank.winner}")
         return ", ".join(words)
-
-
-def _best(prices: Mapping[str, Sequence[Price]], size: int) -> list[str]:
-    """Return the choices to time at a size, the most promising first after native, of every way by turns.
-
-    These are the native ones, and the best by price over leaders, hosts and ranks each.
-    """
-    ways: list[list[str]] = []
-    shared = f"hosts/{NATIVE}" in prices
-    for over, small, large, block in (("leaders", 3, 1, 0), ("hosts", 2, 2, 1), ("ranks", 1 if shared else 4, 3, 2)):
-        count = small if size < 1 << 20 else large if size < _MOST_TIMED else block
-        if over == "ranks" and shared and size >= 1 << 20:
-            count = 0  # every byte would leave a host as often as it has ranks
-        if over == "hosts" and size <= LADDER[0]:
-            count = 0  # a single element is carried by one rank of a host, as by a leader
-        ours = [name for name in prices if not name.endswith(NATIVE) and Choice.parse(name).over == over]
-        if size < 1 << 16:  # nothing to cut in pieces
-            ours = [name for name in ours if Choice.parse(name).segments == 1]
-        ways.append(sorted(ours, key=lambda choice: predicted_at(size, prices[choice]))[:count])
-    if size < 1 << 16 and _FEWEST in prices and _FEWEST not in ways[0]:
-        ways[0].append(_FEWEST)
-    if size >= 1 << 20:
-        ways = [ways[1], ways[0], ways[2]]
-    found = [name for names in itertools.zip_longest(*ways) for name in names if name is not None]
-    return [NATIVE, *found, *([f"hosts/{NATIVE}"] if shared else [])]
 
 
 def _without_native(rank: Rank) -> Choice:

@@ -1,0 +1,140 @@
+"""Prices the candidates, times the best few of them, and makes the table of choices of it; alike on all ranks."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence, Set
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ringside.engine.choice import NATIVE, Choice
+from ringside.engine.first import First
+from ringside.engine.pricing import Cluster, Price
+from ringside.engine.probing import Probe, Prober
+from ringside.engine.race import MOST_TIMED, Plan, Race, best_at
+from ringside.engine.roster import Roster
+from ringside.engine.selection_table import LADDER, Table, Timings, candidates, make_table, predicted_at, priced
+
+_TIMED = (4 << 10, 1 << 20, 64 << 10, 4 << 20, 4, 256 << 10)  # in this order, as far as the budget goes
+_REPEATS = 3
+_FEW = 3  # choices that are timed where there is no time for more
+_MOST_PACE = 2.0  # what choices take over what they should, as the smaller sizes tell of larger ones
+_MUST, _MUST_S = _TIMED[:3], 0.1  # are timed once even late, unless that is to take so long
+
+
+class Measuring:
+    """One rank's part in timing choices.
+
+    Args:
+        roster: Who is where.
+        first: Rank 0's word.
+        prober: Times links and choices.
+        clock: Seconds.
+
+    Attributes:
+        timings: What choices took, seconds, by choice and size; on rank 0.
+        prices: What they should take; on rank 0.
+    """
+
+    def __init__(self, roster: Roster, first: First, prober: Prober, clock: Callable[[], float]) -> None:
+        self._roster, self._first, self._prober, self._clock = roster, first, prober, clock
+        self.timings: dict[tuple[str, int], float] = {}
+        self.prices: dict[str, list[Price]] = {}
+        self._pace: float | None = None
+
+    def go_on_from(self, table: Table) -> None:
+        """Take the figures of a table that was kept."""
+        self.timings, self.prices = table.timings(), table.prices()
+
+    def table(self, probe: Probe, budget_s: float, key: dict[str, str], before: Table | None, asked: int) -> bytes:
+        """Price, time and decide; return the table as all ranks have it. A collective.
+
+        Args:
+            probe: The links as they are.
+            budget_s: For how long to time, seconds; rank 0's clock counts.
+            key: What the choice depends on.
+            before: The table in use; None: there is none, and every size is timed.
+            asked: The size that led to this, bytes: the one that is timed again.
+        """
+        deadline = self._clock() + budget_s
+        cluster = self._prober.cluster(probe.network)
+        plan = self._plan(probe, cluster, before, asked) if self._first.here else Plan([])
+        plan = msgspec.json.decode(self._first.tell(msgspec.json.encode(plan)), type=Plan)
+        used = {rank.winner for rank in before.ranks} if before is not None else set()
+        timings = self._time(plan, used, deadline)
+        if not self._first.here:
+            return self._first.tell(b"")
+        self.timings.update(timings)
+        topology = self._topology(cluster)
+        fresh = {size for _, size in timings}
+        table = make_table(self.prices, Timings(self.timings), key, topology, before=before, fresh=fresh)
+        return self._first.tell(table.encode())
+
+    def _plan(self, probe: Probe, cluster: Cluster, before: Table | None, asked: int) -> Plan:
+        """Price the candidates and say which are to be timed, rank 0 only."""
+        prices = priced(candidates(cluster, probe.better_order), cluster)
+        if before is None:
+            self.prices = prices
+            return Plan([(size, best_at(prices, size)) for size in _TIMED])
+        used = {rank.winner for rank in before.ranks} - prices.keys()
+        prices |= priced((Choice.parse(text) for text in used), cluster)
+        self.timings = {
+            (choice, size): seconds * predicted_at(size, prices[choice]) / predicted_at(size, self.prices[choice])
+            for (choice, size), seconds in self.timings.items()
+            if choice in prices and choice in self.prices
+        }
+        self.prices = prices
+        size = min(LADDER[bisect_left(before.bounds(), asked)], MOST_TIMED)
+        names = [before.at(asked).winner, *best_at(prices, size)]
+        return Plan([(size, list(dict.fromkeys(names)))])
+
+    def _time(self, plan: Plan, used: Set[str], deadline: float) -> dict[tuple[str, int], float]:
+        """Time what the plan says, in turns, as far as rank 0's clock allows; the medians of the slowest rank."""
+        races = [Race(size, names, frozenset({NATIVE, *used})) for size, names in plan.turns]
+        warm: set[str] = set()
+        self._pace = None
+        for turn in range(_REPEATS):
+            for race in races:
+                count = int.from_bytes(
+                    self._first.tell(self._affordable(race, turn, deadline).to_bytes(2, "little")), "little"
+                )
+                if count:
+                    self._take_turn(race, count, turn, warm)
+        return {key: seconds for race in races for key, seconds in race.medians().items()}
+
+    def _affordable(self, race: Race, turn: int, deadline: float) -> int:
+        """Return how many choices, the first ones, the budget has room for in one more turn; rank 0's word counts."""
+        if not self._first.here or (turn > 0 and not race.turns):
+            return 0
+        left_s = deadline - self._clock()
+        if turn > 0:
+            return len(race.names) if race.cost_s() < left_s else 0
+        few = min(_FEW, len(race.names))
+        cost_s, few_s = (self._cost_s(race.size, race.names[:count]) for count in (len(race.names), few))
+        if cost_s < left_s:
+            return len(race.names)
+        must = self._pace is None or (race.size in _MUST and few_s < _MUST_S * self._pace)
+        return few if must or few_s < left_s else 0
+
+    def _cost_s(self, size: int, names: Sequence[str]) -> float:
+        return (self._pace or 1.0) * sum(predicted_at(size, self.prices[name]) for name in names)
+
+    def _take_turn(self, race: Race, count: int, turn: int, warm: set[str]) -> None:
+        race.going = [at for at in race.going if at < count]
+        for at in race.going:
+            if race.names[at] not in warm:
+                warm.add(race.names[at])
+                self._prober.warm_up(Choice.parse(race.names[at]))
+        took = np.full(len(race.names), -1.0)
+        for at in np.roll(race.going, -turn).tolist():
+            took[at] = self._prober.time_once(Choice.parse(race.names[at]), race.data)
+        race.took(self._prober.most(took))
+        if self._first.here and turn == 0:
+            predicted_s = sum(predicted_at(race.size, self.prices[race.names[at]]) for at in np.flatnonzero(took >= 0))
+            self._pace = min(max(float(race.turns[0][took >= 0].sum()) / predicted_s, 1.0), _MOST_PACE)
+
+    def _topology(self, cluster: Cluster) -> dict[str, Any]:
+        ranks = [len(ranks) for ranks in self._roster.hosts]
+        return cluster.between.to_topology(self._roster.names, ranks, "measured by ringside at start-up")
