@@ -2,7 +2,8 @@
 
 `ringside.attach(ddp_model)` synchronises and watches a DistributedDataParallel model; `ringside.Communicator(group)`
 is a communicator over a process group, on one host or several; `ringside.init()` is one without torch, on one host;
-`ringside.Run(path)` is what a run recorded. Nothing heavy is imported before it is used.
+`ringside.Run(path)` is what a run recorded. After `import ringside`, `init_process_group("ringside")` makes a process
+group of torch.distributed. Nothing heavy is imported before it is used.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ringside.autoload.ringside_backend import offer
 from ringside.errors import (
     ClosedError,
     DeadlineError,
@@ -59,3 +61,6 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'ringside' has no attribute {name!r}")
+
+
+offer()

@@ -6,16 +6,14 @@ The class is changed when torch has been imported, not before: a process that ne
 from __future__ import annotations
 
 import functools
-import importlib.abc
-import importlib.machinery
 import logging
 import os
 import signal
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from ringside.autoload.after_import import after_import
 from ringside.processes import die_with_parent
 
 FIRST = "RINGSIDE_RANK_PID"
@@ -31,31 +29,7 @@ def install() -> None:
     if FIRST not in os.environ:
         os.environ[FIRST] = str(os.getpid())
         die_with_parent(signal.SIGTERM)
-    if TARGET in sys.modules:
-        _change(sys.modules[TARGET])
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the one module as everybody else does, and changes it once it has been executed."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != TARGET:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def execute_and_change(module: ModuleType) -> None:
-                execute(module)
-                _change(module)
-
-            spec.loader.exec_module = execute_and_change  # type: ignore[method-assign]
-        return spec
+    after_import(TARGET, _change)
 
 
 def _change(module: ModuleType) -> None:

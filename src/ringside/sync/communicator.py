@@ -96,12 +96,23 @@ class Communicator(Collectives):
     ) -> None:
         group = group if group is not None else dist.distributed_c10d._get_default_group()
         store = group_store(group, "communicator")
-        problem = ""
-        try:
-            options = _Options.of_environment(os.environ, timeout_s, algorithm, wire_dtype, reproducible, switch)
-        except UsageError as error:  # the others wait to hear of it
-            options, problem = _Options(Settings(), None, None, False, False), str(error)
+        options, problem = _Options.or_problem(timeout_s, algorithm, wire_dtype, reproducible, switch)
         self._build(store, dist.get_rank(group), dist.get_world_size(group), options, machine, problem)
+
+    @staticmethod
+    def over(store: Store, rank: int, size: int, *, timeout_s: float | None = None) -> Communicator:
+        """Return a communicator of ranks that have a store in common and no process group; all of them make it.
+
+        Args:
+            store: A part of the job's store that only this communicator uses.
+            rank: This rank.
+            size: Number of ranks, at least 2.
+            timeout_s: Longest wait for other ranks in one collective, seconds (default as for `Communicator`).
+        """
+        options, problem = _Options.or_problem(timeout_s, None, None, None, False)
+        communicator = object.__new__(Communicator)
+        communicator._build(store, rank, size, options, "", problem)
+        return communicator
 
     def _build(self, store: Store, rank: int, size: int, options: _Options, machine: str, problem: str = "") -> None:
         self.rank, self.size, self._options, self._machine = rank, size, options, machine
@@ -503,6 +514,14 @@ class _Options:
             raise UsageError(
                 "wire_dtype rounds what travels, so results would depend on who is where: not reproducible"
             )
+
+    @staticmethod
+    def or_problem(*how: Any) -> tuple[_Options, str]:
+        """Return what was asked for, or what is wrong with it: the other ranks wait to hear of that."""
+        try:
+            return _Options.of_environment(os.environ, *how), ""
+        except UsageError as error:
+            return _Options(Settings(), None, None, False, False), str(error)
 
     @staticmethod
     def of_environment(

@@ -1,0 +1,38 @@
+"""Makes "ringside" a backend of torch.distributed, without loading anything before somebody makes a group.
+
+torch calls `register` when it is imported, by the entry point `torch.backends` (since 2.5); `import ringside` calls
+`offer`, for older ones and where TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from it.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from ringside.autoload.after_import import after_import
+
+NAME = "ringside"
+TARGET = "torch.distributed.distributed_c10d"
+
+
+def offer() -> None:
+    """Register as soon as torch.distributed is imported."""
+    after_import(TARGET, _register)
+
+
+def register() -> None:
+    """Register now: torch has been imported, and calls this."""
+    if TARGET in sys.modules:  # not where torch was built without torch.distributed
+        _register(sys.modules[TARGET])
+
+
+def _register(c10d: ModuleType) -> None:
+    if NAME not in c10d.Backend.backend_list:
+        c10d.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu", "cuda"])
+
+
+def _make(options: Any, wishes: Any) -> Any:
+    from ringside.sync.process_group_making import make
+
+    return make(options, wishes)

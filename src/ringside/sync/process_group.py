@@ -1,0 +1,184 @@
+"""The process group that `init_process_group("ringside")` makes: CPU tensors are ours, all others the native one's.
+
+torch calls a process group by two names for one thing (since 2.10 `all_gather_single`, before `_allgather_base`), from
+Python by attribute and from C++ through a trampoline that knows some of the methods only. So every method that torch
+has is overridden here, under all its names; what C++ calls past us is counted (`process_group_counters`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from ringside.sync import process_group_collectives as collectives
+from ringside.sync.process_group_counters import Counters
+from ringside.sync.process_group_engine import Engine
+from ringside.sync.process_group_work import Coalesced, RingsideWork
+
+CPU = torch.device("cpu")
+
+
+class RingsideGroup(dist.ProcessGroup):
+    """A process group whose collectives of CPU tensors are carried out by Ringside's engine.
+
+    Collectives with `async_op=True` run in the order of their calls on a thread of the group's own; all others run on
+    the thread that calls, after those. Messages between two ranks (`send`, `recv`) are Gloo's, and tensors on GPUs are
+    NCCL's. Making a group is a collective of its ranks.
+
+    Args:
+        store: A part of the job's store that only groups of this name use.
+        rank: This rank.
+        size: Number of ranks.
+        timeout: Longest wait for other ranks in one collective; torch's default lets RINGSIDE_TIMEOUT_S decide.
+
+    Attributes:
+        counters: Which engine carried which collectives.
+        native: The same ranks as torch's own process group: Gloo and, where there are GPUs, NCCL.
+
+    Raises:
+        DeadlineError: A rank did not come.
+        MismatchError: Ranks run different versions or have different settings; names who differs.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]  # with a store torch cannot make a subclass
+        self._store = store
+        # A group may be made again under its old name: numbered in the store, it never meets what the old one left.
+        store = PrefixStore(str(store.add(f"ringside/made/{rank}", 1)), store)
+        self.native = dist.ProcessGroup(store, rank, size)
+        self._gloo: Any = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout=timeout)
+        self._add(CPU, dist.ProcessGroup.BackendType.GLOO, self._gloo)
+        self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        if torch.cuda.is_available() and dist.is_nccl_available():
+            nccl = _nccl(PrefixStore("nccl", store), rank, size, timeout)
+            self._add(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
+        self.counters = Counters(self._gloo)
+        self._coalesced: list[Any] | None = None
+        limit_s = None if timeout == c10d.default_pg_timeout else timeout.total_seconds()
+        self._engine = Engine(PrefixStore("engine", store), rank, size, limit_s)
+
+    def _add(self, device: torch.device, kind: Any, backend: Any) -> None:
+        for group in (self, self.native):
+            group._register_backend(device, kind, backend)
+
+    # -------------------------------------------------------------------------------------------- how they are carried
+
+    def carry(self, name: str, collective: collectives.Collective, args: tuple[Any, ...]) -> RingsideWork:
+        """Carry out a collective of CPU tensors, here and now or (`asyncOp`) in the background.
+
+        Args:
+            name: As users call it.
+            collective: What it is.
+            args: Tensors, then options, as torch's process groups take them.
+        """
+        outputs, job = collective(self._engine.communicator, *args)
+        self.counters.add(name, "ringside")
+        work = RingsideWork(name, self.rank(), outputs)
+        if self._engine.is_here or not getattr(args[-1], "asyncOp", True):
+            self._engine.run(job)
+        else:
+            work.begin(job, self._engine.start)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def send(self, tensors: list[torch.Tensor], dst_rank: int, tag: int) -> Any:
+        """Send a tensor to one rank (Gloo, NCCL)."""
+        return self._between_two("send", tensors, dst_rank, tag)
+
+    def recv(self, tensors: list[torch.Tensor], src_rank: int, tag: int) -> Any:
+        """Receive a tensor of one rank (Gloo, NCCL)."""
+        return self._between_two("recv", tensors, src_rank, tag)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> Any:
+        """Receive a tensor of any rank (Gloo)."""
+        return self._between_two("recv_anysource", tensors, tag)
+
+    def _between_two(self, name: str, tensors: list[torch.Tensor], *where: int) -> Any:
+        call = getattr(self.native, name)
+        if tensors[0].device.type == "cpu":
+            return self.counters.through_gloo(name, call, tensors, *where)
+        self.counters.add(name, "native")
+        return call(tensors, *where)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait for all ranks; rank 0 raises an error that names those that did not come (Gloo)."""
+        limit = timeout or c10d.default_pg_timeout
+        self.counters.through_gloo("monitored_barrier", self._gloo.monitored_barrier, limit, wait_all_ranks)
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        if device.type == "cpu":
+            self._coalesced = []
+        else:
+            self.native._start_coalescing(device)
+
+    def _end_coalescing(self, device: torch.device) -> Any:
+        if device.type != "cpu":
+            return self.native._end_coalescing(device)
+        works, self._coalesced = self._coalesced or [], None
+        return Coalesced(works)
+
+    # -------------------------------------------------------------------------------------------- life
+
+    def shutdown(self) -> None:
+        """Finish what is under way, within seconds, and leave; called by `destroy_process_group`."""
+        self._engine.close()
+        self.native.shutdown()
+
+    def abort(self) -> None:
+        """Leave at once: what is under way fails here and at the peers."""
+        self._engine.abandon()
+        self.native.abort()
+
+    def get_group_store(self) -> Store:
+        """Return the part of the job's store that this group was made with."""
+        return self._store
+
+    def getBackendName(self) -> str:
+        """Return `ringside`."""
+        return "ringside"
+
+    def __repr__(self) -> str:
+        return f"<ringside process group, rank {self.rank()} of {self.size()}, carried {self.counters.table()}>"
+
+
+def _nccl(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
+def _method(name: str, collective: collectives.Collective, options: Any) -> Callable[..., Any]:
+    """Return what a process group does when torch calls it by `name`: its own collective, or the native group's."""
+
+    def method(self: RingsideGroup, *args: Any, opts: Any = None) -> Any:
+        if opts is not None or not args or not type(args[-1]).__name__.endswith("Options"):
+            args = (*args, opts or options())
+        if _is_ours(args):
+            return self.carry(collective.__name__, collective, args)
+        self.counters.add(collective.__name__, "native")
+        return getattr(self.native, name)(*args)
+
+    method.__name__, method.__doc__ = name, collective.__doc__
+    return method
+
+
+def _is_ours(args: Any) -> bool:
+    """Tell whether the tensors of a call are in the memory of the host (a barrier has none: its options say)."""
+    first = args[0]
+    while isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    if isinstance(first, torch.Tensor):
+        return first.is_cpu
+    return _is_ours(args[1:]) if len(args) > 1 else getattr(first, "device", None) in (None, CPU)
+
+
+for _collective, (_options, *_names) in collectives.TABLE.items():
+    for _name in _names:
+        setattr(RingsideGroup, _name, _method(_name, _collective, _options))

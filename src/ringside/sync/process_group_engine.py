@@ -1,0 +1,77 @@
+"""The engine of one process group: its communicator, and the order in which collectives are carried out."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed.distributed_c10d import Store
+
+from ringside.engine import Communicator as HostCommunicator
+from ringside.engine.lifetime import Lifetime
+from ringside.engine.settings import Settings
+from ringside.errors import ClosedError
+from ringside.sync.communicator import Communicator
+
+
+class Engine(Lifetime):
+    """Carries out a group's collectives one after the other, on the thread that calls or on one of its own.
+
+    Making one is a collective of the group.
+
+    Args:
+        store: A part of the job's store that only this group uses.
+        rank: This rank.
+        size: Number of ranks.
+        timeout_s: Longest wait for other ranks in one collective, seconds; None: as the environment says.
+
+    Attributes:
+        communicator: What carries them out; only jobs given to `run` and `start` may use it.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, timeout_s: float | None) -> None:
+        self.rank, self.size = rank, size
+        self.communicator: Any
+        if size == 1:
+            settings = Settings.of_environment(timeout_s=timeout_s)
+            self.communicator = HostCommunicator(f"alone/{uuid.uuid4()}", 0, 1, settings)
+        else:
+            self.communicator = Communicator.over(store, rank, size, timeout_s=timeout_s)
+        self._turn = threading.RLock()
+        self._begin()
+
+    @property
+    def is_here(self) -> bool:
+        """Tell whether the caller runs on this engine's thread, such as in a callback of a future."""
+        return self._background is not None and self._background.is_here
+
+    def run(self, job: Callable[[], None]) -> None:
+        """Carry out a collective now, after those under way."""
+        if self._closed or self._is_forked():
+            raise ClosedError(
+                f"the process group is closed on rank {self.rank}, or this is a forked child: make a new one with "
+                "init_process_group"
+            )
+        if self._must_queue():
+            self.submit(lambda: self._in_turn(job)).wait()
+        else:
+            self._in_turn(job)
+
+    def start(self, job: Callable[[], None]) -> Any:
+        """Carry out a collective on the engine's thread; return what can be waited for."""
+        return self.submit(lambda: self._in_turn(job))
+
+    def _in_turn(self, job: Callable[[], None]) -> None:
+        """Carry it out while no other thread does: a communicator is for one at a time."""
+        with self._turn:
+            job()
+
+    def _let_go(self, finish_s: float) -> None:
+        if finish_s:
+            self.communicator.close()
+        else:
+            self.communicator.abandon()
+        if self._background is not None:
+            self._background.join()
