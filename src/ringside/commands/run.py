@@ -3,8 +3,8 @@
 Takes torchrun's flags and passes them on as they are; without --nproc-per-node one rank per core is started (per GPU
 where there are some), and without a meeting place, by a flag or by torchrun's PET_ variables, the ranks meet on this
 host (--standalone). Every DistributedDataParallel model that the script makes is attached. Verdicts appear on stderr
-as they are reached, with the table of ranks at the end; the last line on stdout is the run directory, the exit status
-is torchrun's (130 after Ctrl-C).
+as they are reached, with the table of ranks at the end; the last line on stdout is the run directory (of several hosts,
+on that of rank 0), the exit status is torchrun's (130 after Ctrl-C).
 
   --run-dir DIR          where to write the run (default: a new directory under runs/)
   --on-verdict HOOK      tell a URL (JSON by POST) or a command (JSON on stdin) of every verdict, and when it is over
@@ -19,6 +19,7 @@ example:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -30,7 +31,7 @@ from ringside.monitor.alerts_live import afterwards
 from ringside.monitor.alerts_settings import METRICS_PORT, ON_VERDICT, AlertSettings
 from ringside.monitor.digest_settings import DIGEST_EVERY, digest_steps
 from ringside.monitor.run_directory import RUN
-from ringside.monitor.verdict import Verdict
+from ringside.monitor.verdict import Verdict, name_ranks
 from ringside.torchrun_flags import take_apart, with_defaults
 from ringside.view.following import Finding, Following
 from ringside.view.terminal import closing, open_console, verdict_line
@@ -78,7 +79,21 @@ def run(args: argparse.Namespace) -> int:
     if concluded is not None:
         _print(path, *concluded)
     elif not (path / RUN).exists():
-        _say("nothing was recorded: no rank made a DistributedDataParallel model and trained it")
+        return _unrecorded(path, sorted({death.rank for death in launch.deaths}), status)
+    print(path)
+    return status
+
+
+def _unrecorded(path: Path, ranks: list[int], status: int) -> int:
+    """Say why there is no run here; return torchrun's exit status."""
+    if ranks and 0 not in ranks:
+        with contextlib.suppress(OSError):
+            path.rmdir()
+        _say(
+            f"rank 0 records the run, on its own host; here {'was' if len(ranks) == 1 else 'were'} {name_ranks(ranks)}"
+        )
+        return status
+    _say("nothing was recorded: no rank made a DistributedDataParallel model and trained it")
     print(path)
     return status
 
