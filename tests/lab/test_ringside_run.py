@@ -100,5 +100,5 @@ def test_scripts_are_untouched_and_the_host_of_rank_0_records(lab_factory: LabFa
 
     out, err = ended[other]
     assert out.splitlines() == [f"True {STEPS}"]
-    assert "rank 0 records the run, on its own host; here was rank 1" in err
+    assert "the run is recorded on the host of rank 0; here ran rank 1" in err
     assert not (tmp_path / f"run-{other}").exists()

@@ -89,9 +89,7 @@ def _unrecorded(path: Path, ranks: list[int], status: int) -> int:
     if ranks and 0 not in ranks:
         with contextlib.suppress(OSError):
             path.rmdir()
-        _say(
-            f"rank 0 records the run, on its own host; here {'was' if len(ranks) == 1 else 'were'} {name_ranks(ranks)}"
-        )
+        _say(f"the run is recorded on the host of rank 0; here ran {name_ranks(ranks)}")
         return status
     _say("nothing was recorded: no rank made a DistributedDataParallel model and trained it")
     print(path)
