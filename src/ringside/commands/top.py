@@ -29,7 +29,7 @@ from typing import TextIO
 
 from ringside.errors import RingsideError, UsageError
 from ringside.monitor.registry import running
-from ringside.monitor.run_directory import RUN
+from ringside.monitor.run_directory import RUN, runs_under
 from ringside.view.top_once import as_json, once_lines
 from ringside.view.top_plain import in_ascii, printable, speaks_utf8
 from ringside.view.top_remote import Remote
@@ -87,24 +87,13 @@ def choose(run: str | None) -> tuple[Source, str]:
     if entries:
         others = ", ".join(printable(str(each)) for each in entries[1:])
         return Local(entries[0]), (f"the newest of {len(entries)} jobs; the others: {others}" if others else "")
-    newest = newest_run(RUNS)
-    if newest is None:
+    found = runs_under(RUNS)
+    if not found:
         raise UsageError(
             f"no job runs on this machine, and {RUNS}/ holds no run; start one with `ringside run`, or give a run's "
             "directory"
         )
-    return Local(newest), f"no job runs on this machine; this is the newest under {RUNS}/"
-
-
-def newest_run(directory: Path) -> Path | None:
-    """Return the run directory below `directory` that was begun last; None where there is none."""
-    found = []
-    for file in directory.glob(f"*/{RUN}"):
-        try:
-            found.append((file.stat().st_mtime_ns, file.parent))
-        except OSError:  # being moved aside
-            continue
-    return max(found)[1] if found else None
+    return Local(found[0]), f"no job runs on this machine; this is the newest under {RUNS}/"
 
 
 def can_draw(environment: Mapping[str, str], stdin: TextIO, stdout: TextIO) -> bool:

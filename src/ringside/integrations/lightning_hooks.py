@@ -9,33 +9,18 @@ from typing import Any
 
 import torch
 
-from ringside.integrations.models import ddp_of, hold, say_why_not
-from ringside.sync import Attachment
+from ringside.integrations.models import Holder, ddp_of
 
 _log = logging.getLogger("ringside")
 
 
-class LightningHooks:
+class LightningHooks(Holder):
     """Synchronises and watches what a Lightning `Trainer` fits by DDP, with its tokens or samples and its loss.
 
     On one process nothing happens; a model that is sharded (FSDP, DeepSpeed) is left alone, which is said once.
 
-    Args:
-        engine, run_dir, digest_every: As of `ringside.attach`.
-
-    Attributes:
-        attachment: Ringside's hold on the model while and after it is fitted; None before, and where there is none.
+    Arguments and `attachment` as of `Holder`.
     """
-
-    def __init__(
-        self,
-        *,
-        engine: str | None = None,
-        run_dir: str | os.PathLike[str] | None = None,
-        digest_every: int | None = None,
-    ) -> None:
-        self._wishes: dict[str, Any] = {"engine": engine, "run_dir": run_dir, "digest_every": digest_every}
-        self.attachment: Attachment | None = None
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Attach the model, which the strategy has wrapped by now.
@@ -43,11 +28,7 @@ class LightningHooks:
         Raises:
             UsageError: As `ringside.attach`.
         """
-        ddp = ddp_of(trainer.strategy.model)
-        if ddp is None:
-            say_why_not(trainer.strategy.model)
-            return
-        self.attachment = hold(ddp, **self._wishes)
+        self.take(trainer.strategy.model, ddp_of(trainer.strategy.model))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Add the loss to the step; on a GPU, where reading it means waiting, only as often as Lightning logs."""

@@ -38,6 +38,38 @@ def wrapper_of(module: nn.Module) -> DistributedDataParallel | None:
     return around[-1] if around else None
 
 
+class Holder:
+    """What callbacks of frameworks have in common: what the script asked for, and the hold on its model.
+
+    Args:
+        engine, run_dir, digest_every: As of `ringside.attach`.
+
+    Attributes:
+        attachment: Ringside's hold on the model while and after it is trained; None before, and where there is none.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: str | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
+        digest_every: int | None = None,
+    ) -> None:
+        self._wishes: dict[str, Any] = {"engine": engine, "run_dir": run_dir, "digest_every": digest_every}
+        self.attachment: Attachment | None = None
+
+    def take(self, model: Any, ddp: DistributedDataParallel | None) -> None:
+        """Hold a framework's model by the DistributedDataParallel around it; where there is none, say why not.
+
+        Raises:
+            UsageError: As `ringside.attach`.
+        """
+        if ddp is None:
+            say_why_not(model)
+        else:
+            self.attachment = hold(ddp, **self._wishes)
+
+
 def hold(
     model: DistributedDataParallel,
     *,

@@ -154,6 +154,16 @@ class RunReader:
         return content if isinstance(content, dict) else None
 
 
+def runs_under(directory: Path) -> list[Path]:
+    """Return the run directories right below a directory, the one begun last first; empty where it cannot be read."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in directory.iterdir():
+            with contextlib.suppress(OSError):
+                found.append(((path / RUN).stat().st_mtime_ns, path))
+    return [path for _, path in sorted(found, reverse=True)]
+
+
 def _move_aside(path: Path) -> None:
     """Keep an earlier run of the same name under the first free name of `path.1`, `path.2`, ..."""
     number = 1

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ringside.errors import RingsideError, UsageError
 from ringside.monitor.alerts import as_text
 from ringside.monitor.registry import running
-from ringside.monitor.run_directory import RUN, RunReader
+from ringside.monitor.run_directory import RunReader, runs_under
 from ringside.view.serve_feed import Feed
 
 MOST_FEEDS = 8
@@ -50,7 +50,7 @@ def newest_run(under: Path) -> Path:
     """
     for entry in running():
         return entry.directory
-    found = _under(under)
+    found = runs_under(under)
     if not found:
         raise UsageError(
             f"no job is running here and there is no run under {under}/: start one with `ringside run train.py`, "
@@ -88,7 +88,9 @@ class Runs:
         """Return the runs that are going on, then those under the directory, the newest first."""
         going = {entry.directory: entry for entry in running()}
         found = []
-        for path in dict.fromkeys([*going, self._first, *(path.absolute() for path in _under(self._under))]):
+        for path in dict.fromkeys(
+            [*going, self._first, *(path.absolute() for path in runs_under(self._under)[:MOST_LISTED])]
+        ):
             entry = going.get(path)
             if entry is not None:
                 ranks, started = entry.world_size, entry.started_unix
@@ -122,20 +124,6 @@ class Runs:
 def key_of(path: Path) -> str:
     """Return what a run is called in addresses."""
     return hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:12]
-
-
-def _under(directory: Path) -> list[Path]:
-    """The run directories under a directory, the newest first."""
-    found = []
-    try:
-        for path in directory.iterdir():
-            try:
-                found.append(((path / RUN).stat().st_mtime, path))
-            except OSError:
-                continue
-    except OSError:
-        return []
-    return [path for _, path in sorted(found, key=lambda one: -one[0])[:MOST_LISTED]]
 
 
 def _said(path: Path) -> tuple[int, float]:
