@@ -139,3 +139,41 @@ def test_help_has_an_example_and_score_is_still_there(capsys):
     text = capsys.readouterr().out
     assert "ringside predict --preset dgx-h100 --hosts 16 --model 70B" in text
     assert "score" in text
+
+
+def test_a_schedule_is_played_with_its_pictures(tmp_path, capsys):
+    page, trace = tmp_path / "ring.html", tmp_path / "ring.json"
+    words = ("simulate", "ring", "--preset", "ethernet-10g", "--hosts", "4", "--bytes", "4MB", "--slow-link", "1:2=4")
+    plain = said(capsys, *words, "--late", "3=5ms").out
+    assert plain.startswith("ring of 4 MB over ethernet-10g")
+    assert "guilty: slow link 1 > 2 costs" in plain
+    data = json.loads(said(capsys, *words, "--json", "--html", str(page), "--perfetto", str(trace)).out)
+    assert len(data["finish_seconds"]) == 4
+    assert data["seconds"] == max(data["finish_seconds"])
+    assert (data["guilty"]["kind"], data["guilty"]["ranks"]) == ("slow link", [1, 2])
+    assert data["critical_path"][-1]["end_s"] == data["seconds"]
+    assert "moving" in page.read_text()
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("ring",), "--preset NAME or --topology FILE"),
+        (("ring", "--preset", "p5", "--late", "3"), "such as 3=5ms"),
+        (("ring", "--preset", "p5", "--late", "99=5ms"), "ranks are 0 to 15"),
+        (("in_network", "--preset", "ethernet-10g"), "has no switch"),
+        (("magic", "--preset", "p5"), "magic"),
+    ],
+)
+def test_what_cannot_be_played_is_said_in_one_line(words, reason, capsys):
+    error = said(capsys, "simulate", *words, status=2).err
+    assert reason in error
+    assert error.count("\n") == 1
+
+
+def test_a_plan_as_a_page(tmp_path, capsys):
+    page = tmp_path / "plan.html"
+    said(capsys, "--preset", "ethernet-10g", "--hosts", "4", "--bytes", "10MB", "--html", str(page))
+    assert "Time by size" in page.read_text()
+    assert "cannot write" in said(capsys, "--preset", "p5", "--html", str(tmp_path / "no" / "plan.html"), status=1).err

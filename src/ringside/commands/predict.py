@@ -5,7 +5,7 @@ size, the effective batch, and whether the model fits in a rank's memory at all.
 called extrapolated where no published table supports it.
 
 `ringside predict score` holds predictions against tables of measurements: your own log of nccl-tests, its JSON, the
-output of the OSU micro-benchmarks, or a CSV.
+output of the OSU micro-benchmarks, or a CSV. `ringside predict simulate` plays a schedule, with pictures.
 
 Exit status: 0 fine, 1 the model fits in no way (score: no table could be scored), 2 it was asked for something that
 cannot be.
@@ -14,6 +14,8 @@ examples:
   $ ringside predict --preset dgx-h100 --hosts 16 --model 70B
   $ ringside predict --preset ethernet-10g --hosts 8 --bytes 100MB --compute-seconds 0.25 --all
   $ ringside predict --topology probe.json --bytes 25MiB --json
+  $ ringside predict --run runs/demo-1 --topology probe.json --html plan.html
+  $ ringside predict simulate ring --preset dgx-h100 --hosts 2 --html ring.html
   $ ringside predict score nccl.log
   $ ringside predict score tables/*.csv --fit-below 16M --json
 
@@ -25,7 +27,7 @@ from __future__ import annotations
 
 import argparse
 
-from ringside.commands import predict_plan, predict_score
+from ringside.commands import predict_plan, predict_score, predict_simulate
 
 HELP = "what collectives cost on hardware that is described or was measured"
 
@@ -35,7 +37,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     predict_plan.prepare_parser(parser)
     parser.set_defaults(part_run=predict_plan.run)
     parts = parser.add_subparsers(dest="part", metavar="PART", required=False)
-    for name, part in (("score", predict_score),):
+    for name, part in (("score", predict_score), ("simulate", predict_simulate)):
         sub = parts.add_parser(
             name, help=part.HELP, description=part.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
         )

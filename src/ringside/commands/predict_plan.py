@@ -45,14 +45,15 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print JSON")
 
 
-def add_hardware(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that say what something runs on."""
+def add_hardware(parser: argparse.ArgumentParser, *, algorithm: bool = True) -> None:
+    """Add the arguments that say what something runs on, and with which algorithm."""
     add = parser.add_argument
     add("--preset", metavar="NAME", help=f"hardware: {', '.join(presets())}")
     add("--topology", metavar="FILE", help="hardware of one's own: TOML, or what `ringside probe -o` wrote")
     add("--hosts", type=int, metavar="N", help="how many (default: as the preset or file says)")
     add("--ranks-per-host", type=int, metavar="N", help="ranks used on each (default: all)")
-    add("--algorithm", default=AUTO, metavar="NAME", help="ring, tree, nvls, ... (default: what the library takes)")
+    if algorithm:
+        add("--algorithm", default=AUTO, metavar="NAME", help="ring, tree, nvls, ... (default: what the library takes)")
 
 
 def add_size(parser: argparse.ArgumentParser) -> None:

@@ -40,6 +40,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as Grid
 
+from ringside.commands.predict_plan import write_page
 from ringside.errors import UsageError
 from ringside.predict import score as scoring
 from ringside.predict.knowledge import Knowledge
@@ -47,6 +48,7 @@ from ringside.predict.score import Score
 from ringside.predict.summary import Summary, summary
 from ringside.predict.tables import Table, read_tables
 from ringside.sizes import parse_size
+from ringside.view.score_page import MODES, score_page
 from ringside.view.units import size
 
 HELP = "hold predictions against measured tables: nccl-tests, OSU, CSV"
@@ -67,6 +69,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add("--ranks", type=int, default=0, metavar="N", help="ranks, for tables that do not say")
     add("--hosts", type=int, default=0, metavar="N", help="hosts, for tables that do not say")
     add("--points", action="store_true", help="with --json: every scored row with its prediction and band")
+    add("--html", type=Path, metavar="FILE", help="write a page: measured beside predicted, and residuals")
     add("--json", action="store_true", help="print JSON; the keys are listed above")
 
 
@@ -78,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         wide = None if sys.stdout.isatty() else 160  # a file or a pipe has no width of its own
         print_scores(scores, Console(file=sys.stdout, highlight=False, width=wide))
+    if args.html is not None:
+        write_page(args.html, score_page(scores))
     return 0 if any(not one.refused for one in scores) else 1
 
 
@@ -217,14 +222,6 @@ def _summary_json(total: Summary) -> dict[str, Any]:
     }
 
 
-_MODES = {
-    "hold-out": "rows 0, 2, 4, ... fitted, 1, 3, 5, ... scored",
-    "larger sizes": "small sizes fitted, larger ones scored",
-    "other scale": "another scale of the cluster fitted",
-    "preset": "nothing fitted",
-}
-
-
 def print_scores(scores: Sequence[Score], console: Console) -> None:
     """Print the verdict, the tables, and the rows that were not used."""
     for line in verdict(scores):
@@ -251,7 +248,7 @@ def verdict(scores: Sequence[Score]) -> list[str]:
     count = f"{total.tables} tables, median error" if total.tables > 1 else "error"
     others = ", ".join(f"{name.replace('_', ' ')} {percent(value)}" for name, value in total.baselines.items() if value)
     covered = f"the 95 % band holds {percent(total.band_coverage)} of {total.rows} rows"
-    lines = [f"{count} {percent(total.mape)} ({_MODES.get(mode, mode)}); {covered}"]
+    lines = [f"{count} {percent(total.mape)} ({MODES.get(mode, mode)}); {covered}"]
     return lines + ([f"beside it: {others}"] if others else [])
 
 

@@ -125,7 +125,7 @@ def change_of(args: argparse.Namespace) -> Change:
     change = Change(
         slower=dict(_each(args.slow_rank, _slower)),
         repaired=tuple(args.repair),
-        slow_links=tuple(_each(args.slow_link, _link)),
+        slow_links=tuple(_each(args.slow_link, link_of)),
         lost_rails=tuple(args.lose_rail),
         oversubscription=args.oversubscribe,
         sharp=args.sharp,
@@ -149,7 +149,8 @@ def _slower(text: str) -> tuple[int, float]:
     return int(match[1]), float(match[2]) / 100.0
 
 
-def _link(text: str) -> tuple[int, int, float]:
+def link_of(text: str) -> tuple[int, int, float]:
+    """Return (sender, receiver, times) of `7:8=4`; raise `UsageError` for anything else."""
     match = _LINK.match(text.strip())
     if match is None:
         raise UsageError(f"--slow-link {text}: from rank, to rank, and how many times slower, such as 7:8=4")

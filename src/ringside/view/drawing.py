@@ -94,7 +94,7 @@ def schedule_html(schedule: Schedule, title: str = "") -> str:
         "legend": _legend(story, layout, many),
         "words": "".join(_item(k, text) for k, text in enumerate(words)) or "<li>Nothing is sent.</li>",
         "data": json.dumps(page_data(story, layout, captions), separators=(",", ":")).replace("</", "<\\/"),
-        "js": asset("drawing.js"),
+        "js": asset("drawing_cells.js") + asset("drawing.js"),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda hole: fields[hole[1]], asset("drawing.html"))
 

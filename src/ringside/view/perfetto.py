@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +53,16 @@ def write_perfetto(path: Path, info: RunInfo, records: list[StepRecord], verdict
         raise UsageError(
             f"{len(records):,} records are more than a trace viewer holds; choose about {steps:,} steps with --steps"
         )
+    return write_events(path, trace_events(info, records, verdicts))
+
+
+def write_events(path: Path, events: Iterable[Trace]) -> int:
+    """Write trace events, compressed where the name ends in `.gz`; return how many, or raise `RingsideError`."""
     count = 0
     try:
         with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as file:
             file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-            for event in trace_events(info, records, verdicts):
+            for event in events:
                 file.write((",\n" if count else "") + json.dumps(event, separators=(",", ":")))
                 count += 1
             file.write("\n]}\n")

@@ -1,0 +1,98 @@
+"""Play a schedule over a topology: when every rank is done, what the last one waited for, and pictures of it.
+
+The page plays the simulated time: chunks lie where the simulation says they are, with the contributions they carry;
+below, a lane per rank with the critical path through them. The trace is for Perfetto or chrome://tracing.
+
+examples:
+  $ ringside predict simulate ring --preset dgx-h100 --hosts 2 --bytes 64MB --html ring.html
+  $ ringside predict simulate hierarchical --preset p5 --hosts 4 --bytes 1GB --late 3=5ms
+  $ ringside predict simulate ring --preset ethernet-10g --hosts 8 --slow-link 3:4=4 --perfetto trace.json --json
+
+keys of --json: schema, algorithm, topology, ranks, size_bytes, seconds, busbw, finish_seconds[] by rank, guilty (kind,
+ranks, seconds), shares (seconds of the critical path by kind), critical_path[]: round, src, dst, peer, begin_s, end_s,
+wire_s, alpha_s, shared_s
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from ringside.commands.predict_plan import DEFAULT_BYTES, add_hardware, hardware, write_page
+from ringside.commands.what_if import link_of
+from ringside.errors import UsageError
+from ringside.lab.units import parse_delay
+from ringside.predict.options import schedule_for
+from ringside.predict.simulate import simulate
+from ringside.predict.timeline import Timeline
+from ringside.sizes import size_bytes
+from ringside.view.moving import timeline_page
+from ringside.view.perfetto_timeline import write_timeline
+
+HELP = "play a schedule over a topology: times, critical path, an animation, a trace"
+SCHEMA = 1
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `ringside predict simulate`."""
+    parser.add_argument("schedule", metavar="ALGO", help="ring, hierarchical, two_tree, in_network, nvls, ...")
+    add_hardware(parser, algorithm=False)
+    add = parser.add_argument
+    add("--bytes", metavar="SIZE", help="of the tensor: 1GB is 10^9, 1GiB and 1G are 2^30 (default: 1GB)")
+    add("--segments", type=int, default=1, metavar="M", help="pipelined in M segments per chunk")
+    add("--late", action="append", default=[], metavar="R=T", help="rank R begins later: 3=5ms")
+    add("--slow-link", action="append", default=[], metavar="A:B=X", help="rank A to B is X times slower: 3:4=4")
+    add("--html", type=Path, metavar="FILE", help="write a page that plays it")
+    add("--perfetto", type=Path, metavar="FILE", help="write a trace; compressed where the name ends in .gz")
+    add("--json", action="store_true", help="print JSON; the keys are listed above")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what it takes and why; write its pictures."""
+    timeline = _timeline(args)
+    if args.json:
+        print(json.dumps(to_json(timeline), indent=1))
+    else:
+        print(timeline.describe())
+    if args.html is not None:
+        write_page(args.html, timeline_page(timeline))
+    if args.perfetto is not None:
+        events = write_timeline(args.perfetto, timeline)
+        print(f"written: {args.perfetto}, {events} events", file=sys.stderr)
+    return 0
+
+
+def _timeline(args: argparse.Namespace) -> Timeline:
+    topology = hardware(args)
+    schedule = schedule_for(topology, args.schedule.lower().replace("-", "_"))
+    for src, dst, times in map(link_of, args.slow_link):
+        topology = topology.with_slow_link(src, dst, times)
+    size = size_bytes(args.bytes, "--bytes") if args.bytes else DEFAULT_BYTES
+    return simulate(schedule, topology, size, late=dict(map(_late, args.late)), segments=args.segments)
+
+
+def _late(text: str) -> tuple[int, float]:
+    rank, equals, delay = text.partition("=")
+    if not equals or not rank.strip().isdecimal():
+        raise UsageError(f"--late {text}: a rank and by how much it is late, such as 3=5ms")
+    return int(rank), parse_delay(delay)
+
+
+def to_json(timeline: Timeline) -> dict[str, Any]:
+    """Return a timeline as plain data; the keys are those of the module's text."""
+    return {
+        "schema": SCHEMA,
+        "algorithm": timeline.schedule.name,
+        "topology": timeline.topology.describe(),
+        "ranks": timeline.schedule.ranks,
+        "size_bytes": timeline.size_bytes,
+        "seconds": timeline.seconds,
+        "busbw": timeline.busbw,
+        "finish_seconds": timeline.finish_seconds.tolist(),
+        "guilty": timeline.guilty._asdict(),
+        "shares": timeline.shares,
+        "critical_path": [hop._asdict() for hop in timeline.critical_path],
+    }

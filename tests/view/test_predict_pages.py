@@ -1,0 +1,184 @@
+"""The predictor's pages: self-contained, right, and looked at in a real Chromium, light and dark, wide and narrow."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ringside.errors import UsageError
+from ringside.predict import Timeline, preset, score, simulate
+from ringside.predict.knowledge import Knowledge
+from ringside.predict.plan import Question, plan
+from ringside.predict.tables import read_tables
+from ringside.predict.what_if import Change, Step, what_if
+from ringside.predict.what_if_play import played
+from ringside.schedule import contributions, hierarchical, ring
+from ringside.view.gantt import gantt, shown_lanes
+from ringside.view.moving import timeline_page
+from ringside.view.perfetto_timeline import write_timeline
+from ringside.view.plan_page import plan_page
+from ringside.view.score_page import score_page
+from ringside.view.what_if_page import what_if_page
+from ringside.view.what_if_words import Rates
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
+H100 = preset("dgx-h100", 2, 4)
+
+
+def late_ring() -> Timeline:
+    return simulate(ring(8), H100.with_slow_link(3, 4, 3.0), 64e6, late={1: 2e-4})
+
+
+def a_plan() -> str:
+    return plan_page(plan(Question(H100, 1e9, parameters=7e9, memory_bytes=80e9, compute_s=0.2)))
+
+
+def a_what_if() -> str:
+    change = Change(slower={3: 0.1}, slow_links=((0, 4, 2.0),))
+    answer = what_if(Step(H100, 1e9, np.full((1, 8), 0.2), 40), change)
+    return what_if_page(answer, change, (played(answer.before), played(answer.after)), Rates(2.0, 700.0))
+
+
+def a_score(folder: Path) -> str:
+    rows = [f"{2**power},{20 + 2**power / 1e5:.4g}" for power in range(10, 31)]
+    (folder / "table.csv").write_text("\n".join(["size_bytes,time_us", *rows, "4096,9999"]))
+    tables, _ = score.checked(read_tables(folder / "table.csv"))
+    return score_page([score.hold_out(one, Knowledge()) for one in tables])
+
+
+PAGES: dict[str, Callable[[Path], str]] = {
+    "plan": lambda _: a_plan(),
+    "what if": lambda _: a_what_if(),
+    "simulation": lambda _: timeline_page(late_ring()),
+    "score": a_score,
+}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield started
+        started.close()
+
+
+def opened(browser: Any, path: Path, width: int, scheme: str) -> tuple[Any, list[str]]:
+    """Return a page and what it complains about."""
+    complaints: list[str] = []
+    page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
+    page.set_default_timeout(60_000)
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda request: complaints.append(request.url) if request.url.startswith("http") else None)
+    page.goto(path.as_uri() + "#still")
+    return page, complaints
+
+
+def tones(png: bytes) -> int:
+    """How many different bytes a picture consists of: a blank one has a handful."""
+    at, data = 8, b""
+    while at < len(png):
+        length = int.from_bytes(png[at : at + 4], "big")
+        if png[at + 4 : at + 8] == b"IDAT":
+            data += png[at + 8 : at + 8 + length]
+        at += length + 12
+    return len(set(zlib.decompress(data)))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_whole_and_no_browser_complains(name: str, browser: Any, tmp_path: Path) -> None:
+    text = PAGES[name](tmp_path)
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+    (tmp_path / "page.html").write_text(text)
+    for width, scheme in ((1200, "light"), (390, "dark")):
+        page, complaints = opened(browser, tmp_path / "page.html", width, scheme)
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.locator("h1").count() == 1
+        assert tones(page.screenshot()) > 60
+        for plot in page.locator("figure.chart .area").all():
+            plot.hover()
+            assert plot.locator(".tip").is_visible()
+        assert complaints == []
+        page.context.close()
+
+
+def test_a_chunk_is_where_simulated_time_says_with_what_it_carries(browser: Any, tmp_path: Path) -> None:
+    timeline = late_ring()
+    (tmp_path / "page.html").write_text(timeline_page(timeline))
+    page, complaints = opened(browser, tmp_path / "page.html", 1200, "light")
+    held = list(contributions(ring(8)))
+    for share in (0.0, 0.2, 0.62, 1.0):
+        page.evaluate("at => { seek.value = 1000 * at; seek.dispatchEvent(new Event('input')) }", share)
+        expected = under_way(timeline, held, share * timeline.seconds)
+        drawn = page.evaluate(
+            "[...document.querySelectorAll('.parcel')].map(p => [+p.dataset.src, +p.dataset.dst,"
+            "p.querySelectorAll('[fill^=\"#\"], [fill^=hsl], [fill^=rgb], [fill^=oklch]').length])"
+        )
+        assert sorted(map(tuple, drawn)) == sorted(expected)
+    assert (
+        page.locator(".done").evaluate_all("all => all.map(one => one.getAttribute('d').split('M').length - 1)")
+        == [8] * 8
+    )
+    page.keyboard.press("Home")
+    page.keyboard.press(" ")
+    page.wait_for_function("+document.getElementById('seek').value > 5")
+    assert complaints == []
+    page.context.close()
+
+
+def under_way(timeline: Timeline, held: list[np.ndarray], now: float) -> list[tuple[int, int, int]]:
+    """Return (sender, receiver, contributions) of what has left and was not taken yet."""
+    found = []
+    for sent in timeline.sent():
+        taken = np.maximum(sent.arrive_s, timeline.ready_for(sent.round)[sent.dst])
+        step = timeline.schedule.round(sent.round)
+        chunk = dict(zip(zip(step.src.tolist(), step.dst.tolist(), strict=True), step.chunk.tolist(), strict=True))
+        for src, dst, begin, until in zip(sent.src, sent.dst, sent.begin_s, taken, strict=True):
+            if begin <= now < until:
+                found.append((int(src), int(dst), int(held[sent.round][src, chunk[int(src), int(dst)]].sum())))
+    return found
+
+
+def test_lanes_hold_the_critical_path_and_fit_one_axis() -> None:
+    timeline = simulate(hierarchical(8, 4), preset("dgx-h100", 4), 1e8, late={20: 1e-4})
+    lanes = shown_lanes(timeline)
+    assert len(lanes) == 16
+    assert {20} < set(lanes)
+    assert {hop.dst for hop in timeline.critical_path} <= set(lanes)
+    figure = gantt(timeline, "After", 2 * timeline.seconds)
+    assert f'data-end="{2 * timeline.seconds!r}"' in figure
+    assert "rank 20</span>" in figure
+    assert "16 of 32 ranks" in figure
+
+
+def test_a_large_schedule_gets_lanes_and_no_animation() -> None:
+    page = timeline_page(simulate(ring(128), preset("dgx-h100", 16), 1e8))
+    assert 'id="player"' not in page
+    assert 'class="path"' in page
+
+
+def test_a_trace_of_a_simulation(tmp_path: Path) -> None:
+    timeline = late_ring()
+    count = write_timeline(tmp_path / "trace.json", timeline)
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert len(events) == count
+    ends = [event["ts"] + event["dur"] for event in events if event["ph"] == "X"]
+    assert max(ends) == pytest.approx(1e6 * timeline.seconds, abs=0.01)
+    arrows = {kind: [event["id"] for event in events if event["ph"] == kind] for kind in "sf"}
+    assert arrows["s"] == arrows["f"] == list(range(14 * 8))
+    path = [event for event in events if event["ph"] == "X" and event["pid"] == 8]
+    assert sum(event["dur"] for event in path) == pytest.approx(1e6 * timeline.seconds, abs=0.1)
+    assert {event["name"] for event in events if event["pid"] == 1} >= {"late", "process_name"}
+    with pytest.raises(UsageError, match="more than a trace viewer holds"):
+        write_timeline(tmp_path / "large.json", simulate(ring(512), preset("dgx-h100", 64), 1e8))
