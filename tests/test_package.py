@@ -84,6 +84,7 @@ def test_public_names():
         "attach",
         "init",
         "log",
+        "survive",
     ]
     assert all(getattr(ringside, name) is not None for name in ringside.__all__)
     with pytest.raises(AttributeError, match="no_such_name"):

@@ -24,6 +24,7 @@ from ringside.errors import (
 )
 
 if TYPE_CHECKING:
+    from ringside import survive as survive
     from ringside.engine import init as init
     from ringside.sync import attach as attach
     from ringside.sync import log as log
@@ -46,6 +47,7 @@ __all__ = [
     "attach",
     "init",
     "log",
+    "survive",
 ]
 
 _LAZY = {
@@ -60,6 +62,8 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
+    if name == "survive":
+        return importlib.import_module("ringside.survive")
     raise AttributeError(f"module 'ringside' has no attribute {name!r}")
 
 

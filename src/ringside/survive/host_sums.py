@@ -18,7 +18,7 @@ stores (Arm). Readers check a step's number, so what an earlier step left is nev
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -39,8 +39,9 @@ class Word(IntEnum):
     READY = 0
     SUMMED = 1
     DIGEST = 2
-    ACKNOWLEDGED = 3
-    DECIDED = 4
+    STATE = 3
+    ACKNOWLEDGED = 4
+    DECIDED = 5
 
 
 @dataclass(frozen=True)
@@ -126,11 +127,19 @@ class HostSums:
         """Return the members that have not said `value` yet."""
         return [rank for rank in self._members if self.heard(rank, word) != value]
 
-    def add_up(self) -> None:
-        """Add up this rank's slice of all gradients; everybody is READY."""
+    def add_up(self, halfway: Callable[[], object] = int) -> None:
+        """Add up this rank's slice of all gradients; everybody is READY.
+
+        Args:
+            halfway: Called when half of it is done.
+        """
         placed = [(of, slot) for rank in self._members for of, slot in self._held(rank)]
         sources = [slot for _, slot in sorted(placed, key=lambda each: each[0])]
-        add_up(self.layout.runs, sources, self.views[self.rank].sums, *self._slice(self.rank))
+        first, last = self._slice(self.rank)
+        middle = first + slice_of(last - first, 0, 2)[1]
+        add_up(self.layout.runs, sources, self.views[self.rank].sums, first, middle)
+        halfway()
+        add_up(self.layout.runs, sources, self.views[self.rank].sums, middle, last)
 
     def collect(self, into: NDArray[np.uint8]) -> None:
         """Copy everybody's slice of the sum into private memory, uint8 [size_bytes]; everybody has SUMMED."""

@@ -27,17 +27,19 @@ class Place(msgspec.Struct, frozen=True):
         machine: What processes have in common that see each other's memory and numbers.
         pid: Its process number.
         started: When it started, in the kernel's ticks: tells it from a later process of the same number.
+        life: Counts the seats that this process has had.
     """
 
     machine: str
     pid: int
     started: int
+    life: int = 0
 
 
-def own_place() -> Place:
+def own_place(life: int = 0) -> Place:
     """Return this process's."""
     numbers = os.stat("/proc/self/ns/pid").st_ino
-    return Place(f"{machine_id()}/{numbers}", os.getpid(), state_of(os.getpid())[1])
+    return Place(f"{machine_id()}/{numbers}", os.getpid(), state_of(os.getpid())[1], life)
 
 
 class Peer:

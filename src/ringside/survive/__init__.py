@@ -1,0 +1,30 @@
+"""Training that survives: a rank dies in the middle of an all-reduce, the others finish the step, no sample is lost.
+
+`training` is the door for users; `torchrun ... -m ringside.survive train.py` starts a keeper per rank that starts its
+worker anew when it dies. The rest is one idea a file: the state machine of a member (`protocol.py`, no I/O), what
+carries out its instructions (`driver.py`), and what that stands on. Importing this imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ringside.survive.driver import Step as Step
+    from ringside.survive.training import Training as Training
+    from ringside.survive.training import training as training
+
+__all__ = ["Step", "Training", "training"]
+
+_LAZY = {
+    "Step": "ringside.survive.driver",
+    "Training": "ringside.survive.training",
+    "training": "ringside.survive.training",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'ringside.survive' has no attribute {name!r}")

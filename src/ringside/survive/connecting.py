@@ -1,0 +1,74 @@
+"""From what torchrun says in the environment to the job's registers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.distributed_c10d import PrefixStore
+
+from ringside.errors import RingsideError, UsageError
+from ringside.survive.registers import MemoryRegisters, Registers, StoreRegisters
+
+CALL_S = 20.0
+"""How long one call to the store may take; then it is taken for gone."""
+_CONNECT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A worker's way to the job's registers.
+
+    Args:
+        rank: This rank.
+        ranks: How many the job was started with.
+        registers: For the training thread.
+        listening: The same registers, over a connection of their own.
+    """
+
+    rank: int
+    ranks: int
+    registers: Registers
+    listening: Registers
+
+    def close(self) -> None:
+        """End the threads that wait for the store."""
+        for registers in (self.registers, self.listening):
+            if isinstance(registers, StoreRegisters):
+                registers.close()
+
+
+def connect(environ: Mapping[str, str]) -> Connection:
+    """Return the registers of the job that torchrun describes; those of this process alone where nobody launched it.
+
+    Raises:
+        UsageError: The environment is no launcher's.
+        RingsideError: The store cannot be reached.
+    """
+    if "RANK" not in environ:
+        alone = MemoryRegisters()
+        return Connection(0, 1, alone, alone)
+    try:
+        rank, ranks = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+        address, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+    except (KeyError, ValueError) as error:
+        raise UsageError(
+            f"{error} is missing in the environment or no number: start it by `torchrun ... -m ringside.survive`"
+        ) from None
+    first = _store(address, port, environ)
+    return Connection(rank, ranks, StoreRegisters(first, CALL_S), StoreRegisters(first.clone(), CALL_S))
+
+
+def _store(address: str, port: int, environ: Mapping[str, str]) -> Any:
+    try:
+        store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=_CONNECT_S), wait_for_workers=False)
+    except RuntimeError as error:
+        raise RingsideError(
+            f"no store at {address}:{port} ({str(error).partition(chr(10))[0]}): is its host alive, and is the script "
+            "started by `torchrun ... -m ringside.survive`?"
+        ) from None
+    job = f"{environ.get('TORCHELASTIC_RUN_ID', 'job')}/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    return PrefixStore(f"ringside/survive/{job}", store)

@@ -1,0 +1,471 @@
+"""Carries out what the state machine of a member says: registers, memory, processes, PyTorch."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ringside.errors import RingsideError
+from ringside.survive import events as e
+from ringside.survive import instructions as i
+from ringside.survive.checkpoint import Checkpoints
+from ringside.survive.decision import Abort, Decision, Seat, Tag, decision_key, decode_decision, encode_decision
+from ringside.survive.generation import decode_generation, encode_generation, generation_key
+from ringside.survive.host_exchange import HostExchange, own_slots
+from ringside.survive.host_sums import Layout
+from ringside.survive.listener import Listener
+from ringside.survive.meeting import Joining, Meeting, Offered
+from ringside.survive.peers import Peer, own_place
+from ringside.survive.phases import Phases
+from ringside.survive.protocol import Member, Phase
+from ringside.survive.settings import Settings
+from ringside.survive.state import Given, State, take_over
+from ringside.survive.waiting import GaveUp, Lookout, Patience, Superseded
+from ringside.survive.work import Kept, Work
+from ringside.sync.digests import digest
+
+_log = logging.getLogger("ringside")
+_PAUSE_S = 2e-4
+_ASK_AGAIN_S = 1.0
+_LAST_WRITE_S = 120.0
+
+
+@dataclass
+class Job:
+    """What one worker trains.
+
+    Args:
+        rank: This rank.
+        meeting: The job's names in the store.
+        listening: The same over a connection of its own.
+        settings: What the state machine is told.
+        state: Model, optimizer and what moves along.
+        optimizer: The optimizer.
+        work: Computes micro-batches.
+        on_apply: Called after the optimizer's step, such as for a scheduler.
+        checkpoints: Where checkpoints go; None: none are written.
+        per_micro_batch: Gradients are kept and added up per micro-batch, so that results do not depend on who
+            computed what.
+        patience: When a member is given up.
+        founding_s: How long the first ranks wait for each other, seconds.
+        phases: Where this process is.
+    """
+
+    rank: int
+    meeting: Meeting
+    listening: Meeting
+    settings: Settings
+    state: State
+    optimizer: torch.optim.Optimizer
+    work: Work
+    on_apply: Callable[[], object] = int
+    checkpoints: Checkpoints | None = None
+    per_micro_batch: bool = True
+    patience: Patience = field(default_factory=Patience)
+    founding_s: float = 60.0
+    phases: Phases = field(default_factory=lambda: Phases(0))
+
+
+@dataclass(frozen=True)
+class Step:
+    """A committed step.
+
+    Args:
+        number: Which, from 0.
+        loss: Mean loss of its samples.
+        samples: How many samples it took.
+        members: The ranks that took part.
+        generation: In which generation.
+        seconds: From the step before until it was applied here.
+    """
+
+    number: int
+    loss: float
+    samples: int
+    members: tuple[int, ...]
+    generation: int
+    seconds: float
+
+
+class Driver:
+    """One worker's part in a job.
+
+    Args:
+        job: What is trained.
+
+    Attributes:
+        member: The state machine.
+        reason: Why it ended before the last step; "": it did not.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.reason = ""
+        self._initial = job.state.copied()
+        self._todo: deque[i.Instruction] = deque()
+        self._peers: dict[Seat, Peer] = {}
+        self._kept: list[Kept] = []
+        self._exchange: HostExchange | None = None
+        self._lookout: Lookout | None = None
+        self._given: tuple[Tag, Given] | None = None
+        self._total: NDArray[np.uint8] = np.zeros(job.work.flat.size_bytes, dtype=np.uint8)
+        self._asked: dict[Any, float] = {}
+        self._ticked = self._applied_at = time.monotonic()
+        self._step: Step | None = None
+        self._life = 0
+        self._machine = own_place().machine
+        self._begin(job.meeting.incarnation(), fresh=True)
+
+    # ------------------------------------------------------------------------------------------ for the training loop
+
+    def next_step(self) -> Step | None:
+        """Train until the next step is committed and applied; return it, or None after the last.
+
+        Raises:
+            RingsideError: Training cannot go on; the state was saved, if there is a place for it.
+        """
+        self._step = None
+        try:
+            while self._step is None and (self._todo or self.member.phase is not Phase.ENDED):
+                if self._todo:
+                    self._carry_out(self._todo.popleft())
+                else:
+                    self._idle()
+        except RingsideError:
+            self._save()
+            raise
+        return self._step
+
+    def close(self) -> None:
+        """Let go of memory, peers and threads; wait for a checkpoint that is being written."""
+        self._listener.close()
+        if self.job.checkpoints is not None:
+            self.job.checkpoints.finish(_LAST_WRITE_S)
+        self._let_go()
+
+    # ------------------------------------------------------------------------------------------ beginning
+
+    def _begin(self, incarnation: int, fresh: bool) -> None:
+        """Claim a seat in an incarnation and start its state machine; without fresh state as one who joins."""
+        job, meeting = self.job, self.job.meeting
+        self._life += 1
+        seat = meeting.claim(incarnation, job.rank, own_place(self._life))
+        job.phases.epoch = seat.epoch
+        self._listener = Listener(Meeting(job.listening.registers, job.listening.ranks), incarnation, seat)
+        self.member = Member(seat, incarnation, job.settings)
+        self._founders = self._await_founders(incarnation) if fresh else ()
+        step = job.state.step if seat in self._founders else None
+        self._tell(e.Started(time.monotonic(), step, self._founders if step is not None else ()))
+
+    def _await_founders(self, incarnation: int) -> tuple[Seat, ...]:
+        def alive(seat: Seat) -> bool:
+            return not self._peer(seat, incarnation).ended()
+
+        return self.job.meeting.founders(incarnation, self.job.founding_s, alive)
+
+    def _begin_again(self, incarnation: int, tree: dict[str, Any] | None) -> None:
+        """Forget this seat and take another; with a state to begin with, or none."""
+        self._listener.close()
+        self._let_go()
+        if tree is not None:
+            self.job.state.load(tree)
+        self._begin(incarnation, fresh=tree is not None)
+
+    # ------------------------------------------------------------------------------------------ events
+
+    def _tell(self, event: e.Event) -> None:
+        self._tick()
+        self._todo.extend(self.member.handle(event))
+
+    def _tick(self) -> None:
+        """Tell the member the time, if it does not know it: before anything else that it is told."""
+        now = time.monotonic()
+        if now - self._ticked > self.job.settings.retry_s / 2:
+            self._ticked = now
+            self._todo.extend(self.member.handle(e.Tick(now)))
+
+    def _idle(self) -> None:
+        """Nothing is to be done: look for what has happened, or let a moment pass."""
+        found = [*self._listener.events(), *self._acks(), *self._deaths()]
+        for event in found:
+            self._tell(event)
+        if not found:
+            time.sleep(_PAUSE_S)
+            self._tick()
+
+    def _attend(self, suspects: Sequence[Seat]) -> None:
+        """Do what is to be done in the middle of an exchange; raise `Superseded` once it leads nowhere."""
+        tag, known = self.member.tag, self.member.wishes.suspects
+        for event in (*self._listener.events(), *(e.PeerSuspected(seat) for seat in suspects if seat not in known)):
+            self._tell(event)
+        self._tick()
+        while self._todo and self._exchanges(tag):
+            self._carry_out(self._todo.popleft())
+        if not self._exchanges(tag):
+            raise Superseded
+
+    def _exchanges(self, tag: Tag | None) -> bool:
+        return self.member.tag == tag and self.member.phase is Phase.EXCHANGING
+
+    def _acks(self) -> Sequence[e.Event]:
+        own = self.member.own
+        if self._exchange is None or own is None or not self.member.is_leader:
+            return []
+        shown = self._exchange.acknowledgements(own.tag, bool(own.state))
+        return [e.AckSeen(ack) for ack in shown if self.member.acks.get(ack.seat) != ack]
+
+    def _deaths(self) -> Sequence[e.Event]:
+        if self.member.step is None and self._nobody_left():
+            return [e.NobodyLeft()]
+        lookout, suspects = self._lookout, self.member.wishes.suspects
+        return [] if lookout is None else [e.PeerSuspected(seat) for seat in lookout.dead() if seat not in suspects]
+
+    def _nobody_left(self) -> bool:
+        record = self.member.newest
+        if record is None or not self._time_to(_ASK_AGAIN_S / 4, "nobody left"):
+            return False
+        return not record.closed and all(self._peer(seat).ended() for seat in record.holders)
+
+    def _time_to(self, every_s: float, what: Any) -> bool:
+        """Tell whether something was not done for so long, and take it for done."""
+        now = time.monotonic()
+        if now - self._asked.get(what, -every_s) < every_s:
+            return False
+        self._asked[what] = now
+        return True
+
+    # ------------------------------------------------------------------------------------------ instructions
+
+    def _carry_out(self, instruction: i.Instruction) -> None:
+        handler: Callable[[Driver, Any], e.Event | None] = _HANDLERS[type(instruction)]
+        event = handler(self, instruction)
+        if event is not None:
+            self._tell(event)
+
+    def _read_generation(self, _: i.ReadGeneration) -> e.Event:
+        data = self.job.meeting.registers.read(generation_key(self.member.incarnation))
+        return e.GenerationRead(None if data is None else decode_generation(data))
+
+    def _propose(self, wanted: i.ProposeGeneration) -> e.Event:
+        expected = None if wanted.expected is None else encode_generation(wanted.expected)
+        key = generation_key(self.member.incarnation)
+        stands = self.job.meeting.registers.swap(key, expected, encode_generation(wanted.new))
+        return e.GenerationRead(None if stands is None else decode_generation(stands))
+
+    def _settle(self, settle: i.Settle) -> None:
+        record, job = settle.generation, self.job
+        for seat in settle.gone:
+            self._bury(seat)
+        self._let_go()
+        others = {seat: self._peer(seat) for seat in record.members if seat != self.member.seat}
+        self._lookout = Lookout(others, self._attend, job.patience)
+        slots = {rank: own_slots(record, rank, job.per_micro_batch) for rank in record.ranks}
+        layout = Layout(job.work.flat.size_bytes, job.work.flat.runs, slots)
+        self._exchange = HostExchange(self.member.seat, record, layout, job.meeting, self._lookout, job.phases)
+        ranks = ", ".join(map(str, record.ranks))
+        _log.info("generation %d: ranks %s go on with step %d", record.number, ranks, record.step)
+
+    def _bury(self, seat: Seat) -> None:
+        peer = self._peer(seat)
+        if peer.place.pid != own_place().pid and not peer.put_to_death() and peer.here:
+            raise RingsideError(f"{seat} was suspected and does not die (process {peer.place.pid}): end it by hand")
+
+    def _ask_to_join(self, ask: i.AskToJoin) -> None:
+        record = self.member.newest
+        if record is not None and self._time_to(_ASK_AGAIN_S, ("join", record.number)):
+            for seat in record.members:
+                self.job.meeting.send(self.member.incarnation, seat, Joining(ask.seat))
+
+    def _offer_state(self, offer: i.OfferState) -> None:
+        record = self.member.generation
+        if record is None or record.holders[0] != self.member.seat or not self._time_to(_ASK_AGAIN_S, offer.tag):
+            return
+        if self._given is None or self._given[0] != offer.tag:
+            self._take_back()
+            self._given = offer.tag, Given(self.job.state)
+        said = e.Offer(offer.tag, self.member.seat, f"{self.job.state.digest():016x}")
+        for seat in record.members:
+            if seat.rank in offer.joining:
+                self.job.meeting.send(record.incarnation, seat, Offered(said, self._given[1].address))
+        self._reached("offer")
+
+    def _fetch_state(self, fetch: i.FetchState) -> e.Event:
+        self.job.phases.step = fetch.tag.step
+        self._reached("rejoin")
+        try:
+            take_over(self.job.state, self._listener.addresses[str(fetch.tag), fetch.source], int(fetch.digest, 16))
+        except (RingsideError, KeyError) as error:
+            _log.warning("the state of %s cannot be fetched (%s): it is asked for again", fetch.source, error)
+            return e.FetchFailed(fetch.tag)
+        return e.StateFetched(fetch.tag, f"{self.job.state.digest():016x}")
+
+    def _compute(self, compute: i.Compute) -> e.Event | None:
+        exchange, step = self._exchange, compute.tag.step
+        if exchange is None or compute.tag != self.member.tag:
+            return None
+        self.job.phases.step = step
+        filled: list[Kept] = []
+        for slot, wanted in zip(exchange.slots, self._wanted(compute.micro_batches), strict=True):
+            self.job.work.fill(step, wanted, slot, self._kept)
+            filled.append(Kept(step, frozenset(wanted), slot))
+            self._reached("compute")
+        self._kept = filled
+        self._check_state = compute.check_state
+        return e.WorkDone(compute.tag)
+
+    def _wanted(self, micro_batches: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Return which micro-batches each slot of this rank holds."""
+        if self.job.per_micro_batch:
+            return [(number,) for number in micro_batches]
+        return [micro_batches] if micro_batches else []
+
+    def _exchange_sums(self, wanted: i.Exchange) -> e.Event | None:
+        if self._exchange is None or wanted.tag != self.member.tag:
+            return None
+        try:
+            self._exchange.run(wanted.tag.step, self._total)
+        except GaveUp as failure:
+            return e.AttemptFailed(wanted.tag, (failure.suspect,))
+        except Superseded:
+            return None
+        self._reached("after_receive")
+        state = f"{self.job.state.digest():016x}" if self._check_state else ""
+        return e.ResultReady(wanted.tag, f"{digest(torch.from_numpy(self._total)):016x}", state)
+
+    def _publish(self, publish: i.PublishAck) -> None:
+        if self._exchange is not None:
+            self._exchange.acknowledge(publish.ack)
+            self._reached("after_ack")
+
+    def _try_commit(self, attempt: i.TryCommit) -> e.Event:
+        self._reached("before_decide")
+        answer = self._decide(attempt.tag, attempt.decision)
+        self._reached("after_decide")
+        if self._exchange is not None:
+            self._exchange.ring(attempt.tag.step)
+        return answer
+
+    def _try_abort(self, attempt: i.TryAbort) -> e.Event:
+        return self._decide(attempt.tag, Abort(attempt.generation))
+
+    def _decide(self, tag: Tag, decision: Decision) -> e.DecisionRead:
+        stands = self.job.meeting.registers.create(decision_key(tag), encode_decision(decision))
+        return e.DecisionRead(tag, decode_decision(stands))
+
+    def _read_decision(self, read: i.ReadDecision) -> e.Event:
+        until = time.monotonic() + self.job.settings.retry_s
+        exchange, lookout = self._exchange, self._lookout
+        if exchange is not None and lookout is not None:
+            while not exchange.rung(read.tag.step) and time.monotonic() < until and not lookout.dead():
+                time.sleep(_PAUSE_S)
+        stands = self.job.meeting.registers.read(decision_key(read.tag))
+        return e.DecisionRead(read.tag, None if stands is None else decode_decision(stands))
+
+    def _apply(self, apply: i.Apply) -> None:
+        job, step, record = self.job, apply.tag.step, self.member.generation
+        assert record is not None
+        self._reached("before_apply")
+        loss = job.work.apply(step, self._total, apply.decision.divisor, job.optimizer)
+        job.on_apply()
+        job.state.step = step + 1
+        self._take_back()
+        self._reached("after_apply")
+        now = time.monotonic()
+        members = tuple(seat.rank for seat in apply.decision.members)
+        self._step = Step(step, loss, apply.decision.samples, members, record.number, now - self._applied_at)
+        self._applied_at = now
+
+    def _checkpoint(self, checkpoint: i.Checkpoint) -> None:
+        if self.job.checkpoints is not None and self.member.is_leader:
+            self.job.checkpoints.begin(self.job.state.copied())
+            self._reached("checkpoint")
+
+    def _open_incarnation(self, opened: i.OpenIncarnation) -> None:
+        newest = None if self.job.checkpoints is None else self.job.checkpoints.newest()
+        _log.warning(
+            "nobody who held state is left: training goes on from %s",
+            "its beginning" if newest is None else f"the checkpoint of step {newest['step']}",
+        )
+        self._begin_again(self.job.meeting.open(opened.incarnation), newest or self._initial)
+
+    def _leave(self, leave: i.Leave) -> None:
+        _log.warning("rank %d leaves: %s", self.job.rank, leave.reason)
+        if leave.rejoin:
+            self._begin_again(self.member.incarnation, None)
+        else:
+            self.reason = leave.reason
+
+    def _halt(self, halt: i.Halt) -> None:
+        raise RingsideError(halt.reason)
+
+    def _nothing(self, _: i.Discard | i.Finish) -> None:
+        """Sums that were thrown away are written over; what was computed of the step is used again."""
+
+    # ------------------------------------------------------------------------------------------ small things
+
+    def _peer(self, seat: Seat, incarnation: int | None = None) -> Peer:
+        if seat not in self._peers:
+            place = self.job.meeting.place(self.member.incarnation if incarnation is None else incarnation, seat)
+            if place is None:
+                raise RingsideError(f"{seat} never said where it runs: is the store shared by two jobs?")
+            self._peers[seat] = Peer(place, self._machine)
+        return self._peers[seat]
+
+    def _reached(self, phase: str) -> None:
+        self.job.phases.reached(phase)
+
+    def _take_back(self) -> None:
+        if self._given is not None:
+            self._given[1].close()
+        self._given = None
+
+    def _let_go(self) -> None:
+        """Let go of the generation's memory and processes."""
+        self._take_back()
+        if self._exchange is not None:
+            self._exchange.close()
+        self._exchange = self._lookout = None
+        for peer in self._peers.values():
+            peer.close()
+        self._peers.clear()
+
+    def _save(self) -> None:
+        """Write the state, all of whose steps are committed, because training cannot go on."""
+        checkpoints = self.job.checkpoints
+        if checkpoints is not None and self.member.step is not None:
+            checkpoints.finish(_LAST_WRITE_S)
+            try:
+                _log.warning("the state is saved in %s", checkpoints.write(self.job.state.copied()))
+            except Exception as error:
+                _log.warning("the state cannot be saved in %s: %s", checkpoints.directory, error)
+
+
+_HANDLERS: dict[type, Callable[[Driver, Any], e.Event | None]] = {
+    i.ReadGeneration: Driver._read_generation,
+    i.ProposeGeneration: Driver._propose,
+    i.Settle: Driver._settle,
+    i.AskToJoin: Driver._ask_to_join,
+    i.OfferState: Driver._offer_state,
+    i.FetchState: Driver._fetch_state,
+    i.Compute: Driver._compute,
+    i.Exchange: Driver._exchange_sums,
+    i.PublishAck: Driver._publish,
+    i.TryCommit: Driver._try_commit,
+    i.TryAbort: Driver._try_abort,
+    i.ReadDecision: Driver._read_decision,
+    i.Apply: Driver._apply,
+    i.Discard: Driver._nothing,
+    i.Checkpoint: Driver._checkpoint,
+    i.OpenIncarnation: Driver._open_incarnation,
+    i.Leave: Driver._leave,
+    i.Finish: Driver._nothing,
+    i.Halt: Driver._halt,
+}

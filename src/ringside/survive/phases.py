@@ -1,0 +1,106 @@
+"""Named moments of a step, at which a test may stop or kill a worker. Nothing happens at them otherwise.
+
+A trap is written as `kill:rank=1,step=3,phase=mid_chunk` or `stop:...` in RINGSIDE_SURVIVE_TRAP; several are separated
+by `;`. Without a step it springs in the first; with `epoch=2` in the second process of that rank (without: in its
+first). A worker that is stopped goes on when somebody sends it SIGCONT.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ringside.errors import UsageError
+
+TRAP = "RINGSIDE_SURVIVE_TRAP"
+PHASES = (
+    "compute",  # between two micro-batches
+    "before_send",  # gradients are computed, nobody was told
+    "after_send",  # the others may read them
+    "mid_chunk",  # half of the own slice is added up
+    "after_sum",  # the own slice is there for all
+    "after_receive",  # the private copy is there, not acknowledged
+    "after_ack",  # acknowledged, not decided
+    "before_decide",  # the leader has all acknowledgements
+    "after_decide",  # the leader has written COMMIT and told nobody
+    "before_apply",  # COMMIT is read, not applied
+    "after_apply",  # the step is applied
+    "offer",  # state was offered to who joins
+    "rejoin",  # state is being fetched
+    "checkpoint",  # a checkpoint is being written
+)
+_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+
+
+@dataclass(frozen=True)
+class Trap:
+    """What happens to whom, and when.
+
+    Args:
+        signum: The signal that the process sends itself.
+        rank: Who.
+        phase: At which of `PHASES`.
+        step: In which step; -1: whichever comes first.
+        epoch: In which process of that rank, from 1.
+    """
+
+    signum: int
+    rank: int
+    phase: str
+    step: int = -1
+    epoch: int = 1
+
+    def catches(self, rank: int, epoch: int, step: int, phase: str) -> bool:
+        """Tell whether it springs there."""
+        return (self.rank, self.epoch, self.phase) == (rank, epoch, phase) and self.step in (-1, step)
+
+
+@dataclass
+class Phases:
+    """Where this process is.
+
+    Args:
+        rank: This rank.
+        traps: What may happen.
+        spring: Sends this process a signal.
+    """
+
+    rank: int
+    traps: tuple[Trap, ...] = ()
+    spring: Callable[[int], object] = field(default=lambda signum: os.kill(os.getpid(), signum))
+    epoch: int = 1
+    step: int = 0
+
+    @classmethod
+    def of_environment(cls, rank: int, environ: Mapping[str, str]) -> Phases:
+        """Return what RINGSIDE_SURVIVE_TRAP asks for."""
+        return cls(rank, tuple(parse_trap(spec) for spec in filter(None, environ.get(TRAP, "").split(";"))))
+
+    def reached(self, phase: str) -> None:
+        """Say that this process is there."""
+        for trap in self.traps:
+            if trap.catches(self.rank, self.epoch, self.step, phase):
+                self.traps = tuple(other for other in self.traps if other is not trap)
+                self.spring(trap.signum)
+
+
+def parse_trap(spec: str) -> Trap:
+    """Return the trap that words describe.
+
+    Raises:
+        UsageError: They describe none.
+    """
+    kind, _, rest = spec.partition(":")
+    given = dict(part.split("=", 1) for part in rest.split(",") if "=" in part)
+    try:
+        phase = given.pop("phase")
+        numbers = {name: int(value) for name, value in given.items()}
+        if kind not in _SIGNALS or phase not in PHASES:
+            raise ValueError
+        return Trap(_SIGNALS[kind], phase=phase, **numbers)
+    except (KeyError, ValueError, TypeError):
+        raise UsageError(
+            f"no trap {spec!r}: write kill: or stop:, then rank=, phase= and step= (phase: one of {', '.join(PHASES)})"
+        ) from None

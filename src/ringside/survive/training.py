@@ -1,0 +1,213 @@
+"""The door for users: a training loop in which every step is a transaction.
+
+::
+
+    with ringside.survive.training(model, optimizer, dataset, loss=loss, batch=64, steps=1000) as t:
+        for step in t:
+            print(step.number, step.loss)
+
+The body of the loop sees committed steps. What used to be in it (forward, backward, the optimizer's step) is done
+between two of them, and again by others where a rank dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import default_collate
+
+from ringside.errors import MismatchError
+from ringside.survive import passport
+from ringside.survive.checkpoint import Checkpoints
+from ringside.survive.connecting import Connection, connect
+from ringside.survive.driver import Driver, Job, Step
+from ringside.survive.keeper import REFUSED
+from ringside.survive.meeting import Meeting
+from ringside.survive.phases import Phases
+from ringside.survive.randomness import key_of, seed_all
+from ringside.survive.samples import Samples, drawn_by, length_of, shuffled
+from ringside.survive.settings import Settings
+from ringside.survive.state import State, Stateful
+from ringside.survive.waiting import Patience
+from ringside.survive.work import Collate, DataSet, Loss, Work
+
+_log = logging.getLogger("ringside")
+
+
+class Training:
+    """A job's steps, one after the other.
+
+    Args:
+        driver: Trains them.
+        samples: Which samples belong to which step.
+
+    Attributes:
+        rank: This rank.
+        samples: Which samples belong to which step.
+    """
+
+    def __init__(self, driver: Driver, samples: Samples) -> None:
+        self._driver = driver
+        self.rank = driver.job.rank
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[Step]:
+        """Yield every step once it is committed and applied here; a rank that joins begins where the others are."""
+        while (step := self._driver.next_step()) is not None:
+            yield step
+
+    @property
+    def step(self) -> int:
+        """The next step; all before it are in the parameters, each once."""
+        return self._driver.job.state.step
+
+    @property
+    def reason(self) -> str:
+        """Why this rank left before the last step; "": it did not."""
+        return self._driver.reason
+
+    def digest(self) -> int:
+        """Return 64 bits over parameters, optimizer and step, equal on all ranks between the same two steps."""
+        return self._driver.job.state.digest()
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """How much is trained."""
+
+    steps: int | None
+    mean: bool
+    checkpoint_every: int
+    least_ranks: int
+
+
+@contextlib.contextmanager
+def training(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    dataset: DataSet,
+    *,
+    loss: Loss,
+    batch: int,
+    micro_batches: int | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+    sampler: Iterable[int] | None = None,
+    scheduler: Any = None,
+    collate: Collate = default_collate,
+    mean: bool = True,
+    reproducible: bool = True,
+    checkpoint_dir: str | Path | None = None,
+    checkpoint_every: int = 100,
+    least_ranks: int = 1,
+    silent_s: float = 60.0,
+) -> Iterator[Training]:
+    """Train so that every sample counts exactly once, whoever dies.
+
+    Args:
+        model: The model, on the host, not wrapped; made alike on all ranks (seed before).
+        optimizer: Its optimizer; it is stepped once per committed step.
+        dataset: A map-style data set, the same on all ranks.
+        loss: `loss(model, batch)` returns the sum of the losses of a batch's samples, a scalar.
+        batch: Samples per step over all ranks.
+        micro_batches: Parts that a step is cut into, what ranks take over from each other; default: 4 per rank, or
+            as many as there are samples.
+        steps: How many steps; None: without end.
+        seed: What order and random numbers are keyed by.
+        sampler: Draws an epoch for all ranks (no DistributedSampler); default: a shuffle.
+        scheduler: A learning rate scheduler, stepped after every step; its state moves along.
+        collate: Makes a batch of samples.
+        mean: Gradients are divided by the number of samples; False: they stay sums.
+        reproducible: Sums are made in the order of micro-batches, so that no bit depends on who computed what. It
+            takes memory for a gradient per micro-batch.
+        checkpoint_dir: Where checkpoints go, seen by all ranks; training resumes from the newest. None: none.
+        checkpoint_every: Steps between checkpoints.
+        least_ranks: With fewer ranks left, training stops.
+        silent_s: A rank that lives and does not take part for so long is left behind, seconds.
+
+    Raises:
+        UsageError: Something cannot be as asked.
+        MismatchError: Ranks do not run the same.
+        RingsideError: Training cannot go on; the line says why and what to do.
+    """
+    samples = _samples(dataset, batch, micro_batches, seed, sampler)
+    shape = _Shape(steps, mean, checkpoint_every if checkpoint_dir is not None else 0, least_ranks)
+    connection = connect(os.environ)
+    try:
+        others: dict[str, Stateful] = {} if scheduler is None else {"scheduler": scheduler}
+        state = State(model, optimizer, others)
+        checkpoints = None if checkpoint_dir is None else Checkpoints(Path(checkpoint_dir))
+        _admit(connection, passport.passport_of(model, optimizer, samples, seed))
+        newest = None if checkpoints is None else checkpoints.newest()
+        if newest is not None:
+            state.load(newest)
+        driver = Driver(
+            Job(
+                rank=connection.rank,
+                meeting=Meeting(connection.registers, connection.ranks),
+                listening=Meeting(connection.listening, connection.ranks),
+                settings=_settings(samples, shape),
+                state=state,
+                optimizer=optimizer,
+                work=Work(model, loss, dataset, samples, seed, collate),
+                on_apply=int if scheduler is None else scheduler.step,
+                checkpoints=checkpoints,
+                per_micro_batch=reproducible,
+                patience=Patience(silent_s=silent_s),
+                phases=Phases.of_environment(connection.rank, os.environ),
+            )
+        )
+        try:
+            yield Training(driver, samples)
+        finally:
+            driver.close()
+    finally:
+        connection.close()
+
+
+def _samples(
+    dataset: DataSet, batch: int, micro_batches: int | None, seed: int, sampler: Iterable[int] | None
+) -> Samples:
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    parts = max(min(4 * ranks, batch), 1) if micro_batches is None else micro_batches
+    if sampler is None:
+        size = length_of(dataset)
+        return Samples(size, batch, parts, shuffled(size, seed))
+    return Samples(length_of(sampler), batch, parts, drawn_by(sampler, lambda epoch: seed_all(key_of(seed, epoch))))  # type: ignore[arg-type]
+
+
+def _settings(samples: Samples, shape: _Shape) -> Settings:
+    def stretch(step: int) -> tuple[int, int]:
+        epoch, at = divmod(step, samples.steps_per_epoch)
+        return epoch * samples.size + at * samples.batch, len(samples.of_step(step))
+
+    return Settings(
+        micro_batches=samples.micro_batches,
+        samples=stretch,
+        steps=shape.steps,
+        mean=shape.mean,
+        checkpoint_every=shape.checkpoint_every,
+        least_members=shape.least_ranks,
+        patience_s=10.0,
+    )
+
+
+def _admit(connection: Connection, own: dict[str, str]) -> None:
+    """Leave the program with a status of its own if this rank is no member of this job."""
+    standing = connection.registers.create("passport", passport.encode(own))
+    try:
+        passport.refuse_strangers(own, standing, f"rank {connection.rank}")
+    except MismatchError as error:
+        _log.error("%s", error)
+        raise SystemExit(REFUSED) from None
+
+
+__all__ = ["Step", "Training", "training"]

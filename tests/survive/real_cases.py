@@ -1,0 +1,68 @@
+"""Runs cases with real workers and prints a line of JSON for each; started by tests and by bench/survive_matrix.py."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.survive.counting import count
+from tests.survive.herd import Report, Store, run_job
+
+RANKS = 4
+
+
+def warm_up() -> None:
+    """Import and set up whatever the first step takes, so that workers that are forked need not."""
+    torch.set_num_threads(1)
+    count(1, Path())
+
+
+def wrongs(report: Report, steps: int) -> list[str]:
+    """Return every invariant that a job broke, in words."""
+    found = [f"rank raised: {error.splitlines()[-1]}" for error in report.errors]
+    found += ["time was up"] if report.timed_out else []
+    whole = {rank: end for rank, end in report.ended.items() if not end["left"]}
+    found += [] if whole else ["nobody finished"]
+    found += [f"rank {rank} ended with step {end['step']}" for rank, end in whole.items() if end["step"] != steps]
+    found += [f"rank {rank} consumed wrongly: {end['wrong']}" for rank, end in whole.items() if end["wrong"]]
+    found += ["states differ"] if len({end["digest"] for end in whole.values()}) > 1 else []
+    return found
+
+
+def run_case(store: Store, name: str, case: Mapping[str, Any]) -> tuple[Report, list[str]]:
+    """Run one case: `trap`, and perhaps `steps`, `ranks` and settings of `training`."""
+    settings = {key: case[key] for key in case if key not in ("trap", "steps", "ranks", "checkpoints")}
+    steps, ranks = case.get("steps", 30), case.get("ranks", RANKS)
+    with tempfile.TemporaryDirectory(prefix="ringside-survive-") as directory:
+        if case.get("checkpoints"):
+            settings |= {"checkpoint_dir": f"{directory}/checkpoints", "checkpoint_every": case["checkpoints"]}
+        worker: Callable[[int, Path], Any] = functools.partial(_count, steps, settings)
+        report = run_job(store, name, ranks, worker, Path(directory), trap=case["trap"])
+    return report, wrongs(report, steps)
+
+
+def _count(steps: int, settings: Mapping[str, Any], rank: int, directory: Path) -> Any:
+    return count(steps, directory, **settings)
+
+
+def main(lines: list[str]) -> None:
+    warm_up()
+    store = Store()
+    try:
+        for number, line in enumerate(lines):
+            report, wrong = run_case(store, f"case{number}", json.loads(line))
+            members = report.ended[min(report.ended)]["members"] if report.ended else []
+            told = {"wrong": wrong, "deaths": report.deaths, "members": members, "seconds": report.seconds}
+            print(json.dumps(told), flush=True)
+    finally:
+        store.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
