@@ -5,7 +5,7 @@
     RingsideError
     ├── UsageError            what was asked for cannot be: exit status 2
     │   └── UnsupportedError  a dtype, device or platform Ringside does not handle (also a TypeError)
-    └── SyncError             a collective could not finish on this rank
+    └── SyncError             a collective could not finish on this rank (also a RuntimeError, as torch's own are)
         ├── PeerLostError     a rank died or left; `.ranks` says who
         ├── MismatchError     ranks called different collectives; `.ranks` says who differs
         ├── DeadlineError     a rank did not arrive in time; `.ranks` says who (also a TimeoutError)
@@ -33,7 +33,7 @@ class UnsupportedError(UsageError, TypeError):
     """A dtype, device or platform that Ringside does not handle; the message says what to use."""
 
 
-class SyncError(RingsideError):
+class SyncError(RingsideError, RuntimeError):
     """A collective could not finish on this rank.
 
     Args:

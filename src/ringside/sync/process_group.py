@@ -140,6 +140,9 @@ class RingsideGroup(dist.ProcessGroup):
         """Return the part of the job's store that this group was made with."""
         return self._store
 
+    def _get_sequence_number_for_group(self) -> int:
+        return self.counters.total()
+
     def getBackendName(self) -> str:
         """Return `ringside`."""
         return "ringside"

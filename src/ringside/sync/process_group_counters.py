@@ -43,6 +43,11 @@ class Counters:
             with self._guard:
                 self._known += self._gloo._get_sequence_number_for_group() - before
 
+    def total(self) -> int:
+        """Return how many collectives this rank has begun, whoever carried them."""
+        with self._guard:
+            return sum(self._counts.values())
+
     def table(self) -> dict[str, dict[str, int]]:
         """Return for every engine how many of which collectives it carried.
 

@@ -1,0 +1,332 @@
+"""Every way a Work or a Future of the process group can fail is a Python exception with rank and collective."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+import torch.distributed._functional_collectives as functional  # noqa: E402
+from tests.processes import borrowed, hear, place, run_script, say  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+from ringside import _core  # noqa: E402
+from ringside.errors import ClosedError, DeadlineError, MismatchError  # noqa: E402
+
+from .groups import meeting_point  # noqa: E402
+from .process_groups import backend, on_ours  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+
+
+# ------------------------------------------------------------------------------------------------ ways to wait
+
+
+def at_once() -> None:
+    dist.all_reduce(torch.ones(3))
+
+
+def later() -> None:
+    dist.all_reduce(torch.ones(3), async_op=True).wait()
+
+
+def by_future() -> None:
+    dist.all_reduce(torch.ones(3), async_op=True).get_future().wait()
+
+
+def by_result() -> None:
+    dist.all_reduce(torch.ones(3), async_op=True).result()
+
+
+def functionally() -> None:
+    functional.wait_tensor(functional.all_reduce(torch.ones(3), "sum", dist.group.WORLD))
+
+
+def coalesced() -> None:
+    with dist._coalescing_manager(async_ops=True) as manager:
+        dist.all_reduce(torch.ones(3))
+    manager.wait()
+
+
+def by_objects() -> None:
+    dist.all_gather_object([None] * dist.get_world_size(), "text")
+
+
+def in_backward(wrap: Callable[[nn.Module], nn.Module]) -> Callable[[], None]:
+    def way() -> None:
+        model = wrap(nn.Linear(4, 4))
+        for _ in range(4):
+            model(torch.ones(2, 4)).sum().backward()
+
+    return way
+
+
+def wrapped_in_ddp(model: nn.Module) -> nn.Module:
+    return DistributedDataParallel(model)
+
+
+WAYS: dict[str, Callable[[], None]] = {
+    **{way.__name__: way for way in (at_once, later, by_future, by_result, functionally, coalesced, by_objects)},
+    "ddp": in_backward(wrapped_in_ddp),
+    "fsdp": in_backward(fully_shard),
+}
+
+
+def caught(way: Callable[[], None]) -> tuple[str, str]:
+    """Return the name and the text of the exception that a way to wait ends with."""
+    try:
+        way()
+    except RuntimeError as error:  # whatever torch code expects of its own groups
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+def left_alone(path: str, name: str, gone: Callable[[], None]) -> tuple[str, str]:
+    """Join the group; rank 1 goes, rank 0 tells what it hears of it."""
+    with backend(path):
+        dist.barrier()
+        if place().rank == 1:
+            gone()
+            return "", ""
+        return caught(WAYS[name])
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave() -> None:
+    """Leave the group by the door (what `backend` does)."""
+
+
+@pytest.mark.parametrize("name", ["functionally", "ddp", "fsdp"])
+def test_a_rank_that_dies_is_an_exception_wherever_the_others_wait_in_cpp(name):
+    with meeting_point() as path, borrowed(2) as team:
+        team.start(left_alone, path, name, die)
+        first, second = team.finish()
+    assert second.exit_status == -signal.SIGKILL
+    kind, text = first.value
+    assert kind == "PeerLostError", text
+    assert "rank 1 died or left" in text
+
+
+def every_way_left_alone(rank: int) -> dict[str, tuple[str, str]]:
+    """Lose the peer of one group after the other, in every way to wait."""
+    heard = {}
+    for name, way in WAYS.items():
+        group = dist.new_group([0, 1])
+        if rank == 1:
+            dist.destroy_process_group(group)
+            continue
+        world, dist.group.WORLD = dist.group.WORLD, group
+        try:
+            heard[name] = caught(way)
+        finally:
+            dist.group.WORLD = world
+            dist.destroy_process_group(group)
+    return heard
+
+
+def test_a_rank_that_left_is_an_exception_in_every_way_to_wait():
+    heard = on_ours(2, every_way_left_alone)[0]
+    assert set(heard) == set(WAYS)
+    for name, (_, text) in heard.items():
+        assert "rank 1 died or left" in text, name
+        assert "on rank 0" in text, name
+
+
+# ------------------------------------------------------------------------------------------------ other reasons
+
+
+def different_things(rank: int) -> list[str]:
+    """Call different things at once and in the background; the group goes on afterwards."""
+    wrong = torch.ones(3 + rank)
+    with pytest.raises(MismatchError) as at_the_call:
+        dist.all_reduce(wrong)
+    work = dist.all_reduce(wrong, async_op=True)
+    with pytest.raises(MismatchError) as at_the_wait:
+        work.wait()
+    assert (work.exception(), work.is_completed(), work.is_success()) == (at_the_wait.value, True, False)
+    with pytest.raises(RuntimeError, match="rank 1 called"):
+        work.get_future().wait()
+    dist.all_reduce(x := torch.ones(1))
+    assert x.item() == 2
+    return [str(at_the_call.value), str(at_the_wait.value)]
+
+
+def test_different_calls_are_named_and_the_group_goes_on():
+    for said in on_ours(2, different_things):
+        assert all("rank 0 called all_reduce(sum, float32, shape (3,)" in text for text in said)
+
+
+def callbacks(rank: int) -> list[Any]:
+    """Chain callbacks to futures that succeed: one raises, one returns no tensor, one waits for more."""
+    said: list[Any] = []
+
+    def breaks(future: Any) -> None:
+        raise KeyError("of the callback")
+
+    with pytest.raises(RuntimeError, match="of the callback"):
+        dist.all_reduce(torch.ones(3), async_op=True).get_future().then(breaks).wait()
+    said.append(dist.all_reduce(torch.ones(3), async_op=True).get_future().then(lambda future: None).wait())
+
+    def waits(future: Any) -> float:  # as PowerSGD does
+        return dist.all_reduce(future.value()[0], async_op=True).get_future().wait()[0][0].item()
+
+    said.append(dist.all_reduce(torch.ones(3), async_op=True).get_future().then(waits).wait())
+    return said
+
+
+def test_callbacks_may_raise_return_anything_and_wait_for_more():
+    assert on_ours(2, callbacks) == [[None, 4.0], [None, 4.0]]
+
+
+def broken_hook(rank: int) -> str:
+    """Train with a hook that raises in a callback, and with one whose future fails."""
+    model = DistributedDataParallel(nn.Linear(4, 4))
+
+    def raises(state, bucket):
+        def broken(future: Any) -> torch.Tensor:
+            raise KeyError("of the hook")
+
+        return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(broken)
+
+    model.register_comm_hook(None, raises)
+    return caught(lambda: model(torch.ones(2, 4)).sum().backward())[1]
+
+
+def test_a_hook_that_raises_is_an_exception_of_backward():
+    assert all("of the hook" in text for text in on_ours(2, broken_hook))
+
+
+def patient(rank: int) -> None:
+    """Wait for too short a time, then for long enough."""
+    if rank == 1:
+        hear()
+        dist.all_reduce(torch.ones(2))
+        return
+    work = dist.all_reduce(x := torch.ones(2), async_op=True)
+    with pytest.raises(DeadlineError, match=r"all_reduce on rank 0 is not done after 0\.01 s"):
+        work.wait(datetime.timedelta(milliseconds=10))
+    assert not work.is_completed()
+    say("ready")
+    assert work.wait()
+    assert x[0].item() == 2
+
+
+def too_late(path: str) -> tuple[str, str]:
+    """Wait for rank 1, which stays away until it is told to go."""
+    with backend(path, timeout_s=1.0) as rank:
+        if rank == 1:
+            hear()
+            return "", ""
+        heard = caught(later)
+        say("ready")
+        return heard
+
+
+def test_who_is_late_is_named_and_a_short_wait_costs_nothing():
+    with meeting_point() as path, borrowed(2) as team:
+        team.start(patient_in_group, path)
+        assert team.hear(0) == "ready"
+        team.tell(1, "go")
+        assert all(outcome.ok for outcome in team.finish())
+        team.start(too_late, path)
+        assert team.hear(0) == "ready"
+        team.tell(1, "go")
+        first, _ = team.finish()
+    assert first.value[0] == "DeadlineError"
+    assert "rank 1 did not arrive within 1 s" in first.value[1]
+
+
+def patient_in_group(path: str) -> None:
+    with backend(path) as rank:
+        patient(rank)
+
+
+def ready_and(way: Callable[[], None]) -> None:
+    say("ready")
+    way()
+
+
+def interrupted(path: str) -> str:
+    """Be interrupted while waiting for rank 1."""
+    with backend(path) as rank:
+        dist.barrier()
+        if rank == 1:
+            hear()
+            return ""
+        for way in (later, at_once):
+            with pytest.raises(KeyboardInterrupt):
+                ready_and(way)
+        dist.group.WORLD.abort()  # rank 1 never comes
+        return "went on"
+
+
+def test_ctrl_c_ends_a_wait():
+    with meeting_point() as path, borrowed(2) as team:
+        team.start(interrupted, path)
+        for _ in range(2):
+            assert team.hear(0) == "ready"
+            team.kill(0, signal.SIGINT)
+        first = team.finish_one(0)
+        team.tell(1, "go")
+        team.finish_one(1)
+    assert first.value == "went on", first
+
+
+def abort_and_again(path: str) -> int:
+    """Abort while another thread waits; then make, use and destroy groups in turn; then fork."""
+    for turn in range(3):
+        with backend(path) as rank:
+            if turn == 0 and rank == 0:
+                group = dist.new_group([0])
+                closer = threading.Thread(target=group.abort)
+                closer.start()
+                closer.join()
+                with pytest.raises(ClosedError, match="rank 0"):
+                    dist.all_reduce(torch.ones(2), group=group)
+            elif turn == 0:
+                dist.new_group([0])
+            x = torch.ones(4)
+            dist.all_reduce(x)
+            child = os.fork()
+            if child == 0:  # no use of the parent's group, and no harm to it
+                os._exit(0 if caught(at_once)[0] == "ClosedError" and caught(later)[0] == "ClosedError" else 1)
+            assert os.waitpid(child, 0)[1] == 0
+            dist.all_reduce(x)
+            assert x[0].item() == 4
+    return 1
+
+
+def test_groups_are_aborted_made_again_and_not_a_forked_childs():
+    with meeting_point() as path, borrowed(2) as team:
+        assert team.run(abort_and_again, path) == [1, 1]
+
+
+FORGETFUL = """
+import os, torch, torch.distributed as dist
+import ringside
+dist.init_process_group("ringside", init_method="file://{path}", rank=int(os.environ["RANK"]), world_size=2)
+dist.all_reduce(torch.ones(3))
+works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(3)]
+if os.environ["RANK"] == "0":  # nobody else calls this one, and nobody waits for it
+    last = dist.all_reduce(torch.ones(3), async_op=True).get_future().then(lambda future: future.value())
+print("end of script")
+"""
+
+
+def test_a_script_may_end_without_a_word():
+    with meeting_point() as path:
+        for ended in run_script(2, FORGETFUL.format(path=path)):
+            assert (ended.status, ended.out) == (0, "end of script\n"), ended.err
+            assert "Traceback" not in ended.err
