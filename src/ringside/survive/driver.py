@@ -158,7 +158,7 @@ class Driver:
         job, meeting = self.job, self.job.meeting
         self._life += 1
         seat = meeting.claim(incarnation, job.rank, own_place(self._life))
-        job.phases.epoch = seat.epoch
+        job.phases.epoch, job.phases.incarnation = seat.epoch, incarnation
         self._listener = Listener(Meeting(job.listening.registers, job.listening.ranks), incarnation, seat)
         self.member = Member(seat, incarnation, job.settings)
         self._founders = self._await_founders(incarnation) if fresh else ()

@@ -44,6 +44,7 @@ class Trap:
         phase: At which of `PHASES`.
         step: In which step; -1: whichever comes first.
         epoch: In which process of that rank, from 1.
+        incarnation: In which incarnation, from 1.
     """
 
     signum: int
@@ -51,10 +52,7 @@ class Trap:
     phase: str
     step: int = -1
     epoch: int = 1
-
-    def catches(self, rank: int, epoch: int, step: int, phase: str) -> bool:
-        """Tell whether it springs there."""
-        return (self.rank, self.epoch, self.phase) == (rank, epoch, phase) and self.step in (-1, step)
+    incarnation: int = 1
 
 
 @dataclass
@@ -71,6 +69,7 @@ class Phases:
     traps: tuple[Trap, ...] = ()
     spring: Callable[[int], object] = field(default=lambda signum: os.kill(os.getpid(), signum))
     epoch: int = 1
+    incarnation: int = 1
     step: int = 0
 
     @classmethod
@@ -81,9 +80,13 @@ class Phases:
     def reached(self, phase: str) -> None:
         """Say that this process is there."""
         for trap in self.traps:
-            if trap.catches(self.rank, self.epoch, self.step, phase):
+            if self._is_at(trap, phase):
                 self.traps = tuple(other for other in self.traps if other is not trap)
                 self.spring(trap.signum)
+
+    def _is_at(self, trap: Trap, phase: str) -> bool:
+        here = (self.rank, self.epoch, self.incarnation, phase)
+        return here == (trap.rank, trap.epoch, trap.incarnation, trap.phase) and trap.step in (-1, self.step)
 
 
 def parse_trap(spec: str) -> Trap:
