@@ -105,6 +105,7 @@ def test_schedules_import_nothing_of_ours_but_errors(path):
         ("sync", ("view", "commands", "demo", "bench", "survive")),
         ("view", ("commands", "demo", "bench", "sync", "engine")),
         ("survive", ("view", "commands", "demo", "bench", "doctor", "predict", "lab")),
+        ("predict", ("sync", "engine", "monitor", "doctor", "survive", "commands", "demo", "bench", "lab")),
     ],
 )
 def test_arrows_point_one_way(room, above):

@@ -49,7 +49,7 @@ def test_quick_commands_print_what_the_readme_says(command, tmp_path):
 def test_every_verb_has_its_section():
     from ringside.commands import VERBS
 
-    assert re.findall(r"^### `ringside (\w+)`", README, re.MULTILINE) == list(VERBS)
+    assert re.findall(r"^### `ringside ([\w-]+)`", README, re.MULTILINE) == list(VERBS)
 
 
 def test_python_blocks_run(tmp_path):
