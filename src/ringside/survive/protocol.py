@@ -106,6 +106,7 @@ class Member:
         own: Its acknowledgement of the private copy it holds; None: it holds none.
         acks: The newest acknowledgement of every member.
         wishes: What it would change in the membership.
+        now: The time it was told last, seconds.
     """
 
     def __init__(self, seat: Seat, incarnation: int, settings: Settings) -> None:
@@ -122,7 +123,7 @@ class Member:
         self._offer: e.Offer | None = None
         self._fence: Fence | None = None
         self._proposal: Generation | None = None
-        self._now = self._since = self._asked = 0.0
+        self.now = self._since = self._asked = 0.0
         self._unanswered: float | None = None
 
     # ------------------------------------------------------------------------------------------ what there is to see
@@ -162,13 +163,13 @@ class Member:
         handler: Callable[[Member, Any], Instructions] = _HANDLERS[type(event)]
         found = handler(self, event)
         if self._unanswered is None and any(isinstance(instruction, _ASK) for instruction in found):
-            self._unanswered = self._now
+            self._unanswered = self.now
         return found
 
     # ------------------------------------------------------------------------------------------ beginning and time
 
     def _started(self, event: e.Started) -> Instructions:
-        self._now, self.step, self._founders = event.now, event.step, event.founders
+        self.now, self.step, self._founders = event.now, event.step, event.founders
         return [i.ReadGeneration()]
 
     def _found(self) -> Instructions:
@@ -181,12 +182,12 @@ class Member:
         return [i.ProposeGeneration(None, Generation(self.incarnation, 1, self.step, 0, self._founders, owners))]
 
     def _tick(self, event: e.Tick) -> Instructions:
-        self._now = event.now
-        if self._unanswered is not None and self._now - self._unanswered > self.settings.store_patience_s:
+        self.now = event.now
+        if self._unanswered is not None and self.now - self._unanswered > self.settings.store_patience_s:
             return self._store_is_gone()
-        if self._now - self._asked < self.settings.retry_s:
+        if self.now - self._asked < self.settings.retry_s:
             return []
-        self._asked, self._proposal = self._now, None
+        self._asked, self._proposal = self.now, None
         return [i.ReadGeneration(), *_AGAIN[self.phase](self)]
 
     def _store_is_gone(self) -> Instructions:
@@ -197,7 +198,7 @@ class Member:
 
     def _vote_again(self) -> Instructions:
         """Repeat what may have been lost; suspect whoever keeps a member with a private copy waiting too long."""
-        waited, patience = self._now - self._since, self._patience_s()
+        waited, patience = self.now - self._since, self._patience_s()
         if self.is_leader and waited > patience:
             self._suspect(*(seat for seat in self._members() if not self._acknowledged(seat)))
         elif not self.is_leader and waited > 2 * patience:
@@ -211,7 +212,7 @@ class Member:
     def _fetch_again(self) -> Instructions:
         """Ask for another offer; where nobody brought state and nobody has offered any, there is none."""
         nobody = self.generation is not None and not self.generation.holders and self._offer is None
-        if nobody and self._now - self._since > self.settings.patience_s:
+        if nobody and self.now - self._since > self.settings.patience_s:
             return self._give_up()
         return self._ask_to_join()
 
@@ -234,7 +235,7 @@ class Member:
             return []  # first the old one
         if self.generation is None or self.step is None or not self.settings.rules.abort_first:
             return self._enter()
-        self.phase, self._since = Phase.RESOLVING, self._now
+        self.phase, self._since = Phase.RESOLVING, self.now
         if not self.settings.rules.keep_copy:
             self.own = None
         return self._abort()
@@ -249,11 +250,13 @@ class Member:
         assert record is not None
         if not any(self._is(seat) for seat in record.members):
             return self._stay_outside(record)
+        if before is None and self.step is not None and self.step != record.step:
+            return self._end(i.Leave(f"{self.seat} has state of step {self.step}, not {record.step}", rejoin=True))
         self.generation, self.own, self._offer = record, None, None
         gone = () if before is None else tuple(sorted(set(before.members) - set(record.members)))
         settled: Instructions = [i.Settle(record, gone)]
         if self.step is None:
-            self.phase, self._since = Phase.FETCHING, self._now
+            self.phase, self._since = Phase.FETCHING, self.now
             return [*settled, *self._consider()]
         self._entered_at = self.step
         return [*settled, *self._offer_state(), *self._next()]
@@ -267,7 +270,7 @@ class Member:
             return self._build_fence(record)
         if self.generation is not None:
             return self._end(i.Leave(f"generation {record.number} goes on without {self.seat}", rejoin=True))
-        self.phase = Phase.OUTSIDE
+        self.phase, self.step = Phase.OUTSIDE, None  # whoever would have founded the job joins like anybody
         return [i.AskToJoin(self.seat)]
 
     def _ask_to_join(self) -> Instructions:
@@ -283,14 +286,14 @@ class Member:
         tag, record = self.tag, self.generation
         assert tag is not None
         assert record is not None
-        self.phase, self._since = Phase.WORKING, self._now
+        self.phase, self._since = Phase.WORKING, self.now
         mine = record.micro_batches_of(self.seat.rank)
         return [*self._consider(between_steps=True), i.Compute(tag, mine, self.step == self._entered_at)]
 
     def _work_done(self, event: e.WorkDone) -> Instructions:
         if event.tag != self.tag or self.phase is not Phase.WORKING or self.generation is None:
             return []
-        self.phase, self._since = Phase.EXCHANGING, self._now
+        self.phase, self._since = Phase.EXCHANGING, self.now
         return [i.Exchange(event.tag, self.generation)]
 
     def _attempt_failed(self, event: e.AttemptFailed) -> Instructions:
@@ -304,7 +307,7 @@ class Member:
     def _result_ready(self, event: e.ResultReady) -> Instructions:
         if event.tag != self.tag or self.phase is not Phase.EXCHANGING:
             return []
-        self.phase, self._since = Phase.VOTING, self._now
+        self.phase, self._since = Phase.VOTING, self.now
         self.own = e.Acknowledgement(event.tag, self.seat, event.digest, event.state)
         self.acks = {**self.acks, self.seat: self.own}
         early = [] if self.settings.rules.committed_only else self._checkpoint(event.tag.step + 1)
@@ -321,13 +324,14 @@ class Member:
         return [i.PublishAck(self.own, self.generation.leader), i.ReadDecision(self.own.tag)]
 
     def _ack_seen(self, event: e.AckSeen) -> Instructions:
-        ack = event.ack
+        ack, newest = event.ack, self.newest
         known = self.acks.get(ack.seat)
-        if self.newest is None or ack.tag.incarnation != self.incarnation or (known and known.tag >= ack.tag):
+        if newest is None or ack.tag.incarnation != self.incarnation or (known and known.tag >= ack.tag):
             return []
-        if ack.seat in (*self._members(), *self.newest.members):
-            self.acks = {**self.acks, ack.seat: ack}
-        newer = ack.tag.generation > self.newest.number
+        if ack.seat not in (*self._members(), *newest.members):
+            return []
+        self.acks = {**self.acks, ack.seat: ack}
+        newer = ack.tag.generation > newest.number
         return [*([i.ReadGeneration()] if newer else []), *self._count()]
 
     def _count(self) -> Instructions:
@@ -482,7 +486,7 @@ class Member:
         """Close the incarnation, so that no generation follows; what may still be committed is fenced off then."""
         if self.newest is None:
             return []
-        self.phase, self._since = Phase.FENCING, self._now
+        self.phase, self._since = Phase.FENCING, self.now
         return self._close_again()
 
     def _close(self) -> Instructions:

@@ -1,0 +1,136 @@
+"""The invariants, looked at whenever something happens that could break one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ringside.survive.decision import Commit, Decision, Seat, Tag
+from ringside.survive.generation import Generation
+from ringside.survive.proof.model import Counting, Weights, digest
+
+SAMPLES = "every sample exactly once"
+DECISIONS = "one decision per step and generation"
+ONCE = "a step is committed in one generation only"
+STATES = "equal states at equal steps"
+APPLIED = "no apply without COMMIT"
+GENERATIONS = "generations only grow, one record each"
+STORES = "no store of another attempt reaches live memory"
+COPIES = "COMMIT only while every member holds its copy"
+KEPT = "nothing is dropped before it is decided"
+FENCED = "an incarnation that was given up commits nothing"
+SAVED = "only committed steps are saved"
+SEATS = "only those named take part"
+ENDS = "the job ends, with all steps done"
+
+INVARIANTS = (SAMPLES, DECISIONS, ONCE, STATES, APPLIED, GENERATIONS, STORES, COPIES, KEPT, FENCED, SAVED, SEATS, ENDS)
+
+Place = tuple[int, int, int]  # incarnation, step, generation
+
+
+@dataclass
+class Ledger:
+    """What has happened in one run, and what must not have.
+
+    Args:
+        model: The job.
+
+    Attributes:
+        broken: By invariant, how it was broken first.
+        decisions: What stands in every decision register.
+        commits: How many COMMITs were written.
+        applies: How many times a step was applied.
+    """
+
+    model: Counting
+    broken: dict[str, str] = field(default_factory=dict)
+    decisions: dict[Place, Decision] = field(default_factory=dict)
+    commits: int = 0
+    applies: int = 0
+    _generations: dict[tuple[int, int], Generation] = field(default_factory=dict)
+    _newest: dict[int, int] = field(default_factory=dict)
+    _committed: dict[tuple[int, int], int] = field(default_factory=dict)
+    _states: dict[int, str] = field(default_factory=dict)
+    _copies: dict[tuple[Place, Seat], str] = field(default_factory=dict)
+    _given_up: int = 0
+
+    def holds(self, invariant: str, fine: bool, how: str) -> None:
+        """Note how an invariant was broken, if it was; the first time counts."""
+        if not fine:
+            self.broken.setdefault(invariant, how)
+
+    def decided(self, tag: Tag, decision: Decision) -> None:
+        """A decision register holds something."""
+        place = _place(tag)
+        before = self.decisions.setdefault(place, decision)
+        self.holds(DECISIONS, before == decision, f"{tag}: {type(before).__name__}, then {type(decision).__name__}")
+        if isinstance(decision, Commit) and before is decision:
+            self.commits += 1
+            self._commit_written(tag, decision)
+
+    def _commit_written(self, tag: Tag, commit: Commit) -> None:
+        elsewhere = self._committed.setdefault((tag.incarnation, tag.step), tag.generation)
+        self.holds(ONCE, elsewhere == tag.generation, f"{tag} was committed in generation {elsewhere} already")
+        self.holds(FENCED, tag.incarnation >= self._given_up, f"{tag} was committed after that")
+        for seat in commit.members:
+            same = self._copies.get((_place(tag), seat)) == commit.digest
+            self.holds(COPIES, same, f"{tag} was committed, and {seat} does not hold that result")
+
+    def copied(self, tag: Tag, seat: Seat, copy: str) -> None:
+        """A member has its private copy."""
+        self._copies[_place(tag), seat] = copy
+
+    def dropped(self, tag: Tag, seat: Seat) -> None:
+        """A member that lives has thrown an attempt away."""
+        place = _place(tag)
+        decision = self.decisions.get(place)
+        lost = isinstance(decision, Commit) and seat in decision.members
+        undecided = decision is None and (place, seat) in self._copies
+        self.holds(KEPT, not lost and not undecided, f"{seat} threw {tag} away, {type(decision).__name__} stood")
+
+    def applied(self, tag: Tag, seat: Seat, weights: Weights) -> None:
+        """A member has applied a step."""
+        self.applies += 1
+        committed = isinstance(self.decisions.get(_place(tag)), Commit)
+        self.holds(APPLIED, committed, f"{seat} applied {tag}")
+        self.state(tag.step + 1, seat, weights)
+
+    def state(self, step: int, seat: Seat, weights: Weights) -> None:
+        """A member has a state that it takes for that of a step."""
+        wrong = [n for n, (is_, must) in enumerate(zip(weights, self.model.weights_at(step), strict=True)) if is_ != must]
+        how = f"{seat} at step {step}: sample {wrong[0]} counts {weights[wrong[0]]} times" if wrong else ""
+        self.holds(SAMPLES, not wrong, how)
+        first = self._states.setdefault(step, digest(weights))
+        self.holds(STATES, first == digest(weights), f"{seat} differs from others at step {step}")
+
+    def generation(self, record: Generation) -> None:
+        """A generation register holds something."""
+        first = self._generations.setdefault((record.incarnation, record.number), record)
+        self.holds(GENERATIONS, first == record, f"two records of generation {record.number}")
+        newest = self._newest.get(record.incarnation, 0)
+        self.holds(GENERATIONS, record.number >= newest, f"{record.number} after {newest}")
+        self._newest[record.incarnation] = max(newest, record.number)
+
+    def settled(self, record: Generation, seat: Seat) -> None:
+        """A process takes part in a generation."""
+        self.holds(SEATS, seat in record.members, f"{seat} takes part in generation {record.number} without being named")
+
+    def stored(self, mine: Tag, theirs: Tag) -> None:
+        """A message was stored into the memory of an attempt."""
+        self.holds(STORES, mine == theirs, f"{theirs} into {mine}")
+
+    def given_up(self, incarnation: int) -> None:
+        """An incarnation begins; those before it are over."""
+        self._given_up = max(self._given_up, incarnation)
+
+    def saved(self, incarnation: int, step: int, weights: Weights) -> None:
+        """A checkpoint is complete."""
+        known = any(place[1] == step - 1 and isinstance(d, Commit) for place, d in self.decisions.items())
+        fine = step == 0 or (known and weights == self.model.weights_at(step))
+        self.holds(SAVED, fine, f"step {step} of incarnation {incarnation}")
+
+
+def _place(tag: Tag) -> Place:
+    return tag.incarnation, tag.step, tag.generation
+
+
+__all__ = ["INVARIANTS", "Ledger"]

@@ -1,0 +1,104 @@
+"""The kill matrix: every rank × round × bucket × phase × kind of fault, and rejoining while another one fails."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ringside.survive.proof.exchange import rounds_of
+from ringside.survive.proof.faults import Fault, Kind, Phase, Point
+from ringside.survive.proof.model import Counting
+from ringside.survive.proof.world import Case, World, WorldRules
+from ringside.survive.settings import Rules
+
+RANKS = 4
+STEP = 1
+"""The step that faults strike in: neither the first nor the last."""
+DATA = (Phase.BEFORE_SEND, Phase.MID_CHUNK, Phase.AFTER_SEND, Phase.AFTER_RECEIVE)
+MOMENTS = (Phase.COMPUTING, Phase.BEFORE_DECIDE, Phase.BEFORE_APPLY, Phase.CHECKPOINT)
+REJOINING = (Phase.ASKING, Phase.FETCHING, Phase.SERVING)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one case.
+
+    Args:
+        case: The case.
+        broken: By invariant, how it was broken.
+        struck: How many of its faults found their point.
+        commits: How many COMMITs were written.
+        simulated_s: How long it took in its own time, seconds.
+    """
+
+    case: Case
+    broken: dict[str, str]
+    struck: int
+    commits: int
+    simulated_s: float
+
+
+def run_case(case: Case, rules: Rules | None = None, outside: WorldRules | None = None) -> Result:
+    """Run one case.
+
+    Args:
+        case: What is run; the same case always gives the same result.
+        rules: Of the state machine; None: all are kept.
+        outside: Of the world; None: all are kept.
+    """
+    world = World(case, rules or Rules(), outside or WorldRules())
+    ledger = world.run()
+    return Result(case, ledger.broken, len(case.faults) - len(world.unstruck), ledger.commits, world.now)
+
+
+def points(model: Counting) -> list[Point]:
+    """Return every point of a step that a fault can strike at, those of rejoining too."""
+    rounds = range(len(rounds_of(RANKS)))
+    found = [Point(phase, STEP, b, k) for phase in DATA for k in rounds for b in range(model.buckets)]
+    found += [Point(phase, STEP) for phase in MOMENTS]
+    return found + [Point(phase) for phase in REJOINING]
+
+
+def cases(seed: int = 0, count: int | None = None) -> Iterator[Case]:
+    """Yield the cases of the matrix.
+
+    Args:
+        seed: Of their order and of everything random in them.
+        count: How many; None: each once. With fewer every kind and phase has its share; with more they come again,
+            with other delays and with second faults elsewhere.
+    """
+    chance = random.Random(seed)
+    once = list(_once(chance))
+    if count is None:
+        count = len(once)
+    yield from once[:count]
+    for number in range(len(once), count):
+        case = once[number % len(once)]
+        faults = case.faults if number % 2 else (*case.faults, _anything(chance, case.model))
+        yield Case(chance.getrandbits(32), faults, case.ranks, case.model)
+
+
+def _once(chance: random.Random) -> Iterator[Case]:
+    model = Counting()
+    every = list(itertools.product(Kind, points(model), range(RANKS)))
+    chance.shuffle(every)
+    for kind, point, rank in every:
+        faults = (Fault(kind, rank, point),)
+        if point.phase.rejoins:
+            faults = (_first_death(chance, rank, point), *faults)
+        yield Case(chance.getrandbits(32), faults, RANKS, model)
+
+
+def _first_death(chance: random.Random, rank: int, point: Point) -> Fault:
+    """Return the fault that makes somebody rejoin: who serves state is another one than who fetches it."""
+    victim = (rank + chance.randrange(1, RANKS)) % RANKS if point.phase is Phase.SERVING else rank
+    return Fault(Kind.KILL, victim, Point(Phase.COMPUTING, STEP))
+
+
+def _anything(chance: random.Random, model: Counting) -> Fault:
+    return Fault(chance.choice(list(Kind)), chance.randrange(RANKS), chance.choice(points(model)))
+
+
+__all__ = ["Result", "cases", "points", "run_case"]

@@ -1,0 +1,343 @@
+"""The simulated world: a clock, a network that delays and reorders, registers that answer late, and processes.
+
+Everything random comes from one seeded generator, so a run is a pure function of its case.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from ringside.survive.decision import Decision, Seat, Tag, decision_key, decode_decision, encode_decision
+from ringside.survive.generation import Generation, decode_generation, encode_generation, generation_key
+from ringside.survive.proof.faults import Fault, Kind, Point
+from ringside.survive.proof.ledger import ENDS, Ledger
+from ringside.survive.proof.model import Counting, Weights
+from ringside.survive.proof.process import Process
+from ringside.survive.registers import MemoryRegisters
+from ringside.survive.settings import Rules, Settings
+
+T = TypeVar("T")
+LIMIT_S = 15.0
+
+
+@dataclass(frozen=True)
+class WorldRules:
+    """The rules that lie outside the state machine.
+
+    Args:
+        write_once: A decision register is written once.
+        compare_and_set: A generation replaces only the one it was made from.
+        tagged_data: A message is stored only into the memory of the attempt that it names.
+    """
+
+    write_once: bool = True
+    compare_and_set: bool = True
+    tagged_data: bool = True
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run.
+
+    Args:
+        seed: Of everything random.
+        faults: What goes wrong.
+        ranks: How many processes begin.
+        model: The job.
+    """
+
+    seed: int
+    faults: tuple[Fault, ...]
+    ranks: int = 4
+    model: Counting = field(default_factory=Counting)
+
+
+class World:
+    """All processes of one run, and what is between them.
+
+    Args:
+        case: What is run.
+        rules: Those of the state machine.
+        outside: Those of the world.
+
+    Attributes:
+        now: Time, seconds.
+        ledger: The invariants.
+        processes: Everybody who ever was, by seat.
+        incarnation: The newest that was opened.
+    """
+
+    def __init__(self, case: Case, rules: Rules, outside: WorldRules) -> None:
+        self.case, self.outside, self.model = case, outside, case.model
+        self.settings = Settings(
+            micro_batches=case.model.micro_batches,
+            samples=case.model.stretch,
+            steps=case.model.steps,
+            mean=False,
+            checkpoint_every=1,
+            patience_s=0.4,
+            fetch_patience_s=1.0,
+            store_patience_s=5.0,
+            rules=rules,
+        )
+        self.now = 0.0
+        self.random = random.Random(case.seed)
+        self.ledger = Ledger(case.model)
+        self.registers = MemoryRegisters(outside.write_once)
+        self.processes: dict[Seat, Process] = {}
+        self.incarnation = 1
+        self._disk: list[tuple[int, int, Weights]] = [(1, 0, case.model.weights_at(0))]
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._serial = 0
+        self._epochs: dict[int, int] = {}
+        self._gathered: dict[int, list[Seat]] = {}
+        self._waiting = list(case.faults)
+        self._lost: dict[int, int] = {}
+        self._late: dict[int, int] = {}
+        self._slow_store: dict[int, float] = {}
+        self._coming = 0
+        self._half_open: set[tuple[int, int]] = set()
+
+    # ------------------------------------------------------------------------------------------ time
+
+    def run(self) -> Ledger:
+        """Run until everybody has ended, or far too long; return what was noted."""
+        for rank in range(self.case.ranks):
+            self.start(rank, founder=True)
+        while self._events and self.now < LIMIT_S and not self._over():
+            self.now, _, call = heapq.heappop(self._events)
+            call()
+        done = [process for process in self.processes.values() if process.finished]
+        self.ledger.holds(ENDS, self._over(), f"not all have ended after {LIMIT_S:g} s")
+        self.ledger.holds(ENDS, bool(done), "nobody did the last step")
+        return self.ledger
+
+    def _over(self) -> bool:
+        return not self._coming and not any(p.alive and not p.ended for p in self.processes.values())
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> None:
+        """Call something later."""
+        self._serial += 1
+        heapq.heappush(self._events, (self.now + delay_s, self._serial, call))
+
+    def between(self, low_s: float, high_s: float) -> float:
+        """Return a random time."""
+        return self.random.uniform(low_s, high_s)
+
+    # ------------------------------------------------------------------------------------------ processes
+
+    def start(self, rank: int, founder: bool = False) -> None:
+        """Start a process, which claims its rank's next epoch."""
+        epoch = self._epochs.get(rank, 0) + 1
+        self._epochs[rank] = epoch
+        seat = Seat(rank, epoch)
+        process = Process(self, seat)
+        self.processes[seat] = process
+        if founder:
+            self.gather(process, 1)
+        else:
+            process.join()
+
+    def _start_later(self, rank: int, delay_s: float) -> None:
+        self._coming += 1
+        self.after(delay_s, lambda: self._start_now(rank))
+
+    def _start_now(self, rank: int) -> None:
+        self._coming -= 1
+        self.start(rank)
+
+    def again(self, process: Process) -> None:
+        """A process that was left out begins anew, as another one."""
+        process.end()
+        self._coming += 1
+        self.after(self.between(0.005, 0.03), lambda: self._reborn(process))
+
+    def _reborn(self, process: Process) -> None:
+        self._coming -= 1
+        if process.alive and self._epochs[process.seat.rank] == process.seat.epoch:
+            self.start(process.seat.rank)
+
+    def gather(self, process: Process, incarnation: int) -> None:
+        """A process resumes from the newest checkpoint, together with whoever else does so about now."""
+        self.incarnation = max(self.incarnation, incarnation)
+        self.ledger.given_up(incarnation)
+        if self.registers.read(generation_key(incarnation)) is not None:
+            process.join()
+            return
+        together = self._gathered.setdefault(incarnation, [])
+        together.append(process.seat)
+        _, step, weights = max(self._disk, key=lambda saved: saved[:2])
+        self.after(self.between(0.05, 0.08), lambda: process.found(step, weights, _newest_of_each(together)))
+
+    def save(self, incarnation: int, step: int, weights: Weights) -> None:
+        """A checkpoint is complete."""
+        self._disk.append((incarnation, step, weights))
+
+    def nobody_has_state(self) -> bool:
+        """Tell whether no process that holds state gives a sign of life."""
+        holders = (p for p in self.processes.values() if p.holds_state)
+        return not any(p.alive and p.silent_s < 0.3 for p in holders)
+
+    # ------------------------------------------------------------------------------------------ registers
+
+    def ask(self, process: Process, do: Callable[[], T], answer: Callable[[T], None]) -> None:
+        """Ask a register: it does what it is asked, whatever becomes of the process, and answers later."""
+        late = self._slow_store.pop(process.seat.rank, 0.0)
+
+        def carry_out() -> None:
+            found = do()
+            self.after(self.between(0.0002, 0.001) + late, lambda: process.post(lambda: answer(found)))
+
+        self.after(self.between(0.0002, 0.001), carry_out)
+
+    def read_generation(self, incarnation: int) -> Generation | None:
+        """Return what stands."""
+        found = self.registers.read(generation_key(incarnation))
+        return None if found is None else decode_generation(found)
+
+    def swap_generation(self, expected: Generation | None, new: Generation) -> Generation | None:
+        """Compare and set."""
+        key = generation_key(new.incarnation)
+        old = None if expected is None else encode_generation(expected)
+        if not self.outside.compare_and_set:
+            old = self.registers.read(key)
+        found = self.registers.swap(key, old, encode_generation(new))
+        record = None if found is None else decode_generation(found)
+        if record is not None:
+            self.ledger.generation(record)
+        return record
+
+    def create_decision(self, tag: Tag, decision: Decision) -> Decision:
+        """Write once."""
+        found = decode_decision(self.registers.create(decision_key(tag), encode_decision(decision)))
+        self.ledger.decided(tag, found)
+        return found
+
+    def read_decision(self, tag: Tag) -> Decision | None:
+        """Return what stands."""
+        found = self.registers.read(decision_key(tag))
+        return None if found is None else decode_decision(found)
+
+    # ------------------------------------------------------------------------------------------ messages
+
+    def send(self, sender: Process, to: Seat, take: Callable[[Process], None]) -> None:
+        """Send a message: it arrives some time later, out of order, or not at all."""
+        src = sender.seat.rank
+        receiver = self.processes.get(to)
+        if receiver is None or (src, to.rank) in self._half_open or self._used_up(self._lost, src):
+            return
+        late = self.between(0.3, 1.5) if self._used_up(self._late, src) else 0.0
+        self.after(self.between(0.0005, 0.002) + late, lambda: receiver.post(lambda: take(receiver)))
+
+    def tell_all(self, sender: Process, take: Callable[[Process], None]) -> None:
+        """Send a message to everybody."""
+        for seat in list(self.processes):
+            if seat != sender.seat:
+                self.send(sender, seat, take)
+
+    def is_half_open(self, src: int, dst: int) -> bool:
+        """Tell whether a connection carries nothing any more."""
+        return (src, dst) in self._half_open
+
+    @staticmethod
+    def _used_up(left: dict[int, int], rank: int) -> bool:
+        found = left.get(rank, 0) > 0
+        if found:
+            left[rank] -= 1
+        return found
+
+    # ------------------------------------------------------------------------------------------ faults
+
+    def reach(self, process: Process, point: Point) -> None:
+        """A process comes to a point: what was to happen to it there, happens."""
+        for fault in self._waiting:
+            any_step = fault.at.phase.rejoins and fault.at.phase is point.phase
+            if fault.rank == process.seat.rank and (any_step or fault.at == point):
+                self._waiting.remove(fault)
+                _STRIKES[fault.kind](self, process)
+                return
+
+    @property
+    def unstruck(self) -> tuple[Fault, ...]:
+        """Faults whose point nobody came to."""
+        return tuple(self._waiting)
+
+    def _kill(self, process: Process) -> None:
+        self._die(process)
+        self._start_later(process.seat.rank, self.between(0.05, 0.2))
+
+    def _die(self, process: Process) -> None:
+        process.alive = False
+
+    def _stop(self, process: Process, low_s: float, high_s: float) -> None:
+        process.stop()
+        self.after(self.between(low_s, high_s), process.wake)
+
+    def _zombie(self, process: Process) -> None:
+        self._stop(process, 0.02, 0.8)
+
+    def _stall(self, process: Process) -> None:
+        self._stop(process, 0.7, 1.2)
+
+    def _replace(self, process: Process) -> None:
+        self._start_later(process.seat.rank, self.between(0.05, 0.3))
+        self._stop(process, 0.3, 1.0)
+
+    def _open_half(self, process: Process) -> None:
+        others = [seat.rank for seat in process.members if seat.rank != process.seat.rank]
+        if others:
+            self._half_open.add((process.seat.rank, self.random.choice(others)))
+
+    def _lose(self, process: Process) -> None:
+        self._lost[process.seat.rank] = 1
+
+    def _delay(self, process: Process) -> None:
+        self._late[process.seat.rank] = 1
+
+    def _slow(self, process: Process) -> None:
+        self._slow_store[process.seat.rank] = self.between(0.1, 1.0)
+
+    def _suspect(self, process: Process) -> None:
+        others = [p for p in self.processes.values() if p.alive and p is not process]
+        if others:
+            self.random.choice(others).suspect(process.seat)
+
+    def _corrupt(self, process: Process) -> None:
+        process.corrupt()
+
+    def _all_gone(self, process: Process) -> None:
+        for other in [p for p in self.processes.values() if p.alive]:
+            self._kill(other)
+
+    def _all_asleep(self, process: Process) -> None:
+        for other in [p for p in self.processes.values() if p.alive and p is not process]:
+            self._stop(other, 0.4, 1.5)
+        self._replace(process)
+
+
+def _newest_of_each(seats: list[Seat]) -> tuple[Seat, ...]:
+    """Return the last process of every rank, by rank."""
+    return tuple(sorted({seat.rank: seat for seat in sorted(seats)}.values()))
+
+
+_STRIKES: dict[Kind, Callable[[World, Any], None]] = {
+    Kind.KILL: World._kill,
+    Kind.DEATH: World._die,
+    Kind.ZOMBIE: World._zombie,
+    Kind.REPLACED: World._replace,
+    Kind.STALL: World._stall,
+    Kind.HALF_OPEN: World._open_half,
+    Kind.LOST: World._lose,
+    Kind.DELAYED: World._delay,
+    Kind.LATE_STORE: World._slow,
+    Kind.SUSPECTED: World._suspect,
+    Kind.CORRUPT: World._corrupt,
+    Kind.ALL_GONE: World._all_gone,
+    Kind.ALL_ASLEEP: World._all_asleep,
+}
+
+__all__ = ["Case", "World", "WorldRules"]
