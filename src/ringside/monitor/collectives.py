@@ -6,6 +6,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from itertools import combinations
+from operator import attrgetter
 from statistics import median
 from typing import NamedTuple
 
@@ -38,6 +39,10 @@ class Span(NamedTuple):
     size_bytes: int
 
 
+_ENDED = attrgetter("ended")
+_NONE = (0, 0, 0.0)
+
+
 class CollectiveMeter:
     """Takes the collectives of each backward pass and tells what one takes whatever its size, on this rank.
 
@@ -61,17 +66,16 @@ class CollectiveMeter:
         Of the first no more is counted than is usual for its size: what is beyond that is others being late.
         """
         before, busy = -math.inf, 0.0
-        found: defaultdict[int, list[tuple[int, float]]] = defaultdict(list)
-        ordered = sorted(spans, key=lambda span: span.ended)
-        for number, span in enumerate(ordered):
-            took = span.ended - max(span.began, before)
-            before = span.ended
-            busy += took if number else min(took, self._usual.get(span.size_bytes.bit_length(), took))
+        found: dict[int, tuple[int, int, float]] = {}  # by class: how many, their bytes, their seconds
+        ordered = sorted(spans, key=_ENDED)
+        for number, (began, ended, size) in enumerate(ordered):
+            took, before, kind = ended - max(began, before), ended, size.bit_length()
+            busy += took if number else min(took, self._usual.get(kind, took))
             if number or len(ordered) == 1:
-                found[span.size_bytes.bit_length()].append((span.size_bytes, took))
-        for kind, ones in found.items():
-            sizes, times = zip(*ones, strict=True)
-            self._classes[kind].append((sum(sizes) / len(ones), sum(times) / len(ones)))
+                count, total, seconds = found.get(kind, _NONE)
+                found[kind] = count + 1, total + size, seconds + took
+        for kind, (count, total, seconds) in found.items():
+            self._classes[kind].append((total / count, seconds / count))
         self._passes += 1
         if self._passes % (EVERY if self._passes > EVERY else AT_FIRST) == 0:
             self.latency_seconds = self._latency()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,8 +19,7 @@ from ringside.monitor.records import StepRecord
 Clock = Callable[[], float]
 
 
-@dataclass(frozen=True)
-class SyncTimes:
+class SyncTimes(NamedTuple):
     """What one backward pass's synchronisation took, on this rank.
 
     Args:
@@ -41,7 +41,7 @@ class SyncTimes:
     latency_seconds: float = 0.0
 
 
-@dataclass
+@dataclass(slots=True)
 class _Sums:
     """The open step so far."""
 

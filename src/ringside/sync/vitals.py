@@ -25,7 +25,7 @@ class RankVitals:
     def __init__(self, signs: VitalSigns | None = None) -> None:
         self._signs: VitalSigns | None = signs or VitalSigns()
         self._gpu: str | None = None
-        self._looked = False
+        self._looked = not torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
 
     def step_ended(self) -> None:
         """Called by the thread that trains: only there it can be seen which GPU it uses."""
