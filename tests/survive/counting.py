@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringside.survive.training import training
+from ringside.survive.train import training
 
 SAMPLES = 96
 BATCH = 24

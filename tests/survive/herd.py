@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ringside.processes import Process, die_with_parent
+from ringside.survive.registers import NOBODY_WRITES
 
 LIMIT_S = 60.0
 
@@ -32,6 +33,7 @@ class Report:
     Args:
         ended: By rank what its last worker returned.
         deaths: Every worker that was ended by a signal, as (rank, signal), first to last.
+        died_at: When that was noticed, seconds on the host's monotonic clock.
         errors: Tracebacks of workers that raised.
         timed_out: Whether time was up.
         seconds: How long it took.
@@ -39,6 +41,7 @@ class Report:
 
     ended: dict[int, Any] = field(default_factory=dict)
     deaths: list[tuple[int, int]] = field(default_factory=list)
+    died_at: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     timed_out: bool = False
     seconds: float = 0.0
@@ -56,9 +59,29 @@ class Store:
         with os.fdopen(ours) as told:
             self.port = int(told.readline())
 
+    def registers(self, run_id: str) -> Registers:
+        """Return what a job's workers wrote."""
+        return Registers(self.port, run_id)
+
     def close(self) -> None:
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
+
+
+class Registers:
+    """A job's registers, for reading, without a thread."""
+
+    def __init__(self, port: int, run_id: str) -> None:
+        from torch._C._distributed_c10d import TCPStore
+        from torch.distributed import PrefixStore
+
+        store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        self._store = PrefixStore(f"ringside/survive/{run_id}/0", store)
+
+    def read(self, key: str) -> bytes | None:
+        """Return what stands; None: nothing."""
+        stands = self._store.compare_set(key, NOBODY_WRITES, NOBODY_WRITES)
+        return None if stands == NOBODY_WRITES else bytes(stands)
 
 
 def _serve_store(told: int) -> None:
@@ -110,6 +133,7 @@ def run_job(
             process.close()
             if status < 0:
                 report.deaths.append((rank, -status))
+                report.died_at.append(time.monotonic())
                 if respawn:
                     running[rank] = _fork(rank, worker, directory, environ)
             else:

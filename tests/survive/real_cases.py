@@ -14,7 +14,9 @@ import torch
 from tests.survive.counting import count
 from tests.survive.herd import Report, Store, run_job
 
-RANKS = 4
+from ringside.survive.audit import audit
+
+RANKS, STEPS = 4, 30
 
 
 def warm_up() -> None:
@@ -38,7 +40,7 @@ def wrongs(report: Report, steps: int) -> list[str]:
 def run_case(store: Store, name: str, case: Mapping[str, Any]) -> tuple[Report, list[str]]:
     """Run one case: `trap`, and perhaps `steps`, `ranks` and settings of `training`."""
     settings = {key: case[key] for key in case if key not in ("trap", "steps", "ranks", "checkpoints")}
-    steps, ranks = case.get("steps", 30), case.get("ranks", RANKS)
+    steps, ranks = case.get("steps", STEPS), case.get("ranks", RANKS)
     with tempfile.TemporaryDirectory(prefix="ringside-survive-") as directory:
         if case.get("checkpoints"):
             settings |= {"checkpoint_dir": f"{directory}/checkpoints", "checkpoint_every": case["checkpoints"]}
@@ -56,7 +58,9 @@ def main(lines: list[str]) -> None:
     store = Store()
     try:
         for number, line in enumerate(lines):
-            report, wrong = run_case(store, f"case{number}", json.loads(line))
+            case = json.loads(line)
+            report, wrong = run_case(store, f"case{number}", case)
+            wrong += audit(store.registers(f"case{number}"), case.get("steps", STEPS), resumed="checkpoints" in case)
             members = report.ended[min(report.ended)]["members"] if report.ended else []
             told = {"wrong": wrong, "deaths": report.deaths, "members": members, "seconds": report.seconds}
             print(json.dumps(told), flush=True)

@@ -15,6 +15,9 @@ faults to inject instead:
   kill:rank=1,at_step=60                  SIGKILL in the middle of a backward pass
   none
 
+With --kill a rank is killed with SIGKILL instead, the others finish the step, and the rank comes back: every step is a
+transaction (ringside.survive), and the demo ends with the number of samples lost.
+
 Exit status 0 if what was injected was named (or nothing was, and nobody was), 1 if not, 130 after Ctrl-C. The last
 line on stdout is the run directory; with --json stdout is the content of summary.json with `run_dir` added.
 
@@ -40,6 +43,7 @@ from rich.live import Live
 from rich.padding import Padding
 from rich.text import Text
 
+from ringside.commands import demo_kill
 from ringside.demo.corpus import sources
 from ringside.demo.reveal import comparison_lines, draw, injected, reveal
 from ringside.engine.cores import usable_cores
@@ -65,6 +69,7 @@ STACKS_S = 2.0
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments."""
     parser.add_argument("--inject", metavar="SPEC", help="the fault (default: a slow rank drawn at random)")
+    parser.add_argument("--kill", action="store_true", help="kill a rank instead, and lose no sample")
     parser.add_argument(
         *("--nproc-per-node", "--nproc_per_node"), type=int, metavar="N", help="ranks (default: cores, at least 2)"
     )
@@ -79,6 +84,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo; return the exit status."""
+    if args.kill:
+        return demo_kill.run(args)
     ranks = max(usable_cores(), 2) if args.nproc_per_node is None else args.nproc_per_node
     if ranks < 1:
         raise UsageError(f"a demo needs at least 1 rank, not {ranks}: nobody waits for anybody below 2")

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ringside.survive.driver import Step as Step
-    from ringside.survive.training import Training as Training
-    from ringside.survive.training import training as training
+    from ringside.survive.train import Training as Training
+    from ringside.survive.train import training as training
 
 __all__ = ["Step", "Training", "training"]
 
 _LAZY = {
     "Step": "ringside.survive.driver",
-    "Training": "ringside.survive.training",
-    "training": "ringside.survive.training",
+    "Training": "ringside.survive.train",
+    "training": "ringside.survive.train",
 }
 
 

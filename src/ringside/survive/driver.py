@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +28,7 @@ from ringside.survive.phases import Phases
 from ringside.survive.protocol import Member, Phase
 from ringside.survive.settings import Settings
 from ringside.survive.state import Given, State, take_over
+from ringside.survive.succession import closing
 from ringside.survive.waiting import GaveUp, Lookout, Patience, Superseded
 from ringside.survive.work import Kept, Work
 from ringside.sync.digests import digest
@@ -104,10 +105,12 @@ class Driver:
     Attributes:
         member: The state machine.
         reason: Why it ended before the last step; "": it did not.
+        spent: Seconds by kind of instruction, and for digests (which `Exchange` contains).
     """
 
     def __init__(self, job: Job) -> None:
         self.job = job
+        self.spent: defaultdict[str, float] = defaultdict(float)
         self.reason = ""
         self._initial = job.state.copied()
         self._todo: deque[i.Instruction] = deque()
@@ -122,6 +125,7 @@ class Driver:
         self._step: Step | None = None
         self._life = 0
         self._machine = own_place().machine
+        self._founders: tuple[Seat, ...] = ()
         self._begin(job.meeting.incarnation(), fresh=True)
 
     # ------------------------------------------------------------------------------------------ for the training loop
@@ -143,6 +147,22 @@ class Driver:
             self._save()
             raise
         return self._step
+
+    def end_job(self) -> None:
+        """End the job for all ranks: no later generation follows; whoever is behind still settles its step."""
+        registers, key = self.job.meeting.registers, generation_key(self.member.incarnation)
+        while self.member.phase is not Phase.ENDED:
+            stands = registers.read(key)
+            record = None if stands is None else decode_generation(stands)
+            if record is None or record.closed:
+                return
+            over = closing(record, settled=False, over=True)
+            registers.swap(key, encode_generation(record), encode_generation(over))
+
+    @property
+    def joined(self) -> bool:
+        """Whether this process takes part without having been there at the beginning."""
+        return self.member.seat not in self._founders
 
     def close(self) -> None:
         """Let go of memory, peers and threads; wait for a checkpoint that is being written."""
@@ -246,7 +266,9 @@ class Driver:
 
     def _carry_out(self, instruction: i.Instruction) -> None:
         handler: Callable[[Driver, Any], e.Event | None] = _HANDLERS[type(instruction)]
+        began = time.perf_counter()
         event = handler(self, instruction)
+        self.spent[type(instruction).__name__] += time.perf_counter() - began
         if event is not None:
             self._tell(event)
 
@@ -338,7 +360,10 @@ class Driver:
             return None
         self._reached("after_receive")
         state = f"{self.job.state.digest():016x}" if self._check_state else ""
-        return e.ResultReady(wanted.tag, f"{digest(torch.from_numpy(self._total)):016x}", state)
+        began = time.perf_counter()
+        result = f"{digest(torch.from_numpy(self._total)):016x}"
+        self.spent["digest"] += time.perf_counter() - began
+        return e.ResultReady(wanted.tag, result, state)
 
     def _publish(self, publish: i.PublishAck) -> None:
         if self._exchange is not None:

@@ -1,8 +1,8 @@
 """Named moments of a step, at which a test may stop or kill a worker. Nothing happens at them otherwise.
 
 A trap is written as `kill:rank=1,step=3,phase=mid_chunk` or `stop:...` in RINGSIDE_SURVIVE_TRAP; several are separated
-by `;`. Without a step it springs in the first; with `epoch=2` in the second process of that rank (without: in its
-first). A worker that is stopped goes on when somebody sends it SIGCONT.
+by `;`. It springs in that step or the first one after it that comes there; with `epoch=2` in the second process of
+that rank (without: in its first). A worker that is stopped goes on when somebody sends it SIGCONT.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Trap:
         signum: The signal that the process sends itself.
         rank: Who.
         phase: At which of `PHASES`.
-        step: In which step; -1: whichever comes first.
+        step: In which step, or the first one after it.
         epoch: In which process of that rank, from 1.
         incarnation: In which incarnation, from 1.
     """
@@ -50,7 +50,7 @@ class Trap:
     signum: int
     rank: int
     phase: str
-    step: int = -1
+    step: int = 0
     epoch: int = 1
     incarnation: int = 1
 
@@ -86,7 +86,7 @@ class Phases:
 
     def _is_at(self, trap: Trap, phase: str) -> bool:
         here = (self.rank, self.epoch, self.incarnation, phase)
-        return here == (trap.rank, trap.epoch, trap.incarnation, trap.phase) and trap.step in (-1, self.step)
+        return here == (trap.rank, trap.epoch, trap.incarnation, trap.phase) and self.step >= trap.step
 
 
 def parse_trap(spec: str) -> Trap:

@@ -26,8 +26,10 @@ from torch.utils.data import default_collate
 
 from ringside.errors import MismatchError
 from ringside.survive import passport
+from ringside.survive.audit import committed
 from ringside.survive.checkpoint import Checkpoints
 from ringside.survive.connecting import Connection, connect
+from ringside.survive.decision import Commit
 from ringside.survive.driver import Driver, Job, Step
 from ringside.survive.keeper import REFUSED
 from ringside.survive.meeting import Meeting
@@ -68,6 +70,15 @@ class Training:
     def step(self) -> int:
         """The next step; all before it are in the parameters, each once."""
         return self._driver.job.state.step
+
+    @property
+    def joined(self) -> bool:
+        """Whether this process came while the others trained: it has died, or is new."""
+        return self._driver.joined
+
+    def committed(self, steps: int) -> list[Commit]:
+        """Return the decisions that stand for the steps before `steps`: who computed which samples."""
+        return [decision for _, decision in committed(self._driver.job.meeting.registers, steps)]
 
     @property
     def reason(self) -> str:
@@ -133,9 +144,11 @@ def training(
         least_ranks: With fewer ranks left, training stops.
         silent_s: A rank that lives and does not take part for so long is left behind, seconds.
 
+    A rank that leaves the loop before the last step ends the job for all. One that runs other code, or another model,
+    than the first is refused: its process ends with status 77.
+
     Raises:
         UsageError: Something cannot be as asked.
-        MismatchError: Ranks do not run the same.
         RingsideError: Training cannot go on; the line says why and what to do.
     """
     samples = _samples(dataset, batch, micro_batches, seed, sampler)
@@ -167,6 +180,7 @@ def training(
         )
         try:
             yield Training(driver, samples)
+            driver.end_job()
         finally:
             driver.close()
     finally:

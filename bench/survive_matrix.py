@@ -1,0 +1,123 @@
+"""The kill matrix with real processes: every rank × phase × {SIGKILL, SIGSTOP} on one host, and pairs drawn at random.
+
+    python bench/survive_matrix.py [--cases 320] [--seed 0] [--only mid_chunk] [--json FILE]
+
+Four workers train the sample-counting model over shared memory; one of them is hit at a named moment. After every case:
+each sample counted exactly once, equal state digests on all ranks, one COMMIT per step in the decision registers, and
+whoever was hit is really dead. Exit status 1 if any case is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tests.survive.herd import Store
+from tests.survive.real_cases import RANKS, run_case, warm_up
+
+from ringside.survive.audit import audit
+from ringside.survive.phases import PHASES
+
+KINDS = ("kill", "stop")
+LEADERS = ("before_decide", "after_decide")
+STEPS = 24
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case: what happens to whom."""
+
+    trap: str
+    kind: str
+    phase: str
+    hits: int = 1
+
+
+def every_case() -> Iterator[Case]:
+    """Yield one case for every rank, phase and kind."""
+    for kind, phase in itertools.product(KINDS, PHASES):
+        ranks = [rank for rank in range(RANKS) if comes_there(rank, phase)]
+        for rank in ranks:
+            yield one_case(kind, phase, rank, 3 + rank)
+
+
+def comes_there(rank: int, phase: str) -> bool:
+    """Tell whether a rank comes into a phase at all: the leader decides, the others acknowledge to it."""
+    return rank > 0 if phase == "after_ack" else rank == 0 if phase in (*LEADERS, "offer", "checkpoint") else True
+
+
+def one_case(kind: str, phase: str, rank: int, step: int) -> Case:
+    """Return the case in which a rank is hit in a phase; what a phase needs to come about is done first."""
+    if phase == "rejoin":
+        first = f"kill:rank={rank},step={step},phase=after_send"
+        return Case(f"{first};{kind}:rank={rank},epoch=2,phase=rejoin", kind, phase, 2)
+    if phase == "offer":
+        return Case(f"kill:rank=3,step={step},phase=after_send;{kind}:rank=0,phase=offer", kind, phase, 2)
+    at = "" if phase == "checkpoint" else f",step={step}"
+    return Case(f"{kind}:rank={rank}{at},phase={phase}", kind, phase)
+
+
+def pairs(generator: random.Random) -> Iterator[Case]:
+    """Yield cases in which two ranks are hit, in the same step or a step apart, without end."""
+    plain = [phase for phase in PHASES if phase not in ("rejoin", "offer", "checkpoint")]
+    while True:
+        first, second = generator.sample(range(RANKS), 2)
+        step = generator.randrange(2, STEPS - 6)
+        hits = [
+            (generator.choice(KINDS), generator.choice(plain), rank, at)
+            for rank, at in ((first, step), (second, step + generator.randrange(2)))
+        ]
+        if all(comes_there(rank, phase) for _, phase, rank, _ in hits):
+            yield Case(";".join(one_case(*hit).trap for hit in hits), "pair", hits[0][1], 0)
+
+
+def run(cases: Sequence[Case], out: list[dict[str, object]]) -> int:
+    """Run the cases; return how many were wrong."""
+    store, wrong_cases = Store(), 0
+    for number, case in enumerate(cases):
+        given = {"trap": case.trap, "steps": STEPS, "checkpoints": 5 if case.phase == "checkpoint" else 0}
+        report, wrong = run_case(store, f"case{number}", given)
+        wrong += audit(store.registers(f"case{number}"), STEPS, resumed=case.phase == "checkpoint")
+        wrong += [f"{len(report.deaths)} deaths"] if len(report.deaths) < case.hits else []
+        wrong_cases += bool(wrong)
+        out.append({"trap": case.trap, "wrong": wrong, "deaths": report.deaths, "seconds": report.seconds})
+        line = f"{number + 1:4}/{len(cases)}  {wrong_cases} wrong  {report.seconds:5.1f} s  {case.trap}"
+        print(line + (f"\n      WRONG: {wrong}" if wrong else ""), file=sys.stderr, flush=True)
+    store.close()
+    return wrong_cases
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=320)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=(*PHASES, "pair"))
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    found = itertools.chain(every_case(), pairs(random.Random(args.seed)))
+    cases = list(itertools.islice(found, args.cases))
+    if args.only:
+        cases = [case for case in cases if args.only in (case.kind, case.phase)]
+    warm_up()
+    rows: list[dict[str, object]] = []
+    wrong = run(cases, rows)
+    counts = Counter((case.kind, case.phase) for case in cases)
+    for (kind, phase), count in sorted(counts.items()):
+        print(f"{kind:5} {phase:14} {count:4} cases")
+    print(f"{len(cases)} cases with real processes, {wrong} wrong")
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""`ringside demo --kill`: a rank is killed with SIGKILL, the others finish the step, another takes its place.
+
+The killing is real and comes from outside: this process sends the signal to a worker that the keepers hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from ringside.demo.corpus import sources
+from ringside.engine.cores import usable_cores
+from ringside.errors import RingsideError, UsageError
+from ringside.launch import Launch, StopRequest, stop_requests
+from ringside.processes import hold
+from ringside.view.terminal import open_console
+from ringside.view.units import ms
+
+MARK = "@survival "
+SETTLED = 15
+"""Steps before anybody is killed."""
+POLL_S = 0.05
+LINE_EVERY_S = 5.0
+
+
+@dataclass
+class Story:
+    """What the workers have said so far.
+
+    Args:
+        ranks: How many there are.
+
+    Attributes:
+        pids: The worker of every rank.
+        killed_at: When the kill was sent, seconds on the host's clock; 0: not yet.
+        healed_s: From the kill to the next committed step, seconds.
+        ends: What each rank said at the end.
+        news: Lines that were not shown yet.
+    """
+
+    ranks: int
+    victim: int = -1
+    pids: dict[int, int] = field(default_factory=dict)
+    step: dict[str, Any] = field(default_factory=dict)
+    killed_at: float = 0.0
+    healed_s: float = 0.0
+    back: bool = False
+    ends: dict[int, dict[str, Any]] = field(default_factory=dict)
+    news: list[str] = field(default_factory=list)
+    tail: list[str] = field(default_factory=list)
+
+    def add(self, line: str) -> None:
+        """Take in a line that torchrun or a worker wrote."""
+        if not line.startswith(MARK):
+            self.tail = [*self.tail[-29:], line]
+            self.news += [line.removeprefix("ringside survive: ")] if line.startswith("ringside survive: ") else []
+            return
+        said = json.loads(line.removeprefix(MARK))
+        {"up": self._up, "step": self._step, "end": self._end}[said["event"]](said)
+
+    def _up(self, said: dict[str, Any]) -> None:
+        self.pids[said["rank"]] = said["pid"]
+        if said["joined"]:
+            self.news.append(f"rank {said['rank']} has been started again and asks to join")
+
+    def _step(self, said: dict[str, Any]) -> None:
+        if self.step and said["step"] <= self.step["step"]:
+            return
+        self.step = said
+        whole = len(said["members"]) == self.ranks
+        if self.killed_at and not self.healed_s and said["at"] > self.killed_at and not whole:
+            self.healed_s = said["at"] - self.killed_at
+            others = _names(said["members"])
+            self.news.append(
+                f"step {said['step']} is committed {ms(self.healed_s)} after the kill: ranks {others} computed "
+                f"rank {self.victim}'s samples too"
+            )
+        if self.healed_s and whole and not self.back:
+            self.back = True
+            self.news.append(f"rank {self.victim} is back since step {said['step']}, with everybody's state")
+
+    def _end(self, said: dict[str, Any]) -> None:
+        self.ends[said["rank"]] = said
+
+    def line(self) -> str:
+        """Say where training is."""
+        if not self.step:
+            return "the ranks are starting"
+        step = self.step
+        return f"step {step['step']:4}  loss {step['loss']:.3f}  ranks {_names(step['members'])}"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the demo; return the exit status."""
+    ranks = max(usable_cores(), 3) if args.nproc_per_node is None else args.nproc_per_node
+    if ranks < 2 or args.steps < 2 * SETTLED:
+        raise UsageError(f"--kill takes at least 2 ranks (--nproc-per-node) and {2 * SETTLED} steps (--steps)")
+    sources(args.corpus)
+    seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
+    story = Story(ranks, victim=random.Random(seed).randrange(ranks))
+    console = open_console(stderr=True)
+    environ = {**os.environ, "OMP_NUM_THREADS": str(max(usable_cores() // ranks, 1))}
+    with stop_requests() as stop:
+        launch = Launch(_torchrun(args, ranks, seed), environ, sink=story.add)
+        status = _follow(launch, story, console, stop)
+    if stop.signum:
+        return stop.exit_status
+    if status or not story.ends:
+        raise RingsideError(f"the training failed with exit status {status}:\n" + "\n".join(story.tail))
+    return _conclude(story, console, args)
+
+
+def _torchrun(args: argparse.Namespace, ranks: int, seed: int) -> list[str]:
+    given = [f"--steps={10 * args.steps}", f"--seed={seed}", f"--size={args.size}"]
+    given += [f"--corpus={args.corpus}"] if args.corpus else []
+    launcher = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}"]
+    return [*launcher, "-m", "ringside.survive", "-m", "ringside.demo.survival", *given]
+
+
+def _follow(launch: Launch, story: Story, console: Console, stop: StopRequest) -> int:
+    live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+    last_line = -LINE_EVERY_S
+    status: int | None = None
+    if live is not None:
+        live.start()
+    while status is None:
+        status = launch.wait(POLL_S)
+        if status is None and stop.signum:
+            launch.end(stop.signum, stop.hurry)
+            status = stop.exit_status
+        _kill_when_settled(story)
+        while story.news:
+            console.print(f"● {story.news.pop(0)}", soft_wrap=True, markup=False)
+        if live is not None:
+            live.update(Text(story.line()), refresh=True)
+        elif time.monotonic() - last_line > LINE_EVERY_S:
+            last_line = time.monotonic()
+            console.print(story.line(), markup=False)
+    if live is not None:
+        live.stop()
+    return status
+
+
+def _kill_when_settled(story: Story) -> None:
+    if story.killed_at or not story.step or story.step["step"] < SETTLED or story.victim not in story.pids:
+        return
+    process = hold(story.pids[story.victim])
+    if process is None:
+        return
+    story.news.append(f"rank {story.victim} is killed (SIGKILL) during step {story.step['step'] + 1}")
+    story.killed_at = time.monotonic()
+    process.send(signal.SIGKILL)
+    process.close()
+
+
+def _conclude(story: Story, console: Console, args: argparse.Namespace) -> int:
+    end = next(iter(story.ends.values()))
+    digests = {said["digest"] for said in story.ends.values()}
+    lost, twice = (max(said[name] for said in story.ends.values()) for name in ("lost", "twice"))
+    right = bool(story.healed_s) and story.back and not lost and not twice and len(digests) == 1
+    style = "bold green" if right else "bold yellow"
+    console.print(Text(f"samples trained: {end['samples']}, lost: {lost}, steps counted twice: {twice}", style=style))
+    same = "the same" if len(digests) == 1 else "NOT the same"
+    console.print(f"The state of all {len(story.ends)} ranks is {same} to the bit ({', '.join(sorted(digests))}).")
+    if args.json:
+        summary = {"killed": story.victim, "seconds": story.healed_s, "lost": lost, "twice": twice, "back": story.back}
+        print(json.dumps({**summary, "samples": end["samples"], "digests": sorted(digests)}, indent=2))
+    else:
+        print(f"samples lost: {lost}")
+    sys.stdout.flush()
+    return 0 if right else 1
+
+
+def _names(ranks: list[int]) -> str:
+    return " ".join(map(str, ranks))
