@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringside.errors import UsageError
-from ringside.predict.calibrate import expect, fit, posterior, transfer, vague
+from ringside.predict.calibrate import expect, fit, vague
 from ringside.predict.curve import BASE, RATE, log_slopes, log_times
 from ringside.predict.fabric import Law
+from ringside.predict.other_scale import posterior, transfer
 
 from .shared_tables import made
 
@@ -88,6 +89,19 @@ def test_noisier_tables_have_wider_bands():
         return float(np.median(told.high_s / told.times_s))
 
     assert width(0.15) > 1.1 * width(0.01)
+
+
+def test_a_dense_tables_band_is_wider_where_its_rows_scatter_more():
+    """Jitter of 3 us: a tenth of a small message's time, nothing of a large one's."""
+    random = np.random.default_rng(5)
+    sizes = np.linspace(1 << 14, 1 << 26, 600)
+    truth = np.exp(log_times(THETA, sizes))
+    times = np.abs(truth + 3e-6 * random.standard_normal(600)) * np.exp(0.002 * random.standard_normal(600))
+    told = fit(sizes[::2], times[::2], LAW).predict(sizes[1::2])
+    widths, held = told.high_s / told.times_s - 1, told.covers(times[1::2])
+    assert widths[:30].mean() > 1.5 * widths[-100:].mean()
+    assert held.mean() > 0.9
+    assert held[:30].mean() > 0.75
 
 
 def test_a_fit_is_the_same_every_time():

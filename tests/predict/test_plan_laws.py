@@ -62,6 +62,10 @@ def test_the_three_curves_of_the_literature_at_24576_ranks():
     assert cluster.ranks == 24_576
     ring, hierarchical, tree = (seconds(cluster, name, 8.0) for name in ("ring", "hierarchical", "tree"))
     assert ring > 3 * hierarchical > 100 * tree
+    two_tree = price(by_name("two_tree", cluster.ranks), cluster, 8.0)  # what the library's tree is
+    assert ring > 100 * two_tree
+    large = [price(by_name(name, cluster.ranks), cluster, 100e9, segments=1) for name in ("ring", "two_tree")]
+    assert large[0] < large[1]  # where bytes count, an uncut tree is no match for a ring
     # Constants alone, all hops alike and nothing else spent: 2(n-1) against 2·log2(n) hops. They overstate the gain.
     alone = 2 * 24_575 / (2 * math.ceil(math.log2(24_576)))
     assert 100 < ring / tree < 0.6 * alone

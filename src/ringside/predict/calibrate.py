@@ -10,8 +10,7 @@ noise is learnt per table with leave-one-out residuals of the fitted rows; every
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,6 +29,7 @@ FREEDOM = 4.0  # of Student's t: how surprising an outlier is
 SMOOTH = 0.5  # least variance of bumps, in units of the usual
 FAR = 16.0  # squares of standardised residuals beyond this count as this
 PATIENCE = 5.0  # rows' worth of belief in BUMP and NOISE
+NEAR, ALIKE = 1.0, 20.0  # doublings over which rows tell how restless sizes are; rows' worth of belief in all alike
 QUANTILE = 2.9  # of the standardised error for a band of 95 %; see docs/design/0020-calibration.md
 LEAST = 1
 NOISY = 7.0  # times the variance, where ranks are processes on CPUs
@@ -86,6 +86,7 @@ class Calibration:
         inverse: Inverse covariance of the rows, float64 [n, n].
         slopes: Derivatives of the curve at the rows, float64 [n, k].
         scale: Variance of bumps and noise in units of the usual.
+        unrest: What rows left out are off by, squared, in units of their variance, float64 [n].
     """
 
     theta: Floats
@@ -95,6 +96,7 @@ class Calibration:
     inverse: Floats
     slopes: Floats
     scale: float = 1.0
+    unrest: Floats | None = None
 
     def predict(self, sizes: ArrayLike) -> Prediction:
         """Return times and bands for sizes in bytes, more than 0."""
@@ -112,8 +114,19 @@ class Calibration:
             + np.einsum("ij,ij->i", slopes @ prior, slopes)
         )
         known = np.einsum("ij,ij->i", near @ self.inverse, near)
-        spread = QUANTILE * np.sqrt(np.maximum(total - known, 1e-8))
+        spread = QUANTILE * np.sqrt(np.maximum(total - known, 1e-8) * self._restless(x))
         return Prediction(sizes, np.exp(mean), np.exp(mean - spread), np.exp(mean + spread), self._far(x))
+
+    def _restless(self, x: Floats) -> Floats:
+        """Return how many times the table's variance that of some sizes is.
+
+        Jitter is a matter of microseconds: it is a larger share of a small message's time than of a large one's.
+        """
+        if self.unrest is None:
+            return np.ones(len(x))
+        weights = np.exp(-0.5 * ((x[:, None] - self.x[None, :]) / NEAR) ** 2)
+        more: Floats = (ALIKE + weights @ self.unrest) / (ALIKE + weights.sum(axis=1))
+        return np.maximum(more, 1.0)
 
     def _far(self, x: Floats) -> NDArray[np.bool_]:
         if not len(self.x):
@@ -199,7 +212,11 @@ def _fit(sizes: Floats, logs: Floats, law: Law, start: Floats) -> tuple[Calibrat
     rows = _covariance(x, scale, weights)
     theta, surprise = _most_probable(sizes, logs, law, _inverse(rows), theta)
     inverse, pull, slopes = _condition(sizes, logs, law, rows, theta)
-    return Calibration(theta, law, x, pull, inverse, slopes, scale), surprise + len(x) * float(np.log(scale))
+    left = 1.0 / np.diag(inverse)
+    plain = np.maximum(left - scale * STEP**2 * (1.0 / weights - 1.0), 1e-8)  # were no row weighed down
+    unrest: Floats = np.minimum((pull * left) ** 2 / plain, FAR)
+    fitted = Calibration(theta, law, x, pull, inverse, slopes, scale, unrest)
+    return fitted, surprise + len(x) * float(np.log(scale))
 
 
 def _inverse(rows: Floats) -> Floats:
@@ -244,44 +261,3 @@ def _most_probable(sizes: Floats, logs: Floats, law: Law, inverse: Floats, theta
             if damping > 1e8:
                 break
     return theta, least
-
-
-# ------------------------------------------------------------------------------------------------ another scale
-
-
-def transfer(fitted: Sequence[Calibration], law: Law) -> Law:
-    """Return what is expected at another scale of a cluster that was measured at one or more.
-
-    What the measured scales had beside their laws, the new one has beside its own, as far as they told.
-
-    Args:
-        fitted: Calibrations of tables of the same cluster, each fitted with the law of its own scale.
-        law: The law of the scale that is asked for.
-    """
-    drift = np.diag(law.backbone.drift**2)
-    beside, precision = np.zeros(len(law.mean)), np.zeros((len(law.mean), len(law.mean)))
-    for one in fitted:
-        known = np.linalg.inv(posterior(one) + drift)
-        beside += known @ (_linear_mean(one) - one.law.mean)
-        precision += known
-    spread = np.linalg.inv(precision)
-    return replace(
-        law,
-        mean=law.mean + spread @ beside,
-        spread=np.minimum(np.sqrt(np.diag(spread + drift)), law.spread),
-        noise=float(np.exp(np.mean([np.log(one.scale) for one in fitted]))),
-        words=f"{law.words}; beside it what {len(fitted)} other scale{'s' * (len(fitted) > 1)} had",
-    )
-
-
-def posterior(one: Calibration) -> Floats:
-    """Return the covariance of the figures given the rows, float64 [k, k]."""
-    prior = np.diag(one.law.spread**2)
-    toward = prior @ one.slopes.T
-    covariance: Floats = prior - toward @ one.inverse @ toward.T
-    return covariance
-
-
-def _linear_mean(one: Calibration) -> Floats:
-    mean: Floats = one.law.mean + np.diag(one.law.spread**2) @ one.slopes.T @ one.pull
-    return mean

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from ringside.errors import UsageError
 from ringside.predict import baselines, mpi
-from ringside.predict.calibrate import Calibration, Prediction, expect, fit, transfer, vague
+from ringside.predict.calibrate import Calibration, Prediction, expect, fit, vague
 from ringside.predict.checks import check
 from ringside.predict.fabric import Law
 from ringside.predict.knowledge import Knowledge, is_mpi
+from ringside.predict.other_scale import transfer
 from ringside.predict.tables import ALL_REDUCE, BUS_FACTORS, Flag, Row, Table
 
 Floats = NDArray[np.float64]

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from ringside.errors import UsageError
 from ringside.predict.buckets import BACKWARD, Band, exposed_s
-from ringside.predict.calibrate import transfer
 from ringside.predict.options import Option, has_library, schedule_for
+from ringside.predict.other_scale import transfer
 from ringside.predict.plan import choose
 from ringside.predict.price import price
 from ringside.predict.simulate import simulate
