@@ -123,6 +123,14 @@ def test_what_is_no_run_is_refused(tmp_path: Path, content: bytes | None) -> Non
         RunReader(tmp_path)
 
 
+def test_a_run_of_a_newer_ringside_is_not_guessed_at(tmp_path: Path, make_info: Info) -> None:
+    RunWriter(tmp_path, msgspec.structs.replace(make_info(1), schema=2))
+    with pytest.raises(
+        UsageError, match=r"newer Ringside \(schema 2; this one knows 1\): read it with that one, or pip"
+    ):
+        RunReader(tmp_path)
+
+
 def test_a_failed_replacement_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "summary.json"
     write_atomically(target, b"old")

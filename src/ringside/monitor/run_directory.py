@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ringside.errors import RingsideError, UsageError
-from ringside.monitor.records import RunInfo, StepRecord
+from ringside.monitor.records import SCHEMA, RunInfo, StepRecord
 
 RUN, STEPS, EVENTS, SUMMARY, REPORT = "run.json", "steps.jsonl", "events.jsonl", "summary.json", "report.html"
 BLOCK_BYTES = 1 << 20
@@ -258,7 +258,7 @@ def _append(path: Path, data: bytes) -> None:
 
 def _read_info(path: Path) -> RunInfo:
     try:
-        return msgspec.json.decode((path / RUN).read_bytes(), type=RunInfo)
+        info = msgspec.json.decode((path / RUN).read_bytes(), type=RunInfo)
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(
             f"{path} is no run: it has no {RUN}. Give the directory a run printed on its last line"
@@ -267,6 +267,12 @@ def _read_info(path: Path) -> RunInfo:
         raise RingsideError(f"{path / RUN} cannot be read: {error.strerror or error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is no run that this version can read: {RUN}: {error}") from None
+    if info.schema > SCHEMA:
+        raise UsageError(
+            f"{path} was written by a newer Ringside (schema {info.schema}; this one knows {SCHEMA}): read it with "
+            "that one, or pip install --upgrade ringside"
+        )
+    return info
 
 
 def _or_none(read: Callable[[], _T]) -> _T | None:
