@@ -147,8 +147,10 @@ def test_a_schedule_is_played_with_its_pictures(tmp_path, capsys):
     plain = said(capsys, *words, "--late", "3=5ms").out
     assert plain.startswith("ring of 4 MB over ethernet-10g")
     assert "guilty: slow link 1 > 2 costs" in plain
+    assert "extrapolated" in plain
     data = json.loads(said(capsys, *words, "--json", "--html", str(page), "--perfetto", str(trace)).out)
     assert len(data["finish_seconds"]) == 4
+    assert data["band"]["low"] < data["band"]["value"] == data["seconds"] < data["band"]["high"]
     assert data["seconds"] == max(data["finish_seconds"])
     assert (data["guilty"]["kind"], data["guilty"]["ranks"]) == ("slow link", [1, 2])
     assert data["critical_path"][-1]["end_s"] == data["seconds"]

@@ -8,9 +8,9 @@ examples:
   $ ringside predict simulate hierarchical --preset p5 --hosts 4 --bytes 1GB --late 3=5ms
   $ ringside predict simulate ring --preset ethernet-10g --hosts 8 --slow-link 3:4=4 --perfetto trace.json --json
 
-keys of --json: schema, algorithm, topology, ranks, size_bytes, seconds, busbw, finish_seconds[] by rank, guilty (kind,
-ranks, seconds), shares (seconds of the critical path by kind), critical_path[]: round, src, dst, peer, begin_s, end_s,
-wire_s, alpha_s, shared_s
+keys of --json: schema, algorithm, topology, ranks, size_bytes, seconds, band (value, low, high), extrapolated, busbw,
+finish_seconds[] by rank, guilty (kind, ranks, seconds), shares (seconds of the critical path by kind), critical_path[]:
+round, src, dst, peer, begin_s, end_s, wire_s, alpha_s, shared_s
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,16 @@ from ringside.errors import UsageError
 from ringside.lab.units import parse_delay
 from ringside.predict.options import schedule_for
 from ringside.predict.simulate import simulate
+from ringside.predict.simulated_band import simulated_band
 from ringside.predict.timeline import Timeline
 from ringside.sizes import size_bytes
 from ringside.view.moving import timeline_page
 from ringside.view.perfetto_timeline import write_timeline
+from ringside.view.plan_words import band
 
 HELP = "play a schedule over a topology: times, critical path, an animation, a trace"
 SCHEMA = 1
+UNSEEN = "no published table is of a schedule"
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(to_json(timeline), indent=1))
     else:
         print(timeline.describe())
+        print(f"a cluster like it: {band(simulated_band(timeline))}, 95 %; extrapolated: {UNSEEN}")
     if args.html is not None:
         write_page(args.html, timeline_page(timeline))
     if args.perfetto is not None:
@@ -90,6 +95,8 @@ def to_json(timeline: Timeline) -> dict[str, Any]:
         "ranks": timeline.schedule.ranks,
         "size_bytes": timeline.size_bytes,
         "seconds": timeline.seconds,
+        "band": asdict(simulated_band(timeline)),
+        "extrapolated": UNSEEN,
         "busbw": timeline.busbw,
         "finish_seconds": timeline.finish_seconds.tolist(),
         "guilty": timeline.guilty._asdict(),

@@ -33,7 +33,7 @@ import numpy as np
 
 from ringside.commands.predict_plan import add_hardware, add_size, gradient_bytes, hardware, write_page
 from ringside.errors import UsageError
-from ringside.predict.buckets import Band
+from ringside.predict.band import Band
 from ringside.predict.timeline import Timeline
 from ringside.predict.what_if import Answer, Change, Step, what_if
 from ringside.predict.what_if_play import played

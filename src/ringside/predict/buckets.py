@@ -21,32 +21,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ringside.errors import UsageError
+from ringside.predict.band import Band
 from ringside.predict.options import Option
 
 BACKWARD = 2.0 / 3.0  # of a step's computation: backward multiplies twice what forward does (J. Kaplan et al., 2020)
 LEAST_BUCKET = 1024.0
 NEAR = 0.002
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
-
-
-@dataclass(frozen=True)
-class Band:
-    """A figure with its 95 % band: a duration in seconds, or a rate.
-
-    Args:
-        value: The middle.
-        low: Lower end.
-        high: Upper end.
-    """
-
-    value: float
-    low: float
-    high: float
-
-    @property
-    def ends(self) -> tuple[float, float, float]:
-        """All three."""
-        return self.value, self.low, self.high
 
 
 @dataclass(frozen=True)

@@ -229,10 +229,7 @@ def _possible(name: str, topology: Topology) -> bool:
 
 def _of_schedule(topology: Topology, name: str) -> Option:
     schedule = schedule_for(topology, name)
-    backbone = Scheduled(schedule, topology, fixed_s(topology), pipelined=name in TREES)
-    words = f"{topology.name}: {name} by its schedule of {schedule.rounds} rounds"
-    noise = 1.0 if has_library(topology) else NOISY
-    law = Law(np.zeros(2), SPREADS, words, backbone=backbone, noise=noise)
+    law = schedule_law(Scheduled(schedule, topology, fixed_s(topology), pipelined=name in TREES))
     n, hosts = topology.ranks, topology.hosts
     sent = float(n) if name == IN_NETWORK else float(n) * (n - 1) if name == "one_shot" else 2.0 * (n - 1)
     if name in ("recursive_doubling", "halving_doubling") or (name == "hierarchical" and hosts > 1):
@@ -240,6 +237,14 @@ def _of_schedule(topology: Topology, name: str) -> Option:
     around = {"hierarchical": 2.0 * (hosts - 1) / hosts, "ring": 2.0 * (n - 1) / n}
     beyond = f"no published table of {name} here, priced by its schedule"
     return Option(name, SCHEDULE, law, sent, around.get(name) if hosts > 1 else None, schedule.rounds, beyond)
+
+
+def schedule_law(backbone: Scheduled) -> Law:
+    """Return what is expected of a schedule: its price, as sure as its topology's latencies and rates are."""
+    schedule, topology = backbone.schedule, backbone.topology
+    words = f"{topology.name}: {schedule.name} by its schedule of {schedule.rounds} rounds"
+    noise = 1.0 if has_library(replace(topology, overrides=())) else NOISY
+    return Law(np.zeros(2), SPREADS, words, backbone=backbone, noise=noise)
 
 
 def _counted(schedule: Schedule) -> float:

@@ -9,9 +9,10 @@ import math
 from dataclasses import dataclass
 
 from ringside.errors import UsageError
+from ringside.predict.band import Band
 from ringside.predict.batch import Batch, batch
 from ringside.predict.bound import Bound, bounds
-from ringside.predict.buckets import Band, Buckets, best_buckets
+from ringside.predict.buckets import Buckets, best_buckets
 from ringside.predict.memory import Fit, fit
 from ringside.predict.options import AUTO, Option, has_library, names, option, options, with_measured
 from ringside.predict.ranking import SIZES, Crossover, Priced, contenders, crossovers, priced, ranking

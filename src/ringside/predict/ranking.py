@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ringside.predict.buckets import Band
+from ringside.predict.band import Band
 from ringside.predict.options import IN_NETWORK, LIBRARY, Option
 
 SIZES = tuple(10.0**power for power in range(3, 11))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ringside.predict.buckets import Band
+from ringside.predict.band import Band
 from ringside.predict.memory import WEIGHT_BYTES, Fit
 from ringside.predict.options import collective
 from ringside.predict.topology import Topology

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.errors import UsageError
-from ringside.predict.buckets import Band
+from ringside.predict.band import Band
 from ringside.predict.options import AUTO, IN_NETWORK, Option, option, with_measured
 from ringside.predict.topology import Topology
 from ringside.predict.what_if_price import Exposed, chosen, exposed, lawful, moved, slowed

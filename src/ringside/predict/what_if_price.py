@@ -10,7 +10,8 @@ import math
 from dataclasses import dataclass, replace
 
 from ringside.errors import UsageError
-from ringside.predict.buckets import BACKWARD, Band, exposed_s
+from ringside.predict.band import Band
+from ringside.predict.buckets import BACKWARD, exposed_s
 from ringside.predict.options import Option, has_library, schedule_for
 from ringside.predict.other_scale import transfer
 from ringside.predict.plan import choose

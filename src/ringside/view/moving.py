@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ringside.errors import UsageError
+from ringside.predict.simulated_band import simulated_band
 from ringside.predict.timeline import Timeline
 from ringside.view.drawing import page_data
 from ringside.view.drawing_arrange import arranged
@@ -61,7 +62,8 @@ def _lines(timeline: Timeline) -> Iterator[tuple[str, str]]:
 
 
 def _tiles(timeline: Timeline) -> Iterator[tuple[str, str, str]]:
-    yield "time", duration(timeline.seconds), "until the last rank is done"
+    ends = simulated_band(timeline)
+    yield "time", duration(timeline.seconds), f"{duration(ends.low)} to {duration(ends.high)} on clusters like it"
     yield "first rank done", duration(float(timeline.finish_seconds.min())), ""
     yield "bus bandwidth", f"{digits(timeline.busbw / 1e9)} GB/s", "as nccl-tests has it"
     yield "rounds", str(timeline.schedule.rounds), f"{timeline.schedule.chunks} chunks"

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ringside.predict.buckets import Band, Buckets
+from ringside.predict.band import Band
+from ringside.predict.buckets import Buckets
 from ringside.predict.memory import STAGE_WORDS
 from ringside.predict.options import has_library, option
 from ringside.predict.plan import Plan, Scale, busbw

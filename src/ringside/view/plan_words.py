@@ -5,9 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterator
 
+from ringside.predict.band import Band
 from ringside.predict.batch import LINEAR, SQUARE_ROOT
 from ringside.predict.bound import Bound
-from ringside.predict.buckets import BACKWARD, Band
+from ringside.predict.buckets import BACKWARD
 from ringside.predict.memory import STAGE_WORDS, Fit
 from ringside.predict.options import LIBRARY
 from ringside.predict.plan import Plan, Scale

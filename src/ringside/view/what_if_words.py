@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ringside.predict.buckets import Band
+from ringside.predict.band import Band
 from ringside.predict.timeline import Timeline
 from ringside.predict.what_if import Answer, Change
 from ringside.view.plan_words import band, hardware, wrapped

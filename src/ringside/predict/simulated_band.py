@@ -1,0 +1,17 @@
+"""How sure a simulation is: the band of clusters that are like its topology."""
+
+from __future__ import annotations
+
+from ringside.predict.band import Band
+from ringside.predict.calibrate import expect
+from ringside.predict.options import schedule_law
+from ringside.predict.scheduled import Scheduled
+from ringside.predict.timeline import Timeline
+
+
+def simulated_band(timeline: Timeline) -> Band:
+    """Return what a simulation took, with the band of clusters like its topology, seconds; lateness is as given."""
+    law = schedule_law(Scheduled(timeline.schedule, timeline.topology))
+    told = expect(law).predict([max(timeline.size_bytes, 1.0)])
+    middle, low, high = (float(one[0]) for one in (told.times_s, told.low_s, told.high_s))
+    return Band(timeline.seconds, timeline.seconds + low - middle, timeline.seconds + high - middle)
