@@ -11,7 +11,7 @@ NATIVE := CMakeLists.txt $(wildcard src/ringside/_core/*.cpp src/ringside/_core/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint bench docs wheel clean
+.PHONY: help setup demo test lint bench prove docs wheel clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ lint: $(READY) ## ruff and mypy --strict
 bench: $(READY) ## our all-reduce beside Gloo and Open MPI, then the DDP step
 	@$(BIN)/ringside bench --peers gloo,mpi $(ARGS)
 	@$(BIN)/python bench/ddp_step.py
+
+prove: $(READY) ## the kill matrix of exactly-once steps, each of its rules broken, and every state of small jobs
+	@$(BIN)/python -m ringside.survive.proof $(ARGS)
 
 # `auditwheel repair` writes the oldest glibc that the core works with into the name: that of this machine, or older.
 wheel: $(READY) ## build a wheel into dist/, check its tags, try it in an environment of its own

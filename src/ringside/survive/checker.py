@@ -16,8 +16,9 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
 
 from ringside.survive import events as e
 from ringside.survive import instructions as i
@@ -76,18 +77,19 @@ class Broken(Exception):
     """Something that must not be."""
 
 
-@dataclass(frozen=True)
-class _Node:
+class _Node(NamedTuple):
     """One process.
 
     Args:
         member: Its state machine; never changed.
+        number: Stands for the machine's key: equal for machines that go on equally.
         todo: Register calls to be made and answers to be given, in order.
         alive: It has not crashed.
         state: The step that the weights it really has are good for; -1: none.
     """
 
     member: Member
+    number: int
     todo: tuple[Call, ...] = ()
     alive: bool = True
     state: int = 0
@@ -95,11 +97,10 @@ class _Node:
     @property
     def key(self) -> tuple[Any, ...]:
         """What its further behaviour depends on."""
-        return (self.member.key, self.todo, self.alive, self.state)
+        return (self.number, self.todo, self.alive, self.state)
 
 
-@dataclass(frozen=True)
-class _State:
+class _State(NamedTuple):
     """Everything."""
 
     nodes: tuple[_Node, ...]
@@ -167,6 +168,7 @@ class _Checker:
     bounds: Bounds
     rules: Rules
     settings: Settings = field(init=False)
+    _numbers: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         long = 1e12  # ticks repeat what was asked; patience is what wrong suspicions stand for
@@ -191,9 +193,10 @@ class _Checker:
         return state
 
     def _add(self, state: _State, seat: Seat, started: e.Started) -> _State:
-        node = _Node(Member(seat, 1, self.settings), state=-1 if started.step is None else started.step)
+        member = Member(seat, 1, self.settings)
+        node = _Node(member, self._number(member), state=-1 if started.step is None else started.step)
         at = len(state.nodes)
-        return self._tell(replace(state, nodes=(*state.nodes, node)), at, started)
+        return self._tell(state._replace(nodes=(*state.nodes, node)), at, started)
 
     # ------------------------------------------------------------------------------------------ what can happen
 
@@ -207,41 +210,40 @@ class _Checker:
                 yield from self._own_moves(state, at, node)
                 yield from self._deliveries(state, at, node)
             if state.left[0]:
-                yield f"{node.member.seat} crashes", lambda at=at: self._crash(state, at)
+                yield f"{node.member.seat} crashes", partial(self._crash, state, at)
         yield from self._returns(state)
 
     def _own_moves(self, state: _State, at: int, node: _Node) -> Iterator[Move]:
         seat = node.member.seat
         if node.todo:
-            yield f"{seat}: {type(node.todo[0]).__name__}", lambda: self._next_call(state, at)
+            yield f"{seat}: {type(node.todo[0]).__name__}", partial(self._next_call, state, at)
         else:
-            yield f"{seat}: tick", lambda: self._tell(state, at, e.Tick(node.member.now + 2.0))
+            yield f"{seat}: tick", partial(self._tell, state, at, e.Tick(node.member.now + 2.0))
         tag = node.member.tag
         if node.member.phase is not Phase.EXCHANGING or tag is None:
             return
         if all((tag, other) in state.taking_part for other in _members(node)):
-            yield f"{seat}: result of {tag}", lambda: self._result(state, at, tag)
+            yield f"{seat}: result of {tag}", partial(self._result, state, at, tag)
         if state.left[3]:
-            yield f"{seat}: exchange fails", lambda: self._tell(_spend(state, 3), at, e.AttemptFailed(tag))
+            yield f"{seat}: exchange fails", partial(self._tell, _spend(state, 3), at, e.AttemptFailed(tag))
 
     def _deliveries(self, state: _State, at: int, node: _Node) -> Iterator[Move]:
         seat = node.member.seat
         for to, event in state.messages:
             if to == at:
-                yield f"{seat}: {type(event).__name__}", lambda event=event: self._tell(state, at, event)
+                yield f"{seat}: {type(event).__name__}", partial(self._tell, state, at, event)
         for peer in state.nodes:
             other = peer.member.seat
             if other not in _members(node) or other == seat or other in node.member.wishes.suspects:
                 continue
             if not peer.alive or peer.member.phase is Phase.ENDED:
-                yield f"{seat} sees that {other} is gone", lambda o=other: self._tell(state, at, e.PeerSuspected(o))
+                yield f"{seat} sees that {other} is gone", partial(self._tell, state, at, e.PeerSuspected(other))
             elif state.left[1]:
-                mistaken = _spend(state, 1)
-                yield f"{seat} suspects {other}", lambda o=other, s=mistaken: self._tell(s, at, e.PeerSuspected(o))
+                yield f"{seat} suspects {other}", partial(self._tell, _spend(state, 1), at, e.PeerSuspected(other))
 
     def _crash(self, state: _State, at: int) -> _State:
         node = state.nodes[at]
-        return _put(_spend(state, 0), at, replace(node, alive=False, todo=()))
+        return _put(_spend(state, 0), at, node._replace(alive=False, todo=()))
 
     def _returns(self, state: _State) -> Iterator[Move]:
         for node in state.nodes:
@@ -250,7 +252,7 @@ class _Checker:
             gone = not node.alive or (node.member.phase is Phase.ENDED and node.member.step != self.bounds.steps)
             if state.left[2] and latest and gone:
                 back = Seat(seat.rank, seat.epoch + 1)
-                yield f"{back} begins", lambda back=back: self._add(_spend(state, 2), back, e.Started(0.0))
+                yield f"{back} begins", partial(self._add, _spend(state, 2), back, e.Started(0.0))
 
     def stuck(self, state: _State) -> str:
         """Return what is wrong with a state that nothing leads on from; "" if nothing is."""
@@ -259,11 +261,14 @@ class _Checker:
 
     # ------------------------------------------------------------------------------------------ doing it
 
+    def _number(self, member: Member) -> int:
+        return self._numbers.setdefault(member.key, len(self._numbers))
+
     def _tell(self, state: _State, at: int, event: e.Event) -> _State:
         node = state.nodes[at]
         member = copy.copy(node.member)
         found = member.handle(event)
-        state = _put(state, at, replace(node, member=member))
+        state = _put(state, at, node._replace(member=member, number=self._number(member)))
         for instruction in found:
             state = self._carry_out(state, at, instruction)
         return state
@@ -276,7 +281,7 @@ class _Checker:
             case i.Compute(tag):
                 return self._tell(state, at, e.WorkDone(tag)) if tag == node.member.tag else state
             case i.Exchange(tag):
-                return replace(state, taking_part=state.taking_part | {(tag, me)})
+                return state._replace(taking_part=state.taking_part | {(tag, me)})
             case i.PublishAck(ack, to):
                 return _send(state, to, e.AckSeen(ack))
             case i.AskToJoin(seat):
@@ -292,20 +297,23 @@ class _Checker:
                 return self._fetch(state, at, source, tag)
             case i.Apply(tag):
                 return self._apply(state, at, tag)
-            case i.Settle() | i.Discard() | i.Checkpoint() | i.Leave() | i.Finish() | i.Halt() | i.OpenIncarnation():
+            case i.Discard() | i.Leave():
+                self._throws_away(state, node)
                 return state
-        return _put(state, at, replace(node, todo=(*node.todo, instruction)))
+            case i.Settle() | i.Checkpoint() | i.Finish() | i.Halt() | i.OpenIncarnation():
+                return state
+        return _put(state, at, node._replace(todo=(*node.todo, instruction)))
 
     def _fetch(self, state: _State, at: int, source: Seat, tag: Tag) -> _State:
         peer = next(n for n in state.nodes if n.member.seat == source)
         if not peer.alive:
             return self._tell(state, at, e.FetchFailed(tag))
-        got = _put(state, at, replace(state.nodes[at], state=peer.state))
+        got = _put(state, at, state.nodes[at]._replace(state=peer.state))
         return self._tell(got, at, e.StateFetched(tag, str(peer.state)))
 
     def _result(self, state: _State, at: int, tag: Tag) -> _State:
         node = state.nodes[at]
-        held = replace(state, copies=state.copies | {(tag, node.member.seat)})
+        held = state._replace(copies=state.copies | {(tag, node.member.seat)})
         return self._tell(held, at, e.ResultReady(tag, "sum", str(node.state)))
 
     def _apply(self, state: _State, at: int, tag: Tag) -> _State:
@@ -315,7 +323,14 @@ class _Checker:
             raise Broken(f"{node.member.seat} applies {tag} without COMMIT")
         if node.state != tag.step:
             raise Broken(f"{node.member.seat} applies {tag} to the state of step {node.state}")
-        return _put(state, at, replace(node, state=tag.step + 1))
+        return _put(state, at, node._replace(state=tag.step + 1))
+
+    def _throws_away(self, state: _State, node: _Node) -> None:
+        decisions = dict(state.decisions)
+        for tag, seat in state.copies:
+            stands = decisions.get(_place(tag))
+            if seat == node.member.seat and tag.step == node.state and isinstance(stands, Commit):
+                raise Broken(f"{seat} throws the result of {tag} away, and it is committed")
 
     def _next_call(self, state: _State, at: int) -> _State:
         """Make the register call that is next, or give the answer to the one that was made."""
@@ -333,14 +348,14 @@ class _Checker:
             case i.ReadDecision(tag):
                 return _answer(state, at, e.DecisionRead(tag, dict(state.decisions).get(_place(tag))))
             case e.GenerationRead() | e.DecisionRead():
-                return self._tell(_put(state, at, replace(node, todo=rest)), at, call)
+                return self._tell(_put(state, at, node._replace(todo=rest)), at, call)
         raise Broken(f"{type(call).__name__} is no register call")
 
     def _swap(self, state: _State, at: int, expected: Generation | None, new: Generation) -> _State:
         records = dict(state.records)
         if records.get(new.incarnation) == expected:
             records[new.incarnation] = new
-            state = replace(state, records=tuple(sorted(records.items(), key=lambda item: item[0])))
+            state = state._replace(records=tuple(sorted(records.items(), key=lambda item: item[0])))
         return _answer(state, at, e.GenerationRead(records.get(new.incarnation)))
 
     def _create(self, state: _State, at: int, tag: Tag, decision: Decision) -> _State:
@@ -349,7 +364,7 @@ class _Checker:
         if stands is decision and isinstance(decision, Commit):
             self._committed(state, tag, decision)
         if stands is decision:
-            state = replace(state, decisions=tuple(sorted(decisions.items(), key=lambda item: item[0])))
+            state = state._replace(decisions=tuple(sorted(decisions.items(), key=lambda item: item[0])))
         return _answer(state, at, e.DecisionRead(tag, stands))
 
     def _committed(self, state: _State, tag: Tag, commit: Commit) -> None:
@@ -370,21 +385,21 @@ def _place(tag: Tag) -> Place:
 
 
 def _put(state: _State, at: int, node: _Node) -> _State:
-    return replace(state, nodes=(*state.nodes[:at], node, *state.nodes[at + 1 :]))
+    return state._replace(nodes=(*state.nodes[:at], node, *state.nodes[at + 1 :]))
 
 
 def _spend(state: _State, which: int) -> _State:
-    return replace(state, left=tuple(n - (k == which) for k, n in enumerate(state.left)))  # type: ignore[arg-type]
+    return state._replace(left=tuple(n - (k == which) for k, n in enumerate(state.left)))  # type: ignore[arg-type]
 
 
 def _answer(state: _State, at: int, answer: e.Event) -> _State:
     node = state.nodes[at]
-    return _put(state, at, replace(node, todo=(answer, *node.todo[1:])))
+    return _put(state, at, node._replace(todo=(answer, *node.todo[1:])))
 
 
 def _send(state: _State, to: Seat, event: e.Event) -> _State:
     at = next((k for k, node in enumerate(state.nodes) if node.member.seat == to), None)
-    return state if at is None else replace(state, messages=state.messages | {(at, event)})
+    return state if at is None else state._replace(messages=state.messages | {(at, event)})
 
 
 __all__ = ["Bounds", "Explored", "explore"]

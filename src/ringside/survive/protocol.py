@@ -56,6 +56,7 @@ Why no sample counts twice or never:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
@@ -258,7 +259,7 @@ class Member:
         if self.step is None:
             self.phase, self._since = Phase.FETCHING, self.now
             return [*settled, *self._consider()]
-        self._entered_at = self.step
+        self.phase, self._entered_at = Phase.WORKING, self.step
         return [*settled, *self._offer_state(), *self._next()]
 
     def _stay_outside(self, record: Generation) -> Instructions:
@@ -341,11 +342,18 @@ class Member:
             return []
         if rules.every_ack and not all(self._acknowledged(seat) for seat in self._members()):
             return []
-        said = {(ack.digest, ack.state) for ack in self.acks.values() if ack.tag == tag}
-        if rules.equal_digests and len(said) > 1:
-            self.wishes = replace(self.wishes, again=True)
-            return self._consider()
+        said = {seat: (ack.digest, ack.state) for seat, ack in self.acks.items() if ack.tag == tag}
+        if rules.equal_digests and len(set(said.values())) > 1:
+            return self._differ(said)
         return [i.TryCommit(tag, self._commit(tag, self.own.digest))]
+
+    def _differ(self, said: dict[Seat, tuple[str, str]]) -> Instructions:
+        """Try once more; the second time whoever is not with the majority goes, and comes back with its state."""
+        [(usual, votes)] = Counter(said.values()).most_common(1)
+        again = not (self.generation and self.generation.attempt and 2 * votes > len(said))
+        others = () if again else (seat for seat, result in said.items() if result != usual)
+        self.wishes = replace(self.wishes, again=again, suspects=self.wishes.suspects.union(others))
+        return self._consider()
 
     def _acknowledged(self, seat: Seat) -> bool:
         ack = self.acks.get(seat)
@@ -414,7 +422,10 @@ class Member:
         if len(wanted.members) < least:
             return f"{len(wanted.members)} ranks are left and {least} are needed: start the job again, it resumes"
         if wanted.attempt >= most:
-            return f"step {wanted.step} was begun {most} times in vain: see the log for what fails each time"
+            return (
+                f"step {wanted.step} was begun {most} times in vain: see the log for exchanges that fail each time; "
+                "if there are none, ranks compute different results"
+            )
         return ""
 
     def _is_settled(self) -> bool:

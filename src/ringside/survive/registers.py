@@ -109,8 +109,8 @@ class StoreRegisters:
         return None if stands == expected else stands
 
     def close(self) -> None:
-        """End the thread, if it is not held up."""
-        self._calls.stop(timeout_s=0.0)
+        """End the thread; one that is held up by the store is left behind after a second."""
+        self._calls.stop(timeout_s=1.0)
 
     def _ask(self, key: str, call: Callable[[], bytes]) -> bytes:
         try:

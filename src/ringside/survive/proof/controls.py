@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
@@ -83,7 +84,7 @@ def _without(rule: str) -> tuple[Rules, WorldRules]:
 
 def _cases_for(rule: str, seed: int) -> Iterator[Case]:
     kinds, phases = _ONLY_SEEN_WHEN.get(rule, (set(Kind), set(Phase)))
-    for case in cases(seed):
+    for case in itertools.chain.from_iterable(cases(seed + again) for again in itertools.count()):
         last = case.faults[-1]
         if last.kind in kinds and last.at.phase in phases:
             yield case

@@ -90,9 +90,7 @@ class Exchange:
         k = self.at[bucket]
         if k == len(self._rounds):
             return []
-        return [
-            self._parts(bucket, k, dst, chunk) for src, dst, chunk, _ in self._rounds[k] if src == self._vertex
-        ]
+        return [self._parts(bucket, k, dst, chunk) for src, dst, chunk, _ in self._rounds[k] if src == self._vertex]
 
     def take(self, part: Part) -> None:
         """Keep a message until its round."""

@@ -96,7 +96,9 @@ class Ledger:
 
     def state(self, step: int, seat: Seat, weights: Weights) -> None:
         """A member has a state that it takes for that of a step."""
-        wrong = [n for n, (is_, must) in enumerate(zip(weights, self.model.weights_at(step), strict=True)) if is_ != must]
+        wrong = [
+            n for n, (is_, must) in enumerate(zip(weights, self.model.weights_at(step), strict=True)) if is_ != must
+        ]
         how = f"{seat} at step {step}: sample {wrong[0]} counts {weights[wrong[0]]} times" if wrong else ""
         self.holds(SAMPLES, not wrong, how)
         first = self._states.setdefault(step, digest(weights))
@@ -112,7 +114,9 @@ class Ledger:
 
     def settled(self, record: Generation, seat: Seat) -> None:
         """A process takes part in a generation."""
-        self.holds(SEATS, seat in record.members, f"{seat} takes part in generation {record.number} without being named")
+        self.holds(
+            SEATS, seat in record.members, f"{seat} takes part in generation {record.number} without being named"
+        )
 
     def stored(self, mine: Tag, theirs: Tag) -> None:
         """A message was stored into the memory of an attempt."""

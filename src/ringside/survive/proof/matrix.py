@@ -85,7 +85,7 @@ def _once(chance: random.Random) -> Iterator[Case]:
     every = list(itertools.product(Kind, points(model), range(RANKS)))
     chance.shuffle(every)
     for kind, point, rank in every:
-        faults = (Fault(kind, rank, point),)
+        faults: tuple[Fault, ...] = (Fault(kind, rank, point),)
         if point.phase.rejoins:
             faults = (_first_death(chance, rank, point), *faults)
         yield Case(chance.getrandbits(32), faults, RANKS, model)

@@ -1,0 +1,187 @@
+"""Prove that steps are exactly-once: `python -m ringside.survive.proof`, or `make prove`.
+
+Runs the kill matrix (every kind of fault × phase × round × bucket × rank, on a simulated network with seeded delays),
+breaks each rule in turn to see that the matrix notices, and looks at every state of small jobs. Exit status 1 if an
+invariant was broken or a broken rule was not noticed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from ringside.errors import UsageError
+from ringside.survive.checker import Bounds, Explored, explore
+from ringside.survive.proof.controls import Control, break_rule, rules
+from ringside.survive.proof.faults import Kind, Phase
+from ringside.survive.proof.matrix import Result, cases, run_case
+
+SCHEMA = 1
+SHOWN = 10
+SMALL_JOBS = (
+    Bounds(ranks=2, steps=2, crashes=1),
+    Bounds(ranks=2, steps=1, crashes=1, mistakes=1),
+    Bounds(ranks=2, steps=2, crashes=1, returns=1),
+    Bounds(ranks=3, steps=1, crashes=1),
+)
+_HEADINGS = {
+    Phase.COMPUTING: "compute",
+    Phase.BEFORE_SEND: "before",
+    Phase.MID_CHUNK: "mid",
+    Phase.AFTER_SEND: "after",
+    Phase.AFTER_RECEIVE: "last",
+    Phase.BEFORE_DECIDE: "decide",
+    Phase.BEFORE_APPLY: "apply",
+    Phase.CHECKPOINT: "save",
+    Phase.ASKING: "ask",
+    Phase.FETCHING: "fetch",
+    Phase.SERVING: "serve",
+}
+"""Phases as columns are headed."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prove, print, return the exit status."""
+    args = _arguments(argv)
+    try:
+        found = _matrix(args.cases, args.seed, args.quiet)
+    except UsageError as error:
+        print(f"prove: {error}", file=sys.stderr)
+        return error.exit_status
+    controls = [break_rule(rule, args.seed) for rule in _shown(rules(), "breaking rules", args.quiet)]
+    explored = [explore(bounds) for bounds in _shown(SMALL_JOBS, "looking at every state", args.quiet)]
+    if args.json:
+        print(json.dumps(to_json(args.seed, found, controls, explored), indent=1))
+    else:
+        _print(found, controls, explored)
+    return 0 if _fine(found, controls, explored) else 1
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m ringside.survive.proof", description=__doc__)
+    parser.add_argument("--cases", type=int, metavar="N", help="how many cases of the matrix (default: each once)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of delays and of the order (default: 0)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    return parser.parse_args(argv)
+
+
+def _shown(what: Iterable[Any], name: str, quiet: bool) -> Iterable[Any]:
+    hidden = quiet or not sys.stderr.isatty()
+    return track(list(what), name, console=Console(stderr=True), transient=True, disable=hidden)
+
+
+def _matrix(count: int | None, seed: int, quiet: bool) -> list[Result]:
+    if count is not None and count < 1:
+        raise UsageError(f"--cases {count}: at least 1")
+    return [run_case(case) for case in _shown(cases(seed, count), "kill matrix", quiet)]
+
+
+def _fine(found: Sequence[Result], controls: Sequence[Control], explored: Sequence[Explored]) -> bool:
+    proved = not any(result.broken for result in found) and not any(job.broken for job in explored)
+    return proved and all(control.ok for control in controls)
+
+
+def to_json(
+    seed: int, found: Sequence[Result], controls: Sequence[Control], explored: Sequence[Explored]
+) -> dict[str, Any]:
+    """Return everything as plain data."""
+    return {
+        "schema": SCHEMA,
+        "ok": _fine(found, controls, explored),
+        "seed": seed,
+        "cases": len(found),
+        "struck": sum(result.struck for result in found),
+        "faults": sum(len(result.case.faults) for result in found),
+        "commits": sum(result.commits for result in found),
+        "broken": [_broken(result) for result in found if result.broken],
+        "counts": [
+            {"fault": kind.name, "phase": phase.name, "cases": count}
+            for (kind, phase), count in sorted(
+                _counts(found).items(), key=lambda item: (item[0][0].name, item[0][1].name)
+            )
+        ],
+        "controls": [{**asdict(control), "ok": control.ok} for control in controls],
+        "explored": [asdict(job) for job in explored],
+    }
+
+
+def _broken(result: Result) -> dict[str, Any]:
+    return {"seed": result.case.seed, "faults": [str(fault) for fault in result.case.faults], "broken": result.broken}
+
+
+def _counts(found: Sequence[Result]) -> Counter[tuple[Kind, Phase]]:
+    """Return how many faults of every kind there were in every phase; those that rejoining begins with left out."""
+    return Counter((fault.kind, fault.at.phase) for result in found for fault in result.case.faults[-1:])
+
+
+def _print(found: Sequence[Result], controls: Sequence[Control], explored: Sequence[Explored]) -> None:
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    for line in _verdict(found, controls, explored):
+        console.print(line, soft_wrap=True, markup=False)
+    console.print(_faults_table(found))
+    console.print(_controls_table(controls))
+    console.print(_explored_table(explored))
+
+
+def _verdict(found: Sequence[Result], controls: Sequence[Control], explored: Sequence[Explored]) -> list[str]:
+    broken = [result for result in found if result.broken]
+    struck, faults = sum(r.struck for r in found), sum(len(r.case.faults) for r in found)
+    noticed = sum(control.ok for control in controls)
+    states = sum(job.states for job in explored)
+    lines = [
+        f"{len(found)} cases, {len(broken)} with a broken invariant; {struck} of {faults} faults found their moment",
+        f"{noticed} of {len(controls)} rules are noticed when they are broken",
+        f"{states} states of {len(explored)} small jobs looked at, {sum(bool(j.broken) for j in explored)} jobs broken",
+    ]
+    for result in broken[:SHOWN]:
+        what = "; ".join(f"{name}: {how}" for name, how in result.broken.items())
+        lines.append(f"  seed {result.case.seed}: {', '.join(map(str, result.case.faults))}: {what}")
+    return lines + [f"  {job.bounds}: {' → '.join(job.broken)}" for job in explored if job.broken]
+
+
+def _faults_table(found: Sequence[Result]) -> Table:
+    counts = _counts(found)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", title="cases by fault and phase")
+    table.add_column("fault", no_wrap=True)
+    for phase in Phase:
+        table.add_column(_HEADINGS[phase], justify="right")
+    for kind in Kind:
+        table.add_row(kind.value, *(str(counts[kind, phase]) for phase in Phase))
+    return table
+
+
+def _controls_table(controls: Sequence[Control]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", title="each rule broken in turn")
+    for heading in ("rule", "cases", "noticed", "by"):
+        table.add_column(heading, justify="right" if heading in ("cases", "noticed") else "left")
+    for control in controls:
+        by = ", ".join(f"{name} ({count})" for name, count in control.by) or "NOT NOTICED"
+        table.add_row(control.rule, str(control.tried), str(control.noticed), by)
+    return table
+
+
+def _explored_table(explored: Sequence[Explored]) -> Table:
+    table = Table(
+        box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", title="every state of small jobs"
+    )
+    for heading in ("ranks", "steps", "crashes", "mistakes", "returns", "states", "transitions", "all of them"):
+        table.add_column(heading, justify="right")
+    for job in explored:
+        b = job.bounds
+        numbers = (b.ranks, b.steps, b.crashes, b.mistakes, b.returns, job.states, job.transitions)
+        table.add_row(*map(str, numbers), "yes" if job.complete else "no")
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""A part of `make prove`: the kill matrix, each rule broken, every state of small jobs; and the proof itself."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from ringside.schedule import ring, run
+from ringside.survive.checker import Bounds, explore
+from ringside.survive.decision import Tag
+from ringside.survive.proof import process
+from ringside.survive.proof.__main__ import main
+from ringside.survive.proof.controls import break_rule, rules
+from ringside.survive.proof.exchange import Exchange, ring_order
+from ringside.survive.proof.faults import Fault, Kind, Phase, Point
+from ringside.survive.proof.matrix import cases, run_case
+from ringside.survive.proof.model import Counting
+from ringside.survive.proof.world import Case
+from ringside.survive.protocol import Member
+from ringside.survive.settings import Rules
+
+
+def test_a_part_of_the_kill_matrix():
+    seen = [run_case(case) for case in cases(seed=1, count=130)]
+    assert [(result.case, result.broken) for result in seen if result.broken] == []
+    assert {fault.kind for result in seen for fault in result.case.faults} == set(Kind)
+    assert sum(result.struck for result in seen) > 100
+    assert all(result.commits >= Counting().steps for result in seen)
+
+
+@pytest.mark.parametrize("rule", rules())
+def test_a_broken_rule_is_noticed(rule):
+    control = break_rule(rule, enough=1)
+    assert control.ok, f"{control.tried} cases, and nothing was noticed"
+
+
+def test_without_faults_everything_is_done_once():
+    result = run_case(Case(7, ()))
+    assert not result.broken
+    assert result.commits == Counting().steps
+    assert run_case(Case(7, ())) == result
+
+
+def test_the_matrix_has_every_place_once():
+    every = list(cases())
+    assert len({case.faults[-1] for case in every}) == len(every) == len(Kind) * (4 * 6 * 2 + 4 + 3) * 4
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_the_simulated_exchange_is_the_schedule_whatever_the_order_of_messages(ranks):
+    chance = random.Random(ranks)
+    inputs = np.arange(ranks * 12).reshape(ranks, 12)
+    tag = Tag(1, 1, 0, 0)
+    walks = [Exchange(tag, range(ranks), rank, [inputs[rank].tolist()]) for rank in range(ranks)]
+    under_way = [part for walk in walks for parts in walk.sends(0) for part in parts]
+    while under_way:
+        part = under_way.pop(chance.randrange(len(under_way)))
+        walk = walks[part.dst]
+        walk.take(part)
+        while walk.advance(0):
+            under_way += [part for parts in walk.sends(0) for part in parts]
+    assert [list(walk.result) for walk in walks] == run(ring(ranks), inputs).tolist()
+    assert all(walk.done for walk in walks)
+
+
+def test_a_ring_goes_around_broken_links_where_it_can():
+    order = ring_order((0, 1, 2, 3), [(0, 1)])
+    assert sorted(order) == [0, 1, 2, 3]
+    assert abs(order.index(0) - order.index(1)) == 2
+    assert ring_order((0, 1, 2), [(0, 1)]) == ()
+
+
+def test_members_can_be_replayed(monkeypatch):
+    told = []
+
+    class Recorded(Member):
+        def __init__(self, *given):
+            super().__init__(*given)
+            self.given, self.happened = given, []
+            told.append(self)
+
+        def handle(self, event):
+            said = super().handle(event)
+            self.happened.append((event, said))
+            return said
+
+    monkeypatch.setattr(process, "Member", Recorded)
+    assert not run_case(Case(3, (Fault(Kind.ZOMBIE, 2, Point(Phase.MID_CHUNK, 1, 0, 3)),))).broken
+    assert sum(len(member.happened) for member in told) > 100
+    for member in told:
+        again = Member(*member.given)
+        assert [again.handle(event) for event, _ in member.happened] == [said for _, said in member.happened]
+
+
+@pytest.mark.parametrize(
+    "bounds", [Bounds(ranks=2, steps=2, crashes=1), Bounds(ranks=2, steps=1, crashes=0, mistakes=1)]
+)
+def test_every_state_of_a_small_job(bounds):
+    found = explore(bounds)
+    assert found.broken == ()
+    assert found.complete
+    assert found.states > 500
+
+
+@pytest.mark.parametrize("rule", ["every_ack", "abort_first", "take_commit", "keep_copy", "read_first", "tagged_acks"])
+def test_the_checker_notices_a_broken_rule(rule):
+    bounds = Bounds(ranks=2, steps=2 if rule == "tagged_acks" else 1, crashes=0, mistakes=1)
+    found = explore(bounds, Rules(**{rule: False}))
+    assert found.broken
+    assert found.broken[1] == "begin"
+
+
+def test_prove_prints_what_it_found(capsys, monkeypatch):
+    monkeypatch.setattr("ringside.survive.proof.__main__.SMALL_JOBS", (Bounds(ranks=2, steps=1, crashes=0),))
+    monkeypatch.setattr("ringside.survive.proof.__main__.rules", lambda: ("read_first",))
+    assert main(["--cases", "3", "--quiet", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["ok"], told["cases"], len(told["controls"])) == (True, 3, 1)
+    assert main(["--cases", "3", "--quiet"]) == 0
+    assert capsys.readouterr().out.startswith("3 cases, 0 with a broken invariant")
+    assert main(["--cases", "0"]) == 2
+    assert "at least 1" in capsys.readouterr().err

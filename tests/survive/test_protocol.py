@@ -1,0 +1,334 @@
+"""The state machine of a member, told one thing after the other."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from ringside.errors import UsageError
+from ringside.survive import events as e
+from ringside.survive import instructions as i
+from ringside.survive.decision import Abort, Commit, Seat, Tag
+from ringside.survive.fence import Fence
+from ringside.survive.generation import Generation
+from ringside.survive.protocol import Member, Phase
+from ringside.survive.settings import Settings
+from ringside.survive.succession import Wishes, successor
+
+SEATS = tuple(Seat(rank, 1) for rank in range(3))
+
+
+@dataclass
+class Job:
+    """Members of one job and their registers; what they are told to do is kept, calls to registers are answered."""
+
+    settings: Settings = field(default_factory=lambda: Settings(6, lambda step: (6 * step, 6), most_attempts=4))
+    records: dict[int, Generation] = field(default_factory=dict)
+    decisions: dict[tuple[int, int], object] = field(default_factory=dict)
+    members: dict[int, Member] = field(default_factory=dict)
+    said: list[tuple[int, i.Instruction]] = field(default_factory=list)
+    now: float = 0.0
+
+    def start(self, seat, step=None, founders=()):
+        self.members[seat.rank] = Member(seat, 1, self.settings)
+        self.tell(seat.rank, e.Started(self.now, step, founders))
+
+    def founded(self):
+        for seat in SEATS:
+            self.start(seat, 0, SEATS)
+        return self
+
+    def tell(self, rank, event):
+        """Tell a member something; carry out what it wants of registers, and note the rest."""
+        for instruction in self.members[rank].handle(event):
+            match instruction:
+                case i.ReadGeneration():
+                    self.tell(rank, e.GenerationRead(self.records.get(1)))
+                case i.ProposeGeneration(expected, new):
+                    if self.records.get(1) == expected:
+                        self.records[1] = new
+                    self.tell(rank, e.GenerationRead(self.records[1]))
+                case i.TryCommit(tag, decision):
+                    self.create(rank, tag, decision)
+                case i.TryAbort(tag, generation):
+                    self.create(rank, tag, Abort(generation))
+                case i.ReadDecision(tag):
+                    self.tell(rank, e.DecisionRead(tag, self.decisions.get((tag.step, tag.generation))))
+                case _:
+                    self.said.append((rank, instruction))
+
+    def create(self, rank, tag, decision):
+        stands = self.decisions.setdefault((tag.step, tag.generation), decision)
+        self.tell(rank, e.DecisionRead(tag, stands))
+
+    def tick(self, *ranks, after_s=0.1):
+        self.now += after_s
+        for rank in ranks:
+            self.tell(rank, e.Tick(self.now))
+
+    def work(self, *ranks, digests=None):
+        """Let members compute and exchange; each has its private copy then."""
+        for rank in ranks:
+            tag = self.members[rank].tag
+            self.tell(rank, e.WorkDone(tag))
+            self.tell(rank, e.ResultReady(tag, (digests or {}).get(rank, "sum"), "state"))
+
+    def deliver(self, *ranks):
+        """Hand the acknowledgements of some members to the leader."""
+        for rank, instruction in list(self.said):
+            if isinstance(instruction, i.PublishAck) and rank in ranks:
+                self.tell(instruction.to.rank, e.AckSeen(instruction.ack))
+
+    def of(self, kind, rank=None):
+        return [what for who, what in self.said if isinstance(what, kind) and rank in (None, who)]
+
+    def steps(self):
+        return {rank: member.step for rank, member in self.members.items()}
+
+
+def test_a_healthy_step_is_applied_by_all_once_all_have_acknowledged():
+    job = Job().founded()
+    assert [what.micro_batches for what in job.of(i.Compute)] == [(0, 1), (2, 3), (4, 5)]
+    job.work(0, 1, 2)
+    job.deliver(1)
+    assert not job.decisions
+    job.deliver(2)
+    assert job.decisions[0, 1] == Commit(SEATS, 0, 6, 6, "sum")
+    job.tick(1, 2)
+    assert job.steps() == {0: 1, 1: 1, 2: 1}
+    assert len(job.of(i.Apply)) == 3
+
+
+def test_a_leader_that_wakes_up_late_finds_abort():
+    job = Job().founded()
+    job.work(0, 1, 2)
+    job.tell(1, e.PeerSuspected(SEATS[0]))
+    job.tick(2)
+    assert job.records[1].members == SEATS[1:]
+    assert isinstance(job.decisions[0, 1], Abort)
+    job.deliver(1, 2)  # now the leader knows of all acknowledgements
+    job.tick(0)
+    assert not job.of(i.Apply)
+    assert job.of(i.Leave, 0) == [i.Leave("generation 2 goes on without rank 0 (epoch 1)", rejoin=True)]
+    assert [what.tag for what in job.of(i.Discard)] == [Tag(1, 1, 0, 0)] * 3
+    assert job.of(i.Compute, 1)[-1].micro_batches == (0, 2, 3)  # its own, and what rank 0 owed
+
+
+def test_commit_of_a_leader_that_told_nobody_is_taken():
+    job = Job().founded()
+    job.work(0, 1, 2)
+    job.deliver(1, 2)
+    job.tell(2, e.PeerSuspected(SEATS[0]))
+    job.tick(1)
+    assert job.steps() == {0: 1, 1: 1, 2: 1}
+    assert {what.tag.step for what in job.of(i.Discard)} == {1}  # begun in the old generation, and nothing more
+    assert job.members[1].tag == job.members[2].tag == Tag(1, 2, 1, 1)
+
+
+def test_a_member_that_is_one_step_behind_catches_up_before_it_goes_on():
+    job = Job().founded()
+    job.work(0, 1, 2)
+    job.deliver(1, 2)
+    job.tick(1)
+    job.tell(1, e.PeerSuspected(SEATS[0]))  # 1 is at step 1, 2 has not read that step 0 is committed
+    assert job.steps() == {0: 1, 1: 1, 2: 0}
+    job.tick(2)
+    assert job.members[1].tag == job.members[2].tag == Tag(1, 2, 1, 0)
+    assert isinstance(job.decisions[1, 1], Abort)
+
+
+def test_two_who_suspect_others_at_once_agree_on_both():
+    job = Job().founded()
+    stale = job.records[1]
+    job.tell(0, e.PeerSuspected(SEATS[2]))
+    job.members[1].newest = stale  # has not heard of it yet
+    job.tell(1, e.PeerSuspected(SEATS[0]))
+    assert job.records[1].members == (SEATS[1],)
+    assert job.records[1].number == 3
+    job.tick(0)
+    assert job.of(i.Leave, 0)
+
+
+def test_acknowledgements_of_another_attempt_or_of_strangers_count_for_nothing():
+    job = Job().founded()
+    job.work(0, 1)
+    job.deliver(1)
+    for seat, tag in [(SEATS[2], Tag(1, 0, 0, 0)), (Seat(2, 9), Tag(1, 1, 0, 0)), (SEATS[2], Tag(2, 1, 0, 0))]:
+        job.tell(0, e.AckSeen(e.Acknowledgement(tag, seat, "sum", "state")))
+    assert not job.decisions
+
+
+def test_different_results_are_tried_again_and_then_the_odd_one_goes():
+    job = Job().founded()
+    job.work(0, 1, 2, digests={2: "odd"})
+    job.deliver(1, 2)
+    job.tick(1, 2)
+    assert job.records[1].attempt == 1
+    assert job.records[1].members == SEATS
+    job.work(0, 1, 2, digests={2: "odd"})
+    job.deliver(1, 2)
+    job.tick(1, 2)
+    assert job.records[1].members == SEATS[:2]
+    assert job.of(i.Leave, 2)[0].rejoin
+    assert not job.of(i.Apply)
+
+
+def test_a_step_that_never_works_halts_the_job():
+    job = Job().founded()
+    for _ in range(4):
+        job.tell(0, e.WorkDone(job.members[0].tag))
+        job.tell(0, e.AttemptFailed(job.members[0].tag))
+    assert "step 0 was begun 4 times in vain" in job.of(i.Halt, 0)[0].reason
+    assert job.members[0].phase is Phase.ENDED
+
+
+def test_a_link_that_carries_nothing_is_gone_around_by_the_same_members():
+    job = Job().founded()
+    job.tell(1, e.WorkDone(job.members[1].tag))
+    job.tell(1, e.AttemptFailed(job.members[1].tag, (), ((0, 1),)))
+    assert job.records[1].broken == ((0, 1),)
+    assert job.records[1].members == SEATS
+
+
+def joined(job):
+    """Rank 2 dies and comes back with a new epoch; it has been offered state, and fetches it."""
+    back = Seat(2, 2)
+    job.start(back)
+    job.tell(0, e.JoinRequested(back))
+    job.tick(1, 2)
+    (offer,) = job.of(i.OfferState, 0)
+    job.tell(2, e.StateOffered(e.Offer(offer.tag, SEATS[0], "state")))
+    return offer.tag
+
+
+def test_who_comes_back_replaces_who_went_and_begins_with_verified_state():
+    job = Job().founded()
+    tag = joined(job)
+    assert job.records[1].members == (*SEATS[:2], Seat(2, 2))
+    assert job.records[1].joining == (2,)
+    job.tell(2, e.StateFetched(tag, "torn"))
+    assert job.members[2].phase is Phase.FETCHING
+    job.tell(2, e.StateOffered(e.Offer(tag, SEATS[1], "state")))
+    job.tell(2, e.StateFetched(tag, "state"))
+    assert job.of(i.Compute, 2)[-1] == i.Compute(tag, (4, 5), check_state=True)
+    job.work(0, 1, 2)
+    job.deliver(1, 2)
+    job.tick(1, 2)
+    assert job.steps() == {0: 1, 1: 1, 2: 1}
+
+
+def test_a_joiner_whose_helper_dies_is_helped_by_another():
+    job = Job().founded()
+    tag = joined(job)
+    job.tell(1, e.PeerSuspected(SEATS[0]))
+    job.tick(1, 2)
+    assert job.records[1].joining == (2,)
+    job.tell(2, e.StateFetched(tag, "state"))  # of a generation that is over
+    assert job.members[2].phase is Phase.FETCHING
+    job.tell(1, e.JoinRequested(Seat(2, 2)))
+    offer = job.of(i.OfferState, 1)[-1]
+    assert offer.tag.generation == job.records[1].number
+    job.tell(2, e.StateOffered(e.Offer(offer.tag, SEATS[1], "state")))
+    job.tell(2, e.StateFetched(offer.tag, "state"))
+    assert job.members[2].tag == job.members[1].tag
+
+
+def test_drains_and_quotas_wait_until_a_step_is_done():
+    job = Job().founded()
+    job.tell(0, e.QuotasWanted(((0, 4), (1, 1), (2, 1))))
+    assert job.records[1].number == 1
+    job.work(0, 1, 2)
+    job.deliver(1, 2)
+    job.tick(1, 2)
+    assert job.records[1].owners == (0, 0, 1, 0, 2, 0)
+    assert len(job.of(i.Apply)) == 3
+    job.tell(0, e.DrainWanted(2))
+    job.work(0, 1, 2)
+    job.deliver(1, 2)
+    job.tick(1, 2)
+    assert job.of(i.Leave, 2) == [i.Leave("this rank was drained: it held the others up", rejoin=False)]
+    assert job.records[1].number == 3
+    job.start(Seat(2, 2))
+    assert job.of(i.Leave, 2)[-1].rejoin is False
+
+
+def test_impatience_falls_on_who_did_not_acknowledge_and_on_a_silent_leader():
+    job = Job().founded()
+    job.work(0, 1)
+    job.deliver(1)
+    job.tick(0, after_s=2.5)
+    assert job.records[1].members == SEATS[:2]
+    job = Job().founded()
+    job.work(1, 2)
+    job.tick(1, after_s=2.5)
+    assert job.records[1].number == 1
+    job.tick(1, after_s=2.5)
+    assert job.records[1].members == SEATS[1:]
+
+
+def test_the_last_step_closes_the_job_and_whoever_is_behind_settles_it():
+    job = Job(Settings(6, lambda step: (6 * step, 6), steps=1)).founded()
+    job.work(0, 1, 2)
+    job.deliver(1, 2)
+    assert job.of(i.Finish, 0)
+    assert job.records[1].over
+    job.tick(1, 2)
+    assert len(job.of(i.Finish)) == 3
+    job.start(Seat(2, 2))
+    assert job.of(i.Leave, 2) == [i.Leave("the job is over: its last step is committed", rejoin=False)]
+
+
+def test_a_silent_store_halts_the_job():
+    member = Member(SEATS[0], 1, Job().settings)
+    member.handle(e.Started(0.0, 0, SEATS))
+    assert [type(said) for said in member.handle(e.Tick(29.0))] == [i.ReadGeneration, i.AskToJoin]
+    (said,) = member.handle(e.Tick(31.0))
+    assert "store has not answered for 30 s" in said.reason
+
+
+def test_an_incarnation_is_given_up_only_when_nothing_can_be_committed_in_it():
+    job = Job().founded()
+    job.work(0, 1, 2)
+    back = Seat(1, 2)
+    job.start(back)
+    job.tell(1, e.NobodyLeft())
+    assert job.records[1].closed
+    assert job.of(i.OpenIncarnation, 1) == [i.OpenIncarnation(2)]
+    job.deliver(1, 2)  # rank 0 wakes up with all acknowledgements
+    assert isinstance(job.decisions[0, 1], Abort)
+    assert not job.of(i.Apply)
+    job.tick(0)
+    assert job.of(i.Leave, 0)[0].rejoin
+
+
+def test_a_fence_passes_what_is_committed_and_does_not_trust_the_first_abort():
+    closed = Generation(1, 6, 10, unsettled=((4, 9), (5, 10)))
+    fence, asked = Fence.around(closed), []
+    committed = Commit(SEATS, 0, 1, 1, "")
+    for decision in (Abort(6), committed, committed, Abort(6), committed, Abort(6)):
+        asked.append((fence.tag.generation, fence.tag.step))
+        fence = fence.after(decision)
+    assert asked == [(4, 9), (4, 10), (4, 11), (4, 12), (5, 10), (5, 11)]
+    assert fence.done
+
+
+def test_a_founder_with_another_checkpoint_is_sent_to_fetch_state():
+    job = Job()
+    job.start(SEATS[0], 5, SEATS)
+    job.start(SEATS[1], 4, SEATS)
+    assert job.of(i.Leave, 1) == [i.Leave("rank 1 (epoch 1) has state of step 4, not 5", rejoin=True)]
+
+
+def test_generations_that_may_still_live_are_remembered():
+    first = Generation(1, 1, 0, members=SEATS, owners=(0, 1, 2))
+    lost = Wishes(suspects=frozenset({SEATS[2]}))
+    second = successor(first, lost, 3, True, Job().settings.quotas)
+    assert (second.unsettled, second.step, second.attempt) == (((1, 0),), 3, 0)
+    third = successor(second, Wishes(again=True), 3, False, Job().settings.quotas)
+    assert (third.unsettled, third.attempt) == (((1, 0), (2, 3)), 1)
+    assert successor(second, Wishes(again=True), 4, True, Job().settings.quotas).unsettled == ((2, 3),)
+
+
+def test_settings_that_make_no_sense_are_refused():
+    for wrong in ({"micro_batches": 0}, {"micro_batches": 1, "retry_s": 9.0}, {"micro_batches": 1, "most_attempts": 0}):
+        with pytest.raises(UsageError):
+            Settings(samples=lambda step: (0, 1), **wrong)
