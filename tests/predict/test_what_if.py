@@ -63,7 +63,7 @@ def test_a_repaired_rank_gives_back_what_it_costs():
     recorded = Step(preset("loopback", 1, 4), 1e6, slow, exposed_s=np.full(50, 0.01))
     found = what_if(recorded, Change(repaired=(2,)))
     assert found.delta.value == pytest.approx(-(0.3 * own[:, 0]).mean())
-    assert found.rank_hours_per_day.high < 0
+    assert -4 * 24 < found.rank_hours_per_day.low <= found.rank_hours_per_day.high < 0
     with pytest.raises(UsageError, match="others' median"):
         what_if(recorded, Change(repaired=(0, 1, 2, 3)))
 
@@ -114,6 +114,13 @@ def test_a_host_sends_its_tensor_once_to_a_switch_whatever_the_number_of_hosts(n
     rates = [1e9 / what_if(step(preset(name, h), 1e9, 0.0), Change(sharp=True)).left[1].bucket.value for h in (4, 64)]
     assert rates[1] == pytest.approx(rates[0], rel=0.02)
     assert rates[0] < most
+
+
+def test_a_day_holds_no_more_than_its_hours():
+    alone = what_if(step(), Change(hosts=1))
+    assert alone.left[1].seconds.value == 0
+    assert -24 < alone.rank_hours_per_day.low < alone.rank_hours_per_day.high < 0
+    assert played(alone.after) is None
 
 
 def test_buckets_hosts_and_algorithms():

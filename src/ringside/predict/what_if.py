@@ -129,11 +129,14 @@ class Answer:
 
     @property
     def rank_hours_per_day(self) -> Band | None:
-        """Rank-hours that a day of the slower of the two spends on the difference; None: computation is not known."""
+        """Rank-hours that a day of the slower of the two spends on the difference; below 0: that it could save.
+
+        None: computation is not known.
+        """
         if not self.knows_work:
             return None
-        ranks, slower = self.after.topology.ranks, max(self.step_s)
-        return Band(*(ranks * DAY_S / 3600.0 * _within_a_day(one, slower, self.delta.value) for one in self.delta.ends))
+        whole, faster = self.after.topology.ranks * DAY_S / 3600.0, min(self.step_s)
+        return Band(*(whole * delta / (faster + abs(delta)) for delta in self.delta.ends))
 
 
 def what_if(step: Step, change: Change) -> Answer:
@@ -254,8 +257,3 @@ def _mean(values: Sequence[float] | Floats) -> Band:
     mean = float(found.mean())
     error = CERTAIN * float(found.std(ddof=1)) / math.sqrt(len(found)) if len(found) > 1 else 0.0
     return Band(mean, mean - error, mean + error)
-
-
-def _within_a_day(delta: float, slower_s: float, middle: float) -> float:
-    """Return the share of a day; the end of a band belongs to a step that much longer."""
-    return delta / max(slower_s + delta - middle, delta) if middle > 0 else delta / slower_s

@@ -11,7 +11,7 @@ from ringside.view.gantt import gantt
 from ringside.view.plan_words import band, hardware
 from ringside.view.predict_page import footer, page, table, tiles, verdict
 from ringside.view.report_words import digits, duration, share
-from ringside.view.what_if_words import Rates, asked, prices, sentence
+from ringside.view.what_if_words import Rates, asked, positive, prices, sentence
 
 NOTE = (
     "Own work waits for the slowest rank. The pictures show one bucket's all-reduce from when the first rank has come "
@@ -59,7 +59,7 @@ def _tiles(answer: Answer, rates: Rates) -> Iterator[tuple[str, str, str]]:
     if hours is not None:
         word = "saved" if hours.value < 0 else "lost"
         yield f"rank-hours a day {word}", digits(abs(hours.value)), f"of {24 * answer.after.topology.ranks}"
-        for text in prices(hours, rates):
+        for text in prices(positive(hours), rates):
             value, _, more = text.partition(" (")
             yield "price a day", value, more.partition(") ")[2]
         yield "own work", duration(answer.after.work_s), f"before {duration(answer.before.work_s)}"

@@ -78,11 +78,15 @@ def _delta(answer: Answer) -> Iterator[str]:
 
 def sentence(answer: Answer) -> str:
     """Return the difference: `a step takes 30.0 ms longer (28.1 ms to 33.0 ms)`."""
-    less = answer.delta.value < 0
-    one = Band(-answer.delta.value, -answer.delta.high, -answer.delta.low) if less else answer.delta
+    less, one = answer.delta.value < 0, positive(answer.delta)
     what = "a step takes" if answer.knows_work else "the synchronisation takes"
     ends = f"({duration(one.low)} to {duration(one.high)})"
     return f"{what} {duration(one.value)} {'less' if less else 'longer'} {ends}"
+
+
+def positive(one: Band) -> Band:
+    """Return a difference as what it is more, or what it is less."""
+    return Band(-one.value, -one.high, -one.low) if one.value < 0 else one
 
 
 def _day(answer: Answer, rates: Rates) -> Iterator[str]:
@@ -90,9 +94,9 @@ def _day(answer: Answer, rates: Rates) -> Iterator[str]:
     if hours is None:
         yield "  a day: say what a step computes, --compute-seconds S"
         return
-    all_hours = 24 * answer.after.topology.ranks
-    yield f"  a day: {band(hours, digits)} rank-hours of {all_hours} {'saved' if hours.value < 0 else 'lost'}"
-    for text in prices(hours, rates):
+    shown, all_hours = positive(hours), 24 * answer.after.topology.ranks
+    yield f"  a day: {band(shown, digits)} rank-hours of {all_hours} {'saved' if hours.value < 0 else 'lost'}"
+    for text in prices(shown, rates):
         yield f"    {text}"
 
 
