@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from ringside.processes import Process, die_with_parent
+from ringside.survive.peers import state_of
 from ringside.survive.registers import NOBODY_WRITES
 
 LIMIT_S = 60.0
+WAKE_S = 3.5
 
 
 @dataclass
@@ -103,6 +105,7 @@ def run_job(
     *,
     trap: str = "",
     respawn: bool = True,
+    hosts: int = 1,
     limit_s: float = LIMIT_S,
 ) -> Report:
     """Run `worker(rank, directory)` in a process per rank until all have returned.
@@ -115,6 +118,7 @@ def run_job(
         directory: For what they write.
         trap: What happens to whom; see `ringside.survive.phases`.
         respawn: Whether a worker that a signal ended is started anew.
+        hosts: On how many hosts the workers think they are, in turn.
         limit_s: Longest time, seconds.
     """
     environ = {
@@ -125,7 +129,9 @@ def run_job(
         "RINGSIDE_SURVIVE_TRAP": trap,
     }
     report, began = Report(), time.monotonic()
-    running = {rank: _fork(rank, worker, directory, environ) for rank in range(ranks)}
+    machines = [{"RINGSIDE_MACHINE": f"host-{rank % hosts}"} if hosts > 1 else {} for rank in range(ranks)]
+    running = {rank: _fork(rank, worker, directory, environ | machines[rank]) for rank in range(ranks)}
+    stopped: dict[int, float] = {}
     while running and not report.timed_out:
         for rank in _ended(running, 0.5):
             process, status = running.pop(rank), None
@@ -135,9 +141,10 @@ def run_job(
                 report.deaths.append((rank, -status))
                 report.died_at.append(time.monotonic())
                 if respawn:
-                    running[rank] = _fork(rank, worker, directory, environ)
+                    running[rank] = _fork(rank, worker, directory, environ | machines[rank])
             else:
                 _collect(rank, directory, report)
+        _wake(running, stopped)
         report.timed_out = time.monotonic() - began > limit_s
     for process in running.values():
         process.send(signal.SIGUSR2)
@@ -180,6 +187,16 @@ def _ended(running: Mapping[int, Process], timeout_s: float) -> list[int]:
     for fd in ranks:
         poll.register(fd, select.POLLIN)
     return [ranks[fd] for fd, _ in poll.poll(1e3 * timeout_s)]
+
+
+def _wake(running: Mapping[int, Process], stopped: dict[int, float]) -> None:
+    """Let workers that were stopped go on after a while, if nobody has killed them: as zombies."""
+    for process in running.values():
+        if (
+            state_of(process.pid)[0] == "T"
+            and time.monotonic() - stopped.setdefault(process.pid, time.monotonic()) > WAKE_S
+        ):
+            process.send(signal.SIGCONT)
 
 
 def _collect(rank: int, directory: Path, report: Report) -> None:

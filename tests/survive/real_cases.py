@@ -38,14 +38,14 @@ def wrongs(report: Report, steps: int) -> list[str]:
 
 
 def run_case(store: Store, name: str, case: Mapping[str, Any]) -> tuple[Report, list[str]]:
-    """Run one case: `trap`, and perhaps `steps`, `ranks` and settings of `training`."""
-    settings = {key: case[key] for key in case if key not in ("trap", "steps", "ranks", "checkpoints")}
+    """Run one case: `trap`, and perhaps `steps`, `ranks`, `hosts` and settings of `training`."""
+    settings = {key: case[key] for key in case if key not in ("trap", "steps", "ranks", "checkpoints", "hosts")}
     steps, ranks = case.get("steps", STEPS), case.get("ranks", RANKS)
     with tempfile.TemporaryDirectory(prefix="ringside-survive-") as directory:
         if case.get("checkpoints"):
             settings |= {"checkpoint_dir": f"{directory}/checkpoints", "checkpoint_every": case["checkpoints"]}
         worker: Callable[[int, Path], Any] = functools.partial(_count, steps, settings)
-        report = run_job(store, name, ranks, worker, Path(directory), trap=case["trap"])
+        report = run_job(store, name, ranks, worker, Path(directory), trap=case["trap"], hosts=case.get("hosts", 1))
     return report, wrongs(report, steps)
 
 

@@ -10,11 +10,15 @@ from typing import Any
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore
 
+from ringside.engine.transports.torch_p2p import TorchPeerToPeer
+from ringside.engine.transports.transport import Transport
 from ringside.errors import RingsideError, UsageError
 from ringside.survive.registers import MemoryRegisters, Registers, StoreRegisters
 
 CALL_S = 20.0
 """How long one call to the store may take; then it is taken for gone."""
+MESSAGE_S = 600.0
+"""How long one message may take; whoever is late for it is found out otherwise, and sooner."""
 _CONNECT_S = 60.0
 
 
@@ -27,12 +31,18 @@ class Connection:
         ranks: How many the job was started with.
         registers: For the training thread.
         listening: The same registers, over a connection of their own.
+        store: The store; None: this process is alone.
     """
 
     rank: int
     ranks: int
     registers: Registers
     listening: Registers
+    store: Any = None
+
+    def open_transport(self, name: str, rank: int, ranks: int) -> Transport:
+        """Make a group that exchanges messages between hosts; it waits for all of its members."""
+        return TorchPeerToPeer(PrefixStore(name, self.store.clone()), rank, ranks, timeout_s=MESSAGE_S)
 
     def close(self) -> None:
         """End the threads that wait for the store."""
@@ -59,7 +69,7 @@ def connect(environ: Mapping[str, str]) -> Connection:
             f"{error} is missing in the environment or no number: start it by `torchrun ... -m ringside.survive`"
         ) from None
     first = _store(address, port, environ)
-    return Connection(rank, ranks, StoreRegisters(first, CALL_S), StoreRegisters(first.clone(), CALL_S))
+    return Connection(rank, ranks, StoreRegisters(first, CALL_S), StoreRegisters(first.clone(), CALL_S), first)
 
 
 def _store(address: str, port: int, environ: Mapping[str, str]) -> Any:

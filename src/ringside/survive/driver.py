@@ -18,11 +18,12 @@ from ringside.survive import events as e
 from ringside.survive import instructions as i
 from ringside.survive.checkpoint import Checkpoints
 from ringside.survive.decision import Abort, Decision, Seat, Tag, decision_key, decode_decision, encode_decision
-from ringside.survive.generation import decode_generation, encode_generation, generation_key
+from ringside.survive.generation import Generation, decode_generation, encode_generation, generation_key
 from ringside.survive.host_exchange import HostExchange, own_slots
 from ringside.survive.host_sums import Layout
 from ringside.survive.listener import Listener
 from ringside.survive.meeting import Joining, Meeting, Offered
+from ringside.survive.net_exchange import NetExchange, OpenTransport
 from ringside.survive.peers import Peer, own_place
 from ringside.survive.phases import Phases
 from ringside.survive.protocol import Member, Phase
@@ -35,6 +36,7 @@ from ringside.sync.digests import digest
 
 _log = logging.getLogger("ringside")
 _PAUSE_S = 2e-4
+_LOOK_S = 2e-3
 _ASK_AGAIN_S = 1.0
 _LAST_WRITE_S = 120.0
 
@@ -58,6 +60,7 @@ class Job:
         patience: When a member is given up.
         founding_s: How long the first ranks wait for each other, seconds.
         phases: Where this process is.
+        open_transport: Makes a group of members on several hosts; None: there is one host.
     """
 
     rank: int
@@ -73,6 +76,7 @@ class Job:
     patience: Patience = field(default_factory=Patience)
     founding_s: float = 60.0
     phases: Phases = field(default_factory=lambda: Phases(0))
+    open_transport: OpenTransport | None = None
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ class Driver:
         self._todo: deque[i.Instruction] = deque()
         self._peers: dict[Seat, Peer] = {}
         self._kept: list[Kept] = []
-        self._exchange: HostExchange | None = None
+        self._exchange: HostExchange | NetExchange | None = None
         self._lookout: Lookout | None = None
         self._given: tuple[Tag, Given] | None = None
         self._total: NDArray[np.uint8] = np.zeros(job.work.flat.size_bytes, dtype=np.uint8)
@@ -139,10 +143,11 @@ class Driver:
         self._step = None
         try:
             while self._step is None and (self._todo or self.member.phase is not Phase.ENDED):
+                heard = self._hear()
                 if self._todo:
                     self._carry_out(self._todo.popleft())
-                else:
-                    self._idle()
+                elif not heard:
+                    self._rest()
         except RingsideError:
             self._save()
             raise
@@ -212,14 +217,16 @@ class Driver:
             self._ticked = now
             self._todo.extend(self.member.handle(e.Tick(now)))
 
-    def _idle(self) -> None:
-        """Nothing is to be done: look for what has happened, or let a moment pass."""
+    def _hear(self) -> bool:
+        """Tell the member what has happened; return whether anything has."""
         found = [*self._listener.events(), *self._acks(), *self._deaths()]
         for event in found:
             self._tell(event)
-        if not found:
-            time.sleep(_PAUSE_S)
-            self._tick()
+        return bool(found)
+
+    def _rest(self) -> None:
+        time.sleep(_PAUSE_S)
+        self._tick()
 
     def _attend(self, suspects: Sequence[Seat]) -> None:
         """Do what is to be done in the middle of an exchange; raise `Superseded` once it leads nowhere."""
@@ -291,9 +298,15 @@ class Driver:
         self._lookout = Lookout(others, self._attend, job.patience)
         slots = {rank: own_slots(record, rank, job.per_micro_batch) for rank in record.ranks}
         layout = Layout(job.work.flat.size_bytes, job.work.flat.runs, slots)
-        self._exchange = HostExchange(self.member.seat, record, layout, job.meeting, self._lookout, job.phases)
+        self._exchange = self._new_exchange(record, layout, self._lookout)
         ranks = ", ".join(map(str, record.ranks))
         _log.info("generation %d: ranks %s go on with step %d", record.number, ranks, record.step)
+
+    def _new_exchange(self, record: Generation, layout: Layout, lookout: Lookout) -> HostExchange | NetExchange:
+        job, seat = self.job, self.member.seat
+        if all(peer.here for peer in lookout.peers.values()) or job.open_transport is None:
+            return HostExchange(seat, record, layout, job.meeting, lookout, job.phases)
+        return NetExchange(seat, record, layout, job.meeting, lookout, job.phases, job.open_transport)
 
     def _bury(self, seat: Seat) -> None:
         peer = self._peer(seat)
@@ -355,7 +368,7 @@ class Driver:
         try:
             self._exchange.run(wanted.tag.step, self._total)
         except GaveUp as failure:
-            return e.AttemptFailed(wanted.tag, (failure.suspect,))
+            return e.AttemptFailed(wanted.tag, failure.suspects, failure.broken)
         except Superseded:
             return None
         self._reached("after_receive")
@@ -388,10 +401,15 @@ class Driver:
     def _read_decision(self, read: i.ReadDecision) -> e.Event:
         until = time.monotonic() + self.job.settings.retry_s
         exchange, lookout = self._exchange, self._lookout
-        if exchange is not None and lookout is not None:
-            while not exchange.rung(read.tag.step) and time.monotonic() < until and not lookout.dead():
-                time.sleep(_PAUSE_S)
-        stands = self.job.meeting.registers.read(decision_key(read.tag))
+
+        def patient() -> bool:
+            return time.monotonic() < until and lookout is not None and not lookout.dead()
+
+        while exchange is not None and not exchange.rung(read.tag.step) and patient():
+            time.sleep(_PAUSE_S)
+        key = decision_key(read.tag)
+        while (stands := self.job.meeting.registers.read(key)) is None and patient():
+            time.sleep(_LOOK_S)
         return e.DecisionRead(read.tag, None if stands is None else decode_decision(stands))
 
     def _apply(self, apply: i.Apply) -> None:
@@ -441,7 +459,7 @@ class Driver:
             place = self.job.meeting.place(self.member.incarnation if incarnation is None else incarnation, seat)
             if place is None:
                 raise RingsideError(f"{seat} never said where it runs: is the store shared by two jobs?")
-            self._peers[seat] = Peer(place, self._machine)
+            self._peers[seat] = Peer(place, self._machine, lambda: self._listener.silent_s(seat))
         return self._peers[seat]
 
     def _reached(self, phase: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 
 from ringside.errors import RingsideError
 from ringside.survive.decision import Seat
@@ -35,6 +36,8 @@ class Listener:
         self.newest: Generation | None = None
         self.addresses: dict[tuple[str, Seat], Address] = {}
         self._meeting, self._incarnation, self._seat = meeting, incarnation, seat
+        self._beats: dict[Seat, tuple[int | None, float]] = {}
+        self._number = 0
         self._found: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="ringside-survive-listener", daemon=True)
@@ -46,6 +49,11 @@ class Listener:
         while not self._found.empty():
             found.append(self._found.get())
         return found
+
+    def silent_s(self, seat: Seat) -> float:
+        """Return for how long a process has not given a sign of life, as far as is known, seconds."""
+        _, since = self._beats.setdefault(seat, (None, time.monotonic()))
+        return time.monotonic() - since
 
     def close(self) -> None:
         """End the thread."""
@@ -65,8 +73,18 @@ class Listener:
         if newest is not None and (self.newest is None or newest.number > self.newest.number):
             self.newest = newest
             self._found.put(GenerationRead(newest))
+        self._beat()
         for message in self._meeting.receive(self._incarnation, self._seat):
             self._found.put(self._event(message))
+
+    def _beat(self) -> None:
+        """Give a sign of life, and look for those that were asked after."""
+        self._number += 1
+        self._meeting.beat(self._incarnation, self._seat, self._number)
+        for seat, (known, _) in list(self._beats.items()):
+            latest = self._meeting.beat_of(self._incarnation, seat)
+            if latest != known:
+                self._beats[seat] = latest, time.monotonic()
 
     def _event(self, message: Joining | Offered | Acknowledged) -> Event:
         if isinstance(message, Joining):

@@ -74,6 +74,7 @@ class Meeting:
     def __init__(self, registers: Registers, ranks: int) -> None:
         self.registers, self.ranks = registers, ranks
         self._sent: dict[str, int] = {}
+        self._said: dict[str, bytes] = {}
         self._read: dict[str, int] = {}
 
     # ------------------------------------------------------------------------------------------ incarnations and seats
@@ -144,6 +145,21 @@ class Meeting:
         data = self.registers.read(_arena_key(incarnation, generation, seat))
         return None if data is None else decode(data, _addresses, "the address of an arena")
 
+    def say(self, key: str, value: bytes) -> None:
+        """Have a register that only this process writes hold a value."""
+        stands = self.registers.swap(key, self._said.get(key), value)
+        if stands is not None and stands != value:
+            self.registers.swap(key, stands, value)
+        self._said[key] = value
+
+    def beat(self, incarnation: int, seat: Seat, number: int) -> None:
+        """Give a sign of life."""
+        self.say(_beat_key(incarnation, seat), encode(number))
+
+    def beat_of(self, incarnation: int, seat: Seat) -> int | None:
+        """Return a process's latest sign of life; None: it has given none."""
+        return self._number(_beat_key(incarnation, seat))
+
     # ------------------------------------------------------------------------------------------ mail
 
     def send(self, incarnation: int, to: Seat, message: Message) -> None:
@@ -180,6 +196,10 @@ def _place_key(incarnation: int, seat: Seat) -> str:
 
 def _arena_key(incarnation: int, generation: int, seat: Seat) -> str:
     return f"{incarnation}/arena/{generation}/{seat.rank}/{seat.epoch}"
+
+
+def _beat_key(incarnation: int, seat: Seat) -> str:
+    return f"{incarnation}/beat/{seat.rank}/{seat.epoch}"
 
 
 def _box(incarnation: int, seat: Seat) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,8 @@ import msgspec
 from ringside.engine.roster import machine_id
 from ringside.processes import Process, hold
 
+BEATS_S = 2.0
+"""A process on another host that gives no sign of life for so long is taken for dead."""
 KILL_S = 5.0
 """How long a process that was sent SIGKILL may take to end (a page being read from a disk holds it up)."""
 
@@ -48,18 +51,22 @@ class Peer:
     Args:
         place: Where it says it runs.
         machine: This process's own machine.
+        silent_s: Tells for how long one that is elsewhere has not given a sign of life, seconds.
 
     Attributes:
         here: Whether it is on this host.
     """
 
-    def __init__(self, place: Place, machine: str) -> None:
+    def __init__(self, place: Place, machine: str, silent_s: Callable[[], float] = float) -> None:
         self.place, self.here = place, place.machine == machine
+        self._silent_s = silent_s
         self._process = self._held() if self.here else None
 
     def ended(self) -> bool:
-        """Tell whether it is known to have ended; of a peer elsewhere it never is."""
-        return self.here and (self._process is None or not self._process.alive())
+        """Tell whether it is known to have ended; elsewhere it is taken for dead when it gives no sign of life."""
+        if not self.here:
+            return self._silent_s() > BEATS_S
+        return self._process is None or not self._process.alive()
 
     def stopped(self) -> bool:
         """Tell whether somebody stopped it (SIGSTOP), so that it does nothing though it lives."""

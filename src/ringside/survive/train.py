@@ -176,6 +176,7 @@ def training(
                 per_micro_batch=reproducible,
                 patience=Patience(silent_s=silent_s),
                 phases=Phases.of_environment(connection.rank, os.environ),
+                open_transport=None if connection.store is None else connection.open_transport,
             )
         )
         try:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ringside.survive.decision import Seat
+from ringside.survive.generation import Link
 from ringside.survive.peers import Peer
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 1e-3
@@ -17,12 +18,14 @@ class GaveUp(Exception):
     """An exchange cannot be finished.
 
     Args:
-        suspect: Who is dead or does not answer.
+        suspect: Who is dead or does not answer; None: it is not known.
+        broken: The link that carries nothing though both of its ends live.
     """
 
-    def __init__(self, suspect: Seat) -> None:
-        super().__init__(str(suspect))
-        self.suspect = suspect
+    def __init__(self, suspect: Seat | None = None, broken: Link | None = None) -> None:
+        super().__init__(str(suspect or broken or "the exchange failed"))
+        self.suspects: tuple[Seat, ...] = () if suspect is None else (suspect,)
+        self.broken: tuple[Link, ...] = () if broken is None else (broken,)
 
 
 class Superseded(Exception):

@@ -1,0 +1,226 @@
+"""A generation's exchange between hosts: the engine's interpreter over messages, on a group that only this one uses.
+
+A process that was left out still holds connections of the old group, and nobody listens there any more. Messages are
+carried on a thread, so that the member can be told of other things meanwhile; when it has moved on, the thread's
+connections are closed, which ends all waits.
+
+Sums over ranks travel around a ring, which is laid so that no broken link is in it. Per micro-batch everybody is given
+all gradients instead and adds them up in order: that moves as many bytes as there are micro-batches, for sums whose
+bits do not depend on who computed what.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ringside.engine.background import Background, Work
+from ringside.engine.dtypes import DTYPES, OP_CODES
+from ringside.engine.exchange import Exchange
+from ringside.engine.message_plan import plan_messages
+from ringside.engine.part import ALL_REDUCE
+from ringside.engine.reduction import folder
+from ringside.engine.told import Call, Disagreement
+from ringside.engine.transports.transport import Cause, LinkError, Transport
+from ringside.schedule import relabel, ring
+from ringside.schedule.ring import ring_all_gather
+from ringside.survive.decision import Seat, Tag
+from ringside.survive.events import Acknowledgement
+from ringside.survive.generation import Generation, Link
+from ringside.survive.gradients import Run, add_up
+from ringside.survive.host_sums import Layout
+from ringside.survive.meeting import Meeting
+from ringside.survive.packing import decode, encode
+from ringside.survive.phases import Phases
+from ringside.survive.waiting import GaveUp, Lookout, Superseded
+
+Bytes = NDArray[np.uint8]
+OpenTransport = Callable[[str, int, int], Transport]
+"""(a name that only this group uses, own number, how many) → the group's transport; it waits for all."""
+
+_SUM, _BYTE = OP_CODES["sum"], DTYPES.index("uint8")
+_JUDGE_S = 2.5
+_acks = msgspec.msgpack.Decoder(Acknowledgement)
+
+
+class NetExchange:
+    """One member's end.
+
+    Args:
+        seat: This member.
+        generation: Whom with.
+        layout: How sums are laid out.
+        meeting: Where acknowledgements are shown.
+        lookout: Waits for the others.
+        phases: Where this process is.
+        open_transport: Makes the group.
+    """
+
+    def __init__(
+        self,
+        seat: Seat,
+        generation: Generation,
+        layout: Layout,
+        meeting: Meeting,
+        lookout: Lookout,
+        phases: Phases,
+        open_transport: OpenTransport,
+    ) -> None:
+        self.seat, self.generation, self._layout = seat, generation, layout
+        self._meeting, self._lookout, self._phases = meeting, lookout, phases
+        self._me = generation.members.index(seat)
+        self.slots = [np.zeros(layout.size_bytes, dtype=np.uint8) for _ in layout.slots[seat.rank]]
+        self._order = ring_order(generation)
+        self._exchange: Exchange | None = None
+        self._thread = Background("ringside-survive-exchange")
+        name = f"{generation.incarnation}/group/{generation.number}"
+        self._opening = self._thread.submit(lambda: open_transport(name, self._me, len(generation.members)))
+
+    def run(self, step: int, into: Bytes) -> None:
+        """All-reduce what the slots hold into private memory, uint8 [size_bytes].
+
+        Raises:
+            GaveUp, Superseded: It cannot be finished.
+        """
+        if len(self.generation.members) == 1:
+            self._alone(into)
+            return
+        if self._exchange is None:
+            self._exchange = Exchange(self._finished(self._opening))
+        self._phases.reached("before_send")
+        reduce = self._gather if self._per_micro_batch else self._reduce
+        under_way = self._thread.submit(lambda: reduce(into))
+        self._phases.reached("after_send")
+        self._finished(under_way)
+
+    def acknowledge(self, ack: Acknowledgement) -> None:
+        """Show an acknowledgement to all members."""
+        self._meeting.say(self._ack_key(self.seat), encode(ack))
+
+    def acknowledgements(self, tag: Tag, checked: bool) -> list[Acknowledgement]:
+        """Return the acknowledgements that the others show for an attempt."""
+        found = []
+        for seat in self.generation.members:
+            data = None if seat == self.seat else self._meeting.registers.read(self._ack_key(seat))
+            if data is not None:
+                found.append(decode(data, _acks, "an acknowledgement"))
+        return [ack for ack in found if ack.tag == tag]
+
+    def ring(self, step: int) -> None:
+        """Nothing is told: the others look at the register."""
+
+    def rung(self, step: int) -> bool:
+        """Tell whether it is worth looking at the register, which it always is."""
+        return True
+
+    def close(self) -> None:
+        """Close all connections and let go of all memory."""
+        if self._exchange is not None:
+            self._exchange.transport.fail(Cause("left", self._me))
+        elif self._opening.is_completed() and self._opening.exception() is None:
+            self._opening.wait(0).fail(Cause("left", self._me))
+        self._thread.stop(timeout_s=0.0)
+        self.slots = []
+
+    # ------------------------------------------------------------------------------------------ carrying
+
+    @property
+    def _per_micro_batch(self) -> bool:
+        return any(len(slots) > 1 or slots not in ((), (rank,)) for rank, slots in self._layout.slots.items())
+
+    def _alone(self, into: Bytes) -> None:
+        add_up(self._layout.runs, self.slots, into, 0, self._layout.size_bytes)
+
+    def _reduce(self, into: Bytes) -> None:
+        """Add up one sum per rank around the ring."""
+        into[:] = self.slots[0] if self.slots else 0
+        assert self._exchange is not None
+        members = len(self.generation.members)
+        plan = plan_messages(relabel(ring(members), self._order), self._me)
+        for run in self._layout.runs:
+            call = Call(ALL_REDUCE, run.dtype, _SUM, run.elements, 1.0, 0, 0)
+            chunks = chunks_of(into, run, members)
+            self._exchange.run(plan, chunks, run.item_bytes, folder(run.dtype, _SUM), call)
+
+    def _gather(self, into: Bytes) -> None:
+        """Give everybody all sums, and add them up in order."""
+        assert self._exchange is not None
+        ranks, size = self.generation.ranks, self._layout.size_bytes
+        held = [np.empty(size * len(self._layout.slots[rank]), dtype=np.uint8) for rank in ranks]
+        for at, slot in enumerate(self.slots):
+            held[self._me][at * size : (at + 1) * size] = slot
+        plan = plan_messages(relabel(ring_all_gather(len(ranks)), self._order), self._me)
+        call = Call(ALL_REDUCE, _BYTE, _SUM, size, 1.0, 0, 0)
+        self._exchange.run(plan, held, 1, folder(_BYTE, _SUM), call)
+        placed = [
+            (of, memory[at * size : (at + 1) * size])
+            for rank, memory in zip(ranks, held, strict=True)
+            for at, of in enumerate(self._layout.slots[rank])
+        ]
+        add_up(self._layout.runs, [part for _, part in sorted(placed, key=lambda each: each[0])], into, 0, size)
+
+    def _finished(self, work: Work) -> Any:
+        """Wait for what the thread does; attend to other things meanwhile."""
+        others = [seat for seat in self.generation.members if seat != self.seat]
+        try:
+            self._lookout.wait(lambda: [] if work.is_completed() else others)
+            return work.wait(0)
+        except Superseded:
+            self.close()
+            raise
+        except LinkError as error:
+            raise self._blamed(error.cause.vertex) from None
+        except (RuntimeError, Disagreement):  # the group was not made, or others are at another generation
+            raise GaveUp() from None
+
+    def _blamed(self, vertex: int) -> GaveUp:
+        """Find out whether a member is dead or only the link to it: give its heart time to beat."""
+        if vertex in (-1, self._me):
+            return GaveUp()
+        seat, until = self.generation.members[vertex], time.monotonic() + _JUDGE_S
+        while time.monotonic() < until:
+            if seat in self._lookout.dead():
+                return GaveUp(seat)
+            self._lookout.attend(())
+            self._lookout.pause(0.01)
+        low, high = sorted((seat.rank, self.seat.rank))
+        return GaveUp(broken=(low, high))
+
+    def _ack_key(self, seat: Seat) -> str:
+        return f"{self.generation.incarnation}/ack/{seat.rank}/{seat.epoch}"
+
+
+def chunks_of(memory: Bytes, run: Run, parts: int) -> list[Bytes]:
+    """Return the elements of a run as nearly equal parts."""
+    bounds = [run.start + run.elements * part // parts * run.item_bytes for part in range(parts + 1)]
+    return [memory[first:last] for first, last in itertools.pairwise(bounds)]
+
+
+def ring_order(generation: Generation) -> Sequence[int]:
+    """Return an order of the members, by number, in which no broken link joins neighbours; else ascending.
+
+    Depth first, which is quick while few links are broken.
+    """
+    broken: set[Link] = set(generation.broken)
+    ranks, size = generation.ranks, len(generation.members)
+
+    def joined(a: int, b: int) -> bool:
+        low, high = sorted((ranks[a], ranks[b]))
+        return (low, high) not in broken
+
+    def extended(path: list[int]) -> list[int] | None:
+        if len(path) == size:
+            return path if joined(path[-1], path[0]) else None
+        steps = (at for at in range(size) if at not in path and joined(path[-1], at))
+        return next((whole for at in steps if (whole := extended([*path, at]))), None)
+
+    return extended([0]) or list(range(size))
+
+
+__all__ = ["NetExchange", "OpenTransport", "chunks_of", "ring_order"]
