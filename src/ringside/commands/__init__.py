@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import io
 import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
 
 from ringside.errors import RingsideError, UsageError
+from ringside.view.top_plain import never_raises
 
 VERBS = (
     "demo",
@@ -88,9 +88,9 @@ def build_parser(verbs: Sequence[str] = VERBS) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
+    never_raises(sys.stdout)
+    never_raises(sys.stderr)
     args = build_parser().parse_args(argv)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="surrogateescape")  # a path may be no text, and is printed as it is
     try:
         return cast("Command", args.command).run(args)
     except RingsideError as error:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
+import io
+from typing import TextIO
+
 from rich.text import Text
 
 REPLACEMENT = "�"
+ERRORS = "ringside.plain"
+"""What a stream is told to do with text that its encoding does not have."""
 
 _PLAIN = str.maketrans("▁▂▃▄▅▆▇█●○◀▶▌→–−µ×…·━↑↓⏎‖°", "_.,-~=*#*o<>>>--ux~--^v== ")
 
@@ -34,3 +40,21 @@ def fit(text: Text, utf8: bool) -> Text:
 def speaks_utf8(encoding: str | None) -> bool:
     """Whether an encoding, as streams name theirs, is UTF-8."""
     return (encoding or "").lower().replace("-", "").replace("_", "") in ("utf8", "utf8sig")
+
+
+def never_raises(stream: TextIO) -> None:
+    """Have a stream write whatever it is given: in ASCII what its encoding lacks, as it was what came from no text."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors=ERRORS)
+
+
+def _instead(error: UnicodeError) -> tuple[str | bytes, int]:
+    if not isinstance(error, UnicodeEncodeError):  # somebody reads the same stream
+        return codecs.replace_errors(error)
+    one = error.object[error.start]
+    if "\udc80" <= one <= "\udcff":  # a byte of a path, see PEP 383
+        return bytes([ord(one) - 0xDC00]), error.start + 1
+    return in_ascii(one), error.start + 1
+
+
+codecs.register_error(ERRORS, _instead)
