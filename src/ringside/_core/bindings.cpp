@@ -117,6 +117,21 @@ int all_reduce(Communicator& c, uintptr_t data, size_t count, int dtype, int op,
   return code(s);
 }
 
+// The first part of a small all-reduce; waits for nobody, so the interpreter's lock is kept.
+int post(Communicator& c, uintptr_t data, size_t count, int dtype, int op, double scale, nb::handle shape) {
+  if (count * size_of(DType(dtype)) > kInlineBytes) throw std::invalid_argument("too large to be posted");
+  int64_t dims[kMaxDims];
+  Request r;
+  r.data = reinterpret_cast<unsigned char*>(data);
+  r.count = count;
+  r.dtype = DType(dtype);
+  r.op = ReduceOp(op);
+  r.scale = scale;
+  r.dims = dims;
+  r.ndims = dims_of(shape, dims);
+  return code(c.post(r));
+}
+
 // Every other collective that moves data; `kind` tells which, `bounds` is empty where it has no lanes.
 int collective(Communicator& c, int kind, uintptr_t data, uintptr_t out, size_t count, int dtype, int op, int algorithm,
                double scale, bool own_scale, int root, uint32_t tag, std::vector<int64_t> bounds, nb::handle shape,
@@ -401,6 +416,8 @@ NB_MODULE(_native, m) {
       .def("collective", &collective)
       .def("all_reduce_array", &all_reduce_array)
       .def("resume", &blocking<&Communicator::resume>)
+      .def("post", &post)
+      .def("finish_posted", &blocking<&Communicator::finish_posted>)
       .def("barrier", &blocking<&Communicator::barrier>)
       .def("agree_on_empty", &agree_on_empty)
       .def("close", &Communicator::close)

@@ -192,6 +192,11 @@ bool Communicator::wait_for(int rank, Flag RankBlock::*which, uint64_t value, Ga
 
 // Tell everybody what this rank called, wait until all have told, and check that it is the same.
 Status Communicator::meet(Kind kind, const Request& request, const Call& call, const void* payload, size_t bytes) {
+  const Status arrived = arrive(kind, request, call, payload, bytes);
+  return arrived == Status::ok ? await() : arrived;
+}
+
+Status Communicator::arrive(Kind kind, const Request& request, const Call& call, const void* payload, size_t bytes) {
   if (!usable()) return broken_ ? failure_.status : Status::closed;
   ++seq_;
   kind_ = kind;
@@ -205,14 +210,19 @@ Status Communicator::meet(Kind kind, const Request& request, const Call& call, c
   submitted_ = request.stamp_ns != 0 ? request.stamp_ns : entered_;
   mine.stamp_ns = submitted_;
   mine.seq.store(seq_, std::memory_order_release);
-  const auto has = [&](int r) { return arrival(r).seq.load(std::memory_order_acquire) >= seq_; };
   Gate& gate = view_.header().entry;
   if (gate.anyone_sleeps()) {
     int r = 0;
-    while (r < ranks_ && has(r)) ++r;
+    while (r < ranks_ && has_arrived(r)) ++r;
     if (r == ranks_) gate.open();
   }
-  if (!wait(gate, has)) return failure_.status;
+  return Status::ok;
+}
+
+bool Communicator::has_arrived(int rank) const { return arrival(rank).seq.load(std::memory_order_acquire) >= seq_; }
+
+Status Communicator::await() {
+  if (!wait(view_.header().entry, [&](int r) { return has_arrived(r); })) return failure_.status;
   // Everybody arrived, but somebody may have given up since: what the others did not do, a late rank must not do alone.
   const auto holds_on = [&](int r) {
     const Life life = Life(view_.block(r).life.load(std::memory_order_acquire));
@@ -327,6 +337,24 @@ Status Communicator::all_reduce(const Request& r) {
   const bool small = bytes_ <= settings_.one_shot_bytes;
   if (r.algorithm == Algorithm::one_shot || (r.algorithm == Algorithm::automatic && small)) return one_shot(r);
   return start(r);
+}
+
+// A small all-reduce in two parts: tell the others, without waiting for anybody, and later wait and reduce. The tensor
+// must be left alone in between, and no other collective may come.
+Status Communicator::post(const Request& r) {
+  std::lock_guard<std::mutex> lock(busy_);
+  bytes_ = r.count * size_of(r.dtype);
+  divisor_ = double(ranks_);
+  pending_ = r;
+  return arrive(r.kind, r, describe(r, Algorithm::one_shot), r.data, bytes_);
+}
+
+Status Communicator::finish_posted() {
+  std::lock_guard<std::mutex> lock(busy_);
+  if (!usable()) return broken_ ? failure_.status : Status::closed;
+  patience_ = settings_.patience;
+  const Status met = await();
+  return met == Status::ok ? take_one_shot(pending_) : met;
 }
 
 // Meet without a payload and carry it out, unless some rank's memory must become known to the others first.

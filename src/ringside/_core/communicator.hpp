@@ -101,6 +101,8 @@ class Communicator {
   std::function<bool()> interrupted;
 
   Status all_reduce(const Request& request);  // and reduce, where the request has a root
+  Status post(const Request& request);     // the first part of a small all-reduce: waits for nobody
+  Status finish_posted();                  // the second
   Status lanes(const Request& request);       // every other collective that moves data
   Status resume();                         // after Status::exchange, once the regions were added
   Status barrier();
@@ -156,6 +158,9 @@ class Communicator {
   bool wait_for(int rank, Flag RankBlock::*which, uint64_t value, Gate& gate);
 
   Status meet(Kind kind, const Request& request, const Call& call, const void* payload, size_t payload_bytes);
+  Status arrive(Kind kind, const Request& request, const Call& call, const void* payload, size_t payload_bytes);
+  bool has_arrived(int rank) const;
+  Status await();
   Status check_calls();
   Status weigh(const Request& request);
   Status carry_out(const Request& request);
@@ -165,6 +170,8 @@ class Communicator {
   void begin_alone(const Request& request);
   Status start(const Request& request);
   Status one_shot(const Request& request);
+  void fold_payloads(const Request& request, void* to, size_t count) const;
+  Status take_one_shot(const Request& request);
   Status push(const Request& request);
   void fold_back_and_forth(const Request& request, void* const* slice, size_t n) const;
   Status staged(const Request& request);

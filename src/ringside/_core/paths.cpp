@@ -50,12 +50,21 @@ Status Communicator::one_shot(const Request& r) {
     Status s = meet(r.kind, r, describe(r, Algorithm::one_shot), data, n * item);
     if (s == Status::ok) s = weigh(r);
     if (s != Status::ok) return s;
-    const void* src[kMaxRanks];
-    for (int q = 0; q < ranks_; ++q) src[q] = arrival(q).payload;
-    void* dst = data;
-    if (n != 0 && (r.root < 0 || r.root == rank_)) fold_all(src, &dst, 1, n, false, r);
+    fold_payloads(r, data, n);
     at += n;
   } while (at < r.count);
+  note(Path::one_shot);
+  return finish(Status::ok);
+}
+
+void Communicator::fold_payloads(const Request& r, void* to, size_t n) const {
+  const void* src[kMaxRanks];
+  for (int q = 0; q < ranks_; ++q) src[q] = arrival(q).payload;
+  if (n != 0 && (r.root < 0 || r.root == rank_)) fold_all(src, &to, 1, n, false, r);
+}
+
+Status Communicator::take_one_shot(const Request& r) {
+  fold_payloads(r, r.data, r.count);
   note(Path::one_shot);
   return finish(Status::ok);
 }

@@ -155,6 +155,23 @@ class Communicator(Collectives):
             flat.write_back()
         return x
 
+    def post(self, flat: Flat, op: str = "sum", *, scale: float = 1.0) -> Callable[[], None]:
+        """Begin a small all-reduce without waiting for anybody, and return what waits for the others and finishes it.
+
+        In between the tensor is to be left alone, and nothing else may be called.
+
+        Args:
+            flat: The tensor, of at most `ringside._core` INLINE_BYTES.
+            op, scale: As for `all_reduce`, which other ranks may call with `algorithm="one_shot"` instead.
+        """
+        code = checked_op(flat, op, scaled=scale != 1.0)
+        self._resolve(self._core.post(flat.address, flat.numel, flat.dtype, code, scale, flat.shape), "all_reduce")
+
+        def finish() -> None:
+            self._resolve(self._core.finish_posted(), "all_reduce")
+
+        return finish
+
     def all_reduce_storage(self, flat: Flat, storage: Storage | None, *, scale: float, stamp_ns: int) -> None:
         """All-reduce (sum) a tensor that lies in a shareable storage which peers may not have mapped yet.
 
