@@ -14,7 +14,7 @@ import ringside  # noqa: F401 - makes the backend known
 
 from .groups import meeting_point
 
-LIMIT_S = 60.0
+LIMIT_S = 150.0  # the first call of a job imports a good part of torch
 
 
 @contextlib.contextmanager

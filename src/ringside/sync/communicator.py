@@ -312,6 +312,12 @@ class Communicator(Collectives):
         return self._selector is None or self._selector.settled(size_bytes)
 
     @property
+    def inside(self) -> HostCommunicator | None:
+        """The host's communicator where it may be called straight: all ranks share memory, nothing is asked for."""
+        plain = self._across is None and self._options.choice is None and not self._options.reproducible
+        return self.local if plain else None
+
+    @property
     def revisions(self) -> tuple[str, ...]:
         """What was changed during the run because the network had changed, and why, in words, oldest first."""
         return () if self._selector is None else tuple(self._selector.history)

@@ -7,8 +7,12 @@ has is overridden here, under all its names; what C++ calls past us is counted (
 
 from __future__ import annotations
 
+import os
+import sys
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch
@@ -17,6 +21,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.sync import process_group_collectives as collectives
+from ringside.sync.process_group_buckets import SharedBuckets
 from ringside.sync.process_group_counters import Counters
 from ringside.sync.process_group_engine import Engine
 from ringside.sync.process_group_work import Coalesced, RingsideWork
@@ -60,8 +65,10 @@ class RingsideGroup(dist.ProcessGroup):
             self._add(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
         self.counters = Counters(self._gloo)
         self._coalesced: list[Any] | None = None
+        _alive.add(self)
         limit_s = None if timeout == c10d.default_pg_timeout else timeout.total_seconds()
         self._engine = Engine(PrefixStore("engine", store), rank, size, limit_s)
+        self._buckets = SharedBuckets(self._engine.inside) if self._engine.inside is not None and size > 1 else None
 
     def _add(self, device: torch.device, kind: Any, backend: Any) -> None:
         for group in (self, self.native):
@@ -77,16 +84,35 @@ class RingsideGroup(dist.ProcessGroup):
             collective: What it is.
             args: Tensors, then options, as torch's process groups take them.
         """
-        outputs, job = collective(self._engine.communicator, *args)
+        engine = self._engine
+        comm = engine.inside or engine.communicator
+        outputs, job = collective(comm, *args)
         self.counters.add(name, "ringside")
         work = RingsideWork(name, self.rank(), outputs)
-        if self._engine.is_here or not getattr(args[-1], "asyncOp", True):
-            self._engine.run(job)
-        else:
-            work.begin(job, self._engine.start)
+        if engine.is_here or not getattr(args[-1], "asyncOp", True):
+            engine.run(job)
+        elif collective is not collectives.all_reduce or not self._post(work, comm, args):
+            caller = sys._getframe().f_back
+            work.begin(self._bucket(collective, args, caller and caller.f_back) or job, engine.start)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
+
+    def _post(self, work: RingsideWork, comm: Any, args: tuple[Any, ...]) -> bool:
+        """Begin a small all-reduce that whoever waits for it finishes; False: it is not that, or not now."""
+        begin = collectives.begin_small(comm, *args)
+        posted = self._engine.post(begin) if begin is not None else None
+        if posted is not None:
+            work.begin_posted(posted)
+        return posted is not None
+
+    def _bucket(
+        self, collective: collectives.Collective, args: tuple[Any, ...], caller: FrameType | None
+    ) -> Callable[[], None] | None:
+        """Return what sums a bucket of DDP where it lies; None: it is none."""
+        if collective is not collectives.all_reduce or self._buckets is None or len(args[0]) != 1:
+            return None
+        return self._buckets.job(args[0][0], caller) if args[-1].reduceOp == dist.ReduceOp.SUM else None
 
     def send(self, tensors: list[torch.Tensor], dst_rank: int, tag: int) -> Any:
         """Send a tensor to one rank (Gloo, NCCL)."""
@@ -149,6 +175,18 @@ class RingsideGroup(dist.ProcessGroup):
 
     def __repr__(self) -> str:
         return f"<ringside process group, rank {self.rank()} of {self.size()}, carried {self.counters.table()}>"
+
+
+_alive: weakref.WeakSet[RingsideGroup] = weakref.WeakSet()
+_inherited: list[RingsideGroup] = []
+
+
+def _keep_what_is_the_parents() -> None:
+    """In a forked child: Gloo's destructor would wait for threads that only the parent has, so it never runs here."""
+    _inherited.extend(_alive)
+
+
+os.register_at_fork(after_in_child=_keep_what_is_the_parents)
 
 
 def _nccl(store: Store, rank: int, size: int, timeout: timedelta) -> Any:

@@ -14,8 +14,10 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from ringside.engine.calls import equal_bounds
+from ringside.engine.tensors import flatten
 from ringside.errors import UsageError
 from ringside.sync.process_group_exchange import exchange
+from ringside.sync.process_group_posted import is_small
 from ringside.sync.process_group_sparse import all_reduce_sparse
 from ringside.sync.process_group_tensors import bounds_of, lay_out, overlap, plain, reduction
 
@@ -36,12 +38,25 @@ def _reduce_one(comm: Any, tensor: Tensor, wish: Any) -> Job:
     if tensor.layout == torch.sparse_coo:
         return lambda: all_reduce_sparse(comm, tensor, op)
     x = plain(tensor)
+    algorithm = "one_shot" if is_small(comm, x.flat.nbytes) else None
 
     def job() -> None:
-        comm.all_reduce(x.flat, op, scale=scale)
+        comm.all_reduce(x.flat, op, scale=scale, algorithm=algorithm)
         x.write_back()
 
     return job
+
+
+def begin_small(comm: Any, tensors: Tensors, opts: Any) -> Callable[[], Job] | None:
+    """Return what begins a small all-reduce of one tensor, to be finished later; None where it is not that."""
+    tensor = tensors[0]
+    if len(tensors) != 1 or tensor.layout != torch.strided or not is_small(comm, tensor.nbytes):
+        return None
+    x = plain(tensor)
+    if x.copy is not None:
+        return None
+    op, scale = reduction(opts.reduceOp, tensor.dtype)
+    return lambda: comm.post(flatten(x.flat), op, scale=scale)
 
 
 def broadcast(comm: Any, tensors: Tensors, opts: Any) -> Plan:

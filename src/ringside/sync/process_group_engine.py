@@ -14,6 +14,7 @@ from ringside.engine.lifetime import Lifetime
 from ringside.engine.settings import Settings
 from ringside.errors import ClosedError
 from ringside.sync.communicator import Communicator
+from ringside.sync.process_group_posted import Posted
 
 
 class Engine(Lifetime):
@@ -29,6 +30,7 @@ class Engine(Lifetime):
 
     Attributes:
         communicator: What carries them out; only jobs given to `run` and `start` may use it.
+        inside: The host's communicator, where all ranks share memory and nothing else was asked for.
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout_s: float | None) -> None:
@@ -39,7 +41,9 @@ class Engine(Lifetime):
             self.communicator = HostCommunicator(f"alone/{uuid.uuid4()}", 0, 1, settings)
         else:
             self.communicator = Communicator.over(store, rank, size, timeout_s=timeout_s)
+        self.inside = self.communicator.inside if size > 1 else self.communicator
         self._turn = threading.RLock()
+        self._posted: Posted | None = None
         self._begin()
 
     @property
@@ -63,9 +67,28 @@ class Engine(Lifetime):
         """Carry out a collective on the engine's thread; return what can be waited for."""
         return self.submit(lambda: self._in_turn(job))
 
+    def post(self, begin: Callable[[], Callable[[], None]]) -> Posted | None:
+        """Begin what waits for nobody here and now; None where something else is under way.
+
+        Args:
+            begin: Begins it and returns what finishes it.
+        """
+        if self._closed or self._is_forked() or self._must_queue() or not self._turn.acquire(blocking=False):
+            return None
+        try:
+            if self._posted is not None:
+                return None
+            self._posted = Posted(begin(), self._in_turn, lambda: self.start(_nothing))
+            return self._posted
+        finally:
+            self._turn.release()
+
     def _in_turn(self, job: Callable[[], None]) -> None:
-        """Carry it out while no other thread does: a communicator is for one at a time."""
+        """Carry it out while no other thread does, after what was posted: a communicator is for one at a time."""
         with self._turn:
+            posted, self._posted = self._posted, None
+            if posted is not None:
+                posted.finish()
             job()
 
     def _let_go(self, finish_s: float) -> None:
@@ -75,3 +98,7 @@ class Engine(Lifetime):
             self.communicator.abandon()
         if self._background is not None:
             self._background.join()
+
+
+def _nothing() -> None:
+    """Nothing is left to do."""

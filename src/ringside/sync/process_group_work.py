@@ -7,6 +7,7 @@ works, so futures fail by one.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -16,6 +17,7 @@ import torch.distributed as dist
 
 from ringside.engine.background import Work as Background
 from ringside.errors import DeadlineError
+from ringside.sync.process_group_posted import Posted
 
 Future = torch.futures.Future
 Job = Callable[[], None]
@@ -35,7 +37,8 @@ class RingsideWork(dist.Work):
         self._name, self._rank, self._outputs = name, rank, outputs
         self._future: Future[list[torch.Tensor]] | None = None
         self._error: BaseException | None = None
-        self._under_way: Background | None = None
+        self._under_way: Background | Posted | None = None
+        self._guard, self._finished = threading.Lock(), False
 
     def begin(self, job: Job, start: Callable[[Job], Background]) -> RingsideWork:
         """Have `start` carry out `job` some time, and the future told when it is done; return this work."""
@@ -53,6 +56,16 @@ class RingsideWork(dist.Work):
 
         self._under_way = start(carry)
         return self
+
+    def begin_posted(self, posted: Posted) -> None:
+        """Note what is to be finished by whoever waits."""
+        self._under_way, posted.told = posted, self._told
+
+    def _told(self, error: BaseException | None) -> None:
+        with self._guard:
+            self._error, self._finished, future = error, True, self._future
+        if future is not None:
+            future.set_result(self._outputs)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Return True when it is done.
@@ -105,16 +118,21 @@ class RingsideWork(dist.Work):
     def get_future(self) -> Future[list[torch.Tensor]]:
         """Return a future of the tensors that hold the result; waiting for it raises what went wrong."""
 
-        if self._future is None:
-            self._future = Future()
-            self._future.set_result(self._outputs)
+        with self._guard:
+            fresh = self._future is None
+            future = self._future = self._future or Future()
+            posted = None if self._finished else self._under_way
+        if fresh and isinstance(posted, Posted):
+            posted.let_go()
+        elif fresh:
+            future.set_result(self._outputs)
 
         def check(done: Future[list[torch.Tensor]]) -> list[torch.Tensor]:
             if self._error is not None:
                 raise self._error
             return done.value()
 
-        return self._future.then(check)
+        return future.then(check)
 
     def __repr__(self) -> str:
         state = "failed" if self._error else "done" if self.is_completed() else "under way"

@@ -1,0 +1,207 @@
+"""The process group "ringside" beside Gloo: the same code on two groups of the same ranks, in turn.
+
+Small all-reduces as tensor parallelism makes them (plain, and functional as DTensor calls them), a tensor-parallel
+layer, a DistributedDataParallel step and an FSDP2 step of a 25-million-parameter MLP. Blocks alternate between the two
+groups, so that both meet the same weather; the time of a block is that of its slowest rank. Prints, per job, the median
+time of each and the median ratio of the pairs.
+
+    python bench/process_group.py [--ranks 2] [--blocks 9] [--only fsdp2,ddp] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+SIDES = ("gloo", "ringside")
+LAYERS, WIDTH, BATCH = 6, 2048, 16
+FLOORS = {"fsdp2": 1.3, "all_reduce 4 KB": 10.0, "all_reduce 64 KB": 10.0}
+Step = Callable[[], Any]
+
+
+def main() -> int:
+    """Start the ranks and print what rank 0 found; the exit status is 1 where a floor was missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2, help="ranks (default: 2)")
+    parser.add_argument("--blocks", type=int, default=9, help="blocks of each job on each group (default: 9)")
+    parser.add_argument("--only", default="", help="jobs whose names begin so, by commas (default: all)")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON, times in seconds")
+    args = parser.parse_args()
+    if "RANK" in os.environ:
+        _rank(args.blocks, tuple(args.only.split(",")))
+        return 0
+    results = _start(args.ranks)
+    print(json.dumps(results, indent=2) if args.json else "\n".join(map(_line, results)))
+    return int(any(result["ratio"] < FLOORS.get(result["job"], 0.0) for result in results))
+
+
+def _start(ranks: int) -> list[dict[str, Any]]:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = str(sock.getsockname()[1])
+    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    children = [
+        subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, **common, "RANK": str(rank)}, stdout=out)
+        for rank in range(ranks)
+        for out in [subprocess.PIPE if rank == 0 else subprocess.DEVNULL]
+    ]
+    out = children[0].communicate()[0]
+    if any(child.wait() for child in children):
+        raise SystemExit("a rank failed; its messages are above")
+    results: list[dict[str, Any]] = json.loads(out.splitlines()[-1])
+    return results
+
+
+def _line(result: dict[str, Any]) -> str:
+    times = "  ".join(f"{side} {result[side] * 1e3:9.3f} ms" for side in SIDES)
+    floor = FLOORS.get(result["job"])
+    verdict = "" if floor is None else f"   floor {floor:g}x {'met' if result['ratio'] >= floor else 'MISSED'}"
+    low, high = result["quartiles"]
+    return f"{result['job']:22} {times}   {result['ratio']:6.2f}x ({low:.2f} to {high:.2f}){verdict}"
+
+
+# ------------------------------------------------------------------------------------------------ on every rank
+
+
+def _rank(blocks: int, only: tuple[str, ...]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    import ringside  # noqa: F401 - makes the backend known
+
+    torch.set_num_threads(1)
+    dist.init_process_group("ringside")
+    gloo = dist.new_group(backend="gloo")
+    groups = {"ringside": dist.group.WORLD, "gloo": gloo}
+    results = [
+        {"job": name, **_compared(make, groups, blocks, times)}
+        for name, (make, times) in _jobs().items()
+        if name.startswith(only)
+    ]
+    if dist.get_rank() == 0:
+        print(json.dumps(results), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _compared(make: Callable[[Any], Step], groups: dict[str, Any], blocks: int, times: int) -> dict[str, Any]:
+    """Run blocks of a job on both groups in turn."""
+    steps = {side: make(groups[side]) for side in SIDES}
+    for side in SIDES:  # first steps make buffers
+        _block(steps[side], max(times // 5, 2))
+    took: dict[str, list[float]] = {side: [] for side in SIDES}
+    for block in range(blocks):
+        for side in SIDES if block % 2 else reversed(SIDES):
+            took[side].append(_block(steps[side], times))
+    ratios = sorted(a / b for a, b in zip(took["gloo"], took["ringside"], strict=True))
+    quartiles = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+    return {"ratio": median(ratios), "quartiles": quartiles, **{side: median(took[side]) for side in SIDES}}
+
+
+def _block(step: Step, times: int) -> float:
+    """Return the time of one step, of the slowest rank, in seconds."""
+    import torch
+    import torch.distributed as dist
+
+    dist.barrier()
+    began = time.perf_counter()
+    for _ in range(times):
+        step()
+    took = torch.tensor([(time.perf_counter() - began) / times])
+    dist.all_reduce(took, dist.ReduceOp.MAX)
+    return took.item()
+
+
+def _jobs() -> dict[str, tuple[Callable[[Any], Step], int]]:
+    """Return by name what makes a job's step for a group, and how many steps a block has."""
+    return {
+        "all_reduce 4 KB": (lambda group: _all_reduce(group, 4 << 10), 200),
+        "all_reduce 64 KB": (lambda group: _all_reduce(group, 64 << 10), 200),
+        "all_reduce 16 MB": (lambda group: _all_reduce(group, 16 << 20), 5),
+        "functional 4 KB": (lambda group: _functional(group, 4 << 10), 200),
+        "functional 64 KB": (lambda group: _functional(group, 64 << 10), 200),
+        "tensor-parallel layer": (_tensor_parallel, 30),
+        "ddp": (_ddp, 2),
+        "fsdp2": (_fsdp2, 2),
+    }
+
+
+def _all_reduce(group: Any, size_bytes: int) -> Step:
+    import torch
+    import torch.distributed as dist
+
+    x = torch.zeros(size_bytes // 4)
+    return lambda: dist.all_reduce(x, group=group)
+
+
+def _functional(group: Any, size_bytes: int) -> Step:
+    import torch
+    import torch.distributed._functional_collectives as functional
+
+    x = torch.zeros(size_bytes // 4)
+    return lambda: functional.wait_tensor(functional.all_reduce(x, "sum", group))
+
+
+def _tensor_parallel(group: Any) -> Step:
+    """A column-parallel and a row-parallel layer: one all-reduce of 16 KB in forward and one in backward."""
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    torch.manual_seed(0)
+    layer = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256))
+    mesh = DeviceMesh.from_group(group, "cpu")
+    parallelize_module(layer, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    x = torch.randn(16, 256, requires_grad=True)
+    return lambda: layer(x).sum().backward()
+
+
+def _mlp() -> Any:
+    import torch
+
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*(m for _ in range(LAYERS) for m in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU())))
+
+
+def _training(model: Any) -> Step:
+    import torch
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    x = torch.randn(BATCH, WIDTH)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def _ddp(group: Any) -> Step:
+    from torch.nn.parallel import DistributedDataParallel
+
+    return _training(DistributedDataParallel(_mlp(), process_group=group))
+
+
+def _fsdp2(group: Any) -> Step:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    model, mesh = _mlp(), DeviceMesh.from_group(group, "cpu")
+    for layer in model:
+        if isinstance(layer, torch.nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    return _training(fully_shard(model, mesh=mesh))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""Small all-reduces of the process group that are to be waited for, without a second thread.
+
+Handing 4 KB to another thread and back costs many times what reducing them does. So the payload is told to the other
+ranks at the call, which waits for nobody, and whoever waits for the result takes it himself. Ranks that never meet in
+a wait still go on, since what they need of this one is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ringside.engine import Communicator as HostCommunicator
+
+MOST_RANKS = 8  # every rank reads all payloads; with more ranks that is the larger part
+SMALL_BYTES = 32 << 10  # what travels next to a rank's arrival: INLINE_BYTES of the core
+
+
+def is_small(comm: Any, size_bytes: int) -> bool:
+    """Tell whether an all-reduce of that size is carried out in one shot; all ranks tell the same."""
+    return isinstance(comm, HostCommunicator) and comm.size <= MOST_RANKS and size_bytes <= SMALL_BYTES
+
+
+class Posted:
+    """An all-reduce that the others know of and that is still to be finished; stands in for a `background.Work`.
+
+    Args:
+        finish: Waits for the others and reduces.
+        in_turn: Runs a job while no other thread uses the communicator.
+        hand_over: Has the engine's thread finish it; returns what can be waited for.
+
+    Attributes:
+        done: Whether it is finished, well or badly.
+        told: Called with the error, or None, when it is.
+    """
+
+    def __init__(
+        self, finish: Callable[[], None], in_turn: Callable[[Callable[[], None]], None], hand_over: Callable[[], Any]
+    ) -> None:
+        self._finish, self._in_turn, self._hand_over = finish, in_turn, hand_over
+        self.done = False
+        self._error: BaseException | None = None
+        self.told: Callable[[BaseException | None], None] = _nobody
+
+    def finish(self) -> None:
+        """Finish it, once; only while no other thread uses the communicator."""
+        if self.done:
+            return
+        try:
+            self._finish()
+        except BaseException as error:
+            self._error = error
+            if not isinstance(error, Exception):
+                raise  # Ctrl-C is not for whoever waits for this one alone
+        finally:
+            self.done = True
+            self.told(self._error)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Finish it here, or with a timeout on the engine's thread; raise what went wrong."""
+        if not self.done and timeout_s is not None:
+            self._hand_over().wait(timeout_s)
+        if not self.done:
+            self._in_turn(self.finish)
+        if self._error is not None:
+            raise self._error
+
+    def is_completed(self) -> bool:
+        """Tell whether it is done; who asks instead of waiting has it finished by the engine's thread."""
+        if not self.done:
+            self.let_go()
+        return self.done
+
+    def let_go(self) -> None:
+        """Have the engine's thread finish it."""
+        self._hand_over()
+
+
+def _nobody(error: BaseException | None) -> None:
+    """Nobody is to be told."""
