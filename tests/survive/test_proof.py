@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from ringside.schedule import ring, run
+from ringside.schedule import by_name, run
 from ringside.survive.checker import Bounds, explore
 from ringside.survive.decision import Tag
 from ringside.survive.proof import process
@@ -14,7 +14,7 @@ from ringside.survive.proof.__main__ import main
 from ringside.survive.proof.controls import break_rule, rules
 from ringside.survive.proof.exchange import Exchange, ring_order
 from ringside.survive.proof.faults import Fault, Kind, Phase, Point
-from ringside.survive.proof.matrix import cases, run_case
+from ringside.survive.proof.matrix import ALGORITHMS, cases, run_case
 from ringside.survive.proof.model import Counting
 from ringside.survive.proof.world import Case
 from ringside.survive.protocol import Member
@@ -48,11 +48,12 @@ def test_the_matrix_has_every_place_once():
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_the_simulated_exchange_is_the_schedule_whatever_the_order_of_messages(ranks):
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_simulated_exchange_is_the_schedule_whatever_the_order_of_messages(algorithm, ranks):
     chance = random.Random(ranks)
     inputs = np.arange(ranks * 12).reshape(ranks, 12)
     tag = Tag(1, 1, 0, 0)
-    walks = [Exchange(tag, range(ranks), rank, [inputs[rank].tolist()]) for rank in range(ranks)]
+    walks = [Exchange(tag, range(ranks), rank, [inputs[rank].tolist()], algorithm) for rank in range(ranks)]
     under_way = [part for walk in walks for parts in walk.sends(0) for part in parts]
     while under_way:
         part = under_way.pop(chance.randrange(len(under_way)))
@@ -60,7 +61,7 @@ def test_the_simulated_exchange_is_the_schedule_whatever_the_order_of_messages(r
         walk.take(part)
         while walk.advance(0):
             under_way += [part for parts in walk.sends(0) for part in parts]
-    assert [list(walk.result) for walk in walks] == run(ring(ranks), inputs).tolist()
+    assert [list(walk.result) for walk in walks] == run(by_name(algorithm, ranks), inputs).tolist()
     assert all(walk.done for walk in walks)
 
 

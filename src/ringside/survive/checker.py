@@ -42,6 +42,7 @@ class Bounds:
         mistakes: How many that live are suspected.
         returns: How many come back after a crash, or after having been left out.
         retries: How many exchanges fail though nobody is at fault.
+        gives_up: Whoever has no state may take everybody else for dead, at any time, and give the incarnation up.
         most_states: Where to stop looking.
     """
 
@@ -51,6 +52,7 @@ class Bounds:
     mistakes: int = 0
     returns: int = 0
     retries: int = 0
+    gives_up: bool = False
     most_states: int = 200_000
 
 
@@ -110,12 +112,14 @@ class _State(NamedTuple):
     taking_part: frozenset[tuple[Tag, Seat]] = frozenset()
     copies: frozenset[tuple[Tag, Seat]] = frozenset()
     left: tuple[int, int, int, int] = (0, 0, 0, 0)  # crashes, mistakes, returns, retries
+    given_up: bool = False
 
     @property
     def key(self) -> tuple[Any, ...]:
         """Equal for states that go on equally."""
         nodes = tuple(node.key for node in self.nodes)
-        return (nodes, self.records, self.decisions, self.messages, self.taking_part, self.copies, self.left)
+        registers = (self.records, self.decisions)
+        return (nodes, registers, self.messages, self.taking_part, self.copies, self.left, self.given_up)
 
 
 Move = tuple[str, Callable[[], _State]]
@@ -219,6 +223,8 @@ class _Checker:
             yield f"{seat}: {type(node.todo[0]).__name__}", partial(self._next_call, state, at)
         else:
             yield f"{seat}: tick", partial(self._tell, state, at, e.Tick(node.member.now + 2.0))
+        if self.bounds.gives_up and node.member.step is None and node.member.phase is not Phase.FENCING:
+            yield f"{seat} finds nobody", partial(self._tell, state, at, e.NobodyLeft())
         tag = node.member.tag
         if node.member.phase is not Phase.EXCHANGING or tag is None:
             return
@@ -300,7 +306,9 @@ class _Checker:
             case i.Discard() | i.Leave():
                 self._throws_away(state, node)
                 return state
-            case i.Settle() | i.Checkpoint() | i.Finish() | i.Halt() | i.OpenIncarnation():
+            case i.OpenIncarnation():
+                return state._replace(given_up=True)
+            case i.Settle() | i.Checkpoint() | i.Finish() | i.Halt():
                 return state
         return _put(state, at, node._replace(todo=(*node.todo, instruction)))
 
@@ -368,6 +376,8 @@ class _Checker:
         return _answer(state, at, e.DecisionRead(tag, stands))
 
     def _committed(self, state: _State, tag: Tag, commit: Commit) -> None:
+        if state.given_up:
+            raise Broken(f"{tag} is committed, and its incarnation was given up")
         for seat in commit.members:
             if (tag, seat) not in state.copies:
                 raise Broken(f"{tag} is committed, and {seat} holds no copy")

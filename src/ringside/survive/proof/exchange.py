@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ringside.schedule import chunk_bounds, ring
+from ringside.schedule import by_name, chunk_bounds
 from ringside.schedule.schedule import Transfer
 from ringside.survive.decision import Tag
 
@@ -43,9 +43,9 @@ class Part(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def rounds_of(ranks: int) -> tuple[tuple[Transfer, ...], ...]:
-    """Return the transfers of every round of the ring."""
-    schedule = ring(ranks)
+def rounds_of(algorithm: str, ranks: int) -> tuple[tuple[Transfer, ...], ...]:
+    """Return the transfers of every round of an algorithm's schedule."""
+    schedule = by_name(algorithm, ranks)
     return tuple(tuple(schedule.round(k)) for k in range(schedule.rounds))
 
 
@@ -66,13 +66,17 @@ class Exchange:
         order: The ranks in the order of the ring.
         rank: This one.
         buckets: Its own sums, which are reduced in place.
+        algorithm: Whose schedule is walked.
     """
 
-    def __init__(self, tag: Tag, order: Sequence[int], rank: int, buckets: list[list[int]]) -> None:
+    def __init__(
+        self, tag: Tag, order: Sequence[int], rank: int, buckets: list[list[int]], algorithm: str = "ring"
+    ) -> None:
         self.tag, self.order, self.rank, self.buckets = tag, tuple(order), rank, buckets
         self.at = [0] * len(buckets)
         self._vertex = self.order.index(rank)
-        self._rounds = rounds_of(len(order))
+        self._rounds = rounds_of(algorithm, len(order))
+        self._chunks = by_name(algorithm, len(order)).chunks
         self._came: dict[tuple[int, int, int, int, int], tuple[int, ...]] = {}
 
     @property
@@ -123,7 +127,7 @@ class Exchange:
         return [value for key in self._keys(bucket, chunk, src) for value in self._came[key]]
 
     def _bounds(self, bucket: int, chunk: int) -> slice:
-        bounds = chunk_offsets(len(self.buckets[bucket]), len(self.order))
+        bounds = chunk_offsets(len(self.buckets[bucket]), self._chunks)
         return slice(bounds[chunk], bounds[chunk + 1])
 
     def _parts(self, bucket: int, k: int, dst: int, chunk: int) -> tuple[Part, ...]:

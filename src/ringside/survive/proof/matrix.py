@@ -1,4 +1,7 @@
-"""The kill matrix: every rank × round × bucket × phase × kind of fault, and rejoining while another one fails."""
+"""The kill matrix: every rank × round × bucket × phase × kind of fault, and rejoining while another one fails.
+
+Each case once walks the ring, whose rounds every rank takes part in; more cases walk other schedules as well.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ STEP = 1
 DATA = (Phase.BEFORE_SEND, Phase.MID_CHUNK, Phase.AFTER_SEND, Phase.AFTER_RECEIVE)
 MOMENTS = (Phase.COMPUTING, Phase.BEFORE_DECIDE, Phase.BEFORE_APPLY, Phase.CHECKPOINT)
 REJOINING = (Phase.ASKING, Phase.FETCHING, Phase.SERVING)
+ALGORITHMS = ("ring", "halving_doubling", "direct", "two_tree", "recursive_doubling", "parameter_server")
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ def run_case(case: Case, rules: Rules | None = None, outside: WorldRules | None 
 
 def points(model: Counting) -> list[Point]:
     """Return every point of a step that a fault can strike at, those of rejoining too."""
-    rounds = range(len(rounds_of(RANKS)))
+    rounds = range(len(rounds_of("ring", RANKS)))
     found = [Point(phase, STEP, b, k) for phase in DATA for k in rounds for b in range(model.buckets)]
     found += [Point(phase, STEP) for phase in MOMENTS]
     return found + [Point(phase) for phase in REJOINING]
@@ -67,7 +71,7 @@ def cases(seed: int = 0, count: int | None = None) -> Iterator[Case]:
     Args:
         seed: Of their order and of everything random in them.
         count: How many; None: each once. With fewer every kind and phase has its share; with more they come again,
-            with other delays and with second faults elsewhere.
+            with other delays and schedules, and with second faults elsewhere.
     """
     chance = random.Random(seed)
     once = list(_once(chance))
@@ -77,7 +81,7 @@ def cases(seed: int = 0, count: int | None = None) -> Iterator[Case]:
     for number in range(len(once), count):
         case = once[number % len(once)]
         faults = case.faults if number % 2 else (*case.faults, _anything(chance, case.model))
-        yield Case(chance.getrandbits(32), faults, case.ranks, case.model)
+        yield Case(chance.getrandbits(32), faults, case.ranks, case.model, chance.choice(ALGORITHMS))
 
 
 def _once(chance: random.Random) -> Iterator[Case]:

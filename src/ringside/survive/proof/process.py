@@ -269,7 +269,8 @@ class Process:
     def _begin_exchange(self, wanted: i.Exchange) -> None:
         record, tag = wanted.generation, wanted.tag
         order = ring_order(record.ranks, record.broken) or record.ranks
-        self._exchange = Exchange(tag, order, self.seat.rank, self.world.model.cut(self._sums))
+        buckets = self.world.model.cut(self._sums)
+        self._exchange = Exchange(tag, order, self.seat.rank, buckets, self.world.case.algorithm)
         early = [part for part in self._early if part.tag >= tag or not self.world.outside.tagged_data]
         self._early = []
         for bucket in range(self.world.model.buckets):

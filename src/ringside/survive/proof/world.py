@@ -48,12 +48,14 @@ class Case:
         faults: What goes wrong.
         ranks: How many processes begin.
         model: The job.
+        algorithm: Whose schedule the exchanges walk.
     """
 
     seed: int
     faults: tuple[Fault, ...]
     ranks: int = 4
     model: Counting = field(default_factory=Counting)
+    algorithm: str = "ring"
 
 
 class World:
