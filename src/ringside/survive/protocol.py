@@ -254,6 +254,7 @@ class Member:
         if before is None and self.step is not None and self.step != record.step:
             return self._end(i.Leave(f"{self.seat} has state of step {self.step}, not {record.step}", rejoin=True))
         self.generation, self.own, self._offer = record, None, None
+        self.acks = {seat: ack for seat, ack in self.acks.items() if seat in record.members}
         gone = () if before is None else tuple(sorted(set(before.members) - set(record.members)))
         settled: Instructions = [i.Settle(record, gone)]
         if self.step is None:

@@ -61,7 +61,8 @@ class Wishes:
         newest = {seat.rank: seat.epoch for seat in base.members}
         waiting = frozenset(new for new in self.newcomers if new.epoch > newest.get(new.rank, -1))
         quotas = self.quotas if self._wants_other_quotas(base) else ()
-        return Wishes(self.suspects, waiting, self.drains - set(base.drained), self.broken, quotas)
+        suspects = self.suspects & (waiting | set(base.members))
+        return Wishes(suspects, waiting, self.drains - set(base.drained), self.broken - set(base.broken), quotas)
 
     def quotas_of(self, ranks: tuple[int, ...], owners: tuple[int, ...], share_out: Quotas) -> dict[int, int]:
         """Return how many micro-batches each of some ranks takes."""
@@ -100,7 +101,7 @@ def successor(base: Generation, wishes: Wishes, step: int | None, settled: bool,
         members=members,
         owners=base.owners if same or not ranks else dealt(base.owners, quotas),
         joining=_joining(base, members, arriving, worked=settled and at > base.step + 1),
-        broken=tuple(sorted(set(base.broken) | wishes.broken)),
+        broken=_broken(base, wishes, {seat.rank for seat in set(members) & set(base.members)}),
         drained=tuple(sorted(set(base.drained) | wishes.drains)),
         unsettled=unsettled_after(base, settled),
     )
@@ -115,6 +116,11 @@ def closing(base: Generation, settled: bool, over: bool) -> Generation:
 def unsettled_after(base: Generation, settled: bool) -> tuple[tuple[int, int], ...]:
     """Return the generations up to `base` in which a step could still be committed."""
     return (*(() if settled else base.unsettled), (base.number, base.step))
+
+
+def _broken(base: Generation, wishes: Wishes, staying: set[int]) -> tuple[Link, ...]:
+    """Return the links to go around: those of a process that has gone say nothing of the one that comes."""
+    return tuple(link for link in sorted(set(base.broken) | wishes.broken) if staying.issuperset(link))
 
 
 def _joining(base: Generation, members: Iterable[Seat], arriving: frozenset[Seat], worked: bool) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from ringside.survive import events as e
 from ringside.survive import instructions as i
 from ringside.survive.decision import Abort, Commit, Decision, Seat, Tag
 from ringside.survive.generation import Generation
+from ringside.survive.proof.carrier import Carrier
 from ringside.survive.proof.exchange import Exchange, Part, ring_order
 from ringside.survive.proof.faults import Phase, Point
 from ringside.survive.proof.model import Weights, add, digest
@@ -51,8 +52,8 @@ class Process:
         self._todo: deque[Action] = deque()
         self._backlog: deque[Action] = deque()
         self._copies: dict[Tag, Weights] = {}
-        self._exchange: Exchange | None = None
-        self._early: list[Part] = []
+        self._carrier = Carrier(self)
+        self._sums: list[int] = []
         self._fetched: tuple[Tag, list[int]] | None = None
         self._checked: set[Tag] = set()
         self._wrong = False
@@ -141,7 +142,12 @@ class Process:
             return
         _CARRY_OUT[type(instruction)](self, instruction)
 
-    def _reach(self, phase: Phase, step: int = -1, bucket: int = -1, round: int = -1) -> None:
+    def do(self, action: Action) -> None:
+        """Put something behind what is to be done."""
+        self._todo.append(action)
+
+    def reach(self, phase: Phase, step: int = -1, bucket: int = -1, round: int = -1) -> None:
+        """Come to a point where a fault may strike."""
         self.world.reach(self, Point(phase, step, bucket, round))
 
     def _poll(self) -> None:
@@ -180,7 +186,7 @@ class Process:
 
     def _try_commit(self, wanted: i.TryCommit) -> None:
         self._todo.appendleft(lambda: self._create(wanted.tag, wanted.decision))
-        self._reach(Phase.BEFORE_DECIDE, wanted.tag.step)
+        self.reach(Phase.BEFORE_DECIDE, wanted.tag.step)
 
     def _try_abort(self, wanted: i.TryAbort) -> None:
         self._create(wanted.tag, Abort(wanted.generation))
@@ -192,7 +198,7 @@ class Process:
     def _decision_stands(self, tag: Tag, decision: Decision | None) -> None:
         self._todo.append(lambda: self.feed(e.DecisionRead(tag, decision)))
         if isinstance(decision, Commit) and tag == self.member.tag:
-            self._reach(Phase.BEFORE_APPLY, tag.step)
+            self.reach(Phase.BEFORE_APPLY, tag.step)
 
     # ------------------------------------------------------------------------------------------ who takes part
 
@@ -200,7 +206,7 @@ class Process:
         self.world.ledger.settled(wanted.generation, self.seat)
         for tag in [tag for tag in self._copies if tag.generation != wanted.generation.number]:
             self._drop(tag)
-        self._exchange = None
+        self._carrier.drop()
 
     def _drop(self, tag: Tag) -> None:
         if self._copies.pop(tag, None) is not None:
@@ -208,7 +214,7 @@ class Process:
 
     def _ask_to_join(self, wanted: i.AskToJoin) -> None:
         self._todo.appendleft(lambda: self.world.tell_all(self, lambda p: p.feed(e.JoinRequested(wanted.seat))))
-        self._reach(Phase.ASKING)
+        self.reach(Phase.ASKING)
 
     def _offer(self, wanted: i.OfferState) -> None:
         offer = e.Offer(wanted.tag, self.seat, digest(self.weights))
@@ -228,7 +234,7 @@ class Process:
         values = self.weights[middle:] if half else self.weights[:middle]
         self.world.send(self, to, lambda p: p.take_state(tag, values))
         if not half:
-            self._reach(Phase.SERVING)
+            self.reach(Phase.SERVING)
             self.world.after(self.world.between(0.005, 0.03), lambda: self.post(lambda: self.serve(to, tag, 1)))
 
     def take_state(self, tag: Tag, values: Weights) -> None:
@@ -238,7 +244,7 @@ class Process:
         state = self._fetched[1]
         state.extend(values)
         if len(state) < len(self.weights):
-            self._reach(Phase.FETCHING)
+            self.reach(Phase.FETCHING)
         elif self.member.step is None:
             self._state_is_here(tag, state)
 
@@ -259,7 +265,7 @@ class Process:
         if wanted.check_state:
             self._checked.add(wanted.tag)
         sums = self.world.model.gradient(wanted.tag.step, wanted.micro_batches)
-        self._reach(Phase.COMPUTING, wanted.tag.step)
+        self.reach(Phase.COMPUTING, wanted.tag.step)
         self.world.after(self.world.between(0.02, 0.06), lambda: self.post(partial(self._computed, wanted.tag, sums)))
 
     def _computed(self, tag: Tag, sums: list[int]) -> None:
@@ -267,77 +273,37 @@ class Process:
         self.feed(e.WorkDone(tag))
 
     def _begin_exchange(self, wanted: i.Exchange) -> None:
-        record, tag = wanted.generation, wanted.tag
+        record, tag, world = wanted.generation, wanted.tag, self.world
         order = ring_order(record.ranks, record.broken) or record.ranks
-        buckets = self.world.model.cut(self._sums)
-        self._exchange = Exchange(tag, order, self.seat.rank, buckets, self.world.case.algorithm)
-        early = [part for part in self._early if part.tag >= tag or not self.world.outside.tagged_data]
-        self._early = []
-        for bucket in range(self.world.model.buckets):
-            self._send_round(bucket)
-        for part in early:
-            self.take_part(part)
-        self.world.after(EXCHANGE_S, lambda: self.post(lambda: self._exchange_is_late(tag)))
-        self._go_on()
+        self._carrier.begin(Exchange(tag, order, self.seat.rank, world.model.cut(self._sums), world.case.algorithm))
+        world.after(EXCHANGE_S, lambda: self.post(lambda: self._exchange_is_late(tag)))
 
     def take_part(self, part: Part) -> None:
         """A message of an exchange has come."""
-        now = self._exchange
-        if now is not None and (part.tag == now.tag or not self.world.outside.tagged_data):
-            self.world.ledger.stored(now.tag, part.tag)
-            now.take(part)
-            self._go_on()
-        elif now is None or part.tag > now.tag:
-            self._early.append(part)
+        self._carrier.take(part)
         newest = self.member.newest
         if newest is not None and part.tag.generation > newest.number:
             self.feed(e.NewerHeardOf())
 
-    def _go_on(self) -> None:
-        """Advance every bucket as far as what has come allows."""
-        now = self._exchange
-        if now is None:
-            return
-        for bucket, k in enumerate(now.at):
-            if now.advance(bucket):
-                self._todo.append(partial(self._reach, Phase.AFTER_RECEIVE, now.tag.step, bucket, k))
-                self._send_round(bucket)
-                self._todo.append(self._go_on)
-        if now.done:
-            self._todo.append(partial(self._copy, now))
-
-    def _send_round(self, bucket: int) -> None:
-        now = self._exchange
-        assert now is not None
-        where = (now.tag.step, bucket, now.at[bucket])
-        for first, second in now.sends(bucket):
-            self._todo.append(partial(self._reach, Phase.BEFORE_SEND, *where))
-            self._todo.append(partial(self._send, first))
-            self._todo.append(partial(self._reach, Phase.MID_CHUNK, *where))
-            self._todo.append(partial(self._send, second))
-            self._todo.append(partial(self._reach, Phase.AFTER_SEND, *where))
-
-    def _send(self, part: Part) -> None:
+    def send_part(self, part: Part) -> None:
+        """Send a message of an exchange."""
         to = next(seat for seat in self.members if seat.rank == part.dst)
         self.world.send(self, to, lambda p: p.take_part(part))
 
-    def _copy(self, now: Exchange) -> None:
-        if now is not self._exchange:
-            return
-        self._exchange, result = None, list(now.result)
-        self._spoil(result)
-        self._copies[now.tag] = tuple(result)
-        self.world.ledger.copied(now.tag, self.seat, digest(result))
-        state = digest(self.weights) if now.tag in self._checked else ""
-        self.feed(e.ResultReady(now.tag, digest(result), state))
+    def copy_result(self, tag: Tag, result: list[int]) -> None:
+        """An exchange is done: copy what came of it."""
+        if len(self.members) > 1:  # nobody could tell that the only copy there is is wrong
+            self._spoil(result)
+        self._copies[tag] = tuple(result)
+        self.world.ledger.copied(tag, self.seat, digest(result))
+        state = digest(self.weights) if tag in self._checked else ""
+        self.feed(e.ResultReady(tag, digest(result), state))
 
     def _exchange_is_late(self, tag: Tag) -> None:
-        now = self._exchange
-        if now is None or now.tag != tag or now.done or tag != self.member.tag:
-            return
-        missing = {src for bucket in range(len(now.at)) if (src := now.missing(bucket)) is not None}
-        dead = [(src, self.seat.rank) for src in sorted(missing) if self.world.is_half_open(src, self.seat.rank)]
-        self.feed(self._failure(tag, dead))
+        missing = self._carrier.waits_for(tag)
+        if missing and tag == self.member.tag:
+            dead = [(src, self.seat.rank) for src in sorted(missing) if self.world.is_half_open(src, self.seat.rank)]
+            self.feed(self._failure(tag, dead))
 
     def _failure(self, tag: Tag, dead: list[tuple[int, int]]) -> e.AttemptFailed:
         """Tell whom or what to go around: links, as long as there is a ring without them."""
@@ -349,7 +315,7 @@ class Process:
 
     def _publish(self, wanted: i.PublishAck) -> None:
         self._todo.appendleft(lambda: self.world.send(self, wanted.to, lambda p: p.feed(e.AckSeen(wanted.ack))))
-        self._reach(Phase.BEFORE_DECIDE, wanted.ack.tag.step)
+        self.reach(Phase.BEFORE_DECIDE, wanted.ack.tag.step)
 
     def _apply(self, wanted: i.Apply) -> None:
         copy = self._copies.pop(wanted.tag, None)
@@ -358,14 +324,14 @@ class Process:
 
     def _discard(self, wanted: i.Discard) -> None:
         self._drop(wanted.tag)
-        self._exchange = None
+        self._carrier.drop()
 
     def _checkpoint(self, wanted: i.Checkpoint) -> None:
         early = [copy for tag, copy in self._copies.items() if tag.step == wanted.step - 1]
         weights = add(self.weights, early[0]) if early else self.weights
         incarnation, step = self.member.incarnation, wanted.step
         self.world.ledger.saved(incarnation, step, weights)
-        self._reach(Phase.CHECKPOINT, step - 1)
+        self.reach(Phase.CHECKPOINT, step - 1)
         written = partial(self.world.save, incarnation, step, weights)
         self.world.after(self.world.between(0.01, 0.1), lambda: self.post(written))
 
