@@ -29,6 +29,7 @@ from ringside.monitor.verdict import headline
 from ringside.view.comparison import WARM_UP_STEPS, Change, Comparison, compare
 from ringside.view.recorded import Run
 from ringside.view.report_words import duration, share
+from ringside.view.top_plain import SafeConsole
 
 HELP = "hold two runs side by side; for CI, fail where a step became slower"
 
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         content = finite(msgspec.to_builtins(found))
         print(json.dumps({**content, "fail_over": args.fail_over, "failed": failed}, indent=2))
     else:
-        print_comparison(found, args.fail_over, failed, Console(file=sys.stdout, highlight=False))
+        print_comparison(found, args.fail_over, failed, SafeConsole(file=sys.stdout, highlight=False))
     return int(failed)
 
 

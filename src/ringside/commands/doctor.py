@@ -30,6 +30,7 @@ from ringside.doctor.progress import OnStream
 from ringside.errors import UsageError
 from ringside.view.answers import answer
 from ringside.view.doctor_words import tell, what_if_line
+from ringside.view.top_plain import SafeConsole
 
 HELP = "say what happened in a run that failed or crawled, from traces, dumps and logs"
 HEALTHY, VERDICTS, NOTHING_READABLE = 0, 1, 3
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(as_json(findings), indent=2))
     else:
         # lines are broken for a reader, never for a program
-        print_findings(findings, Console(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty()))
+        print_findings(findings, SafeConsole(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty()))
     if args.html is not None:
         _write_page(findings, args.html)
         if not args.json:

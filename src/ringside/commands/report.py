@@ -26,6 +26,7 @@ from ringside.view.markdown import render_markdown
 from ringside.view.perfetto import steps_between, write_perfetto
 from ringside.view.recorded import Run
 from ringside.view.report_words import all_is_well, duration, no_verdict, share, tell
+from ringside.view.top_plain import SafeConsole
 
 HELP = "build a run's report.html and summary.json, and print the verdict"
 SHOWN_RANKS = 10
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(summary, indent=2))
         return 0
-    print_summary(summary, Console(file=sys.stdout, highlight=False))
+    print_summary(summary, SafeConsole(file=sys.stdout, highlight=False))
     print(args.run_dir / REPORT)
     return 0
 

@@ -14,6 +14,7 @@ from ringside.monitor.questions import QUESTIONS, Question, read_answers
 from ringside.monitor.verdict import Verdict, headline, percent
 from ringside.view.answers import sentence, sign
 from ringside.view.following import Finding, Following, RankFigures
+from ringside.view.top_plain import SafeConsole
 from ringside.view.units import clock, ms, size, sparkline
 
 RANKS_SHOWN = 10
@@ -22,7 +23,7 @@ BAR_CELLS = 36
 
 def open_console(*, stderr: bool = False) -> Console:
     """Return a console on stdout or stderr; where that is no terminal, lines are as long as they are."""
-    console = Console(stderr=stderr, highlight=False)
+    console = SafeConsole(stderr=stderr, highlight=False)
     if not console.is_terminal:
         console.width = 1000
     return console

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import codecs
 import io
+from collections.abc import Iterable
 from typing import TextIO
 
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
 REPLACEMENT = "�"
@@ -21,6 +24,18 @@ def printable(text: str) -> str:
     Each becomes one replacement character, so that one sees that there was something.
     """
     return text if text.isprintable() else "".join(one if one.isprintable() else REPLACEMENT for one in text)
+
+
+class SafeConsole(Console):
+    """A console that writes text as `printable` returns it, line by line: only its own colours reach the terminal."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield what a renderable looks like; what moves the cursor comes from rich alone."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment("\n".join(map(printable, segment.text.split("\n"))), segment.style)
 
 
 def in_ascii(text: str) -> str:
