@@ -1,10 +1,11 @@
 """How fast a job heals, what a transaction costs while nobody dies, and whether 500 steps with 49 kills are exact.
 
-    python bench/survive.py [--part healing|cost|soak|torchrun] [--steps 500] [--json FILE]
+    python bench/survive.py [--part healing|torchrun|cost|rebalance|soak] [--steps 500] [--json FILE]
 
 healing: from the death of a worker (SIGKILL in mid all-reduce) to the next committed step, four workers on this host.
 torchrun: the same for `torchrun --max-restarts`, which ends all workers and resumes from a checkpoint of every step.
 cost: what digest, acknowledgement and decision take of a step of the demo's GPT, two workers, and a DDP step over Gloo.
+rebalance: one of two ranks takes twice as long; quotas change, and what that gains is foretold and measured.
 soak: a kill every ten steps; the counting model's multiset, and a real model's weights against one process alone.
 """
 
@@ -73,6 +74,26 @@ def soak(store: Store, steps: int) -> dict[str, Any]:
     return {"kills": [len(counted.deaths), len(trained.deaths)], "ok": exact and same}
 
 
+def rebalance(store: Store, steps: int = 60) -> dict[str, Any]:
+    """One of two ranks takes twice as long: quotas change, the gradient does not."""
+    runs = {
+        (slow, mode): job(store, f"uneven-{slow}-{mode}", 2, functools.partial(workers.uneven, steps, slow, mode))
+        for slow, mode in ((1.0, "alert"), (2.0, "alert"), (2.0, "rebalance"))
+    }
+    half = {key: report.ended[0]["seconds"][steps // 2 :] for key, report in runs.items()}
+    healthy, slow, fair = (statistics.median(seconds) for seconds in half.values())
+    (after, predicted, measured), *_ = runs[2.0, "rebalance"].ended[0]["rebalances"]
+    ratios = sorted(fast / late for fast, late in zip(half[2.0, "rebalance"], half[2.0, "alert"], strict=True))
+    low, high = (1 - ratios[int(share * (len(ratios) - 1))] for share in (0.9, 0.1))
+    same = len({end["digest"] for report in runs.values() for end in report.ended.values()}) == 1
+    print(f"rebalance: one rank 2 × slower, 12 micro-batches: step {slow / healthy:.2f} × of healthy, quotas {after} "
+          f"{fair / healthy:.2f} ×; target 1.45.\n      Computing {100 * measured:.1f} % shorter, "
+          f"{100 * predicted:.1f} % foretold; steps {100 * (1 - fair / slow):.1f} % shorter (middle 80 % of pairs: "
+          f"{100 * low:.1f} to {100 * high:.1f} %); weights {'equal' if same else 'DIFFER'}")  # fmt: skip
+    ok = fair <= 1.45 * healthy and abs(measured - predicted) <= 0.1 * predicted and same
+    return {"ratio": fair / healthy, "predicted": predicted, "measured": measured, "ok": ok}
+
+
 def cost(store: Store, steps: int = 45) -> dict[str, Any]:
     """Take a healthy step apart, beside a DDP step of the same model over Gloo."""
     report = job(store, "cost", 2, functools.partial(workers.gpt, steps, "small"))
@@ -114,7 +135,9 @@ def _torchrun(flags: list[str], *arguments: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts: dict[str, Callable[[Store], dict[str, Any]]] = {"healing": healing, "torchrun": torchrun, "cost": cost}
+    parts: dict[str, Callable[[Store], dict[str, Any]]] = {
+        "healing": healing, "torchrun": torchrun, "cost": cost, "rebalance": rebalance
+    }  # fmt: skip
     parser.add_argument("--part", choices=(*parts, "soak"), action="append")
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--json", type=Path)

@@ -92,6 +92,22 @@ def healing(steps: int, rank: int, directory: Path) -> dict[str, Any]:
         return {"times": [(step.number, time.monotonic(), len(step.members)) for step in t]}
 
 
+def uneven(steps: int, slow: float, mode: str, rank: int, directory: Path) -> dict[str, Any]:
+    """Count samples, every micro-batch taking 10 ms, on rank 1 `slow` times as long; return steps and rebalances."""
+    model = Counting()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def slowly(model: nn.Module, batch: Tensor) -> Tensor:
+        time.sleep(0.01 * (slow if rank == 1 else 1.0))
+        return consumed(model, batch)
+
+    settings: dict[str, Any] = {"batch": 24, "micro_batches": 12, "mean": False, "steps": steps}
+    with training(model, optimizer, range(96), loss=slowly, on_straggler=mode, **settings) as t:
+        seconds = [step.seconds for step in t]
+        changes = [(change.after, change.predicted, measured) for change, measured in t.rebalances]
+        return {"seconds": seconds, "rebalances": changes, "digest": t.digest()}
+
+
 def gpt(steps: int, size: str, rank: int, directory: Path) -> dict[str, Any]:
     """Train the demo's GPT; return seconds per step and what they were spent on."""
     from ringside.demo.corpus import Corpus

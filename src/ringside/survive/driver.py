@@ -29,6 +29,7 @@ from ringside.survive.phases import Phases
 from ringside.survive.protocol import Member, Phase
 from ringside.survive.settings import Settings
 from ringside.survive.state import Given, State, take_over
+from ringside.survive.stragglers import Stragglers
 from ringside.survive.succession import closing
 from ringside.survive.waiting import GaveUp, Lookout, Patience, Superseded
 from ringside.survive.work import Kept, Work
@@ -60,6 +61,7 @@ class Job:
         patience: When a member is given up.
         founding_s: How long the first ranks wait for each other, seconds.
         phases: Where this process is.
+        stragglers: What to do about a rank that takes longer.
         open_transport: Makes a group of members on several hosts; None: there is one host.
     """
 
@@ -76,6 +78,7 @@ class Job:
     patience: Patience = field(default_factory=Patience)
     founding_s: float = 60.0
     phases: Phases = field(default_factory=lambda: Phases(0))
+    stragglers: Stragglers = field(default_factory=lambda: Stragglers("alert"))
     open_transport: OpenTransport | None = None
 
 
@@ -348,10 +351,13 @@ class Driver:
             return None
         self.job.phases.step = step
         filled: list[Kept] = []
+        computed, began = 0, time.perf_counter()
         for slot, wanted in zip(exchange.slots, self._wanted(compute.micro_batches), strict=True):
-            self.job.work.fill(step, wanted, slot, self._kept)
+            computed += self.job.work.fill(step, wanted, slot, self._kept)
             filled.append(Kept(step, frozenset(wanted), slot))
             self._reached("compute")
+        if computed:
+            exchange.tell_own((time.perf_counter() - began) / computed)
         self._kept = filled
         self._check_state = compute.check_state
         return e.WorkDone(compute.tag)
@@ -423,8 +429,16 @@ class Driver:
         self._reached("after_apply")
         now = time.monotonic()
         members = tuple(seat.rank for seat in apply.decision.members)
+        self._watch_stragglers(record)
         self._step = Step(step, loss, apply.decision.samples, members, record.number, now - self._applied_at)
         self._applied_at = now
+
+    def _watch_stragglers(self, record: Generation) -> None:
+        if self.member.is_leader and self._exchange is not None:
+            quotas = {rank: len(record.micro_batches_of(rank)) for rank in record.ranks}
+            wanted = self.job.stragglers.add(record.number, quotas, self._exchange.own_times())
+            if wanted is not None:
+                self._tell(wanted)
 
     def _checkpoint(self, checkpoint: i.Checkpoint) -> None:
         if self.job.checkpoints is not None and self.member.is_leader:

@@ -60,6 +60,15 @@ class HostExchange:
         self._await(Word.SUMMED, step)
         self._sums.collect(into)
 
+    def tell_own(self, seconds: float) -> None:
+        """Say what a micro-batch took here, seconds."""
+        self._sums.say(Word.OWN_NS, int(1e9 * seconds))
+
+    def own_times(self) -> dict[int, float]:
+        """Return what a micro-batch took every member that has said so, seconds."""
+        said = {rank: 1e-9 * self._sums.heard(rank, Word.OWN_NS) for rank in self._sums.views}
+        return {rank: seconds for rank, seconds in said.items() if seconds > 0}
+
     def acknowledge(self, ack: Acknowledgement) -> None:
         """Show an acknowledgement to all members."""
         self._sums.say(Word.DIGEST, int(ack.digest, 16))

@@ -34,7 +34,7 @@ _lock = threading.Lock()
 
 
 class Word(IntEnum):
-    """What a rank says in its arena; the value is a step's number plus one, or a digest."""
+    """What a rank says in its arena; the value is a step's number plus one, a digest, or own time per micro-batch."""
 
     READY = 0
     SUMMED = 1
@@ -42,6 +42,7 @@ class Word(IntEnum):
     STATE = 3
     ACKNOWLEDGED = 4
     DECIDED = 5
+    OWN_NS = 6
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,21 @@ OpenTransport = Callable[[str, int, int], Transport]
 
 _SUM, _BYTE = OP_CODES["sum"], DTYPES.index("uint8")
 _JUDGE_S = 2.5
-_acks = msgspec.msgpack.Decoder(Acknowledgement)
+
+
+class Shown(msgspec.Struct, frozen=True, array_like=True):
+    """What a member shows the others.
+
+    Args:
+        ack: Its latest acknowledgement.
+        own_s: What a micro-batch took it, seconds; 0: it computed none.
+    """
+
+    ack: Acknowledgement
+    own_s: float
+
+
+_shown = msgspec.msgpack.Decoder(Shown)
 
 
 class NetExchange:
@@ -78,6 +92,7 @@ class NetExchange:
         self.slots = [np.zeros(layout.size_bytes, dtype=np.uint8) for _ in layout.slots[seat.rank]]
         self._order = ring_order(generation)
         self._exchange: Exchange | None = None
+        self._own: dict[int, float] = {}
         self._thread = Background("ringside-survive-exchange")
         name = f"{generation.incarnation}/group/{generation.number}"
         self._opening = self._thread.submit(lambda: open_transport(name, self._me, len(generation.members)))
@@ -99,9 +114,17 @@ class NetExchange:
         self._phases.reached("after_send")
         self._finished(under_way)
 
+    def tell_own(self, seconds: float) -> None:
+        """Say what a micro-batch took here, seconds."""
+        self._own[self.seat.rank] = seconds
+
+    def own_times(self) -> dict[int, float]:
+        """Return what a micro-batch took every member that has said so, seconds."""
+        return {rank: seconds for rank, seconds in self._own.items() if seconds > 0}
+
     def acknowledge(self, ack: Acknowledgement) -> None:
         """Show an acknowledgement to all members."""
-        self._meeting.say(self._ack_key(self.seat), encode(ack))
+        self._meeting.say(self._ack_key(self.seat), encode(Shown(ack, self._own.get(self.seat.rank, 0.0))))
 
     def acknowledgements(self, tag: Tag, checked: bool) -> list[Acknowledgement]:
         """Return the acknowledgements that the others show for an attempt."""
@@ -109,7 +132,9 @@ class NetExchange:
         for seat in self.generation.members:
             data = None if seat == self.seat else self._meeting.registers.read(self._ack_key(seat))
             if data is not None:
-                found.append(decode(data, _acks, "an acknowledgement"))
+                shown = decode(data, _shown, "an acknowledgement")
+                self._own[seat.rank] = shown.own_s
+                found.append(shown.ack)
         return [ack for ack in found if ack.tag == tag]
 
     def ring(self, step: int) -> None:

@@ -38,6 +38,7 @@ from ringside.survive.randomness import key_of, seed_all
 from ringside.survive.samples import Samples, drawn_by, length_of, shuffled
 from ringside.survive.settings import Settings
 from ringside.survive.state import State, Stateful
+from ringside.survive.stragglers import Mode, Rebalance, Stragglers
 from ringside.survive.waiting import Patience
 from ringside.survive.work import Collate, DataSet, Loss, Work
 
@@ -85,6 +86,11 @@ class Training:
         """Why this rank left before the last step; "": it did not."""
         return self._driver.reason
 
+    @property
+    def rebalances(self) -> list[tuple[Rebalance, float | None]]:
+        """What this rank, as the leader, has changed in the quotas, each with the gain that was measured."""
+        return self._driver.job.stragglers.done
+
     def digest(self) -> int:
         """Return 64 bits over parameters, optimizer and step, equal on all ranks between the same two steps."""
         return self._driver.job.state.digest()
@@ -119,6 +125,7 @@ def training(
     checkpoint_dir: str | Path | None = None,
     checkpoint_every: int = 100,
     least_ranks: int = 1,
+    on_straggler: Mode = "alert",
     silent_s: float = 60.0,
 ) -> Iterator[Training]:
     """Train so that every sample counts exactly once, whoever dies.
@@ -142,6 +149,8 @@ def training(
         checkpoint_dir: Where checkpoints go, seen by all ranks; training resumes from the newest. None: none.
         checkpoint_every: Steps between checkpoints.
         least_ranks: With fewer ranks left, training stops.
+        on_straggler: What to do about a rank that takes longer: `alert` tells, `rebalance` gives it fewer micro-batches
+            (the gradient stays the same sum), `drain` goes on without one that takes three times as long.
         silent_s: A rank that lives and does not take part for so long is left behind, seconds.
 
     A rank that leaves the loop before the last step ends the job for all. One that runs other code, or another model,
@@ -176,6 +185,7 @@ def training(
                 per_micro_batch=reproducible,
                 patience=Patience(silent_s=silent_s),
                 phases=Phases.of_environment(connection.rank, os.environ),
+                stragglers=Stragglers(on_straggler),
                 open_transport=None if connection.store is None else connection.open_transport,
             )
         )

@@ -111,8 +111,8 @@ class Work:
             parameter.grad = None
         return float(loss.detach())
 
-    def fill(self, step: int, micro_batches: Sequence[int], into: Bytes, kept: Sequence[Kept] = ()) -> None:
-        """Have memory hold the sum over some micro-batches, computing what is not known of that step.
+    def fill(self, step: int, micro_batches: Sequence[int], into: Bytes, kept: Sequence[Kept] = ()) -> int:
+        """Have memory hold the sum over some micro-batches; return how many had to be computed.
 
         Args:
             step: The step.
@@ -122,9 +122,10 @@ class Work:
         """
         known = next((k for k in kept if k.step == step and k.micro_batches <= set(micro_batches)), None)
         into[:] = 0 if known is None else known.memory
-        for micro_batch in micro_batches:
-            if known is None or micro_batch not in known.micro_batches:
-                self.add(step, micro_batch, into)
+        missing = [number for number in micro_batches if known is None or number not in known.micro_batches]
+        for micro_batch in missing:
+            self.add(step, micro_batch, into)
+        return len(missing)
 
     def apply(self, step: int, total: Bytes, divisor: int, optimizer: torch.optim.Optimizer) -> float:
         """Make the optimizer's step with a sum over all micro-batches; return the mean loss of a sample.
