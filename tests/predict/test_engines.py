@@ -29,6 +29,7 @@ from ringside.schedule import (
     by_name,
     from_rounds,
     hierarchical,
+    in_network,
     pipelined,
     recursive_doubling,
     relabel,
@@ -305,6 +306,29 @@ def test_a_switch_that_reduces():
     assert 0.5 * took < streamed < 0.6 * took  # every round of every segment waits for its latency
     with pytest.raises(UsageError, match=r"no switch between its hosts that reduces.*\[sharp\]"):
         price(by_name("in_network", 4), preset("ethernet-10g"), 1e6)
+
+
+@pytest.mark.parametrize("outer", [ring, in_network])
+@pytest.mark.parametrize("segments", [1, 3])
+def test_hosts_pipelined_with_a_switch_between_them_and_without(outer, segments):
+    topology = preset("dgx-h100", hosts=3, ranks_per_host=4)
+    check(pipelined(hierarchical(4, 3, outer=outer), segments), topology, 1e8, late={5: 1e-4})
+
+
+def test_a_host_with_a_rail_less_is_named_where_it_decides():
+    topology = preset("dgx-h100", hosts=3)
+    found = simulate(hierarchical(8, 3), topology.without_rail(1).without_rail(1), 1e9)
+    assert found.guilty[:2] == ("narrow host", (1,))
+    usual = simulate(hierarchical(8, 3), topology, 1e9)
+    assert found.guilty.seconds == pytest.approx(found.seconds - usual.seconds, rel=0.05)
+
+
+def test_a_slow_link_that_has_more_than_its_share_left_is_not_guilty():
+    """Eight ranks share eight interfaces: a link that carries a quarter of all eight carries twice its share."""
+    topology = preset("dgx-h100", hosts=2)
+    usual, slow = (simulate(hierarchical(8, 2), one, 1e9) for one in (topology, topology.with_slow_link(0, 8, 4.0)))
+    assert slow.seconds == usual.seconds
+    assert slow.guilty.kind == "nobody"
 
 
 def test_pipelining_makes_trees_worth_it():

@@ -53,12 +53,14 @@ class Axis:
     Args:
         text: How a value is written.
         log: Whether it is logarithmic.
-        low: Least value shown at most, greatest at least: the axis holds it; None: nothing in particular.
+        low: The axis holds this value; None: nothing in particular.
+        marks: Where it is labelled; empty: at round values.
     """
 
     text: Text
     log: bool = True
     low: float | None = None
+    marks: tuple[float, ...] = ()
 
 
 def curves(identity: str, title: str, lines: Sequence[Curve], x: Axis, y: Axis, note: str = "") -> str:
@@ -102,7 +104,8 @@ class _Scale:
         low, high = (float(shown.min()), float(shown.max())) if shown.size else (0.0, 1.0)
         more = room * ((high - low) or 1.0)
         self.low, self.high = low - more, high + more
-        self.ticks = _decades(self.low, self.high) if axis.log else ticks(self.low, self.high)
+        plain = _decades(self.low, self.high) if axis.log else ticks(self.low, self.high)
+        self.ticks = list(axis.marks) or plain
 
     def at(self, value: float) -> float:
         shown = math.log10(value) if self._log else value

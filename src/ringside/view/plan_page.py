@@ -113,7 +113,8 @@ def _over_hosts(scaling: Sequence[Scale]) -> Iterator[str]:
     if len(told) > 1:
         x, bands = np.array([float(hosts) for hosts, _ in told]), [one for _, one in told]
         line = _curve(0, "computation by computation and what is exposed", x, bands, True)
-        yield curves("hosts", "Efficiency of a step by hosts", [line], Axis(_whole), Axis(_share, log=False, low=1.0))
+        share = Axis(_share, log=False, low=1.0)
+        yield curves("hosts", "Efficiency of a step by hosts", [line], Axis(_whole, marks=tuple(x.tolist())), share)
 
 
 def _over_buckets(plan: Plan) -> Iterator[str]:

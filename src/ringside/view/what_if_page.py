@@ -11,7 +11,7 @@ from ringside.view.gantt import gantt
 from ringside.view.plan_words import band, hardware
 from ringside.view.predict_page import footer, page, table, tiles, verdict
 from ringside.view.report_words import digits, duration, share
-from ringside.view.what_if_words import Rates, asked, positive, prices, sentence
+from ringside.view.what_if_words import Rates, asked, positive, prices, sentence, way
 
 NOTE = (
     "Own work waits for the slowest rank. The pictures show one bucket's all-reduce from when the first rank has come "
@@ -72,8 +72,8 @@ def _pictures(played: Pair) -> Iterator[str]:
     longest = max((one.seconds for one in played if one is not None), default=0.0)
     for timeline, title in zip(played, ("Before", "After"), strict=True):
         if timeline is not None:
-            schedule, alike = timeline.schedule, timeline.seconds * TOO_SHORT > longest
-            text = f"{title}: {duration(timeline.seconds)}, {schedule.name} among {schedule.ranks} ranks"
+            alike = timeline.seconds * TOO_SHORT > longest
+            text = f"{title}: {duration(timeline.seconds)}, {way(timeline)} among {timeline.schedule.ranks} ranks"
             note = f"Guilty: {timeline.guilty}." + ("" if alike else " On a time axis of its own.")
             yield gantt(timeline, text, longest if alike else None, note)
 

@@ -117,9 +117,17 @@ def path(played: Timeline | None, text: Callable[[float], str] = duration) -> It
     if played is None:
         yield "critical path: too many ranks, or too few, to play it"
         return
-    yield f"critical path (played as {played.schedule.name}): {played.guilty}"
+    yield f"critical path (played as {way(played)}): {played.guilty}"
     found = sorted(played.shares.items(), key=lambda item: -item[1])[:PARTS]
     yield "  " + ", ".join(f"{name} {text(seconds)} ({seconds / played.seconds:.0%})" for name, seconds in found)
+
+
+def way(played: Timeline) -> str:
+    """Return what was played in words."""
+    schedule = played.schedule
+    return (
+        f"{schedule.name} through a switch" if schedule.switches and schedule.name == "hierarchical" else schedule.name
+    )
 
 
 def _support(answer: Answer) -> Iterator[str]:
