@@ -108,7 +108,7 @@ class Exchange(msgspec.Struct, frozen=True):
 
 
 class PublishAck(msgspec.Struct, frozen=True):
-    """Send an acknowledgement to a member.
+    """Send an acknowledgement to a member; when it is repeated, by another way (the store): a link may be broken.
 
     Args:
         ack: The message.

@@ -57,6 +57,7 @@ class Process:
         self._fetched: tuple[Tag, list[int]] | None = None
         self._checked: set[Tag] = set()
         self._wrong = False
+        self._published: Tag | None = None
         self._began_s = world.now
         world.after(world.between(0.0, POLL_S), lambda: self.post(self._poll))
 
@@ -220,7 +221,7 @@ class Process:
         offer = e.Offer(wanted.tag, self.seat, digest(self.weights))
         for seat in self.members:
             if seat.rank in wanted.joining:
-                self.world.send(self, seat, lambda p: p.feed(e.StateOffered(offer)))
+                self.world.send(self, seat, lambda p: p.feed(e.StateOffered(offer)), by_store=True)
 
     def _fetch(self, wanted: i.FetchState) -> None:
         self._fetched = (wanted.tag, [])
@@ -314,7 +315,9 @@ class Process:
         return e.AttemptFailed(tag, (), broken)
 
     def _publish(self, wanted: i.PublishAck) -> None:
-        self._todo.appendleft(lambda: self.world.send(self, wanted.to, lambda p: p.feed(e.AckSeen(wanted.ack))))
+        again = wanted.ack.tag == self._published
+        self._published = wanted.ack.tag
+        self._todo.appendleft(lambda: self.world.send(self, wanted.to, lambda p: p.feed(e.AckSeen(wanted.ack)), again))
         self.reach(Phase.BEFORE_DECIDE, wanted.ack.tag.step)
 
     def _apply(self, wanted: i.Apply) -> None:

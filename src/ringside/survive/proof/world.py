@@ -226,11 +226,12 @@ class World:
 
     # ------------------------------------------------------------------------------------------ messages
 
-    def send(self, sender: Process, to: Seat, take: Callable[[Process], None]) -> None:
-        """Send a message: it arrives some time later, out of order, or not at all."""
+    def send(self, sender: Process, to: Seat, take: Callable[[Process], None], by_store: bool = False) -> None:
+        """Send a message, by a connection or the store: it arrives some time later, out of order, or not at all."""
         src = sender.seat.rank
         receiver = self.processes.get(to)
-        if receiver is None or (src, to.rank) in self._half_open or self._used_up(self._lost, src):
+        cut = not by_store and (src, to.rank) in self._half_open
+        if receiver is None or cut or self._used_up(self._lost, src):
             return
         late = self.between(0.3, 1.5) if self._used_up(self._late, src) else 0.0
         self.after(self.between(0.0005, 0.002) + late, lambda: receiver.post(lambda: take(receiver)))
@@ -239,7 +240,7 @@ class World:
         """Send a message to everybody."""
         for seat in list(self.processes):
             if seat != sender.seat:
-                self.send(sender, seat, take)
+                self.send(sender, seat, take, by_store=True)
 
     def is_half_open(self, src: int, dst: int) -> bool:
         """Tell whether a connection carries nothing any more."""
