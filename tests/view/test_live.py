@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -95,3 +96,30 @@ def test_an_event_that_is_not_what_it_should_be_is_passed_over(tmp_path: Path, e
     assert live.poll()
     assert live.steps().tolist() == list(range(20))
     assert live.findings == []
+
+
+def test_a_price_is_the_same_read_at_once_or_as_the_run_grew(tmp_path: Path) -> None:
+    run = slow_run(tmp_path / "run", ranks=4, steps=120, rank=2, onset=60)
+    verdict = {
+        "kind": "slow_rank", "ranks": [2], "since_step": 60, "detected_step": 70, "excess_ratio": 0.3,
+        "cost_rank_seconds": 1.0,
+    }  # fmt: skip
+    event = json.dumps({"unix": 1.0, "kind": "verdict", "step": 70, "verdict": verdict}) + "\n"
+    lines = (run / "steps.jsonl").read_text().splitlines(keepends=True)
+    growing = Live(run)
+    (run / "steps.jsonl").write_text("".join(lines[: 4 * 72]))
+    growing.poll()
+    (run / "events.jsonl").write_text(event)
+    (run / "steps.jsonl").write_text("".join(lines))
+    growing.poll()
+    at_once = Live(run)
+    at_once.poll()
+    (price,) = [finding.cost_rank_seconds for finding in at_once.findings]
+    assert price == pytest.approx(1.0 + 49 * 4 * 0.03, rel=0.2)  # each step after it costs four ranks 30 ms
+    assert growing.findings[0].cost_rank_seconds == pytest.approx(price, rel=0.05)
+    over = {**verdict, "cost_rank_seconds": 5.5}
+    with (run / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"unix": 2.0, "kind": "repaired", "step": 119, "verdict": over}) + "\n")
+    for live in (growing, at_once):
+        live.poll()
+        assert [(finding.over, finding.cost_rank_seconds) for finding in live.findings] == [(True, 5.5)]

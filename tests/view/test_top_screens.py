@@ -25,7 +25,7 @@ SCREENS = Path(__file__).parent / "screens"
 VERDICT = {
     "kind": "slow_rank", "ranks": [5], "since_step": 80, "detected_step": 88, "excess_ratio": 0.3,
     "cause": "most of the extra time is in its backward pass (+29.6 ms per step); it was running all the time: more "
-    "work to do, or a slower clock", "cost_rank_seconds": 27.4,
+    "work to do, or a slower clock", "cost_rank_seconds": 3.4,
     "advice": "compare its clocks, temperature and neighbours with a healthy rank's",
     "evidence": {"own_seconds": 0.13, "others_own_seconds": 0.1, "steps": 112},
 }  # fmt: skip

@@ -38,15 +38,19 @@ class Finding:
         verdict: As it was reached.
         meter: Adds up its price; None for verdicts that have none.
         over: Whether its episode has ended.
+        final: What it cost in all, as told when it ended, rank-seconds; 0: not told.
     """
 
     verdict: Verdict
     meter: Meter | None
     over: bool = False
+    final: float = 0.0
 
     @property
     def cost_rank_seconds(self) -> float:
         """The price so far, in rank-seconds."""
+        if self.over and self.final > 0:
+            return self.final
         return self.meter.rank_seconds if self.meter is not None else self.verdict.cost_rank_seconds
 
 
@@ -87,7 +91,11 @@ class Following:
         self.stage = "training"
 
     def feed(self, records: Iterable[StepRecord], events: Iterable[Event]) -> list[Finding]:
-        """Take in what was added to the run; return the verdicts among it."""
+        """Take in what was added to the run; return the verdicts among it.
+
+        Events come first: a verdict's price grows with the steps after it, which may have been read at once with it.
+        """
+        found = [self._hear_carefully(event) for event in events]
         for record in records:  # the collector writes a step's records together
             if record.step > self.step:
                 self._complete()
@@ -96,7 +104,6 @@ class Following:
                 self._row[record.rank] = record
         if len(self._row) == self.ranks:
             self._complete()
-        found = [self._hear_carefully(event) for event in events]
         return [finding for finding in found if finding is not None]
 
     def figures(self) -> list[RankFigures]:
@@ -162,7 +169,8 @@ class Following:
             return None
         if event["kind"] == "repaired":
             for finding in self.findings:
-                finding.over |= (finding.verdict.kind, finding.verdict.ranks) == (verdict.kind, verdict.ranks)
+                if (finding.verdict.kind, finding.verdict.ranks) == (verdict.kind, verdict.ranks) and not finding.over:
+                    finding.over, finding.final = True, verdict.cost_rank_seconds
             return None
         meter = None
         if any(not 0 <= rank < self.ranks for rank in verdict.ranks):
