@@ -31,6 +31,7 @@ SMALL_JOBS = (
     Bounds(ranks=2, steps=2, crashes=1),
     Bounds(ranks=2, steps=1, crashes=1, mistakes=1),
     Bounds(ranks=2, steps=2, crashes=1, returns=1),
+    Bounds(ranks=2, steps=1, crashes=1, returns=1, gives_up=True),
     Bounds(ranks=3, steps=1, crashes=1),
 )
 _HEADINGS = {
@@ -174,12 +175,23 @@ def _explored_table(explored: Sequence[Explored]) -> Table:
     table = Table(
         box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", title="every state of small jobs"
     )
-    for heading in ("ranks", "steps", "crashes", "mistakes", "returns", "states", "transitions", "all of them"):
+    for heading in (
+        "ranks",
+        "steps",
+        "crashes",
+        "mistakes",
+        "returns",
+        "gives up",
+        "states",
+        "transitions",
+        "complete",
+    ):
         table.add_column(heading, justify="right")
     for job in explored:
         b = job.bounds
-        numbers = (b.ranks, b.steps, b.crashes, b.mistakes, b.returns, job.states, job.transitions)
-        table.add_row(*map(str, numbers), "yes" if job.complete else "no")
+        bounds = (b.ranks, b.steps, b.crashes, b.mistakes, b.returns)
+        given_up, complete = ("yes" if fact else "no" for fact in (b.gives_up, job.complete))
+        table.add_row(*map(str, bounds), given_up, str(job.states), str(job.transitions), complete)
     return table
 
 

@@ -303,7 +303,7 @@ class Process:
     def _exchange_is_late(self, tag: Tag) -> None:
         missing = self._carrier.waits_for(tag)
         if missing and tag == self.member.tag:
-            dead = [(src, self.seat.rank) for src in sorted(missing) if self.world.is_half_open(src, self.seat.rank)]
+            dead = [(src, self.seat.rank) for src in sorted(missing) if self.world.network.is_cut(src, self.seat.rank)]
             self.feed(self._failure(tag, dead))
 
     def _failure(self, tag: Tag, dead: list[tuple[int, int]]) -> e.AttemptFailed:

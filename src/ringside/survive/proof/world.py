@@ -9,14 +9,16 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ringside.survive.decision import Decision, Seat, Tag, decision_key, decode_decision, encode_decision
 from ringside.survive.generation import Generation, decode_generation, encode_generation, generation_key
-from ringside.survive.proof.faults import Fault, Kind, Point
+from ringside.survive.proof.faults import Fault, Point
 from ringside.survive.proof.ledger import ENDS, Ledger
 from ringside.survive.proof.model import Counting, Weights
+from ringside.survive.proof.network import Network
 from ringside.survive.proof.process import Process
+from ringside.survive.proof.strikes import strike
 from ringside.survive.registers import MemoryRegisters
 from ringside.survive.settings import Rules, Settings
 
@@ -88,6 +90,7 @@ class World:
         )
         self.now = 0.0
         self.random = random.Random(case.seed)
+        self.network = Network(self.random, self.after)
         self.ledger = Ledger(case.model)
         self.registers = MemoryRegisters(outside.write_once)
         self.processes: dict[Seat, Process] = {}
@@ -98,11 +101,8 @@ class World:
         self._epochs: dict[int, int] = {}
         self._gathered: dict[int, list[Seat]] = {}
         self._waiting = list(case.faults)
-        self._lost: dict[int, int] = {}
-        self._late: dict[int, int] = {}
         self._slow_store: dict[int, float] = {}
         self._coming = 0
-        self._half_open: set[tuple[int, int]] = set()
 
     # ------------------------------------------------------------------------------------------ time
 
@@ -144,7 +144,8 @@ class World:
         else:
             process.join()
 
-    def _start_later(self, rank: int, delay_s: float) -> None:
+    def start_later(self, rank: int, delay_s: float) -> None:
+        """Start a process of a rank some time later."""
         self._coming += 1
         self.after(delay_s, lambda: self._start_now(rank))
 
@@ -179,12 +180,20 @@ class World:
         """A checkpoint is complete."""
         self._disk.append((incarnation, step, weights))
 
+    def living(self) -> list[Process]:
+        """Return the processes that nobody killed."""
+        return [process for process in self.processes.values() if process.alive]
+
     def nobody_has_state(self) -> bool:
         """Tell whether no process that holds state gives a sign of life."""
         holders = (p for p in self.processes.values() if p.holds_state)
         return not any(p.alive and p.silent_s < 0.3 for p in holders)
 
     # ------------------------------------------------------------------------------------------ registers
+
+    def slow_store(self, rank: int, late_s: float) -> None:
+        """Let the next answer of a register to a rank come late."""
+        self._slow_store[rank] = late_s
 
     def ask(self, process: Process, do: Callable[[], T], answer: Callable[[T], None]) -> None:
         """Ask a register: it does what it is asked, whatever becomes of the process, and answers later."""
@@ -227,31 +236,16 @@ class World:
     # ------------------------------------------------------------------------------------------ messages
 
     def send(self, sender: Process, to: Seat, take: Callable[[Process], None], by_store: bool = False) -> None:
-        """Send a message, by a connection or the store: it arrives some time later, out of order, or not at all."""
-        src = sender.seat.rank
+        """Send a message to a process, if there ever was one."""
         receiver = self.processes.get(to)
-        cut = not by_store and (src, to.rank) in self._half_open
-        if receiver is None or cut or self._used_up(self._lost, src):
-            return
-        late = self.between(0.3, 1.5) if self._used_up(self._late, src) else 0.0
-        self.after(self.between(0.0005, 0.002) + late, lambda: receiver.post(lambda: take(receiver)))
+        if receiver is not None:
+            self.network.carry(sender.seat.rank, to.rank, lambda: receiver.post(lambda: take(receiver)), by_store)
 
     def tell_all(self, sender: Process, take: Callable[[Process], None]) -> None:
         """Send a message to everybody."""
         for seat in list(self.processes):
             if seat != sender.seat:
                 self.send(sender, seat, take, by_store=True)
-
-    def is_half_open(self, src: int, dst: int) -> bool:
-        """Tell whether a connection carries nothing any more."""
-        return (src, dst) in self._half_open
-
-    @staticmethod
-    def _used_up(left: dict[int, int], rank: int) -> bool:
-        found = left.get(rank, 0) > 0
-        if found:
-            left[rank] -= 1
-        return found
 
     # ------------------------------------------------------------------------------------------ faults
 
@@ -261,7 +255,7 @@ class World:
             any_step = fault.at.phase.rejoins and fault.at.phase is point.phase
             if fault.rank == process.seat.rank and (any_step or fault.at == point):
                 self._waiting.remove(fault)
-                _STRIKES[fault.kind](self, process)
+                strike(fault.kind, self, process)
                 return
 
     @property
@@ -269,78 +263,10 @@ class World:
         """Faults whose point nobody came to."""
         return tuple(self._waiting)
 
-    def _kill(self, process: Process) -> None:
-        self._die(process)
-        self._start_later(process.seat.rank, self.between(0.05, 0.2))
-
-    def _die(self, process: Process) -> None:
-        process.alive = False
-
-    def _stop(self, process: Process, low_s: float, high_s: float) -> None:
-        process.stop()
-        self.after(self.between(low_s, high_s), process.wake)
-
-    def _zombie(self, process: Process) -> None:
-        self._stop(process, 0.02, 0.8)
-
-    def _stall(self, process: Process) -> None:
-        self._stop(process, 0.7, 1.2)
-
-    def _replace(self, process: Process) -> None:
-        self._start_later(process.seat.rank, self.between(0.05, 0.3))
-        self._stop(process, 0.3, 1.0)
-
-    def _open_half(self, process: Process) -> None:
-        others = [seat.rank for seat in process.members if seat.rank != process.seat.rank]
-        if others:
-            self._half_open.add((process.seat.rank, self.random.choice(others)))
-
-    def _lose(self, process: Process) -> None:
-        self._lost[process.seat.rank] = 1
-
-    def _delay(self, process: Process) -> None:
-        self._late[process.seat.rank] = 1
-
-    def _slow(self, process: Process) -> None:
-        self._slow_store[process.seat.rank] = self.between(0.1, 1.0)
-
-    def _suspect(self, process: Process) -> None:
-        others = [p for p in self.processes.values() if p.alive and p is not process]
-        if others:
-            self.random.choice(others).suspect(process.seat)
-
-    def _corrupt(self, process: Process) -> None:
-        process.corrupt()
-
-    def _all_gone(self, process: Process) -> None:
-        for other in [p for p in self.processes.values() if p.alive]:
-            self._kill(other)
-
-    def _all_asleep(self, process: Process) -> None:
-        for other in [p for p in self.processes.values() if p.alive and p is not process]:
-            self._stop(other, 0.4, 1.5)
-        self._replace(process)
-
 
 def _newest_of_each(seats: list[Seat]) -> tuple[Seat, ...]:
     """Return the last process of every rank, by rank."""
     return tuple(sorted({seat.rank: seat for seat in sorted(seats)}.values()))
 
-
-_STRIKES: dict[Kind, Callable[[World, Any], None]] = {
-    Kind.KILL: World._kill,
-    Kind.DEATH: World._die,
-    Kind.ZOMBIE: World._zombie,
-    Kind.REPLACED: World._replace,
-    Kind.STALL: World._stall,
-    Kind.HALF_OPEN: World._open_half,
-    Kind.LOST: World._lose,
-    Kind.DELAYED: World._delay,
-    Kind.LATE_STORE: World._slow,
-    Kind.SUSPECTED: World._suspect,
-    Kind.CORRUPT: World._corrupt,
-    Kind.ALL_GONE: World._all_gone,
-    Kind.ALL_ASLEEP: World._all_asleep,
-}
 
 __all__ = ["Case", "World", "WorldRules"]
