@@ -36,6 +36,7 @@ def test_all_examples_are_run_here() -> None:
         "numpy_all_reduce.py",
         "numpy_kmeans.py",
         "numpy_poisson.py",
+        "survive.py",
     }
 
 
@@ -50,6 +51,14 @@ def test_train_ddp(tmp_path: Path) -> None:
     assert run.parent.name == "runs"
     assert len(RunReader(run).poll()) == 2 * 60
     assert (run / "report.html").exists()
+
+
+def test_survive_under_keepers(tmp_path: Path) -> None:
+    arguments = ("-m", "ringside.survive", str(EXAMPLES / "survive.py"), "--steps", "40")
+    first, second = torchrun(*arguments, directory=tmp_path).splitlines()
+    before, after = (float(word) for word in first.removeprefix("loss ").split(" -> "))
+    assert after < before
+    assert second == "40 steps, 2512 samples, each once"
 
 
 @pytest.mark.skipif(not _core.available(), reason="needs the native core")

@@ -8,18 +8,20 @@ neither torch nor the script, and costs some megabytes.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from ringside.errors import UsageError
 from ringside.launch import StopRequest, stop_requests
 from ringside.processes import Death, die_with_parent
+from ringside.survive.store_host import is_needed
 
 REFUSED = 77
 """Exit status of a worker that does not belong to the job: it is not started again, and the others go on."""
@@ -106,5 +108,20 @@ def main(arguments: Sequence[str]) -> int:
     """
     if not arguments or arguments[0] in ("-h", "--help") or (arguments[0] == "-m" and len(arguments) < 2):
         raise UsageError("which script? torchrun --nproc-per-node 4 -m ringside.survive train.py --epochs 3")
-    with stop_requests() as stop:
+    with stop_requests() as stop, _store(os.environ):
         return Keeper(arguments, os.environ).run(stop)
+
+
+@contextlib.contextmanager
+def _store(environ: Mapping[str, str]) -> Iterator[None]:
+    """Within it the job has a store, also where its launcher gives none."""
+    if not is_needed(environ):
+        yield
+        return
+    command = [sys.executable, "-m", "ringside.survive.store_host", environ.get("MASTER_PORT", "")]
+    host = subprocess.Popen(command, env=dict(environ))
+    try:
+        yield
+    finally:
+        host.kill()
+        host.wait()

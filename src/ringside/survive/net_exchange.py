@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from ringside.engine.background import Background, Work
 from ringside.engine.dtypes import DTYPES, OP_CODES
 from ringside.engine.exchange import Exchange
+from ringside.engine.exchange_run import Fold
 from ringside.engine.message_plan import plan_messages
 from ringside.engine.part import ALL_REDUCE
 from ringside.engine.reduction import folder
@@ -113,6 +114,7 @@ class NetExchange:
         under_way = self._thread.submit(lambda: reduce(into))
         self._phases.reached("after_send")
         self._finished(under_way)
+        self._phases.reached("after_sum")
 
     def tell_own(self, seconds: float) -> None:
         """Say what a micro-batch took here, seconds."""
@@ -171,7 +173,14 @@ class NetExchange:
         for run in self._layout.runs:
             call = Call(ALL_REDUCE, run.dtype, _SUM, run.elements, 1.0, 0, 0)
             chunks = chunks_of(into, run, members)
-            self._exchange.run(plan, chunks, run.item_bytes, folder(run.dtype, _SUM), call)
+            self._exchange.run(plan, chunks, run.item_bytes, self._noticed(folder(run.dtype, _SUM)), call)
+
+    def _noticed(self, fold: Fold) -> Fold:
+        def noticed(sources: Sequence[int], target: int, elements: int) -> None:
+            self._phases.reached("mid_chunk")
+            fold(sources, target, elements)
+
+        return noticed
 
     def _gather(self, into: Bytes) -> None:
         """Give everybody all sums, and add them up in order."""
@@ -183,6 +192,7 @@ class NetExchange:
         plan = plan_messages(relabel(ring_all_gather(len(ranks)), self._order), self._me)
         call = Call(ALL_REDUCE, _BYTE, _SUM, size, 1.0, 0, 0)
         self._exchange.run(plan, held, 1, folder(_BYTE, _SUM), call)
+        self._phases.reached("mid_chunk")
         placed = [
             (of, memory[at * size : (at + 1) * size])
             for rank, memory in zip(ranks, held, strict=True)

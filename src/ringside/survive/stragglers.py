@@ -24,6 +24,9 @@ WINDOW = 12
 HOPELESS = 3.0
 """A rank that takes so many times as long as the median of the others is drained, where that was asked for."""
 
+SHORTEST_S = 0.005
+"""Of steps whose computation is shorter nothing is said: what makes their ranks differ is the machine."""
+
 _log = logging.getLogger("ringside")
 
 
@@ -98,13 +101,13 @@ class Stragglers:
         ranks, before = tuple(middles), tuple(quotas[rank] for rank in middles)
         after = fair_quotas(list(middles.values()), sum(before))
         won = gain(list(middles.values()), before, after)
-        if won < GAIN_WORTH or 0 in after:
+        seconds = step_seconds(list(middles.values()), before)
+        if won < GAIN_WORTH or seconds < SHORTEST_S or 0 in after:
             return None
         self._tell(middles, before, after, won)
         if self.mode != "rebalance":
             return None
         self._rows.clear()
-        seconds = step_seconds(list(middles.values()), before)
         self.done.append((Rebalance(ranks, before, after, won, seconds), None))
         return QuotasWanted(tuple(zip(ranks, after, strict=True)))
 

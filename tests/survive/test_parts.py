@@ -1,0 +1,304 @@
+"""The parts of a worker, one by one, without other processes."""
+
+import itertools
+import signal
+
+import numpy as np
+import pytest
+
+from ringside.commands.demo_kill import MARK, Story
+from ringside.commands.run_survive import kept
+from ringside.errors import UsageError
+from ringside.survive.audit import audit
+from ringside.survive.decision import Abort, Commit, Seat, Tag, decision_key, encode_decision
+from ringside.survive.events import Acknowledgement, DrainWanted, QuotasWanted
+from ringside.survive.generation import Generation, encode_generation, generation_key
+from ringside.survive.keeper import REFUSED, Keeper, main
+from ringside.survive.meeting import Acknowledged, Joining, Meeting
+from ringside.survive.peers import Place
+from ringside.survive.phases import PHASES, Phases, Trap, parse_trap
+from ringside.survive.registers import MemoryRegisters
+from ringside.survive.store_host import is_needed
+from ringside.survive.stragglers import WINDOW, Stragglers
+from ringside.survive.waiting import Lookout, Patience, Superseded
+from ringside.torchrun_flags import take_apart
+
+A, B = Seat(0, 1), Seat(1, 1)
+
+
+# ------------------------------------------------------------------------------------------------ meeting
+
+
+def test_a_rank_that_comes_again_gets_another_seat_and_its_own_mail():
+    meeting = Meeting(MemoryRegisters(), 2)
+    place = Place("here", 7, 8, 0)
+    first, second = (meeting.claim(1, 1, Place("here", 7, 8, life)) for life in (1, 2))
+    assert (first, second) == (Seat(1, 1), Seat(1, 2))
+    meeting.send(1, second, Joining(A))
+    meeting.send(1, second, Acknowledged(Acknowledgement(Tag(1, 1, 0, 0), A, "x")))
+    assert meeting.receive(1, first) == []
+    assert [type(message) for message in meeting.receive(1, second)] == [Joining, Acknowledged]
+    assert meeting.receive(1, second) == []
+    assert meeting.place(1, first) == Place("here", 7, 8, 1) != place
+
+
+def test_two_senders_and_a_message_that_nobody_understands():
+    registers = MemoryRegisters()
+    one, other = Meeting(registers, 2), Meeting(registers, 2)
+    one.send(1, B, Joining(A))
+    registers.create("1/mail/1/1/1", b"\xff")
+    other.send(1, B, Joining(Seat(2, 1)))
+    assert one.receive(1, B) == [Joining(A), Joining(Seat(2, 1))]
+
+
+def test_founders_are_the_living_ones_and_the_first_list_stands():
+    registers = MemoryRegisters()
+    meeting = Meeting(registers, 2)
+    for rank, life in ((0, 1), (1, 1), (1, 2)):
+        meeting.claim(1, rank, Place("here", rank, 0, life))
+    assert meeting.founders(1, 5.0, lambda seat: True) == (Seat(0, 1), Seat(1, 2))
+    assert meeting.founders(1, 5.0, lambda seat: False) == (Seat(0, 1), Seat(1, 2))
+    late = Meeting(MemoryRegisters(), 2)
+    late.claim(1, 0, Place("here", 0, 0, 1))
+    assert late.founders(1, 0.0, lambda seat: True) == (Seat(0, 1),)
+
+
+def test_incarnations_only_go_up_and_what_one_process_says_is_replaced():
+    meeting = Meeting(MemoryRegisters(), 2)
+    assert (meeting.incarnation(), meeting.open(2), meeting.open(2), meeting.open(1)) == (1, 2, 2, 2)
+    for number in (1, 2):
+        meeting.beat(1, A, number)
+        assert meeting.beat_of(1, A) == number
+    again = Meeting(meeting.registers, 2)
+    again.beat(1, A, 5)
+    assert meeting.beat_of(1, A) == 5
+
+
+# ------------------------------------------------------------------------------------------------ waiting
+
+
+class Stub:
+    """A peer as a test wants it."""
+
+    def __init__(self, ended=False, stopped=False):
+        self._ended, self._stopped = ended, stopped
+
+    def ended(self):
+        return self._ended
+
+    def stopped(self):
+        return self._stopped
+
+
+@pytest.mark.parametrize(
+    ("peer", "patience"),
+    [
+        (Stub(ended=True), Patience()),
+        (Stub(stopped=True), Patience(stopped_s=1.0, silent_s=1e9)),
+        (Stub(), Patience(silent_s=2.0)),
+    ],
+    ids=["dead", "stopped", "silent"],
+)
+def test_whoever_is_dead_stopped_or_silent_is_told_while_waiting(peer, patience):
+    clock = itertools.count(step=0.01).__next__
+    told = []
+
+    def attend(suspects):
+        told.extend(suspects)
+        if suspects:
+            raise Superseded
+
+    with pytest.raises(Superseded):
+        Lookout({B: peer}, attend, patience, clock, pause=float).wait(lambda: [B])
+    assert told == [B]
+    Lookout({B: peer}, attend, patience, clock, pause=float).wait(list)
+
+
+# ------------------------------------------------------------------------------------------------ stragglers
+
+
+def fed(mode, seconds, steps=WINDOW, quotas=None):
+    stragglers = Stragglers(mode)
+    answers = [stragglers.add(1, quotas or {0: 6, 1: 6}, seconds) for _ in range(steps)]
+    return stragglers, [answer for answer in answers if answer is not None]
+
+
+def test_a_rank_that_takes_twice_as_long_gets_fewer_and_the_gain_is_measured():
+    stragglers, (wanted,) = fed("rebalance", {0: 0.01, 1: 0.02})
+    assert wanted == QuotasWanted(((0, 8), (1, 4)))
+    (change, measured), *_ = stragglers.done
+    assert measured is None
+    assert change.predicted == pytest.approx(1 / 3)
+    for _ in range(WINDOW):
+        assert stragglers.add(2, {0: 8, 1: 4}, {0: 0.01, 1: 0.02}) is None
+    assert stragglers.done[0][1] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("mode", "seconds", "quotas"),
+    [
+        ("alert", {0: 0.01, 1: 0.02}, None),
+        ("rebalance", {0: 0.01, 1: 0.0104}, None),
+        ("rebalance", {0: 1e-4, 1: 2e-4}, None),
+        ("rebalance", {0: 0.01}, None),
+        ("drain", {0: 0.01, 1: 0.02}, None),
+    ],
+)
+def test_nothing_is_changed_that_was_not_asked_for_or_is_not_worth_it(mode, seconds, quotas):
+    assert fed(mode, seconds, quotas=quotas)[1] == []
+
+
+def test_a_hopeless_rank_is_drained_and_one_stall_is_not_hopeless(caplog):
+    assert fed("drain", {0: 0.01, 1: 0.05, 2: 0.01}, quotas={0: 4, 1: 4, 2: 4})[1] == [DrainWanted(1)]
+    stragglers = Stragglers("drain")
+    rows = [{0: 0.01, 1: 0.01}] * (WINDOW - 1) + [{0: 0.01, 1: 9.0}]
+    assert [stragglers.add(1, {0: 6, 1: 6}, row) for row in rows] == [None] * WINDOW
+    with pytest.raises(UsageError, match="alert, rebalance, drain"):
+        Stragglers("ignore")
+
+
+# ------------------------------------------------------------------------------------------------ decisions afterwards
+
+
+def written(*decisions, generations=2):
+    registers = MemoryRegisters()
+    last = Generation(1, generations, 0, 0, (A,), (0,))
+    registers.create(generation_key(1), encode_generation(last))
+    for number, step, decision in decisions:
+        registers.create(decision_key(Tag(1, number, step, 0)), encode_decision(decision))
+    return registers
+
+
+def commit(step):
+    return Commit((A,), 8 * step, 8, 8, "x")
+
+
+def test_the_audit_finds_steps_that_are_missing_or_committed_twice():
+    good = written((1, 0, commit(0)), (1, 1, Abort(2)), (2, 1, commit(1)))
+    assert audit(good, 2) == []
+    assert audit(good, 3) == ["step 2 is not committed"]
+    twice = written((1, 0, commit(0)), (2, 0, commit(0)))
+    assert audit(twice, 1) == ["step 0 is committed twice in incarnation 1", "step 0 is committed twice"]
+
+
+# ------------------------------------------------------------------------------------------------ traps, keepers, words
+
+
+def test_a_trap_springs_once_where_it_was_laid():
+    sprung = []
+    traps = tuple(map(parse_trap, ("kill:rank=1,step=3,phase=mid_chunk", "stop:rank=1,epoch=2,phase=rejoin")))
+    assert traps[0] == Trap(signal.SIGKILL, 1, "mid_chunk", 3)
+    here = Phases(1, traps, sprung.append)
+    for step, phase in ((2, "mid_chunk"), (3, "compute"), (4, "mid_chunk"), (5, "mid_chunk"), (5, "rejoin")):
+        here.step = step
+        here.reached(phase)
+    assert sprung == [signal.SIGKILL]
+    here.epoch = 2
+    here.reached("rejoin")
+    assert sprung == [signal.SIGKILL, signal.SIGSTOP]
+
+
+@pytest.mark.parametrize(
+    "spec", ["kill", "burn:rank=1,phase=offer", "kill:rank=1,phase=lunch", "kill:rank=x,phase=offer"]
+)
+def test_traps_that_are_none_are_refused(spec):
+    with pytest.raises(UsageError, match=PHASES[-1]):
+        parse_trap(spec)
+
+
+class Ends(Keeper):
+    """A keeper whose worker ends as told."""
+
+    def __init__(self, *statuses):
+        super().__init__(["train.py"], {"RANK": "2"})
+        self.statuses = list(statuses)
+
+    def _run_once(self, stop):
+        return self.statuses.pop(0)
+
+
+class Stop:
+    signum = 0
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status"),
+    [((0,), 0), ((-9, -9, -9, -9, 0), 0), ((REFUSED,), 0), ((1, 1, 1), 1), ((1, -9, 1, 1, 0), 0)],
+)
+def test_a_worker_that_a_signal_ended_is_started_again_and_one_that_always_fails_is_not(statuses, status, capsys):
+    keeper = Ends(*statuses)
+    assert keeper.run(Stop()) == status
+    assert keeper.statuses == []
+    assert ("rank 2 was ended by SIGKILL; it is started again" in capsys.readouterr().err) == (-9 in statuses)
+
+
+def test_a_keeper_wants_a_script_and_knows_whether_the_job_has_a_store():
+    for words in ([], ["-m"], ["--help"]):
+        with pytest.raises(UsageError, match="which script"):
+            main(words)
+    assert is_needed({"RANK": "0"})
+    assert not is_needed({"RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    assert not is_needed({"RANK": "1"})
+
+
+@pytest.mark.parametrize(
+    ("words", "script"),
+    [
+        (["--nproc-per-node", "2", "train.py", "-m"], ("ringside.survive", "train.py", "-m")),
+        (["-m", "package.train", "--epochs", "3"], ("ringside.survive", "-m", "package.train", "--epochs", "3")),
+    ],
+)
+def test_a_command_line_is_given_to_keepers(words, script):
+    line = kept(take_apart(words, ours=()))
+    assert line.script == script
+    assert line.flags.count("-m") == 1
+    assert line.flags[-1] == "-m"
+
+
+def test_the_demo_tells_a_kill_the_healing_and_the_return_once():
+    story = Story(3, victim=2)
+
+    def step(number, at, members):
+        story.add(
+            f'{MARK}{{"event": "step", "rank": 0, "at": {at}, "step": {number}, "loss": 1, "members": {members}}}'
+        )
+
+    step(14, 1.0, [0, 1, 2])
+    story.killed_at = 2.0
+    step(15, 1.9, [0, 1, 2])
+    step(16, 2.5, [0, 1])
+    step(16, 2.6, [0, 1])
+    step(17, 2.7, [0, 1])
+    step(18, 3.5, [0, 1, 2])
+    step(19, 3.6, [0, 1, 2])
+    assert story.healed_s == pytest.approx(0.5)
+    assert [news.partition(":")[0] for news in story.news] == [
+        "step 16 is committed 500 ms after the kill",
+        "rank 2 is back since step 18, with everybody's state",
+    ]
+    story.add("Traceback")
+    assert story.tail == ["Traceback"]
+
+
+# ------------------------------------------------------------------------------------------------ between hosts
+
+
+def test_a_ring_goes_around_broken_links_as_long_as_it_can():
+    torch = pytest.importorskip("torch")
+    assert torch
+    from ringside.survive.gradients import Run
+    from ringside.survive.net_exchange import chunks_of, ring_order
+
+    members = tuple(Seat(rank, 1) for rank in (0, 2, 3, 5, 7))
+    broken = ((0, 2), (3, 5))
+    order = ring_order(Generation(1, 2, 0, 0, members, (0, 2), broken=broken))
+    ranks = [members[at].rank for at in order]
+    assert sorted(ranks) == [0, 2, 3, 5, 7]
+    neighbours = {tuple(sorted(pair)) for pair in itertools.pairwise([*ranks, ranks[0]])}
+    assert not neighbours & set(broken)
+    lonely = Generation(1, 2, 0, 0, members[:2], (0,), broken=((0, 2),))
+    assert list(ring_order(lonely)) == [0, 1]
+    memory = np.arange(64, dtype=np.uint8)
+    chunks = chunks_of(memory, Run(0, 4, 8, 7), 3)
+    assert np.concatenate(chunks).tolist() == list(range(8, 36))
+    assert all(len(chunk) % 4 == 0 for chunk in chunks)
