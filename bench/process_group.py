@@ -95,8 +95,8 @@ def _rank(blocks: int, only: tuple[str, ...]) -> None:
 def _compared(make: Callable[[Any], Step], groups: dict[str, Any], blocks: int, times: int) -> dict[str, Any]:
     """Run blocks of a job on both groups in turn."""
     steps = {side: make(groups[side]) for side in SIDES}
-    for side in SIDES:  # first steps make buffers
-        _block(steps[side], max(times // 5, 2))
+    for side in SIDES:  # the first steps make buffers, and share them
+        _block(steps[side], max(times // 5, 6))
     took: dict[str, list[float]] = {side: [] for side in SIDES}
     for block in range(blocks):
         for side in SIDES if block % 2 else reversed(SIDES):
@@ -131,6 +131,7 @@ def _jobs() -> dict[str, tuple[Callable[[Any], Step], int]]:
         "tensor-parallel layer": (_tensor_parallel, 30),
         "ddp": (_ddp, 2),
         "fsdp2": (_fsdp2, 2),
+        "fsdp2 shared": (_fsdp2_shared, 2),
     }
 
 
@@ -192,6 +193,23 @@ def _ddp(group: Any) -> Step:
 
 
 def _fsdp2(group: Any) -> Step:
+    return _training(_sharded(group))
+
+
+def _fsdp2_shared(group: Any) -> Step:
+    """The same, and under ringside with the reduce-scatter's input in shared memory."""
+    from torch.distributed.fsdp import FSDPModule
+
+    from ringside.sync.process_group_fsdp import SharedReduceScatter
+
+    model, shared = _sharded(group), SharedReduceScatter()
+    for module in model.modules():
+        if isinstance(module, FSDPModule) and group.name() == "ringside":
+            module.set_custom_reduce_scatter(shared)
+    return _training(model)
+
+
+def _sharded(group: Any) -> Any:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
@@ -200,7 +218,7 @@ def _fsdp2(group: Any) -> Step:
     for layer in model:
         if isinstance(layer, torch.nn.Linear):
             fully_shard(layer, mesh=mesh)
-    return _training(fully_shard(model, mesh=mesh))
+    return fully_shard(model, mesh=mesh)
 
 
 if __name__ == "__main__":

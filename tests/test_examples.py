@@ -36,6 +36,8 @@ def test_all_examples_are_run_here() -> None:
         "numpy_all_reduce.py",
         "numpy_kmeans.py",
         "numpy_poisson.py",
+        "process_group_fsdp.py",
+        "process_group_tensor_parallel.py",
         "survive.py",
     }
 
@@ -79,6 +81,20 @@ def test_between_hosts_in_the_lab(tmp_path: Path) -> None:
     lines = result.ranks[0].stdout.splitlines()
     assert lines[:2] == ["4 ranks on 2 hosts", "sum 6, mean over samples 2.6087, even ranks [0, 2]"]
     assert lines[2].startswith("4 MB: ")
+
+
+@pytest.mark.skipif(not _core.available(), reason="needs the native core")
+def test_process_group_fsdp(tmp_path: Path) -> None:
+    loss, *rest = torchrun(str(EXAMPLES / "process_group_fsdp.py"), directory=tmp_path).splitlines()
+    first, last = (float(word) for word in loss.removeprefix("loss ").split(" -> "))
+    assert last < 0.5 * first
+    assert rest == ["carried by ringside", "reduce-scatters 60"]
+
+
+@pytest.mark.skipif(not _core.available(), reason="needs the native core")
+def test_process_group_tensor_parallel(tmp_path: Path) -> None:
+    out = torchrun(str(EXAMPLES / "process_group_tensor_parallel.py"), directory=tmp_path).splitlines()
+    assert out == ["same as on one rank: True", "carried by ringside", "all-reduces: True"]
 
 
 @pytest.mark.skipif(not _core.available(), reason="needs the native core")

@@ -314,8 +314,8 @@ def test_groups_are_aborted_made_again_and_not_a_forked_childs():
 
 
 FORGETFUL = """
-import os, torch, torch.distributed as dist
-import ringside
+import os, ringside  # before torch, as a sorted list of imports has it
+import torch, torch.distributed as dist
 dist.init_process_group("ringside", init_method="file://{path}", rank=int(os.environ["RANK"]), world_size=2)
 dist.all_reduce(torch.ones(3))
 works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(3)]

@@ -30,6 +30,7 @@ import ringside  # noqa: E402
 from ringside import _core  # noqa: E402
 from ringside.engine.log import PATHS  # noqa: E402
 from ringside.sync import carried  # noqa: E402
+from ringside.sync.process_group_fsdp import SharedReduceScatter  # noqa: E402
 
 from .groups import meeting_point  # noqa: E402
 from .process_groups import LIMIT_S, on_both  # noqa: E402
@@ -136,6 +137,17 @@ def fsdp2() -> Tensors:
     return train(fully_shard(model))
 
 
+def fsdp2_shared() -> Tensors:
+    """The same with the reduce-scatter's input where the others can read it."""
+    model, shared = fully_shard(mlp()), SharedReduceScatter()
+    model.set_custom_reduce_scatter(shared)
+    parameters = train(model)
+    if dist.get_backend() == "ringside":
+        assert carried()["ringside"]["reduce_scatter_shared"] == 4
+        assert all(len(buffers) <= 2 for buffers in shared._buffers.values()), "FSDP2 holds one while it fills another"
+    return parameters
+
+
 def fsdp1() -> Tensors:
     model = FullyShardedDataParallel(mlp(), device_id=torch.device("cpu"))
     train(model)
@@ -196,6 +208,7 @@ JOBS: tuple[Callable[[], Tensors], ...] = (
     local_sgd,
     sparse_gradients,
     fsdp2,
+    fsdp2_shared,
     fsdp1,
     tensor_parallel,
     dtensor,

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from ringside.engine.regions import Storage
 from ringside.sync import process_group_collectives as collectives
 from ringside.sync.process_group_buckets import SharedBuckets
 from ringside.sync.process_group_counters import Counters
@@ -113,6 +114,23 @@ class RingsideGroup(dist.ProcessGroup):
         if collective is not collectives.all_reduce or self._buckets is None or len(args[0]) != 1:
             return None
         return self._buckets.job(args[0][0], caller) if args[-1].reduceOp == dist.ReduceOp.SUM else None
+
+    def reduce_scatter_shared(
+        self, output: torch.Tensor, tensor: torch.Tensor, storage: Storage, op: Any, *, async_op: bool = False
+    ) -> RingsideWork:
+        """Reduce a tensor that other ranks can map, and give each rank its part.
+
+        Args:
+            output: This rank's part, [numel / size].
+            tensor: [numel]; not changed.
+            storage: The storage it lies in (`ringside.sync.storage.share`).
+            op: A `ReduceOp`.
+            async_op: Carry it out in the background.
+        """
+        options = c10d.ReduceScatterOptions()
+        options.reduceOp, options.asyncOp = op, async_op  # type: ignore[attr-defined]
+        args = (output, tensor, storage, options)
+        return self.carry("reduce_scatter_shared", collectives.reduce_scatter_shared, args)
 
     def send(self, tensors: list[torch.Tensor], dst_rank: int, tag: int) -> Any:
         """Send a tensor to one rank (Gloo, NCCL)."""

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch._C import _distributed_c10d as c10d
 
-from ringside.engine.calls import equal_bounds
+from ringside.engine import Communicator as HostCommunicator
+from ringside.engine.calls import Call, checked_op, equal_bounds
+from ringside.engine.regions import Storage
 from ringside.engine.tensors import flatten
 from ringside.errors import UsageError
 from ringside.sync.process_group_exchange import exchange
@@ -123,6 +125,24 @@ def reduce_scatter_single(comm: Any, output: Tensor, tensor: Tensor, opts: Any) 
             room = x.clone()
             comm.reduce_scatter_(room, equal_bounds(to.flat.numel(), comm.size), op, scale=scale)
             to.flat.copy_(_lane(room, comm))
+        to.write_back()
+
+    return [output], job
+
+
+def reduce_scatter_shared(comm: Any, output: Tensor, tensor: Tensor, storage: Storage, opts: Any) -> Plan:
+    """`reduce_scatter_single` of a contiguous tensor in a storage that the other ranks can map."""
+    op, scale = reduction(opts.reduceOp, tensor.dtype)
+    to, x = plain(output), plain(tensor).flat
+    if scale != 1.0 or not isinstance(comm, HostCommunicator):
+        return reduce_scatter_single(comm, output, tensor, opts)
+    _check_parts("reduce_scatter", x, to.flat, comm.size)
+    flat, bounds = flatten(x), equal_bounds(to.flat.numel(), comm.size)
+    out = to.flat.data_ptr()
+    call = Call("reduce_scatter", flat, flat.numel, bounds, out=out, op=checked_op(flat, op), keeps=to)
+
+    def job() -> None:
+        comm.carry(call, 0, True, storage)
         to.write_back()
 
     return [output], job

@@ -1,0 +1,117 @@
+"""Which tensors are whose: CPU tensors are ours, all others go to the native group; how torch finds the backend."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+from torch.distributed import distributed_c10d as c10d  # noqa: E402
+
+from ringside import _core  # noqa: E402
+from ringside.autoload import ringside_backend  # noqa: E402
+from ringside.errors import UsageError  # noqa: E402
+from ringside.sync import carried  # noqa: E402
+from ringside.sync.process_group_collectives import TABLE  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+
+
+class Recorder:
+    """Stands in for the native group and notes what it is asked to carry."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*args: Any) -> None:
+            self.calls.append(name)
+
+        return call
+
+
+@contextlib.contextmanager
+def alone(backend: str) -> Iterator[Any]:
+    """A default group of this process only."""
+    limit = datetime.timedelta(seconds=20)
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+
+
+def everything(x: torch.Tensor) -> None:
+    """Call every collective with tensors like `x`, which are alone in their group."""
+    y = torch.empty_like(x)
+    dist.all_reduce(x)
+    dist.broadcast(x, 0)
+    dist.reduce(x, 0)
+    dist.all_gather([y], x)
+    dist.all_gather_single(y, x)
+    dist.reduce_scatter(y, [x])
+    dist.reduce_scatter_single(y, x)
+    dist.gather(x, [y], 0)
+    dist.scatter(y, [x], 0)
+    dist.all_to_all([y], [x])
+    dist.all_to_all_single(y, x)
+    with dist._coalescing_manager(async_ops=True):
+        dist.all_reduce(x)
+
+
+NATIVE = ["allreduce", "broadcast", "reduce", "allgather", "all_gather_single", "reduce_scatter"]
+NATIVE += ["reduce_scatter_single", "gather", "scatter", "alltoall", "all_to_all_single", "allreduce_coalesced"]
+
+
+@pytest.mark.skipif(not hasattr(dist, "all_gather_single"), reason="names of torch 2.13")
+def test_tensors_that_are_not_on_the_cpu_go_to_the_native_group():
+    with alone("cpu:ringside,cuda:nccl") as group:
+        real, group.native = group.native, Recorder()
+        recorder = group.native
+        everything(torch.empty(4, device="meta"))
+        group.send([torch.empty(4, device="meta")], 0, 0)
+        group._start_coalescing(torch.device("cuda", 0))
+        group._end_coalescing(torch.device("cuda", 0))
+        group.native = real
+        assert recorder.calls == [*NATIVE, "send", "_start_coalescing", "_end_coalescing"]
+        assert set(carried()) == {"native"}
+        everything(torch.ones(4))
+        assert set(carried()) == {"native", "ringside"}
+        assert sum(carried()["ringside"].values()) == len(NATIVE)
+
+
+def test_a_barrier_follows_its_device():
+    with alone("ringside") as group:
+        real, group.native = group.native, Recorder()
+        recorder, options = group.native, c10d.BarrierOptions()
+        options.device = torch.device("cuda", 0)
+        group.barrier(options)
+        dist.barrier()
+        group.native = real
+        assert recorder.calls == ["barrier"]
+        assert carried() == {"native": {"barrier": 1}, "ringside": {"barrier": 1}}
+
+
+def test_every_method_of_torch_that_moves_data_is_ours():
+    ours = {name for _, *names in TABLE.values() for name in names} | {"send", "recv", "recv_anysource"}
+    words = ("gather", "reduce", "scatter", "alltoall", "all_to_all", "broadcast", "barrier", "send", "recv")
+    theirs = {name for name in dir(dist.ProcessGroup) if any(word in name for word in words) and "__" not in name}
+    assert theirs <= ours | {"monitored_barrier"}
+
+
+def test_torch_finds_the_backend_by_its_entry_point():
+    root = Path(__file__).resolve().parents[2]
+    assert 'ringside = "ringside.autoload.ringside_backend:register"' in (root / "pyproject.toml").read_text()
+    ringside_backend.register()  # again does no harm
+    assert dist.Backend.backend_capability["ringside"] == ["cpu", "cuda"]
+
+
+def test_only_groups_of_ours_count():
+    with alone("gloo"), pytest.raises(UsageError, match="'gloo' does not count"):
+        carried()
