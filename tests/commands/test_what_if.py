@@ -81,7 +81,7 @@ def test_the_best_buckets_of_a_recorded_run(tmp_path, capsys):
         (("--preset", "ethernet-10g", "--sharp"), "there is no 'in_network'"),
         (("{run}", "--to-hosts", "4"), "say what joined the ranks"),
         (("{run}", "--bytes", "1GB", "--repair", "1"), "leave --bytes and the like out"),
-        (("{run}", "--preset", "p5", "--repair", "1"), "has 4 ranks"),
+        (("{run}", "--preset", "p5", "--hosts", "2", "--repair", "1"), "has 4 ranks"),
         (("{run}/nothing", "--repair", "1"), "nothing"),
     ],
 )

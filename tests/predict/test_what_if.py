@@ -140,7 +140,10 @@ def test_a_recorded_run_moves_as_its_prices_move():
     assert found.left[0].seconds.value == 0.5
     factor = price(ring(6), FLAT.with_slow_link(0, 1, 2.0), 1e8) / price(ring(6), FLAT, 1e8)
     assert found.left[1].seconds.value == pytest.approx(0.5 * factor, rel=0.05)
+    assert found.left[1].seconds.high < 1.1 * found.left[1].seconds.value  # the same messages: only the link differs
     assert found.extrapolated
+    smaller = what_if(recorded, Change(bucket_bytes=1e7)).left[1].seconds
+    assert smaller.high > 1.5 * smaller.value  # nobody has seen such messages
 
 
 def test_what_was_measured_moves_a_plan():

@@ -22,7 +22,7 @@ from ringside.sizes import size_bytes
 from ringside.view.plan_page import plan_page
 from ringside.view.plan_words import long, short
 from ringside.view.recorded import Run
-from ringside.view.recorded_step import recorded_step
+from ringside.view.recorded_step import host_sizes, recorded_step
 
 SCHEMA = 1
 DEFAULT_BYTES = 1e9
@@ -114,10 +114,24 @@ def _recorded(args: argparse.Namespace) -> Question:
     """Return what a recorded run did, over what is said to have joined its ranks."""
     if args.bytes or args.compute_seconds is not None:
         raise UsageError(f"--run {args.run} says what it synchronised and computed: leave the others out")
-    step = recorded_step(Run(args.run), hardware(args) if args.preset or args.topology else None)
+    run = Run(args.run)
+    step = recorded_step(run, hardware_of(run, args))
     _, parameters = gradient_bytes(args)
     measured = Question(step.topology, step.size_bytes, parameters=parameters, dtype=args.dtype, compute_s=step.work_s)
     return replace(measured, measured=step.measured)
+
+
+def hardware_of(run: Run, args: argparse.Namespace) -> Topology | None:
+    """Return the topology that arguments name for a recorded run: a preset of as many hosts and ranks, unless they say.
+
+    None where they name none; errors as of `hardware`.
+    """
+    if not args.preset and not args.topology:
+        return None
+    if not args.preset or args.hosts is not None or args.ranks_per_host is not None:
+        return hardware(args)
+    sizes = host_sizes(run)
+    return hardware(args).sized(len(sizes), sizes)
 
 
 def hardware(args: argparse.Namespace) -> Topology:

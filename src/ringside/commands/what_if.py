@@ -15,8 +15,8 @@ examples:
 
 keys of --json: schema, what (in words), topology, hosts, ranks, recorded, delta_seconds (value, low, high),
 work_delta_seconds, step_seconds (before, after), exposed_seconds (before, after: value, low, high), buckets,
-bucket_seconds, rank_hours_per_day (null: computation is not known), money_per_day, kwh_per_day, extrapolated[],
-critical_path: algorithm, guilty (kind, ranks, seconds), shares (seconds by kind), hops
+bucket_seconds (null: own work only), rank_hours_per_day (null: computation is not known), money_per_day, kwh_per_day,
+extrapolated[], critical_path: algorithm, guilty (kind, ranks, seconds), shares (seconds by kind), hops
 """
 
 from __future__ import annotations
@@ -31,7 +31,14 @@ from typing import Any
 
 import numpy as np
 
-from ringside.commands.predict_plan import add_hardware, add_size, gradient_bytes, hardware, write_page
+from ringside.commands.predict_plan import (
+    add_hardware,
+    add_size,
+    gradient_bytes,
+    hardware,
+    hardware_of,
+    write_page,
+)
 from ringside.errors import UsageError
 from ringside.predict.band import Band
 from ringside.predict.timeline import Timeline
@@ -104,7 +111,7 @@ def step_of(args: argparse.Namespace, change: Change) -> Step:
     run = Run(args.run)
     if not given and not change.of_work:
         raise UsageError(f"say what joined the ranks of {args.run}: --preset, or --topology FILE (ringside probe -o)")
-    return recorded_step(run, hardware(args) if given else None)
+    return recorded_step(run, hardware_of(run, args))
 
 
 def _described(args: argparse.Namespace) -> Step:
@@ -182,7 +189,7 @@ def to_json(answer: Answer, change: Change, after: Timeline | None, rates: Rates
         "step_seconds": dict(zip(("before", "after"), answer.step_s, strict=True)),
         "exposed_seconds": {"before": asdict(answer.left[0].seconds), "after": asdict(answer.left[1].seconds)},
         "buckets": step.buckets,
-        "bucket_seconds": asdict(answer.left[1].bucket),
+        "bucket_seconds": _scaled(answer.left[1].bucket, 1.0),
         "rank_hours_per_day": _scaled(hours, 1.0),
         "money_per_day": _scaled(hours, rates.price),
         "kwh_per_day": _scaled(hours, rates.watts and rates.watts / 1e3),

@@ -32,6 +32,7 @@ TREES = ("tree", "two_tree", "chain")  # a library's tree is the pipelined two-t
 LIBRARY = "library"
 SCHEDULE = "schedule"
 AUTO = "auto"
+OPEN = 1.0  # standard deviation of a figure's logarithm beside a law that was not made for the hardware
 IN_NETWORK = "in_network"
 NO_SHARP = "no published table shows switches between hosts that reduce"
 
@@ -78,7 +79,7 @@ class Option:
 
 
 def with_measured(one: Option, points: Sequence[tuple[float, float]]) -> Option:
-    """Return an option that was measured.
+    """Return an option that was measured on the very hardware: what was seen there counts more than the law.
 
     Args:
         one: The option.
@@ -87,7 +88,8 @@ def with_measured(one: Option, points: Sequence[tuple[float, float]]) -> Option:
     if not points:
         return one
     sizes, times = zip(*points, strict=True)
-    return replace(one, measured=fit(sizes, times, one.law))
+    law = replace(one.law, spread=np.maximum(one.law.spread, OPEN))
+    return replace(one, law=law, measured=fit(sizes, times, law))
 
 
 def has_library(topology: Topology) -> bool:

@@ -223,13 +223,26 @@ def _left(before: Step, after: Step, change: Change) -> tuple[Exposed, Exposed]:
         return _priced(before, after)
     seen = _mean(before.exposed_s)
     if change.of_work:
-        return Exposed(seen, seen, ""), Exposed(seen, seen, "")
+        return Exposed(None, seen, ""), Exposed(None, seen, "")
     priced = _priced(before, after)
-    ratios = [b / a if a > 0 else 1.0 for a, b in zip(*(one.seconds.ends for one in priced), strict=True)]
-    then = Band(seen.value * ratios[0], seen.value * min(ratios), seen.value * max(ratios))
+    then = _moved(seen, *(one.seconds for one in priced), alike=_alike(before, after))
     why = priced[1].why or "the run measured only what it had; the change is priced on its topology"
     fixed = Band(seen.value, seen.value, seen.value)
     return Exposed(priced[0].bucket, fixed, ""), Exposed(priced[1].bucket, then, why)
+
+
+def _alike(before: Step, after: Step) -> bool:
+    """Whether both sides of a difference are wrong together: the same messages, over other links."""
+    ways = [(one.buckets, one.algorithm, one.topology.ranks) for one in (before, after)]
+    return ways[0] == ways[1]
+
+
+def _moved(seen: Band, before: Band, after: Band, *, alike: bool) -> Band:
+    """Return what was seen as it would be: by the ratio of prices, as sure as the second is beside the measured one."""
+    if before.value <= 0:
+        return seen
+    ratios = [b / a for a, b in zip(before.ends if alike else (before.value,) * 3, after.ends, strict=True)]
+    return Band(seen.value * ratios[0], seen.value * min(ratios), seen.value * max(ratios))
 
 
 def _priced(before: Step, after: Step) -> tuple[Exposed, Exposed]:

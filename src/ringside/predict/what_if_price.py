@@ -28,12 +28,12 @@ class Exposed:
     """What is left of a step's synchronisation.
 
     Args:
-        bucket: What one bucket's all-reduce takes, seconds.
+        bucket: What one bucket's all-reduce takes, seconds; None: it was not asked.
         seconds: What is left of all after the work, seconds.
         why: Why it is extrapolated; empty where tables support it.
     """
 
-    bucket: Band
+    bucket: Band | None
     seconds: Band
     why: str
 

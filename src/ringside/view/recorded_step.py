@@ -50,10 +50,15 @@ def recorded_step(run: Run, topology: Topology | None = None) -> Step:
 
 def assumed(run: Run) -> Topology:
     """Return a topology of as many hosts and ranks as a run's, joined as the slowest presets are."""
-    sizes = [len(list(group)) for _, group in itertools.groupby(run.info.hosts)] or [run.ranks]
+    sizes = host_sizes(run)
     if len(sizes) == 1:
         return preset("loopback", 1, run.ranks)
     return preset("ethernet-10g").sized(len(sizes), sizes)
+
+
+def host_sizes(run: Run) -> list[int]:
+    """Return how many ranks each of a run's hosts has, in rank order; one host where they are not known."""
+    return [len(list(group)) for _, group in itertools.groupby(run.info.hosts)] or [run.ranks]
 
 
 def _usual(values: np.ndarray) -> float:

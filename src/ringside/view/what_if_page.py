@@ -8,7 +8,7 @@ from ringside.predict.timeline import Timeline
 from ringside.predict.what_if import Answer, Change
 from ringside.view.drawing_svg import asset
 from ringside.view.gantt import gantt
-from ringside.view.plan_words import band, hardware
+from ringside.view.plan_words import hardware
 from ringside.view.predict_page import footer, page, table, tiles, verdict
 from ringside.view.report_words import digits, duration, share
 from ringside.view.what_if_words import Rates, asked, positive, prices, sentence, way
@@ -65,7 +65,9 @@ def _tiles(answer: Answer, rates: Rates) -> Iterator[tuple[str, str, str]]:
         yield "own work", duration(answer.after.work_s), f"before {duration(answer.before.work_s)}"
     left = answer.left
     yield "left of synchronisation", duration(left[1].seconds.value), f"before {duration(left[0].seconds.value)}"
-    yield "one bucket", duration(left[1].bucket.value), band(left[1].bucket).partition(" ")[2].partition(" ")[2]
+    if left[1].bucket is not None:
+        ends = left[1].bucket
+        yield "one bucket", duration(ends.value), f"{duration(ends.low)} to {duration(ends.high)}"
 
 
 def _pictures(played: Pair) -> Iterator[str]:

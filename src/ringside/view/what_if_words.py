@@ -70,10 +70,14 @@ def _delta(answer: Answer) -> Iterator[str]:
     if answer.knows_work:
         yield f"  own work {duration(answer.before.work_s)} -> {duration(answer.after.work_s)}"
         yield f"  {left}"
-    one = answer.after
-    yield f"  {one.buckets} bucket{'s' * (one.buckets > 1)} of {size(one.size_bytes / one.buckets)}, each " + (
-        f"{duration(answer.left[0].bucket.value)} -> {band(answer.left[1].bucket)}"
-    )
+    yield from _bucket(answer)
+
+
+def _bucket(answer: Answer) -> Iterator[str]:
+    one, (before, after) = answer.after, (left.bucket for left in answer.left)
+    if before is not None and after is not None:
+        what = f"{one.buckets} bucket{'s' * (one.buckets > 1)} of {size(one.bucket_bytes)}"
+        yield f"  {what}, each {duration(before.value)} -> {band(after)}"
 
 
 def sentence(answer: Answer) -> str:
