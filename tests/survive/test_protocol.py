@@ -232,6 +232,26 @@ def test_a_joiner_whose_helper_dies_is_helped_by_another():
     assert job.members[2].tag == job.members[1].tag
 
 
+def test_a_request_to_join_that_comes_late_brings_nobody_back():
+    job = Job().founded()
+    joined(job)
+    job.tell(0, e.PeerSuspected(Seat(2, 2)))
+    for late in (Seat(2, 2), Seat(2, 1)):
+        job.tell(1, e.JoinRequested(late))
+        job.tell(0, e.JoinRequested(late))
+    job.tick(0, 1)
+    job.work(0, 1)
+    job.deliver(1)
+    job.tick(1)
+    assert job.records[1].members == SEATS[:2]
+    assert job.records[1].left == (Seat(2, 2),)
+    job.tell(0, e.JoinRequested(Seat(2, 3)))
+    job.work(0, 1)
+    job.deliver(1)
+    assert job.records[1].members == (*SEATS[:2], Seat(2, 3))
+    assert job.records[1].left == ()
+
+
 def test_drains_and_quotas_wait_until_a_step_is_done():
     job = Job().founded()
     job.tell(0, e.QuotasWanted(((0, 4), (1, 1), (2, 1))))

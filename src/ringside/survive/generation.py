@@ -28,6 +28,7 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         joining: Ranks of members that bring no state, ascending: they fetch it before they compute.
         broken: Links to go around, as (lower rank, higher rank), ascending.
         drained: Ranks that were asked to leave for good, ascending.
+        left: The last process of every rank that has none now, by rank; none of them is ever a member again.
         unsettled: Generations before this one in which, for all its maker knows, a step could still be committed, as
             (number, step they were made at), ascending. Whoever gives an incarnation up has to fence them off.
         over: Closed because the last step was committed, not because everybody died.
@@ -45,6 +46,7 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     joining: tuple[Count, ...] = ()
     broken: tuple[Link, ...] = ()
     drained: tuple[Count, ...] = ()
+    left: tuple[Seat, ...] = ()
     unsettled: tuple[tuple[Count, Count], ...] = ()
     over: bool = False
 
@@ -57,6 +59,11 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def ranks(self) -> tuple[int, ...]:
         """The members' ranks, ascending."""
         return tuple(seat.rank for seat in self.members)
+
+    @property
+    def epochs(self) -> dict[int, int]:
+        """By rank, the epoch of the last process that was a member: who comes must have a later one."""
+        return {seat.rank: seat.epoch for seat in (*self.left, *self.members)}
 
     @property
     def closed(self) -> bool:

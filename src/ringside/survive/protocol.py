@@ -281,8 +281,11 @@ class Member:
 
     # ------------------------------------------------------------------------------------------ a step
 
-    def _next(self) -> Instructions:
-        """Begin the step, or end the job; between two steps the leader changes what can wait until then."""
+    def _next(self, between_steps: bool = False) -> Instructions:
+        """Begin the step, or end the job; after a step the leader changes what can wait until then.
+
+        Not when a generation begins: whoever comes and goes again and again would keep the others from every step.
+        """
         if self.settings.steps is not None and self.step is not None and self.step >= self.settings.steps:
             return self._close()
         tag, record = self.tag, self.generation
@@ -290,7 +293,7 @@ class Member:
         assert record is not None
         self.phase, self._since = Phase.WORKING, self.now
         mine = record.micro_batches_of(self.seat.rank)
-        return [*self._consider(between_steps=True), i.Compute(tag, mine, self.step == self._entered_at)]
+        return [*self._consider(between_steps), i.Compute(tag, mine, self.step == self._entered_at)]
 
     def _work_done(self, event: e.WorkDone) -> Instructions:
         if event.tag != self.tag or self.phase is not Phase.WORKING or self.generation is None:
@@ -391,7 +394,7 @@ class Member:
         applied: Instructions = [i.Apply(tag, decision), *saved]
         if self.phase is Phase.RESOLVING and self.step != self.settings.steps:
             return [*applied, *self._abort()]
-        return [*applied, *self._next()]
+        return [*applied, *self._next(between_steps=True)]
 
     def _checkpoint(self, step: int) -> Instructions:
         every = self.settings.checkpoint_every

@@ -47,19 +47,19 @@ class Wishes:
     def arriving(self, base: Generation) -> frozenset[Seat]:
         """Return the newcomers that are not members yet and were not asked to leave: the last process of each rank."""
         latest = {seat.rank: seat for seat in sorted(self.newcomers)}
-        there = {seat.rank: seat.epoch for seat in base.members}
+        epochs = base.epochs
         return frozenset(
             seat
             for seat in latest.values()
-            if seat.epoch > there.get(seat.rank, -1)
+            if seat.epoch > epochs.get(seat.rank, -1)
             and seat not in self.suspects
             and seat.rank not in self.drains.union(base.drained)
         )
 
     def left_after(self, base: Generation) -> Wishes:
         """Return what is still wished for once a generation stands."""
-        newest = {seat.rank: seat.epoch for seat in base.members}
-        waiting = frozenset(new for new in self.newcomers if new.epoch > newest.get(new.rank, -1))
+        epochs = base.epochs
+        waiting = frozenset(new for new in self.newcomers if new.epoch > epochs.get(new.rank, -1))
         quotas = self.quotas if self._wants_other_quotas(base) else ()
         suspects = self.suspects & (waiting | set(base.members))
         return Wishes(suspects, waiting, self.drains - set(base.drained), self.broken - set(base.broken), quotas)
@@ -103,6 +103,7 @@ def successor(base: Generation, wishes: Wishes, step: int | None, settled: bool,
         joining=_joining(base, members, arriving, worked=settled and at > base.step + 1),
         broken=_broken(base, wishes, {seat.rank for seat in set(members) & set(base.members)}),
         drained=tuple(sorted(set(base.drained) | wishes.drains)),
+        left=tuple(Seat(rank, epoch) for rank, epoch in sorted(base.epochs.items()) if rank not in ranks),
         unsettled=unsettled_after(base, settled),
     )
 

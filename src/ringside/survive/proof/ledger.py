@@ -48,6 +48,7 @@ class Ledger:
     applies: int = 0
     _generations: dict[tuple[int, int], Generation] = field(default_factory=dict)
     _newest: dict[int, int] = field(default_factory=dict)
+    _gone: dict[int, set[Seat]] = field(default_factory=dict)
     _committed: dict[tuple[int, int], int] = field(default_factory=dict)
     _states: dict[int, str] = field(default_factory=dict)
     _copies: dict[tuple[Place, Seat], str] = field(default_factory=dict)
@@ -110,6 +111,11 @@ class Ledger:
         self.holds(GENERATIONS, first == record, f"two records of generation {record.number}")
         newest = self._newest.get(record.incarnation, 0)
         self.holds(GENERATIONS, record.number >= newest, f"{record.number} after {newest}")
+        again = self._gone.get(record.incarnation, set()).intersection(record.members)
+        self.holds(SEATS, not again, f"{', '.join(map(str, again))} is a member again")
+        before = self._generations.get((record.incarnation, record.number - 1))
+        if before is not None:
+            self._gone.setdefault(record.incarnation, set()).update(set(before.members) - set(record.members))
         self._newest[record.incarnation] = max(newest, record.number)
 
     def settled(self, record: Generation, seat: Seat) -> None:

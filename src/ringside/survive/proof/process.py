@@ -276,7 +276,8 @@ class Process:
     def _begin_exchange(self, wanted: i.Exchange) -> None:
         record, tag, world = wanted.generation, wanted.tag, self.world
         order = ring_order(record.ranks, record.broken) or record.ranks
-        self._carrier.begin(Exchange(tag, order, self.seat.rank, world.model.cut(self._sums), world.case.algorithm))
+        algorithm = "ring" if record.broken else world.case.algorithm  # others have no order that avoids a link
+        self._carrier.begin(Exchange(tag, order, self.seat.rank, world.model.cut(self._sums), algorithm))
         world.after(EXCHANGE_S, lambda: self.post(lambda: self._exchange_is_late(tag)))
 
     def take_part(self, part: Part) -> None:
