@@ -13,6 +13,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from ringside.engine.transports.torch_p2p import TorchPeerToPeer
 from ringside.engine.transports.transport import Transport
 from ringside.errors import RingsideError, UsageError
+from ringside.survive.keeper import START
 from ringside.survive.registers import MemoryRegisters, Registers, StoreRegisters
 
 CALL_S = 20.0
@@ -20,6 +21,7 @@ CALL_S = 20.0
 MESSAGE_S = 600.0
 """How long one message may take; whoever is late for it is found out otherwise, and sooner."""
 _CONNECT_S = 60.0
+_CONNECT_AGAIN_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,15 @@ def connect(environ: Mapping[str, str]) -> Connection:
     return Connection(rank, ranks, StoreRegisters(first, CALL_S), StoreRegisters(first.clone(), CALL_S), first)
 
 
+def is_again(environ: Mapping[str, str]) -> bool:
+    """Tell whether a keeper has started this worker before."""
+    return environ.get(START, "1") != "1"
+
+
 def _store(address: str, port: int, environ: Mapping[str, str]) -> Any:
     try:
-        store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=_CONNECT_S), wait_for_workers=False)
+        patience = timedelta(seconds=_CONNECT_AGAIN_S if is_again(environ) else _CONNECT_S)
+        store = TCPStore(address, port, is_master=False, timeout=patience, wait_for_workers=False)
     except RuntimeError as error:
         raise RingsideError(
             f"no store at {address}:{port} ({str(error).partition(chr(10))[0]}): is its host alive, and is the script "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ringside.engine.background import Work
 from ringside.errors import RingsideError
 from ringside.survive import events as e
 from ringside.survive import instructions as i
@@ -23,7 +25,9 @@ from ringside.survive.host_exchange import HostExchange, own_slots
 from ringside.survive.host_sums import Layout
 from ringside.survive.listener import Listener
 from ringside.survive.meeting import Joining, Meeting, Offered
+from ringside.survive.memory import Address, read_only
 from ringside.survive.net_exchange import NetExchange, OpenTransport
+from ringside.survive.net_state import Gift, gift_name, receive
 from ringside.survive.peers import Peer, own_place
 from ringside.survive.phases import Phases
 from ringside.survive.protocol import Member, Phase
@@ -32,7 +36,8 @@ from ringside.survive.state import Given, State, take_over
 from ringside.survive.stragglers import Stragglers
 from ringside.survive.succession import closing
 from ringside.survive.waiting import GaveUp, Lookout, Patience, Superseded
-from ringside.survive.work import Kept, Work
+from ringside.survive.work import Kept
+from ringside.survive.work import Work as OwnWork
 from ringside.sync.digests import digest
 
 _log = logging.getLogger("ringside")
@@ -71,7 +76,7 @@ class Job:
     settings: Settings
     state: State
     optimizer: torch.optim.Optimizer
-    work: Work
+    work: OwnWork
     on_apply: Callable[[], object] = int
     checkpoints: Checkpoints | None = None
     per_micro_batch: bool = True
@@ -126,6 +131,8 @@ class Driver:
         self._exchange: HostExchange | NetExchange | None = None
         self._lookout: Lookout | None = None
         self._given: tuple[Tag, Given] | None = None
+        self._gifts: list[Gift] = []
+        self._doing: tuple[Phase, Tag | None] | None = None
         self._total: NDArray[np.uint8] = np.zeros(job.work.flat.size_bytes, dtype=np.uint8)
         self._asked: dict[Any, float] = {}
         self._ticked = self._applied_at = time.monotonic()
@@ -232,18 +239,19 @@ class Driver:
         self._tick()
 
     def _attend(self, suspects: Sequence[Seat]) -> None:
-        """Do what is to be done in the middle of an exchange; raise `Superseded` once it leads nowhere."""
-        tag, known = self.member.tag, self.member.wishes.suspects
+        """Do what is to be done in the middle of a wait; raise `Superseded` once it leads nowhere."""
+        doing, known = self._doing, self.member.wishes.suspects
         for event in (*self._listener.events(), *(e.PeerSuspected(seat) for seat in suspects if seat not in known)):
             self._tell(event)
         self._tick()
-        while self._todo and self._exchanges(tag):
+        while self._todo and self._at == doing:
             self._carry_out(self._todo.popleft())
-        if not self._exchanges(tag):
+        if self._at != doing:
             raise Superseded
 
-    def _exchanges(self, tag: Tag | None) -> bool:
-        return self.member.tag == tag and self.member.phase is Phase.EXCHANGING
+    @property
+    def _at(self) -> tuple[Phase, Tag | None]:
+        return self.member.phase, self.member.tag
 
     def _acks(self) -> Sequence[e.Event]:
         own = self.member.own
@@ -267,7 +275,7 @@ class Driver:
     def _time_to(self, every_s: float, what: Any) -> bool:
         """Tell whether something was not done for so long, and take it for done."""
         now = time.monotonic()
-        if now - self._asked.get(what, -every_s) < every_s:
+        if what in self._asked and now - self._asked[what] < every_s:
             return False
         self._asked[what] = now
         return True
@@ -332,18 +340,45 @@ class Driver:
         said = e.Offer(offer.tag, self.member.seat, f"{self.job.state.digest():016x}")
         for seat in record.members:
             if seat.rank in offer.joining:
-                self.job.meeting.send(record.incarnation, seat, Offered(said, self._given[1].address))
+                self.job.meeting.send(record.incarnation, seat, Offered(said, self._address_for(seat, offer.tag)))
         self._reached("offer")
 
-    def _fetch_state(self, fetch: i.FetchState) -> e.Event:
+    def _address_for(self, seat: Seat, tag: Tag) -> Address | None:
+        """Return where a process that joins finds the state; where it cannot see it, it is sent."""
+        assert self._given is not None
+        given, carry = self._given[1], self.job.open_transport
+        if carry is None or self._peer(seat).here:
+            return given.address
+        if self._time_to(math.inf, gift_name(tag, self.member.seat, seat)):
+            self._gifts.append(Gift(carry, gift_name(tag, self.member.seat, seat), given.bytes))
+        return None
+
+    def _fetch_state(self, fetch: i.FetchState) -> e.Event | None:
         self.job.phases.step = fetch.tag.step
         self._reached("rejoin")
         try:
-            take_over(self.job.state, self._listener.addresses[str(fetch.tag), fetch.source], int(fetch.digest, 16))
+            take_over(self.job.state, self._given_by(fetch), int(fetch.digest, 16))
+        except Superseded:
+            return None
         except (RingsideError, KeyError) as error:
             _log.warning("the state of %s cannot be fetched (%s): it is asked for again", fetch.source, error)
             return e.FetchFailed(fetch.tag)
         return e.StateFetched(fetch.tag, f"{self.job.state.digest():016x}")
+
+    def _given_by(self, fetch: i.FetchState) -> NDArray[np.uint8]:
+        """Return the packed state that a member offered: from its memory, or sent by it."""
+        address = self._listener.addresses[str(fetch.tag), fetch.source]
+        carry, lookout = self.job.open_transport, self._lookout
+        if address is not None:
+            return read_only(address)
+        if carry is None or lookout is None:
+            raise RingsideError("there is no connection between hosts")
+        self._doing = self._at
+
+        def wait(work: Work) -> None:
+            lookout.wait(lambda: [] if work.is_completed() else [fetch.source])
+
+        return receive(carry, gift_name(fetch.tag, fetch.source, self.member.seat), wait)
 
     def _compute(self, compute: i.Compute) -> e.Event | None:
         exchange, step = self._exchange, compute.tag.step
@@ -371,6 +406,7 @@ class Driver:
     def _exchange_sums(self, wanted: i.Exchange) -> e.Event | None:
         if self._exchange is None or wanted.tag != self.member.tag:
             return None
+        self._doing = self._at
         try:
             self._exchange.run(wanted.tag.step, self._total)
         except GaveUp as failure:
@@ -480,6 +516,9 @@ class Driver:
         self.job.phases.reached(phase)
 
     def _take_back(self) -> None:
+        for gift in self._gifts:
+            gift.close()
+        self._gifts.clear()
         if self._given is not None:
             self._given[1].close()
         self._given = None

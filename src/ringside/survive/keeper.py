@@ -25,6 +25,8 @@ from ringside.survive.store_host import is_needed
 
 REFUSED = 77
 """Exit status of a worker that does not belong to the job: it is not started again, and the others go on."""
+START = "RINGSIDE_SURVIVE_START"
+"""Tells a worker how often it was started."""
 QUICK_S = 20.0
 QUICK_ENDS = 3
 _LOOK_S = 0.1
@@ -69,7 +71,7 @@ class Keeper:
         self.starts += 1
         worker = subprocess.Popen(
             [sys.executable, *self.words],
-            env=dict(self.environ),
+            env={**self.environ, START: str(self.starts)},
             preexec_fn=partial(die_with_parent, signal.SIGKILL, os.getpid()),
         )
         while not stop.signum:

@@ -34,7 +34,7 @@ class Listener:
 
     def __init__(self, meeting: Meeting, incarnation: int, seat: Seat) -> None:
         self.newest: Generation | None = None
-        self.addresses: dict[tuple[str, Seat], Address] = {}
+        self.addresses: dict[tuple[str, Seat], Address | None] = {}
         self._meeting, self._incarnation, self._seat = meeting, incarnation, seat
         self._beats: dict[Seat, tuple[int | None, float]] = {}
         self._number = 0

@@ -38,11 +38,11 @@ class Offered(msgspec.Struct, frozen=True, tag="offer"):
 
     Args:
         offer: The offer.
-        address: Where.
+        address: Where; None: on another host, it is sent.
     """
 
     offer: Offer
-    address: Address
+    address: Address | None
 
 
 class Acknowledged(msgspec.Struct, frozen=True, tag="ack"):

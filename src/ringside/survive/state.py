@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from torch import nn
 
 from ringside.errors import MismatchError
-from ringside.survive.memory import Address, OwnArena, read_only
-from ringside.survive.trees import digest_of, pack, packed_size, put_together, take_apart, unpack
+from ringside.survive.memory import OwnArena
+from ringside.survive.trees import Bytes, digest_of, pack, packed_size, put_together, take_apart, unpack
 
 
 class Stateful(Protocol):
@@ -72,7 +72,7 @@ class State:
 
 
 class Given:
-    """A copy of a state in sealed memory, for peers on this host to read; close it when they have.
+    """A copy of a state in sealed memory, for peers to read; close it when they have.
 
     Args:
         state: The state.
@@ -84,24 +84,29 @@ class Given:
         pack(tree, self._arena.bytes)
         self.address = self._arena.address
 
+    @property
+    def bytes(self) -> Bytes:
+        """The packed state, uint8 [n]."""
+        return self._arena.bytes
+
     def close(self) -> None:
         """Let go of it."""
         self._arena.close()
 
 
-def take_over(state: State, address: Address, digest: int) -> None:
-    """Load the state that a peer on this host gives, if it is what its digest says.
+def take_over(state: State, memory: Bytes, digest: int) -> None:
+    """Load a packed state, if it is what its digest says.
 
     Args:
         state: What takes it over.
-        address: Where it lies.
+        memory: The packed state, uint8 [n].
         digest: What all members agreed on.
 
     Raises:
-        RingsideError: It is gone or not whole.
+        RingsideError: It is not whole.
         MismatchError: It is another state than was agreed on, or another model's.
     """
-    tree = unpack(read_only(address))
+    tree = unpack(memory)
     if digest_of(tree) != digest:
-        raise MismatchError(f"the state of process {address.pid} is not the one that all agreed on: ask another rank")
+        raise MismatchError("the state that was given is not the one that all agreed on: ask another rank")
     state.load(tree)

@@ -24,11 +24,11 @@ import torch
 from torch import nn
 from torch.utils.data import default_collate
 
-from ringside.errors import MismatchError
+from ringside.errors import MismatchError, RingsideError
 from ringside.survive import passport
 from ringside.survive.audit import committed
 from ringside.survive.checkpoint import Checkpoints
-from ringside.survive.connecting import Connection, connect
+from ringside.survive.connecting import Connection, connect, is_again
 from ringside.survive.decision import Commit
 from ringside.survive.driver import Driver, Job, Step
 from ringside.survive.keeper import REFUSED
@@ -162,7 +162,7 @@ def training(
     """
     samples = _samples(dataset, batch, micro_batches, seed, sampler)
     shape = _Shape(steps, mean, checkpoint_every if checkpoint_dir is not None else 0, least_ranks)
-    connection = connect(os.environ)
+    connection = _connected()
     try:
         others: dict[str, Stateful] = {} if scheduler is None else {"scheduler": scheduler}
         state = State(model, optimizer, others)
@@ -223,6 +223,17 @@ def _settings(samples: Samples, shape: _Shape) -> Settings:
         least_members=shape.least_ranks,
         patience_s=10.0,
     )
+
+
+def _connected() -> Connection:
+    """Return the job's registers; where a worker that was started again finds none, the job is over."""
+    try:
+        return connect(os.environ)
+    except RingsideError as error:
+        if not is_again(os.environ):
+            raise
+        _log.error("the job is over, or its store is gone: %s", error)
+        raise SystemExit(REFUSED) from None
 
 
 def _admit(connection: Connection, own: dict[str, str]) -> None:

@@ -1,0 +1,84 @@
+"""Survivors between hosts: the counting job on network namespaces of the lab, a rank killed, a host cut off.
+
+    python bench/survive_lab.py [--json FILE]
+
+Two hosts of two ranks (or three of one), every rank a keeper with its worker, sums over TCP between the namespaces.
+After every case each sample must have been counted exactly once, with equal states on all ranks that finished. Printed
+besides: how long after the kill the next step was committed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from ringside.lab import Lab  # noqa: E402
+
+STEPS, HEALED_WITHIN_S = 600, 3.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """What happens, on how many hosts of how many ranks."""
+
+    trap: str
+    hosts: int
+    ranks_per_host: int
+
+
+CASES = (
+    Case("", 2, 2),
+    *(Case(f"kill:rank={rank},step=20,phase={phase}", 2, 2) for rank, phase in
+      ((1, "after_send"), (3, "mid_chunk"), (2, "after_receive"), (0, "before_decide"), (3, "before_apply"))),
+    *(Case(f"kill:rank={rank},step=20,phase=after_send", 3, 1) for rank in range(3)),
+)  # fmt: skip
+
+
+def run(case: Case) -> tuple[list[str], float | None]:
+    """Run one case; return what is wrong, and the seconds from the kill to the next committed step."""
+    script = str(Path(__file__).with_name("survive_lab_rank.py"))
+    environ = {"PYTHONPATH": str(ROOT), "RINGSIDE_SURVIVE_TRAP": case.trap, "OMP_NUM_THREADS": "1"}
+    with Lab(hosts=case.hosts, ranks_per_host=case.ranks_per_host) as lab:
+        command = [sys.executable, "-m", "ringside.survive", script, str(STEPS)]
+        result = lab.run(command, {**os.environ, **environ}, timeout_s=120)
+    wrong = [f"{rank.words()}: {rank.stderr[-500:]}" for rank in result.ranks if rank.status]
+    told = [json.loads(line) for rank in result.ranks for line in rank.stdout.splitlines() if line.startswith("{")]
+    ends = [said for said in told if said["event"] == "end" and not said["left"]]
+    wrong += [f"rank {end['rank']} counted {end['wrong']} samples wrongly" for end in ends if end["wrong"]]
+    wrong += [] if len({end["digest"] for end in ends}) == 1 else ["states differ, or nobody finished"]
+    healed = [said["seconds"] for said in told if said["event"] == "healed"]
+    return wrong, min(healed, default=None)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    if reason := Lab.unavailable():
+        raise SystemExit(f"no lab here: {reason}")
+    rows = []
+    for case in CASES:
+        wrong, healed = run(case)
+        late = healed is None if case.trap else False
+        rows.append({"trap": case.trap, "hosts": case.hosts, "wrong": wrong, "healed_s": healed})
+        told = "  NOBODY DIED" * late if healed is None else f"  healed in {healed:.2f} s"
+        told += f"  WRONG: {'; '.join(wrong)}" if wrong else ""
+        print(f"{case.hosts} x {case.ranks_per_host}  {case.trap or 'nobody dies':45}{told}", flush=True)
+    healed = [row["healed_s"] for row in rows if row["healed_s"] is not None]
+    bad, worst = sum(bool(row["wrong"]) for row in rows), max(healed)
+    print(f"{len(rows)} cases in the lab, {bad} wrong")
+    print(f"at most {worst:.2f} s from SIGKILL to the next committed step; target {HEALED_WITHIN_S:g} s")
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1))
+    return 1 if bad or worst > HEALED_WITHIN_S else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
