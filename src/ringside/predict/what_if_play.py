@@ -9,8 +9,8 @@ from ringside.predict.options import TREES, schedule_for
 from ringside.predict.plan import choose
 from ringside.predict.simulate import simulate
 from ringside.predict.timeline import Timeline
-from ringside.predict.what_if import Step
 from ringside.predict.what_if_price import lawful
+from ringside.predict.what_if_step import Step
 
 MOST_RANKS = 4096  # a larger simulation takes seconds
 SEGMENTS = 8  # of what is pipelined: a tree, a tensor through a switch
