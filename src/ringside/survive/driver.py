@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from ringside.engine.background import Work
-from ringside.errors import RingsideError
+from ringside.errors import RingsideError, UsageError
 from ringside.survive import events as e
 from ringside.survive import instructions as i
 from ringside.survive.checkpoint import Checkpoints
@@ -193,12 +194,23 @@ class Driver:
         job, meeting = self.job, self.job.meeting
         self._life += 1
         seat = meeting.claim(incarnation, job.rank, own_place(self._life))
+        self._refuse_double(seat, incarnation)
         job.phases.epoch, job.phases.incarnation = seat.epoch, incarnation
         self._listener = Listener(Meeting(job.listening.registers, job.listening.ranks), incarnation, seat)
         self.member = Member(seat, incarnation, job.settings)
         self._founders = self._await_founders(incarnation) if fresh else ()
         step = job.state.step if seat in self._founders else None
         self._tell(e.Started(time.monotonic(), step, self._founders if step is not None else ()))
+
+    def _refuse_double(self, seat: Seat, incarnation: int) -> None:
+        """Raise `UsageError` where another living process of this host is the same rank of this job."""
+        if seat.epoch > 1:
+            before = self._peer(Seat(seat.rank, seat.epoch - 1), incarnation)
+            if before.here and before.place.pid != os.getpid() and not before.ended():
+                raise UsageError(
+                    f"rank {seat.rank} of this job runs already, as process {before.place.pid}: two jobs share one "
+                    "store and name; give this one another MASTER_PORT or --rdzv-id"
+                )
 
     def _await_founders(self, incarnation: int) -> tuple[Seat, ...]:
         def alive(seat: Seat) -> bool:
