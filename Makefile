@@ -11,7 +11,7 @@ NATIVE := CMakeLists.txt $(wildcard src/ringside/_core/*.cpp src/ringside/_core/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint bench prove docs wheel clean
+.PHONY: help setup demo test lint bench prove docs wheel tsan asan test-oldest clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,25 @@ wheel: $(READY) ## build a wheel into dist/, check its tags, try it in an enviro
 		|| { cat build/wheel/log >&2; exit 1; }
 	@mkdir -p dist && cp build/wheel/repaired/*.whl dist/
 	@$(BIN)/python tests/check_wheel.py $$(ls build/wheel/repaired/*.whl)
+
+tsan: $(READY) ## the native core under the thread sanitizer: ranks as threads, several groups
+	@$(call STRESS,tsan,thread)
+
+asan: $(READY) ## the native core under the address and undefined-behaviour sanitizers
+	@$(call STRESS,asan,address$(comma)undefined)
+
+comma := ,
+define STRESS
+cmake -S . -B build/$(1) -DPython_EXECUTABLE=$(abspath $(BIN))/python -DRINGSIDE_SANITIZE=$(2) > build-$(1).log \
+	&& cmake --build build/$(1) --target stress >> build-$(1).log || { cat build-$(1).log >&2; exit 1; }; \
+	rm -f build-$(1).log; build/$(1)/stress 3 2 400
+endef
+
+test-oldest: ## the process group on the oldest torch that pyproject.toml admits (fetches it: 0.8 GB, with CUDA's libraries 3 GB)
+	@$(PYTHON) -m venv build/oldest
+	@build/oldest/bin/python -m pip install -q --disable-pip-version-check 'torch==2.4.*' 'numpy<2' pytest pytest-timeout hypothesis
+	@build/oldest/bin/python -m pip install -q --disable-pip-version-check .
+	@build/oldest/bin/python -m pytest -q tests/sync/test_process_group.py tests/sync/test_process_group_failures.py
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

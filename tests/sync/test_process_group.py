@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -217,6 +218,41 @@ def test_every_collective_gives_the_bits_of_gloo_and_none_falls_through():
         engines = ours[rank][1]
         assert set(engines["gloo"]) == {"send", "recv", "monitored_barrier"}
         assert engines["ringside"]["all_reduce"] >= 2 * 20
+
+
+# ------------------------------------------------------------------------------------------------ threads
+
+
+def busy(group: Any, seed: int, wrong: list[str]) -> None:
+    """Keep collectives of all sizes in flight on one group, and check every sum."""
+    sizes = torch.randint(1, 20_000, (30,), generator=torch.Generator().manual_seed(seed)).tolist()
+    flying: list[tuple[Any, torch.Tensor]] = []
+    for turn, size in enumerate(sizes):
+        x = torch.full((size,), float(turn))
+        work = dist.all_reduce(x, group=group, async_op=turn % 3 > 0)
+        flying.append((work, x))
+        if turn % 4 == 3:
+            for at, (each, tensor) in enumerate(flying, turn - 3):
+                done(each)
+                if not bool((tensor == 2.0 * at).all()):
+                    wrong.append(f"group {seed}, turn {at}: {tensor}")
+            flying.clear()
+
+
+def stress(rank: int) -> list[str]:
+    """Several groups in flight at once, a thread for each."""
+    groups, wrong = [dist.new_group([0, 1]) for _ in range(3)], []
+    threads = [threading.Thread(target=busy, args=(group, seed, wrong)) for seed, group in enumerate(groups)]
+    for thread in threads:
+        thread.start()
+    busy(dist.group.WORLD, 7, wrong)
+    for thread in threads:
+        thread.join()
+    return wrong
+
+
+def test_groups_of_several_threads_do_not_mix():
+    assert on_ours(2, stress) == [[], []]
 
 
 # ------------------------------------------------------------------------------------------------ more than Gloo
