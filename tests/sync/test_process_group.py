@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections.abc import Callable
@@ -11,13 +12,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
+from tests.processes import on_ranks, place  # noqa: E402
 from torch.distributed import distributed_c10d as c10d  # noqa: E402
 
 from ringside import _core  # noqa: E402
 from ringside.errors import UsageError  # noqa: E402
 from ringside.sync import carried  # noqa: E402
 
-from .process_groups import on_both, on_ours  # noqa: E402
+from .groups import meeting_point  # noqa: E402
+from .process_groups import LIMIT_S, on_both, on_ours, under  # noqa: E402
 from .training import same_bits  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
@@ -220,6 +223,30 @@ def test_every_collective_gives_the_bits_of_gloo_and_none_falls_through():
         assert engines["ringside"]["all_reduce"] >= 2 * 20
 
 
+def cases_on_two_hosts(rank: int) -> tuple[dict[str, list[torch.Tensor]], dict[str, Any]]:
+    assert dist.group.WORLD._engine.communicator.roster.hosts == ((0, 1), (2,))
+    return all_cases(rank)
+
+
+def apart(path: str) -> tuple[dict[str, list[torch.Tensor]], dict[str, Any]]:
+    """The same with the ranks 0 and 1 on one host, and rank 2 on another."""
+    os.environ["RINGSIDE_MACHINE"] = f"host {place().rank // 2}"
+    try:
+        return under(path, "ringside", cases_on_two_hosts)
+    finally:
+        del os.environ["RINGSIDE_MACHINE"]
+
+
+def test_every_collective_between_hosts_gives_what_it_gives_on_one():
+    with meeting_point() as path:
+        one = on_ranks(3, under, path, "ringside", all_cases, limit_s=LIMIT_S)
+        two = on_ranks(3, apart, path, limit_s=LIMIT_S)
+    for (inside, _), (between, engines) in zip(one, two, strict=True):
+        for name, tensors in inside.items():
+            assert all(same_bits(a, b) for a, b in zip(tensors, between[name], strict=True)), name
+        assert "unseen" not in engines["gloo"]
+
+
 # ------------------------------------------------------------------------------------------------ threads
 
 
@@ -287,6 +314,11 @@ def beyond_gloo(rank: int) -> list[str]:
     back = [torch.zeros(j) for j in range(size)]
     dist.all_to_all(back, [ramp(rank, rank) for _ in range(size)])
     expect("all_to_all of a list", torch.cat(back), torch.cat([ramp(j, j) for j in range(size)]))
+    most = ramp(rank, 4)
+    dist.group.WORLD.allreduce(most, dist.ReduceOp.MAX).wait()
+    dist.group.WORLD.broadcast([most]).wait()
+    dist.group.WORLD.barrier().wait()
+    expect("without options", most, torch.stack([ramp(r, 4) for r in range(size)]).max(0).values)
     eighth = ramp(rank, 3).to(torch.float8_e4m3fn)
     dist.broadcast(eighth, 0)
     expect("float8", eighth.float(), ramp(0, 3))

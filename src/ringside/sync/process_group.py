@@ -217,8 +217,7 @@ def _method(name: str, collective: collectives.Collective, options: Any) -> Call
     """Return what a process group does when torch calls it by `name`: its own collective, or the native group's."""
 
     def method(self: RingsideGroup, *args: Any, opts: Any = None) -> Any:
-        if opts is not None or not args or not type(args[-1]).__name__.endswith("Options"):
-            args = (*args, opts or options())
+        args = _settled(args, opts, options)
         if _is_ours(args):
             return self.carry(collective.__name__, collective, args)
         self.counters.add(collective.__name__, "native")
@@ -226,6 +225,18 @@ def _method(name: str, collective: collectives.Collective, options: Any) -> Call
 
     method.__name__, method.__doc__ = name, collective.__doc__
     return method
+
+
+def _settled(args: tuple[Any, ...], opts: Any, options: Any) -> tuple[Any, ...]:
+    """Return a call's tensors and options: these may be left out, or be a reduction (`group.allreduce(x, MAX)`)."""
+    if opts is None and args and type(args[-1]).__name__.endswith("Options"):
+        return args
+    opts = opts or options()
+    if args and isinstance(args[-1], (dist.ReduceOp, dist.ReduceOp.RedOpType)):
+        *args, opts.reduceOp = args  # type: ignore[assignment]
+    if len(args) == 1 and isinstance(args[0], torch.Tensor):
+        args = ([args[0]],)
+    return (*args, opts)
 
 
 def _is_ours(args: Any) -> bool:
