@@ -11,14 +11,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ringside.survive.driver import Step as Step
+    from ringside.survive.job import Step as Step
     from ringside.survive.train import Training as Training
     from ringside.survive.train import training as training
 
 __all__ = ["Step", "Training", "training"]
 
 _LAZY = {
-    "Step": "ringside.survive.driver",
+    "Step": "ringside.survive.job",
     "Training": "ringside.survive.train",
     "training": "ringside.survive.train",
 }

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,26 +17,23 @@ from ringside.engine.background import Work
 from ringside.errors import RingsideError, UsageError
 from ringside.survive import events as e
 from ringside.survive import instructions as i
-from ringside.survive.checkpoint import Checkpoints
 from ringside.survive.decision import Abort, Decision, Seat, Tag, decision_key, decode_decision, encode_decision
 from ringside.survive.generation import Generation, decode_generation, encode_generation, generation_key
+from ringside.survive.giving import Giver
 from ringside.survive.host_exchange import HostExchange, own_slots
 from ringside.survive.host_sums import Layout
+from ringside.survive.job import Job, Step
 from ringside.survive.listener import Listener
 from ringside.survive.meeting import Joining, Meeting, Offered
-from ringside.survive.memory import Address, read_only
-from ringside.survive.net_exchange import NetExchange, OpenTransport
-from ringside.survive.net_state import Gift, gift_name, receive
+from ringside.survive.memory import read_only
+from ringside.survive.net_exchange import NetExchange
+from ringside.survive.net_state import gift_name, receive
 from ringside.survive.peers import Peer, own_place
-from ringside.survive.phases import Phases
 from ringside.survive.protocol import Member, Phase
-from ringside.survive.settings import Settings
-from ringside.survive.state import Given, State, take_over
-from ringside.survive.stragglers import Stragglers
+from ringside.survive.state import take_over
 from ringside.survive.succession import closing
-from ringside.survive.waiting import GaveUp, Lookout, Patience, Superseded
+from ringside.survive.waiting import GaveUp, Lookout, Superseded
 from ringside.survive.work import Kept
-from ringside.survive.work import Work as OwnWork
 from ringside.sync.digests import digest
 
 _log = logging.getLogger("ringside")
@@ -46,67 +41,6 @@ _PAUSE_S = 2e-4
 _LOOK_S = 2e-3
 _ASK_AGAIN_S = 1.0
 _LAST_WRITE_S = 120.0
-
-
-@dataclass
-class Job:
-    """What one worker trains.
-
-    Args:
-        rank: This rank.
-        meeting: The job's names in the store.
-        listening: The same over a connection of its own.
-        settings: What the state machine is told.
-        state: Model, optimizer and what moves along.
-        optimizer: The optimizer.
-        work: Computes micro-batches.
-        on_apply: Called after the optimizer's step, such as for a scheduler.
-        checkpoints: Where checkpoints go; None: none are written.
-        per_micro_batch: Gradients are kept and added up per micro-batch, so that results do not depend on who
-            computed what.
-        patience: When a member is given up.
-        founding_s: How long the first ranks wait for each other, seconds.
-        phases: Where this process is.
-        stragglers: What to do about a rank that takes longer.
-        open_transport: Makes a group of members on several hosts; None: there is one host.
-    """
-
-    rank: int
-    meeting: Meeting
-    listening: Meeting
-    settings: Settings
-    state: State
-    optimizer: torch.optim.Optimizer
-    work: OwnWork
-    on_apply: Callable[[], object] = int
-    checkpoints: Checkpoints | None = None
-    per_micro_batch: bool = True
-    patience: Patience = field(default_factory=Patience)
-    founding_s: float = 60.0
-    phases: Phases = field(default_factory=lambda: Phases(0))
-    stragglers: Stragglers = field(default_factory=lambda: Stragglers("alert"))
-    open_transport: OpenTransport | None = None
-
-
-@dataclass(frozen=True)
-class Step:
-    """A committed step.
-
-    Args:
-        number: Which, from 0.
-        loss: Mean loss of its samples.
-        samples: How many samples it took.
-        members: The ranks that took part.
-        generation: In which generation.
-        seconds: From the step before until it was applied here.
-    """
-
-    number: int
-    loss: float
-    samples: int
-    members: tuple[int, ...]
-    generation: int
-    seconds: float
 
 
 class Driver:
@@ -131,8 +65,7 @@ class Driver:
         self._kept: list[Kept] = []
         self._exchange: HostExchange | NetExchange | None = None
         self._lookout: Lookout | None = None
-        self._given: tuple[Tag, Given] | None = None
-        self._gifts: list[Gift] = []
+        self._giver: Giver | None = None
         self._doing: tuple[Phase, Tag | None] | None = None
         self._total: NDArray[np.uint8] = np.zeros(job.work.flat.size_bytes, dtype=np.uint8)
         self._asked: dict[Any, float] = {}
@@ -346,24 +279,15 @@ class Driver:
         record = self.member.generation
         if record is None or record.holders[0] != self.member.seat or not self._time_to(_ASK_AGAIN_S, offer.tag):
             return
-        if self._given is None or self._given[0] != offer.tag:
+        if self._giver is None or self._giver.tag != offer.tag:
             self._take_back()
-            self._given = offer.tag, Given(self.job.state)
+            self._giver = Giver(self.job.state, offer.tag, self.member.seat, self.job.open_transport)
         said = e.Offer(offer.tag, self.member.seat, f"{self.job.state.digest():016x}")
         for seat in record.members:
             if seat.rank in offer.joining:
-                self.job.meeting.send(record.incarnation, seat, Offered(said, self._address_for(seat, offer.tag)))
+                address = self._giver.address_for(seat, self._peer(seat).here)
+                self.job.meeting.send(record.incarnation, seat, Offered(said, address))
         self._reached("offer")
-
-    def _address_for(self, seat: Seat, tag: Tag) -> Address | None:
-        """Return where a process that joins finds the state; where it cannot see it, it is sent."""
-        assert self._given is not None
-        given, carry = self._given[1], self.job.open_transport
-        if carry is None or self._peer(seat).here:
-            return given.address
-        if self._time_to(math.inf, gift_name(tag, self.member.seat, seat)):
-            self._gifts.append(Gift(carry, gift_name(tag, self.member.seat, seat), given.bytes))
-        return None
 
     def _fetch_state(self, fetch: i.FetchState) -> e.Event | None:
         self.job.phases.step = fetch.tag.step
@@ -528,12 +452,9 @@ class Driver:
         self.job.phases.reached(phase)
 
     def _take_back(self) -> None:
-        for gift in self._gifts:
-            gift.close()
-        self._gifts.clear()
-        if self._given is not None:
-            self._given[1].close()
-        self._given = None
+        if self._giver is not None:
+            self._giver.close()
+        self._giver = None
 
     def _let_go(self) -> None:
         """Let go of the generation's memory and processes."""

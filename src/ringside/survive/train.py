@@ -30,7 +30,8 @@ from ringside.survive.audit import committed
 from ringside.survive.checkpoint import Checkpoints
 from ringside.survive.connecting import Connection, connect, is_again
 from ringside.survive.decision import Commit
-from ringside.survive.driver import Driver, Job, Step
+from ringside.survive.driver import Driver
+from ringside.survive.job import Job, Step
 from ringside.survive.keeper import REFUSED
 from ringside.survive.meeting import Meeting
 from ringside.survive.phases import Phases
