@@ -128,7 +128,7 @@ class RingsideGroup(dist.ProcessGroup):
             async_op: Carry it out in the background.
         """
         options = c10d.ReduceScatterOptions()
-        options.reduceOp, options.asyncOp = op, async_op  # type: ignore[attr-defined]
+        options.reduceOp, options.asyncOp = op, async_op
         args = (output, tensor, storage, options)
         return self.carry("reduce_scatter_shared", collectives.reduce_scatter_shared, args)
 
