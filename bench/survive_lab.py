@@ -1,6 +1,6 @@
 """Survivors between hosts: the counting job on network namespaces of the lab, a rank killed, a host cut off.
 
-    python bench/survive_lab.py [--json FILE]
+    python bench/survive_lab.py [--hosts 3] [--json FILE]
 
 Two hosts of two ranks (or three of one), every rank a keeper with its worker, sums over TCP between the namespaces.
 After every case each sample must have been counted exactly once, with equal states on all ranks that finished. Printed
@@ -59,12 +59,13 @@ def run(case: Case) -> tuple[list[str], float | None]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, choices=(2, 3), help="only the cases on so many hosts")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if reason := Lab.unavailable():
         raise SystemExit(f"no lab here: {reason}")
     rows = []
-    for case in CASES:
+    for case in [case for case in CASES if args.hosts in (None, case.hosts)]:
         wrong, healed = run(case)
         late = healed is None if case.trap else False
         rows.append({"trap": case.trap, "hosts": case.hosts, "wrong": wrong, "healed_s": healed})

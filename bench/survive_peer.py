@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 import torch.distributed as dist
 from tests.survive.counting import Counting, consumed
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from ringside.demo.corpus import Corpus
@@ -66,7 +68,9 @@ def restart(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    job, own, size = next(rendezvous("env://"))
+    attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]  # or a restarted job meets the addresses of the dead
+    dist.init_process_group("gloo", store=PrefixStore(f"attempt-{attempt}", job), rank=own, world_size=size)
     torch.set_num_threads(1)
     if sys.argv[1] == "ddp":
         ddp(int(sys.argv[2]))
