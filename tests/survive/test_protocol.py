@@ -252,6 +252,18 @@ def test_a_request_to_join_that_comes_late_brings_nobody_back():
     assert job.records[1].left == ()
 
 
+def test_newcomers_wait_for_a_committed_step_so_that_there_is_one():
+    job = Job().founded()
+    job.tell(0, e.JoinRequested(Seat(3, 1)))
+    job.tell(1, e.PeerSuspected(SEATS[2]))
+    job.tick(0)
+    assert job.records[1].members == SEATS[:2]
+    job.work(0, 1)
+    job.deliver(1)
+    assert job.records[1].members == (*SEATS[:2], Seat(3, 1))
+    assert job.steps()[0] == 1
+
+
 def test_drains_and_quotas_wait_until_a_step_is_done():
     job = Job().founded()
     job.tell(0, e.QuotasWanted(((0, 4), (1, 1), (2, 1))))

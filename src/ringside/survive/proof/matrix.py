@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ringside.survive.proof.exchange import rounds_of
 from ringside.survive.proof.faults import Fault, Kind, Phase, Point
@@ -81,7 +81,9 @@ def cases(seed: int = 0, count: int | None = None) -> Iterator[Case]:
     for number in range(len(once), count):
         case = once[number % len(once)]
         faults = case.faults if number % 2 else (*case.faults, _anything(chance, case.model))
-        yield Case(chance.getrandbits(32), faults, case.ranks, case.model, chance.choice(ALGORITHMS))
+        algorithm = chance.choice(ALGORITHMS)
+        fitting = tuple(_fitted(fault, algorithm) for fault in faults)
+        yield Case(chance.getrandbits(32), fitting, case.ranks, case.model, algorithm)
 
 
 def _once(chance: random.Random) -> Iterator[Case]:
@@ -102,7 +104,15 @@ def _first_death(chance: random.Random, rank: int, point: Point) -> Fault:
 
 
 def _anything(chance: random.Random, model: Counting) -> Fault:
-    return Fault(chance.choice(list(Kind)), chance.randrange(RANKS), chance.choice(points(model)))
+    anywhere = [point for point in points(model) if not point.phase.rejoins]
+    return Fault(chance.choice(list(Kind)), chance.randrange(RANKS), chance.choice(anywhere))
+
+
+def _fitted(fault: Fault, algorithm: str) -> Fault:
+    """Return the fault at a round that the algorithm has."""
+    at = fault.at
+    rounds = len(rounds_of(algorithm, RANKS))
+    return replace(fault, at=replace(at, round=at.round % rounds)) if at.phase.moves_data else fault
 
 
 __all__ = ["Result", "cases", "points", "run_case"]
