@@ -154,15 +154,21 @@ def _functional(group: Any, size_bytes: int) -> Step:
 def _tensor_parallel(group: Any) -> Step:
     """A column-parallel and a row-parallel layer: one all-reduce of 16 KB in forward and one in backward."""
     import torch
-    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     torch.manual_seed(0)
     layer = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256))
-    mesh = DeviceMesh.from_group(group, "cpu")
+    mesh = _mesh(group)
     parallelize_module(layer, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
     x = torch.randn(16, 256, requires_grad=True)
     return lambda: layer(x).sum().backward()
+
+
+def _mesh(group: Any) -> Any:
+    """Return a mesh with a name of its own: DTensor takes meshes of the same ranks and names for one and the same."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh.from_group(group, "cpu", mesh_dim_names=(group.name(),))
 
 
 def _mlp() -> Any:
@@ -211,10 +217,9 @@ def _fsdp2_shared(group: Any) -> Step:
 
 def _sharded(group: Any) -> Any:
     import torch
-    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
-    model, mesh = _mlp(), DeviceMesh.from_group(group, "cpu")
+    model, mesh = _mlp(), _mesh(group)
     for layer in model:
         if isinstance(layer, torch.nn.Linear):
             fully_shard(layer, mesh=mesh)
