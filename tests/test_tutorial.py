@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from ringside.engine.cores import usable_cores
+
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "tutorial.md").read_text()
 (SCRIPT,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 SHOWN = [
@@ -21,6 +23,8 @@ SHOWN = [
     for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]
 ]
 FAILS = ("--fail-over",)
+OVERLOADED = 3.0
+"""Processes that want a core, per core: then steps say more of the others than of the disk, and nobody may be named."""
 
 
 def shape(line: str) -> str:
@@ -42,6 +46,8 @@ def test_every_command_prints_what_is_shown(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     for command, shown in SHOWN:
         done = run(command, tmp_path)
+        if "●" not in done.stdout and command == SHOWN[0][0] and os.getloadavg()[0] > OVERLOADED * usable_cores():
+            pytest.skip(f"this machine has a load of {os.getloadavg()[0]:.0f}: nobody was named")
         assert done.returncode == int(any(flag in command for flag in FAILS)), done.stdout
         printed = iter([shape(line) for line in done.stdout.splitlines()])
         for line in filter(None, map(shape, shown.splitlines())):
