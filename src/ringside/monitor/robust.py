@@ -26,6 +26,9 @@ CUT = 2.5
 def median(window: Floats) -> Floats:
     """Return the median over the first axis, NaN where less than half is known; that axis is left out."""
     ordered = np.sort(window, axis=0)  # NaN last
+    if not np.isnan(ordered[-1]).any():
+        whole: Floats = 0.5 * (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2])
+        return whole
     known = np.sum(~np.isnan(window), axis=0, keepdims=True)
     low, high = np.maximum(known - 1, 0) // 2, known // 2
     pair = [np.take_along_axis(ordered, np.minimum(index, len(ordered) - 1), axis=0)[0] for index in (low, high)]
