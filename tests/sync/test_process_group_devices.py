@@ -17,7 +17,7 @@ from torch.distributed import distributed_c10d as c10d  # noqa: E402
 from ringside import _core  # noqa: E402
 from ringside.autoload import ringside_backend  # noqa: E402
 from ringside.errors import UsageError  # noqa: E402
-from ringside.sync import carried  # noqa: E402
+from ringside.sync import carried, process_group_making  # noqa: E402
 from ringside.sync.process_group_collectives import TABLE  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
@@ -110,6 +110,12 @@ def test_torch_finds_the_backend_by_its_entry_point():
     assert 'ringside = "ringside.autoload.ringside_backend:register"' in (root / "pyproject.toml").read_text()
     ringside_backend.register()  # again does no harm
     assert dist.Backend.backend_capability["ringside"] == ["cpu", "cuda"]
+
+
+def test_a_torch_that_is_too_old_is_named_in_one_line(monkeypatch):
+    monkeypatch.setattr(process_group_making, "NEEDED", ("no_such_method",))
+    with pytest.raises(UsageError, match=r"a newer torch than .* no no_such_method"), alone("ringside"):
+        pass
 
 
 def test_only_groups_of_ours_count():

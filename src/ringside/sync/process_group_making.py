@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from ringside.errors import UnsupportedError
 from ringside.sync.process_group import RingsideGroup
+
+NEEDED = ("_set_default_backend", "_register_backend", "shutdown", "abort")
 
 
 def make(options: Any, wishes: Any) -> RingsideGroup:
@@ -19,7 +23,14 @@ def make(options: Any, wishes: Any) -> RingsideGroup:
 
     Raises:
         MismatchError, DeadlineError: As `RingsideGroup`.
+        UnsupportedError: torch is too old.
     """
+    missing = [name for name in NEEDED if not hasattr(dist.ProcessGroup, name)]
+    if missing:
+        raise UnsupportedError(
+            f"the process group needs a newer torch than {torch.__version__}, whose ProcessGroup has no {missing[0]} "
+            '(2.13 is tried): use init_process_group("gloo") and ringside.attach(model)'
+        )
     _let_monitored_barrier_through()
     return RingsideGroup(options.store, options.group_rank, options.group_size, options.timeout)
 
