@@ -215,7 +215,8 @@ class Process:
 
     def _ask_to_join(self, wanted: i.AskToJoin) -> None:
         self._todo.appendleft(lambda: self.world.tell_all(self, lambda p: p.feed(e.JoinRequested(wanted.seat))))
-        self.reach(Phase.ASKING)
+        if self.member.newest is not None:  # before that the job is only being founded
+            self.reach(Phase.ASKING)
 
     def _offer(self, wanted: i.OfferState) -> None:
         offer = e.Offer(wanted.tag, self.seat, digest(self.weights))
