@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import uuid
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +47,7 @@ class Engine(Lifetime):
         self._turn = threading.RLock()
         self._posted: Posted | None = None
         self._begin()
+        _open.add(self)
 
     @property
     def is_here(self) -> bool:
@@ -102,3 +105,13 @@ class Engine(Lifetime):
 
 def _nothing() -> None:
     """Nothing is left to do."""
+
+
+_open: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Leave in good order where the program did not: no thread may tell a future when the interpreter goes away."""
+    for engine in list(_open):
+        engine.close()
