@@ -11,7 +11,7 @@ NATIVE := CMakeLists.txt $(wildcard src/ringside/_core/*.cpp src/ringside/_core/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint bench prove docs wheel tsan asan test-oldest clean
+.PHONY: help setup demo test test-long lint bench prove docs wheel tsan asan test-oldest clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,8 +21,11 @@ setup: $(READY) ## build the native core and install everything into .venv
 demo: $(READY) ## train a small GPT over our own all-reduce and name the rank that holds it up
 	@$(BIN)/ringside demo $(ARGS)
 
-test: $(READY) ## run every test
+test: $(READY) ## run the tests
 	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+test-long: $(READY) ## run those that take long, and that `make test` leaves out
+	@$(BIN)/python -m pytest -n $(WORKERS) -m long $(ARGS)
 
 lint: $(READY) ## ruff and mypy --strict
 	@$(BIN)/ruff check .

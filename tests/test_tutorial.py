@@ -41,8 +41,8 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_every_command_prints_what_is_shown(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     for command, shown in SHOWN:

@@ -78,8 +78,8 @@ def test_a_killed_rank_is_named(tmp_path, rank):
     assert f"rank {rank} died" in out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["hang", "stop"])
+@pytest.mark.long
 def test_a_rank_that_hangs_is_named_and_the_demo_ends(tmp_path, fault):
     path = tmp_path / "run"
     status, out, err = launched.run(*QUICK, "--inject", f"{fault}:rank=1,at_step=40", "--run-dir", path)
@@ -115,6 +115,7 @@ def test_ranks_end_when_the_demo_is_killed(tmp_path):
     launched.until(lambda: launched.gone(path))
 
 
+@pytest.mark.long
 def test_a_run_directory_that_cannot_be_written_does_not_stop_it(tmp_path):
     (tmp_path / "file").write_text("in the way")
     status, out, err = launched.run(
@@ -127,6 +128,7 @@ def test_a_run_directory_that_cannot_be_written_does_not_stop_it(tmp_path):
     assert launched.summary(elsewhere)["steps"] == 10
 
 
+@pytest.mark.long
 def test_a_run_directory_that_vanishes_does_not_stop_it(tmp_path):
     path = tmp_path / "run"
     process = launched.start(*QUICK, "--inject", "none", "--steps", 1500, "--run-dir", path)

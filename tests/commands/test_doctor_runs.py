@@ -53,6 +53,7 @@ def test_a_real_run(tmp_path: Path, corpus: Path):
     replayed_as_recorded(path)
 
 
+@pytest.mark.long
 def test_a_real_run_cut_off_by_sigkill(tmp_path: Path, corpus: Path):
     path = tmp_path / "run"
     process = launched.start(*QUICK, "--steps", 1_000_000, "--run-dir", path, "--corpus", corpus)

@@ -134,7 +134,7 @@ def test_local_ranks_are_started_and_probed(tmp_path):
 
 
 @IN_A_LAB
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_slow_mesh_link_is_found_and_another_ring_is_timed():
     with Lab(hosts=4, ranks_per_host=2, rate="1gbit", wiring="mesh") as lab:
         lab.set_rate("250mbit", link=(1, 2))

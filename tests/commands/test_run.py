@@ -94,6 +94,7 @@ def test_how_often_to_compare_is_a_whole_number(tmp_path):
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_a_module_is_watched_too(tmp_path):
     script(tmp_path)
     status, out, err, path = watch(tmp_path, "--nproc-per-node=2", "-m", "train", "--steps", 12, cwd=tmp_path)
@@ -102,6 +103,7 @@ def test_a_module_is_watched_too(tmp_path):
     assert launched.summary(path)["steps"] == 12
 
 
+@pytest.mark.long
 def test_a_script_with_its_own_hook_keeps_it_and_is_only_watched(tmp_path):
     status, out, err, path = watch(tmp_path, "--nproc-per-node=2", script(tmp_path, hook=OWN_HOOK))
     assert status == 0, err

@@ -78,6 +78,7 @@ def sbatch(slurm: Mapping[str, str], *words: str) -> subprocess.CompletedProcess
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@pytest.mark.long
 def test_slurm_trains_on_all_nodes(slurm: dict[str, str], tmp_path: Path) -> None:
     job = slurm["SLURM_JOB_ID"]
     done = sbatch(slurm, str(EXAMPLES / "train_ddp.py"), "--steps", str(STEPS))

@@ -91,6 +91,7 @@ def test_a_reducer_at_the_switch_adds_up(lab_factory: LabFactory, tmp_path: Path
     assert before[0] > 0
 
 
+@pytest.mark.long
 def test_a_reducer_takes_less_of_each_link_than_a_ring(lab_factory: LabFactory, tmp_path: Path) -> None:
     lab = lab_factory(hosts=4, ranks_per_host=1)
     sent = {}

@@ -74,6 +74,7 @@ def test_after_a_failure_the_others_have_a_limited_time(lab_factory: LabFactory)
 
 
 @pytest.mark.parametrize("wiring", ["star", "mesh"])
+@pytest.mark.long
 def test_gloo_over_four_hosts(lab_factory: LabFactory, wiring: str):
     pytest.importorskip("torch")
     lab = lab_factory(hosts=4, ranks_per_host=2, wiring=wiring)

@@ -127,6 +127,7 @@ def test_a_link_that_tc_slows_down_is_named_and_so_is_its_end(
     print(f"{engine}: slowed at step {story.slowed_at}, named at {verdict['detected_step']}, {verdict['cause']}")
 
 
+@pytest.mark.long
 def test_a_healthy_job_between_hosts_names_no_link(lab_factory: LabFactory, tmp_path: Path) -> None:
     lab = lab_factory(hosts=2, rate="300mbit")
     summary = train(lab, tmp_path, "native", 90)

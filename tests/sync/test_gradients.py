@@ -67,6 +67,7 @@ def test_two_ranks_equal_gloo_bit_for_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize("size", [3, 4])
+@pytest.mark.long
 def test_more_ranks_agree_with_each_other_and_nearly_with_gloo(size: int) -> None:
     results = ddp_ranks(size, both, Plan("transformer"))
     assert len({digest for *_, digest in results}) == 1

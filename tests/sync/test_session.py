@@ -166,6 +166,7 @@ def ends(path: Path, rest: str) -> list[Ended]:
 
 
 @pytest.mark.parametrize("rest", ["", "dist.destroy_process_group()", "session.end(); dist.destroy_process_group()"])
+@pytest.mark.long
 def test_a_script_may_end_as_it_likes(tmp_path: Path, rest: str) -> None:
     for ended in ends(tmp_path / "run", rest):
         assert ended.status == 0, ended.err
