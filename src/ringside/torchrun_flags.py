@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ringside.errors import UsageError
 
@@ -30,7 +31,7 @@ class CommandLine:
         flags: torchrun's flags, as they were given.
         names: Their names, with dashes instead of underscores.
         script: The script and its arguments, as they were given.
-        ours: Values of our own flags by name.
+        ours: Values of our own flags by name; "" of those that take none.
     """
 
     flags: tuple[str, ...]
@@ -38,13 +39,20 @@ class CommandLine:
     script: tuple[str, ...]
     ours: dict[str, str]
 
+    def check_script(self) -> None:
+        """Raise `UsageError` where the script is no file, before anything is started."""
+        script = self.script[0]
+        if not self.names & {"-m", "--module", "--no-python"} and not Path(script).is_file():
+            raise UsageError(f"there is no script {script!r} here; for a module: ringside run -m {script}")
 
-def take_apart(words: Sequence[str], ours: Sequence[str]) -> CommandLine:
+
+def take_apart(words: Sequence[str], ours: Sequence[str], switches: Sequence[str] = ()) -> CommandLine:
     """Split words into torchrun's flags, the script with its arguments, and our flags.
 
     Args:
         words: What followed `ringside run`.
-        ours: Names of our own flags; each takes a value and stands before the script.
+        ours: Names of our own flags that take a value; all of ours stand before the script.
+        switches: Names of those that take none.
 
     Raises:
         UsageError: A flag lacks its value, or there is no script.
@@ -56,11 +64,11 @@ def take_apart(words: Sequence[str], ours: Sequence[str]) -> CommandLine:
     while rest and rest[0].startswith("-") and rest[0] != "--":
         flag, equals, value = rest[0].partition("=")
         name = flag.replace("_", "-")
-        takes = 1 if equals or name in SWITCHES else 2
+        takes = 1 if equals or name in SWITCHES or name in switches else 2
         if len(rest) < takes:
             raise UsageError(f"{flag} takes a value; then comes the script, such as: ringside run {flag} 2 train.py")
-        if name in ours:
-            mine[name] = value if equals else rest[1]
+        if name in ours or name in switches:
+            mine[name] = value if takes == 1 else rest[1]
         else:
             flags += rest[:takes]
             names.add(name)

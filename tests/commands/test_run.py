@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import ringside.autoload
+from ringside.commands import main
 from ringside.errors import UsageError
 from ringside.torchrun_flags import SWITCHES, take_apart, with_defaults
 
@@ -119,13 +120,23 @@ def test_a_script_that_fails_keeps_its_traceback_and_status(tmp_path):
     assert launched.summary(path)["steps"] > 0
 
 
-def test_a_script_that_is_not_there_is_refused(tmp_path):
-    path = tmp_path / "run"
-    status, out, err = launched.run("run", "--run-dir", path, "--nproc-per-node=2", tmp_path / "nosuch.py")
-    assert (status, out) == (2, "")
-    assert "no script" in err
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--run-dir", "run", "--nproc-per-node=2", "nosuch.py"], "no script"),
+        (["--survive", "--nproc-per-node=2", "nosuch.py"], "no script"),
+        (["--nproc-per-node=2", "--survive", "--run-dir=run", "train.py"], "leave out --run-dir"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_one_line(tmp_path, monkeypatch, capsys, words, why):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    assert main(["run", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert why in err
     assert len(err.splitlines()) == 1
-    assert not path.exists()
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_script_without_a_model_is_said_to_have_none(tmp_path):

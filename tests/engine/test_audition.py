@@ -80,6 +80,21 @@ def test_one_that_is_left_alone_wins_at_once() -> None:
     assert len(play(audition, {"a": 1.0, "b": 5.0})) == 2
 
 
+def test_a_network_that_changes_meanwhile_leaves_what_does_not_fit_together() -> None:
+    audition = Audition(["a", "b"], 5)
+    play(audition, {"a": 1.0, "b": 1.4})
+    assert audition.odds < 1, "who left was slower and is"
+    changed = Audition(["a", "b"], 5)
+    for level in (1.0, 1.0, 2.4, 2.4, 2.4):
+        turn = {"a": level, "b": 1.6}
+        while not changed.complete:
+            changed.took(turn[changed.current])
+        changed.judge(changed.times)
+    assert changed.over
+    assert changed.winner() == "a"
+    assert changed.odds == pytest.approx(2.4 / 1.6)
+
+
 def test_what_was_decided_stands_in_the_table() -> None:
     before = rank({"ring": 1.0, "direct": 1.1, NATIVE: 1.2, "tree": 1.5}, "ring")
     audition = audition_of(before)

@@ -9,8 +9,8 @@ on that of rank 0), the exit status is torchrun's (130 after Ctrl-C).
   --run-dir DIR          where to write the run (default: a new directory under runs/)
   --on-verdict HOOK      tell a URL (JSON by POST) or a command (JSON on stdin) of every verdict, and when it is over
   --digest-every STEPS   compare all ranks' parameters to the bit every so many steps (default: 100; 0: never)
-  --survive              (first of all flags) start a keeper per rank, which starts its worker again when it dies: for
-                         scripts that train with ringside.survive.training; nothing is recorded
+  --survive              start a keeper per rank, which starts its worker again when it dies: for scripts that train
+                         with ringside.survive.training; nothing is recorded
   --metrics-port PORT    serve Prometheus metrics for this host; ADDRESS:PORT for others needs RINGSIDE_METRICS_TOKEN
 
 example:
@@ -28,7 +28,6 @@ from pathlib import Path
 
 from ringside.commands import run_survive
 from ringside.engine.cores import usable_cores
-from ringside.errors import UsageError
 from ringside.launch import Launch, stop_requests
 from ringside.monitor.alerts_live import afterwards
 from ringside.monitor.alerts_settings import METRICS_PORT, ON_VERDICT, AlertSettings
@@ -63,11 +62,10 @@ def run(args: argparse.Namespace) -> int:
     if args.words[:1] in (["-h"], ["--help"]):
         args.print_help()
         return 0
-    if args.words[:1] == [run_survive.FLAG]:
-        return run_survive.run(args.words[1:], _processes())
-    line = take_apart(args.words, ours=OURS)
-    if not line.names & {"-m", "--module", "--no-python"} and not Path(line.script[0]).is_file():
-        raise UsageError(f"there is no script {line.script[0]!r} here; for a module: ringside run -m {line.script[0]}")
+    line = take_apart(args.words, ours=OURS, switches=(run_survive.FLAG,))
+    line.check_script()
+    if run_survive.FLAG in line.ours:
+        return run_survive.run(line, _processes())
     alerts = {name: line.ours[flag] for flag, name in ALERTS.items() if flag in line.ours}
     if "--digest-every" in line.ours:
         alerts[DIGEST_EVERY] = str(digest_steps(line.ours["--digest-every"]))

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
+from ringside.errors import UsageError
 from ringside.launch import Launch, stop_requests
-from ringside.torchrun_flags import CommandLine, take_apart, with_defaults
+from ringside.torchrun_flags import CommandLine, with_defaults
 
 FLAG = "--survive"
 _LOOK_S = 0.2
 
 
-def run(words: Sequence[str], processes: str) -> int:
+def run(line: CommandLine, processes: str) -> int:
     """Run a script that trains with `ringside.survive.training`; return torchrun's exit status.
 
     Args:
-        words: torchrun's flags, the script and its arguments.
+        line: The command line.
         processes: How many ranks to start where nobody says.
 
     Raises:
-        UsageError: A flag lacks its value, or there is no script.
+        UsageError: It asks for what is not done here.
     """
-    line = kept(take_apart(words, ours=()))
+    others = sorted(line.ours.keys() - {FLAG})
+    if others:
+        raise UsageError(f"{FLAG} records nothing yet: leave out {', '.join(others)}")
+    line = kept(line)
     status: int | None = None
     with stop_requests() as stop:
         launch = Launch(with_defaults(line, processes), os.environ)

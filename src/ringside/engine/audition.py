@@ -158,6 +158,16 @@ class Audition:
         level = median(usual(self._heard[at]) / shares[at] for at in self._going)
         return found | {self.names[at]: level * shares[at] for at in self._going}
 
+    @property
+    def odds(self) -> float:
+        """How many times faster one that left, as others were faster, was then than those that did not leave are now.
+
+        More than 1 is odd: what all of them take has changed meanwhile. 0: nobody left.
+        """
+        found = [usual(times) for times in self._heard]
+        left = [took for at, took in enumerate(found) if at not in self._going]
+        return min(found[at] for at in self._going) / min(left) if left else 0.0
+
     def winner(self) -> str:
         """Return the best of those that have not left."""
         shares = self._shares()

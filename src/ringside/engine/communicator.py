@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import math
 import os
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +13,7 @@ import numpy as np
 from ringside import _core
 from ringside.engine import failures, groups
 from ringside.engine.arena import share_arena
+from ringside.engine.at_exit import AtExit
 from ringside.engine.background import Work
 from ringside.engine.calls import Call, checked_op, equal_bounds
 from ringside.engine.collectives import Collectives
@@ -85,7 +84,7 @@ class Communicator(Collectives):
         self.log = CollectiveLog(self._core)
         self._programs: dict[str | Schedule, int] = {}
         self._begin()
-        _open.add(self)
+        _at_exit.add(self)
 
     # -------------------------------------------------------------------------------------------- collectives
 
@@ -423,11 +422,4 @@ class Communicator(Collectives):
             raise failures.error_of(self._core.failure(), what, self.rank, self.settings.timeout_s, self._group)
 
 
-_open: weakref.WeakSet[Communicator] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """Leave in good order where the program did not: no thread may be in the core when the interpreter goes away."""
-    for communicator in list(_open):
-        communicator.close()
+_at_exit = AtExit()

@@ -14,6 +14,7 @@ EVERY_NOTED, EVERY_SMALL = 8, 8  # of the small ones one in eight is noted, and 
 DRIFT, DRIFT_SMALL = 1.25, 2.5  # small ones hang on how busy the cores are more than on the network
 _LEARNED = 3  # first timings of a class, from which what is usual there is learned
 _MOST_USUAL = 1.5  # what is learned from them at most; slower than that is drift at once
+_MOST_TRIED = 1.25  # likewise, where the job's own all-reduces have said what to expect
 _RECENT = 4
 _FASTER = 0.8  # of what is usual: a pace that replaces it
 _PRESSING = 1.8  # a level that is heard even in a pause
@@ -30,6 +31,7 @@ class _Class:
     seen: int = 0
     resume: int = 0
     pause: int = _PAUSE
+    most_usual: float = _MOST_USUAL
 
 
 class Drift:
@@ -61,8 +63,12 @@ class Drift:
             return
         one.first.append(ratio)
         if len(one.first) == _LEARNED:
-            one.usual = min(max(median(one.first), 0.5), _MOST_USUAL)
+            one.usual = min(max(median(one.first), 0.5), one.most_usual)
             one.recent.extend(one.first)
+
+    def tried(self, size_bytes: int) -> None:
+        """Take that what is expected of this class was found in the job's own all-reduces: little else is usual."""
+        self._classes[bisect_left(self._bounds, size_bytes)].most_usual = _MOST_TRIED
 
     def due(self, size_bytes: int) -> bool:
         """Tell whether to vote after an all-reduce of this size; call once for each. Equal on all ranks."""

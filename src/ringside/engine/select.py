@@ -24,7 +24,7 @@ import numpy as np
 from ringside.engine.across import Across
 from ringside.engine.audition import Audition, audition_of, settled
 from ringside.engine.choice import NATIVE, Choice
-from ringside.engine.drift import EVERY_NOTED, LARGE_BYTES, Drift
+from ringside.engine.drift import DRIFT, DRIFT_SMALL, EVERY_NOTED, LARGE_BYTES, Drift
 from ringside.engine.dtypes import DTYPES, OP_CODES
 from ringside.engine.explanation import Explanation
 from ringside.engine.first import First
@@ -262,11 +262,15 @@ class Selector:
         if audition.over:
             del self._auditions[at]
             self._settle(at, settled(rank, audition), audition.result())
+            if audition.odds > (DRIFT if size_bytes >= LARGE_BYTES else DRIFT_SMALL):
+                self._asked = size_bytes
+                self.revise(f"the network changed while choices for {size_bytes / 1e6:.2g} MB were tried out")
         return True
 
     def _settle(self, at: int, rank: Rank, heard: Mapping[str, float]) -> None:
         """Use what an audition found, and remember it."""
         assert self.table is not None
+        self._drift.tried(rank.size_bytes)
         ranks = (*self.table.ranks[:at], rank, *self.table.ranks[at + 1 :])
         self._take_over(Table(self.table.key, self.table.topology, ranks))
         if self._first.here:

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
-import copy
 import functools
-import importlib.metadata
 import itertools
-import math
 import os
-import time
-import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,34 +16,25 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ringside import _core
 from ringside.engine import Communicator as HostCommunicator
 from ringside.engine import groups
-from ringside.engine.across import Across, Reduction
+from ringside.engine.at_exit import AtExit
 from ringside.engine.calls import Call, checked_op
-from ringside.engine.choice import NATIVE, Choice
 from ringside.engine.collectives import Collectives
-from ringside.engine.drift import EVERY_NOTED, LARGE_BYTES
-from ringside.engine.dtypes import ITEM_BYTES, dtype_code
-from ringside.engine.exchange import Exchange
+from ringside.engine.dtypes import dtype_code
 from ringside.engine.exchange_run import Hop
-from ringside.engine.local_lanes import LocalLanes
 from ringside.engine.log import AcrossLog, CollectiveLog
 from ringside.engine.moves import carry_out
 from ringside.engine.regions import Storage
-from ringside.engine.reproducible import canonical_choice, refuse_other_orders
 from ringside.engine.roster import Roster, exchange_offers, make_roster, own_offer
-from ringside.engine.select import Selector
-from ringside.engine.settings import Settings
 from ringside.engine.tensors import Flat, flatten
-from ringside.engine.transports.torch_native import TorchNative
-from ringside.engine.transports.torch_p2p import TorchPeerToPeer
 from ringside.engine.weights import own_weight
-from ringside.engine.wire import Wire
-from ringside.errors import ClosedError, MismatchError, UsageError
+from ringside.errors import ClosedError, UsageError
 from ringside.schedule import Schedule
+from ringside.sync.communicator_between import Between, Key
+from ringside.sync.communicator_inside import Inside
+from ringside.sync.communicator_making import open_across, open_local
+from ringside.sync.communicator_options import Options
 from ringside.sync.group import group_store
-from ringside.sync.switch import join_switch
 
-_PATHS = ("one_shot", "direct")  # inside a host these are ways of their own, not programs
-_MOST_READY = 128
 _ABANDON_S = 2.0  # what this rank has sent last may still be on its way
 
 
@@ -96,7 +81,7 @@ class Communicator(Collectives):
     ) -> None:
         group = group if group is not None else dist.distributed_c10d._get_default_group()
         store = group_store(group, "communicator")
-        options, problem = _Options.or_problem(timeout_s, algorithm, wire_dtype, reproducible, switch)
+        options, problem = Options.or_problem(timeout_s, algorithm, wire_dtype, reproducible, switch)
         self._build(store, dist.get_rank(group), dist.get_world_size(group), options, machine, problem)
 
     @staticmethod
@@ -109,12 +94,12 @@ class Communicator(Collectives):
             size: Number of ranks, at least 2.
             timeout_s: Longest wait for other ranks in one collective, seconds (default as for `Communicator`).
         """
-        options, problem = _Options.or_problem(timeout_s, None, None, None, False)
+        options, problem = Options.or_problem(timeout_s, None, None, None, False)
         communicator = object.__new__(Communicator)
         communicator._build(store, rank, size, options, "", problem)
         return communicator
 
-    def _build(self, store: Store, rank: int, size: int, options: _Options, machine: str, problem: str = "") -> None:
+    def _build(self, store: Store, rank: int, size: int, options: Options, machine: str, problem: str = "") -> None:
         self.rank, self.size, self._options, self._machine = rank, size, options, machine
         self.settings = options.settings
         self._store = store
@@ -123,35 +108,37 @@ class Communicator(Collectives):
         offer = own_offer(options.agreed(), objection, machine, problem)
         offers = exchange_offers(store, rank, size, offer, timeout_s=options.settings.timeout_s)
         self.roster: Roster = make_roster(rank, offers)
-        self.log: AcrossLog | CollectiveLog = AcrossLog()
-        self._selector: Selector | None = None
-        self._ready: dict[tuple[int, int, str, str | Schedule | None], _Ready] = {}
-        self._ended = 0.0
         self._begin()
         self.local: HostCommunicator | None = None
-        self._across: Across | None = None
-        self._number = next(_numbers)
-        _open.add(self)
+        self._between: Between | None = None
+        _at_exit.add(self)
         try:
-            self._open_all()
+            self._open()
         except BaseException:
             self._leave(0.0)
             raise
 
-    def _open_all(self) -> None:
-        options = self._options
+    def _open(self) -> None:
         several = len(self.roster.hosts) > 1
-        if options.switch and not several:
+        switch = self._options.switch
+        if switch and not several:
             raise UsageError("switch=True needs ranks on several hosts: on one host there is no switch to reduce at")
-        self.local = self._open_local()
-        if not several:
-            self._stay_inside()
+        self.local = open_local(self.roster, self.settings)
+        if self.local is not None and not several:
+            self._stay_inside(self.local)
             return
-        self._across = self._open_across()
-        if options.choice is None and not options.reproducible:
-            key = {"wire_dtype": options.wire.dtype if options.wire else "float32", "torch": str(torch.__version__)}
-            self._selector = Selector(self._across, {**key, **options.agreed()}, wire=options.wire)
-            self._selector.start()
+        across = open_across(self._store, self.roster, self.settings, self.local, switch=switch)
+        self._between = Between(across, self._options)
+        self.log: AcrossLog | CollectiveLog = self._between.log
+        self._between.start()
+
+    def _stay_inside(self, local: HostCommunicator) -> None:
+        """All ranks share memory: call the host's communicator straight."""
+        names = [name for name, value in vars(Collectives).items() if callable(value) and not name.startswith("_")]
+        for name in (*names, "all_reduce_storage", "barrier", "empty", "split", "submit"):
+            setattr(self, name, getattr(local, name))
+        self.all_reduce = Inside(local, self._options).all_reduce  # type: ignore[method-assign]
+        self.log = local.log
 
     # -------------------------------------------------------------------------------------------- collectives
 
@@ -187,20 +174,17 @@ class Communicator(Collectives):
         key = None
         if op.__class__ is str and (algorithm is None or algorithm.__class__ is str) and scale == 1.0:
             key = flat.numel, flat.dtype, op, algorithm
-            if weights is None and not async_op and key in self._ready and self._at_once(flat, self._ready[key]):
+            if weights is None and not async_op and self._at_once(key, flat):
                 return x
         code = checked_op(flat, op, scaled=scale != 1.0 or weights is not None)
         if weights is not None and (op != "avg" or scale != 1.0):
             raise UsageError(f"weights= is for op='avg' without a scale, not for op={op!r}, scale={scale!r}")
         own = own_weight(weights, self.rank, self.size) if weights is not None else None
-        fixed = self._fixed(algorithm, flat)
+        between = self._several
+        fixed = between.fixed(algorithm, flat)
 
         def job() -> Any:
-            ready = self._all_reduce(flat, self._reduction(flat.dtype, code, scale, own), fixed)
-            if ready is not None and key is not None:
-                if len(self._ready) >= _MOST_READY:
-                    self._ready.clear()
-                self._ready[key] = ready
+            between.all_reduce(flat, between.reduction(flat.dtype, code, scale, own), fixed, key)
             flat.write_back()
             return x
 
@@ -227,25 +211,10 @@ class Communicator(Collectives):
         None is returned where it is done already. Arguments as for `all_reduce_storage`; all ranks begin and finish
         in the same order.
         """
-        if self._across is None:
+        if self._between is None:
             self.all_reduce_storage(flat, storage, scale=scale, stamp_ns=stamp_ns)
             return None
-        what = Reduction(flat.dtype, 0, scale, wire=self._options.wire, storage=storage)
-        size_bytes = flat.numel * ITEM_BYTES[flat.dtype]
-        choice, judged = self._choose(size_bytes, what, self._fixed(None, flat))
-        began = time.perf_counter()
-        under_way = self._across.begin(flat.address, flat.numel, what, choice)
-
-        def finish() -> None:
-            under_way.finish()
-            ended = time.perf_counter()
-            took_s, self._ended = ended - max(began, self._ended), ended  # it queued behind the one before it
-            if judged is not None:
-                judged.after(size_bytes, choice, took_s, dtype=what.dtype)
-            assert isinstance(self.log, AcrossLog), "on one host the communicator of that host is called"
-            self.log.note(str(choice), time.monotonic_ns() - stamp_ns, size_bytes)
-
-        return finish
+        return self._between.begin_storage(flat, storage, scale=scale, stamp_ns=stamp_ns)
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
@@ -293,13 +262,9 @@ class Communicator(Collectives):
         Args:
             size_bytes: Of the tensor.
         """
-        if self._selector is not None:
-            return str(self._selector.explain(size_bytes))
-        if self._across is None:
+        if self._between is None:
             return f"{size_bytes} bytes: shared memory, all {self.size} ranks are on one host"
-        if self._options.choice is not None:
-            return f"{size_bytes} bytes: {self._options.choice}, as asked for"
-        return f"{size_bytes} bytes: {canonical_choice(size_bytes, self.size)}, the reproducible one for this size"
+        return self._between.explain(size_bytes)
 
     def settled(self, size_bytes: int) -> bool:
         """Tell whether it is decided how all-reduces of float32 of that size are carried out.
@@ -309,23 +274,25 @@ class Communicator(Collectives):
         Args:
             size_bytes: Of the tensor.
         """
-        return self._selector is None or self._selector.settled(size_bytes)
+        selector = self._between.selector if self._between is not None else None
+        return selector is None or selector.settled(size_bytes)
 
     @property
     def inside(self) -> HostCommunicator | None:
         """The host's communicator where it may be called straight: all ranks share memory, nothing is asked for."""
-        plain = self._across is None and self._options.choice is None and not self._options.reproducible
+        plain = self._between is None and self._options.choice is None and not self._options.reproducible
         return self.local if plain else None
 
     @property
     def revisions(self) -> tuple[str, ...]:
         """What was changed during the run because the network had changed, and why, in words, oldest first."""
-        return () if self._selector is None else tuple(self._selector.history)
+        selector = self._between.selector if self._between is not None else None
+        return () if selector is None else tuple(selector.history)
 
     @property
     def hops(self) -> list[Hop]:
         """What each message between hosts took, the latest 65,536: time to first byte, first to last byte."""
-        return [] if self._across is None else list(self._across.exchange.hops)
+        return [] if self._between is None else list(self._between.across.exchange.hops)
 
     # -------------------------------------------------------------------------------------------- life
 
@@ -334,8 +301,8 @@ class Communicator(Collectives):
         return f"<ringside.Communicator rank {self.rank} of {self.size}{hosts}{', closed' if self._closed else ''}>"
 
     def _let_go(self, finish_s: float) -> None:
-        if self._across is not None:
-            self._across.close(patience_s=max(finish_s, _ABANDON_S))
+        if self._between is not None:
+            self._between.across.close(patience_s=max(finish_s, _ABANDON_S))
         if self.local is not None:
             (self.local.close if finish_s else self.local.abandon)()
 
@@ -351,8 +318,12 @@ class Communicator(Collectives):
 
     def carry(self, call: Call, stamp_ns: int, background: bool, storage: Storage | None = None) -> None:
         """Carry out a collective on the thread that calls; see `Collectives`."""
-        assert self._across is not None, "on one host the communicator of that host is called"
-        carry_out(self._across, call)
+        carry_out(self._several.across, call)
+
+    @property
+    def _several(self) -> Between:
+        assert self._between is not None, "on one host the communicator of that host is called"
+        return self._between
 
     def _in_turn(self, job: Callable[[], Any], async_op: bool) -> Any:
         """Run a job here, or after those under way."""
@@ -366,214 +337,11 @@ class Communicator(Collectives):
             raise ClosedError("the communicator is closed on this rank")
         return job()
 
-    def _at_once(self, flat: Flat, ready: _Ready) -> bool:
-        """Carry out a small all-reduce that was called before, with nothing left to be found out; False: it cannot be.
-
-        At a few bytes every line that is not needed shows: a rank that has slept finds none of them in the cache.
-        """
-        selector = ready.selector
+    def _at_once(self, key: Key, flat: Flat) -> bool:
+        """Carry out a small all-reduce that was called before, if nothing is in its way; False: it cannot be."""
         if self._closed or self._background is not None or self._owner_pid != os.getpid():
             return False
-        if selector is None:
-            ready.go(flat.address)
-        elif ready.version != selector.version:
-            return False
-        else:
-            calls = selector.calls[ready.size_class] = selector.calls[ready.size_class] + 1
-            began = time.perf_counter()
-            ready.go(flat.address)
-            if calls % EVERY_NOTED == 0:  # as the selector itself counts those that come another way
-                selector.note(ready.size_bytes, ready.choice, time.perf_counter() - began, flat.dtype)
-        flat.write_back()
-        return True
-
-    def _all_reduce(self, flat: Flat, what: Reduction, fixed: Choice | None) -> _Ready | None:
-        """Reduce here and now; without a fixed way, as the selector says at this point of the run.
-
-        Returns what the next one of its kind may be carried out with at once.
-        """
-        assert self._across is not None, "on one host the communicator of that host is called"
-        size_bytes = flat.numel * ITEM_BYTES[flat.dtype]
-        choice, judged = self._choose(size_bytes, what, fixed)
-        began = time.perf_counter()
-        self._across.all_reduce(flat.address, flat.numel, what, choice)
-        if judged is not None:
-            judged.after(size_bytes, choice, time.perf_counter() - began, dtype=what.dtype)
-            if size_bytes >= LARGE_BYTES or not judged.settled(size_bytes):
-                return None
-            choice = judged.choose(size_bytes, what.dtype, what.op)
-        small = self._across.prepared(flat.numel, what, choice)
-        if small is None:
-            return None
-        go = functools.partial(self._across.carry_out, small)
-        if judged is None:
-            return _Ready(go, size_bytes, choice)
-        return _Ready(go, size_bytes, choice, judged, judged.version, judged.size_class(size_bytes))
-
-    def _choose(self, size_bytes: int, what: Reduction, fixed: Choice | None) -> tuple[Choice, Selector | None]:
-        """Return the way, and who is to be told what it took."""
-        if fixed is not None or self._selector is None:
-            return fixed or canonical_choice(size_bytes, self.size), None
-        return self._selector.choose(size_bytes, what.dtype, what.op), self._selector
-
-    def _reduction(self, dtype: int, op: int, scale: float, weight: tuple[float, int] | None) -> Reduction:
-        wire = self._options.wire
-        if weight is None:
-            return Reduction(dtype, op, scale, wire=wire)
-        own, tag = weight
-        told = np.zeros((self.size, 2))
-        flat, to = flatten(np.array([own, float(tag)])), flatten(told)
-        bounds = list(range(0, 2 * self.size + 1, 2))
-        self.carry(Call("all_gather", flat, 2 * self.size, bounds, out=to.address, keeps=to), 0, False)
-        if len(set(told[:, 1])) > 1:
-            raise MismatchError(f"all_reduce on rank {self.rank}: ranks gave different lists of weights")
-        scales = tuple(told[:, 0].tolist())
-        if not sum(scales) > 0:
-            raise UsageError("the weights of all ranks sum to 0, so there is no mean")
-        return Reduction(dtype, op, own, scales=scales, divisor=math.fsum(scales), wire=wire)
-
-    def _fixed(self, algorithm: str | Schedule | None, flat: Flat) -> Choice | None:
-        """Return what was asked for, by call or by communicator; None: nothing."""
-        if isinstance(algorithm, Schedule):
-            raise UsageError("between hosts an algorithm is given by name")
-        choice = Choice.parse(algorithm) if algorithm else self._options.choice
-        if choice is not None and self._options.reproducible:
-            refuse_other_orders(choice, self.size, flat.dtype)
-        return choice
-
-    def _stay_inside(self) -> None:
-        """All ranks share memory: call the host's communicator straight."""
-        assert self.local is not None
-        names = [name for name, value in vars(Collectives).items() if callable(value) and not name.startswith("_")]
-        for name in (*names, "all_reduce_storage", "barrier", "empty", "split", "submit"):
-            setattr(self, name, getattr(self.local, name))
-        self.all_reduce = self._all_reduce_inside  # type: ignore[method-assign]
-        self.log = self.local.log
-
-    def _all_reduce_inside(
-        self, x: Any, op: str = "sum", async_op: bool = False, *, algorithm: str | Schedule | None = None, **how: Any
-    ) -> Any:
-        """All-reduce where all ranks share memory; there is nothing between hosts that a choice could be about."""
-        assert self.local is not None
-        way = algorithm if isinstance(algorithm, Schedule) else self._way_inside(algorithm, x)
-        return self.local.all_reduce(x, op, async_op, algorithm=way, **how)
-
-    def _way_inside(self, algorithm: str | None, x: Any) -> str | Schedule | None:
-        choice = Choice.parse(algorithm) if algorithm else self._options.choice
-        if choice is None or choice.over != "ranks" or choice.algorithm == NATIVE:
-            return None
-        if self._options.reproducible:
-            refuse_other_orders(choice, self.size, flatten(x).dtype)
-        return choice.algorithm if choice.algorithm in _PATHS else choice.schedule(self.size)
-
-    def _open_local(self) -> HostCommunicator | None:
-        if self.roster.local_size == 1:
-            return None
-        key = self.roster.keys[self.roster.host]
-        return HostCommunicator(key, self.roster.local_rank, self.roster.local_size, self.settings)
-
-    def _open_across(self) -> Across:
-        timeout_s = self.settings.timeout_s
-        switch = self._options.switch
-        messages: Store = PrefixStore("messages", self._store)
-        if switch:
-            messages = join_switch(self._store, self.roster, self.settings.message_bytes)
-        transport = TorchPeerToPeer(messages, self.rank, self.size + switch, timeout_s=timeout_s)
-        native = TorchNative(PrefixStore("native", self._store), self.rank, self.size, timeout_s=timeout_s)
-        lanes = LocalLanes(self.local) if self.local is not None else None
-        exchange = Exchange(transport, segment_bytes=self.settings.message_bytes)
-        return Across(self.roster, exchange, lanes, native, timeout_s=timeout_s, block_bytes=self.settings.block_bytes)
+        return self._several.again(key, flat)
 
 
-class _Ready(NamedTuple):
-    """A small all-reduce for which all is ready.
-
-    Args:
-        go: Carries it out on the elements at an address.
-        size_bytes: Of the tensor.
-        choice: How.
-        selector: Who chose it and is told what it took; None: it was asked for.
-        version: Of the selector's choices; it is of no more use when there are others.
-        size_class: The selector's, of that size.
-    """
-
-    go: Callable[[int], None]
-    size_bytes: int
-    choice: Choice
-    selector: Selector | None = None
-    version: int = 0
-    size_class: int = 0
-
-
-class _Options:
-    """What a communicator was asked for; a sub-group has its parent's."""
-
-    def __init__(
-        self, settings: Settings, algorithm: str | None, wire_dtype: str | None, reproducible: bool, switch: bool
-    ) -> None:
-        self.settings = settings
-        self.choice = Choice.parse(algorithm) if algorithm else None
-        self.wire = Wire(wire_dtype) if wire_dtype else None  # type: ignore[arg-type]
-        self.reproducible, self.switch = reproducible, switch
-        self.selection = os.environ.get("RINGSIDE_SELECTION") or "measured"
-        if reproducible and self.wire is not None:
-            raise UsageError(
-                "wire_dtype rounds what travels, so results would depend on who is where: not reproducible"
-            )
-
-    @staticmethod
-    def or_problem(*how: Any) -> tuple[_Options, str]:
-        """Return what was asked for, or what is wrong with it: the other ranks wait to hear of that."""
-        try:
-            return _Options.of_environment(os.environ, *how), ""
-        except UsageError as error:
-            return _Options(Settings(), None, None, False, False), str(error)
-
-    @staticmethod
-    def of_environment(
-        environ: Mapping[str, str],
-        timeout_s: float | None,
-        algorithm: str | None,
-        wire_dtype: str | None,
-        reproducible: bool | None,
-        switch: bool,
-    ) -> _Options:
-        """Return what was given explicitly, else by environment."""
-        if reproducible is None:
-            reproducible = environ.get("RINGSIDE_REPRODUCIBLE", "") not in ("", "0")
-        return _Options(
-            Settings.of_environment(environ, timeout_s=timeout_s),
-            algorithm or environ.get("RINGSIDE_ALGORITHM"),
-            wire_dtype or environ.get("RINGSIDE_WIRE_DTYPE"),
-            reproducible,
-            switch,
-        )
-
-    def without_switch(self) -> _Options:
-        """Return these for a sub-group, which the reducer does not know."""
-        child = copy.copy(self)
-        child.switch = False
-        return child
-
-    def agreed(self) -> dict[str, str]:
-        """Return what all ranks must have alike, by name."""
-        return {
-            "version of ringside": importlib.metadata.version("ringside"),
-            "RINGSIDE_ONE_SHOT_BYTES, _SEGMENT_BYTES, _MESSAGE_BYTES, _BLOCK_BYTES": str(self.settings.agreed()),
-            "algorithm (RINGSIDE_ALGORITHM)": str(self.choice or "by measurement"),
-            "wire_dtype (RINGSIDE_WIRE_DTYPE)": self.wire.dtype if self.wire else "float32",
-            "reproducible (RINGSIDE_REPRODUCIBLE)": str(self.reproducible),
-            "switch": str(self.switch),
-            "RINGSIDE_SELECTION": self.selection,
-        }
-
-
-_numbers = itertools.count()
-_open: weakref.WeakSet[Communicator] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """Leave in good order where the program did not: no thread may wait in Gloo when the interpreter goes away."""
-    for communicator in sorted(_open, key=lambda each: each._number):  # alike on all ranks, which wait for each other
-        communicator.close()
+_at_exit = AtExit()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
 import threading
 import uuid
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 from torch.distributed.distributed_c10d import Store
 
 from ringside.engine import Communicator as HostCommunicator
+from ringside.engine.at_exit import AtExit
 from ringside.engine.lifetime import Lifetime
 from ringside.engine.settings import Settings
 from ringside.errors import ClosedError
@@ -47,7 +46,7 @@ class Engine(Lifetime):
         self._turn = threading.RLock()
         self._posted: Posted | None = None
         self._begin()
-        _open.add(self)
+        _at_exit.add(self)
 
     @property
     def is_here(self) -> bool:
@@ -107,11 +106,4 @@ def _nothing() -> None:
     """Nothing is left to do."""
 
 
-_open: weakref.WeakSet[Engine] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """Leave in good order where the program did not: no thread may tell a future when the interpreter goes away."""
-    for engine in list(_open):
-        engine.close()
+_at_exit = AtExit()

@@ -1,0 +1,152 @@
+"""All-reduces of a communicator whose ranks are on several hosts: which way, what it took, what is to be learned of it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from ringside.engine.across import Across, Reduction
+from ringside.engine.calls import Call
+from ringside.engine.choice import Choice
+from ringside.engine.dtypes import ITEM_BYTES
+from ringside.engine.log import AcrossLog
+from ringside.engine.moves import carry_out
+from ringside.engine.regions import Storage
+from ringside.engine.reproducible import canonical_choice, refuse_other_orders
+from ringside.engine.select import Selector
+from ringside.engine.tensors import Flat, flatten
+from ringside.errors import MismatchError, UsageError
+from ringside.schedule import Schedule
+from ringside.sync.communicator_options import Options
+from ringside.sync.communicator_ready import Ready, made_ready
+
+Key = tuple[int, int, str, "str | Schedule | None"]
+"""What tells small all-reduces apart: elements, code of the dtype, reduction, algorithm."""
+
+_MOST_READY = 128
+
+
+class Between:
+    """Carries out all-reduces between hosts on the thread that calls: as asked for, else as measurement has found.
+
+    Args:
+        across: Carries a choice out.
+        options: What the communicator was asked for.
+
+    Attributes:
+        across: As given.
+        selector: Chooses; None: the way is asked for, or the reproducible one, or `start` was not called.
+        log: What gradient buckets took.
+    """
+
+    def __init__(self, across: Across, options: Options) -> None:
+        self.across, self._options = across, options
+        self.selector: Selector | None = None
+        self.log = AcrossLog()
+        self._ready: dict[Key, Ready] = {}
+        self._ended = 0.0
+
+    def start(self) -> None:
+        """Find out by measurement how to go about every size, unless that is asked for. A collective."""
+        options = self._options
+        if options.choice is None and not options.reproducible:
+            key = {"wire_dtype": options.wire.dtype if options.wire else "float32", "torch": str(torch.__version__)}
+            self.selector = Selector(self.across, {**key, **options.agreed()}, wire=options.wire)
+            self.selector.start()
+
+    def explain(self, size_bytes: int) -> str:
+        """Say how an all-reduce of float32 of that size is carried out and why."""
+        if self.selector is not None:
+            return str(self.selector.explain(size_bytes))
+        if self._options.choice is not None:
+            return f"{size_bytes} bytes: {self._options.choice}, as asked for"
+        reproducible = canonical_choice(size_bytes, self.across.roster.size)
+        return f"{size_bytes} bytes: {reproducible}, the reproducible one for this size"
+
+    # -------------------------------------------------------------------------------------------- carrying out
+
+    def fixed(self, algorithm: str | Schedule | None, flat: Flat) -> Choice | None:
+        """Return what was asked for, by call or by communicator; None: nothing."""
+        if isinstance(algorithm, Schedule):
+            raise UsageError("between hosts an algorithm is given by name")
+        choice = Choice.parse(algorithm) if algorithm else self._options.choice
+        if choice is not None and self._options.reproducible:
+            refuse_other_orders(choice, self.across.roster.size, flat.dtype)
+        return choice
+
+    def reduction(self, dtype: int, op: int, scale: float, weight: tuple[float, int] | None) -> Reduction:
+        """Return what is to be done with the elements; with a weight a collective, as all ranks tell theirs.
+
+        Args:
+            dtype: Code of the element type.
+            op: Code of the reduction.
+            scale: Multiplies each contribution.
+            weight: This rank's, and what tells lists of weights apart (`ringside.engine.weights`); None: there is none.
+        """
+        if weight is None:
+            return Reduction(dtype, op, scale, wire=self._options.wire)
+        roster = self.across.roster
+        told = np.zeros((roster.size, 2))
+        flat, to = flatten(np.array([weight[0], float(weight[1])])), flatten(told)
+        bounds = list(range(0, 2 * roster.size + 1, 2))
+        carry_out(self.across, Call("all_gather", flat, 2 * roster.size, bounds, out=to.address, keeps=to))
+        if len(set(told[:, 1])) > 1:
+            raise MismatchError(f"all_reduce on rank {roster.rank}: ranks gave different lists of weights")
+        scales = tuple(told[:, 0].tolist())
+        if not sum(scales) > 0:
+            raise UsageError("the weights of all ranks sum to 0, so there is no mean")
+        return Reduction(dtype, op, weight[0], scales=scales, divisor=math.fsum(scales), wire=self._options.wire)
+
+    def all_reduce(self, flat: Flat, what: Reduction, fixed: Choice | None, key: Key | None) -> None:
+        """Reduce a tensor; without a fixed way, as the selector says at this point of the run.
+
+        Args:
+            flat: The tensor.
+            what: The reduction.
+            fixed: How; None: nothing was asked for.
+            key: By what `again` finds the next one of its kind, if that is a small one; None: it shall not.
+        """
+        size_bytes = flat.numel * ITEM_BYTES[flat.dtype]
+        choice, judged = self._choose(size_bytes, what, fixed)
+        began = time.perf_counter()
+        self.across.all_reduce(flat.address, flat.numel, what, choice)
+        if judged is not None:
+            judged.after(size_bytes, choice, time.perf_counter() - began, dtype=what.dtype)
+        ready = made_ready(self.across, flat, what, choice, judged)
+        if ready is not None and key is not None:
+            if len(self._ready) >= _MOST_READY:
+                self._ready.clear()
+            self._ready[key] = ready
+
+    def again(self, key: Key, flat: Flat) -> bool:
+        """Carry out a small all-reduce that was called before; False: it was not, or is to go another way by now."""
+        ready = self._ready.get(key)
+        return ready is not None and ready.carry_out(flat)
+
+    def begin_storage(self, flat: Flat, storage: Storage | None, *, scale: float, stamp_ns: int) -> Callable[[], None]:
+        """Begin to all-reduce a bucket and return what finishes it; see `Communicator.begin_storage`."""
+        what = Reduction(flat.dtype, 0, scale, wire=self._options.wire, storage=storage)
+        size_bytes = flat.numel * ITEM_BYTES[flat.dtype]
+        choice, judged = self._choose(size_bytes, what, self.fixed(None, flat))
+        began = time.perf_counter()
+        under_way = self.across.begin(flat.address, flat.numel, what, choice)
+
+        def finish() -> None:
+            under_way.finish()
+            ended = time.perf_counter()
+            took_s, self._ended = ended - max(began, self._ended), ended  # it queued behind the one before it
+            if judged is not None:
+                judged.after(size_bytes, choice, took_s, dtype=what.dtype)
+            self.log.note(str(choice), time.monotonic_ns() - stamp_ns, size_bytes)
+
+        return finish
+
+    def _choose(self, size_bytes: int, what: Reduction, fixed: Choice | None) -> tuple[Choice, Selector | None]:
+        """Return the way, and who is to be told what it took."""
+        if fixed is not None or self.selector is None:
+            return fixed or canonical_choice(size_bytes, self.across.roster.size), None
+        return self.selector.choose(size_bytes, what.dtype, what.op), self.selector
