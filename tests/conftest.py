@@ -17,6 +17,14 @@ from . import processes
 os.environ.setdefault("RINGSIDE_SELECTION", "off")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give what judges a real run by its timing a second try; pytest's closing line counts those that needed it."""
+    if config.pluginmanager.hasplugin("rerunfailures"):
+        for item in items:
+            if item.get_closest_marker("noisy"):
+                item.add_marker(pytest.mark.flaky(reruns=1))
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     """Fail a test that leaks threads, child processes, descriptors of ours, or files in /dev/shm."""

@@ -15,6 +15,8 @@ pytest.importorskip("torch")
 
 from ringside.engine.cores import usable_cores
 
+pytestmark = pytest.mark.noisy
+
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "tutorial.md").read_text()
 (SCRIPT,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 SHOWN = [

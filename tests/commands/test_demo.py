@@ -9,6 +9,8 @@ from . import launched
 
 pytest.importorskip("torch")
 
+pytestmark = pytest.mark.noisy
+
 TINY = ("demo", "--size", "tiny", "--nproc-per-node", "2", "--seed", "5")
 QUICK = (*TINY, "--no-comparison")
 

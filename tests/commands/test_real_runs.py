@@ -25,6 +25,8 @@ from tests.sync.training import free_port, group
 
 from ringside import _core
 
+pytestmark = pytest.mark.noisy
+
 ENGINES = [
     pytest.param("ringside", marks=pytest.mark.skipif(not _core.available(), reason="needs the native core")),
     "native",

@@ -19,6 +19,8 @@ from . import launched
 pytest.importorskip("torch")
 pytest.importorskip("prometheus_client")
 
+pytestmark = pytest.mark.noisy
+
 SLOWED = """
 import json, os, sys, time, urllib.request
 from pathlib import Path
@@ -177,7 +179,9 @@ def test_a_rank_that_was_killed_is_told_by_the_launcher_and_a_taken_port_once(tm
     assert status == 1
     assert err.count(f"port {port} at 127.0.0.1 cannot be had") == 1
     assert launched.summary(path)["steps"] > 0
-    (alert,) = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+    # What the machine did to a rank before may have become an alert of its own.
+    told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+    (alert,) = [each for each in told if each["kind"] not in OWN_TIME_KINDS]
     assert (alert["status"], alert["kind"], alert["ranks"]) == ("firing", "dead_rank", [1]), err
     assert alert["severity"] == "critical"
 

@@ -129,6 +129,14 @@ CAUSES = {
         "cpu.max",
         {"throttled_ratio": 0.38},
     ),
+    "a quota and a neighbour, neither of which explains it alone": (
+        {"throttled_seconds": 0.08, "waited_seconds": 0.15, "ran_seconds": 0.85, "quota_cpus": 1.5},
+        QUIET,
+        "its container was throttled 8.0 % of its own time (cpu.stat), quota 1.5 CPUs; another process took its core: "
+        "ready to run but waiting 7.0 % of its own time",
+        "cpu.max",
+        {"throttled_ratio": 0.08, "waited_for_cpu_ratio": 0.07},
+    ),
     "neighbour": (
         {"waited_seconds": 0.31, "ran_seconds": 0.69},
         QUIET,

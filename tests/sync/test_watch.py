@@ -28,6 +28,7 @@ from ringside.sync import watch  # noqa: E402
 from .training import free_port, group, small_attachment, steps  # noqa: E402
 
 pytestmark = [
+    pytest.mark.noisy,
     pytest.mark.skipif(not _core.available(), reason="needs the native core"),
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc"),
 ]

@@ -84,6 +84,8 @@ def find_signs(of: Patient) -> list[Sign]:
     found = [sign for look in (_quota, _neighbour, _steal, _faults, _memory) if (sign := look(of)) is not None]
     if clock is not None and clock.share >= max(EXPLAINS * of.lost, LEAST):
         found.append(Sign(*clock))
+    if not found:
+        found = _both(of)
     if found:
         return sorted(found, key=lambda sign: -sign.share)
     asleep = None if np.isfinite(of.level("gpu_clock_mhz")) else _sleep(of)
@@ -98,17 +100,31 @@ def had_no_cpu(of: Patient) -> float:
 
 def _quota(of: Patient) -> Sign | None:
     found = of.read(shares.throttled_share)
-    if not found.explains(of.lost):
-        return None
+    return _throttled(of, found) if found.explains(of.lost) else None
+
+
+def _neighbour(of: Patient) -> Sign | None:
+    found = of.read(shares.waited_share)
+    return _waited(of, found) if found.explains(of.lost) else None
+
+
+def _both(of: Patient) -> list[Sign]:
+    """A quota and other processes, neither of which alone would explain it: the one that takes more first."""
+    if not of.read(shares.held_share).explains(of.lost):
+        return []
+    quota, neighbour = of.read(shares.throttled_share), of.read(shares.waited_share)
+    found = [make(of, one) for make, one in ((_throttled, quota), (_waited, neighbour)) if one.more >= LEAST]
+    found.sort(key=lambda sign: -sign.share)
+    return [found[0]._replace(words="; ".join(sign.words for sign in found)), *found[1:]] if found else []
+
+
+def _throttled(of: Patient, found: Reading) -> Sign:
     quota = of.level("quota_cpus")
     words = f"its container was throttled {percent(found.now)} of its own time (cpu.stat), quota {_cpus(quota)}"
     return Sign(found.saved, words, QUOTA_ADVICE, {**_evidence("throttled", found), "quota_cpus": quota})
 
 
-def _neighbour(of: Patient) -> Sign | None:
-    found = of.read(shares.waited_share)
-    if not found.explains(of.lost):
-        return None
+def _waited(of: Patient, found: Reading) -> Sign:
     evidence = _evidence("waited_for_cpu", found)
     used, cpus = float(of.episode.mean(of.episode["cpu_seconds"] / of.episode["seconds"])[of.rank]), of.level("cpus")
     but = f"ready to run but waiting {percent(found.now)} of its own time"

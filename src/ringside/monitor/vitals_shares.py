@@ -29,6 +29,11 @@ def waited_share(vitals: VitalsTable, synced: Floats) -> Floats:
     return _of_own(waited, vitals, synced)
 
 
+def held_share(vitals: VitalsTable, synced: Floats) -> Floats:
+    """Time in which it wanted a CPU and had none: because of a quota, or of what else ran."""
+    return _of_own(np.fmax(vitals["waited_seconds"], vitals["throttled_seconds"]), vitals, synced)
+
+
 def stolen_share(vitals: VitalsTable, synced: Floats) -> Floats:
     """Share of the time its CPUs had work in which the hypervisor gave them to others."""
     return vitals["steal_ratio"]
@@ -46,7 +51,7 @@ def fault_share(vitals: VitalsTable, synced: Floats) -> Floats:
 
 def asleep_share(vitals: VitalsTable, synced: Floats) -> Floats:
     """Time in which the thread neither ran nor wanted to, outside synchronisation."""
-    wanted = vitals["ran_seconds"] + np.fmax(vitals["waited_seconds"], vitals["throttled_seconds"])
+    wanted = vitals["ran_seconds"] + np.fmax(vitals["waited_seconds"], vitals["throttled_seconds"])  # as held_share
     return _of_own(vitals["seconds"] * (1.0 - synced[vitals.owners]) - wanted, vitals, synced)
 
 

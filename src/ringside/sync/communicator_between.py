@@ -1,4 +1,4 @@
-"""All-reduces of a communicator whose ranks are on several hosts: which way, what it took, what is to be learned of it."""
+"""All-reduces of a communicator whose ranks are on several hosts: which way, and what is learned of what it took."""
 
 from __future__ import annotations
 
