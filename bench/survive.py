@@ -1,9 +1,10 @@
 """How fast a job heals, what a transaction costs while nobody dies, and whether 500 steps with 49 kills are exact.
 
-    python bench/survive.py [--part healing|torchrun|cost|rebalance|soak] [--steps 500] [--json FILE]
+    python bench/survive.py [--part healing|torchrun|torchft|cost|rebalance|soak] [--torchft PYTHON] [--json FILE]
 
 healing: from the death of a worker (SIGKILL in mid all-reduce) to the next committed step, four workers on this host.
 torchrun: the same for `torchrun --max-restarts`, which ends all workers and resumes from a checkpoint of every step.
+torchft: the same job under torchft, if the Python given by `--torchft` (or this one) has it, and what it drops.
 cost: what digest, acknowledgement and decision take of a step of the demo's GPT, two workers, and a DDP step over Gloo.
 rebalance: one of two ranks takes twice as long; quotas change, and what that gains is foretold and measured.
 soak: a kill every ten steps; the counting model's multiset, and a real model's weights against one process alone.
@@ -123,6 +124,27 @@ def torchrun(_: Store) -> dict[str, Any]:
     return {"seconds": healed, "ok": True}
 
 
+def torchft(python: str) -> dict[str, Any]:
+    """Kill two of four replicas of the counting job under torchft; time until the next step, and what was dropped."""
+    if subprocess.run([python, "-c", "import torchft"], capture_output=True).returncode:
+        print("torchft: not beside us: pip install it into an environment of its own, then --torchft THAT/bin/python")
+        return {"ok": True}
+    results = []
+    for heartbeat_ms, timeout_s in ((5000, 5), (500, 1)):
+        script = str(Path(__file__).with_name("survive_torchft.py"))
+        flags = ["--heartbeat-ms", str(heartbeat_ms), "--timeout-s", str(timeout_s)]
+        done = subprocess.run([python, script, *flags], capture_output=True, text=True, timeout=300)
+        if done.returncode:
+            raise SystemExit(done.stderr[-3000:])
+        result = json.loads(done.stdout)
+        healed = " and ".join(f"{seconds:.1f}" for seconds in result["healed_s"])
+        print(f"torchft, heartbeat {heartbeat_ms} ms, timeout {timeout_s} s: {healed} s from SIGKILL to the next "
+              f"committed step; {result['dropped']} samples of failed steps dropped, {result['never_taken']} of the "
+              "dead replicas' never taken")  # fmt: skip
+        results.append(result)
+    return {"runs": results, "ok": True}
+
+
 def _torchrun(flags: list[str], *arguments: str) -> str:
     script = str(Path(__file__).with_name("survive_peer.py"))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *flags, script, *arguments]
@@ -138,10 +160,12 @@ def main() -> int:
     parts: dict[str, Callable[[Store], dict[str, Any]]] = {
         "healing": healing, "torchrun": torchrun, "cost": cost, "rebalance": rebalance
     }  # fmt: skip
-    parser.add_argument("--part", choices=(*parts, "soak"), action="append")
+    parser.add_argument("--part", choices=(*parts, "torchft", "soak"), action="append")
     parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--torchft", default=sys.executable, help="a Python that has torchft")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    parts["torchft"] = lambda _: torchft(args.torchft)
     parts["soak"] = lambda store: soak(store, args.steps)
     warm_up()
     store, began = Store(), time.monotonic()
