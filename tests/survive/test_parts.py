@@ -8,6 +8,7 @@ import pytest
 
 from ringside.commands.demo_kill import MARK, Story
 from ringside.commands.run_survive import kept
+from ringside.engine.transports.transport import Cause, LinkError
 from ringside.errors import UsageError
 from ringside.survive.audit import audit
 from ringside.survive.decision import Abort, Commit, Seat, Tag, decision_key, encode_decision
@@ -15,6 +16,7 @@ from ringside.survive.events import Acknowledgement, DrainWanted, QuotasWanted
 from ringside.survive.generation import Generation, encode_generation, generation_key
 from ringside.survive.keeper import REFUSED, Keeper, main
 from ringside.survive.meeting import Acknowledged, Joining, Meeting
+from ringside.survive.neighbours import Neighbours, links_of
 from ringside.survive.peers import Place
 from ringside.survive.phases import PHASES, Phases, Trap, parse_trap
 from ringside.survive.registers import MemoryRegisters
@@ -302,3 +304,39 @@ def test_a_ring_goes_around_broken_links_as_long_as_it_can():
     chunks = chunks_of(memory, Run(0, 4, 8, 7), 3)
     assert np.concatenate(chunks).tolist() == list(range(8, 36))
     assert all(len(chunk) % 4 == 0 for chunk in chunks)
+
+
+class Pair:
+    """A group of two whose peer is lost, or that cannot be made."""
+
+    def __init__(self, name, number, size):
+        if name.endswith("0-1"):
+            raise RuntimeError("timed out")
+        self.name, self.number, self.failed = name, number, []
+
+    def send(self, peer, data):
+        raise LinkError(Cause("lost", peer))
+
+    def fail(self, cause):
+        self.failed.append(cause)
+
+
+def test_neighbours_name_who_is_at_the_end_of_a_link_that_failed():
+    opened = []
+
+    def pair(name, number, size):
+        opened.append(Pair(name, number, size))
+        return opened[-1]
+
+    ring = Neighbours(pair, "1/group/4", 3, [0, 2, 3, 1])
+    assert [(one.name, one.number) for one in opened] == [("1/group/4/1-3", 1), ("1/group/4/2-3", 1)]
+    with pytest.raises(LinkError) as caught:
+        ring.send(2, b"")
+    assert caught.value.cause == Cause("lost", 2)
+    ring.fail(Cause("left", 3))
+    assert [one.failed for one in opened] == [[Cause("left", 1)]] * 2
+    with pytest.raises(LinkError) as caught:
+        Neighbours(pair, "g", 1, [0, 1, 2])
+    assert caught.value.cause == Cause("lost", 0)
+    assert links_of(0, [0]) == []
+    assert links_of(1, [0, 1]) == [(0, 1)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ringside.survive.decision import Seat, Tag
 from ringside.survive.memory import Address
-from ringside.survive.net_exchange import OpenTransport
+from ringside.survive.neighbours import OpenTransport
 from ringside.survive.net_state import Gift, gift_name
 from ringside.survive.state import Given, State
 

@@ -9,7 +9,7 @@ import torch
 
 from ringside.survive.checkpoint import Checkpoints
 from ringside.survive.meeting import Meeting
-from ringside.survive.net_exchange import OpenTransport
+from ringside.survive.neighbours import OpenTransport
 from ringside.survive.phases import Phases
 from ringside.survive.settings import Settings
 from ringside.survive.state import State

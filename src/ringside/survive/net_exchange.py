@@ -1,6 +1,6 @@
-"""A generation's exchange between hosts: the engine's interpreter over messages, on a group that only this one uses.
+"""A generation's exchange between hosts: the engine's interpreter over messages, on links that only this one uses.
 
-A process that was left out still holds connections of the old group, and nobody listens there any more. Messages are
+A process that was left out still holds connections of the old ones, and nobody listens there any more. Messages are
 carried on a thread, so that the member can be told of other things meanwhile; when it has moved on, the thread's
 connections are closed, which ends all waits.
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -28,7 +28,7 @@ from ringside.engine.message_plan import plan_messages
 from ringside.engine.part import ALL_REDUCE
 from ringside.engine.reduction import folder
 from ringside.engine.told import Call, Disagreement
-from ringside.engine.transports.transport import Cause, LinkError, Transport
+from ringside.engine.transports.transport import Cause, LinkError
 from ringside.schedule import relabel, ring
 from ringside.schedule.ring import ring_all_gather
 from ringside.survive.decision import Seat, Tag
@@ -37,13 +37,12 @@ from ringside.survive.generation import Generation, Link
 from ringside.survive.gradients import Run, add_up
 from ringside.survive.host_sums import Layout
 from ringside.survive.meeting import Meeting
+from ringside.survive.neighbours import Neighbours, OpenTransport
 from ringside.survive.packing import decode, encode
 from ringside.survive.phases import Phases
 from ringside.survive.waiting import GaveUp, Lookout, Superseded
 
 Bytes = NDArray[np.uint8]
-OpenTransport = Callable[[str, int, int], Transport]
-"""(a name that only this group uses, own number, how many) → the group's transport; it waits for all."""
 
 _SUM, _BYTE = OP_CODES["sum"], DTYPES.index("uint8")
 _JUDGE_S = 2.5
@@ -74,7 +73,7 @@ class NetExchange:
         meeting: Where acknowledgements are shown.
         lookout: Waits for the others.
         phases: Where this process is.
-        open_transport: Makes the group.
+        open_transport: Makes groups of two, of which the ring consists.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class NetExchange:
         self._own: dict[int, float] = {}
         self._thread = Background("ringside-survive-exchange")
         name = f"{generation.incarnation}/group/{generation.number}"
-        self._opening = self._thread.submit(lambda: open_transport(name, self._me, len(generation.members)))
+        self._opening = self._thread.submit(lambda: Neighbours(open_transport, name, self._me, self._order))
 
     def run(self, step: int, into: Bytes) -> None:
         """All-reduce what the slots hold into private memory, uint8 [size_bytes].
@@ -210,22 +209,30 @@ class NetExchange:
             self.close()
             raise
         except LinkError as error:
-            raise self._blamed(error.cause.vertex) from None
-        except (RuntimeError, Disagreement):  # the group was not made, or others are at another generation
+            raise self._blamed(error.cause) from None
+        except (RuntimeError, Disagreement):  # others are at another generation
             raise GaveUp() from None
 
-    def _blamed(self, vertex: int) -> GaveUp:
-        """Find out whether a member is dead or only the link to it: give its heart time to beat."""
-        if vertex in (-1, self._me):
-            return GaveUp()
-        seat, until = self.generation.members[vertex], time.monotonic() + _JUDGE_S
+    def _blamed(self, cause: Cause) -> GaveUp:
+        """Find out whether a member is dead or only the link to it: give its heart time to beat.
+
+        One that left knows better why: its proposal is awaited.
+        """
+        seat, left = self.generation.members[cause.vertex], cause.kind == "left"
+        until = time.monotonic() + _JUDGE_S * (1 + left)
         while time.monotonic() < until:
             if seat in self._lookout.dead():
                 return GaveUp(seat)
             self._lookout.attend(())
             self._lookout.pause(0.01)
+        return GaveUp() if left else self._without_link(seat)
+
+    def _without_link(self, seat: Seat) -> GaveUp:
+        """Go around the link to a member; where no ring can, without the member whose rank is the higher one."""
         low, high = sorted((seat.rank, self.seat.rank))
-        return GaveUp(broken=(low, high))
+        if (low, high) not in self.generation.broken:
+            return GaveUp(broken=(low, high))
+        return GaveUp(seat if seat.rank == high else None)
 
     def _ack_key(self, seat: Seat) -> str:
         return f"{self.generation.incarnation}/ack/{seat.rank}/{seat.epoch}"
@@ -258,4 +265,4 @@ def ring_order(generation: Generation) -> Sequence[int]:
     return extended([0]) or list(range(size))
 
 
-__all__ = ["NetExchange", "OpenTransport", "chunks_of", "ring_order"]
+__all__ = ["NetExchange", "chunks_of", "ring_order"]

@@ -12,7 +12,7 @@ from ringside.engine.background import Background, Work
 from ringside.engine.transports.transport import Cause, LinkError, Transport
 from ringside.errors import RingsideError
 from ringside.survive.decision import Seat, Tag
-from ringside.survive.net_exchange import OpenTransport
+from ringside.survive.neighbours import OpenTransport
 
 Bytes = NDArray[np.uint8]
 PIECE_BYTES = 1 << 22

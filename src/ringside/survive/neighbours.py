@@ -1,0 +1,109 @@
+"""A transport between the neighbours of a ring only: a group of two for every link that is used.
+
+A Gloo group connects every member with every other, so it cannot be made where one link is broken, and when it fails
+its members hear that somebody is lost, not which link was. A group of two stands for its link: it can be made wherever
+that link carries, and when it fails it is that link which failed, or the peer.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ringside.engine.transports.transport import NOBODY, Bytes, Cause, Kept, LinkError, Pending, Transport
+
+OpenTransport = Callable[[str, int, int], Transport]
+"""(a name that only this group uses, own number, how many) → the group's transport; it waits for all."""
+
+
+class Neighbours:
+    """One vertex's links to its neighbours.
+
+    Args:
+        open_pair: Makes a group of two.
+        name: A name that only this ring uses.
+        rank: This vertex.
+        order: All vertices as they follow each other around the ring.
+
+    Raises:
+        LinkError: A link could not be made; its cause names the vertex at the other end.
+    """
+
+    def __init__(self, open_pair: OpenTransport, name: str, rank: int, order: Sequence[int]) -> None:
+        self.rank, self.size = rank, len(order)
+        self.doing: object = ""
+        self.waits_inside: Callable[[], int] = lambda: NOBODY
+        self.on_failure: Callable[[], object] = int
+        self._pairs: dict[int, Transport] = {}
+        for low, high in links_of(rank, order):
+            peer = high if rank == low else low
+            self._pairs[peer] = self._opened(open_pair, f"{name}/{low}-{high}", peer)
+
+    def keep(self, data: Bytes) -> Kept:
+        """Return what `send` and `receive` take in place of `data`; see `Transport`."""
+        return next(iter(self._pairs.values())).keep(data)
+
+    def send(self, peer: int, data: Bytes | Kept) -> Pending:
+        """Start sending to a neighbour; see `Transport`."""
+        return _Message(self, peer, self._on(peer, lambda pair, number: pair.send(number, data)))
+
+    def receive(self, peer: int, into: Bytes | Kept) -> Pending:
+        """Start receiving from a neighbour; see `Transport`."""
+        return _Message(self, peer, self._on(peer, lambda pair, number: pair.receive(number, into)))
+
+    def fail(self, cause: Cause) -> Cause:
+        """Tell both neighbours that this vertex leaves, and end all that is under way; return the cause."""
+        for peer, pair in self._pairs.items():
+            pair.fail(Cause("left", int(self.rank > peer)))
+        return cause
+
+    def close(self, *, patience_s: float = 5.0) -> None:
+        """Leave; see `Transport`."""
+        for pair in self._pairs.values():
+            pair.close(patience_s=patience_s)
+
+    def describe(self) -> dict[str, Any]:
+        """Return its name."""
+        return {"transport": "pairs of neighbours"}
+
+    def _opened(self, open_pair: OpenTransport, name: str, peer: int) -> Transport:
+        try:
+            return open_pair(name, int(self.rank > peer), 2)
+        except RuntimeError as error:
+            self.fail(Cause("lost", peer))
+            raise LinkError(Cause("lost", peer), str(error).partition("\n")[0]) from None
+
+    def _on(self, peer: int, act: Callable[[Transport, int], Pending]) -> Pending:
+        try:
+            return act(self._pairs[peer], int(peer > self.rank))
+        except LinkError as error:
+            raise self.blamed(peer, error) from None
+
+    def blamed(self, peer: int, error: LinkError) -> LinkError:
+        """Return a pair's error in the ring's numbers: it is always about the vertex at the other end."""
+        return LinkError(Cause(error.cause.kind, peer, error.cause.detail), error.detail)
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    neighbours: Neighbours
+    peer: int
+    pending: Pending
+
+    def wait(self) -> None:
+        """Wait for it; see `Pending`."""
+        try:
+            self.pending.wait()
+        except LinkError as error:
+            raise self.neighbours.blamed(self.peer, error) from None
+
+
+def links_of(rank: int, order: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the links of a vertex in a ring as (lower, higher), ascending, so that opening them cannot deadlock."""
+    around = itertools.pairwise([*order, order[0]])
+    return sorted({(min(link), max(link)) for link in around if rank in link and len(set(link)) == 2})
+
+
+__all__ = ["Neighbours", "OpenTransport", "links_of"]
