@@ -177,7 +177,8 @@ def _answer(rank: int, worker: Callable[[int, Path], Any], directory: Path) -> N
 
     log = (directory / f"{rank}.log").open("a")
     faulthandler.register(signal.SIGUSR2, file=log, all_threads=True)
-    logging.basicConfig(stream=log, level=logging.INFO, format="%(asctime)s %(process)d %(message)s", force=True)
+    said = "%(asctime)s %(process)d %(levelname)s %(message)s"
+    logging.basicConfig(stream=log, level=logging.INFO, format=said, force=True)
     (directory / f"{rank}.json").write_text(json.dumps(worker(rank, directory)))
 
 

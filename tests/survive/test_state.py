@@ -127,15 +127,23 @@ def test_a_torn_checkpoint_is_skipped_for_the_one_before(tmp_path, caplog):
     assert checkpoints.newest() is None
 
 
-def test_a_disk_that_is_full_is_one_line_and_leaves_nothing(tmp_path, caplog, monkeypatch):
+def test_a_disk_that_is_full_is_told_once_until_there_is_room_and_leaves_nothing(tmp_path, caplog, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(dcp.FileSystemWriter, "write_data", full)
-    checkpoints = Checkpoints(tmp_path)
-    with caplog.at_level(logging.WARNING):
-        assert checkpoints.begin(trained().copied())
+    checkpoints, state = Checkpoints(tmp_path), trained()
+
+    def written(step):
+        state.step = step
+        assert checkpoints.begin(state.copied())
         assert checkpoints.finish(60)
+
+    with caplog.at_level(logging.WARNING), monkeypatch.context() as patch:
+        patch.setattr(dcp.FileSystemWriter, "write_data", full)
+        written(1)
+        written(2)
     assert [record.name for record in caplog.records] == ["ringside"]
     assert "No space left on device" in caplog.text
     assert list(tmp_path.iterdir()) == []
+    written(3)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]

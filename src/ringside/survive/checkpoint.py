@@ -59,6 +59,7 @@ class Checkpoints:
         self.directory = directory
         self._kept = kept
         self._writer: threading.Thread | None = None
+        self._failing = False
 
     def begin(self, tree: dict[str, Any]) -> bool:
         """Begin to write a state on a thread; return False, and do nothing, while another is being written.
@@ -91,11 +92,15 @@ class Checkpoints:
     def _try_writing(self, tree: dict[str, Any]) -> None:
         try:
             self.write(tree)
+            self._failing = False
         except Exception as error:  # what goes wrong in DCP comes in several types
-            why = _first_line(error)
-            _log.warning(
-                "no checkpoint of step %s (%s): training goes on, make room in %s", tree["step"], why, self.directory
-            )
+            self._tell(f"no checkpoint of step {tree['step']} ({_first_line(error)})")
+
+    def _tell(self, what: str) -> None:
+        """Warn once until a checkpoint can be written again; training goes on meanwhile."""
+        level = logging.INFO if self._failing else logging.WARNING
+        _log.log(level, "%s: training goes on, the one before stays; make room in %s", what, self.directory)
+        self._failing = True
 
     def write(self, tree: dict[str, Any]) -> Path:
         """Write a state and return where it is now; errors are those of the disk, and leave nothing behind."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from ringside.engine.background import Work
-from ringside.errors import RingsideError, UsageError
+from ringside.errors import MismatchError, RingsideError
 from ringside.survive import events as e
 from ringside.survive import instructions as i
 from ringside.survive.decision import Abort, Decision, Seat, Tag, decision_key, decode_decision, encode_decision
@@ -28,7 +27,7 @@ from ringside.survive.meeting import Joining, Meeting, Offered
 from ringside.survive.memory import read_only
 from ringside.survive.net_exchange import NetExchange
 from ringside.survive.net_state import gift_name, receive
-from ringside.survive.peers import Peer, own_place
+from ringside.survive.peers import BEATS_S, Peer, own_place
 from ringside.survive.protocol import Member, Phase
 from ringside.survive.state import take_over
 from ringside.survive.succession import closing
@@ -39,6 +38,7 @@ from ringside.sync.digests import digest
 _log = logging.getLogger("ringside")
 _PAUSE_S = 2e-4
 _LOOK_S = 2e-3
+_SIGN_S = 0.02
 _ASK_AGAIN_S = 1.0
 _LAST_WRITE_S = 120.0
 
@@ -136,14 +136,26 @@ class Driver:
         self._tell(e.Started(time.monotonic(), step, self._founders if step is not None else ()))
 
     def _refuse_double(self, seat: Seat, incarnation: int) -> None:
-        """Raise `UsageError` where another living process of this host is the same rank of this job."""
-        if seat.epoch > 1:
-            before = self._peer(Seat(seat.rank, seat.epoch - 1), incarnation)
-            if before.here and before.place.pid != os.getpid() and not before.ended():
-                raise UsageError(
-                    f"rank {seat.rank} of this job runs already, as process {before.place.pid}: two jobs share one "
-                    "store and name; give this one another MASTER_PORT or --rdzv-id"
-                )
+        """Raise `MismatchError` where another living process is the same rank of this job."""
+        earlier = {Seat(seat.rank, epoch) for epoch in range(1, seat.epoch)}
+        others = {one: peer for one in earlier if not (peer := self._peer(one, incarnation)).is_this_process}
+        alive = [one for one, peer in others.items() if peer.here and not peer.ended()]
+        away = [one for one, peer in others.items() if not peer.here]
+        for one in alive or self._giving_signs(away, incarnation):
+            raise MismatchError(
+                f"rank {seat.rank} of this job runs already, as process {others[one].place.pid}: two jobs share one "
+                "store and name; give this one another MASTER_PORT or --rdzv-id"
+            )
+
+    def _giving_signs(self, seats: Sequence[Seat], incarnation: int) -> list[Seat]:
+        """Return those of some processes on other hosts that give a new sign of life while it may be awaited."""
+        meeting, until = self.job.meeting, time.monotonic() + BEATS_S
+        last = {seat: meeting.beat_of(incarnation, seat) for seat in seats}
+        while any(last.values()) and time.monotonic() < until:
+            if found := [seat for seat in seats if meeting.beat_of(incarnation, seat) != last[seat]]:
+                return found
+            time.sleep(_SIGN_S)  # signs come through the store, which has nothing to wait on
+        return []
 
     def _await_founders(self, incarnation: int) -> tuple[Seat, ...]:
         def alive(seat: Seat) -> bool:

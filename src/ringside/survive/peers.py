@@ -62,6 +62,11 @@ class Peer:
         self._silent_s = silent_s
         self._process = self._held() if self.here else None
 
+    @property
+    def is_this_process(self) -> bool:
+        """Whether it is the process that asks, under an earlier seat."""
+        return self.here and self.place.pid == os.getpid()
+
     def ended(self) -> bool:
         """Tell whether it is known to have ended; elsewhere it is taken for dead when it gives no sign of life."""
         if not self.here:

@@ -155,7 +155,7 @@ def training(
         silent_s: A rank that lives and does not take part for so long is left behind, seconds.
 
     A rank that leaves the loop before the last step ends the job for all. One that runs other code, or another model,
-    than the first is refused: its process ends with status 77.
+    than the first, or is there already (two jobs with one name), is refused: its process ends with status 77.
 
     Raises:
         UsageError: Something cannot be as asked.
@@ -172,7 +172,7 @@ def training(
         newest = None if checkpoints is None else checkpoints.newest()
         if newest is not None:
             state.load(newest)
-        driver = Driver(
+        driver = _driver(
             Job(
                 rank=connection.rank,
                 meeting=Meeting(connection.registers, connection.ranks),
@@ -237,14 +237,27 @@ def _connected() -> Connection:
         raise SystemExit(REFUSED) from None
 
 
+def _driver(job: Job) -> Driver:
+    """Return what trains; leave the program where another process is this rank of the job."""
+    try:
+        return Driver(job)
+    except MismatchError as error:
+        raise _refused(error) from None
+
+
 def _admit(connection: Connection, own: dict[str, str]) -> None:
     """Leave the program with a status of its own if this rank is no member of this job."""
     standing = connection.registers.create("passport", passport.encode(own))
     try:
         passport.refuse_strangers(own, standing, f"rank {connection.rank}")
     except MismatchError as error:
-        _log.error("%s", error)
-        raise SystemExit(REFUSED) from None
+        raise _refused(error) from None
+
+
+def _refused(error: MismatchError) -> SystemExit:
+    """Say why a process is no member of this job, in one line; return what ends it."""
+    _log.error("%s", error)
+    return SystemExit(REFUSED)
 
 
 __all__ = ["Step", "Training", "training"]
