@@ -19,6 +19,9 @@ PLACES = frozenset(
 )
 """Flags that say where the ranks meet; without any of them they meet on this host alone."""
 
+COUNTED = frozenset({"auto", "cpu", "gpu", "xpu"})
+"""What torchrun takes for a number of ranks besides a number."""
+
 PREFIX = "PET_"
 """torchrun reads `PET_NNODES` as `--nnodes`, and so on; launchers such as Kubeflow's set them."""
 
@@ -44,6 +47,16 @@ class CommandLine:
         script = self.script[0]
         if not self.names & {"-m", "--module", "--no-python"} and not Path(script).is_file():
             raise UsageError(f"there is no script {script!r} here; for a module: ringside run -m {script}")
+
+    def check_ranks(self) -> None:
+        """Raise `UsageError` where torchrun would end with a traceback for the number of ranks."""
+        for flag, after in zip(self.flags, (*self.flags[1:], ""), strict=True):
+            name, equals, value = flag.partition("=")
+            asked = value if equals else after
+            if name.replace("_", "-") == "--nproc-per-node" and asked not in COUNTED and not _is_positive(asked):
+                raise UsageError(
+                    f"--nproc-per-node takes a number from 1 on, or one of {_listed(COUNTED)}, not {asked!r}"
+                )
 
 
 def take_apart(words: Sequence[str], ours: Sequence[str], switches: Sequence[str] = ()) -> CommandLine:
@@ -75,7 +88,10 @@ def take_apart(words: Sequence[str], ours: Sequence[str], switches: Sequence[str
         rest = rest[takes:]
     script = rest[1:] if rest[:1] == ["--"] else rest
     if not script:
-        raise UsageError("there is no script to run, such as: ringside run --nproc-per-node 2 train.py --epochs 3")
+        taken = f" ({flags[-1]!r} was taken for the value of {flags[-2]})" if len(flags) > 1 else ""
+        raise UsageError(
+            f"there is no script to run{taken}, such as: ringside run --nproc-per-node 2 train.py --epochs 3"
+        )
     return CommandLine(tuple(flags), frozenset(names), tuple(script), mine)
 
 
@@ -98,3 +114,7 @@ def flags_in(environ: Mapping[str, str]) -> frozenset[str]:
     """Return the names of the flags that torchrun finds in the environment."""
     names = (name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX))
     return frozenset("--" + name.lower().replace("_", "-") for name in names)
+
+
+def _is_positive(text: str) -> bool:
+    return text.isdecimal() and int(text) > 0

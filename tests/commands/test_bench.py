@@ -114,6 +114,7 @@ def test_a_peer_that_is_not_there_is_skipped_with_one_line(
         (("--sizes", "4,huge"), r"'huge' is not a size"),
         (("-b", "8", "-e", "4"), r"--min-bytes 8 is more than --max-bytes 4"),
         (("-n", "100000"), r"-n 100000: there can be 1 to"),
+        (("-n", "0"), r"-n 0: there can be 1 to"),
         (("--iterations", "-1"), r"--iterations -1"),
         (("-n", "4", "--sizes", "1000G"), r"take .* and .* are free"),
     ],

@@ -127,6 +127,9 @@ def test_a_script_that_fails_keeps_its_traceback_and_status(tmp_path):
     [
         (["--run-dir", "run", "--nproc-per-node=2", "nosuch.py"], "no script"),
         (["--survive", "--nproc-per-node=2", "nosuch.py"], "no script"),
+        (["--nosuchflag", "train.py"], "'train.py' was taken for the value of --nosuchflag"),
+        (["--nproc-per-node", "0", __file__], "takes a number from 1 on, or one of auto, cpu, gpu, xpu, not '0'"),
+        (["--nproc_per_node=two", __file__], "not 'two'"),
         (["--nproc-per-node=2", "--survive", "--run-dir=run", "train.py"], "leave out --run-dir"),
     ],
 )

@@ -215,7 +215,9 @@ def test_nobody_there_is_told_and_what_was_seen_stays(feed: Feed, serve: Callabl
     assert "does not answer" in look(Remote("http://127.0.0.1:9")).trouble
 
 
-@pytest.mark.parametrize("url", ["http://", "ftp://x", "http:///x"])
+@pytest.mark.parametrize(
+    "url", ["http://", "ftp://x", "http:///x", "http://[::half", "http://host:99999", "http://host:0"]
+)
 def test_what_is_no_address(url: str) -> None:
     with pytest.raises(UsageError, match="8777"):
         Remote(url)

@@ -52,7 +52,7 @@ _QUICK_SIZES = (4, 1 << 10, 1 << 16, 1 << 20, 16 << 20, 64 << 20)
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments."""
     add = parser.add_argument
-    add("-n", "--ranks", type=int, default=0, metavar="RANKS", help="processes (default: cores, at least 2)")
+    add("-n", "--ranks", type=int, metavar="RANKS", help="processes (default: cores, at least 2)")
     add("--sizes", metavar="SIZES", help="such as 4,1K,1M (instead of a range)")
     add("-b", "--min-bytes", default="4", metavar="SIZE", help="first size (default: 4)")
     add("-e", "--max-bytes", default="256M", metavar="SIZE", help="last size (default: 256M)")
@@ -110,8 +110,8 @@ def _algorithms() -> list[str]:
     return sorted({"one_shot", *ALGORITHMS})
 
 
-def _ranks(asked: int) -> int:
-    ranks, most = asked or max(2, usable_cores()), int(_core.native().MAX_RANKS)
+def _ranks(asked: int | None) -> int:
+    ranks, most = max(2, usable_cores()) if asked is None else asked, int(_core.native().MAX_RANKS)
     if not 1 <= ranks <= most:
         raise UsageError(f"-n {ranks}: there can be 1 to {most} ranks")
     return ranks

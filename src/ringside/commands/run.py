@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     line = take_apart(args.words, ours=OURS, switches=(run_survive.FLAG,))
     line.check_script()
+    line.check_ranks()
     if run_survive.FLAG in line.ours:
         return run_survive.run(line, _processes())
     alerts = {name: line.ours[flag] for flag, name in ALERTS.items() if flag in line.ours}

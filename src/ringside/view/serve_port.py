@@ -36,7 +36,9 @@ def listen(host: str, port: int) -> socket.socket:
         if isinstance(error, OverflowError):
             raise UsageError(f"there is no port {port}: --port takes 0 (any that is free) to 65535") from None
         if error.errno != errno.EADDRINUSE:
-            raise UsageError(f"port {port} at {host} cannot be had: {error.strerror or error}") from None
+            raise UsageError(
+                f"port {port} at {host} cannot be had ({error.strerror or error}): give another --host or --port"
+            ) from None
         raise UsageError(
             f"port {port} at {host} is held by {holder(port)}: give another --port, or 0 for any that is free"
         ) from None

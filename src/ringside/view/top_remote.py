@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import http.client
 import math
 import time
 import urllib.error
 import urllib.request
 from typing import Any, TypeVar
-from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qs, urlencode, urlsplit, urlunsplit
 
 import msgspec
 import numpy as np
@@ -80,6 +81,14 @@ class _Rank(msgspec.Struct, kw_only=True):
     wire: str
 
 
+def _parts(url: str) -> SplitResult:
+    with contextlib.suppress(ValueError):  # no port, or half an IPv6 address
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts
+    raise UsageError(f"{url!r} is no address; give for example http://127.0.0.1:8777")
+
+
 class Remote:
     """A run at an address where `ringside serve` answers.
 
@@ -95,9 +104,7 @@ class Remote:
     """
 
     def __init__(self, url: str, token: str = "") -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(f"{url!r} is no address; give for example http://127.0.0.1:8777")
+        parts = _parts(url)
         asked = parse_qs(parts.query).get("token", [token])[0]
         self.where = urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
         self._headers = {"Authorization": f"Bearer {asked}"} if asked else {}
