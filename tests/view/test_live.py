@@ -22,6 +22,22 @@ def test_a_run_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
     assert not live.poll()
 
 
+def test_a_long_run_is_read_piece_by_piece(tmp_path: Path) -> None:
+    path = slow_run(tmp_path / "run", steps=20, onset=10)
+    live, whole, pieces = Live(path, at_once=7), Live(path), 0
+    whole.poll()
+    while live.poll() and live.behind:
+        pieces += 1
+        assert len(live.fresh) == 7
+    assert pieces == 20 * 4 // 7
+    assert live.now() == whole.now()
+    assert not live.poll()
+    write_run(tmp_path / "run", own_times(3, 2))  # another run has begun
+    live.poll()
+    assert live.behind is False
+    assert live.steps().tolist() == [0, 1, 2]
+
+
 def test_only_the_newest_steps_are_kept(tmp_path: Path) -> None:
     live = Live(write_run(tmp_path / "run", own_times(100, 2)), steps_kept=32)
     live.poll()

@@ -199,8 +199,10 @@ def test_a_run_that_has_not_begun_is_no_blank_page(tmp_path: Path, open_page: Ca
         page = open_page(url)
         page.wait_for_selector("#verdicts h1:has-text('Waiting')")
         page.wait_for_selector("#state:has-text('waiting')")
+        assert page.locator("main .card:visible").count() == 0  # no panel that holds nothing
         slow_run(tmp_path / "run", ranks=2, rank=1)
         page.wait_for_selector("#verdicts h1:has-text('Rank 1')")
+        assert page.locator("main .card:visible").count() >= 6
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (360, "dark"), (1440, "dark")])

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,7 @@ class Live:
     Args:
         path: The run directory; it need not be there yet.
         steps_kept: Steps to keep of each rank at most.
+        at_once: Records that one poll reads at most, so that of a long run something can be shown soon; None: all.
 
     Attributes:
         path: The run directory.
@@ -72,9 +75,10 @@ class Live:
         version: Grows with whatever changed; a view that has drawn this version is up to date.
         restarts: How often another run has begun in this directory.
         fresh, fresh_events: What the last poll read.
+        behind: Whether it left records for the next.
     """
 
-    def __init__(self, path: Path, *, steps_kept: int = STEPS_KEPT) -> None:
+    def __init__(self, path: Path, *, steps_kept: int = STEPS_KEPT, at_once: int | None = None) -> None:
         self.path = path
         self.restarts = 0
         self.version = 0
@@ -82,9 +86,10 @@ class Live:
         self.fresh_events: list[Event] = []
         self.following = Following()
         self.events: list[Event] = []
-        self.ended = False
-        self._steps_kept = steps_kept
+        self.ended = self.behind = False
+        self._steps_kept, self._at_once = steps_kept, at_once
         self._reader: RunReader | None = None
+        self._unread: Iterator[StepRecord] = iter(())
         self._identity: tuple[int, int] | None = None
         self._begin(None)
 
@@ -103,7 +108,7 @@ class Live:
                 self._reader, self._identity = reader, identity
         if self._reader is None:
             return False
-        records, events = self._reader.poll(), self._reader.poll_events()
+        records, events = self._read(self._reader), self._reader.poll_events()
         if records or events:
             self.fresh, self.fresh_events = records, events
             self._take(records)
@@ -163,6 +168,13 @@ class Live:
             for rank in range(self.ranks)
         ]
 
+    def _read(self, reader: RunReader) -> list[StepRecord]:
+        if not self.behind:
+            self._unread = reader.iterate()
+        records = list(islice(self._unread, self._at_once))
+        self.behind = len(records) == self._at_once
+        return records
+
     def _look(self) -> tuple[int, int] | None:
         try:
             status = (self.path / RUN).stat()
@@ -175,7 +187,7 @@ class Live:
             raise RingsideError(f"{self.path / RUN} says that there are {info.world_size} ranks: it is damaged")
         self.restarts += info is not None and self.info is not None
         self.following = Following()
-        self.events, self.ended = [], False
+        self.events, self.ended, self.behind = [], False, False
         self.version += 1
         ranks = info.world_size if info is not None else 0
         kept = max(min(self._steps_kept, CELLS_KEPT // max(ranks * len(FIELDS), 1)), FEW)

@@ -21,7 +21,7 @@ from ringside.monitor.links import LinkLedger
 from ringside.monitor.online import Collector
 from ringside.monitor.records import RunInfo
 from ringside.monitor.registry import running
-from ringside.monitor.run_directory import STEPS, RunReader
+from ringside.monitor.run_directory import RUN, STEPS, RunReader
 from ringside.monitor.summary import assess
 from ringside.view.live import Live
 from ringside.view.serve_history import CELLS, History, Rows
@@ -31,6 +31,9 @@ POLL_S = 0.3
 QUIET_S = 5.0
 
 STALLED_S = 60.0
+AT_ONCE = 50_000
+"""Records that are read before the page is told of them: of 1,024 ranks 50 steps."""
+
 JUDGED_BYTES = 256 << 20
 """The records of larger runs are not all judged again for the page."""
 
@@ -59,12 +62,12 @@ class Feed:
         self._poll_s, self._quiet_s, self._cells = poll_s, quiet_s, cells
         self._guard = threading.Lock()
         self._stop = threading.Event()
-        self._live = Live(path)
+        self._live = Live(path, at_once=AT_ONCE)
         self._said: tuple[Any, ...] = ()
         self._trouble, self._begun = "", 0
         self._settled: dict[str, Any] | None = None
         self._begin()
-        self._state = self._encode()
+        self._state = self._encode(self._stage())
         self._thread = threading.Thread(target=self._follow, name="ringside-feed", daemon=True)
         self._thread.start()
 
@@ -125,7 +128,8 @@ class Feed:
                     _log.warning("%s cannot be followed", self.path, exc_info=True)
                 self._trouble = f"this run directory cannot be followed: {type(error).__name__}: {error}"
             self._publish()
-            self._stop.wait(max(self._poll_s, time.monotonic() - began))  # at most half of one core
+            if self._trouble or not self._live.behind:
+                self._stop.wait(max(self._poll_s, time.monotonic() - began))  # at most half of one core
 
     def _look(self) -> None:
         following = self._live.following
@@ -159,7 +163,9 @@ class Feed:
         """Judge a run that goes on no more from all its records, once."""
         if changed:
             self._settled = None
-        if self._settled is not None or self._live.info is None or not (self._live.ended or self._is_abandoned()):
+        if self._settled is not None or self._live.info is None or self._live.behind:
+            return
+        if not (self._live.ended or self._is_abandoned()):
             return
         self._settled = {}
         with contextlib.suppress(RingsideError, OSError):
@@ -195,12 +201,14 @@ class Feed:
 
     def _stage(self) -> str:
         if self._live.info is None:
-            return "waiting"
+            return "waiting" if self._said or not (self.path / RUN).exists() else "reading"
+        if self._live.behind:
+            return "reading"
         if self._live.ended:
             return "ended"
         return "quiet" if self._is_abandoned() else "stalled" if self._age_s() > STALLED_S else "live"
 
-    def _encode(self, stage: str = "waiting") -> bytes:
+    def _encode(self, stage: str) -> bytes:
         content = now(self._live, self._ledger.totals(), self._settled or None)
         last = time.time() - self._age_s()
         return msgspec.json.encode({**content, **self._place(), "serial": self._history.serial, "state": stage,

@@ -217,7 +217,7 @@ export class Heat {
     context.textBaseline = "middle";
     context.textAlign = "right";
     for (const rank of ticks(y.from, y.to - 0.01, plot.height / 20, 1)) {
-      context.fillText(rank, plot.left - 8, this.place(0, rank + 0.5)[1]);
+      context.fillText(rank, plot.left - 8, Math.max(this.place(0, rank + 0.5)[1], 7));
     }
     context.textBaseline = "alphabetic";
     const edge = plot.left + plot.width;

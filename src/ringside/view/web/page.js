@@ -94,6 +94,7 @@ function hide() {
 }
 
 function rowsCame() {
+  if (run.rows.count) document.body.classList.remove("waiting");
   heat.show(run.rows);
   if (choice.rank === null) guess();
   askRank();
@@ -176,6 +177,7 @@ function tellState() {
     wire: unpack.f32(state.figures.wire_seconds), excess: unpack.f32(state.figures.excess_ratio),
     host: unpack.i32(state.host_of),
   } : null;
+  if (step < 0) document.body.classList.add("waiting");
   tellPill();
   tellVerdicts();
   tellTiles();
@@ -188,7 +190,7 @@ function tellState() {
 }
 
 function tellPill() {
-  const words = { live: "live", ended: "ended", quiet: "no longer running", stalled: "no step for a while", waiting: "waiting" };
+  const words = { live: "live", ended: "ended", quiet: "no longer running", stalled: "no step for a while", waiting: "waiting", reading: "reading" };
   const pill = byId("state");
   pill.textContent = !linked ? "reconnecting" : words[state?.state] ?? "connecting";
   pill.className = `pill ${linked ? state?.state ?? "" : "off"}`;
@@ -196,7 +198,7 @@ function tellPill() {
 
 function tellVerdicts() {
   const box = byId("verdicts"), { verdicts } = state;
-  const wanted = verdicts.length ? verdicts.map((verdict) => `${verdict.kind} ${verdict.ranks} ${verdict.since_step} ${verdict.over}`).join("; ") : `none ${state.step >= 12}`;
+  const wanted = verdicts.length ? verdicts.map((verdict) => `${verdict.kind} ${verdict.ranks} ${verdict.since_step} ${verdict.over}`).join("; ") : `none ${calm()}`;
   if (box.dataset.shown !== wanted) put(box, ...(verdicts.length ? verdicts.map(verdictCard) : [calmCard()]));
   box.dataset.shown = wanted;
   box.querySelectorAll(".verdict").forEach((card, index) => {
@@ -232,11 +234,17 @@ function verdictCard(verdict, index) {
   return card;
 }
 
+function calm() {
+  if (state.state === "reading") return "Reading what this run has recorded.";
+  if (!state.ranks) return state.trouble ? "This run cannot be shown." : "Waiting for the run’s first steps.";
+  return state.step < 12 ? "Too few steps for a verdict." : `No rank ${state.state === "live" ? "holds" : "held"} this job up.`;
+}
+
 function calmCard() {
-  const known = state.step >= 12, going = state.state === "live";
-  const headline = !state.ranks ? "Waiting for the run’s first steps." : known ? `No rank ${going ? "holds" : "held"} this job up.` : "Too few steps for a verdict.";
+  const headline = calm(), known = headline.startsWith("No rank");
   const card = element("section", { class: `verdict ${known ? "well" : "open"}`, "aria-label": "Verdict" });
   card.append(element("p", { class: "sign" }, element("span", { "aria-hidden": "true" }, known ? "✓" : "…"), "verdict"), element("h1", {}, headline));
+  if (headline.startsWith("Waiting")) card.append(element("p", {}, "Its directory has no run.json yet: that comes with the first step of a DistributedDataParallel model."));
   const rank = figures ? slowest() : 0;
   if (known && figures && figures.excess.length > 1) card.append(element("p", {}, `The slowest rank now, rank ${rank}, takes ${share(figures.excess[rank])} of the others’ median own time on top.`));
   return card;

@@ -83,8 +83,9 @@ export class Ring {
     made.push(node);
     if (this.ranks <= MOST_NAMES) made.push(shape("text", { x, y }, String(rank)));
     if (culprit) {
-      const [lx, ly] = towards(x, y, CENTRE, CENTRE, -(size + 20));
-      made.push(shape("text", { class: "word", x: lx, y: ly }, this.ranks <= MOST_NAMES ? "slow" : `rank ${rank}`));
+      const side = x < CENTRE - RADIUS / 2 ? " left" : x > CENTRE + RADIUS / 2 ? " right" : "";
+      const [lx, ly] = towards(x, y, CENTRE, CENTRE, -(size + (side ? 11 : 20)));
+      made.push(shape("text", { class: `word${side}`, x: lx, y: ly }, this.ranks <= MOST_NAMES ? "slow" : `rank ${rank}`));
     }
     return made;
   }
