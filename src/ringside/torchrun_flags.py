@@ -54,9 +54,8 @@ class CommandLine:
             name, equals, value = flag.partition("=")
             asked = value if equals else after
             if name.replace("_", "-") == "--nproc-per-node" and asked not in COUNTED and not _is_positive(asked):
-                raise UsageError(
-                    f"--nproc-per-node takes a number from 1 on, or one of {_listed(COUNTED)}, not {asked!r}"
-                )
+                words = ", ".join(sorted(COUNTED))
+                raise UsageError(f"--nproc-per-node takes a number from 1 on, or one of {words}, not {asked!r}")
 
 
 def take_apart(words: Sequence[str], ours: Sequence[str], switches: Sequence[str] = ()) -> CommandLine:
