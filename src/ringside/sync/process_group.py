@@ -54,7 +54,7 @@ class RingsideGroup(dist.ProcessGroup):
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # with a store torch cannot make a subclass
-        self._store = store
+        self._store, self._rank = store, rank
         # A group may be made again under its old name: numbered in the store, it never meets what the old one left.
         store = PrefixStore(str(store.add(f"ringside/made/{rank}", 1)), store)
         self.native = dist.ProcessGroup(store, rank, size)
@@ -87,25 +87,31 @@ class RingsideGroup(dist.ProcessGroup):
         """
         engine = self._engine
         comm = engine.inside or engine.communicator
-        outputs, job = collective(comm, *args)
-        self.counters.add(name, "ringside")
-        work = RingsideWork(name, self.rank(), outputs)
-        if engine.is_here or not getattr(args[-1], "asyncOp", True):
-            engine.run(job)
-        elif collective is not collectives.all_reduce or not self._post(work, comm, args):
-            caller = sys._getframe().f_back
-            work.begin(self._bucket(collective, args, caller and caller.f_back) or job, engine.start)
+        now = engine.is_here or not getattr(args[-1], "asyncOp", True)
+        work = None if now or collective is not collectives.all_reduce else self._post(name, comm, args)
+        if work is None:
+            outputs, job = collective(comm, *args)
+            self.counters.add(name, "ringside")
+            work = RingsideWork(name, self._rank, outputs)
+            if now:
+                engine.run(job)
+            else:
+                caller = sys._getframe().f_back
+                work.begin(self._bucket(collective, args, caller and caller.f_back) or job, engine.start)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
 
-    def _post(self, work: RingsideWork, comm: Any, args: tuple[Any, ...]) -> bool:
-        """Begin a small all-reduce that whoever waits for it finishes; False: it is not that, or not now."""
+    def _post(self, name: str, comm: Any, args: tuple[Any, ...]) -> RingsideWork | None:
+        """Begin a small all-reduce that whoever waits for it finishes; None: it is not that, or not now."""
         begin = collectives.begin_small(comm, *args)
         posted = self._engine.post(begin) if begin is not None else None
-        if posted is not None:
-            work.begin_posted(posted)
-        return posted is not None
+        if posted is None:
+            return None
+        self.counters.add(name, "ringside")
+        work = RingsideWork(name, self._rank, args[0])
+        work.begin_posted(posted)
+        return work
 
     def _bucket(
         self, collective: collectives.Collective, args: tuple[Any, ...], caller: FrameType | None

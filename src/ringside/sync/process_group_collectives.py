@@ -8,6 +8,7 @@ wants contiguous tensors of equal sizes; these take any strides and, in lists, s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,15 +16,16 @@ from torch._C import _distributed_c10d as c10d
 
 from ringside.engine import Communicator as HostCommunicator
 from ringside.engine.calls import Call, checked_op, equal_bounds
+from ringside.engine.dtypes import dtype_code
 from ringside.engine.regions import Storage
-from ringside.engine.tensors import flatten
+from ringside.engine.tensors import Flat, flatten
 from ringside.errors import UsageError
 from ringside.sync.process_group_checks import check_parts, in_turn, lane_of, parts_of
 from ringside.sync.process_group_exchange import exchange
 from ringside.sync.process_group_lists import all_gather, all_gather_lists, all_to_all, gather, reduce_scatter, scatter
 from ringside.sync.process_group_posted import is_small
 from ringside.sync.process_group_sparse import all_reduce_sparse
-from ringside.sync.process_group_tensors import overlap, plain, reduction
+from ringside.sync.process_group_tensors import is_plain, overlap, plain, reduction
 
 Tensor = torch.Tensor
 Tensors = Sequence[Tensor]
@@ -56,11 +58,13 @@ def begin_small(comm: Any, tensors: Tensors, opts: Any) -> Callable[[], Job] | N
     tensor = tensors[0]
     if len(tensors) != 1 or tensor.layout != torch.strided or not is_small(comm, tensor.nbytes):
         return None
-    x = plain(tensor)
-    if x.copy is not None:
+    if not is_plain(tensor):
         return None
     op, scale = reduction(opts.reduceOp, tensor.dtype)
-    return lambda: comm.post(flatten(x.flat), op, scale=scale)
+    numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    numel = numbers.numel()
+    flat = Flat(tensor.data_ptr(), numel, dtype_code(numbers.dtype), (numel,), tensor)
+    return partial(comm.post, flat, op, scale=scale)
 
 
 def broadcast(comm: Any, tensors: Tensors, opts: Any) -> Plan:

@@ -80,10 +80,14 @@ class Engine(Lifetime):
         try:
             if self._posted is not None:
                 return None
-            self._posted = Posted(begin(), self._in_turn, lambda: self.start(_nothing))
+            self._posted = Posted(begin(), self._in_turn, self._hand_over)
             return self._posted
         finally:
             self._turn.release()
+
+    def _hand_over(self) -> Any:
+        """Have the engine's thread finish what was posted."""
+        return self.start(_nothing)
 
     def _in_turn(self, job: Callable[[], None]) -> None:
         """Carry it out while no other thread does, after what was posted: a communicator is for one at a time."""

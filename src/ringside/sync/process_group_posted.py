@@ -54,7 +54,8 @@ class Posted:
                 raise  # Ctrl-C is not for whoever waits for this one alone
         finally:
             self.done = True
-            self.told(self._error)
+            told, self.told = self.told, _nobody  # nothing is left that only the garbage collector could free
+            told(self._error)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Finish it here, or with a timeout on the engine's thread; raise what went wrong."""

@@ -57,10 +57,15 @@ def plain(tensor: torch.Tensor, *, moved: bool = False) -> Plain:
     if tensor.layout != torch.strided:
         raise UnsupportedError(f"only all_reduce takes tensors of layout {tensor.layout}: call .to_dense() first")
     tensor = tensor.detach()
-    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+    if is_plain(tensor):
         return Plain(_flat(tensor, moved))
     copy = tensor.resolve_conj().resolve_neg().contiguous()
     return Plain(_flat(copy, moved), copy, tensor)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Tell whether a dense tensor's memory holds its elements, in order and as they are."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _flat(tensor: torch.Tensor, moved: bool) -> torch.Tensor:
@@ -101,11 +106,9 @@ def reduction(op: Any, dtype: torch.dtype) -> tuple[str, float]:
     Raises:
         UnsupportedError: There is no such reduction of this dtype.
     """
-    kind = getattr(op, "op", op)
-    if kind == ReduceOp.PREMUL_SUM:
-        factor = op.__getstate__()[1]
-        return "sum", float(factor)
-    name = _OPS[kind]
-    if dtype.is_complex and name not in ("sum", "avg"):
+    name = _OPS.get(getattr(op, "op", op))
+    if name is None:  # PREMUL_SUM
+        return "sum", float(op.__getstate__()[1])
+    if name not in ("sum", "avg") and dtype.is_complex:
         raise UnsupportedError(f"{name} of complex numbers is not defined here: sum and avg are")
     return name, 1.0
