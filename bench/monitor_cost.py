@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ringside
 from ringside.demo.model import SIZES, ByteGPT
 from ringside.monitor import StepRecord
+from ringside.monitor.run_directory import RunReader
 from ringside.sync import Session
 from ringside.sync.digests import Digests
 
@@ -67,17 +69,15 @@ def watching(engine: str, model: str, steps: int, repeats: int, blocks: int) -> 
     own: list[float] = []
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as directory:
-            records: list[StepRecord] = []
             watched, session = make_step(engine, model, f"{directory}/run")
             unwatched, _ = make_step(engine, model, None)
             assert session is not None
-            session.on_record(records.append)
             for step in (watched, unwatched):
                 block(step, max(steps // 4, 2))
             for number in range(blocks):
                 pairs.append(pair(watched, unwatched, session, steps, first=bool(number % 2)))
             session.end()
-            own += [record.overhead_seconds for record in records]
+            own += [record.overhead_seconds for record in recorded(session)]
             del watched, unwatched
     differences = [watched - unwatched for watched, unwatched in pairs]
     low, middle, high = quantiles(differences, n=4)
@@ -90,8 +90,13 @@ def watching(engine: str, model: str, steps: int, repeats: int, blocks: int) -> 
         "step_seconds": step_s,
         "difference_seconds": middle,
         "quartiles_seconds": [low, high],
-        "own_figure_seconds": median(own),
+        "own_figure_seconds": median(own) if own else math.nan,
     }
+
+
+def recorded(session: Session) -> list[StepRecord]:
+    """Return what an ended session has recorded; only rank 0 has that."""
+    return [] if session.path is None else list(RunReader(session.path).poll())
 
 
 def pair(watched: Step, unwatched: Step, session: Session, steps: int, *, first: bool) -> tuple[float, float]:

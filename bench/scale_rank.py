@@ -18,7 +18,7 @@ from scale_shared import Shared
 from torch.distributed import TCPStore
 from torch.testing._internal.distributed import fake_pg
 
-from ringside.monitor.step_clock import SyncTimes
+from ringside.monitor.step_draft import SyncTimes
 from ringside.monitor.verdict import Verdict
 from ringside.sync import session as sessions
 
@@ -174,7 +174,7 @@ def _steps(job: Job, rank: int, session: sessions.Session, start: float) -> Iter
         now.sleep_until(start + ends[step])
         wait = float("nan") if job.real_clock else float(slowest[step]) - own
         times = SyncTimes(float(slowest[step]) - own + job.wire_s, job.wire_s, wait, job.payload_bytes, job.collectives)
-        clock.sync_ends(lambda times=times: times)  # type: ignore[misc]
+        clock.sync_ends(lambda times=times: lambda: times)  # type: ignore[misc]
         clock.optimizer_begins()
         clock.optimizer_ends()
         sleep_until(start + ends[step])

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from ringside.monitor.records import StepRecord
-from ringside.monitor.step_clock import StepClock, SyncTimes
+from ringside.monitor.step_clock import StepClock
+from ringside.monitor.step_draft import Draft, SyncTimes, Told
 
 
 class World:
@@ -19,7 +20,7 @@ class World:
         self.records: list[StepRecord] = []
         self.clock = StepClock(
             3,
-            self.records.append,
+            lambda draft: self.records.append(draft.record()),
             now=lambda: self.time,
             cpu=lambda: self.time * 2,
             wall=lambda: self.time + 1e9,
@@ -38,7 +39,7 @@ class World:
         self.passes(seconds)
         self.clock.backward_ends()
         self.passes(exposed)
-        self.clock.sync_ends(lambda: times or SyncTimes(0.7, 0.2, 0.4, 1000, 2))
+        self.clock.sync_ends(lambda: lambda: times or SyncTimes(0.7, 0.2, 0.4, 1000, 2))
 
     def optimizer(self, seconds: float = 1.0) -> None:
         self.clock.optimizer_begins()
@@ -232,9 +233,9 @@ def test_restart_forgets_what_was_open() -> None:
     assert second.step_seconds == 6.75
 
 
-def slow_listener(world: World) -> Callable[[StepRecord], None]:
-    def listen(record: StepRecord) -> None:
-        world.records.append(record)
+def slow_listener(world: World) -> Callable[[Draft], None]:
+    def listen(draft: Draft) -> None:
+        world.records.append(draft.record())
         world.passes(0.125)
 
     return listen
@@ -244,15 +245,15 @@ def test_the_instruments_own_time_is_overhead_and_stays_in_the_step() -> None:
     world = World()
     world.clock.emit = slow_listener(world)
 
-    def tell() -> SyncTimes:
+    def take() -> Told:
         world.passes(0.0625)
-        return SyncTimes()
+        return SyncTimes
 
     world.step()
     world.forward()
     world.passes(3.0)
     world.clock.backward_ends()
-    world.clock.sync_ends(tell)
+    world.clock.sync_ends(take)
     world.optimizer()
     second = world.finished()[1]
     assert second.overhead_seconds == 0.125 + 0.0625

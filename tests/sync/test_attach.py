@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -100,8 +101,18 @@ def come_and_go(port: int) -> list[tuple[int, int, int]]:
             gc.collect()
             dist.barrier()
             if round_ >= 1:
-                held.append((mappings(), threads(), len(os.listdir("/proc/self/fd"))))
+                held.append(settled(held[0] if held else (0, 0, 0)))
     return held
+
+
+def settled(least: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Return what this process holds: a thread that was told to end may need a moment for it."""
+    deadline = time.monotonic() + 5.0
+    while (now := (mappings(), threads(), len(os.listdir("/proc/self/fd")))) > least or now[1]:
+        if time.monotonic() > deadline or (not now[1] and not any(least)):
+            break
+        time.sleep(0.01)  # the end of a thread that nobody holds gives no event
+    return now
 
 
 def forgotten() -> tuple[Any, Any]:

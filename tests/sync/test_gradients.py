@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 import ringside  # noqa: E402
 from ringside import _core  # noqa: E402
 
-from .training import Plan, build, ddp_ranks, group, train  # noqa: E402
+from .training import OLD_TORCH, Plan, build, ddp_ranks, group, train  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
 
@@ -59,6 +59,8 @@ PLANS: dict[str, Plan] = {
 
 @pytest.mark.parametrize("name", PLANS)
 def test_two_ranks_equal_gloo_bit_for_bit(name: str) -> None:
+    if OLD_TORCH and PLANS[name].dtype.is_complex:
+        pytest.skip("Gloo of this torch refuses complex numbers, so there is nothing to compare with")
     results = ddp_ranks(2, both, PLANS[name])
     for difference, _, counters, _ in results:
         assert difference == ""
@@ -107,7 +109,7 @@ def refused(port: int) -> tuple[list[complex], dict[str, int]]:
         buffer = torch.full((3,), complex(rank + 1, 1.0), dtype=torch.complex64)
         hook.carrier.carry(Bucket(buffer)).wait()
         hook.carrier.wait()
-        hook.carrier.times()
+        hook.carrier.take()
         return buffer.tolist(), dict(hook.carrier.counters)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from itertools import combinations
@@ -48,13 +49,14 @@ class CollectiveMeter:
 
     Collectives queue behind each other, so the one before must have ended for the time of the next to count. Some end
     in pairs, as two threads carry them: of each size class (a power of two) a pass gives one mean. The first collective
-    of a pass holds what others are late, and is left out.
+    of a pass holds what others are late, and is left out. Any thread may tell it of a pass.
 
     Attributes:
         latency_seconds: What one collective takes apart from its bytes; 0: not known (yet).
     """
 
     def __init__(self) -> None:
+        self._guard = threading.Lock()
         self.latency_seconds = 0.0
         self._classes: defaultdict[int, deque[tuple[float, float]]] = defaultdict(lambda: deque(maxlen=KEPT))
         self._usual: dict[int, float] = {}
@@ -65,6 +67,10 @@ class CollectiveMeter:
 
         Of the first no more is counted than is usual for its size: what is beyond that is others being late.
         """
+        with self._guard:
+            return self._add(spans)
+
+    def _add(self, spans: Iterable[Span]) -> float:
         before, busy = -math.inf, 0.0
         found: dict[int, tuple[int, int, float]] = {}  # by class: how many, their bytes, their seconds
         ordered = sorted(spans, key=_ENDED)

@@ -174,10 +174,10 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     schema: int
     name: str
     started_unix: float
-    command: list[str]
+    command: list[str] = []
     world_size: int
-    hosts: list[str]
-    pids: list[int]
+    hosts: list[str] = []
+    pids: list[int] = []
     engine: str
     algorithm: str = ""
     versions: dict[str, str] = {}

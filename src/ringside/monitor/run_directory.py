@@ -8,14 +8,16 @@ replaced in one rename. Nothing in a run directory is ever executed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import math
 import os
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -26,6 +28,8 @@ RUN, STEPS, EVENTS, SUMMARY, REPORT = "run.json", "steps.jsonl", "events.jsonl",
 BLOCK_BYTES = 1 << 20
 FULL_BYTES = 1 << 30
 """About three million records."""
+MOST_RANKS = 1 << 17
+"""More are damage: readers make arrays for every rank."""
 
 Event = dict[str, Any]
 """`{"unix": seconds since 1970, "kind": "started|verdict|repaired|rank_lost|note|ended", ...}`."""
@@ -150,7 +154,7 @@ class RunReader:
 
     def summary(self) -> dict[str, Any] | None:
         """Return `summary.json`; None where there is none yet or it cannot be read."""
-        content = _or_none(lambda: msgspec.json.decode((self.path / SUMMARY).read_bytes()))
+        content = _or_none(lambda: msgspec.json.decode(_content(self.path / SUMMARY)))
         return content if isinstance(content, dict) else None
 
 
@@ -228,7 +232,7 @@ class _Lines:
 
     def new(self) -> Iterator[bytes]:
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 if file.seek(0, os.SEEK_END) < self._offset:
                     self._offset = 0  # another run has begun in this directory
                 file.seek(self._offset)
@@ -248,6 +252,19 @@ class _Lines:
         return block[: block.rfind(b"\n") + 1]
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file of a run to read its bytes; what is no regular file (a pipe, a device) would never end.
+
+    Raises:
+        OSError: It cannot be opened, or is no regular file.
+    """
+    file = path.open("rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise OSError(errno.EINVAL, "it is no regular file")
+
+
 def _append(path: Path, data: bytes) -> None:
     """Append in one write; `open` creates the file, but a directory that vanished stays vanished."""
     with path.open("ab", buffering=0) as file:
@@ -258,7 +275,7 @@ def _append(path: Path, data: bytes) -> None:
 
 def _read_info(path: Path) -> RunInfo:
     try:
-        info = msgspec.json.decode((path / RUN).read_bytes(), type=RunInfo)
+        info = msgspec.json.decode(_content(path / RUN), type=RunInfo)
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(
             f"{path} is no run: it has no {RUN}. Give the directory a run printed on its last line"
@@ -272,7 +289,14 @@ def _read_info(path: Path) -> RunInfo:
             f"{path} was written by a newer Ringside (schema {info.schema}; this one knows {SCHEMA}): read it with "
             "that one, or pip install --upgrade ringside"
         )
+    if not 0 < info.world_size <= MOST_RANKS:
+        raise RingsideError(f"{path / RUN} says that there are {info.world_size} ranks: it is damaged")
     return info
+
+
+def _content(path: Path) -> bytes:
+    with open_regular(path) as file:
+        return file.read()
 
 
 def _or_none(read: Callable[[], _T]) -> _T | None:

@@ -6,11 +6,12 @@ what the synchronisation took.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 import torch
@@ -19,11 +20,11 @@ from torch._C._distributed_c10d import GradBucket
 
 from ringside.engine.background import Work
 from ringside.engine.communicator import Communicator
-from ringside.engine.log import PATHS
+from ringside.engine.log import PATHS, Totals
 from ringside.engine.tensors import flatten
 from ringside.errors import UnsupportedError
 from ringside.monitor.collectives import CollectiveMeter, Span
-from ringside.monitor.step_clock import SyncTimes
+from ringside.monitor.step_draft import SyncTimes, Told
 from ringside.sync.communicator import Communicator as GroupCommunicator
 from ringside.sync.pipeline import Pipeline
 from ringside.sync.storage import Buckets
@@ -31,8 +32,12 @@ from ringside.sync.storage import Buckets
 Future = torch.futures.Future
 SPANS_KEPT = 4096
 _NAMES = tuple(f"ringside/{path}" for path in PATHS)
-_NOTHING = SyncTimes(wait_seconds=math.nan)
 UserHook = Callable[[Any, GradBucket], "Future[torch.Tensor]"]
+
+
+def _nothing() -> SyncTimes:
+    """Say what was not carried took."""
+    return SyncTimes(wait_seconds=math.nan)
 
 
 class Carrier(Protocol):
@@ -50,8 +55,8 @@ class Carrier(Protocol):
     def wait(self) -> None:
         """Wait for every bucket of this backward; raise what went wrong."""
 
-    def times(self) -> SyncTimes:
-        """Tell what this backward's synchronisation took, once."""
+    def take(self) -> Told:
+        """Set apart what this backward's synchronisation took, to be told later."""
 
     def close(self, *, at_once: bool = False) -> None:
         """Let go of what the carrier holds, after or (at once) before what is under way is done."""
@@ -115,9 +120,12 @@ class NativeCarrier:
         """Tell whether the newest collective of a device is not done; for the hang watch, as nobody waits for it."""
         return self._latest is not None and not self._latest.is_completed()
 
-    def times(self) -> SyncTimes:
-        """Tell what it took; who was late is found later, by comparing ranks."""
+    def take(self) -> Told:
+        """Set apart what it took; who was late is found later, by comparing ranks."""
         spans, self._spans = self._spans, deque(maxlen=SPANS_KEPT)
+        return functools.partial(self._told, spans)
+
+    def _told(self, spans: Collection[Span]) -> SyncTimes:
         return SyncTimes(
             sync_seconds=sum(span.ended - span.began for span in spans),
             wait_seconds=math.nan,
@@ -217,19 +225,22 @@ class RingsideCarrier:
             work.wait()
         self._native.wait()
 
-    def times(self) -> SyncTimes:
+    def take(self) -> Told:
         """Read from the engine's log who arrived when."""
-        native = _NOTHING if self._native.idle else self._native.times()
+        native = _nothing if self._native.idle else self._native.take()
         spans, self._spans = self._spans, deque(maxlen=SPANS_KEPT)
-        busy = self._meter.add(spans)
         totals = self._communicator.log.totals()
-        if not totals.collectives:
-            return native
         for name, count in zip(_NAMES, totals.by_path, strict=True):
             if count:
                 self.counters[name] += count
         for name, count in totals.by_name.items():
             self.counters[f"ringside/{name}"] += count
+        return functools.partial(self._told, spans, totals, native)
+
+    def _told(self, spans: Collection[Span], totals: Totals, told: Told) -> SyncTimes:
+        native, busy = told(), self._meter.add(spans)
+        if not totals.collectives:
+            return native
         return SyncTimes(
             sync_seconds=totals.sync_ns * 1e-9 + native.sync_seconds,
             wire_seconds=totals.wire_ns * 1e-9,

@@ -94,4 +94,4 @@ class GradientHook:
             self._boards.run(self.board.fails, error)
             raise
         self._boards.run(self.board.goes_on)
-        self.fuse.run(self.clock.sync_ends, self.carrier.times)
+        self.fuse.run(self.clock.sync_ends, self.carrier.take)

@@ -31,6 +31,7 @@ from ringside.monitor.alerts import as_text
 from ringside.monitor.links import LinkSampler
 from ringside.monitor.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.step_clock import StepClock
+from ringside.monitor.step_draft import Draft
 from ringside.monitor.verdict import Verdict
 from ringside.sync import watch
 from ringside.sync.chief import READY, Chief
@@ -49,6 +50,7 @@ SILENT_SECONDS = 10.0
 """A store that has not answered for so long is said not to."""
 OWN_KINDS = frozenset({"started", "verdict", "repaired", "rank_lost", "ended"})
 """Events that only the monitor writes."""
+DRAFTS_KEPT = 64  # not worked out yet; they hold every collective of their step
 RECORDS_KEPT = 10_000
 """Records that wait for the store at most; then the oldest go."""
 
@@ -83,7 +85,7 @@ class Session:
         self.clock = StepClock(self.rank, self._emit)
         self._listeners: list[RecordListener] = []
         self._aside = False
-        self._batch: deque[StepRecord] = deque(maxlen=RECORDS_KEPT)
+        self._batch: deque[Draft] = deque(maxlen=RECORDS_KEPT)
         self._guard = threading.Lock()
         self._ended = threading.Event()
         self._stopped = self._heard = self._said_silent = False
@@ -120,7 +122,7 @@ class Session:
         self._logging.run(self._add, loss, samples)
 
     def on_record(self, listener: RecordListener) -> None:
-        """Call `listener` with every step record that this rank makes."""
+        """Call `listener` with every step record that this rank makes; the training thread does, and waits for it."""
         self._listeners.append(listener)
 
     def on_verdict(self, listener: Callable[[Verdict], None]) -> None:
@@ -203,18 +205,20 @@ class Session:
         self.clock.restart()
         return before
 
-    def _emit(self, record: StepRecord) -> None:
+    def _emit(self, draft: Draft) -> None:
         for listener in list(self._listeners):
             try:
-                listener(record)
+                listener(draft.record())
             except Exception:
                 self._listeners.remove(listener)
                 _log.exception("a listener for step records raised and will not be called again")
         self._vitals.step_ended()
         if self._aside or self._stopped or self._ended.is_set():
             return
+        if len(self._batch) >= DRAFTS_KEPT:
+            draft.record()
         with self._guard:
-            self._batch.append(record)
+            self._batch.append(draft)
         if self._asking_since != math.inf:
             self._notice_silence(time.monotonic())
 
@@ -318,15 +322,16 @@ class Session:
         if self._chief is not None:
             with self._guard:
                 own = list(self._batch)
-            self._chief.take(own)
+            self._chief.take([draft.record() for draft in own])
             Fuse("the end of the run").run(self._chief.close)
 
     def _send(self) -> None:
         if not self._is_heard():
             return
         with self._guard:
-            batch = list(self._batch)
+            drafts = list(self._batch)
             self._batch.clear()
+        batch = [draft.record() for draft in drafts]
         if batch:
             self._outbox.send(self._with_links(self._vitals.add_to(batch)))
         elif self._aside:
