@@ -81,7 +81,52 @@ def test_parameters_are_counted_from_a_factory(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ("--preset", "loopback", "--params-from", "plan_model_here:Model", "--dtype", "fp32", "--json")
     assert json.loads(said(capsys, *words).out)["question"]["size_bytes"] == 4000
-    assert "MODULE:FACTORY" in said(capsys, "--preset", "loopback", "--params-from", "nowhere:at_all", status=2).err
+
+
+@pytest.mark.parametrize(
+    "where", ["nowhere:at_all", "{0}:gone", "{0}", "{0}:raises", "{0}:leaves", "{0}:none", "{0}:empty"]
+)
+def test_a_factory_that_makes_no_model_is_one_clear_line(where, tmp_path, capsys, monkeypatch):
+    (tmp_path / "plan_model_bad.py").write_text(
+        "def raises():\n    raise RuntimeError('no weights\\nhere')\n"
+        "def leaves():\n    print('on my way')\n    raise SystemExit(3)\n"
+        "def none():\n    return None\n"
+        "class empty:\n    def parameters(self):\n        return []\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    words = ("--preset", "loopback", "--params-from", where.format("plan_model_bad"))
+    caught = said(capsys, *words, status=2)
+    assert "--params-from" in caught.err
+    assert caught.err.replace("on my way\n", "").count("\n") == 1
+    assert caught.out == ""
+
+
+def bare_seconds(data, path=""):
+    """Yield where a JSON answer has a duration without its band."""
+    if isinstance(data, dict) and set(data) != {"value", "low", "high"}:
+        for key, inside in data.items():
+            number = isinstance(inside, float) and ("second" in key or key.endswith("_s"))
+            yield from [f"{path}.{key}"] if number else bare_seconds(inside, f"{path}.{key}")
+    elif isinstance(data, list):
+        for inside in data:
+            yield from bare_seconds(inside, path)
+
+
+def test_no_predicted_duration_is_without_its_band(capsys):
+    """But what was given, and a played critical path, which is exact for its figures and says so."""
+    words = ("--preset", "dgx-h100", "--hosts", "4", "--bytes", "1GB", "--compute-seconds", "0.2", "--json")
+    assert set(bare_seconds(json.loads(said(capsys, *words).out))) == {".question.compute_seconds"}
+    assert main(["what-if", *words, "--slow-link", "7:8=4", "--to-algorithm", "ring"]) == 0
+    found = set(bare_seconds(json.loads(capsys.readouterr().out)))
+    assert {one.split(".")[1] for one in found} <= {"critical_path"}
+
+
+def test_a_crossover_has_a_band(capsys):
+    words = ("--preset", "ethernet-10g", "--hosts", "8", "--json")
+    crossovers = json.loads(said(capsys, *words).out)["crossovers"]
+    assert crossovers
+    for one in crossovers:
+        assert one["band"]["low"] < one["band"]["value"] == one["size_bytes"] < one["band"]["high"]
 
 
 @pytest.mark.parametrize(
@@ -102,6 +147,7 @@ def test_what_is_no_size_is_refused(text):
     ("words", "reason"),
     [
         (("--preset", "p5", "--hosts", "0"), "hosts: at least 1, not 0"),
+        (("--preset", "p5", "--hosts", "1000000"), "at most 262144"),
         (("--preset", "p5", "--ranks-per-host", "0"), "at least 1 on every host"),
         (("--preset", "ethernet-10g", "--hosts", "1"), "nobody to reduce with"),
         (("--preset", "p5", "--bytes", "0"), "more than 0"),
@@ -166,6 +212,7 @@ def test_a_schedule_is_played_with_its_pictures(tmp_path, capsys):
         (("ring", "--preset", "p5", "--late", "99=5ms"), "ranks are 0 to 15"),
         (("in_network", "--preset", "ethernet-10g"), "has no switch"),
         (("magic", "--preset", "p5"), "magic"),
+        (("ring", "--preset", "p5", "--hosts", "1000000"), "at most 131072"),
     ],
 )
 def test_what_cannot_be_played_is_said_in_one_line(words, reason, capsys):

@@ -19,11 +19,13 @@ def test_a_slow_rank_in_words(capsys):
     text = said(capsys, *H100, "--slow-rank", "3=12%", "--price", "2.5", "--watts", "700").out
     lines = text.splitlines()
     assert lines[0] == "what if rank 3 were 12.0 % slower"
-    assert lines[2].startswith("a step takes 30.0 ms longer (30.0 ms to 30.0 ms): 250 ms -> 280 ms")
-    assert "a day: 82.2 (82.2 to 82.2) rank-hours of 768 lost" in text
-    assert "205 (205 to 205) in money" in text
-    assert "57.5 (57.5 to 57.5) kWh" in text
-    assert "critical path (played as hierarchical): late rank 3 costs 30 ms" in text
+    assert lines[2] == "a step takes 30.0 ms longer (as given), +12.0 %"
+    assert "own work 250 ms (as given) -> 280 ms (as given)" in text
+    assert "a day: 82.2 (as given) rank-hours of 768 lost" in text
+    assert "205 (as given) in money" in text
+    assert "57.5 (as given) kWh" in text
+    whole = " ".join(text.split())
+    assert "critical path (played as hierarchical, exact for these figures): late rank 3 costs 30 ms" in whole
     assert max(map(len, lines)) <= 80
 
 
@@ -37,7 +39,9 @@ def test_several_changes_at_once_as_json(capsys):
     assert data["money_per_day"]["value"] == pytest.approx(2 * data["rank_hours_per_day"]["value"])
     assert data["kwh_per_day"] is None
     assert data["critical_path"]["algorithm"] == "ring"
-    assert data["step_seconds"]["after"] - data["step_seconds"]["before"] == pytest.approx(delta["value"])
+    before, after = (data["step_seconds"][when] for when in ("before", "after"))
+    assert after["value"] - before["value"] == pytest.approx(delta["value"])
+    assert before["low"] < before["value"] < before["high"]
 
 
 def test_a_recorded_run_without_its_slow_rank(tmp_path, capsys):
@@ -55,6 +59,18 @@ def test_a_recorded_run_without_its_slow_rank(tmp_path, capsys):
     assert worse["delta_seconds"]["low"] > 0
     slower = said(capsys, str(run), "--preset", "loopback", "--bucket", "1MB").out
     assert "extrapolated" in slower
+    assert " less to " in slower.splitlines()[2]  # nobody has seen such buckets: the band has both signs
+
+
+def test_a_recorded_runs_link_is_blamed_beside_its_late_rank(tmp_path, capsys):
+    run = slow_run(tmp_path / "run", onset=0)
+    said_json = said(capsys, str(run), "--preset", "loopback", "--slow-link", "0:1=9", "--json").out
+    data = json.loads(said_json)
+    blamed = [(one["kind"], one["ranks"]) for one in data["critical_path"]["blamed"]]
+    assert ("late rank", [2]) in blamed
+    assert blamed[0] == (data["critical_path"]["guilty"]["kind"], data["critical_path"]["guilty"]["ranks"])
+    assert data["exposed_seconds"]["after"]["low"] > data["exposed_seconds"]["before"]["high"]
+    assert data["delta_seconds"]["low"] < data["delta_seconds"]["value"] < data["delta_seconds"]["high"]
 
 
 def test_the_best_buckets_of_a_recorded_run(tmp_path, capsys):
@@ -64,6 +80,10 @@ def test_the_best_buckets_of_a_recorded_run(tmp_path, capsys):
     assert data["question"]["size_bytes"] == 4e6
     assert data["question"]["compute_seconds"] == pytest.approx(0.115, rel=0.1)
     assert data["buckets"][0]["exposed"]["value"] <= data["buckets"][-1]["exposed"]["value"]
+    took = {one["algorithm"]: one["seconds"] for one in data["here"]}[data["priced"]["algorithm"]]
+    assert took == data["priced"]["seconds"] == data["scaling"][-1]["seconds"]  # one thing, one number
+    assert main(["predict", "--run", str(run)]) == 0
+    assert "  as it ran: 2 of 2.00 MB, exposed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

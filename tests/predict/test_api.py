@@ -21,3 +21,4 @@ def test_a_timeline_shows_itself_in_a_notebook():
     assert "guilty: late rank 2 costs 1.0 ms" in fragment
     assert fragment.count("<rect") == 4
     assert "<script" not in fragment
+    assert "exact for these figures; a cluster like it:" in fragment

@@ -146,6 +146,25 @@ def test_a_recorded_run_moves_as_its_prices_move():
     assert smaller.high > 1.5 * smaller.value  # nobody has seen such messages
 
 
+def test_the_scatter_of_a_recorded_run_is_in_the_band_of_its_difference():
+    own, seen = np.full((30, 6), 0.1), 0.5 + 0.1 * np.resize([-1.0, 1.0], 30)
+    recorded = Step(FLAT, 1e8, own, algorithm="ring", exposed_s=seen, measured=((1e8, 0.5),))
+    found = what_if(recorded, Change(slow_links=((0, 1, 2.0),)))
+    left, delta = found.left[0].seconds, found.delta
+    assert left.low < 0.47 < 0.53 < left.high
+    assert delta.low / delta.value < left.low / left.value < left.high / left.value < delta.high / delta.value
+    assert found.steps[0].value == pytest.approx(found.step_s[0])
+
+
+def test_latency_and_wire_are_told_apart_by_nobody_and_the_band_says_so():
+    """What a slow link does to a message hangs on how much of its time is wire; one measured size does not tell."""
+    small = Step(
+        FLAT, 2e5, np.full((30, 6), 0.1), algorithm="ring", exposed_s=np.full(30, 1e-3), measured=((2e5, 1e-3),)
+    )
+    delta = what_if(small, Change(slow_links=((0, 1, 4.0),))).delta
+    assert delta.low < 0.9 * delta.value < 1.1 * delta.value < delta.high
+
+
 def test_what_was_measured_moves_a_plan():
     plain, seen = (plan(Question(FLAT, 1e8, "ring", compute_s=0.2, measured=points)) for points in ((), ((5e7, 0.4),)))
     assert plain.priced.seconds.value < 0.5 * seen.priced.seconds.value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import math
@@ -118,7 +119,7 @@ def _recorded(args: argparse.Namespace) -> Question:
     step = recorded_step(run, hardware_of(run, args))
     _, parameters = gradient_bytes(args)
     measured = Question(step.topology, step.size_bytes, parameters=parameters, dtype=args.dtype, compute_s=step.work_s)
-    return replace(measured, measured=step.measured)
+    return replace(measured, measured=step.measured, ran=step.buckets)
 
 
 def hardware_of(run: Run, args: argparse.Namespace) -> Topology | None:
@@ -169,10 +170,11 @@ def parameters_from(where: str) -> float:
     name, _, factory = where.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        model = getattr(importlib.import_module(name), factory)()
-        number = float(sum(one.numel() for one in model.parameters()))
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
+        with contextlib.redirect_stdout(sys.stderr):  # stdout has the answer, whatever a model prints
+            model = getattr(importlib.import_module(name), factory)()
+            number = float(sum(one.numel() for one in model.parameters()))
+    except (Exception, SystemExit) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise UsageError(f"--params-from {where}: MODULE:FACTORY that returns a model: {reason}") from error
     finally:
         sys.path.remove(str(Path.cwd()))

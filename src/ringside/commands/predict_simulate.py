@@ -28,16 +28,14 @@ from ringside.errors import UsageError
 from ringside.lab.units import parse_delay
 from ringside.predict.options import schedule_for
 from ringside.predict.simulate import simulate
-from ringside.predict.simulated_band import simulated_band
+from ringside.predict.simulated_band import UNSEEN, in_words, simulated_band
 from ringside.predict.timeline import Timeline
 from ringside.sizes import size_bytes
 from ringside.view.moving import timeline_page
 from ringside.view.perfetto_timeline import write_timeline
-from ringside.view.plan_words import band
 
 HELP = "play a schedule over a topology: times, critical path, an animation, a trace"
 SCHEMA = 1
-UNSEEN = "no published table is of a schedule"
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(to_json(timeline), indent=1))
     else:
         print(timeline.describe())
-        print(f"a cluster like it: {band(simulated_band(timeline))}, 95 %; extrapolated: {UNSEEN}")
+        print(in_words(timeline))
     if args.html is not None:
         write_page(args.html, timeline_page(timeline))
     if args.perfetto is not None:

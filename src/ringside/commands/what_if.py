@@ -14,9 +14,10 @@ examples:
   $ ringside what-if runs/demo-1 --topology probe.json --bucket 50MB --json
 
 keys of --json: schema, what (in words), topology, hosts, ranks, recorded, delta_seconds (value, low, high),
-work_delta_seconds, step_seconds (before, after), exposed_seconds (before, after: value, low, high), buckets,
+work_delta_seconds, step_seconds and exposed_seconds (before, after: value, low, high; low = high: as given), buckets,
 bucket_seconds (null: own work only), rank_hours_per_day (null: computation is not known), money_per_day, kwh_per_day,
-extrapolated[], critical_path: algorithm, guilty (kind, ranks, seconds), shares (seconds by kind), hops
+extrapolated[], critical_path (played, exact for the figures): algorithm, guilty (kind, ranks, seconds), blamed[] (all
+who are worth naming), shares (seconds by kind), hops
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ def to_json(answer: Answer, change: Change, after: Timeline | None, rates: Rates
         "recorded": step.recorded,
         "delta_seconds": asdict(answer.delta),
         "work_delta_seconds": asdict(answer.work_delta),
-        "step_seconds": dict(zip(("before", "after"), answer.step_s, strict=True)),
+        "step_seconds": dict(zip(("before", "after"), map(asdict, answer.steps), strict=True)),
         "exposed_seconds": {"before": asdict(answer.left[0].seconds), "after": asdict(answer.left[1].seconds)},
         "buckets": step.buckets,
         "bucket_seconds": _scaled(answer.left[1].bucket, 1.0),
@@ -206,6 +207,7 @@ def _path_json(timeline: Timeline) -> dict[str, Any]:
     return {
         "algorithm": timeline.schedule.name,
         "guilty": timeline.guilty._asdict(),
+        "blamed": [one._asdict() for one in timeline.blamed],
         "shares": timeline.shares,
         "hops": len(timeline.critical_path),
     }

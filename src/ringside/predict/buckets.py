@@ -6,9 +6,10 @@ or the last alone. So with k buckets
 
     exposed(k) = max(C/k + k·t(S/k) - C, t(S/k))
 
-With t(b) = α + b/B that is max(C/k + k·α + S/B - C, α + S/(k·B)): many buckets cost latency, few hide little. Of those
-counts that leave within `NEAR` of the step's computation of the least, the fewest buckets are best: a latency that is
-larger than predicted costs them least. The same reckoning as in S. Li et al., "PyTorch Distributed: Experiences on
+With t(b) = α + b/B that is max(C/k + k·α + S/B - C, α + S/(k·B)): many buckets cost latency, few hide little. Best is
+what is expected to leave least, over the whole band: where small buckets' latency is little known, many of them may
+leave far more than the middle says. Of counts within `NEAR` of the step's computation of the least, the fewest buckets
+are best. The same reckoning as in S. Li et al., "PyTorch Distributed: Experiences on
 accelerating data parallel training", VLDB 2020, section 4.2.3, whose first bucket starts while backward goes on.
 """
 
@@ -48,6 +49,11 @@ class Buckets:
     exposed: Band
     whole: Band
 
+    @property
+    def expected_s(self) -> float:
+        """What is expected to be left: the mean of a band by three points (Malcolm et al. 1959, PERT), seconds."""
+        return (self.exposed.low + 4.0 * self.exposed.value + self.exposed.high) / 6.0
+
 
 def exposed_s(count: int, bucket_s: float, backward_s: float) -> float:
     """Return what is left of `count` buckets of `bucket_s` seconds each after a backward of `backward_s`: see above."""
@@ -57,7 +63,7 @@ def exposed_s(count: int, bucket_s: float, backward_s: float) -> float:
 def best_buckets(
     option: Option, size_bytes: float, compute_s: float, counts: Sequence[int] = COUNTS
 ) -> tuple[Buckets, ...]:
-    """Return the best number of buckets first, then the others by what they leave exposed.
+    """Return the best number of buckets first, then the others by what they are expected to leave.
 
     The band is that of the times: they are wrong together, by the same figures.
 
@@ -81,5 +87,5 @@ def best_buckets(
     for count, bucket in zip(tried, times, strict=True):
         left = Band(*(exposed_s(count, one, backward) for one in bucket))
         found.append(Buckets(count, size_bytes / count, Band(*bucket), left, whole))
-    enough = min(one.exposed.value for one in found) + NEAR * compute_s
-    return tuple(sorted(found, key=lambda one: (max(one.exposed.value, enough), one.count)))
+    enough = min(one.expected_s for one in found) + NEAR * compute_s
+    return tuple(sorted(found, key=lambda one: (max(one.expected_s, enough), one.count)))

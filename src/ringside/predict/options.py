@@ -8,7 +8,6 @@ its band is that of the figures, and no table supports it: it is extrapolated.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from ringside.errors import UsageError
 from ringside.predict import fabric
-from ringside.predict.calibrate import NOISY, Calibration, Prediction, expect, fit
+from ringside.predict.calibrate import NOISY, Calibration, Prediction, expect
 from ringside.predict.curve import PIPELINE
 from ringside.predict.fabric import Candidate, Law
 from ringside.predict.nvls import nvls
@@ -32,7 +31,6 @@ TREES = ("tree", "two_tree", "chain")  # a library's tree is the pipelined two-t
 LIBRARY = "library"
 SCHEDULE = "schedule"
 AUTO = "auto"
-OPEN = 1.0  # standard deviation of a figure's logarithm beside a law that was not made for the hardware
 IN_NETWORK = "in_network"
 NO_SHARP = "no published table shows switches between hosts that reduce"
 
@@ -50,6 +48,7 @@ class Option:
         rounds: Rounds one after the other; None: a library's, which pipelines.
         beyond: Why its prices are extrapolated at any size; empty: they are not.
         measured: What was measured of it, and moved the law; None: nothing was.
+        pace: How many times longer what was measured took than its law says.
     """
 
     name: str
@@ -60,6 +59,7 @@ class Option:
     rounds: int | None
     beyond: str = ""
     measured: Calibration | None = None
+    pace: float = 1.0
 
     @cached_property
     def _calibration(self) -> Calibration:
@@ -76,20 +76,6 @@ class Option:
         if self.beyond or size_bytes <= TABLE_BYTES:
             return self.beyond
         return f"published tables end at {TABLE_BYTES / 1e9:.0f} GB"
-
-
-def with_measured(one: Option, points: Sequence[tuple[float, float]]) -> Option:
-    """Return an option that was measured on the very hardware: what was seen there counts more than the law.
-
-    Args:
-        one: The option.
-        points: Sizes in bytes and what they took, seconds; none: it stays as it is.
-    """
-    if not points:
-        return one
-    sizes, times = zip(*points, strict=True)
-    law = replace(one.law, spread=np.maximum(one.law.spread, OPEN))
-    return replace(one, law=law, measured=fit(sizes, times, law))
 
 
 def has_library(topology: Topology) -> bool:

@@ -6,21 +6,24 @@ Every duration has its band, and says where no published table supports it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringside.errors import UsageError
 from ringside.predict.band import Band
 from ringside.predict.batch import Batch, batch
 from ringside.predict.bound import Bound, bounds
-from ringside.predict.buckets import Buckets, best_buckets
+from ringside.predict.buckets import COUNTS, Buckets, best_buckets
+from ringside.predict.measured import moved, with_measured
 from ringside.predict.memory import Fit, fit
-from ringside.predict.options import AUTO, Option, has_library, names, option, options, with_measured
+from ringside.predict.options import AUTO, Option, has_library, names, option, options
 from ringside.predict.ranking import SIZES, Crossover, Priced, contenders, crossovers, priced, ranking
 from ringside.predict.sharded import Sharded, sharded
 from ringside.predict.tables import ALL_REDUCE, bus_factor
 from ringside.predict.topology import Topology
 
 MOST_BYTES = 1e18
+MOST_RANKS = 1 << 18  # schedules of more take minutes to price
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Question:
         accumulated: Micro-steps per synchronisation.
         base_batch: With which the learning rate was found; None: one rank's.
         measured: Sizes of buckets and what they took in a run, bytes and seconds.
+        ran: Into how many buckets the run cut its gradients; None: there was no run.
     """
 
     topology: Topology
@@ -52,6 +56,7 @@ class Question:
     accumulated: int = 1
     base_batch: int | None = None
     measured: tuple[tuple[float, float], ...] = ()
+    ran: int | None = None
 
 
 @dataclass(frozen=True)
@@ -135,15 +140,16 @@ def plan(question: Question) -> Plan:
     """Return what it would cost.
 
     Raises:
-        UsageError: The size cannot be, there is one rank only, or no such algorithm.
+        UsageError: The size cannot be, there is one rank only, or more than `MOST_RANKS`, or no such algorithm.
     """
-    topology, size = question.topology, _checked(question.size_bytes)
+    topology, size = question.topology, _checked(question.topology, question.size_bytes)
     named = option(topology, question.algorithm) if question.algorithm != AUTO or has_library(topology) else None
     every = options(topology)
-    running = contenders(every)
-    table = ranking(every, sorted({*SIZES, size}))
-    chosen = named or next(one for one in every if one.name == table[size][0].algorithm)
+    chosen = named or fastest(every, size)
     seen = with_measured(chosen, question.measured)
+    every = [moved(one, seen) for one in every]
+    running, sizes = contenders(every), sorted({*SIZES, size})
+    table = ranking(every, sizes)
     (price,) = priced(seen, [size])
     memory = _fit(question)
     refused = memory is not None and memory.refused
@@ -156,15 +162,15 @@ def plan(question: Question) -> Plan:
         busbw=busbw(size, topology.ranks, price.seconds),
         bounds=bounds(topology, name, size),
         wires=_wires(chosen, topology, size, price.seconds),
-        here=table[size],
+        here=tuple(price if _is_seen(one, seen) else one for one in table[size]),
         ranking=table,
         contenders=tuple(one.name for one in running),
-        crossovers=crossovers(running),
-        scaling=_scaling(question, name, refused),
+        crossovers=crossovers(running, sizes),
+        scaling=_scaling(question, name, seen, refused),
         batch=batch(topology.ranks, question.batch_per_rank, question.accumulated, question.base_batch),
         fit=memory,
         sharded=sharded(topology, memory, question.dtype, question.compute_s) if memory and refused else None,
-        buckets=best_buckets(seen, size, question.compute_s or 0.0) if cut else (),
+        buckets=best_buckets(seen, size, question.compute_s or 0.0, _counts(question)) if cut else (),
     )
 
 
@@ -179,7 +185,22 @@ def choose(topology: Topology, size_bytes: float, algorithm: str = AUTO) -> Opti
     wanted = "nvls" if algorithm == "nvls_tree" and topology.hosts == 1 else algorithm
     if wanted in names(topology) or has_library(topology):
         return option(topology, wanted if wanted in names(topology) else AUTO)
-    return min(options(topology), key=lambda one: float(one.predict([size_bytes]).times_s[0]))
+    return fastest(options(topology), size_bytes)
+
+
+def fastest(ways: Sequence[Option], size_bytes: float) -> Option:
+    """Return the one that takes least at a size, by the middle of its band."""
+    return min(ways, key=lambda one: float(one.predict([size_bytes]).times_s[0]))
+
+
+def _is_seen(one: Priced, seen: Option) -> bool:
+    """Whether a row of the ranking is what a run measured."""
+    return seen.measured is not None and one.algorithm == seen.name
+
+
+def _counts(question: Question) -> tuple[int, ...]:
+    """Return the numbers of buckets to try, the run's own among them."""
+    return COUNTS if question.ran is None else tuple(sorted({*COUNTS, question.ran}))
 
 
 def busbw(size_bytes: float, ranks: int, seconds: Band) -> Band:
@@ -188,7 +209,9 @@ def busbw(size_bytes: float, ranks: int, seconds: Band) -> Band:
     return Band(moved / seconds.value, moved / seconds.high, moved / seconds.low)
 
 
-def _checked(size: float) -> float:
+def _checked(topology: Topology, size: float) -> float:
+    if topology.ranks > MOST_RANKS:
+        raise UsageError(f"{topology.name}: {topology.ranks} ranks; a plan is of at most {MOST_RANKS}: fewer --hosts")
     if not (math.isfinite(size) and 0 < size <= MOST_BYTES):
         raise UsageError(f"{size:g} bytes of gradients: more than 0 and at most {MOST_BYTES:g}, such as --bytes 1GB")
     return float(size)
@@ -207,7 +230,7 @@ def _wires(chosen: Option, topology: Topology, size: float, took: Band) -> Wires
     return Wires(total, total / topology.ranks, host, each)
 
 
-def _scaling(question: Question, name: str, refused: bool) -> tuple[Scale, ...]:
+def _scaling(question: Question, name: str, seen: Option, refused: bool) -> tuple[Scale, ...]:
     """Return it on 1, 2, 4, ... hosts up to those of the topology, with the same algorithm.
 
     Hosts of different sizes are not taken apart.
@@ -217,17 +240,17 @@ def _scaling(question: Question, name: str, refused: bool) -> tuple[Scale, ...]:
         return ()
     counts = sorted({1 << power for power in range(topology.hosts.bit_length())} | {topology.hosts})
     return tuple(
-        _scale(question, name, topology if count == topology.hosts else topology.sized(count), refused)
+        _scale(question, name, topology if count == topology.hosts else topology.sized(count), seen, refused)
         for count in counts
     )
 
 
-def _scale(question: Question, name: str, topology: Topology, refused: bool) -> Scale:
+def _scale(question: Question, name: str, topology: Topology, seen: Option, refused: bool) -> Scale:
     compute = question.compute_s if not refused else None
     if topology.ranks < 2:
         alone = Band(1.0, 1.0, 1.0) if compute else None
         return Scale(topology.hosts, topology.ranks, None, None, alone, "")
-    chosen = choose(topology, question.size_bytes, name)
+    chosen = seen if topology is question.topology else moved(choose(topology, question.size_bytes, name), seen)
     (price,) = priced(chosen, [question.size_bytes])
     rate = busbw(question.size_bytes, topology.ranks, price.seconds)
     efficiency = None

@@ -11,6 +11,7 @@ from ringside.predict.band import Band
 from ringside.predict.options import IN_NETWORK, LIBRARY, Option
 
 SIZES = tuple(10.0**power for power in range(3, 11))
+CERTAIN = 1.96  # standard deviations, for 95 %
 HALVINGS = 10  # of the interval between two sizes, in the logarithm
 
 
@@ -39,11 +40,13 @@ class Crossover:
         size_bytes: Where.
         before: Fastest below it.
         after: Fastest above it.
+        band: Where it may be: more latency moves it up, faster wires do, too.
     """
 
     size_bytes: float
     before: str
     after: str
+    band: Band
 
 
 def priced(option: Option, sizes: Sequence[float]) -> list[Priced]:
@@ -88,8 +91,15 @@ def crossovers(options: Sequence[Option], sizes: Sequence[float] = SIZES) -> tup
     for low, high in itertools.pairwise(order):
         before, after = table[low][0].algorithm, table[high][0].algorithm
         if before != after:
-            found.append(Crossover(_meet(by_name[before], by_name[after], low, high), before, after))
+            at = _meet(by_name[before], by_name[after], low, high)
+            found.append(Crossover(at, before, after, _about(at, by_name[before])))
     return tuple(found)
+
+
+def _about(size_bytes: float, one: Option) -> Band:
+    """Return the band of a crossover: latency saved per byte more, and neither figure is sure."""
+    factor = math.exp(CERTAIN * math.hypot(one.law.spread[0], one.law.spread[-1]))
+    return Band(size_bytes, size_bytes / factor, size_bytes * factor)
 
 
 def _meet(before: Option, after: Option, low: float, high: float) -> float:

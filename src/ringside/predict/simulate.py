@@ -44,6 +44,8 @@ from ringside.schedule import Schedule, pipelined
 Floats = NDArray[np.float64]
 Late = Mapping[int, float]
 
+MOST_RANKS = 1 << 17  # a ring of them takes half a minute
+
 
 def simulate(
     schedule: Schedule,
@@ -66,12 +68,17 @@ def simulate(
         When everybody finished (`finish_seconds`, float64 [ranks]), and why.
 
     Raises:
-        UsageError: They do not fit together, a figure cannot be, or the schedule lists more than memory holds.
+        UsageError: They do not fit together, a figure cannot be, or the schedule lists more than memory or patience
+            holds.
     """
     schedule = _pipelined(schedule, segments)
     wires = wires_for(schedule, topology)
     size = checked_size(size_bytes)
     ready = _start(schedule, topology, late)
+    if schedule.ranks > MOST_RANKS:
+        raise UsageError(
+            f"{schedule.ranks} ranks take minutes to simulate: take at most {MOST_RANKS}, or fewer --hosts"
+        )
     every = checkpoint_every(schedule)
     kept = [ready]
     for stretch in stretches(schedule):

@@ -122,9 +122,14 @@ class Timeline:
             path.append(Hop(-1, vertex, vertex, -1, 0.0, end_s, 0.0, 0.0))
         return tuple(reversed(path))
 
-    @cached_property
+    @property
     def guilty(self) -> Guilty:
         """The rank or link that puts off the end by most, by the critical path."""
+        return self.blamed[0]
+
+    @cached_property
+    def blamed(self) -> tuple[Guilty, ...]:
+        """All ranks and links on the critical path that put off its end, the worst first; or nobody."""
         return who_is_guilty(self.critical_path, self.schedule, self.topology, self.seconds)
 
     @property
@@ -192,7 +197,9 @@ class Timeline:
 
     def _repr_html_(self) -> str:
         """Return it as a page fragment for notebooks: the sentence, a bar per rank, the critical path's shares."""
-        lines = [f"<p>{html.escape(line)}</p>" for line in self.describe().splitlines()]
+        from ringside.predict.simulated_band import in_words  # which prices with this module
+
+        lines = [f"<p>{html.escape(line)}</p>" for line in (*self.describe().splitlines(), in_words(self))]
         return f"<div>{''.join(lines)}{bars(self)}{table(self)}</div>"
 
 

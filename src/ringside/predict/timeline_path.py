@@ -108,8 +108,8 @@ def hop_before(k: int, vertex: int, end_s: float, ready: Floats, round_: Prepare
     return hop
 
 
-def who_is_guilty(path: Sequence[Hop], schedule: Schedule, topology: Topology, seconds: float) -> Guilty:
-    """Return the rank or link that puts off the end by most.
+def who_is_guilty(path: Sequence[Hop], schedule: Schedule, topology: Topology, seconds: float) -> tuple[Guilty, ...]:
+    """Return the ranks and links that put off the end by what is worth naming, the worst first; or nobody.
 
     Args:
         path: The critical path.
@@ -118,11 +118,10 @@ def who_is_guilty(path: Sequence[Hop], schedule: Schedule, topology: Topology, s
         seconds: How long it took.
     """
     late = path[0].end_s if path and path[0].round < 0 else 0.0
-    worst = Guilty("late rank", (path[0].src,), late) if late > 0 else Guilty("nobody", (), 0.0)
-    for (kind, ranks), lost in _excess(path, schedule, topology).items():
-        if lost > worst.seconds:
-            worst = Guilty(kind, ranks, lost)
-    return worst if worst.seconds >= WORTH_NAMING * seconds else Guilty("nobody", (), 0.0)
+    found = [Guilty("late rank", (path[0].src,), late)] if late > 0 else []
+    found += [Guilty(*who, lost) for who, lost in _excess(path, schedule, topology).items() if lost > 0]
+    worth = [one for one in found if one.seconds >= WORTH_NAMING * seconds]
+    return tuple(sorted(worth, key=lambda one: -one.seconds)) or (Guilty("nobody", (), 0.0),)
 
 
 def _excess(path: Sequence[Hop], schedule: Schedule, topology: Topology) -> dict[tuple[str, tuple[int, ...]], float]:

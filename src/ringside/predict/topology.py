@@ -265,7 +265,8 @@ class Topology:
         if self.oversubscription > 1:
             words.append(f"oversubscribed {self.oversubscription:g}:1")
         if self.overrides:
-            words.append(f"{len(self.overrides)} links of their own")
+            count = len(self.overrides)
+            words.append("1 link of its own" if count == 1 else f"{count} links of their own")
         return ", ".join(words)
 
 

@@ -15,14 +15,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from ringside.predict.band import Band
-from ringside.predict.options import Option, with_measured
-from ringside.predict.what_if_price import Exposed, chosen, exposed, moved
+from ringside.predict.measured import moved, tilted, with_measured
+from ringside.predict.options import Option
+from ringside.predict.what_if_price import Exposed, chosen, exposed
 from ringside.predict.what_if_step import Change, Floats, Step, changed
 
 __all__ = ["Answer", "Change", "Step", "changed", "what_if", "work_delta"]
 
 DAY_S = 86_400.0
 CERTAIN = 1.96  # standard errors of a mean, for 95 %
+TILT = CERTAIN / math.sqrt(2.0)  # two figures that go apart have the square root of two of one's spread
+NOTHING = Band(0.0, 0.0, 0.0)
+Ways = tuple[Option | None, Option | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +55,15 @@ class Answer:
         return self.before.work_s + self.left[0].seconds.value, self.after.work_s + self.left[1].seconds.value
 
     @property
+    def steps(self) -> tuple[Band, Band]:
+        """The same with bands: those of the scatter of recorded work, and of what is left of the synchronisation."""
+        before, after = (
+            Band(*(a + b for a, b in zip(work(step).ends, left.seconds.ends, strict=True)))
+            for step, left in zip((self.before, self.after), self.left, strict=True)
+        )
+        return before, after
+
+    @property
     def knows_work(self) -> bool:
         """Whether computation is known; where it is not, nothing can be said of a day."""
         return self.before.work_s > 0
@@ -74,59 +87,87 @@ def what_if(step: Step, change: Change) -> Answer:
         UsageError: The change cannot be: no such rank, link, rail, algorithm; the line says which.
     """
     after = changed(step, change)
-    left = _left(step, after, change)
-    work = work_delta(step, after)
-    ends = [b - a for a, b in zip(left[0].seconds.ends, left[1].seconds.ends, strict=True)]
-    moves = Band(ends[0], min(ends), max(ends))
-    delta = Band(*(a + b for a, b in zip(work.ends, moves.ends, strict=True)))
-    why = () if change.of_work and step.recorded else tuple(dict.fromkeys(filter(None, (one.why for one in left))))
-    return Answer(step, after, delta, work, left, why)
+    first, second, grows = _left(step, after, change)
+    longer = work_delta(step, after)
+    delta = Band(*(a + b for a, b in zip(longer.ends, grows.ends, strict=True)))
+    why = () if change.of_work and step.recorded else tuple(dict.fromkeys(filter(None, (first.why, second.why))))
+    return Answer(step, after, delta, longer, (first, second), why)
 
 
-def _left(before: Step, after: Step, change: Change) -> tuple[Exposed, Exposed]:
-    """Return what is left of the synchronisation; of a recorded run as it was seen, moved as the prices move."""
-    if before.exposed_s is None:
-        return _priced(before, after)
-    seen = _mean(before.exposed_s)
-    if change.of_work:
-        return Exposed(None, seen, ""), Exposed(None, seen, "")
-    priced = _priced(before, after)
-    then = _moved(seen, *(one.seconds for one in priced), alike=_alike(before, after))
-    why = priced[1].why or "the run measured only what it had; the change is priced on its topology"
-    fixed = Band(seen.value, seen.value, seen.value)
-    return Exposed(priced[0].bucket, fixed, ""), Exposed(priced[1].bucket, then, why)
+def _left(before: Step, after: Step, change: Change) -> tuple[Exposed, Exposed, Band]:
+    """Return what is left of the synchronisation, and by how much that grows.
+
+    Of a recorded run it is what was seen, moved as the prices move.
+    """
+    seen = _seen(before)
+    if seen is not None and change.of_work:
+        return Exposed(None, seen, ""), Exposed(None, seen, ""), NOTHING
+    ways = _ways(before, after)
+    first, second = (_exposed(one, way) for one, way in zip((before, after), ways, strict=True))
+    if seen is None:
+        return first, second, _ordered(*(b - a for a, b in zip(first.seconds.ends, second.seconds.ends, strict=True)))
+    ratio = _ratio(before, after, ways)
+    then = Band(*(a * b for a, b in zip(seen.ends, ratio.ends, strict=True)))
+    grows = _ordered(seen.value * (ratio.value - 1), *(a * (b - 1) for a in seen.ends[1:] for b in ratio.ends[1:]))
+    why = second.why or "the run measured only what it had; the change is priced on its topology"
+    return Exposed(first.bucket, seen, ""), Exposed(second.bucket, then, why), grows
 
 
-def _alike(before: Step, after: Step) -> bool:
-    """Whether both sides of a difference are wrong together: the same messages, over other links."""
-    ways = [(one.buckets, one.algorithm, one.topology.ranks) for one in (before, after)]
-    return ways[0] == ways[1]
+def _seen(step: Step) -> Band | None:
+    """Return what a run was seen to have left of its synchronisation, mean over steps; None: it was not recorded."""
+    if step.exposed_s is None:
+        return None
+    found = _mean(step.exposed_s)
+    return Band(found.value, max(found.low, 0.0), found.high)
 
 
-def _moved(seen: Band, before: Band, after: Band, *, alike: bool) -> Band:
-    """Return what was seen as it would be: by the ratio of prices, as sure as the second is beside the measured one."""
-    if before.value <= 0:
-        return seen
-    ratios = [b / a for a, b in zip(before.ends if alike else (before.value,) * 3, after.ends, strict=True)]
-    return Band(seen.value * ratios[0], seen.value * min(ratios), seen.value * max(ratios))
+def _ordered(value: float, *others: float) -> Band:
+    """Return a value with the least and the most of all as its band."""
+    return Band(value, min(value, *others), max(value, *others))
 
 
-def _priced(before: Step, after: Step) -> tuple[Exposed, Exposed]:
-    """Return what is left by price; what was measured before moves both."""
+def _ratio(before: Step, after: Step, ways: Ways) -> Band:
+    """Return how many times more is left after a change.
+
+    The same messages over other links are wrong together on both sides; what a change does to them then hangs on how
+    much of their time is latency and how much is wire. Other messages are as sure as their own price is.
+    """
+    alike = (before.buckets, before.algorithm, before.topology.ranks) == (
+        after.buckets,
+        after.algorithm,
+        after.topology.ranks,
+    )
+    if alike:
+        return _ordered(*(_times(before, after, ways, share) for share in (0.0, -TILT, TILT)))
+    first, second = (_exposed(one, way).seconds for one, way in zip((before, after), ways, strict=True))
+    return Band(*(end / first.value for end in second.ends)) if first.value > 0 else Band(1.0, 1.0, 1.0)
+
+
+def _times(before: Step, after: Step, ways: Ways, share: float) -> float:
+    """Return how many times more is left if latency is more of a message's time by so many standard deviations."""
+    tilts = [way and tilted(way, share) for way in ways]
+    first, second = (_exposed(one, way).seconds.value for one, way in zip((before, after), tilts, strict=True))
+    return second / first if first > 0 else 1.0
+
+
+def _ways(before: Step, after: Step) -> Ways:
+    """Return how buckets are reduced before and after; what was measured before moves both."""
     first, second = (chosen(one.topology, one.algorithm, one.bucket_bytes) for one in (before, after))
     seen = None if first is None else with_measured(first, before.measured)
-    return _exposed(before, moved(first, seen)), _exposed(after, moved(second, seen))
+    return first and moved(first, seen), second and moved(second, seen)
 
 
 def _exposed(step: Step, option: Option | None) -> Exposed:
     return exposed(option, step.topology, step.bucket_bytes, step.buckets, step.work_s)
 
 
+def work(step: Step) -> Band:
+    """Return the slowest rank's own time, with the band that the steps' scatter leaves; as given where it is told."""
+    return _mean(step.own_s.max(axis=1))
+
+
 def work_delta(before: Step, after: Step) -> Band:
     """Return by how much the slowest rank's own time grows, with the band that the steps' scatter leaves."""
-    if before.own_s.shape[0] == 1:
-        more = after.work_s - before.work_s
-        return Band(more, more, more)
     return _mean(after.own_s.max(axis=1) - before.own_s.max(axis=1))
 
 

@@ -13,7 +13,6 @@ from ringside.errors import UsageError
 from ringside.predict.band import Band
 from ringside.predict.buckets import BACKWARD, exposed_s
 from ringside.predict.options import Option, has_library, schedule_for
-from ringside.predict.other_scale import transfer
 from ringside.predict.plan import choose
 from ringside.predict.price import price
 from ringside.predict.simulate import simulate
@@ -50,18 +49,6 @@ def chosen(topology: Topology, algorithm: str, bucket_bytes: float) -> Option | 
         UsageError: No such algorithm here.
     """
     return None if topology.ranks < 2 else choose(lawful(topology), bucket_bytes, algorithm)
-
-
-def moved(one: Option | None, seen: Option | None) -> Option | None:
-    """Return a way with what one was measured to have beside its law; both sides of a difference are moved alike.
-
-    Args:
-        one: The way.
-        seen: The one that was measured; its law must have the same figures, or nothing is known of `one`.
-    """
-    if one is None or seen is None or seen.measured is None or len(seen.law.mean) != len(one.law.mean):
-        return one
-    return replace(one, law=transfer([seen.measured], one.law))
 
 
 def exposed(option: Option | None, topology: Topology, bucket_bytes: float, buckets: int, work_s: float) -> Exposed:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ringside.errors import UsageError
-from ringside.predict.simulated_band import simulated_band
+from ringside.predict.simulated_band import in_words, simulated_band
 from ringside.predict.timeline import Timeline
 from ringside.view.drawing import page_data
 from ringside.view.drawing_arrange import arranged
@@ -58,6 +58,7 @@ def timeline_page(timeline: Timeline) -> str:
 def _lines(timeline: Timeline) -> Iterator[tuple[str, str]]:
     yield "Guilty", str(timeline.guilty)
     yield "Where", timeline.topology.describe()
+    yield "Band", in_words(timeline)
     yield "Late", ", ".join(f"rank {rank} by {duration(seconds)}" for rank, seconds in timeline.late.items() if seconds)
 
 

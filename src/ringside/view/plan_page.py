@@ -64,7 +64,8 @@ def _tiles(plan: Plan) -> Iterator[tuple[str, str, str]]:
     yield "each rank sends", size(plan.wires.per_rank_bytes), f"all ranks {size(plan.wires.total_bytes)}"
     if plan.buckets:
         best = plan.buckets[0]
-        yield "exposed at best", duration(best.exposed.value), f"{best.count} buckets of {size(best.bucket_bytes)}"
+        ends, what = map(duration, best.exposed.ends[1:]), f"{best.count} buckets of {size(best.bucket_bytes)}"
+        yield "exposed at best", duration(best.exposed.value), f"{' to '.join(ends)}; {what}"
     yield "learning rate", f"x {digits(plan.batch.linear)}", f"SGD; Adam x {digits(plan.batch.square_root)}"
     if plan.fit is not None:
         yield "memory of a rank", size(plan.fit.states[0].total_bytes), f"{count(plan.fit.parameters)} parameters"

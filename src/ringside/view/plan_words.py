@@ -135,6 +135,9 @@ def _buckets(plan: Plan) -> Iterator[str]:
     yield f"best buckets: {best.count} of {size(best.bucket_bytes)}, each {band(best.bucket)}"
     yield f"  exposed {band(best.exposed)}: {band(share, _percent)} of a step"
     yield f"  in one piece {band(best.whole)}"
+    ran = next((one for one in plan.buckets if one.count == plan.question.ran), None)
+    if ran is not None:
+        yield f"  as it ran: {ran.count} of {size(ran.bucket_bytes)}, exposed {band(ran.exposed)}"
 
 
 def _batch(plan: Plan) -> Iterator[str]:
@@ -171,7 +174,7 @@ def _mark(one: Priced) -> str:
 
 def _crossovers(plan: Plan) -> Iterator[str]:
     first = next(one for one in plan.ranking[min(plan.ranking)] if one.algorithm in plan.contenders)
-    words = [first.algorithm, *(f"{one.after} from {size(one.size_bytes)}" for one in plan.crossovers)]
+    words = [first.algorithm, *(f"{one.after} from {band(one.band, size)}" for one in plan.crossovers)]
     yield f"by size: {', '.join(words)}"
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ringside.predict.band import Band
 from ringside.predict.timeline import Timeline
-from ringside.predict.what_if import Answer, Change
+from ringside.predict.what_if import Answer, Change, work
 from ringside.view.drawing_svg import asset
 from ringside.view.gantt import gantt
 from ringside.view.plan_words import hardware
 from ringside.view.predict_page import footer, page, table, tiles, verdict
 from ringside.view.report_words import digits, duration, share
-from ringside.view.what_if_words import Rates, asked, positive, prices, sentence, way
+from ringside.view.what_if_words import PARTS, Rates, asked, ends_of, positive, prices, sentence, sure, way
 
 NOTE = (
     "Own work waits for the slowest rank. The pictures show one bucket's all-reduce from when the first rank has come "
@@ -47,8 +48,9 @@ def what_if_page(answer: Answer, change: Change, played: Pair, rates: Rates) -> 
 
 def _lines(answer: Answer, after: Timeline | None) -> Iterator[tuple[str, str]]:
     before, then = answer.step_s
-    yield "Step", f"{duration(before)} → {duration(then)}" + (f", {share(then / before - 1)}" if before else "")
-    yield "Guilty", str(after.guilty) if after is not None else ""
+    ends = " → ".join(map(sure, answer.steps))
+    yield "Step", ends + (f", {share(then / before - 1)}" if before else "")
+    yield "Guilty", "; ".join(map(str, after.blamed[:PARTS])) if after is not None else ""
     yield "Where", hardware(answer.before.topology)
     for why in answer.extrapolated:
         yield "Extrapolated", why
@@ -58,16 +60,21 @@ def _tiles(answer: Answer, rates: Rates) -> Iterator[tuple[str, str, str]]:
     hours = answer.rank_hours_per_day
     if hours is not None:
         word = "saved" if hours.value < 0 else "lost"
-        yield f"rank-hours a day {word}", digits(abs(hours.value)), f"of {24 * answer.after.topology.ranks}"
+        most = f"of {24 * answer.after.topology.ranks}"
+        yield f"rank-hours a day {word}", digits(abs(hours.value)), f"{ends_of(positive(hours), digits)} {most}"
         for text in prices(positive(hours), rates):
             value, _, more = text.partition(" (")
-            yield "price a day", value, more.partition(") ")[2]
-        yield "own work", duration(answer.after.work_s), f"before {duration(answer.before.work_s)}"
-    left = answer.left
-    yield "left of synchronisation", duration(left[1].seconds.value), f"before {duration(left[0].seconds.value)}"
-    if left[1].bucket is not None:
-        ends = left[1].bucket
-        yield "one bucket", duration(ends.value), f"{duration(ends.low)} to {duration(ends.high)}"
+            yield "price a day", value, more.replace(")", ",", 1)
+        yield "own work", *_change(work(answer.before), work(answer.after))
+    yield "left of synchronisation", *_change(*(one.seconds for one in answer.left))
+    before, after = (one.bucket for one in answer.left)
+    if before is not None and after is not None:
+        yield "one bucket", *_change(before, after)
+
+
+def _change(before: Band, after: Band) -> tuple[str, str]:
+    """Return the value of a tile, and its band and what was before."""
+    return duration(after.value), f"{ends_of(after)}; before {duration(before.value)}, {ends_of(before)}"
 
 
 def _pictures(played: Pair) -> Iterator[str]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ringside.predict.band import Band
 from ringside.predict.timeline import Timeline
-from ringside.predict.what_if import Answer, Change
-from ringside.view.plan_words import band, hardware, wrapped
+from ringside.predict.what_if import Answer, Change, work
+from ringside.view.plan_words import hardware, wrapped
 from ringside.view.report_words import digits, duration, share, size
 
 PARTS = 3  # of the critical path that are named
@@ -65,11 +65,11 @@ def _pace(more: float) -> str:
 def _delta(answer: Answer) -> Iterator[str]:
     before, after = answer.step_s
     ratio = f", {share(after / before - 1)}" if answer.knows_work and before > 0 else ""
-    yield f"{sentence(answer)}: {duration(before)} -> {duration(after)}{ratio}"
-    left = f"left of synchronisation {duration(answer.left[0].seconds.value)} -> {band(answer.left[1].seconds)}"
+    yield sentence(answer) + ratio
     if answer.knows_work:
-        yield f"  own work {duration(answer.before.work_s)} -> {duration(answer.after.work_s)}"
-        yield f"  {left}"
+        yield f"  step {_change(*answer.steps)}"
+        yield f"  own work {_change(work(answer.before), work(answer.after))}"
+        yield f"  left of synchronisation {_change(*(one.seconds for one in answer.left))}"
     yield from _bucket(answer)
 
 
@@ -77,15 +77,35 @@ def _bucket(answer: Answer) -> Iterator[str]:
     one, (before, after) = answer.after, (left.bucket for left in answer.left)
     if before is not None and after is not None:
         what = f"{one.buckets} bucket{'s' * (one.buckets > 1)} of {size(one.bucket_bytes)}"
-        yield f"  {what}, each {duration(before.value)} -> {band(after)}"
+        yield f"  {what}, each {_change(before, after)}"
+
+
+def _change(before: Band, after: Band) -> str:
+    """Return a figure before and after: `19.5 ms (18.1 ms to 20.8 ms) -> 25.5 ms (22.9 ms to 28.0 ms)`."""
+    return sure(before) if before == after else f"{sure(before)} -> {sure(after)}"
+
+
+def ends_of(one: Band, unit: Callable[[float], str] = duration) -> str:
+    """Return what a figure may be: `18.1 ms to 20.8 ms`, or that it was given."""
+    return "as given" if one.low == one.high else f"{unit(one.low)} to {unit(one.high)}"
+
+
+def sure(one: Band, unit: Callable[[float], str] = duration) -> str:
+    """Return a figure with its band, or that it has none because it was given or follows from what was."""
+    return f"{unit(one.value)} ({ends_of(one, unit)})"
 
 
 def sentence(answer: Answer) -> str:
     """Return the difference: `a step takes 30.0 ms longer (28.1 ms to 33.0 ms)`."""
-    less, one = answer.delta.value < 0, positive(answer.delta)
-    what = "a step takes" if answer.knows_work else "the synchronisation takes"
-    ends = f"({duration(one.low)} to {duration(one.high)})"
-    return f"{what} {duration(one.value)} {'less' if less else 'longer'} {ends}"
+    what, one = "a step takes" if answer.knows_work else "the synchronisation takes", answer.delta
+    if one.low < 0 < one.high:
+        ends = f"({duration(-one.low)} less to {duration(one.high)} longer)"
+        return f"{what} {duration(abs(one.value))} {_more(one)} {ends}"
+    return f"{what} {sure(positive(one)).replace(' (', f' {_more(one)} (', 1)}"
+
+
+def _more(one: Band) -> str:
+    return "less" if one.value < 0 else "longer"
 
 
 def positive(one: Band) -> Band:
@@ -99,7 +119,7 @@ def _day(answer: Answer, rates: Rates) -> Iterator[str]:
         yield "  a day: say what a step computes, --compute-seconds S"
         return
     shown, all_hours = positive(hours), 24 * answer.after.topology.ranks
-    yield f"  a day: {band(shown, digits)} rank-hours of {all_hours} {'saved' if hours.value < 0 else 'lost'}"
+    yield f"  a day: {sure(shown, digits)} rank-hours of {all_hours} {'saved' if hours.value < 0 else 'lost'}"
     for text in prices(shown, rates):
         yield f"    {text}"
 
@@ -107,9 +127,9 @@ def _day(answer: Answer, rates: Rates) -> Iterator[str]:
 def prices(hours: Band, rates: Rates) -> Iterator[str]:
     """Yield what rank-hours cost, in money and energy, where rates are known."""
     if rates.price is not None:
-        yield f"{band(_times(hours, rates.price), digits)} in money, at {digits(rates.price)} a rank-hour"
+        yield f"{sure(_times(hours, rates.price), digits)} in money, at {digits(rates.price)} a rank-hour"
     if rates.watts is not None:
-        yield f"{band(_times(hours, rates.watts / 1e3), digits)} kWh, at {digits(rates.watts)} W a rank"
+        yield f"{sure(_times(hours, rates.watts / 1e3), digits)} kWh, at {digits(rates.watts)} W a rank"
 
 
 def _times(one: Band, factor: float) -> Band:
@@ -121,7 +141,8 @@ def path(played: Timeline | None, text: Callable[[float], str] = duration) -> It
     if played is None:
         yield "critical path: too many ranks, or too few, to play it"
         return
-    yield f"critical path (played as {way(played)}): {played.guilty}"
+    blamed = "; ".join(map(str, played.blamed[:PARTS]))
+    yield f"critical path (played as {way(played)}, exact for these figures): {blamed}"
     found = sorted(played.shares.items(), key=lambda item: -item[1])[:PARTS]
     yield "  " + ", ".join(f"{name} {text(seconds)} ({seconds / played.seconds:.0%})" for name, seconds in found)
 
