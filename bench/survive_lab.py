@@ -1,10 +1,10 @@
 """Survivors between hosts: the counting job on network namespaces of the lab, a rank killed, a link cut.
 
-    python bench/survive_lab.py [--hosts 4] [--json FILE]
+    python bench/survive_lab.py [--hosts 4] [--cut] [--json FILE]
 
 Two hosts of two ranks (or three of one), every rank a keeper with its worker, sums over TCP between the namespaces. On
-four hosts, every two of which have a link of their own, one link goes silent in mid run (nobody is told, both ends
-live): the ring has to go around it, with all ranks.
+three or four hosts, every two of which have a link of their own, one link goes silent in mid run (nobody is told, both
+ends live): sums have to go around it, with all ranks.
 After every case each sample must have been counted exactly once, with equal states on all ranks that finished. Printed
 besides: how long after the kill the next step was committed.
 """
@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from ringside.lab import Lab  # noqa: E402
 
-STEPS, HEALED_WITHIN_S = 600, 3.0
+STEPS, STEPS_CUT, HEALED_WITHIN_S = 600, 120, 3.0
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Case:
     hosts: int
     ranks_per_host: int
     cut: tuple[int, int] | None = None
+    reproducible: bool = False
 
 
 CASES = (
@@ -41,7 +42,7 @@ CASES = (
     *(Case(f"kill:rank={rank},step=20,phase={phase}", 2, 2) for rank, phase in
       ((1, "after_send"), (3, "mid_chunk"), (2, "after_receive"), (0, "before_decide"), (3, "before_apply"))),
     *(Case(f"kill:rank={rank},step=20,phase=after_send", 3, 1) for rank in range(3)),
-    Case("", 4, 1, cut=(1, 2)),
+    *(Case("", hosts, 1, (1, 2), reproducible) for hosts in (3, 4) for reproducible in (False, True)),
 )  # fmt: skip
 
 
@@ -56,7 +57,14 @@ def run(case: Case) -> tuple[list[str], float | None]:
             if case.cut and '"event": "cut"' in line:
                 lab.cut(link=case.cut)
 
-        command = [sys.executable, "-m", "ringside.survive", script, str(STEPS)]
+        command = [
+            sys.executable,
+            "-m",
+            "ringside.survive",
+            script,
+            str(STEPS_CUT if case.cut else STEPS),
+            "reproducible" * case.reproducible,
+        ]
         result = lab.run(command, {**os.environ, **environ}, timeout_s=120, sink=cut)
     wrong = [f"{rank.words()}: {rank.stderr[-500:]}" for rank in result.ranks if rank.status]
     told = [json.loads(line) for rank in result.ranks for line in rank.stdout.splitlines() if line.startswith("{")]
@@ -72,16 +80,21 @@ def run(case: Case) -> tuple[list[str], float | None]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, choices=(2, 3, 4), help="only the cases on so many hosts")
+    parser.add_argument("--cut", action="store_true", help="only the cases with a link that is cut")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if reason := Lab.unavailable():
         raise SystemExit(f"no lab here: {reason}")
     rows = []
-    for case in [case for case in CASES if args.hosts in (None, case.hosts)]:
+    for case in [case for case in CASES if args.hosts in (None, case.hosts) and (case.cut or not args.cut)]:
         wrong, healed = run(case)
         late = healed is None if case.trap else False
         rows.append({"trap": case.trap, "hosts": case.hosts, "cut": case.cut, "wrong": wrong, "healed_s": healed})
-        what = "nobody dies" if case.cut is None else f"the link between hosts {case.cut} is cut"
+        what = (
+            "nobody dies"
+            if case.cut is None
+            else f"the link between hosts {case.cut} is cut" + ", reproducible" * case.reproducible
+        )
         told = "  NOBODY DIED" * late if healed is None else f"  healed in {healed:.2f} s"
         told += f"  WRONG: {'; '.join(wrong)}" if wrong else ""
         print(f"{case.hosts} x {case.ranks_per_host}  {case.trap or what:45}{told}", flush=True)

@@ -20,11 +20,11 @@ def say(**what: object) -> None:
     sys.stdout.flush()
 
 
-def main(steps: int) -> None:
+def main(steps: int, reproducible: bool) -> None:
     torch.set_num_threads(1)
     model = Counting()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    settings = {"batch": 24, "micro_batches": 8, "mean": False, "reproducible": False}
+    settings = {"batch": 24, "micro_batches": 8, "mean": False, "reproducible": reproducible}
     with training(model, optimizer, range(SAMPLES), loss=consumed, steps=steps, **settings) as t:
         before, whole, wanted, longest, step = time.monotonic(), 0, np.zeros(SAMPLES), 0.0, None
         for step in t:
@@ -44,4 +44,4 @@ def main(steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), "reproducible" in sys.argv[2:])

@@ -2,12 +2,17 @@
 
 import itertools
 import signal
+import threading
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from ringside.commands.demo_kill import MARK, Story
 from ringside.commands.run_survive import kept
+from ringside.engine.dtypes import dtype_code
+from ringside.engine.transports.threads import Switchboard, Threads
 from ringside.engine.transports.transport import Cause, LinkError
 from ringside.errors import UsageError
 from ringside.survive.audit import audit
@@ -16,13 +21,14 @@ from ringside.survive.events import Acknowledgement, DrainWanted, QuotasWanted
 from ringside.survive.generation import Generation, encode_generation, generation_key
 from ringside.survive.keeper import REFUSED, Keeper, main
 from ringside.survive.meeting import Acknowledged, Joining, Meeting
-from ringside.survive.neighbours import Neighbours, links_of
+from ringside.survive.neighbours import Neighbours
 from ringside.survive.peers import Place
 from ringside.survive.phases import PHASES, Phases, Trap, parse_trap
 from ringside.survive.registers import MemoryRegisters
 from ringside.survive.store_host import is_needed
 from ringside.survive.stragglers import WINDOW, Stragglers
 from ringside.survive.waiting import Lookout, Patience, Superseded
+from ringside.survive.way import way_around
 from ringside.torchrun_flags import take_apart
 
 A, B = Seat(0, 1), Seat(1, 1)
@@ -285,25 +291,65 @@ def test_the_demo_tells_a_kill_the_healing_and_the_return_once():
 # ------------------------------------------------------------------------------------------------ between hosts
 
 
-def test_a_ring_goes_around_broken_links_as_long_as_it_can():
-    torch = pytest.importorskip("torch")
-    assert torch
-    from ringside.survive.gradients import Run
-    from ringside.survive.net_exchange import chunks_of, ring_order
+def generation(ranks, broken=()):
+    return Generation(1, 4, 0, 0, tuple(Seat(rank, 1) for rank in ranks), (ranks[0],) * 6, broken=broken)
 
-    members = tuple(Seat(rank, 1) for rank in (0, 2, 3, 5, 7))
-    broken = ((0, 2), (3, 5))
-    order = ring_order(Generation(1, 2, 0, 0, members, (0, 2), broken=broken))
-    ranks = [members[at].rank for at in order]
-    assert sorted(ranks) == [0, 2, 3, 5, 7]
-    neighbours = {tuple(sorted(pair)) for pair in itertools.pairwise([*ranks, ranks[0]])}
-    assert not neighbours & set(broken)
-    lonely = Generation(1, 2, 0, 0, members[:2], (0,), broken=((0, 2),))
-    assert list(ring_order(lonely)) == [0, 1]
-    memory = np.arange(64, dtype=np.uint8)
-    chunks = chunks_of(memory, Run(0, 4, 8, 7), 3)
-    assert np.concatenate(chunks).tolist() == list(range(8, 36))
-    assert all(len(chunk) % 4 == 0 for chunk in chunks)
+
+@pytest.mark.parametrize(
+    ("ranks", "broken", "closed"),
+    [
+        ((0, 2, 3, 5, 7), (), True),
+        ((0, 2, 3, 5, 7), ((0, 2), (3, 5)), True),
+        ((0, 2, 3), ((2, 3),), False),
+        ((0, 1, 2, 3), ((0, 1), (0, 2), (0, 3)), None),
+        ((0, 1), ((0, 1),), None),
+        ((4,), (), True),
+    ],
+)
+def test_sums_go_around_broken_links_as_long_as_there_is_a_way(ranks, broken, closed):
+    way = way_around(generation(ranks, broken))
+    used = {(ranks[a], ranks[b]) for at in range(len(ranks)) for a, b in way.links_of(at)}
+    assert sorted(way.order) == list(range(len(ranks)))
+    assert bool(used & set(broken)) == (closed is None)
+    assert way.closed == (closed is not False)
+    assert all(way.links_of(at) == sorted(way.links_of(at)) for at in range(len(ranks)))
+
+
+@pytest.mark.parametrize("per_micro_batch", [True, False])
+@pytest.mark.parametrize("broken", [(), ((0, 1),)], ids=["ring", "line"])
+def test_members_on_several_hosts_get_the_same_sum_with_or_without_a_ring(per_micro_batch, broken):
+    pytest.importorskip("torch")
+    from ringside.survive.gradients import Run
+    from ringside.survive.host_sums import Layout
+    from ringside.survive.net_exchange import NetExchange
+
+    record, boards = generation((0, 1, 2), broken), defaultdict(lambda: Switchboard(2))
+    slots = {0: (0, 2), 1: (1,), 2: ()} if per_micro_batch else {0: (0,), 1: (1,), 2: (2,)}
+    layout = Layout(40, [Run(dtype_code("float64"), 8, 0, 5)], slots)
+    guard, opened, all_have_it = threading.Lock(), [], threading.Barrier(3)
+
+    def pair(name, number, size):
+        with guard:
+            opened.append(name)
+            return Threads(boards[name], number)
+
+    def summed(seat):
+        others = {other: Stub() for other in record.members if other != seat}
+        meeting = Meeting(MemoryRegisters(), 3)
+        exchange = NetExchange(seat, record, layout, meeting, Lookout(others, list), Phases(seat.rank), pair)
+        for of, slot in zip(slots[seat.rank], exchange.slots, strict=True):
+            slot.view(np.float64)[:] = np.arange(5) + 10.0**of
+        total = np.zeros(40, dtype=np.uint8)
+        for step in range(2):
+            exchange.run(step, total)
+        all_have_it.wait(20)
+        exchange.close()
+        return total.view(np.float64).tolist()
+
+    with ThreadPoolExecutor(3) as pool:
+        totals = list(pool.map(summed, record.members))
+    assert totals == [[3.0 * at + 111 for at in range(5)]] * 3
+    assert any(name.endswith("0-1") for name in opened) == (not broken)
 
 
 class Pair:
@@ -328,7 +374,7 @@ def test_neighbours_name_who_is_at_the_end_of_a_link_that_failed():
         opened.append(Pair(name, number, size))
         return opened[-1]
 
-    ring = Neighbours(pair, "1/group/4", 3, [0, 2, 3, 1])
+    ring = Neighbours(pair, "1/group/4", 3, 4, [(1, 3), (2, 3)])
     assert [(one.name, one.number) for one in opened] == [("1/group/4/1-3", 1), ("1/group/4/2-3", 1)]
     with pytest.raises(LinkError) as caught:
         ring.send(2, b"")
@@ -336,7 +382,5 @@ def test_neighbours_name_who_is_at_the_end_of_a_link_that_failed():
     ring.fail(Cause("left", 3))
     assert [one.failed for one in opened] == [[Cause("left", 1)]] * 2
     with pytest.raises(LinkError) as caught:
-        Neighbours(pair, "g", 1, [0, 1, 2])
+        Neighbours(pair, "g", 1, 3, [(0, 1), (1, 2)])
     assert caught.value.cause == Cause("lost", 0)
-    assert links_of(0, [0]) == []
-    assert links_of(1, [0, 1]) == [(0, 1)]

@@ -1,4 +1,4 @@
-"""A transport between the neighbours of a ring only: a group of two for every link that is used.
+"""A transport between neighbours only: a group of two for every link that is used.
 
 A Gloo group connects every member with every other, so it cannot be made where one link is broken, and when it fails
 its members hear that somebody is lost, not which link was. A group of two stands for its link: it can be made wherever
@@ -7,7 +7,6 @@ that link carries, and when it fails it is that link which failed, or the peer.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,21 +22,24 @@ class Neighbours:
 
     Args:
         open_pair: Makes a group of two.
-        name: A name that only this ring uses.
+        name: A name that only these links use.
         rank: This vertex.
-        order: All vertices as they follow each other around the ring.
+        size: Number of vertices.
+        links: Its links as (lower, higher), in an order in which all vertices can open theirs.
 
     Raises:
         LinkError: A link could not be made; its cause names the vertex at the other end.
     """
 
-    def __init__(self, open_pair: OpenTransport, name: str, rank: int, order: Sequence[int]) -> None:
-        self.rank, self.size = rank, len(order)
+    def __init__(
+        self, open_pair: OpenTransport, name: str, rank: int, size: int, links: Sequence[tuple[int, int]]
+    ) -> None:
+        self.rank, self.size = rank, size
         self.doing: object = ""
         self.waits_inside: Callable[[], int] = lambda: NOBODY
         self.on_failure: Callable[[], object] = int
         self._pairs: dict[int, Transport] = {}
-        for low, high in links_of(rank, order):
+        for low, high in links:
             peer = high if rank == low else low
             self._pairs[peer] = self._opened(open_pair, f"{name}/{low}-{high}", peer)
 
@@ -54,7 +56,7 @@ class Neighbours:
         return _Message(self, peer, self._on(peer, lambda pair, number: pair.receive(number, into)))
 
     def fail(self, cause: Cause) -> Cause:
-        """Tell both neighbours that this vertex leaves, and end all that is under way; return the cause."""
+        """Tell the neighbours that this vertex leaves, and end all that is under way; return the cause."""
         for peer, pair in self._pairs.items():
             pair.fail(Cause("left", int(self.rank > peer)))
         return cause
@@ -82,7 +84,7 @@ class Neighbours:
             raise self.blamed(peer, error) from None
 
     def blamed(self, peer: int, error: LinkError) -> LinkError:
-        """Return a pair's error in the ring's numbers: it is always about the vertex at the other end."""
+        """Return a pair's error in the numbers of all: it is always about the vertex at the other end."""
         return LinkError(Cause(error.cause.kind, peer, error.cause.detail), error.detail)
 
 
@@ -100,10 +102,4 @@ class _Message:
             raise self.neighbours.blamed(self.peer, error) from None
 
 
-def links_of(rank: int, order: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the links of a vertex in a ring as (lower, higher), ascending, so that opening them cannot deadlock."""
-    around = itertools.pairwise([*order, order[0]])
-    return sorted({(min(link), max(link)) for link in around if rank in link and len(set(link)) == 2})
-
-
-__all__ = ["Neighbours", "OpenTransport", "links_of"]
+__all__ = ["Neighbours", "OpenTransport"]

@@ -4,9 +4,9 @@ A process that was left out still holds connections of the old ones, and nobody 
 carried on a thread, so that the member can be told of other things meanwhile; when it has moved on, the thread's
 connections are closed, which ends all waits.
 
-Sums over ranks travel around a ring, which is laid so that no broken link is in it. Per micro-batch everybody is given
-all gradients instead and adds them up in order: that moves as many bytes as there are micro-batches, for sums whose
-bits do not depend on who computed what.
+Sums over ranks travel around a ring, which is laid so that no broken link is in it, or along a line (`way.py`). Per
+micro-batch everybody is given all gradients instead and adds them up in order: that moves as many bytes as there are
+micro-batches, for sums whose bits do not depend on who computed what.
 """
 
 from __future__ import annotations
@@ -29,11 +29,9 @@ from ringside.engine.part import ALL_REDUCE
 from ringside.engine.reduction import folder
 from ringside.engine.told import Call, Disagreement
 from ringside.engine.transports.transport import Cause, LinkError
-from ringside.schedule import relabel, ring
-from ringside.schedule.ring import ring_all_gather
 from ringside.survive.decision import Seat, Tag
 from ringside.survive.events import Acknowledgement
-from ringside.survive.generation import Generation, Link
+from ringside.survive.generation import Generation
 from ringside.survive.gradients import Run, add_up
 from ringside.survive.host_sums import Layout
 from ringside.survive.meeting import Meeting
@@ -41,6 +39,7 @@ from ringside.survive.neighbours import Neighbours, OpenTransport
 from ringside.survive.packing import decode, encode
 from ringside.survive.phases import Phases
 from ringside.survive.waiting import GaveUp, Lookout, Superseded
+from ringside.survive.way import way_around
 
 Bytes = NDArray[np.uint8]
 
@@ -73,7 +72,7 @@ class NetExchange:
         meeting: Where acknowledgements are shown.
         lookout: Waits for the others.
         phases: Where this process is.
-        open_transport: Makes groups of two, of which the ring consists.
+        open_transport: Makes groups of two, one for each link that is used.
     """
 
     def __init__(
@@ -90,12 +89,13 @@ class NetExchange:
         self._meeting, self._lookout, self._phases = meeting, lookout, phases
         self._me = generation.members.index(seat)
         self.slots = [np.zeros(layout.size_bytes, dtype=np.uint8) for _ in layout.slots[seat.rank]]
-        self._order = ring_order(generation)
+        self._way = way_around(generation)
         self._exchange: Exchange | None = None
         self._own: dict[int, float] = {}
         self._thread = Background("ringside-survive-exchange")
         name = f"{generation.incarnation}/group/{generation.number}"
-        self._opening = self._thread.submit(lambda: Neighbours(open_transport, name, self._me, self._order))
+        links, size = self._way.links_of(self._me), len(generation.members)
+        self._opening = self._thread.submit(lambda: Neighbours(open_transport, name, self._me, size, links))
 
     def run(self, step: int, into: Bytes) -> None:
         """All-reduce what the slots hold into private memory, uint8 [size_bytes].
@@ -164,14 +164,14 @@ class NetExchange:
         add_up(self._layout.runs, self.slots, into, 0, self._layout.size_bytes)
 
     def _reduce(self, into: Bytes) -> None:
-        """Add up one sum per rank around the ring."""
+        """Add up one sum per rank on the way."""
         into[:] = self.slots[0] if self.slots else 0
         assert self._exchange is not None
-        members = len(self.generation.members)
-        plan = plan_messages(relabel(ring(members), self._order), self._me)
+        schedule = self._way.all_reduce()
+        plan = plan_messages(schedule, self._me)
         for run in self._layout.runs:
             call = Call(ALL_REDUCE, run.dtype, _SUM, run.elements, 1.0, 0, 0)
-            chunks = chunks_of(into, run, members)
+            chunks = chunks_of(into, run, schedule.chunks)
             self._exchange.run(plan, chunks, run.item_bytes, self._noticed(folder(run.dtype, _SUM)), call)
 
     def _noticed(self, fold: Fold) -> Fold:
@@ -185,16 +185,18 @@ class NetExchange:
         """Give everybody all sums, and add them up in order."""
         assert self._exchange is not None
         ranks, size = self.generation.ranks, self._layout.size_bytes
-        held = [np.empty(size * len(self._layout.slots[rank]), dtype=np.uint8) for rank in ranks]
+        counts = [len(self._layout.slots[rank]) for rank in ranks]
+        memory, gather = np.zeros(size * sum(counts), dtype=np.uint8), self._way.all_gather()
+        held = np.split(memory, np.cumsum([size * count for count in counts])[:-1])
         for at, slot in enumerate(self.slots):
             held[self._me][at * size : (at + 1) * size] = slot
-        plan = plan_messages(relabel(ring_all_gather(len(ranks)), self._order), self._me)
+        plan = plan_messages(gather or self._way.all_reduce(), self._me)
         call = Call(ALL_REDUCE, _BYTE, _SUM, size, 1.0, 0, 0)
-        self._exchange.run(plan, held, 1, folder(_BYTE, _SUM), call)
+        self._exchange.run(plan, held if gather else [memory], 1, folder(_BYTE, _SUM), call)
         self._phases.reached("mid_chunk")
         placed = [
-            (of, memory[at * size : (at + 1) * size])
-            for rank, memory in zip(ranks, held, strict=True)
+            (of, own[at * size : (at + 1) * size])
+            for rank, own in zip(ranks, held, strict=True)
             for at, of in enumerate(self._layout.slots[rank])
         ]
         add_up(self._layout.runs, [part for _, part in sorted(placed, key=lambda each: each[0])], into, 0, size)
@@ -228,7 +230,7 @@ class NetExchange:
         return GaveUp() if left else self._without_link(seat)
 
     def _without_link(self, seat: Seat) -> GaveUp:
-        """Go around the link to a member; where no ring can, without the member whose rank is the higher one."""
+        """Go around the link to a member; where there is no way, without the one of its ends whose rank is higher."""
         low, high = sorted((seat.rank, self.seat.rank))
         if (low, high) not in self.generation.broken:
             return GaveUp(broken=(low, high))
@@ -244,25 +246,4 @@ def chunks_of(memory: Bytes, run: Run, parts: int) -> list[Bytes]:
     return [memory[first:last] for first, last in itertools.pairwise(bounds)]
 
 
-def ring_order(generation: Generation) -> Sequence[int]:
-    """Return an order of the members, by number, in which no broken link joins neighbours; else ascending.
-
-    Depth first, which is quick while few links are broken.
-    """
-    broken: set[Link] = set(generation.broken)
-    ranks, size = generation.ranks, len(generation.members)
-
-    def joined(a: int, b: int) -> bool:
-        low, high = sorted((ranks[a], ranks[b]))
-        return (low, high) not in broken
-
-    def extended(path: list[int]) -> list[int] | None:
-        if len(path) == size:
-            return path if joined(path[-1], path[0]) else None
-        steps = (at for at in range(size) if at not in path and joined(path[-1], at))
-        return next((whole for at in steps if (whole := extended([*path, at]))), None)
-
-    return extended([0]) or list(range(size))
-
-
-__all__ = ["NetExchange", "chunks_of", "ring_order"]
+__all__ = ["NetExchange", "chunks_of"]
