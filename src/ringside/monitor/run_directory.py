@@ -258,10 +258,10 @@ def open_regular(path: Path) -> BinaryIO:
     Raises:
         OSError: It cannot be opened, or is no regular file.
     """
-    file = path.open("rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
-    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        return file
-    file.close()
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
     raise OSError(errno.EINVAL, "it is no regular file")
 
 
