@@ -190,22 +190,29 @@ def test_callbacks_may_raise_return_anything_and_wait_for_more():
     assert on_ours(2, callbacks) == [[None, 4.0], [None, 4.0]]
 
 
-def broken_hook(rank: int) -> str:
-    """Train with a hook that raises in a callback, and with one whose future fails."""
-    model = DistributedDataParallel(nn.Linear(4, 4))
+def broken_hooks(rank: int) -> list[str]:
+    """Train with a hook that raises in a callback, and with one that raises at once."""
 
-    def raises(state, bucket):
-        def broken(future: Any) -> torch.Tensor:
-            raise KeyError("of the hook")
+    def broken(future: Any) -> torch.Tensor:
+        raise RuntimeError("of the hook")
 
+    def late(state, bucket):
         return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(broken)
 
-    model.register_comm_hook(None, raises)
-    return caught(lambda: model(torch.ones(2, 4)).sum().backward())[1]
+    def early(state, bucket):
+        return broken(dist.all_reduce(bucket.buffer(), async_op=True).get_future())
+
+    heard = []
+    for hook in (late, early):
+        model = DistributedDataParallel(nn.Linear(4, 4))
+        model.register_comm_hook(None, hook)
+        heard.append(caught(lambda model=model: model(torch.ones(2, 4)).sum().backward())[1])
+    return heard
 
 
 def test_a_hook_that_raises_is_an_exception_of_backward():
-    assert all("of the hook" in text for text in on_ours(2, broken_hook))
+    for said in on_ours(2, broken_hooks):
+        assert all("of the hook" in text for text in said)
 
 
 def patient(rank: int) -> None:
@@ -258,24 +265,30 @@ def ready_and(way: Callable[[], None]) -> None:
     way()
 
 
+INTERRUPTED = (later, by_result, functionally, at_once)
+
+
 def interrupted(path: str) -> str:
-    """Be interrupted while waiting for rank 1."""
+    """Be interrupted while waiting for rank 1, in a group for each way to wait: none can be used afterwards."""
     with backend(path) as rank:
-        dist.barrier()
+        groups = [dist.new_group([0, 1]) for _ in INTERRUPTED]
         if rank == 1:
             hear()
             return ""
-        for way in (later, at_once):
+        world = dist.group.WORLD
+        for way, group in zip(INTERRUPTED, groups, strict=True):
+            dist.group.WORLD = group
             with pytest.raises(KeyboardInterrupt):
                 ready_and(way)
-        dist.group.WORLD.abort()  # rank 1 never comes
+            group.abort()  # rank 1 never comes
+        dist.group.WORLD = world
         return "went on"
 
 
 def test_ctrl_c_ends_a_wait():
     with meeting_point() as path, borrowed(2) as team:
         team.start(interrupted, path)
-        for _ in range(2):
+        for _ in INTERRUPTED:
             assert team.hear(0) == "ready"
             team.kill(0, signal.SIGINT)
         first = team.finish_one(0)
@@ -284,8 +297,25 @@ def test_ctrl_c_ends_a_wait():
     assert first.value == "went on", first
 
 
+def aborted_under_way(rank: int) -> list[str]:
+    """Abort a group whose collectives rank 1 never calls: one that was posted, and one on the group's thread."""
+    heard = []
+    for numel in (3, 1 << 18):
+        group = dist.new_group([0, 1])
+        if rank == 0:
+            work = dist.all_reduce(torch.ones(numel), group=group, async_op=True)
+            group.abort()
+            heard.append(caught(work.wait)[0])
+        dist.barrier()
+    return heard
+
+
+def test_what_is_under_way_when_a_group_is_aborted_is_an_exception():
+    assert on_ours(2, aborted_under_way) == [["ClosedError", "ClosedError"], []]
+
+
 def abort_and_again(path: str) -> int:
-    """Abort while another thread waits; then make, use and destroy groups in turn; then fork."""
+    """Abort from another thread; then make, use and destroy groups in turn; then fork."""
     for turn in range(3):
         with backend(path) as rank:
             if turn == 0 and rank == 0:
