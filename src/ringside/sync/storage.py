@@ -8,8 +8,10 @@ the addresses and descriptors of old ones.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
+from collections.abc import Iterator
 
 import torch
 
@@ -54,13 +56,38 @@ class Buckets:
 
 def share(storage: torch.UntypedStorage) -> Storage | None:
     """Move a CPU storage into shared memory in place and say how peers can map it; None if there is no room."""
-    if not storage.is_shared() and not _has_room(storage.nbytes()):
-        _log.warning(
-            "/dev/shm has no room for a gradient bucket of %d bytes: buckets are copied instead of shared, which is "
-            "slower (in a container, raise --shm-size)",
-            storage.nbytes(),
-        )
-        return None
+    if storage.is_shared():
+        return _shared(storage)
+    with _one_at_a_time():
+        if _has_room(storage.nbytes()):
+            return _shared(storage)
+    _log.warning(
+        "/dev/shm has no room for a gradient bucket of %d bytes: buckets are copied instead of shared, which is "
+        "slower (in a container, raise --shm-size)",
+        storage.nbytes(),
+    )
+    return None
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Keep the other ranks that see this /dev/shm waiting: room that two have seen, one of them would not get.
+
+    Older torch writes without having asked for the room, and whoever writes where there is none is ended by SIGBUS.
+    """
+    try:
+        directory = os.open("/dev/shm", os.O_RDONLY)
+    except OSError:
+        yield
+        return
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
+
+
+def _shared(storage: torch.UntypedStorage) -> Storage | None:
     files = _own_files()
     try:
         fd, size = storage._share_fd_cpu_()
