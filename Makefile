@@ -57,16 +57,18 @@ asan: $(READY) ## the native core under the address and undefined-behaviour sani
 	@$(call STRESS,asan,address$(comma)undefined)
 
 comma := ,
+# The thread sanitizer knows where memory lies; kernels that shuffle addresses by more bits than it expects end it.
+UNSHUFFLED = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 define STRESS
 cmake -S . -B build/$(1) -DPython_EXECUTABLE=$(abspath $(BIN))/python -DRINGSIDE_SANITIZE=$(2) > build-$(1).log \
 	&& cmake --build build/$(1) --target stress >> build-$(1).log || { cat build-$(1).log >&2; exit 1; }; \
-	rm -f build-$(1).log; build/$(1)/stress 3 2 400
+	rm -f build-$(1).log; $(UNSHUFFLED) build/$(1)/stress 3 2 400
 endef
 
 test-oldest: ## attach and Communicator on the oldest torch that pyproject.toml admits (fetches 3 GB: CUDA wheels)
 	@$(PYTHON) -m venv build/oldest
-	@build/oldest/bin/python -m pip install -q --disable-pip-version-check 'torch==2.4.*' 'numpy<2' pytest pytest-timeout hypothesis
-	@build/oldest/bin/python -m pip install -q --disable-pip-version-check .
+	@build/oldest/bin/python -m pip install -q --disable-pip-version-check 'torch==2.4.*' 'numpy<2' pytest pytest-timeout pytest-rerunfailures hypothesis
+	@build/oldest/bin/python -m pip install -q --disable-pip-version-check '.[metrics,web,gpu]'
 	@build/oldest/bin/python -m pytest -q tests/sync --ignore-glob='*/test_process_group*'
 
 clean: ## remove what the targets made
