@@ -64,10 +64,10 @@ def test_a_recorded_run_without_its_slow_rank(tmp_path, capsys):
 
 def test_a_recorded_runs_link_is_blamed_beside_its_late_rank(tmp_path, capsys):
     run = slow_run(tmp_path / "run", onset=0)
-    said_json = said(capsys, str(run), "--preset", "loopback", "--slow-link", "0:1=9", "--json").out
-    data = json.loads(said_json)
+    words = ("--preset", "loopback", "--algorithm", "ring", "--slow-link", "0:1=90", "--json")
+    data = json.loads(said(capsys, str(run), *words).out)
     blamed = [(one["kind"], one["ranks"]) for one in data["critical_path"]["blamed"]]
-    assert ("late rank", [2]) in blamed
+    assert ("slow link", [0, 1]) in blamed
     assert blamed[0] == (data["critical_path"]["guilty"]["kind"], data["critical_path"]["guilty"]["ranks"])
     assert data["exposed_seconds"]["after"]["low"] > data["exposed_seconds"]["before"]["high"]
     assert data["delta_seconds"]["low"] < data["delta_seconds"]["value"] < data["delta_seconds"]["high"]
@@ -99,6 +99,7 @@ def test_the_best_buckets_of_a_recorded_run(tmp_path, capsys):
         ((*H100[:-1], "0", "--sharp"), "more than 0"),
         (("--slow-rank", "3=12%"), "--preset NAME or --topology FILE"),
         (("--preset", "ethernet-10g", "--sharp"), "there is no 'in_network'"),
+        ((*H100, "--sharp", "--algorithm", "magic"), "there is no 'magic'"),
         (("{run}", "--to-hosts", "4"), "say what joined the ranks"),
         (("{run}", "--bytes", "1GB", "--repair", "1"), "leave --bytes and the like out"),
         (("{run}", "--preset", "p5", "--hosts", "2", "--repair", "1"), "has 4 ranks"),

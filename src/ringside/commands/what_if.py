@@ -26,7 +26,7 @@ import argparse
 import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,11 @@ from ringside.commands.predict_plan import (
 )
 from ringside.errors import UsageError
 from ringside.predict.band import Band
+from ringside.predict.options import AUTO, option
 from ringside.predict.timeline import Timeline
 from ringside.predict.what_if import Answer, Change, Step, what_if
 from ringside.predict.what_if_play import played
+from ringside.predict.what_if_price import lawful
 from ringside.sizes import size_bytes
 from ringside.view.recorded import Run
 from ringside.view.recorded_step import recorded_step
@@ -84,7 +86,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the difference, and write its page."""
     change, rates = change_of(args), Rates(_rate(args, "price"), _rate(args, "watts"))
-    answer = what_if(step_of(args, change), change)
+    step = step_of(args, change)
+    if step.algorithm != AUTO:
+        option(lawful(step.topology), step.algorithm)  # which says what there is
+    answer = what_if(step, change)
     after = played(answer.after)
     if args.json:
         print(json.dumps(to_json(answer, change, after, rates), indent=1))
@@ -112,7 +117,12 @@ def step_of(args: argparse.Namespace, change: Change) -> Step:
     run = Run(args.run)
     if not given and not change.of_work:
         raise UsageError(f"say what joined the ranks of {args.run}: --preset, or --topology FILE (ringside probe -o)")
-    return recorded_step(run, hardware_of(run, args))
+    return replace(recorded_step(run, hardware_of(run, args)), algorithm=_algorithm(args))
+
+
+def _algorithm(args: argparse.Namespace) -> str:
+    name: str = args.algorithm
+    return name.lower().replace("-", "_")
 
 
 def _described(args: argparse.Namespace) -> Step:
@@ -125,7 +135,7 @@ def _described(args: argparse.Namespace) -> Step:
         raise UsageError(f"--buckets {args.buckets}: at least 1")
     own = np.full((1, topology.ranks), compute or 0.0)
     count = args.buckets or max(-(-int(size) // DEFAULT_BUCKET), 1)
-    return Step(topology, size, own, count, args.algorithm.lower().replace("-", "_"))
+    return Step(topology, size, own, count, _algorithm(args))
 
 
 def change_of(args: argparse.Namespace) -> Change:

@@ -167,8 +167,15 @@ def _of_library(topology: Topology, one: Candidate, law: Law) -> Option:
     once = one.name == IN_NETWORK or hosts == 2
     host_sent = None if hosts == 1 else around if one.name == "ring" else 1.0 if once else 2.0
     rounds = 2 * (n - 1) if one.name == "ring" else None
-    beyond = "; ".join(filter(None, [NO_SHARP if one.name == IN_NETWORK else "", beyond]))
+    beyond = "; ".join(filter(None, [NO_SHARP if one.name == IN_NETWORK else "", _narrowed(topology), beyond]))
     return Option(one.name, LIBRARY, replace(law, spread=spread), sent, host_sent, rounds, beyond)
+
+
+def _narrowed(topology: Topology) -> str:
+    """Return why a network that is less than its interfaces is beyond published tables; empty: it is not less."""
+    over = "no published table is of an oversubscribed network" if topology.oversubscription > 1 else ""
+    rail = "no published table is of a host with a rail less" if topology.host_rates else ""
+    return "; ".join(filter(None, [over, rail]))
 
 
 def _beyond_tables(topology: Topology) -> tuple[float, str]:

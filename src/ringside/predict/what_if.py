@@ -97,7 +97,7 @@ def what_if(step: Step, change: Change) -> Answer:
 def _left(before: Step, after: Step, change: Change) -> tuple[Exposed, Exposed, Band]:
     """Return what is left of the synchronisation, and by how much that grows.
 
-    Of a recorded run it is what was seen, moved as the prices move.
+    Of a recorded run it is what was seen and what the prices grow by, which its measurements moved; never less than 0.
     """
     seen = _seen(before)
     if seen is not None and change.of_work:
@@ -106,9 +106,8 @@ def _left(before: Step, after: Step, change: Change) -> tuple[Exposed, Exposed, 
     first, second = (_exposed(one, way) for one, way in zip((before, after), ways, strict=True))
     if seen is None:
         return first, second, _ordered(*(b - a for a, b in zip(first.seconds.ends, second.seconds.ends, strict=True)))
-    ratio = _ratio(before, after, ways)
-    then = Band(*(a * b for a, b in zip(seen.ends, ratio.ends, strict=True)))
-    grows = _ordered(seen.value * (ratio.value - 1), *(a * (b - 1) for a in seen.ends[1:] for b in ratio.ends[1:]))
+    grows = _growth(before, after, ways, seen)
+    then = Band(*(max(a + b, 0.0) for a, b in zip(seen.ends, grows.ends, strict=True)))
     why = second.why or "the run measured only what it had; the change is priced on its topology"
     return Exposed(first.bucket, seen, ""), Exposed(second.bucket, then, why), grows
 
@@ -126,28 +125,29 @@ def _ordered(value: float, *others: float) -> Band:
     return Band(value, min(value, *others), max(value, *others))
 
 
-def _ratio(before: Step, after: Step, ways: Ways) -> Band:
-    """Return how many times more is left after a change.
+def _growth(before: Step, after: Step, ways: Ways, seen: Band) -> Band:
+    """Return by how much a recorded run would have more left of its synchronisation.
 
     The same messages over other links are wrong together on both sides; what a change does to them then hangs on how
-    much of their time is latency and how much is wire. Other messages are as sure as their own price is.
+    much of their time is latency and how much is wire, and on how steady the run was. Other messages are as sure as
+    their own price is.
     """
-    alike = (before.buckets, before.algorithm, before.topology.ranks) == (
-        after.buckets,
-        after.algorithm,
-        after.topology.ranks,
-    )
-    if alike:
-        return _ordered(*(_times(before, after, ways, share) for share in (0.0, -TILT, TILT)))
-    first, second = (_exposed(one, way).seconds for one, way in zip((before, after), ways, strict=True))
-    return Band(*(end / first.value for end in second.ends)) if first.value > 0 else Band(1.0, 1.0, 1.0)
+    alike = [(one.buckets, one.algorithm, one.topology.ranks) for one in (before, after)]
+    if alike[0] == alike[1]:
+        tilts = [_more(before, after, ways, share) for share in (0.0, -TILT, TILT)]
+        ends = [more * end / seen.value for more in tilts for end in seen.ends] if seen.value > 0 else tilts
+        found = _ordered(tilts[0], *ends)
+    else:
+        first, second = (_exposed(one, way).seconds for one, way in zip((before, after), ways, strict=True))
+        found = Band(*(end - first.value for end in second.ends))
+    return Band(*(max(end, -seen.value) for end in found.ends))
 
 
-def _times(before: Step, after: Step, ways: Ways, share: float) -> float:
-    """Return how many times more is left if latency is more of a message's time by so many standard deviations."""
+def _more(before: Step, after: Step, ways: Ways, share: float) -> float:
+    """Return how much more is left if latency is more of a message's time by so many standard deviations, seconds."""
     tilts = [way and tilted(way, share) for way in ways]
     first, second = (_exposed(one, way).seconds.value for one, way in zip((before, after), tilts, strict=True))
-    return second / first if first > 0 else 1.0
+    return second - first
 
 
 def _ways(before: Step, after: Step) -> Ways:

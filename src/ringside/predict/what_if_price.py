@@ -109,11 +109,15 @@ def slowed(topology: Topology, algorithm: str, bucket_bytes: float, link: tuple[
 def _carried(topology: Topology, name: str, size_bytes: float, src: int, dst: int) -> float:
     """Return the best rate that a message from one rank to another gets, bytes/s."""
     timeline = simulate(schedule_for(lawful(topology), name), topology, size_bytes)
-    best = 0.0
+    best, others = 0.0, set[int]()
     for sent in timeline.sent():
+        others |= set(sent.dst[sent.src == src].tolist())
         here = (sent.src == src) & (sent.dst == dst) & (sent.size_bytes > 0)
         took = (sent.leave_s - sent.begin_s)[here]
         best = max([best, *(sent.size_bytes[here] / took.clip(1e-15)).tolist()])
     if not best:
-        raise UsageError(f"{name} sends nothing from rank {src} to rank {dst}: take a link it uses, or an --algorithm")
+        kind = topology.class_of(src, dst)
+        order = sorted(others, key=lambda one: (topology.class_of(src, one) != kind, abs(one - dst)))
+        used = "".join(f", such as {src}:{other}" for other in order[:1])
+        raise UsageError(f"{name} sends nothing from rank {src} to rank {dst}: take a link it uses{used}")
     return best

@@ -19,7 +19,7 @@ from ringside.view.report_charts import UNITS, embedded, ticks
 Floats = NDArray[np.float64]
 Text = Callable[[float], str]
 
-MOST_TICKS = 7
+MOST_TICKS = 5
 ROOM = 0.04  # above and below, as a share of what is shown
 
 

@@ -17,7 +17,8 @@ from ringside.view.what_if_words import PARTS, Rates, asked, ends_of, positive, 
 NOTE = (
     "Own work waits for the slowest rank. The pictures show one bucket's all-reduce from when the first rank has come "
     "until the last is done, each rank as late as its own work is longer. A GPU library's algorithm is drawn as the "
-    "schedule that is like it; what it costs follows the library's law."
+    "schedule that is like it; what it costs follows the library's law. What is played is exact for the topology's "
+    "figures and has no band; what a step takes has one."
 )
 TOO_SHORT = 12  # times shorter than the other picture: it would be a line
 Pair = tuple[Timeline | None, Timeline | None]
@@ -61,7 +62,7 @@ def _tiles(answer: Answer, rates: Rates) -> Iterator[tuple[str, str, str]]:
     if hours is not None:
         word = "saved" if hours.value < 0 else "lost"
         most = f"of {24 * answer.after.topology.ranks}"
-        yield f"rank-hours a day {word}", digits(abs(hours.value)), f"{ends_of(positive(hours), digits)} {most}"
+        yield f"rank-hours a day {word}", digits(abs(hours.value)), f"{ends_of(positive(hours), digits)}, {most}"
         for text in prices(positive(hours), rates):
             value, _, more = text.partition(" (")
             yield "price a day", value, more.replace(")", ",", 1)

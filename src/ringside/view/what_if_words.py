@@ -53,7 +53,7 @@ def asked(change: Change) -> str:
     if change.bucket_bytes is not None:
         parts.append(f"buckets were {size(change.bucket_bytes)}")
     if change.hosts is not None:
-        parts.append(f"there were {change.hosts} hosts")
+        parts.append("there was one host" if change.hosts == 1 else f"there were {change.hosts} hosts")
     parts += [f"the algorithm were {change.algorithm}"] if change.algorithm else []
     return ", ".join(parts) or "nothing changed"
 
