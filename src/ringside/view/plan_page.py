@@ -124,7 +124,7 @@ def _over_buckets(plan: Plan) -> Iterator[str]:
         x = np.array([one.bucket_bytes for one in ordered])
         line = _curve(0, "exposed", x, [one.exposed for one in ordered], True)
         best = plan.buckets[0]
-        said = f"Least with {best.count} buckets of {size(best.bucket_bytes)}: {band(best.exposed)}."
+        said = f"Best over the whole band: {best.count} of {size(best.bucket_bytes)}, {band(best.exposed)}."
         yield curves("buckets", "Left exposed after backward, by bucket size", [line], Axis(size), Axis(duration), said)
 
 
