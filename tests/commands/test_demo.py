@@ -64,7 +64,7 @@ def test_a_slow_rank_is_named_with_its_price(tmp_path):
     assert "rank 1 is" in err
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_killed_rank_is_named(tmp_path, rank):
     path = tmp_path / "run"
     status, out, err = launched.run(*QUICK, "--inject", f"kill:rank={rank},at_step=40", "--run-dir", path)

@@ -105,7 +105,7 @@ class Story:
             time.sleep(0.05)  # other processes' files: there is nothing to wait on
 
 
-@pytest.mark.parametrize("engine", ["native", "ringside"])
+@pytest.mark.parametrize("engine", [pytest.param("native", marks=pytest.mark.long), "ringside"])
 def test_a_link_that_tc_slows_down_is_named_and_so_is_its_end(
     lab_factory: LabFactory, tmp_path: Path, engine: str
 ) -> None:
