@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringside.errors import UsageError
+from ringside.errors import RingsideError, UsageError
 from ringside.monitor import RunInfo, StepRecord
 from ringside.monitor.run_directory import RunReader, RunWriter, decode_record, finite, write_atomically
 from ringside.monitor.summary import finish
@@ -120,6 +120,22 @@ def test_what_is_no_run_is_refused(tmp_path: Path, content: bytes | None) -> Non
     if content is not None:
         (tmp_path / "run.json").write_bytes(content)
     with pytest.raises(UsageError, match="is no run"):
+        RunReader(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["run.json", "steps.jsonl", "events.jsonl"])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path, make_info: Info, name: str) -> None:
+    RunWriter(tmp_path / "run", make_info(1))
+    (tmp_path / "run" / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "run" / name)
+    with pytest.raises(RingsideError, match=rf"{name} cannot be read: it is no regular file"):
+        finish(tmp_path / "run")
+
+
+@pytest.mark.parametrize("ranks", [-1, 0, 10**9])
+def test_a_damaged_number_of_ranks_is_refused_before_memory_is(tmp_path: Path, make_info: Info, ranks: int) -> None:
+    RunWriter(tmp_path, msgspec.structs.replace(make_info(1), world_size=ranks))
+    with pytest.raises(RingsideError, match=f"says that there are {ranks} ranks: it is damaged"):
         RunReader(tmp_path)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.errors import RingsideError, UsageError
+from ringside.errors import UsageError
 from ringside.monitor.records import RunInfo, StepRecord
 from ringside.monitor.run_directory import RUN, Event, RunReader
 from ringside.view.following import Finding, Following
@@ -28,7 +28,6 @@ FIELDS = ("own_seconds", "wait_seconds", "wire_seconds", "exposed_seconds", "ste
 STEPS_KEPT = 512
 CELLS_KEPT = 2_000_000
 EVENTS_KEPT = 200
-MOST_RANKS = 1 << 17
 MOST_STEPS = 1 << 53
 """Whole numbers up to it are exact in every language a view is written in."""
 FEW = 16
@@ -183,8 +182,6 @@ class Live:
         return status.st_ino, status.st_mtime_ns
 
     def _begin(self, info: RunInfo | None) -> None:
-        if info is not None and not 0 < info.world_size <= MOST_RANKS:
-            raise RingsideError(f"{self.path / RUN} says that there are {info.world_size} ranks: it is damaged")
         self.restarts += info is not None and self.info is not None
         self.following = Following()
         self.events, self.ended, self.behind = [], False, False

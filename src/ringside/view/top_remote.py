@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 
 from ringside.errors import RingsideError, UsageError
 from ringside.monitor.records import SCHEMA, RunInfo, StepRecord
+from ringside.monitor.run_directory import MOST_RANKS
 from ringside.monitor.verdict import Verdict
 from ringside.view.live import STEPS_KEPT, RankNow
-from ringside.view.top_source import LATEST_STEP, MOST_RANKS, Open, Snapshot
+from ringside.view.top_source import LATEST_STEP, Open, Snapshot
 
 TIMEOUT_S = 5.0
 """For an answer to begin, and between two parts of it."""

@@ -13,15 +13,12 @@ from numpy.typing import NDArray
 
 from ringside.errors import RingsideError
 from ringside.monitor.records import RunInfo, StepRecord
-from ringside.monitor.run_directory import RUN, STEPS, RunReader, decode_record
+from ringside.monitor.run_directory import RUN, STEPS, RunReader, decode_record, open_regular
 from ringside.monitor.verdict import Verdict
 from ringside.view.live import Live, RankNow
 
 TAIL_BYTES = 8 << 20
 """So much of the end of `steps.jsonl` is looked through for one rank's records."""
-
-MOST_RANKS = 100_000
-"""More ranks than that nobody has; a file that says so is no run."""
 
 LATEST_STEP = 1 << 62
 
@@ -169,14 +166,12 @@ class Local:
         identity = status.st_ino, status.st_mtime_ns
         if identity == self._checked:
             return
-        ranks = RunReader(self._path).info.world_size
-        if not 0 <= ranks <= MOST_RANKS:
-            raise RingsideError(f"{self.where} says that it has {ranks} ranks: its {RUN} is damaged")
+        RunReader(self._path)
         self._checked = identity
 
 
 def _tail(path: Path, rank: int) -> list[StepRecord]:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - TAIL_BYTES, 0))
         lines = file.read(TAIL_BYTES).split(b"\n")[int(size > TAIL_BYTES) : -1]  # both ends may be torn
