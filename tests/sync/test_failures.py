@@ -24,6 +24,7 @@ from . import namespaces  # noqa: E402
 from .training import (  # noqa: E402
     Plan,
     Said,
+    compares_models_first,
     ddp_outcomes,
     ddp_ranks,
     free_port,
@@ -133,6 +134,7 @@ def different(port: int, kind: str) -> None:
         ddp(torch.randn(4, 64, dtype=model.weight.dtype)).square().mean().backward()
 
 
+@compares_models_first
 @pytest.mark.parametrize(("kind", "words"), [("shape", ("520", "1040")), ("dtype", ("float32", "float64"))])
 def test_ranks_with_different_models(kind: str, words: tuple[str, str]) -> None:
     for outcome in ddp_outcomes(2, different, kind):

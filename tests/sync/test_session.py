@@ -16,7 +16,7 @@ import ringside  # noqa: E402
 from ringside import _core  # noqa: E402
 from ringside.monitor.run_directory import RunReader  # noqa: E402
 
-from .training import Plan, ddp_ranks, free_port, group, one_step, small_attachment, steps  # noqa: E402
+from .training import OLD_TORCH, Plan, ddp_ranks, free_port, group, one_step, small_attachment, steps  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
 
@@ -221,5 +221,6 @@ def test_ctrl_c_while_waiting_in_backward_ends_the_rank_and_frees_the_others(tmp
     assert first.status == second.status == 0, (first.err, second.err)
     assert "ended by KeyboardInterrupt" in first.out
     assert "ended by PeerLostError" in second.out
-    assert len(every_step(RunReader(tmp_path / "run"), 2)) >= 20
+    # Old torch has one connection to the store, so a rank that waits in it tells nothing meanwhile.
+    assert len(every_step(RunReader(tmp_path / "run"), 2)) >= (10 if OLD_TORCH else 20)
     assert (tmp_path / "run" / "summary.json").exists()

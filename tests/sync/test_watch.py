@@ -25,7 +25,7 @@ from ringside import _core  # noqa: E402
 from ringside.monitor import hang, hang_judge  # noqa: E402
 from ringside.sync import watch  # noqa: E402
 
-from .training import free_port, group, small_attachment, steps  # noqa: E402
+from .training import compares_models_first, free_port, group, small_attachment, steps  # noqa: E402
 
 pytestmark = [
     pytest.mark.noisy,
@@ -237,6 +237,7 @@ def different_models(port: int, path: str) -> None:
         ddp(torch.randn(4, 64)).square().mean().backward()
 
 
+@compares_models_first
 def test_what_the_engine_found_out_is_a_verdict(tmp_path: Path) -> None:
     with borrowed(2) as team:
         team.start(different_models, free_port(), str(tmp_path / "run"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import inspect
 import logging
 import os
 import socket
@@ -19,6 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from tests.processes import Outcome, on_ranks, outcomes_of, place
@@ -49,6 +51,13 @@ def ddp_ranks(size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
 def ddp_outcomes(size: int, function: Callable[..., Any], *args: Any) -> list[Outcome]:
     """Run `function(port, *args)`, which may fail, and return what became of each rank."""
     return outcomes_of(size, function, free_port(), *args, limit_s=LIMIT_S)
+
+
+OLD_TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 5)
+compares_models_first = pytest.mark.skipif(
+    "init_sync" not in inspect.signature(DistributedDataParallel).parameters,
+    reason="DDP of this torch refuses different models itself",
+)
 
 
 @contextlib.contextmanager
