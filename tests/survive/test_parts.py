@@ -366,6 +366,9 @@ class Pair:
     def fail(self, cause):
         self.failed.append(cause)
 
+    def close(self, *, patience_s):
+        self.failed.append("closed")
+
 
 def test_neighbours_name_who_is_at_the_end_of_a_link_that_failed():
     opened = []
@@ -380,7 +383,7 @@ def test_neighbours_name_who_is_at_the_end_of_a_link_that_failed():
         ring.send(2, b"")
     assert caught.value.cause == Cause("lost", 2)
     ring.fail(Cause("left", 3))
-    assert [one.failed for one in opened] == [[Cause("left", 1)]] * 2
+    assert [one.failed for one in opened] == [[Cause("left", 1), "closed"]] * 2
     with pytest.raises(LinkError) as caught:
         Neighbours(pair, "g", 1, 3, [(0, 1), (1, 2)])
     assert caught.value.cause == Cause("lost", 0)

@@ -59,6 +59,7 @@ class Neighbours:
         """Tell the neighbours that this vertex leaves, and end all that is under way; return the cause."""
         for peer, pair in self._pairs.items():
             pair.fail(Cause("left", int(self.rank > peer)))
+            pair.close(patience_s=0.0)  # its thread ends here, not with the interpreter, which would abort
         return cause
 
     def close(self, *, patience_s: float = 5.0) -> None:

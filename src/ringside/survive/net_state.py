@@ -38,6 +38,7 @@ class Gift:
         """Give up, if it has not arrived."""
         if self._transport is not None:
             self._transport.fail(Cause("left", _GIVER))
+            self._transport.close(patience_s=0.0)
         self._thread.stop(timeout_s=0.0)
 
     def _give(self, open_transport: OpenTransport, name: str, memory: Bytes) -> None:
@@ -69,6 +70,7 @@ def receive(open_transport: OpenTransport, name: str, wait: Callable[[Work], obj
     finally:
         for transport in opened:
             transport.fail(Cause("left", _TAKER))
+            transport.close(patience_s=0.0)
         thread.stop(timeout_s=0.0)
 
 
