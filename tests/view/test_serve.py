@@ -231,6 +231,7 @@ def test_what_is_not_yet_or_never_a_run_is_a_page_that_waits(tmp_path: Path, con
         (tmp_path / "run" / "run.json").write_text(content)
     with serving(tmp_path / "run") as url:
         assert until(lambda: told(url)["state"] == "waiting")
+        assert content is None or until(lambda: "no run that this version can read" in told(url)["trouble"])
         assert ask(url, "/")[0] == 200
         assert ask(url, "/metrics")[0] == 503
         write_run(tmp_path / "run", own_times(20, 3))

@@ -6,7 +6,6 @@ anew: a view stays open over a restart of the job.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.errors import UsageError
 from ringside.monitor.records import RunInfo, StepRecord
 from ringside.monitor.run_directory import RUN, Event, RunReader
 from ringside.view.following import Finding, Following
@@ -96,15 +94,14 @@ class Live:
         """Read what was added; return whether anything changed.
 
         Raises:
-            RingsideError: The run cannot be read any more (permission, disk).
+            RingsideError: The run cannot be read (damaged, of a newer Ringside, permission, disk).
         """
         self.fresh, self.fresh_events = [], []
         identity = self._look()
         if identity is not None and identity != self._identity:
-            with contextlib.suppress(UsageError):  # being written just now
-                reader = RunReader(self.path)
-                self._begin(reader.info)
-                self._reader, self._identity = reader, identity
+            reader = RunReader(self.path)
+            self._begin(reader.info)
+            self._reader, self._identity = reader, identity
         if self._reader is None:
             return False
         records, events = self._read(self._reader), self._reader.poll_events()
