@@ -10,8 +10,8 @@
 namespace ringside {
 
 constexpr uint64_t kArenaMagic = 0x52494e4753494445ull;  // "RINGSIDE"
-constexpr uint32_t kArenaVersion = 2;
-constexpr size_t kInlineBytes = 32 * 1024;  // payload that travels next to the arrival flag (one-shot)
+constexpr uint32_t kArenaVersion = 3;
+constexpr size_t kInlineBytes = 64 * 1024;  // payload that travels next to the arrival flag (one-shot)
 constexpr int kStageBuffers = 3;            // segments of the private-buffer path in flight
 constexpr size_t kPage = 4096;
 

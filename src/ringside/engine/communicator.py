@@ -49,6 +49,7 @@ class Communicator(Collectives):
 
     Attributes:
         members: As given; of a communicator that is no sub-group its own ranks.
+        inline_bytes: Largest payload that travels next to a rank's arrival flag, and so can be posted.
 
     Raises:
         UnsupportedError: The native core is not installed.
@@ -82,6 +83,7 @@ class Communicator(Collectives):
             raise
         self.memory = SymmetricMemory(self._core, self._hub, self.settings.timeout_s)
         self.log = CollectiveLog(self._core)
+        self.inline_bytes: int = self._native.INLINE_BYTES
         self._programs: dict[str | Schedule, int] = {}
         self._begin()
         _at_exit.add(self)
@@ -160,7 +162,7 @@ class Communicator(Collectives):
         In between the tensor is to be left alone, and nothing else may be called.
 
         Args:
-            flat: The tensor, of at most `ringside._core` INLINE_BYTES.
+            flat: The tensor, of at most `inline_bytes`.
             op, scale: As for `all_reduce`, which other ranks may call with `algorithm="one_shot"` instead.
         """
         code = checked_op(flat, op, scaled=scale != 1.0)

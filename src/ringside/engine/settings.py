@@ -19,7 +19,7 @@ class Settings:
 
     Args:
         timeout_s: Longest wait for other ranks inside one collective, seconds.
-        one_shot_bytes: Largest payload that travels next to the arrival flag by itself, bytes (at most 32768).
+        one_shot_bytes: Largest payload that travels next to the arrival flag by itself, bytes (at most 65536).
         segment_bytes: Segment of the private-buffer path, bytes of tensor per rank.
         message_bytes: Largest payload of one message between hosts, bytes.
         block_bytes: Tensors larger than this go over hosts in blocks of this size, bytes.

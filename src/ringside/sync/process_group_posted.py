@@ -12,13 +12,15 @@ from typing import Any
 
 from ringside.engine import Communicator as HostCommunicator
 
-MOST_RANKS = 8  # every rank reads all payloads; with more ranks that is the larger part
-SMALL_BYTES = 32 << 10  # what travels next to a rank's arrival: INLINE_BYTES of the core
+MOST_RANKS = 8
+MOST_READ_BYTES = 256 << 10  # every rank reads all payloads; with more of them that is the larger part
 
 
 def is_small(comm: Any, size_bytes: int) -> bool:
     """Tell whether an all-reduce of that size is carried out in one shot; all ranks tell the same."""
-    return isinstance(comm, HostCommunicator) and comm.size <= MOST_RANKS and size_bytes <= SMALL_BYTES
+    if not isinstance(comm, HostCommunicator) or comm.size > MOST_RANKS:
+        return False
+    return size_bytes <= comm.inline_bytes and size_bytes * comm.size <= MOST_READ_BYTES
 
 
 class Posted:
