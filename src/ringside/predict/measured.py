@@ -34,7 +34,9 @@ def with_measured(one: Option, points: Sequence[tuple[float, float]]) -> Option:
     sizes, times = zip(*points, strict=True)
     pace = math.exp(float(np.mean(np.log(times) - np.log(one.predict(sizes).times_s))))
     law = paced(one.law, pace)
-    law = replace(law, spread=np.maximum(law.spread, OPEN))
+    law = replace(
+        law, spread=np.maximum(law.spread, OPEN), noise=1.0
+    )  # a run's figure is a median: little noise is left
     return replace(one, law=law, measured=fit(sizes, times, law), pace=pace)
 
 
