@@ -168,6 +168,7 @@ def test_a_command_that_reads_nothing_is_no_error() -> None:
         ("", "takes a command or a URL"),
         (" \n ", "takes a command or a URL"),
         ("say 'hello", "close the quotes"),
+        ("./page-me.sh --now", "no command './page-me.sh' can be run"),
         ("''", "takes a command or a URL"),
         ("http://", "needs a host"),
         ("https://a b/", "needs a host"),
@@ -182,10 +183,10 @@ def test_hooks_that_cannot_be_are_refused(text: str, why: str) -> None:
 
 
 def test_several_hooks_are_given_one_a_line() -> None:
-    hooks = parse_hooks("https://example.com/x?token=secret\n./page-me.sh --now\n")
+    hooks = parse_hooks("https://example.com/x?token=secret\nsh --now\n")
     assert [(hook.label, hook.name) for hook in hooks] == [
         ("webhook", "the webhook at example.com"),
-        ("command", "the command 'page-me.sh'"),
+        ("command", "the command 'sh'"),
     ]
 
 

@@ -9,6 +9,7 @@ import contextlib
 import http.client
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import threading
@@ -199,9 +200,12 @@ def _parse_hook(text: str) -> Hook:
     if text.lower().startswith(("http://", "https://")):
         return Webhook(text)
     try:
-        return CommandHook(shlex.split(text))
+        words = shlex.split(text)
     except ValueError as error:
         raise UsageError(f"--on-verdict {text!r} cannot be split into words ({error}): close the quotes") from None
+    if any(words[:1]) and shutil.which(words[0]) is None:
+        raise UsageError(f"--on-verdict: no command {words[0]!r} can be run from here: give its path, and chmod +x it")
+    return CommandHook(words)
 
 
 def _host(url: str) -> str:
