@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class CommandLine:
 
     def check_ranks(self) -> None:
         """Raise `UsageError` where torchrun would end with a traceback for the number of ranks."""
-        for flag, after in zip(self.flags, (*self.flags[1:], ""), strict=True):
+        for flag, after in itertools.pairwise((*self.flags, "")):
             name, equals, value = flag.partition("=")
             asked = value if equals else after
             if name.replace("_", "-") == "--nproc-per-node" and asked not in COUNTED and not _is_positive(asked):

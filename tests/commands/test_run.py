@@ -90,6 +90,12 @@ def test_a_run_directory_whose_name_is_no_text(tmp_path):
     assert launched.summary(path)["steps"] == 12
 
 
+def test_a_script_alone_needs_no_flag():
+    line = take_apart(["train.py", "--nproc-per-node", "none"], ours=())
+    line.check_ranks()
+    assert (line.flags, line.script) == ((), ("train.py", "--nproc-per-node", "none"))
+
+
 def test_how_often_to_compare_is_a_whole_number(tmp_path):
     status, out, err = launched.run("run", "--digest-every", "often", script(tmp_path))
     assert (status, out) == (2, "")
