@@ -98,6 +98,8 @@ CASES = {
 def main() -> int:
     """Run what was asked for; return 0 if every verdict was right."""
     args = parse()
+    if args.runs is not None:
+        args.runs.mkdir(parents=True, exist_ok=True)
     runs = Path(tempfile.mkdtemp(prefix="ringside-real-", dir=args.runs))
     results: list[dict[str, Any]] = []
     with contextlib.suppress(KeyboardInterrupt):  # what is known by then is told
