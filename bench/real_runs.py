@@ -53,7 +53,7 @@ class Case:
     job: tuple[tuple[str, Any], ...] = ()
 
 
-TINY = (("model", "tiny"), ("steps", 10_000), ("seconds", 12.0))
+TINY = (("model", "tiny"), ("steps", 10_000), ("seconds", 40.0))
 LINK = (("slow_link", True), ("ranks", 3), ("model", "waiting"), ("steps", LINK_STEPS + 80))
 CASES = {
     "healthy": Case("nothing", "", (), job=(("steps", HEALTHY_RUN_STEPS),)),
