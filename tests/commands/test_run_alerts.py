@@ -169,8 +169,6 @@ def test_an_alert_fires_and_is_over_when_the_fault_is(tmp_path):
         assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-# On a busy machine the alert on the death is missing now and then, where one on the rank's own time came before: open.
-@pytest.mark.flaky(reruns=4)
 def test_a_rank_that_was_killed_is_told_by_the_launcher_and_a_taken_port_once(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -183,7 +181,10 @@ def test_a_rank_that_was_killed_is_told_by_the_launcher_and_a_taken_port_once(tm
     assert launched.summary(path)["steps"] > 0
     # What the machine did to a rank before may have become an alert of its own.
     told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
-    (alert,) = [each for each in told if each["kind"] not in OWN_TIME_KINDS]
+    # Rank 0 may have told of the death, or died of it with the word in its mouth: the launcher tells it again.
+    alert, *again = [each for each in told if each["kind"] not in OWN_TIME_KINDS]
+    assert [each["fingerprint"] for each in again] == [alert["fingerprint"]] * len(again)
+    assert len(again) <= 1
     assert (alert["status"], alert["kind"], alert["ranks"]) == ("firing", "dead_rank", [1]), err
     assert alert["severity"] == "critical"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ringside.errors import RingsideError, UsageError
-from ringside.monitor.alerts import Alert, AlertBook
+from ringside.monitor.alerts import FATAL_KINDS, Alert, AlertBook
 from ringside.monitor.alerts_settings import METRICS_PORT, METRICS_TOKEN, ON_VERDICT, AlertSettings, Endpoint
 from ringside.monitor.alerts_tally import Figures, Tally
 from ringside.monitor.notify import Hook
@@ -141,12 +141,17 @@ def afterwards(hooks: Sequence[Hook], run_dir: Path) -> Iterator[None]:
 
 
 def _left_open(run_dir: Path, known: Sequence[Event], new: Sequence[Event]) -> list[Alert]:
+    """Return what is to be told of a run by somebody else than its rank 0.
+
+    Where that was cut off it may have died of what it was about to tell: deaths are told again, with the same
+    fingerprint, as twice is better than never.
+    """
     book = AlertBook(run_dir.name, str(run_dir.absolute()))
-    for event in known:
-        book.hear(event)
+    told = [alert for event in known for alert in book.hear(event)]
     alerts = [alert for event in new for alert in book.hear(event)]
-    cut_off = known and not any(event["kind"] == "ended" for event in known)
-    return alerts + (book.close() if cut_off else [])
+    if not known or any(event["kind"] == "ended" for event in known):
+        return alerts
+    return [*(alert for alert in told if alert.kind in FATAL_KINDS), *alerts, *book.close()]
 
 
 def _events(run_dir: Path) -> list[Event]:
