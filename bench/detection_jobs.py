@@ -21,7 +21,13 @@ KINDS = {
     "static": "constant ±3 % spread",
     "pauses": "a 2× pause every 50 steps, on every rank",
     "unlike": "one rank in eight jitters three times as much",
+    "mixed": "half of it independent, half of autocorrelation 0.9",
+    "states": "a rank in turn 8 to 16 % slower for a dozen steps",
 }
+
+LASTS, RESTS = 12.0, 36.0
+STATE = (0.08, 0.15)
+"""Mean steps of such a state and between two, and what it adds to the log own time: cores that share a physical one."""
 
 FAULTS = {
     "none": "healthy",
@@ -106,6 +112,8 @@ def _healthy(rng: np.random.Generator, noise: Noise, steps: int, jobs: int) -> I
     state = rng.normal(0, jitter, shape)
     spread = np.log(rng.uniform(0.97, 1.03, shape))
     phase = rng.integers(0, 50, shape)
+    held = np.full(jobs, -1)  # whose turn it is to be slower, -1: nobody's
+    height = rng.uniform(*STATE, jobs)
     wide = np.where(np.arange(noise.ranks) % 8 == 1, 3.0, 1.0)
     for begin in range(0, steps, BLOCK):
         rows = rng.standard_normal((BLOCK, *shape)) * jitter
@@ -117,9 +125,11 @@ def _healthy(rng: np.random.Generator, noise: Noise, steps: int, jobs: int) -> I
             late = (rng.random(rows.shape) < 0.15) * rng.uniform(0.2, 1.2, rows.shape)
         for index in range(min(BLOCK, steps - begin)):
             row = rows[index]
-            if kind in ("ar", "ar_spikes"):
+            if kind in ("ar", "ar_spikes", "mixed"):
                 row = state = 0.9 * state + np.sqrt(1 - 0.9**2) * row
-            if kind in ("spikes", "ar_spikes", "busy"):
+            if kind == "mixed":
+                row = (state + rng.standard_normal(shape) * jitter) / np.sqrt(2.0)
+            elif kind in ("spikes", "ar_spikes", "busy"):
                 row = row + late[index]
             elif kind == "static":
                 row = row + spread
@@ -127,4 +137,9 @@ def _healthy(rng: np.random.Generator, noise: Noise, steps: int, jobs: int) -> I
                 row = row + np.log(2) * ((begin + index + phase) % 50 == 0)
             elif kind == "unlike":
                 row = row * wide
+            elif kind == "states":
+                ends = rng.random(jobs) < np.where(held >= 0, 1.0 / LASTS, 1.0 / RESTS)
+                height = np.where(ends, rng.uniform(*STATE, jobs), height)
+                held = np.where(ends, np.where(held >= 0, -1, rng.integers(0, noise.ranks, jobs)), held)
+                row = row + height[:, None] * (np.arange(noise.ranks) == held[:, None])
             yield row.copy()

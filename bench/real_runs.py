@@ -168,7 +168,11 @@ def measure(name: str, engine: str, path: Path, model: str = "gpt") -> dict[str,
 
 
 def judge(case: Case, ended: Ended) -> dict[str, Any]:
-    """Hold a run's verdicts against the one that is right."""
+    """Hold a run's verdicts against the one that is right.
+
+    A slow link that our engine went around before it could be judged is right too, if the run notes which it was. A
+    note that names another link, or that one too early, is as wrong as such a verdict.
+    """
     fault = parse_fault(case.fault)
     since = first_step(fault) if fault is not None else dict(case.job).get("slow_link", 0) and LINK_STEPS
     wanted = [(case.kind, sorted(case.ranks))] if case.kind else []
@@ -176,11 +180,14 @@ def judge(case: Case, ended: Ended) -> dict[str, Any]:
     named = [v for v, got in zip(ended.verdicts, found, strict=True) if got in wanted]
     if case.kind == "slow_link":  # both directions of a link are slow, and may be named apart
         found = found[:1] if found and len(found) <= 2 and all(got == found[0] for got in found) else found
+    noted = gone_around(ended) if case.kind == "slow_link" else []
+    right = [note for note in noted if sorted(note["ranks"]) == sorted(case.ranks) and note["detected_step"] >= since]
+    at = named[0].detected_step if named else right[0]["detected_step"] if right else None
     return {
-        "right": found == wanted,
-        "delay": named[0].detected_step - since + 1 if named else None,
+        "right": len(right) == len(noted) and (found == wanted or (not found and bool(right))),
+        "delay": None if at is None else at - since + 1,
         "step_seconds": ended.summary["step_seconds"]["median"],
-        "found": [told(verdict) for verdict in ended.verdicts],
+        "found": [*(told(verdict) for verdict in ended.verdicts), *noted],
     }
 
 
@@ -188,6 +195,15 @@ def told(verdict: Verdict) -> dict[str, Any]:
     """Return the parts of a verdict that are shown."""
     names = ("kind", "ranks", "since_step", "detected_step", "excess_ratio", "cost_rank_seconds", "cause")
     return {name: getattr(verdict, name) for name in names}
+
+
+def gone_around(ended: Ended) -> list[dict[str, Any]]:
+    """Return the links that were slow when another way was chosen, in the form of verdicts."""
+    return [
+        {"kind": "revised", "ranks": link["ranks"], "detected_step": one["step"], "cause": one["words"]}
+        for one in ended.summary.get("revisions", [])
+        for link in one["links"][:1]
+    ]
 
 
 def line(result: dict[str, Any]) -> str:

@@ -121,3 +121,26 @@ def test_a_rank_that_never_calls_its_all_reduce_is_named_while_the_job_hangs(tmp
         team.finish()
     assert [(verdict["kind"], verdict["ranks"]) for verdict in found] == [("hang", [1])]
     assert found[0]["evidence"]["arrived"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("notes", "right"),
+    [
+        ([], False),
+        ([(8, [1, 0])], True),
+        ([(8, [0, 1]), (30, [1, 0])], True),
+        ([(8, [1, 2])], False),
+        ([(-300, [0, 1]), (8, [0, 1])], False),
+    ],
+)
+def test_a_link_that_was_gone_around_is_right_if_the_run_notes_it_and_no_other(
+    notes: list[tuple[int, list[int]]], right: bool
+) -> None:
+    from real_jobs import LINK_STEPS, Ended
+    from real_runs import CASES, judge
+
+    told = [{"step": LINK_STEPS + after, "words": "", "links": [{"ranks": ranks}]} for after, ranks in notes]
+    judged = judge(CASES["link"], Ended(Path(), {"step_seconds": {"median": 0.03}, "revisions": told}, []))
+    assert judged["right"] is right
+    if right:
+        assert judged["delay"] == 9

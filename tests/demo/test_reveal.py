@@ -14,9 +14,9 @@ def pair(kind):
 
 
 def test_what_is_drawn_begins_after_a_healthy_stretch_and_depends_on_the_seed():
-    drawn = {draw(seed, 4, 200) for seed in range(200)}
+    drawn = {draw(seed, 4, 400) for seed in range(200)}
     assert {fault.rank for fault in drawn} == {0, 1, 2, 3}
-    assert all(50 <= fault.from_step <= 80 and fault.factor == 1.3 for fault in drawn)
+    assert all(80 <= fault.from_step <= 120 and fault.factor == 1.3 for fault in drawn)
     assert draw(7, 4, 200) == draw(7, 4, 200)
     assert draw(7, 2, 1) == Slow(draw(7, 2, 1).rank, 1.3, 0)
 

@@ -57,7 +57,7 @@ from ringside.watching import Show, choose_directory, conclude, environment, fol
 
 HELP = "train a small GPT here, slow a rank down, and see it named"
 
-STEPS = 200
+STEPS = 400
 BLOCKS = 5
 LOG = "torchrun.log"
 TITLE = "demo: a byte-level GPT"

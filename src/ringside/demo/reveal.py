@@ -27,9 +27,9 @@ LONG_PAUSE_S = 4.0
 
 
 def draw(seed: int, ranks: int, steps: int) -> Slow:
-    """Return a slow rank drawn at random: who, and from which step on (after a healthy quarter of `steps`)."""
+    """Return a slow rank drawn at random: who, and from which step on (after a healthy fifth of `steps`)."""
     generator = random.Random(seed)
-    return Slow(generator.randrange(ranks), FACTOR, generator.randint(steps // 4, 2 * steps // 5))
+    return Slow(generator.randrange(ranks), FACTOR, generator.randint(steps // 5, 3 * steps // 10))
 
 
 def injected(fault: Fault | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.monitor.excess import Floats
+from ringside.monitor.wander import decay, long_run
 
 MEDIAN = math.pi / 2
 """The variance of a median of normal variables over that of their mean."""
@@ -42,7 +43,10 @@ def core_scale(residuals: Floats) -> float:
 
 
 def autocorrelation(residuals: Floats, scale: Floats) -> Floats:
-    """Return the autocorrelation of successive steps, late ones cut short, a standard error high.
+    """Return the coefficient of the autoregression whose means of many steps vary as these do, a standard error high.
+
+    For noise that forgets at one pace this is the autocorrelation of successive steps. Where fast noise hides slow
+    noise it would say too little, and that of steps two apart tells (`wander.decay`). Late steps are cut short.
 
     Args:
         residuals: Steps minus their median, [steps, ...]; NaN where missing.
@@ -51,8 +55,23 @@ def autocorrelation(residuals: Floats, scale: Floats) -> Floats:
     limit = CUT * np.maximum(scale, 1e-6)
     core = np.nan_to_num(np.minimum(np.maximum(residuals, -limit), limit))
     known = np.maximum(np.sum(~np.isnan(residuals), axis=0), 1)
-    r = (core[1:] * core[:-1]).sum(axis=0) / np.maximum((core * core).sum(axis=0), 1e-12)
-    raised: Floats = np.clip(r + (1.0 + 3.0 * np.maximum(r, 0.0)) / known + SURE / np.sqrt(known), 0.0, MOST_CORRELATED)
+    first, second = (raised_autocorrelation(core, lag, known, SURE) for lag in (1, 2))
+    variance = long_run(first, decay(first, second, known))
+    coefficient: Floats = np.minimum((variance - 1.0) / (variance + 1.0), MOST_CORRELATED)
+    return coefficient
+
+
+def raised_autocorrelation(core: Floats, lag: int, known: NDArray[np.intp], sure: float) -> Floats:
+    """Return the autocorrelation of steps `lag` apart, so many standard errors high.
+
+    Args:
+        core: What is left of each step without its level, [steps, ...]; 0 where missing.
+        lag: Steps apart.
+        known: How many steps are there, [...].
+        sure: Standard errors that are added.
+    """
+    r = (core[lag:] * core[:-lag]).sum(axis=0) / np.maximum((core * core).sum(axis=0), 1e-12)
+    raised: Floats = np.clip(r + (1.0 + 3.0 * np.maximum(r, 0.0)) / known + sure / np.sqrt(known), 0.0, MOST_CORRELATED)
     return raised
 
 

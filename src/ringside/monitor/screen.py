@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ringside.monitor.excess import Floats
 from ringside.monitor.jump import Jumps
 from ringside.monitor.noise import MANY, Noise
+from ringside.monitor.shift import Shifts
 from ringside.monitor.student import student
 
 EFFECT = math.log(1.05)
@@ -96,6 +97,7 @@ class Screen:
         chance = 1.0 / (FALSE_ALARM_STEPS * ranks)
         self._z = NormalDist().inv_cdf(1.0 - chance)
         self._jumps = None if self._many else Jumps(shape, KEPT, chance, self._z)
+        self._shifts = None if self._many else Shifts(shape, chance)
 
     def update(self, excess: Floats) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Take in one step of log excess [jobs, ranks]; return who just opened and who just closed an episode."""
@@ -160,14 +162,16 @@ class Screen:
         return bars, errors, level
 
     def _jumped(self) -> Floats:
-        """Return the level that each of few ranks has just jumped to, [jobs, ranks]; NaN where it did not."""
-        if self._jumps is None:
+        """Return the level that each of few ranks has jumped or shifted to, [jobs, ranks]; NaN where it did not."""
+        if self._jumps is None or self._shifts is None:
             return np.full(self.open.shape, np.nan)
         usual = np.maximum(self.usual, 0.0)
         least = np.stack([usual + EFFECT, np.full_like(usual, EFFECT)])
         clean = self._is_clean(self.steps - self._jumps.span)
         relief = self._mirrored(self.relief)
-        return self._jumps.look(self._excess, self.steps, WARM_UP, clean, least, relief)
+        jumped = self._jumps.look(self._excess, self.steps, WARM_UP, clean, least, relief)
+        shifted = self._shifts.look(self._excess, self.steps, WARM_UP, relief, least)
+        return np.where(np.isfinite(shifted), np.fmax(jumped, shifted), jumped)
 
     def _open(self, means: Floats, late: NDArray[np.bool_], jumped: Floats) -> NDArray[np.bool_]:
         with np.errstate(invalid="ignore"):

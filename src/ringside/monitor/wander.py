@@ -19,6 +19,9 @@ MOST_CORRELATED = 0.98
 SURE = 2.5
 """Standard errors between the estimated autocorrelation and the one that is reckoned with."""
 
+DOUBT = 10.0
+"""What `decay` doubts; with less the first steps of a slow rank pass for slow noise, with more that is overlooked."""
+
 FEWEST_STEPS = 4
 """Before so many steps nothing is known of how few ranks wander."""
 
@@ -75,8 +78,8 @@ class FewRanks:
         self._windows = np.array(windows, dtype=float).reshape(-1, 1, 1)
         self._independent = max(1.0, ranks - 1.0)
         self._steps = np.zeros((jobs, 1))
-        self._square, self._core, self._lagged = np.zeros((3, jobs, 1))
-        self._previous = np.zeros(shape)
+        self._square, self._core, self._lagged, self._lagged_twice = np.zeros((4, jobs, 1))
+        self._previous, self._before_that = np.zeros((2, *shape))
         self._means = np.zeros((len(windows), jobs, 1))
         self._means_seen = np.zeros((len(windows), jobs, 1))
 
@@ -88,7 +91,10 @@ class FewRanks:
         self._square += gain * ((share * step.residual**2).sum(1, keepdims=True) - self._square)
         self._core += gain * ((share * step.core**2).sum(1, keepdims=True) - self._core)
         self._lagged += gain * ((share * step.core * self._previous).sum(1, keepdims=True) - self._lagged)
-        self._previous = step.core
+        self._lagged_twice += gain * (
+            (share * step.core * self._before_that).sum(1, keepdims=True) - self._lagged_twice
+        )
+        self._previous, self._before_that = step.core, self._previous
         average(self._means, self._means_seen, step.wandered, step.weight)
 
     def variances(self) -> Floats:
@@ -98,31 +104,36 @@ class FewRanks:
 
     def freedom(self) -> Floats:
         """Return how many independent observations each of them rests on, [windows, jobs, 1]."""
-        r2 = self._coefficient(1.0) ** 2
+        r2 = self._coefficients(1.0)[1] ** 2
         known = self._steps * self._independent * (1.0 - r2) / (1.0 + r2)
         measured = self._means_seen * self._independent / self._windows
         return np.maximum(np.where(self._means > BEYOND * self._assumed(), np.minimum(measured, known), known), 1.0)
 
     def long_run(self) -> Floats:
         """Return the variance of a mean of many steps, times their number, [jobs, 1]."""
-        variance = self._square * _long_run(self._coefficient(SURE))
+        variance = self._square * long_run(*self._coefficients(SURE))
         known: Floats = np.where(self._steps >= FEWEST_STEPS, variance, np.inf)
         return known
 
     def _assumed(self) -> Floats:
         # The level was found from the same steps and follows them: what correlated steps have in common is missing.
-        missing = np.minimum(_long_run(self._coefficient(1.0)) / np.maximum(self._steps, 1.0), 0.75)
-        share = mean_variance(self._windows, self._coefficient(SURE)[None])
+        missing = np.minimum(long_run(*self._coefficients(1.0)) / np.maximum(self._steps, 1.0), 0.75)
+        first, later = self._coefficients(SURE)
+        share = mixed_variance(self._windows, first[None], later[None])
         known: Floats = np.where(self._steps >= FEWEST_STEPS, self._square / (1.0 - missing) * share, np.inf)
         return known
 
-    def _coefficient(self, sure: float) -> Floats:
-        """The autocorrelation of successive steps, `sure` standard errors above the estimate, [jobs, 1].
+    def _coefficients(self, sure: float) -> tuple[Floats, Floats]:
+        """The autocorrelation of successive steps, `sure` standard errors above the estimate, and its decay, [jobs, 1].
 
         An estimate from N steps around their own mean is too low by about (1 + 3r)/N (Kendall 1954).
         """
+        first, second = (self._raised(lagged, sure) for lagged in (self._lagged, self._lagged_twice))
+        return first, decay(first, second, self._steps * self._independent)
+
+    def _raised(self, lagged: Floats, sure: float) -> Floats:
         steps = np.maximum(self._steps, 1.0)
-        r = np.clip(self._lagged / np.maximum(self._core, 1e-8), 0.0, MOST_CORRELATED)
+        r = np.clip(lagged / np.maximum(self._core, 1e-8), 0.0, MOST_CORRELATED)
         r = r + (1.0 + 3.0 * r) / steps
         error = np.sqrt(np.maximum(1.0 - r * r, 0.05) / (steps * self._independent))
         raised: Floats = np.minimum(r + sure * error, MOST_CORRELATED)
@@ -204,7 +215,7 @@ def mean_variance(windows: Floats, r: Floats) -> Floats:
         windows: Lengths in steps, [windows, 1, 1].
         r: Its coefficient, 0 to below 1, [1, jobs, 1].
     """
-    share: Floats = (_long_run(r) - 2.0 * r * (1.0 - r**windows) / (windows * (1.0 - r) ** 2)) / windows
+    share: Floats = (long_run(r, r) - 2.0 * r * (1.0 - r**windows) / (windows * (1.0 - r) ** 2)) / windows
     return share
 
 
@@ -224,9 +235,40 @@ def shares(weight: Floats) -> tuple[Floats, Floats]:
     return weight / np.maximum(total, 1e-9), total / weight.shape[-1]
 
 
-def _long_run(r: Floats) -> Floats:
+def mixed_variance(windows: Floats, first: Floats, later: Floats) -> Floats:
+    """Return the variance of the mean of a window over that of one step, autocorrelations being first · later^(k-1).
+
+    That is slow noise under fast noise (an ARMA(1, 1) process; Box and Jenkins 1970).
+
+    Args:
+        windows: Lengths in steps.
+        first: Autocorrelation of successive steps.
+        later: By how much it shrinks from each lag to the next, at least `first`.
+    """
+    shrinks = np.maximum(later, 1e-3)
+    share: Floats = (1.0 + first / shrinks * (windows * mean_variance(windows, shrinks) - 1.0)) / windows
+    return share
+
+
+def decay(first: Floats, second: Floats, steps: Floats, doubt: float = DOUBT) -> Floats:
+    """Return by how much autocorrelations shrink from lag to lag, never less than a plain autoregression's.
+
+    Their ratio, drawn towards the first where that is too small to tell.
+
+    Args:
+        first, second: Autocorrelations of steps one and two apart.
+        steps: How many steps they rest on.
+        doubt: Steps' worth of evidence against a second that is greater than the first one squared.
+    """
+    against = doubt / np.maximum(steps, 1.0)
+    ratio = (first * second + against * first) / (first * first + against)
+    slowest: Floats = np.maximum(np.clip(ratio, 0.0, MOST_CORRELATED), first)
+    return slowest
+
+
+def long_run(first: Floats, later: Floats) -> Floats:
     """The variance of a mean of many steps, times their number, over that of one step."""
-    ratio: Floats = (1.0 + r) / (1.0 - r)
+    ratio: Floats = 1.0 + 2.0 * first / (1.0 - later)
     return ratio
 
 
