@@ -5,6 +5,7 @@
     RingsideError
     ├── UsageError            what was asked for cannot be: exit status 2
     │   └── UnsupportedError  a dtype, device or platform Ringside does not handle (also a TypeError)
+    ├── StoreGoneError        the job's store cannot be reached any more: exit status 75
     └── SyncError             a collective could not finish on this rank (also a RuntimeError, as torch's own are)
         ├── PeerLostError     a rank died or left; `.ranks` says who
         ├── MismatchError     ranks called different collectives; `.ranks` says who differs
@@ -31,6 +32,12 @@ class UsageError(RingsideError, ValueError):
 
 class UnsupportedError(UsageError, TypeError):
     """A dtype, device or platform that Ringside does not handle; the message says what to use."""
+
+
+class StoreGoneError(RingsideError):
+    """The job's store cannot be reached any more; the message says what to look at."""
+
+    exit_status = 75
 
 
 class SyncError(RingsideError, RuntimeError):

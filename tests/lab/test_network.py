@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -87,6 +89,19 @@ def test_one_link_of_a_mesh_gets_slower_and_the_others_do_not(lab_factory: LabFa
     assert 3.2 < best_rate(lab, [(0, 1)], 3 * MB) / best_rate(lab, [(2, 0)], MB) < 4.8
 
 
+@pytest.mark.parametrize("rate", ["250mbit", "100mbit"])
+def test_a_link_whose_queue_is_full_carries_on_at_a_lower_rate(lab_factory: LabFactory, rate: str):
+    lab = lab_factory(hosts=2, wiring="mesh", rate="1gbit")
+    begun = lab.interface_bytes(0)[1]
+    with ThreadPoolExecutor(1) as pool:
+        flows = pool.submit(stream, lab, [(0, 1), (1, 0)], 25 * MB)
+        while lab.interface_bytes(0)[1] < begun + 5 * MB and not flows.done():
+            pass  # the kernel counts; there is nothing to wait on
+        assert not flows.done()
+        lab.set_rate(rate, link=(0, 1))
+        assert [flow.size_bytes > 24 * MB for flow in flows.result()] == [True, True]
+
+
 @pytest.mark.parametrize(
     ("wiring", "where"), [("star", {"host": 1}), ("mesh", {"link": (0, 1)}), ("mesh", {"host": 1})]
 )
@@ -104,6 +119,18 @@ def test_cut_and_restore(lab_factory: LabFactory, wiring: str, where: dict[str, 
         lab.restore(**where)
         there.settimeout(30.0)
         assert there.recv(4) == b"late"
+
+
+def test_a_connection_that_is_idle_is_given_up_where_its_link_is_cut(lab_factory: LabFactory):
+    lab = lab_factory(hosts=2, wiring="mesh")
+    with connection(lab, 0, 1) as (here, _):
+        for option, value in ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 1)):
+            here.setsockopt(socket.IPPROTO_TCP, option, value)
+        here.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        lab.cut(link=(0, 1))
+        with pytest.raises(OSError) as raised:
+            here.recv(1)
+        assert raised.value.errno == errno.ETIMEDOUT  # the kernel's word, not that of the socket's own time limit
 
 
 @pytest.mark.parametrize("wiring", ["star", "mesh"])

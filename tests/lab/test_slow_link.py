@@ -59,6 +59,36 @@ dist.destroy_process_group()
 """
 
 
+# Trains on until the way was decided anew, which our engine does a few steps after the link has become slow.
+REVISED = """
+import os, torch, torch.distributed as dist
+from pathlib import Path
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+import ringside
+dist.init_process_group("gloo")
+ddp = DistributedDataParallel(nn.Linear(1024, 1024), gradient_as_bucket_view=True)
+attachment = ringside.attach(ddp, engine="ringside", run_dir=os.environ["OUT"])
+comm = attachment._hook.carrier._communicator
+optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+going, step, settled_at = torch.ones(1), 0, 0
+while going:
+    optimizer.zero_grad()
+    ddp(torch.randn(8, 1024)).square().mean().backward()
+    optimizer.step()
+    step += 1
+    if not settled_at and comm.settled(4 * 1024 * 1025):
+        settled_at = step
+    if settled_at and step == settled_at + 12 and dist.get_rank() == 0:
+        Path(os.environ["SETTLED"]).touch()
+    if step % 5 == 0:
+        going[0] = float(step < 400 and not comm.revisions)
+        dist.broadcast(going, 0)
+attachment.session.end()
+dist.destroy_process_group()
+"""
+
+
 def train(lab: Lab, path: Path, engine: str, steps: int, meanwhile: Callable[[], None] = lambda: None) -> Any:
     """Train until the verdict is over or for `steps` steps; return the summary."""
     script = path / "train.py"
@@ -127,6 +157,33 @@ def test_a_link_that_tc_slows_down_is_named_and_so_is_its_end(
     assert answer["answer"] is True
     assert answer["numbers"]["hosts"] == 3
     print(f"{engine}: slowed at step {story.slowed_at}, named at {verdict['detected_step']}, {verdict['cause']}")
+
+
+def test_a_link_that_our_engine_goes_around_is_noted_in_the_run(lab_factory: LabFactory, tmp_path: Path) -> None:
+    lab, run = lab_factory(hosts=3, wiring="mesh", rate="300mbit"), tmp_path / "run"
+    settled = tmp_path / "settled"
+    script = tmp_path / "train.py"
+    script.write_text(REVISED)
+
+    def slow_down() -> None:
+        while not settled.exists() and not over.wait(0.05):
+            pass  # a rank's file: there is nothing to wait on
+        lab.set_rate("30mbit", link=(0, 1))
+
+    over, thread = threading.Event(), threading.Thread(target=slow_down)
+    thread.start()
+    try:
+        env = {"OUT": str(run), "SETTLED": str(settled), "RINGSIDE_SELECTION": "fresh"}
+        lab.run([sys.executable, str(script)], env, timeout_s=LIMIT_S, after_failure_s=10).check()
+    finally:
+        over.set()
+        thread.join()
+    events = [event for event in RunReader(run).poll_events() if event["kind"] == "revised"]
+    named = [sorted(event["links"][0]["ranks"]) for event in events if event["links"]]
+    assert [0, 1] in named, events
+    (note,) = [one for one in json.loads((run / "summary.json").read_text())["revisions"] if one["links"]][:1]
+    assert note["before"] != note["after"]
+    assert "the link from rank" in note["words"]
 
 
 @pytest.mark.long

@@ -1,8 +1,8 @@
 """Real workers of a job, forked from a process that has imported everything: a case takes a second and no launcher.
 
-`herd(run_id)` gives a store's address in a process of its own. `run_job` forks one worker per rank, starts the dead
-ones anew as a keeper would, and returns what the workers left behind. All of it is bounded. It is to be called from a
-process without threads, which `run_isolated` makes.
+`Store` is a store in a process of its own. `run_job` forks one worker per rank, starts the dead ones anew as a keeper
+would, and returns what the workers left behind. All of it is bounded. It is to be called from a process without
+threads, which `run_isolated` makes. In a lab the workers, and the store on host 0, live in its network namespaces.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ringside.lab import Lab
+from ringside.lab.namespaces import enter
+from ringside.lab.wiring import INTERFACE
 from ringside.processes import Process, die_with_parent
 from ringside.survive.peers import state_of
 from ringside.survive.registers import NOBODY_WRITES
@@ -50,12 +53,20 @@ class Report:
 
 
 class Store:
-    """A TCPStore in a process of its own."""
+    """A TCPStore in a process of its own.
 
-    def __init__(self) -> None:
+    Args:
+        lab: Where it lives; None: here.
+        host: On which host there.
+    """
+
+    def __init__(self, lab: Lab | None = None, host: int = 0) -> None:
         ours, theirs = os.pipe()
+        self.lab, self.host, self.address = lab, host, "127.0.0.1" if lab is None else lab.address(host)
         self._pid = os.fork()
         if not self._pid:
+            if lab is not None:
+                enter(lab.namespace(host))
             _serve_store(theirs)
         os.close(theirs)
         with os.fdopen(ours) as told:
@@ -63,7 +74,9 @@ class Store:
 
     def registers(self, run_id: str) -> Registers:
         """Return what a job's workers wrote."""
-        return Registers(self.port, run_id)
+        if self.lab is None:
+            return Registers(self.port, run_id)
+        return self.lab.inside(self.host, lambda: Registers(self.port, run_id))
 
     def close(self) -> None:
         os.kill(self._pid, signal.SIGKILL)
@@ -107,6 +120,7 @@ def run_job(
     respawn: bool = True,
     hosts: int = 1,
     limit_s: float = LIMIT_S,
+    on_stop: Callable[[], object] | None = None,
 ) -> Report:
     """Run `worker(rank, directory)` in a process per rank until all have returned.
 
@@ -118,22 +132,28 @@ def run_job(
         directory: For what they write.
         trap: What happens to whom; see `ringside.survive.phases`.
         respawn: Whether a worker that a signal ended is started anew.
-        hosts: On how many hosts the workers think they are, in turn.
+        hosts: On how many hosts the workers think they are, in turn; in a lab they are on its hosts, in turn.
         limit_s: Longest time, seconds.
+        on_stop: Called when a trap has stopped a worker, which then goes on at once; default: after a while.
     """
     environ = {
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": store.address,
         "MASTER_PORT": str(store.port),
         "WORLD_SIZE": str(ranks),
         "TORCHELASTIC_RUN_ID": run_id,
         "RINGSIDE_SURVIVE_TRAP": trap,
     }
     report, began = Report(), time.monotonic()
-    machines = [{"RINGSIDE_MACHINE": f"host-{rank % hosts}"} if hosts > 1 else {} for rank in range(ranks)]
-    running = {rank: _fork(rank, worker, directory, environ | machines[rank]) for rank in range(ranks)}
+    spots = [_spot(store.lab, rank, hosts) for rank in range(ranks)]
+    environs = [environ | spot.environ for spot in spots]
+
+    def start(rank: int) -> Process:
+        return _fork(rank, worker, directory, environs[rank], spots[rank].namespace)
+
+    running = {rank: start(rank) for rank in range(ranks)}
     stopped: dict[int, float] = {}
     while running and not report.timed_out:
-        for rank in _ended(running, 0.5):
+        for rank in _ended(running, 0.5 if on_stop is None else 0.05):
             process, status = running.pop(rank), None
             status = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
             process.close()
@@ -141,10 +161,10 @@ def run_job(
                 report.deaths.append((rank, -status))
                 report.died_at.append(time.monotonic())
                 if respawn:
-                    running[rank] = _fork(rank, worker, directory, environ | machines[rank])
+                    running[rank] = start(rank)
             else:
                 _collect(rank, directory, report)
-        _wake(running, stopped)
+        _wake(running, stopped, on_stop)
         report.timed_out = time.monotonic() - began > limit_s
     for process in running.values():
         process.send(signal.SIGUSR2)
@@ -156,13 +176,33 @@ def run_job(
     return report
 
 
-def _fork(rank: int, worker: Callable[[int, Path], Any], directory: Path, environ: Mapping[str, str]) -> Process:
+@dataclass(frozen=True)
+class _Spot:
+    """Where a worker runs: what it is told of that, and its network namespace."""
+
+    environ: Mapping[str, str] = field(default_factory=dict)
+    namespace: str = ""
+
+
+def _spot(lab: Lab | None, rank: int, hosts: int) -> _Spot:
+    if lab is not None:
+        return _Spot(
+            {"GLOO_SOCKET_IFNAME": INTERFACE, "RES_OPTIONS": "timeout:1 attempts:1"}, lab.namespace(rank % lab.hosts)
+        )
+    return _Spot({"RINGSIDE_MACHINE": f"host-{rank % hosts}"} if hosts > 1 else {})
+
+
+def _fork(
+    rank: int, worker: Callable[[int, Path], Any], directory: Path, environ: Mapping[str, str], namespace: str
+) -> Process:
     parent = os.getpid()
     pid = os.fork()
     if pid:
         return Process(pid)
     try:
         die_with_parent(signal.SIGKILL, parent)
+        if namespace:
+            enter(namespace)
         os.environ.update(environ, RANK=str(rank))
         _answer(rank, worker, directory)
     except BaseException:
@@ -190,13 +230,15 @@ def _ended(running: Mapping[int, Process], timeout_s: float) -> list[int]:
     return [ranks[fd] for fd, _ in poll.poll(1e3 * timeout_s)]
 
 
-def _wake(running: Mapping[int, Process], stopped: dict[int, float]) -> None:
+def _wake(running: Mapping[int, Process], stopped: dict[int, float], on_stop: Callable[[], object] | None) -> None:
     """Let workers that were stopped go on after a while, if nobody has killed them: as zombies."""
     for process in running.values():
-        if (
-            state_of(process.pid)[0] == "T"
-            and time.monotonic() - stopped.setdefault(process.pid, time.monotonic()) > WAKE_S
-        ):
+        if state_of(process.pid)[0] != "T":
+            continue
+        since = stopped.setdefault(process.pid, time.monotonic())
+        if on_stop is not None:
+            on_stop()
+        if on_stop is not None or time.monotonic() - since > WAKE_S:
             process.send(signal.SIGCONT)
 
 

@@ -6,7 +6,7 @@ import functools
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +38,28 @@ def wrongs(report: Report, steps: int) -> list[str]:
 
 
 def run_case(store: Store, name: str, case: Mapping[str, Any]) -> tuple[Report, list[str]]:
-    """Run one case: `trap`, and perhaps `steps`, `ranks`, `hosts` and settings of `training`."""
-    settings = {key: case[key] for key in case if key not in ("trap", "steps", "ranks", "checkpoints", "hosts")}
+    """Run one case: `trap`, and perhaps `steps`, `ranks`, `hosts`, `cut` and settings of `training`.
+
+    In a lab `cut` names links that go silent when the trap stops a worker, which then goes on.
+    """
+    given = ("trap", "steps", "ranks", "checkpoints", "hosts", "cut")
+    settings, links = {key: case[key] for key in case if key not in given}, case.get("cut", ())
     steps, ranks = case.get("steps", STEPS), case.get("ranks", RANKS)
     with tempfile.TemporaryDirectory(prefix="ringside-survive-") as directory:
         if case.get("checkpoints"):
             settings |= {"checkpoint_dir": f"{directory}/checkpoints", "checkpoint_every": case["checkpoints"]}
         worker: Callable[[int, Path], Any] = functools.partial(_count, steps, settings)
-        report = run_job(store, name, ranks, worker, Path(directory), trap=case["trap"], hosts=case.get("hosts", 1))
+        hosts, on_stop = case.get("hosts", 1), functools.partial(_cut, store, links) if links else None
+        report = run_job(store, name, ranks, worker, Path(directory), trap=case["trap"], hosts=hosts, on_stop=on_stop)
+    if store.lab is not None and links:
+        store.lab.restore()
     return report, wrongs(report, steps)
+
+
+def _cut(store: Store, links: Sequence[tuple[int, int]]) -> None:
+    assert store.lab is not None
+    for link in links:
+        store.lab.cut(link=link)
 
 
 def _count(steps: int, settings: Mapping[str, Any], rank: int, directory: Path) -> Any:

@@ -1,5 +1,6 @@
 """The parts of a worker, one by one, without other processes."""
 
+import contextlib
 import itertools
 import signal
 import threading
@@ -14,21 +15,25 @@ from ringside.commands.run_survive import kept
 from ringside.engine.dtypes import dtype_code
 from ringside.engine.transports.threads import Switchboard, Threads
 from ringside.engine.transports.transport import Cause, LinkError
-from ringside.errors import UsageError
+from ringside.errors import StoreGoneError, UsageError
 from ringside.survive.audit import audit
 from ringside.survive.decision import Abort, Commit, Seat, Tag, decision_key, encode_decision
 from ringside.survive.events import Acknowledgement, DrainWanted, QuotasWanted
 from ringside.survive.generation import Generation, encode_generation, generation_key
+from ringside.survive.handover import giver_for
 from ringside.survive.keeper import REFUSED, Keeper, main
-from ringside.survive.meeting import Acknowledged, Joining, Meeting
+from ringside.survive.knocking import Door, Knocker, knock_name
+from ringside.survive.listener import EVERY_S, MOST_S, Listener
+from ringside.survive.meeting import Acknowledged, Joining, Knock, Meeting
 from ringside.survive.neighbours import Neighbours
-from ringside.survive.peers import Place
+from ringside.survive.peers import BEATS_S, Place
 from ringside.survive.phases import PHASES, Phases, Trap, parse_trap
 from ringside.survive.registers import MemoryRegisters
 from ringside.survive.store_host import is_needed
 from ringside.survive.stragglers import WINDOW, Stragglers
+from ringside.survive.succession import Wishes
 from ringside.survive.waiting import Lookout, Patience, Superseded
-from ringside.survive.way import way_around
+from ringside.survive.way import cut_off, way_around
 from ringside.torchrun_flags import take_apart
 
 A, B = Seat(0, 1), Seat(1, 1)
@@ -214,6 +219,9 @@ def test_traps_that_are_none_are_refused(spec):
         parse_trap(spec)
 
 
+STORE_GONE = StoreGoneError.exit_status
+
+
 class Ends(Keeper):
     """A keeper whose worker ends as told."""
 
@@ -231,7 +239,16 @@ class Stop:
 
 @pytest.mark.parametrize(
     ("statuses", "status"),
-    [((0,), 0), ((-9, -9, -9, -9, 0), 0), ((REFUSED,), 0), ((1, 1, 1), 1), ((1, -9, 1, 1, 0), 0)],
+    [
+        ((0,), 0),
+        ((-9, -9, -9, -9, 0), 0),
+        ((REFUSED,), 0),
+        ((1, 1, 1), 1),
+        ((1, -9, 1, 1, 0), 0),
+        ((-9, REFUSED), 0),
+        ((STORE_GONE, 0), 0),
+        ((STORE_GONE, REFUSED), STORE_GONE),
+    ],
 )
 def test_a_worker_that_a_signal_ended_is_started_again_and_one_that_always_fails_is_not(statuses, status, capsys):
     keeper = Ends(*statuses)
@@ -315,6 +332,173 @@ def test_sums_go_around_broken_links_as_long_as_there_is_a_way(ranks, broken, cl
     assert all(way.links_of(at) == sorted(way.links_of(at)) for at in range(len(ranks)))
 
 
+@pytest.mark.parametrize(
+    ("ranks", "broken", "gone"),
+    [
+        ((0, 1), (), ()),
+        ((0, 2, 3), ((2, 3),), ()),
+        ((0, 1), ((0, 1),), (1,)),
+        ((1, 4), ((1, 4),), (4,)),
+        ((0, 1, 2, 3), ((0, 2), (0, 3), (1, 2), (1, 3)), (2, 3)),  # two sides: that of the leader goes on
+        ((0, 1, 2, 3), ((1, 2), (1, 3), (2, 3)), (3,)),  # the leader reaches all, and no line passes by all
+        ((0, 1, 2), ((0, 1), (0, 2)), (1, 2)),
+    ],
+)
+def test_where_no_way_is_left_those_go_whom_the_leader_cannot_reach(ranks, broken, gone):
+    assert tuple(seat.rank for seat in cut_off(generation(ranks, broken))) == gone
+
+
+def test_a_link_of_somebody_who_has_gone_is_no_wish_any_more():
+    wishes = Wishes(suspects=frozenset({Seat(1, 1)}), broken=frozenset({(0, 1)}))
+    both, alone = generation((0, 1)), generation((0,))
+    assert wishes.urgent(both)
+    assert not wishes.left_after(alone).urgent(alone)
+    assert wishes.left_after(both).broken == {(0, 1)}
+
+
+def test_a_process_that_got_no_time_to_listen_takes_nobody_for_dead():
+    now, meeting = [0.0], Meeting(MemoryRegisters(), 2)
+    listener = Listener(meeting, 1, A, clock=lambda: now[0])
+    listener.close()  # it looks when it is told to
+
+    def looked_after(seconds):
+        now[0] += seconds
+        listener._look()
+        return listener.silent_s(B)
+
+    before = listener.silent_s(B)
+    assert looked_after(100.0) - before <= MOST_S
+    silent = [looked_after(EVERY_S) for _ in range(2 * round(BEATS_S / EVERY_S))]
+    assert silent[0] < BEATS_S < silent[-1]
+    meeting.beat(1, B, 1)
+    assert looked_after(EVERY_S) == 0.0
+
+
+class Unreached:
+    """Opens connections that come about or not, as told, at once."""
+
+    def __init__(self):
+        self.names, self.carries = [], False
+
+    def __call__(self, name, number, size, wanted):
+        self.names.append((name, number, size))
+        if not self.carries:
+            raise RuntimeError("timed out")
+        return Threads(Switchboard(2), number)
+
+
+def asked_until(knocker, outcome, *members):
+    """Ask until the knocks that are under way have come to their end; return what is said then."""
+    for _ in range(2 * len(members)):
+        knocker.let_in(members)
+        knocker.close()  # waits for it
+    assert knocker.let_in(members) == outcome
+    return outcome
+
+
+def test_whoever_gets_no_connection_knocks_less_and_less_often_and_says_so(caplog):
+    now, carry, registers = [0.0], Unreached(), MemoryRegisters()
+    knocker = Knocker(B, 1, Meeting(registers, 2), carry, clock=lambda: now[0])
+    for pause in (5, 10, 20):
+        asked_until(knocker, False, A)
+        assert caplog.messages[-1] == f"rank 1 gets no connection to rank 0: it asks to join again in {pause} s"
+        knocks = len(carry.names)
+        now[0] += pause - 0.1
+        asked_until(knocker, False, A)
+        assert len(carry.names) == knocks
+        now[0] += 0.2
+    carry.carries = True
+    assert asked_until(knocker, True, A)
+    letters = Meeting(registers, 2).receive(1, A)
+    assert letters == [Knock(B, number) for number in (1, 2, 3, 4)]
+    assert carry.names == [(knock_name(1, letter, A), 1, 2) for letter in letters]
+    door = Door(A, 1, carry)
+    door.answer(letters[-1])
+    door.close()
+    assert carry.names[-1] == (knock_name(1, letters[-1], A), 0, 2)
+    carry.carries = False
+    asked_until(knocker, False, A, Seat(2, 1))  # others are there now: nothing is known of the way to them
+    assert caplog.messages[-1] == "rank 1 gets no connection to ranks 0, 2: it asks to join again in 5 s"
+    assert knocker.unreached == {A, Seat(2, 1)}
+
+
+@pytest.mark.parametrize(
+    ("joining", "unreached", "giver"),
+    [((2,), (), 0), ((2,), (0,), 1), ((1, 2), (0,), 1), ((0, 2), (), 1), ((0, 2), (1,), 0), ((2,), (0, 1), 0)],
+)
+def test_who_joins_is_given_the_state_by_the_first_it_reaches(joining, unreached, giver):
+    seats = tuple(Seat(rank, 1) for rank in range(3))
+    record = Generation(1, 4, 0, 0, seats, (0,) * 6, joining=joining)
+    assert giver_for(seats[2], record, [seats[rank] for rank in unreached]) == seats[giver]
+
+
+class Faulty(MemoryRegisters):
+    """Registers whose calls are carried out twice, or fail before or after they had their effect, as told.
+
+    After every call all earlier ones come once more, as what was sent again may.
+    """
+
+    def __init__(self, faults=()):
+        super().__init__()
+        self.faults, self.calls = list(faults), []
+
+    def create(self, key, value):
+        return self._asked(super().create, key, value)
+
+    def swap(self, key, expected, new):
+        return self._asked(super().swap, key, expected, new)
+
+    def _asked(self, call, *words):
+        fault = self.faults.pop(0) if self.faults else ""
+        if fault == "lost":
+            raise StoreGoneError("the request was lost")
+        answer = call(*words)
+        self.calls.append((call, words))
+        for again, known in self.calls:
+            again(*known)
+        if fault == "unanswered":
+            raise StoreGoneError("the answer was lost")
+        return call(*words) if fault == "twice" else answer
+
+
+def test_the_latest_acknowledgement_stands_however_often_a_store_is_asked():
+    pytest.importorskip("torch")
+    from ringside.survive.host_sums import Layout
+    from ringside.survive.net_exchange import NetExchange
+
+    record = generation((0, 1))
+    layout = Layout(0, [], {0: (), 1: ()})
+
+    def end_of(seat, registers):
+        others = {other: Stub() for other in record.members if other != seat}
+        phases, lookout = Phases(seat.rank), Lookout(others, list)
+        return NetExchange(seat, record, layout, Meeting(registers, 2), lookout, phases, Unreached())
+
+    ends = {seat: end_of(seat, Faulty()) for seat in record.members}
+    leader, other = ends[record.leader], ends[record.members[1]]
+    for faults in itertools.product(("", "twice", "lost", "unanswered"), repeat=4):
+        registers = Faulty(faults)
+        for end in ends.values():
+            end._meeting = Meeting(registers, 2)
+        for step in range(6):
+            ack = Acknowledgement(record.tag(step), other.seat, f"{step:016x}")
+            if not acknowledged(other, ack, tries=1 + step % 2):
+                continue  # the next one follows on what nobody knows to stand
+            assert leader.acknowledgements(record.tag(step), checked=False) == [ack], faults
+            assert leader.acknowledgements(record.tag(step + 1), checked=False) == [], faults
+    for end in ends.values():
+        end.close()
+
+
+def acknowledged(exchange, ack, tries):
+    """Acknowledge, again if the store fails; tell whether it did not in the end."""
+    for _ in range(tries):
+        with contextlib.suppress(StoreGoneError):
+            exchange.acknowledge(ack)
+            return True
+    return False
+
+
 @pytest.mark.parametrize("per_micro_batch", [True, False])
 @pytest.mark.parametrize("broken", [(), ((0, 1),)], ids=["ring", "line"])
 def test_members_on_several_hosts_get_the_same_sum_with_or_without_a_ring(per_micro_batch, broken):
@@ -328,7 +512,7 @@ def test_members_on_several_hosts_get_the_same_sum_with_or_without_a_ring(per_mi
     layout = Layout(40, [Run(dtype_code("float64"), 8, 0, 5)], slots)
     guard, opened, all_have_it = threading.Lock(), [], threading.Barrier(3)
 
-    def pair(name, number, size):
+    def pair(name, number, size, wanted):
         with guard:
             opened.append(name)
             return Threads(boards[name], number)
@@ -373,11 +557,11 @@ class Pair:
 def test_neighbours_name_who_is_at_the_end_of_a_link_that_failed():
     opened = []
 
-    def pair(name, number, size):
+    def pair(name, number, size, wanted):
         opened.append(Pair(name, number, size))
         return opened[-1]
 
-    ring = Neighbours(pair, "1/group/4", 3, 4, [(1, 3), (2, 3)])
+    ring = Neighbours(pair, "1/group/4", 3, 4, [(1, 3), (2, 3)], bool)
     assert [(one.name, one.number) for one in opened] == [("1/group/4/1-3", 1), ("1/group/4/2-3", 1)]
     with pytest.raises(LinkError) as caught:
         ring.send(2, b"")
@@ -385,5 +569,5 @@ def test_neighbours_name_who_is_at_the_end_of_a_link_that_failed():
     ring.fail(Cause("left", 3))
     assert [one.failed for one in opened] == [[Cause("left", 1), "closed"]] * 2
     with pytest.raises(LinkError) as caught:
-        Neighbours(pair, "g", 1, 3, [(0, 1), (1, 2)])
+        Neighbours(pair, "g", 1, 3, [(0, 1), (1, 2)], bool)
     assert caught.value.cause == Cause("lost", 0)

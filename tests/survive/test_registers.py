@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from ringside.errors import DeadlineError, RingsideError, UsageError
+from ringside.errors import RingsideError, StoreGoneError, UsageError
 from ringside.survive.decision import Abort, Commit, Seat, decode_decision, encode_decision
 from ringside.survive.generation import Generation, dealt, decode_generation, encode_generation
 from ringside.survive.packing import MOST_BYTES
@@ -65,12 +65,12 @@ class Gone:
 def test_a_store_that_is_silent_or_gone_is_told_of():
     store = Stalled()
     registers = StoreRegisters(store, timeout_s=0.01)
-    with pytest.raises(DeadlineError, match=r"did not answer within 0\.01 s .*host"):
+    with pytest.raises(StoreGoneError, match=r"did not answer within 0\.01 s .*host"):
         registers.read("a")
     store.goes_on.set()
     registers.close()
     gone = StoreRegisters(Gone(), timeout_s=60)
-    with pytest.raises(RingsideError, match="cannot be asked for 'a' any more: Broken pipe"):
+    with pytest.raises(StoreGoneError, match="cannot be asked for 'a' any more: Broken pipe"):
         gone.create("a", b"x")
     gone.close()
 

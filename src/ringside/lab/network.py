@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ringside.lab import shaping
@@ -84,7 +84,7 @@ def _lay_cables(lab: LabName, wiring: Wiring) -> subprocess.Popen[str] | None:
 
 
 def _switch_on(lab: LabName, wiring: Wiring) -> None:
-    _on_ends(lab, "ip", {end: f"link set {end.device} up" for link in wiring.links for end in link.ends})
+    _on_ends(lab, "ip", {end: [f"link set {end.device} up"] for link in wiring.links for end in link.ends})
     commands: dict[str, list[str]] = {}
     for link in wiring.links:
         for node, command in routes(link):
@@ -93,10 +93,10 @@ def _switch_on(lab: LabName, wiring: Wiring) -> None:
         batch("ip", lines, lab.namespace(node))
 
 
-def _on_ends(lab: LabName, tool: str, commands: Mapping[End, str]) -> None:
+def _on_ends(lab: LabName, tool: str, commands: Mapping[End, Sequence[str]]) -> None:
     by_node: dict[str, list[str]] = {}
-    for end, command in commands.items():
-        by_node.setdefault(end.node, []).append(command)
+    for end, mine in commands.items():
+        by_node.setdefault(end.node, []).extend(mine)
     for node, lines in by_node.items():
         batch(tool, lines, lab.namespace(node))
 

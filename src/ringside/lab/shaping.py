@@ -37,21 +37,27 @@ def queue_bytes(rate: float) -> int:
     return max(int(rate / 8 * _QUEUE_S), 64 * _FRAME_BYTES)
 
 
-def limit(device: str, rate: float | None) -> str:
-    """Return the command for `tc` that gives a device a rate in bit/s, or none."""
-    if rate is None:
-        return f"qdisc replace dev {device} root pfifo limit 1000"
-    return _filter(device, rate, queue_bytes(rate))
+def limit(device: str, rate: float | None) -> list[str]:
+    """Return the commands for `tc` that give a device a rate in bit/s, or none.
+
+    What waits there is dropped: a frame larger than the new bucket would stay first in the queue for ever.
+    """
+    unlimited = f"qdisc replace dev {device} root pfifo limit 1000"
+    return [unlimited] if rate is None else [unlimited, _filter(device, rate, queue_bytes(rate))]
 
 
-def drop_all(device: str) -> str:
-    """Return the command for `tc` that has a device drop every frame, as a cable that was pulled out."""
-    return _filter(device, 1e6, 1)
+def drop_all(device: str) -> list[str]:
+    """Return the commands for `tc` that have a device drop every frame, and tell the sender that it has left.
+
+    A queue that is full drops too, but says so. TCP takes that for congestion of its own host: it counts no keepalive
+    as unanswered, and never gives up a connection that is idle. What is lost on the way is not like that.
+    """
+    return [f"qdisc replace dev {device} root blackhole"]
 
 
-def pieces(device: str, rate: float | None) -> str:
-    """Return the command for `ip` that bounds what TCP hands down to a device at once."""
-    return f"link set {device} gso_max_size {piece_bytes(rate)}"
+def pieces(device: str, rate: float | None) -> list[str]:
+    """Return the commands for `ip` that bound what TCP hands down to a device at once."""
+    return [f"link set {device} gso_max_size {piece_bytes(rate)}"]
 
 
 def _filter(device: str, rate: float, queue: int) -> str:

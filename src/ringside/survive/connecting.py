@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -19,7 +20,11 @@ from ringside.survive.registers import MemoryRegisters, Registers, StoreRegister
 CALL_S = 20.0
 """How long one call to the store may take; then it is taken for gone."""
 MESSAGE_S = 600.0
-"""How long one message may take; whoever is late for it is found out otherwise, and sooner."""
+"""How long one message may take, or a member to come to a link; whoever is late is found out otherwise, and sooner."""
+JOINING_S = 1.5
+"""How long the two ends of a link may take to exchange addresses once both are there; after five times as long without
+an answer the link counts as silent."""
+_COME_S = 0.01
 _CONNECT_S = 60.0
 _CONNECT_AGAIN_S = 10.0
 
@@ -42,15 +47,27 @@ class Connection:
     listening: Registers
     store: Any = None
 
-    def open_transport(self, name: str, rank: int, ranks: int) -> Transport:
-        """Make a group that exchanges messages between hosts; it waits for all of its members."""
-        return TorchPeerToPeer(PrefixStore(name, self.store.clone()), rank, ranks, timeout_s=MESSAGE_S)
+    def open_transport(self, name: str, rank: int, ranks: int, wanted: Callable[[], bool]) -> Transport:
+        """Make a group that exchanges messages between hosts; see `OpenTransport`."""
+        store = PrefixStore(name, self.store.clone())
+        _meet(store, rank, ranks, wanted)
+        return TorchPeerToPeer(store, rank, ranks, timeout_s=MESSAGE_S, joining_s=JOINING_S)
 
     def close(self) -> None:
         """End the threads that wait for the store."""
         for registers in (self.registers, self.listening):
             if isinstance(registers, StoreRegisters):
                 registers.close()
+
+
+def _meet(store: Any, rank: int, ranks: int, wanted: Callable[[], bool]) -> None:
+    """Return when all have come; raise `RuntimeError` when nobody wants them any more."""
+    store.set(f"come/{rank}", "1")
+    others, deadline = [f"come/{other}" for other in range(ranks) if other != rank], time.monotonic() + MESSAGE_S
+    while not store.check(others):
+        if not wanted() or time.monotonic() > deadline:
+            raise RuntimeError("the other end of a link did not come")
+        time.sleep(_COME_S)  # a store could be waited on, but not given up
 
 
 def connect(environ: Mapping[str, str]) -> Connection:

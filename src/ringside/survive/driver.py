@@ -8,37 +8,30 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
-from ringside.engine.background import Work
-from ringside.errors import MismatchError, RingsideError
+from ringside.errors import RingsideError
 from ringside.survive import events as e
 from ringside.survive import instructions as i
+from ringside.survive.acquaintances import Acquaintances
+from ringside.survive.arrival import take_seat
+from ringside.survive.attempt import AnyExchange, Attempt
 from ringside.survive.decision import Abort, Decision, Seat, Tag, decision_key, decode_decision, encode_decision
 from ringside.survive.generation import Generation, decode_generation, encode_generation, generation_key
-from ringside.survive.giving import Giver
+from ringside.survive.handover import Handover, giver_for
 from ringside.survive.host_exchange import HostExchange, own_slots
 from ringside.survive.host_sums import Layout
 from ringside.survive.job import Job, Step
+from ringside.survive.knocking import Door, Knocker
 from ringside.survive.listener import Listener
-from ringside.survive.meeting import Joining, Meeting, Offered
-from ringside.survive.memory import read_only
+from ringside.survive.meeting import Joining, Meeting
 from ringside.survive.net_exchange import NetExchange
-from ringside.survive.net_state import gift_name, receive
-from ringside.survive.peers import BEATS_S, Peer, own_place
+from ringside.survive.peers import Peer
 from ringside.survive.protocol import Member, Phase
-from ringside.survive.state import take_over
 from ringside.survive.succession import closing
-from ringside.survive.waiting import GaveUp, Lookout, Superseded
-from ringside.survive.work import Kept
-from ringside.sync.digests import digest
+from ringside.survive.waiting import Lookout, Superseded
 
 _log = logging.getLogger("ringside")
 _PAUSE_S = 2e-4
 _LOOK_S = 2e-3
-_SIGN_S = 0.02
 _ASK_AGAIN_S = 1.0
 _LAST_WRITE_S = 120.0
 
@@ -61,18 +54,16 @@ class Driver:
         self.reason = ""
         self._initial = job.state.copied()
         self._todo: deque[i.Instruction] = deque()
-        self._peers: dict[Seat, Peer] = {}
-        self._kept: list[Kept] = []
-        self._exchange: HostExchange | NetExchange | None = None
+        self._known = Acquaintances(job.meeting, lambda seat: self._listener.silent_s(seat))
+        self._attempt = Attempt(job, self.spent)
+        self._handover = Handover(job)
+        self._exchange: AnyExchange | None = None
         self._lookout: Lookout | None = None
-        self._giver: Giver | None = None
         self._doing: tuple[Phase, Tag | None] | None = None
-        self._total: NDArray[np.uint8] = np.zeros(job.work.flat.size_bytes, dtype=np.uint8)
         self._asked: dict[Any, float] = {}
         self._ticked = self._applied_at = time.monotonic()
         self._step: Step | None = None
         self._life = 0
-        self._machine = own_place().machine
         self._founders: tuple[Seat, ...] = ()
         self._begin(job.meeting.incarnation(), fresh=True)
 
@@ -115,7 +106,7 @@ class Driver:
 
     def close(self) -> None:
         """Let go of memory, peers and threads; wait for a checkpoint that is being written."""
-        self._listener.close()
+        self._close_door()
         if self.job.checkpoints is not None:
             self.job.checkpoints.finish(_LAST_WRITE_S)
         self._let_go()
@@ -126,46 +117,38 @@ class Driver:
         """Claim a seat in an incarnation and start its state machine; without fresh state as one who joins."""
         job, meeting = self.job, self.job.meeting
         self._life += 1
-        seat = meeting.claim(incarnation, job.rank, own_place(self._life))
-        self._refuse_double(seat, incarnation)
+        seat = take_seat(meeting, self._known, incarnation, job.rank, self._life)
         job.phases.epoch, job.phases.incarnation = seat.epoch, incarnation
-        self._listener = Listener(Meeting(job.listening.registers, job.listening.ranks), incarnation, seat)
+        self._handover.unreached.clear()
+        self._open_door(seat, incarnation)
         self.member = Member(seat, incarnation, job.settings)
         self._founders = self._await_founders(incarnation) if fresh else ()
         step = job.state.step if seat in self._founders else None
         self._tell(e.Started(time.monotonic(), step, self._founders if step is not None else ()))
 
-    def _refuse_double(self, seat: Seat, incarnation: int) -> None:
-        """Raise `MismatchError` where another living process is the same rank of this job."""
-        earlier = {Seat(seat.rank, epoch) for epoch in range(1, seat.epoch)}
-        others = {one: peer for one in earlier if not (peer := self._peer(one, incarnation)).is_this_process}
-        alive = [one for one, peer in others.items() if peer.here and not peer.ended()]
-        away = [one for one, peer in others.items() if not peer.here]
-        for one in alive or self._giving_signs(away, incarnation):
-            raise MismatchError(
-                f"rank {seat.rank} of this job runs already, as process {others[one].place.pid}: two jobs share one "
-                "store and name; give this one another MASTER_PORT or --rdzv-id"
-            )
+    def _open_door(self, seat: Seat, incarnation: int) -> None:
+        """Begin to listen, and to answer those who knock; be ready to knock."""
+        job, carry = self.job, self.job.open_transport
+        self._door = Door(seat, incarnation, carry)
+        self._knocker = None if carry is None else Knocker(seat, incarnation, job.meeting, carry)
+        mail = Meeting(job.listening.registers, job.listening.ranks)
+        self._listener = Listener(mail, incarnation, seat, self._door.answer)
 
-    def _giving_signs(self, seats: Sequence[Seat], incarnation: int) -> list[Seat]:
-        """Return those of some processes on other hosts that give a new sign of life while it may be awaited."""
-        meeting, until = self.job.meeting, time.monotonic() + BEATS_S
-        last = {seat: meeting.beat_of(incarnation, seat) for seat in seats}
-        while any(last.values()) and time.monotonic() < until:
-            if found := [seat for seat in seats if meeting.beat_of(incarnation, seat) != last[seat]]:
-                return found
-            time.sleep(_SIGN_S)  # signs come through the store, which has nothing to wait on
-        return []
+    def _close_door(self) -> None:
+        self._listener.close()
+        self._door.close()
+        if self._knocker is not None:
+            self._knocker.close()
 
     def _await_founders(self, incarnation: int) -> tuple[Seat, ...]:
         def alive(seat: Seat) -> bool:
-            return not self._peer(seat, incarnation).ended()
+            return not self._known.peer(seat, incarnation).ended()
 
         return self.job.meeting.founders(incarnation, self.job.founding_s, alive)
 
     def _begin_again(self, incarnation: int, tree: dict[str, Any] | None) -> None:
         """Forget this seat and take another; with a state to begin with, or none."""
-        self._listener.close()
+        self._close_door()
         self._let_go()
         if tree is not None:
             self.job.state.load(tree)
@@ -260,7 +243,7 @@ class Driver:
     def _settle(self, settle: i.Settle) -> None:
         record, job = settle.generation, self.job
         for seat in settle.gone:
-            self._bury(seat)
+            self._known.bury(seat, record.incarnation)
         self._let_go()
         others = {seat: self._peer(seat) for seat in record.members if seat != self.member.seat}
         self._lookout = Lookout(others, self._attend, job.patience)
@@ -270,103 +253,57 @@ class Driver:
         ranks = ", ".join(map(str, record.ranks))
         _log.info("generation %d: ranks %s go on with step %d", record.number, ranks, record.step)
 
-    def _new_exchange(self, record: Generation, layout: Layout, lookout: Lookout) -> HostExchange | NetExchange:
+    def _new_exchange(self, record: Generation, layout: Layout, lookout: Lookout) -> AnyExchange:
         job, seat = self.job, self.member.seat
         if all(peer.here for peer in lookout.peers.values()) or job.open_transport is None:
             return HostExchange(seat, record, layout, job.meeting, lookout, job.phases)
         return NetExchange(seat, record, layout, job.meeting, lookout, job.phases, job.open_transport)
 
-    def _bury(self, seat: Seat) -> None:
-        peer = self._peer(seat)
-        if peer.place.pid != own_place().pid and not peer.put_to_death() and peer.here:
-            raise RingsideError(f"{seat} was suspected and does not die (process {peer.place.pid}): end it by hand")
-
     def _ask_to_join(self, ask: i.AskToJoin) -> None:
         record = self.member.newest
-        if record is not None and self._time_to(_ASK_AGAIN_S, ("join", record.number)):
+        if record is None or not self._is_let_in(record):
+            return
+        if self._time_to(_ASK_AGAIN_S, ("join", record.number)):
+            asking = Joining(ask.seat, tuple(sorted(self._unreached())))
             for seat in record.members:
-                self.job.meeting.send(self.member.incarnation, seat, Joining(ask.seat))
+                self.job.meeting.send(self.member.incarnation, seat, asking)
+
+    def _is_let_in(self, record: Generation) -> bool:
+        """Tell whether a member can be reached; between hosts that takes a while to be known."""
+        others = [seat for seat in record.members if seat.rank != self.job.rank]
+        if self._knocker is None or not others or any(self._peer(seat).here for seat in others):
+            return True
+        return self.member.phase is Phase.FETCHING or self._knocker.let_in(others)
+
+    def _unreached(self) -> set[Seat]:
+        return self._handover.unreached | (set() if self._knocker is None else self._knocker.unreached)
 
     def _offer_state(self, offer: i.OfferState) -> None:
-        record = self.member.generation
-        if record is None or record.holders[0] != self.member.seat or not self._time_to(_ASK_AGAIN_S, offer.tag):
+        record, unreached = self.member.generation, self._listener.unreached
+        if record is None:
             return
-        if self._giver is None or self._giver.tag != offer.tag:
-            self._take_back()
-            self._giver = Giver(self.job.state, offer.tag, self.member.seat, self.job.open_transport)
-        said = e.Offer(offer.tag, self.member.seat, f"{self.job.state.digest():016x}")
-        for seat in record.members:
-            if seat.rank in offer.joining:
-                address = self._giver.address_for(seat, self._peer(seat).here)
-                self.job.meeting.send(record.incarnation, seat, Offered(said, address))
-        self._reached("offer")
+        joining = [seat for seat in record.members if seat.rank in offer.joining]
+        takers = [seat for seat in joining if giver_for(seat, record, unreached.get(seat, ())) == self.member.seat]
+        if takers and self._time_to(_ASK_AGAIN_S, (offer.tag, *takers)):
+            self._handover.offer(offer.tag, self.member.seat, takers, self._known)
+            self._reached("offer")
 
     def _fetch_state(self, fetch: i.FetchState) -> e.Event | None:
         self.job.phases.step = fetch.tag.step
         self._reached("rejoin")
-        try:
-            take_over(self.job.state, self._given_by(fetch), int(fetch.digest, 16))
-        except Superseded:
-            return None
-        except (RingsideError, KeyError) as error:
-            _log.warning("the state of %s cannot be fetched (%s): it is asked for again", fetch.source, error)
-            return e.FetchFailed(fetch.tag)
-        return e.StateFetched(fetch.tag, f"{self.job.state.digest():016x}")
-
-    def _given_by(self, fetch: i.FetchState) -> NDArray[np.uint8]:
-        """Return the packed state that a member offered: from its memory, or sent by it."""
-        address = self._listener.addresses[str(fetch.tag), fetch.source]
-        carry, lookout = self.job.open_transport, self._lookout
-        if address is not None:
-            return read_only(address)
-        if carry is None or lookout is None:
-            raise RingsideError("there is no connection between hosts")
         self._doing = self._at
-
-        def wait(work: Work) -> None:
-            lookout.wait(lambda: [] if work.is_completed() else [fetch.source])
-
-        return receive(carry, gift_name(fetch.tag, fetch.source, self.member.seat), wait)
+        return self._handover.fetch(fetch, self.member.seat, self._listener.addresses, self._lookout)
 
     def _compute(self, compute: i.Compute) -> e.Event | None:
-        exchange, step = self._exchange, compute.tag.step
-        if exchange is None or compute.tag != self.member.tag:
+        if self._exchange is None or compute.tag != self.member.tag:
             return None
-        self.job.phases.step = step
-        filled: list[Kept] = []
-        computed, began = 0, time.perf_counter()
-        for slot, wanted in zip(exchange.slots, self._wanted(compute.micro_batches), strict=True):
-            computed += self.job.work.fill(step, wanted, slot, self._kept)
-            filled.append(Kept(step, frozenset(wanted), slot))
-            self._reached("compute")
-        if computed:
-            exchange.tell_own((time.perf_counter() - began) / computed)
-        self._kept = filled
-        self._check_state = compute.check_state
-        return e.WorkDone(compute.tag)
-
-    def _wanted(self, micro_batches: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Return which micro-batches each slot of this rank holds."""
-        if self.job.per_micro_batch:
-            return [(number,) for number in micro_batches]
-        return [micro_batches] if micro_batches else []
+        return self._attempt.compute(compute, self._exchange)
 
     def _exchange_sums(self, wanted: i.Exchange) -> e.Event | None:
         if self._exchange is None or wanted.tag != self.member.tag:
             return None
         self._doing = self._at
-        try:
-            self._exchange.run(wanted.tag.step, self._total)
-        except GaveUp as failure:
-            return e.AttemptFailed(wanted.tag, failure.suspects, failure.broken)
-        except Superseded:
-            return None
-        self._reached("after_receive")
-        state = f"{self.job.state.digest():016x}" if self._check_state else ""
-        began = time.perf_counter()
-        result = f"{digest(torch.from_numpy(self._total)):016x}"
-        self.spent["digest"] += time.perf_counter() - began
-        return e.ResultReady(wanted.tag, result, state)
+        return self._attempt.add_up(wanted, self._exchange)
 
     def _publish(self, publish: i.PublishAck) -> None:
         if self._exchange is not None:
@@ -406,10 +343,10 @@ class Driver:
         job, step, record = self.job, apply.tag.step, self.member.generation
         assert record is not None
         self._reached("before_apply")
-        loss = job.work.apply(step, self._total, apply.decision.divisor, job.optimizer)
+        loss = job.work.apply(step, self._attempt.total, apply.decision.divisor, job.optimizer)
         job.on_apply()
         job.state.step = step + 1
-        self._take_back()
+        self._handover.take_back()
         self._reached("after_apply")
         now = time.monotonic()
         members = tuple(seat.rank for seat in apply.decision.members)
@@ -452,31 +389,19 @@ class Driver:
 
     # ------------------------------------------------------------------------------------------ small things
 
-    def _peer(self, seat: Seat, incarnation: int | None = None) -> Peer:
-        if seat not in self._peers:
-            place = self.job.meeting.place(self.member.incarnation if incarnation is None else incarnation, seat)
-            if place is None:
-                raise RingsideError(f"{seat} never said where it runs: is the store shared by two jobs?")
-            self._peers[seat] = Peer(place, self._machine, lambda: self._listener.silent_s(seat))
-        return self._peers[seat]
+    def _peer(self, seat: Seat) -> Peer:
+        return self._known.peer(seat, self.member.incarnation)
 
     def _reached(self, phase: str) -> None:
         self.job.phases.reached(phase)
 
-    def _take_back(self) -> None:
-        if self._giver is not None:
-            self._giver.close()
-        self._giver = None
-
     def _let_go(self) -> None:
         """Let go of the generation's memory and processes."""
-        self._take_back()
+        self._handover.take_back()
         if self._exchange is not None:
             self._exchange.close()
         self._exchange = self._lookout = None
-        for peer in self._peers.values():
-            peer.close()
-        self._peers.clear()
+        self._known.forget()
 
     def _save(self) -> None:
         """Write the state, all of whose steps are committed, because training cannot go on."""

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ringside.errors import UsageError
+from ringside.errors import StoreGoneError, UsageError
 from ringside.launch import StopRequest, stop_requests
 from ringside.processes import Death, die_with_parent
 from ringside.survive.store_host import is_needed
@@ -52,14 +52,20 @@ class Keeper:
     starts: int = 0
 
     def run(self, stop: StopRequest) -> int:
-        """Keep the worker running until it ends by itself; return its exit status."""
-        quick = 0
+        """Keep the worker running until it ends by itself; return its exit status.
+
+        A worker that lost the store is started once more: where the store answers again, it joins the others.
+        """
+        quick = status = 0
         while True:
-            began = time.monotonic()
+            began, before = time.monotonic(), status
             status = self._run_once(stop)
             quick = quick + 1 if status > 0 and time.monotonic() - began < QUICK_S else 0
             if stop.signum:
                 return stop.exit_status
+            if status == REFUSED and before == StoreGoneError.exit_status:
+                self._say(f"rank {self._rank} has lost the job's store: the others go on, or it is to be started again")
+                return before
             if status in (0, REFUSED):
                 return 0
             if quick >= QUICK_ENDS or self.starts > self.most:
@@ -81,11 +87,14 @@ class Keeper:
                 continue
         return _end(worker, stop.signum)
 
+    @property
+    def _rank(self) -> int:
+        return int(self.environ.get("RANK", "0"))
+
     def _how(self, status: int) -> str:
-        rank = int(self.environ.get("RANK", "0"))
         if status < 0:
-            return f"rank {rank} was ended by {Death(rank, 0, None, -status).signal_name}"
-        return f"rank {rank} ended with status {status}"
+            return f"rank {self._rank} was ended by {Death(self._rank, 0, None, -status).signal_name}"
+        return f"rank {self._rank} ended with status {status}"
 
     def _say(self, words: str) -> None:
         print(f"ringside survive: {words}", file=sys.stderr, flush=True)

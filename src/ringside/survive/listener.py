@@ -6,15 +6,18 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Callable
 
 from ringside.errors import RingsideError
 from ringside.survive.decision import Seat
 from ringside.survive.events import AckSeen, Event, GenerationRead, JoinRequested, StateOffered
 from ringside.survive.generation import Generation, decode_generation, generation_key
-from ringside.survive.meeting import Acknowledged, Joining, Meeting, Offered
+from ringside.survive.meeting import Acknowledged, Joining, Knock, Meeting, Offered
 from ringside.survive.memory import Address
 
 EVERY_S = 0.05
+MOST_S = 0.25
+"""What a look that comes late counts for: a process that got no processor time has not heard the others' silence."""
 
 _log = logging.getLogger("ringside")
 
@@ -26,18 +29,30 @@ class Listener:
         meeting: One of its own, over registers that nobody else waits for.
         incarnation: Of which incarnation.
         seat: Whose mail.
+        answer: Called with every knock; it must not wait.
+        clock: Seconds.
 
     Attributes:
         newest: The newest generation that was seen; None: none.
         addresses: Where the state lies that was offered, by offer.
+        unreached: The members that a process which asks to join gets no connection to.
     """
 
-    def __init__(self, meeting: Meeting, incarnation: int, seat: Seat) -> None:
+    def __init__(
+        self,
+        meeting: Meeting,
+        incarnation: int,
+        seat: Seat,
+        answer: Callable[[Knock], object] = id,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.newest: Generation | None = None
         self.addresses: dict[tuple[str, Seat], Address | None] = {}
-        self._meeting, self._incarnation, self._seat = meeting, incarnation, seat
+        self.unreached: dict[Seat, tuple[Seat, ...]] = {}
+        self._meeting, self._incarnation, self._seat, self._answer = meeting, incarnation, seat, answer
         self._beats: dict[Seat, tuple[int | None, float]] = {}
-        self._number = 0
+        self._number, self._listened_s, self._looked = 0, 0.0, clock()
+        self._clock = clock
         self._found: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="ringside-survive-listener", daemon=True)
@@ -51,9 +66,9 @@ class Listener:
         return found
 
     def silent_s(self, seat: Seat) -> float:
-        """Return for how long a process has not given a sign of life, as far as is known, seconds."""
-        _, since = self._beats.setdefault(seat, (None, time.monotonic()))
-        return time.monotonic() - since
+        """Return for how long a process has not given a sign of life though one was listened for, seconds."""
+        _, since_s = self._beats.setdefault(seat, (None, self._listened_s))
+        return self._listened_s - since_s
 
     def close(self) -> None:
         """End the thread."""
@@ -75,19 +90,25 @@ class Listener:
             self._found.put(GenerationRead(newest))
         self._beat()
         for message in self._meeting.receive(self._incarnation, self._seat):
-            self._found.put(self._event(message))
+            if isinstance(message, Knock):
+                self._answer(message)
+            else:
+                self._found.put(self._event(message))
 
     def _beat(self) -> None:
         """Give a sign of life, and look for those that were asked after."""
         self._number += 1
+        now = self._clock()
+        self._listened_s, self._looked = self._listened_s + min(now - self._looked, MOST_S), now
         self._meeting.beat(self._incarnation, self._seat, self._number)
         for seat, (known, _) in list(self._beats.items()):
             latest = self._meeting.beat_of(self._incarnation, seat)
             if latest != known:
-                self._beats[seat] = latest, time.monotonic()
+                self._beats[seat] = latest, self._listened_s
 
     def _event(self, message: Joining | Offered | Acknowledged) -> Event:
         if isinstance(message, Joining):
+            self.unreached[message.seat] = message.unreached
             return JoinRequested(message.seat)
         if isinstance(message, Acknowledged):
             return AckSeen(message.ack)

@@ -28,9 +28,11 @@ class Joining(msgspec.Struct, frozen=True, tag="join"):
 
     Args:
         seat: Which.
+        unreached: Members that it gets no connection to.
     """
 
     seat: Seat
+    unreached: tuple[Seat, ...] = ()
 
 
 class Offered(msgspec.Struct, frozen=True, tag="offer"):
@@ -45,6 +47,18 @@ class Offered(msgspec.Struct, frozen=True, tag="offer"):
     address: Address | None
 
 
+class Knock(msgspec.Struct, frozen=True, tag="knock"):
+    """A message: a process wants to know whether it can reach who reads this; see `knocking.py`.
+
+    Args:
+        seat: Which.
+        number: How often it has knocked.
+    """
+
+    seat: Seat
+    number: int
+
+
 class Acknowledged(msgspec.Struct, frozen=True, tag="ack"):
     """A message: an acknowledgement.
 
@@ -55,7 +69,7 @@ class Acknowledged(msgspec.Struct, frozen=True, tag="ack"):
     ack: Acknowledgement
 
 
-Message = Joining | Offered | Acknowledged
+Message = Joining | Offered | Acknowledged | Knock
 _messages = msgspec.msgpack.Decoder(Message)
 _places = msgspec.msgpack.Decoder(Place)
 _seats = msgspec.msgpack.Decoder(tuple[Seat, ...])
@@ -206,4 +220,4 @@ def _box(incarnation: int, seat: Seat) -> str:
     return f"{incarnation}/mail/{seat.rank}/{seat.epoch}"
 
 
-__all__ = ["Acknowledged", "Joining", "Meeting", "Message", "Offered"]
+__all__ = ["Acknowledged", "Joining", "Knock", "Meeting", "Message", "Offered"]

@@ -13,8 +13,11 @@ from typing import Any
 
 from ringside.engine.transports.transport import NOBODY, Bytes, Cause, Kept, LinkError, Pending, Transport
 
-OpenTransport = Callable[[str, int, int], Transport]
-"""(a name that only this group uses, own number, how many) → the group's transport; it waits for all."""
+OpenTransport = Callable[[str, int, int, Callable[[], bool]], Transport]
+"""(a name that only this group uses, own number, how many, whether it is still wanted) → the group's transport.
+
+It waits for all to come while it is wanted; then they are connected in a few seconds, or `RuntimeError` is raised.
+"""
 
 
 class Neighbours:
@@ -26,13 +29,20 @@ class Neighbours:
         rank: This vertex.
         size: Number of vertices.
         links: Its links as (lower, higher), in an order in which all vertices can open theirs.
+        wanted: Tells whether they are still wanted.
 
     Raises:
         LinkError: A link could not be made; its cause names the vertex at the other end.
     """
 
     def __init__(
-        self, open_pair: OpenTransport, name: str, rank: int, size: int, links: Sequence[tuple[int, int]]
+        self,
+        open_pair: OpenTransport,
+        name: str,
+        rank: int,
+        size: int,
+        links: Sequence[tuple[int, int]],
+        wanted: Callable[[], bool],
     ) -> None:
         self.rank, self.size = rank, size
         self.doing: object = ""
@@ -41,7 +51,7 @@ class Neighbours:
         self._pairs: dict[int, Transport] = {}
         for low, high in links:
             peer = high if rank == low else low
-            self._pairs[peer] = self._opened(open_pair, f"{name}/{low}-{high}", peer)
+            self._pairs[peer] = self._opened(open_pair, f"{name}/{low}-{high}", peer, wanted)
 
     def keep(self, data: Bytes) -> Kept:
         """Return what `send` and `receive` take in place of `data`; see `Transport`."""
@@ -71,9 +81,9 @@ class Neighbours:
         """Return its name."""
         return {"transport": "pairs of neighbours"}
 
-    def _opened(self, open_pair: OpenTransport, name: str, peer: int) -> Transport:
+    def _opened(self, open_pair: OpenTransport, name: str, peer: int, wanted: Callable[[], bool]) -> Transport:
         try:
-            return open_pair(name, int(self.rank > peer), 2)
+            return open_pair(name, int(self.rank > peer), 2, wanted)
         except RuntimeError as error:
             self.fail(Cause("lost", peer))
             raise LinkError(Cause("lost", peer), str(error).partition("\n")[0]) from None

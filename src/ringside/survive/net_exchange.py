@@ -39,12 +39,13 @@ from ringside.survive.neighbours import Neighbours, OpenTransport
 from ringside.survive.packing import decode, encode
 from ringside.survive.phases import Phases
 from ringside.survive.waiting import GaveUp, Lookout, Superseded
-from ringside.survive.way import way_around
+from ringside.survive.way import cut_off, way_around
 
 Bytes = NDArray[np.uint8]
 
 _SUM, _BYTE = OP_CODES["sum"], DTYPES.index("uint8")
 _JUDGE_S = 2.5
+_LOOK_S = 0.01
 
 
 class Shown(msgspec.Struct, frozen=True, array_like=True):
@@ -94,8 +95,12 @@ class NetExchange:
         self._own: dict[int, float] = {}
         self._thread = Background("ringside-survive-exchange")
         name = f"{generation.incarnation}/group/{generation.number}"
-        links, size = self._way.links_of(self._me), len(generation.members)
-        self._opening = self._thread.submit(lambda: Neighbours(open_transport, name, self._me, size, links))
+        self._gone = cut_off(generation)
+        links, size = [] if self._gone else self._way.links_of(self._me), len(generation.members)
+        self._wanted = True
+        self._opening = self._thread.submit(
+            lambda: Neighbours(open_transport, name, self._me, size, links, lambda: self._wanted)
+        )
 
     def run(self, step: int, into: Bytes) -> None:
         """All-reduce what the slots hold into private memory, uint8 [size_bytes].
@@ -106,6 +111,8 @@ class NetExchange:
         if len(self.generation.members) == 1:
             self._alone(into)
             return
+        if self._gone:
+            raise self._parted()
         if self._exchange is None:
             self._exchange = Exchange(self._finished(self._opening))
         self._phases.reached("before_send")
@@ -147,6 +154,7 @@ class NetExchange:
 
     def close(self) -> None:
         """Close all connections and let go of all memory."""
+        self._wanted = False
         if self._exchange is not None:
             self._exchange.transport.fail(Cause("left", self._me))
         elif self._opening.is_completed() and self._opening.exception() is None:
@@ -226,15 +234,29 @@ class NetExchange:
             if seat in self._lookout.dead():
                 return GaveUp(seat)
             self._lookout.attend(())
-            self._lookout.pause(0.01)
+            self._lookout.pause(_LOOK_S)
         return GaveUp() if left else self._without_link(seat)
 
     def _without_link(self, seat: Seat) -> GaveUp:
-        """Go around the link to a member; where there is no way, without the one of its ends whose rank is higher."""
+        """Go around the link to a member; where there is no way, without those whom the leader cannot reach."""
         low, high = sorted((seat.rank, self.seat.rank))
-        if (low, high) not in self.generation.broken:
-            return GaveUp(broken=(low, high))
-        return GaveUp(seat if seat.rank == high else None)
+        broken = tuple(sorted({*self.generation.broken, (low, high)}))
+        gone = cut_off(msgspec.structs.replace(self.generation, broken=broken))
+        return GaveUp(*(() if self.seat in gone else gone), broken=(low, high))
+
+    def _parted(self) -> GaveUp:
+        """Have those who stay go on without the others, who wait for them to say so."""
+        if self.seat not in self._gone:
+            return GaveUp(*self._gone)
+        self._wait_for_others(_JUDGE_S)
+        return GaveUp()
+
+    def _wait_for_others(self, longest_s: float) -> None:
+        """Wait for the proposal of somebody who knows better."""
+        until = time.monotonic() + longest_s
+        while time.monotonic() < until:
+            self._lookout.attend(())
+            self._lookout.pause(_LOOK_S)
 
     def _ack_key(self, seat: Seat) -> str:
         return f"{self.generation.incarnation}/ack/{seat.rank}/{seat.epoch}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from threading import Event
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,17 +33,19 @@ class Gift:
     def __init__(self, open_transport: OpenTransport, name: str, memory: Bytes) -> None:
         self._thread = Background("ringside-survive-gift")
         self._transport: Transport | None = None
+        self._wanted = True
         self._work = self._thread.submit(lambda: self._give(open_transport, name, memory))
 
     def close(self) -> None:
         """Give up, if it has not arrived."""
+        self._wanted = False
         if self._transport is not None:
             self._transport.fail(Cause("left", _GIVER))
             self._transport.close(patience_s=0.0)
         self._thread.stop(timeout_s=0.0)
 
     def _give(self, open_transport: OpenTransport, name: str, memory: Bytes) -> None:
-        self._transport = open_transport(name, _GIVER, 2)
+        self._transport = open_transport(name, _GIVER, 2, lambda: self._wanted)
         length = np.array([len(memory)], dtype=np.int64).view(np.uint8)
         for piece in (length, *_pieces(memory)):
             self._transport.send(_TAKER, piece).wait()
@@ -59,15 +62,16 @@ def receive(open_transport: OpenTransport, name: str, wait: Callable[[Work], obj
     Raises:
         RingsideError: It did not arrive.
     """
-    thread, opened = Background("ringside-survive-gift"), list[Transport]()
+    thread, opened, over = Background("ringside-survive-gift"), list[Transport](), Event()
     try:
-        work = thread.submit(lambda: _take(open_transport, name, opened))
+        work = thread.submit(lambda: _take(open_transport, name, opened, lambda: not over.is_set()))
         wait(work)
         taken: Bytes = work.wait(0)
         return taken
     except (LinkError, RuntimeError) as error:
         raise RingsideError(f"the connection broke ({error})") from None
     finally:
+        over.set()
         for transport in opened:
             transport.fail(Cause("left", _TAKER))
             transport.close(patience_s=0.0)
@@ -79,8 +83,8 @@ def gift_name(tag: Tag, giver: Seat, taker: Seat) -> str:
     return f"{tag.incarnation}/gift/{tag.generation}/{giver.rank}.{giver.epoch}/{taker.rank}.{taker.epoch}"
 
 
-def _take(open_transport: OpenTransport, name: str, opened: list[Transport]) -> Bytes:
-    transport = open_transport(name, _TAKER, 2)
+def _take(open_transport: OpenTransport, name: str, opened: list[Transport], wanted: Callable[[], bool]) -> Bytes:
+    transport = open_transport(name, _TAKER, 2, wanted)
     opened.append(transport)
     length = np.zeros(8, dtype=np.uint8)
     transport.receive(_GIVER, length).wait()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ringside.engine.background import Background
-from ringside.errors import DeadlineError, RingsideError, UsageError
+from ringside.errors import StoreGoneError, UsageError
 
 NOBODY_WRITES = b"\x00ringside: nobody writes this"
 """Compared with and set to itself, so a store tells what stands without waiting for it and without writing."""
@@ -89,7 +89,7 @@ class StoreRegisters:
         self._calls = Background("ringside-survive-registers")
 
     def create(self, key: str, value: bytes) -> bytes:
-        """See `Registers`; raise `DeadlineError` if the store does not answer, `RingsideError` if it has gone."""
+        """See `Registers`; raise `StoreGoneError` if the store does not answer, or has gone."""
         # c10d: an empty expectation means that nothing stands.
         return self._ask(key, lambda: self._store.compare_set(key, b"", _worth_writing(value)))
 
@@ -116,12 +116,12 @@ class StoreRegisters:
         try:
             return bytes(self._calls.submit(call).wait(self._timeout_s))
         except TimeoutError:
-            raise DeadlineError(
+            raise StoreGoneError(
                 f"the store did not answer within {self._timeout_s:g} s when asked for {key!r}: see whether the host "
                 "that it lives on is alive"
             ) from None
         except RuntimeError as error:  # torch's DistStoreError and DistNetworkError
-            raise RingsideError(f"the store cannot be asked for {key!r} any more: {error}") from error
+            raise StoreGoneError(f"the store cannot be asked for {key!r} any more: {error}") from error
 
 
 def _worth_writing(value: bytes) -> bytes:

@@ -62,7 +62,8 @@ class Wishes:
         waiting = frozenset(new for new in self.newcomers if new.epoch > epochs.get(new.rank, -1))
         quotas = self.quotas if self._wants_other_quotas(base) else ()
         suspects = self.suspects & (waiting | set(base.members))
-        return Wishes(suspects, waiting, self.drains - set(base.drained), self.broken - set(base.broken), quotas)
+        broken = frozenset(link for link in self.broken - set(base.broken) if set(base.ranks).issuperset(link))
+        return Wishes(suspects, waiting, self.drains - set(base.drained), broken, quotas)
 
     def quotas_of(self, ranks: tuple[int, ...], owners: tuple[int, ...], share_out: Quotas) -> dict[int, int]:
         """Return how many micro-batches each of some ranks takes."""

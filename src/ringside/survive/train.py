@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.utils.data import default_collate
 
-from ringside.errors import MismatchError, RingsideError
+from ringside.errors import MismatchError, RingsideError, StoreGoneError
 from ringside.survive import passport
 from ringside.survive.audit import committed
 from ringside.survive.checkpoint import Checkpoints
@@ -38,7 +38,7 @@ from ringside.survive.phases import Phases
 from ringside.survive.randomness import key_of, seed_all
 from ringside.survive.samples import Samples, drawn_by, length_of, shuffled
 from ringside.survive.settings import Settings
-from ringside.survive.state import State, Stateful
+from ringside.survive.state import State
 from ringside.survive.stragglers import Mode, Rebalance, Stragglers
 from ringside.survive.waiting import Patience
 from ringside.survive.work import Collate, DataSet, Loss, Work
@@ -155,7 +155,8 @@ def training(
         silent_s: A rank that lives and does not take part for so long is left behind, seconds.
 
     A rank that leaves the loop before the last step ends the job for all. One that runs other code, or another model,
-    than the first, or is there already (two jobs with one name), is refused: its process ends with status 77.
+    than the first, or is there already (two jobs with one name), is refused: its process ends with status 77. One that
+    cannot reach the job's store any more ends with status 75.
 
     Raises:
         UsageError: Something cannot be as asked.
@@ -163,40 +164,28 @@ def training(
     """
     samples = _samples(dataset, batch, micro_batches, seed, sampler)
     shape = _Shape(steps, mean, checkpoint_every if checkpoint_dir is not None else 0, least_ranks)
-    connection = _connected()
-    try:
-        others: dict[str, Stateful] = {} if scheduler is None else {"scheduler": scheduler}
-        state = State(model, optimizer, others)
-        checkpoints = None if checkpoint_dir is None else Checkpoints(Path(checkpoint_dir))
+    with _connection() as connection:
+        state = State(model, optimizer, {} if scheduler is None else {"scheduler": scheduler})
         _admit(connection, passport.passport_of(model, optimizer, samples, seed))
-        newest = None if checkpoints is None else checkpoints.newest()
-        if newest is not None:
-            state.load(newest)
-        driver = _driver(
-            Job(
-                rank=connection.rank,
-                meeting=Meeting(connection.registers, connection.ranks),
-                listening=Meeting(connection.listening, connection.ranks),
-                settings=_settings(samples, shape),
-                state=state,
-                optimizer=optimizer,
-                work=Work(model, loss, dataset, samples, seed, collate),
-                on_apply=int if scheduler is None else scheduler.step,
-                checkpoints=checkpoints,
-                per_micro_batch=reproducible,
-                patience=Patience(silent_s=silent_s),
-                phases=Phases.of_environment(connection.rank, os.environ),
-                stragglers=Stragglers(on_straggler),
-                open_transport=None if connection.store is None else connection.open_transport,
-            )
+        job = Job(
+            rank=connection.rank,
+            meeting=Meeting(connection.registers, connection.ranks),
+            listening=Meeting(connection.listening, connection.ranks),
+            settings=_settings(samples, shape),
+            state=state,
+            optimizer=optimizer,
+            work=Work(model, loss, dataset, samples, seed, collate),
+            on_apply=int if scheduler is None else scheduler.step,
+            checkpoints=_resumed(state, checkpoint_dir),
+            per_micro_batch=reproducible,
+            patience=Patience(silent_s=silent_s),
+            phases=Phases.of_environment(connection.rank, os.environ),
+            stragglers=Stragglers(on_straggler),
+            open_transport=None if connection.store is None else connection.open_transport,
         )
-        try:
+        with contextlib.closing(_driver(job)) as driver:
             yield Training(driver, samples)
             driver.end_job()
-        finally:
-            driver.close()
-    finally:
-        connection.close()
 
 
 def _samples(
@@ -226,6 +215,19 @@ def _settings(samples: Samples, shape: _Shape) -> Settings:
     )
 
 
+@contextlib.contextmanager
+def _connection() -> Iterator[Connection]:
+    """Give the job's registers; leave the program where they cannot be reached any more."""
+    connection = _connected()
+    try:
+        yield connection
+    except StoreGoneError as error:
+        _log.error("rank %d ends: %s", connection.rank, error)
+        raise SystemExit(error.exit_status) from None
+    finally:
+        connection.close()
+
+
 def _connected() -> Connection:
     """Return the job's registers; where a worker that was started again finds none, the job is over."""
     try:
@@ -235,6 +237,17 @@ def _connected() -> Connection:
             raise
         _log.error("the job is over, or its store is gone: %s", error)
         raise SystemExit(REFUSED) from None
+
+
+def _resumed(state: State, directory: str | Path | None) -> Checkpoints | None:
+    """Return where checkpoints go; the state is that of the newest one there, if there is any."""
+    if directory is None:
+        return None
+    checkpoints = Checkpoints(Path(directory))
+    newest = checkpoints.newest()
+    if newest is not None:
+        state.load(newest)
+    return checkpoints
 
 
 def _driver(job: Job) -> Driver:

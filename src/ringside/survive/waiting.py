@@ -18,13 +18,13 @@ class GaveUp(Exception):
     """An exchange cannot be finished.
 
     Args:
-        suspect: Who is dead or does not answer; None: it is not known.
+        suspects: Who is dead, does not answer or cannot be reached; nobody: it is not known.
         broken: The link that carries nothing though both of its ends live.
     """
 
-    def __init__(self, suspect: Seat | None = None, broken: Link | None = None) -> None:
-        super().__init__(str(suspect or broken or "the exchange failed"))
-        self.suspects: tuple[Seat, ...] = () if suspect is None else (suspect,)
+    def __init__(self, *suspects: Seat, broken: Link | None = None) -> None:
+        super().__init__(", ".join(map(str, suspects)) or str(broken or "the exchange failed"))
+        self.suspects = suspects
         self.broken: tuple[Link, ...] = () if broken is None else (broken,)
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from ringside.schedule import Schedule, chain, relabel, ring
 from ringside.schedule.ring import ring_all_gather
-from ringside.survive.generation import Generation
+from ringside.survive.decision import Seat
+from ringside.survive.generation import Generation, Link
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,11 @@ class Way:
         """Return a member's links as (lower, higher), ascending, so that opening them one by one cannot deadlock."""
         joined = itertools.pairwise([*self.order, self.order[0]] if self.closed else self.order)
         return sorted({(min(pair), max(pair)) for pair in joined if vertex in pair and len(set(pair)) == 2})
+
+    def joins(self, ranks: Sequence[int]) -> list[Link]:
+        """Return all links that are used, by rank as (lower, higher)."""
+        links = {link for vertex in self.order for link in self.links_of(vertex)}
+        return [(ranks[low], ranks[high]) for low, high in sorted(links)]
 
     def all_reduce(self) -> Schedule:
         """Return the all-reduce: in as many parts as there are members around a ring, whole along a line."""
@@ -60,4 +66,24 @@ def way_around(generation: Generation) -> Way:
     return extended([0], closed=True) or next(lines, None) or Way(tuple(range(size)), closed=True)
 
 
-__all__ = ["Way", "way_around"]
+def cut_off(generation: Generation) -> tuple[Seat, ...]:
+    """Return who has to go because of broken links; nobody, where there is a way over all members.
+
+    Those go whom the leader cannot reach over any other members; if it can reach all, though not on one way that
+    passes by everybody once, then the highest rank that misses a link.
+    """
+    broken, ranks = set(generation.broken), generation.ranks
+    if broken.isdisjoint(way_around(generation).joins(ranks)):
+        return ()
+    reached, fresh = {ranks[0]}, [ranks[0]]
+    while fresh:
+        at = fresh.pop()
+        near = [rank for rank in ranks if rank not in reached and (min(at, rank), max(at, rank)) not in broken]
+        reached.update(near)
+        fresh += near
+    away = tuple(seat for seat in generation.members if seat.rank not in reached)
+    last = max(rank for link in broken for rank in link)
+    return away or tuple(seat for seat in generation.members if seat.rank == last)
+
+
+__all__ = ["Way", "cut_off", "way_around"]

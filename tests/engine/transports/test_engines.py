@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,15 @@ from tests.processes import communicator, on_ranks, place
 from ringside import _core
 from ringside.engine.dtypes import DTYPES, OP_CODES
 from ringside.engine.exchange import Exchange
+from ringside.engine.message_plan import plan_messages
 from ringside.errors import UnsupportedError
+from ringside.schedule import Schedule, chunk_bounds
 
 from .schedules import by_communicator, by_exchange, check_engine, is_close
 from .vertices import peer_to_peer, store_file
 
 SIZES = (2, 3, 4, 5)
+Array = np.ndarray[Any, Any]
 
 
 def through_torch(path: str) -> list[list[int]]:
@@ -41,6 +45,41 @@ def test_messages_through_torch() -> None:
     for at, size in enumerate(SIZES):
         assert results[0][at]
         assert all(digests[at] == results[0][at] for digests in results[:size]), f"{size} ranks hold different bits"
+
+
+def on_a_device(path: str) -> list[list[int]]:
+    """The device's own group is Gloo here; what is queued and reduced is the same as on a GPU with NCCL."""
+    import torch
+    import torch.distributed as dist
+
+    from ringside.engine.transports.torch_device import DevicePeers
+
+    here, digests = place(), []
+    store = dist.PrefixStore(here.job, dist.FileStore(path, -1))
+    dist.init_process_group("gloo", store=store, rank=here.rank, world_size=here.size)
+    for size in SIZES:
+        group = dist.new_group(list(range(here.size))[-size:])  # ranks of the group are not those of the job
+        if dist.get_rank(group) < 0:
+            digests.append([])
+            continue
+        peers = DevicePeers(group)
+
+        def reduce(x: Array, dtype: str, op: str, s: Schedule, peers: DevicePeers = peers) -> None:
+            flat = torch.from_numpy(x).view(getattr(torch, dtype))
+            bounds = chunk_bounds(len(x), s.chunks).tolist()
+            peers.run(plan_messages(s, peers.rank), [flat[b:e] for b, e in pairwise(bounds)], op)
+
+        digests.append(check_engine(reduce, peers.rank, size, every=5))
+    dist.destroy_process_group()
+    return digests
+
+
+def test_on_the_device_of_the_tensors() -> None:
+    with store_file() as path:
+        results = on_ranks(max(SIZES), on_a_device, path, limit_s=150)
+    for at, size in enumerate(SIZES):
+        assert results[-1][at]
+        assert all(digests[at] == results[-1][at] for digests in results[-size:]), f"{size} ranks hold different bits"
 
 
 def in_shared_memory() -> list[int]:

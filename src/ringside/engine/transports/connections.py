@@ -25,7 +25,7 @@ def watched_connections(dead_after_s: float) -> Iterator[None]:
     """
     before = _sockets()
     yield
-    for fd in _sockets() - before:
+    for fd, _ in _sockets() - before:
         _watch(fd, dead_after_s)
 
 
@@ -38,13 +38,14 @@ def close_connections(group: Any) -> None:
                 group.recv([nothing], peer, _NOTHING).wait(_AT_ONCE)
 
 
-def _sockets() -> set[int]:
-    """Return this process's open sockets."""
+def _sockets() -> set[tuple[int, int]]:
+    """Return this process's open sockets as (descriptor, inode): descriptors that another thread closes come again."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                found.add(int(name))
+            about = os.fstat(int(name))
+            if stat.S_ISSOCK(about.st_mode):
+                found.add((int(name), about.st_ino))
     return found
 
 

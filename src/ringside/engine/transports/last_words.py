@@ -119,15 +119,17 @@ class Listener:
 
     Args:
         words: Where to look.
-        tell: Called with the cause. It is not kept alive.
+        tell: Called with the cause. Its object is not kept alive.
+        attend: Called whenever nobody has given up. Nor is this.
         name: Of the thread.
     """
 
-    def __init__(self, words: LastWords, tell: Callable[[Cause], object], name: str) -> None:
+    def __init__(
+        self, words: LastWords, tell: Callable[[Cause], object], attend: Callable[[], object], name: str
+    ) -> None:
         self._over = threading.Event()
-        self._thread = threading.Thread(
-            target=_listen, args=(words, self._over, weakref.WeakMethod(tell)), name=name, daemon=True
-        )
+        ears = weakref.WeakMethod(tell), weakref.WeakMethod(attend)
+        self._thread = threading.Thread(target=_listen, args=(words, self._over, *ears), name=name, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -137,13 +139,19 @@ class Listener:
             self._thread.join(1.0)
 
 
-def _listen(words: LastWords, over: threading.Event, tell: weakref.WeakMethod[Callable[[Cause], object]]) -> None:
-    while not over.wait(_LISTEN_S) and tell() is not None:
-        word = words.first()
-        listener = tell()
-        if word is not None and listener is not None:
+def _listen(
+    words: LastWords,
+    over: threading.Event,
+    tell: weakref.WeakMethod[Callable[[Cause], object]],
+    attend: weakref.WeakMethod[Callable[[], object]],
+) -> None:
+    while not over.wait(_LISTEN_S) and (listener := tell()) is not None:
+        if (word := words.first()) is not None:
             listener(word.cause)
             return
+        if (attends := attend()) is not None:
+            attends()
+        del listener, attends
 
 
 def find_late(words: LastWords, me: int, own: Word, grace_s: float) -> Cause:

@@ -8,11 +8,13 @@ leaves theirs usable; rendezvous, addresses and sockets are torch's. What matter
 -   Nothing can be cancelled. But a wait that times out closes every connection of its group, which ends all other waits
     here at once and, since connections close, at the peers: that is how a rank gives up. Why, it says on a second
     group (`ringside.engine.transports.last_words`).
--   A host that vanishes without a word is not noticed; the sockets are told to (`connections`).
+-   A host that vanishes without a word is not noticed; the sockets are told to (`connections`). Keepalives that the own
+    host's queue drops are not counted by the kernel, so whoever waits for long also sends a little.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import threading
 import time
@@ -31,7 +33,9 @@ from ringside.engine.transports.transport import NOBODY, Bytes, Cause, Kept, Lin
 _DATA, _PROBE = 1, 3
 _WORD_S = 0.3  # a word takes less, unless the machine is very busy
 _SILENCE_S = 1.0  # who says nothing for so long after everybody was woken takes no part
-_JOINING = datetime.timedelta(seconds=60)  # the ranks have met already
+_PROD_S = 1.0
+JOINING_S = 60.0
+"""How long ranks that have met take at most to say where they are, seconds."""
 
 
 class TorchPeerToPeer:
@@ -43,12 +47,23 @@ class TorchPeerToPeer:
         size: Number of vertices, at least 2.
         timeout_s: Longest wait for one message, seconds.
         dead_after_s: A peer whose host does not answer for so long is taken for lost, seconds.
+        joining_s: Longest time until all have said where they are, seconds; a peer that does not answer there is given
+            up after five times as long, by Gloo.
 
     Raises:
         RuntimeError: The group could not be made (a rank did not come, no interface).
     """
 
-    def __init__(self, store: Store, rank: int, size: int, *, timeout_s: float, dead_after_s: float = 4.0) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        *,
+        timeout_s: float,
+        dead_after_s: float = 4.0,
+        joining_s: float = JOINING_S,
+    ) -> None:
         self.rank, self.size = rank, size
         self.waits_inside: Callable[[], int] = _for_nobody
         self.on_failure: Callable[[], object] = _nothing
@@ -56,15 +71,17 @@ class TorchPeerToPeer:
         self._since = time.monotonic()
         self._timeout = datetime.timedelta(seconds=timeout_s)
         gloo: Any = dist.ProcessGroupGloo
-        joining = _JOINING
+        joining = datetime.timedelta(seconds=joining_s)
         with watched_connections(dead_after_s):
             self._group = gloo(PrefixStore("data", store), rank, size, joining)
             words = gloo(PrefixStore("words", store), rank, size, joining)
         self._words = LastWords(words, rank, size)
         self._waits_for = NOBODY
+        self._waits = 0
+        self._prodded: tuple[int, float] = (-1, 0.0)
         self._cause: Cause | None = None
         self._guard = threading.Lock()
-        self._listener = Listener(self._words, self.fail, f"ringside-listener-{rank}")
+        self._listener = Listener(self._words, self.fail, self._prod, f"ringside-listener-{rank}")
 
     @property
     def doing(self) -> object:
@@ -158,6 +175,16 @@ class TorchPeerToPeer:
             return None, cause
         return None, Cause("lost", next((peer for peer in self._peers() if not self._reaches(peer)), NOBODY))
 
+    def _prod(self) -> None:
+        """Send something to whoever has been waited for: what is not acknowledged ends a connection that is silent."""
+        (known, since), wait, peer, now = self._prodded, self._waits, self._waits_for, time.monotonic()
+        if peer == NOBODY or wait != known:
+            self._prodded = wait, now
+        elif now - since > _PROD_S:
+            self._prodded = wait, now
+            with contextlib.suppress(RuntimeError):  # whoever waits hears of it
+                self._group.send([torch.zeros(1)], peer, _PROBE)
+
     def _peers(self) -> list[int]:
         return [peer for peer in range(self.size) if peer != self.rank]
 
@@ -201,6 +228,7 @@ class _Message:
     def wait(self) -> None:
         """Wait for it; see `Pending`."""
         self.transport._waits_for = self.peer
+        self.transport._waits += 1
         try:
             self.work.wait(self.transport._timeout)
         except RuntimeError as error:
