@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 
+from ringside.engine.across import Across, Reduction
+from ringside.engine.choice import Choice
+from ringside.engine.dtypes import DTYPES
+from ringside.engine.exchange import Exchange
+from ringside.engine.exchange_run import AHEAD
 from ringside.engine.flow import Stream, lane_bounds, lay_out
 from ringside.engine.message_plan import plan_messages
+from ringside.engine.part import part_of, told_of
+from ringside.engine.roster import Roster
+from ringside.engine.transports.threads import Threads
 from ringside.errors import ClosedError
-from ringside.schedule import by_name
+from ringside.schedule import ALGORITHMS, by_name
+
+from .threaded import NoNative
+from .transports.vertices import on_threads
 
 WAIT_S = 20.0
 
@@ -41,6 +53,16 @@ def test_hosts_cut_alike_and_a_ring_begins_with_its_own_chunk() -> None:
     for layout in layouts:
         assert layout.ends[-1].chunk != layout.fills[0].chunk or len({p.chunk for p in layout.pieces}) == 1
         assert len({piece.chunk for piece in layout.ends}) == 4
+
+
+def test_a_ring_adds_up_what_it_receives_beside_what_it_sends() -> None:
+    layout = lay_out(plan_messages(by_name("ring", 4), 1), 64_000, 1000, 1000, 2, 2)
+    of_chunk = [piece.chunk for piece in layout.fills]
+    own, coming, then, last = dict.fromkeys(of_chunk)
+    each = of_chunk.count(own)
+    assert of_chunk[:AHEAD] == [own] * AHEAD
+    assert of_chunk[AHEAD : AHEAD + 8] == [own, coming] * 4
+    assert of_chunk[2 * each :] == [then] * each + [last] * each
 
 
 def test_lanes_share_a_part_evenly_and_ranks_beyond_have_none() -> None:
@@ -96,3 +118,90 @@ def test_when_one_half_fails_the_other_does_not_wait() -> None:
 def test_a_piece_without_messages_of_this_rank_is_ended_at_once() -> None:
     layout = lay_out(plan_messages(by_name("ring", 2), 0), 4000, 1000, 1000, 1, 2)
     assert all(Stream(layout, [0] * len(layout.pieces)).ended(piece) for piece in layout.ends)
+
+
+def test_adding_up_waits_until_messages_need_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ringside.engine.flow._PATIENCE_S", WAIT_S)
+    layout = lay_out(plan_messages(by_name("ring", 2), 0), 40_000, 1000, 1000, 1, 1)
+    flow, filled, enough = Stream(layout, [1] * len(layout.pieces)), 0, threading.Semaphore(0)
+
+    def fill() -> None:
+        nonlocal filled
+        for piece in layout.fills:
+            flow.pace(piece)
+            flow.filled(piece)
+            filled += 1
+            enough.release()
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    taken = {0: 0, 1: 0}
+    for turn, piece in enumerate(layout.fills):
+        assert enough.acquire(timeout=WAIT_S)
+        assert filled <= turn + 4
+        flow.wait(piece.chunk, taken[piece.chunk])
+        taken[piece.chunk] += 1
+    flow.stop()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+
+
+class Recorded:
+    """A feed in which everything is there; notes what was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int]] = []
+
+    def wait(self, chunk: int, segment: int) -> None:
+        self.asked.append((chunk, segment))
+
+    def ready(self, chunk: int, segment: int) -> None:
+        """It is not wanted anywhere."""
+
+
+def test_a_vertex_sends_its_own_only_a_little_ahead_of_what_comes() -> None:
+    segments, item = 20, 4
+
+    def vertex(end: Threads) -> list[tuple[int, int]]:
+        exchange, feed = Exchange(end, segment_bytes=64), Recorded()
+        chunks = [[np.ones(16, np.float32).view(np.uint8) for _ in range(segments)] for _ in range(3)]
+        what = Reduction(DTYPES.index("float32"), 0)
+        part = part_of(Choice("ring"), None, what, told_of(what, 960), roster(3, end.rank))
+        assert part.plan is not None
+        exchange.run(part.plan, chunks, item, part.fold, part.call, last_fold=part.last_fold, ordered=True, feed=feed)
+        assert all((one.view(np.float32) == 3).all() for several in chunks for one in several)
+        return feed.asked
+
+    for asked in on_threads(3, vertex):
+        own, coming = asked[0][0], asked[AHEAD + 1][0]
+        assert own != coming
+        for segment in range(AHEAD + 1, segments):
+            assert asked.index((own, segment)) > asked.index((coming, segment - AHEAD - 1))
+
+
+def roster(hosts: int, rank: int) -> Roster:
+    return Roster(rank, tuple((r,) for r in range(hosts)), tuple(map(str, range(hosts))), ("",) * hosts)
+
+
+@pytest.mark.parametrize(("hosts", "window"), [(2, 1), (3, 4), (5, 1)])
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"in_network"}))
+def test_streams_end_with_the_sum_whatever_the_schedule(name: str, hosts: int, window: int) -> None:
+    """Two at a time, the second begun while the first is between hosts."""
+    count, choice, what = 30_000, Choice(name, "hosts"), Reduction(DTYPES.index("float32"), 0)
+    all_done = threading.Barrier(hosts)
+
+    def vertex(end: Threads) -> list[np.ndarray]:
+        exchange = Exchange(end, segment_bytes=1000, window=window)
+        across = Across(roster(hosts, end.rank), exchange, None, NoNative(), timeout_s=WAIT_S)
+        tensors = [np.arange(count, dtype=np.float32) % 97 + end.rank for _ in range(2)]
+        under_way = [across.begin(x.__array_interface__["data"][0], count, what, choice) for x in tensors]
+        for one in under_way:
+            one.finish()
+        all_done.wait(WAIT_S)  # who leaves early takes with it what others have not taken yet
+        across.close()
+        return tensors
+
+    want = hosts * (np.arange(count, dtype=np.float32) % 97) + sum(range(hosts))
+    for tensors in on_threads(hosts, vertex):
+        for x in tensors:
+            np.testing.assert_array_equal(x, want)

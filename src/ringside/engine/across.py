@@ -294,8 +294,11 @@ class Across:
             cut.append(self.exchange.cut(mine, item, what.wire) if carries else [])
         stream = Stream(layout, [len(segments) for segments in cut])
         work = self._start(functools.partial(self._carry_pieces, choice, layout, cut, stream, what, call))
+        alone = not self._open  # else this is to be ready when the one before it is through
         try:
             for piece in layout.fills:
+                if alone:
+                    stream.pace(piece)
                 self._gather_up(address + piece.begin * item, piece.bounds, what)
                 stream.filled(piece)
         except BaseException:

@@ -156,22 +156,25 @@ class Communicator(Collectives):
             flat.write_back()
         return x
 
-    def post(self, flat: Flat, op: str = "sum", *, scale: float = 1.0) -> Callable[[], None]:
+    def post(self, flat: Flat, op: int = 0, scale: float = 1.0) -> Callable[[], None]:
         """Begin a small all-reduce without waiting for anybody, and return what waits for the others and finishes it.
 
         In between the tensor is to be left alone, and nothing else may be called.
 
         Args:
             flat: The tensor, of at most `inline_bytes`.
-            op, scale: As for `all_reduce`, which other ranks may call with `algorithm="one_shot"` instead.
+            op: Code of the reduction, as `checked_op` gives it.
+            scale: As for `all_reduce`, which other ranks may call with `algorithm="one_shot"` instead.
         """
-        code = checked_op(flat, op, scaled=scale != 1.0)
-        self._resolve(self._core.post(flat.address, flat.numel, flat.dtype, code, scale, flat.shape), "all_reduce")
+        status = self._core.post(flat.address, flat.numel, flat.dtype, op, scale, flat.shape)
+        if status != _OK:
+            self._resolve(status, "all_reduce")
+        return self._finish_posted
 
-        def finish() -> None:
-            self._resolve(self._core.finish_posted(), "all_reduce")
-
-        return finish
+    def _finish_posted(self) -> None:
+        status = self._core.finish_posted()
+        if status != _OK:
+            self._resolve(status, "all_reduce")
 
     def all_reduce_storage(self, flat: Flat, storage: Storage | None, *, scale: float, stamp_ns: int) -> None:
         """All-reduce (sum) a tensor that lies in a shareable storage which peers may not have mapped yet.

@@ -26,8 +26,13 @@ if TYPE_CHECKING:
     from ringside.engine.exchange import Exchange
 
 _SHARED_BYTES = 1 << 16  # of chunks that share a message: copying more takes longer than sending them one by one
-_AHEAD = 8  # receives whose messages may be on their way before it is their turn
+_PLACES_AHEAD = 8  # receives whose messages may be on their way before it is their turn
+_NO_HORIZON = (1 << 30, 0)
 _ORDERED_BYTES = 1 << 16  # of a chunk: smaller ones are a matter of latency, and the rounds' order is the shortest
+
+AHEAD = 3
+"""Segments of this vertex's own that are sent before the one is received that comes at the same time: what is fed in
+piece by piece is added up when messages need it, and no sooner."""
 
 Fold = Callable[[Sequence[int], int, int], None]
 """Reduces arrays: (addresses of the sources in order, address of the result, elements)."""
@@ -69,13 +74,16 @@ class Hop(NamedTuple):
     last: float
 
 
+Parts = tuple[tuple[int, int, int], ...]
+"""What a message carries: (chunk, segment, the receive it waits for) of each part, in order."""
+
+
 @dataclass(frozen=True)
 class _Outbox:
-    """What is still to be sent to one vertex in one collective, message by message: (chunk, segment, after) of each
-    part, in order."""
+    """What is still to be sent to one vertex in one collective, message by message: its round, and what it carries."""
 
     peer: int
-    queue: deque[tuple[tuple[int, int, int], ...]]
+    queue: deque[tuple[int, Parts]]
 
 
 class Run:
@@ -103,6 +111,7 @@ class Run:
         self.leaving: defaultdict[tuple[int, int], list[Pending]] = defaultdict(list)
         self.done: list[int] = [0] * len(plan.dependents)
         self.order = self._order() if ordered else None
+        self.horizon = (0, AHEAD) if feed is not None and self.order is None else _NO_HORIZON
         self.outboxes = {dst: self._outbox(dst, sends) for dst, sends in plan.links.items()}
         self.mail: dict[int, Mail] = {}
         self.greeted: set[int] = set()
@@ -122,6 +131,7 @@ class Run:
                 if receives:
                     self._round(k, receives, first)
                     first += len(receives)
+            self._look_to(_NO_HORIZON)
         else:
             self._in_order(self.order)
         self._hear_the_rest()
@@ -142,18 +152,21 @@ class Run:
 
     def _outbox(self, dst: int, sends: tuple[Send, ...]) -> _Outbox:
         """List the messages of a link: as ordered, or per round, segment by segment."""
-        queue: deque[tuple[tuple[int, int, int], ...]] = deque()
+        queue: deque[tuple[int, Parts]] = deque()
         if self.order is not None:
             after = {(send.round, send.chunk): send.after for send in sends}
             parts = self.order.sends.get(dst, ())
-            return _Outbox(self._vertex(dst), deque(((c, segment, after[k, c]),) for k, c, segment in parts))
+            return _Outbox(self._vertex(dst), deque((k, ((c, segment, after[k, c]),)) for k, c, segment in parts))
         for group in self.plan.outgoing[dst]:
             if len(group) > 1 and self._share_a_message([send.chunk for send in group]):
-                queue.append(tuple((send.chunk, 0, send.after) for send in group if self._segments(send.chunk)))
+                parts = tuple((send.chunk, 0, send.after) for send in group if self._segments(send.chunk))
+                queue.append((group[0].round, parts))
                 continue
             for segment in range(max(self._segments(send.chunk) for send in group)):
                 queue.extend(
-                    ((send.chunk, segment, send.after),) for send in group if segment < self._segments(send.chunk)
+                    (send.round, ((send.chunk, segment, send.after),))
+                    for send in group
+                    if segment < self._segments(send.chunk)
                 )
         return _Outbox(self._vertex(dst), queue)
 
@@ -170,12 +183,24 @@ class Run:
         if not queue and outbox.peer not in self.greeted:
             self._post(outbox.peer, self._header(outbox.peer), ())
         while queue:
-            for _, segment, after in queue[0]:
-                if after >= 0 and done[after] <= segment:
+            k, parts = queue[0]
+            for _, segment, after in parts:
+                if (done[after] <= segment) if after >= 0 else ((k, segment) > self.horizon):
                     return
-            self._send(outbox.peer, queue.popleft())
+            queue.popleft()
+            self._send(outbox.peer, parts)
 
-    def _send(self, peer: int, parts: tuple[tuple[int, int, int], ...]) -> None:
+    def _look_to(self, horizon: tuple[int, int]) -> None:
+        """Send this vertex's own segments up to one of a round, (round, segment), and none beyond.
+
+        What a peer waits for in a round is sent before this vertex waits for anything that comes later than that.
+        """
+        if self.horizon != _NO_HORIZON:
+            self.horizon = horizon
+            for outbox in self.outboxes.values():
+                self._pump(outbox)
+
+    def _send(self, peer: int, parts: Parts) -> None:
         if self.feed is not None:
             for chunk, segment, after in parts:
                 if after < 0:
@@ -187,7 +212,7 @@ class Run:
             pieces.insert(0, self._header(peer))
         self._post(peer, pieces[0] if len(pieces) == 1 else np.concatenate(pieces), parts)
 
-    def _post(self, peer: int, data: Bytes, parts: tuple[tuple[int, int, int], ...]) -> None:
+    def _post(self, peer: int, data: Bytes, parts: Parts) -> None:
         pending: Pending = self.exchange.transport.send(peer, data)
         if len(parts) > 1:
             pending = Once(pending)
@@ -211,7 +236,7 @@ class Run:
         for mail in self.mail.values():
             mail.paced = True
         for at, ((k, _, segment), places) in enumerate(order.takes):
-            for ahead in range(at, min(at + _AHEAD, len(indices))):
+            for ahead in range(at, min(at + _PLACES_AHEAD, len(indices))):
                 for src, number in zip(receives[indices[ahead]].sources, order.takes[ahead].places, strict=True):
                     self.mail[self._vertex(src)].expect(number)
             self._receive(k, indices[at], receives[indices[at]], segment, places)
@@ -224,6 +249,7 @@ class Run:
         several = self.plan.incoming[k]
         self.bundled = {src: None for src, chunks in several.items() if self._share_a_message(chunks)}
         for segment in range(max(counts)):
+            self._look_to((k, segment + AHEAD))
             for index, receive in enumerate(receives):
                 if segment < counts[index]:
                     self._receive(k, first + index, receive, segment, None)

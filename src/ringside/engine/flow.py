@@ -2,7 +2,8 @@
 
 The schedule's chunks are contiguous parts of the tensor, and each is cut into pieces; a piece is added up inside the
 host lane by lane, each lane's part travels in segments, and as soon as all of it is there again the host's ranks share
-it. So messages begin when the first piece is added up, and only the last piece is shared after the last message.
+it. So messages begin when the first piece is added up, and only the last piece is shared after the last message. Adding
+up stays a few pieces ahead of the messages: it would else take the processor from them when they begin.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ringside.engine.exchange_run import AHEAD
 from ringside.engine.message_plan import MessagePlan
 from ringside.errors import ClosedError
 from ringside.schedule import chunk_bounds
 
 _PIECES = 16  # of a tensor, unless they would be smaller than a message for each lane
+_READY = 3  # pieces that are added up before messages need them
+_PATIENCE_S = 0.02  # messages that are held up elsewhere hold up no adding up
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +84,31 @@ def lay_out(plan: MessagePlan, elements: int, least: int, most: int, lanes: int,
                 for at, edge in enumerate(edges[:-1])
             ]
         )
-    fills, ends = _chunks_needed(plan), _chunks_ended(plan)
     return Layout(
         tuple(piece for pieces in by_chunk for piece in pieces),
-        tuple(piece for chunk in fills for piece in by_chunk[chunk]),
-        tuple(piece for chunk in ends for piece in by_chunk[chunk]),
+        tuple(_as_needed(plan, by_chunk, -(-AHEAD * least // max(size, least, 1)))),
+        tuple(piece for chunk in _chunks_ended(plan) for piece in by_chunk[chunk]),
     )
 
 
-def _chunks_needed(plan: MessagePlan) -> list[int]:
-    """Return the chunks in the order in which this vertex first sends or adds to them."""
-    sends = [send for sends in plan.links.values() for send in sends if send.after < 0]
-    sent = [send.chunk for send in sorted(sends, key=lambda send: send.round)]
-    received = [receive.chunk for receives in plan.rounds for receive in receives]
-    return list(dict.fromkeys([*sent, *received, *range(plan.chunks)]))
+def _as_needed(plan: MessagePlan, by_chunk: Sequence[Sequence[Piece]], ahead: int) -> list[Piece]:
+    """Return all pieces in the order in which this vertex first sends or adds to them.
+
+    What it sends of its own is on its way while it takes what comes in the same round, so many pieces ahead.
+    """
+    received = ((k, ahead, receive.chunk) for k, receives in enumerate(plan.rounds) for receive in receives)
+    sent = ((send.round, 0, send.chunk) for sends in plan.links.values() for send in sends if send.after < 0)
+    never = ((len(plan.rounds), ahead, chunk) for chunk in range(plan.chunks))
+    first: dict[int, tuple[int, int]] = {}
+    for k, later, chunk in sorted([*received, *sent, *never]):
+        first.setdefault(chunk, (k, later))
+    most = max(map(len, by_chunk))
+    turns = [
+        (k * most + at + later, later, piece)
+        for chunk, (k, later) in first.items()
+        for at, piece in enumerate(by_chunk[chunk])
+    ]
+    return [piece for _, _, piece in sorted(turns, key=lambda turn: turn[:2])]
 
 
 def _chunks_ended(plan: MessagePlan) -> list[int]:
@@ -118,12 +133,19 @@ class Stream:
             self._at.setdefault(piece.chunk, []).extend([at] * count)
         self._left = list(segments)
         self._filled = [False] * len(segments)
+        turn = {self._index[piece.chunk, piece.begin]: at for at, piece in enumerate(layout.fills)}
+        self._turn = [turn[at] for at in range(len(turn))]
+        self._needed = 0
         self._changed = threading.Condition()
         self._stopped = False
 
     def wait(self, chunk: int, segment: int) -> None:
         """Return when this host's contribution is added up there."""
         at = self._at[chunk][segment]
+        if self._turn[at] > self._needed:
+            with self._changed:
+                self._needed = self._turn[at]
+                self._changed.notify_all()
         if not self._filled[at]:
             with self._changed:
                 self._changed.wait_for(lambda: self._filled[at] or self._stopped)
@@ -137,6 +159,13 @@ class Stream:
             self._left[at] -= 1
             if not self._left[at]:
                 self._changed.notify_all()
+
+    def pace(self, piece: Piece) -> None:
+        """Return when messages will soon need a piece, or have not moved on for a while."""
+        turn = self._turn[self._index[piece.chunk, piece.begin]] - _READY
+        if turn > self._needed:
+            with self._changed:
+                self._changed.wait_for(lambda: self._needed >= turn or self._stopped, _PATIENCE_S)
 
     def filled(self, piece: Piece) -> None:
         """Take note that a piece is added up."""

@@ -9,7 +9,6 @@ network has changed, they time and decide anew. See docs/design/0006-selection.m
 from __future__ import annotations
 
 import logging
-import math
 import os
 import platform
 import time
@@ -30,6 +29,7 @@ from ringside.engine.explanation import Explanation
 from ringside.engine.first import First
 from ringside.engine.measuring import Measuring
 from ringside.engine.probing import QUICK, Probe, Prober
+from ringside.engine.revision import Revision, difference
 from ringside.engine.selection_cache import Mode, cache_path, load, store
 from ringside.engine.selection_table import LADDER, Rank, Table
 from ringside.engine.wire import Wire
@@ -62,7 +62,8 @@ class Selector:
     Attributes:
         table: What was decided; None before `start`, and with RINGSIDE_SELECTION=off.
         probe: The links, as last timed; None likewise.
-        history: What was changed during the run and why, in words.
+        revisions: What was decided anew during the run and why, oldest first.
+        listeners: Called with every revision on the thread that carries all-reduces, on all ranks.
         version: Grows with every change of the choices in use.
         calls: How many small all-reduces there were, by class of sizes, once that class is settled.
     """
@@ -78,7 +79,8 @@ class Selector:
     ) -> None:
         self.table: Table | None = None
         self.probe: Probe | None = None
-        self.history: list[str] = []
+        self.revisions: list[Revision] = []
+        self.listeners: list[Callable[[Revision], object]] = []
         self.version = 0
         self._across, self._clock = across, clock
         self._mode, self._environ = Mode.of_environment(environ), dict(environ)
@@ -121,6 +123,11 @@ class Selector:
         if self.table is None:
             return Explanation(size_bytes, str(self.choose(size_bytes)), "nothing was measured: RINGSIDE_SELECTION=off")
         return Explanation.of(size_bytes, self.table.at(size_bytes), tuple(self.history))
+
+    @property
+    def history(self) -> list[str]:
+        """What was decided anew during the run and why, in words."""
+        return [revision.words for revision in self.revisions]
 
     def settled(self, size_bytes: int) -> bool:
         """Tell whether the choice for this size has been tried out in the job's own all-reduces."""
@@ -216,11 +223,15 @@ class Selector:
         old, new = before.at(self._asked).winner, self.table.at(self._asked).winner
         changed = [rank.winner for rank in before.ranks] != [rank.winner for rank in self.table.ranks]
         self._drift.revised(changed=changed)
-        turn = f"{old} -> {new}" if old != new else f"{old} stays" + (", other sizes change" if changed else "")
-        entry = f"{reason}; {_difference(previous, self.probe, self._across)}; {turn}"
-        self.history.append(entry)
+        others = old == new and changed
+        found = difference(previous, self.probe, self._across.roster.names)
+        slow, took_s = tuple(self.probe.slow), self._clock() - began
+        revision = Revision(self._asked, old, new, others, reason, slow, found, took_s)
+        self.revisions.append(revision)
         if self._first.here:
-            _log.warning("selection revised in %.2f s: %s", self._clock() - began, entry)
+            _log.warning("selection revised in %.2f s: %s", took_s, revision.words)
+        for listener in self.listeners:
+            listener(revision)
 
     def after(self, size_bytes: int, choice: Choice, seconds: float, dtype: int = _FLOAT32) -> None:
         """Do all that is to be done after an all-reduce: observe it, and vote and revise where that is due."""
@@ -322,18 +333,3 @@ def _job(across: Across) -> dict[str, str]:
         "block_bytes": str(across._block_bytes),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
     }
-
-
-def _difference(before: Probe | None, now: Probe, across: Across) -> str:
-    """Say what became of the links, in a few words."""
-    names = across.roster.names
-    slow = now.slow
-    if slow:
-        link = slow[0]
-        where = names[link.src] if link.dst < 0 else f"{names[link.src]} > {names[link.dst]}"
-        return f"{where} carries {link.bytes_per_s / 1e6:.0f} MB/s, others {link.usual / 1e6:.0f} MB/s"
-    if before is None:
-        return "no link is slow"
-    off = ~np.eye(now.network.size, dtype=np.bool_)
-    share = math.exp(float(np.mean(np.log(now.rates[off] / before.rates[off]))))
-    return f"links carry {share:.2f} times what they did"

@@ -162,8 +162,8 @@ def _check_torch(x: Any) -> None:
         raise UnsupportedError(f"{type(x).__name__} is neither a torch tensor nor a NumPy array")
     if not x.is_cpu:
         raise UnsupportedError(
-            f"a tensor on {x.device} cannot be reduced by the shared-memory engine: use the NCCL process group "
-            "(torch.distributed.all_reduce) for it, or move it to the CPU first"
+            f"a tensor on {x.device} is not for shared memory: use ringside.Communicator(group).all_reduce (NCCL), the "
+            "process group itself, or move it to the CPU first"
         )
     if str(x.layout) != "torch.strided":
         raise UnsupportedError(f"a tensor of layout {x.layout} cannot be reduced: call .to_dense() first")

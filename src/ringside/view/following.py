@@ -13,6 +13,7 @@ import numpy as np
 
 from ringside.monitor.price import Meter
 from ringside.monitor.records import RunInfo, StepRecord
+from ringside.monitor.revised import NOTES_KEPT, Revised, read_revised
 from ringside.monitor.run_directory import Event
 from ringside.monitor.verdict import Verdict
 
@@ -67,6 +68,7 @@ class Following:
         findings: The verdicts so far, in order.
         comparison: What the comparison found, once it is done.
         losses: Mean loss over ranks of the newest steps, oldest first.
+        revised: When gradients went another way between hosts, oldest first.
     """
 
     info: RunInfo | None = None
@@ -77,6 +79,7 @@ class Following:
     findings: list[Finding] = field(default_factory=list)
     comparison: dict[str, Any] = field(default_factory=dict)
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES_KEPT))
+    revised: deque[Revised] = field(default_factory=lambda: deque(maxlen=NOTES_KEPT))
     _rows: deque[dict[int, StepRecord]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     _row: dict[int, StepRecord] = field(default_factory=dict)
 
@@ -160,6 +163,8 @@ class Following:
             self.comparison = {key: value for key, value in event.items() if key not in ("kind", "unix")}
         elif kind in ("verdict", "repaired"):
             return self._judge(event)
+        elif (revised := read_revised(event)) is not None:
+            self.revised.append(revised)
         return None
 
     def _judge(self, event: Event) -> Finding | None:

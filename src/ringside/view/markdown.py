@@ -7,6 +7,7 @@ from typing import Any
 
 from ringside.monitor.questions import QUESTIONS, read_answers
 from ringside.monitor.records import RunInfo
+from ringside.monitor.revised import notes
 from ringside.view.report_words import all_is_well, duration, no_verdict, share, size, tell
 
 SHOWN_RANKS = 16
@@ -22,6 +23,7 @@ def render_markdown(summary: dict[str, Any], info: RunInfo) -> str:
     parts = [
         f"# {escape(info.name)}",
         *_verdicts(summary),
+        *(f"*{escape(words)}*" for words in notes(summary)),
         _figures(summary, info),
         *_answers(summary),
         _ranks(summary),

@@ -14,6 +14,7 @@ import numpy as np
 from ringside.monitor.excess import Floats
 from ringside.monitor.questions import read_answers
 from ringside.monitor.records import RunInfo, StepRecord
+from ringside.monitor.revised import notes
 from ringside.monitor.table import Table, fill_waits, tabulate
 from ringside.monitor.verdict import name_ranks
 from ringside.view.answers import answers_section
@@ -54,6 +55,7 @@ def render_report(summary: dict[str, Any], run_info: RunInfo, records: Iterable[
     body = [
         _header(run_info, summary),
         _verdicts(verdicts, summary),
+        _notes(summary),
         _figures(summary),
         answers_section(read_answers(summary.get("questions"))),
         f'<section aria-label="Over time">{_charts(table, verdicts, culprits)}</section>' if len(table) else "",
@@ -111,6 +113,12 @@ def _revealed(summary: dict[str, Any]) -> str:
     what, step = injected.get("kind"), injected.get("from_step")
     text = f"What had been injected, unknown to the detector: {what}, {who}{how}, from step {step}."
     return f'<p class="revealed">{html.escape(text)}</p>'
+
+
+def _notes(summary: dict[str, Any]) -> str:
+    """When gradients went another way between hosts."""
+    said = "".join(f'<p class="revealed">{html.escape(words)}</p>' for words in notes(summary))
+    return f'<section aria-label="Notes">{said}</section>' if said else ""
 
 
 def _figures(summary: dict[str, Any]) -> str:

@@ -46,7 +46,7 @@ def now(live: Live, links: Sequence[LinkTotals], settled: dict[str, Any] | None)
 
     Returns:
         Names, stage and step; `verdicts` in words with prices; `tiles`; `figures` per rank (base64 float32 seconds,
-        and ratios); `arrows` [waiting, awaited, seconds per step]; `links`; `questions`.
+        and ratios); `arrows` [waiting, awaited, seconds per step]; `links`; `questions`; `notes`, sentences.
     """
     info = live.info
     if info is None:
@@ -58,6 +58,7 @@ def now(live: Live, links: Sequence[LinkTotals], settled: dict[str, Any] | None)
             "arrows": [],
             "links": [],
             "questions": [],
+            "notes": [],
         }
     context = settled or _context(live)
     verdicts = _settled_verdicts(settled) if settled else _verdicts(live, context)
@@ -80,6 +81,7 @@ def now(live: Live, links: Sequence[LinkTotals], settled: dict[str, Any] | None)
         "topology": topology(info.algorithm, live.ranks),
         "links": [_link(link, info.hosts) for link in links[:LINKS]],
         "questions": _questions(settled),
+        "notes": [as_text(one.words) for one in live.following.revised],
     }
 
 

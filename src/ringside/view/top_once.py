@@ -48,6 +48,7 @@ def as_json(snapshot: Snapshot, order: Order) -> dict[str, Any]:
             {**msgspec.to_builtins(one.verdict), "cost_rank_seconds": one.cost_rank_seconds, "over": one.over}
             for one in snapshot.verdicts
         ],
+        "notes": list(snapshot.notes),
         "ranks": [dataclasses.asdict(one) for one in arrange(snapshot.ranks, order)],
     })  # fmt: skip
     return content

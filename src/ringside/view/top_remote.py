@@ -64,6 +64,7 @@ class _Now(msgspec.Struct, kw_only=True):
     verdicts: list[_Told] = []
     figures: dict[str, str] = {}
     trouble: str = ""
+    notes: list[str] = []
 
 
 class _Rows(msgspec.Struct, kw_only=True):
@@ -150,6 +151,7 @@ class Remote:
             steps=steps,
             own_seconds=np.stack([self._rows[int(step)] for step in steps]) if len(steps) else empty,
             version=self._version,
+            notes=tuple(now.notes),
         )
 
     def records(self, rank: int) -> list[StepRecord]:

@@ -59,6 +59,7 @@ class Snapshot:
         trouble: Why no more can be seen, one sentence; empty where all is well.
         version: Grows with whatever changed.
         detail: The newest records of the rank that was asked for, oldest first.
+        notes: What else happened, in words, oldest first.
     """
 
     where: str
@@ -73,6 +74,7 @@ class Snapshot:
     trouble: str = ""
     version: int = 0
     detail: tuple[StepRecord, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class Source(Protocol):
@@ -149,6 +151,7 @@ class Local:
             steps=live.steps(),
             own_seconds=live.rows("own_seconds"),
             version=live.version,
+            notes=tuple(one.words for one in run.revised),
         )
 
     def records(self, rank: int) -> list[StepRecord]:

@@ -63,8 +63,15 @@ def _stage(snapshot: Snapshot) -> str:
 def verdict_block(snapshot: Snapshot, width: int, height: int) -> Text:
     """Return the verdicts, those that are open first, in at most `height` lines of `width` cells.
 
-    The first is told with why, price and what to do, the others with a line each, as far as there is room.
+    The first is told with why, price and what to do, the others with a line each, as far as there is room; below them,
+    the newest note.
     """
+    if height < 3 or not snapshot.notes:
+        return _verdicts(snapshot, width, height)
+    return Text("\n").join([_verdicts(snapshot, width, height - 1), *_note(snapshot.notes[-1], width, 1)])
+
+
+def _verdicts(snapshot: Snapshot, width: int, height: int) -> Text:
     if snapshot.trouble:
         return _join(_paragraph("● ", snapshot.trouble, width, "bold yellow", lines=max(height, 1)), height)
     if not snapshot.verdicts:
@@ -125,11 +132,16 @@ def _style(one: Open) -> str:
 
 
 def all_verdicts(snapshot: Snapshot, width: int) -> Text:
-    """Return every verdict in full."""
+    """Return every verdict in full, and every note."""
     lines: list[Text] = []
     for one in snapshot.verdicts:
         lines += [*told(one, width), *_evidence(one, width), Text()]
-    return Text("\n").join(lines or [Text("No verdict so far.", style="green")])
+    lines = lines or [Text("No verdict so far.", style="green")]
+    return Text("\n").join([*lines, *(line for words in snapshot.notes for line in _note(words, width, 1000))])
+
+
+def _note(words: str, width: int, lines: int) -> list[Text]:
+    return _paragraph("○ ", words, width, "yellow", lines=lines)
 
 
 def rank_detail(snapshot: Snapshot, rank: int, width: int) -> Text:

@@ -16,7 +16,7 @@ from ringside.engine.transports.connections import close_connections, watched_co
 from ringside.engine.transports.transport import Bytes, Cause, LinkError
 from ringside.errors import UnsupportedError
 
-_OPS = {
+REDUCE_OPS = {
     "sum": dist.ReduceOp.SUM,
     "prod": dist.ReduceOp.PRODUCT,
     "min": dist.ReduceOp.MIN,
@@ -25,7 +25,7 @@ _OPS = {
     "bor": dist.ReduceOp.BOR,
     "bxor": dist.ReduceOp.BXOR,
 }
-
+"""What torch calls reductions; it is told to sum where avg is asked for."""
 
 _DTYPES = [getattr(torch, name) for name in DTYPES]
 
@@ -33,7 +33,7 @@ _DTYPES = [getattr(torch, name) for name in DTYPES]
 @functools.cache
 def _options(op: int) -> Any:
     options: Any = dist.AllreduceOptions()
-    options.reduceOp = _OPS[OPS[op]]
+    options.reduceOp = REDUCE_OPS[OPS[op]]
     return options
 
 

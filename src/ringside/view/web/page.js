@@ -180,6 +180,7 @@ function tellState() {
   if (step < 0) document.body.classList.add("waiting");
   tellPill();
   tellVerdicts();
+  tellNotes();
   tellTiles();
   tellRing();
   tellRanks();
@@ -248,6 +249,12 @@ function calmCard() {
   const rank = figures ? slowest() : 0;
   if (known && figures && figures.excess.length > 1) card.append(element("p", {}, `The slowest rank now, rank ${rank}, takes ${share(figures.excess[rank])} of the others’ median own time on top.`));
   return card;
+}
+
+function tellNotes() {
+  const notes = state.notes ?? [];
+  byId("notecard").hidden = !notes.length;
+  put(byId("notes"), ...notes.map((words) => element("li", {}, unbroken(words))));
 }
 
 function tellTiles() {
