@@ -78,6 +78,7 @@ def test_public_names():
         "PeerLostError",
         "RingsideError",
         "Run",
+        "StoreGoneError",
         "SyncError",
         "UnsupportedError",
         "UsageError",

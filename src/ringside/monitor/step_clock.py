@@ -2,7 +2,7 @@
 
 A step runs from the end of one optimizer update to the end of the next. Whoever hooks the training loop calls the
 methods below as things happen; every call ascribes the time since the previous one to a phase, so that the phases of a
-step always add up to the step.
+step always add up to the step. Where the work is a device's, marks in its queue say how long the phases took there.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ringside.monitor.marks import SYNC, Laps, Marks
 from ringside.monitor.step_draft import Draft, Phases, Told
 
 Clock = Callable[[], float]
@@ -37,19 +38,26 @@ class StepClock:
     _open: Phases = field(default_factory=Phases)
     _pending: Draft | None = None
     _has_optimizer: bool = False
+    _marks: Marks | None = None
+    _laps: Laps | None = None
 
     def __post_init__(self) -> None:
         self._began = self._mark = self.now()
         self._cpu_began = self.cpu()
+
+    def time_by(self, marks: Marks) -> None:
+        """Time steps by marks on a device from now on; the step under way is forgotten."""
+        self._marks = marks
+        self.restart()
 
     def forward_begins(self, samples: int = 0) -> None:
         """A forward pass begins; a finished step is complete, since nothing more can be logged to it."""
         if self._open.syncs and not self._has_optimizer:
             self._close()
         if self._open.forwards == 0:
-            self._open.data += self._lap()
+            self._open.data += self._lap("data")
         else:
-            self._open.backward += self._lap()
+            self._open.backward += self._lap("backward")
         self.flush()
         self._open.forwards += 1
         self._open.samples += samples
@@ -57,11 +65,11 @@ class StepClock:
 
     def forward_ends(self) -> None:
         """A forward pass ends; the loss and backward follow."""
-        self._open.forward += self._lap()
+        self._open.forward += self._lap("forward")
 
     def backward_ends(self) -> None:
         """Backward has no work left; from here on this rank is blocked in synchronisation."""
-        self._open.backward += self._lap()
+        self._open.backward += self._lap("backward")
 
     def sync_ends(self, take: Callable[[], Told]) -> None:
         """The gradients are synchronised.
@@ -69,15 +77,22 @@ class StepClock:
         Args:
             take: Sets apart what has to be known to say what that took (its own time is the instrument's).
         """
-        exposed = self._lap()
+        exposed = self._lap(SYNC)
         self._open.exposed += exposed
         self._open.syncs.append((exposed, take()))
         self._own_time()
+
+    def blocks(self) -> None:
+        """This rank is about to be blocked on others inside a forward pass; `blocked` says for how long."""
+        if self._laps is not None:
+            self._laps.end("forward")
 
     def blocked(self, seconds: float) -> None:
         """This rank was blocked on others for so long inside the phase under way (buffers broadcast in forward)."""
         self._open.exposed += seconds
         self._mark += seconds
+        if self._laps is not None:
+            self._laps.end("exposed")
 
     def instrumented(self, seconds: float) -> None:
         """An instrument of ours took so long inside the phase under way, of which it stays a part."""
@@ -86,12 +101,12 @@ class StepClock:
     def optimizer_begins(self) -> None:
         """An optimizer update begins; frameworks that run forward and backward inside of it are not in it yet."""
         if self._open.syncs or self.always_synced:
-            self._open.optimizer += self._lap()
+            self._open.optimizer += self._lap("optimizer")
 
     def optimizer_ends(self) -> None:
         """An optimizer update ends; the step with it, if gradients were synchronised in it."""
         self._has_optimizer = True
-        self._open.optimizer += self._lap()
+        self._open.optimizer += self._lap("optimizer")
         if self._open.syncs or self.always_synced:
             self._close()
         self._own_time()
@@ -114,10 +129,13 @@ class StepClock:
         self._open = Phases()
         self._began = self._mark = self.now()
         self._cpu_began = self.cpu()
+        self._laps = None if self._marks is None else Laps(self._marks, self._marks.mark())
 
-    def _lap(self) -> float:
+    def _lap(self, phase: str) -> float:
         now = self.now()
         seconds, self._mark = now - self._mark, now
+        if self._laps is not None:
+            self._laps.end(phase)
         return seconds
 
     def _own_time(self) -> None:
@@ -128,6 +146,8 @@ class StepClock:
         self.flush()
         cpu = self.cpu()
         seconds = self._mark - self._began
-        self._pending = Draft(self.rank, self.step, self.wall(), seconds, cpu - self._cpu_began, self._open)
+        self._pending = Draft(self.rank, self.step, self.wall(), seconds, cpu - self._cpu_began, self._open, self._laps)
         self.step += 1
+        if self._laps is not None:
+            self._laps = self._laps.next()
         self._open, self._began, self._cpu_began = Phases(), self._mark, cpu

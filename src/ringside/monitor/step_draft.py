@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ringside.monitor.records import StepRecord
 
@@ -59,6 +59,20 @@ class Phases:
     syncs: list[tuple[float, Told]] = field(default_factory=list)
 
 
+class Laps(Protocol):
+    """Times a step by its device's clock; see `ringside.monitor.marks.Laps`."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether the step can never be told."""
+
+    def settle(self) -> bool:
+        """Look up what every part took; False: the device has not come so far."""
+
+    def write(self, phases: Phases) -> float:
+        """Replace the host's times by the device's, and return that of the step, seconds."""
+
+
 @dataclass(slots=True)
 class Draft:
     """A finished step.
@@ -70,6 +84,7 @@ class Draft:
         seconds: How long it took.
         cpu_seconds: CPU time of the process in it.
         phases: Its parts.
+        laps: What its device says of them in place of the host; None: nothing.
     """
 
     rank: int
@@ -78,10 +93,20 @@ class Draft:
     seconds: float
     cpu_seconds: float
     phases: Phases
+    laps: Laps | None = None
     _record: StepRecord | None = None
 
+    @property
+    def lost(self) -> bool:
+        """Whether it can never be told."""
+        return self.laps is not None and self.laps.lost
+
+    def settled(self) -> bool:
+        """Tell whether its record can be worked out."""
+        return self.laps is None or self.laps.settle()
+
     def record(self) -> StepRecord:
-        """Return its record, worked out the first time. Call it from one thread at a time."""
+        """Return its record, worked out the first time, once it is `settled`. Call it from one thread at a time."""
         if self._record is None:
             self._record = self._worked_out()
             self.phases.syncs = []  # they hold what they tell of
@@ -89,6 +114,8 @@ class Draft:
 
     def _worked_out(self) -> StepRecord:
         phases = self.phases
+        if self.laps is not None:
+            self.seconds = self.laps.write(phases)
         syncs = [(exposed, told()) for exposed, told in phases.syncs]
         return StepRecord(
             step=self.step,

@@ -21,6 +21,7 @@ from ringside.monitor.links import LinkLedger, LinkTotals
 from ringside.monitor.price import repair, spared_rank_seconds
 from ringside.monitor.questions import answer_questions, asked
 from ringside.monitor.records import SCHEMA, RunInfo, StepRecord
+from ringside.monitor.revised import Revised, revisions
 from ringside.monitor.run_directory import REPORT, SUMMARY, Event, RunReader, finite, write_atomically
 from ringside.monitor.table import Table, fill_waits, tabulate
 from ringside.monitor.verdict import Verdict
@@ -43,6 +44,7 @@ def summarise(
     verdicts: Sequence[Verdict],
     *,
     links: Sequence[LinkTotals] = (),
+    revised: Sequence[Revised] = (),
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the content of `summary.json`; it holds no NaN and no infinity (null instead).
@@ -52,6 +54,7 @@ def summarise(
         records: All step records, in any order, or a table of them.
         verdicts: What was found, with prices.
         links: What links between hosts carried, where wires were watched.
+        revised: When gradients went another way between hosts, and why.
         extra: Parts to pass through (see `PASSED_THROUGH`); other keys are left out.
     """
     table = records if isinstance(records, Table) else tabulate(records, run_info.world_size)
@@ -66,6 +69,7 @@ def summarise(
         "overhead": _overhead(table),
         "questions": asked(answer_questions(run_info, table, verdicts, links)),
         **({"links": msgspec.to_builtins(list(links[:LINKS_SHOWN]))} if links else {}),
+        **({"revisions": [{**msgspec.to_builtins(one), "words": one.words} for one in revised]} if revised else {}),
     }
     loss = _loss(table)
     given = {key: value for key, value in (extra or {}).items() if key in PASSED_THROUGH and value is not None}
@@ -117,7 +121,8 @@ def assess(reader: RunReader, *, extra: Mapping[str, Any] | None = None) -> tupl
     table = tabulate(ledger.reading(reader.iterate()), reader.info.world_size, stride=_written_stride(events))
     verdicts = _verdicts(events, table)
     given = {**(reader.summary() or {}), **_loss_anew(table), **(extra or {})}
-    return summarise(reader.info, table, verdicts, links=ledger.totals(), extra=given), table
+    revised = revisions(events)
+    return summarise(reader.info, table, verdicts, links=ledger.totals(), revised=revised, extra=given), table
 
 
 def _written_stride(events: Sequence[Event]) -> int:

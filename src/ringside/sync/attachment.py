@@ -19,6 +19,7 @@ from ringside.monitor.digest_settings import digest_steps
 from ringside.sync import session as sessions
 from ringside.sync.carriers import Carrier, NativeCarrier, RingsideCarrier, UserHook
 from ringside.sync.communicator import Communicator as GroupCommunicator
+from ringside.sync.cuda_marks import marker_of
 from ringside.sync.digests import Digests, agree_on_digests, shared_parameters
 from ringside.sync.fuse import Fuse
 from ringside.sync.group import Decision, decide, first_problem
@@ -98,6 +99,9 @@ class Attachment:
     def _take_place(self, carrier: Carrier) -> None:
         """Let our hook carry the model's gradients, unless the script has put one of its own there first."""
         model, hook = self._model, self._hook
+        marker = marker_of(model) if self.session is not None else None
+        if marker is not None and self.session is not None:
+            hook.marks = self.session.time_by(marker)
         if _own_hook(model) is None and model._comm_hooks:
             self._clock.always_synced = True
             self._only_watch("the model already has a communication hook, which carries its gradients unseen")
@@ -107,6 +111,9 @@ class Attachment:
         hook.board = board_of(watch)
         if watch is not None and any(parameter.is_cuda for parameter in model.parameters()):
             watch.pending = hook.pending
+        for watched in (carrier, hook.carrier):
+            if isinstance(watched, NativeCarrier):
+                watched.marks = hook.marks
         if hook.user is not None:
             self._only_watch("the script registered its own communication hook")
             return
@@ -159,6 +166,7 @@ class Attachment:
 
             def timed() -> None:
                 began = time.perf_counter()
+                fuse.run(clock.blocks)
                 sync_buffers()  # type: ignore[no-untyped-call]
                 fuse.run(clock.blocked, time.perf_counter() - began)
 

@@ -24,6 +24,7 @@ from ringside.engine.log import PATHS, Totals
 from ringside.engine.tensors import flatten
 from ringside.errors import UnsupportedError
 from ringside.monitor.collectives import CollectiveMeter, Span
+from ringside.monitor.marks import Marks
 from ringside.monitor.step_draft import SyncTimes, Told
 from ringside.sync.communicator import Communicator as GroupCommunicator
 from ringside.sync.pipeline import Pipeline
@@ -63,13 +64,18 @@ class Carrier(Protocol):
 
 
 class NativeCarrier:
-    """The process group's own all-reduce, only watched."""
+    """The process group's own all-reduce, only watched.
+
+    Attributes:
+        marks: Time collectives by marks on the model's device; None: by the host's clock.
+    """
 
     def __init__(self, group: dist.ProcessGroup, counters: Counter[str] | None = None) -> None:
         self._group, self._scale = group, 1.0 / dist.get_world_size(group)
         self._name = str(dist.get_backend(group))
         self._under_way: list[Future[Any]] = []
         self._latest: dist.Work | None = None
+        self.marks: Marks | None = None
         self._spans: deque[Span] = deque(maxlen=SPANS_KEPT)
         self._meter = CollectiveMeter()
         self.counters: Counter[str] = Counter() if counters is None else counters
@@ -88,14 +94,14 @@ class NativeCarrier:
         return future
 
     def _start(self, bucket: GradBucket, launch: Callable[[], Future[Any]]) -> Future[torch.Tensor]:
-        buffer = bucket.buffer()
-        began, size_bytes = time.perf_counter(), buffer.numel() * buffer.element_size()
+        buffer, now = bucket.buffer(), time.perf_counter if self.marks is None else self.marks.mark
+        began, size_bytes = now(), buffer.numel() * buffer.element_size()
         if bucket.index() == 0:
             self._under_way = [future for future in self._under_way if not future.done()]
 
         def done(future: Future[Any]) -> torch.Tensor:
             value = future.value()
-            self._spans.append(Span(began, time.perf_counter(), size_bytes))
+            self._spans.append(Span(began, now(), size_bytes))
             tensor: torch.Tensor = value[0] if isinstance(value, list) else value
             return tensor
 
@@ -123,9 +129,11 @@ class NativeCarrier:
     def take(self) -> Told:
         """Set apart what it took; who was late is found later, by comparing ranks."""
         spans, self._spans = self._spans, deque(maxlen=SPANS_KEPT)
-        return functools.partial(self._told, spans)
+        return functools.partial(self._told, spans, self.marks)
 
-    def _told(self, spans: Collection[Span]) -> SyncTimes:
+    def _told(self, spans: Collection[Span], marks: Marks | None) -> SyncTimes:
+        if marks is not None:
+            spans = marks.timed(spans)
         return SyncTimes(
             sync_seconds=sum(span.ended - span.began for span in spans),
             wait_seconds=math.nan,

@@ -27,9 +27,10 @@ from ringside.engine.regions import Storage
 from ringside.engine.roster import Roster, exchange_offers, make_roster, own_offer
 from ringside.engine.tensors import Flat, flatten
 from ringside.engine.weights import own_weight
-from ringside.errors import ClosedError, UsageError
+from ringside.errors import ClosedError, UnsupportedError, UsageError
 from ringside.schedule import Schedule
 from ringside.sync.communicator_between import Between, Key
+from ringside.sync.communicator_device import OnDevice, on_device
 from ringside.sync.communicator_inside import Inside
 from ringside.sync.communicator_making import open_across, open_local
 from ringside.sync.communicator_options import Options
@@ -82,6 +83,7 @@ class Communicator(Collectives):
         group = group if group is not None else dist.distributed_c10d._get_default_group()
         store = group_store(group, "communicator")
         options, problem = Options.or_problem(timeout_s, algorithm, wire_dtype, reproducible, switch)
+        self._device = OnDevice(group, options.choice)
         self._build(store, dist.get_rank(group), dist.get_world_size(group), options, machine, problem)
 
     @staticmethod
@@ -98,6 +100,9 @@ class Communicator(Collectives):
         communicator = object.__new__(Communicator)
         communicator._build(store, rank, size, options, "", problem)
         return communicator
+
+    _device: OnDevice | None = None
+    """Reduces tensors on GPUs; None: there is no process group that could."""
 
     def _build(self, store: Store, rank: int, size: int, options: Options, machine: str, problem: str = "") -> None:
         self.rank, self.size, self._options, self._machine = rank, size, options, machine
@@ -137,7 +142,7 @@ class Communicator(Collectives):
         names = [name for name, value in vars(Collectives).items() if callable(value) and not name.startswith("_")]
         for name in (*names, "all_reduce_storage", "barrier", "empty", "split", "submit"):
             setattr(self, name, getattr(local, name))
-        self.all_reduce = Inside(local, self._options).all_reduce  # type: ignore[method-assign]
+        self.all_reduce = Inside(local, self._options, self._device).all_reduce  # type: ignore[method-assign]
         self.log = local.log
 
     # -------------------------------------------------------------------------------------------- collectives
@@ -155,7 +160,9 @@ class Communicator(Collectives):
         """Reduce a tensor over all ranks, in place; every rank ends with bit-identical elements.
 
         Args:
-            x: torch CPU tensor or NumPy array of any shape, equal shape and dtype on all ranks.
+            x: torch tensor or NumPy array of any shape, equal shape and dtype on all ranks. One on a GPU is reduced
+                there, by the process group's own collective or, where an algorithm is given, by that schedule over
+                the group's point-to-point.
             op: sum, avg, prod, min, max, band, bor or bxor.
             async_op: Return a `Work` at once; the tensor is ready after its `wait()`.
             scale: Multiply each contribution first (floating dtypes with sum or avg only).
@@ -170,7 +177,12 @@ class Communicator(Collectives):
             MismatchError, PeerLostError, DeadlineError: The tensor's content is undefined and, between hosts, the
                 communicator is broken; they name the rank and its host.
         """
-        flat = flatten(x)
+        try:
+            flat = flatten(x)
+        except UnsupportedError:
+            if self._device is None or not on_device(x):
+                raise
+            return self._device.all_reduce(x, op, async_op, scale=scale, algorithm=algorithm, weights=weights)
         key = None
         if op.__class__ is str and (algorithm is None or algorithm.__class__ is str) and scale == 1.0:
             key = flat.numel, flat.dtype, op, algorithm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from ringside.errors import MismatchError, UsageError
 from ringside.schedule import Schedule
 from ringside.sync.communicator_options import Options
 from ringside.sync.communicator_ready import Ready, made_ready
+from ringside.sync.revisions import tell_run
 
 Key = tuple[int, int, str, "str | Schedule | None"]
 """What tells small all-reduces apart: elements, code of the dtype, reduction, algorithm."""
@@ -56,6 +58,7 @@ class Between:
         if options.choice is None and not options.reproducible:
             key = {"wire_dtype": options.wire.dtype if options.wire else "float32", "torch": str(torch.__version__)}
             self.selector = Selector(self.across, {**key, **options.agreed()}, wire=options.wire)
+            self.selector.listeners.append(functools.partial(tell_run, self.across.roster))
             self.selector.start()
 
     def explain(self, size_bytes: int) -> str:

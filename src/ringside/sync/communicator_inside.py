@@ -8,7 +8,9 @@ from ringside.engine import Communicator as HostCommunicator
 from ringside.engine.choice import NATIVE, Choice
 from ringside.engine.reproducible import refuse_other_orders
 from ringside.engine.tensors import flatten
+from ringside.errors import UnsupportedError
 from ringside.schedule import Schedule
+from ringside.sync.communicator_device import OnDevice, on_device
 from ringside.sync.communicator_options import Options
 
 _PATHS = ("one_shot", "direct")  # inside a host these are ways of their own, not programs
@@ -20,17 +22,23 @@ class Inside:
     Args:
         local: The host's communicator.
         options: What the communicator was asked for.
+        device: Reduces tensors on GPUs; None: nothing does.
     """
 
-    def __init__(self, local: HostCommunicator, options: Options) -> None:
-        self._local, self._options = local, options
+    def __init__(self, local: HostCommunicator, options: Options, device: OnDevice | None) -> None:
+        self._local, self._options, self._device = local, options, device
 
     def all_reduce(
         self, x: Any, op: str = "sum", async_op: bool = False, *, algorithm: str | Schedule | None = None, **how: Any
     ) -> Any:
         """All-reduce as `Communicator.all_reduce`; a schedule of one's own may be given, too."""
-        way = algorithm if isinstance(algorithm, Schedule) else self._way(algorithm, x)
-        return self._local.all_reduce(x, op, async_op, algorithm=way, **how)
+        try:
+            way = algorithm if isinstance(algorithm, Schedule) else self._way(algorithm, x)
+            return self._local.all_reduce(x, op, async_op, algorithm=way, **how)
+        except UnsupportedError:
+            if self._device is None or not on_device(x):
+                raise
+            return self._device.all_reduce(x, op, async_op, algorithm=algorithm, **how)
 
     def _way(self, algorithm: str | None, x: Any) -> str | Schedule | None:
         choice = Choice.parse(algorithm) if algorithm else self._options.choice

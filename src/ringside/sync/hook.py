@@ -3,12 +3,14 @@
 No `from __future__ import annotations` here: DDP reads the hook's annotations and refuses strings.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
+from ringside.monitor.marks import Marks
 from ringside.monitor.step_clock import StepClock
 from ringside.sync.carriers import Carrier, HookCarrier, NativeCarrier, UserHook
 from ringside.sync.fuse import Fuse
@@ -29,6 +31,7 @@ class GradientHook:
 
     Attributes:
         board: Told what is handed over and waited for, for the hang watch.
+        marks: Set marks on the device that the model is on; None: the host's clock tells enough.
         fuse: Keeps what breaks in the clock away from training; the session's, where there is one.
         backwards: Backward passes whose buckets were all handed over: the same number on all ranks.
     """
@@ -37,6 +40,7 @@ class GradientHook:
         self.carrier = carrier
         self.clock = clock
         self.board: Board | NoBoard = NoBoard()
+        self.marks: Marks | None = None
         self.backwards = 0
         self.fuse = Fuse("timing the steps of this rank")
         self._boards = Fuse("the hang watch of this rank")
@@ -46,7 +50,7 @@ class GradientHook:
     def run(self, state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Carry one bucket."""
         if not self._queued and not self._delayed:
-            self._queued = self._queue()
+            self._queued = _queue(self._finish)
         buffer = bucket.buffer()
         self._boards.run(self.board.enters, buffer.numel() * buffer.element_size(), 0 if self.user is None else 1)
         future = self.carrier.carry(bucket)
@@ -65,10 +69,11 @@ class GradientHook:
         """Let a hook of the user's own carry the buckets from now on, and only watch it."""
         self.carrier.close()
         self.carrier = HookCarrier(group, state, hook, self.carrier.counters)
+        self.carrier.marks = self.marks
 
     def rest(self, group: dist.ProcessGroup, clock: StepClock) -> None:
         """Let the process group carry the buckets (or the user's hook, where there is one), and watch no longer."""
-        self.clock, self.board = clock, NoBoard()
+        self.clock, self.board, self.marks = clock, NoBoard(), None
         if self.user is None:
             self.carrier.close()
             self.carrier = NativeCarrier(group, self.carrier.counters)
@@ -76,13 +81,6 @@ class GradientHook:
     def pending(self) -> bool:
         """Tell whether the group is still at work on what was handed over last (never known of a user's hook)."""
         return isinstance(self.carrier, NativeCarrier) and self.carrier.pending()
-
-    def _queue(self) -> bool:
-        try:
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-        except RuntimeError:
-            return False  # DDP marks unused parameters before backward begins: a later bucket will queue it
-        return True
 
     def _finish(self) -> None:
         self._queued = False
@@ -94,4 +92,18 @@ class GradientHook:
             self._boards.run(self.board.fails, error)
             raise
         self._boards.run(self.board.goes_on)
+        # A device waits where DDP tells it to, in a callback of DDP's own: one queued now comes after that.
+        if self.marks is None or not _queue(self._ended):
+            self._ended()
+
+    def _ended(self) -> None:
         self.fuse.run(self.clock.sync_ends, self.carrier.take)
+
+
+def _queue(callback: Callable[[], None]) -> bool:
+    """Have the autograd engine call back when backward has no work left."""
+    try:
+        torch.autograd.Variable._execution_engine.queue_callback(callback)
+    except RuntimeError:
+        return False  # DDP marks unused parameters before backward begins: a later bucket will queue it
+    return True

@@ -1,6 +1,6 @@
 """The process group that `init_process_group("ringside")` makes: CPU tensors are ours, all others the native one's.
 
-torch calls a process group by two names for one thing (since 2.10 `all_gather_single`, before `_allgather_base`), from
+torch calls a process group by two names for one thing (since 2.13 `all_gather_single`, before `_allgather_base`), from
 Python by attribute and from C++ through a trampoline that knows some of the methods only. So every method that torch
 has is overridden here, under all its names; what C++ calls past us is counted (`process_group_counters`).
 """
@@ -25,6 +25,7 @@ from ringside.sync import process_group_collectives as collectives
 from ringside.sync.process_group_buckets import SharedBuckets
 from ringside.sync.process_group_counters import Counters
 from ringside.sync.process_group_engine import Engine
+from ringside.sync.process_group_posted import MOST_RANKS
 from ringside.sync.process_group_work import Coalesced, RingsideWork
 
 CPU = torch.device("cpu")
@@ -69,6 +70,7 @@ class RingsideGroup(dist.ProcessGroup):
         _alive.add(self)
         limit_s = None if timeout == c10d.default_pg_timeout else timeout.total_seconds()
         self._engine = Engine(PrefixStore("engine", store), rank, size, limit_s)
+        self._posts = self._engine.inside is not None and size <= MOST_RANKS
         self._buckets = SharedBuckets(self._engine.inside) if self._engine.inside is not None and size > 1 else None
 
     def _add(self, device: torch.device, kind: Any, backend: Any) -> None:
@@ -86,31 +88,35 @@ class RingsideGroup(dist.ProcessGroup):
             args: Tensors, then options, as torch's process groups take them.
         """
         engine = self._engine
-        comm = engine.inside or engine.communicator
         now = engine.is_here or not getattr(args[-1], "asyncOp", True)
-        work = None if now or collective is not collectives.all_reduce else self._post(name, comm, args)
-        if work is None:
-            outputs, job = collective(comm, *args)
-            self.counters.add(name, "ringside")
-            work = RingsideWork(name, self._rank, outputs)
-            if now:
-                engine.run(job)
-            else:
-                caller = sys._getframe().f_back
-                work.begin(self._bucket(collective, args, caller and caller.f_back) or job, engine.start)
+        outputs, job = collective(engine.inside or engine.communicator, *args)
+        self.counters.add(name, "ringside")
+        work = RingsideWork(name, self._rank, outputs)
+        if now:
+            engine.run(job)
+        else:
+            caller = sys._getframe().f_back
+            work.begin(self._bucket(collective, args, caller and caller.f_back) or job, engine.start)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
 
-    def _post(self, name: str, comm: Any, args: tuple[Any, ...]) -> RingsideWork | None:
-        """Begin a small all-reduce that whoever waits for it finishes; None: it is not that, or not now."""
-        begin = collectives.begin_small(comm, *args)
-        posted = self._engine.post(begin) if begin is not None else None
+    def _post(self, tensors: list[torch.Tensor], opts: Any) -> RingsideWork | None:
+        """Begin a small all-reduce that whoever waits for it finishes; None: it is not that, or not now.
+
+        Tensor parallelism waits for each of these, in code that leaves the caches cold: every line here shows.
+        """
+        engine = self._engine
+        if not self._posts or not opts.asyncOp or engine.is_here:
+            return None
+        small = collectives.small(engine.inside, tensors, opts)
+        posted = None if small is None else engine.post(*small)
         if posted is None:
             return None
-        self.counters.add(name, "ringside")
-        work = RingsideWork(name, self._rank, args[0])
-        work.begin_posted(posted)
+        self.counters.add("all_reduce", "ringside")
+        work = RingsideWork("all_reduce", self._rank, tensors, posted)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
         return work
 
     def _bucket(
@@ -222,7 +228,13 @@ def _nccl(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
 def _method(name: str, collective: collectives.Collective, options: Any) -> Callable[..., Any]:
     """Return what a process group does when torch calls it by `name`: its own collective, or the native group's."""
 
+    posts = collective is collectives.all_reduce
+
     def method(self: RingsideGroup, *args: Any, opts: Any = None) -> Any:
+        if posts and len(args) == 2 and args[1].__class__ is options:
+            work = self._post(*args)
+            if work is not None:
+                return work
         args = _settled(args, opts, options)
         if _is_ours(args):
             return self.carry(collective.__name__, collective, args)

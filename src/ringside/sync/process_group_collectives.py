@@ -8,7 +8,6 @@ wants contiguous tensors of equal sizes; these take any strides and, in lists, s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch._C import _distributed_c10d as c10d
 
 from ringside.engine import Communicator as HostCommunicator
 from ringside.engine.calls import Call, checked_op, equal_bounds
-from ringside.engine.dtypes import dtype_code
+from ringside.engine.dtypes import ITEM_BYTES, dtype_code
 from ringside.engine.regions import Storage
 from ringside.engine.tensors import Flat, flatten
 from ringside.errors import UsageError
@@ -25,7 +24,7 @@ from ringside.sync.process_group_exchange import exchange
 from ringside.sync.process_group_lists import all_gather, all_gather_lists, all_to_all, gather, reduce_scatter, scatter
 from ringside.sync.process_group_posted import is_small
 from ringside.sync.process_group_sparse import all_reduce_sparse
-from ringside.sync.process_group_tensors import is_plain, overlap, plain, reduction
+from ringside.sync.process_group_tensors import is_plain, is_premultiplied, overlap, plain, reduction
 
 Tensor = torch.Tensor
 Tensors = Sequence[Tensor]
@@ -53,18 +52,38 @@ def _reduce_one(comm: Any, tensor: Tensor, wish: Any) -> Job:
     return job
 
 
-def begin_small(comm: Any, tensors: Tensors, opts: Any) -> Callable[[], Job] | None:
-    """Return what begins a small all-reduce of one tensor, to be finished later; None where it is not that."""
+Small = tuple[Flat, int, float]
+"""A tensor, the code of a reduction, and what to multiply with first."""
+
+_known: dict[tuple[Any, Any], tuple[int, int, int]] = {}
+
+
+def small(comm: HostCommunicator, tensors: Tensors, opts: Any) -> Small | None:
+    """Return what a host's communicator posts for an all-reduce of one small tensor; None where it is not that."""
     tensor = tensors[0]
-    if len(tensors) != 1 or tensor.layout != torch.strided or not is_small(comm, tensor.nbytes):
+    if len(tensors) != 1 or not tensor.is_cpu or tensor.layout is not torch.strided or not is_plain(tensor):
         return None
-    if not is_plain(tensor):
+    numel, wish = tensor.numel(), opts.reduceOp
+    key = tensor.dtype, wish.op
+    known = _known.get(key)
+    if known is None:
+        known = _known[key] = _look_up(tensor, wish)
+    dtype, code, numbers = known
+    numel *= numbers
+    if not is_small(comm, numel * ITEM_BYTES[dtype]):
         return None
-    op, scale = reduction(opts.reduceOp, tensor.dtype)
+    scale = 1.0 if code >= 0 else reduction(wish, tensor.dtype)[1]
+    return Flat(tensor.data_ptr(), numel, dtype, (numel,), tensor), max(code, 0), scale
+
+
+def _look_up(tensor: Tensor, wish: Any) -> tuple[int, int, int]:
+    """Return the codes of dtype and reduction (-1: a sum with a factor), and how many numbers an element is."""
+    op, _ = reduction(wish, tensor.dtype)
     numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    numel = numbers.numel()
-    flat = Flat(tensor.data_ptr(), numel, dtype_code(numbers.dtype), (numel,), tensor)
-    return partial(comm.post, flat, op, scale=scale)
+    dtype = dtype_code(numbers.dtype)
+    factor = is_premultiplied(wish)
+    code = checked_op(Flat(0, 0, dtype, (0,), None), op, scaled=factor)
+    return dtype, -1 if factor else code, 2 if tensor.is_complex() else 1
 
 
 def broadcast(comm: Any, tensors: Tensors, opts: Any) -> Plan:

@@ -13,6 +13,7 @@ from ringside.engine import Communicator as HostCommunicator
 from ringside.engine.at_exit import AtExit
 from ringside.engine.lifetime import Lifetime
 from ringside.engine.settings import Settings
+from ringside.engine.tensors import Flat
 from ringside.errors import ClosedError
 from ringside.sync.communicator import Communicator
 from ringside.sync.process_group_posted import Posted
@@ -69,25 +70,28 @@ class Engine(Lifetime):
         """Carry out a collective on the engine's thread; return what can be waited for."""
         return self.submit(lambda: self._in_turn(job))
 
-    def post(self, begin: Callable[[], Callable[[], None]]) -> Posted | None:
-        """Begin what waits for nobody here and now; None where something else is under way.
+    def post(self, flat: Flat, op: int, scale: float) -> Posted | None:
+        """Begin a small all-reduce, which waits for nobody, here and now; None where something else is under way.
 
-        Args:
-            begin: Begins it and returns what finishes it.
+        Arguments as for `post` of the host's communicator.
         """
         if self._closed or self._is_forked() or self._must_queue() or not self._turn.acquire(blocking=False):
             return None
         try:
             if self._posted is not None:
                 return None
-            self._posted = Posted(begin(), self._in_turn, self._hand_over)
-            return self._posted
+            posted = self._posted = Posted(self.inside.post(flat, op, scale), self)
+            return posted
         finally:
             self._turn.release()
 
-    def _hand_over(self) -> Any:
-        """Have the engine's thread finish what was posted."""
+    def hand_over(self) -> Any:
+        """Have the engine's thread finish what was posted; return what can be waited for."""
         return self.start(_nothing)
+
+    def finish_posted(self) -> None:
+        """Finish what was posted, on the thread that calls."""
+        self._in_turn(_nothing)
 
     def _in_turn(self, job: Callable[[], None]) -> None:
         """Carry it out while no other thread does, after what was posted: a communicator is for one at a time."""

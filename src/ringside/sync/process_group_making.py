@@ -29,7 +29,7 @@ def make(options: Any, wishes: Any) -> RingsideGroup:
     if missing:
         raise UnsupportedError(
             f"the process group needs a newer torch than {torch.__version__}, whose ProcessGroup has no {missing[0]} "
-            '(2.13 is tried): use init_process_group("gloo") and ringside.attach(model)'
+            '(2.7 is the first that will do): use init_process_group("gloo") and ringside.attach(model)'
         )
     _let_monitored_barrier_through()
     return RingsideGroup(options.store, options.group_rank, options.group_size, options.timeout)

@@ -8,7 +8,7 @@ a wait still go on, since what they need of this one is there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from ringside.engine import Communicator as HostCommunicator
 
@@ -23,26 +23,33 @@ def is_small(comm: Any, size_bytes: int) -> bool:
     return size_bytes <= comm.inline_bytes and size_bytes * comm.size <= MOST_READ_BYTES
 
 
+class Finisher(Protocol):
+    """Who finishes what was posted, one thread at a time."""
+
+    def finish_posted(self) -> None:
+        """Finish it on the thread that calls."""
+
+    def hand_over(self) -> Any:
+        """Have another thread finish it; return what can be waited for."""
+
+
 class Posted:
     """An all-reduce that the others know of and that is still to be finished; stands in for a `background.Work`.
 
     Args:
         finish: Waits for the others and reduces.
-        in_turn: Runs a job while no other thread uses the communicator.
-        hand_over: Has the engine's thread finish it; returns what can be waited for.
+        engine: Calls `finish` below in turn.
 
     Attributes:
         done: Whether it is finished, well or badly.
         told: Called with the error, or None, when it is.
     """
 
-    def __init__(
-        self, finish: Callable[[], None], in_turn: Callable[[Callable[[], None]], None], hand_over: Callable[[], Any]
-    ) -> None:
-        self._finish, self._in_turn, self._hand_over = finish, in_turn, hand_over
+    def __init__(self, finish: Callable[[], None], engine: Finisher) -> None:
+        self._finish, self._engine = finish, engine
         self.done = False
         self._error: BaseException | None = None
-        self.told: Callable[[BaseException | None], None] = _nobody
+        self.told: Callable[[BaseException | None], None] | None = None
 
     def finish(self) -> None:
         """Finish it, once; only while no other thread uses the communicator."""
@@ -56,15 +63,16 @@ class Posted:
                 raise  # Ctrl-C is not for whoever waits for this one alone
         finally:
             self.done = True
-            told, self.told = self.told, _nobody  # nothing is left that only the garbage collector could free
-            told(self._error)
+            told, self.told = self.told, None  # nothing is left that only the garbage collector could free
+            if told is not None:
+                told(self._error)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Finish it here, or with a timeout on the engine's thread; raise what went wrong."""
         if not self.done and timeout_s is not None:
-            self._hand_over().wait(timeout_s)
+            self._engine.hand_over().wait(timeout_s)
         if not self.done:
-            self._in_turn(self.finish)
+            self._engine.finish_posted()
         if self._error is not None:
             raise self._error
 
@@ -76,8 +84,4 @@ class Posted:
 
     def let_go(self) -> None:
         """Have the engine's thread finish it."""
-        self._hand_over()
-
-
-def _nobody(error: BaseException | None) -> None:
-    """Nobody is to be told."""
+        self._engine.hand_over()

@@ -96,6 +96,11 @@ def lay_out(parts: Sequence[Plain], room: torch.Tensor) -> None:
         part.write_back()
 
 
+def is_premultiplied(op: Any) -> bool:
+    """Tell whether a `ReduceOp` is a sum with a factor (PREMUL_SUM)."""
+    return getattr(op, "op", op) not in _OPS
+
+
 def reduction(op: Any, dtype: torch.dtype) -> tuple[str, float]:
     """Return the engine's name of a reduction, and what to multiply every contribution with.
 
@@ -106,9 +111,9 @@ def reduction(op: Any, dtype: torch.dtype) -> tuple[str, float]:
     Raises:
         UnsupportedError: There is no such reduction of this dtype.
     """
-    name = _OPS.get(getattr(op, "op", op))
-    if name is None:  # PREMUL_SUM
+    if is_premultiplied(op):
         return "sum", float(op.__getstate__()[1])
+    name = _OPS[getattr(op, "op", op)]
     if name not in ("sum", "avg") and dtype.is_complex:
         raise UnsupportedError(f"{name} of complex numbers is not defined here: sum and avg are")
     return name, 1.0

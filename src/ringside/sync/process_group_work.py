@@ -30,15 +30,18 @@ class RingsideWork(dist.Work):
         name: Of the collective, as users call it.
         rank: This rank.
         outputs: The tensors that hold the result when it is done.
+        posted: What is to be finished by whoever waits, where it was posted.
     """
 
-    def __init__(self, name: str, rank: int, outputs: list[torch.Tensor]) -> None:
+    def __init__(self, name: str, rank: int, outputs: list[torch.Tensor], posted: Posted | None = None) -> None:
         super().__init__()
         self._name, self._rank, self._outputs = name, rank, outputs
         self._future: Future[list[torch.Tensor]] | None = None
         self._error: BaseException | None = None
-        self._under_way: Background | Posted | None = None
+        self._under_way: Background | Posted | None = posted
         self._guard, self._finished = threading.Lock(), False
+        if posted is not None:
+            posted.told = self._told
 
     def begin(self, job: Job, start: Callable[[Job], Background]) -> RingsideWork:
         """Have `start` carry out `job` some time, and the future told when it is done; return this work."""
@@ -57,10 +60,6 @@ class RingsideWork(dist.Work):
         self._under_way = start(carry)
         return self
 
-    def begin_posted(self, posted: Posted) -> None:
-        """Note what is to be finished by whoever waits."""
-        self._under_way, posted.told = posted, self._told
-
     def _told(self, error: BaseException | None) -> None:
         with self._guard:
             self._error, self._finished, future = error, True, self._future
@@ -77,9 +76,9 @@ class RingsideWork(dist.Work):
             SyncError: What went wrong, with rank and collective.
             DeadlineError: It is not done yet; it stays under way.
         """
-        seconds = timeout.total_seconds()
         if self._under_way is None:
             return True
+        seconds = timeout.total_seconds() if timeout else 0.0
         try:
             self._under_way.wait(seconds if seconds > 0 else None)
         except TimeoutError:

@@ -29,6 +29,8 @@ from torch.optim.optimizer import (
 from ringside.engine.failures import name_ranks
 from ringside.monitor.alerts import as_text
 from ringside.monitor.links import LinkSampler
+from ringside.monitor.marks import Marker, Marks
+from ringside.monitor.marks_waiting import Waiting
 from ringside.monitor.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.step_clock import StepClock
 from ringside.monitor.step_draft import Draft
@@ -48,7 +50,7 @@ HEARD_SECONDS = 10.0
 """How often it is asked whether rank 0 still takes records in."""
 SILENT_SECONDS = 10.0
 """A store that has not answered for so long is said not to."""
-OWN_KINDS = frozenset({"started", "verdict", "repaired", "rank_lost", "ended"})
+OWN_KINDS = frozenset({"started", "verdict", "repaired", "revised", "rank_lost", "ended"})
 """Events that only the monitor writes."""
 DRAFTS_KEPT = 64  # not worked out yet; they hold every collective of their step
 RECORDS_KEPT = 10_000
@@ -86,6 +88,8 @@ class Session:
         self._listeners: list[RecordListener] = []
         self._aside = False
         self._batch: deque[Draft] = deque(maxlen=RECORDS_KEPT)
+        self._marks: Marks | None = None
+        self._waiting = Waiting()
         self._guard = threading.Lock()
         self._ended = threading.Event()
         self._stopped = self._heard = self._said_silent = False
@@ -122,7 +126,10 @@ class Session:
         self._logging.run(self._add, loss, samples)
 
     def on_record(self, listener: RecordListener) -> None:
-        """Call `listener` with every step record that this rank makes; the training thread does, and waits for it."""
+        """Call `listener` with every step record that this rank makes.
+
+        The training thread does, and waits for it; where steps are timed by marks on a GPU, the monitor's does, later.
+        """
         self._listeners.append(listener)
 
     def on_verdict(self, listener: Callable[[Verdict], None]) -> None:
@@ -141,6 +148,25 @@ class Session:
             _log.warning("session.event(%r): events of this kind are the monitor's own; choose another name", kind)
         elif self._chief is not None:
             self._events.run(self._chief.note, kind, fields)
+
+    def revised(self, fields: dict[str, Any]) -> None:
+        """Put into the run, on rank 0, that gradients go another way from now on; see `ringside.sync.revisions`."""
+        if self._chief is not None:
+            self._events.run(self._chief.note, "revised", {"step": self.clock.step, **fields})
+
+    def time_by(self, marker: Marker) -> Marks:
+        """Time steps by marks on a device from now on; a session has one marker, and the first counts.
+
+        Args:
+            marker: The device's.
+
+        Returns:
+            What sets the marks and never raises; the first error drops the timing of this rank's steps.
+        """
+        if self._marks is None:
+            self._marks = Marks(marker, self.fuse.blow)
+            self.clock.time_by(self._marks)
+        return self._marks
 
     def compare(self, named: Sequence[tuple[str, torch.Tensor]], every: int, model: str = "") -> Digests:
         """Compare these parameters between all ranks from now on; all must say so, in the same order.
@@ -206,21 +232,31 @@ class Session:
         return before
 
     def _emit(self, draft: Draft) -> None:
+        if draft.laps is None:
+            self._tell_listeners(draft)
+        self._vitals.step_ended()
+        if self._stopped or self._ended.is_set():
+            return
+        if draft.laps is not None:
+            self._waiting.add(draft, not self._aside)
+        elif not self._aside:
+            self._take_in(draft)
+        if self._asking_since != math.inf and not self._aside:
+            self._notice_silence(time.monotonic())
+
+    def _tell_listeners(self, draft: Draft) -> None:
         for listener in list(self._listeners):
             try:
                 listener(draft.record())
             except Exception:
                 self._listeners.remove(listener)
                 _log.exception("a listener for step records raised and will not be called again")
-        self._vitals.step_ended()
-        if self._aside or self._stopped or self._ended.is_set():
-            return
+
+    def _take_in(self, draft: Draft) -> None:
         if len(self._batch) >= DRAFTS_KEPT:
             draft.record()
         with self._guard:
             self._batch.append(draft)
-        if self._asking_since != math.inf:
-            self._notice_silence(time.monotonic())
 
     def _add(self, loss: float | None, samples: int | None) -> None:
         self.clock.log(None if loss is None else float(loss), None if samples is None else int(samples))
@@ -232,7 +268,9 @@ class Session:
         try:
             pause = BATCH_SECONDS if self._chief is not None else batch_seconds(self.size)
             while not self._ended.wait(pause):
+                self._settle(self._waiting.take())
                 self._carry()
+            self._settle(self._waiting.take_last(time.sleep))
             self._carry()
             with self._asking():
                 self._outbox.send([])
@@ -244,6 +282,13 @@ class Session:
         finally:
             self._stopped = True
             self._vitals.close()
+
+    def _settle(self, drafts: list[tuple[Draft, bool]]) -> None:
+        """Tell of steps that a device has done by now."""
+        for draft, recorded in drafts:
+            self._tell_listeners(draft)
+            if recorded:
+                self._take_in(draft)
 
     def _carry(self) -> None:
         """Bring this rank's records to rank 0, and there take in everybody's."""
