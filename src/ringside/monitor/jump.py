@@ -101,12 +101,13 @@ class Jumps:
         with np.errstate(invalid="ignore"):
             bar = np.maximum(RAREST * self._seen, least[1])
             found = (jumps >= bar) & (after >= least[0]) & (self._looks >= 1.5 * self._after.reshape(-1, 1, 1))
+        found &= is_new(steps, self._after, relief)
         for pair, job, rank in np.argwhere(found):
             rows = excess[np.arange(steps - int(self._after[pair]) + 1, steps + 1) % kept, job, rank]
             half = float(jumps[pair, job, rank]) / 2
             late = int(np.count_nonzero(rows > after[pair, job, rank] - half))
             found[pair, job, rank] = self._is_news(late, len(rows), half, steps, int(job), int(rank))
-        gross = self._gross(excess, steps, warm_up, least) if steps % REFRESH == 0 else -np.inf
+        gross = self._gross(excess, steps, warm_up, least, relief) if steps % REFRESH == 0 else -np.inf
         lasting = self._lasts(excess, steps, warm_up, least, relief)
         level: Floats = np.maximum(np.maximum(np.where(found, after, -np.inf).max(axis=0), gross), lasting)
         return np.where(np.isfinite(level), level, np.nan)
@@ -117,6 +118,7 @@ class Jumps:
         jumps = self._lasting.look(excess, medians, steps, relief, warm_up)
         with np.errstate(invalid="ignore"):
             found = (jumps >= least[1]) & (medians >= least[0])
+        found &= is_new(steps, np.array(WINDOWS), relief)
         for index, job, rank in np.argwhere(found):
             length, half = WINDOWS[index], float(jumps[index, job, rank]) / 2
             rows = excess[np.arange(steps - length + 1, steps + 1) % self._kept, job, rank]
@@ -130,7 +132,7 @@ class Jumps:
         level: Floats = np.where(found, medians, -np.inf).max(axis=0)
         return level
 
-    def _gross(self, excess: Floats, steps: int, warm_up: int, least: Floats) -> Floats:
+    def _gross(self, excess: Floats, steps: int, warm_up: int, least: Floats, relief: NDArray[np.int64]) -> Floats:
         """Return the level of ranks that have long been far above all they ever were, [jobs, ranks]; else -inf."""
         past = np.arange(max(steps - GROSS_STEPS - PAST_STEPS, warm_up) + 1, steps - GROSS_STEPS + 1)
         if len(past) < FEWEST:
@@ -141,7 +143,8 @@ class Jumps:
         late = (now > level - jump / 2).sum(axis=0) >= GROSS_SHARE * GROSS_STEPS
         with np.errstate(invalid="ignore"):
             far = (jump >= GROSS * 1.4826 * median(np.abs(before - usual))) & (jump >= 2.0 * least[1])
-            gross: Floats = np.where(far & late & (level >= least[0]), level, -np.inf)
+            far &= late & (level >= least[0]) & is_new(steps, np.array([GROSS_STEPS]), relief)[0]
+        gross: Floats = np.where(far, level, -np.inf)
         return gross
 
     def _take(self, excess: Floats, steps: int, warm_up: int) -> None:
@@ -197,3 +200,9 @@ class Jumps:
 def _share(known: Floats, half: float) -> float:
     """How many steps were late by so much, with some doubt."""
     return float(np.count_nonzero(known > half) + DOUBT) / (len(known) + 2.0 * DOUBT)
+
+
+def is_new(steps: int, lengths: NDArray[np.int64], relief: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether windows of such lengths that end now hold nothing of an episode that is over, [windows, jobs, ranks]."""
+    new: NDArray[np.bool_] = (steps - lengths.reshape(-1, 1, 1) >= relief) | (relief == 0)
+    return new

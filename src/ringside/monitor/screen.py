@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.monitor.excess import Floats
-from ringside.monitor.jump import Jumps
+from ringside.monitor.jump import Jumps, is_new
 from ringside.monitor.noise import MANY, Noise
 from ringside.monitor.shift import Shifts
 from ringside.monitor.student import student
@@ -175,7 +175,7 @@ class Screen:
 
     def _open(self, means: Floats, late: NDArray[np.bool_], jumped: Floats) -> NDArray[np.bool_]:
         with np.errstate(invalid="ignore"):
-            alarms = (means >= self._bars) & late & self._is_new()
+            alarms = (means >= self._bars) & late & is_new(self.steps, np.array(WINDOWS), self.relief)
         opened: NDArray[np.bool_] = (alarms.any(axis=0) | np.isfinite(jumped)) & ~self.open
         for job, rank in np.argwhere(opened):
             alarms[:, job, rank] &= self._is_carried_by_most(int(job), int(rank))
@@ -271,12 +271,6 @@ class Screen:
         """Whether steps after each of `begins` lie after warm-up and the last episode, [begins, jobs, ranks]."""
         clean: NDArray[np.bool_] = begins.reshape(-1, 1, 1) >= np.maximum(self._mirrored(self.relief), WARM_UP)
         return clean
-
-    def _is_new(self) -> NDArray[np.bool_]:
-        """Whether windows that end now hold nothing of an episode that is over, [windows, jobs, ranks]."""
-        new: NDArray[np.bool_] = (self.steps - np.array(WINDOWS)).reshape(-1, 1, 1) >= self.relief
-        never: NDArray[np.bool_] = self.relief == 0
-        return np.logical_or(new, never)
 
     def _trust(self, step: int, means: Floats) -> Floats:
         """Weights for learning from a step some time ago: none where it may belong to an episode."""
