@@ -90,7 +90,7 @@ class Detector:
             rank,
             own,
             samples,
-            since_step=int(steps[0]) - max(onset and self._screen.steps - WINDOW - onset, 0),
+            since_step=self._number(onset) if onset else int(steps[0]),
             detected_step=now,
             usual=self._usual(rank),
         )
@@ -99,13 +99,17 @@ class Detector:
 
     def _end(self, rank: int) -> Verdict:
         verdict = self._open.pop(rank)
-        _, _, steps = self._since(int(self._screen.relief[0, rank]))
-        evidence = {**verdict.evidence, "until_step": int(steps[0])}
+        evidence = {**verdict.evidence, "until_step": self._number(int(self._screen.relief[0, rank]))}
         return msgspec.structs.replace(verdict, evidence=evidence)
 
     def _usual(self, rank: int) -> float:
         """What the rank's excess was before, where there was a before."""
         return float(self._screen.usual[0, rank]) if self._screen.onset[0, rank] > 0 else 0.0
+
+    def _number(self, count: int) -> int:
+        """The number of the training step after step count `count`; one that is no longer kept is counted back to."""
+        oldest = max(self._screen.steps - WINDOW, 0)
+        return int(self._steps[max(count, oldest) % WINDOW]) - max(oldest - count, 0)
 
     def _since(self, count: int) -> tuple[Floats, Floats | None, NDArray[np.int64]]:
         """Own times, samples and step numbers from step count `count` on, as far back as the window reaches."""

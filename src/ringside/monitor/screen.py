@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ringside.monitor.excess import Floats
 from ringside.monitor.jump import Jumps, is_new
+from ringside.monitor.mended import is_over
 from ringside.monitor.noise import MANY, Noise
 from ringside.monitor.shift import Shifts
 from ringside.monitor.student import student
@@ -207,12 +208,28 @@ class Screen:
         inside = lengths <= self.steps - self.onset
         with np.errstate(invalid="ignore"):
             missing = (means <= self._height - CERTAIN * self._errors) & inside
-        closed: NDArray[np.bool_] = missing.any(axis=0) & self.open & ~opened
+        closed: NDArray[np.bool_] = (missing.any(axis=0) | self._is_mended()) & self.open & ~opened
         for job, rank in np.argwhere(closed):
             first = int(self._opened[job, rank]) - PERSISTENCE
             self.relief[job, rank] = self._change(int(job), int(rank), first, float(self._height[job, rank]), -1.0)
         self.open &= ~closed
         return closed
+
+    def _is_mended(self) -> NDArray[np.bool_]:
+        """Whether so few of the last steps of one of few ranks are late that its episode is over, [jobs, ranks]."""
+        mended = np.zeros_like(self.open)
+        for job, rank in np.argwhere(self.open) if self._jumps is not None else ():
+            place = int(job), int(rank)
+            begin, alarm = int(self.onset[place]), int(self._opened[place])
+            mended[place] = is_over(
+                self._rows(WARM_UP, begin, *place), self._rows(alarm, self.steps, *place), self._height[place]
+            )
+        return mended
+
+    def _rows(self, first: int, last: int, job: int, rank: int) -> Floats:
+        """Log excess of the steps numbered first < step <= last, as far as they are remembered."""
+        rows: Floats = self._excess[np.arange(max(first, self.steps - KEPT) + 1, last + 1) % KEPT, job, rank]
+        return rows
 
     def _change(self, job: int, rank: int, first: int, middle: float, sign: float) -> int:
         """Return the number of steps before the excess went beyond `middle`: where the sum of the rest is greatest.
@@ -220,7 +237,7 @@ class Screen:
         For a step between two levels that is the likeliest place (Page 1955).
         """
         first = max(first, self.steps - KEPT + 1, WARM_UP)
-        rows = self._excess[np.arange(first + 1, self.steps + 1) % KEPT, job, rank]
+        rows = self._rows(first, self.steps, job, rank)
         clip = abs(middle) if self._jumps is not None else 2.0 * abs(middle) + float(self.noise.clip[job, 0])
         beyond = np.nan_to_num(np.clip(sign * (rows - middle), -clip, clip))
         return first + int(np.argmax(np.cumsum(beyond[::-1])[::-1]))
