@@ -118,7 +118,7 @@ def breaks(port: int, path: str, where: str, from_the_start: bool) -> tuple[str,
             one_step(ddp, optimizer, Plan("convolutional"), rank, step)
             optimizer.step()
             ringside.log(loss=1.0)
-        if name == "_tick" and attachment.session is not None:
+        if where.endswith("Watch._tick") and attachment.session is not None:
             attachment.session.watch._thread.join(LIMIT_S / 2)
         dist.barrier()
         if attachment.session is not None:
