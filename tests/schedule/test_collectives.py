@@ -13,6 +13,8 @@ from ringside.schedule import (
     binomial_broadcast,
     binomial_reduce,
     by_name,
+    chain_broadcast,
+    chain_reduce,
     direct_all_to_all,
     direct_gather,
     direct_scatter,
@@ -26,6 +28,7 @@ from ringside.schedule import (
 
 from .conformance import check_schedule
 
+ROOTED = [binomial_broadcast, binomial_reduce, chain_broadcast, chain_reduce, direct_gather, direct_scatter]
 everywhere = pytest.mark.parametrize("name", sorted(COLLECTIVES))
 
 
@@ -47,14 +50,14 @@ def test_one_rank_does_nothing(name: str):
     assert (by_name(name, 1).rounds, by_name(name, 1).chunks) == (0, 1)
 
 
-@pytest.mark.parametrize("make", [binomial_broadcast, binomial_reduce, direct_gather, direct_scatter])
+@pytest.mark.parametrize("make", ROOTED)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7, 8])
 def test_any_rank_can_be_the_root(make: type, ranks: int):
     for root in range(ranks):
         check_schedule(make(ranks, root))
 
 
-@pytest.mark.parametrize("make", [binomial_broadcast, binomial_reduce, direct_gather, direct_scatter])
+@pytest.mark.parametrize("make", ROOTED)
 @pytest.mark.parametrize("root", [-1, 4])
 def test_other_roots_are_refused(make: type, root: int):
     with pytest.raises(UsageError, match=f"cannot have root {root}: ranks are 0 to 3"):
@@ -72,6 +75,9 @@ def test_costs(ranks: int):
         audit = verify(by_name(name, n))
         assert audit.rounds == audit.lower_bound_rounds
         assert audit.max_ports == 1
+    for name in ("chain_broadcast", "chain_reduce"):
+        audit = verify(by_name(name, n))
+        assert (audit.rounds, audit.max_bytes_sent, audit.max_bytes_received, audit.max_ports) == (n - 1, 1, 1, 1)
     assert verify(binomial_broadcast(n)).max_bytes_received == 1
     all_to_all = verify(direct_all_to_all(n))
     assert all_to_all.max_bytes_sent == all_to_all.max_bytes_received == all_to_all.lower_bound_bytes

@@ -75,7 +75,7 @@ class UnderWay:
             self._across._open[0].finish()
         if self._rest is None:
             return
-        with self._across._explained(self._way, self.doing):
+        with self._across.explained(self._way, self.doing):
             rest, self._rest = self._rest, None
             try:
                 rest()
@@ -139,7 +139,7 @@ class Across:
 
     def carry_out(self, small: Small, address: int) -> None:
         """Reduce the elements at an address by what `prepared` returned; raises as `all_reduce` does."""
-        self._finish_all()
+        self.finish_all()
         self._check_usable()
         transport = self.exchange.transport
         transport.doing = small.doing
@@ -186,19 +186,19 @@ class Across:
             what = safe_mean(what, self.roster.size)
         layout = self._layout(choice, elements, what)
         if layout is None:
-            self._finish_all()
-            with self._explained(way, doing):
+            self.finish_all()
+            with self.explained(way, doing):
                 if choice.over == "ranks":
                     self._carry(choice, None, address, elements, what, call)
                 else:
                     self._in_blocks(choice, address, elements, what, call)
             return UnderWay(self, way, doing)
-        with self._explained(way, doing):
+        with self.explained(way, doing):
             one = UnderWay(self, way, doing, self._stream(choice, layout, address, what, call))
             self._open.append(one)
         return one
 
-    def _finish_all(self) -> None:
+    def finish_all(self) -> None:
         """Finish what was begun before something else is done with messages or shared memory."""
         while self._open:
             self._open[0].finish()
@@ -229,8 +229,8 @@ class Across:
     ) -> None:
         """Carry out any schedule over all ranks on the given chunks; see `Exchange.run` and `all_reduce`."""
         plan = plan_messages(schedule, self.roster.rank)
-        self._finish_all()
-        with self._explained(plan.name, Doing(call, plan.name)):
+        self.finish_all()
+        with self.explained(plan.name, Doing(call, plan.name)):
             fold_by = folder(call.dtype, call.op, scale=scale, divisor=divisor)
             self.exchange.run(plan, chunks, item_bytes, fold_by, call)
 
@@ -276,7 +276,7 @@ class Across:
                 job()
                 work = None
             else:
-                work = self._start(job)
+                work = self.start(job)
             before, between = between, (at, bounds, work)
             if before is not None:
                 self._share(*before, what)
@@ -293,24 +293,14 @@ class Across:
             mine = memory(address + (piece.begin + begin) * item, (end - begin) * item)
             cut.append(self.exchange.cut(mine, item, what.wire) if carries else [])
         stream = Stream(layout, [len(segments) for segments in cut])
-        work = self._start(functools.partial(self._carry_pieces, choice, layout, cut, stream, what, call))
+        work = self.start(functools.partial(self._carry_pieces, choice, layout, cut, stream, what, call))
         alone = not self._open  # else this is to be ready when the one before it is through
-        try:
-            for piece in layout.fills:
-                if alone:
-                    stream.pace(piece)
-                self._gather_up(address + piece.begin * item, piece.bounds, what)
-                stream.filled(piece)
-        except BaseException:
-            stream.stop()
-            raise
-        return functools.partial(self._share_pieces, layout, address, what, stream, work)
+        stream.fill(lambda piece: self._gather_up(address + piece.begin * item, piece.bounds, what), paced=alone)
+        return functools.partial(self._share_pieces, address, what, stream, work)
 
-    def _share_pieces(self, layout: Layout, address: int, what: Reduction, stream: Stream, work: Work) -> None:
-        for piece in layout.ends:
-            if not stream.ended(piece):
-                break
-            self._share(address + piece.begin * ITEM_BYTES[what.dtype], piece.bounds, None, what)
+    def _share_pieces(self, address: int, what: Reduction, stream: Stream, work: Work) -> None:
+        item = ITEM_BYTES[what.dtype]
+        stream.drain(lambda piece: self._share(address + piece.begin * item, piece.bounds, None, what))
         work.wait()
 
     def _carry_pieces(
@@ -335,7 +325,7 @@ class Across:
         elif what.scale != 1.0:
             fold([at], at, bounds[-1], what.dtype, SUM, scale=what.scale)
 
-    def _start(self, job: Callable[[], None]) -> Work:
+    def start(self, job: Callable[[], None]) -> Work:
         """Let this rank's slice go between hosts, beside what comes next."""
         if self._carrier is None:
             self._carrier = Background(f"ringside-carrier-{self.roster.rank}")
@@ -416,7 +406,7 @@ class Across:
     # -------------------------------------------------------------------------------------------- failures
 
     @contextlib.contextmanager
-    def _explained(self, what: str, doing: Doing) -> Iterator[None]:
+    def explained(self, what: str, doing: Doing) -> Iterator[None]:
         """Turn what goes wrong in a collective into the error that says who, and tell the other ranks."""
         self._check_usable()
         if not self._open:

@@ -24,6 +24,9 @@ class Collectives(Lifetime):
     is sent; `MismatchError`, on all ranks, where ranks called different things, and then nothing is changed;
     `PeerLostError` and `DeadlineError` where a rank does not take part.
 
+    "Folded in rank order" is said of one host. Between hosts of several ranks each, the ranks of a host are added up
+    first (f16 and bf16 are rounded once more for each host), unless the communicator is reproducible.
+
     Attributes:
         rank: This rank.
         size: Number of ranks.

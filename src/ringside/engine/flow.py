@@ -9,7 +9,7 @@ up stays a few pieces ahead of the messages: it would else take the processor fr
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,15 +86,18 @@ def lay_out(plan: MessagePlan, elements: int, least: int, most: int, lanes: int,
         )
     return Layout(
         tuple(piece for pieces in by_chunk for piece in pieces),
-        tuple(_as_needed(plan, by_chunk, -(-AHEAD * least // max(size, least, 1)))),
-        tuple(piece for chunk in _chunks_ended(plan) for piece in by_chunk[chunk]),
+        tuple(as_needed(plan, by_chunk, -(-AHEAD * least // max(size, least, 1)))),
+        tuple(piece for chunk in chunks_ended(plan) for piece in by_chunk[chunk]),
     )
 
 
-def _as_needed(plan: MessagePlan, by_chunk: Sequence[Sequence[Piece]], ahead: int) -> list[Piece]:
+def as_needed(plan: MessagePlan, by_chunk: Sequence[Sequence[Piece]], ahead: int) -> list[Piece]:
     """Return all pieces in the order in which this vertex first sends or adds to them.
 
-    What it sends of its own is on its way while it takes what comes in the same round, so many pieces ahead.
+    Args:
+        plan: The vertex's part of the schedule.
+        by_chunk: The pieces of each chunk.
+        ahead: What it sends of its own is on its way while it takes what comes in the same round, so many pieces ahead.
     """
     received = ((k, ahead, receive.chunk) for k, receives in enumerate(plan.rounds) for receive in receives)
     sent = ((send.round, 0, send.chunk) for sends in plan.links.values() for send in sends if send.after < 0)
@@ -111,8 +114,8 @@ def _as_needed(plan: MessagePlan, by_chunk: Sequence[Sequence[Piece]], ahead: in
     return [piece for _, _, piece in sorted(turns, key=lambda turn: turn[:2])]
 
 
-def _chunks_ended(plan: MessagePlan) -> list[int]:
-    """Return the chunks in the order in which they have their last content."""
+def chunks_ended(plan: MessagePlan) -> list[int]:
+    """Return the chunks that something arrives for, in the order in which they have their last content."""
     received = [receive.chunk for receives in plan.rounds for receive in receives]
     return [chunk for index, chunk in enumerate(received) if index in plan.finals]
 
@@ -124,20 +127,48 @@ class Stream:
     Args:
         layout: The pieces.
         segments: How many messages carry this rank's part of each piece, by piece of `layout.pieces`.
+        kept: Chunks whose content nothing changes that arrives: their pieces have ended when they are filled.
     """
 
-    def __init__(self, layout: Layout, segments: Sequence[int]) -> None:
+    def __init__(self, layout: Layout, segments: Sequence[int], kept: Collection[int] = ()) -> None:
+        self._layout = layout
         self._index = {(piece.chunk, piece.begin): at for at, piece in enumerate(layout.pieces)}
         self._at: dict[int, list[int]] = {}
         for at, (piece, count) in enumerate(zip(layout.pieces, segments, strict=True)):
             self._at.setdefault(piece.chunk, []).extend([at] * count)
-        self._left = list(segments)
+        pairs = zip(layout.pieces, segments, strict=True)
+        self._left = [0 if piece.chunk in kept else count for piece, count in pairs]
         self._filled = [False] * len(segments)
         turn = {self._index[piece.chunk, piece.begin]: at for at, piece in enumerate(layout.fills)}
         self._turn = [turn[at] for at in range(len(turn))]
         self._needed = 0
         self._changed = threading.Condition()
         self._stopped = False
+
+    def fill(self, by: Callable[[Piece], object] | None, *, paced: bool = True) -> None:
+        """Fill all pieces in the order in which messages need them; if that fails, nobody waits for them any longer.
+
+        Args:
+            by: Leaves a piece's contributions added up in this rank's part of it; None: they are all there.
+            paced: Stay only a few pieces ahead of the messages.
+        """
+        try:
+            for piece in self._layout.fills:
+                if by is not None:
+                    if paced:
+                        self.pace(piece)
+                    by(piece)
+                self.filled(piece)
+        except BaseException:
+            self.stop()
+            raise
+
+    def drain(self, by: Callable[[Piece], object]) -> None:
+        """Do something with each piece as soon as it has its result, in the order in which these come."""
+        for piece in self._layout.ends:
+            if not self.ended(piece):
+                return
+            by(piece)
 
     def wait(self, chunk: int, segment: int) -> None:
         """Return when this host's contribution is added up there."""
@@ -187,4 +218,4 @@ class Stream:
             self._changed.notify_all()
 
 
-__all__ = ["Layout", "Piece", "Stream", "lane_bounds", "lay_out"]
+__all__ = ["Layout", "Piece", "Stream", "as_needed", "chunks_ended", "lane_bounds", "lay_out"]

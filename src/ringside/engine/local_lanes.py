@@ -45,6 +45,17 @@ class LocalLanes:
         call = Call("reduce_scatter_", flat, flat.numel, bounds, op=op, scale=scale, own_scale=own_scale)
         self._communicator.carry(call, 0, True, storage)
 
+    def reduce_lanes_into(
+        self, to: int, at: int, bounds: Sequence[int], dtype: int, op: int, scale: float = 1.0
+    ) -> None:
+        """Write the fold of this rank's lane to another address; the elements stay; arguments as for `reduce_lanes`."""
+        flat = _flat(at, bounds, dtype)
+        self._communicator.carry(Call("reduce_scatter", flat, flat.numel, bounds, out=to, op=op, scale=scale), 0, True)
+
+    def meet(self) -> None:
+        """Return when all ranks of the host have called it."""
+        self._communicator.barrier()
+
     def gather_lanes(self, at: int, bounds: Sequence[int], dtype: int, storage: Storage | None) -> None:
         """Give every rank of the host all lanes; arguments as for `reduce_lanes`."""
         self._communicator.carry(Call("all_gather_", _flat(at, bounds, dtype), bounds[-1], bounds), 0, True, storage)

@@ -1,20 +1,23 @@
 """The collectives besides all-reduce, between hosts: each is a schedule and a list of where its chunks lie.
 
 Chunks of a schedule are numbered as `ringside.schedule.collective` says: chunk r belongs to rank r, an all-to-all has
-chunk i*n+j for what rank i has for rank j. The same chunk may lie at different places on different ranks.
+chunk i*n+j for what rank i has for rank j. The same chunk may lie at different places on different ranks. Where all
+hosts have several ranks, most go through shared memory instead (`ringside.engine.moves_hosts`).
 """
 
 from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ringside.engine import moves_hosts
 from ringside.engine.across import Across
 from ringside.engine.calls import KINDS, Call
 from ringside.engine.dtypes import ITEM_BYTES
+from ringside.engine.moves_hosts import SMALL_BYTES
 from ringside.engine.reduction import AVG, memory
 from ringside.engine.told import Call as Told
 from ringside.engine.transports.transport import Bytes
@@ -22,6 +25,7 @@ from ringside.errors import UnsupportedError
 from ringside.schedule import (
     Schedule,
     binomial_broadcast,
+    chain_broadcast,
     chunk_bounds,
     direct_all_gather,
     direct_all_to_all,
@@ -29,28 +33,30 @@ from ringside.schedule import (
     direct_reduce_scatter,
     direct_scatter,
     dissemination_barrier,
-    pipelined,
     ring_all_gather,
 )
-
-SMALL_BYTES = 256 << 10  # up to here everybody sends to everybody at once; beyond, neighbours only
-PIPELINE_BYTES = 256 << 10
-MOST_SEGMENTS = 64
 
 Chunks = list[Bytes | None]
 
 
-def carry_out(across: Across, call: Call) -> None:
+def carry_out(across: Across, call: Call, *, canonical: bool = False) -> None:
     """Carry out a collective that is not an all-reduce, over all ranks.
 
     Args:
         across: The ranks.
         call: The collective, as the shared-memory core would take it.
+        canonical: Add up in rank order, whatever that costs.
 
     Raises:
         SyncError: As `Across.all_reduce`.
     """
-    _MOVES[call.kind](across, call)
+    if call.own_scale:
+        raise UnsupportedError("between hosts reduce_scatter_ has one scale for all ranks")
+    through_hosts = moves_hosts.BY_KIND.get(call.kind) if across.roster.in_rows else None
+    if through_hosts is None or (canonical and "reduce" in call.kind):
+        _MOVES[call.kind](across, call)
+    else:
+        through_hosts(across, call, _told(call, call.scale))
 
 
 def _barrier(across: Across, call: Call) -> None:
@@ -60,8 +66,6 @@ def _barrier(across: Across, call: Call) -> None:
 def _reduce_scatter(across: Across, call: Call) -> None:
     """Work on a copy, whose own lane is the result; every lane is added up at once, in rank order."""
     item, me = ITEM_BYTES[call.flat.dtype], across.roster.rank
-    if call.own_scale:
-        raise UnsupportedError("between hosts reduce_scatter_ has one scale for all ranks")
     work = memory(call.flat.address, call.flat.numel * item).copy()
     lanes = _lanes(work, call.bounds, item)
     divisor = across.roster.size if call.op == AVG else 1.0
@@ -85,17 +89,15 @@ def _all_gather(across: Across, call: Call) -> None:
 
 
 def _broadcast(across: Across, call: Call) -> None:
+    """Hand it on along a line, segment by segment; little of it in the fewest rounds."""
     data = memory(call.flat.address, call.flat.numel * ITEM_BYTES[call.flat.dtype])
-    segments = min(max(-(-len(data) // PIPELINE_BYTES), 1), MOST_SEGMENTS)
-    schedule = _segmented_broadcast(across.roster.size, call.root, segments)
-    bounds = (chunk_bounds(call.flat.numel, schedule.chunks) * ITEM_BYTES[call.flat.dtype]).tolist()
-    _run(across, call, schedule, _lanes(data, bounds, 1))
+    make = binomial_broadcast if len(data) <= SMALL_BYTES else chain_broadcast
+    _run(across, call, _broadcast_from(make, across.roster.size, call.root), [data])
 
 
 @functools.lru_cache(maxsize=64)
-def _segmented_broadcast(ranks: int, root: int, segments: int) -> Schedule:
-    schedule = binomial_broadcast(ranks, root)
-    return pipelined(schedule, segments) if segments > 1 else schedule
+def _broadcast_from(make: Callable[[int, int], Schedule], ranks: int, root: int) -> Schedule:
+    return make(ranks, root)
 
 
 def _reduce(across: Across, call: Call) -> None:
@@ -168,9 +170,13 @@ def _run(
     scale: float = 1.0,
     divisor: float = 1.0,
 ) -> None:
-    tag = zlib.crc32(f"{list(call.bounds)}/{call.tag}/{scale}".encode())
-    told = Told(KINDS.index(call.kind), call.flat.dtype, call.op, call.numel, float(call.root), tag)
+    told = _told(call, scale)
     across.run(schedule, chunks, item_bytes or ITEM_BYTES[call.flat.dtype], told, scale=scale, divisor=divisor)
+
+
+def _told(call: Call, scale: float) -> Told:
+    tag = zlib.crc32(f"{list(call.bounds)}/{call.tag}/{scale}".encode())
+    return Told(KINDS.index(call.kind), call.flat.dtype, call.op, call.numel, float(call.root), tag)
 
 
 _MOVES = {

@@ -94,6 +94,12 @@ class Roster:
         """How many ranks of every host can carry a slice between hosts: as many as the smallest host has."""
         return min(map(len, self.hosts))
 
+    @cached_property
+    def in_rows(self) -> bool:
+        """Whether all hosts have equally many ranks, more than one, and each host's follow each other."""
+        size = self.local_size
+        return size > 1 and self.hosts == tuple(tuple(range(h * size, (h + 1) * size)) for h in range(len(self.hosts)))
+
     def lane(self, index: int) -> tuple[int, ...]:
         """Return the ranks, one per host, that carry slice `index`."""
         return tuple(ranks[index] for ranks in self.hosts)

@@ -7,7 +7,7 @@ them, the predictor prices them, the drawing shows them.
 from ringside.schedule.audit import Audit, Problem
 from ringside.schedule.binomial import binomial_broadcast, binomial_reduce
 from ringside.schedule.catalogue import ALGORITHMS, COLLECTIVES, by_name
-from ringside.schedule.chain import chain
+from ringside.schedule.chain import chain, chain_broadcast, chain_reduce
 from ringside.schedule.collective import Collective
 from ringside.schedule.combine import on_group, pipelined, relabel, reverse, striped
 from ringside.schedule.direct import direct, direct_all_gather, direct_reduce_scatter
@@ -39,6 +39,8 @@ __all__ = [
     "binomial_reduce",
     "by_name",
     "chain",
+    "chain_broadcast",
+    "chain_reduce",
     "chunk_bounds",
     "contributions",
     "direct",

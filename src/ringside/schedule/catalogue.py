@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ringside.errors import UsageError
 from ringside.schedule.binomial import binomial_broadcast, binomial_reduce
-from ringside.schedule.chain import chain
+from ringside.schedule.chain import chain, chain_broadcast, chain_reduce
 from ringside.schedule.direct import direct, direct_all_gather, direct_reduce_scatter
 from ringside.schedule.exchange import direct_all_to_all, direct_gather, direct_scatter, dissemination_barrier
 from ringside.schedule.halving_doubling import halving_doubling
@@ -45,6 +45,8 @@ COLLECTIVES: dict[str, Make] = {
     "direct_all_gather": direct_all_gather,
     "binomial_broadcast": binomial_broadcast,
     "binomial_reduce": binomial_reduce,
+    "chain_broadcast": chain_broadcast,
+    "chain_reduce": chain_reduce,
     "direct_gather": direct_gather,
     "direct_scatter": direct_scatter,
     "direct_all_to_all": direct_all_to_all,

@@ -5,6 +5,10 @@ The linear pipeline that P. Sanders, J. Speck, J. L. Träff (Parallel Computing 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from ringside.schedule.collective import rooted
+from ringside.schedule.combine import reverse
 from ringside.schedule.schedule import Round, Schedule
 
 
@@ -27,3 +31,25 @@ def _chain_round(n: int, k: int) -> Round:
         return Round.of([(k, k + 1, 0, True)])
     last = 2 * (n - 1) - k
     return Round.of([(last, last - 1, 0, False)])
+
+
+def chain_broadcast(n: int, root: int = 0) -> Schedule:
+    """Return the broadcast of rank `root`'s tensor along a line of `n` ranks: root, root + 1, ..., around the last.
+
+    One chunk, n-1 rounds, 1 tensor sent and received per rank, one port: where segments of the tensor follow each other
+    it tends to the time of 1 tensor over one link, however many ranks there are.
+
+    Raises:
+        UsageError: n < 1, or there is no such root.
+    """
+    collective = rooted("broadcast", n, root)
+    return Schedule("chain_broadcast", n, 1, max(n - 1, 0), _broadcast_round, (n, root), collective=collective)
+
+
+def chain_reduce(n: int, root: int = 0) -> Schedule:
+    """Return the reduce of `n` ranks' tensors to rank `root`: the broadcast backwards; raise `UsageError` alike."""
+    return replace(reverse(chain_broadcast(n, root)), name="chain_reduce")
+
+
+def _broadcast_round(n: int, root: int, k: int) -> Round:
+    return Round.of([((root + k) % n, (root + k + 1) % n, 0, False)])

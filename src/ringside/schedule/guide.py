@@ -175,6 +175,8 @@ ENTRIES: dict[str, Entry] = {
     "direct_all_gather": Entry(_ONE, _HALF_BANDWIDTH, _ALL_PORTS, _SAME, "all links at once"),
     "binomial_broadcast": Entry(_LOG, Law("⌈log2 n⌉ · S", lambda n: ceil(log2(n))), _ONE, _SAME, "small tensors"),
     "binomial_reduce": Entry(_LOG, Law("⌈log2 n⌉ · S", lambda n: ceil(log2(n))), _ONE, _SAME, "small tensors"),
+    "chain_broadcast": Entry(_AROUND, Law("S", lambda n: int(n > 1)), _ONE, _SAME, "large tensors, in segments"),
+    "chain_reduce": Entry(_AROUND, Law("S", lambda n: int(n > 1)), _ONE, _SAME, "large tensors, in segments"),
     "direct_gather": Entry(_ONE, _HALF_BANDWIDTH, _ALL_PORTS, _SAME, "any size: the root's link is the limit"),
     "direct_scatter": Entry(_ONE, _HALF_BANDWIDTH, _ALL_PORTS, _SAME, "any size: the root's link is the limit"),
     "direct_all_to_all": Entry(

@@ -330,7 +330,7 @@ class Communicator(Collectives):
 
     def carry(self, call: Call, stamp_ns: int, background: bool, storage: Storage | None = None) -> None:
         """Carry out a collective on the thread that calls; see `Collectives`."""
-        carry_out(self._several.across, call)
+        carry_out(self._several.across, call, canonical=self._options.reproducible)
 
     @property
     def _several(self) -> Between:
