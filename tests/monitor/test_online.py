@@ -124,6 +124,24 @@ def test_impossible_records_count_for_nothing() -> None:
     assert collector.steps == 9
 
 
+def test_a_step_that_cannot_be_is_dropped_and_the_ranks_are_watched_on(
+    make_own: Make, make_records: Records, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = make_own(160, 4)
+    own[100:, 2] *= 1.3
+    collector, records = Collector(4), make_records(own)
+    damaged = [StepRecord(step=1 << 62, rank=1, ended_unix=0, step_seconds=1, own_seconds=1.0)]
+    with caplog.at_level(logging.WARNING):
+        collector.add(damaged)
+        for step in range(160):
+            collector.add(records[4 * step : 4 * step + 3])  # rank 3 comes a step late
+            collector.add(damaged if step == 50 else [])
+            collector.add(records[4 * step - 1 : 4 * step])
+    assert [verdict.ranks for verdict in collector.verdicts] == [[2]]
+    assert (collector.steps, collector.late, collector.absurd) == (159, 0, 2)
+    assert len(caplog.messages) == 1
+
+
 def test_waits_are_filled_in_without_a_common_clock() -> None:
     row = {
         rank: StepRecord(

@@ -30,6 +30,9 @@ BEHIND_S = 2.0
 PENDING_RECORDS = 65_536
 """More than this are never waited for."""
 
+FARTHEST_STEPS, LARGEST_STEP = 1_000_000, 1 << 48
+"""A record that is so many steps beyond all others is damaged, and so is a first one beyond the largest step."""
+
 GIVEN_UP_STEPS = 80
 """A rank that was missing in so many steps on end is not waited for at all until it reports again."""
 
@@ -67,6 +70,7 @@ class Collector:
         steps: Number of steps completed so far.
         newest: The newest completed step, None before the first.
         late: Records that came after their step was completed; they are written and not analysed.
+        absurd: Records of steps that cannot be; they are dropped, and the first is logged.
     """
 
     def __init__(
@@ -79,7 +83,7 @@ class Collector:
         clock: Callable[[], float] = time.time,
         behind_steps: int = BEHIND_STEPS,
     ) -> None:
-        self.ranks, self.steps, self.late = ranks, 0, 0
+        self.ranks, self.steps, self.late, self.absurd = ranks, 0, 0, 0
         self.newest: int | None = None
         self.listeners = list(listeners)
         self._writer, self._clock, self._behind = writer, clock, behind_steps
@@ -96,7 +100,7 @@ class Collector:
         """Take in a batch of records; return the events it led to."""
         done: list[StepRecord] = []
         for record in records:
-            if 0 <= record.rank < self.ranks and record.step >= 0:
+            if 0 <= record.rank < self.ranks and record.step >= 0 and self._can_be(record):
                 self._place(self._links.resolve(record), done)
         return self._complete(done, everything=False)
 
@@ -122,6 +126,20 @@ class Collector:
     def states(self) -> list[RankState]:
         """Return one `RankState` per rank over the steps kept (a few dozen to a hundred)."""
         return [self._state(rank) for rank in range(self.ranks)]
+
+    def _can_be(self, record: StepRecord) -> bool:
+        """Whether a step is within reach of those known; one far beyond would make all others late for good."""
+        if record.step <= (self._highest + FARTHEST_STEPS if self._highest >= 0 else LARGEST_STEP):
+            return True
+        self.absurd += 1
+        if self.absurd == 1:
+            _log.warning(
+                "rank %d reported step %d and was at most at %d; such records are dropped",
+                record.rank,
+                record.step,
+                self._highest,
+            )
+        return False
 
     def _place(self, record: StepRecord, done: list[StepRecord]) -> None:
         if self.newest is not None and record.step <= self.newest:
