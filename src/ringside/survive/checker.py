@@ -4,8 +4,11 @@ A state is: every process's machine and the register call it has under way, what
 messages sent so far (each can arrive at any time, more than once, or never). From it everything leads on that can
 happen next: a process carries out its next register call, or is given the answer (so both others and a crash can come
 in between), a message arrives, an exchange whose members all take part ends, a clock ticks, a process crashes, is
-suspected, wrongly too, or comes back with a new epoch. A stopped process is one that nothing happens to for long.
-What only concerns the process itself is done at once: no order of it could be told from another.
+suspected, wrongly too, or comes back with a new epoch, a link falls silent for good (`checker_links.py`). A stopped
+process is one that nothing happens to for long. What only concerns the process itself is done at once: no order of it
+could be told from another.
+
+When all states are known, each of them must lead on to one in which nobody waits, without a further fault.
 
 The all-reduce is one event here (the simulation in `proof/` walks schedules), results are always right, and times are
 left out: patience may end at any moment, which is what wrong suspicions stand for.
@@ -15,12 +18,11 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
-from ringside.survive.checker_moves import Bounds, Broken, Moves, State
+from ringside.survive.checker_graph import Graph
+from ringside.survive.checker_moves import Move, Moves, waits
+from ringside.survive.checker_state import Bounds, Broken, State
 from ringside.survive.settings import Rules
-
-Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,13 @@ def explore(bounds: Bounds, rules: Rules | None = None) -> Explored:
     search = _Search(Moves(bounds, rules or Rules()))
     broken: tuple[str, ...] = ()
     try:
-        while search.queue and len(search.ways) < bounds.most_states:
-            search.look_from(search.queue.popleft())
+        while search.queue and len(search.graph) < bounds.most_states:
+            search.look_from(*search.queue.popleft())
     except Broken as found:
         broken = (str(found), *search.way())
-    complete = not search.queue and not broken
-    return Explored(bounds, len(search.ways), search.transitions, complete, broken)
+    whole = not search.queue and not broken
+    broken = search.graph.lost() if whole else broken
+    return Explored(bounds, len(search.graph), search.transitions, whole and not broken, broken)
 
 
 class _Search:
@@ -67,45 +70,38 @@ class _Search:
         moves: What can happen.
 
     Attributes:
-        queue: States that were not looked from yet.
-        ways: By a state's key, the key it was come from, and by what.
+        queue: States that were not looked from yet, with their numbers.
+        graph: All that were found.
         transitions: Ways from one state to another.
     """
 
     def __init__(self, moves: Moves) -> None:
         begin = moves.begin()
-        self.queue = deque([begin])
-        self.ways: dict[Key, tuple[Key | None, str]] = {begin.key: (None, "begin")}
+        self.graph = Graph()
+        self.queue = deque([(self.graph.add(begin.key, waits(begin), -1, "begin"), begin)])
         self.transitions = 0
-        self._moves, self._at, self._by = moves, begin.key, ""
+        self._moves, self._at, self._by = moves, 0, ""
 
-    def look_from(self, state: State) -> None:
-        """Find everything that a state leads to; raise `Broken` if that must not be, or if it leads nowhere."""
-        self._at, moved = state.key, False
-        for name, move in self._moves.moves(state):
-            self._by = name
-            moved |= self._come_to(move(), name)
-        self._by = "and nothing more"
-        if not moved:
-            self._moves.check_end(state)
+    def look_from(self, number: int, state: State) -> None:
+        """Find everything that a state leads to; raise `Broken` if that must not be."""
+        self._at = number
+        for move in self._moves.moves(state):
+            self._by = move.name
+            self._come_to(move.make(), move)
 
-    def _come_to(self, state: State, name: str) -> bool:
-        """Note a state; return whether it is another than the one it was come from."""
+    def _come_to(self, state: State, move: Move) -> None:
         self.transitions += 1
         key = state.key
-        if key not in self.ways:
-            self.ways[key] = (self._at, name)
-            self.queue.append(state)
-        return key != self._at
+        number = self.graph.number(key)
+        if number is None:
+            number = self.graph.add(key, waits(state), self._at, move.name)
+            self.queue.append((number, state))
+        if not move.fault:
+            self.graph.join(self._at, number)
 
     def way(self) -> list[str]:
         """Return how the move that was made last was come to, from the beginning on."""
-        names = [self._by]
-        at: Key | None = self._at
-        while at is not None:
-            at, name = self.ways[at]
-            names.append(name)
-        return names[::-1]
+        return [*self.graph.way(self._at), self._by]
 
 
 __all__ = ["Bounds", "Explored", "explore"]

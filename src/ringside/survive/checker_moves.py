@@ -10,88 +10,43 @@ from typing import Any, NamedTuple
 
 from ringside.survive import events as e
 from ringside.survive import instructions as i
+from ringside.survive.checker_links import link_of, used_by
+from ringside.survive.checker_state import (
+    CRASHES,
+    CUTS,
+    MISTAKES,
+    RETRIES,
+    RETURNS,
+    Bounds,
+    Broken,
+    Node,
+    State,
+    place_of,
+)
 from ringside.survive.decision import Abort, Commit, Decision, Seat, Tag
-from ringside.survive.generation import Generation
+from ringside.survive.generation import Generation, Link
 from ringside.survive.protocol import Member, Phase
 from ringside.survive.settings import Rules, Settings
-
-Place = tuple[int, int, int]  # incarnation, step, generation
-Call = i.Instruction | e.Event  # a register call to be made, or its answer to be given
+from ringside.survive.way import blamed, cut_off
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """How much may happen.
+class Move(NamedTuple):
+    """Something that can happen.
 
     Args:
-        ranks: Processes that begin.
-        steps: Steps of the job.
-        crashes: How many processes crash.
-        mistakes: How many that live are suspected.
-        returns: How many come back after a crash, or after having been left out.
-        retries: How many exchanges fail though nobody is at fault.
-        gives_up: Whoever has no state may take everybody else for dead, at any time, and give the incarnation up.
-        most_states: Where to stop looking.
+        name: In words.
+        make: Returns the state that it leads to.
+        fault: It is one of those that only so many of may happen.
     """
 
-    ranks: int = 2
-    steps: int = 1
-    crashes: int = 1
-    mistakes: int = 0
-    returns: int = 0
-    retries: int = 0
-    gives_up: bool = False
-    most_states: int = 200_000
+    name: str
+    make: Callable[[], State]
+    fault: bool = False
 
 
-class Broken(Exception):
-    """Something that must not be."""
-
-
-class Node(NamedTuple):
-    """One process.
-
-    Args:
-        member: Its state machine; never changed.
-        number: Stands for the machine's key: equal for machines that go on equally.
-        todo: Register calls to be made and answers to be given, in order.
-        alive: It has not crashed.
-        state: The step that the weights it really has are good for; -1: none.
-    """
-
-    member: Member
-    number: int
-    todo: tuple[Call, ...] = ()
-    alive: bool = True
-    state: int = 0
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """What its further behaviour depends on."""
-        return (self.number, self.todo, self.alive, self.state)
-
-
-class State(NamedTuple):
-    """Everything."""
-
-    nodes: tuple[Node, ...]
-    records: tuple[tuple[int, Generation], ...] = ()
-    decisions: tuple[tuple[Place, Decision], ...] = ()
-    messages: frozenset[tuple[int, e.Event]] = frozenset()
-    taking_part: frozenset[tuple[Tag, Seat]] = frozenset()
-    copies: frozenset[tuple[Tag, Seat]] = frozenset()
-    left: tuple[int, int, int, int] = (0, 0, 0, 0)  # crashes, mistakes, returns, retries
-    given_up: bool = False
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """Equal for states that go on equally."""
-        nodes = tuple(node.key for node in self.nodes)
-        registers = (self.records, self.decisions)
-        return (nodes, registers, self.messages, self.taking_part, self.copies, self.left, self.given_up)
-
-
-Move = tuple[str, Callable[[], State]]
+MOST_ATTEMPTS = 6
+"""So little may happen that whoever begins a step more often than that would do so for ever."""
+_SENDING = (Phase.EXCHANGING, Phase.FETCHING, Phase.OUTSIDE)
 
 
 @dataclass
@@ -114,6 +69,7 @@ class Moves:
             micro_batches=self.bounds.ranks,
             samples=lambda step: (step, 1),
             steps=self.bounds.steps,
+            most_attempts=MOST_ATTEMPTS,
             retry_s=1.0,
             patience_s=long,
             fetch_patience_s=long,
@@ -125,7 +81,7 @@ class Moves:
         """Return the state in which all processes have just been started."""
         seats = tuple(Seat(rank, 1) for rank in range(self.bounds.ranks))
         b = self.bounds
-        state = State((), left=(b.crashes, b.mistakes, b.returns, b.retries))
+        state = State((), left=(b.crashes, b.mistakes, b.returns, b.retries, b.cuts))
         for seat in seats:
             state = self._add(state, seat, e.Started(0.0, 0, seats))
         return state
@@ -143,62 +99,99 @@ class Moves:
         for at, node in enumerate(state.nodes):
             if not node.alive:
                 continue
-            ended = node.member.phase is Phase.ENDED
-            if not ended:
+            if not node.ended:
                 yield from self._own_moves(state, at, node)
                 yield from self._deliveries(state, at, node)
-            if state.left[0]:
-                yield f"{node.member.seat} crashes", partial(self._crash, state, at)
+            if state.left[CRASHES]:
+                yield Move(f"{node.seat} crashes", partial(self._crash, state, at), True)
         yield from self._returns(state)
+        if state.left[CUTS]:
+            yield from self._cuts(state)
 
     def _own_moves(self, state: State, at: int, node: Node) -> Iterator[Move]:
-        seat = node.member.seat
+        seat = node.seat
         if node.todo:
-            yield f"{seat}: {type(node.todo[0]).__name__}", partial(self._next_call, state, at)
+            yield Move(f"{seat}: {type(node.todo[0]).__name__}", partial(self._next_call, state, at))
         else:
-            yield f"{seat}: tick", partial(self._tell, state, at, e.Tick(node.member.now + 2.0))
+            yield Move(f"{seat}: tick", partial(self._tell, state, at, e.Tick(node.member.now + 2.0)))
         if self.bounds.gives_up and node.member.step is None and node.member.phase is not Phase.FENCING:
-            yield f"{seat} finds nobody", partial(self._tell, state, at, e.NobodyLeft())
+            yield Move(f"{seat} finds nobody", partial(self._tell, state, at, e.NobodyLeft()), True)
         tag = node.member.tag
         if node.member.phase is not Phase.EXCHANGING or tag is None:
             return
-        if all((tag, other) in state.taking_part for other in _members(node)):
-            yield f"{seat}: result of {tag}", partial(self._result, state, at, tag)
-        if state.left[3]:
-            yield f"{seat}: exchange fails", partial(self._tell, _spend(state, 3), at, e.AttemptFailed(tag))
+        record = node.member.generation
+        assert record is not None
+        if _all_there(state, node) and state.links.give(tag, seat, record):
+            yield Move(f"{seat}: result of {tag}", partial(self._result, state, at, tag))
+        yield from self._silence(state, at, node)
+        if state.left[RETRIES]:
+            yield Move(
+                f"{seat}: exchange fails", partial(self._tell, state.spend(RETRIES), at, e.AttemptFailed(tag)), True
+            )
 
     def _deliveries(self, state: State, at: int, node: Node) -> Iterator[Move]:
-        seat = node.member.seat
+        seat = node.seat
         for to, event in state.messages:
             if to == at:
-                yield f"{seat}: {type(event).__name__}", partial(self._tell, state, at, event)
+                yield Move(f"{seat}: {type(event).__name__}", partial(self._tell, state, at, event))
         for peer in state.nodes:
-            other = peer.member.seat
-            if other not in _members(node) or other == seat or other in node.member.wishes.suspects:
+            other = peer.seat
+            if other not in node.members or other == seat or other in node.member.wishes.suspects:
                 continue
-            if not peer.alive or peer.member.phase is Phase.ENDED:
-                yield f"{seat} sees that {other} is gone", partial(self._tell, state, at, e.PeerSuspected(other))
-            elif state.left[1]:
-                yield f"{seat} suspects {other}", partial(self._tell, _spend(state, 1), at, e.PeerSuspected(other))
+            if not peer.alive or peer.ended:
+                yield Move(f"{seat} sees that {other} is gone", partial(self._tell, state, at, e.PeerSuspected(other)))
+            elif state.left[MISTAKES]:
+                suspected = partial(self._tell, state.spend(MISTAKES), at, e.PeerSuspected(other))
+                yield Move(f"{seat} suspects {other}", suspected, True)
 
     def _crash(self, state: State, at: int) -> State:
         node = state.nodes[at]
-        return _put(_spend(state, 0), at, node._replace(alive=False, todo=()))
+        return state.spend(CRASHES).put(at, node._replace(alive=False, todo=()))
 
     def _returns(self, state: State) -> Iterator[Move]:
         for node in state.nodes:
-            seat = node.member.seat
-            latest = seat.epoch == max(n.member.seat.epoch for n in state.nodes if n.member.seat.rank == seat.rank)
-            gone = not node.alive or (node.member.phase is Phase.ENDED and node.member.step != self.bounds.steps)
-            if state.left[2] and latest and gone:
+            seat = node.seat
+            latest = seat.epoch == max(n.seat.epoch for n in state.nodes if n.seat.rank == seat.rank)
+            gone = not node.alive or (node.ended and node.member.step != self.bounds.steps)
+            if state.left[RETURNS] and latest and gone:
                 back = Seat(seat.rank, seat.epoch + 1)
-                yield f"{back} begins", partial(self._add, _spend(state, 2), back, e.Started(0.0))
+                yield Move(f"{back} begins", partial(self._add, state.spend(RETURNS), back, e.Started(0.0)), True)
 
-    def check_end(self, state: State) -> None:
-        """Raise `Broken` if somebody waits in a state that nothing leads on from."""
+    def _cuts(self, state: State) -> Iterator[Move]:
+        """Let a link fall silent that somebody is about to send over."""
+        waiting = []
+        wanted: set[Link] = set()
         for node in state.nodes:
-            if node.alive and node.member.phase not in (Phase.ENDED, Phase.OUTSIDE):
-                raise Broken(f"{node.member.seat} is {node.member.phase.value} for ever")
+            tag, record, phase = node.member.tag, node.member.generation, node.member.phase
+            if not node.alive or phase not in _SENDING:
+                continue
+            if phase is Phase.EXCHANGING and tag is not None and record is not None:
+                waiting.append((tag, node.seat, record, _all_there(state, node)))
+                wanted |= used_by(record)
+            else:
+                ranks = range(self.bounds.ranks)
+                wanted |= {link_of(node.seat, Seat(rank, 0)) for rank in ranks if rank != node.seat.rank}
+        for link in sorted(wanted.difference(state.links.silent)):
+            for links in state.links.fates(link, waiting):
+                yield Move(f"link {link} falls silent", partial(state.spend(CUTS)._replace, links=links), True)
+
+    def _silence(self, state: State, at: int, node: Node) -> Iterator[Move]:
+        """Let a member find out that nothing comes over one of its links, or that no way is left."""
+        tag, record, seat = node.member.tag, node.member.generation, node.seat
+        assert tag is not None
+        assert record is not None
+        gone = cut_off(record) if record.broken else ()
+        if gone and seat not in gone:
+            yield Move(f"{seat} goes on without others", partial(self._tell, state, at, e.AttemptFailed(tag, gone)))
+        for other in () if gone else record.members:
+            link = link_of(seat, other)
+            if other == seat or link not in state.links.silent or link not in used_by(record):
+                continue
+            lives = any(peer.seat == other and peer.alive and not peer.ended for peer in state.nodes)
+            if lives and link not in node.member.wishes.broken:
+                suspects, broken = blamed(record, seat, other)
+                failed = e.AttemptFailed(tag, suspects, (broken,))
+                yield Move(f"{seat} hears nothing over {link}", partial(self._tell, state, at, failed))
 
     # ------------------------------------------------------------------------------------------ doing it
 
@@ -209,7 +202,7 @@ class Moves:
         node = state.nodes[at]
         member = copy.copy(node.member)
         found = member.handle(event)
-        state = _put(state, at, node._replace(member=member, number=self._number(member)))
+        state = state.put(at, node._replace(member=member, number=self._number(member)))
         for instruction in found:
             state = self._carry_out(state, at, instruction)
         return state
@@ -217,22 +210,26 @@ class Moves:
     def _carry_out(self, state: State, at: int, instruction: i.Instruction) -> State:
         """Do what concerns only the process, or adds a message; put register calls in line."""
         node = state.nodes[at]
-        me = node.member.seat
+        me = node.seat
         match instruction:
             case i.Compute(tag):
                 return self._tell(state, at, e.WorkDone(tag)) if tag == node.member.tag else state
             case i.Exchange(tag):
                 return state._replace(taking_part=state.taking_part | {(tag, me)})
             case i.PublishAck(ack, to):
-                return _send(state, to, e.AckSeen(ack))
+                if node.lost == ack.tag or state.links.carry(me, to):
+                    return state.send(to, e.AckSeen(ack))
+                return state.put(at, node._replace(lost=ack.tag))
             case i.AskToJoin(seat):
+                if not _is_let_in(state, node):
+                    return state
                 for peer in state.nodes:
-                    state = state if peer.member.seat == me else _send(state, peer.member.seat, e.JoinRequested(seat))
+                    state = state if peer.seat == me else state.send(peer.seat, e.JoinRequested(seat))
                 return state
             case i.OfferState(tag, joining):
                 offer = e.StateOffered(e.Offer(tag, me, str(node.state)))
-                for seat in _members(node):
-                    state = _send(state, seat, offer) if seat.rank in joining else state
+                for seat in node.members:
+                    state = state.send(seat, offer) if seat.rank in joining else state
                 return state
             case i.FetchState(source, tag):
                 return self._fetch(state, at, source, tag)
@@ -243,36 +240,38 @@ class Moves:
                 return state
             case i.OpenIncarnation():
                 return state._replace(given_up=True)
-            case i.Settle() | i.Checkpoint() | i.Finish() | i.Halt():
+            case i.Halt(reason):
+                raise Broken(f"{me} halts: {reason}")
+            case i.Settle() | i.Checkpoint() | i.Finish():
                 return state
-        return _put(state, at, node._replace(todo=(*node.todo, instruction)))
+        return state.put(at, node._replace(todo=(*node.todo, instruction)))
 
     def _fetch(self, state: State, at: int, source: Seat, tag: Tag) -> State:
-        peer = next(n for n in state.nodes if n.member.seat == source)
-        if not peer.alive:
+        peer = next(n for n in state.nodes if n.seat == source)
+        if not peer.alive or not state.links.carry(state.nodes[at].seat, source):
             return self._tell(state, at, e.FetchFailed(tag))
-        got = _put(state, at, state.nodes[at]._replace(state=peer.state))
+        got = state.put(at, state.nodes[at]._replace(state=peer.state))
         return self._tell(got, at, e.StateFetched(tag, str(peer.state)))
 
     def _result(self, state: State, at: int, tag: Tag) -> State:
         node = state.nodes[at]
-        held = state._replace(copies=state.copies | {(tag, node.member.seat)})
+        held = state._replace(copies=state.copies | {(tag, node.seat)})
         return self._tell(held, at, e.ResultReady(tag, "sum", str(node.state)))
 
     def _apply(self, state: State, at: int, tag: Tag) -> State:
         node = state.nodes[at]
-        stands = dict(state.decisions).get(_place(tag))
+        stands = dict(state.decisions).get(place_of(tag))
         if not isinstance(stands, Commit):
-            raise Broken(f"{node.member.seat} applies {tag} without COMMIT")
+            raise Broken(f"{node.seat} applies {tag} without COMMIT")
         if node.state != tag.step:
-            raise Broken(f"{node.member.seat} applies {tag} to the state of step {node.state}")
-        return _put(state, at, node._replace(state=tag.step + 1))
+            raise Broken(f"{node.seat} applies {tag} to the state of step {node.state}")
+        return state.put(at, node._replace(state=tag.step + 1))
 
     def _throws_away(self, state: State, node: Node) -> None:
         decisions = dict(state.decisions)
         for tag, seat in state.copies:
-            stands = decisions.get(_place(tag))
-            if seat == node.member.seat and tag.step == node.state and isinstance(stands, Commit):
+            stands = decisions.get(place_of(tag))
+            if seat == node.seat and tag.step == node.state and isinstance(stands, Commit):
                 raise Broken(f"{seat} throws the result of {tag} away, and it is committed")
 
     def _next_call(self, state: State, at: int) -> State:
@@ -281,7 +280,7 @@ class Moves:
         call, rest = node.todo[0], node.todo[1:]
         match call:
             case i.ReadGeneration():
-                return _answer(state, at, e.GenerationRead(dict(state.records).get(node.member.incarnation)))
+                return state.answer(at, e.GenerationRead(dict(state.records).get(node.member.incarnation)))
             case i.ProposeGeneration(expected, new):
                 return self._swap(state, at, expected, new)
             case i.TryCommit(tag, decision):
@@ -289,9 +288,9 @@ class Moves:
             case i.TryAbort(tag, generation):
                 return self._create(state, at, tag, Abort(generation))
             case i.ReadDecision(tag):
-                return _answer(state, at, e.DecisionRead(tag, dict(state.decisions).get(_place(tag))))
+                return state.answer(at, e.DecisionRead(tag, dict(state.decisions).get(place_of(tag))))
             case e.GenerationRead() | e.DecisionRead():
-                return self._tell(_put(state, at, node._replace(todo=rest)), at, call)
+                return self._tell(state.put(at, node._replace(todo=rest)), at, call)
         raise Broken(f"{type(call).__name__} is no register call")
 
     def _swap(self, state: State, at: int, expected: Generation | None, new: Generation) -> State:
@@ -299,16 +298,16 @@ class Moves:
         if records.get(new.incarnation) == expected:
             records[new.incarnation] = new
             state = state._replace(records=tuple(sorted(records.items(), key=lambda item: item[0])))
-        return _answer(state, at, e.GenerationRead(records.get(new.incarnation)))
+        return state.answer(at, e.GenerationRead(records.get(new.incarnation)))
 
     def _create(self, state: State, at: int, tag: Tag, decision: Decision) -> State:
         decisions = dict(state.decisions)
-        stands = decisions.setdefault(_place(tag), decision)
+        stands = decisions.setdefault(place_of(tag), decision)
         if stands is decision and isinstance(decision, Commit):
             self._committed(state, tag, decision)
         if stands is decision:
             state = state._replace(decisions=tuple(sorted(decisions.items(), key=lambda item: item[0])))
-        return _answer(state, at, e.DecisionRead(tag, stands))
+        return state.answer(at, e.DecisionRead(tag, stands))
 
     def _committed(self, state: State, tag: Tag, commit: Commit) -> None:
         if state.given_up:
@@ -321,30 +320,36 @@ class Moves:
                 raise Broken(f"{tag} is committed, and was in generation {generation}")
 
 
-def _members(node: Node) -> tuple[Seat, ...]:
-    return () if node.member.generation is None else node.member.generation.members
+def _all_there(state: State, node: Node) -> bool:
+    """Tell whether all members have come to the exchange that a process is in."""
+    return all((node.member.tag, other) in state.taking_part for other in node.members)
 
 
-def _place(tag: Tag) -> Place:
-    return tag.incarnation, tag.step, tag.generation
+def waits(state: State) -> str:
+    """Return who is not at an end, and about what, in words; "": nobody, but for those whom nobody can help.
+
+    A process that is no member, or has no state, may wait for others to come: where no member with state lives, or none
+    that it has a link to.
+    """
+    found = [node for node in state.nodes if node.alive and not node.ended and not _is_alone(state, node)]
+    return ", ".join(f"{node.seat} is {node.member.phase.value}" for node in found)
 
 
-def _put(state: State, at: int, node: Node) -> State:
-    return state._replace(nodes=(*state.nodes[:at], node, *state.nodes[at + 1 :]))
+def _is_alone(state: State, node: Node) -> bool:
+    """Tell whether nobody is there who could help a process on that has no state."""
+    record = node.member.newest
+    if node.member.step is not None or record is None:
+        return False
+    able = [peer for peer in state.nodes if peer.alive and not peer.ended and peer.member.step is not None]
+    return not any(peer.seat in record.members and state.links.carry(node.seat, peer.seat) for peer in able)
 
 
-def _spend(state: State, which: int) -> State:
-    return state._replace(left=tuple(n - (k == which) for k, n in enumerate(state.left)))  # type: ignore[arg-type]
+def _is_let_in(state: State, node: Node) -> bool:
+    """Tell whether a process that wants to be a member reaches one: whoever does not, does not ask (`knocking.py`)."""
+    record = node.member.newest
+    others = [] if record is None else [seat for seat in record.members if seat.rank != node.seat.rank]
+    knocks = node.member.phase is Phase.OUTSIDE and others
+    return not knocks or any(state.links.carry(node.seat, seat) for seat in others)
 
 
-def _answer(state: State, at: int, answer: e.Event) -> State:
-    node = state.nodes[at]
-    return _put(state, at, node._replace(todo=(answer, *node.todo[1:])))
-
-
-def _send(state: State, to: Seat, event: e.Event) -> State:
-    at = next((k for k, node in enumerate(state.nodes) if node.member.seat == to), None)
-    return state if at is None else state._replace(messages=state.messages | {(at, event)})
-
-
-__all__ = ["Bounds", "Broken", "Moves", "State"]
+__all__ = ["Move", "Moves", "waits"]

@@ -39,7 +39,7 @@ from ringside.survive.neighbours import Neighbours, OpenTransport
 from ringside.survive.packing import decode, encode
 from ringside.survive.phases import Phases
 from ringside.survive.waiting import GaveUp, Lookout, Superseded
-from ringside.survive.way import cut_off, way_around
+from ringside.survive.way import blamed, cut_off, way_around
 
 Bytes = NDArray[np.uint8]
 
@@ -239,10 +239,8 @@ class NetExchange:
 
     def _without_link(self, seat: Seat) -> GaveUp:
         """Go around the link to a member; where there is no way, without those whom the leader cannot reach."""
-        low, high = sorted((seat.rank, self.seat.rank))
-        broken = tuple(sorted({*self.generation.broken, (low, high)}))
-        gone = cut_off(msgspec.structs.replace(self.generation, broken=broken))
-        return GaveUp(*(() if self.seat in gone else gone), broken=(low, high))
+        gone, link = blamed(self.generation, self.seat, seat)
+        return GaveUp(*gone, broken=link)
 
     def _parted(self) -> GaveUp:
         """Have those who stay go on without the others, who wait for them to say so."""

@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from ringside.schedule import Schedule, chain, relabel, ring
 from ringside.schedule.ring import ring_all_gather
 from ringside.survive.decision import Seat
@@ -86,4 +88,18 @@ def cut_off(generation: Generation) -> tuple[Seat, ...]:
     return away or tuple(seat for seat in generation.members if seat.rank == last)
 
 
-__all__ = ["Way", "cut_off", "way_around"]
+def blamed(generation: Generation, own: Seat, peer: Seat) -> tuple[tuple[Seat, ...], Link]:
+    """Return whom to go on without, and the link to go around, where the link to a live peer carries nothing.
+
+    Args:
+        generation: Whose sums passed by that link.
+        own: Who found out; if it is cut off itself, it leaves it to the others to say so.
+        peer: Who is at the other end.
+    """
+    low, high = sorted((own.rank, peer.rank))
+    broken = tuple(sorted({*generation.broken, (low, high)}))
+    gone = cut_off(msgspec.structs.replace(generation, broken=broken))
+    return () if own in gone else gone, (low, high)
+
+
+__all__ = ["Way", "blamed", "cut_off", "way_around"]

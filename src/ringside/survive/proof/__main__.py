@@ -27,12 +27,20 @@ from ringside.survive.proof.matrix import Result, cases, run_case
 
 SCHEMA = 1
 SHOWN = 10
+FAR = 2_000_000
 SMALL_JOBS = (
     Bounds(ranks=2, steps=2, crashes=1),
     Bounds(ranks=2, steps=1, crashes=1, mistakes=1),
     Bounds(ranks=2, steps=2, crashes=1, returns=1),
     Bounds(ranks=2, steps=1, crashes=1, returns=1, gives_up=True),
     Bounds(ranks=3, steps=1, crashes=1),
+    Bounds(ranks=2, steps=2, crashes=0, cuts=1),
+    Bounds(ranks=2, steps=1, crashes=1, cuts=1),
+    Bounds(ranks=2, steps=1, crashes=0, returns=1, cuts=1),
+)
+LARGER_JOBS = (
+    Bounds(ranks=2, steps=1, crashes=1, returns=1, cuts=1, most_states=FAR),
+    Bounds(ranks=3, steps=1, crashes=0, cuts=1, most_states=FAR),
 )
 _HEADINGS = {
     Phase.COMPUTING: "compute",
@@ -59,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"prove: {error}", file=sys.stderr)
         return error.exit_status
     controls = [break_rule(rule, args.seed) for rule in _shown(rules(), "breaking rules", args.quiet)]
-    explored = [explore(bounds) for bounds in _shown(SMALL_JOBS, "looking at every state", args.quiet)]
+    jobs = (*SMALL_JOBS, *LARGER_JOBS) if args.far else SMALL_JOBS
+    explored = [explore(bounds) for bounds in _shown(jobs, "looking at every state", args.quiet)]
     if args.json:
         print(json.dumps(to_json(args.seed, found, controls, explored), indent=1))
     else:
@@ -71,6 +80,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m ringside.survive.proof", description=__doc__)
     parser.add_argument("--cases", type=int, metavar="N", help="how many cases of the matrix (default: each once)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of delays and of the order (default: 0)")
+    parser.add_argument("--far", action="store_true", help="look at larger jobs as well: minutes, and gigabytes")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
     return parser.parse_args(argv)
@@ -181,6 +191,7 @@ def _explored_table(explored: Sequence[Explored]) -> Table:
         "crashes",
         "mistakes",
         "returns",
+        "links",
         "gives up",
         "states",
         "transitions",
@@ -189,7 +200,7 @@ def _explored_table(explored: Sequence[Explored]) -> Table:
         table.add_column(heading, justify="right")
     for job in explored:
         b = job.bounds
-        bounds = (b.ranks, b.steps, b.crashes, b.mistakes, b.returns)
+        bounds = (b.ranks, b.steps, b.crashes, b.mistakes, b.returns, b.cuts)
         given_up, complete = ("yes" if fact else "no" for fact in (b.gives_up, job.complete))
         table.add_row(*map(str, bounds), given_up, str(job.states), str(job.transitions), complete)
     return table

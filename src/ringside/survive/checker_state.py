@@ -1,0 +1,160 @@
+"""What the model checker knows at one moment: every process, the registers, the messages; and how much may happen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ringside.survive import events as e
+from ringside.survive import instructions as i
+from ringside.survive.checker_links import Links
+from ringside.survive.decision import Decision, Seat, Tag
+from ringside.survive.generation import Generation
+from ringside.survive.protocol import Member, Phase
+
+Place = tuple[int, int, int]  # incarnation, step, generation
+Call = i.Instruction | e.Event  # a register call to be made, or its answer to be given
+CRASHES, MISTAKES, RETURNS, RETRIES, CUTS = range(5)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How much may happen.
+
+    Args:
+        ranks: Processes that begin.
+        steps: Steps of the job.
+        crashes: How many processes crash.
+        mistakes: How many that live are suspected.
+        returns: How many come back after a crash, or after having been left out.
+        retries: How many exchanges fail though nobody is at fault.
+        cuts: How many links between two ranks fall silent for good, both of which may live.
+        gives_up: Whoever has no state may take everybody else for dead, at any time, and give the incarnation up.
+        most_states: Where to stop looking.
+    """
+
+    ranks: int = 2
+    steps: int = 1
+    crashes: int = 1
+    mistakes: int = 0
+    returns: int = 0
+    retries: int = 0
+    cuts: int = 0
+    gives_up: bool = False
+    most_states: int = 200_000
+
+
+class Broken(Exception):
+    """Something that must not be."""
+
+
+class Node(NamedTuple):
+    """One process.
+
+    Args:
+        member: Its state machine; never changed.
+        number: Stands for the machine's key: equal for machines that go on equally.
+        todo: Register calls to be made and answers to be given, in order.
+        alive: It has not crashed.
+        state: The step that the weights it really has are good for; -1: none.
+        lost: The attempt whose acknowledgement a silent link has swallowed; repeated, it goes by the store.
+    """
+
+    member: Member
+    number: int
+    todo: tuple[Call, ...] = ()
+    alive: bool = True
+    state: int = 0
+    lost: Tag | None = None
+
+    @property
+    def seat(self) -> Seat:
+        """Which process."""
+        return self.member.seat
+
+    @property
+    def ended(self) -> bool:
+        """Whether its machine is at an end."""
+        return self.member.phase is Phase.ENDED
+
+    @property
+    def members(self) -> tuple[Seat, ...]:
+        """Whom it takes part with."""
+        return self.member.members
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What its further behaviour depends on."""
+        return (self.number, self.todo, self.alive, self.state, self.lost)
+
+
+class State(NamedTuple):
+    """Everything.
+
+    Args:
+        nodes: Every process there ever was.
+        records: By incarnation, what stands in the generation register.
+        decisions: What stands in the decision registers.
+        messages: (to which process, what it is told), of all that were sent so far.
+        taking_part: (attempt, who has begun its exchange).
+        copies: (attempt, who has made a private copy).
+        left: What may still happen: crashes, mistakes, returns, retries, cuts.
+        links: Those that carry nothing.
+        given_up: Somebody was told to open the next incarnation.
+    """
+
+    nodes: tuple[Node, ...]
+    records: tuple[tuple[int, Generation], ...] = ()
+    decisions: tuple[tuple[Place, Decision], ...] = ()
+    messages: frozenset[tuple[int, e.Event]] = frozenset()
+    taking_part: frozenset[tuple[Tag, Seat]] = frozenset()
+    copies: frozenset[tuple[Tag, Seat]] = frozenset()
+    left: tuple[int, ...] = (0, 0, 0, 0, 0)
+    links: Links = Links()
+    given_up: bool = False
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for states that go on equally."""
+        nodes = tuple(node.key for node in self.nodes)
+        registers = (self.records, self.decisions)
+        return (nodes, registers, self.messages, self.taking_part, self.copies, self.left, self.links, self.given_up)
+
+    def put(self, at: int, node: Node) -> State:
+        """Return this with another process in a place."""
+        return self._replace(nodes=(*self.nodes[:at], node, *self.nodes[at + 1 :]))
+
+    def spend(self, which: int) -> State:
+        """Return this with one less left of what may happen."""
+        return self._replace(left=tuple(n - (k == which) for k, n in enumerate(self.left)))
+
+    def answer(self, at: int, event: e.Event) -> State:
+        """Return this with an answer in place of the register call that a process made."""
+        node = self.nodes[at]
+        return self.put(at, node._replace(todo=(event, *node.todo[1:])))
+
+    def send(self, to: Seat, event: e.Event) -> State:
+        """Return this with a message under way; to nobody, if there is no such process."""
+        at = next((k for k, node in enumerate(self.nodes) if node.seat == to), None)
+        return self if at is None else self._replace(messages=self.messages | {(at, event)})
+
+
+def place_of(tag: Tag) -> Place:
+    """Return which decision register an attempt is decided in."""
+    return tag.incarnation, tag.step, tag.generation
+
+
+__all__ = [
+    "CRASHES",
+    "CUTS",
+    "MISTAKES",
+    "RETRIES",
+    "RETURNS",
+    "Bounds",
+    "Broken",
+    "Call",
+    "Node",
+    "Place",
+    "State",
+    "place_of",
+]
