@@ -23,6 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ringside.engine.regions import Storage
 from ringside.sync import process_group_collectives as collectives
 from ringside.sync.process_group_buckets import SharedBuckets
+from ringside.sync.process_group_calls import limit_of, settled
 from ringside.sync.process_group_counters import Counters
 from ringside.sync.process_group_engine import Engine
 from ringside.sync.process_group_posted import MOST_RANKS
@@ -67,6 +68,7 @@ class RingsideGroup(dist.ProcessGroup):
             self._add(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
         self.counters = Counters(self._gloo)
         self._coalesced: list[Any] | None = None
+        self._limit_s: float | None = None
         _alive.add(self)
         limit_s = None if timeout == c10d.default_pg_timeout else timeout.total_seconds()
         self._engine = Engine(PrefixStore("engine", store), rank, size, limit_s)
@@ -91,9 +93,12 @@ class RingsideGroup(dist.ProcessGroup):
         now = engine.is_here or not getattr(args[-1], "asyncOp", True)
         outputs, job = collective(engine.inside or engine.communicator, *args)
         self.counters.add(name, "ringside")
-        work = RingsideWork(name, self._rank, outputs)
-        if now:
+        limit_s = limit_of(args[-1]) or self._limit_s
+        work = RingsideWork(name, self._rank, outputs, limit_s=limit_s)
+        if engine.is_here or (now and limit_s is None):
             engine.run(job)
+        elif now:
+            work.begin(job, engine.start).wait()
         else:
             caller = sys._getframe().f_back
             work.begin(self._bucket(collective, args, caller and caller.f_back) or job, engine.start)
@@ -107,7 +112,7 @@ class RingsideGroup(dist.ProcessGroup):
         Tensor parallelism waits for each of these, in code that leaves the caches cold: every line here shows.
         """
         engine = self._engine
-        if not self._posts or not opts.asyncOp or engine.is_here:
+        if not self._posts or not opts.asyncOp or engine.is_here or self._limit_s or limit_of(opts):
             return None
         small = collectives.small(engine.inside, tensors, opts)
         posted = None if small is None else engine.post(*small)
@@ -192,6 +197,14 @@ class RingsideGroup(dist.ProcessGroup):
         self._engine.abandon()
         self.native.abort()
 
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Have collectives from now on raise `DeadlineError` after that time; the one that was waited for goes on.
+
+        Waits that were longer than what the group was made with would end with that all the same.
+        """
+        self._limit_s = timeout.total_seconds()
+        self.native.set_timeout(timeout)
+
     def get_group_store(self) -> Store:
         """Return the part of the job's store that this group was made with."""
         return self._store
@@ -230,12 +243,12 @@ def _method(name: str, collective: collectives.Collective, options: Any) -> Call
 
     posts = collective is collectives.all_reduce
 
-    def method(self: RingsideGroup, *args: Any, opts: Any = None) -> Any:
+    def method(self: RingsideGroup, *args: Any, **named: Any) -> Any:
         if posts and len(args) == 2 and args[1].__class__ is options:
             work = self._post(*args)
             if work is not None:
                 return work
-        args = _settled(args, opts, options)
+        args = settled(options, args, named)
         if _is_ours(args):
             return self.carry(collective.__name__, collective, args)
         self.counters.add(collective.__name__, "native")
@@ -243,18 +256,6 @@ def _method(name: str, collective: collectives.Collective, options: Any) -> Call
 
     method.__name__, method.__doc__ = name, collective.__doc__
     return method
-
-
-def _settled(args: tuple[Any, ...], opts: Any, options: Any) -> tuple[Any, ...]:
-    """Return a call's tensors and options: these may be left out, or be a reduction (`group.allreduce(x, MAX)`)."""
-    if opts is None and args and type(args[-1]).__name__.endswith("Options"):
-        return args
-    opts = opts or options()
-    if args and isinstance(args[-1], (dist.ReduceOp, dist.ReduceOp.RedOpType)):
-        *args, opts.reduceOp = args  # type: ignore[assignment]
-    if len(args) == 1 and isinstance(args[0], torch.Tensor):
-        args = ([args[0]],)
-    return (*args, opts)
 
 
 def _is_ours(args: Any) -> bool:

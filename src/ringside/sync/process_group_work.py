@@ -31,10 +31,19 @@ class RingsideWork(dist.Work):
         rank: This rank.
         outputs: The tensors that hold the result when it is done.
         posted: What is to be finished by whoever waits, where it was posted.
+        limit_s: Longest wait where `wait` is told none, seconds; None: as long as the engine lets it.
     """
 
-    def __init__(self, name: str, rank: int, outputs: list[torch.Tensor], posted: Posted | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        rank: int,
+        outputs: list[torch.Tensor],
+        posted: Posted | None = None,
+        limit_s: float | None = None,
+    ) -> None:
         super().__init__()
+        self._limit_s = limit_s
         self._name, self._rank, self._outputs = name, rank, outputs
         self._future: Future[list[torch.Tensor]] | None = None
         self._error: BaseException | None = None
@@ -79,13 +88,14 @@ class RingsideWork(dist.Work):
         if self._under_way is None:
             return True
         seconds = timeout.total_seconds() if timeout else 0.0
+        limit_s = seconds if seconds > 0 else self._limit_s
         try:
-            self._under_way.wait(seconds if seconds > 0 else None)
+            self._under_way.wait(limit_s)
         except TimeoutError:
             if self._error is not None:
                 raise
             raise DeadlineError(
-                f"{self._name} on rank {self._rank} is not done after {seconds:g} s; it is still under way: wait longer"
+                f"{self._name} on rank {self._rank} is not done after {limit_s:g} s; it is still under way: wait longer"
             ) from None
         return True
 
