@@ -58,13 +58,16 @@ class Store:
     Args:
         lab: Where it lives; None: here.
         host: On which host there.
+
+    Attributes:
+        pid: Its process.
     """
 
     def __init__(self, lab: Lab | None = None, host: int = 0) -> None:
         ours, theirs = os.pipe()
         self.lab, self.host, self.address = lab, host, "127.0.0.1" if lab is None else lab.address(host)
-        self._pid = os.fork()
-        if not self._pid:
+        self.pid = os.fork()
+        if not self.pid:
             if lab is not None:
                 enter(lab.namespace(host))
             _serve_store(theirs)
@@ -79,8 +82,8 @@ class Store:
         return self.lab.inside(self.host, lambda: Registers(self.port, run_id))
 
     def close(self) -> None:
-        os.kill(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
 
 
 class Registers:
