@@ -3,10 +3,17 @@
 Small all-reduces as tensor parallelism makes them (plain, and functional as DTensor calls them), a tensor-parallel
 layer, a DistributedDataParallel step and an FSDP2 step of a 25-million-parameter MLP. Blocks alternate between the
 groups, so that all meet the same weather; the time of a block is that of its slowest rank. A third group ("fake",
-torch's own for tests) does nothing at all: its time is what torch itself costs, and Gloo's over it the most that any
-backend could gain. Prints, per job, the median time of each, the median ratio of the pairs, and that most.
+torch's own for tests) does nothing at all: its time is what torch alone takes. Prints, per job:
 
-    python bench/process_group.py [--ranks 2] [--blocks 9] [--only fsdp2,ddp] [--json]
+    gloo, ringside, torch   median time of a step; `torch` that of the group that does nothing
+    ratio                   median of Gloo's time over ours, pair by pair, with quartiles
+    bound                   Gloo's time over torch's: the ratio of a backend that takes no time at all
+    net                     the ratio of what is left of both times without torch's
+    floor                   what was asked for; `out of reach` where the bound of this run is below it
+
+On one host, or with `--lab 2x2` on hosts of the network lab (needs privilege; hosts x ranks, links of `--rate`).
+
+    python bench/process_group.py [--ranks 2] [--blocks 9] [--only fsdp2,ddp] [--width 2048] [--lab 2x2] [--json]
 """
 
 from __future__ import annotations
@@ -23,26 +30,34 @@ from statistics import median
 from typing import Any
 
 SIDES = ("gloo", "ringside", "fake")
+COLUMNS = f"{'ms a step':22} {'gloo':>9} {'ringside':>9} {'torch':>9}   {'ratio':24} {'bound':>7} {'net':>7}   floor"
 NOT_FAKE = ("ddp",)  # its C++ wants the tensors of a future, and those of "fake" hold none
 LAYERS, WIDTH, BATCH = 6, 2048, 16
-FLOORS = {"fsdp2": 1.3, "all_reduce 4 KB": 10.0, "all_reduce 64 KB": 10.0}
+SMALL = ("all_reduce 4 KB", "all_reduce 64 KB", "functional 4 KB", "functional 64 KB")
+FLOORS = {"fsdp2": 1.3, "fsdp2 shared": 1.3, **dict.fromkeys(SMALL, 10.0)}
+LAB_S = 340.0
 Step = Callable[[], Any]
 
 
 def main() -> int:
-    """Start the ranks and print what rank 0 found; the exit status is 1 where a floor was missed."""
+    """Start the ranks and print what rank 0 found; the exit status is 1 where a floor on one host was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2, help="ranks (default: 2)")
     parser.add_argument("--blocks", type=int, default=9, help="blocks of each job on each group (default: 9)")
     parser.add_argument("--only", default="", help="jobs whose names begin so, by commas (default: all)")
+    parser.add_argument("--width", type=int, default=WIDTH, help="of the MLP's six layers (default: 2048: 25 million)")
+    parser.add_argument("--lab", metavar="HOSTSxRANKS", help="on hosts of the network lab, such as 2x2")
+    parser.add_argument("--rate", default="1gbit", help="of a lab's links (default: 1gbit)")
     parser.add_argument("--json", action="store_true", help="print the results as JSON, times in seconds")
     args = parser.parse_args()
     if "RANK" in os.environ:
-        _rank(args.blocks, tuple(args.only.split(",")))
+        _rank(args.blocks, tuple(args.only.split(",")), args.width)
         return 0
-    results = _start(args.ranks)
-    print(json.dumps(results, indent=2) if args.json else "\n".join(map(_line, results)))
-    return int(any(result["ratio"] < FLOORS.get(result["job"], 0.0) for result in results))
+    results = _in_lab(args.lab, args.rate) if args.lab else _start(args.ranks)
+    floors = {} if args.lab or args.ranks != 2 or args.width != WIDTH else FLOORS
+    lines = [COLUMNS, *(_line(result, floors.get(result["job"], 0.0)) for result in results)]
+    print(json.dumps(results, indent=2) if args.json else "\n".join(lines))
+    return int(any(result["ratio"] < floors.get(result["job"], 0.0) for result in results))
 
 
 def _start(ranks: int) -> list[dict[str, Any]]:
@@ -62,19 +77,33 @@ def _start(ranks: int) -> list[dict[str, Any]]:
     return results
 
 
-def _line(result: dict[str, Any]) -> str:
-    times = "  ".join(f"{side} {result[side] * 1e3:8.3f} ms" for side in SIDES if side in result)
-    floor = FLOORS.get(result["job"])
-    verdict = "" if floor is None else f"   floor {floor:g}x {'met' if result['ratio'] >= floor else 'MISSED'}"
+def _in_lab(shape: str, rate: str) -> list[dict[str, Any]]:
+    from ringside.lab import Lab
+
+    hosts, _, per_host = shape.partition("x")
+    quiet = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    with Lab(hosts=int(hosts), ranks_per_host=int(per_host or 1), rate=rate) as lab:
+        done = lab.run([sys.executable, *sys.argv], quiet, timeout_s=LAB_S, after_failure_s=5.0).check()
+    results: list[dict[str, Any]] = json.loads(done.ranks[0].stdout.strip().splitlines()[-1])
+    return results
+
+
+def _line(result: dict[str, Any], floor: float) -> str:
+    gloo, ours, torch_s = result["gloo"], result["ringside"], result.get("fake", 0.0)
+    times = " ".join(f"{result[side] * 1e3:9.3f}" if side in result else " " * 9 for side in SIDES)
     low, high = result["quartiles"]
-    most = f" of {result['gloo'] / result['fake']:.1f}x" if "fake" in result else ""
-    return f"{result['job']:22} {times}   {result['ratio']:6.2f}x ({low:.2f} to {high:.2f}){most}{verdict}"
+    ratio = f"{result['ratio']:.2f}x ({low:.2f} to {high:.2f})"
+    bound = f"{gloo / torch_s:6.1f}x" if torch_s else " " * 7
+    net = f"{(gloo - torch_s) / (ours - torch_s):6.1f}x" if 0 < torch_s < ours else " " * 7
+    reach = "MISSED" if not torch_s or gloo / torch_s >= floor else "out of reach"
+    verdict = f"   {floor:g}x {'met' if result['ratio'] >= floor else reach}" if floor else ""
+    return f"{result['job']:22} {times}   {ratio:24} {bound} {net}{verdict}".rstrip()
 
 
 # ------------------------------------------------------------------------------------------------ on every rank
 
 
-def _rank(blocks: int, only: tuple[str, ...]) -> None:
+def _rank(blocks: int, only: tuple[str, ...], width: int) -> None:
     import torch
     import torch.distributed as dist
     import torch.testing._internal.distributed.fake_pg  # makes the backend "fake" known
@@ -86,7 +115,7 @@ def _rank(blocks: int, only: tuple[str, ...]) -> None:
     groups = {"ringside": dist.group.WORLD, **{side: dist.new_group(backend=side) for side in ("gloo", "fake")}}
     results = [
         {"job": name, **_compared(make, _fit_for(name, groups), blocks, times)}
-        for name, (make, times) in _jobs().items()
+        for name, (make, times) in _jobs(width).items()
         if name.startswith(only)
     ]
     if dist.get_rank() == 0:
@@ -127,7 +156,7 @@ def _block(step: Step, times: int) -> float:
     return took.item()
 
 
-def _jobs() -> dict[str, tuple[Callable[[Any], Step], int]]:
+def _jobs(width: int) -> dict[str, tuple[Callable[[Any], Step], int]]:
     """Return by name what makes a job's step for a group, and how many steps a block has."""
     return {
         "all_reduce 4 KB": (lambda group: _all_reduce(group, 4 << 10), 200),
@@ -136,9 +165,9 @@ def _jobs() -> dict[str, tuple[Callable[[Any], Step], int]]:
         "functional 4 KB": (lambda group: _functional(group, 4 << 10), 200),
         "functional 64 KB": (lambda group: _functional(group, 64 << 10), 200),
         "tensor-parallel layer": (_tensor_parallel, 30),
-        "ddp": (_ddp, 2),
-        "fsdp2": (_fsdp2, 2),
-        "fsdp2 shared": (_fsdp2_shared, 2),
+        "ddp": (lambda group: _ddp(group, width), 2),
+        "fsdp2": (lambda group: _training(_sharded(group, width), width), 2),
+        "fsdp2 shared": (lambda group: _fsdp2_shared(group, width), 2),
     }
 
 
@@ -178,18 +207,18 @@ def _mesh(group: Any) -> Any:
     return DeviceMesh.from_group(group, "cpu", mesh_dim_names=(group.name(),))
 
 
-def _mlp() -> Any:
+def _mlp(width: int) -> Any:
     import torch
 
     torch.manual_seed(0)
-    return torch.nn.Sequential(*(m for _ in range(LAYERS) for m in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU())))
+    return torch.nn.Sequential(*(m for _ in range(LAYERS) for m in (torch.nn.Linear(width, width), torch.nn.ReLU())))
 
 
-def _training(model: Any) -> Step:
+def _training(model: Any, width: int) -> Step:
     import torch
 
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    x = torch.randn(BATCH, WIDTH)
+    x = torch.randn(BATCH, width)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -199,34 +228,30 @@ def _training(model: Any) -> Step:
     return step
 
 
-def _ddp(group: Any) -> Step:
+def _ddp(group: Any, width: int) -> Step:
     from torch.nn.parallel import DistributedDataParallel
 
-    return _training(DistributedDataParallel(_mlp(), process_group=group))
+    return _training(DistributedDataParallel(_mlp(width), process_group=group), width)
 
 
-def _fsdp2(group: Any) -> Step:
-    return _training(_sharded(group))
-
-
-def _fsdp2_shared(group: Any) -> Step:
+def _fsdp2_shared(group: Any, width: int) -> Step:
     """The same, and under ringside with the reduce-scatter's input in shared memory."""
     from torch.distributed.fsdp import FSDPModule
 
     from ringside.sync.process_group_fsdp import SharedReduceScatter
 
-    model, shared = _sharded(group), SharedReduceScatter()
+    model, shared = _sharded(group, width), SharedReduceScatter()
     for module in model.modules():
         if isinstance(module, FSDPModule) and group.name() == "ringside":
             module.set_custom_reduce_scatter(shared)
-    return _training(model)
+    return _training(model, width)
 
 
-def _sharded(group: Any) -> Any:
+def _sharded(group: Any, width: int) -> Any:
     import torch
     from torch.distributed.fsdp import fully_shard
 
-    model, mesh = _mlp(), _mesh(group)
+    model, mesh = _mlp(width), _mesh(group)
     for layer in model:
         if isinstance(layer, torch.nn.Linear):
             fully_shard(layer, mesh=mesh)
