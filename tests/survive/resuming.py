@@ -45,9 +45,6 @@ def fewer(path: Path) -> list[dict[str, Any]]:
     """All of four ranks die and stay dead; the job is started again with two ranks, which die too, then with five."""
     store = Store()
     every = {"checkpoint_every": 5, "respawn": False}
-    killed = [
-        ";".join(f"kill:rank={r},step={step},phase=after_send" for r in range(n)) for n, step in ((4, 12), (2, 23))
-    ]
     found = [
         run(store, "four", 4, path, trap=killed(4, 12), **every),
         run(store, "two", 2, path, trap=killed(2, 23), **every),
