@@ -2,10 +2,11 @@
 
 Hosts are network namespaces with links of a known rate (`ringside lab`), so it needs root and iproute2.
 
-    python bench/lab.py bytes|star|laws|two-tree|delay|mesh|ddp|ddp-cpu|all [--repeat N] [--json] [--write PAGE]
+    python bench/lab.py bytes|star|moves|laws|two-tree|delay|mesh|ddp|ddp-cpu|all [--repeat N] [--json] [--write PAGE]
 
     bytes     kernel counters of every host's link against the schedule, every algorithm
     star      4 hosts x 2 ranks: ours beside Gloo, Open MPI and the link's rate, 4 B to 64 MB
+    moves     the other collectives, 4 hosts x 2 ranks: through the hosts' shared memory, without, and Gloo's
     laws      one rank per host, n = 2 to 8: time against the busiest link's bytes, every algorithm
     two-tree  its gain over the single tree; leaves use both directions at once
     delay     5 ms from host to host: time against rounds x delay
@@ -26,6 +27,7 @@ from pathlib import Path
 import lab_alone
 import lab_ddp
 import lab_mesh
+import lab_moves
 import lab_sections
 from lab_report import Section, filled, say, verdict
 
@@ -35,6 +37,7 @@ from ringside.lab import Lab
 SECTIONS: dict[str, tuple[Callable[[int], Section], int]] = {
     "bytes": (lab_sections.bytes_on_links, 3),
     "star": (lab_sections.star, 5),
+    "moves": (lab_moves.moves, 5),
     "laws": (lab_alone.laws, 2),
     "two-tree": (lab_alone.two_tree, 5),
     "delay": (lab_alone.delay, 3),

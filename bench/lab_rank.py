@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import lab_moves_rank
 import numpy as np
 
 Call = Callable[[], Any]
@@ -86,6 +87,12 @@ def _turns(
 def _prepared(case: dict[str, Any], comm: Any, group: Any, plan: dict[str, Any]) -> Iterator[_Turn]:
     for name in case["contenders"]:
         array = np.zeros(case["size_bytes"] // 4, dtype=np.float32)
+        if ":" in name:
+            call = lab_moves_rank.call_of(name, comm, group, array)
+            for _ in range(_WARM_UPS):
+                call()
+            yield _Turn(case, name, call, comm, group, plan)
+            continue
         if name != IDLE:
             part = array[: _CHECKED_BYTES // 4]
             for _ in range(_WARM_UPS):
@@ -93,6 +100,8 @@ def _prepared(case: dict[str, Any], comm: Any, group: Any, plan: dict[str, Any])
         call = _call(name, comm, group, array)
         if name == DEFAULT:
             _let_it_settle(call, comm, array.nbytes)
+            if comm.rank == 0:
+                print(comm.explain(array.nbytes), file=sys.stderr, flush=True)
         yield _Turn(case, name, call, comm, group, plan)
 
 

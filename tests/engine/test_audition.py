@@ -152,7 +152,11 @@ def test_a_large_size_is_not_decided_by_what_small_ones_took() -> None:
         Row("leaders/ring", 0.23, None, 0.52, False),
     )
     names = invited(Rank(16 * MB, "hosts/native", "", rows))
-    assert set(names) == {"hosts/native", "hosts/halving_doubling", "hosts/direct", "hosts/ring"}
+    assert set(names) == {"hosts/native", "hosts/halving_doubling", "hosts/direct", "hosts/ring", "leaders/ring"}
+    rows = (*rows[:3], Row("leaders/ring", 0.21, None, 0.52, False), Row("hosts/ring", 0.22, None, 0.52, False))
+    assert {"hosts/ring", "leaders/ring"} <= set(invited(Rank(16 * MB, "hosts/native", "", rows))), (
+        "whichever is cheaper"
+    )
 
 
 def busy(audition: Audition, seconds: dict[str, float], noise: float, seed: int) -> str:

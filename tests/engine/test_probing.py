@@ -11,7 +11,15 @@ import pytest
 from ringside.engine.choice import Choice
 from ringside.engine.cores import usable_cores
 from ringside.engine.exchange_run import Hop
-from ringside.engine.links import best_ring_order, slow_links, slowest_of_ring, tournament
+from ringside.engine.links import (
+    beside,
+    best_ring_order,
+    doubted,
+    plainly_slow,
+    slow_links,
+    slowest_of_ring,
+    tournament,
+)
 from ringside.engine.network import Network
 from ringside.engine.probing import Effort, Probe, Prober, _rate_together
 from ringside.engine.reachability import Listener, own_address, unreachable
@@ -78,6 +86,78 @@ def test_the_best_ring_of_many_avoids_slow_links():
     assert slowest_of_ring(rates, order) == 100.0
 
 
+def test_a_doubted_link_is_held_against_those_that_share_its_ends():
+    assert beside((0, 1), [(0, 1), (1, 0)], 4) == [(2, 1), (0, 2)]
+    whole = [(3, v) for v in range(3)] + [(v, 3) for v in range(3)]  # vertex 3 is slow, whatever it does
+    assert beside((3, 0), whole, 4) == [(1, 0)]
+    assert beside((0, 1), [(0, 1)], 2) == [(1, 0)]
+    assert beside((0, 1), [(0, 1), (1, 0)], 2) == []
+    assert doubted(rates_of(4, (0, 1, 0.4), (2, 3, 0.6))) == [(0, 1)]
+
+
+def busy(rng: np.random.Generator, count: int, rate: float) -> list[float]:
+    """Timings on a machine that is busy: most are near the rate, every third a half to a tenth of it."""
+    found = rate * rng.lognormal(-0.1, 0.1, count)
+    found[rng.random(count) < 1 / 3] *= rng.uniform(0.1, 0.5)
+    return found.tolist()
+
+
+def test_a_link_is_called_slow_by_more_than_its_timings_scatter():
+    rng = np.random.default_rng(3)
+    once = [slow_links(rates_of(4, (0, 1, np.percentile(busy(rng, 1, 1.0), 75)))) != [] for _ in range(2000)]
+    well = [plainly_slow(busy(rng, 8, 100.0), busy(rng, 16, 100.0)) for _ in range(2000)]
+    cut = [plainly_slow(busy(rng, 8, 25.0), busy(rng, 16, 100.0)) for _ in range(2000)]
+    assert sum(once) > 300  # by a single timing it often is
+    assert sum(well) <= 2
+    assert sum(cut) >= 1800
+    assert plainly_slow([1.0], [])
+
+
+class Recorded(Prober):
+    """Bulks of its own are as fast as the list for that link says, in turn."""
+
+    timings: dict[tuple[int, int], list[float]]
+
+    def rate_of(self, link, known):
+        super().rate_of(link, known)
+        again = self.timings.get(link, [100e6])
+        return again.pop(0) if self._me == link[1] and len(again) > 1 else again[0] * (self._me == link[1])
+
+
+def looked_again(across, first, timings, clock=None):
+    """Return the rates to go by, and how often links were timed again, where a probe saw the first ones."""
+    prober = Recorded(across, effort=replace(EFFORT, again_s=0.5), **({"clock": clock} if clock else {}))
+    prober.timings = {link: list(rates) for link, rates in timings.items()}
+    calls = []
+    real = prober.rate_of
+    prober.rate_of = lambda link, known: calls.append(link) or real(link, known)
+    return prober._without_doubt(first, np.full_like(first, 100e6)), calls
+
+
+def test_only_links_that_are_plainly_slow_stay_so():
+    first = 1e6 * rates_of(4, (0, 1, 0.25), (2, 3, 0.2))
+    timings = {(0, 1): [25e6, 26e6, 24e6] * 9, (2, 3): [90e6, 20e6, 95e6] * 9}
+    found = on_threads(4, lambda across: looked_again(across, first, timings))
+    for sure, calls in found:
+        assert sure.tobytes() == found[0][0].tobytes()
+        assert [(link.src, link.dst) for link in slow_links(sure)] == [(0, 1)]
+        assert calls.count((0, 1)) == calls.count((2, 3)) == EFFORT.again
+        assert {(2, 1), (0, 2), (0, 3), (2, 0)} <= set(calls)
+    assert not on_threads(3, lambda across: looked_again(across, 1e6 * rates_of(3), {}))[0][1]
+
+
+def test_links_are_timed_again_a_few_times_even_where_that_takes_long():
+    first = 1e6 * rates_of(4, (0, 1, 0.25))
+
+    def job(across):
+        now = itertools.count()  # a second between one look at the clock and the next
+        return looked_again(across, first, {(0, 1): [25e6]}, lambda: float(next(now)))
+
+    for sure, calls in on_threads(4, job):
+        assert calls.count((0, 1)) == 3
+        assert [(link.src, link.dst) for link in slow_links(sure)] == [(0, 1)]
+
+
 @pytest.mark.parametrize("n", [2, 3, 4, 5])
 def test_all_ranks_end_with_the_same_matrix(n: int):
     probes: list[Probe] = on_threads(n, lambda across: Prober(across, effort=EFFORT).probe())
@@ -108,7 +188,7 @@ def test_a_probe_stops_refining_when_rank_0s_time_is_over():
         inner = across.run
         across.run = lambda *args, **more: (runs.append(1), inner(*args, **more))[1]
         clock = itertools.count(0.0, 1.0 if across.roster.rank == 0 else 0.0)  # only rank 0's goes on
-        prober = Prober(across, effort=replace(EFFORT, budget_s=budget_s), clock=lambda: float(next(clock)))
+        prober = Prober(across, effort=replace(EFFORT, budget_s=budget_s, again=0), clock=lambda: float(next(clock)))
         return prober.probe(), len(runs)
 
     short = on_threads(4, lambda across: job(across, 0.5))

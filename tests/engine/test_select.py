@@ -238,6 +238,27 @@ def test_noise_and_single_stalls_are_no_drift():
     assert max(feed(Drift([]), ratios.tolist())) < DRIFT
 
 
+def wandering(rng: np.random.Generator, count: int) -> list[float]:
+    """Ratios on a machine that others use for a while, again and again: then all take a third longer."""
+    ratios = rng.lognormal(0, 0.08, count)
+    for start in range(20, count, 60):
+        ratios[start : start + int(rng.integers(4, 12))] *= 1.35
+    return ratios.tolist()
+
+
+def test_a_level_that_wanders_by_itself_is_heard_once_or_twice_and_a_cut_at_once():
+    rng = np.random.default_rng(5)
+    for _ in range(20):
+        drift, heard = Drift([]), []
+        for at, ratio in enumerate(wandering(rng, 1500)):
+            drift.observe(4 * MB, ratio)
+            if drift.due(4 * MB) and drift.level > drift.bar:
+                heard.append(at)
+                drift.revised(changed=False)
+        assert len(heard) <= 4, heard
+        assert max(feed(drift, [2.5 * ratio for ratio in wandering(rng, 20)])) > DRIFT
+
+
 def test_what_training_always_adds_is_usual():
     assert max(feed(Drift([]), [1.4] * 100)) < DRIFT
     assert max(feed(Drift([]), [0.7] * 100)) < DRIFT

@@ -36,18 +36,23 @@ def invited(rank: Rank) -> list[str]:
 
     These are the fastest expected, and the native ones wherever they were not timed at this size: what they take may
     jump from one size to the next. Large tensors are not timed at start-up, and what a few small ones took in a busy
-    moment says little of them: the cheapest by price, and the cheapest ring, take part there in any case.
+    moment says little of them: the cheapest by price, and the cheapest ring of each way through a host, take part there
+    in any case.
     """
     large = rank.size_bytes >= LARGE_BYTES
     least = min((row.expected_s for row in rank.rows if row.eligible), default=math.inf)
     near = [row.choice for row in rank.rows if row.expected_s <= (PROMISING if large else PROMISING_SMALL) * least]
     cheap = sorted((row.predicted_s, row.choice) for row in rank.rows if row.measured_s is None) if large else []
-    rings = [choice for _, choice in cheap if Choice.parse(choice).algorithm == "ring"]
+    rings: dict[str, str] = {}
+    for _, choice in cheap:
+        if Choice.parse(choice).algorithm == "ring":
+            rings.setdefault(Choice.parse(choice).over, choice)
+    rings.pop("ranks" if len(rings) > 1 else "", None)  # of several ranks on a host each would send what is the same
     native = [row.choice for row in rank.rows if row.choice in _NATIVES and row.measured_s is None]
     if not near:
         return []
     return list(
-        dict.fromkeys([rank.winner, *near[: MOST - 1], *(name for _, name in cheap[:_CHEAP]), *rings[:1], *native])
+        dict.fromkeys([rank.winner, *near[: MOST - 1], *(name for _, name in cheap[:_CHEAP]), *rings.values(), *native])
     )
 
 

@@ -16,8 +16,14 @@ _LEARNED = 3  # first timings of a class, from which what is usual there is lear
 _MOST_USUAL = 1.5  # what is learned from them at most; slower than that is drift at once
 _MOST_TRIED = 1.25  # likewise, where the job's own all-reduces have said what to expect
 _RECENT = 4
+_LONGER = 8  # timings that have to say so, where it is not pressing
+_MOST_WANDERS = 1.4  # so that a link at half of its rate is heard in any noise
+_NEAR = 1.1  # where a level has been now and then, a tenth more is nothing new
 _FASTER = 0.8  # of what is usual: a pace that replaces it
 _PRESSING = 1.8  # a level that is heard even in a pause
+_LEVELS = 64  # of the past, by which is told how much the level wanders by itself
+_LEAST_LEVELS = 16
+_WANDERS = 0.95  # quantile of them, which counts as usual
 _PAUSE = 32  # collectives of a class after a revision that changed nothing; doubled each time
 
 
@@ -27,18 +33,42 @@ class _Class:
 
     first: list[float] = field(default_factory=list)
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    longer: deque[float] = field(default_factory=lambda: deque(maxlen=_LONGER))
+    levels: deque[float] = field(default_factory=lambda: deque(maxlen=_LEVELS + 2 * _RECENT))
     usual: float = 0.0
     seen: int = 0
     resume: int = 0
     pause: int = _PAUSE
     most_usual: float = _MOST_USUAL
 
+    def take(self, ratio: float) -> None:
+        """Take a ratio once it is known what is usual."""
+        self.recent.append(ratio)
+        self.longer.append(ratio)
+        if len(self.recent) == _RECENT and self.seen >= self.resume:
+            self.levels.append(sorted(self.recent)[1])
+
+    @property
+    def level(self) -> float:
+        """The second smallest of the last ratios over what is usual, or over what it rose to by itself before.
+
+        Unless that is pressing, twice as many have to say so: all of them but two.
+        """
+        past = sorted(list(self.levels)[: -2 * _RECENT])  # of ratios that are not among those judged, nor next to them
+        wanders = past[int(_WANDERS * (len(past) - 1))] if len(past) >= _LEAST_LEVELS else 0.0
+        own = min(max(wanders / _NEAR / self.usual, 1.0), _MOST_WANDERS)
+        level = sorted(self.recent)[1] / (own * self.usual)
+        if level > _PRESSING:
+            return level
+        return min(level, sorted(self.longer)[2] / (own * self.usual)) if len(self.longer) == _LONGER else 0.0
+
 
 class Drift:
     """Running ratios of measured to expected time, by size class.
 
     The level of a class is the second smallest of its last four ratios, over what is usual: three of four all-reduces
-    took at least that. Where training itself slows everything down by the same factor, that factor is usual.
+    took at least that. Where training itself slows everything down by the same factor, that factor is usual. Where the
+    level wanders by itself, on a machine that is busy now and then, what it has risen to before is nothing new.
 
     Args:
         bounds: Sizes at which one class ends and the next begins, ascending.
@@ -57,7 +87,7 @@ class Drift:
         if ratio is None:
             return
         if one.usual:
-            one.recent.append(ratio)
+            one.take(ratio)
             if len(one.recent) == _RECENT and median(one.recent) < _FASTER * one.usual:
                 one.usual = median(one.recent)  # what was learned in a busy moment
             return
@@ -65,6 +95,7 @@ class Drift:
         if len(one.first) == _LEARNED:
             one.usual = min(max(median(one.first), 0.5), one.most_usual)
             one.recent.extend(one.first)
+            one.longer.extend(one.first)
 
     def tried(self, size_bytes: int) -> None:
         """Take that what is expected of this class was found in the job's own all-reduces: little else is usual."""
@@ -91,7 +122,7 @@ class Drift:
         one = self._classes[self._due]
         if not one.usual or len(one.recent) < _RECENT:
             return 0.0
-        level = sorted(one.recent)[1] / one.usual
+        level = one.level
         return level if one.seen >= one.resume or level > _PRESSING else 0.0
 
     def revised(self, *, changed: bool) -> None:
@@ -102,5 +133,5 @@ class Drift:
         if changed:
             self._classes.clear()
             return
-        fresh = self._classes[self._due] = _Class(seen=kept, resume=kept + pause, pause=2 * pause)
+        fresh = self._classes[self._due] = _Class(seen=kept, resume=kept + pause, pause=2 * pause, levels=one.levels)
         fresh.usual = pace

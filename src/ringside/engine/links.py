@@ -52,16 +52,55 @@ def slow_links(rates: Floats) -> list[SlowLink]:
     """
     n = len(rates)
     known = np.isfinite(rates) & (rates > 0) & ~np.eye(n, dtype=np.bool_)
-    found: list[SlowLink] = []
-    for src, dst in np.argwhere(known).tolist():
-        others = known.copy()
-        others[src, dst] = False
-        if n > 2:
-            others[dst, src] = False
-        usual = float(np.median(rates[others])) if others.any() else 0.0
-        if rates[src, dst] < SLOW * usual:
-            found.append(SlowLink(src, dst, float(rates[src, dst]), usual))
+    pairs = ((pair, usual_beside(rates, pair)) for pair in doubted(rates))
+    found = [SlowLink(*pair, float(rates[pair]), usual) for pair, usual in pairs]
     return sorted(_by_vertex(found, known, rates), key=lambda link: link.share)
+
+
+def doubted(rates: Floats) -> list[tuple[int, int]]:
+    """Return (sender, receiver) of every link whose rate is under half of what is usual beside it."""
+    known = np.isfinite(rates) & (rates > 0) & ~np.eye(len(rates), dtype=np.bool_)
+    pairs = [(src, dst) for src, dst in np.argwhere(known).tolist()]
+    return [pair for pair in pairs if rates[pair] < SLOW * usual_beside(rates, pair)]
+
+
+def usual_beside(rates: Floats, link: tuple[int, int]) -> float:
+    """Return the median rate of all links but this one and, of three vertices or more, its reverse; 0: none."""
+    others = np.isfinite(rates) & (rates > 0) & ~np.eye(len(rates), dtype=np.bool_)
+    others[link] = False
+    if len(rates) > 2:
+        others[link[::-1]] = False
+    return float(np.median(rates[others])) if others.any() else 0.0
+
+
+def beside(link: tuple[int, int], suspects: Sequence[tuple[int, int]], n: int) -> list[tuple[int, int]]:
+    """Return the links that a doubted one is held against: they end where it ends and begin where it begins.
+
+    What keeps a vertex busy slows all of its links at once. Where all of these are doubted too, it is any that is not.
+
+    Args:
+        link: The doubted one.
+        suspects: All doubted ones.
+        n: Number of vertices.
+    """
+    src, dst = link
+    into = [(v, dst) for v in range(n) if v not in link and (v, dst) not in suspects]
+    out = [(src, v) for v in range(n) if v not in link and (src, v) not in suspects]
+    rest = [(v, w) for v in range(n) for w in range(n) if v != w and (v, w) != link and (v, w) not in suspects]
+    return [*into[:1], *out[:1]] or rest[:1]
+
+
+def plainly_slow(own: Sequence[float], others: Sequence[float]) -> bool:
+    """Tell whether timings of a link are slow beside those of others, by more than they scatter.
+
+    Even its fastest one has to be under half of the others' median: what else a machine does makes a link that is well
+    look slow now and then, but not every time, and nothing makes a slow one look fast.
+
+    Args:
+        own: Bytes per second of the link, several.
+        others: Of links beside it, in the same turns; none: there is nothing that speaks for it.
+    """
+    return not len(others) or max(own) < SLOW * float(np.median(others))
 
 
 def _by_vertex(found: list[SlowLink], known: NDArray[np.bool_], rates: Floats) -> list[SlowLink]:

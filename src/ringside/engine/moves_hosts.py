@@ -40,6 +40,8 @@ from ringside.schedule import (
 )
 
 SMALL_BYTES = 256 << 10  # up to here the fewest rounds, in one go; beyond, neighbours only, piece by piece
+_LINE_BYTES = 64 << 10, 256 << 10  # least and most of a message along a line, where each host waits for all of it
+_LINE_MESSAGES = 16  # per lane, within those
 
 _keep = folder(0, SUM)  # for schedules that only copy
 
@@ -96,7 +98,7 @@ def broadcast(across: Across, call: Call, told: Told) -> None:
     roster, dtype = across.roster, call.flat.dtype
     item, here = ITEM_BYTES[dtype], roster.host == roster.host_of(call.root)
     giver = roster.hosts[roster.host_of(call.root)].index(call.root)
-    layout, plan, small = _sliced(across, call, binomial_broadcast, chain_broadcast)
+    layout, plan, segment = _sliced(across, call, binomial_broadcast, chain_broadcast)
     lanes = [_lane_of(across, call.flat.address, piece, item) for piece in layout.pieces]
 
     def spread(piece: Piece) -> None:
@@ -107,8 +109,8 @@ def broadcast(across: Across, call: Call, told: Told) -> None:
         _local(across).gather_lanes(call.flat.address + piece.begin * item, piece.bounds, dtype, None)
 
     layout = replace(layout, ends=() if here else layout.pieces)
-    one = Relay(plan, layout, lanes, item, _keep, None, spread if here else None, share)
-    one.carry_out(across, told, at_once=small)
+    one = Relay(plan, layout, lanes, item, _keep, None, spread if here else None, share, segment_bytes=segment)
+    one.carry_out(across, told, at_once=not segment)
 
 
 def reduce(across: Across, call: Call, told: Told) -> None:
@@ -120,14 +122,12 @@ def reduce(across: Across, call: Call, told: Told) -> None:
     data = memory(call.flat.address, call.flat.numel * item)
     work = data if roster.rank == call.root else np.empty_like(data)
     base = address_of(work)
-    layout, plan, small = _sliced(across, call, binomial_reduce, chain_reduce)
+    layout, plan, segment = _sliced(across, call, binomial_reduce, chain_reduce)
     lanes = [_lane_of(across, base, piece, item) for piece in layout.pieces]
 
     def add_up(piece: Piece) -> None:
-        begin, end = piece.begin * item, (piece.begin + piece.bounds[-1]) * item
-        if work is not data:
-            work[begin:end] = data[begin:end]
-        _local(across).reduce_lanes(base + begin, piece.bounds, what.dtype, step, what.scale, False, None)
+        at, to = call.flat.address + piece.begin * item, base + (piece.begin + piece.bounds[roster.local_rank]) * item
+        _local(across).reduce_lanes_into(to, at, piece.bounds, what.dtype, step, what.scale)
 
     def put_together(piece: Piece) -> None:
         _local(across).gather_lanes(base + piece.begin * item, piece.bounds, what.dtype, None)
@@ -135,7 +135,8 @@ def reduce(across: Across, call: Call, told: Told) -> None:
     layout = replace(layout, ends=layout.pieces if here else ())
     by = folder(what.dtype, step)
     last = folder(what.dtype, AVG, divisor=roster.size) if what.op == AVG and here else by
-    Relay(plan, layout, lanes, item, by, last, add_up, put_together).carry_out(across, told, at_once=small)
+    one = Relay(plan, layout, lanes, item, by, last, add_up, put_together, segment_bytes=segment)
+    one.carry_out(across, told, at_once=not segment)
 
 
 def barrier(across: Across, call: Call, told: Told) -> None:
@@ -166,14 +167,17 @@ def _lanes_by_host(across: Across, call: Call, plan: MessagePlan) -> Layout:
 
 def _sliced(
     across: Across, call: Call, small: Callable[[int, int], Schedule], large: Callable[[int, int], Schedule]
-) -> tuple[Layout, MessagePlan, bool]:
-    """Return a tensor's pieces, the plan of one chunk from or to the root's host, and whether the tensor is small."""
+) -> tuple[Layout, MessagePlan, int]:
+    """Return a tensor's pieces, the plan of one chunk from or to the root's host, and a message's bytes (0: any)."""
     roster, item = across.roster, ITEM_BYTES[call.flat.dtype]
-    lanes, few = roster.local_size, call.flat.numel * item <= SMALL_BYTES
+    lanes, size_bytes = roster.local_size, call.flat.numel * item
+    few = size_bytes <= SMALL_BYTES
     schedule = _schedule(small if few else large, len(roster.hosts), roster.host_of(call.root))
     plan = plan_messages(schedule, roster.host)
-    least = call.flat.numel if few else lanes * across.exchange.segment_of(item, None) // item
-    return lay_out(plan, call.flat.numel, least, max(call.flat.numel, 1), lanes, lanes), plan, few
+    segment = min(max(size_bytes // (lanes * _LINE_MESSAGES), _LINE_BYTES[0]), _LINE_BYTES[1])
+    least = call.flat.numel if few else lanes * segment // item
+    layout = lay_out(plan, call.flat.numel, least, max(call.flat.numel, 1), lanes, lanes)
+    return layout, plan, 0 if few else segment
 
 
 def _lane_of(across: Across, base: int, piece: Piece, item: int) -> Bytes:

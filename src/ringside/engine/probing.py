@@ -25,7 +25,18 @@ from ringside.engine.choice import Choice
 from ringside.engine.cores import usable_cores
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OP_CODES
 from ringside.engine.exchange_run import Hop
-from ringside.engine.links import SlowLink, best_ring_order, slow_links, slowest_of_ring, tournament
+from ringside.engine.links import (
+    SLOW,
+    SlowLink,
+    beside,
+    best_ring_order,
+    doubted,
+    plainly_slow,
+    slow_links,
+    slowest_of_ring,
+    tournament,
+    usual_beside,
+)
 from ringside.engine.network import Floats, Network
 from ringside.engine.pricing import Cluster
 from ringside.engine.reduction import fold
@@ -40,6 +51,7 @@ _U8, _F32, _F64 = (DTYPES.index(name) for name in ("uint8", "float32", "float64"
 _SUM, _MAX = OP_CODES["sum"], OP_CODES["max"]
 _SHARE = Choice("recursive_doubling")
 _LOCAL_BYTES = 1 << 20
+_LEAST_AGAIN = 3  # turns, however long they take: links so slow are timed for long each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +65,8 @@ class Effort:
         most_bytes: Largest bulk.
         alone: Time every pair once more with nothing else under way.
         flood: Find out what a vertex's links carry together.
+        again: Turns in which links that look slow are timed again, beside others; 0: what was seen counts.
+        again_s: When these are over on rank 0's clock, a few such turns must do, seconds.
         budget_s: When this is over on rank 0's clock, what is only there to be more exact is left out, seconds.
     """
 
@@ -62,6 +76,8 @@ class Effort:
     most_bytes: int = 8 << 20
     alone: bool = False
     flood: bool = True
+    again: int = 8
+    again_s: float = 0.4
     budget_s: float = math.inf
 
 
@@ -149,6 +165,7 @@ class Prober:
         if self.effort.alone:
             alone, above, _ = self._bulks([[pair] for turn in turns for pair in turn], sizes, rates)
             upper = np.maximum(upper, above)
+        upper = self._without_doubt(upper, rates)
         # A machine that is busy elsewhere takes from the rate of the moment, not from the link.
         network = self._network(latency, upper)
         return Probe(network, self.vertices, upper, latency_spread, rate_spread, alone, self.clock() - began)
@@ -207,6 +224,45 @@ class Prober:
         rates, uppers, spread = self._sum(found)
         best, above = (np.where(figures > 0, figures, known) for figures in (rates, uppers))
         return best, above, spread
+
+    def _without_doubt(self, upper: Floats, known: Floats) -> Floats:
+        """Time links that look slow again, and return the rates to go by: only what is plainly slow stays so.
+
+        In the first place a link has three timings, on a busy machine one.
+        """
+        suspects = doubted(upper) if self.effort.again else []
+        if not suspects:
+            return upper
+        n, began = len(self.vertices), self.clock()
+        rows = [[link, *beside(link, suspects, n)] for link in suspects]
+        turns: list[list[list[float]]] = []
+        for turn in range(self.effort.again):
+            if turn >= _LEAST_AGAIN and self._late(began, self.effort.again_s):
+                break
+            turns.append([[self.rate_of(link, float(known[link])) for link in row] for row in rows])
+        width = max(map(len, rows))
+        padded = np.array([[row + [0.0] * (width - len(row)) for row in turn] for turn in turns])
+        times = self._sum(padded)
+        sure: Floats = upper.copy()
+        for at, row in enumerate(rows):
+            own, others = times[:, at, 0], times[:, at, 1 : len(row)].ravel()
+            if not plainly_slow(own.tolist(), others.tolist()):
+                sure[row[0]] = max(float(np.percentile(own, 75)), SLOW * usual_beside(upper, row[0]))
+        return sure
+
+    def rate_of(self, link: tuple[int, int], known: float) -> float:
+        """Send one bulk along a link, (sender, receiver), and return bytes per second at the receiver, 0.0 elsewhere.
+
+        A collective.
+
+        Args:
+            link: Numbers of vertices.
+            known: A first idea of its rate, which says how much is sent.
+        """
+        segment = self.across.exchange.segment_bytes
+        quick = known * max(0.1, 10 * self.effort.bulk_s) > 3 * segment
+        hops = self._run(_one_way([link]), [(3 if quick else 2) * segment])
+        return _rate(hops[-1], segment) if hops else 0.0
 
     def _network(self, latency: Floats, rates: Floats) -> Network:
         n = len(self.vertices)
@@ -332,8 +388,12 @@ class Prober:
         """Tell whether rank 0's clock is within a share of the budget. A collective, unless there is no budget."""
         if math.isinf(self.effort.budget_s):
             return True
-        late = self.across.roster.rank == 0 and self.clock() - self._began > share * self.effort.budget_s
-        return not self.most(np.array([float(late)]))[0]
+        return not self._late(self._began, share * self.effort.budget_s)
+
+    def _late(self, began: float, budget_s: float) -> bool:
+        """Tell whether a budget is over on rank 0's clock. A collective."""
+        late = self.across.roster.rank == 0 and self.clock() - began > budget_s
+        return bool(self.most(np.array([float(late)]))[0])
 
     def _timed(self, job: Callable[[], None]) -> float:
         began = self.clock()

@@ -29,6 +29,7 @@ class Relay:
         fill: Leaves what is to be sent of a piece in the ranks' lanes; None: it is there.
         end: What is to be done with a piece that is complete.
         kept: Chunks of which nothing arrives here: they are complete when they are filled.
+        segment_bytes: Largest message, bytes, equal on all ranks; 0: as large as the exchange takes them.
     """
 
     plan: MessagePlan
@@ -40,6 +41,7 @@ class Relay:
     fill: Step | None
     end: Step
     kept: Collection[int] = ()
+    segment_bytes: int = 0
 
     def carry_out(self, across: Across, call: Call, *, at_once: bool) -> None:
         """Carry it out.
@@ -70,7 +72,9 @@ class Relay:
 
     def _stream(self, across: Across, call: Call) -> None:
         """Let messages go on a thread of their own, while this one works in shared memory, piece by piece."""
-        cut = [across.exchange.cut(lane, self.item_bytes, None) for lane in self.lanes]
+        most = across.exchange.segment_of(self.item_bytes, None)
+        length = min(self.segment_bytes // self.item_bytes * self.item_bytes or most, most)
+        cut = [[lane[at : at + length] for at in range(0, len(lane), length)] for lane in self.lanes]
         stream = Stream(self.layout, [len(segments) for segments in cut], self.kept)
         chunks: list[list[Bytes]] = [[] for _ in range(self.plan.chunks)]
         for piece, segments in zip(self.layout.pieces, cut, strict=True):
