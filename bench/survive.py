@@ -61,7 +61,7 @@ def healing(store: Store, rounds: int = 12) -> dict[str, Any]:
 
 def soak(store: Store, steps: int) -> dict[str, Any]:
     """Kill a rank every ten steps; compare with what must be."""
-    counted = job(store, "soak-counting", RANKS, functools.partial(workers.soak_counting, steps, RANKS))
+    counted = job(store, "soak-counting", RANKS, functools.partial(workers.soak_counting, steps))
     wrong = sum(end["wrong"] + abs(end["commits"] - steps) for end in counted.ended.values())
     exact = wrong == 0 and {end["step"] for end in counted.ended.values()} == {steps}
     print(f"soak: {steps} steps, {len(counted.deaths)} kills, {counted.seconds:.0f} s: "

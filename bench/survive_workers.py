@@ -18,6 +18,8 @@ from ringside.survive.phases import Trap
 
 PHASES = ("before_send", "after_send", "mid_chunk", "after_sum", "after_receive", "after_ack", "before_apply")
 EVERY = 10
+PAUSE_S = 0.03
+"""A step of the soak is so long at least, seconds, as one is that trains something: ten are time to come back."""
 
 
 class Noisy(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
@@ -41,26 +43,27 @@ def squared(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return nn.functional.mse_loss(model(batch[0]), batch[1], reduction="sum")
 
 
-def arm(t: Training, step: Any, ranks: int, last: int) -> None:
-    """Every EVERY steps, if all ranks are there, have one of them killed in the next step, in a phase by chance."""
-    if step.number % EVERY == EVERY - 1 and len(step.members) == ranks and step.number < last - EVERY:
+def arm(t: Training, step: Any, last: int) -> None:
+    """Every EVERY steps have one of the members killed in the next step, in a phase by chance; one at least stays."""
+    time.sleep(PAUSE_S)
+    if step.number % EVERY == EVERY - 1 and len(step.members) > 1 and step.number < last - 1:
         chance = random.Random(step.number)
-        victim, phase = chance.randrange(ranks), chance.choice(PHASES)
-        phase = "after_send" if phase == "after_ack" and victim == 0 else phase
+        victim, phase = chance.choice(step.members), chance.choice(PHASES)
+        phase = "after_send" if phase == "after_ack" and victim == step.members[0] else phase
         if t.rank == victim:
             phases = t._driver.job.phases
             here = {"epoch": phases.epoch, "incarnation": phases.incarnation}
             phases.traps = (Trap(signal.SIGKILL, victim, phase, step.number + 1, **here),)
 
 
-def soak_counting(steps: int, ranks: int, rank: int, directory: Path) -> dict[str, Any]:
+def soak_counting(steps: int, rank: int, directory: Path) -> dict[str, Any]:
     """Count samples while ranks are killed; return what was counted wrongly."""
     model = Counting()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     settings: dict[str, Any] = {"loss": consumed, "batch": 24, "micro_batches": 8, "mean": False, "steps": steps}
     with training(model, optimizer, range(96), **settings) as t:
         for step in t:
-            arm(t, step, ranks, steps)
+            arm(t, step, steps)
         wanted = np.zeros(96)
         for number in range(t.step):
             np.add.at(wanted, t.samples.of_step(number), 1)
@@ -79,7 +82,7 @@ def soak_training(steps: int, ranks: int, rank: int, directory: Path) -> dict[st
         for step in t:
             losses.append(step.loss)
             if ranks > 1:
-                arm(t, step, ranks, steps)
+                arm(t, step, steps)
         return {"step": t.step, "digest": t.digest(), "losses": [losses[0], losses[-1]], "generation": _generation(t)}
 
 
