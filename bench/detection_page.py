@@ -29,8 +29,8 @@ WEAK = """
   are reported, and a rank that becomes slow in the first twenty steps is found after more than a hundred.
 - The gate is 5 %: below it nothing is reported, and at it later or not at all. A rank that was slow from the start is
   compared with what healthy ranks may differ by (6 % for few ranks), so a smaller excess stays unnamed for good.
-- Single pauses, however long, count for little. A rank that pauses for two steps' time every ten steps costs a fifth
-  of the job and is not named: its typical step is as short as the others'.
+- Single pauses, however long, count for little. A rank that pauses again and again is named by another way, which needs
+  some twenty pauses of one of two ranks, thirteen of one of four and five of one of many, and 5 % of the job's time.
 - More than half of the ranks slow: then the others look fast, and nobody is named.
 """
 
@@ -113,15 +113,17 @@ def _jitters(results: Results) -> str:
 def _faults(results: Results, faults: Mapping[str, str]) -> str:
     words = {**faults, "uneven": "a quarter more samples on one rank: `uneven_work` and nothing else"}
     rows = [
-        [what, *(cell(results.get(f"fault/{kind}/{ranks}")) for ranks in (4, 8, 128))]
+        [what, *(cell(results.get(f"fault/{kind}/{ranks}")) for ranks in RANKS)]
         for kind, what in words.items()
         if f"fault/{kind}/4" in results
     ]
     note = (
-        "Slowdowns of 20 % in all; drift is given 500 steps. A slow link must name nobody: there only the last figure\n"
-        "counts.\n\n"
+        "Slowdowns of 20 % in all; drift and pauses are given 500 steps. A slow link must name nobody: there only the\n"
+        "last figure counts.\n\n"
     )
-    return "## By kind of fault (2 % jitter)\n\n" + note + table(["fault", "4 ranks", "8 ranks", "128 ranks"], rows)
+    return (
+        "## By kind of fault (2 % jitter)\n\n" + note + table(["fault", *(f"{ranks} ranks" for ranks in RANKS)], rows)
+    )
 
 
 def _fresh(results: Results) -> str:

@@ -69,6 +69,19 @@ CASES = {
     ),
     "pause": Case("rank 1 stands still for 8 s once", "hang", fault=f"pause:rank=1,at_step={AT},seconds=8"),
     "stall": Case("rank 1 stands still for 1 s once", "", (), fault=f"pause:rank=1,at_step={AT},seconds=1"),
+    "pauses": Case(
+        "rank 1 stands still for 0.1 s in every tenth step",
+        "slow_rank",
+        fault=f"pause:rank=1,at_step={AT},seconds=0.1,every=10",
+        job=(("steps", 420),),
+    ),
+    "pauses4": Case(
+        "the same, rank 2 of 4",
+        "slow_rank",
+        (2,),
+        fault=f"pause:rank=2,at_step={AT},seconds=0.1,every=10",
+        job=(("ranks", 4), ("model", "waiting"), ("steps", 300)),
+    ),
     "input": Case(
         "rank 1 waits 15 ms per step for its data", "input_bound", fault=f"input:rank=1,seconds=0.015,from_step={AT}"
     ),

@@ -241,6 +241,20 @@ def test_a_pause_stalls_once_in_its_step():
     assert not model._forward_pre_hooks
 
 
+def test_a_pause_that_comes_again_and_again():
+    fault = parse_fault("pause:rank=0,at_step=2,seconds=0.5,every=3")
+    assert parse_fault(str(fault)) == fault
+    assert fault.words() == "rank 0 stood still for 0.5 s every 3 steps from step 2 on"
+    model, stalls = Model(Clock()), []
+    injector = inject(fault, model, 0, stall=lambda seconds: stalls.append((step, seconds)))
+    for step in range(10):
+        injector.step(step)
+        model(torch.ones(3))
+    assert stalls == [(2, 0.5), (5, 0.5), (8, 0.5)]
+    injector.remove()
+    assert not model._forward_pre_hooks
+
+
 def test_a_loader_keeps_its_rank_waiting_in_every_step_from_its_first_on():
     stalls = []
     injector = inject(Input(0, seconds=0.5, from_step=2), torch.nn.Linear(1, 1), 0, stall=stalls.append)

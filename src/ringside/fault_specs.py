@@ -33,12 +33,13 @@ class Slow:
 
 @dataclass(frozen=True)
 class Pause:
-    """A rank that stands still once, in its forward pass.
+    """A rank that stands still in its forward pass, once or again and again.
 
     Args:
         rank: Who.
         at_step: In which training step.
         seconds: How long.
+        every: After how many steps again; 0 for only once.
     """
 
     kind: ClassVar[str] = "pause"
@@ -46,13 +47,21 @@ class Pause:
     rank: int
     at_step: int
     seconds: float = 3.0
+    every: int = 0
 
     def __str__(self) -> str:
-        return f"pause:rank={self.rank},at_step={self.at_step},seconds={self.seconds!r}"
+        again = f",every={self.every}" if self.every else ""
+        return f"pause:rank={self.rank},at_step={self.at_step},seconds={self.seconds!r}{again}"
+
+    def is_in(self, step: int) -> bool:
+        """Tell whether the rank stands still in a step."""
+        since = step - self.at_step
+        return since == 0 or (since > 0 and self.every > 0 and since % self.every == 0)
 
     def words(self) -> str:
         """Say it as a sentence."""
-        return f"rank {self.rank} stood still for {self.seconds:g} s in step {self.at_step}"
+        when = f"every {self.every} steps from step {self.at_step} on" if self.every else f"in step {self.at_step}"
+        return f"rank {self.rank} stood still for {self.seconds:g} s {when}"
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,7 @@ class _Pause(_Nothing):
 
     def step(self, step: int) -> None:
         self._take_off()
-        if step == self._fault.at_step:
+        if self._fault.is_in(step):
             self._handle = self._module.register_forward_pre_hook(self._forward_begins)
 
     def remove(self) -> None:

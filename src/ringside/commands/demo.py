@@ -8,7 +8,7 @@ faults to inject instead:
   slow:rank=1,factor=1.3,from_step=40     more work in forward and backward
   input:rank=1,seconds=0.02,from_step=40  its data loader keeps it waiting
   uneven:rank=1,factor=1.5,from_step=40   larger batches than the others'
-  pause:rank=1,at_step=60,seconds=3       one stall
+  pause:rank=1,at_step=60,seconds=3       one stall (with every=10: again every 10 steps)
   hang:rank=1,at_step=60                  it never calls the next all-reduce
   stop:rank=1,at_step=60                  SIGSTOP in the middle of a backward pass
   diverge:rank=1,at_step=60,by=0.01       one number of its model is changed

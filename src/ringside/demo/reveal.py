@@ -16,6 +16,7 @@ WANTED: Mapping[type, tuple[str, ...]] = {
     Slow: SLOWNESS,
     Input: SLOWNESS,
     Uneven: SLOWNESS,
+    Pause: SLOWNESS,
     Hang: ("hang",),
     Stop: ("hang",),
     Diverge: ("diverged",),
@@ -46,7 +47,7 @@ def reveal(fault: Fault | None, verdicts: Sequence[Verdict]) -> tuple[bool, str]
     if fault is None:
         return not verdicts, _named_nobody(verdicts, "Nothing was injected")
     words = f"What was injected: {fault.words()}"
-    if isinstance(fault, Pause):
+    if isinstance(fault, Pause) and not fault.every:
         called = [v for v in verdicts if v.kind != "hang" or v.ranks != [fault.rank] or fault.seconds < LONG_PAUSE_S]
         return not called, _named_nobody(called, f"{words}. One stall makes no slow rank")
     begin = 0 if isinstance(fault, Kill) else first_step(fault)
@@ -59,7 +60,10 @@ def reveal(fault: Fault | None, verdicts: Sequence[Verdict]) -> tuple[bool, str]
         return True, f"{words}. It was named, and so was somebody else: another load on this machine, or a mistake."
     if others:
         return False, f"{words}. The verdict is wrong: it names somebody else."
-    return False, f"{words}. It was not found in {'time' if isinstance(fault, Slow | Input | Uneven) else 'this run'}."
+    return (
+        False,
+        f"{words}. It was not found in {'time' if isinstance(fault, Slow | Input | Uneven | Pause) else 'this run'}.",
+    )
 
 
 def names(fault: Fault, verdict: Verdict) -> bool:

@@ -100,7 +100,7 @@ def last_step(fault: Fault | None, session: Session, limit: int) -> int:
     """Return how many steps there shall be as far as is known now; only rank 0 knows of verdicts."""
     if fault is None:
         return limit
-    if isinstance(fault, Kill | Pause):
+    if isinstance(fault, Kill) or (isinstance(fault, Pause) and not fault.every):
         return fault.at_step + AFTERWARDS
     begin = first_step(fault)
     named = [v.detected_step for v in session.verdicts if names(fault, v) and v.detected_step > begin]

@@ -14,6 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from ringside.errors import UsageError
 from ringside.monitor.excess import Floats, log_excess, usable
 from ringside.monitor.judge import judge
+from ringside.monitor.pauses import Pauses
+from ringside.monitor.pauses_judge import is_of_pauses, judge_pauses, rejudge_pauses
 from ringside.monitor.screen import Screen
 from ringside.monitor.verdict import Verdict
 
@@ -47,7 +49,7 @@ class Detector:
         if ranks < 1:
             raise UsageError(f"a job has at least one rank; got {ranks}")
         self.ranks = ranks
-        self._screen = Screen(1, ranks)
+        self._screen, self._pauses = Screen(1, ranks), Pauses(1, ranks)
         self._open: dict[int, Verdict] = {}
         self._own = np.full((WINDOW, ranks), np.nan)
         self._samples = np.full((WINDOW, ranks), np.nan)
@@ -77,11 +79,16 @@ class Detector:
         self._samples[slot] = np.nan if samples is None else usable(samples)
         self._steps[slot] = self._screen.steps if step is None else step
         opened, closed = self._screen.update(log_excess(row)[None])
-        if not (opened.any() or closed.any()):
+        pausing, paused = self._pauses.update(row[None], self._screen.open)
+        if not (opened.any() or closed.any() or pausing.any() or paused.any()):
             return []
         now = int(self._steps[slot])
-        begun = [Finding(self._begin(int(rank), now), ended=False) for rank in np.flatnonzero(opened[0])]
-        return begun + [Finding(self._end(int(rank)), ended=True) for rank in np.flatnonzero(closed[0])]
+        paused = paused | (opened & self._pauses.open)  # who is slow in every step is no longer told of its pauses
+        ended = [self._end_of_pauses(int(rank)) for rank in np.flatnonzero(paused[0])]
+        ended += [self._end(int(rank)) for rank in np.flatnonzero(closed[0])]
+        begun = [self._begin(int(rank), now) for rank in np.flatnonzero(opened[0])]
+        begun += [self._begin_of_pauses(int(rank), now) for rank in np.flatnonzero(pausing[0])]
+        return [*(Finding(one, ended=True) for one in ended), *(Finding(one, ended=False) for one in begun)]
 
     def _begin(self, rank: int, now: int) -> Verdict:
         onset = int(self._screen.onset[0, rank])
@@ -100,6 +107,18 @@ class Detector:
     def _end(self, rank: int) -> Verdict:
         verdict = self._open.pop(rank)
         evidence = {**verdict.evidence, "until_step": self._number(int(self._screen.relief[0, rank]))}
+        return msgspec.structs.replace(verdict, evidence=evidence)
+
+    def _begin_of_pauses(self, rank: int, now: int) -> Verdict:
+        rhythm = self._pauses.rhythm[0, rank]
+        since = self._number(rhythm.first - 1)
+        self._open[rank] = judge_pauses(rank, rhythm, self.ranks, since_step=since, detected_step=now)
+        return self._open[rank]
+
+    def _end_of_pauses(self, rank: int) -> Verdict:
+        verdict = self._open.pop(rank)
+        evidence = {**verdict.evidence, "until_step": self._number(self._pauses.last[0, rank])}
+        self._pauses.forget(0, rank)
         return msgspec.structs.replace(verdict, evidence=evidence)
 
     def _usual(self, rank: int) -> float:
@@ -158,6 +177,8 @@ def rejudge(verdict: Verdict, own: Floats, samples: Floats | None) -> Verdict:
         own: Own times in seconds over the episode, float [steps, ranks].
         samples: Samples over the episode, [steps, ranks], or None.
     """
+    if is_of_pauses(verdict):
+        return rejudge_pauses(verdict, own)
     again = judge(
         verdict.ranks[0],
         own,

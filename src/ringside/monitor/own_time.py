@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 
 import msgspec
@@ -10,7 +9,8 @@ import numpy as np
 
 from ringside.monitor.cause import explain
 from ringside.monitor.detect import WINDOW, Detector, Finding
-from ringside.monitor.price import Meter
+from ringside.monitor.metering import Metered, meter_of
+from ringside.monitor.pauses_judge import is_of_pauses
 from ringside.monitor.table import Table, tabulate
 from ringside.monitor.verdict import Verdict
 from ringside.monitor.watcher import Row
@@ -34,7 +34,7 @@ class OwnTimeWatcher:
         self._ranks = ranks
         self._detector = Detector(ranks)
         self._recent = recent_rows(ranks)
-        self._meters: dict[int, Meter] = {}
+        self._meters: dict[int, Metered] = {}
         self._open: dict[int, Verdict] = {}
 
     def update(self, step: int, row: Row) -> list[Finding]:
@@ -57,8 +57,7 @@ class OwnTimeWatcher:
         rank = finding.verdict.ranks[0]
         if not finding.ended:
             verdict = self._explained(finding.verdict)
-            usual = math.log1p(float(verdict.evidence["usual_excess_ratio"]))
-            self._meters[rank] = Meter(rank, math.log1p(verdict.excess_ratio), usual, verdict.cost_rank_seconds)
+            self._meters[rank] = meter_of(verdict)
             self._open[rank] = verdict
             return Finding(verdict, ended=False)
         until = finding.verdict.evidence["until_step"]
@@ -67,6 +66,8 @@ class OwnTimeWatcher:
         return Finding(msgspec.structs.replace(verdict, evidence={**verdict.evidence, "until_step": until}), ended=True)
 
     def _explained(self, verdict: Verdict) -> Verdict:
+        if is_of_pauses(verdict):
+            return verdict
         table = self._table()
         return explain(verdict, table.between(verdict.since_step), table.before(verdict.since_step))
 

@@ -18,6 +18,7 @@ from ringside.monitor.excess import Floats, row_medians
 from ringside.monitor.job import reprice
 from ringside.monitor.judge import middle
 from ringside.monitor.links import LinkLedger, LinkTotals
+from ringside.monitor.pauses_judge import is_of_pauses, without_pauses
 from ringside.monitor.price import repair, spared_rank_seconds
 from ringside.monitor.questions import answer_questions, asked
 from ringside.monitor.records import SCHEMA, RunInfo, StepRecord
@@ -34,7 +35,14 @@ JUDGED_KINDS = ("slow_rank", "uneven_work", "input_bound")
 JOB_KINDS = ("communication_bound", "small_collectives", "input_bound")
 LINKS_SHOWN = 64
 MOST_STRIDE = 1 << 32
-RECKONED_WITH = ("until_step", "usual_excess_ratio", "saved_seconds_per_step", "usual_exposed_seconds")
+RECKONED_WITH = (
+    "until_step",
+    "usual_excess_ratio",
+    "saved_seconds_per_step",
+    "usual_exposed_seconds",
+    "pause_bar_seconds",
+    "own_seconds",
+)
 """Evidence that prices are computed from: a verdict in which it is no number is no verdict of ours."""
 
 
@@ -204,7 +212,7 @@ def review(verdict: Verdict, table: Table) -> Verdict:
         return verdict
     again = rejudge(verdict, episode["own_seconds"], episode["samples"])
     again = msgspec.structs.replace(again, cost_rank_seconds=again.cost_rank_seconds * table.stride)
-    return explain(again, episode, table.before(verdict.since_step))
+    return again if is_of_pauses(again) else explain(again, episode, table.before(verdict.since_step))
 
 
 def is_of_job(verdict: Verdict) -> bool:
@@ -229,6 +237,9 @@ def cost_together(verdicts: Sequence[Verdict], table: Table) -> float:
     repaired = own.copy()
     for verdict, mine in zip(slow, rows, strict=True):
         rank = verdict.ranks[0]
+        if is_of_pauses(verdict):
+            repaired[mine, rank] = without_pauses(verdict, own[mine])[:, rank]
+            continue
         meanwhile = {one.ranks[0] for one, its in zip(slow, rows, strict=True) if _overlap(its, mine)}
         others = [one for one in range(table.ranks) if one not in meanwhile]
         usual = float(np.log1p(float(verdict.evidence.get("usual_excess_ratio", 0.0))))

@@ -55,8 +55,11 @@ def headline(verdict: Verdict) -> str:
     """Return the verdict as one plain sentence without a full stop, e.g. `rank 3 is 12 % slower than the others`."""
     who = name_ranks(verdict.ranks)
     by = percent(verdict.excess_ratio)
+    paused = "pause_bar_seconds" in verdict.evidence
     sentences = {
-        "slow_rank": f"{who} is {by} slower than the others",
+        "slow_rank": f"{who} pauses again and again: {by} slower than the others in all"
+        if paused
+        else f"{who} is {by} slower than the others",
         "uneven_work": f"{who} gets more work than the others and needs {by} longer",
         "input_bound": f"{who} waits for its input and needs {by} longer than the others",
         "communication_bound": "the job is bound by communication",

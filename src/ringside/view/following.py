@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ringside.monitor.price import Meter
+from ringside.monitor.metering import Metered, meter_of
 from ringside.monitor.records import RunInfo, StepRecord
 from ringside.monitor.revised import NOTES_KEPT, Revised, read_revised
 from ringside.monitor.run_directory import Event
@@ -43,7 +43,7 @@ class Finding:
     """
 
     verdict: Verdict
-    meter: Meter | None
+    meter: Metered | None
     over: bool = False
     final: float = 0.0
 
@@ -181,7 +181,6 @@ class Following:
         if any(not 0 <= rank < self.ranks for rank in verdict.ranks):
             return None
         if verdict.kind in ("slow_rank", "uneven_work", "input_bound") and len(verdict.ranks) == 1:
-            usual = math.log1p(float(verdict.evidence.get("usual_excess_ratio", 0.0)))
-            meter = Meter(verdict.ranks[0], math.log1p(verdict.excess_ratio), usual, verdict.cost_rank_seconds)
+            meter = meter_of(verdict)
         self.findings.append(Finding(verdict, meter))
         return self.findings[-1]

@@ -1,0 +1,204 @@
+"""A rank that pauses again and again: short in its typical step and yet what the others wait for.
+
+Garbage collection, checkpoints, evaluation and logging on one rank make one of its steps in ten or fifty several times
+as long. Means and medians of windows must not count that (`screen.py`: three spikes are no slow rank); what counts here
+is how often it happens to one rank and not to the others, and what the job loses by it. On Python's collector as a
+cause of stragglers: J. Lin et al., Understanding Stragglers in Large Model Training Using What-if Analysis (OSDI 2025).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringside.monitor.excess import Floats
+from ringside.monitor.robust import divergence, median
+
+KEPT = 480
+"""Steps that are looked at."""
+
+EVERY = 24
+"""A look every so many steps."""
+
+TYPICAL = 48
+"""Steps whose median a pause is held against."""
+
+LATE, ROUGH, BEYOND_OTHERS = 1.5, 6.0, 1.25
+"""A step is late from so many times the rank's typical one on, and so many of its standard deviations above it; it is
+the rank's own if it takes so many times what the slowest of the others needs."""
+
+FEWEST, SPAN = 6, 96
+"""Pauses, and steps from the first to now, below which nothing is said."""
+
+LEAST_LOSS = 0.05
+"""The share of the job's time that they cost, at least."""
+
+RARE = 13.0
+"""Nepers: how rarely one rank of many alike has so many of all pauses, at one look."""
+
+PARTS, PART_SHARE = 3, 1 / 6
+"""Of each third of the span so many of the pauses, at least: a burst is over before anybody reads of it."""
+
+SILENCE = 8.0
+"""After so many times the usual distance without one they are over."""
+
+
+class Rhythm(NamedTuple):
+    """How a rank pauses.
+
+    Args:
+        first: Number of the step, from 1, of the first pause that counts.
+        pauses: How many; a pause of several steps is one.
+        typical: The rank's typical step, seconds.
+        bar: From how many seconds on a step was late.
+        extra: What they add up to beyond typical steps, seconds.
+        lost: What the job would have been spared without them, seconds.
+    """
+
+    first: int
+    pauses: int
+    typical: float
+    bar: float
+    extra: float
+    lost: float
+
+
+class Pauses:
+    """Counts late steps of `[jobs, ranks]`, one step at a time; memory is O(ranks).
+
+    Args:
+        jobs: Independent jobs side by side (1 but in benchmarks).
+        ranks: Ranks per job.
+
+    Attributes:
+        steps: How many steps were seen.
+        open: Which ranks are known to pause, bool [jobs, ranks].
+        rhythm: How, by job and rank, of those in `open`.
+        last: Number of the step of each rank's newest pause, int [jobs, ranks].
+    """
+
+    def __init__(self, jobs: int, ranks: int) -> None:
+        self.steps = 0
+        self.open = np.zeros((jobs, ranks), dtype=bool)
+        self.rhythm: dict[tuple[int, int], Rhythm] = {}
+        self.last = np.zeros((jobs, ranks), dtype=np.int64)
+        self._own = np.full((TYPICAL, jobs, ranks), np.nan)
+        self._typical = np.full((jobs, ranks), np.inf)
+        self._bar = np.full((jobs, ranks), np.inf)
+        self._late = np.zeros((KEPT, jobs, ranks), dtype=bool)
+        self._begun = np.zeros((KEPT, jobs, ranks), dtype=bool)
+        self._extra, self._lost = np.zeros((2, KEPT, jobs, ranks), dtype=np.float32)
+        self._whole = np.zeros((KEPT, jobs))
+
+    def update(self, own: Floats, busy: NDArray[np.bool_] | None = None) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Take in one step; return who is known to pause from now on, and who has stopped, bool [jobs, ranks] each.
+
+        Args:
+            own: Own times in seconds, [jobs, ranks]; NaN where missing.
+            busy: Ranks that are known to be slow anyhow: nothing counts that they do, [jobs, ranks].
+        """
+        self.steps += 1
+        self._own[self.steps % TYPICAL] = own
+        self._count(own, self.steps % KEPT, (self.steps - 1) % KEPT, busy)
+        nobody = np.zeros_like(self.open)
+        if self.steps % EVERY:
+            return nobody, nobody
+        opened, closed = self._look(nobody if busy is None else busy) if self.steps >= SPAN else (nobody, nobody)
+        self._learn()
+        return opened, closed
+
+    def forget(self, job: int, rank: int) -> None:
+        """Let nothing count that a rank did so far: it is known for something else."""
+        self.open[job, rank] = False
+        self.rhythm.pop((job, rank), None)
+        for kept in (self._late, self._begun, self._extra, self._lost):
+            kept[:, job, rank] = 0
+
+    def _count(self, own: Floats, slot: int, before: int, busy: NDArray[np.bool_] | None) -> None:
+        times = np.nan_to_num(own)
+        ordered = np.sort(times, axis=-1)
+        slowest, second = ordered[:, -1:], ordered[:, -2:-1]
+        others = np.where(times >= slowest, second, slowest)
+        late = (times > self._bar) & (times > BEYOND_OTHERS * others)
+        if busy is not None:
+            late &= ~busy
+        self._late[slot] = late
+        self.last[late] = self.steps
+        self._begun[slot] = late & ~self._late[before]
+        typical = np.where(late, self._typical, times)
+        self._extra[slot] = times - typical
+        self._lost[slot] = np.where(late, times - np.maximum(others, typical), 0.0)
+        self._whole[slot] = slowest[:, 0]
+
+    def _learn(self) -> None:
+        self._typical = median(self._own)
+        scale = 1.4826 * median(np.abs(self._own - self._typical))
+        bar = np.maximum(LATE * self._typical, self._typical + ROUGH * scale)
+        self._bar = np.where(np.isfinite(bar), bar, np.inf)
+
+    def _look(self, busy: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        opened, closed = np.zeros_like(self.open), np.zeros_like(self.open)
+        for job, rank in self.rhythm:
+            closed[job, rank] = self._is_over(job, rank)
+        for job, rank in np.argwhere(closed):
+            self.forget(int(job), int(rank))
+        counts = self._begun.sum(axis=0)
+        loss = self._lost.sum(axis=0) / np.maximum(self._whole.sum(axis=0), 1e-9)[:, None]
+        for job, rank in np.argwhere((counts >= FEWEST) & (loss >= LEAST_LOSS) & ~self.open & ~busy):
+            if not stands_out(int(counts[job, rank]), int(counts[job].sum()), counts.shape[1]):
+                continue
+            rhythm = self._rhythm(int(job), int(rank))
+            if rhythm is not None:
+                self.rhythm[int(job), int(rank)] = rhythm
+                opened[job, rank] = True
+        self.open |= opened
+        return opened, closed
+
+    def _rhythm(self, job: int, rank: int) -> Rhythm | None:
+        """Return the pauses of the steps that are kept, if they go on all the time."""
+        numbers = self._numbers(job, rank)
+        span = self.steps - int(numbers[0]) + 1
+        parts = np.bincount((numbers - numbers[0]) * PARTS // span, minlength=PARTS)
+        if span < SPAN or parts.min() < PART_SHARE * len(numbers):
+            return None
+        return Rhythm(
+            first=int(numbers[0]),
+            pauses=len(numbers),
+            typical=float(self._typical[job, rank]),
+            bar=float(self._bar[job, rank]),
+            extra=float(self._extra[:, job, rank].sum()),
+            lost=float(self._lost[:, job, rank].sum()),
+        )
+
+    def _is_over(self, job: int, rank: int) -> bool:
+        numbers = self._numbers(job, rank)
+        if len(numbers) < FEWEST:
+            return True
+        distance = float(numbers[-1] - numbers[0]) / (len(numbers) - 1)
+        return self.steps - int(numbers[-1]) > max(SILENCE * distance, EVERY)
+
+    def _numbers(self, job: int, rank: int) -> NDArray[np.int64]:
+        """The numbers of the steps at which a rank's pauses began, as far as they are kept, ascending."""
+        oldest = max(self.steps - KEPT, 0) + 1
+        numbers = np.arange(oldest, self.steps + 1)
+        kept: NDArray[np.int64] = numbers[self._begun[numbers % KEPT, job, rank]]
+        return kept
+
+
+def stands_out(count: int, total: int, ranks: int) -> bool:
+    """Whether one rank has more of all pauses than chance gives to one of several ranks alike.
+
+    Chernoff's bound (1952) on the tail of a binomial of `total` pauses, each of which is this rank's once in `ranks`
+    times; one that was not seen is added.
+
+    Args:
+        count: Pauses of the rank.
+        total: Pauses of all ranks.
+        ranks: How many ranks there are.
+    """
+    if ranks < 2:
+        return False
+    return (total + 1) * divergence(count / (total + 1), 1.0 / ranks) >= RARE + math.log(ranks)

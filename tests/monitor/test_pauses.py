@@ -1,0 +1,131 @@
+"""A rank that pauses again and again: named from how often, and by nothing that happens to all ranks alike."""
+
+import math
+
+import numpy as np
+import pytest
+
+from ringside.monitor import StepRecord, Verdict, detect
+from ringside.monitor.detect import Detector
+from ringside.monitor.online import Collector
+from ringside.monitor.pauses import stands_out
+from ringside.monitor.pauses_judge import rejudge_pauses
+from ringside.monitor.verdict import headline
+
+
+def pausing(ranks, steps=600, *, rank=1, begin=120, end=None, every=10, seconds=0.2, seed=0):
+    """Own times of 0.1 s with 2 % jitter, one rank of which is so much longer in every so many-th step."""
+    own = 0.1 * np.exp(np.random.default_rng(seed).normal(0, 0.02, (steps, ranks)))
+    own[begin : end or steps : every, rank] += seconds
+    return own
+
+
+@pytest.mark.parametrize(("ranks", "within"), [(2, 290), (4, 170), (8, 145), (64, 145)])
+def test_a_pause_in_every_tenth_step_is_named_with_its_rhythm_and_its_price(ranks, within):
+    own = pausing(ranks)
+    (verdict,) = detect(own)
+    assert (verdict.kind, verdict.ranks, verdict.since_step) == ("slow_rank", [1], 120)
+    assert verdict.detected_step - 120 <= within
+    assert verdict.evidence["pauses"] == 48
+    assert verdict.evidence["pause_seconds"] == pytest.approx(0.2, rel=0.02)
+    assert verdict.excess_ratio == pytest.approx(0.2, rel=0.05)
+    assert verdict.cost_rank_seconds == pytest.approx(ranks * 48 * 0.2, rel=0.05)
+    assert "about every 10 steps one takes 0.2 s longer (48 times so far)" in verdict.cause
+    assert headline(verdict) == "rank 1 pauses again and again: 20 % slower than the others in all"
+    assert "garbage collection" in verdict.advice
+
+
+def test_pauses_of_all_ranks_at_once_or_in_turn_name_nobody():
+    together, in_turn = pausing(4, every=1_000), pausing(4, every=1_000)
+    together[120::10] += 0.2
+    for rank in range(4):
+        in_turn[120 + 3 * rank :: 12, rank] += 0.2
+    assert detect(together) == detect(in_turn) == []
+
+
+def test_pauses_that_cost_less_than_five_percent_and_one_burst_name_nobody():
+    burst = pausing(4, begin=200, end=260, every=5)
+    assert detect(pausing(4, seconds=0.04)) == detect(pausing(4, every=60)) == detect(burst) == []
+
+
+def test_spikes_on_all_ranks_alike_name_nobody():
+    for ranks in (2, 8):
+        rng = np.random.default_rng(ranks)
+        own = 0.1 * np.exp(rng.normal(0, 0.03, (4_000, ranks)))
+        own[rng.random(own.shape) < 0.08] *= 3
+        assert detect(own) == []
+
+
+def test_it_is_over_when_the_pauses_are_and_begins_anew_when_they_do():
+    own = pausing(4, 1_600, end=500)
+    own[1000:1500:10, 1] += 0.2
+    first, second = detect(own)
+    assert (first.since_step, first.evidence["until_step"]) == (120, 491)
+    assert (second.since_step, second.evidence["until_step"]) == (1000, 1491)
+    assert first.cost_rank_seconds == pytest.approx(4 * 38 * 0.2, rel=0.05)
+
+
+def test_who_becomes_slow_in_every_step_is_told_of_that_instead():
+    own = pausing(4, 700)
+    own[420:, 1] *= 2
+    pauses, slow = detect(own)
+    assert "pauses" in pauses.evidence
+    assert pauses.evidence["until_step"] == pytest.approx(421, abs=10)
+    assert "pauses" not in slow.evidence
+    assert slow.since_step == pytest.approx(420, abs=2)
+    detector = Detector(4)
+    for row in own:
+        for finding in detector.update(row):
+            assert (finding.verdict in detector.open) != finding.ended
+        assert len(detector.open) <= 1
+
+
+def test_a_slow_rank_is_not_named_a_second_time_for_its_pauses():
+    own = pausing(4, 700)
+    own[100:, 1] *= 1.5
+    assert [(verdict.ranks, "pauses" in verdict.evidence) for verdict in detect(own)] == [([1], False)]
+
+
+def test_while_it_goes_on_the_price_is_that_of_the_whole_run():
+    own = pausing(3, 500)
+    collector = Collector(3, clock=lambda: 0.0)
+    for step, row in enumerate(own):
+        collector.add(
+            StepRecord(step=step, rank=rank, ended_unix=0, step_seconds=1, own_seconds=float(seconds))
+            for rank, seconds in enumerate(row)
+        )
+    (live,), (whole,) = collector.verdicts, detect(own)
+    assert live.cost_rank_seconds == pytest.approx(whole.cost_rank_seconds, rel=0.02)
+    assert live.cost_rank_seconds == pytest.approx(3 * 38 * 0.2, rel=0.05)
+    assert live.kind == "slow_rank"
+
+
+def test_missing_steps_and_ranks_do_no_harm():
+    own = pausing(4, 800)
+    own[np.random.default_rng(1).random(own.shape) < 0.1] = np.nan
+    own[:, 3] = np.nan
+    assert [verdict.ranks for verdict in detect(own)] == [[1]]
+
+
+def test_a_verdict_without_its_pauses_in_the_records_stays_as_it_is():
+    (verdict,) = detect(pausing(4))
+    assert rejudge_pauses(verdict, pausing(4, seconds=0.0)) == verdict
+    assert rejudge_pauses(verdict, np.full((5, 4), np.nan)) == verdict
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 128])
+def test_more_pauses_of_one_rank_are_more_telling_and_more_of_the_others_less(ranks):
+    least = next(count for count in range(1, 100) if stands_out(count, count, ranks))
+    assert 4 <= least <= 25
+    assert not stands_out(least, 2 * least, ranks) or ranks > 2
+    assert not stands_out(least, ranks * least, ranks)
+    # An exact tail, of which the bound is no more: so many of all pauses on one of several ranks alike.
+    assert ranks * (1 / ranks) ** least <= math.exp(-10)
+
+
+def test_what_is_said_of_it_is_finite():
+    (verdict,) = detect(pausing(2, seconds=30.0))
+    assert isinstance(verdict, Verdict)
+    assert "30 s longer" in verdict.cause
+    (verdict,) = detect(1e-3 * pausing(2))
+    assert "0.2 ms longer" in verdict.cause
