@@ -70,6 +70,31 @@ def test_a_rank_is_killed_in_the_middle(form: str) -> None:
         assert outcome.exit_status is not None or outcome.at - killed < SOON_S
 
 
+def other_until_it_fails(path: str, what: str, count: int) -> None:
+    with communicator(path, HOSTS) as comm:
+        x = np.zeros(4 * count, np.float32)
+        call = getattr(comm, what)
+        call(x)
+        say("ready")
+        while True:
+            call(x)
+            if what != "all_gather":
+                comm.barrier()  # or who only gives would be far ahead
+
+
+@pytest.mark.parametrize("count", [10, 200_000])
+@pytest.mark.parametrize("what", ["reduce_scatter", "all_gather", "broadcast", "reduce"])
+def test_a_rank_is_killed_in_another_collective(what: str, count: int) -> None:
+    with meeting_point() as path, borrowed(4) as team:
+        team.start(other_until_it_fails, path, what, count)
+        team.await_word()
+        killed = team.kill(3)
+        outcomes = team.finish()
+    all_named(outcomes, "PeerLostError", 3, but=[3])
+    for outcome in outcomes:
+        assert outcome.exit_status is not None or outcome.at - killed < SOON_S
+
+
 def one_after_the_kill(path: str, form: str) -> None:
     with communicator(path, HOSTS) as comm:
         x = torch.ones(1000)
