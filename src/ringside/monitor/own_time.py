@@ -11,11 +11,19 @@ from ringside.monitor.cause import explain
 from ringside.monitor.detect import WINDOW, Detector, Finding
 from ringside.monitor.metering import Metered, meter_of
 from ringside.monitor.pauses_judge import is_of_pauses
+from ringside.monitor.screen import PERSISTENCE
 from ringside.monitor.table import Table, tabulate
 from ringside.monitor.verdict import Verdict
 from ringside.monitor.watcher import Row
 
 RECORDS_KEPT = 16_384
+
+MATERIAL = 0.02
+"""The share of a job's step that a rank's excess must take up. Less holds nobody up: where a link is slow and steps
+take ten times as long, the rank that sends over it may well need a millisecond more for its own work."""
+
+LOOK_AGAIN = 8
+"""Steps between two looks at who is slow and does not matter yet."""
 
 
 def recent_rows(ranks: int) -> deque[Row]:
@@ -36,6 +44,7 @@ class OwnTimeWatcher:
         self._recent = recent_rows(ranks)
         self._meters: dict[int, Metered] = {}
         self._open: dict[int, Verdict] = {}
+        self._slight: dict[int, Verdict] = {}
 
     def update(self, step: int, row: Row) -> list[Finding]:
         """Take in a completed step; see `Watcher`."""
@@ -46,24 +55,41 @@ class OwnTimeWatcher:
         findings = self._detector.update(own, samples if samples.any() else None, step=step)
         for meter in self._meters.values():
             meter.add(own[None])
-        return [self._open_or_close(finding) for finding in findings]
+        told = [self._open_or_close(finding) for finding in findings]
+        told += [self._begin(rank, step) for rank in list(self._slight) if step % LOOK_AGAIN == 0]
+        return [finding for finding in told if finding is not None]
 
     @property
     def open(self) -> list[Verdict]:
         """The verdicts whose episodes are not over, with their prices so far."""
         return [self._priced(rank, verdict) for rank, verdict in self._open.items()]
 
-    def _open_or_close(self, finding: Finding) -> Finding:
+    def _open_or_close(self, finding: Finding) -> Finding | None:
         rank = finding.verdict.ranks[0]
         if not finding.ended:
-            verdict = self._explained(finding.verdict)
-            self._meters[rank] = meter_of(verdict)
-            self._open[rank] = verdict
-            return Finding(verdict, ended=False)
+            self._slight[rank] = finding.verdict
+            return self._begin(rank, finding.verdict.detected_step)
+        if self._slight.pop(rank, None) is not None:
+            return None
         until = finding.verdict.evidence["until_step"]
         verdict = self._priced(rank, self._open.pop(rank))
         del self._meters[rank]
         return Finding(msgspec.structs.replace(verdict, evidence={**verdict.evidence, "until_step": until}), ended=True)
+
+    def _begin(self, rank: int, step: int) -> Finding | None:
+        if not self._matters(self._slight[rank]):
+            return None
+        verdict = self._explained(msgspec.structs.replace(self._slight.pop(rank), detected_step=step))
+        self._meters[rank] = meter_of(verdict)
+        self._open[rank] = verdict
+        return Finding(verdict, ended=False)
+
+    def _matters(self, verdict: Verdict) -> bool:
+        """Whether what the rank needs beyond the others is a part of the newest steps that is worth a word."""
+        rows = list(self._recent)[-PERSISTENCE:]
+        steps = [record.step_seconds for row in rows for record in row.values() if record.step_seconds > 0]
+        usual = float(verdict.evidence.get("others_own_seconds", verdict.evidence["own_seconds"]))
+        return not steps or usual * verdict.excess_ratio >= MATERIAL * float(np.median(steps))
 
     def _explained(self, verdict: Verdict) -> Verdict:
         if is_of_pauses(verdict):
