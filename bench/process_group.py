@@ -34,7 +34,7 @@ COLUMNS = f"{'ms a step':22} {'gloo':>9} {'ringside':>9} {'torch':>9}   {'ratio'
 NOT_FAKE = ("ddp",)  # its C++ wants the tensors of a future, and those of "fake" hold none
 LAYERS, WIDTH, BATCH = 6, 2048, 16
 SMALL = ("all_reduce 4 KB", "all_reduce 64 KB", "functional 4 KB", "functional 64 KB")
-FLOORS = {"fsdp2": 1.3, "fsdp2 shared": 1.3, **dict.fromkeys(SMALL, 10.0)}
+FLOORS = {"fsdp2": 1.3, "fsdp2 shared": 1.3, "fsdp2 shared, gathers": 1.3, **dict.fromkeys(SMALL, 10.0)}
 LAB_S = 340.0
 Step = Callable[[], Any]
 
@@ -167,7 +167,8 @@ def _jobs(width: int) -> dict[str, tuple[Callable[[Any], Step], int]]:
         "tensor-parallel layer": (_tensor_parallel, 30),
         "ddp": (lambda group: _ddp(group, width), 2),
         "fsdp2": (lambda group: _training(_sharded(group, width), width), 2),
-        "fsdp2 shared": (lambda group: _fsdp2_shared(group, width), 2),
+        "fsdp2 shared": (lambda group: _fsdp2_shared(group, width, False), 2),
+        "fsdp2 shared, gathers": (lambda group: _fsdp2_shared(group, width, True), 2),
     }
 
 
@@ -234,16 +235,18 @@ def _ddp(group: Any, width: int) -> Step:
     return _training(DistributedDataParallel(_mlp(width), process_group=group), width)
 
 
-def _fsdp2_shared(group: Any, width: int) -> Step:
-    """The same, and under ringside with the reduce-scatter's input in shared memory."""
+def _fsdp2_shared(group: Any, width: int, gathers: bool) -> Step:
+    """The same, and under ringside with buffers in shared memory: of reduce-scatters, or of all-gathers as well."""
     from torch.distributed.fsdp import FSDPModule
 
-    from ringside.sync.process_group_fsdp import SharedReduceScatter
+    from ringside.sync.process_group_fsdp import SharedAllGather, SharedReduceScatter
 
-    model, shared = _sharded(group, width), SharedReduceScatter()
+    model, shared, gathered = _sharded(group, width), SharedReduceScatter(), SharedAllGather()
     for module in model.modules():
         if isinstance(module, FSDPModule) and group.name() == "ringside":
             module.set_custom_reduce_scatter(shared)
+            if gathers:
+                module.set_custom_all_gather(gathered)
     return _training(model, width)
 
 

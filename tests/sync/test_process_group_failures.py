@@ -260,6 +260,23 @@ def patient_in_group(path: str) -> None:
         patient(rank)
 
 
+def missing_from_a_barrier(rank: int) -> tuple[str, str]:
+    """Have rank 1 miss a monitored barrier of one group; others go on."""
+    group, heard = dist.new_group([0, 1]), ("", "")
+    if rank == 0:
+        heard = caught(lambda: dist.monitored_barrier(group, datetime.timedelta(milliseconds=100)))
+    dist.barrier()
+    dist.all_reduce(x := torch.ones(1), group=group)
+    assert x.item() == 2
+    return heard
+
+
+def test_who_misses_a_monitored_barrier_is_named():
+    (kind, text), _ = on_ours(2, missing_from_a_barrier)
+    assert kind == "RuntimeError"
+    assert "1" in text.partition("ailed to pass monitoredBarrier")[0], text
+
+
 def ready_and(way: Callable[[], None]) -> None:
     say("ready")
     way()

@@ -30,7 +30,7 @@ import ringside  # noqa: E402
 from ringside import _core  # noqa: E402
 from ringside.engine.log import PATHS  # noqa: E402
 from ringside.sync import carried  # noqa: E402
-from ringside.sync.process_group_fsdp import SharedReduceScatter  # noqa: E402
+from ringside.sync.process_group_fsdp import SharedAllGather, SharedReduceScatter  # noqa: E402
 
 from .groups import meeting_point  # noqa: E402
 from .process_groups import LIMIT_S, on_both  # noqa: E402
@@ -138,13 +138,19 @@ def fsdp2() -> Tensors:
 
 
 def fsdp2_shared() -> Tensors:
-    """The same with the reduce-scatter's input where the others can read it."""
-    model, shared = fully_shard(mlp()), SharedReduceScatter()
-    model.set_custom_reduce_scatter(shared)
+    """The same with the reduce-scatter's input and the all-gather's output where the others can read them."""
+    model, shared, gathered = mlp(), SharedReduceScatter(), SharedAllGather()
+    for module in (*model[::2], model):
+        fully_shard(module)
+        module.set_custom_reduce_scatter(shared)
+        module.set_custom_all_gather(gathered)
     parameters = train(model)
     if dist.get_backend() == "ringside":
-        assert carried()["ringside"]["reduce_scatter_shared"] == 4
-        assert all(len(buffers) <= 2 for buffers in shared._buffers.values()), "FSDP2 holds one while it fills another"
+        counts = carried()["ringside"]
+        assert counts["reduce_scatter_shared"] == 4 * 3
+        assert counts["all_gather_shared"] >= 4 * 3 * 1.5, "in backward once more, but for what stays"
+        for buffers in (*shared._buffers.values(), *gathered._buffers.values()):
+            assert len(buffers) <= 3, "FSDP2 holds one or two while it fills another"
     return parameters
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
@@ -107,12 +108,12 @@ class RingsideGroup(dist.ProcessGroup):
         return work
 
     def _post(self, tensors: list[torch.Tensor], opts: Any) -> RingsideWork | None:
-        """Begin a small all-reduce that whoever waits for it finishes; None: it is not that, or not now.
+        """Begin a small all-reduce that whoever waits for it finishes, or this call; None: it is not that, or not now.
 
         Tensor parallelism waits for each of these, in code that leaves the caches cold: every line here shows.
         """
         engine = self._engine
-        if not self._posts or not opts.asyncOp or engine.is_here or self._limit_s or limit_of(opts):
+        if not self._posts or engine.is_here or self._limit_s or limit_of(opts):
             return None
         small = collectives.small(engine.inside, tensors, opts)
         posted = None if small is None else engine.post(*small)
@@ -120,6 +121,8 @@ class RingsideGroup(dist.ProcessGroup):
             return None
         self.counters.add("all_reduce", "ringside")
         work = RingsideWork("all_reduce", self._rank, tensors, posted)
+        if not opts.asyncOp:
+            posted.wait()
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -148,6 +151,21 @@ class RingsideGroup(dist.ProcessGroup):
         options.reduceOp, options.asyncOp = op, async_op
         args = (output, tensor, storage, options)
         return self.carry("reduce_scatter_shared", collectives.reduce_scatter_shared, args)
+
+    def all_gather_shared(
+        self, output: torch.Tensor, tensor: torch.Tensor, storage: Storage, *, async_op: bool = False
+    ) -> RingsideWork:
+        """Give every rank the tensors of all ranks, into one that other ranks can map.
+
+        Args:
+            output: [numel * size].
+            tensor: [numel]; may be this rank's part of the output.
+            storage: The storage that the output lies in.
+            async_op: Carry it out in the background.
+        """
+        options = AllgatherOptions()
+        options.asyncOp = async_op
+        return self.carry("all_gather_shared", collectives.all_gather_shared, (output, tensor, storage, options))
 
     def send(self, tensors: list[torch.Tensor], dst_rank: int, tag: int) -> Any:
         """Send a tensor to one rank (Gloo, NCCL)."""

@@ -137,6 +137,23 @@ def all_gather_single(comm: Any, output: Tensor, tensor: Tensor, opts: Any) -> P
     return [output], job
 
 
+def all_gather_shared(comm: Any, output: Tensor, tensor: Tensor, storage: Storage, opts: Any) -> Plan:
+    """`all_gather_single` into a contiguous tensor in a storage that the other ranks can map."""
+    to, x = plain(output, moved=True).flat, plain(tensor, moved=True).flat
+    if not isinstance(comm, HostCommunicator):
+        return all_gather_single(comm, output, tensor, opts)
+    check_parts("all_gather", to, x, comm.size)
+    flat, bounds = flatten(to), equal_bounds(x.numel(), comm.size)
+
+    def job() -> None:
+        lane = lane_of(to, comm)
+        if lane.data_ptr() != x.data_ptr():
+            lane.copy_(x)
+        comm.all_gather_storage_(flat, storage, bounds)
+
+    return [output], job
+
+
 def reduce_scatter_single(comm: Any, output: Tensor, tensor: Tensor, opts: Any) -> Plan:
     """Reduce a tensor over all ranks and give each rank its part; the output may be a part of the input."""
     op, scale = reduction(opts.reduceOp, tensor.dtype)

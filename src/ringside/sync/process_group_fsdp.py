@@ -1,7 +1,7 @@
-"""FSDP2's reduce-scatter without a copy: its input is made in memory that the other ranks of the host map.
+"""FSDP2's collectives without a copy: their buffers are made in memory that the other ranks of the host map.
 
-FSDP2 asks for the buffer by an official door, `FSDPModule.set_custom_reduce_scatter`. Buffers are used again as soon as
-nobody holds them any more, so peers map each of them once.
+FSDP2 asks for buffers by official doors, `FSDPModule.set_custom_reduce_scatter` and `set_custom_all_gather`. They are
+used again as soon as nobody holds them any more, so peers map each of them once.
 """
 
 from __future__ import annotations
@@ -34,22 +34,14 @@ class _Buffer(NamedTuple):
 _ALONE = 2  # the buffer's own tensor, and the storage that asks
 
 
-class SharedReduceScatter:
-    """What `model.set_custom_reduce_scatter` takes; works on every process group, without copies on one of ours.
-
-    Every `fully_shard`ed module that is to use it is told, with the same object:
-
-        shared = SharedReduceScatter()
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.set_custom_reduce_scatter(shared)
-    """
+class _SharedBuffers:
+    """Makes buffers, and knows them again."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[int, torch.dtype], list[_Buffer]] = defaultdict(list)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return an uninitialised tensor for the input; FSDP2 calls it before every reduce-scatter.
+        """Return an uninitialised tensor; FSDP2 calls it before every collective.
 
         Args:
             size: Its shape.
@@ -67,6 +59,22 @@ class SharedReduceScatter:
             known.append(buffer)
         return buffer.tensor.view(*size)
 
+    def _storage_of(self, tensor: torch.Tensor) -> Storage | None:
+        known = self._buffers.get((tensor.numel(), tensor.dtype), [])
+        return next((each.storage for each in known if each.tensor.data_ptr() == tensor.data_ptr()), None)
+
+
+class SharedReduceScatter(_SharedBuffers):
+    """What `model.set_custom_reduce_scatter` takes; works on every process group, without copies on one of ours.
+
+    Every `fully_shard`ed module that is to use it is told, with the same object:
+
+        shared = SharedReduceScatter()
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_custom_reduce_scatter(shared)
+    """
+
     def __call__(
         self,
         output_tensor: torch.Tensor,
@@ -81,6 +89,15 @@ class SharedReduceScatter:
             return dist.reduce_scatter_tensor(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
         return group.reduce_scatter_shared(output_tensor, input_tensor, storage, op, async_op=async_op)
 
-    def _storage_of(self, tensor: torch.Tensor) -> Storage | None:
-        known = self._buffers.get((tensor.numel(), tensor.dtype), [])
-        return next((each.storage for each in known if each.tensor.data_ptr() == tensor.data_ptr()), None)
+
+class SharedAllGather(_SharedBuffers):
+    """What `model.set_custom_all_gather` takes, as `SharedReduceScatter` is what its counterpart takes."""
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> Any:
+        """Give every rank the inputs of all ranks; FSDP2 calls it, and its input is a part of the output already."""
+        storage = self._storage_of(output_tensor)
+        if storage is None or not isinstance(group, RingsideGroup):
+            return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
+        return group.all_gather_shared(output_tensor, input_tensor, storage, async_op=async_op)
