@@ -108,3 +108,16 @@ def test_the_running_price_is_near_the_replay(make_own: Callable[..., np.ndarray
     for row in own:
         meter.add(row[None])
     assert meter.rank_seconds == pytest.approx(cost_rank_seconds(own, [3]), rel=0.05)
+
+
+def test_a_rank_that_becomes_slower_and_slower_is_priced_by_what_it_needs_at_the_time() -> None:
+    """Half as long again after 300 steps; what was lost is known, as the others' times are."""
+    own = 0.1 * np.exp(np.random.default_rng(0).normal(0, 0.02, (500, 4)))
+    own[100:, 2] *= 1 + 0.5 * np.clip(np.arange(400) / 300, 0, 1)
+    lost = 4 * (own.max(axis=1) - np.delete(own, 2, axis=1).max(axis=1))[100:].sum()
+    assert cost_rank_seconds(own[100:], [2]) == pytest.approx(lost, rel=0.05)
+    meter = Meter(2, 0.06)
+    meter.add(own[100:300])
+    for row in own[300:]:
+        meter.add(row[None])
+    assert meter.rank_seconds == pytest.approx(lost, rel=0.05)

@@ -7,14 +7,21 @@ changes little, and where times vary, the maximum of many ranks was late before.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ringside.monitor.excess import Floats, row_medians, usable
+from ringside.monitor.excess import Floats, log_excess, row_medians, usable
 
 SECONDS_PER_DAY = 86_400.0
+
+BLOCK = 96
+"""Steps that are repaired by one factor; a rank may become slower and slower."""
+
+NEWEST = 32
+"""Steps whose median is a culprit's excess now."""
 
 
 def repair(own: ArrayLike, culprits: Sequence[int], usual: Sequence[float] | None = None) -> Floats:
@@ -26,7 +33,7 @@ def repair(own: ArrayLike, culprits: Sequence[int], usual: Sequence[float] | Non
         usual: Log excess each culprit had over the others before it became slow; 0 where not given.
 
     Returns:
-        float64 [steps, ranks]; a culprit keeps the shape of its noise, and is never made slower.
+        float64 [steps, ranks]; a culprit keeps the shape of its noise within 96 steps, and is never made slower.
     """
     repaired: Floats = usable(own).copy()
     innocent = [rank for rank in range(repaired.shape[1]) if rank not in set(culprits)]
@@ -35,10 +42,12 @@ def repair(own: ArrayLike, culprits: Sequence[int], usual: Sequence[float] | Non
     others = row_medians(repaired[:, innocent])
     for index, rank in enumerate(culprits):
         ratio = np.log(repaired[:, rank] / others)
-        known = ratio[np.isfinite(ratio)]
-        if known.size:
-            extra = float(np.median(known)) - (usual[index] if usual is not None else 0.0)
-            repaired[:, rank] *= np.exp(-max(extra, 0.0))
+        before = usual[index] if usual is not None else 0.0
+        for begin in range(0, max(len(ratio) // BLOCK, 1) * BLOCK, BLOCK):
+            rows = slice(begin, begin + BLOCK if begin + 2 * BLOCK <= len(ratio) else None)
+            known = ratio[rows][np.isfinite(ratio[rows])]
+            if known.size:
+                repaired[rows, rank] *= np.exp(-max(float(np.median(known)) - before, 0.0))
     return repaired
 
 
@@ -90,7 +99,9 @@ def slowdown_rank_seconds(ranks: int, slowdown: float, seconds: float) -> float:
 
 
 class Meter:
-    """The price of one open verdict while the run goes on: one number per culprit, no growth with steps.
+    """The price of one open verdict while the run goes on: a few numbers per culprit, no growth with steps.
+
+    Its excess is the median of the newest steps, as a rank may become slower and slower.
 
     Args:
         rank: The culprit.
@@ -104,15 +115,18 @@ class Meter:
 
     def __init__(self, rank: int, excess: float, usual: float = 0.0, rank_seconds: float = 0.0) -> None:
         self.rank_seconds = rank_seconds
-        self._rank = rank
-        self._scale = float(np.exp(-max(excess - usual, 0.0)))
+        self._rank, self._usual = rank, usual
+        self._excess = deque([excess] * (NEWEST // 2), maxlen=NEWEST)
 
     def add(self, own: ArrayLike) -> None:
         """Take in steps, float [steps, ranks] of own seconds."""
-        times = usable(own)
-        repaired = times.copy()
-        repaired[:, self._rank] *= self._scale
-        self.rank_seconds += float(times.shape[1] * (_slowest(times) - _slowest(repaired)).sum())
+        for times in usable(own):
+            excess = float(log_excess(times)[self._rank])
+            if np.isfinite(excess):
+                self._excess.append(excess)
+            repaired = times.copy()
+            repaired[self._rank] *= np.exp(-max(float(np.median(self._excess)) - self._usual, 0.0))
+            self.rank_seconds += spared_rank_seconds(times[None], repaired[None])
 
 
 def _slowest(times: Floats) -> Floats:
