@@ -1,6 +1,6 @@
 """Jobs whose links go silent, in the network lab, printed as JSON by name; started by test_lab.py.
 
-`python -m tests.survive.silence NAME...`: `around`, `parted`, `behind`.
+`python -m tests.survive.silence NAME...`: `around`, `parted`, `behind`, `orphaned`.
 """
 
 from __future__ import annotations
@@ -82,9 +82,19 @@ def behind() -> dict[str, Any]:
         return job(lab, "behind", 3, "stop:rank=2,step=5,phase=after_send", cut)
 
 
+def orphaned() -> dict[str, Any]:
+    """Of two ranks the leader dies, and when it comes back the link falls silent before it has fetched the state."""
+    with Lab(hosts=3, wiring="mesh") as lab:
+        cut = functools.partial(lab.cut, link=(0, 1))
+        trap = "kill:rank=0,step=5,phase=after_send;stop:rank=0,epoch=2,phase=rejoin"
+        return job(lab, "orphaned", 2, trap, cut, pause_s=SLOW_S)
+
+
 def main(names: list[str]) -> None:
     warm_up()
-    cases: dict[str, Callable[[], Any]] = {"around": around, "parted": parted, "behind": behind}
+    cases: dict[str, Callable[[], Any]] = {
+        "around": around, "parted": parted, "behind": behind, "orphaned": orphaned
+    }  # fmt: skip
     print(json.dumps({name: cases[name]() for name in names}))
 
 

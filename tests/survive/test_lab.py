@@ -22,7 +22,7 @@ SCRIPT = str(Path(__file__).with_name("silence.py"))
 @pytest.fixture(scope="module")
 def told():
     """What became of each case, by name; they run in one process, because a worker's imports take longer than a job."""
-    out = run_isolated(SCRIPT, "around", "parted", "behind", limit_s=240)
+    out = run_isolated(SCRIPT, "around", "parted", "behind", "orphaned", limit_s=270)
     return json.loads(out)
 
 
@@ -56,3 +56,10 @@ def test_a_rank_that_cannot_reach_the_store_ends_and_the_others_go_on(told):
     assert behind["last"] == [0, 1]
     (why,) = lines(behind, 2, "ERROR")
     assert "rank 2 ends: the store did not answer within 20 s" in why
+
+
+def test_who_has_the_state_goes_on_where_a_leader_that_comes_back_cannot_fetch_it(told):
+    orphaned = told["orphaned"]
+    assert (orphaned["wrong"], orphaned["errors"]) == ([], [])
+    assert orphaned["left"]["1"] == ""
+    assert not lines(orphaned, 1, "leaves")

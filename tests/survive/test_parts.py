@@ -308,8 +308,9 @@ def test_the_demo_tells_a_kill_the_healing_and_the_return_once():
 # ------------------------------------------------------------------------------------------------ between hosts
 
 
-def generation(ranks, broken=()):
-    return Generation(1, 4, 0, 0, tuple(Seat(rank, 1) for rank in ranks), (ranks[0],) * 6, broken=broken)
+def generation(ranks, broken=(), joining=()):
+    seats = tuple(Seat(rank, 1) for rank in ranks)
+    return Generation(1, 4, 0, 0, seats, (ranks[0],) * 6, broken=broken, joining=joining)
 
 
 @pytest.mark.parametrize(
@@ -346,6 +347,19 @@ def test_sums_go_around_broken_links_as_long_as_there_is_a_way(ranks, broken, cl
 )
 def test_where_no_way_is_left_those_go_whom_the_leader_cannot_reach(ranks, broken, gone):
     assert tuple(seat.rank for seat in cut_off(generation(ranks, broken))) == gone
+
+
+@pytest.mark.parametrize(
+    ("ranks", "broken", "joining", "gone"),
+    [
+        ((0, 1), ((0, 1),), (0,), (0,)),
+        ((0, 1, 2), ((0, 1), (0, 2)), (0,), (0,)),
+        ((0, 1, 2, 3), ((1, 2), (1, 3), (2, 3)), (0, 1, 2), (2,)),  # rank 3 alone has the state
+        ((0, 1), ((0, 1),), (0, 1), (1,)),  # nobody has any
+    ],
+)
+def test_where_no_way_is_left_whoever_brought_the_state_does_not_go(ranks, broken, joining, gone):
+    assert tuple(seat.rank for seat in cut_off(generation(ranks, broken, joining))) == gone
 
 
 def test_a_link_of_somebody_who_has_gone_is_no_wish_any_more():

@@ -238,7 +238,7 @@ class NetExchange:
         return GaveUp() if left else self._without_link(seat)
 
     def _without_link(self, seat: Seat) -> GaveUp:
-        """Go around the link to a member; where there is no way, without those whom the leader cannot reach."""
+        """Go around the link to a member; where there is no way, without those who are cut off."""
         gone, link = blamed(self.generation, self.seat, seat)
         return GaveUp(*gone, broken=link)
 

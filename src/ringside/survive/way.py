@@ -71,20 +71,23 @@ def way_around(generation: Generation) -> Way:
 def cut_off(generation: Generation) -> tuple[Seat, ...]:
     """Return who has to go because of broken links; nobody, where there is a way over all members.
 
-    Those go whom the leader cannot reach over any other members; if it can reach all, though not on one way that
-    passes by everybody once, then the highest rank that misses a link.
+    Those go whom the first member that brought state cannot reach over any other members: what a leader has to fetch
+    may lie beyond the broken link. If it can reach all, though not on one way that passes by everybody once, then the
+    highest rank that misses a link, one without state if there is any.
     """
     broken, ranks = set(generation.broken), generation.ranks
     if broken.isdisjoint(way_around(generation).joins(ranks)):
         return ()
-    reached, fresh = {ranks[0]}, [ranks[0]]
+    root = (*generation.holders, *generation.members)[0].rank
+    reached, fresh = {root}, [root]
     while fresh:
         at = fresh.pop()
         near = [rank for rank in ranks if rank not in reached and (min(at, rank), max(at, rank)) not in broken]
         reached.update(near)
         fresh += near
     away = tuple(seat for seat in generation.members if seat.rank not in reached)
-    last = max(rank for link in broken for rank in link)
+    missing = {rank for link in broken for rank in link}
+    last = max(missing, key=lambda rank: (rank in generation.joining, rank))
     return away or tuple(seat for seat in generation.members if seat.rank == last)
 
 
