@@ -114,10 +114,13 @@ def test_the_checker_notices_a_broken_rule(rule):
 
 def test_prove_prints_what_it_found(capsys, monkeypatch):
     monkeypatch.setattr("ringside.survive.proof.__main__.SMALL_JOBS", (Bounds(ranks=2, steps=1, crashes=0),))
+    monkeypatch.setattr("ringside.survive.proof.__main__.LARGER_JOBS", (Bounds(ranks=1, steps=2, crashes=1),))
     monkeypatch.setattr("ringside.survive.proof.__main__.rules", lambda: ("read_first",))
     assert main(["--cases", "3", "--quiet", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["ok"], told["cases"], len(told["controls"])) == (True, 3, 1)
+    assert main(["--cases", "3", "--quiet", "--json", "--far"]) == 0
+    assert [job["bounds"]["ranks"] for job in json.loads(capsys.readouterr().out)["explored"]] == [2, 1]
     assert main(["--cases", "3", "--quiet"]) == 0
     assert capsys.readouterr().out.startswith("3 cases, 0 with a broken invariant")
     assert main(["--cases", "0"]) == 2
