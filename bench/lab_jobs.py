@@ -136,7 +136,7 @@ def take_turns(
         words = [sys.executable, str(HERE / "lab_switch.py"), *(str(port) for _, port in ports)]
         lab.run_switch(words, {"MASTER_ADDR": lab.address(0)}, stderr=subprocess.DEVNULL)
     measures = any(DEFAULT in case.contenders for case in cases)
-    env = {} if measures else {"RINGSIDE_SELECTION": "off"}
+    env = {"RINGSIDE_SELECTION": "fresh" if measures else "off"}  # not what an earlier run has kept
     return Turns(_joined(run_ranks(lab, "lab_rank.py", plan, env)))
 
 

@@ -199,3 +199,15 @@ def test_what_close_ones_took_stands_in_the_order_in_which_they_were_found() -> 
     heard = audition.result()
     assert min(heard, key=lambda name: heard[name]) == audition.winner() == "b"
     assert heard["a"] / heard["b"] == pytest.approx(1.02, abs=0.01)
+
+
+def test_small_ones_that_are_cheap_take_part_whatever_a_busy_moment_said() -> None:
+    rows = (
+        Row("leaders/direct", 0.86e-3, None, 3.7e-3, True),
+        Row("leaders/ring", 1.09e-3, 4.9e-3, 4.9e-3, True),
+        Row("leaders/recursive_doubling", 0.93e-3, 9e-3, 9e-3, True),
+        Row("leaders/one_shot", 0.90e-3, None, 9.5e-3, False),
+        Row("one_shot", 2.2e-3, None, 9.6e-3, False),
+    )
+    names = invited(Rank(16 << 10, "leaders/direct", "", rows))
+    assert set(names) == {"leaders/direct", "leaders/ring", "leaders/recursive_doubling", "leaders/one_shot"}

@@ -25,7 +25,7 @@ TURNS_LARGE, TURNS_SMALL = 5, 6  # the first of them warms up: connections, plac
 MORE_LARGE, MORE_SMALL = 12, 9  # turns at most of those that are close by then
 CLOSE, MOST_CLOSE = 1.1, 3  # times the best; so many of these go on
 CALLS_SMALL = 3  # in a row: the first one after another choice finds threads asleep and caches cold
-_CHEAP = 2  # of the large ones, choices that take part because of their price alone
+_CHEAP, _CHEAP_SMALL = 2, 3  # choices that take part because of their price alone
 _PLAIN = 2.0  # turns won less turns lost over the root of their number: chance makes that one time in twenty
 LARGE_BYTES = 1 << 20
 _NATIVES = (NATIVE, f"hosts/{NATIVE}")
@@ -35,25 +35,25 @@ def invited(rank: Rank) -> list[str]:
     """Return the choices that take part at a size, the present one first; fewer than two: nobody needs to.
 
     These are the fastest expected, and the native ones wherever they were not timed at this size: what they take may
-    jump from one size to the next. Large tensors are not timed at start-up, and what a few small ones took in a busy
-    moment says little of them: the cheapest by price, and the cheapest ring of each way through a host, take part there
-    in any case.
+    jump from one size to the next. What a few took at start-up in a busy moment says little: the cheapest by price take
+    part in any case, and of large tensors, which are not timed at start-up, the cheapest ring of each way through a
+    host.
     """
     large = rank.size_bytes >= LARGE_BYTES
     least = min((row.expected_s for row in rank.rows if row.eligible), default=math.inf)
     near = [row.choice for row in rank.rows if row.expected_s <= (PROMISING if large else PROMISING_SMALL) * least]
-    cheap = sorted((row.predicted_s, row.choice) for row in rank.rows if row.measured_s is None) if large else []
+    cheap = sorted((row.predicted_s, row.choice) for row in rank.rows if row.measured_s is None or not large)
+    low = [name for predicted_s, name in cheap if large or predicted_s <= PROMISING_SMALL * cheap[0][0]]
     rings: dict[str, str] = {}
-    for _, choice in cheap:
+    for _, choice in cheap if large else ():
         if Choice.parse(choice).algorithm == "ring":
             rings.setdefault(Choice.parse(choice).over, choice)
     rings.pop("ranks" if len(rings) > 1 else "", None)  # of several ranks on a host each would send what is the same
     native = [row.choice for row in rank.rows if row.choice in _NATIVES and row.measured_s is None]
     if not near:
         return []
-    return list(
-        dict.fromkeys([rank.winner, *near[: MOST - 1], *(name for _, name in cheap[:_CHEAP]), *rings.values(), *native])
-    )
+    low = low[: _CHEAP if large else _CHEAP_SMALL]
+    return list(dict.fromkeys([rank.winner, *near[: MOST - 1], *low, *rings.values(), *native]))
 
 
 class Audition:
