@@ -190,6 +190,22 @@ def test_callbacks_may_raise_return_anything_and_wait_for_more():
     assert on_ours(2, callbacks) == [[None, 4.0], [None, 4.0]]
 
 
+def called_back_where_it_is_waited_for(rank: int) -> list[float]:
+    """Wait for works whose futures have callbacks that call more collectives, on this thread or the group's."""
+    sums = []
+    for numel in (3, 1 << 16):
+        for _ in range(10):
+            work = dist.all_reduce(torch.ones(numel), async_op=True)
+            more = work.get_future().then(lambda future: dist.all_reduce(x := future.value()[0]) or x)
+            work.wait()
+            sums.append(more.wait()[0].item())
+    return sums
+
+
+def test_a_callback_may_call_more_while_the_work_is_waited_for():
+    assert on_ours(2, called_back_where_it_is_waited_for) == [[4.0] * 20] * 2
+
+
 def broken_hooks(rank: int) -> list[str]:
     """Train with a hook that raises in a callback, and with one that raises at once."""
 

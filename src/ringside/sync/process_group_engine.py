@@ -45,13 +45,16 @@ class Engine(Lifetime):
             self.communicator = Communicator.over(store, rank, size, timeout_s=timeout_s)
         self.inside = self.communicator.inside if size > 1 else self.communicator
         self._turn = threading.RLock()
+        self._carrier = 0
         self._posted: Posted | None = None
         self._begin()
         _at_exit.add(self)
 
     @property
     def is_here(self) -> bool:
-        """Tell whether the caller runs on this engine's thread, such as in a callback of a future."""
+        """Tell whether the caller is carrying a collective out, as in a callback of a future: nobody else can."""
+        if self._carrier == threading.get_ident():
+            return True
         return self._background is not None and self._background.is_here
 
     def run(self, job: Callable[[], None]) -> None:
@@ -61,7 +64,7 @@ class Engine(Lifetime):
                 f"the process group is closed on rank {self.rank}, or this is a forked child: make a new one with "
                 "init_process_group"
             )
-        if self._must_queue():
+        if not self.is_here and self._must_queue():
             self.submit(lambda: self._in_turn(job)).wait()
         else:
             self._in_turn(job)
@@ -96,10 +99,14 @@ class Engine(Lifetime):
     def _in_turn(self, job: Callable[[], None]) -> None:
         """Carry it out while no other thread does, after what was posted: a communicator is for one at a time."""
         with self._turn:
-            posted, self._posted = self._posted, None
-            if posted is not None:
-                posted.finish()
-            job()
+            before, self._carrier = self._carrier, threading.get_ident()
+            try:
+                posted, self._posted = self._posted, None
+                if posted is not None:
+                    posted.finish()
+                job()
+            finally:
+                self._carrier = before
 
     def _let_go(self, finish_s: float) -> None:
         if finish_s:
