@@ -10,6 +10,7 @@ import pytest
 
 from ringside.engine.choice import Choice
 from ringside.engine.cores import usable_cores
+from ringside.engine.doubts import without_doubt
 from ringside.engine.exchange_run import Hop
 from ringside.engine.links import (
     beside,
@@ -21,7 +22,8 @@ from ringside.engine.links import (
     tournament,
 )
 from ringside.engine.network import Network
-from ringside.engine.probing import Effort, Probe, Prober, _rate_together
+from ringside.engine.probe_schedules import rate_together
+from ringside.engine.probing import Effort, Probe, Prober
 from ringside.engine.reachability import Listener, own_address, unreachable
 
 from .threaded import on_threads
@@ -118,8 +120,8 @@ class Recorded(Prober):
 
     timings: dict[tuple[int, int], list[float]]
 
-    def rate_of(self, link, known):
-        super().rate_of(link, known)
+    def bulk_rate(self, link, known):
+        super().bulk_rate(link, known)
         again = self.timings.get(link, [100e6])
         return again.pop(0) if self._me == link[1] and len(again) > 1 else again[0] * (self._me == link[1])
 
@@ -129,9 +131,9 @@ def looked_again(across, first, timings, clock=None):
     prober = Recorded(across, effort=replace(EFFORT, again_s=0.5), **({"clock": clock} if clock else {}))
     prober.timings = {link: list(rates) for link, rates in timings.items()}
     calls = []
-    real = prober.rate_of
-    prober.rate_of = lambda link, known: calls.append(link) or real(link, known)
-    return prober._without_doubt(first, np.full_like(first, 100e6)), calls
+    real = prober.bulk_rate
+    prober.bulk_rate = lambda link, known: calls.append(link) or real(link, known)
+    return without_doubt(prober, first, np.full_like(first, 100e6)), calls
 
 
 def test_only_links_that_are_plainly_slow_stay_so():
@@ -203,8 +205,8 @@ def test_a_probe_stops_refining_when_rank_0s_time_is_over():
 
 def test_what_arrives_together_is_one_rate():
     hops = [Hop(1, 0, 1, 300, 0.0, 1.0, 5.0), Hop(1, 0, 2, 300, 5.0, 5.0, 5.0), Hop(1, 0, 3, 300, 5.0, 5.0, 9.0)]
-    assert _rate_together(hops, 100) == pytest.approx(100.0)
-    assert _rate_together([], 100) == 0.0
+    assert rate_together(hops, 100) == pytest.approx(100.0)
+    assert rate_together([], 100) == 0.0
 
 
 def test_the_cluster_knows_who_shares_cores():

@@ -23,27 +23,17 @@ from numpy.typing import NDArray
 from ringside.engine.across import Across, Reduction
 from ringside.engine.choice import Choice
 from ringside.engine.cores import usable_cores
+from ringside.engine.doubts import without_doubt
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OP_CODES
 from ringside.engine.exchange_run import Hop
-from ringside.engine.links import (
-    SLOW,
-    SlowLink,
-    beside,
-    best_ring_order,
-    doubted,
-    plainly_slow,
-    slow_links,
-    slowest_of_ring,
-    tournament,
-    usual_beside,
-)
+from ringside.engine.links import SlowLink, best_ring_order, slow_links, slowest_of_ring, tournament
 from ringside.engine.network import Floats, Network
 from ringside.engine.pricing import Cluster
+from ringside.engine.probe_schedules import everybody, one_way, probe_schedule, rate_of, rate_together, to_and_fro
 from ringside.engine.reduction import fold
 from ringside.engine.tensors import address_of
 from ringside.engine.told import Call
 from ringside.engine.wire import Wire
-from ringside.schedule import Round, Schedule, from_rounds
 
 PROBE = 100  # code of the collective, for messages about ranks that call different things
 PING_BYTES = 64
@@ -51,7 +41,6 @@ _U8, _F32, _F64 = (DTYPES.index(name) for name in ("uint8", "float32", "float64"
 _SUM, _MAX = OP_CODES["sum"], OP_CODES["max"]
 _SHARE = Choice("recursive_doubling")
 _LOCAL_BYTES = 1 << 20
-_LEAST_AGAIN = 3  # turns, however long they take: links so slow are timed for long each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +154,7 @@ class Prober:
         if self.effort.alone:
             alone, above, _ = self._bulks([[pair] for turn in turns for pair in turn], sizes, rates)
             upper = np.maximum(upper, above)
-        upper = self._without_doubt(upper, rates)
+        upper = without_doubt(self, upper, rates)
         # A machine that is busy elsewhere takes from the rate of the moment, not from the link.
         network = self._network(latency, upper)
         return Probe(network, self.vertices, upper, latency_spread, rate_spread, alone, self.clock() - began)
@@ -178,7 +167,7 @@ class Prober:
         found = np.zeros((3, n, n))
         for at, pairs in enumerate(turns):
             late = at > 0 and not self._in_time(0.5)
-            hops = self._run(_to_and_fro(pairs, 3 if late else self.effort.pings), [PING_BYTES])
+            hops = self._run(to_and_fro(pairs, 3 if late else self.effort.pings), [PING_BYTES])
             trips = np.diff([hop.last for hop in hops])
             for a, b in pairs:
                 if self._me == a and len(trips):
@@ -186,9 +175,9 @@ class Prober:
                     found[0, a, b] = found[0, b, a] = middle
                     found[1, a, b] = found[1, b, a] = (high - low) / middle
             for direction in (pairs, [(b, a) for a, b in pairs]):
-                for hop in self._run(_one_way(direction), [2 * segment]):
-                    found[2, self.vertices.index(hop.src), self._me] = _rate(hop, segment)
-        latency, spread, rates = self._sum(found)
+                for hop in self._run(one_way(direction), [2 * segment]):
+                    found[2, self.vertices.index(hop.src), self._me] = rate_of(hop, segment)
+        latency, spread, rates = self.total(found)
         return latency, spread, rates
 
     def _bulk_sizes(self, rates: Floats) -> NDArray[np.int64]:
@@ -215,42 +204,17 @@ class Prober:
                     quick = [(a, b) for a, b in direction if known[a, b] * limit_s > 3 * segment]
                     mine = [pair for pair in quick if self._me in pair]
                     size = int(sizes[mine[0]]) if mine else 0
-                    for hop in self._run(_one_way(quick), [size]) if quick else []:
-                        seen[self.vertices.index(hop.src)].append(_rate(hop, segment))
+                    for hop in self._run(one_way(quick), [size]) if quick else []:
+                        seen[self.vertices.index(hop.src)].append(rate_of(hop, segment))
         found = np.zeros((3, *sizes.shape))
         for src, got in seen.items():
             low, middle, upper, high = np.percentile(got, (10, 50, 75, 90))
             found[:, src, self._me] = middle, upper, (high - low) / middle
-        rates, uppers, spread = self._sum(found)
+        rates, uppers, spread = self.total(found)
         best, above = (np.where(figures > 0, figures, known) for figures in (rates, uppers))
         return best, above, spread
 
-    def _without_doubt(self, upper: Floats, known: Floats) -> Floats:
-        """Time links that look slow again, and return the rates to go by: only what is plainly slow stays so.
-
-        In the first place a link has three timings, on a busy machine one.
-        """
-        suspects = doubted(upper) if self.effort.again else []
-        if not suspects:
-            return upper
-        n, began = len(self.vertices), self.clock()
-        rows = [[link, *beside(link, suspects, n)] for link in suspects]
-        turns: list[list[list[float]]] = []
-        for turn in range(self.effort.again):
-            if turn >= _LEAST_AGAIN and self._late(began, self.effort.again_s):
-                break
-            turns.append([[self.rate_of(link, float(known[link])) for link in row] for row in rows])
-        width = max(map(len, rows))
-        padded = np.array([[row + [0.0] * (width - len(row)) for row in turn] for turn in turns])
-        times = self._sum(padded)
-        sure: Floats = upper.copy()
-        for at, row in enumerate(rows):
-            own, others = times[:, at, 0], times[:, at, 1 : len(row)].ravel()
-            if not plainly_slow(own.tolist(), others.tolist()):
-                sure[row[0]] = max(float(np.percentile(own, 75)), SLOW * usual_beside(upper, row[0]))
-        return sure
-
-    def rate_of(self, link: tuple[int, int], known: float) -> float:
+    def bulk_rate(self, link: tuple[int, int], known: float) -> float:
         """Send one bulk along a link, (sender, receiver), and return bytes per second at the receiver, 0.0 elsewhere.
 
         A collective.
@@ -261,8 +225,8 @@ class Prober:
         """
         segment = self.across.exchange.segment_bytes
         quick = known * max(0.1, 10 * self.effort.bulk_s) > 3 * segment
-        hops = self._run(_one_way([link]), [(3 if quick else 2) * segment])
-        return _rate(hops[-1], segment) if hops else 0.0
+        hops = self._run(one_way([link]), [(3 if quick else 2) * segment])
+        return rate_of(hops[-1], segment) if hops else 0.0
 
     def _network(self, latency: Floats, rates: Floats) -> Network:
         n = len(self.vertices)
@@ -284,14 +248,14 @@ class Prober:
         n, segment = len(self.vertices), self.across.exchange.segment_bytes
         off = ~np.eye(n, dtype=np.bool_)
         found = np.zeros((2, n))
-        hops = self._run(_everybody(n, self.effort.pings if self._in_time(0.8) else 2), [PING_BYTES] * n)
+        hops = self._run(everybody(n, self.effort.pings if self._in_time(0.8) else 2), [PING_BYTES] * n)
         ends = [max(hop.last for hop in hops if hop.round == k) for k in sorted({hop.round for hop in hops})]
         if len(ends) > 1:
             found[1, self._me] = float(np.median(np.diff(ends))) / n
         fast = rates >= 0.5 * float(np.median(rates[off]))
-        turn = [(v, w, v) for v, w, _ in _everybody(n, 1)[0] if fast[v, w]]
-        found[0, self._me] = _rate_together(self._run([turn], [3 * segment] * n), segment) if self._me >= 0 else 0.0
-        together, per_message = self._sum(found)
+        turn = [(v, w, v) for v, w, _ in everybody(n, 1)[0] if fast[v, w]]
+        found[0, self._me] = rate_together(self._run([turn], [3 * segment] * n), segment) if self._me >= 0 else 0.0
+        together, per_message = self.total(found)
         # Per message of a turn in which every vertex sends and takes n - 1, beyond those of a ping.
         turn_s, ping_s = float(per_message.sum()), float(np.median(latency[off]))
         overhead_s = min(max(turn_s - ping_s, 0.0) / (2 * (n - 1)), 0.45 * ping_s)
@@ -355,7 +319,7 @@ class Prober:
         found = np.zeros((2, len(roster.hosts)))
         if roster.local_rank == 0:
             found[:, roster.host] = _shared_cores(), usable_cores()
-        marks, cores = self._sum(found)
+        marks, cores = self.total(found)
         _, machines = np.unique(marks, return_inverse=True)
         return tuple(machines.tolist()), tuple(int(count) for count in cores)
 
@@ -376,7 +340,8 @@ class Prober:
         slowest: list[float] = self.most(np.array(took)).tolist()
         return slowest
 
-    def _sum(self, values: Floats) -> Floats:
+    def total(self, values: Floats) -> Floats:
+        """Return the sum of all ranks' values, elementwise. A collective."""
         return self._agreed(values, _SUM)
 
     def _agreed(self, values: Floats, op: int) -> Floats:
@@ -388,9 +353,9 @@ class Prober:
         """Tell whether rank 0's clock is within a share of the budget. A collective, unless there is no budget."""
         if math.isinf(self.effort.budget_s):
             return True
-        return not self._late(self._began, share * self.effort.budget_s)
+        return not self.late(self._began, share * self.effort.budget_s)
 
-    def _late(self, began: float, budget_s: float) -> bool:
+    def late(self, began: float, budget_s: float) -> bool:
         """Tell whether a budget is over on rank 0's clock. A collective."""
         late = self.across.roster.rank == 0 and self.clock() - began > budget_s
         return bool(self.most(np.array([float(late)]))[0])
@@ -403,7 +368,7 @@ class Prober:
     def _run(self, rounds: Iterable[Sequence[tuple[int, int, int]]], sizes: Sequence[int]) -> list[Hop]:
         """Carry out rounds of (source, target, chunk) among the vertices; return what this rank received, in order."""
         sizes = [*sizes]
-        schedule = _schedule(self.across.roster.size, self.vertices, len(sizes), tuple(map(tuple, rounds)))
+        schedule = probe_schedule(self.across.roster.size, self.vertices, len(sizes), tuple(map(tuple, rounds)))
         if self._me < 0:
             return []
         chunks = [np.zeros(size, dtype=np.uint8) for size in sizes]
@@ -417,17 +382,6 @@ class Prober:
         return mine[::-1]
 
 
-def _rate_together(hops: Sequence[Hop], segment: int) -> float:
-    """Return bytes per second of messages that arrive beside each other, from the first segment to the last; 0: none.
-
-    They are waited for one after the other, so of a later one alone only that it had come by then is known.
-    """
-    if not hops:
-        return 0.0
-    size, took = sum(hop.size_bytes for hop in hops), max(hop.last for hop in hops) - min(hop.first for hop in hops)
-    return (size - segment) / max(took, 1e-7)
-
-
 def _shared_cores(proc: Path = Path("/proc")) -> float:
     """Return a number that processes have in common which take their cores from the same ones, exact as float64."""
     boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
@@ -437,32 +391,6 @@ def _shared_cores(proc: Path = Path("/proc")) -> float:
         group = 0
     text = f"{boot}/{group}/{sorted(os.sched_getaffinity(0))}"
     return float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big"))
-
-
-def _to_and_fro(pairs: Sequence[tuple[int, int]], times: int) -> list[list[tuple[int, int, int]]]:
-    forth, back = [(a, b, 0) for a, b in pairs], [(b, a, 0) for a, b in pairs]
-    return [forth, back] * times
-
-
-def _one_way(pairs: Sequence[tuple[int, int]]) -> list[list[tuple[int, int, int]]]:
-    return [[(a, b, 0) for a, b in pairs]]
-
-
-def _everybody(n: int, times: int) -> list[list[tuple[int, int, int]]]:
-    """Everybody sends chunk v, its own, to all others, again and again: each turn waits for nothing but its round."""
-    return [[(v, w, v) for v in range(n) for w in range(n) if v != w]] * times
-
-
-def _schedule(
-    ranks: int, vertices: Sequence[int], chunks: int, rounds: Sequence[Sequence[tuple[int, int, int]]]
-) -> Schedule:
-    made = [Round.of([(vertices[a], vertices[b], chunk, False) for a, b, chunk in one]) for one in rounds]
-    return from_rounds("probe", ranks, chunks, made)
-
-
-def _rate(hop: Hop, segment: int) -> float:
-    """Return bytes per second from the first segment's arrival to the last's."""
-    return (hop.size_bytes - segment) / max(hop.last - hop.first, 1e-7)
 
 
 __all__ = ["QUICK", "THOROUGH", "Effort", "Probe", "Prober"]
