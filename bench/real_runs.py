@@ -184,7 +184,7 @@ def judge(case: Case, ended: Ended) -> dict[str, Any]:
     """Hold a run's verdicts against the one that is right.
 
     A slow link that our engine went around before it could be judged is right too, if the run notes which it was. A
-    note that names another link, or that one too early, is as wrong as such a verdict.
+    note or a verdict that names another, or the right one too early, is wrong.
     """
     fault = parse_fault(case.fault)
     since = first_step(fault) if fault is not None else dict(case.job).get("slow_link", 0) and LINK_STEPS
@@ -196,8 +196,9 @@ def judge(case: Case, ended: Ended) -> dict[str, Any]:
     noted = gone_around(ended) if case.kind == "slow_link" else []
     right = [note for note in noted if sorted(note["ranks"]) == sorted(case.ranks) and note["detected_step"] >= since]
     at = named[0].detected_step if named else right[0]["detected_step"] if right else None
+    early = since and any(verdict.detected_step < since for verdict in named)
     return {
-        "right": len(right) == len(noted) and (found == wanted or (not found and bool(right))),
+        "right": not early and len(right) == len(noted) and (found == wanted or (not found and bool(right))),
         "delay": None if at is None else at - since + 1,
         "step_seconds": ended.summary["step_seconds"]["median"],
         "found": [*(told(verdict) for verdict in ended.verdicts), *noted],

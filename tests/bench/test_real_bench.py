@@ -55,11 +55,12 @@ def test_right_is_this_verdict_and_nothing_else() -> None:
 
 
 def test_a_link_may_be_named_in_both_directions() -> None:
-    there, back = verdict("slow_link", 0, 1, detected=LINK_STEPS + 9), verdict("slow_link", 1, 0)
+    there, back = (verdict("slow_link", *ends, detected=LINK_STEPS + 9) for ends in ((0, 1), (1, 0)))
     assert judged("link", there)["delay"] == 10
     assert judged("link", there, back)["right"]
     assert not judged("link", there, verdict("slow_link", 1, 2))["right"]
     assert not judged("link", there, verdict("slow_rank", 1))["right"]
+    assert not judged("link", verdict("slow_link", 0, 1, detected=LINK_STEPS - 1))["right"]  # before there was a cause
 
 
 def test_the_page_counts_runs_and_tells_what_came_instead() -> None:

@@ -251,6 +251,38 @@ def test_where_all_links_are_slower_no_link_is_at_fault() -> None:
     assert watch(LinkWatcher(4), steps) == []
 
 
+def short_messages(steps: range, *, seed: int, slow_from: int = 10**9) -> Iterator[Row]:
+    """Rows as recorded of an all-reduce of 1 MB over 1 Gbit/s: two thirds of the wire time is waiting for
+    acknowledgements, and the kernel has a rate of its own for half of the periods, now and then a stray one."""
+    random = np.random.default_rng(seed)
+    for step in steps:
+        one = row(step, 2, random, own=0.5, exposed=0.3)
+        for src in (0, 1):
+            rate = 12.0 * MB if step >= slow_from else 120.0 * MB
+            known = random.random() < 0.45
+            wire = Wire(
+                seconds=1.0,
+                sent_bytes=(payload := (5 if step >= slow_from else 29) * MB),
+                wire_seconds=payload / rate + payload / (60 * MB) * float(random.uniform(0.8, 1.2)),
+                delivery_bytes_per_s=rate * (0.1 if random.random() < 0.15 else 1.0) if known else 0.0,
+                peer=1 - src,
+            )
+            one[src] = msgspec.structs.replace(one[src], wires=(wire,))
+        yield one
+
+
+def test_a_link_whose_own_rate_the_kernel_does_not_tell_for_a_while_is_not_slow() -> None:
+    for seed in range(20):
+        assert watch(LinkWatcher(2), short_messages(range(200), seed=seed)) == []
+
+
+def test_a_link_of_short_messages_that_becomes_slow_is_named() -> None:
+    for seed in range(20):
+        found = opened(watch(LinkWatcher(2), short_messages(range(60), seed=seed, slow_from=40)))
+        assert [sorted(verdict.ranks) for verdict in found] == [[0, 1]]
+        assert 40 <= found[0].since_step <= found[0].detected_step <= 46
+
+
 def test_a_late_peer_is_not_a_slow_link() -> None:
     """The receiver shuts its window for nine tenths of the time: bytes that do cross, cross as fast as before."""
     watcher = LinkWatcher(2)

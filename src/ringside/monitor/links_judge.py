@@ -2,6 +2,10 @@
 
 A link is judged by the rate at which bytes cross it while they do, never by how long a collective takes: in a ring all
 links wait for the slowest, and a late rank makes all of them idle.
+
+Both rates that are known of a period are only lower bounds: bytes over wire time counts acknowledgements that came late
+as well, and the kernel's own rate is missing in many periods, and stray in some. A period without the latter looks slow
+beside those with it; so both must be small, each against its own kind.
 """
 
 from __future__ import annotations
@@ -28,6 +32,8 @@ LOOKED_INTO = 0.6
 """... which is worked out for links whose rate is below this share of the median of all."""
 OWN_FAULT = 0.7
 """A link has become slow of itself if it lost so much more than the others: at most this share of what they kept."""
+MEAN = 1.2
+"""Bytes over wire time, against what is usual for that, may be so much above these bars: part of it is waiting."""
 RELIEVED = 0.7
 """It is over when every one of the last periods is above this share of the usual rate."""
 
@@ -51,7 +57,7 @@ class Period(NamedTuple):
         seconds: Its length.
         sent_bytes: What it carried.
         wire_seconds: For how long.
-        bytes_per_s: Its rate.
+        bytes_per_s: Its rate: the larger of `mean_bytes_per_s` and the kernel's own.
     """
 
     step: int
@@ -59,6 +65,23 @@ class Period(NamedTuple):
     sent_bytes: int
     wire_seconds: float
     bytes_per_s: float
+
+    @property
+    def mean_bytes_per_s(self) -> float:
+        """Bytes over wire time; 0 where there was none."""
+        return self.sent_bytes / self.wire_seconds if self.wire_seconds else 0.0
+
+
+class Usual(NamedTuple):
+    """What a link is held against, bytes per second; both 0 while it is not known.
+
+    Args:
+        rate: The larger of both rates of a period.
+        mean: Bytes over wire time.
+    """
+
+    rate: float = 0.0
+    mean: float = 0.0
 
 
 class SlowLink(NamedTuple):
@@ -68,7 +91,7 @@ class SlowLink(NamedTuple):
         link: Sending and receiving rank.
         since_step: First step of the first slow period.
         bytes_per_s: Its rate.
-        usual: The rate it is compared with, bytes per second.
+        usual: What it is compared with.
         against: Whose that is: `its own past` or `the other links`.
         extra_ratio: Share of the time it takes longer than it would at the usual rate.
         rtt_seconds: Round trip.
@@ -78,7 +101,7 @@ class SlowLink(NamedTuple):
     link: Link
     since_step: int
     bytes_per_s: float
-    usual: float
+    usual: Usual
     against: str
     extra_ratio: float
     rtt_seconds: float
@@ -102,35 +125,35 @@ class LinkState:
     """One link's periods.
 
     Attributes:
-        usual: Its own usual rate, bytes per second; 0 while it is not known. Not learnt from slow periods.
+        usual: Its own usual rates. Not learnt from slow periods.
         slow: What is known while it is slow.
         heard_s: When it was last heard of, seconds of the job's own time.
     """
 
-    usual: float = 0.0
+    usual: Usual = Usual()
     slow: SlowLink | None = None
     heard_s: float = 0.0
     _seen: int = 0
     _next_step: int = 0
     _periods: deque[Period] = field(default_factory=lambda: deque(maxlen=2 * LASTING))
-    _healthy: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
-    _pending: deque[float] = field(default_factory=deque)
+    _healthy: deque[Period] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _pending: deque[Period] = field(default_factory=deque)
 
     @property
-    def recent(self) -> float:
-        """Its rate over the last periods, bytes per second; 0 while there are too few."""
-        rates = [period.bytes_per_s for period in self._periods][-LASTING:]
-        return median(rates) if len(rates) == LASTING else 0.0
+    def recent(self) -> Usual:
+        """Its rates over the last periods; 0 while there are too few."""
+        last = list(self._periods)[-LASTING:]
+        return middle_of(last) if len(last) == LASTING else Usual()
 
     @property
     def kept(self) -> float:
         """Its rate as a share of its usual one; 0 where that is not known."""
-        return self.recent / self.usual if self.usual else 0.0
+        return self.recent.rate / self.usual.rate if self.usual.rate else 0.0
 
     @property
     def is_doubtful(self) -> bool:
         """Whether its last two periods were slow against its own past."""
-        return len(self.slow_periods(SLOW * self.usual)) >= 2
+        return len(self.slow_periods(self.usual, SLOW)) >= 2
 
     def add(self, step: int, wires: Sequence[Wire], now_s: float) -> bool:
         """Take in what the connections of the link did until a step, at `now_s`; return whether that counts."""
@@ -148,35 +171,44 @@ class LinkState:
 
     def learn(self) -> None:
         """Let the last period count for what is usual, once it is known that it was not the beginning of an end."""
-        self._pending.append(self._periods[-1].bytes_per_s)
+        self._pending.append(self._periods[-1])
         if len(self._pending) > LASTING:
             self._healthy.append(self._pending.popleft())
         if len(self._healthy) >= LEARNT:
-            self.usual = median(self._healthy)
+            self.usual = middle_of(self._healthy)
 
     def doubt(self) -> None:
         """The last periods were slow: they do not count for what is usual."""
         self._pending.clear()
 
-    def slow_periods(self, bar: float) -> list[Period]:
-        """Return the newest periods that were all below a rate."""
+    def slow_periods(self, usual: Usual, bar: float) -> list[Period]:
+        """Return the newest periods that were all below a share of some rates."""
         found: list[Period] = []
         for period in reversed(self._periods):
-            if period.bytes_per_s >= bar:
+            if period.bytes_per_s >= bar * usual.rate or period.mean_bytes_per_s >= MEAN * bar * usual.mean:
                 break
             found.append(period)
         return found[::-1]
 
-    def relief(self, usual: float) -> int | None:
+    def relief(self, usual: Usual) -> int | None:
         """Return since which step the last periods were all near a rate again; None: they were not."""
         last = list(self._periods)[-LASTING:]
-        healthy = len(last) == LASTING and min(period.bytes_per_s for period in last) >= RELIEVED * usual
-        return last[0].step if healthy else None
+        healthy = [
+            period.bytes_per_s >= RELIEVED * usual.rate or period.mean_bytes_per_s >= RELIEVED * usual.mean
+            for period in last
+        ]
+        return last[0].step if len(last) == LASTING and all(healthy) else None
+
+
+def middle_of(periods: Iterable[Period]) -> Usual:
+    """Return the medians of the rates of at least one period."""
+    pairs = [(period.bytes_per_s, period.mean_bytes_per_s) for period in periods]
+    return Usual(*(median(rates) for rates in zip(*pairs, strict=True)))
 
 
 def middle_rate(states: Iterable[LinkState]) -> float:
     """Return the median rate of all links over their last periods, bytes per second; 0 where none is known."""
-    rates = [rate for state in states if (rate := state.recent)]
+    rates = [rate for state in states if (rate := state.recent.rate)]
     return median(rates) if rates else 0.0
 
 
@@ -192,12 +224,12 @@ def judge_link(
         middle: The median rate of all links, as far as it is known: faster ones are not compared with the others.
     """
     state = states[link]
-    if not state.is_doubtful and state.recent >= LOOKED_INTO * middle:
+    if not state.is_doubtful and state.recent.rate >= LOOKED_INTO * middle:
         return None  # most are, and comparing each with all others is dear
     others = _others(link, states)
     for usual, bar, lasting, against in _bars(state, others):
-        slow = state.slow_periods(bar * usual)
-        extra = [max(period.wire_seconds - period.sent_bytes / usual, 0.0) / period.seconds for period in slow]
+        slow = state.slow_periods(usual, bar)
+        extra = [max(period.wire_seconds - period.sent_bytes / usual.mean, 0.0) / period.seconds for period in slow]
         if len(slow) >= lasting and median(extra) >= WORTH:
             return SlowLink(
                 link=link,
@@ -212,15 +244,16 @@ def judge_link(
     return None
 
 
-def _bars(state: LinkState, others: Sequence[LinkState]) -> list[tuple[float, float, int, str]]:
-    """Return what a link may be held against: usual rate, bar as a share of it, periods, and whose rate that is."""
+def _bars(state: LinkState, others: Sequence[LinkState]) -> list[tuple[Usual, float, int, str]]:
+    """Return what a link may be held against: usual rates, bar as a share of it, periods, and whose rate that is."""
     found = []
     kept = [other.kept for other in others if other.kept]
-    if state.usual and (not kept or state.kept <= OWN_FAULT * min(median(kept), 1.0)):
+    if state.usual.mean and (not kept or state.kept <= OWN_FAULT * min(median(kept), 1.0)):
         found.append((state.usual, SLOW, LASTING, "its own past"))
-    rates = [other.recent for other in others if other.recent]
-    if len(rates) >= 2:
-        found.append((median(rates), SLOW_OF_OTHERS, 2 * LASTING, "the other links"))
+    recent = [other.recent for other in others if other.recent.mean]
+    if len(recent) >= 2:
+        middle = Usual(median(one.rate for one in recent), median(one.mean for one in recent))
+        found.append((middle, SLOW_OF_OTHERS, 2 * LASTING, "the other links"))
     return found
 
 

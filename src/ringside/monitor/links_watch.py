@@ -110,7 +110,7 @@ class LinkWatcher:
     def _begin(self, slow: Iterable[SlowLink], step: int) -> list[Finding]:
         """Open a verdict for links that have just become slow, worst first; one that shares an end joins another's."""
         found = []
-        for one in sorted(slow, key=lambda one: one.bytes_per_s / one.usual):
+        for one in sorted(slow, key=lambda one: one.bytes_per_s / one.usual.rate):
             home = next((link for link, all_of_it in self._with.items() if _touches(one.link, all_of_it)), None)
             if home is not None:
                 self._with[home].add(one.link)
@@ -136,14 +136,14 @@ class LinkWatcher:
     def _verdict(self, one: SlowLink, step: int) -> Verdict:
         together = sorted(self._with[one.link])
         host = self._common_host(together)
-        times = one.usual / one.bytes_per_s
+        times = one.usual.rate / one.bytes_per_s
         cause = (
             f"bytes cross it at {_rate(one.bytes_per_s)}, {times:.2g} times slower than {one.against} "
-            f"({_rate(one.usual)}), while the receiver has room for them: the wire is slow, not the rank"
+            f"({_rate(one.usual.rate)}), while the receiver has room for them: the wire is slow, not the rank"
         )
         evidence: dict[str, float | int | str] = {
             "bytes_per_second": one.bytes_per_s,
-            "usual_bytes_per_second": one.usual,
+            "usual_bytes_per_second": one.usual.rate,
             "against": one.against,
             "extra_ratio": one.extra_ratio,
             "rtt_seconds": one.rtt_seconds,
