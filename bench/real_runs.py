@@ -196,7 +196,8 @@ def judge(case: Case, ended: Ended) -> dict[str, Any]:
     noted = gone_around(ended) if case.kind == "slow_link" else []
     right = [note for note in noted if sorted(note["ranks"]) == sorted(case.ranks) and note["detected_step"] >= since]
     at = named[0].detected_step if named else right[0]["detected_step"] if right else None
-    early = since and any(verdict.detected_step < since for verdict in named)
+    by_the_clock = case.kind in ("dead_rank", "hang")  # at the last step that was told of, which may be earlier
+    early = not by_the_clock and any(verdict.detected_step < since for verdict in named)
     return {
         "right": not early and len(right) == len(noted) and (found == wanted or (not found and bool(right))),
         "delay": None if at is None else at - since + 1,

@@ -84,6 +84,9 @@ class Usual(NamedTuple):
     mean: float = 0.0
 
 
+UNKNOWN = Usual()
+
+
 class SlowLink(NamedTuple):
     """A link that is slow now.
 
@@ -130,7 +133,7 @@ class LinkState:
         heard_s: When it was last heard of, seconds of the job's own time.
     """
 
-    usual: Usual = Usual()
+    usual: Usual = UNKNOWN
     slow: SlowLink | None = None
     heard_s: float = 0.0
     _seen: int = 0
@@ -143,7 +146,7 @@ class LinkState:
     def recent(self) -> Usual:
         """Its rates over the last periods; 0 while there are too few."""
         last = list(self._periods)[-LASTING:]
-        return middle_of(last) if len(last) == LASTING else Usual()
+        return middle_of(last) if len(last) == LASTING else UNKNOWN
 
     @property
     def kept(self) -> float:
