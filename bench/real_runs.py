@@ -73,7 +73,7 @@ CASES = {
         "rank 1 stands still for 0.1 s in every tenth step",
         "slow_rank",
         fault=f"pause:rank=1,at_step={AT},seconds=0.1,every=10",
-        job=(("steps", 420),),
+        job=(("steps", 460),),
     ),
     "pauses4": Case(
         "the same, rank 2 of 4",

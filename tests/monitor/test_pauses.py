@@ -107,6 +107,14 @@ def test_missing_steps_and_ranks_do_no_harm():
     assert [verdict.ranks for verdict in detect(own)] == [[1]]
 
 
+def test_small_pauses_of_the_other_rank_speak_for_nobody():
+    own = pausing(2, 460)
+    own[130::45, 0] *= 1.7  # now and then, a sixth of what the other one's take
+    assert [verdict.ranks for verdict in detect(own)] == [[1]]
+    own[130::10, 0] *= 3.0
+    assert detect(own) == []
+
+
 def test_a_verdict_without_its_pauses_in_the_records_stays_as_it_is():
     (verdict,) = detect(pausing(4))
     assert rejudge_pauses(verdict, pausing(4, seconds=0.0)) == verdict

@@ -36,6 +36,10 @@ FEWEST, SPAN = 6, 96
 LEAST_LOSS = 0.05
 """The share of the job's time that they cost, at least."""
 
+WEIGHTY = 0.5
+"""Of all pauses, those count that are at least this share of the rank's own median one: a little pause here and there
+on another rank is no other case of what this rank does."""
+
 RARE = 13.0
 """Nepers: how rarely one rank of many alike has so many of all pauses, at one look."""
 
@@ -148,7 +152,7 @@ class Pauses:
         counts = self._begun.sum(axis=0)
         loss = self._lost.sum(axis=0) / np.maximum(self._whole.sum(axis=0), 1e-9)[:, None]
         for job, rank in np.argwhere((counts >= FEWEST) & (loss >= LEAST_LOSS) & ~self.open & ~busy):
-            if not stands_out(int(counts[job, rank]), int(counts[job].sum()), counts.shape[1]):
+            if not stands_out(*self._weighty(int(job), int(rank)), counts.shape[1]):
                 continue
             rhythm = self._rhythm(int(job), int(rank))
             if rhythm is not None:
@@ -172,6 +176,12 @@ class Pauses:
             extra=float(self._extra[:, job, rank].sum()),
             lost=float(self._lost[:, job, rank].sum()),
         )
+
+    def _weighty(self, job: int, rank: int) -> tuple[int, int]:
+        """Return how many pauses that weigh as much as a rank's own do it had, and all ranks together."""
+        begun, extra = self._begun[:, job], self._extra[:, job]
+        weighty = begun & (extra >= WEIGHTY * np.median(extra[begun[:, rank], rank]))
+        return int(weighty[:, rank].sum()), int(weighty.sum())
 
     def _is_over(self, job: int, rank: int) -> bool:
         numbers = self._numbers(job, rank)
