@@ -2,16 +2,20 @@
 
 Hosts are network namespaces with links of a known rate (`ringside lab`), so it needs root and iproute2.
 
-    python bench/lab.py bytes|star|moves|laws|two-tree|delay|mesh|ddp|ddp-cpu|all [--repeat N] [--json] [--write PAGE]
+    python bench/lab.py bytes|star|moves|selection|selection-alone|laws|two-tree|delay|mesh|ddp|ddp-slower|ddp-cpu|all
+                        [--repeat N] [--json] [--write PAGE]
 
     bytes     kernel counters of every host's link against the schedule, every algorithm
     star      4 hosts x 2 ranks: ours beside Gloo, Open MPI and the link's rate, 4 B to 64 MB
     moves     the other collectives, 4 hosts x 2 ranks: through the hosts' shared memory, without, and Gloo's
+    selection what start-up takes, and the default choice beside stock Gloo, 4 B to 64 MB, 4 hosts x 2 ranks
+              (selection-alone: x 1 rank)
     laws      one rank per host, n = 2 to 8: time against the busiest link's bytes, every algorithm
     two-tree  its gain over the single tree; leaves use both directions at once
     delay     5 ms from host to host: time against rounds x delay
     mesh      a link is cut to a quarter mid-run: when it is answered, and the time after beside every fixed choice
     ddp       a training step, 4 hosts x 2 ranks: ours (f32, bf16 wire) beside stock DDP on Gloo; layers wait
+    ddp-slower  the same at 500 Mbit/s, where those cores are not the bound
     ddp-cpu   the same (not in `all`); layers compute, on the cores that all hosts of the lab share
 """
 
@@ -29,6 +33,7 @@ import lab_ddp
 import lab_mesh
 import lab_moves
 import lab_sections
+import lab_selection
 from lab_report import Section, filled, say, verdict
 
 from ringside.errors import RingsideError
@@ -38,11 +43,14 @@ SECTIONS: dict[str, tuple[Callable[[int], Section], int]] = {
     "bytes": (lab_sections.bytes_on_links, 3),
     "star": (lab_sections.star, 5),
     "moves": (lab_moves.moves, 5),
+    "selection": (lab_selection.selection, 15),
+    "selection-alone": (lab_selection.alone, 15),
     "laws": (lab_alone.laws, 2),
     "two-tree": (lab_alone.two_tree, 5),
     "delay": (lab_alone.delay, 3),
     "mesh": (lab_mesh.mesh, 9),
     "ddp": (lab_ddp.ddp, 6),
+    "ddp-slower": (lambda repeat: lab_ddp.ddp(repeat, rate=lab_ddp.SLOWER, name="ddp-slower"), 6),
     "ddp-cpu": (lambda repeat: lab_ddp.ddp(repeat, "cpu"), 6),
 }
 """Name: (what measures it, turns of every contender unless told otherwise)."""

@@ -3,6 +3,9 @@
 Equal models (8 x Linear(724) + ReLU: 16.8 MB of gradients in buckets of 4 MB) live in the same processes; blocks of
 steps alternate between them. Forward and backward are made to take as long as Gloo's ring needs on a host's link.
 
+At 1 Gbit/s the cores that all hosts of the lab share are the bound, so the same job also runs over links of half the
+rate: what a host of its own would have, a core that is free when a message comes, it has there.
+
 `lab_ddp.py PLAN` is what a rank runs.
 """
 
@@ -20,80 +23,90 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from lab_jobs import run_ranks
-from lab_law import host_bytes
+from lab_law import host_bytes, last_bucket_s
 from lab_report import Floor, Row, Section, say
 
-HOSTS, PER_HOST, RATE = 4, 2, "1gbit"
+HOSTS, PER_HOST, RATE, SLOWER = 4, 2, "1gbit", "500mbit"
 LAYERS, WIDTH, BUCKET_MB = 8, 724, 4
 GRADIENT_BYTES = LAYERS * (WIDTH + 1) * WIDTH * 4
 STOCK, WATCHED, OURS, CHOSEN, HALF = "stock", "stock, watched", "ours", "ours, default", "ours, bf16 wire"
 COMPUTE = "compute"
 ALGORITHM = "hosts/ring"
 _STEPS, _TRIAL_BATCH, _MOST_BATCH = 3, 64, 4096
+_MOST_TO_SETTLE = 60
+Idle = tuple[int, int]
 
 
-def ddp(repeat: int, compute: str = "wait") -> Section:
+def ddp(repeat: int, compute: str = "wait", rate: str = RATE, name: str = "ddp") -> Section:
     """Compare the time that a step saves over stock DDP with what the bytes on a host's link say.
 
     Args:
         repeat: Blocks of each model.
         compute: `wait`: layers take their time without a processor, as if every host had its own (an accelerator);
             `cpu`: they compute, on the cores that the lab's hosts and its network share.
+        rate: Of the links.
+        name: Of the section.
     """
     from ringside.lab import Lab, payload_bytes_per_second
 
-    with Lab(hosts=HOSTS, ranks_per_host=PER_HOST, rate=RATE) as lab, tempfile.TemporaryDirectory() as runs:
-        say(f"  ddp: {HOSTS} hosts x {PER_HOST}")
-        full = payload_bytes_per_second(RATE)
+    with Lab(hosts=HOSTS, ranks_per_host=PER_HOST, rate=rate) as lab, tempfile.TemporaryDirectory() as runs:
+        say(f"  {name}: {HOSTS} hosts x {PER_HOST}, {rate}")
+        full = payload_bytes_per_second(rate)
         compute_s = _busiest("gloo", GRADIENT_BYTES, [PER_HOST] * HOSTS) / full
         plan = {"blocks": repeat, "runs": runs, "compute": compute, "compute_s": compute_s}
         reports = run_ranks(lab, "lab_ddp.py", plan)
-    return section_of(reports, full, compute)
+    return section_of(reports, full, compute, rate, name)
 
 
-def section_of(reports: Sequence[dict[str, Any]], full: float, compute: str) -> Section:
+def section_of(reports: Sequence[dict[str, Any]], full: float, compute: str, rate: str, name: str) -> Section:
     """Return the law's table from what the ranks report.
 
     Args:
         reports: By rank.
         full: Payload rate of a link, bytes/s.
-        compute: See `ddp`.
+        compute, rate, name: See `ddp`.
     """
     size, sizes = GRADIENT_BYTES, [PER_HOST] * HOSTS
     law = {STOCK: _busiest("gloo", size, sizes), OURS: _busiest(ALGORITHM, size, sizes)}
     law = {STOCK: law[STOCK], WATCHED: law[STOCK], OURS: law[OURS], CHOSEN: law[OURS], HALF: law[OURS] / 2}
     step = {name: [max(times) for times in zip(*(r["blocks"][name] for r in reports), strict=True)] for name in law}
     compute_s = median(max(times) for times in zip(*(r["blocks"][COMPUTE] for r in reports), strict=True))
-    section = Section("ddp", "", _COLUMNS)
+    section = Section(name, "", _COLUMNS)
+    through = {who: last_bucket_s(_shares(reports[0]["buckets"], law[who]), compute_s, full) for who in law}
     for name in law:
         records = [r["records"][name] for r in reports if name in r["records"]]
         told = {key: median(r[key] for r in records) for key in ("exposed", "sync") if records}
         saved = median(s - t for s, t in zip(step[STOCK], step[name], strict=True))
-        by_bytes = (law[STOCK] - law[name]) / full
+        by_bytes, overlapped = (law[STOCK] - law[name]) / full, through[STOCK] - through[name]
         row: Row = {"by": name, "step_ms": 1e3 * median(step[name]), "link_bytes": law[name] / 1e6}
         row["cpu_ms"] = 1e3 * median(sum(times) for times in zip(*(r["cpu"][name] for r in reports), strict=True))
+        row["idle"] = 100 * median(reports[0]["idle"][name])
         row |= {f"{key}_ms": 1e3 * value for key, value in told.items()}
         if name in (OURS, CHOSEN, HALF):
             speed = median(s / t for s, t in zip(step[STOCK], step[name], strict=True))
-            row |= {"saved_ms": 1e3 * saved, "law_ms": 1e3 * by_bytes, "ratio": saved / by_bytes, "speed": speed}
+            row |= {"saved_ms": 1e3 * saved, "bytes_ms": 1e3 * by_bytes, "law_ms": 1e3 * overlapped}
+            row |= {"ratio": saved / overlapped, "speed": speed}
         section.rows.append(row)
     stock_s = median(step[STOCK])
     exposed, wire = (stock_s - compute_s) / stock_s, law[STOCK] / full / stock_s
     section.title = (
-        f"DDP step, {HOSTS} hosts x {PER_HOST} ranks, {RATE}, {size / 1e6:.1f} MB of gradients, "
+        f"DDP step, {HOSTS} hosts x {PER_HOST} ranks, {rate}, {size / 1e6:.1f} MB of gradients, "
         f"{_COMPUTE_WORDS[compute]}: forward and backward alone {1e3 * compute_s:.0f} ms; of stock DDP's step "
         f"{100 * exposed:.0f} % is exposed communication, and {100 * wire:.0f} % is what its bytes need on the link"
     )
     ours = next(row for row in section.rows if row["by"] == OURS)
     half = next(row for row in section.rows if row["by"] == HALF)
     section.floors = [
-        Floor("ddp, f32: saved time by what the bytes say", ours["ratio"], 0.9),
-        Floor("ddp, bf16 wire: times stock DDP's speed", half["speed"], 1.0),
+        Floor(f"{section.name}, f32: saved time by what the bytes say", ours["ratio"], 0.9),
+        Floor(f"{section.name}, bf16 wire: times stock DDP's speed", half["speed"], 1.0),
     ]
     section.notes = [
         f"by the bytes: (link bytes of Gloo's ring over {HOSTS * PER_HOST} ranks - link bytes of {ALGORITHM}) / "
-        "payload rate; exact where communication never waits for backward, else more than there is to save.",
-        "CPU: of all ranks together, per step, on the cores that all hosts of the lab share.",
+        "payload rate: what there would be to save if communication never waited for backward.",
+        "law: the same with what waits: buckets follow each other on the link at the payload rate, none before "
+        "backward hands it over (layers of equal work).",
+        "CPU: of all ranks together, per step, on the cores that all hosts of the lab share; idle: what the kernel "
+        "counts of them as idle, during forward, too.",
         "exposed: backward had nothing left and waited; total: from each bucket's hand-over to its result, summed "
         "(buckets wait for those before them). Of stock DDP by a watched model of its own (attach(engine='native')).",
         f"a float32 gradient's sums with a bf16 wire differ by at most {reports[0]['half_error']:.1e} of the largest.",
@@ -106,14 +119,20 @@ _COLUMNS = [
     ("by", "by", "s"),
     ("step, ms", "step_ms", ".1f"),
     ("CPU, ms", "cpu_ms", ".0f"),
+    ("idle, %", "idle", ".0f"),
     ("link, MB", "link_bytes", ".1f"),
     ("exposed, ms", "exposed_ms", ".1f"),
     ("total, ms", "sync_ms", ".1f"),
     ("saved, ms", "saved_ms", ".1f"),
-    ("by the bytes", "law_ms", ".1f"),
+    ("by the bytes", "bytes_ms", ".1f"),
+    ("law", "law_ms", ".1f"),
     ("saved/law", "ratio", ".3f"),
     ("x stock", "speed", ".3f"),
 ]
+
+
+def _shares(buckets: Sequence[int], link_bytes: float) -> list[float]:
+    return [link_bytes * size / sum(buckets) for size in buckets]
 
 
 def _busiest(algorithm: str, size_bytes: int, ranks_per_host: Sequence[int]) -> float:
@@ -140,20 +159,25 @@ def main(plan: dict[str, Any]) -> None:
     steps = {name: _step_of(model, work) for name, model in models.items()}
     for step in steps.values():
         _block(step, 2)  # DDP rebuilds its buckets after the first step
+    _let_it_settle(models[CHOSEN], attachments[CHOSEN])
     records.clear()
     blocks: dict[str, list[float]] = {name: [] for name in (*steps, COMPUTE)}
     cpu: dict[str, list[float]] = {name: [] for name in steps}
+    idle: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(plan["blocks"]):
         names = list(steps) if number % 2 else list(reversed(steps))
         for name in names:
-            records.now, before = name, time.process_time()
+            records.now, before, idle_before = name, time.process_time(), _idle()
             blocks[name].append(_block(steps[name], _STEPS))
             cpu[name].append((time.process_time() - before) / _STEPS)
+            idle[name].append(_idle_share(idle_before, _idle()))
             records.flush()
         blocks[COMPUTE].append(_block(lambda: steps[STOCK](False), _STEPS))
         if dist.get_rank() == 0:
             print(f"round {number + 1} of {plan['blocks']}", file=sys.stderr, flush=True)
-    report = {"blocks": blocks, "cpu": cpu, "records": records.medians()}
+    buckets = models[STOCK]._get_ddp_logging_data()["rebuilt_bucket_sizes"]
+    report = {"blocks": blocks, "cpu": cpu, "idle": idle, "records": records.medians()}
+    report["buckets"] = [int(size) for size in buckets.split(",")]
     dist.barrier()
     for attachment in attachments.values():
         attachment.detach()
@@ -302,6 +326,27 @@ def _balanced(model: Any, compute: str, wanted_s: float) -> Work:
     trial = _step_of(model, Work(_TRIAL_BATCH, 0.0))
     compute_s = min(_block(lambda: trial(False), 2) for _ in range(5))
     return Work(max(1, min(_MOST_BATCH, round(_TRIAL_BATCH * wanted_s / compute_s))), 0.0)
+
+
+def _let_it_settle(model: Any, attachment: Any) -> None:
+    """Take steps that compute nothing until all buckets' sizes are decided: what is measured is what comes after."""
+    comm = attachment._hook.carrier._communicator  # it has no other door
+    step = _step_of(model, Work(1, 0.0))
+    sizes = {(WIDTH + 1) * WIDTH * 4 * layers for layers in range(1, BUCKET_MB)}
+    for _ in range(_MOST_TO_SETTLE):
+        if all(comm.settled(size) for size in sizes):
+            return
+        step()
+
+
+def _idle() -> Idle:
+    """Return (idle, all) of what the kernel counts for the cores of this machine, in ticks."""
+    ticks = [int(word) for word in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
+    return ticks[3] + ticks[4], sum(ticks)
+
+
+def _idle_share(before: Idle, after: Idle) -> float:
+    return (after[0] - before[0]) / max(after[1] - before[1], 1)
 
 
 def _block(step: Step, steps: int) -> float:

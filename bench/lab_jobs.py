@@ -33,12 +33,17 @@ class Case:
         size_bytes: Of the tensor (float32).
         contenders: `gloo` (stock all-reduce), `default` (ours as it chooses), `idle`, or the names of algorithms.
         iterations: Calls in a turn; 0: as many as fit.
+        rounds: Turns of every contender; 0: as many as the others have.
+        warm: One call more before each turn, which does not count: connections that were idle for a while begin slowly,
+            and Gloo's own are kept busy by the barriers between turns.
     """
 
     n: int
     size_bytes: int
     contenders: Sequence[str]
     iterations: int = 0
+    rounds: int = 0
+    warm: bool = False
 
 
 @dataclass

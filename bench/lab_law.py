@@ -148,6 +148,25 @@ def _hops(schedule: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return least[0], least[1]
 
 
+def last_bucket_s(buckets: Sequence[float], compute_s: float, bytes_per_second: float) -> float:
+    """Return when a step's last gradient bucket is through if its bytes alone count, seconds from the step's beginning.
+
+    Forward is a third of what is computed; then layers of equal work leave their gradients, and a bucket is handed over
+    with its last one. A link carries one bucket after the other.
+
+    Args:
+        buckets: Bytes that a host's link carries for each, in the order in which they are handed over.
+        compute_s: Forward and backward, seconds.
+        bytes_per_second: Of the link.
+    """
+    over_s, sent = 0.0, 0.0
+    for size in buckets:
+        sent += size
+        ready_s = compute_s * (1 + 2 * sent / sum(buckets)) / 3
+        over_s = max(over_s, ready_s) + size / bytes_per_second
+    return over_s
+
+
 def leaves(n: int) -> list[int]:
     """Return the ranks that send in only one round of the single tree of `n` ranks: its leaves."""
     sent = traffic(schedule_of("tree", n)).sent

@@ -76,11 +76,13 @@ def _turns(
         }
         ready = [turn for case in mine for turn in _prepared(case, comms[case["n"]], groups[case["n"]], plan)]
         report = []
-        for number in range(plan["rounds"]):
-            for turn in ready:
-                report.append({**turn.take(), "round": number})
+        last = max(turn.rounds for turn in ready)
+        for number in range(last):
+            for turn in ready if number % 2 else reversed(ready):  # nobody is always the one after the same other
+                if number < turn.rounds:
+                    report.append({**turn.take(), "round": number})
             if rank == 0:
-                print(f"round {number + 1} of {plan['rounds']}", file=sys.stderr, flush=True)
+                print(f"round {number + 1} of {last}", file=sys.stderr, flush=True)
         return report
 
 
@@ -146,6 +148,7 @@ class _Turn:
     ) -> None:
         self.case, self.name, self.call, self.comm, self.group, self.plan = case, name, call, comm, group, plan
         self.iterations = case.get("iterations") or self._fitting()
+        self.rounds = case.get("rounds") or plan["rounds"]
 
     def _fitting(self) -> int:
         """Return how many calls last as long as a turn should, the same number on all ranks."""
@@ -194,6 +197,8 @@ class _Turn:
         """Take a turn and return what it was."""
         import torch.distributed as dist
 
+        if self.case.get("warm"):
+            self.call()
         hops_before = len(self.comm.hops) if self.plan["hops"] else 0
         dist.barrier(self.group)
         before = counters()

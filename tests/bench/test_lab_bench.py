@@ -10,9 +10,10 @@ import pytest
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
-from lab_jobs import Turn, Turns
-from lab_law import SEGMENT_BYTES, busiest, chain, host_bytes, leaves, merged, overlap, schedule_of
+from lab_jobs import Case, Turn, Turns
+from lab_law import SEGMENT_BYTES, busiest, chain, host_bytes, last_bucket_s, leaves, merged, overlap, schedule_of
 from lab_report import Floor, Section, filled, size_words, verdict
+from lab_selection import floors_of, median_interval, row_of, starts_of
 
 from ringside.schedule import ALGORITHMS
 
@@ -77,6 +78,13 @@ def test_the_tree_s_leaves_are_the_odd_ranks():
     assert leaves(8) == [1, 3, 5, 7]
 
 
+def test_a_step_s_buckets_follow_each_other_on_the_link_and_wait_for_backward():
+    assert last_bucket_s([300.0], 3.0, 100.0) == pytest.approx(3.0 + 3.0)  # all of it when backward is through
+    assert last_bucket_s([100.0] * 2, 3.0, 1e9) == pytest.approx(3.0)  # hidden
+    assert last_bucket_s([100.0] * 2, 3.0, 100.0) == pytest.approx(4.0)  # the first is through when the second comes
+    assert last_bucket_s([100.0] * 2, 3.0, 10.0) == pytest.approx(2.0 + 20.0)  # the link is busy from the first one on
+
+
 def test_intervals_are_merged_and_overlapped():
     assert merged([(3, 4), (0, 1), (1, 2), (0.5, 0.7)]) == [(0, 2), (3, 4)]
     assert overlap([(0, 2), (3, 5)], [(1, 4)]) == 2
@@ -98,6 +106,28 @@ def test_calls_at_agreed_times_count_by_their_median():
 def test_a_ratio_is_the_median_of_neighbours():
     turns = [_turn(name, k, [[(0.0, took)]], 1) for k in range(3) for name, took in (("a", k + 2.0), ("b", k + 1.0))]
     assert Turns(turns).ratio(2, 4, "a", "b") == 1.5
+
+
+def test_the_median_s_interval_leaves_out_what_chance_puts_on_one_side_of_it():
+    assert median_interval([3.0, 1.0, 2.0]) == (1.0, 3.0)  # no interval of so few holds it so often
+    assert median_interval(list(range(9))) == (1, 7)  # 20 of 512 nines have fewer than two on one side
+    assert median_interval(list(range(15))) == (3, 11)
+    assert median_interval(list(range(15)), level=0.5) == (5, 9)  # 30 % of the time outside, the next one 61 %
+
+
+def test_a_choice_slower_than_stock_gloo_by_more_than_5_percent_is_a_miss_and_so_is_a_slow_start():
+    took = {"gloo": [1.0] * 7, "default": [1.02] * 3 + [1.04] + [1.3] * 3, "ring": [1.04] * 7}
+    turns = [_turn(name, k, [[(0.0, each)]], 1) for name, all_of in took.items() for k, each in enumerate(all_of)]
+    for turn in turns:
+        turn.reports[0]["chosen"] = "hosts/ring"
+    row = row_of(Turns(turns), Case(2, 4, ["gloo", "default", "ring"]))
+    assert (row["ratio"], row["interval"], row["chosen"]) == (1.04, "1.020-1.300", "hosts/ring")
+    assert row["named"] == "ring 1.000 (0.981-1.250)"
+    starts = starts_of([[(0.4, 1.0), (0.9, 1.1)], [(0.5, 0.9), (0.8, 1.2)]])
+    assert starts == [(0.5, 1.0), (0.9, 1.2)]
+    section = Section("selection", "", rows=[row, row | {"ratio": 1.06}])
+    assert [floor.met for floor in floors_of(section, starts)] == [True, True, False]
+    assert not next(floors_of(section, [(1.1, 2.0)])).met
 
 
 def test_a_floor_that_was_not_measured_is_missed():
@@ -140,5 +170,5 @@ def test_a_document_s_table_may_have_a_column_per_value():
 
 def test_the_page_has_a_place_for_every_section():
     page = (Path(__file__).parents[2] / "docs" / "between-hosts.md").read_text()
-    for name in ("bytes", "star", "laws", "two-tree", "delay", "ddp"):
+    for name in ("bytes", "star", "selection", "selection-alone", "laws", "two-tree", "delay", "ddp", "ddp-slower"):
         assert page.count(f"<!-- lab: {name} -->") == 1

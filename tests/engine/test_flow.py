@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -205,3 +207,34 @@ def test_streams_end_with_the_sum_whatever_the_schedule(name: str, hosts: int, w
     for tensors in on_threads(hosts, vertex):
         for x in tensors:
             np.testing.assert_array_equal(x, want)
+
+
+def test_one_that_is_held_up_does_not_hold_up_the_one_begun_behind_it() -> None:
+    """Whichever host is the slow one: what was begun second travels on links of its own."""
+    count, choice, what = 20_000, Choice("ring", "hosts"), Reduction(DTYPES.index("float32"), 0)
+    go_on, second_is_there = threading.Event(), threading.Barrier(2)
+
+    def vertex(end: Threads) -> None:
+        across = Across(roster(2, end.rank), Exchange(end, segment_bytes=1000), None, NoNative(), timeout_s=WAIT_S)
+        if end.rank == 1:
+            across.start(functools.partial(go_on.wait, WAIT_S))  # nothing of the first one leaves this host before that
+        tensors = [np.full(count, end.rank + 1.0, dtype=np.float32) for _ in range(3)]
+        begun = [across.begin(x.__array_interface__["data"][0], count, what, choice) for x in tensors[:2]]
+        ends_by = time.monotonic() + WAIT_S
+        while not (tensors[1] == 3.0).all() and time.monotonic() < ends_by:
+            time.sleep(1e-3)
+        assert (tensors[1] == 3.0).all()
+        assert not (tensors[0] == 3.0).any()
+        second_is_there.wait(WAIT_S)
+        go_on.set()
+        begun[0].finish()
+        begun.append(across.begin(tensors[2].__array_interface__["data"][0], count, what, choice))
+        for one in begun:
+            one.finish()
+        assert [one.side for one in begun] == [0, 1, 0]
+        for x in tensors:
+            np.testing.assert_array_equal(x, 3.0)
+        second_is_there.wait(WAIT_S)
+        across.close()
+
+    on_threads(2, vertex)

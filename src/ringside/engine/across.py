@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import NoReturn, Protocol
 
 from ringside.engine import blame
-from ringside.engine.background import Background, Work
+from ringside.engine.background import Work
 from ringside.engine.choice import NATIVE, Choice
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES
 from ringside.engine.exchange import Exchange
@@ -31,12 +31,15 @@ from ringside.engine.roster import Roster
 from ringside.engine.small import MOST_BYTES, Small
 from ringside.engine.told import Call, Doing
 from ringside.engine.transports.transport import NOBODY, Bytes, Cause
+from ringside.engine.under_way import Sides, UnderWay
 from ringside.errors import ClosedError, SyncError, UsageError
 from ringside.schedule import Schedule, chunk_bounds
 
 _FLOAT32 = DTYPES.index("float32")
 _MOST_PREPARED = 128  # kinds of small all-reduces that are kept ready
 _LAST_JOBS_S = 5.0
+Streamed = tuple[Sequence[Chunk], Stream, Exchange]
+"""Chunks that are fed in and taken out meanwhile, and what carries them."""
 
 
 class Native(Protocol):
@@ -53,34 +56,6 @@ class Native(Protocol):
 
     def abandon(self) -> None:
         """End what is under way, here and at the peers, as far as it can be ended."""
-
-
-class UnderWay:
-    """An all-reduce that was begun.
-
-    Args:
-        across: Who carries it out.
-        way: How, in words.
-        doing: What peers are told.
-        rest: What is left to do; None: nothing.
-    """
-
-    def __init__(self, across: Across, way: str, doing: Doing, rest: Callable[[], None] | None = None) -> None:
-        self.doing = doing
-        self._across, self._way, self._rest = across, way, rest
-
-    def finish(self) -> None:
-        """Return when the result is there; raise what `Across.all_reduce` raises."""
-        while self._rest is not None and self._across._open and self._across._open[0] is not self:
-            self._across._open[0].finish()
-        if self._rest is None:
-            return
-        with self._across.explained(self._way, self.doing):
-            rest, self._rest = self._rest, None
-            try:
-                rest()
-            finally:
-                self._across._open.popleft()
 
 
 class Across:
@@ -109,7 +84,7 @@ class Across:
         self.native = native
         self._timeout_s = timeout_s
         self._block_bytes = block_bytes
-        self._carrier: Background | None = None
+        self._sides = Sides(exchange, f"ringside-carrier-{roster.rank}")
         self._under_way: deque[Work] = deque(maxlen=4)
         self._broken: SyncError | None = None
         self._open: deque[UnderWay] = deque()
@@ -175,7 +150,8 @@ class Across:
         """Begin an all-reduce; arguments and errors as for `all_reduce`.
 
         A large tensor is between hosts when this returns, and the next one may be begun before `finish` of this one,
-        which must be called in the same order on all ranks. Anything else that is called meanwhile finishes it first.
+        which must be called in the same order on all ranks. The messages of two travel beside each other, so links are
+        busy where one of them fills or drains. Anything else that is called meanwhile finishes it first.
         """
         if what.wire is not None and (what.dtype != _FLOAT32 or choice.algorithm == NATIVE):
             what = replace(what, wire=None)
@@ -193,8 +169,9 @@ class Across:
                 else:
                     self._in_blocks(choice, address, elements, what, call)
             return UnderWay(self, way, doing)
+        side = 1 - self._open[-1].side if self._open else 0
         with self.explained(way, doing):
-            one = UnderWay(self, way, doing, self._stream(choice, layout, address, what, call))
+            one = UnderWay(self, way, doing, self._stream(choice, layout, address, what, call, side), side)
             self._open.append(one)
         return one
 
@@ -241,8 +218,7 @@ class Across:
         self.exchange.transport.close(patience_s=patience_s)
         self.exchange.transport.waits_inside = lambda: NOBODY
         self.exchange.transport.on_failure = int  # nothing; neither refers to this
-        if self._carrier is not None:
-            self._carrier.stop(1.0)
+        self._sides.stop(1.0)
 
     # -------------------------------------------------------------------------------------------- over hosts
 
@@ -283,7 +259,9 @@ class Across:
         assert between is not None
         self._share(*between, what)
 
-    def _stream(self, choice: Choice, layout: Layout, address: int, what: Reduction, call: Call) -> Callable[[], None]:
+    def _stream(
+        self, choice: Choice, layout: Layout, address: int, what: Reduction, call: Call, side: int
+    ) -> Callable[[], None]:
         """Add the tensor up piece by piece with messages under way, and return what shares the results."""
         item, lane = ITEM_BYTES[what.dtype], self.roster.local_rank
         carries = lane < self.roster.lanes and (lane == 0 or choice.over == "hosts")
@@ -293,7 +271,8 @@ class Across:
             mine = memory(address + (piece.begin + begin) * item, (end - begin) * item)
             cut.append(self.exchange.cut(mine, item, what.wire) if carries else [])
         stream = Stream(layout, [len(segments) for segments in cut])
-        work = self.start(functools.partial(self._carry_pieces, choice, layout, cut, stream, what, call))
+        given = choice, layout, cut, (stream, self._sides.exchange(side)), what, call
+        work = self.start(functools.partial(self._carry_pieces, *given), side)
         alone = not self._open  # else this is to be ready when the one before it is through
         stream.fill(lambda piece: self._gather_up(address + piece.begin * item, piece.bounds, what), paced=alone)
         return functools.partial(self._share_pieces, address, what, stream, work)
@@ -304,7 +283,13 @@ class Across:
         work.wait()
 
     def _carry_pieces(
-        self, choice: Choice, layout: Layout, cut: list[list[Bytes]], stream: Stream, what: Reduction, call: Call
+        self,
+        choice: Choice,
+        layout: Layout,
+        cut: list[list[Bytes]],
+        by: tuple[Stream, Exchange],
+        what: Reduction,
+        call: Call,
     ) -> None:
         chunks: list[list[Bytes]] = [[] for _ in range(layout.pieces[-1].chunk + 1)]
         for piece, segments in zip(layout.pieces, cut, strict=True):
@@ -314,9 +299,9 @@ class Across:
             if elements:
                 inside = replace(what, scale=1.0, scales=())
                 lane = self.roster.lane(self.roster.local_rank)
-                self._carry(choice, lane, 0, elements, inside, call._replace(elements=elements), (chunks, stream))
+                self._carry(choice, lane, 0, elements, inside, call._replace(elements=elements), (chunks, *by))
         finally:
-            stream.stop()
+            by[0].stop()
 
     def _gather_up(self, at: int, bounds: Sequence[int], what: Reduction) -> None:
         if self.local is not None:
@@ -325,11 +310,9 @@ class Across:
         elif what.scale != 1.0:
             fold([at], at, bounds[-1], what.dtype, SUM, scale=what.scale)
 
-    def start(self, job: Callable[[], None]) -> Work:
+    def start(self, job: Callable[[], None], side: int = 0) -> Work:
         """Let this rank's slice go between hosts, beside what comes next."""
-        if self._carrier is None:
-            self._carrier = Background(f"ringside-carrier-{self.roster.rank}")
-        work = self._carrier.submit(job)
+        work = self._sides.submit(side, job)
         self._under_way.append(work)
         return work
 
@@ -357,7 +340,7 @@ class Across:
         elements: int,
         what: Reduction,
         call: Call,
-        stream: tuple[Sequence[Chunk], Stream] | None = None,
+        stream: Streamed | None = None,
     ) -> None:
         """Reduce over all ranks, or over the given ones, as if each were a host of its own.
 
@@ -381,16 +364,16 @@ class Across:
         members: Sequence[int] | None,
         address: int,
         elements: int,
-        stream: tuple[Sequence[Chunk], Stream] | None,
+        stream: Streamed | None,
     ) -> None:
         item = ITEM_BYTES[part.what.dtype]
         places = None if members is None else (*members, *range(self.roster.size, self.exchange.transport.size))
-        chunks, feed = stream or (None, None)
+        chunks, feed, exchange = stream or (None, None, self.exchange)
         if chunks is None:
             data = memory(address, elements * item)
             bounds = (chunk_bounds(elements, plan.chunks) * item).tolist()
             chunks = [data[bounds[c] : bounds[c + 1]] for c in range(plan.chunks)]
-        self.exchange.run(
+        exchange.run(
             plan,
             chunks,
             item,

@@ -22,7 +22,7 @@ from ringside.engine.exchange_run import Chunk, Feed, Fold, Hop, Run
 from ringside.engine.mail import HEADER_BYTES, Inbox
 from ringside.engine.message_plan import MessagePlan
 from ringside.engine.told import Call, Header
-from ringside.engine.transports.transport import Bytes, Transport
+from ringside.engine.transports.transport import Bytes, Links, Transport
 from ringside.engine.wire import Wire
 
 HOPS_KEPT = 1 << 16
@@ -36,10 +36,14 @@ class Exchange:
         transport: Carries the messages.
         segment_bytes: Largest payload of one message, bytes, at least an element; equal on all vertices.
         window: Messages per link whose places are posted ahead.
+        links: Of the transport; None: its own.
     """
 
-    def __init__(self, transport: Transport, *, segment_bytes: int = 1 << 18, window: int = 4) -> None:
+    def __init__(
+        self, transport: Transport, *, segment_bytes: int = 1 << 18, window: int = 4, links: Links | None = None
+    ) -> None:
         self.transport = transport
+        self.links: Links = transport if links is None else links
         self.segment_bytes = max(segment_bytes, _LARGEST_ITEM)
         self.hops: deque[Hop] = deque(maxlen=HOPS_KEPT)
         self.sent_bytes: defaultdict[int, int] = defaultdict(int)
@@ -81,6 +85,16 @@ class Exchange:
         """
         Run(self, plan, chunks, item_bytes, fold, last_fold or fold, call, members, wire, ordered, feed).go()
 
+    def beside(self) -> Exchange:
+        """Return another one whose collectives may be under way at the same time, on another thread.
+
+        All vertices call this alike. Hops of both are noted together; each counts what it has sent.
+        """
+        links = self.transport.beside()
+        other = Exchange(self.transport, segment_bytes=self.segment_bytes, window=self.window, links=links)
+        other.hops = self.hops
+        return other
+
     def cut(self, memory: Bytes, item_bytes: int, wire: Wire | None) -> list[Bytes]:
         """Return memory as the segments it travels in; arguments as for `run`."""
         length = self.segment_of(item_bytes, wire)
@@ -95,7 +109,7 @@ class Exchange:
         """Return the places for messages from a peer, posting them the first time."""
         inbox = self._inboxes.get(peer)
         if inbox is None:
-            inbox = self._inboxes[peer] = Inbox(self.transport, peer, HEADER_BYTES + self.segment_bytes, self.window)
+            inbox = self._inboxes[peer] = Inbox(self.links, peer, HEADER_BYTES + self.segment_bytes, self.window)
         return inbox
 
     def peek(self, peer: int) -> tuple[int, Call]:

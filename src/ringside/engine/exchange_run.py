@@ -213,7 +213,7 @@ class Run:
         self._post(peer, pieces[0] if len(pieces) == 1 else np.concatenate(pieces), parts)
 
     def _post(self, peer: int, data: Bytes, parts: Parts) -> None:
-        pending: Pending = self.exchange.transport.send(peer, data)
+        pending: Pending = self.exchange.links.send(peer, data)
         if len(parts) > 1:
             pending = Once(pending)
         self.exchange.sent_bytes[peer] += len(data)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ringside.engine.tensors import address_of
-from ringside.engine.transports.transport import Bytes, Pending, Transport
+from ringside.engine.transports.transport import Bytes, Links, Pending
 
 HEADER_BYTES = 64
 """What the first message of a link in each collective begins with."""
@@ -18,11 +18,11 @@ HEADER_BYTES = 64
 class Inbox:
     """The places for the next messages of one sender, posted ahead and used in turn."""
 
-    def __init__(self, transport: Transport, peer: int, size_bytes: int, window: int) -> None:
-        self._transport, self._peer = transport, peer
+    def __init__(self, links: Links, peer: int, size_bytes: int, window: int) -> None:
+        self._links, self._peer = links, peer
         self._spare = [np.empty(size_bytes, dtype=np.uint8) for _ in range(window)]
         self._under_way: deque[tuple[Bytes, Pending]] = deque()
-        self._kept = {id(place): transport.keep(place) for place in self._spare}
+        self._kept = {id(place): links.keep(place) for place in self._spare}
         self._addresses = {id(place): address_of(place) for place in self._spare}
         self._seen: Bytes | None = None
         self.post(window)
@@ -48,7 +48,7 @@ class Inbox:
 
     def free(self, place: Bytes) -> None:
         """Use a place again."""
-        self._under_way.append((place, self._transport.receive(self._peer, self._kept[id(place)])))
+        self._under_way.append((place, self._links.receive(self._peer, self._kept[id(place)])))
 
     def keep(self, place: Bytes) -> None:
         """Use a place again when told by `post`: nothing is sent for which there is no place."""

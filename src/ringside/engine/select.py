@@ -65,6 +65,7 @@ class Selector:
         revisions: What was decided anew during the run and why, oldest first.
         listeners: Called with every revision on the thread that carries all-reduces, on all ranks.
         version: Grows with every change of the choices in use.
+        startup_s: What `start` took, seconds.
         calls: How many small all-reduces there were, by class of sizes, once that class is settled.
     """
 
@@ -82,6 +83,7 @@ class Selector:
         self.revisions: list[Revision] = []
         self.listeners: list[Callable[[Revision], object]] = []
         self.version = 0
+        self.startup_s = 0.0
         self._across, self._clock = across, clock
         self._mode, self._environ = Mode.of_environment(environ), dict(environ)
         self._wire = wire
@@ -180,9 +182,10 @@ class Selector:
         self._path = path if kept is None and self._mode.path is None else None
         self._use(data)
         self._drift = Drift(self._bounds)
+        self.startup_s = self._clock() - began
         if self._first.here:
             where = "kept" if kept is not None else "measured"
-            _log.info("selection %s in %.2f s: %s", where, self._clock() - began, self._words())
+            _log.info("selection %s in %.2f s: %s", where, self.startup_s, self._words())
 
     def _kept(self, path: Path) -> Table | None:
         """Return the table that was decided before, if it holds now, and go on from its figures; rank 0 only."""

@@ -302,6 +302,12 @@ class Communicator(Collectives):
         return () if selector is None else tuple(selector.history)
 
     @property
+    def startup_s(self) -> float:
+        """What timing links and choices took when this was made, seconds; 0.0: nothing was timed."""
+        selector = self._between.selector if self._between is not None else None
+        return 0.0 if selector is None else selector.startup_s
+
+    @property
     def hops(self) -> list[Hop]:
         """What each message between hosts took, the latest 65,536: time to first byte, first to last byte."""
         return [] if self._between is None else list(self._between.across.exchange.hops)

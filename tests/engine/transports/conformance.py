@@ -138,6 +138,24 @@ def tells_where_it_is(t: Transport) -> None:
     assert t.describe()["transport"]
 
 
+def beside_each_other(t: Transport) -> None:
+    """Messages of links beside these have an order of their own, whichever are sent, or have places, first."""
+    right, left = (t.rank + 1) % t.size, (t.rank - 1) % t.size
+    other = t.beside()
+    assert (other.rank, other.size) == (t.rank, t.size)
+    places = {(which, k): place() for which in (0, 1) for k in range(3)}
+    receives = [other.receive(left, places[1, k]) for k in range(3)]
+    sends = [t.send(right, message(t.rank, 0, k)) for k in range(3)]
+    sends += [other.send(right, other.keep(message(t.rank, 1, k))) for k in range(3)]
+    for pending in receives:  # though those of `t` were sent before
+        pending.wait()
+    receives = [t.receive(left, places[0, k]) for k in range(3)]
+    for pending in (*receives, *sends):
+        pending.wait()
+    for (which, k), into in places.items():
+        assert (into == message(left, which, k)).all(), f"message {k} of order {which}"
+
+
 CHECKS: dict[str, Callable[[Transport], None]] = {
     check.__name__: check
     for check in (
@@ -148,6 +166,7 @@ CHECKS: dict[str, Callable[[Transport], None]] = {
         many_to_one,
         large_both_ways,
         memory_may_go,
+        beside_each_other,
         tells_where_it_is,
     )
 }
@@ -227,12 +246,25 @@ def closing_with_places_posted(t: Transport) -> None:
             one.wait()
 
 
+def beside_it_nothing_works_afterwards(t: Transport) -> None:
+    """Who waits on links beside those that fail hears of it, and of the same cause."""
+    other, peer = t.beside(), others(t)[-1]
+    if t.rank == 0:
+        t.fail(Cause("left", 0))
+    with pytest.raises(LinkError) as raised:
+        other.receive(peer, place()).wait()
+    assert raised.value.cause == Cause("left", 0)
+    with pytest.raises(LinkError):
+        other.send(peer, message(1)).wait()
+
+
 FAILURES: dict[str, Callable[[Transport], None]] = {
     check.__name__: check
     for check in (
         leaving_is_heard,
         first_cause_counts,
         nothing_works_afterwards,
+        beside_it_nothing_works_afterwards,
         what_had_arrived_stays,
         closing_with_places_posted,
     )

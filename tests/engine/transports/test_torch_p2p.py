@@ -9,7 +9,8 @@ import time
 import pytest
 from tests.processes import borrowed, hear, on_ranks, place, say
 
-from ringside.engine.transports.transport import Cause, LinkError
+from ringside.engine.transports.torch_p2p import _Wait
+from ringside.engine.transports.transport import NOBODY, Cause, LinkError
 
 from . import conformance
 from .vertices import peer_to_peer, store_file
@@ -43,6 +44,21 @@ def messages_of_all_kinds(path: str) -> None:
 def test_failures() -> None:
     with store_file() as path:
         on_ranks(4, conforms, path, list(conformance.FAILURES))
+
+
+def test_a_wait_is_long_when_it_is_still_the_same_one() -> None:
+    wait = _Wait()
+    assert not wait.lasts(1.0, 0.0)
+    wait.peer, wait.number = 2, 1
+    assert not wait.lasts(1.0, 0.1), "seen for the first time"
+    assert not wait.lasts(1.0, 1.0)
+    assert wait.lasts(1.0, 1.2)
+    assert not wait.lasts(1.0, 2.0), "a moment ago"
+    assert wait.lasts(1.0, 2.3)
+    wait.number = 2
+    assert not wait.lasts(1.0, 9.0), "another one"
+    wait.peer = NOBODY
+    assert not wait.lasts(1.0, 19.0)
 
 
 # ------------------------------------------------------------------------------------------------ deaths

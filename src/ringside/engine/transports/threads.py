@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,16 +52,16 @@ class Switchboard:
         self.size, self.timeout_s = size, timeout_s
         self.cause: Cause | None = None
         self.gone: list[int] = []
-        self._boxes = {(a, b): _Mailbox() for a in range(size) for b in range(size)}
+        self._boxes: defaultdict[tuple[int, int, int], _Mailbox] = defaultdict(_Mailbox)
         self._guard = threading.Lock()
 
-    def post(self, src: int, dst: int, memory: Bytes, *, receiving: bool) -> _Half:
-        """Put a message or a place for one."""
+    def post(self, src: int, dst: int, memory: Bytes, *, receiving: bool, order: int = 0) -> _Half:
+        """Put a message or a place for one; messages of different orders do not meet."""
         half = _Half(memory)
         with self._guard:
             if cause := self.why(src, dst):
                 raise LinkError(cause)
-            box = self._boxes[src, dst]
+            box = self._boxes[src, dst, order]
             (box.places if receiving else box.messages).append(half)
             box.match()
         return half
@@ -76,7 +76,7 @@ class Switchboard:
             if rank not in self.gone:
                 self.gone.append(rank)
             for link, box in self._boxes.items():
-                if rank in link:
+                if rank in link[:2]:
                     box.end()
 
     def fail(self, cause: Cause) -> Cause:
@@ -116,6 +116,8 @@ class Threads:
     doing: object = ""
     waits_inside: Callable[[], int] = lambda: NOBODY
     on_failure: Callable[[], object] = lambda: None
+    order: int = 0
+    orders: int = 1
 
     @property
     def size(self) -> int:
@@ -129,12 +131,19 @@ class Threads:
     def send(self, peer: int, data: Bytes | Kept) -> _Message:
         """Start sending."""
         data = data[0] if isinstance(data, list) else data
-        return _Message(self.board, self.rank, peer, self.board.post(self.rank, peer, data, receiving=False))
+        half = self.board.post(self.rank, peer, data, receiving=False, order=self.order)
+        return _Message(self.board, self.rank, peer, half)
 
     def receive(self, peer: int, into: Bytes | Kept) -> _Message:
         """Start receiving."""
         into = into[0] if isinstance(into, list) else into
-        return _Message(self.board, self.rank, peer, self.board.post(peer, self.rank, into, receiving=True))
+        half = self.board.post(peer, self.rank, into, receiving=True, order=self.order)
+        return _Message(self.board, self.rank, peer, half)
+
+    def beside(self) -> Threads:
+        """Return messages with an order of their own."""
+        self.orders += 1
+        return Threads(self.board, self.rank, order=self.orders - 1)
 
     def fail(self, cause: Cause) -> Cause:
         """Give up."""

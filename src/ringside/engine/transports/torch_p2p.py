@@ -30,7 +30,7 @@ from ringside.engine.transports.connections import close_connections, watched_co
 from ringside.engine.transports.last_words import LastWords, Listener, Word, find_late, tell_apart
 from ringside.engine.transports.transport import NOBODY, Bytes, Cause, Kept, LinkError
 
-_DATA, _PROBE = 1, 3
+_DATA, _PROBE, _BESIDE = 1, 3, 4
 _WORD_S = 0.3  # a word takes less, unless the machine is very busy
 _SILENCE_S = 1.0  # who says nothing for so long after everybody was woken takes no part
 _PROD_S = 1.0
@@ -76,9 +76,8 @@ class TorchPeerToPeer:
             self._group = gloo(PrefixStore("data", store), rank, size, joining)
             words = gloo(PrefixStore("words", store), rank, size, joining)
         self._words = LastWords(words, rank, size)
-        self._waits_for = NOBODY
-        self._waits = 0
-        self._prodded: tuple[int, float] = (-1, 0.0)
+        self._own = _Wait()
+        self._waits = [self._own]
         self._cause: Cause | None = None
         self._guard = threading.Lock()
         self._listener = Listener(self._words, self.fail, self._prod, f"ringside-listener-{rank}")
@@ -90,7 +89,7 @@ class TorchPeerToPeer:
 
     @doing.setter
     def doing(self, what: object) -> None:
-        self._doing, self._since, self._waits_for = what, time.monotonic(), NOBODY
+        self._doing, self._since = what, time.monotonic()
 
     def keep(self, data: Bytes) -> Kept:
         """Return what `send` and `receive` take in place of `data`; see `Transport`."""
@@ -98,20 +97,31 @@ class TorchPeerToPeer:
 
     def send(self, peer: int, data: Bytes | Kept) -> _Message:
         """Start sending; see `Transport`."""
-        try:
-            kept = data if data.__class__ is list else [torch.from_numpy(data)]
-            return _Message(self, peer, self._group.send(kept, peer, _DATA))
-        except RuntimeError as error:
-            raise self._error(peer, error) from None
+        return self._send(self._own, _DATA, peer, data)
 
     def receive(self, peer: int, into: Bytes | Kept) -> _Message:
         """Start receiving; see `Transport`. That the peer has left is an error only for who waits for the message."""
+        return self._receive(self._own, _DATA, peer, into)
+
+    def beside(self) -> _Beside:
+        """Return messages with an order of their own; see `Transport`."""
+        self._waits.append(_Wait())
+        return _Beside(self, self._waits[-1], _BESIDE + len(self._waits) - 2)
+
+    def _send(self, wait: _Wait, tag: int, peer: int, data: Bytes | Kept) -> _Message:
+        try:
+            kept = data if data.__class__ is list else [torch.from_numpy(data)]
+            return _Message(self, wait, peer, self._group.send(kept, peer, tag))
+        except RuntimeError as error:
+            raise self._error(peer, error) from None
+
+    def _receive(self, wait: _Wait, tag: int, peer: int, into: Bytes | Kept) -> _Message:
         try:
             kept = into if into.__class__ is list else [torch.from_numpy(into)]
-            work = self._group.recv(kept, peer, _DATA)
+            work = self._group.recv(kept, peer, tag)
         except RuntimeError as error:
             work = _Refused(error)
-        return _Message(self, peer, work)
+        return _Message(self, wait, peer, work)
 
     def fail(self, cause: Cause) -> Cause:
         """Tell the peers, as far as they can be reached, and close all connections; the first cause counts.
@@ -144,7 +154,9 @@ class TorchPeerToPeer:
 
     def _settled(self, cause: Cause) -> Cause:
         """Find out who is to blame, and tell."""
-        waits_for = self._waits_for if self._waits_for != NOBODY else self.waits_inside()
+        waits_for = next((wait.peer for wait in self._waits if wait.peer != NOBODY), NOBODY)
+        if waits_for == NOBODY:
+            waits_for = self.waits_inside()
         if waits_for == NOBODY and cause.kind in ("lost", "late"):
             waits_for = cause.vertex
         heard = self._words.first()
@@ -177,13 +189,12 @@ class TorchPeerToPeer:
 
     def _prod(self) -> None:
         """Send something to whoever has been waited for: what is not acknowledged ends a connection that is silent."""
-        (known, since), wait, peer, now = self._prodded, self._waits, self._waits_for, time.monotonic()
-        if peer == NOBODY or wait != known:
-            self._prodded = wait, now
-        elif now - since > _PROD_S:
-            self._prodded = wait, now
-            with contextlib.suppress(RuntimeError):  # whoever waits hears of it
-                self._group.send([torch.zeros(1)], peer, _PROBE)
+        now = time.monotonic()
+        for wait in self._waits:
+            peer = wait.peer
+            if wait.lasts(_PROD_S, now):
+                with contextlib.suppress(RuntimeError):  # whoever waits hears of it
+                    self._group.send([torch.zeros(1)], peer, _PROBE)
 
     def _peers(self) -> list[int]:
         return [peer for peer in range(self.size) if peer != self.rank]
@@ -219,18 +230,76 @@ class _Refused:
         raise self.error
 
 
+@dataclass(eq=False, slots=True)
+class _Wait:
+    """Whom messages of one order are waited for.
+
+    Args:
+        peer: The vertex; `NOBODY`: nobody waits.
+        number: Of the wait.
+        known: The wait that was seen last.
+        since: When, or when something was sent to find out whether the peer is there.
+    """
+
+    peer: int = NOBODY
+    number: int = 0
+    known: int = -1
+    since: float = 0.0
+
+    def lasts(self, seconds: float, now: float) -> bool:
+        """Tell whether the same wait has lasted for so long, since it was first seen or since this was true."""
+        same = self.peer != NOBODY and self.number == self.known
+        if same and now - self.since <= seconds:
+            return False
+        self.known, self.since = self.number, now
+        return same
+
+
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """Messages of a `TorchPeerToPeer` with an order of their own: those of another tag."""
+
+    transport: TorchPeerToPeer
+    waits: _Wait
+    tag: int
+
+    @property
+    def rank(self) -> int:
+        """This vertex."""
+        return self.transport.rank
+
+    @property
+    def size(self) -> int:
+        """Number of vertices."""
+        return self.transport.size
+
+    def keep(self, data: Bytes) -> Kept:
+        """Return what `send` and `receive` take in place of `data`; see `Links`."""
+        return self.transport.keep(data)
+
+    def send(self, peer: int, data: Bytes | Kept) -> _Message:
+        """Start sending; see `Links`."""
+        return self.transport._send(self.waits, self.tag, peer, data)
+
+    def receive(self, peer: int, into: Bytes | Kept) -> _Message:
+        """Start receiving; see `Links`."""
+        return self.transport._receive(self.waits, self.tag, peer, into)
+
+
 @dataclass(frozen=True, slots=True)
 class _Message:
     transport: TorchPeerToPeer
+    waits: _Wait
     peer: int
     work: Any
 
     def wait(self) -> None:
         """Wait for it; see `Pending`."""
-        self.transport._waits_for = self.peer
-        self.transport._waits += 1
+        waits = self.waits
+        waits.peer = self.peer
+        waits.number += 1
         try:
             self.work.wait(self.transport._timeout)
         except RuntimeError as error:
             raise self.transport._error(self.peer, error) from None
-        self.transport._waits_for = NOBODY
+        waits.peer = NOBODY

@@ -56,22 +56,13 @@ class Pending(Protocol):
         """Return when it has left (its memory may be used again) or has arrived; raise `LinkError`."""
 
 
-class Transport(Protocol):
+class Links(Protocol):
     """Messages between the vertices 0 to size - 1, of which this is one.
 
     Between two vertices messages arrive in the order in which they were sent, into the memory given to `receive` in
     the order of those calls; a message may be shorter than that memory. `receive` should be called ahead of time: a
     message whose place is known travels without asking.
-
-    Attributes:
-        doing: What this vertex is about, as the others are told when it gives up; "": it is in no collective.
-        waits_inside: Tells which vertex it waits for in its host's shared memory; `NOBODY`: for none.
-        on_failure: Called when it gives up, as soon as the others have been told; it may be on any thread.
     """
-
-    doing: object
-    waits_inside: Callable[[], int]
-    on_failure: Callable[[], object]
 
     @property
     def rank(self) -> int:
@@ -89,6 +80,26 @@ class Transport(Protocol):
 
     def receive(self, peer: int, into: Bytes | Kept) -> Pending:
         """Start receiving the next message from `peer` into `into` (uint8 [m], m ≥ the message's length)."""
+
+
+class Transport(Links, Protocol):
+    """Links to other vertices, and what is done when they fail.
+
+    Attributes:
+        doing: What this vertex is about, as the others are told when it gives up; "": it is in no collective.
+        waits_inside: Tells which vertex it waits for in its host's shared memory; `NOBODY`: for none.
+        on_failure: Called when it gives up, as soon as the others have been told; it may be on any thread.
+    """
+
+    doing: object
+    waits_inside: Callable[[], int]
+    on_failure: Callable[[], object]
+
+    def beside(self) -> Links:
+        """Return links to the same vertices whose messages have an order of their own: those of another thread.
+
+        All vertices call this equally often. What fails there, fails here, and the other way round.
+        """
 
     def fail(self, cause: Cause) -> Cause:
         """Tell everybody why this vertex gives up and end all that is under way; return the first known cause."""
