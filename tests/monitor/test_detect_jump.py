@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from ringside.monitor import detect
+from ringside.monitor.excess import log_excess
 from ringside.monitor.robust import divergence
+from ringside.monitor.screen import Screen
 
 
 def rough(seed: int, ranks: int, steps: int, share: float = 0.15) -> np.ndarray:
@@ -53,3 +55,21 @@ def test_the_bound_is_never_below_the_chance_itself(late: int, steps: int, share
 
 def test_fewer_late_steps_than_usual_are_no_news() -> None:
     assert divergence(0.1, 0.2) == 0.0
+
+
+def test_two_ranks_that_take_turns_to_lag_by_little_are_rarely_called_slow():
+    """One lags by 5.5 % for forty steps, then the other by 7.5 %: half of that jump is the first one's recovery.
+
+    Recorded of two ranks on two cores that share a physical one. Held against what was right before alone, 83 of these
+    100 jobs had a verdict.
+    """
+    rng, jobs, steps = np.random.default_rng(0), 100, 200
+    own = np.exp(rng.normal(0, 0.03, (steps, jobs, 2)))
+    own[116:158, :, 1] *= 1.055
+    own[158:184, :, 0] *= 1.075
+    own = np.where(rng.random(own.shape) < 0.06, own * rng.uniform(1.1, 1.5, own.shape), own)
+    screen, named = Screen(jobs, 2), np.zeros(jobs, dtype=bool)
+    for row in own:
+        opened, _ = screen.update(np.stack([log_excess(times[None])[0] for times in row]))
+        named |= opened.any(axis=1)
+    assert named.sum() <= 30

@@ -96,8 +96,8 @@ class Jumps:
         after = np.stack([self._medians[row, late] for late, _ in self._slots])
         places = zip(self._after, self._slots, strict=True)
         before = np.stack([self._medians[(steps - int(length)) % kept, early] for length, (_, early) in places])
-        jumps = after - before
-        self._remember(np.where(clean, np.abs(jumps), np.nan), steps)
+        self._remember(np.where(clean, np.abs(after - before), np.nan), steps)
+        jumps = after - np.maximum(before, least[0] - least[1])  # who was below the usual may come back to it
         with np.errstate(invalid="ignore"):
             bar = np.maximum(RAREST * self._seen, least[1])
             found = (jumps >= bar) & (after >= least[0]) & (self._looks >= 1.5 * self._after.reshape(-1, 1, 1))
