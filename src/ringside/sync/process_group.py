@@ -83,7 +83,7 @@ class RingsideGroup(dist.ProcessGroup):
     # -------------------------------------------------------------------------------------------- how they are carried
 
     def carry(self, name: str, collective: collectives.Collective, args: tuple[Any, ...]) -> RingsideWork:
-        """Carry out a collective of CPU tensors, here and now or (`asyncOp`) in the background.
+        """Carry out a collective of CPU tensors, here and now, or (`asyncOp`) where it is waited for or in background.
 
         Args:
             name: As users call it.
@@ -95,14 +95,16 @@ class RingsideGroup(dist.ProcessGroup):
         outputs, job = collective(engine.inside or engine.communicator, *args)
         self.counters.add(name, "ringside")
         limit_s = limit_of(args[-1]) or self._limit_s
-        work = RingsideWork(name, self._rank, outputs, limit_s=limit_s)
         if engine.is_here or (now and limit_s is None):
             engine.run(job)
-        elif now:
-            work.begin(job, engine.start).wait()
+            work = RingsideWork(name, self._rank, outputs)
         else:
             caller = sys._getframe().f_back
-            work.begin(self._bucket(collective, args, caller and caller.f_back) or job, engine.start)
+            bucket = None if now else self._bucket(collective, args, caller and caller.f_back)
+            turn = engine.start(bucket or job, sum(out.numel() * out.element_size() for out in outputs))
+            work = RingsideWork(name, self._rank, outputs, turn, limit_s)
+            if now:
+                work.wait()
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -116,13 +118,13 @@ class RingsideGroup(dist.ProcessGroup):
         if not self._posts or engine.is_here or self._limit_s or limit_of(opts):
             return None
         small = collectives.small(engine.inside, tensors, opts)
-        posted = None if small is None else engine.post(*small)
-        if posted is None:
+        turn = None if small is None else engine.post(*small)
+        if turn is None:
             return None
         self.counters.add("all_reduce", "ringside")
-        work = RingsideWork("all_reduce", self._rank, tensors, posted)
+        work = RingsideWork("all_reduce", self._rank, tensors, turn)
         if not opts.asyncOp:
-            posted.wait()
+            turn.wait()
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -14,13 +13,22 @@ from ringside.engine.at_exit import AtExit
 from ringside.engine.lifetime import Lifetime
 from ringside.engine.settings import Settings
 from ringside.engine.tensors import Flat
+from ringside.engine.turns import PATIENCE_S, Turn, Turns
 from ringside.errors import ClosedError
 from ringside.sync.communicator import Communicator
-from ringside.sync.process_group_posted import Posted
+
+PATIENT_INSIDE_BYTES = 1 << 20
+PATIENT_BYTES = 64 << 10
+"""Of results, inside a host and between hosts: up to there to change threads takes longer than the patience costs."""
+
+_LAST_S = 1.0  # a collective takes to hear that its communicator is closed
+_REFUSAL = (
+    "the process group is closed on rank {rank}, or this is a forked child: make a new one with init_process_group"
+)
 
 
 class Engine(Lifetime):
-    """Carries out a group's collectives one after the other, on the thread that calls or on one of its own.
+    """Carries out a group's collectives one after the other, on threads that wait for them or one of its own.
 
     Making one is a collective of the group.
 
@@ -44,81 +52,45 @@ class Engine(Lifetime):
         else:
             self.communicator = Communicator.over(store, rank, size, timeout_s=timeout_s)
         self.inside = self.communicator.inside if size > 1 else self.communicator
-        self._turn = threading.RLock()
-        self._carrier = 0
-        self._posted: Posted | None = None
+        self._turns = Turns(f"ringside-{rank}", _REFUSAL.format(rank=rank))
+        self._patient_bytes = PATIENT_INSIDE_BYTES if self.inside is not None else PATIENT_BYTES
         self._begin()
         _at_exit.add(self)
 
     @property
     def is_here(self) -> bool:
         """Tell whether the caller is carrying a collective out, as in a callback of a future: nobody else can."""
-        if self._carrier == threading.get_ident():
-            return True
-        return self._background is not None and self._background.is_here
+        return self._turns.is_here
 
     def run(self, job: Callable[[], None]) -> None:
-        """Carry out a collective now, after those under way."""
+        """Carry out a collective now, after those called before it; raise what goes wrong."""
         if self._closed or self._is_forked():
-            raise ClosedError(
-                f"the process group is closed on rank {self.rank}, or this is a forked child: make a new one with "
-                "init_process_group"
-            )
-        if not self.is_here and self._must_queue():
-            self.submit(lambda: self._in_turn(job)).wait()
-        else:
-            self._in_turn(job)
+            raise ClosedError(_REFUSAL.format(rank=self.rank))
+        self._turns.run(job)
 
-    def start(self, job: Callable[[], None]) -> Any:
-        """Carry out a collective on the engine's thread; return what can be waited for."""
-        return self.submit(lambda: self._in_turn(job))
+    def start(self, job: Callable[[], None], size_bytes: int) -> Turn:
+        """Line up a collective for whoever waits for it, or the engine's thread; return what can be waited for.
 
-    def post(self, flat: Flat, op: int, scale: float) -> Posted | None:
+        Args:
+            job: Carries it out.
+            size_bytes: Of its results: large ones the thread begins at once.
+        """
+        return self._turns.start(job, PATIENCE_S if size_bytes <= self._patient_bytes else 0.0)
+
+    def post(self, flat: Flat, op: int, scale: float) -> Turn | None:
         """Begin a small all-reduce, which waits for nobody, here and now; None where something else is under way.
 
         Arguments as for `post` of the host's communicator.
         """
-        if self._closed or self._is_forked() or self._must_queue() or not self._turn.acquire(blocking=False):
-            return None
-        try:
-            if self._posted is not None:
-                return None
-            posted = self._posted = Posted(self.inside.post(flat, op, scale), self)
-            return posted
-        finally:
-            self._turn.release()
-
-    def hand_over(self) -> Any:
-        """Have the engine's thread finish what was posted; return what can be waited for."""
-        return self.start(_nothing)
-
-    def finish_posted(self) -> None:
-        """Finish what was posted, on the thread that calls."""
-        self._in_turn(_nothing)
-
-    def _in_turn(self, job: Callable[[], None]) -> None:
-        """Carry it out while no other thread does, after what was posted: a communicator is for one at a time."""
-        with self._turn:
-            before, self._carrier = self._carrier, threading.get_ident()
-            try:
-                posted, self._posted = self._posted, None
-                if posted is not None:
-                    posted.finish()
-                job()
-            finally:
-                self._carrier = before
+        return None if self._closed else self._turns.post(self.inside.post, flat, op, scale)
 
     def _let_go(self, finish_s: float) -> None:
+        self._turns.stop(finish_s)
         if finish_s:
             self.communicator.close()
         else:
             self.communicator.abandon()
-        if self._background is not None:
-            self._background.join()
-
-
-def _nothing() -> None:
-    """Nothing is left to do."""
+        self._turns.join(_LAST_S)
 
 
 _at_exit = AtExit()

@@ -7,20 +7,18 @@ works, so futures fail by one.
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ringside.engine.background import Work as Background
+from ringside.engine.turns import Turn
 from ringside.errors import DeadlineError
-from ringside.sync.process_group_posted import Posted
 
 Future = torch.futures.Future
-Job = Callable[[], None]
 
 
 class RingsideWork(dist.Work):
@@ -30,7 +28,7 @@ class RingsideWork(dist.Work):
         name: Of the collective, as users call it.
         rank: This rank.
         outputs: The tensors that hold the result when it is done.
-        posted: What is to be finished by whoever waits, where it was posted.
+        turn: Its place among the group's collectives; None: it is done.
         limit_s: Longest wait where `wait` is told none, seconds; None: as long as the engine lets it.
     """
 
@@ -39,44 +37,17 @@ class RingsideWork(dist.Work):
         name: str,
         rank: int,
         outputs: list[torch.Tensor],
-        posted: Posted | None = None,
+        turn: Turn | None = None,
         limit_s: float | None = None,
     ) -> None:
         super().__init__()
         self._limit_s = limit_s
-        self._name, self._rank, self._outputs = name, rank, outputs
+        self._name, self._rank, self._outputs, self._turn = name, rank, outputs, turn
         self._future: Future[list[torch.Tensor]] | None = None
-        self._error: BaseException | None = None
-        self._under_way: Background | Posted | None = posted
-        self._guard, self._finished = threading.Lock(), False
-        if posted is not None:
-            posted.told = self._told
-
-    def begin(self, job: Job, start: Callable[[Job], Background]) -> RingsideWork:
-        """Have `start` carry out `job` some time, and the future told when it is done; return this work."""
-        future: Future[list[torch.Tensor]] = Future()
-        self._future = future
-
-        def carry() -> None:
-            try:
-                job()
-            except BaseException as error:
-                self._error = error
-                raise
-            finally:
-                future.set_result(self._outputs)
-
-        self._under_way = start(carry)
-        return self
-
-    def _told(self, error: BaseException | None) -> None:
-        with self._guard:
-            self._error, self._finished, future = error, True, self._future
-        if future is not None:
-            future.set_result(self._outputs)
+        self._guard = threading.Lock()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Return True when it is done.
+        """Return True when it is done; without a timeout it may be carried out here.
 
         Args:
             timeout: Longest wait; not positive: as long as the group's own timeout lets it.
@@ -85,18 +56,14 @@ class RingsideWork(dist.Work):
             SyncError: What went wrong, with rank and collective.
             DeadlineError: It is not done yet; it stays under way.
         """
-        if self._under_way is None:
+        if self._turn is None:
             return True
         seconds = timeout.total_seconds() if timeout else 0.0
         limit_s = seconds if seconds > 0 else self._limit_s
-        try:
-            self._under_way.wait(limit_s)
-        except TimeoutError:
-            if self._error is not None:
-                raise
+        if not self._turn.wait(limit_s):
             raise DeadlineError(
                 f"{self._name} on rank {self._rank} is not done after {limit_s:g} s; it is still under way: wait longer"
-            ) from None
+            )
         return True
 
     def synchronize(self) -> None:
@@ -105,15 +72,15 @@ class RingsideWork(dist.Work):
 
     def is_completed(self) -> bool:
         """Tell whether it is done, well or badly."""
-        return self._under_way is None or self._under_way.is_completed()
+        return self._turn is None or self._turn.is_completed()
 
     def is_success(self) -> bool:
         """Tell whether it is done and went well."""
-        return self.is_completed() and self._error is None
+        return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
         """Return what went wrong, or None."""
-        return self._error
+        return None if self._turn is None else self._turn.error
 
     def result(self) -> list[torch.Tensor]:
         """Wait and return the tensors that hold the result."""
@@ -130,21 +97,23 @@ class RingsideWork(dist.Work):
         with self._guard:
             fresh = self._future is None
             future = self._future = self._future or Future()
-            posted = None if self._finished else self._under_way
-        if fresh and isinstance(posted, Posted):
-            posted.let_go()
-        elif fresh:
-            future.set_result(self._outputs)
+        if fresh:
+            tell = functools.partial(future.set_result, self._outputs)
+            if self._turn is None:
+                tell()
+            else:
+                self._turn.when_done(tell)
 
         def check(done: Future[list[torch.Tensor]]) -> list[torch.Tensor]:
-            if self._error is not None:
-                raise self._error
+            error = self.exception()
+            if error is not None:
+                raise error
             return done.value()
 
         return future.then(check)
 
     def __repr__(self) -> str:
-        state = "failed" if self._error else "done" if self.is_completed() else "under way"
+        state = "failed" if self.exception() else "done" if self.is_completed() else "under way"
         return f"<ringside {self._name} on rank {self._rank}, {state}>"
 
 

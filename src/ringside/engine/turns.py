@@ -1,0 +1,387 @@
+"""Collectives one at a time, in the order of their calls, each by whoever waits for it.
+
+To hand a small collective to another thread and take it back costs more than the collective. So what is called
+asynchronously only joins a line, and whoever waits carries out what is before it, and then it itself. What nobody waits
+for is carried out by a thread: soon after, or at once where it was asked to. It looks by itself for a while after it
+had something to do, so that a call need not wake it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from ringside.errors import ClosedError, SyncError
+
+Job = Callable[[], Any]
+
+PATIENCE_S = 1e-3
+"""How long the thread leaves a call to whoever may wait for it, seconds, unless it is told otherwise."""
+
+_LOOKS = 20  # that the thread takes in vain before it sleeps until it is woken
+
+
+class Turn:
+    """One collective that was called: its place in the line, and what became of it.
+
+    Args:
+        turns: The line.
+        job: Carries it out.
+        number: Of the call.
+        due: When the thread carries it out if nobody else has begun, on the monotonic clock.
+        keeps: What must live until it is done.
+
+    Attributes:
+        done: Whether it is done, well or badly.
+        error: What went wrong.
+    """
+
+    __slots__ = ("_begun", "_job", "_keeps", "_told", "_turns", "done", "due", "error", "number")
+
+    def __init__(self, turns: Turns, job: Job, number: int, due: float, keeps: Any) -> None:
+        self._turns, self._job, self._keeps = turns, job, keeps
+        self.number, self.due = number, due
+        self._begun = self.done = False
+        self.error: Exception | None = None
+        self._told: Job | None = None
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Carry it out, or wait until it is done; False: not within the timeout, and it goes on.
+
+        With a timeout it is not carried out here, since nothing could end that in time.
+
+        Raises:
+            SyncError: What went wrong in it, or the line is a forked child's.
+        """
+        if not self.done and not self._turns.finish(self, timeout_s):
+            return False
+        if self.error is not None:
+            raise self.error
+        return True
+
+    def is_completed(self) -> bool:
+        """Tell whether it is done; who asks instead of waiting has it carried out by the thread."""
+        if not self.done:
+            self._turns.let_go(self)
+        return self.done
+
+    def when_done(self, told: Job) -> None:
+        """Have the thread carry it out, and call `told` once, on whichever thread does, or here where it is done."""
+        if self._turns.is_told(self, told):
+            self._turns.let_go(self)
+        else:
+            told()
+
+    def carry(self) -> None:
+        """Carry it out, in its turn; raise only what is not for those who wait for it, such as Ctrl-C."""
+        try:
+            self._begun = True
+            self._job()
+        except Exception as error:
+            self.error = error
+        except BaseException as error:
+            self.error = SyncError(f"the collective was interrupted on this rank ({type(error).__name__})")
+            raise
+
+    def has_begun(self) -> bool:
+        """Tell whether somebody carries it out, or has."""
+        return self._begun
+
+    def end(self) -> Job | None:
+        """Take note that it is done; return what is to be told."""
+        told, self._told, self._job, self._keeps = self._told, None, _nothing, None
+        self.done = True
+        return told
+
+
+class Turns:
+    """The line of one communicator's collectives.
+
+    Callbacks of a collective run on the thread that carries it out; what they call is carried out at once.
+
+    Args:
+        name: Of the thread.
+        refusal: What is said to who calls when it is closed, or in a forked child.
+    """
+
+    def __init__(self, name: str, refusal: str) -> None:
+        self._name, self._refusal, self._owner_pid = name, refusal, os.getpid()
+        self._guard = threading.Lock()  # of all below; held for moments
+        self._line: deque[Turn] = deque()
+        self._carrier = 0  # the thread that carries out
+        self._sleepers: list[threading.Lock] = []
+        self._calls = self._wanted = 0  # numbers: of the last call, of the last one that the thread takes at once
+        self._open = True
+        self._thread: threading.Thread | None = None
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._next_look = math.inf  # when the thread looks by itself; 0: it is about to
+
+    @property
+    def is_here(self) -> bool:
+        """Tell whether the caller is inside a collective, as in a callback: nobody else can carry one out."""
+        return self._carrier == threading.get_ident()
+
+    # -------------------------------------------------------------------------------------------- calls
+
+    def run(self, job: Job) -> None:
+        """Carry out a collective here, after those called before it; raise what goes wrong."""
+        me = threading.get_ident()
+        if self._carrier == me:
+            job()
+            return
+        try:
+            if self._claim(me):
+                job()
+                return
+        finally:
+            self._release(me)
+        if self._is_forked():
+            raise ClosedError(self._refusal)
+        with self._guard:
+            if not self._open:
+                raise ClosedError(self._refusal)
+            turn = self._append(job, math.inf)
+        try:
+            turn.wait()
+        except BaseException:
+            self.let_go(turn)  # Ctrl-C came while others were before it: the other ranks count on it
+            raise
+
+    def start(self, job: Job, patience_s: float = PATIENCE_S) -> Turn:
+        """Line a collective up, and return what can be waited for.
+
+        Args:
+            job: Carries it out.
+            patience_s: How long the thread leaves it to whoever may wait, seconds.
+
+        Raises:
+            ClosedError: The line is closed, or this is a forked child.
+        """
+        if self._is_forked():
+            raise ClosedError(self._refusal)
+        due = time.monotonic() + patience_s
+        with self._guard:
+            if not self._open:
+                raise ClosedError(self._refusal)
+            turn = self._append(job, due)
+            head = self._line[0]
+            head.due = min(head.due, due)
+            if patience_s == 0:
+                self._wanted = turn.number
+            self._begin_thread()
+            rings = due < self._next_look
+            if rings:
+                self._next_look = 0.0
+        if rings:
+            self._bell.put(None)
+        return turn
+
+    def post(self, begin: Callable[..., Job], *args: Any) -> Turn | None:
+        """Begin here what waits for nobody; what `begin` returns finishes it. None: something is before it.
+
+        The thread leaves it to whoever waits, or calls the next one, for as long as they like.
+        """
+        me = threading.get_ident()
+        if self._carrier == me or self._is_forked():
+            return None
+        try:
+            if not self._claim(me):
+                return None
+            job = begin(*args)
+            with self._guard:
+                return self._append(job, math.inf, args)
+        finally:
+            self._release(me)
+
+    def _append(self, job: Job, due: float, keeps: Any = None) -> Turn:
+        self._calls += 1
+        turn = Turn(self, job, self._calls, due, keeps)
+        self._line.append(turn)
+        return turn
+
+    # -------------------------------------------------------------------------------------------- waiting
+
+    def finish(self, turn: Turn, timeout_s: float | None = None) -> bool:
+        """Carry out all up to a turn, or wait until others have; see `Turn.wait`."""
+        if self._is_forked():
+            raise ClosedError(self._refusal)
+        me = threading.get_ident()
+        if self._carrier == me:
+            while not turn.done:
+                self._carry_next()
+        elif timeout_s is not None:
+            self.let_go(turn)
+            return self._await(turn, timeout_s)
+        while not turn.done:
+            try:
+                if self._take(me, turn):
+                    self._carry_next()
+            finally:
+                self._release(me)
+        return True
+
+    def let_go(self, turn: Turn) -> None:
+        """Have the thread carry out all up to a turn at once."""
+        if turn.done or self._is_forked():
+            return
+        with self._guard:
+            self._wanted = max(self._wanted, turn.number)
+            if self._open:
+                self._begin_thread()
+            rings, self._next_look = self._next_look > 0, 0.0
+        if rings:
+            self._bell.put(None)
+
+    def is_told(self, turn: Turn, told: Job) -> bool:
+        """Have `told` be called when a turn is done; False: it is already, and `told` is not called."""
+        if self._is_forked():
+            raise ClosedError(self._refusal)
+        with self._guard:
+            if not turn.done:
+                turn._told = told
+            return not turn.done
+
+    def _await(self, turn: Turn, timeout_s: float) -> bool:
+        """Wait until a turn is done, whoever carries it out; False: not in time."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with self._guard:
+                if turn.done:
+                    return True
+                bell = self._new_sleeper()
+            left_s = min(deadline - time.monotonic(), threading.TIMEOUT_MAX)
+            if left_s <= 0 or not bell.acquire(timeout=left_s):
+                return turn.done
+
+    # -------------------------------------------------------------------------------------------- whose turn it is
+
+    def _claim(self, me: int) -> bool:
+        """Become the one who carries out, if nobody does and nothing is lined up."""
+        with self._guard:
+            if self._carrier or self._line:
+                return False
+            self._carrier = me
+            return True
+
+    def _take(self, me: int, turn: Turn) -> bool:
+        """Become the one who carries out, when nobody else does; False: that turn is done by then."""
+        while True:
+            with self._guard:
+                if turn.done:
+                    return False
+                if not self._carrier:
+                    self._carrier = me
+                    return True
+                bell = self._new_sleeper()
+            bell.acquire()
+
+    def _release(self, me: int) -> None:
+        """Let others carry out, if this thread does; Ctrl-C may have come before it did."""
+        with self._guard:
+            if self._carrier == me:
+                self._carrier = 0
+                for bell in self._sleepers:
+                    bell.release()
+                self._sleepers.clear()
+
+    def _new_sleeper(self) -> threading.Lock:
+        """Return a lock that can be acquired when whoever carries out has done with one."""
+        bell = threading.Lock()
+        bell.acquire()
+        self._sleepers.append(bell)
+        return bell
+
+    def _carry_next(self) -> None:
+        """Carry out the first in the line, here: this thread is the one who does."""
+        turn = self._line[0]
+        if turn.has_begun():
+            raise SyncError(
+                "a collective is waited for while this very thread carries it out, as by a signal's handler"
+            )
+        try:
+            turn.carry()
+        finally:
+            if turn.has_begun():  # Ctrl-C may have come before
+                self._end(turn)
+
+    def _end(self, turn: Turn) -> None:
+        with self._guard:
+            self._line.popleft()
+            told = turn.end()
+        if told is not None:
+            told()
+
+    # -------------------------------------------------------------------------------------------- the thread
+
+    def stop(self, finish_s: float) -> None:
+        """Take no more calls, and have the thread carry out what is lined up; wait for that as long as told."""
+        with self._guard:
+            if not self._open:
+                return
+            if self._line:
+                self._begin_thread()
+            self._open, self._wanted, self._next_look = False, self._calls, 0.0
+        self._bell.put(None)
+        self.join(finish_s)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread to end, after `stop`; who is inside a collective does not wait."""
+        if self._thread is not None and not self.is_here:
+            self._thread.join(timeout_s)
+
+    def _begin_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._look_after, name=self._name, daemon=True)
+            self._thread.start()
+
+    def _look_after(self) -> None:
+        """Carry out what nobody waits for."""
+        me, known, in_vain = threading.get_ident(), 0, 0
+        while True:
+            with self._guard:
+                turn = self._line[0] if self._line else None
+                if turn is None and not self._open:
+                    return
+                in_vain, known = (in_vain + 1, known) if self._calls == known else (0, self._calls)
+                pause_s = self._pause(turn, in_vain)
+                self._next_look = time.monotonic() + pause_s if pause_s else 0.0
+            if turn is not None and not pause_s:
+                self._carry_as_thread(me, turn)
+                in_vain = 0
+                continue
+            del turn  # nothing of it is kept while the thread sleeps
+            with contextlib.suppress(Empty):
+                self._bell.get(timeout=None if pause_s == math.inf else pause_s)
+
+    def _pause(self, turn: Turn | None, in_vain: int) -> float:
+        """Return how long the thread leaves the line alone, seconds; 0: it carries out the first in it."""
+        if turn is not None and turn.number <= self._wanted:
+            return 0.0
+        if turn is not None and turn.due < math.inf:
+            left_s = turn.due - time.monotonic()
+            if left_s > 0:
+                return left_s
+            return PATIENCE_S if self._carrier else 0.0  # who waits for it has begun
+        return PATIENCE_S if in_vain < _LOOKS else math.inf
+
+    def _carry_as_thread(self, me: int, turn: Turn) -> None:
+        try:
+            with contextlib.suppress(BaseException):  # the turn tells it to whoever waits
+                if self._take(me, turn):
+                    self._carry_next()
+        finally:
+            self._release(me)
+
+    def _is_forked(self) -> bool:
+        return self._owner_pid != os.getpid()
+
+
+def _nothing() -> None:
+    """Nothing is left to do."""
