@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from lab_jobs import run_ranks
 from lab_law import host_bytes, last_bucket_s
+from lab_rank import ticks
 from lab_report import Floor, Row, Section, say
 
 HOSTS, PER_HOST, RATE, SLOWER = 4, 2, "1gbit", "500mbit"
@@ -167,10 +168,10 @@ def main(plan: dict[str, Any]) -> None:
     for number in range(plan["blocks"]):
         names = list(steps) if number % 2 else list(reversed(steps))
         for name in names:
-            records.now, before, idle_before = name, time.process_time(), _idle()
+            records.now, before, idle_before = name, time.process_time(), ticks()
             blocks[name].append(_block(steps[name], _STEPS))
             cpu[name].append((time.process_time() - before) / _STEPS)
-            idle[name].append(_idle_share(idle_before, _idle()))
+            idle[name].append(_idle_share(idle_before, ticks()))
             records.flush()
         blocks[COMPUTE].append(_block(lambda: steps[STOCK](False), _STEPS))
         if dist.get_rank() == 0:
@@ -337,12 +338,6 @@ def _let_it_settle(model: Any, attachment: Any) -> None:
         if all(comm.settled(size) for size in sizes):
             return
         step()
-
-
-def _idle() -> Idle:
-    """Return (idle, all) of what the kernel counts for the cores of this machine, in ticks."""
-    ticks = [int(word) for word in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
-    return ticks[3] + ticks[4], sum(ticks)
 
 
 def _idle_share(before: Idle, after: Idle) -> float:

@@ -73,6 +73,11 @@ class Turn:
         return float(median(took)) * len(spans) / self.iterations
 
     @property
+    def cpu_s(self) -> float:
+        """Processor time of all ranks together in one all-reduce, seconds."""
+        return float(sum(report["cpu_s"] for report in self.reports)) / self.iterations
+
+    @property
     def span(self) -> tuple[float, float]:
         """From the last rank's start of the first call to the last rank's end of the last one."""
         return max(r["spans"][0][0] for r in self.reports), max(r["spans"][-1][1] for r in self.reports)
@@ -91,6 +96,15 @@ class Turns:
     def seconds(self, n: int, size_bytes: int, contender: str) -> float:
         """Return the median time of its all-reduce, seconds."""
         return median(turn.seconds for turn in self.of(n, size_bytes, contender))
+
+    def cpu_s(self, n: int, size_bytes: int, contender: str) -> float:
+        """Return the median processor time of its all-reduce, all ranks together, seconds."""
+        return median(turn.cpu_s for turn in self.of(n, size_bytes, contender))
+
+    def idle(self, n: int, size_bytes: int, contender: str) -> float:
+        """Return which share of the machine's cores was idle in all of its turns."""
+        counted = [turn.reports[0]["ticks"] for turn in self.of(n, size_bytes, contender)]
+        return sum(idle for idle, _ in counted) / max(sum(every for _, every in counted), 1)
 
     def chosen(self, n: int, size_bytes: int) -> str:
         """Return what `default` had chosen at the end."""

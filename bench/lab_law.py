@@ -13,12 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.engine.choice import NATIVE, Choice
+from ringside.engine.message_order import slots_of
 from ringside.engine.settings import Settings
 from ringside.schedule import Schedule, traffic
 
 SEGMENT_BYTES = Settings().message_bytes
 """What one message between hosts carries at most (`ringside.engine.exchange`): a chunk may be on its next way when
 its first segment has come."""
+
+WINDOW = 4
+"""Messages on a link whose places are posted ahead (`ringside.engine.exchange.Exchange`)."""
 
 FRAME_HEADER_BYTES = 14 + 20 + 32
 """Ethernet, IPv4 and TCP with timestamps: what the kernel counts of every frame beside TCP's payload."""
@@ -98,6 +102,24 @@ def busiest(schedule: Schedule, size_bytes: int, segment_bytes: int = SEGMENT_BY
         for hops in [int(before[int(receives), v] + after[int(receives), v])]
     ]
     return max(found, key=lambda one: one.total_bytes)
+
+
+def played_bytes(schedule: Schedule, size_bytes: int, segment_bytes: int = SEGMENT_BYTES) -> float | None:
+    """Return what a link would carry in the time that the schedule takes if nothing counted but its messages' order.
+
+    The engine's own play on paper: a vertex sends one segment and receives one at a time, stores each before it hands
+    it on, and has as many places on a link as it has in truth. So it is the busiest link's bytes, and what it idles.
+    It is no bound: where several flows share a link in truth, none waits for another one's turn (`direct`).
+
+    Args:
+        schedule: One vertex per host.
+        size_bytes: Of the tensor.
+        segment_bytes: What a message carries at most.
+    """
+    per_chunk = size_bytes / schedule.chunks
+    segments = max(-(-per_chunk // segment_bytes), 1)
+    slots = slots_of(schedule, [int(segments)] * schedule.chunks, WINDOW)
+    return None if slots is None else slots * per_chunk / segments
 
 
 def chain(schedule: Schedule) -> int:

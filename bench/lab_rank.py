@@ -76,7 +76,7 @@ def _turns(
         }
         ready = [turn for case in mine for turn in _prepared(case, comms[case["n"]], groups[case["n"]], plan)]
         report = []
-        last = max(turn.rounds for turn in ready)
+        last = max((turn.rounds for turn in ready), default=0)
         for number in range(last):
             for turn in ready if number % 2 else reversed(ready):  # nobody is always the one after the same other
                 if number < turn.rounds:
@@ -203,7 +203,9 @@ class _Turn:
         dist.barrier(self.group)
         before = counters()
         dist.barrier(self.group)
+        cpu_before, idle_before = time.process_time(), ticks()
         spans = self._at_agreed_times() if self.plan["apart"] else [self._together()]
+        cpu_s, idle_after = time.process_time() - cpu_before, ticks()
         dist.barrier(self.group)
         after = counters()
         told = {
@@ -212,6 +214,8 @@ class _Turn:
             "contender": self.name,
             "iterations": self.iterations,
             "spans": spans,
+            "cpu_s": cpu_s,
+            "ticks": [now - then for now, then in zip(idle_after, idle_before, strict=True)],
             "counted": [now - then for now, then in zip(after, before, strict=True)],
         }
         if self.name == DEFAULT:  # "16 MB: hosts/ring. It was ..."
@@ -219,6 +223,12 @@ class _Turn:
         if self.plan["hops"]:
             told["hops"] = [[h.src, h.size_bytes, h.waited, h.first, h.last] for h in self.comm.hops[hops_before:]]
         return told
+
+
+def ticks() -> tuple[int, int]:
+    """Return (idle, all) of what the kernel counts for the cores of this machine, in its ticks."""
+    counted = [int(word) for word in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
+    return counted[3] + counted[4], sum(counted)
 
 
 def counters(device: str = "lab0") -> list[int]:

@@ -11,7 +11,18 @@ pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 from lab_jobs import Case, Turn, Turns
-from lab_law import SEGMENT_BYTES, busiest, chain, host_bytes, last_bucket_s, leaves, merged, overlap, schedule_of
+from lab_law import (
+    SEGMENT_BYTES,
+    busiest,
+    chain,
+    host_bytes,
+    last_bucket_s,
+    leaves,
+    merged,
+    overlap,
+    played_bytes,
+    schedule_of,
+)
 from lab_report import Floor, Section, filled, size_words, verdict
 from lab_selection import floors_of, median_interval, row_of, starts_of
 
@@ -50,6 +61,20 @@ def test_the_two_tree_halves_what_the_tree_adds():
             / busiest(schedule_of("two_tree*32", n), SIZE).size_bytes
         )
         assert gain == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"in_network"}))
+def test_no_schedule_is_played_in_less_than_its_busiest_link_has_to_carry(name: str):
+    for n in (2, 3, 5, 8):
+        schedule = schedule_of(name, n)
+        assert played_bytes(schedule, SIZE) >= busiest(schedule, SIZE).size_bytes * (1 - 1e-9)
+
+
+def test_a_ring_is_played_without_a_pause_and_a_pipelined_tree_with_what_fills_and_drains_it():
+    assert played_bytes(schedule_of("ring", 8), SIZE) == pytest.approx(busiest(schedule_of("ring", 8), SIZE).size_bytes)
+    for n in (4, 6, 8):
+        link = busiest(schedule_of("two_tree*32", n), SIZE)
+        assert link.total_bytes < played_bytes(schedule_of("two_tree*32", n), SIZE) < 1.15 * link.total_bytes
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))

@@ -27,6 +27,8 @@ from ringside.schedule import Schedule
 
 WORTH_IT = 0.9
 """Of the slots that the rounds' order takes: what saves less does not make up for how networks differ from plays."""
+_AS_GOOD = 1.2
+"""Slots of other rules count that many times: flows that share a link disturb the order by longest chains least."""
 MOST_EFFORT = 400_000
 """Slots x links of a play: beyond, the rounds' order is taken. It is a fraction of a second's work."""
 
@@ -35,11 +37,20 @@ Part = tuple[int, int, int]
 Rule = Callable[[int, int, int, int], tuple[int, ...]]
 """(round, chunk, segment, messages in the longest chain from here on) -> what goes first is smaller."""
 
-_RULES: tuple[Rule, ...] = (
-    lambda round, chunk, segment, tail: (round, segment, chunk),
-    lambda round, chunk, segment, tail: (segment - tail, round, chunk),
-    lambda round, chunk, segment, tail: (segment, round, chunk),
-)
+
+def _by_round(round: int, chunk: int, segment: int, tail: int) -> tuple[int, ...]:
+    return round, segment, chunk
+
+
+def _by_tail(round: int, chunk: int, segment: int, tail: int) -> tuple[int, ...]:
+    return segment - tail, round, chunk
+
+
+def _by_segment(round: int, chunk: int, segment: int, tail: int) -> tuple[int, ...]:
+    return segment, round, chunk
+
+
+_RULES: tuple[Rule, ...] = (_by_round, _by_tail, _by_segment)
 
 
 class Take(NamedTuple):
@@ -67,7 +78,7 @@ class Order(NamedTuple):
 
 
 def order_messages(schedule: Schedule, vertex: int, segments: Sequence[int], window: int) -> Order | None:
-    """Return the order of one vertex's messages; None where working it out would take too long.
+    """Return the order of one vertex's messages; None where it does not pay, or working it out would take too long.
 
     Args:
         schedule: A verified one.
@@ -79,20 +90,36 @@ def order_messages(schedule: Schedule, vertex: int, segments: Sequence[int], win
     return None if orders is None else orders[vertex]
 
 
-@functools.lru_cache(maxsize=64)
+def slots_of(schedule: Schedule, segments: Sequence[int], window: int) -> int | None:
+    """Return how many slots a play takes in the order that is used; None where none is worked out.
+
+    A slot is the time of a segment: in each, every vertex sends one and receives one at most. Arguments as for
+    `order_messages`.
+    """
+    played = _played(schedule, tuple(segments), window)
+    return None if played is None else played[1]
+
+
 def _orders(schedule: Schedule, segments: tuple[int, ...], window: int) -> tuple[Order, ...] | None:
+    played = _played(schedule, segments, window)
+    return None if played is None else played[0]
+
+
+@functools.lru_cache(maxsize=64)
+def _played(schedule: Schedule, segments: tuple[int, ...], window: int) -> tuple[tuple[Order, ...] | None, int] | None:
+    """Return (every vertex's order, or None for that of the rounds; its slots); None: it would take too long."""
     if schedule.rounds * schedule.vertices > MOST_EFFORT // 16:
         return None
     game = _Game(schedule)
     slots = sum(segments[chunk] for chunk in game.chunk)
     if slots * len(set(zip(game.src, game.dst, strict=True))) // max(schedule.vertices, 1) > MOST_EFFORT:
         return None
-    plays = [_Play(game, segments, window, rule) for rule in _RULES]
-    best = min((play for play in plays if play.complete), key=lambda play: play.slots, default=None)
+    plays = [play for rule in _RULES if (play := _Play(game, segments, window, rule)).complete]
+    best = min(plays, key=lambda play: play.slots * (1.0 if play.rule is _by_tail else _AS_GOOD), default=None)
     usual = _Play(game, segments, window, _RULES[0], game.by_rounds(segments))
     if best is None or (usual.complete and best.slots > WORTH_IT * usual.slots):
-        return None
-    return best.orders()
+        return None, usual.slots
+    return best.orders(), best.slots
 
 
 class _Game:
@@ -172,7 +199,7 @@ class _Play:
         fixed: Sequence[Sequence[tuple[int, int]]] | None = None,
     ) -> None:
         self._fixed = fixed
-        self._game, self._segments, self._window, self._rule = game, segments, window, rule
+        self._game, self._segments, self._window, self.rule = game, segments, window, rule
         self._ready: defaultdict[tuple[int, int], list[tuple[tuple[int, ...], int, int]]] = defaultdict(list)
         self._on_link: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._leaving: defaultdict[tuple[int, int, int], int] = defaultdict(int)
@@ -213,7 +240,7 @@ class _Play:
     def _offer(self, message: int, segment: int) -> None:
         game = self._game
         src, dst, chunk = game.src[message], game.dst[message], game.chunk[message]
-        key = self._rule(game.round[message], chunk, segment, game.tail[message])
+        key = self.rule(game.round[message], chunk, segment, game.tail[message])
         heapq.heappush(self._ready[src, dst], (key, message, segment))
         self._leaving[src, chunk, segment] += 1
 
@@ -270,4 +297,4 @@ class _Play:
         return True
 
 
-__all__ = ["Order", "Part", "Take", "order_messages"]
+__all__ = ["Order", "Part", "Take", "order_messages", "slots_of"]

@@ -49,7 +49,8 @@ _OTHERWISE = Choice("ring", "hosts")  # with RINGSIDE_SELECTION=off
 class Selector:
     """One rank's part in the choice of all-reduces. Every method but the cheap ones below is a collective.
 
-    `choose`, `explain`, `observe` and `due` are local; `start`, `vote` and `revise` must be called by all ranks alike.
+    `choose`, `explain`, `observe`, `tries` and `due` are local; `start`, `assemble`, `vote` and `revise` must be called
+    by all ranks alike.
 
     Args:
         across: The group.
@@ -135,6 +136,13 @@ class Selector:
         """Tell whether the choice for this size has been tried out in the job's own all-reduces."""
         return bisect_left(self._bounds, size_bytes) not in self._auditions
 
+    def tries(self, size_bytes: int, choice: Choice, dtype: int = _FLOAT32) -> bool:
+        """Tell whether a large all-reduce is a turn of its choice; then all begin together (`assemble`)."""
+        at = bisect_left(self._bounds, size_bytes)
+        if self.table is None or at not in self._auditions or dtype != _FLOAT32:
+            return False
+        return self.table.ranks[at].size_bytes >= LARGE_BYTES and str(choice) == self._auditions[at].current
+
     def size_class(self, size_bytes: int) -> int:
         """Return the class of sizes that are chosen for together: the place in `calls`."""
         return bisect_left(self._bounds, size_bytes)
@@ -203,6 +211,10 @@ class Selector:
             _log.warning("%s was not used and stays as it is: this run measures; move it away to keep its table", path)
         else:
             store(path, table)
+
+    def assemble(self) -> None:
+        """Return when all ranks are here: what one takes that came early, or went on late, is no choice's doing."""
+        self._prober.most(np.zeros(1))
 
     def vote(self) -> bool:
         """Tell whether all ranks find that all-reduces take longer than they should."""

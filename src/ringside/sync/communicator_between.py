@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,6 +22,7 @@ from ringside.engine.regions import Storage
 from ringside.engine.reproducible import canonical_choice, refuse_other_orders
 from ringside.engine.select import Selector
 from ringside.engine.tensors import Flat, flatten
+from ringside.engine.under_way import UnderWay
 from ringside.errors import MismatchError, UsageError
 from ringside.schedule import Schedule
 from ringside.sync.communicator_options import Options
@@ -51,6 +54,7 @@ class Between:
         self.log = AcrossLog()
         self._ready: dict[Key, Ready] = {}
         self._ended = 0.0
+        self._begun: deque[_Bucket] = deque()  # that are not finished
 
     def start(self) -> None:
         """Find out by measurement how to go about every size, unless that is asked for. A collective."""
@@ -115,6 +119,8 @@ class Between:
         """
         size_bytes = flat.numel * ITEM_BYTES[flat.dtype]
         choice, judged = self._choose(size_bytes, what, fixed)
+        if judged is not None and judged.tries(size_bytes, choice, what.dtype):
+            judged.assemble()
         began = time.perf_counter()
         self.across.all_reduce(flat.address, flat.numel, what, choice)
         if judged is not None:
@@ -130,26 +136,76 @@ class Between:
         ready = self._ready.get(key)
         return ready is not None and ready.carry_out(flat)
 
-    def begin_storage(self, flat: Flat, storage: Storage | None, *, scale: float, stamp_ns: int) -> Callable[[], None]:
-        """Begin to all-reduce a bucket and return what finishes it; see `Communicator.begin_storage`."""
+    def post(self, key: Key, flat: Flat) -> Callable[[], None] | None:
+        """Begin what `again` would carry out, waiting for nobody, and return what finishes it; None: it cannot be."""
+        ready = self._ready.get(key)
+        return None if ready is None else ready.post(flat)
+
+    def begin_storage(
+        self, flat: Flat, storage: Storage | None, *, scale: float, stamp_ns: int
+    ) -> Callable[[], None] | None:
+        """Begin to all-reduce a bucket and return what finishes it; see `Communicator.begin_storage`.
+
+        A turn of a choice that is tried out has the links for itself, and is done when this returns.
+        """
         what = Reduction(flat.dtype, 0, scale, wire=self._options.wire, storage=storage)
         size_bytes = flat.numel * ITEM_BYTES[flat.dtype]
         choice, judged = self._choose(size_bytes, what, self.fixed(None, flat))
+        alone = judged is not None and judged.tries(size_bytes, choice, what.dtype)
+        if alone and judged is not None:
+            while self._begun:
+                self._begun[0].finish()
+            judged.assemble()
         began = time.perf_counter()
         under_way = self.across.begin(flat.address, flat.numel, what, choice)
-
-        def finish() -> None:
-            under_way.finish()
-            ended = time.perf_counter()
-            took_s, self._ended = ended - max(began, self._ended), ended  # it queued behind the one before it
-            if judged is not None:
-                judged.after(size_bytes, choice, took_s, dtype=what.dtype)
-            self.log.note(str(choice), time.monotonic_ns() - stamp_ns, size_bytes)
-
-        return finish
+        bucket = _Bucket(self, under_way, size_bytes, choice, judged, what.dtype, began, stamp_ns)
+        self._begun.append(bucket)
+        if not alone:
+            return bucket.finish
+        bucket.finish()
+        return None
 
     def _choose(self, size_bytes: int, what: Reduction, fixed: Choice | None) -> tuple[Choice, Selector | None]:
         """Return the way, and who is to be told what it took."""
         if fixed is not None or self.selector is None:
             return fixed or canonical_choice(size_bytes, self.across.roster.size), None
         return self.selector.choose(size_bytes, what.dtype, what.op), self.selector
+
+
+@dataclass(frozen=True, eq=False)
+class _Bucket:
+    """A gradient bucket that was begun.
+
+    Args:
+        between: Whose it is.
+        under_way: Its all-reduce.
+        size_bytes: Of it.
+        choice: How it travels.
+        judged: Who is told what it took; None: nobody.
+        dtype: Code of the element type.
+        began: When, on the performance counter.
+        stamp_ns: When it was ready, on the monotonic clock.
+    """
+
+    between: Between
+    under_way: UnderWay
+    size_bytes: int
+    choice: Choice
+    judged: Selector | None
+    dtype: int
+    began: float
+    stamp_ns: int
+
+    def finish(self) -> None:
+        """Return when the result is there, and note what it took; once."""
+        between = self.between
+        if self not in between._begun:
+            return
+        between._begun.remove(self)
+        self.under_way.finish()
+        ended = time.perf_counter()
+        took_s = ended - max(self.began, between._ended)  # it queued behind the one before it
+        between._ended = ended
+        if self.judged is not None:
+            self.judged.after(self.size_bytes, self.choice, took_s, dtype=self.dtype)
+        between.log.note(str(self.choice), time.monotonic_ns() - self.stamp_ns, self.size_bytes)

@@ -1,0 +1,101 @@
+"""Buckets between hosts while choices are tried out: each turn has the links for itself, and counts as such."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from ringside.engine.choice import Choice
+from ringside.engine.dtypes import DTYPES
+from ringside.engine.select import Selector
+from ringside.engine.selection_table import Rank, Row, Table
+from ringside.engine.tensors import Flat
+from ringside.sync.communicator_between import Between
+from ringside.sync.communicator_options import Options
+
+MB = 1 << 20
+FLOAT32, FLOAT64 = DTYPES.index("float32"), DTYPES.index("float64")
+
+
+class Recorded:
+    """An `Across` and a `Selector` that only say what is asked of them, in order."""
+
+    def __init__(self, tried: set[int]) -> None:
+        self.said: list[str] = []
+        self.tried = tried
+
+    def begin(self, address: int, elements: int, what: Any, choice: Choice) -> Recorded:
+        self.said.append(f"begin {elements}")
+        return Recorded.Bucket(self, elements)
+
+    class Bucket:
+        def __init__(self, by: Recorded, elements: int) -> None:
+            self.finish: Callable[[], None] = lambda: by.said.append(f"finish {elements}")
+
+    def choose(self, size_bytes: int, dtype: int, op: int) -> Choice:
+        return Choice("ring")
+
+    def tries(self, size_bytes: int, choice: Choice, dtype: int) -> bool:
+        return size_bytes // 4 in self.tried
+
+    def assemble(self) -> None:
+        self.said.append("assemble")
+
+    def after(self, size_bytes: int, choice: Choice, seconds: float, dtype: int) -> None:
+        self.said.append(f"after {size_bytes // 4}")
+
+
+def between(recorded: Any) -> Between:
+    options, problem = Options.or_problem(None, None, None, None, False)
+    assert not problem
+    one = Between(recorded, options)
+    one.selector = recorded
+    return one
+
+
+def bucket(one: Between, elements: int) -> Callable[[], None] | None:
+    return one.begin_storage(Flat(0, elements, FLOAT32, (elements,), None), None, scale=0.5, stamp_ns=0)
+
+
+def test_a_turn_of_a_choice_waits_for_what_is_open_and_for_all_ranks_and_is_done_at_once() -> None:
+    recorded = Recorded({7})
+    one = between(recorded)
+    finish = bucket(one, 5)
+    assert finish is not None
+    assert bucket(one, 7) is None
+    finish()  # nothing is left of it
+    assert recorded.said == [
+        *("begin 5", "finish 5", "after 5"),
+        *("assemble", "begin 7", "finish 7", "after 7"),
+    ]
+
+
+def test_what_is_decided_is_begun_before_the_one_before_it_is_finished() -> None:
+    recorded = Recorded(set())
+    one = between(recorded)
+    finish = [bucket(one, 5), bucket(one, 6)]
+    for each in finish:
+        assert each is not None
+        each()
+    assert recorded.said == ["begin 5", "begin 6", "finish 5", "after 5", "finish 6", "after 6"]
+
+
+def test_only_large_float32_ones_of_the_choice_whose_turn_it_is_are_tried() -> None:
+    def rank(size_bytes: int) -> Rank:
+        rows = tuple(Row(name, 1.0, None, 1.0, True) for name in ("ring", "direct", "native"))
+        return Rank(size_bytes, "ring", "", rows)
+
+    selector = object.__new__(Selector)
+    selector._expected, selector.version = {}, 0
+    selector.table, selector._auditions, selector._bounds = None, {}, []
+    assert not selector.tries(MB, Choice("ring"))
+    selector._use(Table({}, {}, (rank(4), rank(MB))).encode())
+    turn = selector.choose(MB, FLOAT32)
+    assert selector.tries(MB, turn, FLOAT32)
+    assert not selector.tries(MB, turn, FLOAT64)
+    assert not selector.tries(MB, Choice("tree"), FLOAT32), "asked for by name, or for another reduction"
+    assert not selector.tries(4, selector.choose(4, FLOAT32), FLOAT32), "small ones are called several times in a row"
