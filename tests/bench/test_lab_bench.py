@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
+from lab_fluid import fair, shared_bytes
 from lab_jobs import Case, Turn, Turns
 from lab_law import (
     SEGMENT_BYTES,
@@ -75,6 +76,25 @@ def test_a_ring_is_played_without_a_pause_and_a_pipelined_tree_with_what_fills_a
     for n in (4, 6, 8):
         link = busiest(schedule_of("two_tree*32", n), SIZE)
         assert link.total_bytes < played_bytes(schedule_of("two_tree*32", n), SIZE) < 1.15 * link.total_bytes
+
+
+def test_flows_share_what_enters_and_leaves_a_vertex():
+    assert fair([(0, 1)]) == {(0, 1): 1.0}
+    assert fair([(0, 1), (1, 0)]) == {(0, 1): 1.0, (1, 0): 1.0}  # in and out do not meet
+    assert fair([(0, 1), (2, 1)]) == {(0, 1): 0.5, (2, 1): 0.5}
+    shares = fair([(0, 3), (1, 3), (2, 3), (2, 4)])
+    assert shares == pytest.approx({(0, 3): 1 / 3, (1, 3): 1 / 3, (2, 3): 1 / 3, (2, 4): 2 / 3})
+
+
+@pytest.mark.parametrize(
+    "name", ["ring", "direct", "tree", "halving_doubling", "recursive_doubling", "parameter_server"]
+)
+def test_where_flows_share_links_no_schedule_takes_less_than_its_bytes_and_none_much_more(name: str):
+    for n in (2, 4, 5, 7):
+        link = busiest(schedule_of(name, n), SIZE)
+        shared = shared_bytes(schedule_of(name, n), SIZE)
+        assert shared >= link.size_bytes * (1 - 1e-9)
+        assert shared < 1.2 * link.total_bytes
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))

@@ -1,0 +1,209 @@
+"""What a schedule takes by the engine's own order where flows share links: the interpreter on paper. Pure.
+
+    python bench/lab_fluid.py            # by the busiest link's bytes, 16 MB, n = 2 to 8
+
+A vertex takes messages in the order in which the engine does, has as many places posted, and sends what it may. A
+link's rate, in and out of a vertex, is shared by the flows that use it (max-min fair: D. Bertsekas, R. Gallager, Data
+Networks, section 6.5.2), one flow per pair and direction, whose messages follow each other. Nothing else takes time.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from lab_law import SEGMENT_BYTES, WINDOW, busiest, schedule_of
+
+from ringside.engine.exchange_run import _PLACES_AHEAD
+from ringside.engine.message_order import order_messages
+from ringside.engine.message_plan import plan_messages
+from ringside.schedule import Schedule
+
+Link = tuple[int, int]
+_SIZE = 16 << 20
+_NAMES = (
+    "ring",
+    "halving_doubling",
+    "recursive_doubling",
+    "tree",
+    "two_tree*32",
+    "chain*32",
+    "direct",
+    "parameter_server",
+)
+_NEARLY = 1e-9
+
+
+@dataclass(frozen=True)
+class _Take:
+    """A segment of a receive: the receive's number, its segment, and which message of each sender's link it is."""
+
+    receive: int
+    segment: int
+    places: tuple[tuple[int, int], ...]
+
+
+@dataclass
+class _Flow:
+    """Messages from one vertex to another: how many may be sent, have a place, have arrived, were taken."""
+
+    waiting: deque[tuple[int, int]]  # (the receive they wait for, segment), in the order in which they are sent
+    sent: int = 0
+    posted: int = 0
+    arrived: int = 0
+    taken: int = 0
+    part: float = 0.0  # of the message under way
+
+    @property
+    def busy(self) -> bool:
+        return self.arrived < min(self.sent, self.posted)
+
+
+@dataclass
+class _Vertex:
+    """Where one vertex is in its program."""
+
+    takes: list[_Take]
+    paced: bool
+    done: list[int]
+    at: int = 0
+
+
+@dataclass
+class _Play:
+    schedule: Schedule
+    segments: int
+    flows: dict[Link, _Flow] = field(default_factory=dict)
+    vertices: list[_Vertex] = field(default_factory=list)
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        for number in range(self.schedule.vertices):
+            self._enter(number)
+
+    def _enter(self, number: int) -> None:
+        schedule, segments = self.schedule, self.segments
+        plan = plan_messages(schedule, number)
+        order = order_messages(schedule, number, [segments] * schedule.chunks, WINDOW)
+        for dst, sends in plan.links.items():
+            if order is None:
+                parts = [(send.after, s) for group in plan.outgoing[dst] for s in range(segments) for send in group]
+            else:
+                after = {(send.round, send.chunk): send.after for send in sends}
+                parts = [(after[k, chunk], s) for k, chunk, s in order.sends.get(dst, ())]
+            self.flows[number, dst] = _Flow(deque(parts))
+        takes: list[_Take] = []
+        if order is None:
+            counts: defaultdict[int, int] = defaultdict(int)
+            first = 0
+            for receives in plan.rounds:
+                for s in range(segments):
+                    for at, receive in enumerate(receives):
+                        takes.append(_Take(first + at, s, tuple((src, counts[src]) for src in receive.sources)))
+                        for src in receive.sources:
+                            counts[src] += 1
+                first += len(receives)
+        else:
+            flat = [receive for receives in plan.rounds for receive in receives]
+            for (k, chunk, s), places in order.takes:
+                number_of = plan.receives[k, chunk]
+                takes.append(_Take(number_of, s, tuple(zip(flat[number_of].sources, places, strict=True))))
+        self.vertices.append(_Vertex(takes, order is not None, [0] * len(plan.dependents)))
+
+    def go(self) -> float:
+        """Return when everybody has everything, in times of a segment on a link."""
+        while True:
+            for number in range(len(self.vertices)):
+                self._advance(number)
+            busy = [link for link, flow in self.flows.items() if flow.busy]
+            if not busy:
+                break
+            rates = fair(busy)
+            step = min((1 - self.flows[link].part) / rate for link, rate in rates.items())
+            self.now += step
+            for link, rate in rates.items():
+                flow = self.flows[link]
+                flow.part += rate * step
+                if flow.part >= 1 - _NEARLY:
+                    flow.part, flow.arrived = 0.0, flow.arrived + 1
+        assert all(vertex.at == len(vertex.takes) for vertex in self.vertices), "somebody waits for ever"
+        return self.now
+
+    def _advance(self, number: int) -> None:
+        vertex = self.vertices[number]
+        self._post(number)
+        while vertex.at < len(vertex.takes):
+            take = vertex.takes[vertex.at]
+            if any(self.flows[src, number].arrived <= place for src, place in take.places):
+                break
+            for src, _ in take.places:
+                self.flows[src, number].taken += 1
+            vertex.done[take.receive] += 1
+            vertex.at += 1
+            self._post(number)
+        for (src, _), flow in self.flows.items():
+            while src == number and flow.waiting and self._may_go(vertex, *flow.waiting[0]):
+                flow.waiting.popleft()
+                flow.sent += 1
+
+    def _may_go(self, vertex: _Vertex, after: int, segment: int) -> bool:
+        return after < 0 or vertex.done[after] > segment
+
+    def _post(self, number: int) -> None:
+        vertex = self.vertices[number]
+        if not vertex.paced:
+            for (_, dst), flow in self.flows.items():
+                if dst == number:
+                    flow.posted = flow.taken + WINDOW
+            return
+        for take in vertex.takes[vertex.at : vertex.at + _PLACES_AHEAD]:
+            for src, place in take.places:
+                flow = self.flows[src, number]
+                flow.posted = max(flow.posted, min(place + 1, flow.taken + WINDOW))
+
+
+def fair(links: Iterable[Link]) -> dict[Link, float]:
+    """Return each flow's share of what enters and leaves a vertex, of which either has 1: max-min fair."""
+    left, rates = set(links), dict[Link, float]()
+    room = {(side, link[side]): 1.0 for link in left for side in (0, 1)}
+    while left:
+        counts: defaultdict[tuple[int, int], int] = defaultdict(int)
+        for link in left:
+            for side in (0, 1):
+                counts[side, link[side]] += 1
+        side, vertex = min(counts, key=lambda end: (room[end] / counts[end], end))
+        share = room[side, vertex] / counts[side, vertex]
+        for link in sorted(link for link in left if link[side] == vertex):
+            rates[link] = share
+            for end in (0, 1):
+                room[end, link[end]] -= share
+            left.discard(link)
+    return rates
+
+
+def shared_bytes(schedule: Schedule, size_bytes: int, segment_bytes: int = SEGMENT_BYTES) -> float:
+    """Return what a link would carry in the time that a schedule takes where flows share links; see the module.
+
+    Args:
+        schedule: Without switches, one vertex per host.
+        size_bytes: Of the tensor.
+        segment_bytes: What a message carries at most.
+    """
+    per_chunk = size_bytes / schedule.chunks
+    segments = int(max(-(-per_chunk // segment_bytes), 1))
+    return _Play(schedule, segments).go() * per_chunk / segments
+
+
+def main(names: Sequence[str]) -> None:
+    """Print the table."""
+    print("n".ljust(20), *(f"{n:6d}" for n in range(2, 9)))
+    for name in names or _NAMES:
+        schedules = [schedule_of(name, n) for n in range(2, 9)]
+        shares = [shared_bytes(s, _SIZE) / busiest(s, _SIZE).total_bytes for s in schedules]
+        print(name.ljust(20), *(f"{share:6.3f}" for share in shares), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
