@@ -56,3 +56,31 @@ def test_what_ended_before_it_mattered_is_not_told(slowed):
 def test_steps_whose_duration_nobody_knows_hide_nothing(slowed):
     ((_, _, verdict),) = watched(slowed, np.full(300, np.nan))[0]
     assert verdict.ranks == [1]
+
+
+@pytest.mark.parametrize(("step_seconds", "told"), [(0.02, False), (0.06, True)])
+def test_a_blip_of_a_fifth_of_a_second_is_not_told(make_own, step_seconds, told):
+    """Recorded of a healthy rank on a virtual machine: seven steps of 22 ms took 37."""
+    own = make_own(200, 2) * 10 * step_seconds
+    own[100:107, 1] *= 1.6
+    found, _ = watched(own, own.max(axis=1))
+    assert [(finding.ranks, ended) for _, ended, finding in found] == ([([1], False), ([1], True)] if told else [])
+
+
+def test_short_steps_are_told_of_once_the_excess_has_lasted(make_own):
+    own = make_own(300, 2) / 10  # 10 ms
+    own[100:, 1] *= 1.6
+    ((step, _, verdict),) = watched(own, own.max(axis=1))[0]
+    assert step == verdict.detected_step
+    assert 0.3 <= own[100 : step + 1].max(axis=1).sum() <= 0.4
+
+
+def test_what_cost_next_to_nothing_so_far_is_not_told_yet(make_own):
+    """Two ranks that lag by turns: a tenth of 20 ms for a dozen steps is 24 ms; a tenth for good is told of."""
+    own = make_own(300, 2) / 5
+    own[100:114, 1] *= 1.1
+    assert watched(own, own.max(axis=1))[0] == []
+    own[114:, 1] *= 1.1
+    ((step, _, verdict),) = watched(own, own.max(axis=1))[0]
+    assert verdict.since_step == pytest.approx(100, abs=2)
+    assert 0.05 <= (own[100 : step + 1, 1] - own[100 : step + 1, 0]).sum() <= 0.06
