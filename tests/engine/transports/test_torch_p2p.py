@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 from tests.processes import borrowed, hear, on_ranks, place, say
 
-from ringside.engine.transports.torch_p2p import _Wait
+from ringside.engine.transports import torch_p2p
+from ringside.engine.transports.torch_p2p import TorchPeerToPeer, _Wait
 from ringside.engine.transports.transport import NOBODY, Cause, LinkError
 
 from . import conformance
@@ -59,6 +61,28 @@ def test_a_wait_is_long_when_it_is_still_the_same_one() -> None:
     assert not wait.lasts(1.0, 9.0), "another one"
     wait.peer = NOBODY
     assert not wait.lasts(1.0, 19.0)
+
+
+def test_whoever_is_waited_for_on_links_beside_is_prodded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not acknowledged ends a silent connection, whichever thread waits for it."""
+    transport = object.__new__(TorchPeerToPeer)
+    prodded: list[int] = []
+    transport._group = SimpleNamespace(send=lambda tensors, peer, tag: prodded.append(peer))
+    transport.rank, transport.size = 0, 4
+    transport._waits = [_Wait()]
+    beside = transport.beside()
+    now = [100.0]
+    monkeypatch.setattr(torch_p2p.time, "monotonic", lambda: now[0])
+    beside.waits.peer, beside.waits.number = 3, 1
+    for seconds in (0.0, 0.9, 0.2, 0.5, 0.6):
+        now[0] += seconds
+        transport._prod()
+    assert prodded == [3, 3]
+    transport._waits[0].peer, transport._waits[0].number = 2, 1
+    for seconds in (0.1, 1.1):
+        now[0] += seconds
+        transport._prod()
+    assert prodded[2:] == [3, 2] or prodded[2:] == [2, 3]
 
 
 # ------------------------------------------------------------------------------------------------ deaths
