@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ringside.engine.choice import NATIVE, Choice
-from ringside.engine.drift import DRIFT, EVERY_LARGE, EVERY_SMALL, Drift
+from ringside.engine.drift import DRIFT, EVERY_LARGE, EVERY_MIDDLE, EVERY_SMALL, Drift
 from ringside.engine.dtypes import DTYPES, OP_CODES
 from ringside.engine.explanation import Explanation
 from ringside.engine.network import Network
@@ -221,6 +221,8 @@ def feed(drift: Drift, ratios: list[float], size: int = 4 * MB) -> list[float]:
 def test_votes_are_due_by_counting_alone():
     drift = Drift([])
     assert [drift.due(4 * MB) for _ in range(8)] == ([False] * (EVERY_LARGE - 1) + [True]) * 2
+    assert [drift.due(2 * MB) for _ in range(16)] == ([False] * (EVERY_MIDDLE - 1) + [True]) * 2
+    assert [drift.due(size * MB) for size in (1, 64, 2, 4, 64, 2)] == [False] * 4 + [True, False]
     assert [drift.due(1000) for _ in range(EVERY_SMALL)] == [False] * (EVERY_SMALL - 1) + [True]
 
 
@@ -508,7 +510,7 @@ def test_drift_on_all_ranks_revises_and_on_one_does_not(tmp_path):
 
     def job(across):
         selector = started(across, environ)
-        size, rank = MB, across.roster.rank
+        size, rank = 4 * MB, across.roster.rank
         choice = selector.choose(size)
         usual = selector.table.expected_s(size, str(choice))
         for _ in range(12):

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from statistics import median
 
 LARGE_BYTES = 1 << 20
-EVERY_LARGE = 4
+EVERY_LARGE, EVERY_MIDDLE = 4, 8
+_MIDDLE_BYTES = 3 << 20  # below, a vote takes a tenth of what an all-reduce takes
 EVERY_NOTED, EVERY_SMALL = 8, 8  # of the small ones one in eight is noted, and of those one in eight asks
 DRIFT, DRIFT_SMALL = 1.25, 2.5  # small ones hang on how busy the cores are more than on the network
 _LEARNED = 3  # first timings of a class, from which what is usual there is learned
@@ -105,8 +106,10 @@ class Drift:
         """Tell whether to vote after an all-reduce of this size; call once for each. Equal on all ranks."""
         self._due = bisect_left(self._bounds, size_bytes)
         if size_bytes >= LARGE_BYTES:
-            self._large += 1
-            return self._large % EVERY_LARGE == 0
+            self._large += EVERY_MIDDLE // EVERY_LARGE if size_bytes >= _MIDDLE_BYTES else 1
+            due = self._large >= EVERY_MIDDLE
+            self._large = 0 if due else self._large
+            return due
         self._small += 1
         return self._small % EVERY_SMALL == 0
 
