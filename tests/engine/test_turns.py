@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ringside.engine.alarm import KernelAlarm, PlainAlarm
 from ringside.engine.turns import Turn, Turns
 from ringside.errors import ClosedError, SyncError
 
@@ -20,8 +21,9 @@ LIMIT_S = 20.0
 LATER_S = 1e6  # longer than any test: the thread does not come by itself
 
 
-@pytest.fixture
-def turns() -> Iterator[Turns]:
+@pytest.fixture(params=[KernelAlarm, PlainAlarm])
+def turns(request, monkeypatch) -> Iterator[Turns]:
+    monkeypatch.setattr("ringside.engine.turns.new_alarm", request.param)
     line = Turns("ringside-turns", "closed")
     yield line
     line.stop(LIMIT_S)
@@ -85,7 +87,7 @@ def test_the_thread_comes_when_it_has_slept_long(turns):
         done = threading.Event()
         turns.start(done.set)
         assert done.wait(LIMIT_S)
-        until(lambda: turns._next_look == math.inf)
+        until(lambda: turns._alarm_at == math.inf)
 
 
 def test_large_ones_are_begun_at_once_and_take_with_them_what_is_before(turns):
@@ -134,6 +136,16 @@ def test_several_threads_wait_for_one_that_another_carries_out(turns):
     for thread in (carrier, *waiters):
         thread.join(LIMIT_S)
     assert ended == [True] * 4
+
+
+def test_the_thread_is_not_woken_for_what_others_carry_out(turns, monkeypatch):
+    looked: list[bool] = []
+    due = turns._due
+    monkeypatch.setattr(turns, "_due", lambda turn: looked.append(threading.get_ident() != me) or due(turn))
+    me = threading.get_ident()
+    for _ in range(50):
+        assert turns.start(lambda: None, 0.5).wait()
+    assert sum(looked) <= 1  # when it begins
 
 
 # ------------------------------------------------------------------------------------------------ posted

@@ -51,8 +51,10 @@ class Native(Protocol):
     def all_reduce(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> None:
         """Reduce in place over all ranks, or over the given ones (one per host); raise `LinkError`."""
 
-    def prepare(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> Callable[[], None]:
-        """Return `all_reduce` of data that are not empty and stay where they are, with less to do each time."""
+    def prepare(
+        self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None
+    ) -> Callable[[], Callable[[], object]]:
+        """Return what begins `all_reduce` of data that are not empty and stay where they are, and returns its end."""
 
     def abandon(self) -> None:
         """End what is under way, here and at the peers, as far as it can be ended."""
@@ -122,6 +124,30 @@ class Across:
             with self._interruptible:
                 small.go(address)
             transport.doing = ""
+        except BaseException as error:
+            self._failed(small.way, error)
+
+    def post(self, small: Small, address: int) -> Callable[[], None] | None:
+        """Begin what `prepared` returned as far as that waits for nobody, and return what finishes it.
+
+        In between nothing else may be called. None is returned where nothing can be begun; raises as `all_reduce` does.
+        """
+        if self._open or not small.begins_alone:
+            return None
+        self._check_usable()
+        self.exchange.transport.doing = small.doing
+        try:
+            small.begin(address)
+        except BaseException as error:
+            self._failed(small.way, error)
+        return functools.partial(self._finish_posted, small, address)
+
+    def _finish_posted(self, small: Small, address: int) -> None:
+        self._check_usable()
+        try:
+            with self._interruptible:
+                small.finish(address)
+            self.exchange.transport.doing = ""
         except BaseException as error:
             self._failed(small.way, error)
 

@@ -76,10 +76,18 @@ class Script:
 
     def run(self) -> None:
         """Carry it out on what the chunk holds now, and leave the result there; raises as `Exchange.run` does."""
+        self.begin()
+        self.finish()
+
+    def begin(self) -> None:
+        """Send what needs nothing of the others: the first part of `run`, which waits for nobody."""
         if not self._ready:
             self._find_places()
         for letter in self._first:
             self._send(letter)
+
+    def finish(self) -> None:
+        """Take what comes, and send what depends on it: the second part of `run`."""
         for take, letters in zip(self._takes, self._then, strict=True):
             self._take(take)
             for letter in letters:

@@ -50,13 +50,13 @@ class Small:
         self._script: Script | None = None
         call = self.doing.call
         if choice.over == "ranks":
-            self._steps = self._between(across, choice, None, 0, elements, what, call)
+            self._first, self._rest = self._between(across, choice, None, 0, elements, what, call)
             return
         what = safe_mean(what, roster.size)
         lanes = 1 if choice.over == "leaders" else roster.lanes
         bounds = lane_bounds(elements, lanes, roster.local_size)
         begin, end = bounds[roster.local_rank : roster.local_rank + 2]
-        between: list[Step] = []
+        between: tuple[list[Step], list[Step]] = [], []
         if begin < end:
             inside = Reduction(what.dtype, what.op, divisor=what.divisor)
             members = roster.lane(roster.local_rank)
@@ -66,10 +66,10 @@ class Small:
         if across.local is not None:
             step = SUM if what.op == AVG else what.op
             add, spread = across.local.prepared(self._at, bounds, what.dtype, step, what.scale)
-            self._steps = [add, *between, spread]
+            self._first, self._rest = [], [add, *between[0], *between[1], spread]
         else:
             scaled = self._scaled(what.scale, 0, elements, what.dtype)
-            self._steps = [*scaled, *between]
+            self._first, self._rest = [*scaled, *between[0]], between[1]
 
     @staticmethod
     def fits(across: Across, elements: int, what: Reduction, choice: Choice) -> bool:
@@ -84,13 +84,27 @@ class Small:
             vertices, me = across.roster.size, across.roster.rank
         return Script.fits(across.exchange, plan_messages(choice.schedule(vertices), me), size_bytes)
 
+    @property
+    def begins_alone(self) -> bool:
+        """Whether `begin` does anything: not where the ranks of a host add up first."""
+        return bool(self._first)
+
     def go(self, address: int) -> None:
         """Reduce the elements at an address, in place; on failure they are what they were."""
-        size_bytes = len(self._place)
-        ctypes.memmove(self._at, address, size_bytes)
-        for step in self._steps:
+        self.begin(address)
+        self.finish(address)
+
+    def begin(self, address: int) -> None:
+        """Take the elements, and begin as far as that waits for nobody."""
+        ctypes.memmove(self._at, address, len(self._place))
+        for step in self._first:
             step()
-        ctypes.memmove(address, self._at, size_bytes)
+
+    def finish(self, address: int) -> None:
+        """Do the rest of what was begun, and leave the result where the elements were."""
+        for step in self._rest:
+            step()
+        ctypes.memmove(address, self._at, len(self._place))
         if self._script is not None:
             self._script.rest()
 
@@ -110,18 +124,18 @@ class Small:
         count: int,
         what: Reduction,
         call: Call,
-    ) -> list[Step]:
-        """Return what this rank does between hosts with `count` elements from `begin` on."""
+    ) -> tuple[list[Step], list[Step]]:
+        """Return what this rank does between hosts with `count` elements from `begin` on: at first, and then."""
         part = part_of(choice, members, what, call, across.roster)
         item = ITEM_BYTES[what.dtype]
         mine = self._place[begin * item : (begin + count) * item]
-        steps = self._scaled(part.first, begin, count, what.dtype)
+        first = self._scaled(part.first, begin, count, what.dtype)
+        divided = self._divided(part, address_of(mine), count)
         if part.plan is None:
-            steps.append(across.native.prepare(mine, what.dtype, part.native_op, members))
-        else:
-            self._script = Script(across.exchange, part.plan, mine, item, part.fold, part.last_fold, part.call, members)
-            steps.append(self._script.run)
-        return [*steps, *self._divided(part, address_of(mine), count)]
+            native = _Native(across.native.prepare(mine, what.dtype, part.native_op, members))
+            return [*first, native.begin], [native.finish, *divided]
+        self._script = Script(across.exchange, part.plan, mine, item, part.fold, part.last_fold, part.call, members)
+        return [*first, self._script.begin], [self._script.finish, *divided]
 
     def _scaled(self, scale: float, begin: int, count: int, dtype: int) -> list[Step]:
         if scale == 1.0:
@@ -133,6 +147,29 @@ class Small:
         if not part.divisor:
             return []
         return [functools.partial(fold, [at], at, count, part.what.dtype, AVG, divisor=part.divisor)]
+
+
+class _Native:
+    """The group's own all-reduce in two parts, for a place that stays.
+
+    Args:
+        prepared: Begins it, and returns what waits for its end.
+    """
+
+    def __init__(self, prepared: Callable[[], Step]) -> None:
+        self._prepared = prepared
+        self._end: Step = _nothing
+
+    def begin(self) -> None:
+        self._end = self._prepared()
+
+    def finish(self) -> None:
+        end, self._end = self._end, _nothing
+        end()
+
+
+def _nothing() -> None:
+    """Nothing is under way."""
 
 
 __all__ = ["MOST_BYTES", "Small"]

@@ -2,8 +2,7 @@
 
 To hand a small collective to another thread and take it back costs more than the collective. So what is called
 asynchronously only joins a line, and whoever waits carries out what is before it, and then it itself. What nobody waits
-for is carried out by a thread: soon after, or at once where it was asked to. It looks by itself for a while after it
-had something to do, so that a call need not wake it.
+for is carried out by a thread: soon after, when an alarm wakes it, or at once where it is asked to.
 """
 
 from __future__ import annotations
@@ -15,17 +14,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
 from typing import Any
 
+from ringside.engine.alarm import Alarm, new_alarm
 from ringside.errors import ClosedError, SyncError
 
 Job = Callable[[], Any]
 
 PATIENCE_S = 1e-3
 """How long the thread leaves a call to whoever may wait for it, seconds, unless it is told otherwise."""
-
-_LOOKS = 20  # that the thread takes in vain before it sleeps until it is woken
 
 
 class Turn:
@@ -120,8 +117,8 @@ class Turns:
         self._calls = self._wanted = 0  # numbers: of the last call, of the last one that the thread takes at once
         self._open = True
         self._thread: threading.Thread | None = None
-        self._bell: SimpleQueue[None] = SimpleQueue()
-        self._next_look = math.inf  # when the thread looks by itself; 0: it is about to
+        self._alarm: Alarm | None = None
+        self._alarm_at = math.inf  # when the thread looks; 0: it is about to
 
     @property
     def is_here(self) -> bool:
@@ -154,12 +151,13 @@ class Turns:
             self.let_go(turn)  # Ctrl-C came while others were before it: the other ranks count on it
             raise
 
-    def start(self, job: Job, patience_s: float = PATIENCE_S) -> Turn:
+    def start(self, job: Job, patience_s: float = PATIENCE_S, keeps: Any = None) -> Turn:
         """Line a collective up, and return what can be waited for.
 
         Args:
             job: Carries it out.
             patience_s: How long the thread leaves it to whoever may wait, seconds.
+            keeps: What must live until it is done.
 
         Raises:
             ClosedError: The line is closed, or this is a forked child.
@@ -170,23 +168,23 @@ class Turns:
         with self._guard:
             if not self._open:
                 raise ClosedError(self._refusal)
-            turn = self._append(job, due)
+            turn = self._append(job, due, keeps)
             head = self._line[0]
             head.due = min(head.due, due)
             if patience_s == 0:
                 self._wanted = turn.number
             self._begin_thread()
-            rings = due < self._next_look
-            if rings:
-                self._next_look = 0.0
-        if rings:
-            self._bell.put(None)
-        return turn
+            if head is turn or due < self._alarm_at:  # what it was set for has been carried out, or is later
+                self._set_alarm(self._due(turn))
+            return turn
 
-    def post(self, begin: Callable[..., Job], *args: Any) -> Turn | None:
-        """Begin here what waits for nobody; what `begin` returns finishes it. None: something is before it.
+    def post(self, begin: Callable[..., Job | None], *args: Any, patience_s: float = math.inf) -> Turn | None:
+        """Begin here what waits for nobody; None: something is before it, or it could not be begun.
 
-        The thread leaves it to whoever waits, or calls the next one, for as long as they like.
+        Args:
+            begin: Begins it and returns what finishes it, or None.
+            args: Of `begin`; kept as long as it is under way.
+            patience_s: How long the thread leaves it to whoever waits, or calls the next one, seconds.
         """
         me = threading.get_ident()
         if self._carrier == me or self._is_forked():
@@ -195,6 +193,10 @@ class Turns:
             if not self._claim(me):
                 return None
             job = begin(*args)
+            if job is None:
+                return None
+            if patience_s < math.inf:
+                return self.start(job, patience_s, args)
             with self._guard:
                 return self._append(job, math.inf, args)
         finally:
@@ -235,9 +237,7 @@ class Turns:
             self._wanted = max(self._wanted, turn.number)
             if self._open:
                 self._begin_thread()
-            rings, self._next_look = self._next_look > 0, 0.0
-        if rings:
-            self._bell.put(None)
+            self._set_alarm(0.0)
 
     def is_told(self, turn: Turn, told: Job) -> bool:
         """Have `told` be called when a turn is done; False: it is already, and `told` is not called."""
@@ -267,7 +267,7 @@ class Turns:
         with self._guard:
             if self._carrier or self._line:
                 return False
-            self._carrier = me
+            self._carrier = me  # there is nothing the alarm is set for
             return True
 
     def _take(self, me: int, turn: Turn) -> bool:
@@ -278,6 +278,7 @@ class Turns:
                     return False
                 if not self._carrier:
                     self._carrier = me
+                    self._set_alarm(math.inf)  # until `_release`
                     return True
                 bell = self._new_sleeper()
             bell.acquire()
@@ -287,6 +288,8 @@ class Turns:
         with self._guard:
             if self._carrier == me:
                 self._carrier = 0
+                if self._line:
+                    self._set_alarm(self._due(self._line[0]))
                 for bell in self._sleepers:
                     bell.release()
                 self._sleepers.clear()
@@ -327,8 +330,8 @@ class Turns:
                 return
             if self._line:
                 self._begin_thread()
-            self._open, self._wanted, self._next_look = False, self._calls, 0.0
-        self._bell.put(None)
+            self._open, self._wanted = False, self._calls
+            self._set_alarm(0.0)
         self.join(finish_s)
 
     def join(self, timeout_s: float) -> None:
@@ -338,38 +341,41 @@ class Turns:
 
     def _begin_thread(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._look_after, name=self._name, daemon=True)
+            self._alarm = new_alarm()
+            self._thread = threading.Thread(target=self._look_after, args=(self._alarm,), name=self._name, daemon=True)
             self._thread.start()
 
-    def _look_after(self) -> None:
+    def _set_alarm(self, at: float) -> None:
+        """Have the thread look at a time, 0 being now; while this holds the guard."""
+        if self._alarm is not None and at != self._alarm_at:
+            self._alarm_at = at
+            self._alarm.set(at)
+
+    def _due(self, turn: Turn) -> float:
+        """Return when the thread carries out the first in the line; 0: at once."""
+        return 0.0 if turn.number <= self._wanted else turn.due
+
+    def _look_after(self, alarm: Alarm) -> None:
         """Carry out what nobody waits for."""
-        me, known, in_vain = threading.get_ident(), 0, 0
+        me = threading.get_ident()
         while True:
             with self._guard:
                 turn = self._line[0] if self._line else None
                 if turn is None and not self._open:
+                    self._alarm = None
+                    alarm.close()
                     return
-                in_vain, known = (in_vain + 1, known) if self._calls == known else (0, self._calls)
-                pause_s = self._pause(turn, in_vain)
-                self._next_look = time.monotonic() + pause_s if pause_s else 0.0
-            if turn is not None and not pause_s:
+                due = math.inf if turn is None else self._due(turn)
+                if due > 0 and self._carrier:
+                    due = math.inf  # `_release` sets the alarm again
+                sleeps = due > time.monotonic()
+                self._alarm_at = -1.0  # it has rung, maybe a moment too early
+                self._set_alarm(due if sleeps else math.inf)
+            if turn is not None and not sleeps:
                 self._carry_as_thread(me, turn)
-                in_vain = 0
-                continue
             del turn  # nothing of it is kept while the thread sleeps
-            with contextlib.suppress(Empty):
-                self._bell.get(timeout=None if pause_s == math.inf else pause_s)
-
-    def _pause(self, turn: Turn | None, in_vain: int) -> float:
-        """Return how long the thread leaves the line alone, seconds; 0: it carries out the first in it."""
-        if turn is not None and turn.number <= self._wanted:
-            return 0.0
-        if turn is not None and turn.due < math.inf:
-            left_s = turn.due - time.monotonic()
-            if left_s > 0:
-                return left_s
-            return PATIENCE_S if self._carrier else 0.0  # who waits for it has begun
-        return PATIENCE_S if in_vain < _LOOKS else math.inf
+            if sleeps:
+                alarm.sleep()
 
     def _carry_as_thread(self, me: int, turn: Turn) -> None:
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -10,11 +12,12 @@ from torch.distributed.distributed_c10d import Store
 
 from ringside.engine import Communicator as HostCommunicator
 from ringside.engine.at_exit import AtExit
+from ringside.engine.dtypes import OPS
 from ringside.engine.lifetime import Lifetime
 from ringside.engine.settings import Settings
 from ringside.engine.tensors import Flat
 from ringside.engine.turns import PATIENCE_S, Turn, Turns
-from ringside.errors import ClosedError
+from ringside.errors import ClosedError, SyncError
 from ringside.sync.communicator import Communicator
 
 PATIENT_INSIDE_BYTES = 1 << 20
@@ -77,12 +80,28 @@ class Engine(Lifetime):
         """
         return self._turns.start(job, PATIENCE_S if size_bytes <= self._patient_bytes else 0.0)
 
-    def post(self, flat: Flat, op: int, scale: float) -> Turn | None:
+    def post(self, flat: Flat, op: int, scale: float, later: bool) -> Turn | None:
         """Begin a small all-reduce, which waits for nobody, here and now; None where something else is under way.
 
-        Arguments as for `post` of the host's communicator.
+        Arguments as for `post` of the host's communicator, and whether the caller goes on: between hosts others may
+        need this rank again before it waits.
         """
-        return None if self._closed else self._turns.post(self.inside.post, flat, op, scale)
+        if self._closed:
+            return None
+        if self.inside is not None:
+            return self._turns.post(self.inside.post, flat, op, scale)
+        if scale != 1.0:
+            return None
+        patience_s = PATIENCE_S if later else math.inf
+        return self._turns.post(self._begin_between, flat, OPS[op], patience_s=patience_s)
+
+    def _begin_between(self, flat: Flat, op: str) -> Callable[[], None] | None:
+        """Begin it; what goes wrong is told to whoever waits, as if it had gone wrong then."""
+        try:
+            finish: Callable[[], None] | None = self.communicator.post(flat, op)
+            return finish
+        except SyncError as error:
+            return functools.partial(_raise, error)
 
     def _let_go(self, finish_s: float) -> None:
         self._turns.stop(finish_s)
@@ -91,6 +110,10 @@ class Engine(Lifetime):
         else:
             self.communicator.abandon()
         self._turns.join(_LAST_S)
+
+
+def _raise(error: SyncError) -> None:
+    raise error
 
 
 _at_exit = AtExit()

@@ -37,6 +37,9 @@ def _options(op: int) -> Any:
     return options
 
 
+Begin = Callable[[], Callable[[], None]]
+"""Begins something and returns what waits for its end."""
+
 _JOINING = datetime.timedelta(seconds=60)  # the ranks are all there
 
 
@@ -68,20 +71,19 @@ class TorchNative:
     def all_reduce(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> None:
         """Reduce in place; see `ringside.engine.across.Native`."""
         if len(data):
-            self.prepare(data, dtype, op, members)()
+            self.prepare(data, dtype, op, members)()()
 
-    def prepare(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> Callable[[], None]:
-        """Return `all_reduce` of what is not empty, for data that stay where they are."""
+    def prepare(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> Begin:
+        """Return what begins `all_reduce` of data that are not empty and stay where they are; that returns its end."""
         tensors = [torch.from_numpy(data).view(_DTYPES[dtype])]
-        return functools.partial(self._reduce, tensors, _options(op), tuple(members or self._everybody))
+        return functools.partial(self._begin, tensors, _options(op), tuple(members or self._everybody))
 
-    def _reduce(self, tensors: list[torch.Tensor], options: Any, members: tuple[int, ...]) -> None:
+    def _begin(self, tensors: list[torch.Tensor], options: Any, members: tuple[int, ...]) -> Callable[[], None]:
         try:
             group = self._groups.get(members) or self._new_group(members)
-            group.allreduce(tensors, options).wait()
+            return functools.partial(_finish, group.allreduce(tensors, options))
         except RuntimeError as error:
-            late = "Timed out" in str(error)
-            raise LinkError(Cause("late" if late else "lost", -1), str(error)[:300]) from None
+            raise _in_words(error) from None
 
     def abandon(self) -> None:
         """End what is under way; see `ringside.engine.across.Native`."""
@@ -94,3 +96,15 @@ class TorchNative:
         with watched_connections(self._dead_after_s):
             self._groups[members] = gloo(store, members.index(self._rank), len(members), min(self._timeout, _JOINING))
         return self._groups[members]
+
+
+def _finish(work: Any) -> None:
+    try:
+        work.wait()
+    except RuntimeError as error:
+        raise _in_words(error) from None
+
+
+def _in_words(error: RuntimeError) -> LinkError:
+    late = "Timed out" in str(error)
+    return LinkError(Cause("late" if late else "lost", -1), str(error)[:300])
