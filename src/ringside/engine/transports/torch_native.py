@@ -13,6 +13,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.engine.dtypes import DTYPES, FLOATING, OPS
 from ringside.engine.transports.connections import close_connections, watched_connections
+from ringside.engine.transports.io_threads import patient_io_threads
 from ringside.engine.transports.transport import Bytes, Cause, LinkError
 from ringside.errors import UnsupportedError
 
@@ -93,7 +94,7 @@ class TorchNative:
     def _new_group(self, members: tuple[int, ...]) -> Any:
         store = PrefixStore(",".join(map(str, members)), self._store)
         gloo: Any = dist.ProcessGroupGloo
-        with watched_connections(self._dead_after_s):
+        with watched_connections(self._dead_after_s), patient_io_threads():
             self._groups[members] = gloo(store, members.index(self._rank), len(members), min(self._timeout, _JOINING))
         return self._groups[members]
 

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.engine.transports.connections import close_connections, watched_connections
+from ringside.engine.transports.io_threads import patient_io_threads
 from ringside.engine.transports.last_words import LastWords, Listener, Word, find_late, tell_apart
 from ringside.engine.transports.transport import NOBODY, Bytes, Cause, Kept, LinkError
 
@@ -72,7 +73,7 @@ class TorchPeerToPeer:
         self._timeout = datetime.timedelta(seconds=timeout_s)
         gloo: Any = dist.ProcessGroupGloo
         joining = datetime.timedelta(seconds=joining_s)
-        with watched_connections(dead_after_s):
+        with watched_connections(dead_after_s), patient_io_threads():
             self._group = gloo(PrefixStore("data", store), rank, size, joining)
             words = gloo(PrefixStore("words", store), rank, size, joining)
         self._words = LastWords(words, rank, size)
