@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import random
+import signal
 import threading
 import time
 import weakref
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ringside.engine.alarm import KernelAlarm, PlainAlarm
+from ringside.engine.alarm import KernelAlarm, PlainAlarm, new_alarm
 from ringside.engine.turns import Turn, Turns
 from ringside.errors import ClosedError, SyncError
 
@@ -128,7 +129,7 @@ def test_several_threads_wait_for_one_that_another_carries_out(turns):
     go, ended = threading.Event(), []
     slow, after = turns.start(lambda: go.wait(LIMIT_S), LATER_S), turns.start(lambda: None, LATER_S)
     carrier = in_thread(slow.wait)
-    until(slow.has_begun)
+    until(lambda: slow.begun)
     waiters = [in_thread(lambda turn=turn: ended.append(turn.wait())) for turn in (slow, slow, after, after)]
     until(lambda: len(turns._sleepers) == 4)
     assert ended == []
@@ -138,7 +139,12 @@ def test_several_threads_wait_for_one_that_another_carries_out(turns):
     assert ended == [True] * 4
 
 
-def test_the_thread_is_not_woken_for_what_others_carry_out(turns, monkeypatch):
+def test_the_thread_is_not_woken_for_what_others_carry_out(monkeypatch):
+    """By the kernel's timer; without one it is woken each time."""
+    if not isinstance(alarm := new_alarm(), KernelAlarm):
+        pytest.skip("this kernel has no timers to wait for (timerfd)")
+    alarm.close()
+    turns = Turns("ringside-turns", "closed")
     looked: list[bool] = []
     due = turns._due
     monkeypatch.setattr(turns, "_due", lambda turn: looked.append(threading.get_ident() != me) or due(turn))
@@ -146,6 +152,7 @@ def test_the_thread_is_not_woken_for_what_others_carry_out(turns, monkeypatch):
     for _ in range(50):
         assert turns.start(lambda: None, 0.5).wait()
     assert sum(looked) <= 1  # when it begins
+    turns.stop(LIMIT_S)
 
 
 # ------------------------------------------------------------------------------------------------ posted
@@ -319,3 +326,63 @@ def test_any_mix_of_threads_carries_out_each_once_in_order_and_one_at_a_time(tur
     assert len(order) == len(set(order)) == 4 * 150
     for seed in range(4):
         assert [k for who, k in order if who == seed] == list(range(150))
+
+
+# ------------------------------------------------------------------------------------------------ Ctrl-C anywhere
+
+
+@pytest.mark.parametrize("way", ["run", "start", "post"])
+def test_ctrl_c_at_any_moment_leaves_no_line_stuck(way):
+    """Real signals, each at another moment of a call; then nobody carries out, and the next call goes through."""
+    ways: dict[str, Callable[[Turns], Any]] = {
+        "run": lambda line: line.run(lambda: None),
+        "start": lambda line: line.start(lambda: None, LATER_S).wait(),
+        "post": lambda line: (posted := line.post(lambda: lambda: None)) and posted.wait(),
+    }
+    armed, rng, hits = [False], random.Random(way), 0
+
+    def interrupt(*_: Any) -> None:
+        if armed[0]:
+            armed[0] = False
+            raise KeyboardInterrupt
+
+    line = Turns("ringside-turns", "closed")
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(1500):
+            try:
+                armed[0] = True
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, 2e-4))
+                while armed[0]:
+                    ways[way](line)
+            except KeyboardInterrupt:
+                hits += 1
+            finally:
+                armed[0] = False
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            assert line._carrier in (0, line._thread.ident if line._thread else 0)
+            assert line.start(lambda: None, LATER_S).wait()
+            assert not line._line
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        line.stop(LIMIT_S)
+    assert hits > 500
+
+
+def test_without_another_thread_nothing_is_lined_up_and_closing_goes_on(monkeypatch):
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    line, notes = Turns("ringside-turns", "it is closed"), Notes()
+    posted = line.post(lambda: notes.job("posted"))
+    assert posted is not None
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="thread"):
+        line.start(notes.job("lost"))
+    assert line.run(notes.job("here")) is None
+    assert notes.names == ["posted", "here"]
+    assert line.post(lambda: notes.job("left"))
+    line.stop(LIMIT_S)
+    line.join(LIMIT_S)
+    with pytest.raises(ClosedError):
+        line.start(notes.job("late"))

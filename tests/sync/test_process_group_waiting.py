@@ -183,7 +183,7 @@ def test_a_short_wait_costs_nothing(hosts):
 
 
 def abort_when_begun(group: Any, work: Any) -> None:
-    until(work._turn.has_begun)
+    until(lambda: work._turn.begun)
     group.abort()
 
 

@@ -127,30 +127,6 @@ class Across:
         except BaseException as error:
             self._failed(small.way, error)
 
-    def post(self, small: Small, address: int) -> Callable[[], None] | None:
-        """Begin what `prepared` returned as far as that waits for nobody, and return what finishes it.
-
-        In between nothing else may be called. None is returned where nothing can be begun; raises as `all_reduce` does.
-        """
-        if self._open or not small.begins_alone:
-            return None
-        self._check_usable()
-        self.exchange.transport.doing = small.doing
-        try:
-            small.begin(address)
-        except BaseException as error:
-            self._failed(small.way, error)
-        return functools.partial(self._finish_posted, small, address)
-
-    def _finish_posted(self, small: Small, address: int) -> None:
-        self._check_usable()
-        try:
-            with self._interruptible:
-                small.finish(address)
-            self.exchange.transport.doing = ""
-        except BaseException as error:
-            self._failed(small.way, error)
-
     def prepared(self, elements: int, what: Reduction, choice: Choice) -> Small | None:
         """Return what is ready for a small all-reduce; None: it is too large, or cannot be made ready.
 

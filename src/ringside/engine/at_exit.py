@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import logging
 import weakref
 
 from ringside.engine.lifetime import Lifetime
+
+_log = logging.getLogger("ringside")
 
 
 class AtExit:
@@ -26,6 +29,9 @@ class AtExit:
         self._open[next(self._numbers)] = one
 
     def close_all(self) -> None:
-        """Close all that are there."""
+        """Close all that are there; one that cannot be does not keep the others open."""
         for _, one in sorted(self._open.items()):
-            one.close()
+            try:
+                one.close()
+            except Exception:
+                _log.exception("what was open at exit could not be closed")

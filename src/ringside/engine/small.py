@@ -84,11 +84,6 @@ class Small:
             vertices, me = across.roster.size, across.roster.rank
         return Script.fits(across.exchange, plan_messages(choice.schedule(vertices), me), size_bytes)
 
-    @property
-    def begins_alone(self) -> bool:
-        """Whether `begin` does anything: not where the ranks of a host add up first."""
-        return bool(self._first)
-
     def go(self, address: int) -> None:
         """Reduce the elements at an address, in place; on failure they are what they were."""
         self.begin(address)

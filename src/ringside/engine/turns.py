@@ -3,6 +3,9 @@
 To hand a small collective to another thread and take it back costs more than the collective. So what is called
 asynchronously only joins a line, and whoever waits carries out what is before it, and then it itself. What nobody waits
 for is carried out by a thread: soon after, when an alarm wakes it, or at once where it is asked to.
+
+Ctrl-C may come between any two calls of Python, also before the first line of what a `finally` calls. It comes once, so
+what must not be left undone is written to be done twice, and is.
 """
 
 from __future__ import annotations
@@ -36,16 +39,17 @@ class Turn:
         keeps: What must live until it is done.
 
     Attributes:
+        begun: Whether somebody carries it out, or has.
         done: Whether it is done, well or badly.
         error: What went wrong.
     """
 
-    __slots__ = ("_begun", "_job", "_keeps", "_told", "_turns", "done", "due", "error", "number")
+    __slots__ = ("_job", "_keeps", "_told", "_turns", "begun", "done", "due", "error", "number")
 
     def __init__(self, turns: Turns, job: Job, number: int, due: float, keeps: Any) -> None:
         self._turns, self._job, self._keeps = turns, job, keeps
         self.number, self.due = number, due
-        self._begun = self.done = False
+        self.begun = self.done = False
         self.error: Exception | None = None
         self._told: Job | None = None
 
@@ -79,7 +83,7 @@ class Turn:
     def carry(self) -> None:
         """Carry it out, in its turn; raise only what is not for those who wait for it, such as Ctrl-C."""
         try:
-            self._begun = True
+            self.begun = True
             self._job()
         except Exception as error:
             self.error = error
@@ -87,15 +91,17 @@ class Turn:
             self.error = SyncError(f"the collective was interrupted on this rank ({type(error).__name__})")
             raise
 
-    def has_begun(self) -> bool:
-        """Tell whether somebody carries it out, or has."""
-        return self._begun
+    def tell(self) -> None:
+        """Tell whoever asked that it is done, and let go of what it needed."""
+        told, self._job, self._keeps = self._told, _nothing, None
+        if told is not None:
+            told()
+            self._told = None
 
-    def end(self) -> Job | None:
-        """Take note that it is done; return what is to be told."""
-        told, self._told, self._job, self._keeps = self._told, None, _nothing, None
-        self.done = True
-        return told
+    @property
+    def is_over(self) -> bool:
+        """Whether it is done, and everybody who asked has been told."""
+        return self.done and self._told is None and self._job is _nothing
 
 
 class Turns:
@@ -129,6 +135,8 @@ class Turns:
 
     def run(self, job: Job) -> None:
         """Carry out a collective here, after those called before it; raise what goes wrong."""
+        if self._is_forked():
+            raise ClosedError(self._refusal)
         me = threading.get_ident()
         if self._carrier == me:
             job()
@@ -138,9 +146,11 @@ class Turns:
                 job()
                 return
         finally:
-            self._release(me)
-        if self._is_forked():
-            raise ClosedError(self._refusal)
+            try:
+                self._release(me)
+            finally:
+                if self._carrier == me:
+                    self._release(me)
         with self._guard:
             if not self._open:
                 raise ClosedError(self._refusal)
@@ -151,13 +161,12 @@ class Turns:
             self.let_go(turn)  # Ctrl-C came while others were before it: the other ranks count on it
             raise
 
-    def start(self, job: Job, patience_s: float = PATIENCE_S, keeps: Any = None) -> Turn:
+    def start(self, job: Job, patience_s: float = PATIENCE_S) -> Turn:
         """Line a collective up, and return what can be waited for.
 
         Args:
             job: Carries it out.
             patience_s: How long the thread leaves it to whoever may wait, seconds.
-            keeps: What must live until it is done.
 
         Raises:
             ClosedError: The line is closed, or this is a forked child.
@@ -168,23 +177,25 @@ class Turns:
         with self._guard:
             if not self._open:
                 raise ClosedError(self._refusal)
-            turn = self._append(job, due, keeps)
+            self._begin_thread()
+            turn = self._append(job, due)
             head = self._line[0]
             head.due = min(head.due, due)
             if patience_s == 0:
                 self._wanted = turn.number
-            self._begin_thread()
             if head is turn or due < self._alarm_at:  # what it was set for has been carried out, or is later
                 self._set_alarm(self._due(turn))
             return turn
 
-    def post(self, begin: Callable[..., Job | None], *args: Any, patience_s: float = math.inf) -> Turn | None:
+    def post(self, begin: Callable[..., Job | None], *args: Any) -> Turn | None:
         """Begin here what waits for nobody; None: something is before it, or it could not be begun.
 
+        Nobody needs this rank before it waits or calls the next one: the thread leaves it alone.
+
         Args:
-            begin: Begins it and returns what finishes it, or None.
+            begin: Begins it and returns what finishes it, or None. What it begins must be found again by whatever
+                comes next, as Ctrl-C may come before it is lined up.
             args: Of `begin`; kept as long as it is under way.
-            patience_s: How long the thread leaves it to whoever waits, or calls the next one, seconds.
         """
         me = threading.get_ident()
         if self._carrier == me or self._is_forked():
@@ -195,12 +206,14 @@ class Turns:
             job = begin(*args)
             if job is None:
                 return None
-            if patience_s < math.inf:
-                return self.start(job, patience_s, args)
             with self._guard:
                 return self._append(job, math.inf, args)
         finally:
-            self._release(me)
+            try:
+                self._release(me)
+            finally:
+                if self._carrier == me:
+                    self._release(me)
 
     def _append(self, job: Job, due: float, keeps: Any = None) -> Turn:
         self._calls += 1
@@ -226,7 +239,11 @@ class Turns:
                 if self._take(me, turn):
                     self._carry_next()
             finally:
-                self._release(me)
+                try:
+                    self._release(me)
+                finally:
+                    if self._carrier == me:
+                        self._release(me)
         return True
 
     def let_go(self, turn: Turn) -> None:
@@ -287,12 +304,11 @@ class Turns:
         """Let others carry out, if this thread does; Ctrl-C may have come before it did."""
         with self._guard:
             if self._carrier == me:
-                self._carrier = 0
                 if self._line:
                     self._set_alarm(self._due(self._line[0]))
-                for bell in self._sleepers:
-                    bell.release()
-                self._sleepers.clear()
+                while self._sleepers:
+                    self._sleepers.pop().release()
+                self._carrier = 0
 
     def _new_sleeper(self) -> threading.Lock:
         """Return a lock that can be acquired when whoever carries out has done with one."""
@@ -304,22 +320,31 @@ class Turns:
     def _carry_next(self) -> None:
         """Carry out the first in the line, here: this thread is the one who does."""
         turn = self._line[0]
-        if turn.has_begun():
+        if turn.begun:
             raise SyncError(
                 "a collective is waited for while this very thread carries it out, as by a signal's handler"
             )
         try:
             turn.carry()
         finally:
-            if turn.has_begun():  # Ctrl-C may have come before
+            try:
                 self._end(turn)
+            finally:
+                if not self._has_ended(turn):
+                    self._end(turn)
 
     def _end(self, turn: Turn) -> None:
+        if not turn.begun:  # Ctrl-C came before
+            return
         with self._guard:
-            self._line.popleft()
-            told = turn.end()
-        if told is not None:
-            told()
+            turn.done = True  # from here on nobody else asks to be told
+            if self._line and self._line[0] is turn:
+                self._line.popleft()
+        turn.tell()
+
+    def _has_ended(self, turn: Turn) -> bool:
+        """Tell whether nothing is left of a turn, or it was not begun."""
+        return not turn.begun or (turn.is_over and not (self._line and self._line[0] is turn))
 
     # -------------------------------------------------------------------------------------------- the thread
 
@@ -328,9 +353,10 @@ class Turns:
         with self._guard:
             if not self._open:
                 return
-            if self._line:
-                self._begin_thread()
             self._open, self._wanted = False, self._calls
+            if self._line:
+                with contextlib.suppress(RuntimeError):  # no more threads, as in a process that is about to end
+                    self._begin_thread()
             self._set_alarm(0.0)
         self.join(finish_s)
 
@@ -340,10 +366,16 @@ class Turns:
             self._thread.join(timeout_s)
 
     def _begin_thread(self) -> None:
-        if self._thread is None:
-            self._alarm = new_alarm()
-            self._thread = threading.Thread(target=self._look_after, args=(self._alarm,), name=self._name, daemon=True)
-            self._thread.start()
+        if self._thread is not None:
+            return
+        alarm = new_alarm()
+        thread = threading.Thread(target=self._look_after, args=(alarm,), name=self._name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            alarm.close()
+            raise
+        self._alarm, self._thread = alarm, thread
 
     def _set_alarm(self, at: float) -> None:
         """Have the thread look at a time, 0 being now; while this holds the guard."""
@@ -383,7 +415,7 @@ class Turns:
                 if self._take(me, turn):
                     self._carry_next()
         finally:
-            self._release(me)
+            self._release(me)  # Ctrl-C is for the main thread
 
     def _is_forked(self) -> bool:
         return self._owner_pid != os.getpid()

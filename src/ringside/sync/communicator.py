@@ -228,20 +228,6 @@ class Communicator(Collectives):
             return None
         return self._between.begin_storage(flat, storage, scale=scale, stamp_ns=stamp_ns)
 
-    def post(self, flat: Flat, op: str) -> Callable[[], None] | None:
-        """Begin a small all-reduce between hosts that was called before, waiting for nobody; return what finishes it.
-
-        None is returned where it is not ready for that, and nothing was done. In between the tensor is to be left
-        alone, and nothing else may be called.
-
-        Args:
-            flat: The tensor.
-            op: As for `all_reduce`.
-        """
-        if self._between is None or self._closed or self._background is not None or self._is_forked():
-            return None
-        return self._between.post((flat.numel, flat.dtype, op, None), flat)
-
     def barrier(self) -> None:
         """Return when every rank has called it."""
         nothing = Flat(0, 0, 0, (0,), None)

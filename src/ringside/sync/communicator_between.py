@@ -136,11 +136,6 @@ class Between:
         ready = self._ready.get(key)
         return ready is not None and ready.carry_out(flat)
 
-    def post(self, key: Key, flat: Flat) -> Callable[[], None] | None:
-        """Begin what `again` would carry out, waiting for nobody, and return what finishes it; None: it cannot be."""
-        ready = self._ready.get(key)
-        return None if ready is None else ready.post(flat)
-
     def begin_storage(
         self, flat: Flat, storage: Storage | None, *, scale: float, stamp_ns: int
     ) -> Callable[[], None] | None:

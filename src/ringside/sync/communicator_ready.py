@@ -23,7 +23,6 @@ class Ready(NamedTuple):
 
     Args:
         go: Carries it out on the elements at an address.
-        begin: Begins it on the elements at an address, waiting for nobody, and returns what finishes it; or None.
         size_bytes: Of the tensor.
         choice: How.
         selector: Who chose it and is told what it took; None: it was asked for.
@@ -32,7 +31,6 @@ class Ready(NamedTuple):
     """
 
     go: Callable[[int], None]
-    begin: Callable[[int], Callable[[], None] | None]
     size_bytes: int
     choice: Choice
     selector: Selector | None = None
@@ -55,22 +53,6 @@ class Ready(NamedTuple):
         flat.write_back()
         return True
 
-    def post(self, flat: Flat) -> Callable[[], None] | None:
-        """Begin to reduce a tensor, waiting for nobody; return what finishes it, or None where nothing was done.
-
-        Those whose time is to be noted are not begun ahead: it would be that of the caller.
-        """
-        selector = self.selector
-        if selector is None:
-            return self.begin(flat.address)
-        calls = selector.calls[self.size_class] + 1
-        if self.version != selector.version or calls % EVERY_NOTED == 0:
-            return None
-        finish = self.begin(flat.address)
-        if finish is not None:
-            selector.calls[self.size_class] = calls
-        return finish
-
 
 def made_ready(across: Across, flat: Flat, what: Reduction, choice: Choice, selector: Selector | None) -> Ready | None:
     """Return what the next all-reduce of this kind may be carried out with at once; None: it may not.
@@ -90,7 +72,7 @@ def made_ready(across: Across, flat: Flat, what: Reduction, choice: Choice, sele
     small = across.prepared(flat.numel, what, choice)
     if small is None:
         return None
-    go, begin = functools.partial(across.carry_out, small), functools.partial(across.post, small)
+    go = functools.partial(across.carry_out, small)
     if selector is None:
-        return Ready(go, begin, size_bytes, choice)
-    return Ready(go, begin, size_bytes, choice, selector, selector.version, selector.size_class(size_bytes))
+        return Ready(go, size_bytes, choice)
+    return Ready(go, size_bytes, choice, selector, selector.version, selector.size_class(size_bytes))

@@ -73,7 +73,7 @@ class RingsideGroup(dist.ProcessGroup):
         _alive.add(self)
         limit_s = None if timeout == c10d.default_pg_timeout else timeout.total_seconds()
         self._engine = Engine(PrefixStore("engine", store), rank, size, limit_s)
-        self._posts = self._engine.inside is None or size <= MOST_RANKS
+        self._posts = self._engine.inside is not None and size <= MOST_RANKS
         self._buckets = SharedBuckets(self._engine.inside) if self._engine.inside is not None and size > 1 else None
 
     def _add(self, device: torch.device, kind: Any, backend: Any) -> None:
@@ -117,8 +117,8 @@ class RingsideGroup(dist.ProcessGroup):
         engine = self._engine
         if not self._posts or engine.is_here or self._limit_s or limit_of(opts):
             return None
-        small = collectives.small(engine.inside or engine.communicator, tensors, opts)
-        turn = None if small is None else engine.post(*small, opts.asyncOp)
+        small = collectives.small(engine.inside, tensors, opts)
+        turn = None if small is None else engine.post(*small)
         if turn is None:
             return None
         self.counters.add("all_reduce", "ringside")

@@ -22,7 +22,7 @@ from ringside.errors import UsageError
 from ringside.sync.process_group_checks import check_parts, in_turn, lane_of, parts_of
 from ringside.sync.process_group_exchange import exchange
 from ringside.sync.process_group_lists import all_gather, all_gather_lists, all_to_all, gather, reduce_scatter, scatter
-from ringside.sync.process_group_posted import is_small, may_be_posted
+from ringside.sync.process_group_posted import is_small
 from ringside.sync.process_group_sparse import all_reduce_sparse
 from ringside.sync.process_group_tensors import is_plain, is_premultiplied, overlap, plain, reduction
 
@@ -58,8 +58,8 @@ Small = tuple[Flat, int, float]
 _known: dict[tuple[Any, Any], tuple[int, int, int]] = {}
 
 
-def small(comm: Any, tensors: Tensors, opts: Any) -> Small | None:
-    """Return what a communicator posts for an all-reduce of one small tensor; None where it is not that."""
+def small(comm: HostCommunicator, tensors: Tensors, opts: Any) -> Small | None:
+    """Return what a host's communicator posts for an all-reduce of one small tensor; None where it is not that."""
     tensor = tensors[0]
     if len(tensors) != 1 or not tensor.is_cpu or tensor.layout is not torch.strided or not is_plain(tensor):
         return None
@@ -70,7 +70,7 @@ def small(comm: Any, tensors: Tensors, opts: Any) -> Small | None:
         known = _known[key] = _look_up(tensor, wish)
     dtype, code, numbers = known
     numel *= numbers
-    if not may_be_posted(comm, numel * ITEM_BYTES[dtype]):
+    if not is_small(comm, numel * ITEM_BYTES[dtype]):
         return None
     scale = 1.0 if code >= 0 else reduction(wish, tensor.dtype)[1]
     return Flat(tensor.data_ptr(), numel, dtype, (numel,), tensor), max(code, 0), scale

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import math
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +10,11 @@ from torch.distributed.distributed_c10d import Store
 
 from ringside.engine import Communicator as HostCommunicator
 from ringside.engine.at_exit import AtExit
-from ringside.engine.dtypes import OPS
 from ringside.engine.lifetime import Lifetime
 from ringside.engine.settings import Settings
 from ringside.engine.tensors import Flat
 from ringside.engine.turns import PATIENCE_S, Turn, Turns
-from ringside.errors import ClosedError, SyncError
+from ringside.errors import ClosedError
 from ringside.sync.communicator import Communicator
 
 PATIENT_INSIDE_BYTES = 1 << 20
@@ -80,28 +77,14 @@ class Engine(Lifetime):
         """
         return self._turns.start(job, PATIENCE_S if size_bytes <= self._patient_bytes else 0.0)
 
-    def post(self, flat: Flat, op: int, scale: float, later: bool) -> Turn | None:
+    def post(self, flat: Flat, op: int, scale: float) -> Turn | None:
         """Begin a small all-reduce, which waits for nobody, here and now; None where something else is under way.
 
-        Arguments as for `post` of the host's communicator, and whether the caller goes on: between hosts others may
-        need this rank again before it waits.
+        Arguments as for `post` of the host's communicator. Between hosts nothing is begun ahead: it gained nothing.
         """
-        if self._closed:
+        if self._closed or self.inside is None:
             return None
-        if self.inside is not None:
-            return self._turns.post(self.inside.post, flat, op, scale)
-        if scale != 1.0:
-            return None
-        patience_s = PATIENCE_S if later else math.inf
-        return self._turns.post(self._begin_between, flat, OPS[op], patience_s=patience_s)
-
-    def _begin_between(self, flat: Flat, op: str) -> Callable[[], None] | None:
-        """Begin it; what goes wrong is told to whoever waits, as if it had gone wrong then."""
-        try:
-            finish: Callable[[], None] | None = self.communicator.post(flat, op)
-            return finish
-        except SyncError as error:
-            return functools.partial(_raise, error)
+        return self._turns.post(self.inside.post, flat, op, scale)
 
     def _let_go(self, finish_s: float) -> None:
         self._turns.stop(finish_s)
@@ -110,10 +93,6 @@ class Engine(Lifetime):
         else:
             self.communicator.abandon()
         self._turns.join(_LAST_S)
-
-
-def _raise(error: SyncError) -> None:
-    raise error
 
 
 _at_exit = AtExit()

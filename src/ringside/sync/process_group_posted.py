@@ -1,4 +1,4 @@
-"""Small all-reduces of the process group that are begun at the call, which waits for nobody.
+"""Small all-reduces of the process group inside a host, which are begun at the call.
 
 The payload is told to the other ranks at the call, which waits for nobody, and whoever waits for the result takes it
 himself. Ranks that never meet in a wait still go on, since what they need of this one is there.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from ringside.engine import Communicator as HostCommunicator
-from ringside.engine.small import MOST_BYTES
 
 MOST_RANKS = 8
 MOST_READ_BYTES = 256 << 10  # every rank reads all payloads; with more of them that is the larger part
@@ -20,8 +19,3 @@ def is_small(comm: Any, size_bytes: int) -> bool:
     if not isinstance(comm, HostCommunicator) or comm.size > MOST_RANKS:
         return False
     return size_bytes <= comm.inline_bytes and size_bytes * comm.size <= MOST_READ_BYTES
-
-
-def may_be_posted(comm: Any, size_bytes: int) -> bool:
-    """Tell whether an all-reduce of that size may be begun ahead: inside a host as above, between hosts if prepared."""
-    return is_small(comm, size_bytes) if isinstance(comm, HostCommunicator) else size_bytes <= MOST_BYTES

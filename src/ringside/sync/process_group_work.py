@@ -98,7 +98,7 @@ class RingsideWork(dist.Work):
             fresh = self._future is None
             future = self._future = self._future or Future()
         if fresh:
-            tell = functools.partial(future.set_result, self._outputs)
+            tell = functools.partial(_complete, future, self._outputs)
             if self._turn is None:
                 tell()
             else:
@@ -115,6 +115,12 @@ class RingsideWork(dist.Work):
     def __repr__(self) -> str:
         state = "failed" if self.exception() else "done" if self.is_completed() else "under way"
         return f"<ringside {self._name} on rank {self._rank}, {state}>"
+
+
+def _complete(future: Future[list[torch.Tensor]], outputs: list[torch.Tensor]) -> None:
+    """Give a future its result; once, though it may be told twice where Ctrl-C came in between."""
+    if not future.done():
+        future.set_result(outputs)
 
 
 class Coalesced(dist.Work):
