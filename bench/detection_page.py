@@ -15,8 +15,7 @@ Written by `python bench/detection.py --write`; do not edit. What the detector d
 [design/0002-detector.md](design/0002-detector.md). Every cell of an injection holds: **found within 200 steps · median
 delay in steps · verdicts on a wrong rank per job**. 100 jobs a cell (25 with 1,024 ranks), each with its own noise; a
 job is healthy for 120 steps before the fault unless the column says otherwise. False alarms are per 86,400 job steps, a
-day at one step per second, over 260,000 healthy steps a line (one alarm among those is 0.33), and 1,040,000 of up to
-8 ranks with 10 % jitter (0.08).
+day at one step per second, over 260,000 healthy steps a line (one alarm among those is 0.33).
 """
 
 WEAK = """
