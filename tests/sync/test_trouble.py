@@ -302,8 +302,9 @@ def without_store(port: int, path: str, again: bool) -> dict[str, Any]:
         if again:
             say("said")
             assert hear() == "answers"
+            kept_longest = oldest(session)
             count += train_until(
-                lambda: not session._batch and session._asking_since == float("inf"), *(ddp, optimizer, here.rank)
+                lambda: kept_longest is None or oldest(session) is not kept_longest, *(ddp, optimizer, here.rank)
             )
         began = time.monotonic()
         session.end()
@@ -316,6 +317,12 @@ def without_store(port: int, path: str, again: bool) -> dict[str, Any]:
     say("ended")
     dist.destroy_process_group()
     return result
+
+
+def oldest(session: Any) -> Any:
+    """Return the oldest of the steps' records that a session has not sent yet, None where it has sent all."""
+    with session._guard:
+        return session._batch[0] if session._batch else None
 
 
 def train_until(done: Callable[[], bool], ddp: Any, optimizer: Any, rank: int) -> int:
