@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from ringside.monitor.excess import Floats
 from ringside.monitor.robust import CUT, median, raised_autocorrelation
 from ringside.monitor.student import student
-from ringside.monitor.wander import decay, mixed_variance
+from ringside.monitor.wander import decay, independent_share, mixed_variance
 
-LENGTHS = (48, 72, 96, 144, 192)
-"""Steps since the place at which the level may have shifted."""
+LENGTHS = tuple(range(48, 193, 12))
+"""Steps since the place at which the level may have shifted: a place that is off by many adds the shift to the noise."""
 
 PAST_STEPS = 192
 FEWEST = 24
@@ -45,8 +45,8 @@ BLOCK, BEYOND = 12, 1.3
 """Means of so many steps whose variance is so much more than the autocorrelations say are believed instead."""
 
 EFFICIENCY = 0.6
-RAREST, FADING = 1.6, 0.999
-"""A shift must be so many times the greatest one of the same length that was seen before; what was seen fades."""
+RAREST, FADING = 2.0, 0.9999
+"""A shift must be so many times the greatest one of the same length that was seen before; what was seen fades by step."""
 
 MOST, PARTS = 0.6, 3
 """So many of the steps since, and the median of every third of them, must be on the far side of the middle."""
@@ -154,10 +154,9 @@ def _error(cores: list[Floats], counts: list[NDArray[np.intp]]) -> tuple[Floats,
     known = np.maximum(counts[0] + counts[1], 2)
     core = np.concatenate(cores)
     square = _no_less_than_usual(np.maximum((core * core).sum(axis=0) / (known - 1), SMALLEST**2))
-    first, second = (_no_less_than_usual(raised_autocorrelation(core, lag, known, SURE)) for lag in (1, 2))
-    later = decay(first, second, known, DOUBT)
+    first, later = _autocorrelations(core, known, SURE)
     variance = square * sum(mixed_variance(np.maximum(count, 1.0), first, later) for count in counts)
-    freedom = EFFICIENCY * known * (1.0 - later**2) / (1.0 + later**2)
+    freedom = EFFICIENCY * known * independent_share(*_autocorrelations(core, known, 0.0))
     blocks = [_block_means(side) for side in cores]
     spare = max(sum(len(means) for means in blocks) - 2, 1)
     spread = sum((means**2).sum(axis=0) for means in blocks) / spare
@@ -167,6 +166,12 @@ def _error(cores: list[Floats], counts: list[NDArray[np.intp]]) -> tuple[Floats,
         np.sqrt(np.where(rough, measured, variance)),
         np.maximum(np.where(rough, np.minimum(freedom, spare), freedom), 1.0),
     )
+
+
+def _autocorrelations(core: Floats, known: NDArray[np.intp], sure: float) -> tuple[Floats, Floats]:
+    """Return the autocorrelation of successive steps, so many standard errors high, and its decay, [jobs, ranks] each."""
+    first, second = (_no_less_than_usual(raised_autocorrelation(core, lag, known, sure)) for lag in (1, 2))
+    return first, decay(first, second, known, DOUBT)
 
 
 def _no_less_than_usual(values: Floats) -> Floats:
