@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -21,7 +22,8 @@ _LONGER = 8  # timings that have to say so, where it is not pressing
 _MOST_WANDERS = 1.4  # so that a link at half of its rate is heard in any noise
 _NEAR = 1.1  # where a level has been now and then, a tenth more is nothing new
 _FASTER = 0.8  # of what is usual: a pace that replaces it
-_PRESSING = 1.8  # a level that is heard even in a pause
+_PRESSING = 1.8  # a level that is heard even in a pause; of small ones none is
+_SHARE = 0.02  # of the time, for revisions that small all-reduces ask for, or that change nothing
 _LEVELS = 64  # of the past, by which is told how much the level wanders by itself
 _LEAST_LEVELS = 16
 _WANDERS = 0.95  # quantile of them, which counts as usual
@@ -49,9 +51,8 @@ class _Class:
         if len(self.recent) == _RECENT and self.seen >= self.resume:
             self.levels.append(sorted(self.recent)[1])
 
-    @property
-    def level(self) -> float:
-        """The second smallest of the last ratios over what is usual, or over what it rose to by itself before.
+    def level(self, pressing: float) -> float:
+        """Return the second smallest of the last ratios over what is usual, or over what it rose to by itself before.
 
         Unless that is pressing, twice as many have to say so: all of them but two.
         """
@@ -59,7 +60,7 @@ class _Class:
         wanders = past[int(_WANDERS * (len(past) - 1))] if len(past) >= _LEAST_LEVELS else 0.0
         own = min(max(wanders / _NEAR / self.usual, 1.0), _MOST_WANDERS)
         level = sorted(self.recent)[1] / (own * self.usual)
-        if level > _PRESSING:
+        if level > pressing:
             return level
         return min(level, sorted(self.longer)[2] / (own * self.usual)) if len(self.longer) == _LONGER else 0.0
 
@@ -116,8 +117,12 @@ class Drift:
     @property
     def bar(self) -> float:
         """The level from which on it is drift, for the class that is due."""
-        small = self._due < len(self._bounds) and self._bounds[self._due] < LARGE_BYTES
-        return DRIFT_SMALL if small else DRIFT
+        return DRIFT_SMALL if self._is_small else DRIFT
+
+    @property
+    def _is_small(self) -> bool:
+        """Whether the class that is due is one of small all-reduces, which are noted now and then."""
+        return self._due < len(self._bounds) and self._bounds[self._due] < LARGE_BYTES
 
     @property
     def level(self) -> float:
@@ -125,16 +130,26 @@ class Drift:
         one = self._classes[self._due]
         if not one.usual or len(one.recent) < _RECENT:
             return 0.0
-        level = one.level
-        return level if one.seen >= one.resume or level > _PRESSING else 0.0
+        pressing = math.inf if self._is_small else _PRESSING
+        level = one.level(pressing)
+        return level if one.seen >= one.resume or level > pressing else 0.0
 
-    def revised(self, *, changed: bool) -> None:
-        """Forget the timings: the table is another, or the same as before and the present pace is usual."""
+    def revised(self, *, changed: bool, cost: float = 0.0) -> None:
+        """Forget the timings: the table is another, or the same as before and the present pace is usual.
+
+        What small ones take hangs on the cores: they ask again only when that costs little, whatever came of it.
+
+        Args:
+            changed: Whether anything in the table did.
+            cost: What timing and deciding took, in all-reduces of the class that is due.
+        """
         one = self._classes[self._due]
-        kept, pause = one.seen, one.pause
-        pace = median(one.recent) if one.recent else 0.0
+        pause = max(one.pause, math.ceil(cost / _SHARE / (EVERY_NOTED if self._is_small else 1)))
         if changed:
             self._classes.clear()
-            return
-        fresh = self._classes[self._due] = _Class(seen=kept, resume=kept + pause, pause=2 * pause, levels=one.levels)
-        fresh.usual = pace
+            if not self._is_small:
+                return
+        fresh = self._classes[self._due] = _Class(seen=one.seen, resume=one.seen + pause, pause=2 * pause)
+        if not changed:
+            fresh.levels = one.levels
+            fresh.usual = median(one.recent) if one.recent else 0.0

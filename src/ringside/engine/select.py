@@ -237,10 +237,11 @@ class Selector:
         assert self.table is not None
         old, new = before.at(self._asked).winner, self.table.at(self._asked).winner
         changed = [rank.winner for rank in before.ranks] != [rank.winner for rank in self.table.ranks]
-        self._drift.revised(changed=changed)
         others = old == new and changed
         found = difference(previous, self.probe, self._across.roster.names)
         slow, took_s = tuple(self.probe.slow), self._clock() - began
+        expected_s = self._expected_s(self._asked, Choice.parse(new))
+        self._drift.revised(changed=changed, cost=took_s / expected_s if expected_s else 0.0)
         revision = Revision(self._asked, old, new, others, reason, slow, found, took_s)
         self.revisions.append(revision)
         if self._first.here:
