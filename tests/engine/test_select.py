@@ -322,7 +322,7 @@ def revisions(drift: Drift, ratios: list[float], size: int, cost: float, *, chan
 
 @pytest.mark.parametrize("changed", [True, False])
 def test_small_all_reduces_on_busy_cores_do_not_time_everything_again_and_again(changed: bool) -> None:
-    """As was seen on two cores: of a process's own doing 4 KB take 0.1 ms for a while and then 0.6; 0.12 s to decide."""
+    """As was seen on two cores: 4 KB take 0.1 ms for a while and then 0.6, and to decide takes 0.12 s."""
     busy = ([1.0] * 40 + [6.0] * 24) * 250
     asked = revisions(Drift([4096.0, 4.0 * MB]), busy, 4096, 1000.0, changed=changed)
     assert 1 <= len(asked) <= 3

@@ -20,7 +20,7 @@ from ringside.monitor.student import student
 from ringside.monitor.wander import decay, independent_share, mixed_variance
 
 LENGTHS = tuple(range(48, 193, 12))
-"""Steps since the place at which the level may have shifted: a place that is off by many adds the shift to the noise."""
+"""Steps since the place at which the level may have shifted: one that is off by many makes the shift pass for noise."""
 
 PAST_STEPS = 192
 FEWEST = 24
@@ -46,7 +46,7 @@ BLOCK, BEYOND = 12, 1.3
 
 EFFICIENCY = 0.6
 RAREST, FADING = 2.0, 0.9999
-"""A shift must be so many times the greatest one of the same length that was seen before; what was seen fades by step."""
+"""A shift must be so many times the greatest one of the same length before; what was seen fades from step to step."""
 
 MOST, PARTS = 0.6, 3
 """So many of the steps since, and the median of every third of them, must be on the far side of the middle."""
@@ -169,9 +169,9 @@ def _error(cores: list[Floats], counts: list[NDArray[np.intp]]) -> tuple[Floats,
 
 
 def _autocorrelations(core: Floats, known: NDArray[np.intp], sure: float) -> tuple[Floats, Floats]:
-    """Return the autocorrelation of successive steps, so many standard errors high, and its decay, [jobs, ranks] each."""
+    """Return the autocorrelation of successive steps, `sure` standard errors high, and its decay, [jobs, ranks]."""
     first, second = (_no_less_than_usual(raised_autocorrelation(core, lag, known, sure)) for lag in (1, 2))
-    return first, decay(first, second, known, DOUBT)
+    return first, decay(first, second, known.astype(float), DOUBT)
 
 
 def _no_less_than_usual(values: Floats) -> Floats:

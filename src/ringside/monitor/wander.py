@@ -269,7 +269,7 @@ def decay(first: Floats, second: Floats, steps: Floats, doubt: float = DOUBT) ->
 def independent_share(first: Floats, later: Floats) -> Floats:
     """Return how many independent steps one correlated step is worth where a variance is estimated (Bartlett 1946).
 
-    That is 1 / (1 + 2 Σ r²) over all autocorrelations r: `first`, and from then on shrinking by `later` from lag to lag.
+    That is 1 / (1 + 2 Σ r²) over all autocorrelations r: `first`, and then shrinking by `later` from lag to lag.
     """
     share: Floats = 1.0 / (1.0 + 2.0 * first**2 / (1.0 - later**2))
     return share
