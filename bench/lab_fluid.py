@@ -2,9 +2,10 @@
 
     python bench/lab_fluid.py            # by the busiest link's bytes, 16 MB, n = 2 to 8
 
-A vertex takes messages in the order in which the engine does, has as many places posted, and sends what it may. A
-link's rate, in and out of a vertex, is shared by the flows that use it (max-min fair: D. Bertsekas, R. Gallager, Data
-Networks, section 6.5.2), one flow per pair and direction, whose messages follow each other. Nothing else takes time.
+A vertex takes messages in the order in which the engine does, has as many places posted (at first those that the
+collective before left), and sends what it may, of later rounds nothing where rounds are kept apart. A link's rate, in
+and out of a vertex, is shared by the flows that use it (max-min fair: D. Bertsekas, R. Gallager, Data Networks, section
+6.5.2), one flow per pair and direction, whose messages follow each other. Nothing else takes time.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from lab_law import SEGMENT_BYTES, WINDOW, busiest, schedule_of
 from ringside.engine.exchange_run import _PLACES_AHEAD
 from ringside.engine.message_order import order_messages
 from ringside.engine.message_plan import plan_messages
+from ringside.engine.message_rounds import rounds_apart
 from ringside.schedule import Schedule
 
 Link = tuple[int, int]
@@ -49,9 +51,9 @@ class _Take:
 class _Flow:
     """Messages from one vertex to another: how many may be sent, have a place, have arrived, were taken."""
 
-    waiting: deque[tuple[int, int]]  # (the receive they wait for, segment), in the order in which they are sent
+    waiting: deque[tuple[int, int, int]]  # (the receive they wait for, segment, round), in the order they are sent
     sent: int = 0
-    posted: int = 0
+    posted: int = WINDOW
     arrived: int = 0
     taken: int = 0
     part: float = 0.0  # of the message under way
@@ -63,12 +65,20 @@ class _Flow:
 
 @dataclass
 class _Vertex:
-    """Where one vertex is in its program."""
+    """Where one vertex is in its program; `rounds`: of its takes, where rounds are kept apart."""
 
     takes: list[_Take]
     paced: bool
     done: list[int]
+    rounds: list[int] | None
     at: int = 0
+
+    @property
+    def round(self) -> int:
+        """Of which, and of those before it, messages are sent."""
+        if self.rounds is None or self.at == len(self.rounds):
+            return sys.maxsize
+        return self.rounds[self.at]
 
 
 @dataclass
@@ -89,16 +99,19 @@ class _Play:
         order = order_messages(schedule, number, [segments] * schedule.chunks, WINDOW)
         for dst, sends in plan.links.items():
             if order is None:
-                parts = [(send.after, s) for group in plan.outgoing[dst] for s in range(segments) for send in group]
+                groups = plan.outgoing[dst]
+                parts = [(send.after, s, send.round) for group in groups for s in range(segments) for send in group]
             else:
                 after = {(send.round, send.chunk): send.after for send in sends}
-                parts = [(after[k, chunk], s) for k, chunk, s in order.sends.get(dst, ())]
+                parts = [(after[k, chunk], s, k) for k, chunk, s in order.sends.get(dst, ())]
             self.flows[number, dst] = _Flow(deque(parts))
         takes: list[_Take] = []
+        rounds: list[int] = []
         if order is None:
             counts: defaultdict[int, int] = defaultdict(int)
             first = 0
-            for receives in plan.rounds:
+            for k, receives in enumerate(plan.rounds):
+                rounds += [k] * (segments * len(receives))
                 for s in range(segments):
                     for at, receive in enumerate(receives):
                         takes.append(_Take(first + at, s, tuple((src, counts[src]) for src in receive.sources)))
@@ -110,7 +123,9 @@ class _Play:
             for (k, chunk, s), places in order.takes:
                 number_of = plan.receives[k, chunk]
                 takes.append(_Take(number_of, s, tuple(zip(flat[number_of].sources, places, strict=True))))
-        self.vertices.append(_Vertex(takes, order is not None, [0] * len(plan.dependents)))
+        apart = order is None and rounds_apart(schedule, [segments] * schedule.chunks)
+        done = [0] * len(plan.dependents)
+        self.vertices.append(_Vertex(takes, order is not None, done, rounds if apart else None))
 
     def go(self) -> float:
         """Return when everybody has everything, in times of a segment on a link."""
@@ -148,8 +163,8 @@ class _Play:
                 flow.waiting.popleft()
                 flow.sent += 1
 
-    def _may_go(self, vertex: _Vertex, after: int, segment: int) -> bool:
-        return after < 0 or vertex.done[after] > segment
+    def _may_go(self, vertex: _Vertex, after: int, segment: int, k: int) -> bool:
+        return k <= vertex.round and (after < 0 or vertex.done[after] > segment)
 
     def _post(self, number: int) -> None:
         vertex = self.vertices[number]

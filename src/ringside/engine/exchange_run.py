@@ -17,6 +17,7 @@ import numpy as np
 from ringside.engine.mail import HEADER_BYTES, Bundle, Mail, Once
 from ringside.engine.message_order import Order, order_messages
 from ringside.engine.message_plan import MessagePlan, Receive, Send
+from ringside.engine.message_rounds import rounds_apart
 from ringside.engine.tensors import address_of
 from ringside.engine.told import Call, Disagreement, Header
 from ringside.engine.transports.transport import Bytes, Pending
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 _SHARED_BYTES = 1 << 16  # of chunks that share a message: copying more takes longer than sending them one by one
 _PLACES_AHEAD = 8  # receives whose messages may be on their way before it is their turn
-_NO_HORIZON = (1 << 30, 0)
+_EVERY_ROUND = 1 << 30
+_NO_HORIZON = (_EVERY_ROUND, 0)
 _ORDERED_BYTES = 1 << 16  # of a chunk: smaller ones are a matter of latency, and the rounds' order is the shortest
 
 AHEAD = 3
@@ -110,6 +112,7 @@ class Run:
         self.segment = exchange.segment_of(item_bytes, wire)
         self.leaving: defaultdict[tuple[int, int], list[Pending]] = defaultdict(list)
         self.done: list[int] = [0] * len(plan.dependents)
+        self.round = _EVERY_ROUND  # of which and of those before it messages are sent
         self.order = self._order() if ordered else None
         self.horizon = (0, AHEAD) if feed is not None and self.order is None else _NO_HORIZON
         self.outboxes = {dst: self._outbox(dst, sends) for dst, sends in plan.links.items()}
@@ -129,8 +132,10 @@ class Run:
             first = 0
             for k, receives in enumerate(self.plan.rounds):
                 if receives:
+                    self._reach(k)
                     self._round(k, receives, first)
                     first += len(receives)
+            self._reach(_EVERY_ROUND)
             self._look_to(_NO_HORIZON)
         else:
             self._in_order(self.order)
@@ -146,7 +151,10 @@ class Run:
         if self.plan.switches or max(sizes, default=0) < _ORDERED_BYTES:
             return None
         segments = [self._segments(chunk) for chunk in range(self.plan.chunks)]
-        return order_messages(self.plan.schedule, self.me, segments, self.exchange.window)
+        order = order_messages(self.plan.schedule, self.me, segments, self.exchange.window)
+        if order is None and rounds_apart(self.plan.schedule, segments):
+            self.round = 0
+        return order
 
     # -------------------------------------------------------------------------------------------- sending
 
@@ -184,11 +192,24 @@ class Run:
             self._post(outbox.peer, self._header(outbox.peer), ())
         while queue:
             k, parts = queue[0]
+            if k > self.round:
+                return
             for _, segment, after in parts:
                 if (done[after] <= segment) if after >= 0 else ((k, segment) > self.horizon):
                     return
             queue.popleft()
             self._send(outbox.peer, parts)
+
+    def _reach(self, k: int) -> None:
+        """Go on to a round, where rounds are kept apart: all receives of those before it are through.
+
+        Whoever waits for a message of a round waits for somebody who may be held up in an earlier one, but in no later
+        one: nobody waits in a circle.
+        """
+        if self.round < k:
+            self.round = k
+            for outbox in self.outboxes.values():
+                self._pump(outbox)
 
     def _look_to(self, horizon: tuple[int, int]) -> None:
         """Send this vertex's own segments up to one of a round, (round, segment), and none beyond.
