@@ -5,7 +5,9 @@ of five steps of the two models alternate, so that both meet the same weather. W
 of its blocks minus that of the twin's beside them, times the ranks; what the monitor says it lost is the verdict's
 `cost_rank_seconds`. The replay is the same from the very first step of the fault, which the monitor has to estimate.
 Prints the medians over runs, predicted over measured, and an interval that holds 95 % of the ratios when runs, and
-pairs of blocks within them, are drawn again (bootstrap).
+pairs of blocks within them, are drawn again (bootstrap). A replay knows own times only, and takes the other ranks' as
+they are. So two columns say what it cannot see: how much of the loss lies in the slowest own times (the rest is the
+synchronisation behind them), and how much slower the *other* ranks are than in the twin's steps.
 
     python bench/price.py [--faults slow,input] [--engines ringside,gloo] [--runs 4] [--json]
 """
@@ -46,7 +48,10 @@ WARM_FIRST = HEALTHY_STEPS + 5
 RUN_LIMIT_S = 60.0
 DRAWS = 4000
 MOST_OFF = 0.1
-COLUMNS = ("fault", "engine", "step", "named", "lost, rank-seconds", "verdict / lost (95 %)", "replay / lost (95 %)")
+COLUMNS = (
+    "fault", "engine", "step", "named", "lost, rank-seconds", "verdict / lost (95 %)", "replay / lost (95 %)",
+    "lost in own times", "others slower by",
+)  # fmt: skip
 
 
 def main() -> int:
@@ -115,7 +120,27 @@ def run_of(path: Path, ranks: list[int]) -> dict[str, Any]:
         "step_seconds": summary["step_seconds"]["median"],
         "verdicts": [(verdict["kind"], verdict["ranks"], verdict["since_step"]) for verdict in verdicts],
         "right": [verdict["ranks"] for verdict in verdicts] == [ranks],
+        **unseen(own, twin_of(path), ranks),
     }
+
+
+def twin_of(path: Path) -> Floats:
+    """Return the healthy twin's own times in seconds, float64 [steps, ranks]."""
+    columns = [json.loads((path / f"twin-{rank}.json").read_text()) for rank in range(RANKS)]
+    return np.array(columns).T
+
+
+def unseen(own: Floats, twin: Floats, ranks: list[int]) -> dict[str, float]:
+    """Return what the slowest own times lost, in rank-seconds, and by what share the innocent are slower for the fault.
+
+    Args:
+        own: Own times of the steps with the fault, seconds, [steps, ranks].
+        twin: Own times of as many steps without it.
+        ranks: The culprits.
+    """
+    slowest = own.max(axis=1).sum() - twin.max(axis=1).sum()
+    others = [float(np.median(np.delete(times, ranks, axis=1))) for times in (own, twin)]
+    return {"lost_in_own": float(RANKS * slowest), "others_slower": others[0] / others[1] - 1.0}
 
 
 def is_right(result: dict[str, Any]) -> bool:
@@ -139,6 +164,8 @@ def figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "measured": float(np.median([sum(run["differences"]) for run in runs])),
         "predicted": ratio("predicted", [run for run in runs if run["right"]]),
         "replay": ratio("replay", runs),
+        "lost_in_own": sum(run["lost_in_own"] for run in runs) / sum(sum(run["differences"]) for run in runs),
+        "others_slower": float(np.median([run["others_slower"] for run in runs])),
     }
 
 
@@ -169,7 +196,8 @@ def table(results: list[dict[str, Any]]) -> str:
     for r in results:
         told = [f"{1e3 * r['step_seconds']:.0f} ms", f"{r['named']} of {len(r['runs'])}", f"{r['measured']:.2f}"]
         ratios = [f"{x['ratio']:.2f} ({x['low']:.2f} to {x['high']:.2f})" for x in (r["predicted"], r["replay"])]
-        lines.append([r["fault"], r["engine"], *told, *ratios])
+        shares = [f"{100 * r['lost_in_own']:.0f} %", f"{100 * r['others_slower']:.1f} %"]
+        lines.append([r["fault"], r["engine"], *told, *ratios, *shares])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -3,7 +3,7 @@
 `torchrun ... price_rank.py --model gpt --inject slow:rank=1,factor=1.3 input:rank=1,seconds=0.015`. Every run begins
 with `HEALTHY_STEPS` healthy steps. Then blocks of steps of the two models alternate, the twin's aside from the record.
 Rank 0 writes what each pair of blocks took, [with the fault, without], seconds, into `pairs.json` in the run's
-directory.
+directory, and every rank its own times in the twin's steps, seconds, into `twin-RANK.json`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -60,12 +60,26 @@ class Side:
         return time.perf_counter() - began
 
 
-def run(name: str, fault: str, corpus: Corpus, path: Path) -> list[tuple[float, float]]:
-    """Train a model with a fault and its healthy twin, in turn; return what each pair of blocks took, seconds."""
+class Run(NamedTuple):
+    """What a run took, seconds.
+
+    Args:
+        pairs: Each pair of blocks, with the fault and without.
+        twin: This rank's own times in the steps of the blocks without.
+    """
+
+    pairs: list[tuple[float, float]]
+    twin: list[float]
+
+
+def run(name: str, fault: str, corpus: Corpus, path: Path) -> Run:
+    """Train a model with a fault and its healthy twin, in turn."""
     sides = faulty, twin = Side(name, fault, corpus), Side(name, "none", corpus)
     session = ringside.attach(faulty.model, run_dir=path).session
     assert session is not None
     ringside.attach(twin.model)
+    own: list[float] = []
+    session.on_record(lambda record: own.append(record.own_seconds) if session.is_aside else None)
     faulty.train(HEALTHY_STEPS, healthy=True)
     pairs = []
     for number in range(PAIRS + 1):
@@ -75,7 +89,7 @@ def run(name: str, fault: str, corpus: Corpus, path: Path) -> list[tuple[float, 
         if number:  # the first pair, with nothing wrong, is for the twin to get warm
             pairs.append((took[faulty], took[twin]))
     session.end()
-    return pairs
+    return Run(pairs, own[BLOCK_STEPS:])
 
 
 def _block(session: Any, side: Side, twin: Side, *, healthy: bool) -> float:
@@ -97,9 +111,10 @@ def main() -> None:
     corpus = Corpus(None, dist.get_rank(), dist.get_world_size(), GPT.context)
     for number, fault in enumerate(options.inject):
         path = Path(os.environ["RINGSIDE_RUN_DIR"], str(number))
-        pairs = run(options.model, fault, corpus, path)
+        took = run(options.model, fault, corpus, path)
         if dist.get_rank() == 0:
-            (path / "pairs.json").write_text(json.dumps(pairs))
+            (path / "pairs.json").write_text(json.dumps(took.pairs))
+        (path / f"twin-{dist.get_rank()}.json").write_text(json.dumps(took.twin))
     dist.destroy_process_group()
 
 

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
-from price import figures, is_right, table
+from price import figures, is_right, table, unseen
 from real_jobs import ENGINES, LINK_STEPS, Ended, Others
 from real_page import page
 from real_runs import CASES, judge
@@ -80,7 +80,7 @@ def priced(lost: float, told: float, *, right: bool = True) -> dict[str, Any]:
     differences = list(np.full(24, lost / 24) + 0.01 * np.resize([1.0, -1.0], 24))
     return {
         "differences": differences, "predicted": told if right else 0.0, "replay": told, "step_seconds": 0.03,
-        "right": right,
+        "right": right, "lost_in_own": 0.9 * lost, "others_slower": 0.04,
     }  # fmt: skip
 
 
@@ -92,7 +92,17 @@ def test_a_price_is_held_against_what_was_lost() -> None:
         assert 0.8 < found[key]["low"] <= found[key]["ratio"] <= found[key]["high"] < 1.0
     assert is_right(figures([priced(2.0, 1.9)]))
     assert not is_right(figures([priced(2.0, 1.7)]))
-    assert "| 0.90 (" in table([{"fault": "slow", "engine": "gloo", "runs": [1] * 4, **found}])
+    line = table([{"fault": "slow", "engine": "gloo", "runs": [1] * 4, **found}])
+    assert "| 0.90 (" in line
+    assert line.endswith("| 90 % | 4.0 % |")
+
+
+def test_what_a_replay_cannot_see_is_told_beside_it() -> None:
+    own, twin = np.full((120, 2), 0.022), np.full((120, 2), 0.020)
+    own[:, 1] = 0.030
+    told = unseen(own, twin, [1])
+    assert told["lost_in_own"] == pytest.approx(2 * 120 * 0.010)
+    assert told["others_slower"] == pytest.approx(0.1)
 
 
 def test_a_fault_that_nobody_noticed_still_has_a_replay() -> None:
