@@ -22,11 +22,10 @@ WEAK = """
 ## Where it is weak
 
 - Correlated noise hides what is no wider than it. With 10 % jitter of autocorrelation 0.9, 12 % is not found at any
-  number of ranks, and 30 % within 200 steps in 4, 29, 65 and 30 % of the jobs of 2, 4, 8 and 128 ranks: a window of 24
+  number of ranks, and 30 % within 200 steps in 10, 31, 65 and 30 % of the jobs of 2, 4, 8 and 128 ranks: a window of 24
   steps wanders by 7 % by chance, and an alarm needs nearly six times that. The alternative is naming healthy ranks.
-- More than one false alarm in 86,400 steps of 10 % jitter: two or four ranks whose noise is half fast and half slow,
-  and two with correlated noise and spikes (2.7 to 3.7). Where ranks really are 8 to 16 % slower by turns for a dozen
-  steps (the last noise above), they are named for it; a live job tells of that if it cost 50 ms and is still there.
+- Where healthy ranks really are 8 to 16 % slower by turns for a dozen steps (the last noise above), they are named for
+  it; a live job tells of that if it cost 50 ms and is still there. All other noises stay within one in 86,400 steps.
 - Two ranks give one series of differences. Until its autocorrelation is known (some forty steps) only large slowdowns
   are reported, and a rank that becomes slow in the first twenty steps is found after more than a hundred.
 - The gate is 5 %: below it nothing is reported, and at it later or not at all. A rank that was slow from the start is
