@@ -22,10 +22,11 @@ WEAK = """
 ## Where it is weak
 
 - Correlated noise hides what is no wider than it. With 10 % jitter of autocorrelation 0.9, 12 % is not found at any
-  number of ranks, and 30 % within 200 steps in 10, 31, 65 and 30 % of the jobs of 2, 4, 8 and 128 ranks: a window of 24
+  number of ranks, and 30 % within 200 steps in {found} % of the jobs of 2, 4, 8 and 128 ranks: a window of 24
   steps wanders by 7 % by chance, and an alarm needs nearly six times that. The alternative is naming healthy ranks.
 - Where healthy ranks really are 8 to 16 % slower by turns for a dozen steps (the last noise above), they are named for
-  it; a live job tells of that if it cost 50 ms and is still there. All other noises stay within one in 86,400 steps.
+  it; a live job tells of that if it cost 50 ms and is still there. Of the other noises the worst line above has {worst}
+  false alarms in 86,400 steps.
 - Two ranks give one series of differences. Until its autocorrelation is known (some forty steps) only large slowdowns
   are reported, and a rank that becomes slow in the first twenty steps is found after more than a hundred.
 - The gate is 5 %: below it nothing is reported, and at it later or not at all. A rank that was slow from the start is
@@ -39,7 +40,7 @@ WEAK = """
 def page(results: Results, kinds: Mapping[str, str], faults: Mapping[str, str]) -> str:
     """Return the page; what was not measured is left as a dash."""
     tables = [_main(results, kinds), _rules(results), _sizes(results), _jitters(results), _faults(results, faults)]
-    return "\n".join([HEAD, *tables, _fresh(results), WEAK, _cost(results)])
+    return "\n".join([HEAD, *tables, _fresh(results), _weak(results), _cost(results)])
 
 
 def cell(figures: Mapping[str, float | None] | None) -> str:
@@ -148,3 +149,16 @@ def _cost(results: Results) -> str:
     ]
     head = ["ranks", "detector, µs per step", "collector with it, µs per step", "µs per record"]
     return "## What it costs\n\nOn a shared machine of two cores.\n\n" + table(head, rows)
+
+
+def _weak(results: Results) -> str:
+    """Return where it is weak, with the figures that say so."""
+    recalls = [(results.get(f"inject/ar/0.1/{ranks}/much") or {}).get("recall") for ranks in RANKS]
+    shares = ["–" if recall is None else f"{100 * recall:.0f}" for recall in recalls]
+    healthy = [
+        figures
+        for name, figures in results.items()
+        if name.startswith("healthy/") and not name.startswith("healthy/states/")
+    ]
+    worst = max(healthy, key=lambda figures: (figures["alarms"] or 0) / (figures["steps"] or 1), default=None)
+    return WEAK.format(found=f"{', '.join(shares[:-1])} and {shares[-1]}", worst=per_day(worst))

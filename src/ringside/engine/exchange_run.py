@@ -112,8 +112,11 @@ class Run:
         self.segment = exchange.segment_of(item_bytes, wire)
         self.leaving: defaultdict[tuple[int, int], list[Pending]] = defaultdict(list)
         self.done: list[int] = [0] * len(plan.dependents)
-        self.round = _EVERY_ROUND  # of which and of those before it messages are sent
-        self.order = self._order() if ordered else None
+        large = ordered and self._is_large()
+        segments = [self._segments(chunk) for chunk in range(plan.chunks)] if large else []
+        self.order = order_messages(plan.schedule, self.me, segments, exchange.window) if large else None
+        apart = large and self.order is None and rounds_apart(plan.schedule, segments)
+        self.round = 0 if apart else _EVERY_ROUND  # of which and of those before it messages are sent
         self.horizon = (0, AHEAD) if feed is not None and self.order is None else _NO_HORIZON
         self.outboxes = {dst: self._outbox(dst, sends) for dst, sends in plan.links.items()}
         self.mail: dict[int, Mail] = {}
@@ -145,16 +148,10 @@ class Run:
             for pending in pendings:
                 pending.wait()
 
-    def _order(self) -> Order | None:
-        """Return in which order messages go; None: in that of the rounds."""
+    def _is_large(self) -> bool:
+        """Whether the order of messages matters: not through switches, nor for what is a matter of latency."""
         sizes = [len(chunk) if isinstance(chunk, np.ndarray) else sum(map(len, chunk or ())) for chunk in self.chunks]
-        if self.plan.switches or max(sizes, default=0) < _ORDERED_BYTES:
-            return None
-        segments = [self._segments(chunk) for chunk in range(self.plan.chunks)]
-        order = order_messages(self.plan.schedule, self.me, segments, self.exchange.window)
-        if order is None and rounds_apart(self.plan.schedule, segments):
-            self.round = 0
-        return order
+        return not self.plan.switches and max(sizes, default=0) >= _ORDERED_BYTES
 
     # -------------------------------------------------------------------------------------------- sending
 

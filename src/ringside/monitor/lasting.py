@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.monitor.excess import Floats
-from ringside.monitor.robust import EFFICIENCY, MEDIAN, autocorrelation, median
+from ringside.monitor.robust import EFFICIENCY, MEDIAN, autocorrelation, median, no_less_than_usual
 from ringside.monitor.student import student
 from ringside.monitor.wander import mean_variance
 
@@ -79,7 +79,7 @@ class Lasting:
             usual = median(rows)
             scale = np.maximum(1.4826 * median(np.abs(rows - usual)), SMALLEST)
             known = np.sum(~np.isnan(rows), axis=0)
-            r = _no_less_than_usual(autocorrelation(rows - usual, scale), known >= FEWEST)
+            r = no_less_than_usual(autocorrelation(rows - usual, scale), known >= FEWEST)
             for index in indices:
                 self._usual[index] = usual
                 self._set_bars(index, scale, r, known)
@@ -97,17 +97,3 @@ class Lasting:
         freedom = np.maximum(EFFICIENCY * steps * (1.0 - r * r) / (1.0 + r * r), 2.0)
         self._bars[index] = CAUTION * student(self._z, freedom) * error
         self._least[index] = np.where(r <= PLAIN, CAUTION * self._z * error, self._bars[index])
-
-
-def _no_less_than_usual(r: Floats, known: NDArray[np.bool_]) -> Floats:
-    """Return each rank's autocorrelation, or the mean of all known ones of its job where that is greater.
-
-    One of several ranks always has a small one by chance, and that rank is the one a window of which seems to be news.
-
-    Args:
-        r: Estimates, [jobs, ranks].
-        known: Whose rest on enough steps, [jobs, ranks].
-    """
-    mean = np.where(known, r, 0.0).sum(axis=-1, keepdims=True) / np.maximum(known.sum(axis=-1, keepdims=True), 1)
-    raised: Floats = np.maximum(r, mean)
-    return raised

@@ -75,6 +75,23 @@ def raised_autocorrelation(core: Floats, lag: int, known: NDArray[np.intp], sure
     return raised
 
 
+def no_less_than_usual(values: Floats, known: NDArray[np.bool_] | bool = True) -> Floats:
+    """Return each rank's value, or the mean of all known ones of its job where that is greater.
+
+    One of several ranks always has a small one by chance, and that rank is the one whose steps seem to be news.
+
+    Args:
+        values: Estimates, [jobs, ranks].
+        known: Whose rest on enough steps, [jobs, ranks].
+    """
+    counted = np.broadcast_to(known, values.shape)
+    mean = np.where(counted, values, 0.0).sum(axis=-1, keepdims=True) / np.maximum(
+        counted.sum(axis=-1, keepdims=True), 1
+    )
+    raised: Floats = np.maximum(values, mean)
+    return raised
+
+
 def how_often_again(late: NDArray[np.bool_], share: float) -> float:
     """Return how often a late step is followed by another, drawn towards the share of late ones where few were seen."""
     return float((np.count_nonzero(late[1:] & late[:-1]) + share) / (np.count_nonzero(late[:-1]) + 1.0))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.monitor.excess import Floats
-from ringside.monitor.robust import CUT, median, raised_autocorrelation
+from ringside.monitor.robust import CUT, median, no_less_than_usual, raised_autocorrelation
 from ringside.monitor.student import student
 from ringside.monitor.wander import decay, independent_share, mixed_variance
 
@@ -153,7 +153,7 @@ def _error(cores: list[Floats], counts: list[NDArray[np.intp]]) -> tuple[Floats,
     """Return the standard error of the difference of two means, and its degrees of freedom, [jobs, ranks] each."""
     known = np.maximum(counts[0] + counts[1], 2)
     core = np.concatenate(cores)
-    square = _no_less_than_usual(np.maximum((core * core).sum(axis=0) / (known - 1), SMALLEST**2))
+    square = no_less_than_usual(np.maximum((core * core).sum(axis=0) / (known - 1), SMALLEST**2))
     first, later = _autocorrelations(core, known, SURE)
     variance = square * sum(mixed_variance(np.maximum(count, 1.0), first, later) for count in counts)
     freedom = EFFICIENCY * known * independent_share(*_autocorrelations(core, known, 0.0))
@@ -170,14 +170,8 @@ def _error(cores: list[Floats], counts: list[NDArray[np.intp]]) -> tuple[Floats,
 
 def _autocorrelations(core: Floats, known: NDArray[np.intp], sure: float) -> tuple[Floats, Floats]:
     """Return the autocorrelation of successive steps, `sure` standard errors high, and its decay, [jobs, ranks]."""
-    first, second = (_no_less_than_usual(raised_autocorrelation(core, lag, known, sure)) for lag in (1, 2))
+    first, second = (no_less_than_usual(raised_autocorrelation(core, lag, known, sure)) for lag in (1, 2))
     return first, decay(first, second, known.astype(float), DOUBT)
-
-
-def _no_less_than_usual(values: Floats) -> Floats:
-    """Return each rank's value, or the mean of all ranks where that is greater: one rank's may be small by chance."""
-    raised: Floats = np.maximum(values, values.mean(axis=-1, keepdims=True))
-    return raised
 
 
 def _block_means(core: Floats) -> Floats:
