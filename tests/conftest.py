@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from . import processes
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell begins what runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Choosing by measurement takes a second per communicator; tests of it say so.
 os.environ.setdefault("RINGSIDE_SELECTION", "off")
