@@ -12,7 +12,9 @@ PATIENCE_S = 60.0
 
 
 def start(code, **environ):
-    return subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **environ}, stdout=subprocess.PIPE)
+    """Start a process; what it reads with `input()` never comes."""
+    command = [sys.executable, "-c", code]
+    return subprocess.Popen(command, env={**os.environ, **environ}, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 def until(condition):
@@ -29,6 +31,7 @@ def started():
     for process in processes:
         process.kill()
         process.wait()
+        process.stdin.close()
         process.stdout.close()
 
 

@@ -393,3 +393,17 @@ def test_only_lines_that_changed_are_drawn_again(run: Path, monkeypatch: pytest.
             assert table.chosen == 1
 
     drive(play)
+
+
+def test_a_page_that_is_still_being_made_is_passed_over(run: Path) -> None:
+    async def play(_: Any) -> None:
+        app = app_on(run)
+        async with app.run_test(size=(80, 24)) as pilot:
+            await settled(app, pilot)
+            app.action_detail()
+            app._draw()  # a look at the run that ends before the page has its parts
+            await settled(app, pilot)
+            assert isinstance(app.screen, Page)
+            assert any("rank 5" in line for line in screen(app))
+
+    drive(play)

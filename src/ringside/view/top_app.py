@@ -95,11 +95,14 @@ class Page(Screen[None]):
         self.write()
 
     def write(self) -> None:
-        """Write the text as it is now."""
+        """Write the text as it is now; nothing while the page is made (it writes itself when it is there)."""
+        part = next(iter(self.query("#text").results(Static)), None)
+        if part is None:
+            return
         text = fit(self._write(max(self.app.size.width, 1)), self._utf8)
         if text != self._said or (self._said and text.spans != self._said.spans):
             self._said = text
-            self.query_one("#text", Static).update(text)
+            part.update(text)
 
     def action_back(self) -> None:
         """Go back to the ranks."""
