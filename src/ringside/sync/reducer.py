@@ -37,6 +37,7 @@ from ringside.sync.switch import meet_ranks
 
 _log = logging.getLogger("ringside")
 IDLE_S = 86400.0
+_LEAVING_S = 1.0
 _TRY = datetime.timedelta(seconds=5)
 
 
@@ -74,6 +75,8 @@ def serve(store: Store, *, timeout_s: float = IDLE_S) -> int:
     except Disagreement:
         transport.fail(Cause("disagreed", told.ranks))
         raise
+    finally:  # a thread that is inside of torch when the interpreter ends would abort the process
+        transport.close(patience_s=_LEAVING_S)
 
 
 def _serve_one(exchange: Exchange, plans: dict[int, tuple[MessagePlan, list[int]]], switch: int) -> None:

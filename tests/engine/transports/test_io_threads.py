@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
+import torch.distributed as dist
 from tests.processes import on_ranks
 from tests.sync.groups import LIMIT_S, communicator, meeting_point, process_group
 
@@ -23,6 +24,7 @@ def policies() -> list[int]:
 def with_and_without(path: str) -> tuple[list[int], list[int]]:
     with process_group(f"{path}.plain", 2):
         plain = policies()
+        dist.barrier()  # who leaves while another still connects ends that one's making
     with communicator(path, (0, 1)):
         return plain, policies()
 
