@@ -15,12 +15,12 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from lab_law import SEGMENT_BYTES, WINDOW, busiest, schedule_of
+from lab_law import LARGE, busiest, messages_of, schedule_of
 
-from ringside.engine.exchange_run import _PLACES_AHEAD
 from ringside.engine.message_order import order_messages
 from ringside.engine.message_plan import plan_messages
 from ringside.engine.message_rounds import rounds_apart
+from ringside.engine.message_size import MessageSize
 from ringside.schedule import Schedule
 
 Link = tuple[int, int]
@@ -53,7 +53,7 @@ class _Flow:
 
     waiting: deque[tuple[int, int, int]]  # (the receive they wait for, segment, round), in the order they are sent
     sent: int = 0
-    posted: int = WINDOW
+    posted: int = LARGE.window  # since the collective before
     arrived: int = 0
     taken: int = 0
     part: float = 0.0  # of the message under way
@@ -85,6 +85,7 @@ class _Vertex:
 class _Play:
     schedule: Schedule
     segments: int
+    size: MessageSize
     flows: dict[Link, _Flow] = field(default_factory=dict)
     vertices: list[_Vertex] = field(default_factory=list)
     now: float = 0.0
@@ -96,7 +97,7 @@ class _Play:
     def _enter(self, number: int) -> None:
         schedule, segments = self.schedule, self.segments
         plan = plan_messages(schedule, number)
-        order = order_messages(schedule, number, [segments] * schedule.chunks, WINDOW)
+        order = order_messages(schedule, number, [segments] * schedule.chunks, self.size.window)
         for dst, sends in plan.links.items():
             if order is None:
                 groups = plan.outgoing[dst]
@@ -171,12 +172,12 @@ class _Play:
         if not vertex.paced:
             for (_, dst), flow in self.flows.items():
                 if dst == number:
-                    flow.posted = flow.taken + WINDOW
+                    flow.posted = flow.taken + self.size.window
             return
-        for take in vertex.takes[vertex.at : vertex.at + _PLACES_AHEAD]:
+        for take in vertex.takes[vertex.at : vertex.at + self.size.ahead]:
             for src, place in take.places:
                 flow = self.flows[src, number]
-                flow.posted = max(flow.posted, min(place + 1, flow.taken + WINDOW))
+                flow.posted = max(flow.posted, min(place + 1, flow.taken + self.size.window))
 
 
 def fair(links: Iterable[Link]) -> dict[Link, float]:
@@ -198,17 +199,17 @@ def fair(links: Iterable[Link]) -> dict[Link, float]:
     return rates
 
 
-def shared_bytes(schedule: Schedule, size_bytes: int, segment_bytes: int = SEGMENT_BYTES) -> float:
+def shared_bytes(schedule: Schedule, size_bytes: int, size: MessageSize | None = None) -> float:
     """Return what a link would carry in the time that a schedule takes where flows share links; see the module.
 
     Args:
         schedule: Without switches, one vertex per host.
         size_bytes: Of the tensor.
-        segment_bytes: What a message carries at most.
+        size: Of the messages, where they are not the engine's.
     """
-    per_chunk = size_bytes / schedule.chunks
-    segments = int(max(-(-per_chunk // segment_bytes), 1))
-    return _Play(schedule, segments).go() * per_chunk / segments
+    per_chunk, size = size_bytes / schedule.chunks, size or messages_of(schedule, size_bytes)
+    segments = int(max(-(-per_chunk // size.segment_bytes), 1))
+    return _Play(schedule, segments, size).go() * per_chunk / segments
 
 
 def main(names: Sequence[str]) -> None:

@@ -14,15 +14,16 @@ from numpy.typing import NDArray
 
 from ringside.engine.choice import NATIVE, Choice
 from ringside.engine.message_order import slots_of
+from ringside.engine.message_size import MessageSize, size_of
 from ringside.engine.settings import Settings
 from ringside.schedule import Schedule, traffic
 
-SEGMENT_BYTES = Settings().message_bytes
-"""What one message between hosts carries at most (`ringside.engine.exchange`): a chunk may be on its next way when
-its first segment has come."""
+LARGE = MessageSize(Settings().message_bytes, 4)
+"""The largest messages between hosts, and on a link how many of them have a place that is posted ahead
+(`ringside.engine.exchange.Exchange`)."""
 
-WINDOW = 4
-"""Messages on a link whose places are posted ahead (`ringside.engine.exchange.Exchange`)."""
+SEGMENT_BYTES = LARGE.segment_bytes
+"""What one of them carries: a chunk may be on its next way when its first segment has come."""
 
 FRAME_HEADER_BYTES = 14 + 20 + 32
 """Ethernet, IPv4 and TCP with timestamps: what the kernel counts of every frame beside TCP's payload."""
@@ -83,16 +84,21 @@ class Busiest:
         return self.size_bytes + self.fill_bytes
 
 
-def busiest(schedule: Schedule, size_bytes: int, segment_bytes: int = SEGMENT_BYTES) -> Busiest:
+def messages_of(schedule: Schedule, size_bytes: int) -> MessageSize:
+    """Return how large the messages are in which the engine sends a tensor, and how many have a place."""
+    return size_of(schedule, size_bytes, LARGE)
+
+
+def busiest(schedule: Schedule, size_bytes: int, segment_bytes: int = 0) -> Busiest:
     """Return the direction of a host's link that takes longest, its pipeline's fill included; a switch has no link.
 
     Args:
         schedule: One vertex per host.
         size_bytes: Of the tensor.
-        segment_bytes: What a message carries at most.
+        segment_bytes: What a message carries at most; 0: what the engine's do.
     """
     per_chunk = size_bytes / schedule.chunks
-    segment = min(per_chunk, segment_bytes)
+    segment = min(per_chunk, segment_bytes or messages_of(schedule, size_bytes).segment_bytes)
     counted = traffic(schedule)
     before, after = _hops(schedule)
     found = [
@@ -104,7 +110,7 @@ def busiest(schedule: Schedule, size_bytes: int, segment_bytes: int = SEGMENT_BY
     return max(found, key=lambda one: one.total_bytes)
 
 
-def played_bytes(schedule: Schedule, size_bytes: int, segment_bytes: int = SEGMENT_BYTES) -> float | None:
+def played_bytes(schedule: Schedule, size_bytes: int) -> float | None:
     """Return what a link would carry in the time that the schedule takes if nothing counted but its messages' order.
 
     The engine's own play on paper: a vertex sends one segment and receives one at a time, stores each before it hands
@@ -114,11 +120,10 @@ def played_bytes(schedule: Schedule, size_bytes: int, segment_bytes: int = SEGME
     Args:
         schedule: One vertex per host.
         size_bytes: Of the tensor.
-        segment_bytes: What a message carries at most.
     """
-    per_chunk = size_bytes / schedule.chunks
-    segments = max(-(-per_chunk // segment_bytes), 1)
-    slots = slots_of(schedule, [int(segments)] * schedule.chunks, WINDOW)
+    per_chunk, size = size_bytes / schedule.chunks, messages_of(schedule, size_bytes)
+    segments = max(-(-per_chunk // size.segment_bytes), 1)
+    slots = slots_of(schedule, [int(segments)] * schedule.chunks, size.window)
     return None if slots is None else slots * per_chunk / segments
 
 

@@ -22,12 +22,13 @@ from statistics import median
 from typing import Any
 
 from lab_jobs import KB, MB, Case, take_turns
+from lab_law import messages_of
 from lab_report import Floor, Row, Section, say, size_words
 from lab_sections import SWITCHED
 
 from ringside.engine.choice import Choice
 from ringside.engine.message_order import Order, order_messages
-from ringside.engine.settings import Settings
+from ringside.engine.message_size import LEAST_ORDERED_BYTES
 from ringside.lab import Lab, payload_bytes_per_second
 from ringside.predict import Switch, Topology, load_topology, price
 from ringside.predict.simulate_messages import simulate_messages
@@ -48,8 +49,6 @@ WAYS = (
     "one_shot",
     "hierarchical",
 )
-SEGMENT_BYTES, WINDOW = Settings().message_bytes, 4
-_ORDERED_BYTES = 1 << 16
 
 
 def main() -> int:
@@ -140,9 +139,16 @@ def probed(lab: Lab) -> Topology:
 
 def _row(name: str, size: int, seconds: float, topology: Topology) -> Row:
     schedule = Choice.parse(name).schedule(topology.ranks)
+    sent = messages_of(schedule, size)
     messages = float(
         simulate_messages(
-            schedule, topology, size, segment_bytes=SEGMENT_BYTES, window=WINDOW, orders=orders(schedule, size)
+            schedule,
+            topology,
+            size,
+            segment_bytes=sent.segment_bytes,
+            window=sent.window,
+            orders=orders(schedule, size),
+            ahead=sent.ahead,
         ).max()
     )
     rounds = price(schedule, topology, size)
@@ -153,11 +159,11 @@ def _row(name: str, size: int, seconds: float, topology: Topology) -> Row:
 
 def orders(schedule: Schedule, size: int) -> Sequence[Order] | None:
     """Return the order in which the engine sends and takes, by vertex; None: that of the rounds."""
-    chunk = size / schedule.chunks
-    if chunk < _ORDERED_BYTES or schedule.switches:
+    chunk, sent = size / schedule.chunks, messages_of(schedule, size)
+    if chunk < LEAST_ORDERED_BYTES or schedule.switches:
         return None
-    segments = [max(-(-int(chunk) // SEGMENT_BYTES), 1)] * schedule.chunks
-    found = [order_messages(schedule, vertex, segments, WINDOW) for vertex in range(schedule.vertices)]
+    segments = [max(-(-int(chunk) // sent.segment_bytes), 1)] * schedule.chunks
+    found = [order_messages(schedule, vertex, segments, sent.window) for vertex in range(schedule.vertices)]
     return None if any(order is None for order in found) else [order for order in found if order is not None]
 
 

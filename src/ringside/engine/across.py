@@ -25,6 +25,7 @@ from ringside.engine.flow import Layout, Stream, lane_bounds, lay_out
 from ringside.engine.interrupts import interruptible
 from ringside.engine.local_lanes import LocalLanes
 from ringside.engine.message_plan import MessagePlan, plan_messages
+from ringside.engine.message_size import MessageSize
 from ringside.engine.part import ALL_REDUCE, Part, Reduction, part_of, safe_mean, told_of
 from ringside.engine.reduction import AVG, SUM, fold, folder, memory
 from ringside.engine.roster import Roster
@@ -38,8 +39,8 @@ from ringside.schedule import Schedule, chunk_bounds
 _FLOAT32 = DTYPES.index("float32")
 _MOST_PREPARED = 128  # kinds of small all-reduces that are kept ready
 _LAST_JOBS_S = 5.0
-Streamed = tuple[Sequence[Chunk], Stream, Exchange]
-"""Chunks that are fed in and taken out meanwhile, and what carries them."""
+Streamed = tuple[Sequence[Chunk], Stream, Exchange, MessageSize]
+"""Chunks that are fed in and taken out meanwhile, what carries them, and in how large messages."""
 
 
 class Native(Protocol):
@@ -267,13 +268,15 @@ class Across:
         """Add the tensor up piece by piece with messages under way, and return what shares the results."""
         item, lane = ITEM_BYTES[what.dtype], self.roster.local_rank
         carries = lane < self.roster.lanes and (lane == 0 or choice.over == "hosts")
+        mine_bytes = layout.elements // self._lanes(choice) * (item if what.wire is None else what.wire.item_bytes)
+        size = self.exchange.size_of(choice.schedule(len(self.roster.hosts)), mine_bytes)
         cut: list[list[Bytes]] = []
         for piece in layout.pieces:
             begin, end = piece.bounds[lane], piece.bounds[lane + 1]
             mine = memory(address + (piece.begin + begin) * item, (end - begin) * item)
-            cut.append(self.exchange.cut(mine, item, what.wire) if carries else [])
+            cut.append(self.exchange.cut(mine, item, what.wire, size) if carries else [])
         stream = Stream(layout, [len(segments) for segments in cut])
-        given = choice, layout, cut, (stream, self._sides.exchange(side)), what, call
+        given = choice, layout, cut, (stream, self._sides.exchange(side), size), what, call
         work = self.start(functools.partial(self._carry_pieces, *given), side)
         alone = not self._open  # else this is to be ready when the one before it is through
         stream.fill(lambda piece: self._gather_up(address + piece.begin * item, piece.bounds, what), paced=alone)
@@ -289,7 +292,7 @@ class Across:
         choice: Choice,
         layout: Layout,
         cut: list[list[Bytes]],
-        by: tuple[Stream, Exchange],
+        by: tuple[Stream, Exchange, MessageSize],
         what: Reduction,
         call: Call,
     ) -> None:
@@ -370,8 +373,10 @@ class Across:
     ) -> None:
         item = ITEM_BYTES[part.what.dtype]
         places = None if members is None else (*members, *range(self.roster.size, self.exchange.transport.size))
-        chunks, feed, exchange = stream or (None, None, self.exchange)
+        chunks, feed, exchange, size = stream or (None, None, self.exchange, None)
         if chunks is None:
+            wire = part.what.wire
+            size = exchange.size_of(plan.schedule, elements * (item if wire is None else wire.item_bytes))
             data = memory(address, elements * item)
             bounds = (chunk_bounds(elements, plan.chunks) * item).tolist()
             chunks = [data[bounds[c] : bounds[c + 1]] for c in range(plan.chunks)]
@@ -386,6 +391,7 @@ class Across:
             wire=part.what.wire,
             ordered=True,
             feed=feed,
+            size=size,
         )
 
     # -------------------------------------------------------------------------------------------- failures

@@ -15,15 +15,17 @@ different things find out there. A link of the schedule that has nothing to carr
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.exchange_run import Chunk, Feed, Fold, Hop, Run
-from ringside.engine.mail import HEADER_BYTES, Inbox
+from ringside.engine.mail import HEADER_BYTES, Inbox, Mail
 from ringside.engine.message_plan import MessagePlan
+from ringside.engine.message_size import MessageSize, size_of
 from ringside.engine.told import Call, Header
 from ringside.engine.transports.transport import Bytes, Links, Transport
 from ringside.engine.wire import Wire
+from ringside.schedule import Schedule
 
 HOPS_KEPT = 1 << 16
 _LARGEST_ITEM = max(ITEM_BYTES)
@@ -48,6 +50,7 @@ class Exchange:
         self.hops: deque[Hop] = deque(maxlen=HOPS_KEPT)
         self.sent_bytes: defaultdict[int, int] = defaultdict(int)
         self.window = window
+        self._large = MessageSize(self.segment_bytes, window)
         self._inboxes: dict[int, Inbox] = {}
         self._seq: defaultdict[int, int] = defaultdict(int)
 
@@ -64,6 +67,7 @@ class Exchange:
         wire: Wire | None = None,
         ordered: bool = False,
         feed: Feed | None = None,
+        size: MessageSize | None = None,
     ) -> None:
         """Carry out this vertex's part of a collective.
 
@@ -78,12 +82,14 @@ class Exchange:
             wire: How elements travel, where not as they are. Where a chunk ends it is rounded like that.
             ordered: All vertices know the sizes of all chunks: large ones travel in an order that keeps links busy.
             feed: What fills the chunks and empties them meanwhile; default: they are all there.
+            size: Of the messages, as `size_of` says, where an order is worked out; default: as large as may be.
 
         Raises:
             LinkError: A peer is lost, late or has left.
             Disagreement: A peer called something else.
         """
-        Run(self, plan, chunks, item_bytes, fold, last_fold or fold, call, members, wire, ordered, feed).go()
+        size = size or self._large
+        Run(self, plan, chunks, item_bytes, fold, last_fold or fold, call, members, wire, ordered, feed, size).go()
 
     def beside(self) -> Exchange:
         """Return another one whose collectives may be under way at the same time, on another thread.
@@ -95,15 +101,42 @@ class Exchange:
         other.hops = self.hops
         return other
 
-    def cut(self, memory: Bytes, item_bytes: int, wire: Wire | None) -> list[Bytes]:
+    def size_of(self, schedule: Schedule, size_bytes: int) -> MessageSize:
+        """Return how large the messages are that a tensor travels in; all vertices must find the same.
+
+        Args:
+            schedule: What carries it.
+            size_bytes: Of the tensor, on the wire.
+        """
+        return size_of(schedule, size_bytes, self._large)
+
+    def cut(self, memory: Bytes, item_bytes: int, wire: Wire | None, size: MessageSize) -> list[Bytes]:
         """Return memory as the segments it travels in; arguments as for `run`."""
-        length = self.segment_of(item_bytes, wire)
+        length = self.segment_of(item_bytes, wire, size)
         return [memory[start : start + length] for start in range(0, len(memory), length)]
 
-    def segment_of(self, item_bytes: int, wire: Wire | None) -> int:
+    def segment_of(self, item_bytes: int, wire: Wire | None, size: MessageSize | None = None) -> int:
         """Return how many bytes of a tensor one message carries at most."""
         ratio = 1 if wire is None else item_bytes // wire.item_bytes
-        return max(self.segment_bytes * ratio // item_bytes, 1) * item_bytes
+        return max((size or self._large).segment_bytes * ratio // item_bytes, 1) * item_bytes
+
+    def mail(
+        self, peer: int, compare: Callable[[Bytes], None], size: MessageSize, messages: int, *, paced: bool
+    ) -> Mail:
+        """Return what comes from a peer in one collective.
+
+        Args:
+            peer: The vertex.
+            compare: Looks at the header.
+            size: Of the messages.
+            messages: How many of them come; 0: a header alone.
+            paced: There is no place for a message until it is expected.
+        """
+        inbox = self.inbox(peer)
+        if size == self._large or not messages:
+            return Mail(inbox, compare, paced=paced)
+        inbox.have_small(HEADER_BYTES + size.segment_bytes, size.window - self.window)
+        return Mail(inbox, compare, paced=paced, small=messages, window=size.window)
 
     def inbox(self, peer: int) -> Inbox:
         """Return the places for messages from a peer, posting them the first time."""

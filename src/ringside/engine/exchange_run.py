@@ -18,6 +18,7 @@ from ringside.engine.mail import HEADER_BYTES, Bundle, Mail, Once
 from ringside.engine.message_order import Order, order_messages
 from ringside.engine.message_plan import MessagePlan, Receive, Send
 from ringside.engine.message_rounds import rounds_apart
+from ringside.engine.message_size import LEAST_ORDERED_BYTES, MessageSize
 from ringside.engine.tensors import address_of
 from ringside.engine.told import Call, Disagreement, Header
 from ringside.engine.transports.transport import Bytes, Pending
@@ -27,10 +28,8 @@ if TYPE_CHECKING:
     from ringside.engine.exchange import Exchange
 
 _SHARED_BYTES = 1 << 16  # of chunks that share a message: copying more takes longer than sending them one by one
-_PLACES_AHEAD = 8  # receives whose messages may be on their way before it is their turn
 _EVERY_ROUND = 1 << 30
 _NO_HORIZON = (_EVERY_ROUND, 0)
-_ORDERED_BYTES = 1 << 16  # of a chunk: smaller ones are a matter of latency, and the rounds' order is the shortest
 
 AHEAD = 3
 """Segments of this vertex's own that are sent before the one is received that comes at the same time: what is fed in
@@ -104,17 +103,18 @@ class Run:
         wire: Wire | None,
         ordered: bool,
         feed: Feed | None,
+        size: MessageSize,
     ) -> None:
         self.exchange, self.plan, self.chunks, self.item = exchange, plan, chunks, item_bytes
         self.fold, self.last_fold, self.call, self.wire, self.feed = fold, last_fold, call, wire, feed
         self.members = members
         self.me = exchange.transport.rank if members is None else list(members).index(exchange.transport.rank)
-        self.segment = exchange.segment_of(item_bytes, wire)
+        self.size, self.segment = size, exchange.segment_of(item_bytes, wire, size)
         self.leaving: defaultdict[tuple[int, int], list[Pending]] = defaultdict(list)
         self.done: list[int] = [0] * len(plan.dependents)
         large = ordered and self._is_large()
         segments = [self._segments(chunk) for chunk in range(plan.chunks)] if large else []
-        self.order = order_messages(plan.schedule, self.me, segments, exchange.window) if large else None
+        self.order = order_messages(plan.schedule, self.me, segments, size.window) if large else None
         apart = large and self.order is None and rounds_apart(plan.schedule, segments)
         self.round = 0 if apart else _EVERY_ROUND  # of which and of those before it messages are sent
         self.horizon = (0, AHEAD) if feed is not None and self.order is None else _NO_HORIZON
@@ -126,9 +126,11 @@ class Run:
 
     def go(self) -> None:
         """Carry it out."""
+        messages = self._messages()
         for src in self.plan.sources:
             peer = self._vertex(src)  # whatever order they come in, the first messages have a place
-            self.mail[peer] = Mail(self.exchange.inbox(peer), functools.partial(self._compare, peer))
+            compare, paced = functools.partial(self._compare, peer), self.order is not None
+            self.mail[peer] = self.exchange.mail(peer, compare, self.size, messages[src], paced=paced)
         for outbox in self.outboxes.values():
             self._pump(outbox)
         if self.order is None:
@@ -143,6 +145,8 @@ class Run:
         else:
             self._in_order(self.order)
         self._hear_the_rest()
+        for mail in self.mail.values():
+            mail.end()
         self._note_hops()
         for pendings in self.leaving.values():
             for pending in pendings:
@@ -151,7 +155,7 @@ class Run:
     def _is_large(self) -> bool:
         """Whether the order of messages matters: not through switches, nor for what is a matter of latency."""
         sizes = [len(chunk) if isinstance(chunk, np.ndarray) else sum(map(len, chunk or ())) for chunk in self.chunks]
-        return not self.plan.switches and max(sizes, default=0) >= _ORDERED_BYTES
+        return not self.plan.switches and max(sizes, default=0) >= LEAST_ORDERED_BYTES
 
     # -------------------------------------------------------------------------------------------- sending
 
@@ -251,16 +255,19 @@ class Run:
         """Take messages in order, and have them come in that order: what there is no place for yet is not sent."""
         receives = [receive for receives in self.plan.rounds for receive in receives]
         indices = [self.plan.receives[k, chunk] for (k, chunk, _), _ in order.takes]
-        for mail in self.mail.values():
-            mail.paced = True
         for at, ((k, _, segment), places) in enumerate(order.takes):
-            for ahead in range(at, min(at + _PLACES_AHEAD, len(indices))):
+            for ahead in range(at, min(at + self.size.ahead, len(indices))):
                 for src, number in zip(receives[indices[ahead]].sources, order.takes[ahead].places, strict=True):
                     self.mail[self._vertex(src)].expect(number)
             self._receive(k, indices[at], receives[indices[at]], segment, places)
-        for mail in self.mail.values():
-            mail.paced = False
-            mail.inbox.post(self.exchange.window)
+
+    def _messages(self) -> defaultdict[int, int]:
+        """Return how many messages come from each sender, where none carries several chunks."""
+        counts: defaultdict[int, int] = defaultdict(int)
+        for receive in (receive for receives in self.plan.rounds for receive in receives):
+            for src in receive.sources:
+                counts[src] += self._segments(receive.chunk)
+        return counts
 
     def _round(self, k: int, receives: tuple[Receive, ...], first: int) -> None:
         counts = [self._segments(receive.chunk) for receive in receives]

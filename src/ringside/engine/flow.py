@@ -53,6 +53,11 @@ class Layout:
     fills: tuple[Piece, ...]
     ends: tuple[Piece, ...]
 
+    @property
+    def elements(self) -> int:
+        """Elements of the tensor."""
+        return self.pieces[-1].begin + self.pieces[-1].bounds[-1]
+
 
 def lane_bounds(count: int, lanes: int, local_ranks: int) -> tuple[int, ...]:
     """Return the offsets of the local ranks' parts, [local ranks + 1]; ranks beyond the lanes have none."""

@@ -9,22 +9,30 @@ from dataclasses import dataclass
 import numpy as np
 
 from ringside.engine.tensors import address_of
-from ringside.engine.transports.transport import Bytes, Links, Pending
+from ringside.engine.transports.transport import Bytes, Kept, Links, Pending
 
 HEADER_BYTES = 64
 """What the first message of a link in each collective begins with."""
 
 
 class Inbox:
-    """The places for the next messages of one sender, posted ahead and used in turn."""
+    """The places for the next messages of one sender, posted ahead and used in turn.
+
+    Places are of two sizes. Large ones take any message; between two collectives none but these are posted. Small ones
+    are posted within a collective, for messages of which both ends know that they fit.
+    """
 
     def __init__(self, links: Links, peer: int, size_bytes: int, window: int) -> None:
-        self._links, self._peer = links, peer
-        self._spare = [np.empty(size_bytes, dtype=np.uint8) for _ in range(window)]
+        self._links, self._peer, self._large_bytes, self.window = links, peer, size_bytes, window
+        self._large: list[Bytes] = []
+        self._small: list[Bytes] = []
+        self._smalls = 0
         self._under_way: deque[tuple[Bytes, Pending]] = deque()
-        self._kept = {id(place): links.keep(place) for place in self._spare}
-        self._addresses = {id(place): address_of(place) for place in self._spare}
+        self._kept: dict[int, Kept] = {}
+        self._addresses: dict[int, int] = {}
         self._seen: Bytes | None = None
+        for _ in range(window):
+            self._make(size_bytes)
         self.post(window)
 
     def peek(self) -> Bytes:
@@ -52,12 +60,34 @@ class Inbox:
 
     def keep(self, place: Bytes) -> None:
         """Use a place again when told by `post`: nothing is sent for which there is no place."""
-        self._spare.append(place)
+        (self._large if len(place) == self._large_bytes else self._small).append(place)
 
-    def post(self, count: int) -> None:
-        """See to it that there are places for as many messages as that, as far as there are any."""
-        while self._spare and len(self._under_way) < count:
-            self.free(self._spare.pop())
+    def post(self, count: int, *, small: bool = False) -> None:
+        """See to it that there are places for as many messages as that, as far as there are any.
+
+        Args:
+            count: Of the next messages.
+            small: They fit small places, which are used first.
+        """
+        while len(self._under_way) < count:
+            if small and self._small:
+                self.free(self._small.pop())
+            elif self._large:
+                self.free(self._large.pop())
+            else:
+                return
+
+    def have_small(self, size_bytes: int, count: int) -> None:
+        """See to it that there are so many small places, of one size always, bytes."""
+        for _ in range(count - self._smalls):
+            self._make(size_bytes)
+        self._smalls = max(count, self._smalls)
+
+    def _make(self, size_bytes: int) -> None:
+        place = np.empty(size_bytes, dtype=np.uint8)
+        self._kept[id(place)] = self._links.keep(place)
+        self._addresses[id(place)] = address_of(place)
+        self.keep(place)
 
 
 class Mail:
@@ -66,15 +96,22 @@ class Mail:
     Args:
         inbox: Where it comes.
         compare: Looks at the header, which the first message begins with.
+        paced: There is no place for a message until it is expected.
+        small: How many messages come, all of which fit small places; 0: they may be large, and any number.
+        window: Of how many small ones there are places at a time.
     """
 
-    def __init__(self, inbox: Inbox, compare: Callable[[Bytes], None]) -> None:
-        self.inbox = inbox
+    def __init__(
+        self, inbox: Inbox, compare: Callable[[Bytes], None], *, paced: bool = False, small: int = 0, window: int = 0
+    ) -> None:
+        self._inbox = inbox
         self._compare: Callable[[Bytes], None] | None = compare
         self._taken = 0
-        self.paced = False
+        self._paced, self._small, self._window = paced, small, window
         self._early: dict[int, Bytes] = {}
         self._first: Bytes | None = None
+        if small and not paced:
+            self._make_room()
 
     @property
     def heard(self) -> bool:
@@ -90,7 +127,7 @@ class Mail:
 
     def take_next(self) -> Bytes:
         """Wait for the next message."""
-        place = self.inbox.take()
+        place = self._inbox.take()
         self._taken += 1
         if self._compare is not None:
             self._compare(place)
@@ -105,14 +142,24 @@ class Mail:
         """Use a place again."""
         if place is self._first:
             self._first = None
-        if self.paced:
-            self.inbox.keep(place)
-        else:
-            self.inbox.free(place)
+        if not self._paced and not self._small:
+            self._inbox.free(place)
+            return
+        self._inbox.keep(place)
+        if not self._paced:
+            self._make_room()
 
     def expect(self, number: int) -> None:
-        """See to it that there are places for all messages up to one."""
-        self.inbox.post(number + 1 - self._taken)
+        """See to it that there are places for all messages up to one, which is among those that come."""
+        self._inbox.post(number + 1 - self._taken, small=self._small > 0)
+
+    def end(self) -> None:
+        """Post the places for what comes in the next collective: everything has been taken."""
+        if self._paced or self._small:
+            self._inbox.post(self._inbox.window)
+
+    def _make_room(self) -> None:
+        self._inbox.post(min(self._window, self._small - self._taken), small=True)
 
 
 class Once:

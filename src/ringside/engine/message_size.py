@@ -1,0 +1,85 @@
+"""How large the messages of a collective are. Pure, and equal on all vertices.
+
+A message costs its two ends a third of a millisecond of processor time together, whatever it carries, so large ones are
+cheaper; a ring, in which every vertex hears from one other only, loses nothing by them. Where several flows share a
+link and what comes is handed on, it is otherwise: a message waits until all of the one before it has come, and what a
+vertex needs next comes beside what it needs later. There messages are a quarter as large, with as many bytes on their
+way (docs/design/0011-orders-and-flows.md).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ringside.engine.dtypes import ITEM_BYTES
+from ringside.engine.message_order import MOST_EFFORT
+from ringside.engine.message_rounds import rounds_apart
+from ringside.schedule import Schedule
+
+LEAST_ORDERED_BYTES = 1 << 16
+"""Of a chunk: smaller ones are a matter of latency, and of few messages."""
+_PARTS = 4  # of a large message
+_PLACES_AHEAD = 8
+_LARGEST_ITEM = max(ITEM_BYTES)
+
+
+class MessageSize(NamedTuple):
+    """How large messages are, and how many of them may be on their way.
+
+    Args:
+        segment_bytes: Largest payload, bytes on the wire.
+        window: Messages per link whose places are posted ahead.
+        ahead: Receives of an order that was worked out whose messages may be on their way before it is their turn.
+    """
+
+    segment_bytes: int
+    window: int
+    ahead: int = _PLACES_AHEAD
+
+    def smaller(self) -> MessageSize:
+        """Return smaller ones, of which as many bytes may be on their way."""
+        segment = max(self.segment_bytes // _PARTS, _LARGEST_ITEM)
+        return MessageSize(segment, self.window * _PARTS, self.ahead * _PARTS)
+
+
+def size_of(schedule: Schedule, size_bytes: int, large: MessageSize) -> MessageSize:
+    """Return how large the messages are that a tensor travels in.
+
+    Args:
+        schedule: A verified one, which carries it.
+        size_bytes: Of the tensor, on the wire.
+        large: How large they are where that is best.
+    """
+    chunk, small = size_bytes // schedule.chunks, large.smaller()
+    if chunk <= max(small.segment_bytes, LEAST_ORDERED_BYTES):
+        return large
+    segments = [-(-chunk // large.segment_bytes)] * schedule.chunks
+    return small if small_messages_pay(schedule, segments) else large
+
+
+def small_messages_pay(schedule: Schedule, segments: Sequence[int]) -> bool:
+    """Tell whether flows share links, so that smaller messages are worth their processor time.
+
+    Args:
+        schedule: A verified one.
+        segments: How many large messages each chunk has, [chunks].
+    """
+    return not schedule.switches and _flows_share(schedule) and not rounds_apart(schedule, segments)
+
+
+@functools.lru_cache(maxsize=256)
+def _flows_share(schedule: Schedule) -> bool:
+    """Tell whether some vertex that hands on what it gets hears from several others, or sends to several."""
+    if schedule.rounds <= 2 or schedule.rounds * schedule.vertices > MOST_EFFORT // 16:
+        return False
+    steps = [schedule.round(k) for k in range(schedule.rounds)]
+    links = np.unique(np.concatenate([step.src.astype(np.int64) * schedule.vertices + step.dst for step in steps]))
+    ends = links // schedule.vertices, links % schedule.vertices
+    return any(bool((np.bincount(end) > 1).any()) for end in ends)
+
+
+__all__ = ["LEAST_ORDERED_BYTES", "MessageSize", "size_of", "small_messages_pay"]

@@ -1,0 +1,181 @@
+"""Messages of two sizes: which schedules have small ones, and places that always fit what comes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringside.engine.across import Across, Reduction
+from ringside.engine.choice import Choice
+from ringside.engine.dtypes import DTYPES
+from ringside.engine.exchange import Exchange
+from ringside.engine.mail import HEADER_BYTES, Inbox, Mail
+from ringside.engine.message_plan import plan_messages
+from ringside.engine.message_size import MessageSize, size_of
+from ringside.engine.reduction import folder
+from ringside.engine.small import MOST_BYTES
+from ringside.engine.told import Call
+from ringside.engine.transports.threads import Threads
+from ringside.engine.transports.transport import Bytes
+from ringside.schedule import ALGORITHMS, by_name, chain, pipelined, tree, two_tree
+
+from .threaded import on_threads
+from .transports.vertices import on_threads as on_vertices
+
+LARGE = MessageSize(1 << 19, 4)
+SMALL = MessageSize(1 << 17, 16, 32)
+SIZE = 1 << 24
+
+
+def test_small_messages_are_a_quarter_and_as_many_bytes_are_on_their_way() -> None:
+    assert LARGE.smaller() == SMALL
+    assert SMALL.window * SMALL.segment_bytes == LARGE.window * LARGE.segment_bytes
+    assert SMALL.ahead * SMALL.segment_bytes == LARGE.ahead * LARGE.segment_bytes
+    assert MessageSize(8, 4).smaller().segment_bytes == 8  # an element at least
+
+
+@pytest.mark.parametrize("ranks", range(2, 18))
+def test_where_flows_do_not_share_links_or_nothing_is_handed_on_messages_are_large(ranks: int) -> None:
+    names = {"ring", "direct", "one_shot", "parameter_server", "in_network"}
+    if ranks & (ranks - 1) == 0:
+        names |= {"halving_doubling", "recursive_doubling"}
+    for name in names:
+        assert size_of(by_name(name, ranks), SIZE, LARGE) == LARGE, name
+
+
+@pytest.mark.parametrize("ranks", [3, 5, 6, 7, 9, 12])
+def test_where_flows_share_links_they_are_small(ranks: int) -> None:
+    schedules = [by_name(name, ranks) for name in ("tree", "halving_doubling", "recursive_doubling")]
+    schedules += [pipelined(two_tree(ranks), 32), pipelined(chain(ranks), 32), pipelined(tree(ranks), 32)]
+    for schedule in schedules:
+        assert size_of(schedule, SIZE, LARGE) == SMALL, schedule.name
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_chunks_that_fit_a_small_message_travel_in_large_ones(name: str) -> None:
+    schedule = by_name(name, 6)
+    assert size_of(schedule, schedule.chunks * SMALL.segment_bytes, LARGE) == LARGE
+
+
+@pytest.mark.parametrize("segment_bytes", [64, 4096, 1 << 16, 1 << 19, 1 << 22])
+def test_what_a_script_can_carry_out_travels_in_large_messages(segment_bytes: int) -> None:
+    """One rank may have it prepared and another one not: they must agree on the size."""
+    assert size_of(tree(6), MOST_BYTES, MessageSize(segment_bytes, 4)).segment_bytes == segment_bytes
+
+
+def test_a_schedule_that_is_too_long_to_look_through_has_large_messages() -> None:
+    assert size_of(pipelined(chain(1000), 8), 1 << 34, LARGE) == LARGE
+
+
+# ------------------------------------------------------------------------------------------------ places
+
+
+class Posted:
+    """Links that note the length of every place that is posted; messages come when told."""
+
+    rank, size = 0, 2
+
+    def __init__(self) -> None:
+        self.places: list[int] = []
+
+    def keep(self, data: Bytes) -> list[Any]:
+        return [data]
+
+    def send(self, peer: int, data: Any) -> Any:
+        raise AssertionError("nothing is sent here")
+
+    def receive(self, peer: int, into: Any) -> Posted:
+        self.places.append(len(into[0]))
+        return self
+
+    def wait(self) -> None:
+        """It has come."""
+
+
+@given(
+    collectives=st.lists(
+        st.tuples(st.integers(1, 60), st.booleans(), st.booleans(), st.integers(0, 40)), min_size=1, max_size=6
+    )
+)
+def test_messages_that_may_be_large_meet_large_places(collectives: list[tuple[int, bool, bool, int]]) -> None:
+    """Whatever comes in turn: messages in number, small or not, expected one by one or not, and how far ahead."""
+    links = Posted()
+    inbox = Inbox(links, 1, 400, 4)
+    may_be_large: list[bool] = []
+    for count, small, paced, ahead in collectives:
+        inbox.have_small(100, 12)
+        mail = Mail(inbox, lambda place: None, paced=paced, small=count if small else 0, window=16)
+        for number in range(count):
+            if paced:
+                mail.expect(min(number + ahead, count - 1))
+            mail.free(mail.take(number))
+            may_be_large.append(not small)
+        mail.end()
+        assert len(links.places) == len(may_be_large) + 4, "places for the next collective, and no more"
+        assert links.places[-4:] == [400] * 4
+    assert all(length == 400 for length, large in zip(links.places, may_be_large, strict=False) if large)
+
+
+def test_small_places_are_posted_as_far_as_there_are_messages() -> None:
+    links = Posted()
+    inbox = Inbox(links, 1, 400, 4)
+    inbox.have_small(100, 12)
+    mail = Mail(inbox, lambda place: None, small=9, window=16)
+    assert links.places == [400] * 4 + [100] * 5
+    mail.take_next()
+    other = Inbox(links, 1, 400, 4)
+    del links.places[:]
+    other.have_small(100, 12)
+    Mail(other, lambda place: None, small=90, window=16)
+    assert links.places == [100] * 12
+
+
+# ------------------------------------------------------------------------------------------------ collectives
+
+WAYS = ("tree", "ring", "halving_doubling", "two_tree*4", "recursive_doubling", "chain*4", "parameter_server")
+
+
+@pytest.mark.parametrize("ranks", [5, 6])
+def test_collectives_of_small_and_of_large_messages_follow_each_other(ranks: int) -> None:
+    """A place that is too small would be refused by the threads' transport; ranks run as far ahead as they like."""
+
+    def job(across: Across) -> list[int]:
+        across.exchange = Exchange(across.exchange.transport, segment_bytes=1 << 16)
+        sizes = []
+        for turn in range(2 * len(WAYS)):
+            name, count = WAYS[(3 * turn) % len(WAYS)], (150_000, 400_000, 20)[turn % 3]
+            x = np.arange(count, dtype=np.float32) % 97 + across.roster.rank
+            across.all_reduce(x.ctypes.data, count, Reduction(DTYPES.index("float32"), 0), Choice.parse(name))
+            want = np.arange(count) % 97 * ranks + ranks * (ranks - 1) / 2
+            assert (x == want).all(), f"{name}, {count} elements"
+            schedule = Choice.parse(name).schedule(ranks)
+            sizes.append(across.exchange.size_of(schedule, 4 * count).segment_bytes)
+        return sizes
+
+    sizes = on_threads(ranks, job)
+    assert all(one == sizes[0] for one in sizes)
+    assert {1 << 16, 1 << 14} <= set(sizes[0]), "both sizes took part"
+
+
+def test_small_messages_are_sent() -> None:
+    """A leaf of a tree sends a large chunk in messages of a quarter."""
+
+    def vertex(end: Threads) -> list[int]:
+        lengths: list[int] = []
+        send = end.send
+        end.send = lambda peer, data: lengths.append(len(data)) or send(peer, data)  # type: ignore
+        exchange = Exchange(end, segment_bytes=1 << 16)
+        x = np.ones(50_000, dtype=np.float32)
+        code = DTYPES.index("float32")
+        plan, size = plan_messages(tree(3), end.rank), exchange.size_of(tree(3), x.nbytes)
+        call = Call(0, code, 0, len(x))
+        exchange.run(plan, [x.view(np.uint8)], 4, folder(code, 0), call, ordered=True, size=size)
+        assert (x == 3).all()
+        return lengths
+
+    leaf = on_vertices(3, vertex)[1]
+    assert leaf == [HEADER_BYTES + (1 << 14), *[1 << 14] * 11, 200_000 % (1 << 14)]
