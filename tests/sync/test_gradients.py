@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
 from ringside import _core  # noqa: E402
+from ringside.sync import carriers  # noqa: E402
 
 from .training import OLD_TORCH, Plan, build, ddp_ranks, group, train  # noqa: E402
 
@@ -141,3 +143,36 @@ def paths(port: int) -> dict[str, Any]:
 def test_buckets_travel_without_copies_after_the_first_backward() -> None:
     for counters in ddp_ranks(2, paths):
         assert counters == {"ringside/staged": 1, "ringside/push": 5}
+
+
+def carried_here(port: int) -> tuple[list[list[bool]], list[bool]]:
+    """Tell of each backward's buckets whether the thread that computed carried them, and of one nobody waits for."""
+    with group(port) as rank, pytest.MonkeyPatch.context() as patch:
+        model = DistributedDataParallel(build("mlp"), bucket_cap_mb=0.001)
+        carrier = ringside.attach(model, monitor=False)._hook.carrier
+        here: list[bool] = []
+        begin = carrier._begin
+
+        def noted(*args: Any, **named: Any) -> Any:
+            here.append(threading.get_ident() == threading.main_thread().ident)
+            return begin(*args, **named)
+
+        patch.setattr(carrier, "_begin", noted)
+        patch.setattr(carriers, "PATIENCE_S", 600.0)  # else the thread may come first where this one gets no processor
+        backwards = []
+        for _ in range(3):
+            model(torch.randn(4, model.module[0].in_features)).sum().backward()
+            backwards.append(list(here))
+            here.clear()
+        patch.setattr(carriers, "PATIENCE_S", 1e-3)
+        buffer = torch.full((3,), float(rank))
+        carrier.carry(Bucket(buffer)).wait()
+        assert buffer.tolist() == [0.5] * 3
+        return backwards, here
+
+
+def test_the_last_bucket_is_carried_by_the_thread_that_waits_for_it() -> None:
+    for backwards, alone in ddp_ranks(2, carried_here):
+        assert all(len(buckets) > 1 for buckets in backwards[1:])  # the first backward has one giant bucket
+        assert all(buckets[-1] for buckets in backwards)
+        assert alone == [False]

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
-from ringside.engine.background import Work
 from ringside.engine.communicator import Communicator
 from ringside.engine.log import PATHS, Totals
 from ringside.engine.tensors import flatten
+from ringside.engine.turns import PATIENCE_S, Turn, Turns
 from ringside.errors import UnsupportedError
 from ringside.monitor.collectives import CollectiveMeter, Span
 from ringside.monitor.marks import Marks
@@ -32,6 +32,9 @@ from ringside.sync.storage import Buckets
 
 Future = torch.futures.Future
 SPANS_KEPT = 4096
+_REFUSAL = "the model's gradients are no longer carried on this rank (or this is a forked child of it)"
+_FINISH_S = 5.0
+_LAST_S = 1.0  # a collective takes to hear that its communicator is closed
 _NAMES = tuple(f"ringside/{path}" for path in PATHS)
 UserHook = Callable[[Any, GradBucket], "Future[torch.Tensor]"]
 
@@ -164,6 +167,10 @@ class RingsideCarrier:
     """Ringside's engine; buckets become symmetric memory of the host's ranks after the first backward.
 
     (DDP rebuilds its buckets after the first one, so sharing those would be in vain.)
+
+    A thread carries buckets while backward computes. The last one is left to whoever waits for it, which is the thread
+    that computed: handed to another thread it is carried out on another processor, where the rank it wakes has slept,
+    and a scheduler that looks no further lets the two share that one while the first lies idle.
     """
 
     def __init__(self, communicator: Communicator | GroupCommunicator, group: dist.ProcessGroup) -> None:
@@ -175,16 +182,17 @@ class RingsideCarrier:
         if isinstance(communicator, GroupCommunicator):
             self._begin = communicator.begin_storage
         self._pipeline = Pipeline()
-        self._under_way: list[Work] = []
+        self._turns = Turns(f"ringside-{communicator.rank}-buckets", _REFUSAL)
+        self._under_way: list[Turn] = []
         self._backwards = 0
         self._spans: deque[Span] = deque(maxlen=SPANS_KEPT)
         self._meter = CollectiveMeter()
         self.counters = self._native.counters
         # The model may simply be forgotten: the communicator's thread must not outlive it.
-        weakref.finalize(self, communicator.close).atexit = False
+        weakref.finalize(self, _leave, self._turns, communicator.close, _FINISH_S).atexit = False
 
     def carry(self, bucket: GradBucket) -> Future[torch.Tensor]:
-        """Hand the bucket to the communicator's thread; a dtype that the engine does not know goes to the group."""
+        """Line the bucket up; a dtype that the engine does not know goes to the group."""
         stamp_ns = time.monotonic_ns()
         buffer = bucket.buffer()
         try:
@@ -193,7 +201,7 @@ class RingsideCarrier:
             return self._native.carry(bucket)
         storage = self._buckets.storage_of(bucket.index(), buffer) if self._backwards else None
         if bucket.index() == 0:  # nobody waits for those of a rank that has joined (DDP's Join)
-            self._under_way = [work for work in self._under_way if not work.is_completed()]
+            self._under_way = [turn for turn in self._under_way if not turn.is_completed()]
         if bucket.is_last():
             self._buckets.keep(bucket.index() + 1)
         if storage is not None:
@@ -222,15 +230,15 @@ class RingsideCarrier:
             return future.value()
 
         result = base.then(check)
-        self._under_way.append(self._communicator.submit(job))
+        self._under_way.append(self._turns.start(job, PATIENCE_S if last else 0.0))
         return result
 
     def wait(self) -> None:
         """Wait for the engine, and for the group where it carried something."""
-        works, self._under_way = self._under_way, []
+        turns, self._under_way = self._under_way, []
         self._backwards += 1
-        for work in works:
-            work.wait()
+        for turn in turns:
+            turn.wait()
         self._native.wait()
 
     def take(self) -> Told:
@@ -262,6 +270,13 @@ class RingsideCarrier:
     def close(self, *, at_once: bool = False) -> None:
         """Leave the communicator."""
         if at_once:
-            self._communicator.abandon()
+            _leave(self._turns, self._communicator.abandon, 0.0)
         else:
-            self._communicator.close()
+            _leave(self._turns, self._communicator.close, _FINISH_S)
+
+
+def _leave(turns: Turns, leave: Callable[[], None], finish_s: float) -> None:
+    """Finish what is lined up, within that time, and leave the communicator."""
+    turns.stop(finish_s)
+    leave()
+    turns.join(_LAST_S)
