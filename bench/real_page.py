@@ -14,8 +14,10 @@ Written by `python bench/real_runs.py --write`; do not edit. Each line is a trai
 two cores, started by torchrun (the slow link: on hosts of the network lab); what is wrong begins at step 60. The model
 computes (`gpt`), takes its time without a processor as one on an accelerator does (`waiting`), or has hundreds of tiny
 parameters (`tiny`). *Right* means this verdict on these ranks and no other. The delay is in training steps, from the
-first that was different to the one at whose end the verdict was reached; a hang is named by the clock. The last column
-says how many of the two cores were busy with something else meanwhile: the more, the less a wrong line says.
+first that was different to the one at whose end the verdict was reached, of several runs the middle one and how far they
+went; a hang is named by the clock. *Longer* is by how much the verdict says that the rank's own time is longer than the
+others'. The last column says how many of the two cores were busy with something else meanwhile: the more, the less a
+wrong line says.
 
 """
 COLUMNS = (
@@ -26,6 +28,7 @@ COLUMNS = (
     "right verdict",
     "runs right",
     "delay",
+    "longer",
     "instead",
     "others' cores",
 )
@@ -58,6 +61,7 @@ def cells(name: str, engine: str, runs: Sequence[Mapping[str, Any]], what: Mappi
     wanted = runs[0]["expected"] or "none"
     steps = [run["step_seconds"] for run in runs if "step_seconds" in run]
     delays = [run["delay"] for run in runs if run.get("delay") is not None]
+    excess = [run["excess"] for run in runs if run.get("excess") is not None]
     return [
         what.get(name, name),
         engine,
@@ -65,7 +69,8 @@ def cells(name: str, engine: str, runs: Sequence[Mapping[str, Any]], what: Mappi
         f"{1e3 * median(steps):.0f} ms" if steps else "–",
         wanted,
         f"{sum(run['right'] for run in runs)} of {len(runs)}",
-        f"{median(delays):g}" if delays else "–",
+        middle(delays),
+        f"{100 * median(excess):.0f} %" if excess else "–",
         "; ".join(others(runs)) or "–",
         f"{median(run['others_cores'] for run in runs):.1f}",
     ]
@@ -76,3 +81,11 @@ def others(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     wrong = [run for run in runs if not run["right"]]
     told = sorted(", ".join(f"{v['kind']} {v['ranks']}" for v in run["found"]) or "no verdict" for run in wrong)
     return [f"{len(list(same))} × {words}" for words, same in groupby(told)]
+
+
+def middle(delays: Sequence[int]) -> str:
+    """Return the median of some delays and, where they differ, the shortest and the longest."""
+    if not delays:
+        return "–"
+    spread = f" ({min(delays)} to {max(delays)})" if min(delays) < max(delays) else ""
+    return f"{median(delays):g}{spread}"

@@ -1,10 +1,11 @@
 """Real jobs with one thing wrong, over our engine and over Gloo: does each give exactly the right verdict?
 
 Every line is a job of its own, started by torchrun (the slow link: in the network lab, which needs root), training a
-small GPT with real compute for a fixed number of steps. Healthy jobs are repeated; any verdict there is a false one.
+small GPT with real compute for a fixed number of steps. Healthy jobs, where any verdict is a false one, and those
+with a rank that needs 30 % longer for its steps are repeated.
 Directories of jobs that were judged wrongly are kept.
 
-    python bench/real_runs.py [--only slow,input] [--engines ringside,gloo] [--healthy 10] [--json] [--write PAGE]
+    python bench/real_runs.py [--only slow,input] [--engines ringside,gloo] [--repeat 10] [--json] [--write PAGE]
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from ringside.errors import RingsideError
 from ringside.faults import first_step, parse_fault
 from ringside.monitor.verdict import Verdict
 
-HEALTHY_RUNS, HEALTHY_RUN_STEPS = 10, 200
+TIMES, HEALTHY_RUN_STEPS = 10, 200
+REPEATED = ("healthy", "slower")
 AT = HEALTHY_STEPS
+LONGER = ("slow_rank", "input_bound", "uneven_work")  # kinds whose verdict says by how much own time is longer
 DISTURBED_CORES = 0.2
 """A run beside which others kept so many cores busy may have seen a slow rank that nobody injected."""
 
@@ -58,10 +61,15 @@ LINK = (("slow_link", True), ("ranks", 3), ("model", "waiting"), ("steps", LINK_
 CASES = {
     "healthy": Case("nothing", "", (), job=(("steps", HEALTHY_RUN_STEPS),)),
     "healthy4": Case("nothing, 4 ranks", "", (), job=(("ranks", 4), ("model", "waiting"))),
-    "slow": Case("rank 1 is 30 % slower", "slow_rank", fault=f"slow:rank=1,factor=1.3,from_step={AT}"),
-    "slow0": Case("rank 0 is 30 % slower", "slow_rank", (0,), fault=f"slow:rank=0,factor=1.3,from_step={AT}"),
+    "slower": Case(
+        "rank 1's forward and backward take 40 % longer", "slow_rank", fault=f"slow:rank=1,factor=1.4,from_step={AT}"
+    ),
+    "slow": Case(
+        "rank 1's forward and backward take 30 % longer", "slow_rank", fault=f"slow:rank=1,factor=1.3,from_step={AT}"
+    ),
+    "slow0": Case("the same, rank 0", "slow_rank", (0,), fault=f"slow:rank=0,factor=1.3,from_step={AT}"),
     "slow4": Case(
-        "rank 2 of 4 is 30 % slower",
+        "the same, rank 2 of 4",
         "slow_rank",
         (2,),
         fault=f"slow:rank=2,factor=1.3,from_step={AT}",
@@ -138,7 +146,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(CASES), help="cases, of: %(default)s")
     parser.add_argument("--engines", default=",".join(ENGINES), help="of: %(default)s")
-    parser.add_argument("--healthy", type=int, default=HEALTHY_RUNS, help="healthy runs per engine (%(default)s)")
+    parser.add_argument(
+        "--repeat", type=int, default=TIMES, help=f"runs of {' and '.join(REPEATED)} per engine (%(default)s)"
+    )
     parser.add_argument("--model", default="gpt", choices=("gpt", "waiting"), help="waiting: it needs no processor")
     parser.add_argument(
         "--runs", type=Path, help="where to keep runs that were judged wrongly (default: the temporary)"
@@ -158,7 +168,7 @@ def parse() -> argparse.Namespace:
 def plan(args: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
     """Yield case, engine and number of every run: engines in turn."""
     for name in args.only:
-        for number in range(args.healthy if name == "healthy" else 1):
+        for number in range(args.repeat if name in REPEATED else 1):
             for engine in args.engines:
                 yield name, engine, number
 
@@ -201,6 +211,7 @@ def judge(case: Case, ended: Ended) -> dict[str, Any]:
     return {
         "right": not early and len(right) == len(noted) and (found == wanted or (not found and bool(right))),
         "delay": None if at is None else at - since + 1,
+        "excess": named[0].excess_ratio if named and named[0].kind in LONGER else None,
         "step_seconds": ended.summary["step_seconds"]["median"],
         "found": [*(told(verdict) for verdict in ended.verdicts), *noted],
     }
