@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from ringside.engine.mail import HEADER_BYTES, Bundle, Mail, Once
-from ringside.engine.message_order import Order, order_messages
+from ringside.engine.message_order import Order, Take, order_messages
 from ringside.engine.message_plan import MessagePlan, Receive, Send
 from ringside.engine.message_rounds import rounds_apart
 from ringside.engine.message_size import LEAST_ORDERED_BYTES, MessageSize
@@ -255,11 +255,17 @@ class Run:
         """Take messages in order, and have them come in that order: what there is no place for yet is not sent."""
         receives = [receive for receives in self.plan.rounds for receive in receives]
         indices = [self.plan.receives[k, chunk] for (k, chunk, _), _ in order.takes]
+        ahead = self.size.ahead
+        for at in range(min(ahead, len(indices))):
+            self._expect(receives[indices[at]], order.takes[at])
         for at, ((k, _, segment), places) in enumerate(order.takes):
-            for ahead in range(at, min(at + self.size.ahead, len(indices))):
-                for src, number in zip(receives[indices[ahead]].sources, order.takes[ahead].places, strict=True):
-                    self.mail[self._vertex(src)].expect(number)
+            if 0 < at <= len(indices) - ahead:
+                self._expect(receives[indices[at + ahead - 1]], order.takes[at + ahead - 1])
             self._receive(k, indices[at], receives[indices[at]], segment, places)
+
+    def _expect(self, receive: Receive, take: Take) -> None:
+        for src, number in zip(receive.sources, take.places, strict=True):
+            self.mail[self._vertex(src)].expect(number)
 
     def _messages(self) -> defaultdict[int, int]:
         """Return how many messages come from each sender, where none carries several chunks."""

@@ -107,6 +107,7 @@ class Mail:
         self._inbox = inbox
         self._compare: Callable[[Bytes], None] | None = compare
         self._taken = 0
+        self._expected = 0
         self._paced, self._small, self._window = paced, small, window
         self._early: dict[int, Bytes] = {}
         self._first: Bytes | None = None
@@ -146,12 +147,13 @@ class Mail:
             self._inbox.free(place)
             return
         self._inbox.keep(place)
-        if not self._paced:
-            self._make_room()
+        self._make_room()
 
     def expect(self, number: int) -> None:
-        """See to it that there are places for all messages up to one, which is among those that come."""
-        self._inbox.post(number + 1 - self._taken, small=self._small > 0)
+        """See to it that there are places for all messages up to one that comes, as soon as any are free."""
+        if number >= self._expected:
+            self._expected = number + 1
+            self._make_room()
 
     def end(self) -> None:
         """Post the places for what comes in the next collective: everything has been taken."""
@@ -159,7 +161,8 @@ class Mail:
             self._inbox.post(self._inbox.window)
 
     def _make_room(self) -> None:
-        self._inbox.post(min(self._window, self._small - self._taken), small=True)
+        count = self._expected - self._taken if self._paced else min(self._window, self._small - self._taken)
+        self._inbox.post(count, small=self._small > 0)
 
 
 class Once:
