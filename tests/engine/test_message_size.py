@@ -67,6 +67,12 @@ def test_what_a_script_can_carry_out_travels_in_large_messages(segment_bytes: in
     assert size_of(tree(6), MOST_BYTES, MessageSize(segment_bytes, 4)).segment_bytes == segment_bytes
 
 
+def test_on_fast_links_messages_are_large() -> None:
+    """There the processor is what they wait for, and it has a quarter of the messages to handle."""
+    assert size_of(tree(6), SIZE, LARGE, None) == size_of(tree(6), SIZE, LARGE, 119e6) == SMALL
+    assert size_of(tree(6), SIZE, LARGE, 1.2e9) == LARGE
+
+
 def test_a_schedule_that_is_too_long_to_look_through_has_large_messages() -> None:
     assert size_of(pipelined(chain(1000), 8), 1 << 34, LARGE) == LARGE
 

@@ -453,10 +453,19 @@ def test_a_kept_table_is_used_where_the_links_are_as_they_were_and_fresh_ignores
         file.write_text("spoilt")
 
 
+def test_how_large_messages_are_hangs_on_the_links_as_all_ranks_know_them(tmp_path):
+    def job(across):
+        selector = steady(across, {"RINGSIDE_CACHE_DIR": str(tmp_path)}, Network.uniform(2, 1e-4, 1 / 30e6))
+        return across.exchange.bytes_per_s, selector.probe.usual_rate
+
+    assert on_threads(2, job) == [(pytest.approx(30e6), pytest.approx(30e6))] * 2
+
+
 def test_switched_off_nothing_is_measured():
     def job(across):
         selector = started(across, {"RINGSIDE_SELECTION": "off"})
         selector.after(4 * MB, selector.choose(4 * MB), 1.0)
+        assert across.exchange.bytes_per_s is None
         return selector
 
     for selector in on_threads(2, job):

@@ -39,6 +39,9 @@ class Exchange:
         segment_bytes: Largest payload of one message, bytes, at least an element; equal on all vertices.
         window: Messages per link whose places are posted ahead.
         links: Of the transport; None: its own.
+
+    Attributes:
+        bytes_per_s: What a link carries, as all vertices have agreed between two collectives; None: not known.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Exchange:
         self.hops: deque[Hop] = deque(maxlen=HOPS_KEPT)
         self.sent_bytes: defaultdict[int, int] = defaultdict(int)
         self.window = window
+        self.bytes_per_s: float | None = None
         self._large = MessageSize(self.segment_bytes, window)
         self._inboxes: dict[int, Inbox] = {}
         self._seq: defaultdict[int, int] = defaultdict(int)
@@ -108,7 +112,7 @@ class Exchange:
             schedule: What carries it.
             size_bytes: Of the tensor, on the wire.
         """
-        return size_of(schedule, size_bytes, self._large)
+        return size_of(schedule, size_bytes, self._large, self.bytes_per_s)
 
     def cut(self, memory: Bytes, item_bytes: int, wire: Wire | None, size: MessageSize) -> list[Bytes]:
         """Return memory as the segments it travels in; arguments as for `run`."""

@@ -4,7 +4,7 @@ A message costs its two ends a third of a millisecond of processor time together
 cheaper; a ring, in which every vertex hears from one other only, loses nothing by them. Where several flows share a
 link and what comes is handed on, it is otherwise: a message waits until all of the one before it has come, and what a
 vertex needs next comes beside what it needs later. There messages are a quarter as large, with as many bytes on their
-way (docs/design/0011-orders-and-flows.md).
+way, unless links are so fast that the processor would be what they wait for (docs/design/0011-orders-and-flows.md).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ LEAST_ORDERED_BYTES = 1 << 16
 """Of a chunk: smaller ones are a matter of latency, and of few messages."""
 _PARTS = 4  # of a large message
 _PLACES_AHEAD = 8
+_MESSAGE_S = 0.5e-3  # on a link that is not faster than messages can be handled
 _LARGEST_ITEM = max(ITEM_BYTES)
 
 
@@ -46,16 +47,19 @@ class MessageSize(NamedTuple):
         return MessageSize(segment, self.window * _PARTS, self.ahead * _PARTS)
 
 
-def size_of(schedule: Schedule, size_bytes: int, large: MessageSize) -> MessageSize:
+def size_of(schedule: Schedule, size_bytes: int, large: MessageSize, bytes_per_s: float | None = None) -> MessageSize:
     """Return how large the messages are that a tensor travels in.
 
     Args:
         schedule: A verified one, which carries it.
         size_bytes: Of the tensor, on the wire.
         large: How large they are where that is best.
+        bytes_per_s: What a link carries; None: not known.
     """
     chunk, small = size_bytes // schedule.chunks, large.smaller()
     if chunk <= max(small.segment_bytes, LEAST_ORDERED_BYTES):
+        return large
+    if bytes_per_s is not None and small.segment_bytes < _MESSAGE_S * bytes_per_s:
         return large
     segments = [-(-chunk // large.segment_bytes)] * schedule.chunks
     return small if small_messages_pay(schedule, segments) else large

@@ -103,6 +103,12 @@ class Probe:
         return self.network.rates if self.alone is None else np.maximum(self.network.rates, self.alone)
 
     @property
+    def usual_rate(self) -> float | None:
+        """Bytes per second of most links, the median; None where there are none."""
+        links = self.rates[~np.eye(len(self.rates), dtype=np.bool_)]
+        return float(np.median(links)) if len(links) else None
+
+    @property
     def better_order(self) -> tuple[int, ...]:
         """An order of a ring whose slowest link is at least a tenth faster than as they are; empty if there is none."""
         order = best_ring_order(self.upper)

@@ -179,7 +179,7 @@ class Selector:
         if not self._mode.measure:
             return
         began = self._clock()
-        self.probe = self._prober.probe()
+        self.probe = self._time_links()
         path = self._mode.path or cache_path(self._key, self._environ)
         kept = self._kept(path)
         data = self._first.tell(kept.encode() if kept is not None else b"")
@@ -194,6 +194,12 @@ class Selector:
         if self._first.here:
             where = "kept" if kept is not None else "measured"
             _log.info("selection %s in %.2f s: %s", where, self.startup_s, self._words())
+
+    def _time_links(self) -> Probe:
+        """Time the links; how large messages are depends on what they carry (`ringside.engine.message_size`)."""
+        found = self._prober.probe()
+        self._across.exchange.bytes_per_s = found.usual_rate
+        return found
 
     def _kept(self, path: Path) -> Table | None:
         """Return the table that was decided before, if it holds now, and go on from its figures; rank 0 only."""
@@ -231,7 +237,7 @@ class Selector:
             return
         before, began = self.table, self._clock()
         previous = self.probe
-        self.probe = self._prober.probe()
+        self.probe = self._time_links()
         left_s = REVISION_S - (self._clock() - began)
         self._use(self._measuring.table(self.probe, left_s, self._key, before, self._asked))
         assert self.table is not None
