@@ -172,7 +172,7 @@ class _Play:
         if not vertex.paced:
             for (_, dst), flow in self.flows.items():
                 if dst == number:
-                    flow.posted = flow.taken + self.size.window
+                    flow.posted = flow.taken + self.size.places(ordered=False)
             return
         for take in vertex.takes[vertex.at : vertex.at + self.size.ahead]:
             for src, place in take.places:

@@ -139,15 +139,15 @@ def probed(lab: Lab) -> Topology:
 
 def _row(name: str, size: int, seconds: float, topology: Topology) -> Row:
     schedule = Choice.parse(name).schedule(topology.ranks)
-    sent = messages_of(schedule, size)
+    sent, order = messages_of(schedule, size), orders(schedule, size)
     messages = float(
         simulate_messages(
             schedule,
             topology,
             size,
             segment_bytes=sent.segment_bytes,
-            window=sent.window,
-            orders=orders(schedule, size),
+            window=sent.places(ordered=order is not None),
+            orders=order,
             ahead=sent.ahead,
         ).max()
     )

@@ -27,7 +27,7 @@ from .threaded import on_threads
 from .transports.vertices import on_threads as on_vertices
 
 LARGE = MessageSize(1 << 19, 4)
-SMALL = MessageSize(1 << 17, 16, 32)
+SMALL = MessageSize(1 << 17, 16, 32, 4)
 SIZE = 1 << 24
 
 
@@ -35,6 +35,8 @@ def test_small_messages_are_a_quarter_and_as_many_bytes_are_on_their_way() -> No
     assert LARGE.smaller() == SMALL
     assert SMALL.window * SMALL.segment_bytes == LARGE.window * LARGE.segment_bytes
     assert SMALL.ahead * SMALL.segment_bytes == LARGE.ahead * LARGE.segment_bytes
+    assert [size.places(ordered=True) for size in (LARGE, SMALL)] == [4, 16]
+    assert [size.places(ordered=False) for size in (LARGE, SMALL)] == [4, 8]
     assert MessageSize(8, 4).smaller().segment_bytes == 8  # an element at least
 
 

@@ -139,8 +139,9 @@ class Exchange:
         inbox = self.inbox(peer)
         if size == self._large or not messages:
             return Mail(inbox, compare, paced=paced)
-        inbox.have_small(HEADER_BYTES + size.segment_bytes, size.window - self.window)
-        return Mail(inbox, compare, paced=paced, small=messages, window=size.window)
+        places = size.places(ordered=paced)
+        inbox.have_small(HEADER_BYTES + size.segment_bytes, places - self.window)
+        return Mail(inbox, compare, paced=paced, small=messages, window=places)
 
     def inbox(self, peer: int) -> Inbox:
         """Return the places for messages from a peer, posting them the first time."""

@@ -33,18 +33,28 @@ class MessageSize(NamedTuple):
 
     Args:
         segment_bytes: Largest payload, bytes on the wire.
-        window: Messages per link whose places are posted ahead.
-        ahead: Receives of an order that was worked out whose messages may be on their way before it is their turn.
+        window: Messages per link whose places are posted ahead, where their order was worked out.
+        ahead: Receives of such an order whose messages may be on their way before it is their turn.
+        parts: How many of them make a large one.
     """
 
     segment_bytes: int
     window: int
     ahead: int = _PLACES_AHEAD
+    parts: int = 1
 
     def smaller(self) -> MessageSize:
         """Return smaller ones, of which as many bytes may be on their way."""
         segment = max(self.segment_bytes // _PARTS, _LARGEST_ITEM)
-        return MessageSize(segment, self.window * _PARTS, self.ahead * _PARTS)
+        return MessageSize(segment, self.window * _PARTS, self.ahead * _PARTS, _PARTS)
+
+    def places(self, *, ordered: bool) -> int:
+        """Return for how many messages of a link there are places, by whether their order was worked out.
+
+        In the rounds' order every sender that is ahead takes a share of the link from the one that is waited for, so
+        half as many small ones do better; in an order that was worked out links would run dry.
+        """
+        return self.window if ordered or self.parts == 1 else self.window // 2
 
 
 def size_of(schedule: Schedule, size_bytes: int, large: MessageSize, bytes_per_s: float | None = None) -> MessageSize:
