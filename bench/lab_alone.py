@@ -74,9 +74,9 @@ def laws(repeat: int, rate: str = LAW_RATE) -> Section:
         "in brackets: what the schedule takes by the engine's play on paper (a segment in and one out at a time, each "
         "stored before it is handed on), by the same law; then, in percent of what the cores of the lab's machine have "
         "in that time, the processor time of all ranks, and what the kernel counts as idle.",
-        "busiest link: the busiest direction of a host's link, by the schedule. fill: segments of "
-        f"{size_words(SEGMENT_BYTES)} that travel "
-        "before its first one can come and after its last one has, by the schedule's chains of messages.",
+        "busiest link: the busiest direction of a host's link, by the schedule. fill: segments that travel before its "
+        "first one can come and after its last one has, by the schedule's chains of messages; of "
+        f"{size_words(SEGMENT_BYTES)}, or a quarter of that where the engine's messages are small.",
         "native: Gloo's own all-reduce, held against the ring's law. *32: pipelined in 32 segments.",
         "every timed call follows one of the same kind that does not count: the first one works the order of messages "
         "out (by every rank, on the cores that all hosts share), and connections that were idle begin slowly.",
