@@ -65,7 +65,22 @@ def test_nobody_waits_in_a_circle(ranks: int, window: int) -> None:
                 walk(s, list(play.orders()), window)
 
 
-def walk(s: Schedule, all_orders: list[Order], window: int) -> None:
+@pytest.mark.parametrize("ranks", [3, 5, 6, 7, 9, 12])
+@pytest.mark.parametrize(("window", "first", "ahead"), [(16, 4, 32), (16, 1, 2), (4, 4, 8), (4, 1, 2)])
+def test_nobody_waits_in_a_circle_in_an_order_that_is_used(ranks: int, window: int, first: int, ahead: int) -> None:
+    """There are fewer places than in the play: a few until a link's first message is taken, and for the next takes."""
+    walked = 0
+    for s in schedules(ranks):
+        segments = [max(24 // s.chunks, 1)] * s.chunks
+        used = [order_messages(s, vertex, segments, window) for vertex in range(s.vertices)]
+        if not s.switches and None not in used:
+            walk(s, [order for order in used if order is not None], window, first, ahead)
+            walked += 1
+    assert walked >= 3
+
+
+def walk(s: Schedule, all_orders: list[Order], window: int, first: int = 0, ahead: int = 0) -> None:
+    """Arguments beyond `window`: places of a link before anything is taken from it; takes ahead that have places."""
     plans = [plan_messages(s, vertex) for vertex in range(s.vertices)]
     after = [
         {(send.round, send.chunk): send.after for sends in plan.links.values() for send in sends} for plan in plans
@@ -77,6 +92,17 @@ def walk(s: Schedule, all_orders: list[Order], window: int) -> None:
     done = [set[tuple[int, int]]() for _ in plans]  # (index of receive, segment)
     at = [0] * len(plans)
 
+    def places_until(src: int, dst: int) -> int:
+        limit = freed[src, dst] + (first if first and not freed[src, dst] else window)
+        if not ahead:
+            return limit
+        expected = 0
+        for (k, chunk, _), places in all_orders[dst].takes[at[dst] : at[dst] + ahead]:
+            sources = next(r for r in plans[dst].rounds[k] if r.chunk == chunk).sources
+            if src in sources:
+                expected = max(expected, places[sources.index(src)] + 1)
+        return max(first, min(limit, max(expected, freed[src, dst])))
+
     def leaving(vertex: int, chunk: int, segment: int) -> bool:
         return any((chunk, segment) == part[1:] for (src, _), q in posted.items() if src == vertex for part in q)
 
@@ -86,7 +112,7 @@ def walk(s: Schedule, all_orders: list[Order], window: int) -> None:
         for (src, dst), queue in queues.items():
             while queue and (after[src][queue[0][:2]] < 0 or (after[src][queue[0][:2]], queue[0][2]) in done[src]):
                 posted[src, dst].append(queue.popleft())
-            while posted[src, dst] and there[src, dst] < freed[src, dst] + window:
+            while posted[src, dst] and there[src, dst] < places_until(src, dst):
                 posted[src, dst].popleft()
                 there[src, dst] += 1
                 moved = True

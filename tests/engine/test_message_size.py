@@ -18,7 +18,7 @@ from ringside.engine.message_plan import plan_messages
 from ringside.engine.message_size import MessageSize, size_of
 from ringside.engine.reduction import folder
 from ringside.engine.small import MOST_BYTES
-from ringside.engine.told import Call
+from ringside.engine.told import Call, Disagreement
 from ringside.engine.transports.threads import Threads
 from ringside.engine.transports.transport import Bytes
 from ringside.schedule import ALGORITHMS, by_name, chain, pipelined, tree, two_tree
@@ -121,7 +121,7 @@ def test_messages_that_may_be_large_meet_large_places(collectives: list[tuple[in
             if paced:
                 mail.expect(min(number + ahead, count - 1))
             mail.free(mail.take(number))
-            may_be_large.append(not small)
+            may_be_large.append(not small or number == 0)
         mail.end()
         assert len(links.places) == len(may_be_large) + 4, "places for the next collective, and no more"
         assert links.places[-4:] == [400] * 4
@@ -133,13 +133,32 @@ def test_small_places_are_posted_as_far_as_there_are_messages() -> None:
     inbox = Inbox(links, 1, 400, 4)
     inbox.have_small(100, 12)
     mail = Mail(inbox, lambda place: None, small=9, window=16)
-    assert links.places == [400] * 4 + [100] * 5
     mail.take_next()
+    assert links.places == [400] * 4 + [100] * 5
     other = Inbox(links, 1, 400, 4)
     del links.places[:]
     other.have_small(100, 12)
-    Mail(other, lambda place: None, small=90, window=16)
+    Mail(other, lambda place: None, small=90, window=16).take_next()
     assert links.places == [100] * 12
+
+
+@pytest.mark.parametrize("paced", [False, True])
+def test_there_are_no_small_places_before_the_header_has_been_compared(paced: bool) -> None:
+    """Whoever called something else may send messages of any length, and one that is too long ends the process."""
+    links = Posted()
+    inbox = Inbox(links, 1, 400, 4)
+    inbox.have_small(100, 12)
+
+    def compare(place: Bytes) -> None:
+        assert links.places == [400] * 4
+        raise Disagreement(1, None, None)  # type: ignore[arg-type]
+
+    mail = Mail(inbox, compare, paced=paced, small=50, window=16)
+    if paced:
+        mail.expect(30)
+    with pytest.raises(Disagreement):
+        mail.take_next()
+    assert links.places == [400] * 4
 
 
 # ------------------------------------------------------------------------------------------------ collectives

@@ -19,7 +19,8 @@ class Inbox:
     """The places for the next messages of one sender, posted ahead and used in turn.
 
     Places are of two sizes. Large ones take any message; between two collectives none but these are posted. Small ones
-    are posted within a collective, for messages of which both ends know that they fit.
+    are posted within a collective, for messages of which both ends know that they fit: a message that is longer than
+    its place ends the process (Gloo, torch 2.13).
     """
 
     def __init__(self, links: Links, peer: int, size_bytes: int, window: int) -> None:
@@ -93,6 +94,9 @@ class Inbox:
 class Mail:
     """What comes from one vertex in one collective: messages by their place in the link's order.
 
+    There are no small places before the header has come and been compared: a vertex that called something else may send
+    messages of any length.
+
     Args:
         inbox: Where it comes.
         compare: Looks at the header, which the first message begins with.
@@ -111,8 +115,6 @@ class Mail:
         self._paced, self._small, self._window = paced, small, window
         self._early: dict[int, Bytes] = {}
         self._first: Bytes | None = None
-        if small and not paced:
-            self._make_room()
 
     @property
     def heard(self) -> bool:
@@ -133,6 +135,8 @@ class Mail:
         if self._compare is not None:
             self._compare(place)
             self._first, self._compare = place, None
+            if self._small:
+                self._make_room()
         return place
 
     def begins(self, place: Bytes) -> int:
@@ -162,7 +166,7 @@ class Mail:
 
     def _make_room(self) -> None:
         count = self._expected - self._taken if self._paced else min(self._window, self._small - self._taken)
-        self._inbox.post(count, small=self._small > 0)
+        self._inbox.post(count, small=self._small > 0 and self._compare is None)
 
 
 class Once:
