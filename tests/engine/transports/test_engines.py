@@ -15,8 +15,11 @@ from ringside import _core
 from ringside.engine.dtypes import DTYPES, OP_CODES
 from ringside.engine.exchange import Exchange
 from ringside.engine.message_plan import plan_messages
+from ringside.engine.reduction import folder
+from ringside.engine.told import Call, Disagreement
+from ringside.engine.transports.transport import Cause, LinkError
 from ringside.errors import UnsupportedError
-from ringside.schedule import Schedule, chunk_bounds
+from ringside.schedule import Schedule, chunk_bounds, direct, tree
 
 from .schedules import by_communicator, by_exchange, check_engine, is_close
 from .vertices import peer_to_peer, store_file
@@ -45,6 +48,36 @@ def test_messages_through_torch() -> None:
     for at, size in enumerate(SIZES):
         assert results[0][at]
         assert all(digests[at] == results[0][at] for digests in results[:size]), f"{size} ranks hold different bits"
+
+
+def calls_something_larger(path: str) -> list[str]:
+    """Each rank in turn calls what goes in large messages, to all, while the others call a tree in small ones."""
+    here, heard = place(), []
+    for odd in range(here.size):
+        transport = peer_to_peer(path, name=str(odd))
+        exchange = Exchange(transport, segment_bytes=1 << 16)
+        count = 4_000_000 if here.rank == odd else 400_000
+        schedule = direct(here.size) if here.rank == odd else tree(here.size)
+        x, code = np.ones(count, dtype=np.float32), DTYPES.index("float32")
+        plan, size = plan_messages(schedule, here.rank), exchange.size_of(schedule, x.nbytes)
+        bounds = (chunk_bounds(count, schedule.chunks) * 4).tolist()
+        chunks = [x.view(np.uint8)[a:b] for a, b in pairwise(bounds)]
+        call, by = Call(0, code, 0, count), folder(code, OP_CODES["sum"])
+        try:
+            exchange.run(plan, chunks, 4, by, call, ordered=True, size=size)
+            heard.append("finished")
+        except Disagreement as error:
+            heard.append(transport.fail(Cause("disagreed", error.peer)).kind)
+        except LinkError as error:
+            heard.append(transport.fail(error.cause).kind)
+        transport.close(patience_s=0.5)
+    return heard
+
+
+def test_who_sends_messages_too_long_for_small_places_is_told_apart() -> None:
+    """Gloo ends the process of a rank where a message meets a place that is too short for it: none ever does."""
+    with store_file() as path:
+        assert on_ranks(4, calls_something_larger, path) == [["disagreed"] * 4] * 4
 
 
 def on_a_device(path: str) -> list[list[int]]:
