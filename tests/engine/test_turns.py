@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import random
 import signal
 import threading
@@ -386,3 +387,46 @@ def test_without_another_thread_nothing_is_lined_up_and_closing_goes_on(monkeypa
     line.join(LIMIT_S)
     with pytest.raises(ClosedError):
         line.start(notes.job("late"))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_stops_nothing_though_the_parents_thread_held_the_guard(turns):
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with turns._guard:
+            held.set()
+            over.wait(LIMIT_S)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(LIMIT_S)
+    child = os.fork()
+    if child == 0:
+        turns.stop(LIMIT_S)
+        os._exit(0)
+    deadline, ended = time.monotonic() + LIMIT_S, 0
+    while not ended and time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        time.sleep(0.01)
+    if not ended:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    over.set()
+    holder.join(LIMIT_S)
+    assert ended, "the child waits for a thread that it does not have"
+    assert status == 0
+
+
+def test_a_finalizer_may_stop_it_wherever_it_runs(turns):
+    def collected() -> None:
+        with turns._guard:  # as where the cyclic collector runs inside
+            turns.stop(LIMIT_S)
+
+    thread = threading.Thread(target=collected, daemon=True)
+    thread.start()
+    thread.join(LIMIT_S)
+    assert not thread.is_alive()
+    with pytest.raises(ClosedError):
+        turns.start(lambda: None)

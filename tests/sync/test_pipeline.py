@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from ringside.errors import SyncError
 from ringside.sync.pipeline import Pipeline
 
 
@@ -72,3 +73,24 @@ def test_an_error_reaches_all_that_are_open(where: str) -> None:
     assert len([line for line in buckets.said if "failed" in line]) == 2
     buckets.add("d", last=True)
     assert buckets.said[-1] == "d done"
+
+
+@pytest.mark.parametrize("where", ["begin", "finish"])
+def test_ctrl_c_is_raised_and_told_as_an_error(where: str) -> None:
+    pipeline, told = Pipeline(), list[Exception | None]()
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    def begin() -> Callable[[], None]:
+        if where == "begin":
+            interrupted()
+        return interrupted
+
+    pipeline.add(lambda: lambda: None, told.append, last=False)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.add(begin, told.append, last=True)
+    assert [type(error) for error in told if error is not None] == [SyncError] * (2 if where == "begin" else 1)
+    assert len(told) == 2
+    pipeline.add(lambda: None, told.append, last=True)  # and nothing of it is left
+    assert told[2:] == [None]

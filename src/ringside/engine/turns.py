@@ -116,7 +116,7 @@ class Turns:
 
     def __init__(self, name: str, refusal: str) -> None:
         self._name, self._refusal, self._owner_pid = name, refusal, os.getpid()
-        self._guard = threading.Lock()  # of all below; held for moments
+        self._guard = threading.RLock()  # of all below; held for moments, in which a finalizer may call `stop`
         self._line: deque[Turn] = deque()
         self._carrier = 0  # the thread that carries out
         self._sleepers: list[threading.Lock] = []
@@ -350,6 +350,8 @@ class Turns:
 
     def stop(self, finish_s: float) -> None:
         """Take no more calls, and have the thread carry out what is lined up; wait for that as long as told."""
+        if self._is_forked():
+            return  # the thread is the parent's, which may have held the guard
         with self._guard:
             if not self._open:
                 return
@@ -361,9 +363,10 @@ class Turns:
         self.join(finish_s)
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the thread to end, after `stop`; who is inside a collective does not wait."""
-        if self._thread is not None and not self.is_here:
-            self._thread.join(timeout_s)
+        """Wait for the thread to end, after `stop`; who is inside a collective does not wait, nor the thread itself."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread() and not self.is_here:
+            thread.join(timeout_s)
 
     def _begin_thread(self) -> None:
         if self._thread is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ringside.errors import SyncError
+
 Begin = Callable[[], Callable[[], None] | None]
 """Begins a bucket and returns what finishes it; None: it is done."""
 Done = Callable[[Exception | None], None]
@@ -29,13 +31,13 @@ class Pipeline:
             last: Finish it at once.
 
         Raises:
-            Exception: What either of the two raised; both are told.
+            BaseException: What either of the two raised; both are told, of Ctrl-C as a `SyncError`.
         """
         try:
             finish = begin()
-        except Exception as error:
-            done(error)
-            self._close(error)
+        except BaseException as error:
+            done(_told(error))
+            self._close(_told(error))
             raise
         before, self._open = self._open, (finish or _nothing, done)
         try:
@@ -44,8 +46,8 @@ class Pipeline:
             if last or finish is None:
                 (finish, done), self._open = self._open, None
                 _finish(finish, done)
-        except Exception as error:
-            self._close(error)
+        except BaseException as error:
+            self._close(_told(error))
             raise
 
     def _close(self, error: Exception) -> None:
@@ -57,10 +59,17 @@ class Pipeline:
 def _finish(finish: Callable[[], None], done: Done) -> None:
     try:
         finish()
-    except Exception as error:
-        done(error)
+    except BaseException as error:
+        done(_told(error))
         raise
     done(None)
+
+
+def _told(error: BaseException) -> Exception:
+    """Return what others are told of an error that is for the thread which carried the bucket, such as Ctrl-C."""
+    if isinstance(error, Exception):
+        return error
+    return SyncError(f"the gradients' synchronisation was interrupted on this rank ({type(error).__name__})")
 
 
 def _nothing() -> None:
