@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 from price import figures, is_right, table, unseen
 from real_jobs import ENGINES, LINK_STEPS, Ended, Others
 from real_page import page
-from real_runs import CASES, judge
+from real_runs import AT, CASES, judge
 
 from ringside.faults import parse_fault
 from ringside.monitor.verdict import KINDS, Verdict
@@ -70,10 +70,11 @@ def test_the_page_counts_runs_and_tells_what_came_instead() -> None:
         for found in ([verdict("slow_rank", 1)], [], [verdict("slow_rank", 0)])
     ]
     text = page(results, {"slow": "a slow rank"})
-    assert (
-        "| a slow rank | gloo | gpt | 30 ms | slow_rank | 1 of 3 | 11 | 1 × no verdict; 1 × slow_rank [0] | 0.5 |"
-        in text
-    )
+    wrong = "1 × no verdict; 1 × slow_rank [0]"
+    assert f"| a slow rank | gloo | gpt | 30 ms | slow_rank | 1 of 3 | 11 | 30 % | {wrong} | 0.5 |" in text
+    later = results[0] | judged("slow", verdict("slow_rank", 1, detected=AT + 14))
+    text = page([*results, later], {"slow": "a slow rank"})
+    assert f"| 2 of 4 | 13 (11 to 15) | 30 % | {wrong} | 0.5 |" in text
 
 
 def priced(lost: float, told: float, *, right: bool = True) -> dict[str, Any]:
