@@ -180,7 +180,7 @@ def test_collectives_of_small_and_of_large_messages_follow_each_other(ranks: int
             want = np.arange(count) % 97 * ranks + ranks * (ranks - 1) / 2
             assert (x == want).all(), f"{name}, {count} elements"
             schedule = Choice.parse(name).schedule(ranks)
-            sizes.append(across.exchange.size_of(schedule, 4 * count).segment_bytes)
+            sizes.append(across.exchange.size_of(schedule, 4 * count, 4, None).segment_bytes)
         return sizes
 
     sizes = on_threads(ranks, job)
@@ -198,7 +198,7 @@ def test_small_messages_are_sent() -> None:
         exchange = Exchange(end, segment_bytes=1 << 16)
         x = np.ones(50_000, dtype=np.float32)
         code = DTYPES.index("float32")
-        plan, size = plan_messages(tree(3), end.rank), exchange.size_of(tree(3), x.nbytes)
+        plan, size = plan_messages(tree(3), end.rank), exchange.size_of(tree(3), x.nbytes, x.itemsize, None)
         call = Call(0, code, 0, len(x))
         exchange.run(plan, [x.view(np.uint8)], 4, folder(code, 0), call, ordered=True, size=size)
         assert (x == 3).all()

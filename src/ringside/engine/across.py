@@ -268,8 +268,8 @@ class Across:
         """Add the tensor up piece by piece with messages under way, and return what shares the results."""
         item, lane = ITEM_BYTES[what.dtype], self.roster.local_rank
         carries = lane < self.roster.lanes and (lane == 0 or choice.over == "hosts")
-        mine_bytes = layout.elements // self._lanes(choice) * (item if what.wire is None else what.wire.item_bytes)
-        size = self.exchange.size_of(choice.schedule(len(self.roster.hosts)), mine_bytes)
+        mine_bytes = layout.elements // self._lanes(choice) * item
+        size = self.exchange.size_of(choice.schedule(len(self.roster.hosts)), mine_bytes, item, what.wire)
         cut: list[list[Bytes]] = []
         for piece in layout.pieces:
             begin, end = piece.bounds[lane], piece.bounds[lane + 1]
@@ -375,8 +375,7 @@ class Across:
         places = None if members is None else (*members, *range(self.roster.size, self.exchange.transport.size))
         chunks, feed, exchange, size = stream or (None, None, self.exchange, None)
         if chunks is None:
-            wire = part.what.wire
-            size = exchange.size_of(plan.schedule, elements * (item if wire is None else wire.item_bytes))
+            size = exchange.size_of(plan.schedule, elements * item, item, part.what.wire)
             data = memory(address, elements * item)
             bounds = (chunk_bounds(elements, plan.chunks) * item).tolist()
             chunks = [data[bounds[c] : bounds[c + 1]] for c in range(plan.chunks)]

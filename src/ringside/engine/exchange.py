@@ -105,14 +105,16 @@ class Exchange:
         other.hops = self.hops
         return other
 
-    def size_of(self, schedule: Schedule, size_bytes: int) -> MessageSize:
+    def size_of(self, schedule: Schedule, size_bytes: int, item_bytes: int, wire: Wire | None) -> MessageSize:
         """Return how large the messages are that a tensor travels in; all vertices must find the same.
 
         Args:
             schedule: What carries it.
-            size_bytes: Of the tensor, on the wire.
+            size_bytes: Of the tensor in memory.
+            item_bytes: Of one element there.
+            wire: How elements travel, where not as they are.
         """
-        return size_of(schedule, size_bytes, self._large, self.bytes_per_s)
+        return size_of(schedule, size_bytes // _ratio(item_bytes, wire), self._large, self.bytes_per_s)
 
     def cut(self, memory: Bytes, item_bytes: int, wire: Wire | None, size: MessageSize) -> list[Bytes]:
         """Return memory as the segments it travels in; arguments as for `run`."""
@@ -121,8 +123,8 @@ class Exchange:
 
     def segment_of(self, item_bytes: int, wire: Wire | None, size: MessageSize | None = None) -> int:
         """Return how many bytes of a tensor one message carries at most."""
-        ratio = 1 if wire is None else item_bytes // wire.item_bytes
-        return max((size or self._large).segment_bytes * ratio // item_bytes, 1) * item_bytes
+        segment_bytes = (size or self._large).segment_bytes
+        return max(segment_bytes * _ratio(item_bytes, wire) // item_bytes, 1) * item_bytes
 
     def mail(
         self, peer: int, compare: Callable[[Bytes], None], size: MessageSize, messages: int, *, paced: bool
@@ -164,3 +166,8 @@ class Exchange:
     def seq_from(self, peer: int) -> int:
         """Return the number of the latest collective in which a peer sent to this vertex."""
         return self._seq[2 * peer]
+
+
+def _ratio(item_bytes: int, wire: Wire | None) -> int:
+    """Return how many times fewer bytes travel than lie in memory."""
+    return 1 if wire is None else item_bytes // wire.item_bytes

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from ringside.engine.background import Background, Work
 from ringside.errors import ClosedError
 
-_FINISH_S = 5.0
+FINISH_S = 5.0  # for what is under way when a rank leaves in good order
 _Self = TypeVar("_Self", bound="Lifetime")
 
 
@@ -42,7 +42,7 @@ class Lifetime(ABC):
 
     def close(self) -> None:
         """Finish what is under way, within seconds, and leave; peers that still need this rank get `PeerLostError`."""
-        self._leave(_FINISH_S)
+        self._leave(FINISH_S)
 
     def abandon(self) -> None:
         """Leave at once: what is under way raises `ClosedError` here, and `PeerLostError` at peers that need it."""
@@ -54,7 +54,7 @@ class Lifetime(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave(_FINISH_S if kind is None else 0.0)
+        self._leave(FINISH_S if kind is None else 0.0)
 
     def _leave(self, finish_s: float) -> None:
         with self._background_guard:

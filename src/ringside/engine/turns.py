@@ -27,6 +27,8 @@ Job = Callable[[], Any]
 PATIENCE_S = 1e-3
 """How long the thread leaves a call to whoever may wait for it, seconds, unless it is told otherwise."""
 
+_LAST_S = 1.0  # a collective takes to hear that its communicator is closed
+
 
 class Turn:
     """One collective that was called: its place in the line, and what became of it.
@@ -361,6 +363,17 @@ class Turns:
                     self._begin_thread()
             self._set_alarm(0.0)
         self.join(finish_s)
+
+    def leave(self, communicator: Job, finish_s: float) -> None:
+        """Stop, leave the communicator whose line this is, which ends what is still under way, and end the thread.
+
+        Args:
+            communicator: Leaves it.
+            finish_s: How long what is lined up may take before, seconds.
+        """
+        self.stop(finish_s)
+        communicator()
+        self.join(_LAST_S)
 
     def join(self, timeout_s: float) -> None:
         """Wait for the thread to end, after `stop`; who is inside a collective does not wait, nor the thread itself."""

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
 from ringside.engine.communicator import Communicator
+from ringside.engine.lifetime import FINISH_S
 from ringside.engine.log import PATHS, Totals
 from ringside.engine.tensors import flatten
 from ringside.engine.turns import PATIENCE_S, Turn, Turns
@@ -33,8 +34,6 @@ from ringside.sync.storage import Buckets
 Future = torch.futures.Future
 SPANS_KEPT = 4096
 _REFUSAL = "the model's gradients are no longer carried on this rank (or this is a forked child of it)"
-_FINISH_S = 5.0
-_LAST_S = 1.0  # a collective takes to hear that its communicator is closed
 _NAMES = tuple(f"ringside/{path}" for path in PATHS)
 UserHook = Callable[[Any, GradBucket], "Future[torch.Tensor]"]
 
@@ -189,7 +188,7 @@ class RingsideCarrier:
         self._meter = CollectiveMeter()
         self.counters = self._native.counters
         # The model may simply be forgotten: the communicator's thread must not outlive it.
-        weakref.finalize(self, _leave, self._turns, communicator.close, _FINISH_S).atexit = False
+        weakref.finalize(self, self._turns.leave, communicator.close, FINISH_S).atexit = False
 
     def carry(self, bucket: GradBucket) -> Future[torch.Tensor]:
         """Line the bucket up; a dtype that the engine does not know goes to the group."""
@@ -270,13 +269,6 @@ class RingsideCarrier:
     def close(self, *, at_once: bool = False) -> None:
         """Leave the communicator."""
         if at_once:
-            _leave(self._turns, self._communicator.abandon, 0.0)
+            self._turns.leave(self._communicator.abandon, 0.0)
         else:
-            _leave(self._turns, self._communicator.close, _FINISH_S)
-
-
-def _leave(turns: Turns, leave: Callable[[], None], finish_s: float) -> None:
-    """Finish what is lined up, within that time, and leave the communicator."""
-    turns.stop(finish_s)
-    leave()
-    turns.join(_LAST_S)
+            self._turns.leave(self._communicator.close, FINISH_S)

@@ -36,8 +36,9 @@ class Pipeline:
         try:
             finish = begin()
         except BaseException as error:
-            done(_told(error))
-            self._close(_told(error))
+            told = _told(error)
+            done(told)
+            self._close(told)
             raise
         before, self._open = self._open, (finish or _nothing, done)
         try:

@@ -21,7 +21,6 @@ PATIENT_INSIDE_BYTES = 1 << 20
 PATIENT_BYTES = 64 << 10
 """Of results, inside a host and between hosts: up to there to change threads takes longer than the patience costs."""
 
-_LAST_S = 1.0  # a collective takes to hear that its communicator is closed
 _REFUSAL = (
     "the process group is closed on rank {rank}, or this is a forked child: make a new one with init_process_group"
 )
@@ -87,12 +86,7 @@ class Engine(Lifetime):
         return self._turns.post(self.inside.post, flat, op, scale)
 
     def _let_go(self, finish_s: float) -> None:
-        self._turns.stop(finish_s)
-        if finish_s:
-            self.communicator.close()
-        else:
-            self.communicator.abandon()
-        self._turns.join(_LAST_S)
+        self._turns.leave(self.communicator.close if finish_s else self.communicator.abandon, finish_s)
 
 
 _at_exit = AtExit()
