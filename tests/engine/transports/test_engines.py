@@ -59,7 +59,7 @@ def calls_something_larger(path: str) -> list[str]:
         count = 4_000_000 if here.rank == odd else 400_000
         schedule = direct(here.size) if here.rank == odd else tree(here.size)
         x, code = np.ones(count, dtype=np.float32), DTYPES.index("float32")
-        plan, size = plan_messages(schedule, here.rank), exchange.size_of(schedule, x.nbytes)
+        plan, size = plan_messages(schedule, here.rank), exchange.size_of(schedule, x.nbytes, x.itemsize, None)
         bounds = (chunk_bounds(count, schedule.chunks) * 4).tolist()
         chunks = [x.view(np.uint8)[a:b] for a, b in pairwise(bounds)]
         call, by = Call(0, code, 0, count), folder(code, OP_CODES["sum"])
