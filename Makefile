@@ -27,10 +27,11 @@ test: $(READY) ## run the tests
 test-long: $(READY) ## run those that take long, and that `make test` leaves out
 	@$(BIN)/python -m pytest -n $(WORKERS) -m long $(ARGS)
 
-lint: $(READY) ## ruff and mypy --strict
+lint: $(READY) ## ruff, mypy --strict of the package, and whether tests, bench and examples call what there is
 	@$(BIN)/python -m ruff check .
 	@$(BIN)/python -m ruff format --check .
 	@$(BIN)/python -m mypy
+	@$(BIN)/python -m mypy --config-file tests/mypy.ini tests bench examples
 
 bench: $(READY) ## our all-reduce beside Gloo and Open MPI, then the DDP step
 	@$(BIN)/ringside bench --peers gloo,mpi $(ARGS)

@@ -27,10 +27,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import survive_workers as workers
 from tests.survive.herd import Report, Store, run_job
 from tests.survive.real_cases import warm_up
-
-from bench import survive_workers as workers
 
 RANKS = 4
 HEALED_WITHIN_S = 1.0

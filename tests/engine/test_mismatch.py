@@ -63,7 +63,7 @@ CASES: dict[str, tuple[Call, Call, tuple[str, str]]] = {
 
 
 def every_case(odd: int) -> list[tuple[str, tuple[int, ...], str]]:
-    told = []
+    told: list[tuple[str, tuple[int, ...], str]] = []
     with communicator(segment_bytes=4096) as comm:
         for name, (most, other, _) in CASES.items():
             try:

@@ -147,9 +147,8 @@ def test_the_thread_is_not_woken_for_what_others_carry_out(monkeypatch):
     alarm.close()
     turns = Turns("ringside-turns", "closed")
     looked: list[bool] = []
-    due = turns._due
+    due, me = turns._due, threading.get_ident()
     monkeypatch.setattr(turns, "_due", lambda turn: looked.append(threading.get_ident() != me) or due(turn))
-    me = threading.get_ident()
     for _ in range(50):
         assert turns.start(lambda: None, 0.5).wait()
     assert sum(looked) <= 1  # when it begins
@@ -290,9 +289,11 @@ def test_who_stops_it_from_inside_does_not_wait_for_itself():
 
 
 def test_any_mix_of_threads_carries_out_each_once_in_order_and_one_at_a_time(turns):
-    order, inside, wrong = [], [], []
+    order: list[tuple[int, int]] = []
+    inside: list[tuple[int, int]] = []
+    wrong: list[str] = []
 
-    def job(name: object) -> Callable[[], None]:
+    def job(name: tuple[int, int]) -> Callable[[], None]:
         def carry() -> None:
             inside.append(name)
             if len(inside) > 1:

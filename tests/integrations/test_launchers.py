@@ -116,7 +116,8 @@ def test_the_manifest_fits_kubeflows_schema() -> None:
 def test_the_manifests_command_trains(tmp_path: Path) -> None:
     trainer = manifest()["spec"]["trainer"]
     (tmp_path / "train_ddp.py").write_text((EXAMPLES / "train_ddp.py").read_text())
-    python, *command = [*trainer["command"], *trainer["args"]]
+    words: list[str] = trainer["command"] + trainer["args"]
+    python, command = words[0], words[1:]
     assert python == "python"
     assert command[-2:] == ["--steps", "1000"]
     # What the Trainer's torch plugin sets in every pod; here two pods of one rank each.

@@ -46,7 +46,8 @@ def test_time_grows_with_size_and_the_rate_saturates(theta):
 
 @pytest.mark.parametrize("law", [LAW, None])
 def test_a_known_law_is_recovered(law):
-    found = fit(*rows(made(THETA, SIZES, noise=0.03, seed=1)), law)
+    sizes, times = rows(made(THETA, SIZES, noise=0.03, seed=1))
+    found = fit(sizes, times, law)
     assert np.exp(found.theta[BASE]) == pytest.approx(25e-6, rel=0.05)
     assert np.exp(found.theta[RATE]) == pytest.approx(180e9, rel=0.07)
     truth = np.exp(log_times(THETA, SIZES))

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import ringside  # noqa: E402
 from ringside import _core  # noqa: E402
+from ringside.sync.carriers import RingsideCarrier  # noqa: E402
 
 from .training import (  # noqa: E402
     Plan,
@@ -502,7 +503,9 @@ def uneven(port: int) -> tuple[bool, dict[str, int], int]:
                     optimizer.step()
             digests.append(digest(ddp))
         assert attachment is not None
-        return digests[0] == digests[1], attachment.counters, len(attachment._hook.carrier._under_way)
+        carrier = attachment._hook.carrier
+        assert isinstance(carrier, RingsideCarrier)
+        return digests[0] == digests[1], attachment.counters, len(carrier._under_way)
 
 
 def test_join_with_uneven_inputs() -> None:

@@ -28,7 +28,7 @@ class Recorded:
         self.said: list[str] = []
         self.tried = tried
 
-    def begin(self, address: int, elements: int, what: Any, choice: Choice) -> Recorded:
+    def begin(self, address: int, elements: int, what: Any, choice: Choice) -> Recorded.Bucket:
         self.said.append(f"begin {elements}")
         return Recorded.Bucket(self, elements)
 

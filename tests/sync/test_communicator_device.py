@@ -96,11 +96,10 @@ def through_the_communicator(path: str, hosts: Sequence[int], algorithm: str | N
     def pretended(x: Any) -> bool:
         return isinstance(x, torch.Tensor) and x.dtype == torch.complex64
 
-    modules = (between, inside)
-    for module in modules:
-        module.on_device = pretended
     taken: list[Any] = []
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (between, inside):
+            patch.setattr(module, "on_device", pretended)
         with communicator(path, hosts, algorithm=algorithm) as comm:
             real = comm._device.all_reduce
 
@@ -116,9 +115,6 @@ def through_the_communicator(path: str, hosts: Sequence[int], algorithm: str | N
             with pytest.raises(UnsupportedError):
                 comm.all_reduce(torch.ones(2, dtype=torch.complex128))
             return numbers.tolist(), str(taken[0][1].get("algorithm"))
-    finally:
-        for module in modules:
-            module.on_device = communicator_device.on_device
 
 
 @pytest.mark.skipif(not _core.available(), reason="needs the native core")

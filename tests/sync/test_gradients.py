@@ -150,6 +150,7 @@ def carried_here(port: int) -> tuple[list[list[bool]], list[bool]]:
     with group(port) as rank, pytest.MonkeyPatch.context() as patch:
         model = DistributedDataParallel(build("mlp"), bucket_cap_mb=0.001)
         carrier = ringside.attach(model, monitor=False)._hook.carrier
+        assert isinstance(carrier, carriers.RingsideCarrier)
         here: list[bool] = []
         begin = carrier._begin
 

@@ -60,8 +60,8 @@ def add_up(record: StepRecord) -> bool:
 
 def trains(port: int, path: str, breaks_at: int) -> dict[str, Any]:
     found: dict[str, Any] = {"threads": set(), "heard": [], "averaged": []}
-    real, attachments.marker_of = attachments.marker_of, lambda model: LateHost(breaks_at)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attachments, "marker_of", lambda model: LateHost(breaks_at))
         with group(port) as rank, Said() as said:
             ddp, attachment, optimizer = small_attachment(run_dir=path, engine="native")
 
@@ -81,8 +81,6 @@ def trains(port: int, path: str, breaks_at: int) -> dict[str, Any]:
             steps(ddp, optimizer, rank, STEPS)
             attachment.session.end()
             found["said"] = said.about("dropped")
-    finally:
-        attachments.marker_of = real
     return found
 
 

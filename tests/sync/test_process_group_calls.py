@@ -30,7 +30,8 @@ MAX = dist.ReduceOp.MAX
 
 def forms(rank: int) -> list[Tensors]:
     """Call every method of a process group without options, by position and by name."""
-    group, size, limit = dist.group.WORLD, dist.get_world_size(), datetime.timedelta(seconds=60)
+    group: Any = dist.group.WORLD  # torch's stubs know some of the forms only
+    size, limit = dist.get_world_size(), datetime.timedelta(seconds=60)
     x = torch.arange(4.0) + rank
     got: list[Tensors] = []
 
@@ -197,7 +198,8 @@ def moves(rank: int, size: int, dtype: torch.dtype) -> Iterator[tuple[str, Calla
 def matrix(rank: int) -> dict[str, list[list[int]] | None]:
     """Return for every case the bytes of its results; None where it was refused."""
     warnings.simplefilter("ignore")
-    size, results = dist.get_world_size(), {}
+    size = dist.get_world_size()
+    results: dict[str, list[list[int]] | None] = {}
     refusal = UsageError if dist.get_backend() == "ringside" else RuntimeError
     for dtype in DTYPES:
         cases = dict(moves(rank, size, dtype))

@@ -132,7 +132,7 @@ def sparse_gradients() -> Tensors:
 
 def fsdp2() -> Tensors:
     model = mlp()
-    for layer in model[::2]:
+    for layer in list(model)[::2]:
         fully_shard(layer)
     return train(fully_shard(model))
 

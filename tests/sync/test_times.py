@@ -15,6 +15,7 @@ import ringside  # noqa: E402
 from ringside import _core  # noqa: E402
 from ringside.monitor.online import with_waits  # noqa: E402
 from ringside.monitor.records import StepRecord  # noqa: E402
+from ringside.sync.carriers import RingsideCarrier  # noqa: E402
 
 from .training import ddp_ranks, group, run_directory, small_attachment, steps  # noqa: E402
 
@@ -59,7 +60,9 @@ def overlap(port: int) -> list[bool]:
         torch.manual_seed(0)
         ddp = DistributedDataParallel(SlowEarly(), bucket_cap_mb=0.01)
         attachment = ringside.attach(ddp, monitor=False)
-        log, clock = attachment._hook.carrier._communicator.log, attachment._clock
+        carrier, clock = attachment._hook.carrier, attachment._clock
+        assert isinstance(carrier, RingsideCarrier)
+        log = carrier._communicator.log
         totals, ended = log.totals, clock.backward_ends
         seen: dict[str, Any] = {}
 

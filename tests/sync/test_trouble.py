@@ -404,7 +404,8 @@ def test_damaged_batches_are_left_out_and_said_once() -> None:
             good._post(damaged)
         good.send([record])
         assert inbox.poll() == [record]
-        store.append("box/0", b"\x01\x00\x00\x00\xff\xff\xff\x7ftorn")  # it ends in the middle
+        torn = b"\x01\x00\x00\x00\xff\xff\xff\x7ftorn"  # it ends in the middle
+        store.append("box/0", torn)  # type: ignore[attr-defined]  # torch's stubs do not know it
         assert inbox.poll() == []
         good.send([record])
         good.send([])

@@ -24,6 +24,7 @@ import ringside  # noqa: E402
 from ringside import _core  # noqa: E402
 from ringside.monitor import hang, hang_judge  # noqa: E402
 from ringside.sync import watch  # noqa: E402
+from ringside.sync.carriers import NativeCarrier  # noqa: E402
 
 from .training import compares_models_first, free_port, group, small_attachment, steps  # noqa: E402
 
@@ -332,7 +333,9 @@ def device_job(port: int, path: str) -> int:
             await_meeting(attachment.session.watch)
             hook, done = attachment._hook, threading.Event()
             attachment.session.watch.pending = hook.pending  # as attach() does for models on a GPU
-            hook.carrier._all_reduce = lambda buffer: launched(hook.carrier, buffer, done)
+            carrier = hook.carrier
+            assert isinstance(carrier, NativeCarrier)
+            carrier._all_reduce = lambda buffer: launched(carrier, buffer, done)
             dist.barrier()
             say("ready")
             if rank == 1:
@@ -342,7 +345,7 @@ def device_job(port: int, path: str) -> int:
                 threading.Thread(target=lambda: (hear(), done.set()), daemon=True).start()
             steps(ddp, optimizer, rank, 1)
             synchronises(done)
-            del hook.carrier._all_reduce
+            del carrier._all_reduce
             steps(ddp, optimizer, rank, 5)
             dist.barrier()
             attachment.session.end()

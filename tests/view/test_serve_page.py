@@ -242,7 +242,9 @@ class Large(Feed):
         late = random.integers(1, 40, (len(steps), RANKS), dtype=np.uint8)
         late[steps >= STEPS // 2, 700] = 140
         line = (0.1 + 0.01 * random.random(len(steps))).astype(np.float32)
-        lines = dict.fromkeys(("own_low", "own", "own_high", "own_most", "wait", "wire", "step", "sync"), line)
+        lines: dict[str, Any] = dict.fromkeys(
+            ("own_low", "own", "own_high", "own_most", "wait", "wire", "step", "sync"), line
+        )
         lines |= {"exposed": line / 2, "backward": line}
         done = since + len(steps)
         found = Rows(steps.astype(float), late, lines, np.full(len(steps), 700, np.int32), done, done < STEPS)

@@ -70,9 +70,10 @@ def following(ranks=2, slow=1):
 
 
 def lines(renderable, width=80):
-    console = Console(width=width, file=io.StringIO(), no_color=True, legacy_windows=False)
+    written = io.StringIO()
+    console = Console(width=width, file=written, no_color=True, legacy_windows=False)
     console.print(renderable)
-    return console.file.getvalue().splitlines()
+    return written.getvalue().splitlines()
 
 
 @pytest.mark.parametrize("ranks", [2, 8, 64, 1000])

@@ -38,7 +38,7 @@ GIVEN_UP_STEPS = 80
 
 ENDED_KEPT = 100
 
-Listener = Callable[[Event], None]
+Listener = Callable[[Event], object]
 
 _log = logging.getLogger(__name__)
 

@@ -1,0 +1,62 @@
+"""Starts every script in bench/ and prints what went wrong with it: JSON, by name.
+
+Scripts that take options are asked for `--help`, all others only imported. Each is started in a fork of one process: so
+torch is imported once, and nobody sees what another has imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import multiprocessing
+import runpy
+import sys
+import traceback
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+
+BENCH = Path(__file__).parents[2] / "bench"
+LIMIT_S = 30.0
+
+
+def problem_with(script: Path) -> str:
+    """Start one script in this process; return what went wrong, empty where nothing did."""
+    takes_options = "ArgumentParser(" in script.read_text()
+    sys.path.insert(0, str(script.parent))
+    sys.argv = [str(script), "--help"]
+    written = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(written):
+            runpy.run_path(str(script), run_name="__main__" if takes_options else script.stem)
+    except SystemExit as end:
+        helped = takes_options and not end.code and f"usage: {script.name}" in written.getvalue()
+        return "" if helped else f"ended with {end.code!r}: {written.getvalue()}"
+    except BaseException:
+        return traceback.format_exc()
+    return "went on after --help" if takes_options else ""
+
+
+def answer(script: Path, answers: SimpleQueue[str]) -> None:
+    """Put the problem with a script into a queue."""
+    answers.put(problem_with(script))
+
+
+def main() -> None:
+    """Start all of them."""
+    for module in ("ringside.sync.attachment", "ringside.survive.train"):  # once for all, as most import them
+        importlib.import_module(module)
+
+    context = multiprocessing.get_context("fork")
+    found: dict[str, str] = {}
+    for script in sorted(BENCH.glob("*.py")):
+        answers: SimpleQueue[str] = context.SimpleQueue()
+        child = context.Process(target=answer, args=(script, answers))
+        child.start()
+        child.join(LIMIT_S)
+        if child.exitcode is None:
+            child.kill()
+            child.join()
+        found[script.name] = answers.get() if not answers.empty() else f"ended with status {child.exitcode}"
+    print(json.dumps(found))
