@@ -55,7 +55,8 @@ def laws(repeat: int, rate: str = LAW_RATE) -> Section:
     )
     with Lab(hosts=max(LAW_RANKS), rate=rate) as lab:
         say(f"  laws: {lab.hosts} hosts")
-        turns = take_turns(lab, [Case(n, LAW_SIZE, LAW_WAYS, 1, warm=True) for n in LAW_RANKS], repeat)
+        cases = [Case(n, LAW_SIZE, LAW_WAYS, 1, warm=True) for n in LAW_RANKS]
+        turns = take_turns(lab, cases, repeat, probes=True)
         say("  laws: with a reducer at the switch")
         cases = [Case(n, LAW_SIZE, [SWITCHED], 1, warm=True) for n in LAW_RANKS]
         switched = take_turns(lab, cases, repeat, switch=True)
@@ -76,7 +77,7 @@ def laws(repeat: int, rate: str = LAW_RATE) -> Section:
         "in that time, the processor time of all ranks, and what the kernel counts as idle.",
         "busiest link: the busiest direction of a host's link, by the schedule. fill: segments that travel before its "
         "first one can come and after its last one has, by the schedule's chains of messages; of "
-        f"{size_words(SEGMENT_BYTES)}, or a quarter of that where the engine's messages are small.",
+        f"{size_words(SEGMENT_BYTES)}, or an eighth of that where the engine's messages are small (links were timed).",
         "native: Gloo's own all-reduce, held against the ring's law. *32: pipelined in 32 segments.",
         "every timed call follows one of the same kind that does not count: the first one works the order of messages "
         "out (by every rank, on the cores that all hosts share), and connections that were idle begin slowly.",
@@ -85,10 +86,10 @@ def laws(repeat: int, rate: str = LAW_RATE) -> Section:
 
 
 def _law_row(turns: Turns, name: str, n: int, full: float) -> Row:
-    link = busiest(schedule_of(name, n), LAW_SIZE)
+    link = busiest(schedule_of(name, n), LAW_SIZE, bytes_per_s=full)
     seconds, law_s = turns.seconds(n, LAW_SIZE, name), link.total_bytes / full
     schedule = schedule_of(name, n)
-    played = None if schedule.switches else played_bytes(schedule, LAW_SIZE)
+    played = None if schedule.switches else played_bytes(schedule, LAW_SIZE, full)
     by_play = None if played is None else played / link.total_bytes
     share, idle = _cpu_share(turns, n, name), turns.idle(n, LAW_SIZE, name)
     beside = "-" if by_play is None else format(by_play, ".2f")
@@ -141,9 +142,9 @@ def two_tree(repeat: int, rate: str = LAW_RATE) -> Section:
     with Lab(hosts=max(ranks), rate=rate) as lab:
         say(f"  two-tree: {lab.hosts} hosts")
         cases = [Case(n, LAW_SIZE, TREES, 1, warm=True) for n in ranks]
-        turns = take_turns(lab, cases, max(repeat, 3), hops=True)
+        turns = take_turns(lab, cases, max(repeat, 3), hops=True, probes=True)
     for n in ranks:
-        links = [busiest(schedule_of(name, n), LAW_SIZE) for name in TREES]
+        links = [busiest(schedule_of(name, n), LAW_SIZE, bytes_per_s=full) for name in TREES]
         law, gain = links[0].total_bytes / links[1].total_bytes, turns.ratio(n, LAW_SIZE, *TREES)
         for name, link in zip(TREES, links, strict=True):
             row = {"n": n, "by": name, "link_bytes": link.total_bytes / 1e6}
@@ -176,7 +177,8 @@ def two_tree(repeat: int, rate: str = LAW_RATE) -> Section:
 
 def _leaf_row(turns: Sequence[Turn], name: str, n: int, full: float) -> Row:
     schedule, law = schedule_of(name, n), host_bytes(name, LAW_SIZE, [1] * n)
-    link, played = busiest(schedule, LAW_SIZE).total_bytes, played_bytes(schedule, LAW_SIZE)
+    link = busiest(schedule, LAW_SIZE, bytes_per_s=full).total_bytes
+    played = played_bytes(schedule, LAW_SIZE, full)
     busy = [leaf for leaf in leaves(n) if sum(law[leaf]) > 1.5 * link] or leaves(n)
     shares = [_leaf_shares(turn, leaf, full) for turn in turns for leaf in busy]
     row: Row = {key: median(share[key] for share in shares) for key in shares[0]}

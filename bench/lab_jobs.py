@@ -129,6 +129,7 @@ def take_turns(
     apart: bool = False,
     hops: bool = False,
     switch: bool = False,
+    probes: bool = False,
 ) -> Turns:
     """Run cases on the ranks of a lab, contenders in turn, round after round.
 
@@ -140,6 +141,8 @@ def take_turns(
         apart: All ranks begin every call at an agreed time, instead of one call right after the other.
         hops: Keep what each message took.
         switch: A reducer at the switch takes part; every number of ranks is a job of its own then.
+        probes: Communicators time the links when they are made, as they do by default; so they do in any case where
+            the default choice takes part.
     """
     sizes = sorted({case.n for case in cases}, reverse=True)
     ports = [(n, _FIRST_SWITCH_PORT + n) for n in sizes] if switch else []
@@ -154,7 +157,7 @@ def take_turns(
     if switch:
         words = [sys.executable, str(HERE / "lab_switch.py"), *(str(port) for _, port in ports)]
         lab.run_switch(words, {"MASTER_ADDR": lab.address(0)}, stderr=subprocess.DEVNULL)
-    measures = any(DEFAULT in case.contenders for case in cases)
+    measures = probes or any(DEFAULT in case.contenders for case in cases)
     env = {"RINGSIDE_SELECTION": "fresh" if measures else "off"}  # not what an earlier run has kept
     return Turns(_joined(run_ranks(lab, "lab_rank.py", plan, env)))
 

@@ -84,21 +84,30 @@ class Busiest:
         return self.size_bytes + self.fill_bytes
 
 
-def messages_of(schedule: Schedule, size_bytes: int) -> MessageSize:
-    """Return how large the messages are in which the engine sends a tensor, and how many have a place."""
-    return size_of(schedule, size_bytes, LARGE)
+def messages_of(schedule: Schedule, size_bytes: int, bytes_per_s: float | None = None) -> MessageSize:
+    """Return how large the messages are in which the engine sends a tensor, and how many have a place.
+
+    Args:
+        schedule: One vertex per host.
+        size_bytes: Of the tensor.
+        bytes_per_s: What the engine has found a link to carry; None: it has timed none.
+    """
+    return size_of(schedule, size_bytes, LARGE, bytes_per_s)
 
 
-def busiest(schedule: Schedule, size_bytes: int, segment_bytes: int = 0) -> Busiest:
+def busiest(
+    schedule: Schedule, size_bytes: int, segment_bytes: int = 0, *, bytes_per_s: float | None = None
+) -> Busiest:
     """Return the direction of a host's link that takes longest, its pipeline's fill included; a switch has no link.
 
     Args:
         schedule: One vertex per host.
         size_bytes: Of the tensor.
         segment_bytes: What a message carries at most; 0: what the engine's do.
+        bytes_per_s: See `messages_of`.
     """
     per_chunk = size_bytes / schedule.chunks
-    segment = min(per_chunk, segment_bytes or messages_of(schedule, size_bytes).segment_bytes)
+    segment = min(per_chunk, segment_bytes or messages_of(schedule, size_bytes, bytes_per_s).segment_bytes)
     counted = traffic(schedule)
     before, after = _hops(schedule)
     found = [
@@ -110,7 +119,7 @@ def busiest(schedule: Schedule, size_bytes: int, segment_bytes: int = 0) -> Busi
     return max(found, key=lambda one: one.total_bytes)
 
 
-def played_bytes(schedule: Schedule, size_bytes: int) -> float | None:
+def played_bytes(schedule: Schedule, size_bytes: int, bytes_per_s: float | None = None) -> float | None:
     """Return what a link would carry in the time that the schedule takes if nothing counted but its messages' order.
 
     The engine's own play on paper: a vertex sends one segment and receives one at a time, stores each before it hands
@@ -120,8 +129,9 @@ def played_bytes(schedule: Schedule, size_bytes: int) -> float | None:
     Args:
         schedule: One vertex per host.
         size_bytes: Of the tensor.
+        bytes_per_s: See `messages_of`.
     """
-    per_chunk, size = size_bytes / schedule.chunks, messages_of(schedule, size_bytes)
+    per_chunk, size = size_bytes / schedule.chunks, messages_of(schedule, size_bytes, bytes_per_s)
     segments = max(-(-per_chunk // size.segment_bytes), 1)
     slots = slots_of(schedule, [int(segments)] * schedule.chunks, size.window)
     return None if slots is None else slots * per_chunk / segments

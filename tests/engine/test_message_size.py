@@ -1,4 +1,4 @@
-"""Messages of two sizes: which schedules have small ones, and places that always fit what comes."""
+"""Messages of several sizes: which schedules have small ones, and places that always fit what comes."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from .transports.vertices import on_threads as on_vertices
 
 LARGE = MessageSize(1 << 19, 4)
 SMALL = MessageSize(1 << 17, 16, 32, 4)
+LEAST = MessageSize(1 << 16, 16, 64, 8)
 SIZE = 1 << 24
 
 
@@ -35,8 +36,10 @@ def test_small_messages_are_a_quarter_and_as_many_bytes_are_on_their_way() -> No
     assert LARGE.smaller() == SMALL
     assert SMALL.window * SMALL.segment_bytes == LARGE.window * LARGE.segment_bytes
     assert SMALL.ahead * SMALL.segment_bytes == LARGE.ahead * LARGE.segment_bytes
-    assert [size.places(ordered=True) for size in (LARGE, SMALL)] == [4, 16]
-    assert [size.places(ordered=False) for size in (LARGE, SMALL)] == [4, 8]
+    assert [size.places(ordered=True) for size in (LARGE, SMALL, LEAST)] == [4, 16, 16]
+    assert [size.places(ordered=False) for size in (LARGE, SMALL, LEAST)] == [4, 8, 16]
+    assert LARGE.smaller(8) == LEAST
+    assert LEAST.ahead * LEAST.segment_bytes == SMALL.ahead * SMALL.segment_bytes
     assert MessageSize(8, 4).smaller().segment_bytes == 8  # an element at least
 
 
@@ -73,6 +76,14 @@ def test_on_fast_links_messages_are_large() -> None:
     """There the processor is what they wait for, and it has a quarter of the messages to handle."""
     assert size_of(tree(6), SIZE, LARGE, None) == size_of(tree(6), SIZE, LARGE, 119e6) == SMALL
     assert size_of(tree(6), SIZE, LARGE, 1.2e9) == LARGE
+
+
+def test_on_links_that_are_known_to_be_slow_they_are_smaller_still() -> None:
+    for schedule in (tree(6), by_name("halving_doubling", 7), pipelined(two_tree(8), 32)):
+        assert size_of(schedule, SIZE, LARGE, 15e6) == LEAST
+        assert size_of(schedule, SIZE, LARGE, 119e6) == size_of(schedule, SIZE, LARGE) == SMALL
+    assert size_of(by_name("ring", 7), SIZE, LARGE, 15e6) == LARGE
+    assert LEAST.segment_bytes < SMALL.segment_bytes == LARGE.place_bytes, "they fit the places of the others"
 
 
 def test_a_schedule_that_is_too_long_to_look_through_has_large_messages() -> None:
@@ -174,6 +185,7 @@ def test_collectives_of_small_and_of_large_messages_follow_each_other(ranks: int
         across.exchange = Exchange(across.exchange.transport, segment_bytes=1 << 16)
         sizes = []
         for turn in range(2 * len(WAYS)):
+            across.exchange.bytes_per_s = (None, 1e6)[turn % 2]  # as all agree, between two collectives
             name, count = WAYS[(3 * turn) % len(WAYS)], (150_000, 400_000, 20)[turn % 3]
             x = np.arange(count, dtype=np.float32) % 97 + across.roster.rank
             across.all_reduce(x.ctypes.data, count, Reduction(DTYPES.index("float32"), 0), Choice.parse(name))
@@ -185,7 +197,7 @@ def test_collectives_of_small_and_of_large_messages_follow_each_other(ranks: int
 
     sizes = on_threads(ranks, job)
     assert all(one == sizes[0] for one in sizes)
-    assert {1 << 16, 1 << 14} <= set(sizes[0]), "both sizes took part"
+    assert {1 << 16, 1 << 14, 1 << 13} <= set(sizes[0]), "all sizes took part"
 
 
 def test_small_messages_are_sent() -> None:

@@ -142,7 +142,7 @@ class Exchange:
         if size == self._large or not messages:
             return Mail(inbox, compare, paced=paced)
         places = size.places(ordered=paced)
-        inbox.have_small(HEADER_BYTES + size.segment_bytes, places - self.window)
+        inbox.have_small(HEADER_BYTES + self._large.place_bytes, places - self.window)
         return Mail(inbox, compare, paced=paced, small=messages, window=places)
 
     def inbox(self, peer: int) -> Inbox:

@@ -4,7 +4,8 @@ A message costs its two ends a third of a millisecond of processor time together
 cheaper; a ring, in which every vertex hears from one other only, loses nothing by them. Where several flows share a
 link and what comes is handed on, it is otherwise: a message waits until all of the one before it has come, and what a
 vertex needs next comes beside what it needs later. There messages are a quarter as large, with as many bytes on their
-way, unless links are so fast that the processor would be what they wait for (docs/design/0011-orders-and-flows.md).
+way, unless links are so fast that the processor would be what they wait for; and an eighth where links are known to be
+slow (docs/design/0011-orders-and-flows.md).
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from ringside.schedule import Schedule
 
 LEAST_ORDERED_BYTES = 1 << 16
 """Of a chunk: smaller ones are a matter of latency, and of few messages."""
-_PARTS = 4  # of a large message
+_PARTS, _MORE_PARTS = 4, 8  # of a large message; so many on slow links
 _PLACES_AHEAD = 8
 _MESSAGE_S = 0.5e-3  # on a link that is not faster than messages can be handled
+_SLOW_S = 1e-3  # a smaller one takes at least that long on a slow one
 _LARGEST_ITEM = max(ITEM_BYTES)
 
 
@@ -43,10 +45,19 @@ class MessageSize(NamedTuple):
     ahead: int = _PLACES_AHEAD
     parts: int = 1
 
-    def smaller(self) -> MessageSize:
-        """Return smaller ones, of which as many bytes may be on their way."""
-        segment = max(self.segment_bytes // _PARTS, _LARGEST_ITEM)
-        return MessageSize(segment, self.window * _PARTS, self.ahead * _PARTS, _PARTS)
+    def smaller(self, parts: int = _PARTS) -> MessageSize:
+        """Return smaller ones, of which as many bytes are expected ahead.
+
+        Args:
+            parts: How many of them make a large one.
+        """
+        segment = max(self.segment_bytes // parts, _LARGEST_ITEM)
+        return MessageSize(segment, self.window * _PARTS, self.ahead * parts, parts)
+
+    @property
+    def place_bytes(self) -> int:
+        """Of a place that takes any of the smaller ones, whatever links carry: that may become known meanwhile."""
+        return max(self.segment_bytes // _PARTS, _LARGEST_ITEM)
 
     def places(self, *, ordered: bool) -> int:
         """Return for how many messages of a link there are places, by whether their order was worked out.
@@ -54,7 +65,9 @@ class MessageSize(NamedTuple):
         In the rounds' order every sender that is ahead takes a share of the link from the one that is waited for, so
         half as many small ones do better; in an order that was worked out links would run dry.
         """
-        return self.window if ordered or self.parts == 1 else self.window // 2
+        if ordered or self.parts == 1:
+            return self.window
+        return min(self.window * self.parts // _MORE_PARTS, self.window)
 
 
 def size_of(schedule: Schedule, size_bytes: int, large: MessageSize, bytes_per_s: float | None = None) -> MessageSize:
@@ -72,7 +85,10 @@ def size_of(schedule: Schedule, size_bytes: int, large: MessageSize, bytes_per_s
     if bytes_per_s is not None and small.segment_bytes < _MESSAGE_S * bytes_per_s:
         return large
     segments = [-(-chunk // large.segment_bytes)] * schedule.chunks
-    return small if small_messages_pay(schedule, segments) else large
+    if not small_messages_pay(schedule, segments):
+        return large
+    least = large.smaller(_MORE_PARTS)
+    return least if bytes_per_s is not None and least.segment_bytes >= _SLOW_S * bytes_per_s else small
 
 
 def small_messages_pay(schedule: Schedule, segments: Sequence[int]) -> bool:
