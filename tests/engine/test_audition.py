@@ -211,3 +211,45 @@ def test_small_ones_that_are_cheap_take_part_whatever_a_busy_moment_said() -> No
     )
     names = invited(Rank(16 << 10, "leaders/direct", "", rows))
     assert set(names) == {"leaders/direct", "leaders/ring", "leaders/recursive_doubling", "leaders/one_shot"}
+
+
+def test_the_group_s_own_is_kept_unless_another_one_is_plainly_ahead() -> None:
+    """Whoever has the same all-reduce without us must not be slower with us because of a few lucky turns."""
+    for gain, wanted in ((1.0, NATIVE), (0.93, "ring")):
+        rng = np.random.default_rng(7)
+        audition = Audition([NATIVE, "ring"], TURNS_LARGE, MORE_LARGE)
+        while not audition.over:
+            audition.took((gain if audition.current == "ring" else 1.0) * (1 + 0.02 * rng.standard_normal()))
+            if audition.complete:
+                audition.judge(audition.times)
+        assert audition.winner() == wanted, gain
+
+
+def turns(audition: Audition, seconds: dict[str, list[float]]) -> Audition:
+    """Let every choice take in each turn what is given for it, the last one on and on."""
+    turn = 0
+    while not audition.over:
+        while not audition.complete:
+            times = seconds[audition.current]
+            audition.took(times[min(turn, len(times) - 1)])
+        audition.judge(audition.times)
+        turn += 1
+    return audition
+
+
+def test_why_says_so_where_the_group_s_own_is_kept() -> None:
+    close = turns(
+        Audition([NATIVE, "ring"], 5), {NATIVE: [1.0, 1.0, 1.0, 1.02, 1.03], "ring": [1, 0.98, 0.99, 1.03, 1.0]}
+    )
+    found = settled(rank({NATIVE: 1.0, "ring": 1.0}, "ring"), close)
+    assert found.winner == NATIVE
+    assert close.result()["ring"] < close.result()[NATIVE]
+    assert found.why.endswith("; ring was not plainly ahead of the group's own")
+
+
+def test_the_group_s_own_does_not_leave_for_a_few_bad_turns() -> None:
+    for name, left in ((NATIVE, False), ("direct", True)):
+        audition = turns(Audition([name, "ring"], TURNS_LARGE), {name: [1.0, 1.4, 1.4, 1.0], "ring": [1.04]})
+        assert (audition.winner() == "ring") == left
+    gone = turns(Audition([NATIVE, "ring"], TURNS_LARGE), {NATIVE: [1.6], "ring": [1.0]})
+    assert gone.turns == 2, "it leaves where it is far behind"

@@ -26,6 +26,7 @@ MORE_LARGE, MORE_SMALL = 12, 9  # turns at most of those that are close by then
 CLOSE, MOST_CLOSE = 1.1, 3  # times the best; so many of these go on
 CALLS_SMALL = 3  # in a row: the first one after another choice finds threads asleep and caches cold
 _CHEAP, _CHEAP_SMALL = 2, 3  # choices that take part because of their price alone
+_STAYS = 1.5  # times the best so far: the group's own all-reduce leaves at no less
 _PLAIN = 2.0  # turns won less turns lost over the root of their number: chance makes that one time in twenty
 LARGE_BYTES = 1 << 20
 _NATIVES = (NATIVE, f"hosts/{NATIVE}")
@@ -117,8 +118,9 @@ class Audition:
                 self._heard[at].clear()  # what was only warming up
             self._heard[at].append(slowest[at])
         so_far = {at: usual(self._heard[at]) for at in self._going}
-        most = self._hopeless[min(self._number, len(self._hopeless) - 1)] * min(so_far.values())
-        self._going = [at for at in self._going if so_far[at] <= most]
+        hopeless = self._hopeless[min(self._number, len(self._hopeless) - 1)]
+        most = {at: max(hopeless, _STAYS if self.names[at] == NATIVE else 0.0) for at in self._going}
+        self._going = [at for at in self._going if so_far[at] <= most[at] * min(so_far.values())]
         self._took = {}
         self._number += 1
         if self._number >= self._turns and self._more:
@@ -174,9 +176,11 @@ class Audition:
         return min(found[at] for at in self._going) / min(left) if left else 0.0
 
     def winner(self) -> str:
-        """Return the best of those that have not left."""
+        """Return the best of those that have not left: the group's own, unless another one is plainly ahead of it."""
         shares = self._shares()
-        return min((shares[at], self.names[at]) for at in self._going)[1]
+        best = min(self._going, key=lambda at: (shares[at], self.names[at]))
+        own = [at for at in self._going if self.names[at] == NATIVE]
+        return NATIVE if own and not self._plainly(best, own[0]) else self.names[best]
 
 
 def usual(times: Sequence[float]) -> float:
@@ -208,6 +212,8 @@ def settled(rank: Rank, audition: Audition) -> Rank:
     others = sorted((took, name) for name, took in heard.items() if name != winner)
     beside = ", ".join(f"{name} {1e3 * took:.3g} ms" for took, name in others)
     why = f"{winner}: {1e3 * heard[winner]:.3g} ms where it was used in turn with {beside}"
+    if others and others[0][0] < heard[winner]:
+        why += f"; {others[0][1]} was not plainly ahead of the group's own"
     return Rank(rank.size_bytes, winner, why, tuple(rows), audition.turns)
 
 

@@ -8,6 +8,7 @@ up stays a few pieces ahead of the messages: it would else take the processor fr
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -65,8 +66,9 @@ def lane_bounds(count: int, lanes: int, local_ranks: int) -> tuple[int, ...]:
     return tuple(min(count, per * min(lane, lanes)) for lane in range(local_ranks + 1))
 
 
+@functools.lru_cache(maxsize=256)
 def lay_out(plan: MessagePlan, elements: int, least: int, most: int, lanes: int, local_ranks: int) -> Layout:
-    """Cut a tensor.
+    """Cut a tensor; the same one is cut only once.
 
     Args:
         plan: The host's part of the schedule between hosts.

@@ -30,28 +30,30 @@ class Buckets:
 
     def __init__(self, communicator: Communicator | None) -> None:
         self._communicator = communicator
-        self._inodes: dict[int, tuple[int, int]] = {}
+        self._held: dict[int, tuple[torch.UntypedStorage, Storage]] = {}
         self._hopeless = False
 
     def storage_of(self, index: int, buffer: torch.Tensor) -> Storage | None:
         """Return the shared storage of bucket `index`, moving it there if need be; None if that cannot be."""
         if self._hopeless or self._communicator is None or self._communicator.size == 1:
             return None
-        storage = share(buffer.untyped_storage())
+        raw, held = buffer.untyped_storage(), self._held.get(index)
+        if held is not None and held[0]._cdata == raw._cdata:  # what is held is not used again for another one
+            return held[1]
+        storage = share(raw)
         if storage is None:
             self._hopeless = True
             return None
-        known = self._inodes.get(index)
-        if known is not None and known != storage.inode:
-            self._communicator.memory.retire(known)
-        self._inodes[index] = storage.inode
+        if held is not None and held[1].inode != storage.inode:
+            self._communicator.memory.retire(held[1].inode)
+        self._held[index] = raw, storage
         return storage
 
     def keep(self, count: int) -> None:
         """Forget the storages of buckets that a rebuild did away with: there are `count` now."""
-        for index in [index for index in self._inodes if index >= count]:
+        for index in [index for index in self._held if index >= count]:
             assert self._communicator is not None, "nothing is shared without one"
-            self._communicator.memory.retire(self._inodes.pop(index))
+            self._communicator.memory.retire(self._held.pop(index)[1].inode)
 
 
 def share(storage: torch.UntypedStorage) -> Storage | None:
