@@ -27,7 +27,7 @@ CLOSE, MOST_CLOSE = 1.1, 3  # times the best; so many of these go on
 CALLS_SMALL = 3  # in a row: the first one after another choice finds threads asleep and caches cold
 _CHEAP, _CHEAP_SMALL = 2, 3  # choices that take part because of their price alone
 _STAYS = 1.5  # times the best so far: the group's own all-reduce leaves at no less
-_PLAIN = 2.0  # turns won less turns lost over the root of their number: chance makes that one time in twenty
+_PLAIN = 2.0  # turns won less turns lost over the root of their number: asked turn by turn, chance makes it 1 in 10
 LARGE_BYTES = 1 << 20
 _NATIVES = (NATIVE, f"hosts/{NATIVE}")
 
@@ -36,9 +36,9 @@ def invited(rank: Rank) -> list[str]:
     """Return the choices that take part at a size, the present one first; fewer than two: nobody needs to.
 
     These are the fastest expected, and the native ones wherever they were not timed at this size: what they take may
-    jump from one size to the next. What a few took at start-up in a busy moment says little: the cheapest by price take
-    part in any case, and of large tensors, which are not timed at start-up, the cheapest ring of each way through a
-    host.
+    jump from one size to the next. Of large tensors the group's own takes part always. What a few took at start-up in a
+    busy moment says little: the cheapest by price take part in any case, and of large tensors, which are not timed at
+    start-up, the cheapest ring of each way through a host.
     """
     large = rank.size_bytes >= LARGE_BYTES
     least = min((row.expected_s for row in rank.rows if row.eligible), default=math.inf)
@@ -50,7 +50,11 @@ def invited(rank: Rank) -> list[str]:
         if Choice.parse(choice).algorithm == "ring":
             rings.setdefault(Choice.parse(choice).over, choice)
     rings.pop("ranks" if len(rings) > 1 else "", None)  # of several ranks on a host each would send what is the same
-    native = [row.choice for row in rank.rows if row.choice in _NATIVES and row.measured_s is None]
+    native = [
+        row.choice
+        for row in rank.rows
+        if row.choice in _NATIVES and (row.measured_s is None or (large and row.choice == NATIVE))
+    ]
     if not near:
         return []
     low = low[: _CHEAP if large else _CHEAP_SMALL]
@@ -127,11 +131,13 @@ class Audition:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Leave those in the race that are close to the best and not plainly behind."""
+        """Leave those in the race that are not plainly behind, if they are close to the best or the group's own."""
         shares = self._shares()
         best = min(self._going, key=lambda at: shares[at])
-        near = [at for at in self._going if shares[at] <= CLOSE * shares[best] and not self._plainly(best, at)]
-        self._going = sorted(sorted(near, key=lambda at: shares[at])[:MOST_CLOSE])
+        left = [at for at in self._going if not self._plainly(best, at)]
+        near = [at for at in left if shares[at] <= CLOSE * shares[best] and self.names[at] != NATIVE]
+        own = [at for at in left if self.names[at] == NATIVE]
+        self._going = sorted(own + sorted(near, key=lambda at: shares[at])[:MOST_CLOSE])
 
     def _plainly(self, better: int, worse: int) -> bool:
         """Tell whether one was faster in so many turns more than the other that it is not by chance."""
@@ -149,6 +155,11 @@ class Audition:
     def over(self) -> bool:
         """Whether it is decided."""
         return self._number >= self._turns + self._more or len(self._going) == 1
+
+    @property
+    def going(self) -> list[str]:
+        """Who has not left."""
+        return [self.names[at] for at in self._going]
 
     @property
     def turns(self) -> int:
@@ -212,8 +223,9 @@ def settled(rank: Rank, audition: Audition) -> Rank:
     others = sorted((took, name) for name, took in heard.items() if name != winner)
     beside = ", ".join(f"{name} {1e3 * took:.3g} ms" for took, name in others)
     why = f"{winner}: {1e3 * heard[winner]:.3g} ms where it was used in turn with {beside}"
-    if others and others[0][0] < heard[winner]:
-        why += f"; {others[0][1]} was not plainly ahead of the group's own"
+    close = [name for took, name in others if took < heard[winner] and name in audition.going]
+    if winner == NATIVE and close:
+        why += f"; {close[0]} was not plainly ahead of the group's own"
     return Rank(rank.size_bytes, winner, why, tuple(rows), audition.turns)
 
 

@@ -66,7 +66,7 @@ def lane_bounds(count: int, lanes: int, local_ranks: int) -> tuple[int, ...]:
     return tuple(min(count, per * min(lane, lanes)) for lane in range(local_ranks + 1))
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=64)
 def lay_out(plan: MessagePlan, elements: int, least: int, most: int, lanes: int, local_ranks: int) -> Layout:
     """Cut a tensor; the same one is cut only once.
 

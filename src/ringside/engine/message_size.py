@@ -63,7 +63,8 @@ class MessageSize(NamedTuple):
         """Return for how many messages of a link there are places, by whether their order was worked out.
 
         In the rounds' order every sender that is ahead takes a share of the link from the one that is waited for, so
-        half as many small ones do better; in an order that was worked out links would run dry.
+        half as many bytes do better (of the smallest ones, all the places); in an order that was worked out links would
+        run dry.
         """
         if ordered or self.parts == 1:
             return self.window

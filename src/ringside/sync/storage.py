@@ -38,8 +38,8 @@ class Buckets:
         if self._hopeless or self._communicator is None or self._communicator.size == 1:
             return None
         raw, held = buffer.untyped_storage(), self._held.get(index)
-        if held is not None and held[0]._cdata == raw._cdata:  # what is held is not used again for another one
-            return held[1]
+        if held is not None and held[0]._cdata == raw._cdata and held[1].address == raw.data_ptr():
+            return held[1]  # what is held is not used again for another one, and has not been moved elsewhere
         storage = share(raw)
         if storage is None:
             self._hopeless = True
