@@ -157,11 +157,6 @@ class Audition:
         return self._number >= self._turns + self._more or len(self._going) == 1
 
     @property
-    def going(self) -> list[str]:
-        """Who has not left."""
-        return [self.names[at] for at in self._going]
-
-    @property
     def turns(self) -> int:
         """How many turns there were."""
         return self._number
@@ -187,11 +182,9 @@ class Audition:
         return min(found[at] for at in self._going) / min(left) if left else 0.0
 
     def winner(self) -> str:
-        """Return the best of those that have not left: the group's own, unless another one is plainly ahead of it."""
+        """Return the best of those that have not left."""
         shares = self._shares()
-        best = min(self._going, key=lambda at: (shares[at], self.names[at]))
-        own = [at for at in self._going if self.names[at] == NATIVE]
-        return NATIVE if own and not self._plainly(best, own[0]) else self.names[best]
+        return min((shares[at], self.names[at]) for at in self._going)[1]
 
 
 def usual(times: Sequence[float]) -> float:
@@ -223,9 +216,6 @@ def settled(rank: Rank, audition: Audition) -> Rank:
     others = sorted((took, name) for name, took in heard.items() if name != winner)
     beside = ", ".join(f"{name} {1e3 * took:.3g} ms" for took, name in others)
     why = f"{winner}: {1e3 * heard[winner]:.3g} ms where it was used in turn with {beside}"
-    close = [name for took, name in others if took < heard[winner] and name in audition.going]
-    if winner == NATIVE and close:
-        why += f"; {close[0]} was not plainly ahead of the group's own"
     return Rank(rank.size_bytes, winner, why, tuple(rows), audition.turns)
 
 
