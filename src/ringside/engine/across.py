@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NoReturn, Protocol
 
+import numpy as np
+
 from ringside.engine import blame
 from ringside.engine.background import Work
 from ringside.engine.choice import NATIVE, Choice
@@ -235,6 +237,29 @@ class Across:
         if plan.switches or not plan.finished or elements < 2 * least:
             return None
         return lay_out(plan, elements, least, self._block(what), lanes, self.roster.local_size)
+
+    def rehearse(self, elements: int, what: Reduction, choice: Choice) -> None:
+        """Work out here what the first all-reduce of its kind would: to be timed, it should be like those that follow.
+
+        Sends nothing; arguments as for `all_reduce`.
+        """
+        if choice.algorithm == NATIVE:
+            return
+        layout, item = self._layout(choice, elements, what), ITEM_BYTES[what.dtype]
+        vertices, me = len(self.roster.hosts), self.roster.host
+        count = min(elements, self._block(what)) // self._lanes(choice)
+        if choice.over == "ranks":
+            vertices, me, count = self.roster.size, self.roster.rank, elements
+        plan = plan_messages(choice.schedule(vertices), me)
+        if layout is None:
+            size = self.exchange.size_of(plan.schedule, count * item, item, what.wire)
+            chunks = [[int(bytes_)] for bytes_ in np.diff(chunk_bounds(count, plan.chunks)) * item]
+        else:
+            size = self.exchange.size_of(plan.schedule, elements // self._lanes(choice) * item, item, what.wire)
+            chunks, lane = [[] for _ in range(plan.chunks)], min(self.roster.local_rank, self._lanes(choice) - 1)
+            for piece in layout.pieces:
+                chunks[piece.chunk].append((piece.bounds[lane + 1] - piece.bounds[lane]) * item)
+        self.exchange.rehearse(plan, chunks, item, what.wire, size)
 
     def _lanes(self, choice: Choice) -> int:
         return 1 if choice.over == "leaders" else self.roster.lanes

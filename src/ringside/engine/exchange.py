@@ -20,8 +20,9 @@ from collections.abc import Callable, Sequence
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.exchange_run import Chunk, Feed, Fold, Hop, Run
 from ringside.engine.mail import HEADER_BYTES, Inbox, Mail
+from ringside.engine.message_order import order_messages
 from ringside.engine.message_plan import MessagePlan
-from ringside.engine.message_size import MessageSize, size_of
+from ringside.engine.message_size import LEAST_ORDERED_BYTES, MessageSize, size_of
 from ringside.engine.told import Call, Header
 from ringside.engine.transports.transport import Bytes, Links, Transport
 from ringside.engine.wire import Wire
@@ -115,6 +116,26 @@ class Exchange:
             wire: How elements travel, where not as they are.
         """
         return size_of(schedule, size_bytes // _ratio(item_bytes, wire), self._large, self.bytes_per_s)
+
+    def rehearse(
+        self,
+        plan: MessagePlan,
+        chunks: Sequence[Sequence[int]],
+        item_bytes: int,
+        wire: Wire | None,
+        size: MessageSize,
+    ) -> None:
+        """Work out the order of messages that `run` needs the first time.
+
+        Args:
+            plan: As for `run`.
+            chunks: How long the parts are that are cut into segments, bytes, by chunk.
+            item_bytes, wire, size: As for `run`.
+        """
+        if not plan.switches and max(map(sum, chunks), default=0) >= LEAST_ORDERED_BYTES:
+            length = self.segment_of(item_bytes, wire, size)
+            segments = [sum(-(-part // length) for part in parts) for parts in chunks]
+            order_messages(plan.schedule, 0, segments, size.window)  # of all vertices at once
 
     def cut(self, memory: Bytes, item_bytes: int, wire: Wire | None, size: MessageSize) -> list[Bytes]:
         """Return memory as the segments it travels in; arguments as for `run`."""

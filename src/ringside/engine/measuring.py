@@ -124,6 +124,8 @@ class Measuring:
     def _take_turn(self, race: Race, count: int, turn: int, warm: set[str]) -> None:
         race.going = [at for at in race.going if at < count]
         for at in race.going:
+            if turn == 0:
+                self._prober.rehearse(Choice.parse(race.names[at]), race.data.size)
             if race.names[at] not in warm:
                 warm.add(race.names[at])
                 self._prober.warm_up(Choice.parse(race.names[at]))

@@ -333,6 +333,10 @@ class Prober:
         """Carry out a choice on one element, so that connections are made before it is timed. A collective."""
         self.time_once(choice, np.zeros(1, dtype=np.float32))
 
+    def rehearse(self, choice: Choice, count: int) -> None:
+        """Work out how the messages of so many elements are ordered, so that this is not timed. Local."""
+        self.across.rehearse(count, Reduction(_F32, _SUM, wire=self.wire), choice)
+
     def time_once(self, choice: Choice, data: NDArray[np.float32]) -> float:
         """Return what an all-reduce by a choice takes on this rank, seconds. A collective."""
         what = Reduction(_F32, _SUM, wire=self.wire)
@@ -341,6 +345,7 @@ class Prober:
     def time_choice(self, choice: Choice, size_bytes: int, repeats: int) -> list[float]:
         """Return what all-reduces by a choice take on the slowest rank, each of `repeats`, seconds. A collective."""
         data = np.zeros(max(size_bytes // 4, 1), dtype=np.float32)
+        self.rehearse(choice, data.size)
         self.warm_up(choice)
         took = [self.time_once(choice, data) for _ in range(repeats)]
         slowest: list[float] = self.most(np.array(took)).tolist()

@@ -1,0 +1,46 @@
+"""What the first all-reduce of its kind works out can be worked out before it is timed."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.processes import on_ranks  # noqa: E402
+from tests.sync.groups import communicator, meeting_point  # noqa: E402
+
+from ringside import _core  # noqa: E402
+from ringside.engine import message_order  # noqa: E402
+from ringside.engine.choice import Choice  # noqa: E402
+from ringside.engine.part import Reduction  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+
+HOSTS = [0, 0, 1, 1, 2, 2]
+FORMS = ("tree", "halving_doubling", "hosts/tree", "hosts/halving_doubling", "leaders/tree*4", "hosts/ring", "ring*2")
+COUNTS = (1_000, 150_000, 1_200_001, 5_000_000)  # in one message, in one go, in a few pieces, in blocks or many pieces
+
+
+def worked_out(path: str, rehearses: bool) -> list[int]:
+    """Return how many orders of messages each all-reduce had to work out."""
+    found = []
+    with communicator(path, HOSTS) as comm:
+        across = comm._between.across
+        for form in FORMS:
+            comm.all_reduce(torch.zeros(4), algorithm=form)
+            for count in COUNTS:
+                if rehearses:
+                    across.rehearse(count, Reduction(0, 0), Choice.parse(form))
+                before = message_order._played.cache_info().misses
+                comm.all_reduce(torch.zeros(count), algorithm=form)
+                found.append(message_order._played.cache_info().misses - before)
+    return found
+
+
+def test_after_a_rehearsal_nothing_is_left_to_be_worked_out() -> None:
+    with meeting_point() as path:
+        plain = on_ranks(len(HOSTS), worked_out, path, False, limit_s=100)
+    with meeting_point() as path:
+        rehearsed = on_ranks(len(HOSTS), worked_out, path, True, limit_s=100)
+    assert all(sum(counts) >= 8 for counts in plain), "there is something to be worked out"
+    assert rehearsed == [[0] * len(FORMS) * len(COUNTS)] * len(HOSTS)
