@@ -42,6 +42,9 @@ class Recorded:
     def tries(self, size_bytes: int, choice: Choice, dtype: int) -> bool:
         return size_bytes // 4 in self.tried
 
+    def rehearse(self, elements: int, what: Any, choice: Choice) -> None:
+        self.said.append(f"rehearse {elements}")
+
     def assemble(self) -> None:
         self.said.append("assemble")
 
@@ -70,7 +73,7 @@ def test_a_turn_of_a_choice_waits_for_what_is_open_and_for_all_ranks_and_is_done
     finish()  # nothing is left of it
     assert recorded.said == [
         *("begin 5", "finish 5", "after 5"),
-        *("assemble", "begin 7", "finish 7", "after 7"),
+        *("rehearse 7", "assemble", "begin 7", "finish 7", "after 7"),
     ]
 
 

@@ -243,23 +243,30 @@ class Across:
 
         Sends nothing; arguments as for `all_reduce`.
         """
-        if choice.algorithm == NATIVE:
+        lane, item = self.roster.local_rank, ITEM_BYTES[what.dtype]
+        if choice.algorithm == NATIVE or (choice.over != "ranks" and not self._carries(choice)):
             return
-        layout, item = self._layout(choice, elements, what), ITEM_BYTES[what.dtype]
-        vertices, me = len(self.roster.hosts), self.roster.host
-        count = min(elements, self._block(what)) // self._lanes(choice)
         if choice.over == "ranks":
             vertices, me, count = self.roster.size, self.roster.rank, elements
-        plan = plan_messages(choice.schedule(vertices), me)
+        else:
+            vertices, me = len(self.roster.hosts), self.roster.host
+            bounds = lane_bounds(min(elements, self._block(what)), self._lanes(choice), self.roster.local_size)
+            count = bounds[lane + 1] - bounds[lane]
+        plan, layout = plan_messages(choice.schedule(vertices), me), self._layout(choice, elements, what)
         if layout is None:
             size = self.exchange.size_of(plan.schedule, count * item, item, what.wire)
-            chunks = [[int(bytes_)] for bytes_ in np.diff(chunk_bounds(count, plan.chunks)) * item]
+            chunks = [[int(part)] for part in np.diff(chunk_bounds(count, plan.chunks)) * item]
         else:
             size = self.exchange.size_of(plan.schedule, elements // self._lanes(choice) * item, item, what.wire)
-            chunks, lane = [[] for _ in range(plan.chunks)], min(self.roster.local_rank, self._lanes(choice) - 1)
+            chunks = [[] for _ in range(plan.chunks)]
             for piece in layout.pieces:
                 chunks[piece.chunk].append((piece.bounds[lane + 1] - piece.bounds[lane]) * item)
         self.exchange.rehearse(plan, chunks, item, what.wire, size)
+
+    def _carries(self, choice: Choice) -> bool:
+        """Tell whether this rank has a part of what goes between hosts."""
+        lane = self.roster.local_rank
+        return lane < self.roster.lanes and (lane == 0 or choice.over == "hosts")
 
     def _lanes(self, choice: Choice) -> int:
         return 1 if choice.over == "leaders" else self.roster.lanes
@@ -291,8 +298,7 @@ class Across:
         self, choice: Choice, layout: Layout, address: int, what: Reduction, call: Call, side: int
     ) -> Callable[[], None]:
         """Add the tensor up piece by piece with messages under way, and return what shares the results."""
-        item, lane = ITEM_BYTES[what.dtype], self.roster.local_rank
-        carries = lane < self.roster.lanes and (lane == 0 or choice.over == "hosts")
+        item, lane, carries = ITEM_BYTES[what.dtype], self.roster.local_rank, self._carries(choice)
         mine_bytes = layout.elements // self._lanes(choice) * item
         size = self.exchange.size_of(choice.schedule(len(self.roster.hosts)), mine_bytes, item, what.wire)
         cut: list[list[Bytes]] = []
@@ -349,7 +355,7 @@ class Across:
     def _between_hosts(self, choice: Choice, at: int, bounds: Sequence[int], what: Reduction, call: Call) -> None:
         lane = self.roster.local_rank
         begin, count = bounds[lane], bounds[lane + 1] - bounds[lane]
-        if lane < self.roster.lanes and (lane == 0 or choice.over == "hosts"):
+        if self._carries(choice):
             mine = at + begin * ITEM_BYTES[what.dtype]
             inside = replace(what, scale=1.0, scales=())
             self._carry(choice, self.roster.lane(lane), mine, count, inside, call._replace(elements=count))

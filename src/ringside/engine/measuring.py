@@ -129,6 +129,8 @@ class Measuring:
             if race.names[at] not in warm:
                 warm.add(race.names[at])
                 self._prober.warm_up(Choice.parse(race.names[at]))
+        if turn == 0:
+            self._prober.most(np.zeros(1))  # whoever comes later than others would be charged to the first
         took = np.full(len(race.names), -1.0)
         for at in np.roll(race.going, -turn).tolist():
             took[at] = self._prober.time_once(Choice.parse(race.names[at]), race.data)

@@ -120,6 +120,7 @@ class Between:
         size_bytes = flat.numel * ITEM_BYTES[flat.dtype]
         choice, judged = self._choose(size_bytes, what, fixed)
         if judged is not None and judged.tries(size_bytes, choice, what.dtype):
+            self.across.rehearse(flat.numel, what, choice)
             judged.assemble()
         began = time.perf_counter()
         self.across.all_reduce(flat.address, flat.numel, what, choice)
@@ -150,6 +151,7 @@ class Between:
         if alone and judged is not None:
             while self._begun:
                 self._begun[0].finish()
+            self.across.rehearse(flat.numel, what, choice)
             judged.assemble()
         began = time.perf_counter()
         under_way = self.across.begin(flat.address, flat.numel, what, choice)
