@@ -14,7 +14,7 @@ from ringside.engine.choice import Choice
 from ringside.engine.dtypes import DTYPES
 from ringside.engine.exchange import Exchange
 from ringside.engine.exchange_run import AHEAD
-from ringside.engine.flow import Stream, lane_bounds, lay_out
+from ringside.engine.flow import Course, Stream, lane_bounds, lay_out
 from ringside.engine.message_plan import plan_messages
 from ringside.engine.part import part_of, told_of
 from ringside.engine.roster import Roster
@@ -74,13 +74,13 @@ def test_lanes_share_a_part_evenly_and_ranks_beyond_have_none() -> None:
     assert lane_bounds(1, 4, 4) == (0, 1, 1, 1, 1)
 
 
-def stream() -> tuple[Stream, list]:
+def stream() -> Stream:
     layout = lay_out(plan_messages(by_name("ring", 2), 0), 4000, 1000, 1000, 1, 1)
-    return Stream(layout, [2] * len(layout.pieces)), list(layout.pieces)
+    return Stream(Course(layout, [2] * len(layout.pieces)))
 
 
 def test_messages_wait_for_what_is_added_up_and_sharing_for_all_segments() -> None:
-    flow, pieces = stream()
+    flow = stream()
     order: list[str] = []
 
     def messages() -> None:
@@ -92,15 +92,15 @@ def test_messages_wait_for_what_is_added_up_and_sharing_for_all_segments() -> No
     thread = threading.Thread(target=messages)
     thread.start()
     order.append("filled")
-    flow.filled(pieces[0])
-    assert flow.ended(pieces[0])
+    flow.filled(0)
+    assert flow.ended(0)
     order.append("ended")
     thread.join(WAIT_S)
     assert order == ["filled", "sent 0", "sent 1", "ended"]
 
 
 def test_when_one_half_fails_the_other_does_not_wait() -> None:
-    flow, pieces = stream()
+    flow = stream()
     seen: list[object] = []
 
     def messages() -> None:
@@ -114,22 +114,25 @@ def test_when_one_half_fails_the_other_does_not_wait() -> None:
     flow.stop()
     thread.join(WAIT_S)
     assert len(seen) == 1
-    assert not flow.ended(pieces[1])
+    assert not flow.ended(1)
 
 
 def test_a_piece_without_messages_of_this_rank_is_ended_at_once() -> None:
     layout = lay_out(plan_messages(by_name("ring", 2), 0), 4000, 1000, 1000, 1, 2)
-    assert all(Stream(layout, [0] * len(layout.pieces)).ended(piece) for piece in layout.ends)
+    course = Course(layout, [0] * len(layout.pieces))
+    assert course.ends
+    assert all(Stream(course).ended(piece) for piece in course.ends)
 
 
 def test_adding_up_waits_until_messages_need_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ringside.engine.flow._PATIENCE_S", WAIT_S)
     layout = lay_out(plan_messages(by_name("ring", 2), 0), 40_000, 1000, 1000, 1, 1)
-    flow, filled, enough = Stream(layout, [1] * len(layout.pieces)), 0, threading.Semaphore(0)
+    course = Course(layout, [1] * len(layout.pieces))
+    flow, filled, enough = Stream(course), 0, threading.Semaphore(0)
 
     def fill() -> None:
         nonlocal filled
-        for piece in layout.fills:
+        for piece in course.fills:
             flow.pace(piece)
             flow.filled(piece)
             filled += 1

@@ -68,15 +68,15 @@ def test_nobody_sends_of_a_round_before_all_of_those_before_it_have_come(
     ahead, guard = [0] * size, threading.Lock()
     send = Run._send
 
-    def noted(self: Run, peer: int, parts: Any) -> None:
-        before = sum(len(receives) for receives in self.plan.rounds[: _round_of(self, peer, parts)])
+    def noted(self: Run, outbox: Any, parts: Any) -> None:
+        before = sum(len(receives) for receives in self.plan.rounds[: _round_of(self, outbox.peer, parts)])
         due = [
-            done < self._segments(receive.chunk)
+            done < len(self.parts[receive.chunk])
             for done, receive in zip(self.done, (r for rs in self.plan.rounds for r in rs), strict=True)
         ]
         with guard:
             ahead[self.me] += any(due[:before])
-        send(self, peer, parts)
+        send(self, outbox, parts)
 
     monkeypatch.setattr(Run, "_send", noted)
 

@@ -22,9 +22,9 @@ from ringside.engine.background import Work
 from ringside.engine.choice import NATIVE, Choice
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES
 from ringside.engine.exchange import Exchange
-from ringside.engine.exchange_run import Chunk
-from ringside.engine.flow import Layout, Stream, lane_bounds, lay_out
+from ringside.engine.flow import Layout, lane_bounds, lay_out
 from ringside.engine.interrupts import interruptible
+from ringside.engine.large import Large, lane_lengths
 from ringside.engine.local_lanes import LocalLanes
 from ringside.engine.message_plan import MessagePlan, plan_messages
 from ringside.engine.message_size import MessageSize
@@ -40,9 +40,8 @@ from ringside.schedule import Schedule, chunk_bounds
 
 _FLOAT32 = DTYPES.index("float32")
 _MOST_PREPARED = 128  # kinds of small all-reduces that are kept ready
+_MOST_LARGE = 256  # tensors, such as gradient buckets
 _LAST_JOBS_S = 5.0
-Streamed = tuple[Sequence[Chunk], Stream, Exchange, MessageSize]
-"""Chunks that are fed in and taken out meanwhile, what carries them, and in how large messages."""
 
 
 class Native(Protocol):
@@ -94,6 +93,7 @@ class Across:
         self._broken: SyncError | None = None
         self._open: deque[UnderWay] = deque()
         self._small: dict[tuple[int, Reduction, Choice], Small | None] = {}
+        self._large: dict[tuple[int, int, Reduction, Choice, float | None], Large] = {}
         self._interruptible = interruptible(functools.partial(exchange.transport.fail, Cause("left", roster.rank)))
         exchange.transport.waits_inside = self._waits_inside
         exchange.transport.on_failure = self._end_the_rest
@@ -144,9 +144,7 @@ class Across:
             for small in filter(None, self._small.values()):
                 small.end()
             self._small.clear()
-        if what.wire is not None and (what.dtype != _FLOAT32 or choice.algorithm == NATIVE):
-            what = replace(what, wire=None)
-        self._check(choice, what)
+        what = self._checked(what, choice)
         fits = Small.fits(self, elements, what, choice)
         self._small[key] = Small(self, elements, what, choice) if fits else None
         return self._small[key]
@@ -158,38 +156,36 @@ class Across:
         which must be called in the same order on all ranks. The messages of two travel beside each other, so links are
         busy where one of them fills or drains. Anything else that is called meanwhile finishes it first.
         """
-        if what.wire is not None and (what.dtype != _FLOAT32 or choice.algorithm == NATIVE):
-            what = replace(what, wire=None)
-        self._check(choice, what)
+        large = self._kept_large(address, elements, what, choice)
+        if large is not None:
+            side = 1 - self._open[-1].side if self._open else 0
+            with self.explained(large.way, large.doing):
+                one = UnderWay(self, large.way, large.doing, large.begin(self, side, alone=not self._open), side)
+                self._open.append(one)
+            return one
+        what = self._checked(what, choice)
         call = told_of(what, elements)
         way, doing = f"all_reduce by {choice}", Doing(call, str(choice))
-        if choice.over != "ranks":
-            what = safe_mean(what, self.roster.size)
-        layout = self._layout(choice, elements, what)
-        if layout is None:
-            self.finish_all()
-            with self.explained(way, doing):
-                if choice.over == "ranks":
-                    self._carry(choice, None, address, elements, what, call)
-                else:
-                    self._in_blocks(choice, address, elements, what, call)
-            return UnderWay(self, way, doing)
-        side = 1 - self._open[-1].side if self._open else 0
+        self.finish_all()
         with self.explained(way, doing):
-            one = UnderWay(self, way, doing, self._stream(choice, layout, address, what, call, side), side)
-            self._open.append(one)
-        return one
+            if choice.over == "ranks":
+                self._carry(choice, None, address, elements, what, call)
+            else:
+                self._in_blocks(choice, address, elements, safe_mean(what, self.roster.size), call)
+        return UnderWay(self, way, doing)
 
     def finish_all(self) -> None:
         """Finish what was begun before something else is done with messages or shared memory."""
         while self._open:
             self._open[0].finish()
 
-    def _check(self, choice: Choice, what: Reduction) -> None:
-        """Refuse what cannot be, before anything is sent."""
+    def _checked(self, what: Reduction, choice: Choice) -> Reduction:
+        """Return the reduction as it travels; refuse what cannot be, before anything is sent."""
+        if what.wire is not None and (what.dtype != _FLOAT32 or choice.algorithm == NATIVE):
+            what = replace(what, wire=None)
         if choice.algorithm == NATIVE:
             self.native.check(what.dtype, what.op)
-            return
+            return what
         schedule = choice.schedule(self.roster.size if choice.over == "ranks" else len(self.roster.hosts))
         if schedule.switches and self.exchange.transport.size == self.roster.size:
             raise UsageError(
@@ -198,6 +194,7 @@ class Across:
             )
         if choice.over == "hosts" and schedule.switches:
             raise UsageError(f"the reducer at the switch takes one slice at a time: leaders/{choice.algorithm}")
+        return what
 
     def run(
         self,
@@ -238,13 +235,40 @@ class Across:
             return None
         return lay_out(plan, elements, least, self._block(what), lanes, self.roster.local_size)
 
+    def _message_size(self, choice: Choice, elements: int, what: Reduction) -> MessageSize:
+        """Return how large the messages are in which a tensor goes over hosts in pieces."""
+        item = ITEM_BYTES[what.dtype]
+        schedule = choice.schedule(len(self.roster.hosts))
+        return self.exchange.size_of(schedule, elements // self._lanes(choice) * item, item, what.wire)
+
+    def _kept_large(self, address: int, elements: int, what: Reduction, choice: Choice) -> Large | None:
+        """Return what is ready for a large all-reduce over hosts; None: it goes another way.
+
+        Arguments and errors as for `all_reduce`.
+        """
+        if choice.over == "ranks" or choice.algorithm == NATIVE:
+            return None
+        key = (address, elements, what, choice, self.exchange.bytes_per_s)
+        large = self._large.get(key)
+        if large is None:
+            what = self._checked(what, choice)
+            doing, what = Doing(told_of(what, elements), str(choice)), safe_mean(what, self.roster.size)
+            layout = self._layout(choice, elements, what)
+            if layout is None:
+                return None
+            if len(self._large) >= _MOST_LARGE:
+                del self._large[next(iter(self._large))]
+            size = self._message_size(choice, elements, what)
+            large = self._large[key] = Large(self, layout, address, what, choice, size, doing)
+        return large
+
     def rehearse(self, elements: int, what: Reduction, choice: Choice) -> None:
         """Work out here what the first all-reduce of its kind would: to be timed, it should be like those that follow.
 
         Sends nothing; arguments as for `all_reduce`.
         """
         lane, item = self.roster.local_rank, ITEM_BYTES[what.dtype]
-        if choice.algorithm == NATIVE or (choice.over != "ranks" and not self._carries(choice)):
+        if choice.algorithm == NATIVE or (choice.over != "ranks" and not self.carries(choice)):
             return
         if choice.over == "ranks":
             vertices, me, count = self.roster.size, self.roster.rank, elements
@@ -257,13 +281,10 @@ class Across:
             size = self.exchange.size_of(plan.schedule, count * item, item, what.wire)
             chunks = [[int(part)] for part in np.diff(chunk_bounds(count, plan.chunks)) * item]
         else:
-            size = self.exchange.size_of(plan.schedule, elements // self._lanes(choice) * item, item, what.wire)
-            chunks = [[] for _ in range(plan.chunks)]
-            for piece in layout.pieces:
-                chunks[piece.chunk].append((piece.bounds[lane + 1] - piece.bounds[lane]) * item)
+            size, chunks = self._message_size(choice, elements, what), lane_lengths(layout, lane, item)
         self.exchange.rehearse(plan, chunks, item, what.wire, size)
 
-    def _carries(self, choice: Choice) -> bool:
+    def carries(self, choice: Choice) -> bool:
         """Tell whether this rank has a part of what goes between hosts."""
         lane = self.roster.local_rank
         return lane < self.roster.lanes and (lane == 0 or choice.over == "hosts")
@@ -294,51 +315,6 @@ class Across:
         assert between is not None
         self._share(*between, what)
 
-    def _stream(
-        self, choice: Choice, layout: Layout, address: int, what: Reduction, call: Call, side: int
-    ) -> Callable[[], None]:
-        """Add the tensor up piece by piece with messages under way, and return what shares the results."""
-        item, lane, carries = ITEM_BYTES[what.dtype], self.roster.local_rank, self._carries(choice)
-        mine_bytes = layout.elements // self._lanes(choice) * item
-        size = self.exchange.size_of(choice.schedule(len(self.roster.hosts)), mine_bytes, item, what.wire)
-        cut: list[list[Bytes]] = []
-        for piece in layout.pieces:
-            begin, end = piece.bounds[lane], piece.bounds[lane + 1]
-            mine = memory(address + (piece.begin + begin) * item, (end - begin) * item)
-            cut.append(self.exchange.cut(mine, item, what.wire, size) if carries else [])
-        stream = Stream(layout, [len(segments) for segments in cut])
-        given = choice, layout, cut, (stream, self._sides.exchange(side), size), what, call
-        work = self.start(functools.partial(self._carry_pieces, *given), side)
-        alone = not self._open  # else this is to be ready when the one before it is through
-        stream.fill(lambda piece: self._gather_up(address + piece.begin * item, piece.bounds, what), paced=alone)
-        return functools.partial(self._share_pieces, address, what, stream, work)
-
-    def _share_pieces(self, address: int, what: Reduction, stream: Stream, work: Work) -> None:
-        item = ITEM_BYTES[what.dtype]
-        stream.drain(lambda piece: self._share(address + piece.begin * item, piece.bounds, None, what))
-        work.wait()
-
-    def _carry_pieces(
-        self,
-        choice: Choice,
-        layout: Layout,
-        cut: list[list[Bytes]],
-        by: tuple[Stream, Exchange, MessageSize],
-        what: Reduction,
-        call: Call,
-    ) -> None:
-        chunks: list[list[Bytes]] = [[] for _ in range(layout.pieces[-1].chunk + 1)]
-        for piece, segments in zip(layout.pieces, cut, strict=True):
-            chunks[piece.chunk] += segments
-        elements = sum(len(segment) for segments in cut for segment in segments) // ITEM_BYTES[what.dtype]
-        try:
-            if elements:
-                inside = replace(what, scale=1.0, scales=())
-                lane = self.roster.lane(self.roster.local_rank)
-                self._carry(choice, lane, 0, elements, inside, call._replace(elements=elements), (chunks, *by))
-        finally:
-            by[0].stop()
-
     def _gather_up(self, at: int, bounds: Sequence[int], what: Reduction) -> None:
         if self.local is not None:
             step = SUM if what.op == AVG else what.op
@@ -352,10 +328,14 @@ class Across:
         self._under_way.append(work)
         return work
 
+    def exchange_of(self, side: int) -> Exchange:
+        """Return the exchange whose messages travel beside those of the other side."""
+        return self._sides.exchange(side)
+
     def _between_hosts(self, choice: Choice, at: int, bounds: Sequence[int], what: Reduction, call: Call) -> None:
         lane = self.roster.local_rank
         begin, count = bounds[lane], bounds[lane + 1] - bounds[lane]
-        if self._carries(choice):
+        if self.carries(choice):
             mine = at + begin * ITEM_BYTES[what.dtype]
             inside = replace(what, scale=1.0, scales=())
             self._carry(choice, self.roster.lane(lane), mine, count, inside, call._replace(elements=count))
@@ -376,12 +356,8 @@ class Across:
         elements: int,
         what: Reduction,
         call: Call,
-        stream: Streamed | None = None,
     ) -> None:
-        """Reduce over all ranks, or over the given ones, as if each were a host of its own.
-
-        With a stream of chunks these are what is reduced, and there is nothing at the address.
-        """
+        """Reduce over all ranks, or over the given ones, as if each were a host of its own."""
         part = part_of(choice, members, what, call, self.roster)
         if part.first != 1.0:
             fold([address], address, elements, what.dtype, SUM, scale=part.first)
@@ -389,39 +365,26 @@ class Across:
             data = memory(address, elements * ITEM_BYTES[what.dtype])
             self.native.all_reduce(data, what.dtype, part.native_op, members)
         else:
-            self._exchange(part, part.plan, members, address, elements, stream)
+            self._exchange(part, part.plan, members, address, elements)
         if part.divisor:
             fold([address], address, elements, what.dtype, AVG, divisor=part.divisor)
 
     def _exchange(
-        self,
-        part: Part,
-        plan: MessagePlan,
-        members: Sequence[int] | None,
-        address: int,
-        elements: int,
-        stream: Streamed | None,
+        self, part: Part, plan: MessagePlan, members: Sequence[int] | None, address: int, elements: int
     ) -> None:
         item = ITEM_BYTES[part.what.dtype]
-        places = None if members is None else (*members, *range(self.roster.size, self.exchange.transport.size))
-        chunks, feed, exchange, size = stream or (None, None, self.exchange, None)
-        if chunks is None:
-            size = exchange.size_of(plan.schedule, elements * item, item, part.what.wire)
-            data = memory(address, elements * item)
-            bounds = (chunk_bounds(elements, plan.chunks) * item).tolist()
-            chunks = [data[bounds[c] : bounds[c + 1]] for c in range(plan.chunks)]
-        exchange.run(
+        bounds, data = (chunk_bounds(elements, plan.chunks) * item).tolist(), memory(address, elements * item)
+        self.exchange.run(
             plan,
-            chunks,
+            [data[bounds[c] : bounds[c + 1]] for c in range(plan.chunks)],
             item,
             part.fold,
             part.call,
             last_fold=part.last_fold,
-            members=places,
+            members=None if members is None else (*members, *range(self.roster.size, self.exchange.transport.size)),
             wire=part.what.wire,
             ordered=True,
-            feed=feed,
-            size=size,
+            size=self.exchange.size_of(plan.schedule, elements * item, item, part.what.wire),
         )
 
     # -------------------------------------------------------------------------------------------- failures

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -400,12 +399,14 @@ class Communicator(Collectives):
         status = self._core.collective(*call.arguments(), stamp_ns, region, offset, fresh, call.program, background)
         self._resolve(status, call.kind)
 
-    def prepared(self, call: Call) -> Callable[[], None]:
-        """Return `carry` of a collective in the background that is called again and again, of a private tensor."""
-        enter = functools.partial(self._core.collective, *call.arguments(), 0, -1, 0, False, call.program, True)
+    def prepared(self, call: Call, storage: Storage | None = None) -> Callable[[], None]:
+        """Return `carry` of a collective in the background that is called again and again; arguments as for that."""
+        enter, arguments = self._core.collective, call.arguments()
+        announce, offset = self.memory.announce, 0 if storage is None else call.flat.address - storage.address
 
         def again() -> None:
-            status = enter()
+            region, fresh = (-1, False) if storage is None else announce(storage)
+            status = enter(*arguments, 0, region, offset, fresh, call.program, True)
             if status != _OK:
                 self._resolve(status, call.kind)
 

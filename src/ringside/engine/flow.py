@@ -1,4 +1,4 @@
-"""A large tensor on its way through shared memory, between hosts and back, piece by piece. Pure but for its condition.
+"""A large tensor on its way through shared memory, between hosts and back, piece by piece. Pure but for its bells.
 
 The schedule's chunks are contiguous parts of the tensor, and each is cut into pieces; a piece is added up inside the
 host lane by lane, each lane's part travels in segments, and as soon as all of it is there again the host's ranks share
@@ -9,9 +9,9 @@ up stays a few pieces ahead of the messages: it would else take the processor fr
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 
 import numpy as np
 
@@ -127,32 +127,50 @@ def chunks_ended(plan: MessagePlan) -> list[int]:
     return [chunk for index, chunk in enumerate(received) if index in plan.finals]
 
 
-class Stream:
-    """Where every piece is: the feed of an exchange (`ringside.engine.exchange.Feed`) on one thread, while another one
-    fills pieces and waits for their ends.
+class Course:
+    """What a stream knows beforehand: which piece each segment is part of, and in which order messages need pieces.
 
     Args:
         layout: The pieces.
         segments: How many messages carry this rank's part of each piece, by piece of `layout.pieces`.
         kept: Chunks whose content nothing changes that arrives: their pieces have ended when they are filled.
+
+    Attributes:
+        fills: The numbers of the pieces in the order in which their contributions are needed.
+        ends: The same in the order in which their results come.
     """
 
     def __init__(self, layout: Layout, segments: Sequence[int], kept: Collection[int] = ()) -> None:
-        self._layout = layout
-        self._index = {(piece.chunk, piece.begin): at for at, piece in enumerate(layout.pieces)}
-        self._at: dict[int, list[int]] = {}
+        number = {(piece.chunk, piece.begin): at for at, piece in enumerate(layout.pieces)}
+        self.pieces = layout.pieces
+        self.fills = tuple(number[piece.chunk, piece.begin] for piece in layout.fills)
+        self.ends = tuple(number[piece.chunk, piece.begin] for piece in layout.ends)
+        self.at: dict[int, list[int]] = {}  # by chunk, the piece of each segment
         for at, (piece, count) in enumerate(zip(layout.pieces, segments, strict=True)):
-            self._at.setdefault(piece.chunk, []).extend([at] * count)
+            self.at.setdefault(piece.chunk, []).extend([at] * count)
         pairs = zip(layout.pieces, segments, strict=True)
-        self._left = [0 if piece.chunk in kept else count for piece, count in pairs]
-        self._filled = [False] * len(segments)
-        turn = {self._index[piece.chunk, piece.begin]: at for at, piece in enumerate(layout.fills)}
-        self._turn = [turn[at] for at in range(len(turn))]
-        self._needed = 0
-        self._changed = threading.Condition()
-        self._stopped = False
+        self.left = [0 if piece.chunk in kept else count for piece, count in pairs]
+        turn = {at: place for place, at in enumerate(self.fills)}
+        self.turn = [turn[at] for at in range(len(turn))]
 
-    def fill(self, by: Callable[[Piece], object] | None, *, paced: bool = True) -> None:
+
+class Stream:
+    """Where every piece is: the feed of an exchange (`ringside.engine.exchange.Feed`) on one thread, while another one
+    fills pieces and waits for their ends. Pieces go by their number in `Layout.pieces`.
+
+    Args:
+        course: What is known beforehand.
+    """
+
+    def __init__(self, course: Course) -> None:
+        self._course = course
+        self._left = course.left.copy()
+        self._filled = [False] * len(course.left)
+        self._needed = 0
+        self._stopped = False
+        self._messages, self._memory = Bell(), Bell()  # who walks messages, who fills and drains
+
+    def fill(self, by: Callable[[int], object] | None, *, paced: bool = True) -> None:
         """Fill all pieces in the order in which messages need them; if that fails, nobody waits for them any longer.
 
         Args:
@@ -160,7 +178,7 @@ class Stream:
             paced: Stay only a few pieces ahead of the messages.
         """
         try:
-            for piece in self._layout.fills:
+            for piece in self._course.fills:
                 if by is not None:
                     if paced:
                         self.pace(piece)
@@ -170,59 +188,84 @@ class Stream:
             self.stop()
             raise
 
-    def drain(self, by: Callable[[Piece], object]) -> None:
+    def drain(self, by: Callable[[int], object]) -> None:
         """Do something with each piece as soon as it has its result, in the order in which these come."""
-        for piece in self._layout.ends:
+        for piece in self._course.ends:
             if not self.ended(piece):
                 return
             by(piece)
 
     def wait(self, chunk: int, segment: int) -> None:
         """Return when this host's contribution is added up there."""
-        at = self._at[chunk][segment]
-        if self._turn[at] > self._needed:
-            with self._changed:
-                self._needed = self._turn[at]
-                self._changed.notify_all()
-        if not self._filled[at]:
-            with self._changed:
-                self._changed.wait_for(lambda: self._filled[at] or self._stopped)
-            if not self._filled[at]:
+        piece = self._course.at[chunk][segment]
+        turn = self._course.turn[piece]
+        if turn > self._needed:
+            self._needed = turn
+            self._memory.ring()
+        if not self._filled[piece]:
+            self._messages.wait_for(lambda: self._filled[piece] or self._stopped)
+            if not self._filled[piece]:
                 raise ClosedError("the other half of this all-reduce has failed on this rank")
 
     def ready(self, chunk: int, segment: int) -> None:
         """Take note that a segment has its result."""
-        at = self._at[chunk][segment]
-        with self._changed:
-            self._left[at] -= 1
-            if not self._left[at]:
-                self._changed.notify_all()
+        piece = self._course.at[chunk][segment]
+        self._left[piece] -= 1
+        if not self._left[piece]:
+            self._memory.ring()
 
-    def pace(self, piece: Piece) -> None:
+    def pace(self, piece: int) -> None:
         """Return when messages will soon need a piece, or have not moved on for a while."""
-        turn = self._turn[self._index[piece.chunk, piece.begin]] - _READY
+        turn = self._course.turn[piece] - _READY
         if turn > self._needed:
-            with self._changed:
-                self._changed.wait_for(lambda: self._needed >= turn or self._stopped, _PATIENCE_S)
+            self._memory.wait_for(lambda: self._needed >= turn or self._stopped, _PATIENCE_S)
 
-    def filled(self, piece: Piece) -> None:
+    def filled(self, piece: int) -> None:
         """Take note that a piece is added up."""
-        with self._changed:
-            self._filled[self._index[piece.chunk, piece.begin]] = True
-            self._changed.notify_all()
+        self._filled[piece] = True
+        self._messages.ring()
 
-    def ended(self, piece: Piece) -> bool:
+    def ended(self, piece: int) -> bool:
         """Wait until a piece has its result, or no more are to come; tell which."""
-        at = self._index[piece.chunk, piece.begin]
-        with self._changed:
-            self._changed.wait_for(lambda: self._left[at] == 0 or self._stopped)
-        return self._left[at] == 0
+        if self._left[piece]:
+            self._memory.wait_for(lambda: self._left[piece] == 0 or self._stopped)
+        return self._left[piece] == 0
 
     def stop(self) -> None:
         """Let nobody wait any longer."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
+        self._stopped = True
+        self._messages.ring()
+        self._memory.ring()
 
 
-__all__ = ["Layout", "Piece", "Stream", "as_needed", "chunks_ended", "lane_bounds", "lay_out"]
+class Bell:
+    """Lets one thread sleep until what another has changed is what it waits for.
+
+    Whoever changes something does so first and then rings; the sleeper says that it is about to sleep first and then
+    looks once more. So one of the two always sees the other. A condition does the same with a lock that every look
+    takes: four calls, and one thread held up by the other.
+    """
+
+    def __init__(self) -> None:
+        self._rings: SimpleQueue[None] = SimpleQueue()
+        self._sleeps = False
+
+    def ring(self) -> None:
+        """Have the sleeper look, if there is one."""
+        if self._sleeps:
+            self._sleeps = False
+            self._rings.put(None)
+
+    def wait_for(self, holds: Callable[[], bool], timeout_s: float | None = None) -> None:
+        """Return when something holds, or after a time without a ring, seconds; for one thread at a time."""
+        while not holds():
+            self._sleeps = True
+            if holds():
+                return  # the next sleep may find a ring that was for this one, and looks
+            try:
+                self._rings.get(timeout=timeout_s)
+            except Empty:
+                return
+
+
+__all__ = ["Course", "Layout", "Piece", "Stream", "as_needed", "chunks_ended", "lane_bounds", "lay_out"]

@@ -61,13 +61,20 @@ class LocalLanes:
         self._communicator.carry(Call("all_gather_", _flat(at, bounds, dtype), bounds[-1], bounds), 0, True, storage)
 
     def prepared(
-        self, at: int, bounds: Sequence[int], dtype: int, op: int, scale: float
+        self,
+        at: int,
+        bounds: Sequence[int],
+        dtype: int,
+        op: int,
+        scale: float,
+        own_scale: bool = False,
+        storage: Storage | None = None,
     ) -> tuple[Callable[[], None], Callable[[], None]]:
         """Return `reduce_lanes` and `gather_lanes` for elements that stay where they are; arguments as for these."""
         flat = _flat(at, bounds, dtype)
-        add = Call("reduce_scatter_", flat, flat.numel, bounds, op=op, scale=scale)
+        add = Call("reduce_scatter_", flat, flat.numel, bounds, op=op, scale=scale, own_scale=own_scale)
         spread = Call("all_gather_", flat, flat.numel, bounds)
-        return self._communicator.prepared(add), self._communicator.prepared(spread)
+        return self._communicator.prepared(add, storage), self._communicator.prepared(spread, storage)
 
     def absent(self) -> list[int]:
         """Return the local ranks that have not arrived where this one waits; may be asked on any thread."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ringside.engine.across import Across
 from ringside.engine.exchange_run import Fold
-from ringside.engine.flow import Layout, Piece, Stream
+from ringside.engine.flow import Course, Layout, Piece, Stream
 from ringside.engine.message_plan import MessagePlan
 from ringside.engine.told import Call, Doing
 from ringside.engine.transports.transport import Bytes
@@ -75,9 +75,10 @@ class Relay:
         most = across.exchange.segment_of(self.item_bytes, None)
         length = min(self.segment_bytes // self.item_bytes * self.item_bytes or most, most)
         cut = [[lane[at : at + length] for at in range(0, len(lane), length)] for lane in self.lanes]
-        stream = Stream(self.layout, [len(segments) for segments in cut], self.kept)
+        pieces = self.layout.pieces
+        stream = Stream(Course(self.layout, [len(segments) for segments in cut], self.kept))
         chunks: list[list[Bytes]] = [[] for _ in range(self.plan.chunks)]
-        for piece, segments in zip(self.layout.pieces, cut, strict=True):
+        for piece, segments in zip(pieces, cut, strict=True):
             chunks[piece.chunk] += segments
 
         def carry() -> None:
@@ -87,8 +88,9 @@ class Relay:
                 stream.stop()
 
         work = across.start(carry)
-        stream.fill(self.fill)
-        stream.drain(self.end)
+        fill = self.fill
+        stream.fill(None if fill is None else lambda at: fill(pieces[at]))
+        stream.drain(lambda at: self.end(pieces[at]))
         work.wait()
 
     def _exchange(
