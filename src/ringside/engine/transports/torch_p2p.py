@@ -287,12 +287,11 @@ class _Beside:
         return self.transport._receive(self.waits, self.tag, peer, into)
 
 
-@dataclass(frozen=True, slots=True)
 class _Message:
-    transport: TorchPeerToPeer
-    waits: _Wait
-    peer: int
-    work: Any
+    __slots__ = ("peer", "transport", "waits", "work")
+
+    def __init__(self, transport: TorchPeerToPeer, waits: _Wait, peer: int, work: Any) -> None:
+        self.transport, self.waits, self.peer, self.work = transport, waits, peer, work
 
     def wait(self) -> None:
         """Wait for it; see `Pending`."""

@@ -1,0 +1,136 @@
+"""Large all-reduces over hosts, made ready once: right every time, whatever lies there and whatever has changed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ringside.engine import across as across_module
+from ringside.engine.across import Across, Reduction
+from ringside.engine.choice import Choice
+from ringside.engine.dtypes import DTYPES
+from ringside.engine.flow import lay_out
+from ringside.engine.large import Large, lane_lengths
+from ringside.engine.message_plan import plan_messages
+from ringside.engine.reduction import AVG
+from ringside.errors import UsageError
+from ringside.schedule import by_name
+
+from .threaded import on_threads
+
+F32 = DTYPES.index("float32")
+ELEMENTS = 300_001  # of 1.2 MB: several messages of a link
+
+
+def on_ranks(count: int, job: Callable[[Across], Any]) -> list[Any]:
+    """Run a job on ranks that are hosts of their own, and have them leave when all are through."""
+    through = threading.Barrier(count, timeout=30.0)
+
+    def one(across: Across) -> Any:
+        try:
+            found = job(across)
+            through.wait()
+            return found
+        finally:
+            across.close()
+
+    return on_threads(count, one)
+
+
+def reduced(across: Across, x: np.ndarray, what: Reduction, choice: Choice) -> None:
+    across.all_reduce(x.ctypes.data, x.size, what, choice)
+
+
+@pytest.mark.parametrize("name", ["ring", "tree*4", "halving_doubling", "two_tree"])
+def test_the_same_tensor_again_and_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    make = Large.__init__
+
+    def counted(self: Large, across: Across, *args: Any) -> None:
+        made.append(across.roster.rank)
+        make(self, across, *args)
+
+    monkeypatch.setattr(Large, "__init__", counted)
+
+    def rank(across: Across) -> list[np.ndarray]:
+        x, found = np.empty(ELEMENTS, np.float32), []
+        for turn in range(3):
+            x[:] = (across.roster.rank + 1) * (turn + 1)
+            reduced(across, x, Reduction(F32, AVG, scale=0.5), Choice.parse(f"hosts/{name}"))
+            found.append(x.copy())
+        return found
+
+    for found in on_ranks(3, rank):
+        for turn, x in enumerate(found):
+            assert (x == (turn + 1)).all()
+    assert sorted(made) == [0, 1, 2], "made ready once on every rank"
+
+
+def test_what_has_changed_is_made_ready_anew() -> None:
+    """Another place, another reduction, another way, and links of which more is known since."""
+
+    def rank(across: Across) -> int:
+        x, y = np.ones((2, ELEMENTS), np.float32)
+        ring, total = Choice.parse("hosts/ring"), Reduction(F32, 0)
+        for tensor, what, choice in (
+            (x, total, ring),
+            (x, total, ring),
+            (y, total, ring),
+            (x, Reduction(F32, 0, scale=2.0), ring),
+            (x, total, Choice.parse("leaders/ring")),
+        ):
+            tensor[:] = 1.0
+            reduced(across, tensor, what, choice)
+            assert (tensor == 2 * what.scale).all()
+        across.exchange.bytes_per_s = 1e7
+        x[:] = 1.0
+        reduced(across, x, total, ring)
+        assert (x == 2).all()
+        return len(across._large)
+
+    assert on_ranks(2, rank) == [5, 5]
+
+
+def test_no_more_are_kept_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(across_module, "_MOST_LARGE", 2)
+
+    def rank(across: Across) -> int:
+        tensors = np.ones((3, ELEMENTS), np.float32)
+        for _ in range(2):
+            tensors[:] = 1.0
+            for tensor in tensors:
+                reduced(across, tensor, Reduction(F32, 0), Choice.parse("hosts/ring"))
+            assert (tensors == 2).all()
+        return len(across._large)
+
+    assert on_ranks(2, rank) == [2, 2]
+
+
+def test_two_beside_each_other_and_what_cannot_be_is_refused_every_time() -> None:
+    def rank(across: Across) -> None:
+        x, y = np.ones((2, ELEMENTS), np.float32)
+        what, ring = Reduction(F32, 0), Choice.parse("hosts/ring")
+        for _ in range(3):
+            x[:], y[:] = 1.0, 2.0
+            first = across.begin(x.ctypes.data, x.size, what, ring)
+            second = across.begin(y.ctypes.data, y.size, what, ring)
+            assert {first.side, second.side} == {0, 1}
+            second.finish()
+            first.finish()
+            assert (x == 3).all()
+            assert (y == 6).all()
+            with pytest.raises(UsageError, match="switch"):
+                across.begin(x.ctypes.data, x.size, what, Choice.parse("leaders/in_network"))
+
+    on_ranks(3, rank)
+
+
+def test_a_lane_has_its_part_of_every_piece() -> None:
+    layout = lay_out(plan_messages(by_name("ring", 3), 0), 1000, 100, 100, 2, 2)
+    lengths = [lane_lengths(layout, lane, 4) for lane in (0, 1)]
+    assert sum(map(sum, lengths[0])) + sum(map(sum, lengths[1])) == 4000
+    assert [len(some) for some in lengths[0]] == [4, 4, 4]
