@@ -21,6 +21,7 @@ from ringside.engine.small import MOST_BYTES
 from ringside.engine.told import Call, Disagreement
 from ringside.engine.transports.threads import Threads
 from ringside.engine.transports.transport import Bytes
+from ringside.engine.wire import Wire
 from ringside.schedule import ALGORITHMS, by_name, chain, pipelined, tree, two_tree
 
 from .threaded import on_threads
@@ -83,11 +84,36 @@ def test_on_links_that_are_known_to_be_slow_they_are_smaller_still() -> None:
         assert size_of(schedule, SIZE, LARGE, 15e6) == LEAST
         assert size_of(schedule, SIZE, LARGE, 119e6) == size_of(schedule, SIZE, LARGE) == SMALL
     assert size_of(by_name("ring", 7), SIZE, LARGE, 15e6) == LARGE
-    assert LEAST.segment_bytes < SMALL.segment_bytes == LARGE.place_bytes, "they fit the places of the others"
+    assert LEAST.segment_bytes < SMALL.segment_bytes == LARGE.small_place_bytes, "they fit the places of the others"
 
 
 def test_a_schedule_that_is_too_long_to_look_through_has_large_messages() -> None:
     assert size_of(pipelined(chain(1000), 8), 1 << 34, LARGE) == LARGE
+
+
+@given(
+    elements=st.integers(0, 300),
+    segment_bytes=st.integers(8, 100),
+    item=st.sampled_from([1, 2, 4, 8]),
+    parts=st.sampled_from([1, 4, 8]),
+    narrow=st.booleans(),
+)
+def test_what_is_cut_evenly_fits_its_places(
+    elements: int, segment_bytes: int, item: int, parts: int, narrow: bool
+) -> None:
+    """Every message does, none has half as much as another, and as many are foreseen as there are."""
+    item, wire = (4, Wire("bfloat16")) if narrow else (item, None)
+    exchange, large = Exchange(Posted(), segment_bytes=segment_bytes), MessageSize(segment_bytes, 4)
+    size = large.smaller(parts) if parts > 1 else large
+    memory = np.arange(elements * item, dtype=np.uint8)
+    segments = exchange.cut(memory, item, wire, size)
+    assert b"".join(map(bytes, segments)) == memory.tobytes()
+    assert len(segments) == size.messages_of(len(memory), exchange.segment_of(item, wire, size))
+    lengths = [len(segment) // item for segment in segments]
+    assert all(len(segment) % item == 0 for segment in segments)
+    assert max(lengths, default=0) - min(lengths, default=0) <= 1
+    on_wire = max(lengths, default=0) * (2 if narrow else item)
+    assert on_wire <= (large.place_bytes if parts == 1 else large.small_place_bytes)
 
 
 # ------------------------------------------------------------------------------------------------ places

@@ -282,7 +282,7 @@ class Across:
             chunks = [[int(part)] for part in np.diff(chunk_bounds(count, plan.chunks)) * item]
         else:
             size, chunks = self._message_size(choice, elements, what), lane_lengths(layout, lane, item)
-        self.exchange.rehearse(plan, chunks, item, what.wire, size)
+        self.exchange.rehearse(plan, chunks, item, what.wire, size, evenly=layout is not None)
 
     def carries(self, choice: Choice) -> bool:
         """Tell whether this rank has a part of what goes between hosts."""

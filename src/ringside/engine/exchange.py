@@ -14,6 +14,7 @@ different things find out there. A link of the schedule that has nothing to carr
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 
@@ -37,7 +38,8 @@ class Exchange:
 
     Args:
         transport: Carries the messages.
-        segment_bytes: Largest payload of one message, bytes, at least an element; equal on all vertices.
+        segment_bytes: Payload of a message, bytes, at least an element; equal on all vertices. What is cut evenly has
+            up to half as much more (`MessageSize.messages_of`).
         window: Messages per link whose places are posted ahead.
         links: Of the transport; None: its own.
 
@@ -124,6 +126,8 @@ class Exchange:
         item_bytes: int,
         wire: Wire | None,
         size: MessageSize,
+        *,
+        evenly: bool = False,
     ) -> None:
         """Work out the order of messages that `run` needs the first time.
 
@@ -131,16 +135,19 @@ class Exchange:
             plan: As for `run`.
             chunks: How long the parts are that are cut into segments, bytes, by chunk.
             item_bytes, wire, size: As for `run`.
+            evenly: They are cut by `cut`, not by `run`.
         """
         if not plan.switches and max(map(sum, chunks), default=0) >= LEAST_ORDERED_BYTES:
-            length = self.segment_of(item_bytes, wire, size)
-            segments = [sum(-(-part // length) for part in parts) for parts in chunks]
+            most = self.segment_of(item_bytes, wire, size)
+            count = (lambda part: size.messages_of(part, most)) if evenly else (lambda part: -(-part // most))
+            segments = [sum(map(count, parts)) for parts in chunks]
             order_messages(plan.schedule, 0, segments, size.window)  # of all vertices at once
 
     def cut(self, memory: Bytes, item_bytes: int, wire: Wire | None, size: MessageSize) -> list[Bytes]:
-        """Return memory as the segments it travels in; arguments as for `run`."""
-        length = self.segment_of(item_bytes, wire, size)
-        return [memory[start : start + length] for start in range(0, len(memory), length)]
+        """Return memory as the segments it travels in, as equal as may be; arguments as for `run`."""
+        count = size.messages_of(len(memory), self.segment_of(item_bytes, wire, size))
+        edges = [len(memory) // item_bytes * at // count * item_bytes for at in range(count + 1)] if count else []
+        return [memory[begin:end] for begin, end in itertools.pairwise(edges)]
 
     def segment_of(self, item_bytes: int, wire: Wire | None, size: MessageSize | None = None) -> int:
         """Return how many bytes of a tensor one message carries at most."""
@@ -163,14 +170,14 @@ class Exchange:
         if size == self._large or not messages:
             return Mail(inbox, compare, paced=paced)
         places = size.places(ordered=paced)
-        inbox.have_small(HEADER_BYTES + self._large.place_bytes, places - self.window)
+        inbox.have_small(HEADER_BYTES + self._large.small_place_bytes, places - self.window)
         return Mail(inbox, compare, paced=paced, small=messages, window=places)
 
     def inbox(self, peer: int) -> Inbox:
         """Return the places for messages from a peer, posting them the first time."""
         inbox = self._inboxes.get(peer)
         if inbox is None:
-            inbox = self._inboxes[peer] = Inbox(self.links, peer, HEADER_BYTES + self.segment_bytes, self.window)
+            inbox = self._inboxes[peer] = Inbox(self.links, peer, HEADER_BYTES + self._large.place_bytes, self.window)
         return inbox
 
     def peek(self, peer: int) -> tuple[int, Call]:

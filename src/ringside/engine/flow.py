@@ -73,7 +73,7 @@ def lay_out(plan: MessagePlan, elements: int, least: int, most: int, lanes: int,
     Args:
         plan: The host's part of the schedule between hosts.
         elements: Of the tensor.
-        least: Of a piece, unless the chunk is smaller.
+        least: Of a piece, as far as that divides the chunk: half as much more rather than two that are a lot smaller.
         most: Of a piece.
         lanes: Ranks of each host that carry a part.
         local_ranks: Ranks of this host.
@@ -83,7 +83,7 @@ def lay_out(plan: MessagePlan, elements: int, least: int, most: int, lanes: int,
     by_chunk: list[list[Piece]] = []
     for chunk in range(plan.chunks):
         begin, end = int(bounds[chunk]), int(bounds[chunk + 1])
-        count = max(-(-(end - begin) // size), 1)
+        count = max((end - begin + size // 2) // size, -(-(end - begin) // max(most, 1)), 1)
         edges = np.linspace(begin, end, count + 1).astype(np.int64).tolist()
         by_chunk.append(
             [

@@ -54,8 +54,26 @@ class MessageSize(NamedTuple):
         segment = max(self.segment_bytes // parts, _LARGEST_ITEM)
         return MessageSize(segment, self.window * _PARTS, self.ahead * parts, parts)
 
+    def messages_of(self, length: int, most: int) -> int:
+        """Return in how many messages a part of a tensor travels that is cut evenly.
+
+        Large ones have up to half as much more, where the next number of them would make each a lot smaller.
+
+        Args:
+            length: Of the part, bytes or elements.
+            most: As much as a message of this size carries, the same.
+        """
+        if self.parts > 1:
+            return -(-length // most)
+        return max((2 * length + most - 1) // (2 * most), min(length, 1))
+
     @property
     def place_bytes(self) -> int:
+        """Of a place that takes any of these, cut evenly or not."""
+        return self.segment_bytes + self.segment_bytes // 2
+
+    @property
+    def small_place_bytes(self) -> int:
         """Of a place that takes any of the smaller ones, whatever links carry: that may become known meanwhile."""
         return max(self.segment_bytes // _PARTS, _LARGEST_ITEM)
 

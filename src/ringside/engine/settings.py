@@ -21,7 +21,7 @@ class Settings:
         timeout_s: Longest wait for other ranks inside one collective, seconds.
         one_shot_bytes: Largest payload that travels next to the arrival flag by itself, bytes (at most 65536).
         segment_bytes: Segment of the private-buffer path, bytes of tensor per rank.
-        message_bytes: Largest payload of one message between hosts, bytes.
+        message_bytes: Payload of a message between hosts, bytes; what is cut evenly has up to half as much more.
         block_bytes: Tensors larger than this go over hosts in blocks of this size, bytes.
         stream_bytes: From this many bytes (tensor × ranks) on, results bypass the caches; 0 takes the size of the
             last-level cache.
