@@ -94,9 +94,14 @@ class Across:
         self._open: deque[UnderWay] = deque()
         self._small: dict[tuple[int, Reduction, Choice], Small | None] = {}
         self._large: dict[tuple[int, int, Reduction, Choice, float | None], Large] = {}
-        self._interruptible = interruptible(functools.partial(exchange.transport.fail, Cause("left", roster.rank)))
+        self._interruptible = self.interruptible()
         exchange.transport.waits_inside = self._waits_inside
         exchange.transport.on_failure = self._end_the_rest
+
+    def interruptible(self) -> interruptible:
+        """Return what makes Ctrl-C end the collectives under way, for a main thread that waits for them in torch."""
+        transport, left = self.exchange.transport, Cause("left", self.roster.rank)
+        return interruptible(functools.partial(transport.fail, left))
 
     def all_reduce(self, address: int, elements: int, what: Reduction, choice: Choice) -> None:
         """Reduce the elements at an address over all ranks of the group, in place.

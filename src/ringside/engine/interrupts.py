@@ -16,7 +16,7 @@ class _Ear(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="ringside-interrupts", daemon=True)
         self.pid = os.getpid()
-        self.give_up: Callable[[], object] | None = None
+        self.give_ups: tuple[Callable[[], object], ...] = ()
         self.before = -1
         self._in, self.out = socket.socketpair()
         self.out.setblocking(False)
@@ -25,13 +25,14 @@ class _Ear(threading.Thread):
 
     def run(self) -> None:
         while signals := self._in.recv(64):
-            give_up, before = self.give_up, self.before
+            give_ups, before = self.give_ups, self.before
             if before >= 0:
                 with contextlib.suppress(OSError):
                     os.write(before, signals)
             default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-            if signal.SIGINT in signals and default and give_up is not None:
-                give_up()
+            if signal.SIGINT in signals and default:
+                for give_up in give_ups:
+                    give_up()
 
 
 _ear: _Ear | None = None
@@ -41,7 +42,7 @@ class interruptible:
     """Make a wait inside the `with` statement end at Ctrl-C, where that means `KeyboardInterrupt`.
 
     Signals that the program handles in its own way are left to it, since it may want to go on. It may be used again and
-    again, and not inside itself.
+    again, not inside itself, but inside others, and they end in any order.
 
     Args:
         give_up: Ends what the main thread waits for; called on another thread.
@@ -57,12 +58,16 @@ class interruptible:
             return
         if _ear is None or _ear.pid != os.getpid():
             _ear = _Ear()
-        _ear.before = signal.set_wakeup_fd(_ear.out_fd, warn_on_full_buffer=False)
-        _ear.give_up = self._give_up
+        if not _ear.give_ups:
+            before = signal.set_wakeup_fd(_ear.out_fd, warn_on_full_buffer=False)
+            if before != _ear.out_fd:  # it may still be set, where another thread ended the last wait
+                _ear.before = before
+        _ear.give_ups += (self._give_up,)
         self._heard_by = _ear
 
     def __exit__(self, *_: object) -> None:
         ear, self._heard_by = self._heard_by, None
         if ear is not None:
-            signal.set_wakeup_fd(ear.before)
-            ear.give_up = None
+            ear.give_ups = tuple(give_up for give_up in ear.give_ups if give_up is not self._give_up)
+            if not ear.give_ups and threading.get_ident() == threading.main_thread().ident:
+                signal.set_wakeup_fd(ear.before)

@@ -71,16 +71,18 @@ class StepClock:
         """Backward has no work left; from here on this rank is blocked in synchronisation."""
         self._open.backward += self._lap("backward")
 
-    def sync_ends(self, take: Callable[[], Told]) -> None:
+    def sync_ends(self, take: Callable[[], Told], ago: float = 0.0) -> None:
         """The gradients are synchronised.
 
         Args:
             take: Sets apart what has to be known to say what that took (its own time is the instrument's).
+            ago: Seconds since then; what was done meanwhile is no part of the synchronisation.
         """
-        exposed = self._lap(SYNC)
+        now = self.now()
+        exposed = self._lap(SYNC, now - ago)
         self._open.exposed += exposed
         self._open.syncs.append((exposed, take()))
-        self._own_time()
+        self._open.overhead += self.now() - now
 
     def blocks(self) -> None:
         """This rank is about to be blocked on others inside a forward pass; `blocked` says for how long."""
@@ -131,9 +133,9 @@ class StepClock:
         self._cpu_began = self.cpu()
         self._laps = None if self._marks is None else Laps(self._marks, self._marks.mark())
 
-    def _lap(self, phase: str) -> float:
-        now = self.now()
-        seconds, self._mark = now - self._mark, now
+    def _lap(self, phase: str, until: float | None = None) -> float:
+        end = self.now() if until is None else max(until, self._mark)
+        seconds, self._mark = end - self._mark, end
         if self._laps is not None:
             self._laps.end(phase)
         return seconds

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
 from ringside.engine.communicator import Communicator
+from ringside.engine.interrupts import interruptible
 from ringside.engine.lifetime import FINISH_S
 from ringside.engine.log import PATHS, Totals
 from ringside.engine.tensors import flatten
@@ -28,6 +29,7 @@ from ringside.monitor.collectives import CollectiveMeter, Span
 from ringside.monitor.marks import Marks
 from ringside.monitor.step_draft import SyncTimes, Told
 from ringside.sync.communicator import Communicator as GroupCommunicator
+from ringside.sync.left_to_ddp import LeftToDdp
 from ringside.sync.pipeline import Pipeline
 from ringside.sync.storage import Buckets
 
@@ -55,8 +57,17 @@ class Carrier(Protocol):
     def carry(self, bucket: GradBucket) -> Future[torch.Tensor]:
         """Start averaging a bucket over the ranks."""
 
+    def leave(self) -> bool:
+        """Let DDP wait for one bucket after the other, and copy each while others are under way; `wait` comes after.
+
+        What goes wrong meanwhile is not told to DDP, but raised by `wait`. False: `wait` is to come first.
+        """
+
     def wait(self) -> None:
         """Wait for every bucket of this backward; raise what went wrong."""
+
+    def ended(self) -> float:
+        """Return when the newest bucket was done, on the performance counter."""
 
     def take(self) -> Told:
         """Set apart what this backward's synchronisation took, to be told later."""
@@ -72,6 +83,8 @@ class NativeCarrier:
         marks: Time collectives by marks on the model's device; None: by the host's clock.
     """
 
+    _leaves = True
+
     def __init__(self, group: dist.ProcessGroup, counters: Counter[str] | None = None) -> None:
         self._group, self._scale = group, 1.0 / dist.get_world_size(group)
         self._name = str(dist.get_backend(group))
@@ -80,6 +93,8 @@ class NativeCarrier:
         self.marks: Marks | None = None
         self._spans: deque[Span] = deque(maxlen=SPANS_KEPT)
         self._meter = CollectiveMeter()
+        self._left = LeftToDdp()
+        self._ended = 0.0
         self.counters: Counter[str] = Counter() if counters is None else counters
 
     def carry(self, bucket: GradBucket) -> Future[torch.Tensor]:
@@ -100,9 +115,16 @@ class NativeCarrier:
         began, size_bytes = now(), buffer.numel() * buffer.element_size()
         if bucket.index() == 0:
             self._under_way = [future for future in self._under_way if not future.done()]
+            self._left.forget()
 
         def done(future: Future[Any]) -> torch.Tensor:
-            value = future.value()
+            self._ended = time.perf_counter()
+            try:
+                value = future.value()
+            except Exception as error:
+                if self._left.takes(error):
+                    return buffer
+                raise
             self._spans.append(Span(began, now(), size_bytes))
             tensor: torch.Tensor = value[0] if isinstance(value, list) else value
             return tensor
@@ -113,11 +135,20 @@ class NativeCarrier:
             self._under_way.append(future)
         return future
 
+    def leave(self) -> bool:
+        """Let DDP wait, as it would without a hook."""
+        return self._leaves and bool(self._under_way) and self._left.begin()
+
     def wait(self) -> None:
         """Wait for the group."""
         futures, self._under_way = self._under_way, []
+        self._left.end()
         for future in futures:
             future.wait()
+
+    def ended(self) -> float:
+        """Return when it was done with the newest bucket, on the performance counter."""
+        return self._ended
 
     @property
     def idle(self) -> bool:
@@ -152,6 +183,8 @@ class NativeCarrier:
 class HookCarrier(NativeCarrier):
     """A communication hook of the user's own, only watched."""
 
+    _leaves = False
+
     def __init__(self, group: dist.ProcessGroup, state: Any, hook: UserHook, counters: Counter[str]) -> None:
         super().__init__(group, counters)
         self._state, self._hook = state, hook
@@ -167,9 +200,10 @@ class RingsideCarrier:
 
     (DDP rebuilds its buckets after the first one, so sharing those would be in vain.)
 
-    A thread carries buckets while backward computes. The last one is left to whoever waits for it, which is the thread
-    that computed: handed to another thread it is carried out on another processor, where the rank it wakes has slept,
-    and a scheduler that looks no further lets the two share that one while the first lies idle.
+    A thread carries buckets while backward computes. On one host the last one is left to whoever waits for it, which is
+    the thread that computed: handed to another thread it is carried out on another processor, where the rank it wakes
+    has slept, and a scheduler that looks no further lets the two share that one while the first lies idle. Between
+    hosts, where the last one takes longer, that thread copies meanwhile what the others have brought.
     """
 
     def __init__(self, communicator: Communicator | GroupCommunicator, group: dist.ProcessGroup) -> None:
@@ -178,8 +212,10 @@ class RingsideCarrier:
         self._buckets = Buckets(communicator.local if isinstance(communicator, GroupCommunicator) else communicator)
         self._scale = 1.0 / communicator.size
         self._begin: Callable[..., Callable[[], None] | None] = communicator.all_reduce_storage
+        self._interruptible: interruptible | None = None
         if isinstance(communicator, GroupCommunicator):
-            self._begin = communicator.begin_storage
+            self._begin, self._interruptible = communicator.begin_storage, communicator.interruptible()
+        self._left, self._ended, self._listens = LeftToDdp(), 0.0, False
         self._pipeline = Pipeline()
         self._turns = Turns(f"ringside-{communicator.rank}-buckets", _REFUSAL)
         self._under_way: list[Turn] = []
@@ -200,6 +236,8 @@ class RingsideCarrier:
             return self._native.carry(bucket)
         storage = self._buckets.storage_of(bucket.index(), buffer) if self._backwards else None
         if bucket.index() == 0:  # nobody waits for those of a rank that has joined (DDP's Join)
+            self._stop_leaving()
+            self._left.forget()
             self._under_way = [turn for turn in self._under_way if not turn.is_completed()]
         if bucket.is_last():
             self._buckets.keep(bucket.index() + 1)
@@ -208,14 +246,15 @@ class RingsideCarrier:
         base: Future[torch.Tensor] = Future()
         size_bytes = buffer.numel() * buffer.element_size()
         problems: list[Exception] = []
-        last = bucket.is_last()  # the bucket itself is DDP's, and gone when the job runs
+        left, last = self._left, bucket.is_last()  # the bucket itself is DDP's, and gone when the job runs
 
         def begin() -> Callable[[], None] | None:
             return self._begin(flat, storage, scale=self._scale, stamp_ns=stamp_ns)
 
         def done(error: Exception | None) -> None:
             self._spans.append(Span(stamp_ns * 1e-9, time.monotonic(), size_bytes))
-            if error is not None:
+            self._ended = time.perf_counter()
+            if error is not None and not left.takes(error):
                 problems.append(error)
             base.set_result(buffer)
 
@@ -229,16 +268,36 @@ class RingsideCarrier:
             return future.value()
 
         result = base.then(check)
-        self._under_way.append(self._turns.start(job, PATIENCE_S if last else 0.0))
+        self._under_way.append(self._turns.start(job, PATIENCE_S if last and self._interruptible is None else 0.0))
         return result
+
+    def leave(self) -> bool:
+        """Between hosts, let DDP wait, where Ctrl-C still ends what it waits for."""
+        if self._interruptible is None or self._native._under_way or not self._left.begin():
+            return False
+        self._interruptible.__enter__()
+        self._listens = True
+        return True
+
+    def _stop_leaving(self) -> None:
+        """Stop listening for Ctrl-C: DDP waits no longer, or has given up."""
+        if self._listens and self._interruptible is not None:
+            self._listens = False
+            self._interruptible.__exit__()
 
     def wait(self) -> None:
         """Wait for the engine, and for the group where it carried something."""
         turns, self._under_way = self._under_way, []
         self._backwards += 1
+        self._stop_leaving()
+        self._left.end()
         for turn in turns:
             turn.wait()
         self._native.wait()
+
+    def ended(self) -> float:
+        """Return when the newest bucket was done, on the performance counter."""
+        return self._ended
 
     def take(self) -> Told:
         """Read from the engine's log who arrived when."""
@@ -268,6 +327,7 @@ class RingsideCarrier:
 
     def close(self, *, at_once: bool = False) -> None:
         """Leave the communicator."""
+        self._stop_leaving()
         if at_once:
             self._turns.leave(self._communicator.abandon, 0.0)
         else:

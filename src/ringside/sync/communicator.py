@@ -21,6 +21,7 @@ from ringside.engine.calls import Call, checked_op
 from ringside.engine.collectives import Collectives
 from ringside.engine.dtypes import dtype_code
 from ringside.engine.exchange_run import Hop
+from ringside.engine.interrupts import interruptible
 from ringside.engine.log import AcrossLog, CollectiveLog
 from ringside.engine.moves import carry_out
 from ringside.engine.regions import Storage
@@ -227,6 +228,13 @@ class Communicator(Collectives):
             self.all_reduce_storage(flat, storage, scale=scale, stamp_ns=stamp_ns)
             return None
         return self._between.begin_storage(flat, storage, scale=scale, stamp_ns=stamp_ns)
+
+    def interruptible(self) -> interruptible | None:
+        """Return what makes Ctrl-C end what others carry out here, while the main thread waits for it in torch.
+
+        None: all ranks are on one host, where nobody is to wait like that.
+        """
+        return None if self._between is None else self._between.across.interruptible()
 
     def barrier(self) -> None:
         """Return when every rank has called it."""

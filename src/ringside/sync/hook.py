@@ -3,6 +3,8 @@
 No `from __future__ import annotations` here: DDP reads the hook's annotations and refuses strings.
 """
 
+import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +22,10 @@ from ringside.sync.watch_board import Board, NoBoard
 class GradientHook:
     """Gives buckets to a carrier and waits for them when backward has no work left.
 
-    The waiting happens in a callback of the autograd engine that runs before DDP's own: what it takes is the exposed
-    part of the synchronisation, and an error raised there reaches the caller of `backward()` with its own type.
+    The waiting begins in a callback of the autograd engine that runs before DDP's own: what it takes is the exposed
+    part of the synchronisation, and an error raised there reaches the caller of `backward()` with its own type. Where
+    the carrier leaves the waiting to DDP, which copies each bucket while others are under way, a callback after DDP's
+    says what it took, and raises the error.
 
     Args:
         carrier: Who carries the buckets.
@@ -57,7 +61,7 @@ class GradientHook:
         self.backwards += bucket.is_last()
         if self._delayed and bucket.is_last():
             self._delayed = False
-            self._finish()
+            self._finish(leave=False)
         return future
 
     @property
@@ -82,22 +86,27 @@ class GradientHook:
         """Tell whether the group is still at work on what was handed over last (never known of a user's hook)."""
         return isinstance(self.carrier, NativeCarrier) and self.carrier.pending()
 
-    def _finish(self) -> None:
+    def _finish(self, *, leave: bool = True) -> None:
         self._queued = False
         self.fuse.run(self.clock.backward_ends)
         self._boards.run(self.board.waits)
+        # One queued now comes after DDP's own.
+        if not (leave and self.carrier.leave() and _queue(functools.partial(self._wait, left=True))):
+            self._wait()
+
+    def _wait(self, *, left: bool = False) -> None:
         try:
             self.carrier.wait()
         except BaseException as error:
             self._boards.run(self.board.fails, error)
             raise
         self._boards.run(self.board.goes_on)
-        # A device waits where DDP tells it to, in a callback of DDP's own: one queued now comes after that.
+        # A device waits where DDP tells it to, in a callback of DDP's own.
         if self.marks is None or not _queue(self._ended):
-            self._ended()
+            self._ended(time.perf_counter() - self.carrier.ended() if left else 0.0)
 
-    def _ended(self) -> None:
-        self.fuse.run(self.clock.sync_ends, self.carrier.take)
+    def _ended(self, ago: float = 0.0) -> None:
+        self.fuse.run(self.clock.sync_ends, self.carrier.take, ago)
 
 
 def _queue(callback: Callable[[], None]) -> bool:

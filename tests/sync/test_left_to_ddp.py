@@ -1,0 +1,189 @@
+"""DDP waits for buckets itself, between hosts and for those of the group: what it does, and what may go wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from tests.processes import Team, hear, place, say  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+import ringside  # noqa: E402
+from ringside import _core  # noqa: E402
+from ringside.sync.left_to_ddp import LeftToDdp  # noqa: E402
+
+from .training import LIMIT_S, free_port, group  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+
+SIZE, VICTIM, SAMPLES = 3, 1, 4
+BOUND_S = 5.0
+"""Survivors know within a second; this leaves room for a busy machine."""
+
+
+# ------------------------------------------------------------------------------------------------ whose error it is
+
+
+def test_what_goes_wrong_while_ddp_waits_is_raised_afterwards() -> None:
+    left = LeftToDdp()
+    assert left.begin()
+    first, second = ValueError("first"), ValueError("second")
+    assert left.takes(first)
+    assert left.takes(second)
+    with pytest.raises(ValueError, match="first"):
+        left.end()
+    left.end()  # told once
+    assert not left.takes(second), "DDP does not wait any longer"
+
+
+def test_what_went_wrong_before_is_not_left_to_ddp() -> None:
+    left = LeftToDdp()
+    assert not left.takes(ValueError("early"))
+    assert not left.begin()
+    with pytest.raises(ValueError, match="early"):
+        left.end()
+    assert left.begin()
+
+
+def test_a_backward_that_was_broken_off_leaves_nothing_behind() -> None:
+    left = LeftToDdp()
+    left.begin()
+    left.takes(ValueError("old"))
+    left.forget()
+    assert not left.takes(ValueError("new")), "nobody has said that DDP waits"
+    left.forget()
+    left.end()
+
+
+def test_an_error_is_never_lost_between_the_two_threads() -> None:
+    """Whenever it comes, either its future tells it, or `end` raises it."""
+    for _ in range(300):
+        left, taken = LeftToDdp(), []
+        thread = threading.Thread(target=lambda left=left, taken=taken: taken.append(left.takes(ValueError())))
+        thread.start()
+        begun = left.begin()
+        thread.join()
+        raised = False
+        try:
+            left.end()
+        except ValueError:
+            raised = True
+        assert raised
+        assert begun or not taken[0] or raised
+
+
+# ------------------------------------------------------------------------------------------------ backward
+
+
+class Stop(torch.autograd.Function):
+    """In backward: the victim stays there until it is told to go on."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        if place().rank == VICTIM:
+            say("stopped")
+            hear()
+        return gradient
+
+
+def stops_in_backward(port: int, engine: str) -> list[float]:
+    """Backward twice; in the second one the victim stops, and the others wait for it, but not idly."""
+    os.environ["RINGSIDE_MACHINE"] = f"machine {place().rank}"
+    try:
+        with group(port) as rank:
+            parts = [nn.Linear(64, 64) for _ in range(4)]
+            ddp = DistributedDataParallel(nn.Sequential(*parts), bucket_cap_mb=0.01)
+            attachment = ringside.attach(ddp, engine=engine, monitor=False)
+            ddp(torch.randn(SAMPLES, 64)).square().mean().backward()
+            ddp.zero_grad()
+            parts[1].register_forward_hook(lambda _, args, output: Stop.apply(output))
+            carrier = attachment._hook.carrier
+            leave = carrier.leave
+
+            def leaves() -> bool:
+                answer = bool(leave())
+                say("left" if answer else "not left")
+                threading.Thread(target=tells_of_copies, args=(parts[3].bias,), daemon=True).start()
+                return answer
+
+            if rank != VICTIM:
+                carrier.leave = leaves
+            ((rank + 1) * ddp(torch.randn(SAMPLES, 64)).sum()).backward()
+            return [float(part.bias.grad.sum()) for part in parts[3:]]
+    finally:
+        del os.environ["RINGSIDE_MACHINE"]
+
+
+def tells_of_copies(bias: torch.Tensor) -> None:
+    """Say when the mean lies in the gradients of the layer whose bucket is through."""
+    deadline = time.monotonic() + LIMIT_S / 2
+    while bias.grad is None or float(bias.grad[0]) != SAMPLES * (SIZE + 1) / 2:
+        if time.monotonic() > deadline:
+            say("never copied")
+            return
+        time.sleep(0.01)  # nothing tells of it
+    say("copied")
+
+
+@pytest.fixture(params=["ringside", "native"])
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def stopped(team: Team, engine: str) -> None:
+    """Have all ranks but the victim wait in DDP, with the first bucket copied already."""
+    team.start(stops_in_backward, free_port(), engine)
+    assert team.hear(VICTIM) == "stopped"
+    for rank in range(SIZE):
+        if rank != VICTIM:
+            assert [team.hear(rank) for _ in range(2)] == ["left", "copied"]
+
+
+def test_buckets_are_copied_while_others_are_waited_for(engine: str) -> None:
+    with Team(SIZE) as team:
+        stopped(team, engine)
+        team.tell(VICTIM, "go")
+        for outcome in team.finish():
+            assert outcome.ok, outcome.trace
+            assert outcome.value == [64.0 * SAMPLES * (SIZE + 1) / 2]
+
+
+def test_a_rank_that_dies_meanwhile_is_named(engine: str) -> None:
+    with Team(SIZE) as team:
+        stopped(team, engine)
+        killed = team.kill(VICTIM)
+        outcomes = team.finish()
+    for rank, outcome in enumerate(outcomes):
+        if rank == VICTIM:
+            assert outcome.exit_status == -9
+            continue
+        assert outcome.at - killed < BOUND_S
+        if engine == "ringside":
+            assert (outcome.error, outcome.ranks) == ("PeerLostError", (VICTIM,)), outcome.trace
+        else:
+            assert outcome.error == "RuntimeError", outcome.trace
+            assert "ringside" not in outcome.message.lower()
+
+
+def test_ctrl_c_ends_the_wait_in_ddp() -> None:
+    """The victim never goes on: nobody would hear of it within the timeout."""
+    with Team(SIZE) as team:
+        stopped(team, "ringside")
+        pressed = team.kill(0, signal.SIGINT)
+        first = team.finish_one(0)
+        last = team.finish_one(2)
+    assert first.error == "KeyboardInterrupt", first.trace
+    assert last.error == "PeerLostError", last.trace
+    assert last.ranks == (0,)
+    assert max(first.at, last.at) - pressed < BOUND_S
