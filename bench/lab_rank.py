@@ -26,7 +26,7 @@ Call = Callable[[], Any]
 GLOO, IDLE, DEFAULT = "gloo", "idle", "default"
 _WARM_UPS = 2  # a first message finds no place posted for it, and the first ones open TCP's window
 _CHECKED_BYTES = 1 << 20
-_MOST_TO_SETTLE = 250
+_MOST_TO_SETTLE = 400
 _MOST_ITERATIONS = 2000
 
 

@@ -12,6 +12,7 @@ from ringside.engine.audition import (
     MORE_LARGE,
     MOST,
     TURNS_LARGE,
+    TURNS_SMALL,
     Audition,
     audition_of,
     invited,
@@ -47,9 +48,9 @@ def test_the_promising_take_part_and_the_present_choice_first() -> None:
     assert len(invited(rank(many, "tree*1"))) == MOST - 1
     assert invited(rank({}, NATIVE)) == []
     assert invited(rank({"ring": 1.0, NATIVE: 2.0}, "ring")) == ["ring", NATIVE]
-    timed = rank({"ring": 1.0, NATIVE: 2.5}, "ring")
+    timed = rank({"ring": 1.0, "hosts/native": 2.5}, "ring")
     rows = tuple(replace(row, measured_s=row.expected_s) for row in timed.rows)
-    assert invited(Rank(4, "ring", "", rows)) == ["ring"], "native was timed here and is far behind"
+    assert invited(Rank(4, "ring", "", rows)) == ["ring"], "it was timed here and is far behind"
 
 
 def test_all_have_their_turns_and_each_begins_one() -> None:
@@ -257,7 +258,32 @@ def test_the_group_s_own_does_not_leave_for_a_few_bad_turns() -> None:
     assert (behind.turns, behind.winner()) == (TURNS_LARGE, "ring"), "nor is it kept where it is plainly behind"
 
 
-def test_of_large_tensors_the_group_s_own_takes_part_even_where_it_was_timed_as_slow() -> None:
+def test_the_group_s_own_takes_part_even_where_it_was_timed_as_slow() -> None:
     rows = (Row("ring", 1.0, 1.0, 1.0, True), Row(NATIVE, 2.5, 2.5, 2.5, True))
-    assert invited(Rank(MB, "ring", "", rows)) == ["ring", NATIVE]
-    assert invited(Rank(MB // 4, "ring", "", rows)) == ["ring"]
+    for size_bytes in (4, MB // 4, MB):
+        assert invited(Rank(size_bytes, "ring", "", rows)) == ["ring", NATIVE]
+
+
+def small_audition(*names: str) -> Audition:
+    rows = tuple(Row(name, 1.0, 1.0, 1.0, True) for name in names)
+    audition = audition_of(Rank(4, names[0], "", rows))
+    assert audition is not None
+    return audition
+
+
+def test_of_small_tensors_the_group_s_own_stays_while_there_is_doubt() -> None:
+    """Start-up and the first turns say little of a millisecond: another one must be faster in turn after turn."""
+    lucky = turns(small_audition("ring", NATIVE), {NATIVE: [0.9], "ring": [0.2, 0.2, 0.3, 1.0]})
+    assert lucky.winner() == NATIVE, "in its first turns it was four times as fast"
+    close = turns(small_audition("ring", NATIVE), {NATIVE: [1.0, 1.1] * 8, "ring": [1.05, 1.0] * 8})
+    assert close.winner() == NATIVE
+    faster = turns(small_audition("ring", NATIVE), {NATIVE: [1.0], "ring": [0.9]})
+    assert (faster.winner(), faster.turns) == ("ring", TURNS_SMALL), "plainly, and at once"
+
+
+def test_where_the_group_s_own_wins_for_want_of_a_better_one_the_table_says_so() -> None:
+    audition = turns(small_audition("ring", NATIVE), {NATIVE: [1.0, 1.1] * 8, "ring": [1.05, 1.0] * 8})
+    rows = tuple(Row(name, 1.0, 1.0, 1.0, True) for name in ("ring", NATIVE))
+    rank = settled(Rank(4, "ring", "", rows), audition)
+    assert rank.winner == NATIVE
+    assert rank.why.startswith(f"{NATIVE}: ")

@@ -24,7 +24,7 @@ HOPELESS_SMALL = (4.0, 3.0, 2.0, 1.6, 1.4)  # a single one of a millisecond may 
 TURNS_LARGE, TURNS_SMALL = 5, 6  # the first of them warms up: connections, places, pages
 MORE_LARGE, MORE_SMALL = 12, 9  # turns at most of those that are close by then
 CLOSE, MOST_CLOSE = 1.1, 3  # times the best; so many of these go on
-CALLS_SMALL = 3  # in a row: the first one after another choice finds threads asleep and caches cold
+CALLS_SMALL = 4  # in a row: the first one after another choice finds threads asleep and caches cold
 _CHEAP, _CHEAP_SMALL = 2, 3  # choices that take part because of their price alone
 _STAYS = 1.5  # times the best so far: the group's own all-reduce leaves at no less
 _PLAIN = 2.0  # turns won less turns lost over the root of their number: asked turn by turn, chance makes it 1 in 10
@@ -35,10 +35,10 @@ _NATIVES = (NATIVE, f"hosts/{NATIVE}")
 def invited(rank: Rank) -> list[str]:
     """Return the choices that take part at a size, the present one first; fewer than two: nobody needs to.
 
-    These are the fastest expected, and the native ones wherever they were not timed at this size: what they take may
-    jump from one size to the next. Of large tensors the group's own takes part always. What a few took at start-up in a
-    busy moment says little: the cheapest by price take part in any case, and of large tensors, which are not timed at
-    start-up, the cheapest ring of each way through a host.
+    These are the fastest expected, the group's own, and that within hosts where it was not timed at this size: what
+    they take may jump from one size to the next. What a few took at start-up in a busy moment says little: the cheapest
+    by price take part in any case, and of large tensors, which are not timed at start-up, the cheapest ring of each way
+    through a host.
     """
     large = rank.size_bytes >= LARGE_BYTES
     least = min((row.expected_s for row in rank.rows if row.eligible), default=math.inf)
@@ -51,9 +51,7 @@ def invited(rank: Rank) -> list[str]:
             rings.setdefault(Choice.parse(choice).over, choice)
     rings.pop("ranks" if len(rings) > 1 else "", None)  # of several ranks on a host each would send what is the same
     native = [
-        row.choice
-        for row in rank.rows
-        if row.choice in _NATIVES and (row.measured_s is None or (large and row.choice == NATIVE))
+        row.choice for row in rank.rows if row.choice in _NATIVES and (row.measured_s is None or row.choice == NATIVE)
     ]
     if not near:
         return []
@@ -73,6 +71,7 @@ class Audition:
         more: How many more those have that are close then.
         hopeless: Who takes that many times what the best takes, turn by turn, leaves.
         calls: All-reduces of a choice in a row; of several, the mean of all but the first counts.
+        stays: The group's own all-reduce does not leave, and wins unless another one is plainly faster.
     """
 
     def __init__(
@@ -82,8 +81,10 @@ class Audition:
         more: int = 0,
         hopeless: Sequence[float] = HOPELESS,
         calls: int = 1,
+        *,
+        stays: bool = False,
     ) -> None:
-        self._hopeless, self._calls = hopeless, calls
+        self._hopeless, self._calls, self._stays = hopeless, calls, stays
         self._row: list[float] = []
         self.names = list(names)
         self._turns, self._more = turns, more
@@ -123,7 +124,8 @@ class Audition:
             self._heard[at].append(slowest[at])
         so_far = {at: usual(self._heard[at]) for at in self._going}
         hopeless = self._hopeless[min(self._number, len(self._hopeless) - 1)]
-        most = {at: max(hopeless, _STAYS if self.names[at] == NATIVE else 0.0) for at in self._going}
+        own = math.inf if self._stays else max(hopeless, _STAYS)
+        most = {at: own if self.names[at] == NATIVE else hopeless for at in self._going}
         self._going = [at for at in self._going if so_far[at] <= most[at] * min(so_far.values())]
         self._took = {}
         self._number += 1
@@ -184,7 +186,9 @@ class Audition:
     def winner(self) -> str:
         """Return the best of those that have not left."""
         shares = self._shares()
-        return min((shares[at], self.names[at]) for at in self._going)[1]
+        best = min(self._going, key=lambda at: (shares[at], self.names[at]))
+        own = [at for at in self._going if self._stays and self.names[at] == NATIVE]
+        return self.names[own[0] if own and not self._plainly(best, own[0]) else best]
 
 
 def usual(times: Sequence[float]) -> float:
@@ -199,7 +203,7 @@ def audition_of(rank: Rank) -> Audition | None:
         return None
     if rank.size_bytes >= LARGE_BYTES:
         return Audition(names, TURNS_LARGE, MORE_LARGE)
-    return Audition(names, TURNS_SMALL, MORE_SMALL, HOPELESS_SMALL, CALLS_SMALL)
+    return Audition(names, TURNS_SMALL, MORE_SMALL, HOPELESS_SMALL, CALLS_SMALL, stays=True)
 
 
 def settled(rank: Rank, audition: Audition) -> Rank:
