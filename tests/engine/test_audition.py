@@ -277,6 +277,8 @@ def test_of_small_tensors_the_group_s_own_stays_while_there_is_doubt() -> None:
     assert lucky.winner() == NATIVE, "in its first turns it was four times as fast"
     close = turns(small_audition("ring", NATIVE), {NATIVE: [1.0, 1.1] * 8, "ring": [1.05, 1.0] * 8})
     assert close.winner() == NATIVE
+    far = turns(small_audition("ring", NATIVE), {NATIVE: [2.0, 2.0, 0.8] * 5, "ring": [1.0]})
+    assert far.winner() == "ring", "it loses a third of the turns, and is usually twice as fast"
     faster = turns(small_audition("ring", NATIVE), {NATIVE: [1.0], "ring": [0.9]})
     assert (faster.winner(), faster.turns) == ("ring", TURNS_SMALL), "plainly, and at once"
 

@@ -71,7 +71,7 @@ class Audition:
         more: How many more those have that are close then.
         hopeless: Who takes that many times what the best takes, turn by turn, leaves.
         calls: All-reduces of a choice in a row; of several, the mean of all but the first counts.
-        stays: The group's own all-reduce does not leave, and wins unless another one is plainly faster.
+        stays: The group's own all-reduce does not leave, and wins unless another one is plainly, or by far, faster.
     """
 
     def __init__(
@@ -187,8 +187,10 @@ class Audition:
         """Return the best of those that have not left."""
         shares = self._shares()
         best = min(self._going, key=lambda at: (shares[at], self.names[at]))
-        own = [at for at in self._going if self._stays and self.names[at] == NATIVE]
-        return self.names[own[0] if own and not self._plainly(best, own[0]) else best]
+        for at in self._going if self._stays else ():
+            if self.names[at] == NATIVE and shares[at] < _STAYS * shares[best] and not self._plainly(best, at):
+                return NATIVE
+        return self.names[best]
 
 
 def usual(times: Sequence[float]) -> float:
