@@ -14,7 +14,7 @@ from ringside.engine.choice import Choice
 from ringside.engine.dtypes import DTYPES
 from ringside.engine.exchange import Exchange
 from ringside.engine.exchange_run import AHEAD
-from ringside.engine.flow import Course, Stream, lane_bounds, lay_out
+from ringside.engine.flow import Bell, Course, Stream, lane_bounds, lay_out
 from ringside.engine.message_plan import plan_messages
 from ringside.engine.part import part_of, told_of
 from ringside.engine.roster import Roster
@@ -122,6 +122,47 @@ def test_a_piece_without_messages_of_this_rank_is_ended_at_once() -> None:
     course = Course(layout, [0] * len(layout.pieces))
     assert course.ends
     assert all(Stream(course).ended(piece) for piece in course.ends)
+
+
+def test_a_bell_wakes_whoever_sleeps_each_time() -> None:
+    """Two threads hand a number to and fro; a ring that is lost would leave both asleep."""
+    here, there, turns = Bell(), Bell(), 3000
+    said = {"here": 0, "there": 0}
+
+    def answers() -> None:
+        for number in range(1, turns + 1):
+            there.wait_for(lambda number=number: said["here"] >= number, 20.0)
+            said["there"] = number
+            here.ring()
+
+    thread = threading.Thread(target=answers)
+    thread.start()
+    late = 0
+    for number in range(1, turns + 1):
+        said["here"] = number
+        there.ring()
+        here.wait_for(lambda number=number: said["there"] >= number, 20.0)
+        late += said["there"] < number
+    thread.join(60)
+    assert not thread.is_alive()
+    assert (said["there"], late) == (turns, 0)
+
+
+def test_a_bell_gives_up_after_a_time_whatever_was_rung_before() -> None:
+    bell, looks = Bell(), 0
+
+    def never() -> bool:
+        nonlocal looks
+        looks += 1
+        return False
+
+    bell.wait_for(never, 0.001)
+    assert looks >= 2
+    before = looks
+    bell.ring()  # for a sleeper that has gone
+    bell.ring()
+    bell.wait_for(never, 0.001)
+    assert looks >= before + 2, "it looked again, and gave up again"
 
 
 def test_adding_up_waits_until_messages_need_more(monkeypatch: pytest.MonkeyPatch) -> None:

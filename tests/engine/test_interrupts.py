@@ -77,7 +77,10 @@ def test_after_a_wait_ctrl_c_is_the_programs_own() -> None:
     for _ in range(3):
         with once:
             pass
-    presses_ctrl_c()
+    heard = Wait()
+    with interruptible(heard.give_up):
+        presses_ctrl_c()
+        assert heard.is_over, "whoever listens tells all that wait"
     assert not wait.times
 
 

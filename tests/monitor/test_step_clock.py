@@ -259,3 +259,20 @@ def test_the_instruments_own_time_is_overhead_and_stays_in_the_step() -> None:
     assert second.overhead_seconds == 0.125 + 0.0625
     assert second.forward_seconds == 2.125
     assert second.optimizer_seconds == 1.0625
+
+
+@pytest.mark.parametrize(("ago", "exposed"), [(0.0, 0.5), (0.125, 0.375), (0.5, 0.0), (7.0, 0.0)])
+def test_what_is_done_after_a_synchronisation_is_no_part_of_it(ago: float, exposed: float) -> None:
+    """The gradients were there before anybody came to say so: from then on it is the optimizer's time."""
+    world = World()
+    world.step()
+    world.forward()
+    world.passes(3.0)
+    world.clock.backward_ends()
+    world.passes(0.5)
+    world.clock.sync_ends(lambda: SyncTimes, ago)
+    world.optimizer()
+    second = world.finished()[1]
+    assert (second.backward_seconds, second.exposed_seconds) == (3.0, exposed)
+    assert second.optimizer_seconds == 1.0 + 0.5 - exposed
+    assert second.overhead_seconds == 0.0

@@ -73,9 +73,9 @@ def trains(port: int, path: str, breaks_at: int) -> dict[str, Any]:
             weight = next(ddp.parameters())
             sync_ends = attachment._clock.sync_ends
 
-            def seen(take: Callable[[], Any]) -> None:
+            def seen(take: Callable[[], Any], ago: float) -> None:
                 found["averaged"].append(weight.grad.clone())
-                sync_ends(take)
+                sync_ends(take, ago)
 
             attachment._clock.sync_ends = seen
             steps(ddp, optimizer, rank, STEPS)

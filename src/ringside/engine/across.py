@@ -254,17 +254,19 @@ class Across:
         if choice.over == "ranks" or choice.algorithm == NATIVE:
             return None
         key = (address, elements, what, choice, self.exchange.bytes_per_s)
-        large = self._large.get(key)
+        large = self._large.pop(key, None)
         if large is None:
             what = self._checked(what, choice)
             doing, what = Doing(told_of(what, elements), str(choice)), safe_mean(what, self.roster.size)
             layout = self._layout(choice, elements, what)
             if layout is None:
                 return None
-            if len(self._large) >= _MOST_LARGE:
-                del self._large[next(iter(self._large))]
             size = self._message_size(choice, elements, what)
-            large = self._large[key] = Large(self, layout, address, what, choice, size, doing)
+            large = Large(self, layout, address, what, choice, size, doing)
+        if not what.scales:  # these differ from call to call
+            self._large[key] = large  # as the last one: the first is the one that was not used for longest
+            if len(self._large) > _MOST_LARGE:
+                del self._large[next(iter(self._large))]
         return large
 
     def rehearse(self, elements: int, what: Reduction, choice: Choice) -> None:
@@ -287,7 +289,7 @@ class Across:
             chunks = [[int(part)] for part in np.diff(chunk_bounds(count, plan.chunks)) * item]
         else:
             size, chunks = self._message_size(choice, elements, what), lane_lengths(layout, lane, item)
-        self.exchange.rehearse(plan, chunks, item, what.wire, size, evenly=layout is not None)
+        self.exchange.rehearse(plan, me, chunks, item, what.wire, size, evenly=layout is not None)
 
     def carries(self, choice: Choice) -> bool:
         """Tell whether this rank has a part of what goes between hosts."""

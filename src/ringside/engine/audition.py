@@ -71,7 +71,8 @@ class Audition:
         more: How many more those have that are close then.
         hopeless: Who takes that many times what the best takes, turn by turn, leaves.
         calls: All-reduces of a choice in a row; of several, the mean of all but the first counts.
-        stays: The group's own all-reduce does not leave, and wins unless another one is plainly, or by far, faster.
+        stays: The group's own all-reduce has all of its `turns`, and wins unless another one is plainly, or by far,
+            faster.
     """
 
     def __init__(

@@ -18,12 +18,14 @@ import itertools
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from ringside.engine.dtypes import ITEM_BYTES
+from ringside.engine.exchange_route import Length, route_of
 from ringside.engine.exchange_run import Chunk, Feed, Fold, Hop, Run
 from ringside.engine.mail import HEADER_BYTES, Inbox, Mail
-from ringside.engine.message_order import order_messages
 from ringside.engine.message_plan import MessagePlan
-from ringside.engine.message_size import LEAST_ORDERED_BYTES, MessageSize, size_of
+from ringside.engine.message_size import MessageSize, size_of
 from ringside.engine.told import Call, Header
 from ringside.engine.transports.transport import Bytes, Links, Transport
 from ringside.engine.wire import Wire
@@ -122,6 +124,7 @@ class Exchange:
     def rehearse(
         self,
         plan: MessagePlan,
+        me: int,
         chunks: Sequence[Sequence[int]],
         item_bytes: int,
         wire: Wire | None,
@@ -129,19 +132,20 @@ class Exchange:
         *,
         evenly: bool = False,
     ) -> None:
-        """Work out the order of messages that `run` needs the first time.
+        """Work out the messages that `run` needs the first time, and their order.
 
         Args:
             plan: As for `run`.
+            me: This vertex's number there.
             chunks: How long the parts are that are cut into segments, bytes, by chunk.
             item_bytes, wire, size: As for `run`.
             evenly: They are cut by `cut`, not by `run`.
         """
-        if not plan.switches and max(map(sum, chunks), default=0) >= LEAST_ORDERED_BYTES:
-            most = self.segment_of(item_bytes, wire, size)
-            count = (lambda part: size.messages_of(part, most)) if evenly else (lambda part: -(-part // most))
-            segments = [sum(map(count, parts)) for parts in chunks]
-            order_messages(plan.schedule, 0, segments, size.window)  # of all vertices at once
+        lengths: list[Length] = [sum(parts) for parts in chunks]
+        if evenly:
+            cuts = [[self.cut(np.empty(part, np.uint8), item_bytes, wire, size) for part in parts] for parts in chunks]
+            lengths = [tuple(len(segment) for cut in parts for segment in cut) for parts in cuts]
+        route_of(plan, me, tuple(lengths), self.segment_of(item_bytes, wire, size), size.window, True)
 
     def cut(self, memory: Bytes, item_bytes: int, wire: Wire | None, size: MessageSize) -> list[Bytes]:
         """Return memory as the segments it travels in, as equal as may be; arguments as for `run`."""
@@ -150,7 +154,7 @@ class Exchange:
         return [memory[begin:end] for begin, end in itertools.pairwise(edges)]
 
     def segment_of(self, item_bytes: int, wire: Wire | None, size: MessageSize | None = None) -> int:
-        """Return how many bytes of a tensor one message carries at most."""
+        """Return how many bytes of a tensor one message carries: at most, unless it is cut evenly."""
         segment_bytes = (size or self._large).segment_bytes
         return max(segment_bytes * _ratio(item_bytes, wire) // item_bytes, 1) * item_bytes
 

@@ -54,11 +54,6 @@ class Layout:
     fills: tuple[Piece, ...]
     ends: tuple[Piece, ...]
 
-    @property
-    def elements(self) -> int:
-        """Elements of the tensor."""
-        return self.pieces[-1].begin + self.pieces[-1].bounds[-1]
-
 
 def lane_bounds(count: int, lanes: int, local_ranks: int) -> tuple[int, ...]:
     """Return the offsets of the local ranks' parts, [local ranks + 1]; ranks beyond the lanes have none."""
@@ -73,7 +68,7 @@ def lay_out(plan: MessagePlan, elements: int, least: int, most: int, lanes: int,
     Args:
         plan: The host's part of the schedule between hosts.
         elements: Of the tensor.
-        least: Of a piece, as far as that divides the chunk: half as much more rather than two that are a lot smaller.
+        least: Of a piece, or from three quarters of it to half as much more, as that divides the chunk.
         most: Of a piece.
         lanes: Ranks of each host that carry a part.
         local_ranks: Ranks of this host.
@@ -138,11 +133,13 @@ class Course:
     Attributes:
         fills: The numbers of the pieces in the order in which their contributions are needed.
         ends: The same in the order in which their results come.
+        at: The numbers of the pieces that a chunk's segments are part of, by chunk.
+        left: How many messages are to come for a piece, by its number.
+        turn: A piece's place in `fills`, by its number.
     """
 
     def __init__(self, layout: Layout, segments: Sequence[int], kept: Collection[int] = ()) -> None:
         number = {(piece.chunk, piece.begin): at for at, piece in enumerate(layout.pieces)}
-        self.pieces = layout.pieces
         self.fills = tuple(number[piece.chunk, piece.begin] for piece in layout.fills)
         self.ends = tuple(number[piece.chunk, piece.begin] for piece in layout.ends)
         self.at: dict[int, list[int]] = {}  # by chunk, the piece of each segment
@@ -243,7 +240,8 @@ class Bell:
 
     Whoever changes something does so first and then rings; the sleeper says that it is about to sleep first and then
     looks once more. So one of the two always sees the other. A condition does the same with a lock that every look
-    takes: four calls, and one thread held up by the other.
+    takes: four calls, and one thread held up by the other. It takes an interpreter whose lock keeps one thread's writes
+    and reads in order for the other.
     """
 
     def __init__(self) -> None:

@@ -53,19 +53,26 @@ class interruptible:
         self._heard_by: _Ear | None = None
 
     def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def begin(self) -> None:
+        """Listen from now on, where this is the main thread."""
         global _ear
         if threading.get_ident() != threading.main_thread().ident:
             return
         if _ear is None or _ear.pid != os.getpid():
             _ear = _Ear()
-        if not _ear.give_ups:
-            before = signal.set_wakeup_fd(_ear.out_fd, warn_on_full_buffer=False)
-            if before != _ear.out_fd:  # it may still be set, where another thread ended the last wait
-                _ear.before = before
+        before = signal.set_wakeup_fd(_ear.out_fd, warn_on_full_buffer=False)
+        if before != _ear.out_fd:  # it is still set inside another wait, and where another thread ended the last one
+            _ear.before = before
         _ear.give_ups += (self._give_up,)
         self._heard_by = _ear
 
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
+        """Listen no longer, if it did."""
         ear, self._heard_by = self._heard_by, None
         if ear is not None:
             ear.give_ups = tuple(give_up for give_up in ear.give_ups if give_up is not self._give_up)

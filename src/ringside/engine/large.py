@@ -30,7 +30,7 @@ Step = Callable[[], object]
 
 
 class Large:
-    """All-reduces of one tensor over hosts by one choice, in pieces. One at a time.
+    """All-reduces of one tensor over hosts by one choice, in pieces.
 
     Args:
         across: Who carries them out.
@@ -44,7 +44,6 @@ class Large:
     Attributes:
         way: How, in words.
         doing: As given.
-        size: As given.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Large:
         size: MessageSize,
         doing: Doing,
     ) -> None:
-        self.size, self.doing = size, doing
+        self._size, self.doing = size, doing
         self.way = f"all_reduce by {choice}"
         self._item = ITEM_BYTES[what.dtype]
         self._chunks: list[list[Bytes]] = [[] for _ in range(layout.pieces[-1].chunk + 1)]
@@ -104,7 +103,7 @@ class Large:
         self, across: Across, choice: Choice, what: Reduction, call: Call
     ) -> Callable[[Stream, Exchange], None]:
         """Return what carries this rank's lane between hosts."""
-        item, chunks, size = self._item, self._chunks, self.size
+        item, chunks, size = self._item, self._chunks, self._size
         elements = sum(len(segment) for chunk in chunks for segment in chunk) // item
         lane = across.roster.lane(across.roster.local_rank)
         inside = replace(what, scale=1.0, scales=())

@@ -34,7 +34,7 @@ class MessageSize(NamedTuple):
     """How large messages are, and how many of them may be on their way.
 
     Args:
-        segment_bytes: Largest payload, bytes on the wire.
+        segment_bytes: Payload, bytes on the wire: at most, unless it is cut evenly (`messages_of`).
         window: Messages per link whose places are posted ahead, where their order was worked out.
         ahead: Receives of such an order whose messages may be on their way before it is their turn.
         parts: How many of them make a large one.

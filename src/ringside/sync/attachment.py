@@ -60,7 +60,8 @@ class Attachment:
         self._clock = session.clock if session is not None else _idle_clock()
         self._fuse = session.fuse if session is not None else Fuse("timing the steps of this rank")
         self._handles: list[Any] = []
-        self._hook = _own_hook(model) or GradientHook(carrier, self._clock, model.static_graph)
+        static, leaves = model.static_graph, model.static_graph or not model.find_unused_parameters
+        self._hook = _own_hook(model) or GradientHook(carrier, self._clock, delayed=static, leaves=leaves)
         self._take_place(carrier)
         self._watch_forward()
         model._ringside = self  # type: ignore[assignment]

@@ -83,7 +83,7 @@ class NativeCarrier:
         marks: Time collectives by marks on the model's device; None: by the host's clock.
     """
 
-    _leaves = True
+    _leaves = True  # DDP may wait for what it carries
 
     def __init__(self, group: dist.ProcessGroup, counters: Counter[str] | None = None) -> None:
         self._group, self._scale = group, 1.0 / dist.get_world_size(group)
@@ -122,7 +122,7 @@ class NativeCarrier:
             try:
                 value = future.value()
             except Exception as error:
-                if self._left.takes(error):
+                if self._leaves and self._left.takes(error):
                     return buffer
                 raise
             self._spans.append(Span(began, now(), size_bytes))
@@ -137,7 +137,16 @@ class NativeCarrier:
 
     def leave(self) -> bool:
         """Let DDP wait, as it would without a hook."""
-        return self._leaves and bool(self._under_way) and self._left.begin()
+        return self._leaves and self.carries and self._left.begin()
+
+    @property
+    def carries(self) -> bool:
+        """Whether it has carried buckets of this backward, not on a device."""
+        return bool(self._under_way)
+
+    def forget(self) -> None:
+        """A backward begins; the one before it may have been broken off."""
+        self._left.forget()
 
     def wait(self) -> None:
         """Wait for the group."""
@@ -215,7 +224,7 @@ class RingsideCarrier:
         self._interruptible: interruptible | None = None
         if isinstance(communicator, GroupCommunicator):
             self._begin, self._interruptible = communicator.begin_storage, communicator.interruptible()
-        self._left, self._ended, self._listens = LeftToDdp(), 0.0, False
+        self._left, self._ended = LeftToDdp(), 0.0
         self._pipeline = Pipeline()
         self._turns = Turns(f"ringside-{communicator.rank}-buckets", _REFUSAL)
         self._under_way: list[Turn] = []
@@ -224,7 +233,7 @@ class RingsideCarrier:
         self._meter = CollectiveMeter()
         self.counters = self._native.counters
         # The model may simply be forgotten: the communicator's thread must not outlive it.
-        weakref.finalize(self, self._turns.leave, communicator.close, FINISH_S).atexit = False
+        weakref.finalize(self, _leave, self._turns, communicator, self._interruptible).atexit = False
 
     def carry(self, bucket: GradBucket) -> Future[torch.Tensor]:
         """Line the bucket up; a dtype that the engine does not know goes to the group."""
@@ -236,8 +245,9 @@ class RingsideCarrier:
             return self._native.carry(bucket)
         storage = self._buckets.storage_of(bucket.index(), buffer) if self._backwards else None
         if bucket.index() == 0:  # nobody waits for those of a rank that has joined (DDP's Join)
-            self._stop_leaving()
+            self._stop_listening()
             self._left.forget()
+            self._native.forget()
             self._under_way = [turn for turn in self._under_way if not turn.is_completed()]
         if bucket.is_last():
             self._buckets.keep(bucket.index() + 1)
@@ -273,23 +283,21 @@ class RingsideCarrier:
 
     def leave(self) -> bool:
         """Between hosts, let DDP wait, where Ctrl-C still ends what it waits for."""
-        if self._interruptible is None or self._native._under_way or not self._left.begin():
+        if self._interruptible is None or self._native.carries or not self._left.begin():
             return False
-        self._interruptible.__enter__()
-        self._listens = True
+        self._interruptible.begin()
         return True
 
-    def _stop_leaving(self) -> None:
+    def _stop_listening(self) -> None:
         """Stop listening for Ctrl-C: DDP waits no longer, or has given up."""
-        if self._listens and self._interruptible is not None:
-            self._listens = False
-            self._interruptible.__exit__()
+        if self._interruptible is not None:
+            self._interruptible.end()
 
     def wait(self) -> None:
         """Wait for the engine, and for the group where it carried something."""
         turns, self._under_way = self._under_way, []
         self._backwards += 1
-        self._stop_leaving()
+        self._stop_listening()
         self._left.end()
         for turn in turns:
             turn.wait()
@@ -327,8 +335,15 @@ class RingsideCarrier:
 
     def close(self, *, at_once: bool = False) -> None:
         """Leave the communicator."""
-        self._stop_leaving()
+        self._stop_listening()
         if at_once:
             self._turns.leave(self._communicator.abandon, 0.0)
         else:
             self._turns.leave(self._communicator.close, FINISH_S)
+
+
+def _leave(turns: Turns, communicator: Communicator | GroupCommunicator, listening: interruptible | None) -> None:
+    """Leave the communicator of a carrier that is forgotten."""
+    if listening is not None:
+        listening.end()
+    turns.leave(communicator.close, FINISH_S)

@@ -32,6 +32,8 @@ class GradientHook:
         clock: Told when backward and synchronisation end.
         delayed: DDP hands over all buckets of the first backward at its end and waits for them at once, before any
             callback of ours could (`static_graph=True`): so the last one handed over is where to wait.
+        leaves: Waiting may be left to DDP: in its callback there is nothing but buckets that it waits for. With
+            `find_unused_parameters=True` there is a collective of its own, which nobody here could end.
 
     Attributes:
         board: Told what is handed over and waited for, for the hang watch.
@@ -40,7 +42,7 @@ class GradientHook:
         backwards: Backward passes whose buckets were all handed over: the same number on all ranks.
     """
 
-    def __init__(self, carrier: Carrier, clock: StepClock, delayed: bool = False) -> None:
+    def __init__(self, carrier: Carrier, clock: StepClock, *, delayed: bool = False, leaves: bool = True) -> None:
         self.carrier = carrier
         self.clock = clock
         self.board: Board | NoBoard = NoBoard()
@@ -48,7 +50,7 @@ class GradientHook:
         self.backwards = 0
         self.fuse = Fuse("timing the steps of this rank")
         self._boards = Fuse("the hang watch of this rank")
-        self._delayed = delayed
+        self._delayed, self._leaves = delayed, leaves
         self._queued = False
 
     def run(self, state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -61,7 +63,7 @@ class GradientHook:
         self.backwards += bucket.is_last()
         if self._delayed and bucket.is_last():
             self._delayed = False
-            self._finish(leave=False)
+            self._finish(leaves=False)
         return future
 
     @property
@@ -86,27 +88,29 @@ class GradientHook:
         """Tell whether the group is still at work on what was handed over last (never known of a user's hook)."""
         return isinstance(self.carrier, NativeCarrier) and self.carrier.pending()
 
-    def _finish(self, *, leave: bool = True) -> None:
+    def _finish(self, *, leaves: bool = True) -> None:
         self._queued = False
         self.fuse.run(self.clock.backward_ends)
         self._boards.run(self.board.waits)
-        # One queued now comes after DDP's own.
-        if not (leave and self.carrier.leave() and _queue(functools.partial(self._wait, left=True))):
-            self._wait()
+        carrier = self.carrier  # another one may take its place before what is queued now comes: after DDP's callback
+        left = leaves and self._leaves and carrier.leave()
+        if not (left and _queue(functools.partial(self._wait, carrier, left=True))):
+            self._wait(carrier)
 
-    def _wait(self, *, left: bool = False) -> None:
+    def _wait(self, carrier: Carrier, *, left: bool = False) -> None:
         try:
-            self.carrier.wait()
+            carrier.wait()
         except BaseException as error:
             self._boards.run(self.board.fails, error)
             raise
         self._boards.run(self.board.goes_on)
+        ended = functools.partial(self._ended, carrier)
         # A device waits where DDP tells it to, in a callback of DDP's own.
-        if self.marks is None or not _queue(self._ended):
-            self._ended(time.perf_counter() - self.carrier.ended() if left else 0.0)
+        if self.marks is None or not _queue(ended):
+            ended(time.perf_counter() - carrier.ended() if left else 0.0)
 
-    def _ended(self, ago: float = 0.0) -> None:
-        self.fuse.run(self.clock.sync_ends, self.carrier.take, ago)
+    def _ended(self, carrier: Carrier, ago: float = 0.0) -> None:
+        self.fuse.run(self.clock.sync_ends, carrier.take, ago)
 
 
 def _queue(callback: Callable[[], None]) -> bool:

@@ -36,10 +36,13 @@ class LeftToDdp:
 
     def end(self) -> None:
         """DDP does not wait any longer; raise what went wrong."""
-        problems = self._problems
+        error = self._problems[0] if self._problems else None
         self.forget()
-        if problems:
-            raise problems[0]
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # or it would keep this frame, and the frame it
 
 
 __all__ = ["LeftToDdp"]
