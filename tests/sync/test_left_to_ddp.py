@@ -175,9 +175,9 @@ OPTIONS = pytest.mark.parametrize("options", [{}, {"find_unused_parameters": Tru
 
 
 @OPTIONS
-def test_a_rank_that_dies_meanwhile_is_named(engine: str, options: dict[str, bool]) -> None:
+def test_a_rank_that_dies_meanwhile_is_named(options: dict[str, bool]) -> None:
     with Team(SIZE) as team:
-        stopped(team, engine, options)
+        stopped(team, "ringside", options)
         killed = team.kill(VICTIM)
         outcomes = team.finish()
     for rank, outcome in enumerate(outcomes):
@@ -185,11 +185,19 @@ def test_a_rank_that_dies_meanwhile_is_named(engine: str, options: dict[str, boo
             assert outcome.exit_status == -9
             continue
         assert outcome.at - killed < BOUND_S
-        if engine == "ringside":
-            assert (outcome.error, outcome.ranks) == ("PeerLostError", (VICTIM,)), outcome.trace
-        else:
+        assert (outcome.error, outcome.ranks) == ("PeerLostError", (VICTIM,)), outcome.trace
+
+
+def test_of_what_the_group_carries_its_own_error_comes_through() -> None:
+    """When it comes is Gloo's affair: the neighbours hear at once, others when those leave or their time is over."""
+    with Team(SIZE) as team:
+        stopped(team, "native", {})
+        team.kill(VICTIM)
+        outcomes = team.finish(LIMIT_S)
+    for rank, outcome in enumerate(outcomes):
+        if rank != VICTIM:
             assert outcome.error == "RuntimeError", outcome.trace
-            assert options or "ringside" not in outcome.message, "it is Gloo's own, as without us"
+            assert "ringside" not in outcome.message, "it is Gloo's own, as without us"
 
 
 @OPTIONS
