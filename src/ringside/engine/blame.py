@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ringside.engine.roster import Roster
 from ringside.engine.told import Disagreement
-from ringside.engine.transports.transport import Cause, LinkError
+from ringside.engine.transports.transport import NOBODY, Cause, LinkError
 from ringside.errors import ClosedError, DeadlineError, MismatchError, PeerLostError, SyncError
 
 _RESTART = "restart from the last checkpoint"
@@ -41,22 +41,28 @@ def explain(what: str, cause: Cause, error: BaseException, roster: Roster, timeo
         timeout_s: The deadline that was in force, seconds.
     """
     where = f"{what} on {roster.describe(roster.rank)}"
-    who = roster.describe(cause.vertex) if cause.vertex < roster.size else "the reducer at the switch"
+    who, ranks = _who(cause.vertex, roster), [cause.vertex] if cause.vertex != NOBODY else []
     if cause.kind == "disagreed":
-        return MismatchError(f"{where}: ranks called different things: {cause.detail} ({who} differs)", [cause.vertex])
+        return MismatchError(f"{where}: ranks called different things: {cause.detail} ({who} differs)", ranks)
     if cause.kind == "late":
         text = f"{who} did not send within {timeout_s:g} s, though its connection stands"
-        return DeadlineError(f"{where}: {text}; look at what it does, or raise RINGSIDE_TIMEOUT_S", [cause.vertex])
+        return DeadlineError(f"{where}: {text}; look at what it does, or raise RINGSIDE_TIMEOUT_S", ranks)
     if cause.vertex == roster.rank:
         return error if isinstance(error, SyncError) else ClosedError(f"{where}: {type(error).__name__}: {error}")
     if cause.kind == "left":
-        return PeerLostError(f"{where}: {who} gave up; {_RESTART}", [cause.vertex])
-    return PeerLostError(f"{where}: {who} died or cannot be reached; {_RESTART}", [cause.vertex])
+        return PeerLostError(f"{where}: {who} gave up; {_RESTART}", ranks)
+    return PeerLostError(f"{where}: {who} died or cannot be reached; {_RESTART}", ranks)
+
+
+def _who(vertex: int, roster: Roster) -> str:
+    if vertex == NOBODY:
+        return "another rank"
+    return roster.describe(vertex) if vertex < roster.size else "the reducer at the switch"
 
 
 def _differences(error: Disagreement, roster: Roster) -> str:
     (seq, plan, segment, call), (own_seq, own_plan, own_segment, own) = error.theirs, error.ours
-    peer = roster.describe(error.peer) if error.peer < roster.size else "the reducer"
+    peer = _who(error.peer, roster)
     if seq != own_seq:
         return f"{peer} is at collective {seq} on this link, this rank at {own_seq}"
     if call != own:

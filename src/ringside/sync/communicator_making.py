@@ -38,7 +38,13 @@ def open_across(
     if switch:
         messages = join_switch(store, roster, settings.message_bytes)
     transport = TorchPeerToPeer(messages, roster.rank, roster.size + switch, timeout_s=settings.timeout_s)
-    native = TorchNative(PrefixStore("native", store), roster.rank, roster.size, timeout_s=settings.timeout_s)
+    native = TorchNative(
+        PrefixStore("native", store),
+        roster.rank,
+        roster.size,
+        timeout_s=settings.timeout_s,
+        has_lost=transport.has_lost,
+    )
     lanes = LocalLanes(local) if local is not None else None
     exchange = Exchange(transport, segment_bytes=settings.message_bytes)
     return Across(roster, exchange, lanes, native, timeout_s=settings.timeout_s, block_bytes=settings.block_bytes)

@@ -166,7 +166,9 @@ class _Job:
         transport = TorchPeerToPeer(
             PrefixStore("messages", self.store), self.rank, self.size, timeout_s=limit_s, dead_after_s=3.0
         )
-        native = TorchNative(PrefixStore("native", self.store), self.rank, self.size, timeout_s=limit_s)
+        native = TorchNative(
+            PrefixStore("native", self.store), self.rank, self.size, timeout_s=limit_s, has_lost=transport.has_lost
+        )
         return Across(roster, Exchange(transport), None, native, timeout_s=limit_s)
 
     def _ring_s(self, prober: Prober, order: tuple[int, ...]) -> float:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import random
+import time
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.engine.oracle import digest
-from tests.processes import communicator, on_ranks, place
+from tests.processes import borrowed, communicator, hear, on_ranks, place
 
 from ringside import _core
 from ringside.engine.dtypes import DTYPES, OP_CODES
@@ -127,15 +130,22 @@ def test_shared_memory(size: int) -> None:
     assert all(one == digests[0] for one in digests), "ranks hold different bits"
 
 
-def by_the_groups_own(path: str) -> list[int]:
-    """Gloo adds in an order of its own: integers to the bit, floats within their roundings."""
-    import torch.distributed as dist
+def native_over(store: Any, lost: Sequence[int] = ()) -> Any:
+    """Return the group's own all-reduce of these ranks, to which some count as lost."""
+    from torch.distributed import PrefixStore
 
     from ringside.engine.transports.torch_native import TorchNative
 
     here = place()
-    native = TorchNative(dist.PrefixStore(here.job, dist.FileStore(path, -1)), here.rank, here.size, timeout_s=30)
-    rng, digests = random.Random(2), []
+    return TorchNative(PrefixStore(here.job, store), here.rank, here.size, timeout_s=30, has_lost=lost.__contains__)
+
+
+def by_the_groups_own(path: str) -> list[int]:
+    """Gloo adds in an order of its own: integers to the bit, floats within their roundings."""
+    import torch.distributed as dist
+
+    native = native_over(dist.FileStore(path, -1))
+    here, rng, digests = place(), random.Random(2), []
     for dtype in ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64"):
         for op in ("sum", "min", "max", "prod"):
             for count in (0, 1, 7, 1000):
@@ -160,6 +170,54 @@ def by_the_groups_own(path: str) -> list[int]:
             native.check(DTYPES.index(dtype), OP_CODES[op])
     native.check(DTYPES.index("float32"), OP_CODES["avg"])
     return digests
+
+
+def with_a_late_rank(path: str) -> float:
+    """Rank 1 comes later than Gloo takes to make a group, at first and once there is one."""
+    import torch.distributed as dist
+
+    from ringside.engine.transports import torch_native
+
+    torch_native._JOINING = datetime.timedelta(seconds=0.5)
+    native, x = native_over(dist.FileStore(path, -1)), np.ones(5, np.float32)
+    for _ in range(2):
+        if place().rank == 1:
+            time.sleep(1.5)
+        native.all_reduce(x.view(np.uint8), DTYPES.index("float32"), OP_CODES["sum"], None)
+    return float(x[0])
+
+
+def test_the_groups_own_waits_for_a_late_rank() -> None:
+    with store_file() as path, borrowed(2) as team:
+        team.start(with_a_late_rank, path)
+        assert [outcome.value for outcome in team.finish()] == [4.0, 4.0]
+
+
+def with_a_lost_rank(path: str, first: bool) -> Cause | None:
+    """Rank 1 does not come to the first one, or to the second one; it counts as lost then."""
+    import torch.distributed as dist
+
+    lost: list[int] = []
+    native, x = native_over(dist.FileStore(path, -1), lost), np.ones(5, np.float32)
+    if not first:
+        native.all_reduce(x.view(np.uint8), DTYPES.index("float32"), OP_CODES["sum"], None)
+    lost.append(1)
+    if place().rank == 1:
+        hear()
+        return None
+    with pytest.raises(LinkError) as raised:
+        native.all_reduce(x.view(np.uint8), DTYPES.index("float32"), OP_CODES["sum"], None)
+    return raised.value.cause
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_groups_own_does_not_wait_for_a_lost_rank(first: bool) -> None:
+    with store_file() as path, borrowed(3) as team:
+        team.start(with_a_lost_rank, path, first)
+        for rank in (0, 2):
+            assert team.finish_one(rank).value == Cause("lost", 1)
+        team.tell(1, "go on")
+        assert team.finish_one(1).ok
 
 
 def as_dtype(values: Any, dtype: str) -> Any:

@@ -7,6 +7,7 @@ import signal
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from tests.processes import borrowed, hear, on_ranks, place, say
 
@@ -74,12 +75,12 @@ def test_whoever_is_waited_for_on_links_beside_is_prodded_too(monkeypatch: pytes
     now = [100.0]
     monkeypatch.setattr(torch_p2p.time, "monotonic", lambda: now[0])
     beside.waits.peer, beside.waits.number = 3, 1
-    for seconds in (0.0, 0.9, 0.2, 0.5, 0.6):
+    for seconds in (0.0, 0.45, 0.1, 0.25, 0.3):
         now[0] += seconds
         transport._prod()
     assert prodded == [3, 3]
     transport._waits[0].peer, transport._waits[0].number = 2, 1
-    for seconds in (0.1, 1.1):
+    for seconds in (0.05, 0.55):
         now[0] += seconds
         transport._prod()
     assert prodded[2:] == [3, 2] or prodded[2:] == [2, 3]
@@ -111,6 +112,45 @@ def test_everybody_hears_who_died() -> None:
     for rank in (0, 1, 3):
         cause, heard_at = outcomes[rank].value
         assert cause == Cause("lost", 2)
+        assert heard_at - at < SOON_S
+
+
+def with_a_message_half_way(path: str, way: str, timeout_s: float) -> tuple[Cause, float]:
+    """A large message is half way to or from rank 1 when that dies; rank 2 waits for rank 0, which waits for rank 1."""
+    transport = peer_to_peer(path, timeout_s=timeout_s)
+    large = np.full(1 << 26, transport.rank, dtype=np.uint8)
+    say("ready")
+    if transport.rank == 1:
+        hear()
+        pending = transport.send(0, large) if way == "from" else transport.receive(0, large)
+        while way == "to" and large[0] == 1:
+            time.sleep(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif transport.rank == 0:
+        pending = transport.receive(1, large) if way == "from" else transport.send(1, large)
+    else:
+        pending = transport.receive(0, conformance.place())
+    try:
+        with pytest.raises(LinkError) as raised:
+            pending.wait()
+        return raised.value.cause, time.monotonic()
+    finally:
+        transport.close()
+
+
+@pytest.mark.parametrize("way", ["from", "to"])
+def test_a_death_with_a_message_half_way(way: str) -> None:
+    """Gloo forgets who waits for such a message, and its own timeout may be half an hour away."""
+    with store_file() as path, borrowed(3) as team:
+        team.start(with_a_message_half_way, path, way, 50.0)
+        team.await_word()
+        at = time.monotonic()
+        team.tell(1, "die")
+        outcomes = team.finish()
+    assert outcomes[1].exit_status == -signal.SIGKILL
+    for rank in (0, 2):
+        cause, heard_at = outcomes[rank].value
+        assert cause == Cause("lost", 1)
         assert heard_at - at < SOON_S
 
 

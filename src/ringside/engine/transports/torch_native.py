@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import functools
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,9 +14,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.engine.dtypes import DTYPES, FLOATING, OPS
-from ringside.engine.transports.connections import close_connections, watched_connections
+from ringside.engine.transports.connections import DEAD_AFTER_S, close_connections, stands, watched_connections
 from ringside.engine.transports.io_threads import patient_io_threads
-from ringside.engine.transports.transport import Bytes, Cause, LinkError
+from ringside.engine.transports.transport import NOBODY, Bytes, Cause, LinkError
 from ringside.errors import UnsupportedError
 
 REDUCE_OPS = {
@@ -42,6 +44,9 @@ Begin = Callable[[], Callable[[], None]]
 """Begins something and returns what waits for its end."""
 
 _JOINING = datetime.timedelta(seconds=60)  # the ranks are all there
+_LOOK = datetime.timedelta(seconds=0.25)
+_COME_S = 0.005
+_NOT_YET = "Operation timed out"  # how torch says that a wait is over and the work is not
 
 
 class TorchNative:
@@ -52,15 +57,28 @@ class TorchNative:
         rank: This rank.
         size: Number of ranks.
         timeout_s: Longest wait, seconds.
+        has_lost: Tells whether a rank is lost; asked about all that take part, while they are waited for. Gloo does not
+            say so where a part of a message has arrived (`half_way`).
         dead_after_s: As for `TorchPeerToPeer`.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, *, timeout_s: float, dead_after_s: float = 4.0) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        *,
+        timeout_s: float,
+        has_lost: Callable[[int], bool],
+        dead_after_s: float = DEAD_AFTER_S,
+    ) -> None:
         self._dead_after_s = dead_after_s
         self._store, self._rank, self._size = store, rank, size
         self._everybody = tuple(range(size))
-        self._timeout = datetime.timedelta(seconds=timeout_s)
+        self._timeout_s = timeout_s
+        self._has_lost = has_lost
         self._groups: dict[tuple[int, ...], Any] = {}
+        self._over = False
 
     def check(self, dtype: int, op: int) -> None:
         """Raise `UnsupportedError` for what Gloo cannot reduce."""
@@ -82,30 +100,79 @@ class TorchNative:
     def _begin(self, tensors: list[torch.Tensor], options: Any, members: tuple[int, ...]) -> Callable[[], None]:
         try:
             group = self._groups.get(members) or self._new_group(members)
-            return functools.partial(_finish, group.allreduce(tensors, options))
+            return functools.partial(self._finish, group.allreduce(tensors, options), members)
         except RuntimeError as error:
-            raise _in_words(error) from None
+            raise self._in_words(error, members) from None
+
+    def _finish(self, work: Any, members: tuple[int, ...]) -> None:
+        try:
+            while not _ended(work):
+                self._look(members)
+        except RuntimeError as error:
+            raise self._in_words(error, members) from None
+        except LinkError:
+            _keep_for_ever(self._groups[members])
+            raise
 
     def abandon(self) -> None:
         """End what is under way; see `ringside.engine.across.Native`."""
-        for group in self._groups.values():
+        self._over = True
+        for group in list(self._groups.values()):
             close_connections(group)
 
     def _new_group(self, members: tuple[int, ...]) -> Any:
         store = PrefixStore(",".join(map(str, members)), self._store)
+        self._meet(store, members)
         gloo: Any = dist.ProcessGroupGloo
+        timeout = datetime.timedelta(seconds=self._timeout_s)
         with watched_connections(self._dead_after_s), patient_io_threads():
-            self._groups[members] = gloo(store, members.index(self._rank), len(members), min(self._timeout, _JOINING))
-        return self._groups[members]
+            group = gloo(store, members.index(self._rank), len(members), min(timeout, _JOINING))
+        group._set_default_timeout(timeout)
+        self._groups[members] = group
+        return group
+
+    def _meet(self, store: Store, members: tuple[int, ...]) -> None:
+        """Return when all members have come: what Gloo waits for cannot be given up."""
+        store.set(f"come/{self._rank}", "1")
+        others = [f"come/{rank}" for rank in members if rank != self._rank]
+        began = looked = time.monotonic()
+        while not store.check(others):
+            now = time.monotonic()
+            if now - began > self._timeout_s:
+                raise LinkError(Cause("late", NOBODY), "not all ranks have come")
+            if now - looked > _LOOK.total_seconds():
+                self._look(members)
+                looked = now
+            time.sleep(_COME_S)
+
+    def _look(self, members: tuple[int, ...]) -> None:
+        """Raise `LinkError` where it makes no sense to wait any longer."""
+        if self._over:
+            raise LinkError(Cause("lost", NOBODY), "given up")
+        for rank in members:
+            if rank != self._rank and self._has_lost(rank):
+                raise LinkError(Cause("lost", rank), "the connection is broken")
+
+    def _in_words(self, error: RuntimeError, members: tuple[int, ...]) -> LinkError:
+        text = str(error)[:300]
+        if "Timed out" in text:
+            return LinkError(Cause("late", NOBODY), text)
+        group = self._groups.get(members)
+        others = [] if group is None else [(at, rank) for at, rank in enumerate(members) if rank != self._rank]
+        return LinkError(Cause("lost", next((rank for at, rank in others if not stands(group, at)), NOBODY)), text)
 
 
-def _finish(work: Any) -> None:
+def _ended(work: Any) -> bool:
+    """Wait a moment; tell whether the work has ended, or raise how it did."""
     try:
-        work.wait()
+        work.wait(_LOOK)
     except RuntimeError as error:
-        raise _in_words(error) from None
+        if _NOT_YET not in str(error):
+            raise
+        return False
+    return True
 
 
-def _in_words(error: RuntimeError) -> LinkError:
-    late = "Timed out" in str(error)
-    return LinkError(Cause("late" if late else "lost", -1), str(error)[:300])
+def _keep_for_ever(group: Any) -> None:
+    """See to it that nobody waits for the end of a group: its thread waits for what does not come, until its time."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))

@@ -8,13 +8,14 @@ leaves theirs usable; rendezvous, addresses and sockets are torch's. What matter
 -   Nothing can be cancelled. But a wait that times out closes every connection of its group, which ends all other waits
     here at once and, since connections close, at the peers: that is how a rank gives up. Why, it says on a second
     group (`ringside.engine.transports.last_words`).
+-   A message of which a part is there when its connection breaks is forgotten, and so is who waits for it (`half_way`).
 -   A host that vanishes without a word is not noticed; the sockets are told to (`connections`). Keepalives that the own
-    host's queue drops are not counted by the kernel, so whoever waits for long also sends a little.
+    host's queue drops are not counted by the kernel, so whoever waits for long also sends a little, and finds out there
+    that a connection is broken.
 """
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import threading
 import time
@@ -26,15 +27,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ringside.engine.transports.connections import close_connections, watched_connections
+from ringside.engine.transports.connections import DEAD_AFTER_S, close_connections, stands, watched_connections
+from ringside.engine.transports.half_way import end_wait
 from ringside.engine.transports.io_threads import patient_io_threads
 from ringside.engine.transports.last_words import LastWords, Listener, Word, find_late, tell_apart
 from ringside.engine.transports.transport import NOBODY, Bytes, Cause, Kept, LinkError
 
-_DATA, _PROBE, _BESIDE = 1, 3, 4
+_DATA, _BESIDE = 1, 4
 _WORD_S = 0.3  # a word takes less, unless the machine is very busy
 _SILENCE_S = 1.0  # who says nothing for so long after everybody was woken takes no part
-_PROD_S = 1.0
+_PROD_S = 0.5
+_AT_ONCE = datetime.timedelta(milliseconds=1)
 JOINING_S = 60.0
 """How long ranks that have met take at most to say where they are, seconds."""
 
@@ -62,7 +65,7 @@ class TorchPeerToPeer:
         size: int,
         *,
         timeout_s: float,
-        dead_after_s: float = 4.0,
+        dead_after_s: float = DEAD_AFTER_S,
         joining_s: float = JOINING_S,
     ) -> None:
         self.rank, self.size = rank, size
@@ -80,6 +83,7 @@ class TorchPeerToPeer:
         self._own = _Wait()
         self._waits = [self._own]
         self._cause: Cause | None = None
+        self._over = False
         self._guard = threading.Lock()
         self._listener = Listener(self._words, self.fail, self._prod, f"ringside-listener-{rank}")
 
@@ -146,12 +150,16 @@ class TorchPeerToPeer:
                 self._cause = Cause("left", self.rank)
                 self._words.tell(replace(self._word(self._cause, NOBODY), goodbye=True))
                 self._words.silent(patience_s)
-                close_connections(self._group)
+                self._end_waits()
         self._listener.stop()
 
     def describe(self) -> dict[str, Any]:
         """Return its name."""
         return {"transport": "torch point-to-point (gloo)"}
+
+    def has_lost(self, peer: int) -> bool:
+        """Tell whether the connection to a peer is known to be broken, by another hand than that peer's own."""
+        return not stands(self._group, peer) and not ((word := self._words.of(peer)) is not None and word.goodbye)
 
     def _settled(self, cause: Cause) -> Cause:
         """Find out who is to blame, and tell."""
@@ -166,7 +174,7 @@ class TorchPeerToPeer:
         cause = heard.cause if heard is not None else cause
         own = self._word(cause, waits_for)
         self._words.tell(own)
-        close_connections(self._group)
+        self._end_waits()
         self.on_failure()
         if cause.kind == "late":
             cause = find_late(self._words, self.rank, own, _SILENCE_S)
@@ -186,27 +194,26 @@ class TorchPeerToPeer:
             return heard, cause
         if cause.vertex != NOBODY:
             return None, cause
-        return None, Cause("lost", next((peer for peer in self._peers() if not self._reaches(peer)), NOBODY))
+        return None, Cause("lost", next((peer for peer in self._peers() if not stands(self._group, peer)), NOBODY))
+
+    def _end_waits(self) -> None:
+        """Close all connections, and end what waits for messages nevertheless."""
+        self._over = True  # who begins to wait after this does not for long
+        close_connections(self._group)
+        for wait in self._waits:
+            end_wait(wait.work)
 
     def _prod(self) -> None:
         """Send something to whoever has been waited for: what is not acknowledged ends a connection that is silent."""
         now = time.monotonic()
         for wait in self._waits:
             peer = wait.peer
-            if wait.lasts(_PROD_S, now):
-                with contextlib.suppress(RuntimeError):  # whoever waits hears of it
-                    self._group.send([torch.zeros(1)], peer, _PROBE)
+            if wait.lasts(_PROD_S, now) and not stands(self._group, peer):
+                self.fail(Cause("lost", peer))  # whoever waits may not hear of it
+                return
 
     def _peers(self) -> list[int]:
         return [peer for peer in range(self.size) if peer != self.rank]
-
-    def _reaches(self, peer: int) -> bool:
-        """Tell whether the connection to a peer stands."""
-        try:
-            self._group.send([torch.zeros(1)], peer, _PROBE)
-        except RuntimeError:
-            return False
-        return True
 
     def _error(self, peer: int, error: RuntimeError) -> LinkError:
         text = str(error)
@@ -226,7 +233,7 @@ def _nothing() -> None:
 class _Refused:
     error: RuntimeError
 
-    def wait(self, timeout: datetime.timedelta) -> None:
+    def wait(self, timeout: datetime.timedelta) -> bool:
         """Raise why the message cannot come."""
         raise self.error
 
@@ -238,12 +245,14 @@ class _Wait:
     Args:
         peer: The vertex; `NOBODY`: nobody waits.
         number: Of the wait.
+        work: The message that is waited for, or was at last.
         known: The wait that was seen last.
         since: When, or when something was sent to find out whether the peer is there.
     """
 
     peer: int = NOBODY
     number: int = 0
+    work: Any = None
     known: int = -1
     since: float = 0.0
 
@@ -295,11 +304,13 @@ class _Message:
 
     def wait(self) -> None:
         """Wait for it; see `Pending`."""
-        waits = self.waits
+        waits, transport = self.waits, self.transport
+        waits.work = self.work
         waits.peer = self.peer
         waits.number += 1
         try:
-            self.work.wait(self.transport._timeout)
+            if not self.work.wait(transport._timeout if not transport._over else _AT_ONCE):
+                raise RuntimeError("the wait was ended: a connection broke while a part of the message was there")
         except RuntimeError as error:
-            raise self.transport._error(self.peer, error) from None
+            raise transport._error(self.peer, error) from None
         waits.peer = NOBODY
