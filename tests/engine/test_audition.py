@@ -289,3 +289,24 @@ def test_where_the_group_s_own_wins_for_want_of_a_better_one_the_table_says_so()
     rank = settled(Rank(4, "ring", "", rows), audition)
     assert rank.winner == NATIVE
     assert rank.why.startswith(f"{NATIVE}: ")
+
+
+def test_of_large_tensors_what_travels_in_pieces_wins_a_tie() -> None:
+    """The next tensor is begun before it is there, which turns of one at a time do not show."""
+
+    def decided(seconds: dict[str, float], size_bytes: int = 4 * MB) -> Rank:
+        found = replace(rank(seconds, NATIVE), size_bytes=size_bytes)
+        audition = audition_of(found)
+        assert audition is not None
+        play(audition, seconds)
+        return settled(found, audition)
+
+    tie = {"hosts/native": 1.0, "hosts/ring": 1.02, "ring": 1.01, NATIVE: 1.2}
+    assert decided(tie).winner == "hosts/ring"
+    assert decided(tie).why.endswith("begun before it is there")
+    assert decided(tie | {"leaders/ring": 1.01}).winner == "leaders/ring"
+    for clear in ({"hosts/ring": 1.06}, {"hosts/ring": 1.01, "hosts/native": 0.95}):
+        assert decided(tie | clear).winner == "hosts/native", clear
+    assert decided({"ring": 1.01, NATIVE: 1.0}).winner == NATIVE, "over ranks there are no pieces"
+    assert decided({"hosts/ring": 1.02, "hosts/tree": 1.0, NATIVE: 1.5}).winner == "hosts/tree"
+    assert decided(tie, 4096).winner != "hosts/ring", "small ones have no pieces"

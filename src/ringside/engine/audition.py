@@ -6,12 +6,15 @@ The first all-reduces of the job itself are of just the sizes that matter, and c
 Choices that are within a tenth of each other after that go on in turn until one is plainly ahead, or the most turns are
 over. They are compared turn by turn, with what the others took right beside them: what a machine does besides changes
 from second to second by more than they differ.
+
+One thing turns do not show: a large tensor that travels in pieces is begun before the one ahead of it is there. The
+group's own all-reduce has no pieces, so it must be faster by more than a tie.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import mean, median
 
 from ringside.engine.choice import NATIVE, Choice
@@ -28,6 +31,7 @@ CALLS_SMALL = 4  # in a row: the first one after another choice finds threads as
 _CHEAP, _CHEAP_SMALL = 2, 3  # choices that take part because of their price alone
 _STAYS = 1.5  # times the best so far: the group's own all-reduce leaves at no less
 _PLAIN = 2.0  # turns won less turns lost over the root of their number: asked turn by turn, chance makes it 1 in 10
+_TIE = 1.05  # times the group's own: within it, of large tensors, what travels in pieces wins
 LARGE_BYTES = 1 << 20
 _NATIVES = (NATIVE, f"hosts/{NATIVE}")
 
@@ -73,6 +77,7 @@ class Audition:
         calls: All-reduces of a choice in a row; of several, the mean of all but the first counts.
         stays: The group's own all-reduce has all of its `turns`, and wins unless another one is plainly, or by far,
             faster.
+        pieces: The group's own, over ranks or hosts, wins over what travels in pieces only where that is no tie.
     """
 
     def __init__(
@@ -84,8 +89,9 @@ class Audition:
         calls: int = 1,
         *,
         stays: bool = False,
+        pieces: bool = False,
     ) -> None:
-        self._hopeless, self._calls, self._stays = hopeless, calls, stays
+        self._hopeless, self._calls, self._stays, self._pieces = hopeless, calls, stays, pieces
         self._row: list[float] = []
         self.names = list(names)
         self._turns, self._more = turns, more
@@ -137,7 +143,8 @@ class Audition:
         """Leave those in the race that are not plainly behind, if they are close to the best or the group's own."""
         shares = self._shares()
         best = min(self._going, key=lambda at: shares[at])
-        left = [at for at in self._going if not self._plainly(best, at)]
+        tied = self._tied(best, shares)
+        left = [at for at in self._going if at in tied or not self._plainly(best, at)]
         near = [at for at in left if shares[at] <= CLOSE * shares[best] and self.names[at] != NATIVE]
         own = [at for at in left if self.names[at] == NATIVE]
         self._going = sorted(own + sorted(near, key=lambda at: shares[at])[:MOST_CLOSE])
@@ -147,6 +154,13 @@ class Audition:
         pairs = list(zip(self._heard[better], self._heard[worse], strict=True))
         lead = sum((a < b) - (a > b) for a, b in pairs)
         return lead >= _PLAIN * math.sqrt(len(pairs))
+
+    def _tied(self, best: int, shares: Mapping[int, float]) -> list[int]:
+        """Return those that win over the best one though they took a little longer, the fastest first."""
+        if not self._pieces or self.names[best] not in _NATIVES:
+            return []
+        near = [at for at in self._going if shares[at] <= _TIE * shares[best] and _has_pieces(self.names[at])]
+        return sorted(near, key=lambda at: (shares[at], self.names[at]))
 
     def _shares(self) -> dict[int, float]:
         """Return what those that have not left take by what all of them took in the same turn; the median of turns."""
@@ -184,6 +198,11 @@ class Audition:
         left = [took for at, took in enumerate(found) if at not in self._going]
         return min(found[at] for at in self._going) / min(left) if left else 0.0
 
+    def is_tie(self) -> bool:
+        """Tell whether the winner took a little longer than the group's own."""
+        shares = self._shares()
+        return bool(self._tied(min(self._going, key=lambda at: (shares[at], self.names[at])), shares))
+
     def winner(self) -> str:
         """Return the best of those that have not left."""
         shares = self._shares()
@@ -191,7 +210,13 @@ class Audition:
         for at in self._going if self._stays else ():
             if self.names[at] == NATIVE and shares[at] < _STAYS * shares[best] and not self._plainly(best, at):
                 return NATIVE
-        return self.names[best]
+        return self.names[next(iter(self._tied(best, shares)), best)]
+
+
+def _has_pieces(name: str) -> bool:
+    """Tell whether tensors of more than a few messages travel in pieces by a choice."""
+    choice = Choice.parse(name)
+    return choice.over != "ranks" and choice.algorithm != NATIVE
 
 
 def usual(times: Sequence[float]) -> float:
@@ -205,7 +230,7 @@ def audition_of(rank: Rank) -> Audition | None:
     if len(names) < 2:
         return None
     if rank.size_bytes >= LARGE_BYTES:
-        return Audition(names, TURNS_LARGE, MORE_LARGE)
+        return Audition(names, TURNS_LARGE, MORE_LARGE, pieces=True)
     return Audition(names, TURNS_SMALL, MORE_SMALL, HOPELESS_SMALL, CALLS_SMALL, stays=True)
 
 
@@ -223,6 +248,8 @@ def settled(rank: Rank, audition: Audition) -> Rank:
     others = sorted((took, name) for name, took in heard.items() if name != winner)
     beside = ", ".join(f"{name} {1e3 * took:.3g} ms" for took, name in others)
     why = f"{winner}: {1e3 * heard[winner]:.3g} ms where it was used in turn with {beside}"
+    if audition.is_tie():
+        why += "; in a tie what travels in pieces wins, since the next tensor is begun before it is there"
     return Rank(rank.size_bytes, winner, why, tuple(rows), audition.turns)
 
 

@@ -16,7 +16,7 @@ from ringside.engine.pricing import BLOCK_BYTES, Cluster, Price, price_choice
 from ringside.errors import UsageError
 from ringside.schedule import ALGORITHMS
 
-SCHEMA = 4
+SCHEMA = 5
 LADDER = (4, *(1024 * 4**k for k in range(9)))  # one element, and 1 KB to 64 MB
 MOST_SAFE = 0.97  # of native's expected time, where a size was not timed itself
 WORTH_IT = 0.9  # of the present choice's expected time, for a change during training
