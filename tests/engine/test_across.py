@@ -401,30 +401,42 @@ def test_a_script_that_does_not_close_ends_well(end: str, tmp_path: Path) -> Non
 
 
 DIES = """
-import os, signal, threading, time, torch, torch.distributed as dist, ringside
+import os, pathlib, signal, threading, time, torch, torch.distributed as dist, ringside
 rank = int(os.environ["RANK"])
 dist.init_process_group("gloo", init_method="file://{path}", rank=rank, world_size=3)
 comm = ringside.Communicator(machine=f"host {{rank}}", algorithm="native", timeout_s=300)
 x = torch.ones(30_000_000)
 comm.all_reduce(x)
+stopped = pathlib.Path("{path}.stopped")
 if rank == 1:
-    threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGKILL]).start()
+    stopped.write_text(str(os.getpid()))
+    threading.Timer(0.05, os.kill, [os.getpid(), signal.{number}]).start()
+if rank == 0 and signal.{number} == signal.SIGSTOP:
+    threading.Timer(1.5, os.kill, [os.getpid(), signal.SIGINT]).start()
 try:
     while True:
         comm.all_reduce(x)
 except ringside.errors.PeerLostError as error:
     print(error.ranks, flush=True)
+    if rank == 2:
+        os.kill(int(stopped.read_text()), signal.SIGKILL)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+comm.close()
+del comm
 """
 
 
-def test_a_script_whose_native_all_reduce_broke_off_ends_soon(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "told"), [("SIGKILL", "(1,)"), ("SIGSTOP", "(0,)")])
+def test_a_script_whose_native_all_reduce_broke_off_ends_soon(number: str, told: str, tmp_path: Path) -> None:
     """A thread of Gloo's may still wait for the rest of a message, until its time is over: nobody waits for that."""
     began = time.monotonic()
-    ended = run_script(3, DIES.format(path=tmp_path / "store"))
+    ended = run_script(3, DIES.format(path=tmp_path / "store", number=number))
     took_s = time.monotonic() - began
     assert ended[1].status == -signal.SIGKILL
-    for rank in (0, 2):
-        assert (ended[rank].status, ended[rank].out) == (0, "(1,)\n"), ended[rank]
+    first = told if number == "SIGKILL" else "interrupted"
+    assert (ended[0].status, ended[0].out) == (0, f"{first}\n"), ended[0]
+    assert (ended[2].status, ended[2].out) == (0, f"{told}\n"), ended[2]
     assert took_s < 30 + SOON_S, "of 300"
 
 

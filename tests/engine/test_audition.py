@@ -296,7 +296,7 @@ def test_of_large_tensors_what_travels_in_pieces_wins_a_tie() -> None:
 
     def decided(seconds: dict[str, float], size_bytes: int = 4 * MB) -> Rank:
         found = replace(rank(seconds, NATIVE), size_bytes=size_bytes)
-        audition = audition_of(found)
+        audition = audition_of(found, pieces_from_bytes=2 * MB)
         assert audition is not None
         play(audition, seconds)
         return settled(found, audition)
@@ -305,6 +305,8 @@ def test_of_large_tensors_what_travels_in_pieces_wins_a_tie() -> None:
     assert decided(tie).winner == "hosts/ring"
     assert decided(tie).why.endswith("begun before it is there")
     assert decided(tie | {"leaders/ring": 1.01}).winner == "leaders/ring"
+    assert decided(tie | {"ring": 0.99, "direct": 0.995}).winner == "hosts/ring", "nor has what is over ranks pieces"
+    assert decided(tie, 1 * MB).winner == "hosts/native", "too small for pieces"
     for clear in ({"hosts/ring": 1.06}, {"hosts/ring": 1.01, "hosts/native": 0.95}):
         assert decided(tie | clear).winner == "hosts/native", clear
     assert decided({"ring": 1.01, NATIVE: 1.0}).winner == NATIVE, "over ranks there are no pieces"

@@ -27,6 +27,9 @@ class NoNative:
     def prepare(self, data, dtype, op, members):
         raise AssertionError("native was not to be called")
 
+    def close(self):
+        """Nobody needs it."""
+
     def abandon(self):
         """Nothing is under way."""
 
@@ -40,6 +43,9 @@ class NativeByThreads:
 
     def check(self, dtype, op):
         """It can do everything."""
+
+    def close(self):
+        self._across.close()
 
     def abandon(self):
         self._across.close()

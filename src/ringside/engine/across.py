@@ -58,8 +58,11 @@ class Native(Protocol):
     ) -> Callable[[], Callable[[], object]]:
         """Return what begins `all_reduce` of data that are not empty and stay where they are, and returns its end."""
 
+    def close(self) -> None:
+        """Leave: nothing is under way here; peers that still need this rank hear of it."""
+
     def abandon(self) -> None:
-        """End what is under way, here and at the peers, as far as it can be ended."""
+        """End what is under way, here and at the peers, as far as it can be ended; it may be on any thread."""
 
 
 class Across:
@@ -223,11 +226,17 @@ class Across:
         if self._broken is None:
             self._broken = ClosedError("the communicator is closed on this rank")
         self.exchange.transport.close(patience_s=patience_s)
+        self.native.close()
         self.exchange.transport.waits_inside = lambda: NOBODY
         self.exchange.transport.on_failure = int  # nothing; neither refers to this
         self._sides.stop(1.0)
 
     # -------------------------------------------------------------------------------------------- over hosts
+
+    @property
+    def pieces_from_bytes(self) -> int:
+        """From how many bytes on what goes over hosts by a schedule travels in pieces; in half of it over leaders."""
+        return 2 * self.roster.lanes * self.exchange.segment_bytes
 
     def _layout(self, choice: Choice, elements: int, what: Reduction) -> Layout | None:
         """Return the pieces in which a tensor goes over hosts; None: it is small, or cannot be fed in pieces."""

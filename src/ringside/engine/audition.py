@@ -7,8 +7,8 @@ Choices that are within a tenth of each other after that go on in turn until one
 over. They are compared turn by turn, with what the others took right beside them: what a machine does besides changes
 from second to second by more than they differ.
 
-One thing turns do not show: a large tensor that travels in pieces is begun before the one ahead of it is there. The
-group's own all-reduce has no pieces, so it must be faster by more than a tie.
+One thing turns do not show: a large tensor that travels in pieces is begun before the one ahead of it is there. What
+has no pieces, such as the group's own all-reduce, must be faster by more than a tie.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CALLS_SMALL = 4  # in a row: the first one after another choice finds threads as
 _CHEAP, _CHEAP_SMALL = 2, 3  # choices that take part because of their price alone
 _STAYS = 1.5  # times the best so far: the group's own all-reduce leaves at no less
 _PLAIN = 2.0  # turns won less turns lost over the root of their number: asked turn by turn, chance makes it 1 in 10
-_TIE = 1.05  # times the group's own: within it, of large tensors, what travels in pieces wins
+_TIE = 1.05  # times the best: within it what travels in pieces wins over what does not
 LARGE_BYTES = 1 << 20
 _NATIVES = (NATIVE, f"hosts/{NATIVE}")
 
@@ -77,7 +77,7 @@ class Audition:
         calls: All-reduces of a choice in a row; of several, the mean of all but the first counts.
         stays: The group's own all-reduce has all of its `turns`, and wins unless another one is plainly, or by far,
             faster.
-        pieces: The group's own, over ranks or hosts, wins over what travels in pieces only where that is no tie.
+        pieces: What goes through hosts by a schedule travels in pieces; it wins ties with what does not.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Audition:
         left = [at for at in self._going if at in tied or not self._plainly(best, at)]
         near = [at for at in left if shares[at] <= CLOSE * shares[best] and self.names[at] != NATIVE]
         own = [at for at in left if self.names[at] == NATIVE]
-        self._going = sorted(own + sorted(near, key=lambda at: shares[at])[:MOST_CLOSE])
+        self._going = sorted(own + sorted(near, key=lambda at: (at not in tied, shares[at]))[:MOST_CLOSE])
 
     def _plainly(self, better: int, worse: int) -> bool:
         """Tell whether one was faster in so many turns more than the other that it is not by chance."""
@@ -157,7 +157,7 @@ class Audition:
 
     def _tied(self, best: int, shares: Mapping[int, float]) -> list[int]:
         """Return those that win over the best one though they took a little longer, the fastest first."""
-        if not self._pieces or self.names[best] not in _NATIVES:
+        if not self._pieces or _has_pieces(self.names[best]):
             return []
         near = [at for at in self._going if shares[at] <= _TIE * shares[best] and _has_pieces(self.names[at])]
         return sorted(near, key=lambda at: (shares[at], self.names[at]))
@@ -199,7 +199,7 @@ class Audition:
         return min(found[at] for at in self._going) / min(left) if left else 0.0
 
     def is_tie(self) -> bool:
-        """Tell whether the winner took a little longer than the group's own."""
+        """Tell whether the winner took a little longer than the best, which does not travel in pieces."""
         shares = self._shares()
         return bool(self._tied(min(self._going, key=lambda at: (shares[at], self.names[at])), shares))
 
@@ -214,7 +214,7 @@ class Audition:
 
 
 def _has_pieces(name: str) -> bool:
-    """Tell whether tensors of more than a few messages travel in pieces by a choice."""
+    """Tell whether large tensors travel in pieces by a choice."""
     choice = Choice.parse(name)
     return choice.over != "ranks" and choice.algorithm != NATIVE
 
@@ -224,13 +224,18 @@ def usual(times: Sequence[float]) -> float:
     return sorted(times)[(len(times) - 1) // 3]
 
 
-def audition_of(rank: Rank) -> Audition | None:
-    """Return the audition that a size needs; None: it had one, or nobody else is promising."""
+def audition_of(rank: Rank, pieces_from_bytes: float = math.inf) -> Audition | None:
+    """Return the audition that a size needs; None: it had one, or nobody else is promising.
+
+    Args:
+        rank: What is known of the size.
+        pieces_from_bytes: From that size on a tensor that goes through hosts by a schedule travels in pieces.
+    """
     names = invited(rank) if not rank.turns else []
     if len(names) < 2:
         return None
     if rank.size_bytes >= LARGE_BYTES:
-        return Audition(names, TURNS_LARGE, MORE_LARGE, pieces=True)
+        return Audition(names, TURNS_LARGE, MORE_LARGE, pieces=rank.size_bytes >= pieces_from_bytes)
     return Audition(names, TURNS_SMALL, MORE_SMALL, HOPELESS_SMALL, CALLS_SMALL, stays=True)
 
 

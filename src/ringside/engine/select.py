@@ -317,9 +317,9 @@ class Selector:
     def _use(self, data: bytes) -> None:
         self._take_over(Table.decode(data))
         assert self.table is not None
-        self._auditions = {
-            at: audition for at, rank in enumerate(self.table.ranks) if (audition := audition_of(rank)) is not None
-        }
+        pieces_from = self._across.pieces_from_bytes
+        auditions = {at: audition_of(rank, pieces_from) for at, rank in enumerate(self.table.ranks)}
+        self._auditions = {at: audition for at, audition in auditions.items() if audition is not None}
 
     def _take_over(self, table: Table) -> None:
         self.table = table

@@ -20,7 +20,7 @@ from ringside.engine.exchange import Exchange
 from ringside.engine.message_plan import plan_messages
 from ringside.engine.reduction import folder
 from ringside.engine.told import Call, Disagreement
-from ringside.engine.transports.transport import Cause, LinkError
+from ringside.engine.transports.transport import NOBODY, Cause, LinkError
 from ringside.errors import UnsupportedError
 from ringside.schedule import Schedule, chunk_bounds, direct, tree
 
@@ -137,7 +137,8 @@ def native_over(store: Any, lost: Sequence[int] = ()) -> Any:
     from ringside.engine.transports.torch_native import TorchNative
 
     here = place()
-    return TorchNative(PrefixStore(here.job, store), here.rank, here.size, timeout_s=30, has_lost=lost.__contains__)
+    names = PrefixStore(here.job, store)
+    return TorchNative(names, here.rank, here.size, timeout_s=30, has_lost=lambda rank, _: rank in lost)
 
 
 def by_the_groups_own(path: str) -> list[int]:
@@ -215,7 +216,40 @@ def test_the_groups_own_does_not_wait_for_a_lost_rank(first: bool) -> None:
     with store_file() as path, borrowed(3) as team:
         team.start(with_a_lost_rank, path, first)
         for rank in (0, 2):
-            assert team.finish_one(rank).value == Cause("lost", 1)
+            assert team.finish_one(rank).value == Cause("lost", NOBODY)
+        team.tell(1, "go on")
+        assert team.finish_one(1).ok
+
+
+def with_a_rank_that_left(path: str) -> Cause | None:
+    """Rank 1 leaves in good order before the first one."""
+    import torch.distributed as dist
+
+    from ringside.engine.transports.torch_native import TorchNative
+
+    transport, here = peer_to_peer(path), place()
+    try:
+        if here.rank == 1:
+            transport.close(patience_s=0.2)
+            hear()
+            return None
+        store = dist.PrefixStore("native", dist.FileStore(path, -1))
+        native = TorchNative(store, here.rank, here.size, timeout_s=50, has_lost=transport.has_lost)
+        with pytest.raises(LinkError) as raised:
+            native.all_reduce(np.ones(4, np.uint8), DTYPES.index("float32"), OP_CODES["sum"], None)
+        return transport.fail(raised.value.cause)
+    finally:
+        transport.close(patience_s=0.2)
+
+
+def test_the_groups_own_does_not_wait_for_a_rank_that_left() -> None:
+    with store_file() as path, borrowed(3) as team:
+        began = time.monotonic()
+        team.start(with_a_rank_that_left, path)
+        for rank in (0, 2):
+            outcome = team.finish_one(rank)
+            assert outcome.value == Cause("left", 1), outcome
+            assert outcome.at - began < 25, "of 50"
         team.tell(1, "go on")
         assert team.finish_one(1).ok
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import signal
 import time
@@ -9,9 +10,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from tests.processes import borrowed, hear, on_ranks, place, say
 
 from ringside.engine.transports import torch_p2p
+from ringside.engine.transports.probes import Probes
 from ringside.engine.transports.torch_p2p import TorchPeerToPeer, _Wait
 from ringside.engine.transports.transport import NOBODY, Cause, LinkError
 
@@ -68,7 +71,8 @@ def test_whoever_is_waited_for_on_links_beside_is_prodded_too(monkeypatch: pytes
     """What is not acknowledged ends a silent connection, whichever thread waits for it."""
     transport = object.__new__(TorchPeerToPeer)
     prodded: list[int] = []
-    transport._group = SimpleNamespace(send=lambda tensors, peer, tag: prodded.append(peer))
+    group = SimpleNamespace(send=lambda tensors, peer, tag: prodded.append(peer), recv=lambda tensors, peer, tag: None)
+    transport._probes = Probes(group, 0, 4)
     transport.rank, transport.size = 0, 4
     transport._waits = [_Wait()]
     beside = transport.beside()
@@ -84,6 +88,31 @@ def test_whoever_is_waited_for_on_links_beside_is_prodded_too(monkeypatch: pytes
         now[0] += seconds
         transport._prod()
     assert prodded[2:] == [3, 2] or prodded[2:] == [2, 3]
+
+
+def test_nobody_is_prodded_where_nobody_waits_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait that is about to begin has a new number before it has a peer."""
+    wait = _Wait(peer=2, number=1)
+    assert not wait.lasts(0.5, 0.0)
+    wait.peer = NOBODY
+    wait.number = 2
+    wait.peer = 3
+    assert not wait.lasts(0.5, 9.0)
+
+
+def whose_probes_are_taken(path: str, count: int) -> None:
+    transport = peer_to_peer(path)
+    for _ in range(count):
+        sent = [transport._group.send([torch.ones(1, dtype=torch.uint8)], peer, 3) for peer in transport._peers()]
+        for work in sent:
+            work.wait(datetime.timedelta(seconds=10))  # it leaves when its place is posted
+    transport.close()
+
+
+def test_probes_are_taken() -> None:
+    """Or Gloo would keep a note of each, at both ends, for as long as the job lasts."""
+    with store_file() as path:
+        on_ranks(3, whose_probes_are_taken, path, 4)
 
 
 # ------------------------------------------------------------------------------------------------ deaths

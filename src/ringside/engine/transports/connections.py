@@ -15,7 +15,7 @@ import torch
 DEAD_AFTER_S = 3.2
 """A peer whose host does not answer for so long counts as lost, seconds: with half a second until something is sent to
 a host that is silent, and what it takes to tell everybody, an error comes within five."""
-_NOTHING, _PROBE = 1 << 20, 1 << 20 | 1  # the tags of a message that nobody sends, and of one that nobody takes
+_NOTHING = 1 << 20  # the tag of a message that nobody sends
 _AT_ONCE = timedelta(milliseconds=1)
 
 
@@ -39,18 +39,6 @@ def close_connections(group: Any) -> None:
         with contextlib.suppress(RuntimeError):
             if peer != group.rank():
                 group.recv([nothing], peer, _NOTHING).wait(_AT_ONCE)
-
-
-def stands(group: Any, peer: int) -> bool:
-    """Tell whether the connection to a peer of a Gloo group stands, as far as is known.
-
-    Something is sent, which nobody takes: where it is not acknowledged, it will be known.
-    """
-    try:
-        group.send([torch.zeros(1)], peer, _PROBE)
-    except RuntimeError:
-        return False
-    return True
 
 
 def _sockets() -> set[tuple[int, int]]:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.engine.dtypes import DTYPES, FLOATING, OPS
-from ringside.engine.transports.connections import DEAD_AFTER_S, close_connections, stands, watched_connections
+from ringside.engine.transports.connections import DEAD_AFTER_S, close_connections, watched_connections
 from ringside.engine.transports.io_threads import patient_io_threads
 from ringside.engine.transports.transport import NOBODY, Bytes, Cause, LinkError
 from ringside.errors import UnsupportedError
@@ -45,7 +45,8 @@ Begin = Callable[[], Callable[[], None]]
 
 _JOINING = datetime.timedelta(seconds=60)  # the ranks are all there
 _LOOK = datetime.timedelta(seconds=0.25)
-_COME_S = 0.005
+_COME_S, _MOST_COME_S = 0.005, 0.1
+_MOMENT_S = 0.05
 _NOT_YET = "Operation timed out"  # how torch says that a wait is over and the work is not
 
 
@@ -57,8 +58,8 @@ class TorchNative:
         rank: This rank.
         size: Number of ranks.
         timeout_s: Longest wait, seconds.
-        has_lost: Tells whether a rank is lost; asked about all that take part, while they are waited for. Gloo does not
-            say so where a part of a message has arrived (`half_way`).
+        has_lost: Tells whether a rank is lost, or (if told so) left: `TorchPeerToPeer.has_lost`. Asked about all that
+            take part, while they are waited for: Gloo does not say so where a part of a message is there (`half_way`).
         dead_after_s: As for `TorchPeerToPeer`.
     """
 
@@ -69,7 +70,7 @@ class TorchNative:
         size: int,
         *,
         timeout_s: float,
-        has_lost: Callable[[int], bool],
+        has_lost: Callable[[int, bool], bool],
         dead_after_s: float = DEAD_AFTER_S,
     ) -> None:
         self._dead_after_s = dead_after_s
@@ -79,6 +80,7 @@ class TorchNative:
         self._has_lost = has_lost
         self._groups: dict[tuple[int, ...], Any] = {}
         self._over = False
+        self._left: list[Any] = []  # works that somebody gave up waiting for
 
     def check(self, dtype: int, op: int) -> None:
         """Raise `UnsupportedError` for what Gloo cannot reduce."""
@@ -102,23 +104,33 @@ class TorchNative:
             group = self._groups.get(members) or self._new_group(members)
             return functools.partial(self._finish, group.allreduce(tensors, options), members)
         except RuntimeError as error:
-            raise self._in_words(error, members) from None
+            raise _in_words(error) from None
 
     def _finish(self, work: Any, members: tuple[int, ...]) -> None:
         try:
             while not _ended(work):
-                self._look(members)
+                self._look(members, or_left=False)  # one that left may have done its part
         except RuntimeError as error:
-            raise self._in_words(error, members) from None
-        except LinkError:
-            _keep_for_ever(self._groups[members])
+            raise _in_words(error) from None
+        except BaseException:
+            self._left.append(work)
+            if self._over:
+                _await(work)
             raise
+
+    def close(self) -> None:
+        """Leave; see `ringside.engine.across.Native`."""
+        for group in list(self._groups.values()):
+            close_connections(group)
 
     def abandon(self) -> None:
         """End what is under way; see `ringside.engine.across.Native`."""
         self._over = True
         for group in list(self._groups.values()):
-            close_connections(group)
+            _keep_for_ever(group)
+        self.close()
+        for work in self._left:
+            _await(work)
 
     def _new_group(self, members: tuple[int, ...]) -> Any:
         store = PrefixStore(",".join(map(str, members)), self._store)
@@ -134,32 +146,25 @@ class TorchNative:
     def _meet(self, store: Store, members: tuple[int, ...]) -> None:
         """Return when all members have come: what Gloo waits for cannot be given up."""
         store.set(f"come/{self._rank}", "1")
-        others = [f"come/{rank}" for rank in members if rank != self._rank]
         began = looked = time.monotonic()
-        while not store.check(others):
-            now = time.monotonic()
-            if now - began > self._timeout_s:
-                raise LinkError(Cause("late", NOBODY), "not all ranks have come")
-            if now - looked > _LOOK.total_seconds():
-                self._look(members)
-                looked = now
-            time.sleep(_COME_S)
+        pause_s = _COME_S
+        for rank in members:
+            while rank != self._rank and not store.check([f"come/{rank}"]):
+                now = time.monotonic()
+                if now - began > self._timeout_s:
+                    raise LinkError(Cause("late", rank), "it has not come")
+                if now - looked > _LOOK.total_seconds():
+                    self._look(members, or_left=True)
+                    looked = now
+                time.sleep(pause_s)
+                pause_s = min(1.3 * pause_s, _MOST_COME_S)
 
-    def _look(self, members: tuple[int, ...]) -> None:
+    def _look(self, members: tuple[int, ...], *, or_left: bool) -> None:
         """Raise `LinkError` where it makes no sense to wait any longer."""
         if self._over:
             raise LinkError(Cause("lost", NOBODY), "given up")
-        for rank in members:
-            if rank != self._rank and self._has_lost(rank):
-                raise LinkError(Cause("lost", rank), "the connection is broken")
-
-    def _in_words(self, error: RuntimeError, members: tuple[int, ...]) -> LinkError:
-        text = str(error)[:300]
-        if "Timed out" in text:
-            return LinkError(Cause("late", NOBODY), text)
-        group = self._groups.get(members)
-        others = [] if group is None else [(at, rank) for at, rank in enumerate(members) if rank != self._rank]
-        return LinkError(Cause("lost", next((rank for at, rank in others if not stands(group, at)), NOBODY)), text)
+        if any(self._has_lost(rank, or_left) for rank in members if rank != self._rank):
+            raise LinkError(Cause("lost", NOBODY), "a connection is broken")  # who is to blame, the transport finds out
 
 
 def _ended(work: Any) -> bool:
@@ -169,10 +174,24 @@ def _ended(work: Any) -> bool:
     except RuntimeError as error:
         if _NOT_YET not in str(error):
             raise
-        return False
+        if not work.is_completed():
+            return False
+        work.wait()  # it ended just then, well or with words of its own
     return True
+
+
+def _await(work: Any) -> None:
+    """Wait a moment for the end of what was given up: it works in the caller's memory. What is half way has none."""
+    deadline = time.monotonic() + _MOMENT_S
+    while not work.is_completed() and time.monotonic() < deadline:
+        time.sleep(_COME_S / 5)
 
 
 def _keep_for_ever(group: Any) -> None:
     """See to it that nobody waits for the end of a group: its thread waits for what does not come, until its time."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+def _in_words(error: RuntimeError) -> LinkError:
+    late = "Timed out" in str(error)
+    return LinkError(Cause("late" if late else "lost", NOBODY), str(error)[:300])

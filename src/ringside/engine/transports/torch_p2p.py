@@ -27,14 +27,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ringside.engine.transports.connections import DEAD_AFTER_S, close_connections, stands, watched_connections
+from ringside.engine.transports.connections import DEAD_AFTER_S, close_connections, watched_connections
 from ringside.engine.transports.half_way import end_wait
 from ringside.engine.transports.io_threads import patient_io_threads
 from ringside.engine.transports.last_words import LastWords, Listener, Word, find_late, tell_apart
+from ringside.engine.transports.probes import Probes
 from ringside.engine.transports.transport import NOBODY, Bytes, Cause, Kept, LinkError
 
 _DATA, _BESIDE = 1, 4
 _WORD_S = 0.3  # a word takes less, unless the machine is very busy
+_NOTICED_S, _LOOK_S = 2.0, 0.1  # a silent host is noticed on all connections to it, but not on all at once
 _SILENCE_S = 1.0  # who says nothing for so long after everybody was woken takes no part
 _PROD_S = 0.5
 _AT_ONCE = datetime.timedelta(milliseconds=1)
@@ -80,6 +82,7 @@ class TorchPeerToPeer:
             self._group = gloo(PrefixStore("data", store), rank, size, joining)
             words = gloo(PrefixStore("words", store), rank, size, joining)
         self._words = LastWords(words, rank, size)
+        self._probes = Probes(self._group, rank, size)
         self._own = _Wait()
         self._waits = [self._own]
         self._cause: Cause | None = None
@@ -157,9 +160,16 @@ class TorchPeerToPeer:
         """Return its name."""
         return {"transport": "torch point-to-point (gloo)"}
 
-    def has_lost(self, peer: int) -> bool:
-        """Tell whether the connection to a peer is known to be broken, by another hand than that peer's own."""
-        return not stands(self._group, peer) and not ((word := self._words.of(peer)) is not None and word.goodbye)
+    def has_lost(self, peer: int, or_left: bool = False) -> bool:
+        """Tell whether the connection to a peer is known to be broken; see that it will be, where the peer is silent.
+
+        Args:
+            peer: The vertex.
+            or_left: It counts as lost though it left in good order.
+        """
+        if self._probes.send(peer):
+            return False
+        return or_left or (word := self._words.of(peer)) is None or not word.goodbye
 
     def _settled(self, cause: Cause) -> Cause:
         """Find out who is to blame, and tell."""
@@ -190,11 +200,14 @@ class TorchPeerToPeer:
         heard = self._words.first(_WORD_S)
         if heard is None and cause.vertex != NOBODY:
             heard = self._words.of(cause.vertex)  # it may have left in good order
-        if heard is not None:
+        if heard is not None or cause.vertex != NOBODY:
             return heard, cause
-        if cause.vertex != NOBODY:
-            return None, cause
-        return None, Cause("lost", next((peer for peer in self._peers() if not stands(self._group, peer)), NOBODY))
+        deadline = time.monotonic() + _NOTICED_S
+        while not (broken := [peer for peer in self._peers() if not self._probes.send(peer)]):
+            if (heard := self._words.first(_LOOK_S)) is not None or time.monotonic() > deadline:
+                return heard, cause
+        lost = [peer for peer in broken if self._words.of(peer) is None]
+        return (None, Cause("lost", lost[0])) if lost else (self._words.of(broken[0]), cause)
 
     def _end_waits(self) -> None:
         """Close all connections, and end what waits for messages nevertheless."""
@@ -205,10 +218,11 @@ class TorchPeerToPeer:
 
     def _prod(self) -> None:
         """Send something to whoever has been waited for: what is not acknowledged ends a connection that is silent."""
+        self._probes.take()
         now = time.monotonic()
         for wait in self._waits:
             peer = wait.peer
-            if wait.lasts(_PROD_S, now) and not stands(self._group, peer):
+            if peer != NOBODY and wait.lasts(_PROD_S, now) and not self._probes.send(peer):
                 self.fail(Cause("lost", peer))  # whoever waits may not hear of it
                 return
 
@@ -306,8 +320,8 @@ class _Message:
         """Wait for it; see `Pending`."""
         waits, transport = self.waits, self.transport
         waits.work = self.work
+        waits.number += 1  # before the peer: or it would look like the wait before it
         waits.peer = self.peer
-        waits.number += 1
         try:
             if not self.work.wait(transport._timeout if not transport._over else _AT_ONCE):
                 raise RuntimeError("the wait was ended: a connection broke while a part of the message was there")
