@@ -35,6 +35,7 @@ from ringside.engine.small import MOST_BYTES, Small
 from ringside.engine.told import Call, Doing
 from ringside.engine.transports.transport import NOBODY, Bytes, Cause
 from ringside.engine.under_way import Sides, UnderWay
+from ringside.engine.wire import Wire
 from ringside.errors import ClosedError, SyncError, UsageError
 from ringside.schedule import Schedule, chunk_bounds
 
@@ -233,10 +234,13 @@ class Across:
 
     # -------------------------------------------------------------------------------------------- over hosts
 
-    @property
-    def pieces_from_bytes(self) -> int:
-        """From how many bytes on what goes over hosts by a schedule travels in pieces; in half of it over leaders."""
-        return 2 * self.roster.lanes * self.exchange.segment_bytes
+    def pieces_from_bytes(self, wire: Wire | None) -> int:
+        """Return from how many bytes on float32 goes over hosts in pieces, by most schedules; over leaders it is less.
+
+        Args:
+            wire: How elements travel, where not as they are.
+        """
+        return 2 * self.roster.lanes * self.exchange.segment_of(ITEM_BYTES[_FLOAT32], wire)
 
     def _layout(self, choice: Choice, elements: int, what: Reduction) -> Layout | None:
         """Return the pieces in which a tensor goes over hosts; None: it is small, or cannot be fed in pieces."""

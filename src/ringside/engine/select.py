@@ -317,7 +317,7 @@ class Selector:
     def _use(self, data: bytes) -> None:
         self._take_over(Table.decode(data))
         assert self.table is not None
-        pieces_from = self._across.pieces_from_bytes
+        pieces_from = self._across.pieces_from_bytes(self._wire)
         auditions = {at: audition_of(rank, pieces_from) for at, rank in enumerate(self.table.ranks)}
         self._auditions = {at: audition for at, audition in auditions.items() if audition is not None}
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 import signal
+import socket
+import threading
 import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from tests.processes import borrowed, hear, on_ranks, place, say
 
 from ringside.engine.transports import torch_p2p
-from ringside.engine.transports.probes import Probes
+from ringside.engine.transports.connections import Connections, watched_connections
 from ringside.engine.transports.torch_p2p import TorchPeerToPeer, _Wait
 from ringside.engine.transports.transport import NOBODY, Cause, LinkError
 
@@ -71,20 +71,20 @@ def test_whoever_is_waited_for_on_links_beside_is_prodded_too(monkeypatch: pytes
     """What is not acknowledged ends a silent connection, whichever thread waits for it."""
     transport = object.__new__(TorchPeerToPeer)
     prodded: list[int] = []
-    group = SimpleNamespace(send=lambda tensors, peer, tag: prodded.append(peer), recv=lambda tensors, peer, tag: None)
-    transport._probes = Probes(group, 0, 4)
+    transport._group = SimpleNamespace(send=lambda tensors, peer, tag: prodded.append(peer))
+    transport._connections = Connections()
     transport.rank, transport.size = 0, 4
     transport._waits = [_Wait()]
     beside = transport.beside()
     now = [100.0]
     monkeypatch.setattr(torch_p2p.time, "monotonic", lambda: now[0])
     beside.waits.peer, beside.waits.number = 3, 1
-    for seconds in (0.0, 0.45, 0.1, 0.25, 0.3):
+    for seconds in (0.0, 0.9, 0.2, 0.5, 0.6):
         now[0] += seconds
         transport._prod()
     assert prodded == [3, 3]
     transport._waits[0].peer, transport._waits[0].number = 2, 1
-    for seconds in (0.05, 0.55):
+    for seconds in (0.1, 1.1):
         now[0] += seconds
         transport._prod()
     assert prodded[2:] == [3, 2] or prodded[2:] == [2, 3]
@@ -100,19 +100,56 @@ def test_nobody_is_prodded_where_nobody_waits_any_more(monkeypatch: pytest.Monke
     assert not wait.lasts(0.5, 9.0)
 
 
-def whose_probes_are_taken(path: str, count: int) -> None:
+def while_it_stands_still(path: str) -> None:
+    """Rank 1 is held up where its other threads are, too; rank 0 waits for it in two orders, and then sends much."""
     transport = peer_to_peer(path)
-    for _ in range(count):
-        sent = [transport._group.send([torch.ones(1, dtype=torch.uint8)], peer, 3) for peer in transport._peers()]
-        for work in sent:
-            work.wait(datetime.timedelta(seconds=10))  # it leaves when its place is posted
+    beside, large = transport.beside(), np.zeros(1 << 24, dtype=np.uint8)
+    if transport.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        for links in (transport, beside):
+            links.send(0, conformance.place()).wait()
+        for links in (transport, beside):
+            links.receive(0, large).wait()
+    else:
+        pendings = [links.receive(1, conformance.place()) for links in (transport, beside)]
+        threads = [threading.Thread(target=pending.wait, daemon=True) for pending in pendings]
+        for thread in threads:
+            thread.start()
+        say("waits")
+        for thread in threads:
+            thread.join()
+        sent = [links.send(1, large) for links in (transport, beside)]
+        for _ in range(20):
+            assert not transport.has_lost(1)  # asked with much under way
+        for pending in sent:
+            pending.wait()
     transport.close()
 
 
-def test_probes_are_taken() -> None:
-    """Or Gloo would keep a note of each, at both ends, for as long as the job lasts."""
-    with store_file() as path:
-        on_ranks(3, whose_probes_are_taken, path, 4)
+def test_asking_whether_a_peer_is_there_holds_up_nothing() -> None:
+    """A message that Gloo has to send when its work is gone would stop all that comes after it."""
+    with store_file() as path, borrowed(2) as team:
+        team.start(while_it_stands_still, path)
+        assert team.hear(0) == "waits"
+        time.sleep(2.5)  # two looks of the listener's find that it waits for long
+        team.kill(1, signal.SIGCONT)
+        outcomes = team.finish()
+    assert all(outcome.ok for outcome in outcomes), outcomes
+
+
+def test_a_connection_that_was_closed_is_seen_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, watched_connections(4.0) as opened:
+        client = socket.create_connection(server.getsockname())
+    with client:
+        assert not opened.some_closed()
+        number = client.fileno()
+    with open(os.devnull) as other:
+        os.dup2(other.fileno(), number)  # it has come again
+        try:
+            assert opened.some_closed()
+            assert not opened.some_closed()
+        finally:
+            os.close(number)
 
 
 # ------------------------------------------------------------------------------------------------ deaths

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.engine.dtypes import DTYPES, FLOATING, OPS
-from ringside.engine.transports.connections import DEAD_AFTER_S, close_connections, watched_connections
+from ringside.engine.transports.connections import DEAD_AFTER_S, Connections, close_connections, watched_connections
 from ringside.engine.transports.io_threads import patient_io_threads
 from ringside.engine.transports.transport import NOBODY, Bytes, Cause, LinkError
 from ringside.errors import UnsupportedError
@@ -46,7 +46,7 @@ Begin = Callable[[], Callable[[], None]]
 _JOINING = datetime.timedelta(seconds=60)  # the ranks are all there
 _LOOK = datetime.timedelta(seconds=0.25)
 _COME_S, _MOST_COME_S = 0.005, 0.1
-_MOMENT_S = 0.05
+_MOMENT_S, _LOOK_AT_ALL_S = 0.05, 1.0
 _NOT_YET = "Operation timed out"  # how torch says that a wait is over and the work is not
 
 
@@ -58,8 +58,8 @@ class TorchNative:
         rank: This rank.
         size: Number of ranks.
         timeout_s: Longest wait, seconds.
-        has_lost: Tells whether a rank is lost, or (if told so) left: `TorchPeerToPeer.has_lost`. Asked about all that
-            take part, while they are waited for: Gloo does not say so where a part of a message is there (`half_way`).
+        has_lost: Tells whether a rank is lost, or (if told so) left: `TorchPeerToPeer.has_lost`. Asked about all who
+            take part once a connection was closed: Gloo may not say so where a part of a message is there (`half_way`).
         dead_after_s: As for `TorchPeerToPeer`.
     """
 
@@ -79,7 +79,8 @@ class TorchNative:
         self._timeout_s = timeout_s
         self._has_lost = has_lost
         self._groups: dict[tuple[int, ...], Any] = {}
-        self._over = False
+        self._connections: dict[tuple[int, ...], Connections] = {}
+        self._over = self._doubtful = False
         self._left: list[Any] = []  # works that somebody gave up waiting for
 
     def check(self, dtype: int, op: int) -> None:
@@ -109,6 +110,7 @@ class TorchNative:
     def _finish(self, work: Any, members: tuple[int, ...]) -> None:
         try:
             while not _ended(work):
+                self._doubtful |= self._connections[members].some_closed()
                 self._look(members, or_left=False)  # one that left may have done its part
         except RuntimeError as error:
             raise _in_words(error) from None
@@ -137,10 +139,14 @@ class TorchNative:
         self._meet(store, members)
         gloo: Any = dist.ProcessGroupGloo
         timeout = datetime.timedelta(seconds=self._timeout_s)
-        with watched_connections(self._dead_after_s), patient_io_threads():
+        with watched_connections(self._dead_after_s) as connections, patient_io_threads():
             group = gloo(store, members.index(self._rank), len(members), min(timeout, _JOINING))
         group._set_default_timeout(timeout)
-        self._groups[members] = group
+        self._groups[members], self._connections[members] = group, connections
+        if self._over:  # since before it was there
+            _keep_for_ever(group)
+            close_connections(group)
+            raise LinkError(Cause("lost", NOBODY), "given up")
         return group
 
     def _meet(self, store: Store, members: tuple[int, ...]) -> None:
@@ -153,7 +159,7 @@ class TorchNative:
                 now = time.monotonic()
                 if now - began > self._timeout_s:
                     raise LinkError(Cause("late", rank), "it has not come")
-                if now - looked > _LOOK.total_seconds():
+                if now - looked > _LOOK_AT_ALL_S:
                     self._look(members, or_left=True)
                     looked = now
                 time.sleep(pause_s)
@@ -163,6 +169,8 @@ class TorchNative:
         """Raise `LinkError` where it makes no sense to wait any longer."""
         if self._over:
             raise LinkError(Cause("lost", NOBODY), "given up")
+        if not or_left and not self._doubtful:
+            return
         if any(self._has_lost(rank, or_left) for rank in members if rank != self._rank):
             raise LinkError(Cause("lost", NOBODY), "a connection is broken")  # who is to blame, the transport finds out
 

@@ -27,18 +27,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ringside.engine.transports.connections import DEAD_AFTER_S, close_connections, watched_connections
+from ringside.engine.transports.connections import DEAD_AFTER_S, close_connections, stands, watched_connections
 from ringside.engine.transports.half_way import end_wait
 from ringside.engine.transports.io_threads import patient_io_threads
 from ringside.engine.transports.last_words import LastWords, Listener, Word, find_late, tell_apart
-from ringside.engine.transports.probes import Probes
 from ringside.engine.transports.transport import NOBODY, Bytes, Cause, Kept, LinkError
 
 _DATA, _BESIDE = 1, 4
 _WORD_S = 0.3  # a word takes less, unless the machine is very busy
 _NOTICED_S, _LOOK_S = 2.0, 0.1  # a silent host is noticed on all connections to it, but not on all at once
 _SILENCE_S = 1.0  # who says nothing for so long after everybody was woken takes no part
-_PROD_S = 0.5
+_PROD_S = 1.0
 _AT_ONCE = datetime.timedelta(milliseconds=1)
 JOINING_S = 60.0
 """How long ranks that have met take at most to say where they are, seconds."""
@@ -78,11 +77,11 @@ class TorchPeerToPeer:
         self._timeout = datetime.timedelta(seconds=timeout_s)
         gloo: Any = dist.ProcessGroupGloo
         joining = datetime.timedelta(seconds=joining_s)
-        with watched_connections(dead_after_s), patient_io_threads():
+        with watched_connections(dead_after_s) as self._connections, patient_io_threads():
             self._group = gloo(PrefixStore("data", store), rank, size, joining)
+        with watched_connections(dead_after_s), patient_io_threads():
             words = gloo(PrefixStore("words", store), rank, size, joining)
         self._words = LastWords(words, rank, size)
-        self._probes = Probes(self._group, rank, size)
         self._own = _Wait()
         self._waits = [self._own]
         self._cause: Cause | None = None
@@ -167,7 +166,7 @@ class TorchPeerToPeer:
             peer: The vertex.
             or_left: It counts as lost though it left in good order.
         """
-        if self._probes.send(peer):
+        if stands(self._group, peer):
             return False
         return or_left or (word := self._words.of(peer)) is None or not word.goodbye
 
@@ -203,7 +202,7 @@ class TorchPeerToPeer:
         if heard is not None or cause.vertex != NOBODY:
             return heard, cause
         deadline = time.monotonic() + _NOTICED_S
-        while not (broken := [peer for peer in self._peers() if not self._probes.send(peer)]):
+        while not (broken := [peer for peer in self._peers() if not stands(self._group, peer)]):
             if (heard := self._words.first(_LOOK_S)) is not None or time.monotonic() > deadline:
                 return heard, cause
         lost = [peer for peer in broken if self._words.of(peer) is None]
@@ -217,12 +216,15 @@ class TorchPeerToPeer:
             end_wait(wait.work)
 
     def _prod(self) -> None:
-        """Send something to whoever has been waited for: what is not acknowledged ends a connection that is silent."""
-        self._probes.take()
+        """See to whoever is waited for: where nothing comes for long, or connections were closed, ask for the peer's.
+
+        What is sent to ask ends a connection that is silent, once it is not acknowledged.
+        """
+        asked = [(wait, wait.peer) for wait in self._waits if wait.peer != NOBODY]
+        closed = bool(asked) and self._connections.some_closed()
         now = time.monotonic()
-        for wait in self._waits:
-            peer = wait.peer
-            if peer != NOBODY and wait.lasts(_PROD_S, now) and not self._probes.send(peer):
+        for wait, peer in asked:
+            if (wait.lasts(_PROD_S, now) or closed) and not stands(self._group, peer):
                 self.fail(Cause("lost", peer))  # whoever waits may not hear of it
                 return
 
