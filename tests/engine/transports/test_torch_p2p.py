@@ -79,12 +79,12 @@ def test_whoever_is_waited_for_on_links_beside_is_prodded_too(monkeypatch: pytes
     now = [100.0]
     monkeypatch.setattr(torch_p2p.time, "monotonic", lambda: now[0])
     beside.waits.peer, beside.waits.number = 3, 1
-    for seconds in (0.0, 0.9, 0.2, 0.5, 0.6):
+    for seconds in (0.0, 0.7, 0.1, 0.35, 0.45):
         now[0] += seconds
         transport._prod()
     assert prodded == [3, 3]
     transport._waits[0].peer, transport._waits[0].number = 2, 1
-    for seconds in (0.1, 1.1):
+    for seconds in (0.05, 0.8):
         now[0] += seconds
         transport._prod()
     assert prodded[2:] == [3, 2] or prodded[2:] == [2, 3]

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-DEAD_AFTER_S = 3.2
-"""A peer whose host does not answer for so long counts as lost, seconds: with a second until something is sent to a
+DEAD_AFTER_S = 3.0
+"""A peer whose host does not answer for so long counts as lost, seconds: with what passes until something is sent to a
 host that is silent, and what it takes to tell everybody, an error comes within five."""
 _NOTHING, _PROBE = 1 << 20, 3  # the tags of a message that nobody sends, and of one that nobody takes
 _AT_ONCE = timedelta(milliseconds=1)

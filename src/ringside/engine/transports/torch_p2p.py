@@ -37,7 +37,7 @@ _DATA, _BESIDE = 1, 4
 _WORD_S = 0.3  # a word takes less, unless the machine is very busy
 _NOTICED_S, _LOOK_S = 2.0, 0.1  # a silent host is noticed on all connections to it, but not on all at once
 _SILENCE_S = 1.0  # who says nothing for so long after everybody was woken takes no part
-_PROD_S = 1.0
+_PROD_S = 0.75
 _AT_ONCE = datetime.timedelta(milliseconds=1)
 JOINING_S = 60.0
 """How long ranks that have met take at most to say where they are, seconds."""
