@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,7 +94,8 @@ def test_only_large_float32_ones_of_the_choice_whose_turn_it_is_are_tried() -> N
         return Rank(size_bytes, "ring", "", rows)
 
     selector = object.__new__(Selector)
-    selector._expected, selector.version = {}, 0
+    selector._expected, selector.version, selector._wire = {}, 0, None
+    selector._across = SimpleNamespace(pieces_from_bytes=lambda wire: 4 * MB)
     selector.table, selector._auditions, selector._bounds = None, {}, []
     assert not selector.tries(MB, Choice("ring"))
     selector._use(Table({}, {}, (rank(4), rank(MB))).encode())
