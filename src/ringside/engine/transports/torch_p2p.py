@@ -142,7 +142,7 @@ class TorchPeerToPeer:
             return self._cause
 
     def close(self, *, patience_s: float = 5.0) -> None:
-        """Leave; a peer that still waits for this rank hears that it left.
+        """Leave; a peer that still waits for this rank hears that it left, and every peer if it was in a collective.
 
         Connections stay until every peer has left too, since what was sent may still be on its way, but not for longer
         than `patience_s`.
@@ -150,7 +150,8 @@ class TorchPeerToPeer:
         with self._guard:
             if self._cause is None:
                 self._cause = Cause("left", self.rank)
-                self._words.tell(replace(self._word(self._cause, NOBODY), goodbye=True))
+                word = self._word(self._cause, NOBODY)
+                self._words.tell(replace(word, goodbye=not word.doing))  # in the middle of something it gives up
                 self._words.silent(patience_s)
                 self._end_waits()
         self._listener.stop()
