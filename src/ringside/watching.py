@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ringside.errors import RingsideError, UsageError
+from ringside.files import append_to_file
 from ringside.launch import Launch, StopRequest
 from ringside.monitor.run_directory import EVENTS, RUN, Event, RunReader, finite
 from ringside.monitor.summary import finish
@@ -63,12 +64,8 @@ def choose_directory(asked: Path | None, prefix: str) -> tuple[Path, str]:
 
 def _try_writing(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
-    probe = path / f".probe-{os.getpid()}"
-    try:
-        probe.write_bytes(b"ringside\n")
-    finally:
-        with contextlib.suppress(OSError):
-            probe.unlink()
+    with tempfile.TemporaryFile(dir=path) as probe:
+        probe.write(b"ringside\n")
 
 
 def environment(path: Path) -> dict[str, str]:
@@ -184,5 +181,4 @@ def _death(event: Event) -> Verdict | None:
 
 
 def _append_event(path: Path, event: dict[str, Any]) -> None:
-    with (path / EVENTS).open("ab") as file:
-        file.write(b"\n" + msgspec.json.encode(finite(event)) + b"\n")  # a torn last line ends here
+    append_to_file(path / EVENTS, b"\n" + msgspec.json.encode(finite(event)) + b"\n")  # a torn last line ends here

@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringside.errors import RingsideError, UsageError
+from ringside.files import replace_file
 from ringside.monitor import RunInfo, StepRecord
-from ringside.monitor.run_directory import RunReader, RunWriter, decode_record, finite, write_atomically
+from ringside.monitor.run_directory import RunReader, RunWriter, decode_record, finite
 from ringside.monitor.summary import finish
 
 Info = Callable[..., RunInfo]
@@ -149,14 +150,14 @@ def test_a_run_of_a_newer_ringside_is_not_guessed_at(tmp_path: Path, make_info: 
 
 def test_a_failed_replacement_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "summary.json"
-    write_atomically(target, b"old")
+    replace_file(target, b"old")
 
-    def full(self: Path, data: bytes) -> int:
+    def full(*names: str, **directories: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="No space"):
-        write_atomically(target, b"new")
+        replace_file(target, b"new")
     assert target.read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 

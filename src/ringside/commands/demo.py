@@ -29,6 +29,7 @@ example:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import signal
@@ -49,6 +50,7 @@ from ringside.demo.reveal import comparison_lines, draw, injected, reveal
 from ringside.engine.cores import usable_cores
 from ringside.errors import RingsideError, UsageError
 from ringside.faults import Fault, Hang, Stop, parse_fault
+from ringside.files import append_to_file
 from ringside.launch import Launch, stop_requests
 from ringside.monitor.verdict import Verdict
 from ringside.view.following import Finding, Following
@@ -227,11 +229,8 @@ class _Log:
     def add(self, line: str) -> None:
         """Take in one line."""
         self._lines.append(line)
-        try:
-            with self._path.open("a") as file:
-                file.write(line + "\n")
-        except OSError:
-            pass  # the disk is full: training goes on
+        with contextlib.suppress(OSError):  # the disk is full: training goes on
+            append_to_file(self._path, f"{line}\n".encode(errors="replace"))
 
     def tail(self) -> str:
         """Return its last lines."""

@@ -28,6 +28,7 @@ from ringside.doctor.examine import examine
 from ringside.doctor.findings import QUESTIONS, Findings, as_json
 from ringside.doctor.progress import OnStream
 from ringside.errors import UsageError
+from ringside.files import write_user_file
 from ringside.view.answers import answer
 from ringside.view.doctor_words import tell, what_if_line
 from ringside.view.top_plain import SafeConsole
@@ -116,7 +117,7 @@ def _write_page(findings: Findings, path: Path) -> None:
     from ringside.view.doctor_page import render_page
 
     try:
-        path.write_text(render_page(findings), encoding="utf-8")
+        write_user_file(path, render_page(findings))
     except OSError as error:
         raise UsageError(
             f"cannot write {path}: {error.strerror or error}; give --html a file that can be written"

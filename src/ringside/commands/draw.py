@@ -18,6 +18,7 @@ import argparse
 from pathlib import Path
 
 from ringside.errors import RingsideError, UsageError
+from ringside.files import write_user_file
 from ringside.schedule import ALGORITHMS, COLLECTIVES, Schedule, by_name, hierarchical, pipelined, relabel
 from ringside.view.drawing import schedule_html, schedule_sheet
 from ringside.view.drawing_text import schedule_text
@@ -100,7 +101,7 @@ def _deliver(content: str, output: Path | None) -> None:
         print(content, end="")
         return
     try:
-        output.write_text(content, encoding="utf-8")
+        write_user_file(output, content)
     except OSError as error:
         raise RingsideError(f"cannot write {output}: {error.strerror}") from error
     print(output)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ringside.errors import RingsideError, UsageError
+from ringside.files import write_user_file
 from ringside.predict.memory import DEVICE_BYTES, WEIGHT_BYTES
 from ringside.predict.options import AUTO
 from ringside.predict.plan import Plan, Question, plan
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 def write_page(path: Path, page: str) -> None:
     """Write a page and say where on stderr: stdout has the answer; raise `RingsideError` where it cannot be written."""
     try:
-        path.write_text(page, encoding="utf-8")
+        write_user_file(path, page)
     except OSError as error:
         raise RingsideError(f"cannot write {path}: {error.strerror}") from error
     print(f"written: {path}", file=sys.stderr)

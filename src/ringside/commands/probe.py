@@ -41,6 +41,7 @@ import numpy as np
 from ringside.engine.links import SlowLink, slowest_of_ring
 from ringside.engine.network import TOPOLOGY_SCHEMA, Floats
 from ringside.errors import RingsideError, UsageError
+from ringside.files import write_user_file
 from ringside.processes import die_with_parent
 from ringside.view.units import ms
 
@@ -137,7 +138,10 @@ def _start_ranks(args: argparse.Namespace) -> int:
 def _report(outcome: Outcome, args: argparse.Namespace) -> None:
     data = to_json(outcome)
     if args.output:
-        Path(args.output).write_text(json.dumps(data, indent=1) + "\n")
+        try:
+            write_user_file(Path(args.output), json.dumps(data, indent=1) + "\n")
+        except OSError as error:
+            raise RingsideError(f"cannot write {args.output}: {error.strerror or error}") from error
     if args.json:
         print(json.dumps(data, indent=1))
         return

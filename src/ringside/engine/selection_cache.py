@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ import numpy as np
 from ringside.engine.network import Network
 from ringside.engine.selection_table import Table
 from ringside.errors import UsageError
+from ringside.files import replace_file
 
 _log = logging.getLogger(__name__)
 
@@ -81,18 +80,11 @@ def load(path: Path, key: Mapping[str, str], network: Network, *, level: int = l
 
 def store(path: Path, table: Table) -> None:
     """Write a table so that a reader sees the old one or the new one whole; a disk that refuses is only logged."""
-    scratch = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-        with os.fdopen(handle, "wb") as file:
-            file.write(table.encode())
-        os.replace(scratch, path)
+        replace_file(path, table.encode())
     except OSError as error:
         _log.warning("the selection table is not kept: %s", error)
-        if scratch:
-            with contextlib.suppress(OSError):
-                os.unlink(scratch)
 
 
 def alike(a: Network, b: Network) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from ringside.monitor.run_directory import write_atomically
+from ringside.files import replace_file
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +57,7 @@ def register(path: Path, world_size: int, started_unix: float) -> Path | None:
         if not _is_ours(directory):
             return None
         file = directory / f"{pid}.json"
-        write_atomically(file, msgspec.json.encode(entry))
+        replace_file(file, msgspec.json.encode(entry))
     except OSError:
         return None
     return file

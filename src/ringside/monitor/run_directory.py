@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, TypeVar
 import msgspec
 
 from ringside.errors import RingsideError, UsageError
+from ringside.files import append_to_file, replace_file
 from ringside.monitor.records import SCHEMA, RunInfo, StepRecord
 
 RUN, STEPS, EVENTS, SUMMARY, REPORT = "run.json", "steps.jsonl", "events.jsonl", "summary.json", "report.html"
@@ -77,9 +78,9 @@ class RunWriter:
         if (self.path / RUN).exists():
             _move_aside(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path / RUN, msgspec.json.format(_encode(info)) + b"\n")
+        replace_file(self.path / RUN, msgspec.json.format(_encode(info)) + b"\n")
         for name in (STEPS, EVENTS):
-            (self.path / name).touch()
+            append_to_file(self.path / name, b"")
 
     def append(self, records: Iterable[StepRecord]) -> None:
         """Append one batch of step records; they are in the file when this returns."""
@@ -98,7 +99,7 @@ class RunWriter:
 
     def _append(self, name: str, data: bytes) -> None:
         if data and not self.off:
-            self._try(lambda: _append(self.path / name, data))
+            self._try(lambda: append_to_file(self.path / name, data))
 
     def _try(self, write: Callable[[], None]) -> None:
         try:
@@ -171,7 +172,7 @@ def runs_under(directory: Path) -> list[Path]:
 def _move_aside(path: Path) -> None:
     """Keep an earlier run of the same name under the first free name of `path.1`, `path.2`, ..."""
     number = 1
-    while (aside := path.with_name(f"{path.name}.{number}")).exists():
+    while os.path.lexists(aside := path.with_name(f"{path.name}.{number}")):
         number += 1
     path.rename(aside)
 
@@ -193,22 +194,6 @@ def _lenient(line: bytes) -> StepRecord:
     fields = msgspec.json.decode(line, type=dict[str, Any])
     mended = {key: math.nan if value is None and key in _FLOATS else value for key, value in fields.items()}
     return msgspec.convert(mended, StepRecord)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace the file at `path` in one step: readers see the old content or the new, never half of it.
-
-    Raises:
-        OSError: It cannot be written; the old content is still there.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def finite(value: Any) -> Any:
@@ -263,14 +248,6 @@ def open_regular(path: Path) -> BinaryIO:
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
     raise OSError(errno.EINVAL, "it is no regular file")
-
-
-def _append(path: Path, data: bytes) -> None:
-    """Append in one write; `open` creates the file, but a directory that vanished stays vanished."""
-    with path.open("ab", buffering=0) as file:
-        written = file.write(data)
-        if written is not None and written < len(data):
-            file.write(data[written:])
 
 
 def _read_info(path: Path) -> RunInfo:

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from ringside.errors import RingsideError
+from ringside.files import replace_file
 from ringside.monitor.cause import explain
 from ringside.monitor.detect import detect, rejudge
 from ringside.monitor.excess import Floats, row_medians
@@ -23,7 +24,7 @@ from ringside.monitor.price import repair, spared_rank_seconds
 from ringside.monitor.questions import answer_questions, asked
 from ringside.monitor.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.revised import Revised, revisions
-from ringside.monitor.run_directory import REPORT, SUMMARY, Event, RunReader, finite, write_atomically
+from ringside.monitor.run_directory import REPORT, SUMMARY, Event, RunReader, finite
 from ringside.monitor.table import Table, fill_waits, tabulate
 from ringside.monitor.verdict import Verdict
 
@@ -107,8 +108,8 @@ def finish(run_dir: str | os.PathLike[str], *, extra: Mapping[str, Any] | None =
     summary, table = assess(reader, extra=extra)
     page = render_report(summary, reader.info, table)
     try:
-        write_atomically(Path(run_dir) / SUMMARY, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
-        write_atomically(Path(run_dir) / REPORT, page.encode())
+        replace_file(Path(run_dir) / SUMMARY, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+        replace_file(Path(run_dir) / REPORT, page.encode())
     except OSError as error:
         raise RingsideError(f"{run_dir} cannot be written: {error.strerror or error}") from error
     return summary

@@ -19,6 +19,7 @@ import msgspec
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from ringside.files import append_to_file, replace_file
 from ringside.monitor.hang import Change, HangWatch
 from ringside.monitor.hang_evidence import read_stat
 from ringside.monitor.hang_standing import Standing
@@ -309,7 +310,7 @@ class Watch:
             (self._path / STACKS).mkdir(exist_ok=True)
             names = [f"{STACKS}/hang-{episode}-rank-{rank}.txt" for rank in sorted(texts)]
             for name, rank in zip(names, sorted(texts), strict=True):
-                (self._path / name).write_text(texts[rank], errors="replace")
+                replace_file(self._path / name, texts[rank].encode(errors="replace"), own_folder=True)
         except OSError as error:
             _log.warning("the stacks of the hung ranks cannot be written: %s", error.strerror or error)
             return []
@@ -331,8 +332,8 @@ class Watch:
         if self._path is None or not (self._path / RUN).exists():
             return
         line = msgspec.json.encode(finite({"unix": time.time(), "kind": kind, **fields})) + b"\n"
-        with contextlib.suppress(OSError), (self._path / EVENTS).open("ab", buffering=0) as file:
-            file.write(line)
+        with contextlib.suppress(OSError):
+            append_to_file(self._path / EVENTS, line)
 
     def _look_last(self) -> None:
         """Tell why this rank's training failed before its process ends, if nobody else is there to tell."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
 from ringside.errors import RingsideError, UsageError
+from ringside.files import user_file
 from ringside.monitor.excess import Floats, row_medians
 from ringside.monitor.records import RunInfo, StepRecord
 from ringside.monitor.table import Table
@@ -60,16 +62,19 @@ def write_events(path: Path, events: Iterable[Trace]) -> int:
     """Write trace events, compressed where the name ends in `.gz`; return how many, or raise `RingsideError`."""
     count = 0
     try:
-        with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as file:
-            file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+        with user_file(path) as file, _packed(file) if path.suffix == ".gz" else nullcontext(file) as out:
+            out.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
             for event in events:
-                file.write((",\n" if count else "") + json.dumps(event, separators=(",", ":")))
+                out.write(b",\n" * (count > 0) + json.dumps(event, separators=(",", ":")).encode())
                 count += 1
-            file.write("\n]}\n")
+            out.write(b"\n]}\n")
     except OSError as error:
-        path.unlink(missing_ok=True)
         raise RingsideError(f"{path} cannot be written: {error.strerror or error}") from error
     return count
+
+
+def _packed(file: BinaryIO) -> AbstractContextManager[BinaryIO]:
+    return cast("AbstractContextManager[BinaryIO]", gzip.GzipFile(fileobj=file, mode="wb"))
 
 
 def trace_events(info: RunInfo, records: list[StepRecord], verdicts: list[Verdict]) -> Iterator[Trace]:
