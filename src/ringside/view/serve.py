@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ringside.view.serve_app import make_app
 from ringside.view.serve_guard import Guard
@@ -14,7 +17,46 @@ from ringside.view.serve_port import listen
 from ringside.view.serve_runs import Runs
 
 OPEN_AT_MOST = 512
-"""Connections beyond it are answered 503: a page takes two."""
+"""Connections, of which a page takes two: beyond it, one that asks for nothing is closed, else the oldest."""
+ASKING_S = 20.0
+"""Within which a connection has to send a whole request, from its beginning and from each answer."""
+
+
+class Connection(H11Protocol):
+    """A connection that cannot keep others out by being slow: uvicorn itself waits for a request for ever."""
+
+    asking_s = ASKING_S
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a place, if need be somebody else's."""
+        super().connection_made(transport)
+        self._since = self.loop.time()
+        self._asking = self.loop.call_later(self.asking_s, self._close_if_idle)
+        if len(self.connections) >= OPEN_AT_MOST:
+            others: list[Any] = [one for one in self.connections if one is not self]
+            longest = min(others, key=lambda one: (not one.is_idle, one._since))
+            self.connections.discard(longest)
+            longest.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Leave the place."""
+        self._asking.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """Let the time for the next request begin."""
+        self._asking.cancel()
+        self._asking = self.loop.call_later(self.asking_s, self._close_if_idle)
+        super().on_response_complete()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no request that is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _close_if_idle(self) -> None:
+        if self.is_idle:
+            self.transport.abort()
 
 
 class PageServer:
@@ -39,8 +81,8 @@ class PageServer:
         self.url = _url(self._socket, host)
         guard = Guard(make_app(runs, stopping=self.is_stopping), token=token, names=names)
         config = uvicorn.Config(
-            guard, log_level="warning", access_log=False, server_header=False, ws="none", http="h11",
-            proxy_headers=False, limit_concurrency=OPEN_AT_MOST, timeout_graceful_shutdown=2, timeout_keep_alive=20,
+            guard, log_level="error", access_log=False, server_header=False, ws="none", http=Connection,
+            proxy_headers=False, timeout_graceful_shutdown=2, timeout_keep_alive=20,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
 

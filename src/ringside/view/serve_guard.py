@@ -7,8 +7,7 @@ import hmac
 import ipaddress
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from http.cookies import CookieError, SimpleCookie
+from collections.abc import Awaitable, Callable, Container, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -17,6 +16,7 @@ from ringside.errors import UsageError
 TOKEN = "RINGSIDE_SERVE_TOKEN"
 COOKIE = "ringside"
 METHODS = ("GET", "HEAD")
+_PORT = frozenset(":0123456789")
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -59,6 +59,23 @@ def check_address(host: str, token: str) -> str:
     return str(address)
 
 
+def own_names() -> frozenset[str]:
+    """Return the names that this host is called, in lower case."""
+    return frozenset(("localhost", socket.gethostname().lower()))
+
+
+def is_called(host: str, names: Container[str]) -> bool:
+    """Return whether a `Host` header names an address or one of `names`: no foreign page's name that leads here."""
+    name, _, port = host[1:].partition("]") if host.startswith("[") else host.partition(":")
+    if not set(port) <= _PORT:
+        return False
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name.lower().rstrip(".") in names
+    return True
+
+
 class Guard:
     """Lets requests through that may read, and answers all others itself.
 
@@ -74,7 +91,7 @@ class Guard:
 
     def __init__(self, app: App, *, token: str = "", names: Iterable[str] = ()) -> None:
         self._app, self._token = app, token.encode()
-        self._names = {"localhost", socket.gethostname().lower(), *(name.lower() for name in names)}
+        self._names = own_names() | {name.lower() for name in names}
         self._pass = hmac.new(secrets.token_bytes(32), self._token, hashlib.sha256).hexdigest()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,7 +104,7 @@ class Guard:
         send = _with_headers(send)
         if scope["method"] not in METHODS:
             await _answer(send, 405, "this page is for reading: GET and HEAD only\n", ("allow", ", ".join(METHODS)))
-        elif not self._is_us(headers.get("host", "")):
+        elif not is_called(headers.get("host", ""), self._names):
             await _answer(send, 421, "this host is not called that; see --allow-host in docs/serve.md\n")
         elif not self._token or self._knows(headers):
             await self._app(scope, receive, send)
@@ -97,23 +114,12 @@ class Guard:
             words = "a token is needed: open this page with ?token=..., or send Authorization: Bearer ...\n"
             await _answer(send, 401, words, ("www-authenticate", "Bearer"))
 
-    def _is_us(self, host: str) -> bool:
-        name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.rpartition(":")[0] or host
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return name.lower().rstrip(".") in self._names
-        return True
-
     def _knows(self, headers: dict[str, str]) -> bool:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self._equals(given.strip().encode("latin-1", "replace")):
             return True
-        try:
-            morsel = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-        except CookieError:
-            return False
-        return morsel is not None and hmac.compare_digest(morsel.value.encode(), self._pass.encode())
+        cookies = (cookie.strip() for cookie in headers.get("cookie", "").split(";"))
+        return any(hmac.compare_digest(cookie.encode(), f"{COOKIE}={self._pass}".encode()) for cookie in cookies)
 
     def _equals(self, given: bytes) -> bool:
         return hmac.compare_digest(given, self._token)
@@ -128,7 +134,11 @@ class Guard:
 
 
 def _asked(scope: Scope) -> dict[str, str]:
-    return dict(parse_qsl(scope["query_string"].decode("latin-1"), max_num_fields=64))
+    """The fields of the query; none where there are more than we ever ask for."""
+    try:
+        return dict(parse_qsl(scope["query_string"].decode("latin-1"), max_num_fields=64))
+    except ValueError:
+        return {}
 
 
 def _with_headers(send: Send) -> Send:
