@@ -7,7 +7,7 @@ import re
 
 from ringside.errors import UsageError
 
-_SIZE = re.compile(r"^([0-9]*\.?[0-9]+(?:e\+?[0-9]+)?)\s*(?:([kmgtp])(ib?|b)?|b)?$", re.IGNORECASE)
+_SIZE = re.compile(r"^((?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:e\+?[0-9]+)?)\s*(?:([kmgtp])(ib?|b)?|b)?$", re.IGNORECASE)
 
 
 def parse_size(text: str, *, binary: bool = False) -> float | None:

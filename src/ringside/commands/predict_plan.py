@@ -28,7 +28,7 @@ from ringside.view.recorded_step import host_sizes, recorded_step
 
 SCHEMA = 1
 DEFAULT_BYTES = 1e9
-_COUNT = re.compile(r"^([0-9]*\.?[0-9]+(?:e\+?[0-9]+)?)\s*([kmbt]?)$", re.IGNORECASE)
+_COUNT = re.compile(r"^((?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:e\+?[0-9]+)?)\s*([kmbt]?)$", re.IGNORECASE)
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

@@ -16,6 +16,9 @@ from ringside.doctor.streams import BUFFER_BYTES, Careful, Tell, buffered
 from ringside.view.units import size
 
 TAR_MAGIC = slice(257, 262)
+MOST_HEADER_BYTES = 16 << 10
+"""A path has at most 4096 bytes; `tarfile` takes quadratic time for what follows."""
+MOST_NAME = 4096
 
 
 def is_tar(head: bytes) -> bool:
@@ -35,18 +38,33 @@ def add_tar(source: Source, context: Context, nesting: int) -> None:
     spool.seek(0)
     members = 0
     try:
-        with tarfile.open(fileobj=spool, mode="r:") as archive:
+        with tarfile.open(fileobj=cast("BinaryIO", _Headers(spool)), mode="r:") as archive:
             for member in archive:
                 members += 1
+                if member.size < 0:
+                    raise tarfile.ReadError("a member of a negative size")
                 if members > context.limits.files:
                     context.refuse(source.name, f"has more than {context.limits.files} members; the rest was left out")
                     return
                 _add_member(source, member, spool.fileno(), end, context, nesting)
-    except (tarfile.TarError, ValueError, OverflowError) as error:
+    except Exception as error:  # of a hostile archive tarfile raises anything at all
         source.tell(f"the archive breaks off after {members} members ({error})")
     if source.problems or not members:
         why = "; ".join(source.problems) or "is an archive without members"
         context.refuse(source.name, f"{why}; {members} of its members were found" if source.problems else why)
+
+
+class _Headers:
+    """What `tarfile` reads of an archive: headers alone, none of them larger than any that is meant well."""
+
+    def __init__(self, spool: BinaryIO) -> None:
+        self.seek, self.tell, self._read = spool.seek, spool.tell, spool.read
+
+    def read(self, wanted: int) -> bytes:
+        """Return so many bytes."""
+        if not 0 <= wanted <= MOST_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {wanted} bytes")
+        return self._read(wanted)
 
 
 def _spool(source: Source, context: Context) -> BinaryIO:
@@ -85,7 +103,7 @@ def add_zip(source: Source, context: Context, nesting: int) -> None:
     try:
         archive = context.stack.enter_context(zipfile.ZipFile(spool))
         members = archive.infolist()
-    except (zipfile.BadZipFile, ValueError, OverflowError, NotImplementedError) as error:
+    except Exception as error:  # of a hostile archive zipfile raises anything at all
         context.refuse(source.name, f"is a zip archive that cannot be read ({error})")
         return
     for member in members[: context.limits.files]:
@@ -114,7 +132,7 @@ def _zip_opener(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Opener:
     def opener(tell: Tell) -> BinaryIO:
         try:
             raw = archive.open(member)
-        except (zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError) as error:
+        except Exception as error:  # likewise
             tell(f"cannot be unpacked: {error}")
             return io.BytesIO()
         return buffered(Careful(raw, tell, lambda _: None))
@@ -125,6 +143,8 @@ def _zip_opener(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Opener:
 def _hostile(name: str, context: Context) -> str:
     """Why a member's name is refused; empty where it is fine. (Nothing would be written there in any case.)"""
     parts = PurePosixPath(name.replace("\\", "/")).parts
+    if len(name) > MOST_NAME:
+        return f"has a name of {len(name)} characters and was left out"
     if name.startswith(("/", "\\")) or ".." in parts:
         return "has a path that leads out of its archive and was left out"
     if len(parts) > context.limits.folder_depth:

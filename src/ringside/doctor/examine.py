@@ -13,6 +13,7 @@ from ringside.doctor.progress import Progress, Silent
 from ringside.doctor.reader import Reader, readers
 from ringside.doctor.sources import Limits, Source
 from ringside.doctor.walk import gather
+from ringside.doctor.words import first_line
 
 _log = logging.getLogger(__name__)
 UNKNOWN = "is none of what the doctor reads"
@@ -58,17 +59,37 @@ def _recognises(reader: Reader, source: Source) -> bool:
 
 
 def _read(reader: Reader, sources: Sequence[Source], progress: Progress) -> Findings:
-    """Let a reader read; if it fails, its files are not used and all others still are."""
+    """Let a reader read; if it fails, the files at which it fails are not used and all others still are."""
     progress.say(f"reading {len(sources)} {reader.KIND}{'' if len(sources) == 1 else 's'}")
     try:
         found = reader.read(sources, progress)
     except Exception as error:
         _log.debug("the reader of %ss failed", reader.KIND, exc_info=True)
-        why = f"looks like a {reader.KIND} but could not be read: {type(error).__name__}: {error}"
-        return Findings(notes=[Note(file=source.name, kind=reader.KIND, text=why, used=False) for source in sources])
+        alone = [_failure(reader, source) for source in sources] if len(sources) > 1 else [error]
+        whole = [source for source, failed in zip(sources, alone, strict=True) if failed is None]
+        if len(whole) == len(sources):  # each can be read, but not all of them together
+            whole, alone = [], [error] * len(sources)
+        left_out = [
+            Note(file=source.name, kind=reader.KIND, text=_unreadable(reader, failed), used=False)
+            for source, failed in zip(sources, alone, strict=True)
+            if failed is not None
+        ]
+        return merge([*([_read(reader, whole, progress)] if whole else []), Findings(notes=left_out)])
     notes = {note.file: note for note in found.notes}
     told = [_with_problems(notes.pop(source.name, None), source, reader) for source in sources]
     return msgspec.structs.replace(found, notes=[*told, *notes.values()])
+
+
+def _failure(reader: Reader, source: Source) -> Exception | None:
+    try:
+        reader.read([source], Silent())
+    except Exception as error:
+        return error
+    return None
+
+
+def _unreadable(reader: Reader, error: Exception) -> str:
+    return f"looks like a {reader.KIND} but could not be read: {type(error).__name__}: {first_line(str(error))}"
 
 
 def _with_problems(note: Note | None, source: Source, reader: Reader) -> Note:

@@ -7,15 +7,19 @@ Gloo never fills in `state` and marks what ended by `retired`; its `pg_config` i
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from ringside.doctor.flight_recorder_load import LOST, NotADumpError
 
-P2P = re.compile(r"(send|recv) (\d+)(->|<-)(\d+)")
+P2P = re.compile(r"(send|recv) (\d{1,9})(->|<-)(\d{1,9})(?!\d)")
 MOST_PENDING = 2_000
 """Calls without an end that are kept of one rank."""
+
+Int = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
+"""Larger numbers are damage: Python neither prints them nor makes floats of them."""
+Number = Int | Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
 
 ITEM_BYTES = {
     **dict.fromkeys(("Double", "Long", "ComplexFloat", "UInt64"), 8),
@@ -37,36 +41,36 @@ class Frame(msgspec.Struct, frozen=True):
 class _Entry(msgspec.Struct):
     process_group: tuple[str, ...] | str = ()
     profiling_name: str = ""
-    collective_seq_id: int | None = None
-    p2p_seq_id: int | None = None
-    seq_id: int | None = None
-    record_id: int | None = None
-    id: int | None = None
-    pg_id: int | None = None
-    input_sizes: list[list[int]] = []
-    output_sizes: list[list[int]] = []
+    collective_seq_id: Int | None = None
+    p2p_seq_id: Int | None = None
+    seq_id: Int | None = None
+    record_id: Int | None = None
+    id: Int | None = None
+    pg_id: Int | None = None
+    input_sizes: list[list[Int]] = []
+    output_sizes: list[list[Int]] = []
     input_dtypes: list[str] = []
     output_dtypes: list[str] = []
     state: str | None = None
     retired: bool = False
     is_p2p: bool | None = None
     frames: Any = None
-    time_created_ns: int | float | None = None
-    time_discovered_started_ns: int | float | None = None
-    time_discovered_completed_ns: int | float | None = None
-    timeout_ms: int | float | None = None
+    time_created_ns: Number | None = None
+    time_discovered_started_ns: Number | None = None
+    time_discovered_completed_ns: Number | None = None
+    timeout_ms: Number | None = None
 
 
 class _PgConfig(msgspec.Struct):
     name: str = ""
     desc: str = ""
-    ranks: str | list[int] = ""
+    ranks: str | list[Int] = ""
 
 
 class _PgStatus(msgspec.Struct):
-    last_enqueued_collective: int = -1
-    last_started_collective: int = -1
-    last_completed_collective: int = -1
+    last_enqueued_collective: Int = -1
+    last_started_collective: Int = -1
+    last_completed_collective: Int = -1
 
 
 class _Dump(msgspec.Struct):
@@ -246,7 +250,7 @@ def _groups(raw: _Dump, entries: list[_Entry]) -> dict[str, Group]:
 
 
 def _ranks(text: str | list[int]) -> tuple[int, ...]:
-    return tuple(text) if isinstance(text, list) else tuple(int(number) for number in re.findall(r"\d+", text))
+    return tuple(text) if isinstance(text, list) else tuple(int(number[:18]) for number in re.findall(r"\d+", text))
 
 
 def _names_of_ids(raw: _Dump, entries: list[_Entry]) -> dict[str, str]:

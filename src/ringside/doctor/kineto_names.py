@@ -40,7 +40,7 @@ COLLECTIVES = {
     "generic": "collective",
 }
 GRADIENT = ("all_reduce", "reduce_scatter", "collective")
-_KERNEL = re.compile(r"(?:nccl|rccl|mscclpp?|ucc|msccl)[A-Za-z]*Kernel_?([A-Za-z]+)?", re.IGNORECASE)
+_KERNEL = re.compile(r"(?:nccl|rccl|mscclpp?|ucc|msccl)[A-Za-z]{0,64}Kernel_?([A-Za-z]+)?", re.IGNORECASE)
 _ANNOTATION = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl|ringside|rccl):([A-Za-z_]+)")
 _SIZES = {
     "float": 4, "float32": 4, "int": 4, "int32": 4, "uint32": 4, "double": 8, "float64": 8, "long": 8, "int64": 8,
@@ -97,7 +97,7 @@ def elements(dims: object) -> int:
 def rank_list(ranks: object) -> tuple[int, ...]:
     """Return ranks recorded as a list, or as the text of one; what is left out by `...` is not there."""
     if isinstance(ranks, str):
-        return tuple(int(text) for text in re.findall(r"\d+", ranks))
+        return tuple(int(text[:18]) for text in re.findall(r"\d+", ranks))
     if isinstance(ranks, Sequence):
         return tuple(rank for rank in ranks if isinstance(rank, int))
     return ()

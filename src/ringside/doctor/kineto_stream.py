@@ -24,8 +24,8 @@ T = TypeVar("T")
 _BORDER = re.compile(rb"\}\s*,\s*(?=\{)")
 _EVENT_BORDER = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|ts|args|pid|tid|bp)"\s*:)')
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-_EMPTY = re.compile(rb"\s*,?\s*\]")
-_END = re.compile(rb"\}\s*,?\s*\]\s*(?=[,}]|\Z)")
+_EMPTY = re.compile(rb"\s*(?:,\s*)?\]")
+_END = re.compile(rb"\}\s*(?:,\s*)?\]\s*(?=[,}]|\Z)")
 
 
 @dataclass

@@ -164,12 +164,14 @@ def _network(comms: Sequence[Communicator]) -> dict[str, Question]:
 
 
 def _unjudged(comms: Sequence[Communicator]) -> list[Unjudged]:
-    lines = []
+    lines: list[Unjudged] = []
     for comm in comms:
-        absent = set(range(comm.nranks)) - set(comm.members)
-        if absent and comm.nranks > 1:
+        if len(lines) == SHOWN_COMMUNICATORS:
+            break
+        if len(comm.members) < comm.nranks and comm.nranks > 1:
+            absent = set(range(comm.nranks)) - set(comm.members)
             why = (
                 f"the logs hold {counted(len(comm.members), 'rank')} of {comm.nranks}; {rank_list(absent)} are missing"
             )
             lines.append(Unjudged(what=f"the whole of communicator {comm.name}", why=why))
-    return lines[:SHOWN_COMMUNICATORS]
+    return lines

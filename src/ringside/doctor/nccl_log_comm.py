@@ -8,19 +8,22 @@ from dataclasses import dataclass, field
 from ringside.doctor.nccl_log_lines import Line
 
 _INIT = re.compile(
-    r"comm (?P<comm>0x[0-9a-f]+) rank (?P<rank>\d+) n[rR]anks (?P<nranks>\d+)"
-    r"(?: cudaDev (?P<dev>\d+))?(?: nvmlDev \d+)?(?: busId (?P<bus>[0-9a-f]+))?.*?(?:commId (?P<id>0x[0-9a-f]+))?"
-    r"(?: - (?P<state>Init START|Init COMPLETE|Abort COMPLETE|Destroy COMPLETE))?\s*$"
+    r"comm (?P<comm>0x[0-9a-f]+) rank (?P<rank>\d{1,9}) n[rR]anks (?P<nranks>\d{1,9})(?!\d)"
+    r"(?: cudaDev (?P<dev>\d{1,9}))?(?: nvmlDev \d+)?(?: busId (?P<bus>[0-9a-f]+))?"
 )
-_NODES = re.compile(r"comm (0x[0-9a-f]+) rank (\d+) nRanks (\d+) nNodes (\d+) localRanks (\d+)")
-_ORDER = re.compile(r"^Channel (\d+)(?:/\d+)? :((?:\s+\d+)+)$")
-_RING = re.compile(r"^Ring (\d+) : (\d+) -> (\d+) -> (\d+)$")
+_ID = re.compile(r"0x[0-9a-f]+")
+_STATES = ("Init START", "Init COMPLETE", "Abort COMPLETE", "Destroy COMPLETE")
+_NODES = re.compile(r"comm (0x[0-9a-f]+) rank (\d+) nRanks (\d+) nNodes (\d{1,9}) localRanks (\d+)")
+_ORDER = re.compile(r"^Channel (\d{1,3})(?:/\d+)? :((?:\s+\d{1,9})+)$")
+_RING = re.compile(r"^Ring (\d{1,3}) : (\d{1,9}) -> (\d{1,9}) -> (\d{1,9})$")
 _HOP = re.compile(
-    r"^(?:Channel|Ring) (?P<channel>\d+)(?:/(?P<connection>\d+))? : "
-    r"(?P<src>\d+)(?:\[\w+\])? -> (?P<dst>\d+)(?:\[\w+\])?"
+    r"^(?:Channel|Ring) (?P<channel>\d{1,3})(?:/(?P<connection>\d+))? : "
+    r"(?P<src>\d{1,9})(?:\[\w+\])? -> (?P<dst>\d{1,9})(?:\[\w+\])?"
     r"(?: \[(?P<way>send|receive)\])? via (?P<via>.+?)(?: comm (?P<comm>0x[0-9a-f]+).*)?$"
 )
-_TREE = re.compile(r"\[(\d+)\] (-?\d+(?:/-?\d+)*)->(-?\d+)->(-?\d+(?:/-?\d+)*)")
+_TREE = re.compile(r"\[(\d{1,3})\] (-?\d{1,9}(?:/-?\d{1,9})*)->(-?\d{1,9})->(-?\d{1,9}(?:/-?\d{1,9})*)")
+MOST_RANKS = 1 << 17
+"""More are damage."""
 _CONNECTED_RINGS = "Connected all rings"
 
 
@@ -126,10 +129,12 @@ class Communicators:
     def _init(self, line: Line, match: re.Match[str]) -> None:
         rank, nranks, pointer = int(match["rank"]), int(match["nranks"]), (*line.process, match["comm"])
         thread = (*line.process, line.tid)
-        state = match["state"] or ""
+        if not rank < nranks <= MOST_RANKS:
+            return
+        comm_id, state = _ending(line.text[match.end() :])
         known = self._of_pointer.get(pointer)
         if known is None or known[1] != rank or known[0].nranks != nranks or state == "Init START":
-            known = (self._communicator(match["id"], nranks, line.process), rank)
+            known = (self._communicator(comm_id, nranks, line.process), rank)
             self._of_pointer[pointer] = known
         comm = known[0]
         member = comm.members.setdefault(rank, Member(line.host, line.pid))
@@ -158,6 +163,14 @@ class Communicators:
             self._waiting.setdefault(thread, []).append(text)
         else:
             _take(home[0], home[1], text, ring=thread not in self._rings_done)
+
+
+def _ending(text: str) -> tuple[str | None, str]:
+    """The communicator's id and its state, with which a line of its initialisation ends where it says them."""
+    rest, _, state = text.rpartition(" - ")
+    rest, state = (rest, state) if state in _STATES else (text, "")
+    comm_id = rest.rpartition("commId ")[2] if "commId " in rest else ""
+    return (comm_id if _ID.fullmatch(comm_id) else None), state
 
 
 def _take(comm: Communicator, rank: int, text: str, *, ring: bool) -> None:

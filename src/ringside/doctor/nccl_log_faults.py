@@ -13,7 +13,7 @@ from ringside.doctor.nccl_log_lines import Line
 from ringside.doctor.words import counted, first_line, named, rank_list
 from ringside.monitor.verdict import Verdict
 
-_ABORT = re.compile(r"comm (0x[0-9a-f]+) rank (\d+) .*Abort COMPLETE")
+_COMM = re.compile(r"comm 0x[0-9a-f]+ rank \d+ ")
 _PEER = re.compile(r"(?:remote peer|from peer|from|to|Connect to|peer)\s+([\w.\-:]+?)<\d+>")
 _LOST = re.compile(
     r"Connection (?:closed|reset|refused)|onnection timed out|[Tt]imed out|status=\d+|with error 12"
@@ -58,7 +58,8 @@ def fault_of(line: Line, rank: int | None) -> Fault | None:
 
 def is_abort(line: Line) -> bool:
     """Return whether a line says that a communicator was aborted."""
-    return bool(_ABORT.search(line.text))
+    found = _COMM.search(line.text)
+    return found is not None and "Abort COMPLETE" in line.text[found.end() :]
 
 
 def judge_faults(

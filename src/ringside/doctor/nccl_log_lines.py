@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-PREFIX = re.compile(
-    r"(?P<host>[A-Za-z0-9_<][\w.\-<>]*):(?P<pid>\d+):(?P<tid>\d+) \[(?P<device>-?\d+)\] "
-    r"(?:(?P<where>[\w./\-]+:\d+) )?NCCL (?P<level>INFO|WARN|ERROR|TRACE) "
+_PREFIX_REVERSED = re.compile(
+    r" (?P<level>OFNI|NRAW|RORRE|ECART) LCCN (?:\d+:[\w./\-]+ )?"
+    r"\](?P<device>\d{1,9}-?)\[ (?P<tid>\d{1,18}):(?P<pid>\d{1,18}):(?P<host>[\w.\-<>]*[A-Za-z0-9_<])"
 )
+"""The prefix from its end: its last words are rare, while a search for a host would begin anew at every letter."""
+MOST_HOST = 255
 BARE_VERSION = re.compile(r"^(?:\S+ )?NCCL version (\d+\.\d+[\w.+]*)")
 MOST_LINE = 100_000
 
@@ -56,21 +58,26 @@ def nccl_lines(text: str, number: int, hosts: set[str]) -> Iterator[Line]:
         hosts: Hosts seen so far; those of this line are added. They tell where a message ends that another one's
             host name follows without a space.
     """
-    found = list(PREFIX.finditer(text))
+    found = list(_PREFIX_REVERSED.finditer(text[::-1]))[::-1]
     for index, match in enumerate(found):
-        glued = match.start() > 0 and text[match.start() - 1].isalnum()
-        host = _host(match["host"], hosts if index or glued else set())
+        begin = len(text) - match.end()
+        glued = begin > 0 and text[begin - 1].isalnum()
+        host = _host(_said(match, "host"), hosts if index or glued else set())
         hosts.add(host)
-        end = _end(found[index + 1], hosts) if index + 1 < len(found) else len(text)
+        end = _end(found[index + 1], len(text), hosts) if index + 1 < len(found) else len(text)
         yield Line(
             host=host,
-            pid=int(match["pid"]),
-            tid=int(match["tid"]),
-            device=int(match["device"]),
-            level=match["level"],
-            text=text[match.end() : end].strip(),
+            pid=int(_said(match, "pid")),
+            tid=int(_said(match, "tid")),
+            device=int(_said(match, "device")),
+            level=_said(match, "level"),
+            text=text[len(text) - match.start() : end].strip(),
             number=number,
         )
+
+
+def _said(match: re.Match[str], name: str) -> str:
+    return match[name][::-1]
 
 
 def _host(text: str, hosts: set[str]) -> str:
@@ -78,12 +85,13 @@ def _host(text: str, hosts: set[str]) -> str:
     text = text.rpartition(">")[2] or text
     if text in hosts:
         return text
-    return max((host for host in hosts if text.endswith(host)), key=len, default=text)
+    ends = (text[at:] for at in range(max(len(text) - MOST_HOST, 0), len(text)))
+    return next((end for end in ends if end in hosts), text)
 
 
-def _end(following: re.Match[str], hosts: set[str]) -> int:
-    """Where a message ends that another one follows."""
-    return following.end("host") - len(_host(following["host"], hosts))
+def _end(following: re.Match[str], length: int, hosts: set[str]) -> int:
+    """Where a message ends that another one follows, in a line of `length` characters."""
+    return length - following.start("host") - len(_host(_said(following, "host"), hosts))
 
 
 def text_lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:

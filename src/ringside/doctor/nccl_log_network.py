@@ -11,7 +11,7 @@ _PRESENT = re.compile(r"NET/(?!Socket)[\w ]+ : Using|Using network (?!Socket)\S|
 _ASKED = re.compile(
     r"\b((?:NCCL|RCCL)_(?:IB_(?!DISABLE)\w+|NET|NET_PLUGIN|NET_GDR_LEVEL|NET_GDR_READ)) set by environment to (.*?)\.?$"
 )
-_PLUGIN = re.compile(r"(?:NET|ncclNet)\w*/?\w*.*(?:[Ff]ailed to (?:initialize|load)|init failed)")
+_FAILED = re.compile(r"[Ff]ailed to (?:initialize|load)|init failed")
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Network:
             self._without.add(line.host)
         elif _PRESENT.search(text):
             self._say(f"{line.host} has a better network ({text[:60]})")
-        elif "lugin" not in text and _PLUGIN.search(text):
+        elif "lugin" not in text and _is_of_plugin(text):
             self._say(f"a network could not be initialised ({text[:80]})")
 
     def _say(self, reason: str) -> None:
@@ -57,3 +57,9 @@ class Network:
         hosts = ", ".join(sorted(self._without)[:4])
         found_none = f"NCCL looked for InfiniBand or RoCE and found no device ({hosts})" if hosts else ""
         return self.fallback or found_none or "the log does not say why"
+
+
+def _is_of_plugin(text: str) -> bool:
+    """Whether a line says that a network could not be initialised."""
+    at = min((at for at in (text.find("NET"), text.find("ncclNet")) if at >= 0), default=len(text))
+    return _FAILED.search(text, at) is not None

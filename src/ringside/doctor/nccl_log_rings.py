@@ -109,6 +109,8 @@ def _broken(comm: Communicator) -> list[Verdict]:
 def _faults(comm: Communicator, channel: int) -> list[tuple[tuple[int, ...], str]]:
     """Breaks of one channel's ring, each with the ranks at it."""
     order = ring_order(comm, channel)
+    if channel in comm.order and 2 * len(order) < comm.nranks:
+        return [((), f"only {counted(len(order), 'rank')} of {comm.nranks} stand in it")]
     if channel in comm.order and sorted(order) != list(range(comm.nranks)):
         missing = sorted(set(range(comm.nranks)) - set(order))
         twice = sorted(rank for rank, count in Counter(order).items() if count > 1)
@@ -130,7 +132,7 @@ def _unconnected(comm: Communicator, channel: int, order: list[int]) -> list[tup
     if not made or len(order) < 2:
         return []
     if len(order) < comm.nranks and channel not in comm.order:
-        if set(range(comm.nranks)) - set(comm.members) or order[-1] not in comm.members:
+        if len(comm.members) < comm.nranks or order[-1] not in comm.members:
             return []  # not all logs are here: the ring may well close in the others
         return [((order[-1],), f"it ends at rank {order[-1]}, which was connected to nobody")]
     hops = [*pairwise(order), (order[-1], order[0])]
@@ -216,7 +218,7 @@ def draw(comm: Communicator, verdicts: Sequence[Verdict], nvlink: bool | None) -
     known = channels(comm)
     trees = {
         channel: [
-            _hop(comm, channel, rank, parent, nvlink, ring=False)
+            _hop(comm, channel, rank, parent, nvlink, connected=False)
             for rank, parent in sorted(parents.items())
             if parent >= 0
         ]
@@ -225,12 +227,13 @@ def draw(comm: Communicator, verdicts: Sequence[Verdict], nvlink: bool | None) -
     if not known and not any(trees.values()):
         return None
     rings = {}
+    connected = {link.channel for link in comm.links.values()}
     for channel in known[:MOST_DRAWN]:
         order = ring_order(comm, channel)
         hops = [*pairwise(order), (order[-1], order[0])] if len(order) > 1 else []
         if len(set(order)) < comm.nranks and channel not in comm.order:
             hops = hops[:-1]
-        rings[channel] = [_hop(comm, channel, src, dst, nvlink) for src, dst in hops]
+        rings[channel] = [_hop(comm, channel, src, dst, nvlink, connected=channel in connected) for src, dst in hops]
     more = f"; {len(known) - MOST_DRAWN} more channels" if len(known) > MOST_DRAWN else ""
     wrong = "; ".join(verdict.evidence["what"] for verdict in verdicts)  # type: ignore[misc]
     return Rings(
@@ -243,10 +246,9 @@ def draw(comm: Communicator, verdicts: Sequence[Verdict], nvlink: bool | None) -
     )
 
 
-def _hop(comm: Communicator, channel: int, src: int, dst: int, nvlink: bool | None, *, ring: bool = True) -> Hop:
+def _hop(comm: Communicator, channel: int, src: int, dst: int, nvlink: bool | None, *, connected: bool) -> Hop:
     link = comm.links.get((channel, src, dst)) or comm.links.get((channel, dst, src))
     between = bool(comm.host(src) and comm.host(dst) and comm.host(src) != comm.host(dst))
-    connected = ring and any(made.channel == channel for made in comm.links.values())
     wrong = "never connected" if link is None and connected and src in comm.members else ""
     wrong = "socket" if link is not None and link.via.startswith("NET/Socket") else wrong
     via = transport(link.via, nvlink=nvlink) if link is not None else ""

@@ -17,8 +17,10 @@ _VERSION = re.compile(r"NCCL version (\d+\.\d+[\w.+]*)")
 _DRIVER = re.compile(r"cudaDriverVersion (\d+)")
 _ENVIRONMENT = re.compile(r"\b((?:NCCL|RCCL)_\w+) set by environment to (.*?)\.?$")
 _ADDRESS = re.compile(r"(?:Bootstrap : Using|NET/Socket : Using|OOB) (?:\[\d+\])?([\w.\-]+):([\d.]+|[0-9a-f:]+)<\d+>")
-_MISMATCHED = re.compile(r"[Mm]ismatched NCCL version detected : rank (\d+) version (\d+) rank (\d+) version (\d+)")
-_DUPLICATE = re.compile(r"Duplicate GPU detected : rank (\d+) and rank (\d+) both on CUDA device (\w+)")
+_MISMATCHED = re.compile(
+    r"[Mm]ismatched NCCL version detected : rank (\d{1,9}) version (\d+) rank (\d{1,9}) version (\d+)"
+)
+_DUPLICATE = re.compile(r"Duplicate GPU detected : rank (\d{1,9}) and rank (\d{1,9}) both on CUDA device (\w+)")
 OWN_BUSINESS = frozenset({"NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_HOSTID", "NCCL_COMM_ID"})
 """Variables that may differ between ranks without harm."""
 

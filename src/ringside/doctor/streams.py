@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import os
-import zipfile
 import zlib
 from collections.abc import Callable
 from typing import BinaryIO, Protocol
@@ -91,7 +90,7 @@ class Careful(io.RawIOBase):
         """Fill the buffer; 0 at the end, or where the file cannot be read further."""
         try:
             data = self._raw.read(len(buffer)) or b""
-        except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        except Exception as error:  # of a hostile archive the unpackers raise anything at all
             self._tell(f"cannot be read further: {getattr(error, 'strerror', None) or error}")
             return 0
         buffer[: len(data)] = data

@@ -11,12 +11,14 @@ from ringside.doctor.words import counted, named, rank_list
 from ringside.monitor.verdict import Verdict
 
 _TIMEOUT = re.compile(
-    r"\[Rank (?P<rank>\d+)\] Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<seq>\d+), "
-    r"OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel>\d+))?.*?Timeout\(ms\)=(?P<timeout>\d+)\) ran for (?P<ran>\d+)"
+    r"\[Rank (?P<rank>\d{1,9})\] Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<seq>\d{1,18}), "
+    r"OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel>\d{1,18})(?!\d))?"
 )
+_RAN = re.compile(r"Timeout\(ms\)=\d+\) ran for (\d{1,18})(?!\d)")
+_GROUP = re.compile(r"\[PG (?:ID )?\S+(?: PG GUID \S+?)? Rank (\d{1,9})\]")
 _STANDING = re.compile(
-    r"\[PG (?:ID )?\S+(?: PG GUID (?P<group>\S+?))? Rank (?P<rank>\d+)\].*?work: (?P<seq>\d+), "
-    r"last enqueued NCCL work: (?P<enqueued>-?\d+), last completed NCCL work: (?P<completed>-?\d+)"
+    r"work: \d+, last enqueued NCCL work: (?P<enqueued>-?\d{1,18}), "
+    r"last completed NCCL work: (?P<completed>-?\d{1,18})(?!\d)"
 )
 _FIRST = re.compile(r"Root Cause \(first observed failure\)")
 _FIELD = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*:\s*(.*)$")
@@ -40,12 +42,12 @@ class TorchLines:
 
     def add(self, text: str) -> bool:
         """Take one line; return whether it was of any use."""
-        if match := _TIMEOUT.search(text):
-            said = (int(match["seq"]), match["op"], int(match["numel"] or 0), int(match["ran"]) / 1e3)
+        if (match := _TIMEOUT.search(text)) and (ran := _RAN.search(text, match.end())):
+            said = (int(match["seq"]), match["op"], int(match["numel"] or 0), int(ran[1]) / 1e3)
             known = self.timeouts.get(int(match["rank"]))
             self.timeouts[int(match["rank"])] = said if known is None or said[0] < known[0] else known
-        elif match := _STANDING.search(text):
-            self.standing.setdefault(int(match["rank"]), (int(match["enqueued"]), int(match["completed"])))
+        elif (group := _GROUP.search(text)) and (match := _STANDING.search(text, group.end())):
+            self.standing.setdefault(int(group[1]), (int(match["enqueued"]), int(match["completed"])))
         elif _FIRST.search(text):
             self._in_root = True
             self.roots.append({})

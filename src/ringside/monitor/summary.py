@@ -263,6 +263,7 @@ def _job(table: Table) -> Floats:
 
 def _ranks(run_info: RunInfo, table: Table) -> list[dict[str, Any]]:
     own = [_middle_or_nan(table["own_seconds"][:, rank]) for rank in range(table.ranks)]
+    excess = _excess(np.array(own)).tolist()
     waits = fill_waits(table)
     return [
         {
@@ -270,15 +271,24 @@ def _ranks(run_info: RunInfo, table: Table) -> list[dict[str, Any]]:
             "host": run_info.hosts[rank] if rank < len(run_info.hosts) else "",
             "own_seconds_median": own[rank],
             "wait_seconds_median": _middle_or_nan(waits[:, rank]),
-            "excess_ratio": _excess(own, rank),
+            "excess_ratio": excess[rank],
         }
         for rank in range(table.ranks)
     ]
 
 
-def _excess(own: Sequence[float], rank: int) -> float:
-    others = middle(np.array([seconds for other, seconds in enumerate(own) if other != rank]))
-    return own[rank] / others - 1.0 if others > 0 else math.nan
+def _excess(own: Floats) -> Floats:
+    """How much longer each rank takes than the median of the others that are known; NaN where that cannot be said."""
+    known = np.sort(own[np.isfinite(own)])
+    others = len(known) - 1
+    if others < 1:
+        return np.full(len(own), math.nan)
+    place = np.searchsorted(known, own)  # of the rank itself, which is left out
+    low, high = ((known[np.minimum(at + (at >= place), others)]) for at in ((others - 1) // 2, others // 2))
+    middles = (low + high) / 2
+    with np.errstate(invalid="ignore", divide="ignore"):
+        excess: Floats = np.where(np.isfinite(own) & (middles > 0), own / middles - 1.0, math.nan)
+    return excess
 
 
 def _sync(run_info: RunInfo, table: Table) -> dict[str, Any]:

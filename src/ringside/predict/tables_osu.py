@@ -6,10 +6,10 @@ import re
 
 from ringside.predict.tables import ALL_REDUCE, Figure, Flag, Row, Table, collective_named, figure
 
-_TITLE = re.compile(r"#\s*OSU\s+(?:MPI\w*|NCCL)\S*\s+(.+?)\s+(?:Latency |Bandwidth )?Test", re.IGNORECASE)
+_TITLE = re.compile(r"# ?OSU (?:MPI|NCCL)\S* (\S.*?) (?:Latency |Bandwidth )?Test", re.IGNORECASE)
 _NAMES = re.compile(r"^#\s*Size\s+(.*)$", re.IGNORECASE)
-_RANKS = re.compile(r"(?:-np?|--ntasks(?:=|\s)|-c)\s*=?\s*(\d+)\b")
-_HOSTS = re.compile(r"(?:--nodes(?:=|\s)|-N)\s*(\d+)\b")
+_RANKS = re.compile(r"(?:-np?|--ntasks(?:=|\s)|-c)\s*(?:=\s*)?(\d{1,9})\b")
+_HOSTS = re.compile(r"(?:--nodes(?:=|\s)|-N)\s*(\d{1,9})\b")
 
 
 def recognises(text: str) -> bool:
@@ -65,7 +65,7 @@ def _spread(words: list[str], scale: float) -> tuple[float | None, float | None]
 
 
 def _collective(line: str) -> tuple[str, bool]:
-    match = _TITLE.search(line)
+    match = _TITLE.search(" ".join(line.split()))
     what = match[1] if match else ""
     named = collective_named(what)
     if named:
