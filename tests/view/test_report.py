@@ -12,7 +12,7 @@ from ringside.monitor import RunInfo, StepRecord, detect
 from ringside.monitor.summary import summarise
 from ringside.view.report import render_report
 from ringside.view.report_charts import POINTS, Series, chart, ticks
-from ringside.view.report_ring import ring, waits_for
+from ringside.view.report_ring import longest_waits, ring
 from ringside.view.report_words import UNKNOWN, digits, duration, rank_time, share, size
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -152,9 +152,14 @@ def test_gaps_break_the_line() -> None:
 def test_who_waited_for_whom_adds_up() -> None:
     own = np.array([[1.0, 2.0, 1.5], [3.0, 2.0, 1.0], [np.nan] * 3])
     waits = np.array([[1.0, 0.0, 0.5], [0.0, 1.0, 2.0], [9.0, 9.0, 9.0]])
-    expected = np.array([[0, 1.0, 0], [1.0, 0, 0], [2.0, 0.5, 0]]) / 2
-    np.testing.assert_allclose(waits_for(own, waits), expected)
-    assert ring(np.zeros((3, 3)), set()).count('class="wait') == 1  # the empty list of waits
+    found = longest_waits(own, waits, 9)
+    assert found[0] == (2, 0, 1.0)
+    assert {(waiting, awaited): seconds for waiting, awaited, seconds in found} == {
+        (2, 0): 1.0, (0, 1): 0.5, (1, 0): 0.5, (2, 1): 0.25
+    }  # fmt: skip
+    assert longest_waits(own, waits, 1) == found[:1]
+    assert longest_waits(own[2:], waits[2:], 9) == []
+    assert ring([], 3, set()).count('class="wait') == 1  # the empty list of waits
 
 
 def test_numbers_in_words() -> None:

@@ -17,6 +17,8 @@ from ringside.doctor.words import first_line
 
 _log = logging.getLogger(__name__)
 UNKNOWN = "is none of what the doctor reads"
+MOST_LEFT_OUT = 100
+"""Files of one kind that make their reader fail, beyond which all of that kind are left out."""
 
 
 def examine(paths: Sequence[str | Path], progress: Progress | None = None, *, limits: Limits | None = None) -> Findings:
@@ -61,35 +63,51 @@ def _recognises(reader: Reader, source: Source) -> bool:
 def _read(reader: Reader, sources: Sequence[Source], progress: Progress) -> Findings:
     """Let a reader read; if it fails, the files at which it fails are not used and all others still are."""
     progress.say(f"reading {len(sources)} {reader.KIND}{'' if len(sources) == 1 else 's'}")
-    try:
-        found = reader.read(sources, progress)
-    except Exception as error:
-        _log.debug("the reader of %ss failed", reader.KIND, exc_info=True)
-        alone = [_failure(reader, source) for source in sources] if len(sources) > 1 else [error]
-        whole = [source for source, failed in zip(sources, alone, strict=True) if failed is None]
-        if len(whole) == len(sources):  # each can be read, but not all of them together
-            whole, alone = [], [error] * len(sources)
-        left_out = [
-            Note(file=source.name, kind=reader.KIND, text=_unreadable(reader, failed), used=False)
-            for source, failed in zip(sources, alone, strict=True)
-            if failed is not None
-        ]
-        return merge([*([_read(reader, whole, progress)] if whole else []), Findings(notes=left_out)])
+    left_out: list[Note] = []
+    while True:
+        try:
+            found = reader.read(sources, progress)
+            break
+        except Exception as error:
+            _log.debug("the reader of %ss failed", reader.KIND, exc_info=True)
+            at_fault = (
+                _at_fault(reader, sources, error) if len(left_out) < MOST_LEFT_OUT else dict.fromkeys(sources, error)
+            )
+            left_out += [_unread(reader, source, why) for source, why in at_fault.items()]
+            sources = [source for source in sources if source not in at_fault]
+            if not sources:
+                return Findings(notes=left_out)
     notes = {note.file: note for note in found.notes}
     told = [_with_problems(notes.pop(source.name, None), source, reader) for source in sources]
-    return msgspec.structs.replace(found, notes=[*told, *notes.values()])
+    return msgspec.structs.replace(found, notes=[*told, *notes.values(), *left_out])
 
 
-def _failure(reader: Reader, source: Source) -> Exception | None:
+def _at_fault(reader: Reader, sources: Sequence[Source], error: Exception) -> dict[Source, Exception]:
+    """Return the files that cannot be read, each with the reason; at least one."""
+    if len(sources) == 1:
+        return {sources[0]: error}
+    alone = {source: why for source in sources if (why := _failure(reader, [source])) is not None}
+    if alone:
+        return alone
+    fine, too_many = 1, len(sources)  # so many of the first can be read together
+    while too_many - fine > 1:
+        middle = (fine + too_many) // 2
+        fails = _failure(reader, sources[:middle]) is not None
+        fine, too_many = (fine, middle) if fails else (middle, too_many)
+    return {sources[fine]: error}
+
+
+def _failure(reader: Reader, sources: Sequence[Source]) -> Exception | None:
     try:
-        reader.read([source], Silent())
+        reader.read(sources, Silent())
     except Exception as error:
         return error
     return None
 
 
-def _unreadable(reader: Reader, error: Exception) -> str:
-    return f"looks like a {reader.KIND} but could not be read: {type(error).__name__}: {first_line(str(error))}"
+def _unread(reader: Reader, source: Source, error: Exception) -> Note:
+    why = f"looks like a {reader.KIND} but could not be read: {type(error).__name__}: {first_line(str(error))}"
+    return Note(file=source.name, kind=reader.KIND, text=why, used=False)
 
 
 def _with_problems(note: Note | None, source: Source, reader: Reader) -> Note:

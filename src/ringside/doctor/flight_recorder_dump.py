@@ -14,6 +14,7 @@ import msgspec
 from ringside.doctor.flight_recorder_load import LOST, NotADumpError
 
 P2P = re.compile(r"(send|recv) (\d{1,9})(->|<-)(\d{1,9})(?!\d)")
+MOST_ITEMS = 1 << 50
 MOST_PENDING = 2_000
 """Calls without an end that are kept of one rank."""
 
@@ -339,7 +340,7 @@ def _nbytes(sizes: list[list[int]], dtypes: list[str]) -> int:
     for index, dims in enumerate(sizes):
         count = 1
         for dim in dims:
-            count *= dim
+            count = min(count * dim, MOST_ITEMS)
         dtype = dtypes[min(index, len(dtypes) - 1)] if dtypes else ""
         total += count * ITEM_BYTES.get(dtype, 0)
     return total

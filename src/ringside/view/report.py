@@ -20,7 +20,7 @@ from ringside.monitor.verdict import name_ranks
 from ringside.view.answers import answers_section
 from ringside.view.report_charts import Mark, Series, chart
 from ringside.view.report_links import links_table
-from ringside.view.report_ring import ring, waits_for
+from ringside.view.report_ring import longest_waits, ring
 from ringside.view.report_words import (
     FEWEST_STEPS,
     Told,
@@ -35,6 +35,7 @@ from ringside.view.report_words import (
 )
 
 SINGLE_LINES = 8
+MOST_ARROWS = 16
 """Up to so many ranks each have a line of their own; more are a band with its median, and the culprits."""
 
 
@@ -51,7 +52,7 @@ def render_report(summary: dict[str, Any], run_info: RunInfo, records: Iterable[
     # Of a slow link neither end is to blame.
     blamed = [told.verdict for told in verdicts if told.verdict.kind != "slow_link"]
     culprits = {rank for verdict in blamed for rank in verdict.ranks if 0 <= rank < table.ranks}
-    matrix = waits_for(*_ring_steps(table, verdicts))
+    arrows = longest_waits(*_ring_steps(table, verdicts), MOST_ARROWS if table.ranks > 8 else 2 * MOST_ARROWS)
     body = [
         _header(run_info, summary),
         _verdicts(verdicts, summary),
@@ -59,7 +60,7 @@ def render_report(summary: dict[str, Any], run_info: RunInfo, records: Iterable[
         _figures(summary),
         answers_section(read_answers(summary.get("questions"))),
         f'<section aria-label="Over time">{_charts(table, verdicts, culprits)}</section>' if len(table) else "",
-        f'<section aria-label="Ranks">{ring(matrix, culprits)}{_rank_table(summary, culprits)}</section>',
+        f'<section aria-label="Ranks">{ring(arrows, table.ranks, culprits)}{_rank_table(summary, culprits)}</section>',
         links_table(summary, [told.verdict for told in verdicts]),
         _details(summary, run_info),
     ]

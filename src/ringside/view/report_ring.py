@@ -4,50 +4,54 @@ from __future__ import annotations
 
 import html
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from ringside.monitor.excess import Floats, usable
 from ringside.view.report_words import duration
 
-MOST_ARROWS = 16
 MOST_NAMES = 32
 RADIUS = 150.0
 CENTRE = 210.0
 
 
-def waits_for(own: Floats, waits: Floats) -> Floats:
-    """Return the mean seconds per step that one rank waited for another, float64 [waiting, awaited].
+Wait = tuple[int, int, float]
+"""Rank that waited, rank that it waited for, mean seconds per step."""
+
+
+def longest_waits(own: Floats, waits: Floats, most: int) -> list[Wait]:
+    """Return who waited longest for whom, the longest first: at most so many, of at least 2 % of the longest.
 
     Everybody waits for whoever arrives last, which is the rank with the longest own time of that step.
 
     Args:
         own: Own times in seconds, [steps, ranks]; NaN = missing.
         waits: Waiting times in seconds, [steps, ranks]; NaN = missing.
+        most: How many to return.
     """
     own, waits = usable(own), np.where(np.isfinite(waits) & (waits > 0), waits, 0.0)
-    ranks = own.shape[1]
-    matrix = np.zeros((ranks, ranks))
     known = ~np.isnan(own).all(axis=1)
     if not known.any():
-        return matrix
+        return []
     last = np.argmax(np.where(np.isnan(own), -np.inf, own), axis=1)
-    for rank in range(ranks):
-        matrix[:, rank] = waits[known & (last == rank)].sum(axis=0)
-    np.fill_diagonal(matrix, 0.0)
-    matrix /= known.sum()
-    return matrix
+    awaited = np.unique(last[known])  # no more than steps: [ranks, ranks] would not fit into memory
+    seconds = np.stack([waits[known & (last == rank)].sum(axis=0) for rank in awaited], axis=1) / known.sum()
+    seconds[awaited, np.arange(len(awaited))] = 0.0
+    least = 0.02 * float(seconds.max())
+    order = np.argsort(seconds, axis=None)[::-1][:most]
+    pairs = (divmod(int(index), len(awaited)) for index in order)
+    return [(rank, int(awaited[at]), float(seconds[rank, at])) for rank, at in pairs if seconds[rank, at] > least]
 
 
-def ring(matrix: Floats, culprits: set[int]) -> str:
+def ring(arrows: Sequence[Wait], ranks: int, culprits: set[int]) -> str:
     """Return a `<figure>`: ranks on a ring, arrows from who waited to whom they waited for.
 
     Args:
-        matrix: Seconds per step, [waiting, awaited].
+        arrows: What to draw, the longest first.
+        ranks: Number of ranks.
         culprits: Ranks named by a verdict; marked by a double outline and the word, not by colour alone.
     """
-    ranks = len(matrix)
-    arrows = _largest(matrix)
     most = max((seconds for _, _, seconds in arrows), default=0.0)
     lines = "".join(_arrow(*arrow, ranks, most, arrow[1] in culprits) for arrow in reversed(arrows))
     nodes = "".join(_node(rank, ranks, rank in culprits) for rank in range(ranks))
@@ -62,14 +66,6 @@ def ring(matrix: Floats, culprits: set[int]) -> str:
 <circle class="track" cx="{CENTRE}" cy="{CENTRE}" r="{RADIUS}"/>{lines}{nodes}</svg>
 <div><p class="note">An arrow points from a rank that waited to the rank it waited for; its width is the time per
 step.</p><ol class="waits">{items or "<li>Nobody waited.</li>"}</ol></div></div></figure>"""
-
-
-def _largest(matrix: Floats) -> list[tuple[int, int, float]]:
-    """The arrows worth drawing, longest wait first: those of at least 2 % of the longest."""
-    order = np.argsort(matrix, axis=None)[::-1][: MOST_ARROWS if len(matrix) > 8 else 32]
-    most = float(matrix.max(initial=0.0))
-    pairs = [divmod(int(index), len(matrix)) for index in order]
-    return [(a, b, float(matrix[a, b])) for a, b in pairs if matrix[a, b] > 0.02 * most]
 
 
 def _item(waiting: int, awaited: int, seconds: float, *, awaited_is_culprit: bool) -> str:

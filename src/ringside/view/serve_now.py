@@ -20,7 +20,7 @@ from ringside.view.answers import answer, sign
 from ringside.view.figures import figure, title
 from ringside.view.following import Finding
 from ringside.view.live import FEW, Live
-from ringside.view.report_ring import waits_for
+from ringside.view.report_ring import Wait, longest_waits
 from ringside.view.report_words import Told, duration, rank_time, share, size, tell
 
 ARROWS = 24
@@ -187,16 +187,10 @@ def _figures(live: Live) -> dict[str, str]:
     }
 
 
-def _arrows(live: Live) -> list[tuple[int, int, float]]:
-    """Who waits for whom over the last steps: [waiting, awaited, seconds per step], the longest first."""
+def _arrows(live: Live) -> list[Wait]:
+    """Who waits for whom over the last steps, the longest first."""
     own, waits = (live.rows(f"{name}_seconds")[-FEW:].astype(np.float64) for name in ("own", "wait"))
-    matrix = waits_for(own, waits)
-    some = min(ARROWS, matrix.size)
-    best = np.argpartition(matrix, matrix.size - some, axis=None)[-some:] if some else np.empty(0, dtype=np.intp)
-    pairs = [divmod(int(index), len(matrix)) for index in best]
-    most = float(matrix.max(initial=0.0))
-    found = [(a, b, float(matrix[a, b])) for a, b in pairs if matrix[a, b] > 0.02 * most]
-    return sorted(found, key=lambda arrow: -arrow[2])
+    return longest_waits(own, waits, ARROWS)
 
 
 def _link(link: LinkTotals, hosts: Sequence[str]) -> dict[str, Any]:
