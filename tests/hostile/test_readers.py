@@ -29,8 +29,9 @@ from ringside.doctor.nccl_log_settings import Settings
 from ringside.doctor.progress import Progress
 from ringside.doctor.sources import Source
 from ringside.doctor.torch_log import TorchLines
+from ringside.errors import UsageError
 from ringside.monitor.records import StepRecord
-from ringside.monitor.summary import summarise
+from ringside.monitor.summary import finish, summarise
 from ringside.monitor.table import tabulate
 from ringside.predict.tables_osu import _collective
 from ringside.sizes import size_bytes
@@ -321,3 +322,42 @@ def test_the_longest_waits_need_no_matrix_of_all_ranks() -> None:
 
 def test_sizes_are_read_as_before() -> None:
     assert tuple(size_bytes(text, "--bytes") for text in ("1.5KiB", ".5K", "12")) == (1536, 512, 12)
+
+
+# ----------------------------------------------------------------------------------------------- run directories
+
+DEEP = "[" * 100_000 + "]" * 100_000
+LONG = "9" * 5000
+RUN_JSON = (
+    '{"schema":1,"name":"a","started_unix":1,"command":[],"world_size":2,"hosts":[],"pids":[],"engine":"",'
+    '"algorithm":"","versions":{},"odd":%s}'
+)
+STEP = '{"step":%s,"rank":0,"ended_unix":1,"step_seconds":%s,"own_seconds":1,"odd":%s}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("steps.jsonl", STEP % (1, 1, DEEP)),
+        ("steps.jsonl", STEP % (1, "null", DEEP)),
+        ("steps.jsonl", STEP % (LONG, LONG, 1)),
+        ("events.jsonl", f'{{"kind":"verdict","verdict":{DEEP}}}\n'),
+        ("events.jsonl", f'{{"kind":"note","stride":{LONG}}}\n'),
+        ("summary.json", f'{{"loss":{DEEP}}}'),
+        ("summary.json", f'{{"injected":{DEEP[99_100:100_900]}}}'),
+        ("summary.json", '{"comparison":' + '{"a":' * 900 + "1" + "}" * 901),
+    ],
+)
+def test_no_file_of_a_run_ends_its_report(tmp_path: Path, name: str, content: str) -> None:
+    """Lists in lists in lists gave a traceback."""
+    (tmp_path / "run.json").write_text(RUN_JSON % 1)
+    (tmp_path / "steps.jsonl").write_text(STEP % (0, 1, 1) + STEP % (2, 1, 1))
+    with (tmp_path / name).open("a") as file:
+        file.write(content)
+    assert finish(tmp_path)["steps"] == 3
+
+
+def test_a_run_that_cannot_be_read_is_said_to_be_none(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(RUN_JSON % DEEP)
+    with pytest.raises(UsageError, match="no run that this version can read"):
+        finish(tmp_path)

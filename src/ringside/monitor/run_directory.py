@@ -32,6 +32,10 @@ FULL_BYTES = 1 << 30
 MOST_RANKS = 1 << 17
 """More are damage: readers make arrays for every rank."""
 
+DAMAGE = (msgspec.DecodeError, ValueError, RecursionError)
+"""What decoding raises for bytes that are no JSON of ours, such as lists in lists in lists; not text: ValueError."""
+DEEPEST = 64
+
 Event = dict[str, Any]
 """`{"unix": seconds since 1970, "kind": "started|verdict|repaired|revised|rank_lost|note|ended", ...}`."""
 
@@ -186,7 +190,7 @@ def decode_record(line: bytes) -> StepRecord | None:
         return _decode_record(line)
     except msgspec.ValidationError:
         return _or_none(lambda: _lenient(line))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except DAMAGE:
         return None
 
 
@@ -196,15 +200,18 @@ def _lenient(line: bytes) -> StepRecord:
     return msgspec.convert(mended, StepRecord)
 
 
-def finite(value: Any) -> Any:
-    """Return a JSON-like value with NaN and infinities replaced by None and tuples by lists, at every depth."""
+def finite(value: Any, deepest: int = DEEPEST) -> Any:
+    """Return a JSON-like value with NaN and infinities replaced by None and tuples by lists, at every depth.
+
+    What lies deeper than `deepest` lists and dictionaries is replaced by None as well.
+    """
     value = msgspec.to_builtins(value, builtin_types=(float,)) if isinstance(value, msgspec.Struct) else value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(key): finite(item) for key, item in value.items()}
+        return {str(key): finite(item, deepest - 1) for key, item in value.items()} if deepest else None
     if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
+        return [finite(item, deepest - 1) for item in value] if deepest else None
     return value
 
 
@@ -259,7 +266,7 @@ def _read_info(path: Path) -> RunInfo:
         ) from None
     except OSError as error:
         raise RingsideError(f"{path / RUN} cannot be read: {error.strerror or error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DAMAGE as error:
         raise UsageError(f"{path} is no run that this version can read: {RUN}: {error}") from None
     if info.schema > SCHEMA:
         raise UsageError(
@@ -279,5 +286,5 @@ def _content(path: Path) -> bytes:
 def _or_none(read: Callable[[], _T]) -> _T | None:
     try:
         return read()
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, ValueError):
+    except (OSError, *DAMAGE):
         return None
