@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
+from ringside.decoding import UNDECODABLE
 from ringside.errors import RingsideError, UsageError
 from ringside.files import append_to_file, replace_file
 from ringside.monitor.records import SCHEMA, RunInfo, StepRecord
@@ -32,8 +33,6 @@ FULL_BYTES = 1 << 30
 MOST_RANKS = 1 << 17
 """More are damage: readers make arrays for every rank."""
 
-DAMAGE = (msgspec.DecodeError, ValueError, RecursionError)
-"""What decoding raises for bytes that are no JSON of ours, such as lists in lists in lists; not text: ValueError."""
 DEEPEST = 64
 
 Event = dict[str, Any]
@@ -190,7 +189,7 @@ def decode_record(line: bytes) -> StepRecord | None:
         return _decode_record(line)
     except msgspec.ValidationError:
         return _or_none(lambda: _lenient(line))
-    except DAMAGE:
+    except UNDECODABLE:
         return None
 
 
@@ -266,7 +265,7 @@ def _read_info(path: Path) -> RunInfo:
         ) from None
     except OSError as error:
         raise RingsideError(f"{path / RUN} cannot be read: {error.strerror or error}") from error
-    except DAMAGE as error:
+    except UNDECODABLE as error:
         raise UsageError(f"{path} is no run that this version can read: {RUN}: {error}") from None
     if info.schema > SCHEMA:
         raise UsageError(
@@ -286,5 +285,5 @@ def _content(path: Path) -> bytes:
 def _or_none(read: Callable[[], _T]) -> _T | None:
     try:
         return read()
-    except (OSError, *DAMAGE):
+    except (OSError, *UNDECODABLE):
         return None
