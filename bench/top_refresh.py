@@ -21,8 +21,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.recorded_runs import own_times, write_run
 
+from ringside.files import append_to_file
 from ringside.monitor import StepRecord
-from ringside.monitor.run_directory import _append, _encode
+from ringside.monitor.run_directory import _encode
 from ringside.view.top_app import TopApp
 from ringside.view.top_source import Local, look
 
@@ -33,7 +34,7 @@ def append_step(path: Path, step: int, own: np.ndarray) -> None:
         StepRecord(step=step, rank=rank, ended_unix=1.0, step_seconds=0.2, own_seconds=float(value), wait_seconds=0.01)
         for rank, value in enumerate(own)
     )
-    _append(path / "steps.jsonl", b"".join(_encode(record) + b"\n" for record in records))
+    append_to_file(path / "steps.jsonl", b"".join(_encode(record) + b"\n" for record in records))
 
 
 async def measure(path: Path, ranks: int, steps: int, refreshes: int) -> None:
