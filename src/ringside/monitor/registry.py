@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from ringside.decoding import UNDECODABLE
 from ringside.monitor.run_directory import write_atomically
 
 
@@ -104,7 +105,7 @@ def _is_ours(directory: Path) -> bool:
 def _read(file: Path) -> Entry | None:
     try:
         return msgspec.json.decode(file.read_bytes(), type=Entry)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *UNDECODABLE):
         return None
 
 

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
+from ringside.decoding import UNDECODABLE
 from ringside.errors import RingsideError, UsageError
 from ringside.monitor.records import SCHEMA, RunInfo, StepRecord
 
@@ -185,7 +186,7 @@ def decode_record(line: bytes) -> StepRecord | None:
         return _decode_record(line)
     except msgspec.ValidationError:
         return _or_none(lambda: _lenient(line))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNDECODABLE:
         return None
 
 
@@ -282,7 +283,7 @@ def _read_info(path: Path) -> RunInfo:
         ) from None
     except OSError as error:
         raise RingsideError(f"{path / RUN} cannot be read: {error.strerror or error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise UsageError(f"{path} is no run that this version can read: {RUN}: {error}") from None
     if info.schema > SCHEMA:
         raise UsageError(
@@ -302,5 +303,5 @@ def _content(path: Path) -> bytes:
 def _or_none(read: Callable[[], _T]) -> _T | None:
     try:
         return read()
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, ValueError):
+    except (OSError, *UNDECODABLE):
         return None
