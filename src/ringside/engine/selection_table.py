@@ -93,6 +93,9 @@ class Table(msgspec.Struct, frozen=True):
                 Choice.parse(rank.winner)
         except (*UNDECODABLE, UsageError) as error:
             raise UsageError(f"this is no selection table: {error}") from None
+        sizes = [0, *(rank.size_bytes for rank in table.ranks), 1 << 63]
+        if any(a >= b for a, b in itertools.pairwise(sizes)):
+            raise UsageError("this is no selection table: its sizes do not ascend")
         if table.schema != SCHEMA or not table.ranks:
             raise UsageError(f"this is a selection table of schema {table.schema}, not {SCHEMA}, or an empty one")
         return table
