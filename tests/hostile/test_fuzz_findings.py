@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from tests.recorded_runs import own_times, write_run
 from ringside import commands
 from ringside.doctor import examine
 from ringside.engine.network import Network
+from ringside.engine.rendezvous import receive_message
 from ringside.engine.selection_table import Rank, Row, Table
 from ringside.errors import RingsideError, UsageError
 from ringside.monitor import registry
@@ -181,6 +184,26 @@ def test_a_selection_table_whose_sizes_do_not_ascend_is_none(sizes: tuple[int, .
     table = Table({}, probed(), tuple(Rank(size, "native", "x", rows) for size in sizes))
     with pytest.raises(UsageError, match="ascend"):
         Table.decode(msgspec.json.encode(table))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\x92\xc0\x01",
+        b"\x93\x84\xc0\xc0\xc0",
+        b"\x93\xc0\x00\x05",
+        b"\xa2\xff\xfe",
+        b"\x93\x00\xc0\xc0",
+        b"\x91" * 9_999,
+    ],
+)
+def test_what_is_no_message_of_ranks_that_meet_is_a_broken_connection(body: bytes) -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        there.sendall(struct.pack("!I", len(body)) + body)
+        with pytest.raises(OSError, match="no message of ours"):
+            receive_message(here)
 
 
 def test_nothing_of_a_pickle_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
