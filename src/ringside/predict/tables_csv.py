@@ -186,4 +186,4 @@ def _table(
 
 
 def _int(text: str) -> int:
-    return int(text) if text.isdigit() else 0
+    return int(text) if text.isdecimal() and len(text) < 10 else 0
