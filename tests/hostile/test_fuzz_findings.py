@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from tests.doctor import timeline_maker
+from tests.doctor import dumps, timeline_maker
 from tests.recorded_runs import own_times, write_run
 
 from ringside import commands
@@ -153,6 +153,16 @@ def test_a_carriage_return_inside_a_row_of_a_table_is_one_bad_row(tmp_path: Path
     assert len(table.flags) >= 1
 
 
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "1e999999999999", "inf", "nan", "9" * 5_000, "²"])
+def test_a_number_that_no_float_holds_makes_one_bad_row(tmp_path: Path, number: str) -> None:
+    path = tmp_path / "table.csv"
+    for row in (f"{number},11,2", f"2048,{number},2", f"2048,11,{number}"):
+        path.write_text(f"size_bytes,time_us,gpus\n1024,10,2\n{row}\n4096,12,2\n")
+        commands.main(["predict", "score", str(path), "--json"])
+        rows = [row for table in read_tables(path) for row in table.rows]
+        assert {1024, 4096} <= {row.size_bytes for row in rows}
+
+
 @pytest.mark.parametrize("stage", ["7", "9" * 5_000])
 def test_a_pipeline_with_a_stage_that_is_missing_is_said_to_be_so(tmp_path: Path, stage: str) -> None:
     shape = timeline_maker.Shape(stages=2, replicas=2, micro_batches=4)
@@ -204,6 +214,14 @@ def test_what_is_no_message_of_ranks_that_meet_is_a_broken_connection(body: byte
         there.sendall(struct.pack("!I", len(body)) + body)
         with pytest.raises(OSError, match="no message of ours"):
             receive_message(here)
+
+
+def test_a_dump_with_text_that_cannot_be_encoded_leaves_the_others_read(tmp_path: Path) -> None:
+    made = dumps.world(3, {}, [dumps.call(seq, done=seq < 5) for seq in range(6)])
+    made[1]["pg_config"]["0"]["desc"] = "\ud800"
+    notes = {Path(note.file).name: note for note in examine([dumps.write(tmp_path / "job", made)]).notes}
+    assert [notes[f"nccl_trace_rank_{rank}"].used for rank in (0, 2)] == [True, True]
+    assert not any("could not be read" in note.text for note in notes.values())
 
 
 def test_nothing_of_a_pickle_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
