@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from ringside.errors import RingsideError, UsageError
-from ringside.view.top_plain import never_raises
+from ringside.view.top_plain import never_raises, printable_lines
 
 VERBS = (
     "demo",
@@ -94,7 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return cast("Command", args.command).run(args)
     except RingsideError as error:
-        print(f"ringside {args.verb}: {error}", file=sys.stderr)
+        # it may quote what somebody else wrote into a file
+        print(f"ringside {args.verb}: {printable_lines(str(error))}", file=sys.stderr)
         return error.exit_status
     except BrokenPipeError:
         # The reader of our output went away (`ringside verify | head`): nobody is left to tell.

@@ -25,6 +25,7 @@ from ringside.view.plan_page import plan_page
 from ringside.view.plan_words import long, short
 from ringside.view.recorded import Run
 from ringside.view.recorded_step import host_sizes, recorded_step
+from ringside.view.top_plain import printable_lines
 
 SCHEMA = 1
 DEFAULT_BYTES = 1e9
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(to_json(found), indent=1))
     else:
-        print("\n".join(long(found) if args.all else short(found)))
+        print(printable_lines("\n".join(long(found) if args.all else short(found))))
     if args.html is not None:
         write_page(args.html, plan_page(found))
     unfit = found.fit is not None and found.fit.refused and found.sharded is None

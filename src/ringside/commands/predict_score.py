@@ -49,6 +49,7 @@ from ringside.predict.summary import Summary, summary
 from ringside.predict.tables import Table, read_tables
 from ringside.sizes import parse_size
 from ringside.view.score_page import MODES, score_page
+from ringside.view.top_plain import SafeConsole
 from ringside.view.units import size
 
 HELP = "hold predictions against measured tables: nccl-tests, OSU, CSV"
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(to_json(scores, points=args.points), indent=1))
     else:
         wide = None if sys.stdout.isatty() else 160  # a file or a pipe has no width of its own
-        print_scores(scores, Console(file=sys.stdout, highlight=False, width=wide))
+        print_scores(scores, SafeConsole(file=sys.stdout, highlight=False, width=wide))
     if args.html is not None:
         write_page(args.html, score_page(scores))
     return 0 if any(not one.refused for one in scores) else 1

@@ -33,6 +33,7 @@ from ringside.predict.timeline import Timeline
 from ringside.sizes import size_bytes
 from ringside.view.moving import timeline_page
 from ringside.view.perfetto_timeline import write_timeline
+from ringside.view.top_plain import printable_lines
 
 HELP = "play a schedule over a topology: times, critical path, an animation, a trace"
 SCHEMA = 1
@@ -58,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(to_json(timeline), indent=1))
     else:
-        print(timeline.describe())
-        print(in_words(timeline))
+        print(printable_lines(timeline.describe()))
+        print(printable_lines(in_words(timeline)))
     if args.html is not None:
         write_page(args.html, timeline_page(timeline))
     if args.perfetto is not None:

@@ -26,7 +26,7 @@ from ringside.view.markdown import render_markdown
 from ringside.view.perfetto import steps_between, write_perfetto
 from ringside.view.recorded import Run
 from ringside.view.report_words import all_is_well, duration, no_verdict, share, tell
-from ringside.view.top_plain import SafeConsole
+from ringside.view.top_plain import SafeConsole, printable_lines
 
 HELP = "build a run's report.html and summary.json, and print the verdict"
 SHOWN_RANKS = 10
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         return _write_trace(args.run_dir, args.perfetto, *args.steps)
     summary = finish(args.run_dir)
     if args.markdown:
-        print(render_markdown(summary, RunReader(args.run_dir).info), end="")
+        print(printable_lines(render_markdown(summary, RunReader(args.run_dir).info)), end="")
         return 0
     if args.json:
         print(json.dumps(summary, indent=2))

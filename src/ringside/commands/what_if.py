@@ -50,6 +50,7 @@ from ringside.predict.what_if_price import lawful
 from ringside.sizes import size_bytes
 from ringside.view.recorded import Run
 from ringside.view.recorded_step import recorded_step
+from ringside.view.top_plain import printable_lines
 from ringside.view.what_if_page import what_if_page
 from ringside.view.what_if_words import Rates, asked, words
 
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(to_json(answer, change, after, rates), indent=1))
     else:
-        print("\n".join(words(answer, change, after, rates)))
+        print(printable_lines("\n".join(words(answer, change, after, rates))))
     if args.html is not None:
         write_page(args.html, what_if_page(answer, change, (played(answer.before), after), rates))
     return 0

@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 
+from ringside.decoding import UNDECODABLE
 from ringside.doctor.findings import Findings, Note, verdict_of_files
+from ringside.doctor.kineto_events import plain_count
 from ringside.doctor.progress import Progress
 from ringside.doctor.sources import Source
 from ringside.doctor.words import first_line, rank_list
@@ -24,6 +26,10 @@ _LOST_PEER = re.compile(
 )
 
 
+class _File(msgspec.Struct):
+    message: dict[str, Any] | str
+
+
 def recognise(source: Source) -> bool:
     """Return whether a source is the JSON that torchelastic's error handler writes."""
     return bool(_HEAD.match(source.head)) and (b"extraInfo" in source.head or b"errorCode" in source.head)
@@ -35,7 +41,7 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
     for source in sources:
         try:
             errors.append((source.name, _error(source)))
-        except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
+        except UNDECODABLE as error:
             notes.append(Note(file=source.name, kind=KIND, text=f"breaks off or is damaged ({error})", used=False))
     errors.sort(key=lambda item: (bool(_LOST_PEER.search(item[1]["message"])), item[1]["time"]))
     notes += [Note(file=name, kind=KIND, text=first_line(error["message"])) for name, error in errors]
@@ -44,18 +50,26 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
 
 def _error(source: Source) -> dict[str, Any]:
     """Message, stack, time and rank of one error file."""
-    content = msgspec.json.decode(source.read(MOST_BYTES))
-    message = content["message"]
+    message = msgspec.json.decode(source.read(MOST_BYTES), type=_File).message
     inner = message if isinstance(message, dict) else {"message": message}
-    extra = inner.get("extraInfo") or {}
+    extra = inner.get("extraInfo")
+    extra = extra if isinstance(extra, dict) else {}
     match = _RANK.search(source.name)
-    said = extra.get("rank", match and next(group for group in match.groups() if group))
+    rank = plain_count(extra.get("rank", match and next(group for group in match.groups() if group)))
     return {
         "message": str(inner.get("message", "")),
         "stack": str(extra.get("py_callstack", "")),
-        "time": float(extra.get("timestamp") or 0),
-        "rank": int(said) if said is not None else None,
+        "time": _seconds(extra.get("timestamp")),
+        "rank": rank if rank >= 0 else None,
     }
+
+
+def _seconds(text: Any) -> float:
+    """A time as it stands in the file; 0 for what is none."""
+    try:
+        return msgspec.convert(text, float, strict=False)
+    except msgspec.ValidationError:
+        return 0.0
 
 
 def _verdict(errors: list[tuple[str, dict[str, Any]]]) -> Verdict:

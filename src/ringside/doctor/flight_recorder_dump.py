@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ringside.decoding import UNDECODABLE
 from ringside.doctor.flight_recorder_load import LOST, NotADumpError
 
 P2P = re.compile(r"(send|recv) (\d{1,9})(->|<-)(\d{1,9})(?!\d)")
@@ -191,7 +192,7 @@ def read_dump(content: Any, file: str, rank: int, written_s: float = 0.0) -> Dum
         raise NotADumpError("is no flight-recorder dump: it has no `entries`")
     try:
         raw = msgspec.convert(content, _Dump, strict=False)
-    except msgspec.ValidationError as error:
+    except UNDECODABLE as error:
         raise NotADumpError(f"is no flight-recorder dump that this version can read ({error})") from None
     entries, skipped = _entries(raw.entries)
     groups = _groups(raw, entries)
@@ -218,13 +219,13 @@ def _entries(raw: list[Any]) -> tuple[list[_Entry], int]:
     """All entries that can be read, and how many cannot."""
     try:
         return msgspec.convert(raw, list[_Entry], strict=False), 0
-    except msgspec.ValidationError:
+    except UNDECODABLE:
         pass
     good: list[_Entry] = []
     for item in raw:
         try:
             good.append(msgspec.convert(item, _Entry, strict=False))
-        except msgspec.ValidationError:
+        except UNDECODABLE:
             continue
     return good, len(raw) - len(good)
 
@@ -331,7 +332,7 @@ def _frames(raw: Any) -> list[Frame]:
     """A stack; only read where somebody waits, for most calls ended."""
     try:
         return msgspec.convert(raw or [], list[Frame], strict=False)
-    except msgspec.ValidationError:
+    except UNDECODABLE:
         return []
 
 

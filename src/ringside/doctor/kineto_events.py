@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from ringside.decoding import UNDECODABLE
+
 
 class Event(msgspec.Struct, gc=False):
     """One event of a trace; `ts` and `dur` in microseconds, as integers or with a fraction."""
@@ -54,7 +56,7 @@ def collective_arguments(raw: msgspec.Raw) -> CollectiveArguments:
     """Return the arguments of a collective; empty ones where they are not what they should be."""
     try:
         return decode_collective(raw)
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         return CollectiveArguments()
 
 
@@ -64,7 +66,7 @@ def correlations(raws: Sequence[msgspec.Raw]) -> list[int]:
         return [
             one.correlation for one in decode_correlations(b"[" + b",".join(bytes(raw) or b"{}" for raw in raws) + b"]")
         ]
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         half = len(raws) // 2
         return [*correlations(raws[:half]), *correlations(raws[half:])] if half else [-1] * len(raws)
 

@@ -14,6 +14,8 @@ from typing import Any, BinaryIO, Generic, TypeVar
 
 import msgspec
 
+from ringside.decoding import UNDECODABLE
+
 BLOCK_BYTES = 4 << 20
 MOST_HEADER_BYTES = 64 << 20
 LARGE_EVENT_BYTES = 1 << 20
@@ -107,7 +109,7 @@ class Scan(Generic[T]):
     def _take_header(self, text: bytes) -> None:
         try:
             self.header.update(msgspec.json.decode(text, type=dict[str, Any]))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNDECODABLE:
             self._take_fields(text)
 
     def _take_fields(self, text: bytes) -> None:
@@ -116,7 +118,7 @@ class Scan(Generic[T]):
             for match in re.finditer(rb'"' + name + rb'"\s*:\s*(\{[^{}]*\}|\d+|"[^"]*")', text):
                 try:
                     self.header[name.decode()] = msgspec.json.decode(match[1])
-                except msgspec.DecodeError:
+                except UNDECODABLE:
                     continue
 
     def _batch(self) -> list[T]:
@@ -153,7 +155,7 @@ class Scan(Generic[T]):
     def _decode(self, events: bytes) -> list[T] | None:
         try:
             return self._many(b"[" + events + b"]")
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNDECODABLE:
             return None
 
     def _salvage(self, data: bytes) -> list[T]:

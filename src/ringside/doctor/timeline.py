@@ -30,8 +30,8 @@ KNOWN = (
     "optimizer",
     "gc",
 )
-_THREAD = re.compile(r"PP rank (\d+)(?:, TP rank (\d+))?")
-_PROCESS = re.compile(r"DP rank \[?(\d+)")
+_THREAD = re.compile(r"PP rank (\d{1,9})(?!\d)(?:, TP rank (\d{1,9})(?!\d))?")
+_PROCESS = re.compile(r"DP rank \[?(\d{1,9})(?!\d)")
 LANES_PER_RANK = 5
 """Threads that such traces give each rank: compute, pp-comm, tp-comm, dp-comm, misc."""
 

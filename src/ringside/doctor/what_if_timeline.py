@@ -45,6 +45,9 @@ def prepare(timeline: Timeline) -> Prepared:
             "no step holds the same operations on all data-parallel ranks; record whole steps of all ranks"
         )
     template: Cell = timeline.cells[whole[0], lanes[0]]
+    numbers = sorted({key.stage for key in template})
+    if numbers != list(range(len(numbers))):
+        raise UsageError("some stages of the pipeline are not in the timeline; record all ranks")
     chunks = max(meta.vpp_size, 1 + max(operation.chunk for operation in template.values()))
     graph, keys = dependency_graph(template, chunks=chunks, replicas=max(len(lanes), meta.dp_size * meta.dsp_size))
     start, duration = _tables(timeline, keys, whole)
@@ -54,7 +57,7 @@ def prepare(timeline: Timeline) -> Prepared:
         seconds=_transfer_seconds(graph, start, duration),
         stages=stages,
         kinds=[key.kind for key in keys],
-        ranks=np.array([[timeline.ranks[stage, lane] for lane in lanes] for stage in range(timeline.stages)]),
+        ranks=np.array([[timeline.ranks[stage, lane] for lane in lanes] for stage in numbers]),
         ranks_per_worker=meta.ranks_per_worker,
         recorded_s=(start + duration).max(axis=(0, 2)) - start.min(axis=(0, 2)),
     )

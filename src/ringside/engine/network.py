@@ -176,7 +176,7 @@ class Network:
                 for key in ("out_bytes_per_s", "in_bytes_per_s")
             ]
             reduce, overhead_s = _inverse(data.get("reduce_bytes_per_s")), float(data.get("overhead_s", 0.0))
-        except (KeyError, TypeError, IndexError, ValueError) as error:
+        except (KeyError, TypeError, IndexError, ValueError, ArithmeticError, AttributeError) as error:
             if isinstance(error, UsageError):
                 raise
             raise UsageError(f"this is no ringside topology: {type(error).__name__} {error}") from None

@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from ringside.decoding import UNDECODABLE
 from ringside.errors import (
     DeadlineError,
     MismatchError,
@@ -363,15 +364,21 @@ def send_problem(sock: socket.socket, error: RingsideError) -> None:
     sock.sendall(struct.pack("!I", len(body)) + body)
 
 
+_decode = msgspec.msgpack.Decoder(tuple[Any, int, tuple[str, str, tuple[int, ...]] | None]).decode
+
+
 def receive_message(sock: socket.socket) -> Parcel:
-    """Receive what `send_message` sent; `EOFError` when the other end is gone.
+    """Receive what `send_message` sent; `EOFError` when the other end is gone, `OSError` where it sends anything else.
 
     Descriptors come all or none: where this process has too many files open, the parcel has none of them.
     """
     (size,) = struct.unpack("!I", _receive_exactly(sock, 4))
     if size > _MAX_MESSAGE:
         raise OSError(errno.EMSGSIZE, "an impossible message length")
-    value, count, problem = msgspec.msgpack.decode(_receive_exactly(sock, size))
+    try:
+        value, count, problem = _decode(_receive_exactly(sock, size))
+    except UNDECODABLE as error:
+        raise OSError(errno.EBADMSG, f"what came is no message of ours: {error}") from None
     if problem is not None:
         raise _error_of(*problem)
     fds: list[int] = []

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from ringside.decoding import UNDECODABLE
 from ringside.engine.choice import NATIVE, Choice
 from ringside.engine.pricing import BLOCK_BYTES, Cluster, Price, price_choice
 from ringside.errors import UsageError
@@ -90,8 +91,11 @@ class Table(msgspec.Struct, frozen=True):
             table = msgspec.json.decode(data, type=Table)
             for rank in table.ranks:
                 Choice.parse(rank.winner)
-        except (msgspec.MsgspecError, UsageError, ValueError, UnicodeDecodeError) as error:
+        except (*UNDECODABLE, UsageError) as error:
             raise UsageError(f"this is no selection table: {error}") from None
+        sizes = [0, *(rank.size_bytes for rank in table.ranks), 1 << 63]
+        if any(a >= b for a, b in itertools.pairwise(sizes)):
+            raise UsageError("this is no selection table: its sizes do not ascend")
         if table.schema != SCHEMA or not table.ranks:
             raise UsageError(f"this is a selection table of schema {table.schema}, not {SCHEMA}, or an empty one")
         return table

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ringside.decoding import UNDECODABLE
 from ringside.monitor.run_directory import Event
 from ringside.monitor.verdict import KINDS, Verdict, headline
 
@@ -135,7 +136,7 @@ class AlertBook:
             return []
         try:
             verdict = msgspec.convert(event.get("verdict"), Verdict)
-        except (msgspec.ValidationError, ValueError):
+        except UNDECODABLE:
             return []
         unix = float(event.get("unix") or self._wall())
         return self._open(verdict, unix) if event["kind"] == "verdict" else self._settle(verdict, unix)

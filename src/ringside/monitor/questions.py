@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ringside.decoding import UNDECODABLE
 from ringside.monitor.collectives import best_buckets, bucket_mb
 from ringside.monitor.excess import Floats
 from ringside.monitor.job import MANY, SAVED_AT, SAVED_OF_SYNC, in_bytes, least_of_ranks
@@ -73,7 +74,7 @@ def read_answers(content: object) -> dict[str, Question]:
     for name in QUESTIONS:
         try:
             found[name] = msgspec.convert(_finite(given[name]), Question)
-        except (KeyError, TypeError, msgspec.ValidationError):
+        except (KeyError, TypeError, AttributeError, *UNDECODABLE):
             continue
     return found
 

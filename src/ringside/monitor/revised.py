@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from ringside.decoding import UNDECODABLE
+
 NOTES_KEPT = 32
 
 
@@ -69,7 +71,7 @@ def read_revised(event: Mapping[str, Any]) -> Revised | None:
         return None
     try:
         revised = msgspec.convert(event, Revised)
-    except (msgspec.ValidationError, ValueError):
+    except UNDECODABLE:
         return None
     whole = revised.step >= 0 and revised.size_bytes >= 0 and all(0 < len(link.ranks) <= 2 for link in revised.links)
     return revised if whole and revised.telling else None

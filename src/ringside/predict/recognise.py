@@ -145,7 +145,7 @@ def _networked(topology: Topology, text: str) -> Topology:
 
 def _interfaces(text: str) -> tuple[int, int] | None:
     """Return how many network interfaces of how many Gbit/s the words tell of (`8x400G`); 0 where only the speed."""
-    for match in re.finditer(r"(?:(\d+)\s*[x×]\s*|(?<![\w.-]))" + _SPEED, text):
+    for match in re.finditer(r"(?:(?<!\d)(\d{1,4})\s*[x×]\s*|(?<![\w.-]))" + _SPEED, text):
         speed = int(match[2])
         # "80GB" is memory, and so may "40GB" be; "400Gb" is not.
         if speed in _SPEEDS and (match[3] != "b" or speed >= 100):

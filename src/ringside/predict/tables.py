@@ -7,6 +7,7 @@ be read at all; `checks.py` does.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -161,6 +162,8 @@ def figure(text: str, scale: float = 1.0) -> Figure | None:
     except ValueError:
         return None
     mantissa, _, power = text.lower().partition("e")
+    if not math.isfinite(value):  # nor does its last digit stand for anything
+        return Figure(value)
     digits = len(mantissa.partition(".")[2]) - (int(power) if power else 0)
     return Figure(value * scale, 0.5 * 10.0**-digits * scale)
 

@@ -88,7 +88,11 @@ def _records(text: str) -> Iterable[tuple[int, list[str]]]:
     for line, written in enumerate(io.StringIO(text), 1):
         if written.strip() and not written.lstrip().startswith("#"):
             # One line at a time: a quote that never closes must not swallow the rows that follow.
-            yield line, [cell.strip() for cell in next(csv.reader([written.rstrip("\r\n")], delimiter=mark))]
+            try:
+                cells = next(csv.reader([written.rstrip("\r\n")], delimiter=mark))
+            except csv.Error:  # a carriage return within, or a cell longer than any: a row that says nothing
+                cells = [written]
+            yield line, [cell.strip() for cell in cells]
 
 
 def _columns(cells: Sequence[str]) -> _Columns | None:
@@ -182,4 +186,4 @@ def _table(
 
 
 def _int(text: str) -> int:
-    return int(text) if text.isdigit() else 0
+    return int(text) if text.isdecimal() and len(text) < 10 else 0

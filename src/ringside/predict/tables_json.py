@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ringside.decoding import UNDECODABLE
 from ringside.errors import UsageError
 from ringside.predict.tables import ALL_REDUCE, Figure, Flag, Row, Table, collective_named
 
@@ -24,7 +25,7 @@ def read(text: str, stem: str) -> list[Table]:
     """
     try:
         data = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise UsageError(f"{stem}: not JSON ({error}); nccl-tests writes it with -J FILE") from None
     documents = data if isinstance(data, list) else [data]
     if not documents or not all(isinstance(each, dict) and isinstance(each.get("results"), list) for each in documents):

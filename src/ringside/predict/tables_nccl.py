@@ -15,7 +15,7 @@ _HEADER = re.compile(r"#\s+size\s+count\s+type\b")
 _TYPES = r"(?:u?int\d+|float|double|half|bfloat16|u?char|f8e\w+|fp8_\w+|float8_\w+|uint8|int8|float16|float32|float64)"
 _START = re.compile(rf"(?<![\w.])(\d+)\s+(\d+)\s+({_TYPES})\b(.*)$")
 _DEVICE = re.compile(
-    r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.+?)\s*$"
+    r"#\s+Rank\s+(\d{1,9})\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.+?)\s*$"
 )
 _PROGRAM = re.compile(r"\b(all_reduce|all_gather|reduce_scatter|alltoall|sendrecv|broadcast|reduce)_perf\b")
 _NUMBER = re.compile(r"^-?\d+(?:\.\d+)?(?:e[+-]?\d+)?$", re.IGNORECASE)

@@ -35,7 +35,8 @@ def from_probe(data: Any, origin: str = "probe", kind: str = "ethernet") -> Topo
         ]
         together = [(host.get("out_bytes_per_s"), host.get("in_bytes_per_s")) for host in data["hosts"]]
         reduce, overhead_s = data.get("reduce_bytes_per_s"), float(data.get("overhead_s", 0.0))
-    except (KeyError, TypeError, ValueError) as error:
+        reduce = float(reduce) if reduce else None
+    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"{origin}: no ringside topology: {type(error).__name__} {error}") from None
@@ -51,7 +52,7 @@ def from_probe(data: Any, origin: str = "probe", kind: str = "ethernet") -> Topo
         # A probe times links between hosts only; inside, what `ringside.engine.pricing` assumes of messages.
         inside=LinkClass("shared_memory", 0.7 * least, 1e9) if several else None,
         between=LinkClass(kind, least, fastest) if links else None,
-        reduce_bytes_per_s=float(reduce) if reduce else None,
+        reduce_bytes_per_s=reduce,
         overhead_s=overhead_s,
         overrides=tuple(links),
         host_rates=_interfaces(together, links) if known and links else (),

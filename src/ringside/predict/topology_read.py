@@ -7,6 +7,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+from ringside.decoding import UNDECODABLE
 from ringside.errors import UsageError
 from ringside.predict.topology import Topology
 from ringside.predict.topology_probe import from_probe
@@ -60,6 +61,6 @@ def load_topology(name_or_path: str | Path) -> Topology:
         return from_toml(text, str(name_or_path))
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except UNDECODABLE as error:
         raise UsageError(f"{name_or_path}: no JSON: {error}") from None
     return from_probe(data, str(name_or_path))

@@ -35,6 +35,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ringside.decoding import UNDECODABLE
 from ringside.errors import UsageError
 from ringside.predict.topology import LinkClass, LinkOverride, Switch, Topology
 
@@ -77,7 +78,7 @@ def from_toml(text: str, origin: str = "topology") -> Topology:
     """
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except UNDECODABLE as error:
         raise UsageError(f"{origin}: no TOML: {error}") from None
     mistakes = _mistakes(data)
     if mistakes:

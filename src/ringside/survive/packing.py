@@ -6,6 +6,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from ringside.decoding import UNDECODABLE
 from ringside.errors import RingsideError
 
 MOST_BYTES = 1 << 20
@@ -28,7 +29,7 @@ def decode(data: bytes, decoder: msgspec.msgpack.Decoder[T], what: str) -> T:
         raise RingsideError(f"{what} of {len(data)} bytes is not one of ours: is the store shared with another job?")
     try:
         return decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+    except UNDECODABLE as error:
         raise RingsideError(
             f"{what} cannot be read ({error}): another job, or another version of ringside, uses this store"
         ) from None

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import ringside
+from ringside.decoding import UNDECODABLE
 from ringside.errors import MismatchError
 from ringside.survive.samples import Samples
 
@@ -49,7 +50,7 @@ def refuse_strangers(own: Mapping[str, str], standing: bytes, name: str) -> None
     """
     try:
         first = msgspec.json.decode(standing, type=dict[str, str])
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         raise MismatchError(
             f"{name} is refused: another job uses this one's name in the store; give it another"
         ) from None

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ringside.decoding import UNDECODABLE
 from ringside.errors import RingsideError, UnsupportedError
 from ringside.sync.digests import digest
 
@@ -104,7 +105,7 @@ def unpack(memory: Bytes) -> Any:
         head = msgspec.msgpack.decode(memory[_LENGTH : _LENGTH + length].tobytes(), type=_Head)
         first = _data_start(length)
         return put_together(head.skeleton, {leaf.name: _tensor(memory[first:], leaf) for leaf in head.leaves})
-    except (ValueError, TypeError, LookupError, RuntimeError, AttributeError, msgspec.MsgspecError) as error:
+    except (*UNDECODABLE, TypeError, LookupError, RuntimeError, AttributeError) as error:
         raise RingsideError(f"the state that was received is not whole ({error}): it is fetched from another") from None
 
 

@@ -16,6 +16,7 @@ from typing import Protocol, cast
 import msgspec
 from torch.distributed.distributed_c10d import Store
 
+from ringside.decoding import UNDECODABLE
 from ringside.monitor.records import StepRecord
 
 RANKS_PER_BOX = 32
@@ -98,7 +99,7 @@ class Inbox:
         for rank, batch in self._post.fetch():
             try:
                 arrived = _decode(batch)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except UNDECODABLE as error:
                 self._say_damaged(rank, error)
                 continue
             if not arrived:

@@ -14,6 +14,7 @@ from ringside.view.doctor_lanes import lanes_figure
 from ringside.view.doctor_rings import rings_figure
 from ringside.view.doctor_words import tell, what_if_line
 from ringside.view.figures import figure, label, title
+from ringside.view.top_plain import without_controls
 
 MOST_ROWS = 256
 OPEN_FILES = 12
@@ -33,13 +34,13 @@ def render_page(findings: Findings) -> str:
         _unjudged(findings.unjudged),
         _files(findings.notes),
     ]
-    return f"""<!doctype html>
+    return without_controls(f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark"><title>{_title(findings)} · Ringside</title>
 <style>{_asset("report.css")}{_asset("doctor.css")}</style></head>
 <body><main>{"".join(body)}<footer>Ringside's doctor reads files and runs nothing of them. Culprits are named in
 verdicts; ranks that only waited stand under “victims”.</footer></main></body></html>
-"""
+""")
 
 
 def _asset(name: str) -> str:

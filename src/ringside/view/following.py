@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ringside.decoding import UNDECODABLE
 from ringside.monitor.metering import Metered, meter_of
 from ringside.monitor.records import RunInfo, StepRecord
 from ringside.monitor.revised import NOTES_KEPT, Revised, read_revised
@@ -170,7 +171,7 @@ class Following:
     def _judge(self, event: Event) -> Finding | None:
         try:
             verdict = msgspec.convert(event.get("verdict"), Verdict)
-        except (msgspec.ValidationError, ValueError):
+        except UNDECODABLE:
             return None
         if event["kind"] == "repaired":
             for finding in self.findings:

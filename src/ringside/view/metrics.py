@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from ringside.monitor.alerts import Alert, as_text
 from ringside.monitor.alerts_tally import RANK_FIELDS, STEP_BUCKETS_S, Figures
 from ringside.monitor.excess import Floats
+from ringside.view.top_plain import printable_lines
 
 RANKS_SHOWN = 256
 """Up to so many ranks, each has its own series."""
@@ -206,5 +207,5 @@ def _finite(value: float) -> float:
 
 
 def _label(value: str) -> str:
-    """Text of somebody else's as a label: of bounded length and writable; prometheus_client escapes what must be."""
-    return as_text(value[:LABEL_CHARACTERS])
+    """Text of somebody else's as a label: of bounded length and fit for a terminal; prometheus_client escapes it."""
+    return printable_lines(as_text(value[:LABEL_CHARACTERS]))

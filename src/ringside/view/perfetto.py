@@ -48,6 +48,7 @@ def write_perfetto(path: Path, info: RunInfo, records: list[StepRecord], verdict
         UsageError: There is nothing to show, or more than a browser holds.
         RingsideError: The file cannot be written.
     """
+    records = [record for record in records if 0 <= record.rank < info.world_size]
     if not records:
         raise UsageError("no step was recorded in that range: choose --steps within the run")
     if len(records) > MOST_RECORDS:

@@ -6,6 +6,7 @@ import html
 from collections.abc import Iterable, Sequence
 
 from ringside.view.drawing_svg import asset
+from ringside.view.top_plain import without_controls
 
 CSS = ("report.css", "doctor.css", "predict.css")
 
@@ -22,12 +23,12 @@ def page(title: str, what: str, body: Iterable[str], *, meta: str = "", css: Seq
         js: Its script.
     """
     styles = "".join(asset(name) for name in (*css, *CSS))
-    return f"""<!doctype html>
+    return without_controls(f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark"><title>{html.escape(title)} · Ringside</title><style>{styles}</style>
 </head><body><main><header><p class="brand">Ringside</p><p class="run">{html.escape(what)}</p>
 <p class="meta">{html.escape(meta)}</p></header>{"".join(body)}</main><script>{js}</script></body></html>
-"""
+""")
 
 
 def verdict(sign: str, headline: str, lines: Iterable[tuple[str, str]], kind: str = "open") -> str:

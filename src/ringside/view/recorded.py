@@ -19,6 +19,7 @@ from ringside.monitor.summary import assess
 from ringside.monitor.table import FIELDS, Table, fill_waits
 from ringside.monitor.verdict import Verdict
 from ringside.view.report_words import all_is_well, duration, no_verdict, share, tell
+from ringside.view.top_plain import without_controls
 
 if TYPE_CHECKING:
     import pandas
@@ -133,7 +134,7 @@ class Run:
             )
         else:
             words = f"<p><b>{html.escape(self._calm())}</b> {html.escape(all_is_well(self.summary))}</p>"
-        return f"<div>{words}{self._rank_rows()}</div>"
+        return without_controls(f"<div>{words}{self._rank_rows()}</div>")
 
     def _rank_rows(self) -> str:
         ranks = sorted(self.rank_table(), key=lambda rank: -(rank["excess_ratio"] or 0.0))

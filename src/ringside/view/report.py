@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-import time
 from collections.abc import Iterable
 from importlib import resources
 from typing import Any
@@ -33,6 +32,8 @@ from ringside.view.report_words import (
     size,
     tell,
 )
+from ringside.view.top_plain import without_controls
+from ringside.view.units import moment
 
 SINGLE_LINES = 8
 MOST_ARROWS = 16
@@ -65,11 +66,11 @@ def render_report(summary: dict[str, Any], run_info: RunInfo, records: Iterable[
         _details(summary, run_info),
     ]
     title = html.escape(f"{run_info.name} · Ringside")
-    return f"""<!doctype html>
+    return without_controls(f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark"><title>{title}</title><style>{_asset("report.css")}</style></head>
 <body><main>{"".join(body)}</main><script>{_asset("report.js")}</script></body></html>
-"""
+""")
 
 
 def _asset(name: str) -> str:
@@ -79,7 +80,7 @@ def _asset(name: str) -> str:
 def _header(info: RunInfo, summary: dict[str, Any]) -> str:
     hosts = len(set(info.hosts)) or 1
     where = f"{info.world_size} rank{_s(info.world_size)} on {hosts} host{_s(hosts)}"
-    started = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(info.started_unix))
+    started = moment(info.started_unix)
     return f"""<header><p class="brand">Ringside</p><p class="run">{html.escape(info.name)}</p>
 <p class="meta">{started} · {where} · {html.escape(info.engine)}
  · {summary["steps"]} step{_s(summary["steps"])}</p></header>"""

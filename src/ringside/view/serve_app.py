@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from ringside.view.serve_feed import Feed
 from ringside.view.serve_runs import Listed, Runs
+from ringside.view.units import moment
 
 HEARTBEAT_S = 10.0
 LOOK_S = 0.2
@@ -161,7 +162,7 @@ def _text(name: str) -> str:
 
 def _row(run: Listed) -> str:
     ranks = f"{run.ranks} rank{'' if run.ranks == 1 else 's'}" if run.ranks else "not readable"
-    began = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(run.started_unix)) if run.started_unix else ""
+    began = moment(run.started_unix) if run.started_unix else ""
     state = '<span class="pill live">live</span>' if run.live else '<span class="pill">recorded</span>'
     return (
         f'<li><a href="run/{run.key}/"><b>{html.escape(run.name)}</b>{state}'

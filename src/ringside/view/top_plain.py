@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import re
 from collections.abc import Iterable
 from typing import TextIO
 
@@ -12,6 +13,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 REPLACEMENT = "�"
+_CONTROLS = dict.fromkeys({*range(32), *range(0x7F, 0xA0)} - {ord("\n"), ord("\t")}, REPLACEMENT)
 ERRORS = "ringside.plain"
 """What a stream is told to do with text that its encoding does not have."""
 
@@ -24,6 +26,16 @@ def printable(text: str) -> str:
     Each becomes one replacement character, so that one sees that there was something.
     """
     return text if text.isprintable() else "".join(one if one.isprintable() else REPLACEMENT for one in text)
+
+
+def printable_lines(text: str) -> str:
+    """Return text of many lines, such as a page, with every line as `printable` returns it; tabs stay."""
+    return text if text.isprintable() else re.sub(r"[^\n\t]+", lambda found: printable(found[0]), text)
+
+
+def without_controls(page: str) -> str:
+    """Return a page in HTML without control characters, which mean nothing there and much where somebody prints it."""
+    return page.translate(_CONTROLS)
 
 
 class SafeConsole(Console):

@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ringside.decoding import UNDECODABLE
 from ringside.errors import RingsideError, UsageError
 from ringside.monitor.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.run_directory import MOST_RANKS
@@ -250,7 +251,7 @@ class Remote:
     def _decode(self, body: bytes, kind: type[_Kind]) -> _Kind:
         try:
             return msgspec.json.decode(body, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNDECODABLE:
             raise RingsideError(f"{self.where} answers, but not as `ringside serve` of this version does") from None
 
     def _get(self, path: str) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Sequence
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -19,6 +20,14 @@ def sparkline(values: Sequence[float], cells: int) -> str:
     low, high = min(means), max(means)
     scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
     return "".join(SPARKS[round((value - low) * scale)] for value in means)
+
+
+def moment(unix: float) -> str:
+    """Return a time of the wall clock, seconds since 1970, to the minute; nothing for what no calendar has."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix))
+    except (OverflowError, ValueError, OSError):
+        return ""
 
 
 def ms(seconds: float | None) -> str:

@@ -1,0 +1,236 @@
+"""What fuzzing found: each once, by name, with the least damage that showed it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from tests.doctor import dumps, timeline_maker
+from tests.recorded_runs import own_times, write_run
+
+from ringside import commands
+from ringside.doctor import examine
+from ringside.engine.network import Network
+from ringside.engine.rendezvous import receive_message
+from ringside.engine.selection_table import Rank, Row, Table
+from ringside.errors import RingsideError, UsageError
+from ringside.monitor import registry
+from ringside.monitor.alerts_tally import Tally
+from ringside.monitor.run_directory import RunReader
+from ringside.predict.tables import read_tables
+from ringside.predict.topology_read import load_topology
+from ringside.view.doctor_page import render_page
+from ringside.view.metrics import render
+from ringside.view.serve_app import _row
+from ringside.view.serve_runs import Listed
+
+DEEP = "[" * 40_000 + "]" * 40_000
+ESCAPES = "\x1b[2J\x1b]0;title\x07"
+
+
+def error_file(folder: Path, rank: int, inner: Any, more: str = "") -> None:
+    (folder / str(rank)).mkdir(parents=True)
+    (folder / str(rank) / "error.json").write_text('{"message": ' + json.dumps(inner) + more + "}")
+
+
+def probed() -> dict[str, Any]:
+    latency = np.array([[0, 2e-5], [2e-5, 0]])
+    network = Network(latency, latency / 1e3, np.full(2, 1e-8), np.full(2, 1e-8), reduce=1e-10, overhead_s=1e-6)
+    return network.to_topology(["a", "b"], [1, 1], "measured")
+
+
+@pytest.mark.parametrize(
+    ("extra", "more"),
+    [
+        ({"timestamp": "100"}, f', "deep": {DEEP}'),
+        ({"timestamp": ESCAPES}, ""),
+        ({"timestamp": 10**400}, ""),
+        (2, ""),
+        ({"timestamp": "100", "rank": "x"}, ""),
+    ],
+)
+def test_one_damaged_error_file_leaves_the_others_read(tmp_path: Path, extra: Any, more: str) -> None:
+    error_file(tmp_path, 0, {"message": "OSError: y", "extraInfo": {"timestamp": "99"}})
+    error_file(tmp_path, 1, {"message": "ValueError: x", "extraInfo": extra}, more)
+    notes = {note.file: note for note in examine([tmp_path]).notes}
+    assert notes[str(tmp_path / "0" / "error.json")].used
+    assert not any("could not be read" in note.text for note in notes.values())
+
+
+def test_what_is_nested_too_deep_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path / "run", own_times(4, 2))
+    (run / "run.json").write_text((run / "run.json").read_text().rstrip()[:-1] + f', "deep": {DEEP}}}')
+    with pytest.raises(RingsideError, match=r"run\.json"):
+        RunReader(run)
+    with pytest.raises(UsageError, match="no selection table"):
+        Table.decode(f'{{"key": {{}}, "topology": {{"x": {DEEP}}}}}'.encode())
+    (tmp_path / "topology.json").write_text(f'{{"kind": {DEEP}}}')
+    with pytest.raises(UsageError):
+        load_topology(tmp_path / "topology.json")
+    entries = tmp_path / "entries"
+    entries.mkdir(mode=0o700)
+    (entries / "1.json").write_text(f'{{"path": {DEEP}}}')
+    monkeypatch.setattr(registry, "registry_directory", lambda *_: entries)
+    assert registry.running() == []
+
+
+def test_a_line_of_records_nested_too_deep_is_left_out(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", own_times(4, 2))
+    with (run / "steps.jsonl").open("a") as file:
+        file.write(f'{{"step": {DEEP}}}\n')
+    with (run / "events.jsonl").open("a") as file:
+        file.write(f'{{"kind": {DEEP}}}\n')
+    reader = RunReader(run)
+    assert len(reader.poll()) == 8
+    assert [event["kind"] for event in reader.poll_events()] == ["ended"]
+
+
+def test_a_trace_with_a_deep_header_is_read(tmp_path: Path) -> None:
+    from tests.doctor.kineto_maker import Job
+
+    Job(ranks=2, steps=5).write(tmp_path)
+    path = tmp_path / "rank1.pt.trace.json"
+    path.write_text(path.read_text().rstrip()[:-1] + f', "deep": {DEEP}}}')
+    assert all(note.used for note in examine([tmp_path]).notes)
+
+
+def test_pages_and_metrics_hold_no_control_characters(tmp_path: Path) -> None:
+    error_file(tmp_path / "errors", 0, {"message": f"OSError: {ESCAPES}", "extraInfo": {"timestamp": "99"}})
+    assert "\x1b" not in render_page(examine([tmp_path / "errors"]))
+    run = write_run(tmp_path / "run", own_times(4, 2))
+    info = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**info, "name": ESCAPES, "hosts": [ESCAPES, "b"]}))
+    assert commands.main(["report", str(run)]) == 0
+    assert "\x1b" not in (run / "report.html").read_text()
+    assert b"\x1b" not in render(Tally(RunReader(run).info).figures([], {}, {}))[0]
+
+
+def test_an_error_that_quotes_a_file_is_printed_without_control_characters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "topology.toml"
+    path.write_text('schema = 1\n"a\\u001b[2J" = 3\n')
+    assert commands.main(["predict", "--topology", str(path)]) == 2
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out + said.err
+    assert "there is no such key" in said.err
+
+
+@pytest.mark.parametrize("unix", [-1e308, 1e308, 1e300])
+def test_a_run_that_began_at_no_time_of_a_calendar_has_its_page_and_its_place_in_the_list(
+    tmp_path: Path, unix: float
+) -> None:
+    run = write_run(tmp_path / "run", own_times(4, 2))
+    info = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**info, "started_unix": unix}))
+    assert commands.main(["report", str(run), "--json"]) == 0
+    assert "run" in _row(Listed("k", run, "run", False, 2, unix))
+
+
+def test_a_record_of_a_rank_that_is_not_there_is_no_part_of_a_trace(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", own_times(4, 2))
+    line = (run / "steps.jsonl").read_text().splitlines()[0]
+    with (run / "steps.jsonl").open("a") as file:
+        for rank in ("2", "-1", "9007199254740993"):
+            file.write(line.replace('"rank":0', f'"rank":{rank}') + "\n")
+    trace = tmp_path / "trace.json"
+    assert commands.main(["report", str(run), "--perfetto", str(trace)]) == 0
+    assert {event["pid"] for event in json.loads(trace.read_text())["traceEvents"]} == {0, 1}
+
+
+def test_a_carriage_return_inside_a_row_of_a_table_is_one_bad_row(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_bytes(b"size_bytes,time_us\n1024,10\n20\r48,11\n4096,12\n" + b'"' + b"9" * 200_000 + b"\n")
+    (table,) = read_tables(path)
+    assert [row.size_bytes for row in table.rows] == [1024, 4096]
+    assert len(table.flags) >= 1
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "1e999999999999", "inf", "nan", "9" * 5_000, "²"])
+def test_a_number_that_no_float_holds_makes_one_bad_row(tmp_path: Path, number: str) -> None:
+    path = tmp_path / "table.csv"
+    for row in (f"{number},11,2", f"2048,{number},2", f"2048,11,{number}"):
+        path.write_text(f"size_bytes,time_us,gpus\n1024,10,2\n{row}\n4096,12,2\n")
+        commands.main(["predict", "score", str(path), "--json"])
+        rows = [row for table in read_tables(path) for row in table.rows]
+        assert {1024, 4096} <= {row.size_bytes for row in rows}
+
+
+@pytest.mark.parametrize("stage", ["7", "9" * 5_000])
+def test_a_pipeline_with_a_stage_that_is_missing_is_said_to_be_so(tmp_path: Path, stage: str) -> None:
+    shape = timeline_maker.Shape(stages=2, replicas=2, micro_batches=4)
+    timeline_maker.run(shape, lambda *_: 0.01)
+    text = json.dumps({"traceEvents": shape.events}).replace("PP rank 1", f"PP rank {stage}")
+    (tmp_path / "timeline.json").write_text(text)
+    (note,) = examine([tmp_path]).notes
+    assert "could not be read" not in note.text
+
+
+@pytest.mark.parametrize("value", [10**400, "x"])
+def test_a_probe_with_a_figure_that_is_none_is_refused_in_words(tmp_path: Path, value: Any) -> None:
+    probe = probed()
+    for damaged in (
+        {**probe, "reduce_bytes_per_s": value},
+        {**probe, "links": [{**probe["links"][0], "alpha_s": value}]},
+    ):
+        path = tmp_path / "probe.json"
+        path.write_text(json.dumps(damaged))
+        with pytest.raises(UsageError):
+            Network.from_topology(damaged)
+        with pytest.raises(UsageError):
+            load_topology(path)
+
+
+@pytest.mark.parametrize("sizes", [(4, -4), (1024, 4), (0, 4), (4, 1 << 63)])
+def test_a_selection_table_whose_sizes_do_not_ascend_is_none(sizes: tuple[int, ...]) -> None:
+    rows = (Row("native", 1e-4, None, 1e-4, True),)
+    table = Table({}, probed(), tuple(Rank(size, "native", "x", rows) for size in sizes))
+    with pytest.raises(UsageError, match="ascend"):
+        Table.decode(msgspec.json.encode(table))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\x92\xc0\x01",
+        b"\x93\x84\xc0\xc0\xc0",
+        b"\x93\xc0\x00\x05",
+        b"\xa2\xff\xfe",
+        b"\x93\x00\xc0\xc0",
+        b"\x91" * 9_999,
+    ],
+)
+def test_what_is_no_message_of_ranks_that_meet_is_a_broken_connection(body: bytes) -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        there.sendall(struct.pack("!I", len(body)) + body)
+        with pytest.raises(OSError, match="no message of ours"):
+            receive_message(here)
+
+
+def test_a_dump_with_text_that_cannot_be_encoded_leaves_the_others_read(tmp_path: Path) -> None:
+    made = dumps.world(3, {}, [dumps.call(seq, done=seq < 5) for seq in range(6)])
+    made[1]["pg_config"]["0"]["desc"] = "\ud800"
+    notes = {Path(note.file).name: note for note in examine([dumps.write(tmp_path / "job", made)]).notes}
+    assert [notes[f"nccl_trace_rank_{rank}"].used for rank in (0, 2)] == [True, True]
+    assert not any("could not be read" in note.text for note in notes.values())
+
+
+def test_nothing_of_a_pickle_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pickle
+
+    from tests.hostile.fuzz import Bomb
+
+    monkeypatch.setenv("RINGSIDE_FUZZ_SIGN", str(tmp_path / "executed"))
+    (tmp_path / "dumps").mkdir()
+    (tmp_path / "dumps" / "trace_rank_0").write_bytes(pickle.dumps({"entries": [Bomb()], "version": "2.9"}))
+    assert not any(note.used for note in examine([tmp_path / "dumps"]).notes)
+    assert not os.path.exists(tmp_path / "executed")
