@@ -11,7 +11,10 @@ from torch import nn
 
 from ringside.errors import MismatchError
 from ringside.survive.memory import OwnArena
+from ringside.survive.position import Position
 from ringside.survive.trees import Bytes, digest_of, pack, packed_size, put_together, take_apart, unpack
+
+_POSITION = "position"
 
 
 class Stateful(Protocol):
@@ -31,13 +34,21 @@ class State:
         model: The model.
         optimizer: Its optimizer.
         others: Whatever else moves along, by name: a scheduler, a stateful sampler.
+        position: Says where the job is in its samples, which copies tell and which is compared when one is loaded.
 
     Attributes:
         step: The next step to be trained; every step before it is in the parameters, once.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Stateful, others: dict[str, Stateful] | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Stateful,
+        others: dict[str, Stateful] | None = None,
+        position: Position | None = None,
+    ) -> None:
         self.model, self.optimizer, self.others = model, optimizer, others or {}
+        self.position = position
         self.step = 0
 
     def tree(self) -> dict[str, Any]:
@@ -46,17 +57,23 @@ class State:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step, **parts}
 
     def copied(self) -> dict[str, Any]:
-        """Return the state as it is now, with tensors of its own."""
+        """Return the state as it is now, with tensors of its own, and where it is in the samples."""
         skeleton, tensors = take_apart(self.tree())
         tree: dict[str, Any] = put_together(skeleton, {name: t.clone() for name, t in tensors.items()})
+        if self.position is not None:
+            tree[_POSITION] = self.position.before(self.step)
         return tree
 
     def load(self, tree: dict[str, Any]) -> None:
         """Take a state over.
 
+        One that does not tell where it is in the samples, as older checkpoints do not, is taken at its word.
+
         Raises:
-            MismatchError: It is another model's.
+            MismatchError: It is another model's, or belongs to other samples.
         """
+        if self.position is not None and _POSITION in tree:
+            self.position.refuse_others(tree[_POSITION])
         try:
             self.model.load_state_dict(tree["model"])
             self.optimizer.load_state_dict(tree["optimizer"])

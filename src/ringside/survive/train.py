@@ -35,6 +35,7 @@ from ringside.survive.job import Job, Step
 from ringside.survive.keeper import REFUSED
 from ringside.survive.meeting import Meeting
 from ringside.survive.phases import Phases
+from ringside.survive.position import Position
 from ringside.survive.samplers import drawn_by, for_all_ranks
 from ringside.survive.samples import Samples, length_of, shuffled
 from ringside.survive.settings import Settings
@@ -149,7 +150,8 @@ def training(
         mean: Gradients are divided by the number of samples; False: they stay sums.
         reproducible: Sums are made in the order of micro-batches, so that no bit depends on who computed what. It
             takes memory for a gradient per micro-batch.
-        checkpoint_dir: Where checkpoints go, seen by all ranks; training resumes from the newest. None: none.
+        checkpoint_dir: Where checkpoints go, seen by all ranks; training resumes from the newest, with any number of
+            ranks, but with the same batch, seed, length of the data set and order of samples only. None: none.
         checkpoint_every: Steps between checkpoints.
         least_ranks: With fewer ranks left, training stops.
         on_straggler: What to do about a rank that takes longer: `alert` tells, `rebalance` gives it fewer micro-batches
@@ -162,13 +164,17 @@ def training(
 
     Raises:
         UsageError: Something cannot be as asked.
+        MismatchError: The newest checkpoint is another model's, or of a job with other samples; the line says what
+            differs.
         RingsideError: Training cannot go on; the line says why and what to do.
     """
     samples = _samples(dataset, batch, micro_batches, seed, sampler)
     shape = _Shape(steps, mean, checkpoint_every if checkpoint_dir is not None else 0, least_ranks)
     with _connection() as connection:
-        state = State(model, optimizer, {} if scheduler is None else {"scheduler": scheduler})
-        _admit(connection, passport.passport_of(model, optimizer, samples, seed))
+        own = passport.passport_of(model, optimizer, dataset, samples, seed)
+        moved = {} if scheduler is None else {"scheduler": scheduler}
+        state = State(model, optimizer, moved, Position(own, samples))
+        _admit(connection, own)
         _agree_on_orders(samples, connection, sampler)
         job = Job(
             rank=connection.rank,
