@@ -79,7 +79,7 @@ class State:
             self.optimizer.load_state_dict(tree["optimizer"])
             for name, part in self.others.items():
                 part.load_state_dict(tree[name])
-        except (KeyError, ValueError, RuntimeError) as error:
+        except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise MismatchError(f"this state is another model's or optimizer's: {error}") from None
         self.step = int(tree["step"])
 
