@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from ringside.errors import MismatchError
 from ringside.survive.memory import OwnArena
 from ringside.survive.position import Position
 from ringside.survive.trees import Bytes, digest_of, pack, packed_size, put_together, take_apart, unpack
 
-_POSITION = "position"
+_POSITION, _UNSAVED = "position", "buffers"
 
 
 class Stateful(Protocol):
@@ -49,11 +49,14 @@ class State:
     ) -> None:
         self.model, self.optimizer, self.others = model, optimizer, others or {}
         self.position = position
+        self._unsaved = _unsaved(model)
         self.step = 0
 
     def tree(self) -> dict[str, Any]:
         """Return the state as it is now; its tensors are the live ones."""
         parts: dict[str, Any] = {name: part.state_dict() for name, part in self.others.items()}
+        if self._unsaved:
+            parts[_UNSAVED] = self._unsaved
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step, **parts}
 
     def copied(self) -> dict[str, Any]:
@@ -79,6 +82,8 @@ class State:
             self.optimizer.load_state_dict(tree["optimizer"])
             for name, part in self.others.items():
                 part.load_state_dict(tree[name])
+            for name, buffer in self._unsaved.items() if _UNSAVED in tree else ():
+                buffer.copy_(tree[_UNSAVED][name])
         except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise MismatchError(f"this state is another model's or optimizer's: {error}") from None
         self.step = int(tree["step"])
@@ -86,6 +91,16 @@ class State:
     def digest(self) -> int:
         """Return 64 bits over all of it."""
         return digest_of(self.tree())
+
+
+def _unsaved(model: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that move with the others and are not in a model's `state_dict` (persistent=False)."""
+    return {
+        f"{path}.{name}": buffer
+        for path, module in model.named_modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name in module._non_persistent_buffers_set
+    }
 
 
 class Given:
