@@ -118,8 +118,8 @@ class Work:
         elif name not in module._non_persistent_buffers_set:
             raise UsageError(
                 f"the buffer {name} of a {type(module).__name__} was {_kind(buffer)} and became {_kind(new)} in the "
-                "loss: register it before training as it will be, or with persistent=False if it only keeps what can be "
-                "computed again"
+                "loss: register it before training as it will be, or with persistent=False if it only keeps what can "
+                "be computed again"
             )
         module._buffers[name] = buffer
 
