@@ -8,11 +8,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from ringside.survive import instructions as i  # noqa: E402
-from ringside.survive.attempt import Attempt  # noqa: E402
-from ringside.survive.decision import Tag  # noqa: E402
-from ringside.survive.generation import Generation  # noqa: E402
-from ringside.survive.waiting import GaveUp, Superseded  # noqa: E402
+from ringside.survive import instructions as i
+from ringside.survive.attempt import Attempt
+from ringside.survive.decision import Tag
+from ringside.survive.generation import Generation
+from ringside.survive.waiting import GaveUp, Superseded
 
 GENERATION = Generation(1, 1, 5)
 

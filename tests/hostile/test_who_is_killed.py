@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from ringside.survive.acquaintances import Acquaintances  # noqa: E402
-from ringside.survive.meeting import Meeting  # noqa: E402
-from ringside.survive.peers import Place, own_place, state_of  # noqa: E402
-from ringside.survive.registers import MemoryRegisters  # noqa: E402
+from ringside.survive.acquaintances import Acquaintances
+from ringside.survive.meeting import Meeting
+from ringside.survive.peers import Place, own_place, state_of
+from ringside.survive.registers import MemoryRegisters
 
 WORKER = """
 import os, subprocess, sys

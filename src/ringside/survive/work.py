@@ -76,7 +76,7 @@ class Work:
         self._model, self._loss, self._dataset, self._collate = model, loss, dataset, collate
         self._samples, self._seed = samples, seed
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._named = buffers_of(model)
+        self._known = [(module, dict(module._buffers)) for module in model.modules()]
         self._buffers = [buffer for buffer in model.buffers() if buffer.numel()]
         moves = [buffer.to(torch.int32) if buffer.dtype == torch.bool else buffer for buffer in self._buffers]
         self._total = torch.zeros((), dtype=torch.float64)
@@ -108,9 +108,11 @@ class Work:
         Raises:
             UsageError: A buffer of the model's state came, went, or became one of another kind.
         """
-        for key, new in buffers_of(self._model).items():
-            if new is not (buffer := self._named.get(key)):
-                self._take_in(*key, buffer, new)
+        for module, known in self._known:
+            for name in {**known, **module._buffers} if known or module._buffers else ():
+                buffer, new = known.get(name), module._buffers.get(name)
+                if new is not buffer:
+                    self._take_in(module, name, buffer, new)
 
     def _take_in(self, module: nn.Module, name: str, buffer: Tensor | None, new: Tensor | None) -> None:
         if buffer is not None and new is not None and (new.shape, new.dtype) == (buffer.shape, buffer.dtype):
@@ -178,11 +180,6 @@ class Work:
     def _counted(self, step: int) -> int:
         """Return how many micro-batches of a step have samples."""
         return min(self._samples.micro_batches, len(self._samples.of_step(step)))
-
-
-def buffers_of(model: nn.Module) -> dict[tuple[nn.Module, str], Tensor | None]:
-    """Return a model's buffers by module and name there; one may lie in two places."""
-    return {(module, name): buffer for module in model.modules() for name, buffer in module._buffers.items()}
 
 
 def _kind(buffer: Tensor | None) -> str:
