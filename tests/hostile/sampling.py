@@ -1,6 +1,7 @@
 """Jobs with samplers of the user's, each printed as a line of JSON; test_samplers_of_survive.py runs it.
 
-`python -m tests.hostile.sampling NAME...`: `generator`, `distributed`, `depends_on_rank`, `changed`.
+`python -m tests.hostile.sampling NAME...`: `generator`, `distributed`, `depends_on_rank`, `changed`, `resumed`; and
+with rules broken `nobody_seeds`, `nobody_compares`.
 """
 
 from __future__ import annotations
@@ -11,21 +12,25 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tests.survive.counting import Counting, consumed
 from tests.survive.herd import Store, run_job
 from tests.survive.real_cases import warm_up
 from torch.utils.data import DistributedSampler, RandomSampler, Sampler
 
+from ringside.survive import train as train_module
 from ringside.survive.train import training
 
 SAMPLES, BATCH, EPOCHS = 40, 8, 6
 PER_EPOCH = SAMPLES // BATCH
 KILLS = "kill:rank=1,step=7,phase=after_send;kill:rank=0,step=17,phase=after_send"
+
+ALL_DIE = "kill:rank=0,step=18,phase=after_send;kill:rank=1,step=18,phase=after_send"
 
 
 class OfRank(Sampler[int]):
@@ -53,7 +58,9 @@ def distributed() -> Sampler[int]:
     return DistributedSampler(range(SAMPLES), num_replicas=2, rank=int(os.environ["RANK"]))
 
 
-SAMPLERS: dict[str, tuple[Callable[[], Sampler[int]], str]] = {
+SAMPLERS: dict[str, tuple[Any, ...]] = {
+    "nobody_seeds": (generator, KILLS.partition(";")[0], "seed"),
+    "nobody_compares": (generator, KILLS, "seed", "compare"),
     "generator": (generator, KILLS),
     "distributed": (distributed, KILLS),
     "depends_on_rank": (functools.partial(OfRank, 0), ""),
@@ -61,11 +68,23 @@ SAMPLERS: dict[str, tuple[Callable[[], Sampler[int]], str]] = {
 }
 
 
-def train(sampler: Callable[[], Sampler[int]], rank: int, directory: Path) -> list[float]:
+def break_rules(*rules: str) -> None:
+    """Have this process seed no sampler, or compare no orders, as it was before either was done."""
+    if "seed" in rules:
+        train_module.drawn_by = lambda sampler, seed: lambda epoch: np.fromiter(sampler, dtype=np.int64)
+    if "compare" in rules:
+        train_module._agree_on_orders = lambda samples, connection, sampler: None
+
+
+def train(
+    sampler: Callable[[], Sampler[int]], broken: Sequence[str], kept: Path | None, rank: int, directory: Path
+) -> list[float]:
     """Train as one rank; return how often every sample is in the parameters."""
+    break_rules(*broken)
     model = Counting(SAMPLES)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     given: dict[str, Any] = {"loss": consumed, "batch": BATCH, "micro_batches": 4, "mean": False}
+    given |= {"checkpoint_dir": kept, "checkpoint_every": 4}
     steps = EPOCHS * PER_EPOCH
     with training(model, optimizer, range(SAMPLES), steps=steps, sampler=sampler(), **given) as t:
         for _ in t:
@@ -75,9 +94,28 @@ def train(sampler: Callable[[], Sampler[int]], rank: int, directory: Path) -> li
 
 def run(name: str, path: Path) -> dict[str, Any]:
     """Run a job of two ranks; return what became of it."""
-    sampler, trap = SAMPLERS[name]
+    if name == "resumed":
+        kept = path / "checkpoints"
+        _ = run_once("first", generator, path, trap=ALL_DIE, ranks=2, kept=kept, respawn=False)
+        return run_once("second", generator, path, trap="", ranks=3, kept=kept)
+    sampler, trap, *broken = SAMPLERS[name]
+    return run_once(name, sampler, path, trap=trap, broken=broken)
+
+
+def run_once(
+    name: str,
+    sampler: Callable[[], Sampler[int]],
+    path: Path,
+    trap: str,
+    *,
+    ranks: int = 2,
+    kept: Path | None = None,
+    broken: Sequence[str] = (),
+    **given: Any,
+) -> dict[str, Any]:
+    """Run a job; return what became of it."""
     store = Store()
-    report = run_job(store, name, 2, functools.partial(train, sampler), path, trap=trap)
+    report = run_job(store, name, ranks, functools.partial(train, sampler, broken, kept), path, trap=trap, **given)
     store.close()
     return {
         "trained": report.ended,

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -197,27 +196,58 @@ def test_batches_and_wrong_lengths_are_refused_in_words():
         Samples(40, 8, 4, drawn_by(Long(), seed=1)).of_step(0)
 
 
-@pytest.fixture(scope="module")
-def jobs():
-    """What became of each job, by name; they run in one process, because imports take longer than a job."""
-    names = ("generator", "distributed", "depends_on_rank", "changed")
+def run(*names):
+    """Return what became of each job, by name; they run in one process, because imports take longer than a job."""
     lines = run_isolated(SCRIPT, *names, limit_s=150).splitlines()
     return dict(zip(names, map(json.loads, lines), strict=True))
 
 
-@pytest.mark.parametrize("name", ["generator", "distributed"])
-def test_whoever_dies_every_epoch_has_every_sample_once(jobs, name):
-    job = jobs[name]
-    assert len(job["deaths"]) == 2
-    assert job["errors"] == []
-    assert set(job["trained"]) == {"0", "1"}
-    for trained in job["trained"].values():
-        assert Counter(trained) == {6: 40}  # by sample, in how many of six epochs it is in the parameters
+@pytest.fixture(scope="module")
+def jobs():
+    return run("generator", "depends_on_rank")
 
 
-@pytest.mark.parametrize("name", ["depends_on_rank", "changed"])
-def test_a_rank_with_another_order_is_refused_by_name_and_the_others_go_on(jobs, name):
-    job = jobs[name]
-    assert job["errors"] == ["SystemExit: 77"]
-    assert [set(trained) for trained in job["trained"].values()] == [{6.0}]
-    assert any("has another order in epoch" in line and "OfRank" in line for line in job["log"])
+@pytest.fixture(scope="module")
+def more_jobs():
+    return run("distributed", "resumed", "changed", "nobody_seeds", "nobody_compares")
+
+
+def every_sample_once(job, ranks):
+    """Tell whether all ranks ended with every sample in the parameters as often as there are epochs."""
+    return job["errors"] == [] and job["trained"] == {str(rank): [6.0] * 40 for rank in range(ranks)}
+
+
+def refused(job):
+    """Tell whether one rank was refused by the name of its sampler, and the other one trained all."""
+    named = any("has another order in epoch" in line and "OfRank" in line for line in job["log"])
+    return named and job["errors"] == ["SystemExit: 77"] and list(job["trained"].values()) == [[6.0] * 40]
+
+
+def test_whoever_dies_every_epoch_has_every_sample_once(jobs):
+    assert len(jobs["generator"]["deaths"]) == 2
+    assert every_sample_once(jobs["generator"], ranks=2)
+
+
+def test_a_rank_with_another_order_is_refused_by_name_and_the_others_go_on(jobs):
+    assert refused(jobs["depends_on_rank"])
+
+
+@pytest.mark.long
+def test_a_distributed_sampler_and_a_resumed_job_have_every_sample_once(more_jobs):
+    assert len(more_jobs["distributed"]["deaths"]) == 2
+    assert every_sample_once(more_jobs["distributed"], ranks=2)
+    assert every_sample_once(more_jobs["resumed"], ranks=3)
+
+
+@pytest.mark.long
+def test_an_order_that_changes_later_is_refused_then(more_jobs):
+    assert refused(more_jobs["changed"])
+
+
+@pytest.mark.long
+def test_without_the_rules_the_hole_is_there_again(more_jobs):
+    """With no generator seeded a rank is refused; if orders are not compared either, samples are lost and doubled."""
+    assert any("has another order in epoch" in line for line in more_jobs["nobody_seeds"]["log"])
+    trained = more_jobs["nobody_compares"]["trained"].values()
+    assert trained
+    assert all(set(counts) != {6.0} for counts in trained)

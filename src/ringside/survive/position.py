@@ -27,7 +27,7 @@ class Saved(msgspec.Struct, frozen=True):
         epoch: The epoch of the next sample.
         sample: Its place in that epoch.
         ordered: The epoch whose order is told: that of the last sample trained on.
-        order: Digest of that order.
+        order: Digest of that order; "": there is none yet.
     """
 
     passport: dict[str, str]
@@ -53,7 +53,8 @@ class Position:
         samples = self._samples
         epoch, at = divmod(step, samples.steps_per_epoch)
         ordered = samples.epoch_of(max(step - 1, 0))
-        saved = Saved(self._passport, epoch, at * samples.batch, ordered, samples.order_digest(ordered))
+        order = samples.order_digest(ordered) if step else ""
+        saved = Saved(self._passport, epoch, at * samples.batch, ordered, order)
         plain: dict[str, Any] = msgspec.to_builtins(saved)
         return plain
 
@@ -65,7 +66,7 @@ class Position:
             raise MismatchError(f"the checkpoint does not say where it is in the samples ({error})") from None
         told = {what: (self._passport.get(what), saved.passport.get(what)) for what in COMPARED}
         different = [f"{what} ({here} here, {there} there)" for what, (here, there) in told.items() if here != there]
-        if not different and (here := self._samples.order_digest(saved.ordered)) != saved.order:
+        if not different and saved.order and (here := self._samples.order_digest(saved.ordered)) != saved.order:
             different = [f"the order of epoch {saved.ordered} (digest {here} here, {saved.order} there)"]
         if different:
             raise MismatchError(
