@@ -58,7 +58,9 @@ def test_memory_that_is_not_what_was_announced_is_refused():
 
 
 def test_a_stopped_process_is_seen_put_to_death_and_not_mistaken_for_another():
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    worker = "from ringside.survive.peers import Mark; mark = Mark(); print('here', flush=True); input()"
+    child = subprocess.Popen([sys.executable, "-c", worker], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout.readline() == b"here\n"
     machine = own_place().machine
     started = state_of(child.pid)[1]
     peer = Peer(Place(machine, child.pid, started), machine)
@@ -74,6 +76,7 @@ def test_a_stopped_process_is_seen_put_to_death_and_not_mistaken_for_another():
     assert peer.ended()
     assert child.wait(10) == -signal.SIGKILL
     child.stdin.close()
+    child.stdout.close()
     for each in (peer, stranger, elsewhere):
         each.close()
 

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from ringside.errors import UsageError
-from ringside.survive.samples import Samples, drawn_by, length_of, shuffled
+from ringside.survive.samples import Samples, length_of, shuffled
 
 torch = pytest.importorskip("torch")
 
-from ringside.survive.randomness import drawing_from, key_of, seed_all  # noqa: E402
+from ringside.survive.randomness import drawing_from  # noqa: E402
+from ringside.survive.samplers import drawn_by  # noqa: E402
 
 
 def samples(size=103, batch=16, micro_batches=8, seed=7):
@@ -48,16 +49,13 @@ def test_what_cannot_be_is_refused(size, batch, parts):
 
 def test_a_sampler_of_pytorch_becomes_a_function_of_the_epoch():
     sampler = torch.utils.data.WeightedRandomSampler([1.0, 2.0, 3.0, 4.0], 6)
-    order = drawn_by(sampler, lambda epoch: seed_all(key_of(5, epoch)))
+    order = drawn_by(sampler, seed=5)
     first = [order(0).tolist(), order(1).tolist()]
     assert [order(0).tolist(), order(1).tolist()] == first
     assert first[0] != first[1]
 
 
-def test_a_sampler_that_draws_for_one_rank_is_refused():
-    sampler = torch.utils.data.DistributedSampler(range(10), num_replicas=2, rank=0)
-    with pytest.raises(UsageError, match="for all ranks"):
-        Samples(10, 4, 2, drawn_by(sampler, seed_all)).of_step(0)
+def test_what_has_no_length_is_refused():
     with pytest.raises(UsageError, match="map-style"):
         length_of(iter(range(3)))
 

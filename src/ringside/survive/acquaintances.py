@@ -7,11 +7,11 @@ from collections.abc import Callable
 from ringside.errors import RingsideError
 from ringside.survive.decision import Seat
 from ringside.survive.meeting import Meeting
-from ringside.survive.peers import Peer, own_place
+from ringside.survive.peers import Mark, Peer, own_place
 
 
 class Acquaintances:
-    """Whom this worker knows.
+    """Whom this worker knows; as long as it is open, this process shows that it is a worker.
 
     Args:
         meeting: Where workers say where they run.
@@ -21,6 +21,7 @@ class Acquaintances:
     def __init__(self, meeting: Meeting, silent_s: Callable[[Seat], float]) -> None:
         self._meeting, self._silent_s = meeting, silent_s
         self._machine = own_place().machine
+        self._mark = Mark()
         self._peers: dict[Seat, Peer] = {}
 
     def peer(self, seat: Seat, incarnation: int) -> Peer:
@@ -51,6 +52,11 @@ class Acquaintances:
         for peer in self._peers.values():
             peer.close()
         self._peers.clear()
+
+    def close(self) -> None:
+        """Let go of all of them, and be no worker any more."""
+        self.forget()
+        self._mark.close()
 
 
 __all__ = ["Acquaintances"]

@@ -58,8 +58,10 @@ class Attempt:
         try:
             exchange.run(wanted.tag.step, self.total)
         except GaveUp as failure:
+            self._leave_total()
             return e.AttemptFailed(wanted.tag, failure.suspects, failure.broken)
         except Superseded:
+            self._leave_total()
             return None
         self._job.phases.reached("after_receive")
         state = f"{self._job.state.digest():016x}" if self._check_state else ""
@@ -67,6 +69,10 @@ class Attempt:
         result = f"{digest(torch.from_numpy(self.total)):016x}"
         self._spent["digest"] += time.perf_counter() - began
         return e.ResultReady(wanted.tag, result, state)
+
+    def _leave_total(self) -> None:
+        """Go on with other memory: the thread of an exchange that was given up may still write into this."""
+        self.total = np.zeros_like(self.total)
 
     def _wanted(self, micro_batches: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Return which micro-batches each slot of this rank holds."""

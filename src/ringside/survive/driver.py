@@ -110,6 +110,7 @@ class Driver:
         if self.job.checkpoints is not None:
             self.job.checkpoints.finish(_LAST_WRITE_S)
         self._let_go()
+        self._known.close()
 
     # ------------------------------------------------------------------------------------------ beginning
 

@@ -81,7 +81,7 @@ def read_only(address: Address) -> Bytes:
         RingsideError: It is gone, or is not what its address says: the peer died, or is nobody of ours.
     """
     try:
-        fd = os.open(f"/proc/{address.pid}/fd/{address.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(f"/proc/{address.pid}/fd/{address.fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise RingsideError(f"the memory of process {address.pid} is gone ({error.strerror})") from None
     try:

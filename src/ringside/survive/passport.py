@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from pathlib import Path
 
 import msgspec
@@ -21,7 +21,9 @@ from ringside.errors import MismatchError
 from ringside.survive.samples import Samples
 
 
-def passport_of(model: nn.Module, optimizer: torch.optim.Optimizer, samples: Samples, seed: int) -> dict[str, str]:
+def passport_of(
+    model: nn.Module, optimizer: torch.optim.Optimizer, dataset: object, samples: Samples, seed: int
+) -> dict[str, str]:
     """Return what this worker is, by name."""
     return {
         "the version of ringside": ringside.__version__,
@@ -29,8 +31,10 @@ def passport_of(model: nn.Module, optimizer: torch.optim.Optimizer, samples: Sam
         "the script": _script(),
         "the model": _hash(_shapes(model)),
         "the optimizer": f"{type(optimizer).__name__} with {len(optimizer.param_groups)} groups",
-        "the data set": f"{samples.size} samples",
-        "the batch": f"{samples.batch} samples in {samples.micro_batches} micro-batches",
+        "the data set": f"{len(dataset)} samples" if isinstance(dataset, Sized) else "no length",
+        "an epoch": f"{samples.size} samples",
+        "the batch": f"{samples.batch} samples",
+        "the micro-batches": str(samples.micro_batches),
         "the seed": str(seed),
     }
 

@@ -2,13 +2,20 @@
 
 Whoever is suspected is killed through its pidfd and waited for before anything goes on without it, so that "suspected"
 and "dead" are the same on one host. Of a peer on another host nothing is known here; deadlines and the store decide.
+
+Anybody who reaches the store can write any process number into it. So a process is killed only if it shows itself that
+it is a worker of this job: by memory of its own that is named after the job and holds its number.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import hashlib
+import logging
 import os
 import signal
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +28,11 @@ BEATS_S = 2.0
 """A process on another host that gives no sign of life for so long is taken for dead."""
 KILL_S = 5.0
 """How long a process that was sent SIGKILL may take to end (a page being read from a disk holds it up)."""
+
+
+_MARK_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+_log = logging.getLogger("ringside")
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -43,6 +55,40 @@ def own_place(life: int = 0) -> Place:
     """Return this process's."""
     numbers = os.stat("/proc/self/ns/pid").st_ino
     return Place(f"{machine_id()}/{numbers}", os.getpid(), state_of(os.getpid())[1], life)
+
+
+class Mark:
+    """Shows that this process is a worker of its job. A child may inherit the memory; its number is another one."""
+
+    def __init__(self) -> None:
+        fd = os.memfd_create(_mark_name(), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._close = weakref.finalize(self, os.close, fd)
+        os.write(fd, str(os.getpid()).encode())
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _MARK_SEALS)
+
+    def close(self) -> None:
+        """Be no worker any more."""
+        self._close()
+
+
+def is_worker(pid: int) -> bool:
+    """Tell whether a process of this host and user shows that it is a worker of this process's own job."""
+    with contextlib.suppress(OSError):
+        if os.stat(f"/proc/{pid}").st_uid == os.geteuid():
+            return any(_is_mark(path, pid) for path in Path(f"/proc/{pid}/fd").iterdir())
+    return False
+
+
+def _is_mark(path: Path, pid: int) -> bool:
+    with contextlib.suppress(OSError):  # a descriptor that was closed meanwhile
+        return os.readlink(path) == f"/memfd:{_mark_name()} (deleted)" and path.read_bytes() == str(pid).encode()
+    return False
+
+
+def _mark_name() -> str:
+    """Return what the memory is called by all workers of a job, and by no other job of this host."""
+    job = [os.environ.get(name, "") for name in ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")]
+    return f"ringside-survive-worker-{hashlib.sha256(repr(job).encode()).hexdigest()[:32]}"
 
 
 class Peer:
@@ -78,9 +124,15 @@ class Peer:
         return self.here and not self.ended() and state_of(self.place.pid)[0] in "Tt"
 
     def put_to_death(self) -> bool:
-        """Kill it and wait until it has ended; return whether it has. Elsewhere nothing is done."""
+        """Kill it and wait until it has ended; return whether it has. Elsewhere nothing is done.
+
+        A process that is no worker of this job, or none any more, is left alone: it takes no part.
+        """
         if self._process is None:
             return self.here
+        if self._process.alive() and not is_worker(self.place.pid):
+            _log.warning("process %d is said to be a rank, but shows no sign of it: it is left alone", self.place.pid)
+            return True
         self._process.send(signal.SIGKILL)
         return self._process.wait(KILL_S)
 

@@ -7,9 +7,9 @@ samples, and a job that goes on with another number of ranks goes on with the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sized
+import hashlib
+from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,24 +26,6 @@ def shuffled(size: int, seed: int) -> Order:
     return lambda epoch: np.random.default_rng((seed, epoch)).permutation(size).astype(np.int64)
 
 
-def drawn_by(sampler: Iterable[int], seed_all: Callable[[int], object]) -> Order:
-    """Return the order in which a sampler of PyTorch draws, made a function of the epoch.
-
-    Args:
-        sampler: Draws one epoch whenever it is iterated; it must draw for all ranks, not for one.
-        seed_all: Seeds the generators that it may draw from, with a number that stands for the epoch.
-    """
-
-    def order(epoch: int) -> Indices:
-        seed_all(epoch)
-        tell: Any = getattr(sampler, "set_epoch", None)
-        if tell is not None:
-            tell(epoch)
-        return np.fromiter(sampler, dtype=np.int64)
-
-    return order
-
-
 @dataclass
 class Samples:
     """The samples of every step.
@@ -53,6 +35,7 @@ class Samples:
         batch: Samples per step over all ranks, at least 1; the last step of an epoch takes what is left.
         micro_batches: Into how many parts a step is cut.
         order: The order of every epoch.
+        agree: Called with an epoch and the digest of its order before any of it is used; raises if others have another.
 
     Raises:
         UsageError: There are no samples, or more micro-batches than samples in a step.
@@ -62,6 +45,7 @@ class Samples:
     batch: int
     micro_batches: int
     order: Order
+    agree: Callable[[int, str], object] | None = None
     _known: tuple[int, Indices] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -98,16 +82,26 @@ class Samples:
         epoch, at = divmod(step, self.steps_per_epoch)
         return self._epoch(epoch)[at * self.batch :]
 
+    def order_digest(self, epoch: int) -> str:
+        """Return 64 bits over the order of an epoch, in hexadecimal digits."""
+        return _digest(self._epoch(epoch))
+
     def _epoch(self, epoch: int) -> Indices:
         if self._known is None or self._known[0] != epoch:
             order = self.order(epoch)
             if len(order) != self.size:
                 raise UsageError(
-                    f"the sampler drew {len(order)} samples for epoch {epoch} and {self.size} were expected: it must "
-                    "draw as many in every epoch, and for all ranks (no DistributedSampler)"
+                    f"the sampler did not draw {self.size} samples for epoch {epoch}, as its length promises: it must "
+                    "draw as many in every epoch, and for all ranks"
                 )
+            if self.agree is not None:
+                self.agree(epoch, _digest(order))
             self._known = epoch, order
         return self._known[1]
+
+
+def _digest(order: Indices) -> str:
+    return hashlib.blake2b(order.tobytes(), digest_size=8).hexdigest()
 
 
 def length_of(sized: Sized) -> int:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from ringside.errors import MismatchError
 from ringside.survive.memory import OwnArena
+from ringside.survive.position import Position
 from ringside.survive.trees import Bytes, digest_of, pack, packed_size, put_together, take_apart, unpack
+
+_POSITION, _UNSAVED = "position", "buffers"
 
 
 class Stateful(Protocol):
@@ -31,44 +34,73 @@ class State:
         model: The model.
         optimizer: Its optimizer.
         others: Whatever else moves along, by name: a scheduler, a stateful sampler.
+        position: Says where the job is in its samples, which copies tell and which is compared when one is loaded.
 
     Attributes:
         step: The next step to be trained; every step before it is in the parameters, once.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Stateful, others: dict[str, Stateful] | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Stateful,
+        others: dict[str, Stateful] | None = None,
+        position: Position | None = None,
+    ) -> None:
         self.model, self.optimizer, self.others = model, optimizer, others or {}
+        self.position = position
+        self._unsaved = _unsaved(model)
         self.step = 0
 
     def tree(self) -> dict[str, Any]:
         """Return the state as it is now; its tensors are the live ones."""
         parts: dict[str, Any] = {name: part.state_dict() for name, part in self.others.items()}
+        if self._unsaved:
+            parts[_UNSAVED] = self._unsaved
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step, **parts}
 
     def copied(self) -> dict[str, Any]:
-        """Return the state as it is now, with tensors of its own."""
+        """Return the state as it is now, with tensors of its own, and where it is in the samples."""
         skeleton, tensors = take_apart(self.tree())
         tree: dict[str, Any] = put_together(skeleton, {name: t.clone() for name, t in tensors.items()})
+        if self.position is not None:
+            tree[_POSITION] = self.position.before(self.step)
         return tree
 
     def load(self, tree: dict[str, Any]) -> None:
         """Take a state over.
 
+        One that does not tell where it is in the samples, as older checkpoints do not, is taken at its word.
+
         Raises:
-            MismatchError: It is another model's.
+            MismatchError: It is another model's, or belongs to other samples.
         """
+        if self.position is not None and _POSITION in tree:
+            self.position.refuse_others(tree[_POSITION])
         try:
             self.model.load_state_dict(tree["model"])
             self.optimizer.load_state_dict(tree["optimizer"])
             for name, part in self.others.items():
                 part.load_state_dict(tree[name])
-        except (KeyError, ValueError, RuntimeError) as error:
+            for name, buffer in self._unsaved.items() if _UNSAVED in tree else ():
+                buffer.copy_(tree[_UNSAVED][name])
+        except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise MismatchError(f"this state is another model's or optimizer's: {error}") from None
         self.step = int(tree["step"])
 
     def digest(self) -> int:
         """Return 64 bits over all of it."""
         return digest_of(self.tree())
+
+
+def _unsaved(model: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that move with the others and are not in a model's `state_dict` (persistent=False)."""
+    return {
+        f"{path}.{name}": buffer
+        for path, module in model.named_modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name in module._non_persistent_buffers_set
+    }
 
 
 class Given:

@@ -35,8 +35,9 @@ from ringside.survive.job import Job, Step
 from ringside.survive.keeper import REFUSED
 from ringside.survive.meeting import Meeting
 from ringside.survive.phases import Phases
-from ringside.survive.randomness import key_of, seed_all
-from ringside.survive.samples import Samples, drawn_by, length_of, shuffled
+from ringside.survive.position import Position
+from ringside.survive.samplers import drawn_by, for_all_ranks
+from ringside.survive.samples import Samples, length_of, shuffled
 from ringside.survive.settings import Settings
 from ringside.survive.state import State
 from ringside.survive.stragglers import Mode, Rebalance, Stragglers
@@ -141,13 +142,16 @@ def training(
             as many as there are samples.
         steps: How many steps; None: without end.
         seed: What order and random numbers are keyed by.
-        sampler: Draws an epoch for all ranks (no DistributedSampler); default: a shuffle.
+        sampler: Draws an epoch for all ranks (of a DistributedSampler its order is taken); default: a shuffle. It must
+            be a function of the epoch and of seeds: its generator is seeded anew for every epoch, and ranks compare
+            the order of every epoch before they train on it.
         scheduler: A learning rate scheduler, stepped after every step; its state moves along.
         collate: Makes a batch of samples.
         mean: Gradients are divided by the number of samples; False: they stay sums.
         reproducible: Sums are made in the order of micro-batches, so that no bit depends on who computed what. It
             takes memory for a gradient per micro-batch.
-        checkpoint_dir: Where checkpoints go, seen by all ranks; training resumes from the newest. None: none.
+        checkpoint_dir: Where checkpoints go, seen by all ranks; training resumes from the newest, with any number of
+            ranks, but with the same batch, seed, length of the data set and order of samples only. None: none.
         checkpoint_every: Steps between checkpoints.
         least_ranks: With fewer ranks left, training stops.
         on_straggler: What to do about a rank that takes longer: `alert` tells, `rebalance` gives it fewer micro-batches
@@ -160,13 +164,18 @@ def training(
 
     Raises:
         UsageError: Something cannot be as asked.
+        MismatchError: The newest checkpoint is another model's, or of a job with other samples; the line says what
+            differs.
         RingsideError: Training cannot go on; the line says why and what to do.
     """
     samples = _samples(dataset, batch, micro_batches, seed, sampler)
     shape = _Shape(steps, mean, checkpoint_every if checkpoint_dir is not None else 0, least_ranks)
     with _connection() as connection:
-        state = State(model, optimizer, {} if scheduler is None else {"scheduler": scheduler})
-        _admit(connection, passport.passport_of(model, optimizer, samples, seed))
+        own = passport.passport_of(model, optimizer, dataset, samples, seed)
+        moved = {} if scheduler is None else {"scheduler": scheduler}
+        state = State(model, optimizer, moved, Position(own, samples))
+        _admit(connection, own)
+        _agree_on_orders(samples, connection, sampler)
         job = Job(
             rank=connection.rank,
             meeting=Meeting(connection.registers, connection.ranks),
@@ -196,7 +205,8 @@ def _samples(
     if sampler is None:
         size = length_of(dataset)
         return Samples(size, batch, parts, shuffled(size, seed))
-    return Samples(length_of(sampler), batch, parts, drawn_by(sampler, lambda epoch: seed_all(key_of(seed, epoch))))  # type: ignore[arg-type]
+    drawn = for_all_ranks(sampler)
+    return Samples(length_of(drawn), batch, parts, drawn_by(drawn, seed))  # type: ignore[arg-type]
 
 
 def _settings(samples: Samples, shape: _Shape) -> Settings:
@@ -265,6 +275,24 @@ def _admit(connection: Connection, own: dict[str, str]) -> None:
         passport.refuse_strangers(own, standing, f"rank {connection.rank}")
     except MismatchError as error:
         raise _refused(error) from None
+
+
+def _agree_on_orders(samples: Samples, connection: Connection, sampler: Iterable[int] | None) -> None:
+    """Have this rank leave the program if it has another order of an epoch than the first that began the epoch."""
+    drawn = "the data set" if sampler is None else f"its {type(sampler).__name__}"
+
+    def agree(epoch: int, digest: str) -> None:
+        standing = connection.registers.create(f"order/{epoch}", digest.encode()).decode(errors="replace")
+        if standing != digest:
+            differs = f"{drawn} has another order in epoch {epoch} than in the rest of the job"
+            raise _refused(
+                MismatchError(
+                    f"rank {connection.rank} is refused, {differs} (digest {digest} here, {standing} there): an order "
+                    "must be a function of the epoch and of seeds, alike on all ranks and in every process"
+                )
+            )
+
+    samples.agree = agree
 
 
 def _refused(error: MismatchError) -> SystemExit:

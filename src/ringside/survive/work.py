@@ -1,8 +1,9 @@
 """A worker's own work: gradients of micro-batches, as sums in memory that is given, and the optimizer's step.
 
 What is added up over micro-batches is one piece of memory: the gradients, how far each buffer was moved (running
-statistics and the like; not those of bools), and the loss. A buffer is put back after every micro-batch, and moves in
-the end by the mean of what all micro-batches moved it by; so buffers, too, do not depend on who computed what.
+statistics and the like), and the loss. A buffer is put back after every micro-batch, and moves in the end by the mean
+of what all micro-batches moved it by; so buffers, too, do not depend on who computed what. A flag of bools counts as 0
+or 1: it changes when all micro-batches change it. A module may write into a buffer or put another tensor in its place.
 """
 
 from __future__ import annotations
@@ -75,9 +76,11 @@ class Work:
         self._model, self._loss, self._dataset, self._collate = model, loss, dataset, collate
         self._samples, self._seed = samples, seed
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._buffers = [buffer for buffer in model.buffers() if buffer.numel() and buffer.dtype != torch.bool]
+        self._known = [(module, dict(module._buffers)) for module in model.modules()]
+        self._buffers = [buffer for buffer in model.buffers() if buffer.numel()]
+        moves = [buffer.to(torch.int32) if buffer.dtype == torch.bool else buffer for buffer in self._buffers]
         self._total = torch.zeros((), dtype=torch.float64)
-        self.flat = FlatGradient([*self._parameters, *self._buffers, self._total])
+        self.flat = FlatGradient([*self._parameters, *moves, self._total])
 
     def add(self, step: int, micro_batch: int, into: Bytes) -> None:
         """Compute a micro-batch and add it to what memory holds, uint8 [flat.size_bytes].
@@ -94,9 +97,33 @@ class Work:
             batch = self._collate([self._dataset[index] for index in indices.tolist()])
             loss = self._backward(batch, views)
         views[-1] += loss
+        self._take_in_replaced()
         for buffer, was, moved in zip(self._buffers, before, views[len(self._parameters) : -1], strict=True):
-            moved += buffer - was
+            moved += buffer.to(moved.dtype) - was.to(moved.dtype)
             buffer.copy_(was)
+
+    def _take_in_replaced(self) -> None:
+        """Have every buffer that a module replaced (`self.ema = ...`) hold the new value, and be the module's again.
+
+        Raises:
+            UsageError: A buffer of the model's state came, went, or became one of another kind.
+        """
+        for module, known in self._known:
+            for name in {**known, **module._buffers} if known or module._buffers else ():
+                buffer, new = known.get(name), module._buffers.get(name)
+                if new is not buffer:
+                    self._take_in(module, name, buffer, new)
+
+    def _take_in(self, module: nn.Module, name: str, buffer: Tensor | None, new: Tensor | None) -> None:
+        if buffer is not None and new is not None and (new.shape, new.dtype) == (buffer.shape, buffer.dtype):
+            buffer.copy_(new.detach())
+        elif name not in module._non_persistent_buffers_set:
+            raise UsageError(
+                f"the buffer {name} of a {type(module).__name__} was {_kind(buffer)} and became {_kind(new)} in the "
+                "loss: register it before training as it will be, or with persistent=False if it only keeps what can "
+                "be computed again"
+            )
+        module._buffers[name] = buffer
 
     def _backward(self, batch: Any, views: Sequence[Tensor]) -> float:
         for parameter, view in zip(self._parameters, views, strict=False):
@@ -147,8 +174,13 @@ class Work:
 
     def _move_buffers(self, moves: Sequence[Tensor], counted: int) -> None:
         for buffer, moved in zip(self._buffers, moves, strict=True):
-            buffer += moved.div(counted, rounding_mode=None if buffer.is_floating_point() else "trunc")
+            mean = moved.div(counted, rounding_mode=None if buffer.is_floating_point() else "trunc")
+            buffer.copy_(buffer.to(mean.dtype) + mean)
 
     def _counted(self, step: int) -> int:
         """Return how many micro-batches of a step have samples."""
         return min(self._samples.micro_batches, len(self._samples.of_step(step)))
+
+
+def _kind(buffer: Tensor | None) -> str:
+    return "nothing" if buffer is None else f"{buffer.dtype} of shape {tuple(buffer.shape)}"

@@ -1,0 +1,99 @@
+"""Whoever is left out is killed, but never on the word of the store: anybody may write any process's number there."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+
+from ringside.survive.acquaintances import Acquaintances
+from ringside.survive.meeting import Meeting
+from ringside.survive.peers import Place, own_place, state_of
+from ringside.survive.registers import MemoryRegisters
+
+WORKER = """
+import os, subprocess, sys
+from ringside.survive.peers import Mark
+
+mark = Mark()
+os.set_inheritable(os.open("/dev/null", os.O_RDONLY), True)
+child = os.fork()
+if not child:
+    sys.stdin.read()  # a DataLoader's worker: it has all descriptors of the rank
+    os._exit(0)
+if "left" in sys.argv:
+    mark.close()
+print(child, flush=True)
+sys.stdin.read()
+os.waitpid(child, 0)
+"""
+
+
+@pytest.fixture
+def start():
+    """Start a process that prints a line once it is ready; it is ended at the end."""
+    started = []
+
+    def begin(*words, **environ):
+        process = subprocess.Popen(
+            [sys.executable, "-c", *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environ},
+        )
+        started.append(process)
+        return process, process.stdout.readline()
+
+    yield begin
+    for process in started:
+        process.stdin.close()
+        process.wait(30)
+        process.stdout.close()
+
+
+@pytest.fixture
+def known():
+    meeting = Meeting(MemoryRegisters(), 2)
+    found = Acquaintances(meeting, lambda _: 0.0)
+    yield meeting, found
+    found.close()
+
+
+def bury(known, pid):
+    """Leave a rank out that the store says is a process; return whether that one lives on."""
+    meeting, found = known
+    seat = meeting.claim(1, 1, Place(own_place().machine, pid, state_of(pid)[1]))
+    found.bury(seat, 1)
+    found.forget()
+    return state_of(pid)[0] not in "XZ"
+
+
+def test_a_process_that_is_no_worker_is_left_alone(start, known, caplog):
+    process, _ = start("print(flush=True); input()")
+    assert bury(known, process.pid)
+    assert "shows no sign of it: it is left alone" in caplog.text
+
+
+def test_a_worker_of_this_job_is_killed_and_nobody_else_of_its_kind(start, known):
+    process, child = start(WORKER)
+    assert bury(known, int(child))
+    another_job, _ = start(WORKER, MASTER_PORT="1")
+    assert bury(known, another_job.pid)
+    who_left, _ = start(WORKER, "left")
+    assert bury(known, who_left.pid)
+    assert not bury(known, process.pid)
+
+
+def test_a_name_alone_is_no_sign(start, known):
+    imitates = """
+import os
+from ringside.survive import peers
+fd = os.memfd_create(peers._mark_name())
+print(flush=True)
+input()
+"""
+    process, _ = start(imitates)
+    assert bury(known, process.pid)
