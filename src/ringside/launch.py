@@ -17,9 +17,13 @@ from functools import partial
 from types import FrameType
 
 from ringside.processes import Death, Process, RankWatch, die_with_parent, end_all
+from ringside.torchrun_flags import shutdown_timeout_s, take_apart
 
 GRACES_S = (8.0, 4.0, 4.0)
-"""How long ranks have to end after the first signal, after SIGTERM and after SIGKILL."""
+"""How long ranks have to end after the first signal, after SIGTERM and after SIGKILL.
+
+The first begins when torchrun has given up: until then a rank may still be saving what it has.
+"""
 
 LOOK_S = 0.1
 
@@ -52,6 +56,7 @@ class Launch:
             preexec_fn=partial(die_with_parent, signal.SIGTERM, os.getpid()),
         )
         self.pid = self._child.pid
+        self._shutdown_timeout_s = shutdown_timeout_s(take_apart(arguments, ours=()), environ)
         self._process = Process(self.pid)
         self._watch = RankWatch(self.pid)
         self._threads = [threading.Thread(target=self._look, name="ringside-ranks", daemon=True)]
@@ -81,7 +86,8 @@ class Launch:
             signum: The first signal.
             hurry: Tells to go on to the next stronger signal at once.
         """
-        gone = end_all(self._process, signum, GRACES_S, hurry)
+        first, *others = GRACES_S
+        gone = end_all(self._process, signum, (self._shutdown_timeout_s + first, *others), hurry)
         self.wait(1.0)
         return gone
 

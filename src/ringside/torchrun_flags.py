@@ -116,5 +116,20 @@ def flags_in(environ: Mapping[str, str]) -> frozenset[str]:
     return frozenset("--" + name.lower().replace("_", "-") for name in names)
 
 
+def shutdown_timeout_s(line: CommandLine, environ: Mapping[str, str]) -> float:
+    """Return how long torchrun lets its ranks go on after a signal before it kills them, seconds.
+
+    Args:
+        line: The command line.
+        environ: torchrun's environment.
+    """
+    asked = environ.get("PET_SHUTDOWN_TIMEOUT") or environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") or "30"
+    for flag, after in itertools.pairwise((*line.flags, "")):
+        name, equals, value = flag.partition("=")
+        if name.replace("_", "-") == "--shutdown-timeout":
+            asked = value if equals else after
+    return float(asked) if asked.isdecimal() else 30.0
+
+
 def _is_positive(text: str) -> bool:
     return text.isdecimal() and int(text) > 0
