@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,8 @@ def run(
     directory: Path,
     *,
     shm: str = "",
+    flags: Sequence[str] = (),
+    signum: int = 0,
     environ: Mapping[str, str] | None = None,
 ) -> Ran:
     """Run a script on two ranks.
@@ -53,11 +56,13 @@ def run(
         words: The script's name in the zoo, and its arguments.
         directory: Where it runs; made here.
         shm: Size of a /dev/shm of its own; "": the machine's.
+        flags: More of torchrun's flags.
+        signum: What the launcher is sent as soon as both ranks have said `started`; 0: nothing.
         environ: More of the environment.
     """
     directory.mkdir(parents=True)
     variables = {key: value for key, value in os.environ.items() if not key.startswith(("RINGSIDE", "PET_", "PYTHON"))}
-    command = [sys.executable, "-m", *module, "--nproc-per-node=2", str(SCRIPTS / words[0]), *words[1:]]
+    command = [sys.executable, "-m", *module, "--nproc-per-node=2", *flags, str(SCRIPTS / words[0]), *words[1:]]
     child = subprocess.Popen(
         [*in_small_shm(shm), *command],
         env={**variables, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", **(environ or {})},
@@ -68,8 +73,11 @@ def run(
         text=True,
     )
     try:
+        if signum:
+            _await_start(child, directory)
+            child.send_signal(signum)
         out, err = child.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
+    except BaseException:
         child.terminate()
         try:
             child.communicate(timeout=30)
@@ -78,6 +86,14 @@ def run(
             child.communicate()
         raise
     return Ran(child.returncode, sorted(out.splitlines()), err, directory)
+
+
+def _await_start(child: subprocess.Popen[str], directory: Path) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not all((directory / f"started.{rank}").exists() for rank in (0, 1)):
+        assert child.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)  # another process's making: there is no event to wait for
 
 
 def in_small_shm(size: str) -> list[str]:

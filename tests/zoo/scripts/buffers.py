@@ -8,6 +8,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 
 class Normed(nn.Module):
+    mean: torch.Tensor
+    calls: torch.Tensor
+
     def __init__(self):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(FEATURES, 40), nn.BatchNorm1d(40), nn.ReLU(), nn.Linear(40, CLASSES))

@@ -22,6 +22,8 @@ def main():
     seen: list[int] = []
     if sys.argv[1] == "fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif sys.argv[1] == "builtin":
+        model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
     elif sys.argv[1] == "power":
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
