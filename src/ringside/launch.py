@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from types import FrameType
 
@@ -139,10 +139,10 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def stop_requests() -> Iterator[StopRequest]:
-    """Within it, SIGINT, SIGTERM and SIGHUP are noted instead of ending the process."""
+def stop_requests(more: Collection[signal.Signals] = ()) -> Iterator[StopRequest]:
+    """Within it, SIGINT, SIGTERM, SIGHUP and whatever more is named are noted instead of ending the process."""
     request = StopRequest()
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *more}
     before = {number: signal.signal(number, request._handle) for number in signals}
     try:
         yield request

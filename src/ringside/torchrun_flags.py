@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,12 +124,29 @@ def shutdown_timeout_s(line: CommandLine, environ: Mapping[str, str]) -> float:
         line: The command line.
         environ: torchrun's environment.
     """
-    asked = environ.get("PET_SHUTDOWN_TIMEOUT") or environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") or "30"
+    asked = _value("--shutdown-timeout", line, environ) or environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "")
+    return float(asked) if asked.isdecimal() else 30.0
+
+
+def signals_to_handle(line: CommandLine, environ: Mapping[str, str]) -> frozenset[signal.Signals]:
+    """Return the signals that torchrun passes on to its ranks.
+
+    Args:
+        line: The command line.
+        environ: torchrun's environment.
+    """
+    asked = _value("--signals-to-handle", line, environ) or "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    names = {name.strip() for name in asked.split(",")}
+    return frozenset(number for number in signal.Signals if number.name in names - {"SIGKILL", "SIGSTOP"})
+
+
+def _value(asked: str, line: CommandLine, environ: Mapping[str, str]) -> str:
+    """Return what a flag is set to, there or in torchrun's variable of that name; "": nothing."""
     for flag, after in itertools.pairwise((*line.flags, "")):
         name, equals, value = flag.partition("=")
-        if name.replace("_", "-") == "--shutdown-timeout":
-            asked = value if equals else after
-    return float(asked) if asked.isdecimal() else 30.0
+        if name.replace("_", "-") == asked:
+            return value if equals else after
+    return environ.get(PREFIX + asked.removeprefix("--").upper().replace("-", "_"), "")
 
 
 def _is_positive(text: str) -> bool:

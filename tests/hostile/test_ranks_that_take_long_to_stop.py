@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ringside import launch
-from ringside.torchrun_flags import shutdown_timeout_s, take_apart
+from ringside.torchrun_flags import shutdown_timeout_s, signals_to_handle, take_apart
 
 SAVES = """
 import pathlib, signal, time
@@ -53,3 +53,17 @@ def test_torchruns_patience_is_found_where_torchrun_finds_it(
     flags: list[str], environ: dict[str, str], seconds: float
 ) -> None:
     assert shutdown_timeout_s(take_apart([*flags, "train.py"], ours=()), environ) == seconds
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "names"),
+    [
+        ([], {}, {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"}),
+        (["--signals-to-handle=SIGTERM, SIGUSR1"], {}, {"SIGTERM", "SIGUSR1"}),
+        (["--signals_to_handle", "SIGUSR2,SIGKILL,SIGODD"], {"PET_SIGNALS_TO_HANDLE": "SIGUSR1"}, {"SIGUSR2"}),
+        ([], {"PET_SIGNALS_TO_HANDLE": "SIGUSR1"}, {"SIGUSR1"}),
+    ],
+)
+def test_what_torchrun_passes_on_is_passed_on_to_it(flags: list[str], environ: dict[str, str], names: set[str]) -> None:
+    line = take_apart([*flags, "train.py"], ours=())
+    assert {number.name for number in signals_to_handle(line, environ)} == names

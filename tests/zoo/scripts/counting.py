@@ -1,5 +1,6 @@
 """What the survivors of the zoo share: a model that counts its samples, a log, and a kill where KILL says so."""
 
+import glob
 import os
 import signal
 import time
@@ -46,13 +47,16 @@ def loss(model, batch):
 def strike(place):
     """End this process by SIGKILL where KILL names it (`place:rank:step`, with commas between), once."""
     here = f"{place}:{os.environ['RANK']}:{next_step}"
-    if here in os.environ.get("KILL", "").split(",") and os.environ["RINGSIDE_SURVIVE_START"] == "1":
+    if here in os.environ.get("KILL", "").split(",") and not is_again():
         with open(f"struck.{here}", "w"):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def note(t, step, model):
-    """Write down which samples a step took, and after an epoch how often each has counted so far."""
+def note(t, step, model, wait=True):
+    """Write down which samples a step took, and after an epoch how often each has counted so far.
+
+    With `wait`, the others give a rank that died the time to come back, before the job is over.
+    """
     global next_step
     next_step = step.number + 1
     steps_per_epoch = SAMPLES // BATCH
@@ -62,5 +66,22 @@ def note(t, step, model):
         with open(f"epochs.{t.rank}.txt", "a") as file:
             seen = model.seen.detach()
             file.write(f"{next_step // steps_per_epoch} {seen.min():g} {seen.max():g}\n")
+    if is_again():
+        open(f"back.{t.rank}", "w").close()
+    for struck in glob.glob("struck.*") if wait else []:
+        rank = struck.split(":")[1]
+        deadline = time.monotonic() + 50
+        while not os.path.exists(f"up.{rank}") and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.0 if os.path.exists(f"back.{rank}") else 0.3)
     time.sleep(0.02)
     strike("loop")
+
+
+def is_again():
+    """Tell whether this process has taken the place of one that died."""
+    return os.environ["RINGSIDE_SURVIVE_START"] != "1"
+
+
+if is_again():
+    open(f"up.{os.environ['RANK']}", "w").close()

@@ -13,7 +13,7 @@ def main():
     optimizer = torch.optim.SGD(model.groups(0.05), lr=0.05)
     with ringside.survive.training(model, optimizer, Noisy(), loss=loss, batch=BATCH, steps=16) as t:
         for step in t:
-            note(t, step, model)
+            note(t, step, model, wait=False)
         strike("end")
     if t.rank == 0:
         torch.save({"model": model.state_dict(), "step": t.step}, "final.pt")
