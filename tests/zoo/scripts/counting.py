@@ -70,12 +70,16 @@ def note(t, step, model, wait=True):
         open(f"back.{t.rank}", "w").close()
     for struck in glob.glob("struck.*") if wait else []:
         rank = struck.split(":")[1]
-        deadline = time.monotonic() + 50
-        while not os.path.exists(f"up.{rank}") and time.monotonic() < deadline:
-            time.sleep(0.05)
-        time.sleep(0.0 if os.path.exists(f"back.{rank}") else 0.3)
+        await_file(f"up.{rank}", 50.0)
+        await_file(f"back.{rank}", 1.0)  # it joins between two steps, so there have to be some
     time.sleep(0.02)
     strike("loop")
+
+
+def await_file(name, seconds):
+    deadline = time.monotonic() + seconds
+    while not os.path.exists(name) and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def is_again():

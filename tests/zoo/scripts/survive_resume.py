@@ -18,7 +18,7 @@ def main():
         Noisy(),
         loss=loss,
         batch=BATCH,
-        steps=24,
+        steps=32,
         sampler=SubsetRandomSampler(range(64)),
         checkpoint_dir="checkpoints",
         checkpoint_every=5,
