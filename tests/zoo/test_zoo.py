@@ -148,7 +148,7 @@ SURVIVORS = (
         "survive_sampler.py", "step:1:7", "RandomSampler(generator=...), rank 1 dies in a step of the second epoch"
     ),
     Survivor(
-        "survive_norm.py", "step:0:9,loop:1:38", "batch norm, dropout, a schedule; both ranks die, one after the other"
+        "survive_norm.py", "step:0:9,loop:1:26", "batch norm, dropout, a schedule; both ranks die, one after the other"
     ),
     Survivor("survive_late.py", "loop:0:14", "rank 0, which saves, dies two steps before the end", returns=False),
     Survivor("survive_late.py", "end:0:16", "rank 0, which saves, dies after the last step", returns=False),
