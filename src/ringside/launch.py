@@ -12,14 +12,18 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from types import FrameType
 
 from ringside.processes import Death, Process, RankWatch, die_with_parent, end_all
+from ringside.torchrun_flags import shutdown_timeout_s, take_apart
 
 GRACES_S = (8.0, 4.0, 4.0)
-"""How long ranks have to end after the first signal, after SIGTERM and after SIGKILL."""
+"""How long ranks have to end after the first signal, after SIGTERM and after SIGKILL.
+
+The first begins when torchrun has given up: until then a rank may still be saving what it has.
+"""
 
 LOOK_S = 0.1
 
@@ -52,6 +56,7 @@ class Launch:
             preexec_fn=partial(die_with_parent, signal.SIGTERM, os.getpid()),
         )
         self.pid = self._child.pid
+        self._shutdown_timeout_s = shutdown_timeout_s(take_apart(arguments, ours=()), environ)
         self._process = Process(self.pid)
         self._watch = RankWatch(self.pid)
         self._threads = [threading.Thread(target=self._look, name="ringside-ranks", daemon=True)]
@@ -81,7 +86,8 @@ class Launch:
             signum: The first signal.
             hurry: Tells to go on to the next stronger signal at once.
         """
-        gone = end_all(self._process, signum, GRACES_S, hurry)
+        first, *others = GRACES_S
+        gone = end_all(self._process, signum, (self._shutdown_timeout_s + first, *others), hurry)
         self.wait(1.0)
         return gone
 
@@ -133,10 +139,10 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def stop_requests() -> Iterator[StopRequest]:
-    """Within it, SIGINT, SIGTERM and SIGHUP are noted instead of ending the process."""
+def stop_requests(more: Collection[signal.Signals] = ()) -> Iterator[StopRequest]:
+    """Within it, SIGINT, SIGTERM, SIGHUP and whatever more is named are noted instead of ending the process."""
     request = StopRequest()
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *more}
     before = {number: signal.signal(number, request._handle) for number in signals}
     try:
         yield request

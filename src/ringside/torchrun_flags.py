@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +115,38 @@ def flags_in(environ: Mapping[str, str]) -> frozenset[str]:
     """Return the names of the flags that torchrun finds in the environment."""
     names = (name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX))
     return frozenset("--" + name.lower().replace("_", "-") for name in names)
+
+
+def shutdown_timeout_s(line: CommandLine, environ: Mapping[str, str]) -> float:
+    """Return how long torchrun lets its ranks go on after a signal before it kills them, seconds.
+
+    Args:
+        line: The command line.
+        environ: torchrun's environment.
+    """
+    asked = _value("--shutdown-timeout", line, environ) or environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "")
+    return float(asked) if asked.isdecimal() else 30.0
+
+
+def signals_to_handle(line: CommandLine, environ: Mapping[str, str]) -> frozenset[signal.Signals]:
+    """Return the signals that torchrun passes on to its ranks.
+
+    Args:
+        line: The command line.
+        environ: torchrun's environment.
+    """
+    asked = _value("--signals-to-handle", line, environ) or "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    names = {name.strip() for name in asked.split(",")}
+    return frozenset(number for number in signal.Signals if number.name in names - {"SIGKILL", "SIGSTOP"})
+
+
+def _value(asked: str, line: CommandLine, environ: Mapping[str, str]) -> str:
+    """Return what a flag is set to, there or in torchrun's variable of that name; "": nothing."""
+    for flag, after in itertools.pairwise((*line.flags, "")):
+        name, equals, value = flag.partition("=")
+        if name.replace("_", "-") == asked:
+            return value if equals else after
+    return environ.get(PREFIX + asked.removeprefix("--").upper().replace("-", "_"), "")
 
 
 def _is_positive(text: str) -> bool:

@@ -34,7 +34,7 @@ from ringside.monitor.alerts_settings import METRICS_PORT, ON_VERDICT, AlertSett
 from ringside.monitor.digest_settings import DIGEST_EVERY, digest_steps
 from ringside.monitor.run_directory import RUN
 from ringside.monitor.verdict import Verdict, name_ranks
-from ringside.torchrun_flags import take_apart, with_defaults
+from ringside.torchrun_flags import signals_to_handle, take_apart, with_defaults
 from ringside.view.following import Finding, Following
 from ringside.view.terminal import closing, open_console, verdict_line
 from ringside.watching import choose_directory, conclude, environment, follow
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     path, warning = choose_directory(Path(asked) if asked else None, "run")
     if warning:
         _say(warning)
-    with stop_requests() as stop:
+    with stop_requests(signals_to_handle(line, os.environ)) as stop:
         launch = Launch(with_defaults(line, _processes()), {**_environment(path), **alerts})
         status = follow(launch, path, stop, _show)
     with afterwards(hooks, path):
