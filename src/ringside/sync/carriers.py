@@ -54,8 +54,8 @@ class Carrier(Protocol):
 
     counters: Counter[str]
 
-    def carry(self, bucket: GradBucket) -> Future[torch.Tensor]:
-        """Start averaging a bucket over the ranks."""
+    def carry(self, bucket: GradBucket, share: float | None = None) -> Future[torch.Tensor]:
+        """Start averaging a bucket over the ranks; or with a share, summing what is multiplied by each rank's."""
 
     def leave(self) -> bool:
         """Let DDP wait for one bucket after the other, and copy each while others are under way; `wait` comes after.
@@ -97,9 +97,9 @@ class NativeCarrier:
         self._ended = 0.0
         self.counters: Counter[str] = Counter() if counters is None else counters
 
-    def carry(self, bucket: GradBucket) -> Future[torch.Tensor]:
+    def carry(self, bucket: GradBucket, share: float | None = None) -> Future[torch.Tensor]:
         """Start the group's all-reduce, to the bit as DDP would without a hook (it multiplies by 1/size)."""
-        buffer = bucket.buffer().mul_(self._scale)
+        buffer = bucket.buffer().mul_(self._scale if share is None else share)
         return self._start(bucket, lambda: self._all_reduce(buffer))
 
     def _all_reduce(self, buffer: torch.Tensor) -> Future[Any]:
@@ -206,8 +206,8 @@ class HookCarrier(NativeCarrier):
         self._state, self._hook = state, hook
         self._name = f"hook:{getattr(hook, '__qualname__', type(hook).__name__)}"
 
-    def carry(self, bucket: GradBucket) -> Future[torch.Tensor]:
-        """Call the user's hook."""
+    def carry(self, bucket: GradBucket, share: float | None = None) -> Future[torch.Tensor]:
+        """Call the user's hook, which divides by what it wants to."""
         return self._start(bucket, lambda: self._hook(self._state, bucket))
 
 
@@ -242,14 +242,17 @@ class RingsideCarrier:
         # The model may simply be forgotten: the communicator's thread must not outlive it.
         weakref.finalize(self, _leave, self._turns, communicator, self._interruptible).atexit = False
 
-    def carry(self, bucket: GradBucket) -> Future[torch.Tensor]:
+    def carry(self, bucket: GradBucket, share: float | None = None) -> Future[torch.Tensor]:
         """Line the bucket up; a dtype that the engine does not know goes to the group."""
         stamp_ns = time.monotonic_ns()
         buffer = bucket.buffer()
         try:
             flat = flatten(buffer)
         except UnsupportedError:
-            return self._native.carry(bucket)
+            return self._native.carry(bucket, share)
+        if share is not None:
+            buffer.mul_(share)
+        scale = self._scale if share is None else 1.0
         storage = self._buckets.storage_of(bucket.index(), buffer) if self._backwards else None
         if bucket.index() == 0:  # nobody waits for those of a rank that has joined (DDP's Join)
             self._stop_listening()
@@ -266,7 +269,7 @@ class RingsideCarrier:
         left, last = self._left, bucket.is_last()  # the bucket itself is DDP's, and gone when the job runs
 
         def begin() -> Callable[[], None] | None:
-            return self._begin(flat, storage, scale=self._scale, stamp_ns=stamp_ns)
+            return self._begin(flat, storage, scale=scale, stamp_ns=stamp_ns)
 
         def done(error: Exception | None) -> None:
             self._spans.append(Span(stamp_ns * 1e-9, time.monotonic(), size_bytes))

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -56,7 +58,7 @@ def own_hook(model: DistributedDataParallel) -> GradientHook | None:
 
 def put_hook(model: DistributedDataParallel, hook: GradientHook) -> None:
     """Have DDP call our hook; it is not among those that the model lists, and copies with it."""
-    dist._register_comm_hook(model.reducer, None, hook.run)  # type: ignore[attr-defined]
+    dist._register_comm_hook(model.reducer, weakref.ref(model), hook.run)  # type: ignore[attr-defined]
     _hooks[model] = hook
 
 
@@ -72,6 +74,7 @@ def change_methods() -> None:
     ):
         if hasattr(ddp, name):
             setattr(ddp, name, functools.wraps(getattr(ddp, name))(changed(getattr(ddp, name))))
+    Join.notify_join_context = staticmethod(_noted_join(Join.notify_join_context))  # type: ignore[method-assign]
     # What torch.compile runs calls our Python, and must not look into it.
     after_import("torch._dynamo.trace_rules", lambda rules: rules.add("ringside"))
 
@@ -101,6 +104,20 @@ def _timed_buffers(stock: Callable[..., None]) -> Callable[..., None]:
         holder.buffers_end(time.perf_counter() - began)
 
     return _sync_buffers
+
+
+def _noted_join(stock: Callable[..., dist.Work | None]) -> Callable[..., dist.Work | None]:
+    """DDP itself divides by the number of ranks that go on, where there is no hook."""
+
+    @functools.wraps(stock)
+    def notify_join_context(joinable: Joinable) -> dist.Work | None:
+        work = stock(joinable)
+        ours = _hooks.get(joinable)
+        if ours is not None:
+            ours.going_on = work.get_future() if work is not None else None
+        return work
+
+    return notify_join_context
 
 
 # DDP calls one hook, and that is ours: the script's runs inside it. DDP itself refuses a second one.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
 
 from ringside.monitor.marks import Marks
 from ringside.monitor.step_clock import StepClock
@@ -38,6 +41,7 @@ class GradientHook:
         board: Told what is handed over and waited for, for the hang watch.
         marks: Set marks on the device that the model is on; None: the host's clock tells enough.
         fuse: Keeps what breaks in the clock away from training; the session's, where there is one.
+        going_on: Told by the ranks that go on (DDP's Join) how many they are; None: nobody asked.
         backwards: Backward passes whose buckets were all handed over: the same number on all ranks.
     """
 
@@ -46,24 +50,36 @@ class GradientHook:
         self.clock = clock
         self.board: Board | NoBoard = NoBoard()
         self.marks: Marks | None = None
+        self.going_on: Future[list[torch.Tensor]] | None = None
         self.backwards = 0
         self.fuse = Fuse("timing the steps of this rank")
         self._boards = Fuse("the hang watch of this rank")
         self._delayed, self._leaves = delayed, leaves
         self._queued = False
 
-    def run(self, state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def run(self, model: weakref.ref[DistributedDataParallel], bucket: GradBucket) -> Future[torch.Tensor]:
         """Carry one bucket."""
         if not self._queued and not self._delayed:
             self._queued = _queue(self._finish)
         buffer = bucket.buffer()
         self._boards.run(self.board.enters, buffer.numel() * buffer.element_size(), 0 if self.user is None else 1)
-        future = self.carrier.carry(bucket)
+        future = self.carrier.carry(bucket, self._share(model()))
         self.backwards += bucket.is_last()
         if self._delayed and bucket.is_last():
             self._delayed = False
             self._finish(leaves=False)
         return future
+
+    def _share(self, model: DistributedDataParallel | None) -> float | None:
+        """Return 1/n where n ranks of `model.join(divide_by_initial_world_size=False)` go on; None: 1/size.
+
+        All ranks know that it is so. What a rank that has joined takes for n does not matter: its gradients are zeros.
+        """
+        if model is None or not model._join_config.enable or model._divide_by_initial_world_size:
+            return None
+        if self.going_on is None:
+            return 1.0 / dist.get_world_size(model.process_group)
+        return 1.0 / float(self.going_on.wait()[0])
 
     @property
     def user(self) -> HookCarrier | None:
