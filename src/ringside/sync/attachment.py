@@ -24,7 +24,7 @@ from ringside.sync.cuda_marks import marker_of
 from ringside.sync.ddp_methods import change_methods, holders, own_hook, put_hook
 from ringside.sync.digests import Digests, agree_on_digests, shared_parameters
 from ringside.sync.fuse import Fuse
-from ringside.sync.group import Decision, decide, first_problem
+from ringside.sync.group import Decision, decide, first_problem, own_timeout_s
 from ringside.sync.hook import GradientHook
 from ringside.sync.session import Session
 from ringside.sync.watch import board_of
@@ -183,7 +183,8 @@ def attach(
 
     On one host, gradients travel through shared memory without copies; between hosts, by the algorithm that measured
     best (`ringside.Communicator`). For CUDA models the process group's own collective carries them and Ringside only
-    watches.
+    watches. Nobody waits longer for another rank than the process group would: the timeout that it was made with counts
+    before RINGSIDE_TIMEOUT_S, and that where the script gave none.
 
     Args:
         model: The model, wrapped. Attached before its first backward, nothing is copied; a model that is attached
@@ -319,9 +320,11 @@ def _open(model: DistributedDataParallel, wish: str) -> tuple[Decision, Carrier]
 
 
 def _communicator(group: dist.ProcessGroup, decision: Decision) -> Communicator | GroupCommunicator:
+    timeout_s = own_timeout_s(group)
     if decision.hosts > 1:
-        return GroupCommunicator(group)
-    return Communicator(decision.key, dist.get_rank(group), dist.get_world_size(group), Settings.of_environment())
+        return GroupCommunicator(group, timeout_s=timeout_s)
+    settings = Settings.of_environment(timeout_s=timeout_s)
+    return Communicator(decision.key, dist.get_rank(group), dist.get_world_size(group), settings)
 
 
 _carriers: weakref.WeakSet[Carrier] = weakref.WeakSet()
