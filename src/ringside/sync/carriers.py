@@ -50,9 +50,11 @@ class Carrier(Protocol):
 
     Attributes:
         counters: Collectives by who carried them, such as `ringside/push` or `gloo`.
+        holds_ctrl_c: Whether Ctrl-C may be held back while it is waited for; False: it listens for it by itself.
     """
 
     counters: Counter[str]
+    holds_ctrl_c: bool
 
     def carry(self, bucket: GradBucket, share: float | None = None) -> Future[torch.Tensor]:
         """Start averaging a bucket over the ranks; or with a share, summing what is multiplied by each rank's."""
@@ -83,6 +85,7 @@ class NativeCarrier:
         marks: Time collectives by marks on the model's device; None: by the host's clock.
     """
 
+    holds_ctrl_c = True
     _leaves = True  # DDP may wait for what it carries
 
     def __init__(self, group: dist.ProcessGroup, counters: Counter[str] | None = None) -> None:
@@ -231,6 +234,7 @@ class RingsideCarrier:
         self._interruptible: interruptible | None = None
         if isinstance(communicator, GroupCommunicator):
             self._begin, self._interruptible = communicator.begin_storage, communicator.interruptible()
+        self.holds_ctrl_c = self._interruptible is None
         self._left, self._ended = LeftToDdp(), 0.0
         self._pipeline = Pipeline()
         self._turns = Turns(f"ringside-{communicator.rank}-buckets", _REFUSAL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 import weakref
@@ -14,11 +15,15 @@ from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from ringside.engine.interrupts import held_back
 from ringside.monitor.marks import Marks
 from ringside.monitor.step_clock import StepClock
 from ringside.sync.carriers import Carrier, HookCarrier, NativeCarrier, UserHook
 from ringside.sync.fuse import Fuse
 from ringside.sync.watch_board import Board, NoBoard
+
+INTERRUPT_S = 3.0
+"""How long Ctrl-C waits for other ranks, which would fail without this one; DDP by itself waits for the timeout."""
 
 
 class GradientHook:
@@ -113,8 +118,10 @@ class GradientHook:
             self._wait(carrier)
 
     def _wait(self, carrier: Carrier, *, left: bool = False) -> None:
+        held = held_back(INTERRUPT_S)
         try:
-            carrier.wait()
+            with held if carrier.holds_ctrl_c else contextlib.nullcontext():
+                carrier.wait()
         except BaseException as error:
             self._boards.run(self.board.fails, error)
             raise
@@ -123,9 +130,15 @@ class GradientHook:
         # A device waits where DDP tells it to, in a callback of DDP's own.
         if self.marks is None or not _queue(ended):
             ended(time.perf_counter() - carrier.ended() if left else 0.0)
+        if held.came and not _queue(_interrupt):  # after DDP's callback, or DDP would not be ready for the next forward
+            _interrupt()
 
     def _ended(self, carrier: Carrier, ago: float = 0.0) -> None:
         self.fuse.run(self.clock.sync_ends, carrier.take, ago)
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 def _queue(callback: Callable[[], None]) -> bool:
