@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from types import FrameType
 
 
 class _Ear(threading.Thread):
@@ -78,3 +79,53 @@ class interruptible:
             ear.give_ups = tuple(give_up for give_up in ear.give_ups if give_up is not self._give_up)
             if not ear.give_ups and threading.get_ident() == threading.main_thread().ident:
                 signal.set_wakeup_fd(ear.before)
+
+
+class held_back:
+    """Hold Ctrl-C back inside the `with` statement for some seconds, where it means `KeyboardInterrupt`.
+
+    What other ranks count on is finished if they come in time. The second Ctrl-C is not held back.
+
+    Args:
+        limit_s: How long, seconds; then `KeyboardInterrupt` is raised inside.
+
+    Attributes:
+        came: Whether it came, and has not been raised: that is left to the caller.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self.came = False
+        self._limit_s = limit_s
+        self._holds = False
+        self._guard = threading.Lock()
+        self._timer: threading.Timer | None = None
+
+    def __enter__(self) -> held_back:
+        is_main = threading.get_ident() == threading.main_thread().ident
+        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._holds = True
+            signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._holds:
+            return
+        with self._guard:  # the timer rings before this, or not at all
+            self._holds = False
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        if self.came:
+            self.came = False
+            signal.default_int_handler(signum, frame)
+        self.came = True
+        self._timer = threading.Timer(self._limit_s, self._give_up)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _give_up(self) -> None:
+        with self._guard:
+            if self._holds:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # wakes it from a lock, too

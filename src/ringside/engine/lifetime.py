@@ -57,12 +57,12 @@ class Lifetime(ABC):
         self._leave(FINISH_S if kind is None else 0.0)
 
     def _leave(self, finish_s: float) -> None:
+        if self._is_forked():
+            return  # the memory, the sockets and the peers are the parent's, and so is who held the guard
         with self._background_guard:
             if self._closed:
                 return
             self._closed = True
-        if self._is_forked():
-            return  # the memory, the sockets and the peers are the parent's
         if self._background is not None:
             self._background.stop(finish_s)
         self._let_go(finish_s)

@@ -50,12 +50,14 @@ class Carrier(Protocol):
 
     Attributes:
         counters: Collectives by who carried them, such as `ringside/push` or `gloo`.
+        holds_ctrl_c: Whether Ctrl-C may be held back while it is waited for; False: it listens for it by itself.
     """
 
     counters: Counter[str]
+    holds_ctrl_c: bool
 
-    def carry(self, bucket: GradBucket) -> Future[torch.Tensor]:
-        """Start averaging a bucket over the ranks."""
+    def carry(self, bucket: GradBucket, share: float | None = None) -> Future[torch.Tensor]:
+        """Start averaging a bucket over the ranks; or with a share, summing what is multiplied by each rank's."""
 
     def leave(self) -> bool:
         """Let DDP wait for one bucket after the other, and copy each while others are under way; `wait` comes after.
@@ -83,6 +85,7 @@ class NativeCarrier:
         marks: Time collectives by marks on the model's device; None: by the host's clock.
     """
 
+    holds_ctrl_c = True
     _leaves = True  # DDP may wait for what it carries
 
     def __init__(self, group: dist.ProcessGroup, counters: Counter[str] | None = None) -> None:
@@ -97,9 +100,9 @@ class NativeCarrier:
         self._ended = 0.0
         self.counters: Counter[str] = Counter() if counters is None else counters
 
-    def carry(self, bucket: GradBucket) -> Future[torch.Tensor]:
+    def carry(self, bucket: GradBucket, share: float | None = None) -> Future[torch.Tensor]:
         """Start the group's all-reduce, to the bit as DDP would without a hook (it multiplies by 1/size)."""
-        buffer = bucket.buffer().mul_(self._scale)
+        buffer = bucket.buffer().mul_(self._scale if share is None else share)
         return self._start(bucket, lambda: self._all_reduce(buffer))
 
     def _all_reduce(self, buffer: torch.Tensor) -> Future[Any]:
@@ -117,15 +120,22 @@ class NativeCarrier:
             self._under_way = [future for future in self._under_way if not future.done()]
             self._left.forget()
 
+        # A thread of Gloo lets go of the callback after everybody has gone on. If that kept the group alive, the thread
+        # would end the group there, waiting for itself.
+        weak = weakref.ref(self)
+
         def done(future: Future[Any]) -> torch.Tensor:
-            self._ended = time.perf_counter()
+            carrier, ended = weak(), now()
+            if carrier is not None:
+                carrier._ended = time.perf_counter()
             try:
                 value = future.value()
             except Exception as error:
-                if self._leaves and self._left.takes(error):
+                if carrier is not None and carrier._leaves and carrier._left.takes(error):
                     return buffer
                 raise
-            self._spans.append(Span(began, now(), size_bytes))
+            if carrier is not None:
+                carrier._spans.append(Span(began, ended, size_bytes))
             tensor: torch.Tensor = value[0] if isinstance(value, list) else value
             return tensor
 
@@ -199,8 +209,8 @@ class HookCarrier(NativeCarrier):
         self._state, self._hook = state, hook
         self._name = f"hook:{getattr(hook, '__qualname__', type(hook).__name__)}"
 
-    def carry(self, bucket: GradBucket) -> Future[torch.Tensor]:
-        """Call the user's hook."""
+    def carry(self, bucket: GradBucket, share: float | None = None) -> Future[torch.Tensor]:
+        """Call the user's hook, which divides by what it wants to."""
         return self._start(bucket, lambda: self._hook(self._state, bucket))
 
 
@@ -224,6 +234,7 @@ class RingsideCarrier:
         self._interruptible: interruptible | None = None
         if isinstance(communicator, GroupCommunicator):
             self._begin, self._interruptible = communicator.begin_storage, communicator.interruptible()
+        self.holds_ctrl_c = self._interruptible is None
         self._left, self._ended = LeftToDdp(), 0.0
         self._pipeline = Pipeline()
         self._turns = Turns(f"ringside-{communicator.rank}-buckets", _REFUSAL)
@@ -235,14 +246,17 @@ class RingsideCarrier:
         # The model may simply be forgotten: the communicator's thread must not outlive it.
         weakref.finalize(self, _leave, self._turns, communicator, self._interruptible).atexit = False
 
-    def carry(self, bucket: GradBucket) -> Future[torch.Tensor]:
+    def carry(self, bucket: GradBucket, share: float | None = None) -> Future[torch.Tensor]:
         """Line the bucket up; a dtype that the engine does not know goes to the group."""
         stamp_ns = time.monotonic_ns()
         buffer = bucket.buffer()
         try:
             flat = flatten(buffer)
         except UnsupportedError:
-            return self._native.carry(bucket)
+            return self._native.carry(bucket, share)
+        if share is not None:
+            buffer.mul_(share)
+        scale = self._scale if share is None else 1.0
         storage = self._buckets.storage_of(bucket.index(), buffer) if self._backwards else None
         if bucket.index() == 0:  # nobody waits for those of a rank that has joined (DDP's Join)
             self._stop_listening()
@@ -259,7 +273,7 @@ class RingsideCarrier:
         left, last = self._left, bucket.is_last()  # the bucket itself is DDP's, and gone when the job runs
 
         def begin() -> Callable[[], None] | None:
-            return self._begin(flat, storage, scale=self._scale, stamp_ns=stamp_ns)
+            return self._begin(flat, storage, scale=scale, stamp_ns=stamp_ns)
 
         def done(error: Exception | None) -> None:
             self._spans.append(Span(stamp_ns * 1e-9, time.monotonic(), size_bytes))

@@ -6,8 +6,11 @@ import os
 import socket
 import uuid
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
 import msgspec
+import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
@@ -69,6 +72,17 @@ def _own_connection(store: Store) -> Store:
         return other
     except (AttributeError, NotImplementedError, RuntimeError):
         return store
+
+
+def own_timeout_s(group: dist.ProcessGroup) -> float | None:
+    """Return the timeout that the script gave a group for its collectives on the host, seconds; None: torch's default.
+
+    (Where it gave torch's default, or torch does not tell, that is as if it gave none.)
+    """
+    backend: Any = group._get_backend(torch.device("cpu"))
+    backend = getattr(backend, "wrapped_pg", backend)  # of TORCH_DISTRIBUTED_DEBUG=DETAIL
+    timeout: timedelta | None = getattr(getattr(backend, "options", None), "_timeout", None)
+    return None if timeout is None or timeout == dist.distributed_c10d.default_pg_timeout else timeout.total_seconds()
 
 
 def decide(group: dist.ProcessGroup, wish: str, objection: str) -> Decision:

@@ -1,22 +1,29 @@
-"""The communication hook that DDP calls for every bucket.
+"""The communication hook that DDP calls for every bucket."""
 
-No `from __future__ import annotations` here: DDP reads the hook's annotations and refuses strings.
-"""
+from __future__ import annotations
 
+import contextlib
 import functools
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
 
+from ringside.engine.interrupts import held_back
 from ringside.monitor.marks import Marks
 from ringside.monitor.step_clock import StepClock
 from ringside.sync.carriers import Carrier, HookCarrier, NativeCarrier, UserHook
 from ringside.sync.fuse import Fuse
 from ringside.sync.watch_board import Board, NoBoard
+
+INTERRUPT_S = 3.0
+"""How long Ctrl-C waits for other ranks, which would fail without this one; DDP by itself waits for the timeout."""
 
 
 class GradientHook:
@@ -39,6 +46,7 @@ class GradientHook:
         board: Told what is handed over and waited for, for the hang watch.
         marks: Set marks on the device that the model is on; None: the host's clock tells enough.
         fuse: Keeps what breaks in the clock away from training; the session's, where there is one.
+        going_on: Told by the ranks that go on (DDP's Join) how many they are; None: nobody asked.
         backwards: Backward passes whose buckets were all handed over: the same number on all ranks.
     """
 
@@ -47,24 +55,36 @@ class GradientHook:
         self.clock = clock
         self.board: Board | NoBoard = NoBoard()
         self.marks: Marks | None = None
+        self.going_on: Future[list[torch.Tensor]] | None = None
         self.backwards = 0
         self.fuse = Fuse("timing the steps of this rank")
         self._boards = Fuse("the hang watch of this rank")
         self._delayed, self._leaves = delayed, leaves
         self._queued = False
 
-    def run(self, state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def run(self, model: weakref.ref[DistributedDataParallel], bucket: GradBucket) -> Future[torch.Tensor]:
         """Carry one bucket."""
         if not self._queued and not self._delayed:
             self._queued = _queue(self._finish)
         buffer = bucket.buffer()
         self._boards.run(self.board.enters, buffer.numel() * buffer.element_size(), 0 if self.user is None else 1)
-        future = self.carrier.carry(bucket)
+        future = self.carrier.carry(bucket, self._share(model()))
         self.backwards += bucket.is_last()
         if self._delayed and bucket.is_last():
             self._delayed = False
             self._finish(leaves=False)
         return future
+
+    def _share(self, model: DistributedDataParallel | None) -> float | None:
+        """Return 1/n where n ranks of `model.join(divide_by_initial_world_size=False)` go on; None: 1/size.
+
+        All ranks know that it is so. What a rank that has joined takes for n does not matter: its gradients are zeros.
+        """
+        if model is None or not model._join_config.enable or model._divide_by_initial_world_size:
+            return None
+        if self.going_on is None:
+            return 1.0 / dist.get_world_size(model.process_group)
+        return 1.0 / float(self.going_on.wait()[0])
 
     @property
     def user(self) -> HookCarrier | None:
@@ -98,8 +118,10 @@ class GradientHook:
             self._wait(carrier)
 
     def _wait(self, carrier: Carrier, *, left: bool = False) -> None:
+        held = held_back(INTERRUPT_S)
         try:
-            carrier.wait()
+            with held if carrier.holds_ctrl_c else contextlib.nullcontext():
+                carrier.wait()
         except BaseException as error:
             self._boards.run(self.board.fails, error)
             raise
@@ -108,9 +130,15 @@ class GradientHook:
         # A device waits where DDP tells it to, in a callback of DDP's own.
         if self.marks is None or not _queue(ended):
             ended(time.perf_counter() - carrier.ended() if left else 0.0)
+        if held.came and not _queue(_interrupt):  # after DDP's callback, or DDP would not be ready for the next forward
+            _interrupt()
 
     def _ended(self, carrier: Carrier, ago: float = 0.0) -> None:
         self.fuse.run(self.clock.sync_ends, carrier.take, ago)
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 def _queue(callback: Callable[[], None]) -> bool:

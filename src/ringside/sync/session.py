@@ -208,7 +208,7 @@ class Session:
 
     def end(self) -> None:
         """Send what is left; on rank 0 wait briefly for the others and write the summary and the report."""
-        if self._ended.is_set():
+        if self in _inherited or self._ended.is_set():
             return
         if self.watch is not None:
             Fuse("the end of the hang watch").run(self.watch.end)
@@ -413,6 +413,14 @@ class Session:
                 raise  # rank 0 has left, and its store with it
             digests.give_up(error)
 
+    def _leave_to_parent(self) -> None:
+        """In a forked child, write nothing any more to what it shares with its parent: pages, store, run directory."""
+        _inherited.append(self)
+        _inherited.append(self._chief)  # nothing of it is ended here, either
+        self._stopped, self._chief = True, None
+        if self.watch is not None:
+            self.watch.board.close()
+
     def _info(self, store: Store, engine: str) -> RunInfo:
         """Learn where every rank runs, on rank 0."""
         rows = [(host_name(), os.getpid()), *_places(store, range(1, self.size))]
@@ -463,6 +471,17 @@ def _versions() -> dict[str, str]:
 
 
 _current: Session | None = None
+_inherited: list[Any] = []
+
+
+def _leave_to_parent() -> None:
+    global _current
+    session, _current = _current, None
+    if session is not None:
+        session._leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def current() -> Session | None:

@@ -129,7 +129,10 @@ class Board:
         return View(rank, self._page)
 
     def close(self) -> None:
-        """Let go of the page; the training thread may go on writing, and nobody reads it any more."""
+        """Let go of the page; the training thread may go on writing, and nobody reads it any more.
+
+        (The page of a forked child's parent goes on, without the child.)
+        """
         if self.fd < 0:
             return
         self._page = bytearray(self._page[:])
