@@ -119,6 +119,8 @@ class Attachment:
             self._only_watch("the script registered its own communication hook")
             return
         hook.carrier = carrier
+        if isinstance(carrier, RingsideCarrier):
+            carrier.share_buckets(model)  # before the hook is registered: it may be with another reducer
         if _own_hook(model) is None:
             model.register_comm_hook(None, hook.run)
             model._ringside_hook = hook  # type: ignore[assignment]
