@@ -1,4 +1,4 @@
-"""Gradient buckets take nothing of /dev/shm, wait for nobody's lock, and leave what a script sees of them where it is."""
+"""Gradient buckets take nothing of /dev/shm, wait for no lock, and leave what a script sees of them where it is."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def views(rank: int, attached: bool, options: dict[str, Any], look: int, attach:
         gradient = ddp.module[0].weight.grad
         if number == look:
             ways = [by_numpy, by_dlpack]
-            # An address keeps nothing alive: in stock DDP, too, it is gone when buckets are rebuilt, in the second step.
+            # An address keeps nothing alive: in stock DDP, too, it is gone when buckets are rebuilt.
             holders = [way(gradient) for way in (ways if look == 0 else [*ways, by_address])]
         if number >= look:
             seen.append((*(holder() for holder in holders), float(gradient[1, 1])))
