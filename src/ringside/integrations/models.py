@@ -88,17 +88,15 @@ def hold(
         UsageError: As `ringside.attach`.
     """
     attachment = sync.attach(model, engine=engine, run_dir=run_dir, digest_every=digest_every)
-    if attachment.attached and model.__dict__.get("_ringside_work") is not attachment:
-        model._ringside_work = attachment  # type: ignore[assignment]
-        WorkCount(model, attachment)
+    if attachment.attached and attachment.count_work is None:
+        attachment.count_work = WorkCount(attachment).count
     return attachment
 
 
 def attachment_of(model: Any) -> Attachment | None:
     """Return Ringside's hold on a model that a framework has wrapped; None where there is none."""
     ddp = ddp_of(model)
-    found: Attachment | None = ddp.__dict__.get("_ringside") if ddp is not None else None
-    return found
+    return sync.attachment_of(ddp) if ddp is not None else None
 
 
 def say_why_not(model: Any, level: int = logging.WARNING) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from ringside.sync import Attachment
 from ringside.sync.fuse import Fuse
@@ -50,19 +49,20 @@ class WorkCount:
     """Tells a session how much work every step of a model is, summed over its micro-batches.
 
     Args:
-        model: The model, attached.
-        attachment: Ringside's hold on it.
+        attachment: Ringside's hold on the model.
+
+    Attributes:
+        count: Told what the model is called with; never raises.
     """
 
-    def __init__(self, model: DistributedDataParallel, attachment: Attachment) -> None:
-        self._attachment = attachment
+    def __init__(self, attachment: Attachment) -> None:
+        self._session = attachment.session
         self._step, self._sum = -1, 0
-        count = Fuse("counting the work of this rank's batches").guard(self._count)
-        model.register_forward_pre_hook(count, with_kwargs=True)  # after Ringside's own, which opens the step
+        self.count = Fuse("counting the work of this rank's batches").guard(self._count)
 
-    def _count(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        session = self._attachment.session
-        if session is None or not self._attachment.attached or not torch.is_grad_enabled():
+    def _count(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        session = self._session
+        if session is None or not torch.is_grad_enabled():
             return
         if session.clock.step != self._step:
             self._step, self._sum = session.clock.step, 0

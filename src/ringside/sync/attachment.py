@@ -7,6 +7,7 @@ import logging
 import os
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from ringside.sync import session as sessions
 from ringside.sync.carriers import Carrier, NativeCarrier, RingsideCarrier, UserHook
 from ringside.sync.communicator import Communicator as GroupCommunicator
 from ringside.sync.cuda_marks import marker_of
+from ringside.sync.ddp_methods import change_methods, holders, own_hook, put_hook
 from ringside.sync.digests import Digests, agree_on_digests, shared_parameters
 from ringside.sync.fuse import Fuse
 from ringside.sync.group import Decision, decide, first_problem
@@ -39,6 +41,7 @@ class Attachment:
         engine: Who carries gradients: `ringside`, or the process group's backend (`gloo`, `nccl`).
         why: Why it is not ringside, where it is not.
         session: The monitor of this process; None where `monitor=False` or RINGSIDE=off.
+        count_work: Called with the arguments of every forward pass, to count how much work a batch is; never raises.
     """
 
     def __init__(
@@ -49,27 +52,28 @@ class Attachment:
         session: Session | None,
         digest_every: int = 0,
     ) -> None:
-        self._model = model
+        self._model = weakref.ref(model)  # whose attachment it is in `ddp_methods.holders` while it lives
+        self._group = model.process_group
         self.session = session
         self._digests: Digests | None = None
         if session is not None and digest_every and session.size > 1:
             self._digests = session.compare(shared_parameters(model), digest_every, type(model.module).__name__)
         self.why = decision.why
-        group = model.process_group
-        self.engine = "ringside" if decision.engine == "ringside" else str(dist.get_backend(group))
+        self.engine = "ringside" if decision.engine == "ringside" else str(dist.get_backend(self._group))
+        self.count_work: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
         self._clock = session.clock if session is not None else _idle_clock()
         self._fuse = session.fuse if session is not None else Fuse("timing the steps of this rank")
-        self._handles: list[Any] = []
         static, leaves = model.static_graph, model.static_graph or not model.find_unused_parameters
-        self._hook = _own_hook(model) or GradientHook(carrier, self._clock, delayed=static, leaves=leaves)
-        self._take_place(carrier)
-        self._watch_forward()
-        model._ringside = self  # type: ignore[assignment]
+        self._hook = own_hook(model) or GradientHook(carrier, self._clock, delayed=static, leaves=leaves)
+        change_methods()
+        self._take_place(model, carrier)
+        holders[model] = self
 
     @property
     def attached(self) -> bool:
         """Tell whether the model is still watched."""
-        return self._model.__dict__.get("_ringside") is self
+        model = self._model()
+        return model is not None and holders.get(model) is self
 
     @property
     def counters(self) -> dict[str, int]:
@@ -78,16 +82,14 @@ class Attachment:
 
     def detach(self) -> None:
         """Stop watching; gradients are carried by the process group again (DDP cannot drop its hook)."""
-        if not self.attached:
-            return
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        model = self._model()
+        if model is not None:
+            if holders.get(model) is not self:
+                return
+            del holders[model]
         if self._digests is not None and self.session is not None:
             self.session.forget_digests(self._digests)
-        self._model.__dict__.pop("_sync_buffers", None)
-        del self._model.__dict__["_ringside"]
-        self._hook.rest(self._model.process_group, _idle_clock())
+        self._hook.rest(self._group, _idle_clock())
 
     def serves(self, wish: str, monitor: bool) -> bool:
         """Tell whether another `attach` with these wishes would change nothing."""
@@ -97,13 +99,13 @@ class Attachment:
             return False
         return wish == "auto" or (wish == "ringside") == (self.engine == "ringside")
 
-    def _take_place(self, carrier: Carrier) -> None:
+    def _take_place(self, model: DistributedDataParallel, carrier: Carrier) -> None:
         """Let our hook carry the model's gradients, unless the script has put one of its own there first."""
-        model, hook = self._model, self._hook
+        hook = self._hook
         marker = marker_of(model) if self.session is not None else None
         if marker is not None and self.session is not None:
             hook.marks = self.session.time_by(marker)
-        if _own_hook(model) is None and model._comm_hooks:
+        if own_hook(model) is None and model._comm_hooks:
             self._clock.always_synced = True
             self._only_watch("the model already has a communication hook, which carries its gradients unseen")
             return
@@ -119,20 +121,37 @@ class Attachment:
             self._only_watch("the script registered its own communication hook")
             return
         hook.carrier = carrier
+        reducer = model.reducer
         if isinstance(carrier, RingsideCarrier):
-            carrier.share_buckets(model)  # before the hook is registered: it may be with another reducer
-        if _own_hook(model) is None:
-            model.register_comm_hook(None, hook.run)
-            model._ringside_hook = hook  # type: ignore[assignment]
-        model.register_comm_hook = self._yield  # type: ignore[method-assign]
+            carrier.share_buckets(model)
+        if own_hook(model) is None or model.reducer is not reducer:  # sharing may take another one
+            put_hook(model, hook)
 
     def _only_watch(self, why: str) -> None:
-        self.engine, self.why = str(dist.get_backend(self._model.process_group)), why
+        self.engine, self.why = str(dist.get_backend(self._group)), why
 
-    def _yield(self, state: Any, hook: UserHook) -> None:
-        """Take the place of `register_comm_hook`: DDP allows one hook, so the user's runs inside ours."""
-        self._model._check_comm_hook(hook)  # type: ignore[no-untyped-call]
-        self._hook.yield_to(self._model.process_group, state, hook)
+    # -------------------------------------------------------------------------------- called by the model's methods
+
+    def forward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Tell the clock, and compare replicas if it is time to."""
+        self._fuse.run(self._forward_begins, args, kwargs)
+        if self.count_work is not None:
+            self.count_work(args, kwargs)  # the step that it is told of is open now
+
+    def forward_ends(self) -> None:
+        """Tell the clock."""
+        self._fuse.run(self._clock.forward_ends)
+
+    def buffers_begin(self) -> None:
+        """Tell the clock."""
+        self._fuse.run(self._clock.blocks)
+
+    def buffers_end(self, seconds: float) -> None:
+        """Tell the clock."""
+        self._fuse.run(self._clock.blocked, seconds)
+
+    def yields(self, hook: UserHook) -> None:
+        """Say that the script's own hook carries the gradients from now on."""
         self._only_watch(f"the script registered its own communication hook {getattr(hook, '__qualname__', hook)}")
         if dist.get_rank() == 0:
             _log.warning("ringside only watches this model: %s", self.why)
@@ -146,34 +165,13 @@ class Attachment:
         if digests.look(self._hook.backwards, self._clock.step - 1):
             self._clock.instrumented(time.perf_counter() - began)
 
-    def _watch_forward(self) -> None:
-        clock, fuse, digests = self._clock, self._fuse, self._digests
-
-        @fuse.guard
-        def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if not torch.is_grad_enabled():
-                clock.forward_begins(0)
-                return
-            clock.forward_begins(_samples(args, kwargs))
-            if digests is not None:
-                self._compare_replicas(digests)
-
-        @fuse.guard
-        def after(_: Any, args: Any, output: Any) -> None:
-            clock.forward_ends()
-
-        self._handles.append(self._model.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
-        self._handles.append(self._model.register_forward_hook(after))
-        if hasattr(self._model, "_sync_buffers"):
-            sync_buffers = self._model._sync_buffers
-
-            def timed() -> None:
-                began = time.perf_counter()
-                fuse.run(clock.blocks)
-                sync_buffers()  # type: ignore[no-untyped-call]
-                fuse.run(clock.blocked, time.perf_counter() - began)
-
-            self._model._sync_buffers = timed  # type: ignore[method-assign]
+    def _forward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not torch.is_grad_enabled():
+            self._clock.forward_begins(0)
+            return
+        self._clock.forward_begins(_samples(args, kwargs))
+        if self._digests is not None:
+            self._compare_replicas(self._digests)
 
 
 def attach(
@@ -217,9 +215,15 @@ def attach(
     if wish not in ENGINES:
         raise UsageError(f"there is no engine {wish!r}; there are {', '.join(ENGINES)}")
     if os.environ.get("RINGSIDE", "").lower() in ("off", "0"):
-        return _Detached(model)
+        return _Detached(model, "RINGSIDE=off")
+    if getattr(model, "_use_python_reducer", False):
+        why = "torch.compile has its gradients reduced as they are compiled (optimize_ddp = 'python_reducer')"
+        if wish == "ringside":
+            raise UnsupportedError(f"the ringside engine cannot carry this model: {why}")
+        _say_once(f"ringside leaves this model alone: {why}")
+        return _Detached(model, why)
     every = digest_steps(digest_every)
-    earlier: Attachment | None = model.__dict__.get("_ringside")
+    earlier = attachment_of(model)
     if earlier is not None:
         if earlier.serves(wish, monitor):
             return earlier
@@ -238,6 +242,12 @@ def attach(
     session = _watched(run_dir, decision.engine) if monitor else None
     _leave_at_exit(carrier)
     return Attachment(model, decision, carrier, session, every)
+
+
+def attachment_of(model: DistributedDataParallel) -> Attachment | None:
+    """Return the hold on a model; None where it is not attached."""
+    found: Attachment | None = holders.get(model)
+    return found
 
 
 def _watched(run_dir: str | os.PathLike[str] | None, engine: str) -> Session | None:
@@ -262,10 +272,10 @@ def _say_once(message: str) -> None:
 
 
 class _Detached(Attachment):
-    """What `attach` returns with RINGSIDE=off."""
+    """What `attach` returns where it does nothing."""
 
-    def __init__(self, model: DistributedDataParallel) -> None:
-        self.engine, self.why, self.session = str(dist.get_backend(model.process_group)), "RINGSIDE=off", None
+    def __init__(self, model: DistributedDataParallel, why: str) -> None:
+        self.engine, self.why, self.session = str(dist.get_backend(model.process_group)), why, None
 
     @property
     def attached(self) -> bool:
@@ -285,16 +295,10 @@ def _objection(model: DistributedDataParallel) -> str:
     devices = {parameter.device.type for parameter in model.parameters()}
     if devices - {"cpu"}:
         return f"its parameters are on {', '.join(sorted(devices))}, and shared memory is for CPU tensors"
-    hook = _own_hook(model)
+    hook = own_hook(model)
     if (hook is not None and hook.user is not None) or (hook is None and model._comm_hooks):
         return "the model already has a communication hook"
     return ""
-
-
-def _own_hook(model: DistributedDataParallel) -> GradientHook | None:
-    """Return the hook that an earlier `attach` has registered: DDP takes one hook in its life."""
-    hook: GradientHook | None = model.__dict__.get("_ringside_hook")
-    return hook
 
 
 def _open(model: DistributedDataParallel, wish: str) -> tuple[Decision, Carrier]:

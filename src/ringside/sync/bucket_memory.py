@@ -66,7 +66,7 @@ def share_buckets(model: DistributedDataParallel) -> None:
             _to_rebuild[model.reducer] = weakref.ref(model)
         _wrap_rebuilding()
         _to_share.add(model.reducer)
-    elif not getattr(model, "_lazy_init_ran", True) and not model._comm_hooks:
+    elif not (getattr(model, "_lazy_init_ran", True) or model._get_ddp_logging_data().get("comm_hook")):  # type: ignore[no-untyped-call]
         # As DDP does when a model is unpickled.
         parameters, sparse = model._build_params_for_reducer()  # type: ignore[no-untyped-call]
         names = model._build_debug_param_to_name_mapping(parameters)  # type: ignore[no-untyped-call]

@@ -119,15 +119,22 @@ class NativeCarrier:
             self._under_way = [future for future in self._under_way if not future.done()]
             self._left.forget()
 
+        # A thread of Gloo lets go of the callback after everybody has gone on. If that kept the group alive, the thread
+        # would end the group there, waiting for itself.
+        weak = weakref.ref(self)
+
         def done(future: Future[Any]) -> torch.Tensor:
-            self._ended = time.perf_counter()
+            carrier, ended = weak(), now()
+            if carrier is not None:
+                carrier._ended = time.perf_counter()
             try:
                 value = future.value()
             except Exception as error:
-                if self._leaves and self._left.takes(error):
+                if carrier is not None and carrier._leaves and carrier._left.takes(error):
                     return buffer
                 raise
-            self._spans.append(Span(began, now(), size_bytes))
+            if carrier is not None:
+                carrier._spans.append(Span(began, ended, size_bytes))
             tensor: torch.Tensor = value[0] if isinstance(value, list) else value
             return tensor
 

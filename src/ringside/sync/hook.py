@@ -1,7 +1,6 @@
-"""The communication hook that DDP calls for every bucket.
+"""The communication hook that DDP calls for every bucket."""
 
-No `from __future__ import annotations` here: DDP reads the hook's annotations and refuses strings.
-"""
+from __future__ import annotations
 
 import functools
 import time
