@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import gc
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from tests.processes import ROOT, Team  # noqa: E402
 from tests.sync import namespaces  # noqa: E402
-from tests.sync.training import ddp_ranks, free_port, group  # noqa: E402
+from tests.sync.training import ddp_ranks, free_port, group, run_directory  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -271,6 +272,39 @@ def test_models_that_are_attached_at_any_time_train_as_in_stock_ddp() -> None:
             seen = before == 3 and (options.get("gradient_as_bucket_view") or options.get("static_graph"))
             if not (seen or (options.get("find_unused_parameters") and before)):
                 assert counters.get("ringside/push", 0) >= 3, (before, uneven, options, counters)
+
+
+def reported(port: int) -> dict[str, Any]:
+    """Return what the run of two models says, of which one came too late to share what a script may have seen."""
+    with group(port) as rank, run_directory() as path:
+        early, late = model(), model(gradient_as_bucket_view=True)
+        for number in range(3):
+            step(late, rank, number)
+        attachments = [ringside.attach(ddp, run_dir=path) for ddp in (early, late)]
+        for number in range(3):
+            step(early, rank, number)
+            step(late, rank, number)
+        session = attachments[0].session
+        assert session is not None
+        session.end()
+        for attachment in attachments:
+            attachment.detach()
+        if rank:
+            return {}
+        told = json.loads((session.path / "summary.json").read_text())["sync"]["memory"]
+        page = (session.path / "report.html").read_text()
+        return {**told, "page": "3 shared (3.15 MB), 3 copied (3.15 MB)" in page}
+
+
+def test_the_report_says_what_was_shared_and_what_was_copied() -> None:
+    first, _ = ddp_ranks(2, reported)
+    assert first == {
+        "shared_buckets": 3,
+        "shared_bytes": BYTES,
+        "copied_buckets": 3,
+        "copied_bytes": BYTES,
+        "page": True,
+    }
 
 
 # ------------------------------------------------------------------------------------------------ locks

@@ -15,6 +15,7 @@ from ringside.errors import RingsideError
 from ringside.monitor.cause import explain
 from ringside.monitor.detect import detect, rejudge
 from ringside.monitor.excess import Floats, row_medians
+from ringside.monitor.gradient_memory import gradient_memory
 from ringside.monitor.job import reprice
 from ringside.monitor.judge import middle
 from ringside.monitor.links import LinkLedger, LinkTotals
@@ -53,6 +54,7 @@ def summarise(
     *,
     links: Sequence[LinkTotals] = (),
     revised: Sequence[Revised] = (),
+    memory: Mapping[str, int] | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the content of `summary.json`; it holds no NaN and no infinity (null instead).
@@ -63,6 +65,7 @@ def summarise(
         verdicts: What was found, with prices.
         links: What links between hosts carried, where wires were watched.
         revised: When gradients went another way between hosts, and why.
+        memory: How many gradient buckets were shared and copied, and their bytes.
         extra: Parts to pass through (see `PASSED_THROUGH`); other keys are left out.
     """
     table = records if isinstance(records, Table) else tabulate(records, run_info.world_size)
@@ -73,7 +76,7 @@ def summarise(
         "step_seconds": {"median": middle(_job(table)), "p95": _quantile(_job(table), 0.95)},
         "ranks": _ranks(run_info, table),
         "verdicts": [msgspec.to_builtins(verdict) for verdict in verdicts],
-        "sync": _sync(run_info, table),
+        "sync": {**_sync(run_info, table), **({"memory": dict(memory)} if memory else {})},
         "overhead": _overhead(table),
         "questions": asked(answer_questions(run_info, table, verdicts, links)),
         **({"links": msgspec.to_builtins(list(links[:LINKS_SHOWN]))} if links else {}),
@@ -130,7 +133,8 @@ def assess(reader: RunReader, *, extra: Mapping[str, Any] | None = None) -> tupl
     verdicts = _verdicts(events, table)
     given = {**(reader.summary() or {}), **_loss_anew(table), **(extra or {})}
     revised = revisions(events)
-    return summarise(reader.info, table, verdicts, links=ledger.totals(), revised=revised, extra=given), table
+    links, memory = ledger.totals(), gradient_memory(events)
+    return summarise(reader.info, table, verdicts, links=links, revised=revised, memory=memory, extra=given), table
 
 
 def _written_stride(events: Sequence[Event]) -> int:

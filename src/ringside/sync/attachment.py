@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import functools
+import itertools
 import logging
 import os
 import time
@@ -124,6 +126,8 @@ class Attachment:
         reducer = model.reducer
         if isinstance(carrier, RingsideCarrier):
             carrier.share_buckets(model)
+            if self.session is not None:
+                carrier.on_memory = functools.partial(self.session.gradient_memory, next(_count))
         if own_hook(model) is None or model.reducer is not reducer:  # sharing may take another one
             put_hook(model, hook)
 
@@ -259,6 +263,7 @@ def _watched(run_dir: str | os.PathLike[str] | None, engine: str) -> Session | N
         return None
 
 
+_count = itertools.count()
 _said: weakref.WeakKeyDictionary[dist.ProcessGroup, set[str]] = weakref.WeakKeyDictionary()
 
 

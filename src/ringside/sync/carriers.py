@@ -222,6 +222,10 @@ class RingsideCarrier:
     the thread that computed: handed to another thread it is carried out on another processor, where the rank it wakes
     has slept, and a scheduler that looks no further lets the two share that one while the first lies idle. Between
     hosts, where the last one takes longer, that thread copies meanwhile what the others have brought.
+
+    Attributes:
+        memory: How many buckets, and bytes, are shared and copied; {} before the first backward.
+        on_memory: Called with that after the first backward, and whenever it is another.
     """
 
     def __init__(self, communicator: Communicator | GroupCommunicator, group: dist.ProcessGroup) -> None:
@@ -240,6 +244,8 @@ class RingsideCarrier:
         self._spans: deque[Span] = deque(maxlen=SPANS_KEPT)
         self._meter = CollectiveMeter()
         self.counters = self._native.counters
+        self.memory: dict[str, int] = {}
+        self.on_memory: Callable[[dict[str, int]], None] = lambda memory: None
         # The model may simply be forgotten: the communicator's thread must not outlive it.
         weakref.finalize(self, _leave, self._turns, communicator, self._interruptible).atexit = False
 
@@ -312,6 +318,10 @@ class RingsideCarrier:
         for turn in turns:
             turn.wait()
         self._native.wait()
+        news = self._buckets.news()
+        if news:
+            self.memory = news
+            self.on_memory(news)
 
     def ended(self) -> float:
         """Return when the newest bucket was done, on the performance counter."""

@@ -62,6 +62,8 @@ class Buckets:
     def __init__(self, communicator: Communicator | None) -> None:
         self._memory = communicator.memory if communicator is not None and communicator.size > 1 else None
         self._held: dict[int, Storage] = {}
+        self._layout: dict[int, tuple[bool, int]] = {}
+        self._told: dict[int, tuple[bool, int]] = {}
 
     @property
     def are_shared(self) -> bool:
@@ -73,6 +75,7 @@ class Buckets:
         if self._memory is None:
             return None
         storage, held = storage_of(buffer), self._held.get(index)
+        self._layout[index] = storage is not None, buffer.numel() * buffer.element_size()
         if storage is not held:
             self._retire(index)
             if storage is not None:
@@ -81,8 +84,23 @@ class Buckets:
 
     def keep(self, count: int) -> None:
         """Forget the storages of buckets that a rebuild did away with: there are `count` now."""
-        for index in [index for index in self._held if index >= count]:
+        for index in [index for index in self._layout if index >= count]:
+            del self._layout[index]
             self._retire(index)
+
+    def news(self) -> dict[str, int]:
+        """Return how many buckets are shared and copied, and their bytes, where that is not what it was; else {}."""
+        if self._layout == self._told:
+            return {}
+        self._told = dict(self._layout)
+        shared = [size_bytes for is_shared, size_bytes in self._told.values() if is_shared]
+        copied = [size_bytes for is_shared, size_bytes in self._told.values() if not is_shared]
+        return {
+            "shared_buckets": len(shared),
+            "shared_bytes": sum(shared),
+            "copied_buckets": len(copied),
+            "copied_bytes": sum(copied),
+        }
 
     def _retire(self, index: int) -> None:
         held = self._held.pop(index, None)
