@@ -21,7 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ringside.engine.dtypes import FLOATING
-from ringside.sync.storage import empty_shared
+from ringside.sync.storage import empty_shared, say_copied
+
+_LATE = "attach(model) came after the model's first steps; call it before them"
 
 
 class BucketsShared(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -64,9 +66,14 @@ def share_buckets(model: DistributedDataParallel) -> None:
         if not (model.gradient_as_bucket_view or model.static_graph) and hasattr(model.reducer, "_reset_state"):
             # Also where nothing was rebuilt yet: a rank that had no batch so far (Join) could not tell.
             _to_rebuild[model.reducer] = weakref.ref(model)
+        elif getattr(model, "_has_rebuilt_buckets", False) and torch.distributed.get_rank() == 0:
+            say_copied(_LATE)
         _wrap_rebuilding()
         _to_share.add(model.reducer)
-    elif not (getattr(model, "_lazy_init_ran", True) or model._get_ddp_logging_data().get("comm_hook")):  # type: ignore[no-untyped-call]
+    elif getattr(model, "_lazy_init_ran", True):
+        if torch.distributed.get_rank() == 0:
+            say_copied(_LATE)
+    elif not model._get_ddp_logging_data().get("comm_hook"):  # type: ignore[no-untyped-call]
         # As DDP does when a model is unpickled.
         parameters, sparse = model._build_params_for_reducer()  # type: ignore[no-untyped-call]
         names = model._build_debug_param_to_name_mapping(parameters)  # type: ignore[no-untyped-call]

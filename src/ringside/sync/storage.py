@@ -40,7 +40,7 @@ def empty_shared(numel: int, dtype: torch.dtype) -> torch.Tensor:
     try:
         return _in_memfd(numel, dtype)
     except (OSError, RuntimeError) as error:  # no descriptor left, memfd_create forbidden, no address space
-        _say_copied(str(error))
+        say_copied(str(error))
         return torch.empty(numel, dtype=dtype)
 
 
@@ -133,5 +133,6 @@ def _warn(words: str) -> None:
     _log.warning("%s", words)
 
 
-def _say_copied(why: str) -> None:
+def say_copied(why: str) -> None:
+    """Say, once per process and reason, that buckets are not shared."""
     _warn(f"gradient buckets cannot lie in shared memory ({why}): they are copied instead, which is slower")
