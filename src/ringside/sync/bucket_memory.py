@@ -23,8 +23,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ringside.engine.dtypes import FLOATING
 from ringside.sync.storage import empty_shared, say_copied
 
-_LATE = "attach(model) came after the model's first steps; call it before them"
-
 
 class BucketsShared(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is entered, the buckets that a reducer makes on this thread can be mapped by peers."""
@@ -55,24 +53,28 @@ def share_buckets(model: DistributedDataParallel) -> None:
 
     - Buckets that DDP is going to rebuild, after the first backward, are shared then.
     - A model that has not run yet and rebuilds nothing (`find_unused_parameters=True`) gets a new reducer.
-    - One that has run makes its buckets anew, unless gradients are views of them: what the script holds of those (an
-      array, an address) has to stay what it is, so these buckets are copied for as long as they live.
+    - One that has run rebuilds its buckets once more, unless gradients are views of them: what the script holds of
+      those (an array, an address) has to stay what it is, so these buckets are copied for as long as they live.
+      So are those of a reducer that would forget which parameters were used.
 
     All ranks must call this at the same point: making buckets anew is a collective.
     """
     if not hasattr(model, "reducer") or getattr(model, "_use_python_reducer", False) or model.reducer in _known:
         return
-    if model.static_graph or not model.find_unused_parameters:
-        if not (model.gradient_as_bucket_view or model.static_graph) and hasattr(model.reducer, "_reset_state"):
+    stays = model.gradient_as_bucket_view or model.static_graph or not hasattr(model.reducer, "_reset_state")
+    if model.find_unused_parameters and not model.static_graph:
+        late = getattr(model, "_lazy_init_ran", True)
+    else:
+        late = stays and getattr(model, "_has_rebuilt_buckets", False)
+    if late:
+        if torch.distributed.get_rank() == 0:
+            say_copied("attach(model) came after the model's first steps; call it before them")
+    elif model.static_graph or not model.find_unused_parameters:
+        if not stays:
             # Also where nothing was rebuilt yet: a rank that had no batch so far (Join) could not tell.
             _to_rebuild[model.reducer] = weakref.ref(model)
-        elif getattr(model, "_has_rebuilt_buckets", False) and torch.distributed.get_rank() == 0:
-            say_copied(_LATE)
         _wrap_rebuilding()
         _to_share.add(model.reducer)
-    elif getattr(model, "_lazy_init_ran", True):
-        if torch.distributed.get_rank() == 0:
-            say_copied(_LATE)
     elif not model._get_ddp_logging_data().get("comm_hook"):  # type: ignore[no-untyped-call]
         # As DDP does when a model is unpickled.
         parameters, sparse = model._build_params_for_reducer()  # type: ignore[no-untyped-call]
@@ -109,14 +111,16 @@ def _wrap_rebuilding() -> None:
     def rebuild_shared(self: Any) -> bool:
         if self not in _to_share:
             return bool(rebuild(self))
-        model = _to_rebuild.get(self, lambda: None)()
-        if model is not None and model.require_backward_grad_sync:  # between two backward passes: nothing is under way
-            del _to_rebuild[self]
-            self._reset_state()
         with BucketsShared():
-            rebuilt = bool(rebuild(self))
-        if rebuilt and self not in _to_rebuild:
+            rebuilt = bool(rebuild(self))  # which also tells of a backward that did not use all parameters
+        if rebuilt:
             _to_share.discard(self)
+            _to_rebuild.pop(self, None)
+        elif self in _to_rebuild:
+            model = _to_rebuild[self]()
+            if model is not None and model.require_backward_grad_sync:  # between backward passes: nothing is under way
+                del _to_rebuild[self]
+                self._reset_state()
         return rebuilt
 
     reducer._rebuild_buckets = rebuild_shared
