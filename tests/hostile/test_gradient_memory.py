@@ -284,6 +284,9 @@ def reported(port: int) -> dict[str, Any]:
         for number in range(3):
             step(early, rank, number)
             step(late, rank, number)
+        attachments[0].detach()
+        attachments[0] = ringside.attach(early, run_dir=path)
+        step(early, rank, 3)
         session = attachments[0].session
         assert session is not None
         session.end()

@@ -32,7 +32,7 @@ MOST_RANKS = 1 << 17
 """More are damage: readers make arrays for every rank."""
 
 Event = dict[str, Any]
-"""`{"unix": seconds since 1970, "kind": "started|verdict|repaired|revised|rank_lost|note|ended", ...}`."""
+"""`{"unix": seconds since 1970, "kind": "started|verdict|repaired|revised|gradient_memory|rank_lost|...", ...}`."""
 
 _log = logging.getLogger(__name__)
 

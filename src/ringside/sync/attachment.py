@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ringside.engine import Communicator, Settings
 from ringside.errors import UnsupportedError, UsageError
@@ -127,7 +128,9 @@ class Attachment:
         if isinstance(carrier, RingsideCarrier):
             carrier.share_buckets(model)
             if self.session is not None:
-                carrier.on_memory = functools.partial(self.session.gradient_memory, next(_count))
+                carrier.on_memory = functools.partial(
+                    self.session.gradient_memory, _numbers.setdefault(model, next(_count))
+                )
         if own_hook(model) is None or model.reducer is not reducer:  # sharing may take another one
             put_hook(model, hook)
 
@@ -264,6 +267,8 @@ def _watched(run_dir: str | os.PathLike[str] | None, engine: str) -> Session | N
 
 
 _count = itertools.count()
+_numbers: Any = WeakIdKeyDictionary()
+"""What runs call each model that was attached."""
 _said: weakref.WeakKeyDictionary[dist.ProcessGroup, set[str]] = weakref.WeakKeyDictionary()
 
 
