@@ -36,7 +36,7 @@ MOST_RANKS = 1 << 17
 DEEPEST = 64
 
 Event = dict[str, Any]
-"""`{"unix": seconds since 1970, "kind": "started|verdict|repaired|revised|rank_lost|note|ended", ...}`."""
+"""`{"unix": seconds since 1970, "kind": "started|verdict|repaired|revised|gradient_memory|rank_lost|...", ...}`."""
 
 _log = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ from ringside.files import replace_file
 from ringside.monitor.cause import explain
 from ringside.monitor.detect import detect, rejudge
 from ringside.monitor.excess import Floats, row_medians
+from ringside.monitor.gradient_memory import gradient_memory
 from ringside.monitor.job import reprice
 from ringside.monitor.judge import middle
 from ringside.monitor.links import LinkLedger, LinkTotals
@@ -54,6 +55,7 @@ def summarise(
     *,
     links: Sequence[LinkTotals] = (),
     revised: Sequence[Revised] = (),
+    memory: Mapping[str, int] | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the content of `summary.json`; it holds no NaN and no infinity (null instead).
@@ -64,6 +66,7 @@ def summarise(
         verdicts: What was found, with prices.
         links: What links between hosts carried, where wires were watched.
         revised: When gradients went another way between hosts, and why.
+        memory: How many gradient buckets were shared and copied, and their bytes.
         extra: Parts to pass through (see `PASSED_THROUGH`); other keys are left out.
     """
     table = records if isinstance(records, Table) else tabulate(records, run_info.world_size)
@@ -74,7 +77,7 @@ def summarise(
         "step_seconds": {"median": middle(_job(table)), "p95": _quantile(_job(table), 0.95)},
         "ranks": _ranks(run_info, table),
         "verdicts": [msgspec.to_builtins(verdict) for verdict in verdicts],
-        "sync": _sync(run_info, table),
+        "sync": {**_sync(run_info, table), **({"memory": dict(memory)} if memory else {})},
         "overhead": _overhead(table),
         "questions": asked(answer_questions(run_info, table, verdicts, links)),
         **({"links": msgspec.to_builtins(list(links[:LINKS_SHOWN]))} if links else {}),
@@ -131,7 +134,8 @@ def assess(reader: RunReader, *, extra: Mapping[str, Any] | None = None) -> tupl
     verdicts = _verdicts(events, table)
     given = {**(reader.summary() or {}), **_loss_anew(table), **(extra or {})}
     revised = revisions(events)
-    return summarise(reader.info, table, verdicts, links=ledger.totals(), revised=revised, extra=given), table
+    links, memory = ledger.totals(), gradient_memory(events)
+    return summarise(reader.info, table, verdicts, links=links, revised=revised, memory=memory, extra=given), table
 
 
 def _written_stride(events: Sequence[Event]) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import functools
+import itertools
 import logging
 import os
 import time
@@ -13,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ringside.engine import Communicator, Settings
 from ringside.errors import UnsupportedError, UsageError
@@ -121,7 +124,14 @@ class Attachment:
             self._only_watch("the script registered its own communication hook")
             return
         hook.carrier = carrier
-        if own_hook(model) is None:
+        reducer = model.reducer
+        if isinstance(carrier, RingsideCarrier):
+            carrier.share_buckets(model)
+            if self.session is not None:
+                carrier.on_memory = functools.partial(
+                    self.session.gradient_memory, _numbers.setdefault(model, next(_count))
+                )
+        if own_hook(model) is None or model.reducer is not reducer:  # sharing may take another one
             put_hook(model, hook)
 
     def _only_watch(self, why: str) -> None:
@@ -257,6 +267,9 @@ def _watched(run_dir: str | os.PathLike[str] | None, engine: str) -> Session | N
         return None
 
 
+_count = itertools.count()
+_numbers: Any = WeakIdKeyDictionary()
+"""What runs call each model that was attached."""
 _said: weakref.WeakKeyDictionary[dist.ProcessGroup, set[str]] = weakref.WeakKeyDictionary()
 
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
 
 from ringside.engine.communicator import Communicator
 from ringside.engine.interrupts import interruptible
@@ -28,6 +29,7 @@ from ringside.errors import UnsupportedError
 from ringside.monitor.collectives import CollectiveMeter, Span
 from ringside.monitor.marks import Marks
 from ringside.monitor.step_draft import SyncTimes, Told
+from ringside.sync.bucket_memory import share_buckets
 from ringside.sync.communicator import Communicator as GroupCommunicator
 from ringside.sync.left_to_ddp import LeftToDdp
 from ringside.sync.pipeline import Pipeline
@@ -215,14 +217,18 @@ class HookCarrier(NativeCarrier):
 
 
 class RingsideCarrier:
-    """Ringside's engine; buckets become symmetric memory of the host's ranks after the first backward.
+    """Ringside's engine; the host's ranks map each other's buckets where those lie in shared memory.
 
-    (DDP rebuilds its buckets after the first one, so sharing those would be in vain.)
+    DDP's first buckets are private: it rebuilds them after the first backward, and then they are shared.
 
     A thread carries buckets while backward computes. On one host the last one is left to whoever waits for it, which is
     the thread that computed: handed to another thread it is carried out on another processor, where the rank it wakes
     has slept, and a scheduler that looks no further lets the two share that one while the first lies idle. Between
     hosts, where the last one takes longer, that thread copies meanwhile what the others have brought.
+
+    Attributes:
+        memory: How many buckets, and bytes, are shared and copied; {} before the first backward.
+        on_memory: Called with that after the first backward, and whenever it is another.
     """
 
     def __init__(self, communicator: Communicator | GroupCommunicator, group: dist.ProcessGroup) -> None:
@@ -239,10 +245,11 @@ class RingsideCarrier:
         self._pipeline = Pipeline()
         self._turns = Turns(f"ringside-{communicator.rank}-buckets", _REFUSAL)
         self._under_way: list[Turn] = []
-        self._backwards = 0
         self._spans: deque[Span] = deque(maxlen=SPANS_KEPT)
         self._meter = CollectiveMeter()
         self.counters = self._native.counters
+        self.memory: dict[str, int] = {}
+        self.on_memory: Callable[[dict[str, int]], None] = lambda memory: None
         # The model may simply be forgotten: the communicator's thread must not outlive it.
         weakref.finalize(self, _leave, self._turns, communicator, self._interruptible).atexit = False
 
@@ -257,7 +264,7 @@ class RingsideCarrier:
         if share is not None:
             buffer.mul_(share)
         scale = self._scale if share is None else 1.0
-        storage = self._buckets.storage_of(bucket.index(), buffer) if self._backwards else None
+        storage = self._buckets.storage_of(bucket.index(), buffer)
         if bucket.index() == 0:  # nobody waits for those of a rank that has joined (DDP's Join)
             self._stop_listening()
             self._left.forget()
@@ -265,8 +272,6 @@ class RingsideCarrier:
             self._under_way = [turn for turn in self._under_way if not turn.is_completed()]
         if bucket.is_last():
             self._buckets.keep(bucket.index() + 1)
-        if storage is not None:
-            flat = flat._replace(address=buffer.data_ptr())  # sharing moved it
         base: Future[torch.Tensor] = Future()
         size_bytes = buffer.numel() * buffer.element_size()
         problems: list[Exception] = []
@@ -302,6 +307,11 @@ class RingsideCarrier:
         self._interruptible.begin()
         return True
 
+    def share_buckets(self, model: DistributedDataParallel) -> None:
+        """Have the model's buckets made in memory that the host's ranks can map, if there are several."""
+        if self._buckets.are_shared:
+            share_buckets(model)
+
     def _stop_listening(self) -> None:
         """Stop listening for Ctrl-C: DDP waits no longer, or has given up."""
         if self._interruptible is not None:
@@ -310,12 +320,15 @@ class RingsideCarrier:
     def wait(self) -> None:
         """Wait for the engine, and for the group where it carried something."""
         turns, self._under_way = self._under_way, []
-        self._backwards += 1
         self._stop_listening()
         self._left.end()
         for turn in turns:
             turn.wait()
         self._native.wait()
+        news = self._buckets.news()
+        if news:
+            self.memory = news
+            self.on_memory(news)
 
     def ended(self) -> float:
         """Return when the newest bucket was done, on the performance counter."""

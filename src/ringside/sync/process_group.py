@@ -8,11 +8,9 @@ has is overridden here, under all its names; what C++ calls past us is counted (
 from __future__ import annotations
 
 import os
-import sys
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
-from types import FrameType
 from typing import Any
 
 import torch
@@ -99,8 +97,7 @@ class RingsideGroup(dist.ProcessGroup):
             engine.run(job)
             work = RingsideWork(name, self._rank, outputs)
         else:
-            caller = sys._getframe().f_back
-            bucket = None if now else self._bucket(collective, args, caller and caller.f_back)
+            bucket = None if now else self._bucket(collective, args)
             turn = engine.start(bucket or job, sum(out.numel() * out.element_size() for out in outputs))
             work = RingsideWork(name, self._rank, outputs, turn, limit_s)
             if now:
@@ -129,13 +126,16 @@ class RingsideGroup(dist.ProcessGroup):
             self._coalesced.append(work)
         return work
 
-    def _bucket(
-        self, collective: collectives.Collective, args: tuple[Any, ...], caller: FrameType | None
-    ) -> Callable[[], None] | None:
+    @property
+    def shares_buckets(self) -> bool:
+        """Whether there are other ranks, all on this host, that could map a bucket."""
+        return self._buckets is not None
+
+    def _bucket(self, collective: collectives.Collective, args: tuple[Any, ...]) -> Callable[[], None] | None:
         """Return what sums a bucket of DDP where it lies; None: it is none."""
         if collective is not collectives.all_reduce or self._buckets is None or len(args[0]) != 1:
             return None
-        return self._buckets.job(args[0][0], caller) if args[-1].reduceOp == dist.ReduceOp.SUM else None
+        return self._buckets.job(args[0][0]) if args[-1].reduceOp == dist.ReduceOp.SUM else None
 
     def reduce_scatter_shared(
         self, output: torch.Tensor, tensor: torch.Tensor, storage: Storage, op: Any, *, async_op: bool = False
@@ -145,7 +145,7 @@ class RingsideGroup(dist.ProcessGroup):
         Args:
             output: This rank's part, [numel / size].
             tensor: [numel]; not changed.
-            storage: The storage it lies in (`ringside.sync.storage.share`).
+            storage: The storage it lies in (`ringside.sync.storage.storage_of`).
             op: A `ReduceOp`.
             async_op: Carry it out in the background.
         """

@@ -16,11 +16,11 @@ import torch.distributed as dist
 
 from ringside.engine.regions import Storage
 from ringside.sync.process_group import RingsideGroup
-from ringside.sync.storage import share
+from ringside.sync.storage import empty_shared, storage_of
 
 
 class _Buffer(NamedTuple):
-    """A buffer and how peers can map it; None: there was no room to share it."""
+    """A buffer and how peers can map it; None: it is private."""
 
     tensor: torch.Tensor
     storage: Storage | None
@@ -54,8 +54,8 @@ class _SharedBuffers:
         known = self._buffers[numel, dtype]
         buffer = next((each for each in known if each.is_free), None)
         if buffer is None:
-            tensor = torch.empty(numel, dtype=dtype)
-            buffer = _Buffer(tensor, share(tensor.untyped_storage()) if numel else None)
+            tensor = empty_shared(numel, dtype) if numel else torch.empty(0, dtype=dtype)
+            buffer = _Buffer(tensor, storage_of(tensor))
             known.append(buffer)
         return buffer.tensor.view(*size)
 

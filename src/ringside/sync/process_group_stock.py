@@ -6,6 +6,7 @@ as the C++ of torch's own groups is, called and not looked into.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from datetime import timedelta
 from types import ModuleType
@@ -30,6 +31,7 @@ def let_ours_through() -> None:
     if hasattr(c10d, "_set_pg_timeout"):
         c10d._set_pg_timeout = _set_pg_timeout(c10d._set_pg_timeout)
     after_import("torch.nn.parallel.distributed", _python_hook_for_halves)
+    after_import("torch.nn.parallel.distributed", _shared_buckets)
     after_import("torch._dynamo.trace_rules", _leave_ours_alone)
 
 
@@ -76,6 +78,26 @@ def _python_hook_for_halves(module: ModuleType) -> None:
 
     _register_builtin_comm_hook.__doc__ = stock.__doc__
     ddp._register_builtin_comm_hook = _register_builtin_comm_hook
+
+
+def _shared_buckets(module: ModuleType) -> None:
+    """Where DDP makes its buckets it knows nothing of groups; over one of ours peers are to map them."""
+    ddp: Any = module.DistributedDataParallel
+    stock = ddp._ddp_init_helper
+
+    @functools.wraps(stock)
+    def _ddp_init_helper(self: Any, parameters: Any, sparse: Any, names: Any, static_graph: bool) -> None:
+        def make() -> None:
+            stock(self, parameters, sparse, names, static_graph)
+
+        if isinstance(self.process_group, RingsideGroup) and self.process_group.shares_buckets:
+            from ringside.sync.bucket_memory import make_reducer
+
+            make_reducer(self, make, static_graph)
+        else:
+            make()
+
+    ddp._ddp_init_helper = _ddp_init_helper
 
 
 def _leave_ours_alone(module: ModuleType) -> None:

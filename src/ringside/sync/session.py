@@ -50,7 +50,7 @@ HEARD_SECONDS = 10.0
 """How often it is asked whether rank 0 still takes records in."""
 SILENT_SECONDS = 10.0
 """A store that has not answered for so long is said not to."""
-OWN_KINDS = frozenset({"started", "verdict", "repaired", "revised", "rank_lost", "ended"})
+OWN_KINDS = frozenset({"started", "verdict", "repaired", "revised", "gradient_memory", "rank_lost", "ended"})
 """Events that only the monitor writes."""
 DRAFTS_KEPT = 64  # not worked out yet; they hold every collective of their step
 RECORDS_KEPT = 10_000
@@ -153,6 +153,11 @@ class Session:
         """Put into the run, on rank 0, that gradients go another way from now on; see `ringside.sync.revisions`."""
         if self._chief is not None:
             self._events.run(self._chief.note, "revised", {"step": self.clock.step, **fields})
+
+    def gradient_memory(self, model: int, memory: dict[str, int]) -> None:
+        """Put into the run, on rank 0, where a model's buckets lie; see `ringside.monitor.gradient_memory`."""
+        if self._chief is not None:
+            self._events.run(self._chief.note, "gradient_memory", {"model": model, **memory})
 
     def time_by(self, marker: Marker) -> Marks:
         """Time steps by marks on a device from now on; a session has one marker, and the first counts.

@@ -1,126 +1,138 @@
-"""DDP's buckets as memory that peers can map.
+"""Tensors that the other processes of a host can map: each lies in a memfd from the day it is made.
 
-`UntypedStorage._share_fd_cpu_` moves a storage into shared memory in place, so DDP's own views follow. The file behind
-it (its inode) is the storage's identity: DDP rebuilds its buckets after the first iteration, and new ones may land on
-the addresses and descriptors of old ones.
+Nothing is ever moved under a tensor that somebody may hold: a NumPy array, a DLPack capsule or a bare address would be
+left with memory that is gone. A memfd needs no room in /dev/shm (64 MB in many containers, and DataLoader workers live
+there), no name and no lock, and goes with the last process that maps it. Its inode is a storage's identity: new
+buckets may land on the addresses and descriptors of old ones.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
+import functools
 import logging
 import os
-from collections.abc import Iterator
+from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ringside.engine.communicator import Communicator
 from ringside.engine.regions import Storage
 
 _log = logging.getLogger("ringside")
 
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_made: dict[int, tuple[Any, Storage]] = {}
+"""By the address of torch's storage object, which a weak reference keeps from being used again."""
+
+
+def empty_shared(numel: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return an uninitialised tensor that peers can map.
+
+    Args:
+        numel: Number of elements, at least one.
+        dtype: Its element type.
+
+    Returns:
+        [numel]; an ordinary tensor where the system gives no such memory, which is said once.
+    """
+    try:
+        return _in_memfd(numel, dtype)
+    except (OSError, RuntimeError) as error:  # no descriptor left, memfd_create forbidden, no address space
+        say_copied(str(error))
+        return torch.empty(numel, dtype=dtype)
+
+
+def storage_of(tensor: torch.Tensor) -> Storage | None:
+    """Return how peers can map the memory of a tensor; None unless `empty_shared` made it."""
+    raw = tensor.untyped_storage()
+    made = _made.get(raw._cdata)
+    # torch itself moves what a script sends to another process, where its sharing strategy is file_system.
+    return made[1] if made is not None and made[1].address == raw.data_ptr() else None
+
 
 class Buckets:
-    """Which storage each bucket of one model lies in.
+    """Which shared memory each bucket of one model lies in.
 
     Args:
         communicator: The ranks of this host; None for a rank alone on its host, which shares nothing.
     """
 
     def __init__(self, communicator: Communicator | None) -> None:
-        self._communicator = communicator
-        self._held: dict[int, tuple[torch.UntypedStorage, Storage]] = {}
-        self._hopeless = False
+        self._memory = communicator.memory if communicator is not None and communicator.size > 1 else None
+        self._held: dict[int, Storage] = {}
+        self._layout: dict[int, tuple[bool, int]] = {}
+        self._told: dict[int, tuple[bool, int]] = {}
+
+    @property
+    def are_shared(self) -> bool:
+        """Whether there is anybody to share them with."""
+        return self._memory is not None
 
     def storage_of(self, index: int, buffer: torch.Tensor) -> Storage | None:
-        """Return the shared storage of bucket `index`, moving it there if need be; None if that cannot be."""
-        if self._hopeless or self._communicator is None or self._communicator.size == 1:
+        """Return the shared storage of bucket `index`; None if it lies in private memory."""
+        if self._memory is None:
             return None
-        raw, held = buffer.untyped_storage(), self._held.get(index)
-        if held is not None and held[0]._cdata == raw._cdata and held[1].address == raw.data_ptr():
-            return held[1]  # what is held is not used again for another one, and has not been moved elsewhere
-        storage = share(raw)
-        if storage is None:
-            self._hopeless = True
-            return None
-        if held is not None and held[1].inode != storage.inode:
-            self._communicator.memory.retire(held[1].inode)
-        self._held[index] = raw, storage
+        storage, held = storage_of(buffer), self._held.get(index)
+        self._layout[index] = storage is not None, buffer.numel() * buffer.element_size()
+        if storage is not held:
+            self._retire(index)
+            if storage is not None:
+                self._held[index] = storage
         return storage
 
     def keep(self, count: int) -> None:
         """Forget the storages of buckets that a rebuild did away with: there are `count` now."""
-        for index in [index for index in self._held if index >= count]:
-            assert self._communicator is not None, "nothing is shared without one"
-            self._communicator.memory.retire(self._held.pop(index)[1].inode)
+        for index in [index for index in self._layout if index >= count]:
+            del self._layout[index]
+            self._retire(index)
+
+    def news(self) -> dict[str, int]:
+        """Return how many buckets are shared and copied, and their bytes, where that is not what it was; else {}."""
+        if self._layout == self._told:
+            return {}
+        self._told = dict(self._layout)
+        shared = [size_bytes for is_shared, size_bytes in self._told.values() if is_shared]
+        copied = [size_bytes for is_shared, size_bytes in self._told.values() if not is_shared]
+        return {
+            "shared_buckets": len(shared),
+            "shared_bytes": sum(shared),
+            "copied_buckets": len(copied),
+            "copied_bytes": sum(copied),
+        }
+
+    def _retire(self, index: int) -> None:
+        held = self._held.pop(index, None)
+        if held is not None and self._memory is not None:
+            self._memory.retire(held.inode)
 
 
-def share(storage: torch.UntypedStorage) -> Storage | None:
-    """Move a CPU storage into shared memory in place and say how peers can map it; None if there is no room."""
-    if storage.is_shared():
-        return _shared(storage)
-    with _one_at_a_time():
-        if _has_room(storage.nbytes()):
-            return _shared(storage)
-    _log.warning(
-        "/dev/shm has no room for a gradient bucket of %d bytes: buckets are copied instead of shared, which is "
-        "slower (in a container, raise --shm-size)",
-        storage.nbytes(),
-    )
-    return None
-
-
-@contextlib.contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Keep the other ranks that see this /dev/shm waiting: room that two have seen, one of them would not get.
-
-    Older torch writes without having asked for the room, and whoever writes where there is none is ended by SIGBUS.
-    """
+def _in_memfd(numel: int, dtype: torch.dtype) -> torch.Tensor:
+    size_bytes = numel * dtype.itemsize
+    fd = os.memfd_create("ringside-gradients", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        directory = os.open("/dev/shm", os.O_RDONLY)
-    except OSError:
-        yield
-        return
-    try:
-        fcntl.flock(directory, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(directory)
-
-
-def _shared(storage: torch.UntypedStorage) -> Storage | None:
-    files = _own_files()
-    try:
-        fd, size = storage._share_fd_cpu_()
+        os.ftruncate(fd, size_bytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)  # nobody who maps it can take a page from under the others
         status = os.fstat(fd)
-    except (RuntimeError, OSError) as error:  # another process took the room in the meantime
-        _remove(_own_files() - files)
-        _log.warning("a gradient bucket cannot be shared (%s): buckets are copied instead, which is slower", error)
-        return None
-    if status.st_size < size:
-        return None
-    return Storage((status.st_dev, status.st_ino), fd, storage.data_ptr(), size)
+        storages: Any = torch.UntypedStorage
+        raw = storages._new_shared_fd_cpu(fd, size_bytes)
+    finally:
+        os.close(fd)  # the storage has its own
+    own, _ = raw._share_fd_cpu_()  # it is shared already: this only tells its descriptor
+    os.set_inheritable(own, False)
+    for key in [key for key, (alive, _) in list(_made.items()) if alive.expired()]:
+        del _made[key]
+    weak: Any = StorageWeakRef
+    _made[raw._cdata] = weak(raw), Storage((status.st_dev, status.st_ino), own, raw.data_ptr(), size_bytes)
+    return torch.empty(0, dtype=dtype).set_(raw, 0, (numel,), (1,))
 
 
-def _own_files() -> set[str]:
-    """Return the names of this process's files in /dev/shm; torch unlinks a file as soon as it has it, or fails."""
-    try:
-        return {name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{os.getpid()}_")}
-    except OSError:
-        return set()
+@functools.cache
+def _warn(words: str) -> None:
+    _log.warning("%s", words)
 
 
-def _remove(names: set[str]) -> None:
-    """Remove what torch leaves behind where it finds no room."""
-    for name in names:
-        with contextlib.suppress(OSError):
-            os.unlink(f"/dev/shm/{name}")
-
-
-def _has_room(size_bytes: int) -> bool:
-    try:
-        free = os.statvfs("/dev/shm")
-    except OSError:
-        return False
-    return free.f_bavail * free.f_frsize > size_bytes + (1 << 20)
+def say_copied(why: str) -> None:
+    """Say, once per process and reason, that buckets are not shared."""
+    _warn(f"gradient buckets cannot lie in shared memory ({why}): they are copied instead, which is slower")

@@ -233,6 +233,7 @@ def _details(summary: dict[str, Any], info: RunInfo) -> str:
     carried = sync["engine"] + (f", {sync['algorithm']}" if sync["algorithm"] else "")
     rows = [
         ("gradients carried by", carried),
+        ("gradient buckets", _memory(sync.get("memory") or {})),
         ("payload per step", size(sync["payload_bytes_per_step"])),
         ("sync per step, overlapped or not", duration(sync["total_seconds_per_step"])),
         ("of it exposed", duration(sync["exposed_seconds_per_step"])),
@@ -245,6 +246,15 @@ def _details(summary: dict[str, Any], info: RunInfo) -> str:
 <footer>Own time is a rank's work from the end of one synchronisation to its arrival at the next. The price replays the
 recorded own times with the culprit repaired: ranks × (slowest of all − slowest with it repaired), summed over
 steps.</footer>"""
+
+
+def _memory(memory: dict[str, int]) -> str:
+    """Return which of the buckets the ranks of a host map, and which are copied."""
+    return ", ".join(
+        f"{memory[f'{way}_buckets']} {way} ({size(memory[f'{way}_bytes'])})"
+        for way in ("shared", "copied")
+        if memory.get(f"{way}_buckets")
+    )
 
 
 def _figure(value: object) -> str:
