@@ -8,9 +8,11 @@ buckets may land on the addresses and descriptors of old ones.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import functools
 import logging
+import mmap
 import os
 from typing import Any
 
@@ -126,6 +128,28 @@ def _in_memfd(numel: int, dtype: torch.dtype) -> torch.Tensor:
     weak: Any = StorageWeakRef
     _made[raw._cdata] = weak(raw), Storage((status.st_dev, status.st_ino), own, raw.data_ptr(), size_bytes)
     return torch.empty(0, dtype=dtype).set_(raw, 0, (numel,), (1,))
+
+
+_mmap = ctypes.CDLL(None, use_errno=True).mmap
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_MAP_FIXED = 0x10
+
+
+def _keep_writes_to_itself() -> None:
+    """In a forked child: what it writes into these tensors is its own, as with all other memory.
+
+    A page that it has not written yet follows the parent's, where other memory would stay as it was: a copy of all
+    gradients in every DataLoader worker would cost more than that is worth.
+    """
+    for alive, storage in _made.values():
+        if not alive.expired():
+            how = (mmap.PROT_READ | mmap.PROT_WRITE, _MAP_FIXED | mmap.MAP_PRIVATE)
+            _mmap(storage.address, storage.size_bytes, *how, storage.fd, 0)
+    _made.clear()
+
+
+os.register_at_fork(after_in_child=_keep_writes_to_itself)
 
 
 @functools.cache
