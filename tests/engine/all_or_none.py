@@ -1,9 +1,9 @@
 """How ranks agree whether a collective that somebody gives up has failed, as a model whose every state is visited.
 
-The model is `_core/communicator.cpp` (`arrive`, `wait`, `holds`, `settle`, `leave`) with one step per access to shared memory.
-A rank's store of its flag stays in its store buffer until any later moment, as on x86; a fence or a compare-and-swap
-empties it. At any moment where it waits a rank may give up, and any may stop for ever: that is a run that goes on
-without it. `without` leaves out one part of the protocol, to show that it is needed.
+The model is `_core/communicator.cpp` (`arrive`, `wait`, `holds`, `settle`, `leave`) with one step per access to shared
+memory. A rank's store of its flag stays in its store buffer until any later moment, as on x86; a fence or a
+compare-and-swap empties it. At any moment where it waits a rank may give up, and any may stop for ever: that is a run
+that goes on without it. `without` leaves out one part of the protocol, to show that it is needed.
 """
 
 from __future__ import annotations

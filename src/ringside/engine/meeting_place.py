@@ -1,9 +1,9 @@
 """Where the ranks of a host meet that know nothing of each other but a key, and where no other user can come between.
 
 A Unix socket in a directory with an unpredictable name that belongs to this user and that nobody else can enter: rank 0
-makes it, the others look through the directories of that kind. Nobody can make one that belongs to us, so there is no name
-to be taken beforehand. Ranks that see another /tmp (containers that share the network) meet at an abstract name instead.
-Anybody can hold that one, so both ends ask the kernel whose socket it is, and go on without it.
+makes it, the others look through the directories of that kind. Nobody can make one that belongs to us, so there is no
+name to be taken beforehand. Ranks that see another /tmp (containers that share the network) meet at an abstract name
+instead. Anybody can hold that one, so both ends ask the kernel whose socket it is, and go on without it.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def address_of(key: str) -> str:
 
 
 def credentials(sock: socket.socket) -> tuple[int, int, int]:
-    """Return (process, user, group) of the other end of a connected Unix socket: of a listener, of whoever called that."""
+    """Return (process, user, group) of whoever has the other end of a connected Unix socket, or listens there."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, gid = struct.unpack("3i", data)
     return pid, uid, gid

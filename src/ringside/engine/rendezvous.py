@@ -1,10 +1,10 @@
 """How the ranks of one host find each other and hand file descriptors around.
 
 Rank 0 listens on a Unix socket in a directory that only its user can enter, and on an abstract one for ranks that see
-another /tmp; the others connect (`meeting_place.py`). Both ends look at each other's user, so that whoever else holds the
-name neither serves nor stops the job. Rank 0 opens a pidfd for each peer and sends everybody everybody's, so that a death is noticed by
-the kernel's word and not by a timeout (and across PID namespaces). Afterwards the same sockets carry `exchange`:
-every rank gives some bytes and descriptors and gets those of all ranks.
+another /tmp; the others connect (`meeting_place.py`). Both ends look at each other's user, so whoever else holds the
+name neither serves nor stops the job. Rank 0 opens a pidfd for each peer and sends everybody everybody's, so that a
+death is noticed by the kernel's word and not by a timeout (and across PID namespaces). Afterwards the same sockets
+carry `exchange`: every rank gives some bytes and descriptors and gets those of all ranks.
 
 Messages are length-prefixed MessagePack. Descriptors travel by SCM_RIGHTS and are close-on-exec on arrival.
 """
