@@ -72,7 +72,8 @@ struct Ending {
   int rank;
   uint64_t seq;  // of the collective
 
-  explicit Ending(uint64_t word) : fate(Fate(word & 3)), why(Life(word >> 2 & 3)), rank(int(word >> 8 & 255)), seq(word >> 16) {}
+  explicit Ending(uint64_t word)
+      : fate(Fate(word & 3)), why(Life(word >> 2 & 3)), rank(int(word >> 8 & 255)), seq(word >> 16) {}
   static uint64_t word(Fate fate, Life why, int rank, uint64_t seq) {
     return uint64_t(fate) | uint64_t(why) << 2 | uint64_t(rank) << 8 | seq << 16;
   }

@@ -100,7 +100,8 @@ bool Communicator::look_around(const std::function<bool(int)>& has, uint64_t sin
   std::vector<int> missing, gone;
   for (int r = 0; r < ranks_; ++r) {
     const bool dead = (polls[size_t(r)].revents & POLLIN) != 0;
-    if (r != rank_ && (dead || view_.block(r).life.load(std::memory_order_acquire) != uint32_t(Life::joined))) gone.push_back(r);
+    const Life life = Life(view_.block(r).life.load(std::memory_order_acquire));
+    if (r != rank_ && (dead || life != Life::joined)) gone.push_back(r);
   }
   for (int r = 0; r < ranks_; ++r)
     if (r != rank_ && !has(r)) missing.push_back(r);
@@ -127,8 +128,10 @@ bool Communicator::leave(Status status, std::vector<int> ranks, std::vector<int>
     RINGSIDE_MAY_STOP();
     const Ending e(seen);
     if (e.fate == Ending::none ? said : e.seq > seq_) return true;  // who took the word back has seen that everybody came
-    if (e.fate == Ending::failed && status == Status::peer_lost) return fail_as_others(has, since);  // they know more
-    if (e.fate == Ending::failed) break;
+    if (e.fate == Ending::failed) {
+      if (status == Status::peer_lost && !missing.empty()) return fail_as_others(has, since);  // they know more
+      break;
+    }
     if (turn == Turn::last) {
       if (e.fate != Ending::leaving || e.seq != seq_) {
         if (!word.compare_exchange_strong(seen, leaving)) continue;

@@ -37,7 +37,8 @@ inline bool write_all_pages(void* base, size_t bytes) {
 // kernel copies each page when it is first written, and here all of them are; without (-1) it is copied by hand.
 inline bool make_private(void* base, size_t bytes, int fd) {
   constexpr int kWritable = PROT_READ | PROT_WRITE;
-  if (fd >= 0) return mmap(base, bytes, kWritable, MAP_PRIVATE | MAP_FIXED, fd, 0) != MAP_FAILED && write_all_pages(base, bytes);
+  if (fd >= 0)
+    return mmap(base, bytes, kWritable, MAP_PRIVATE | MAP_FIXED, fd, 0) != MAP_FAILED && write_all_pages(base, bytes);
   void* copy = mmap(nullptr, bytes, kWritable, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (copy == MAP_FAILED) return false;
   memcpy(copy, base, bytes);

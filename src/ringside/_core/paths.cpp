@@ -101,7 +101,8 @@ Status Communicator::exit(Path path) {
 // as large as a cache, what was touched last is still in it, and a sweep in the same direction would evict all of it.
 // (Where results bypass the caches, it always begins at the start.) False: it failed, because the others have given up.
 bool Communicator::fold_in_blocks(const Request& r, void* const* slice, size_t n, bool stream) {
-  const size_t item = size_of(r.dtype), block = (stream ? kStreamBytes : kSweepBytes) / item, blocks = (n + block - 1) / block;
+  const size_t item = size_of(r.dtype), block = (stream ? kStreamBytes : kSweepBytes) / item;
+  const size_t blocks = (n + block - 1) / block;
   for (size_t i = 0; i < blocks; ++i) {
     if (given_up()) return fail_as_others([](int) { return true; }, entered_);
     RINGSIDE_MAY_STOP();

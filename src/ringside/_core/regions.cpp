@@ -36,7 +36,8 @@ bool shows(const unsigned char* base, size_t bytes, const FileId& file) {
   char line[512];
   while (at < end && fgets(line, sizeof line, maps) != nullptr) {
     unsigned long long from, to, inode;
-    if (sscanf(line, "%llx-%llx %*s %*x %*s %llu", &from, &to, &inode) == 3 && inode == file.inode && from <= at && at < to) at = to;
+    if (sscanf(line, "%llx-%llx %*s %*x %*s %llu", &from, &to, &inode) != 3) continue;
+    if (inode == file.inode && from <= at && at < to) at = to;
   }
   fclose(maps);
   return at >= end;
@@ -84,7 +85,8 @@ void Communicator::withdraw_memory() {
       bool busy = false;
       for (Communicator* c : process->communicators) busy = c->forget_region(region) || busy;
       if (!busy || ms >= kLongestUseMs) {
-        if (kept || shows(region.base, region.bytes, region.file)) make_private(region.base, region.bytes, region.file == file_of(region.fd) ? region.fd : -1);
+        const int fd = region.file == file_of(region.fd) ? region.fd : -1;
+        if (kept || shows(region.base, region.bytes, region.file)) make_private(region.base, region.bytes, fd);
         break;
       }
       guard.unlock();
