@@ -43,7 +43,7 @@ bool Communicator::wait(Gate& gate, const Has& has, Turn turn) {
     while (at < ranks_ && has(at)) ++at;
     return at == ranks_;
   };
-  RINGSIDE_MAY_STOP();
+  MAY_STOP_HERE();
   bool come = ready();
   for (int i = 0; !come && i < patience_.spins; ++i) {
     pause_cpu();
@@ -59,7 +59,7 @@ bool Communicator::wait(Gate& gate, const Has& has, Turn turn) {
     come = ready();
     if (!come && !look_around(has, since, turn)) return false;
   }
-  RINGSIDE_MAY_STOP();
+  MAY_STOP_HERE();
   return holds(turn);
 }
 
@@ -74,7 +74,7 @@ bool Communicator::holds(Turn turn) {
 bool Communicator::settle(Turn turn) {
   std::atomic<uint64_t>& word = view_.header().ending;
   for (uint64_t seen = word.load();;) {
-    RINGSIDE_MAY_STOP();
+    MAY_STOP_HERE();
     const Ending e(seen);
     if (e.fate == Ending::none || e.seq > seq_) return true;  // who gives up a later one had finished this one
     if (e.fate == Ending::failed) return fail_as_others([](int) { return true; }, entered_);
@@ -125,7 +125,7 @@ bool Communicator::leave(Status status, std::vector<int> ranks, std::vector<int>
   blame(ranks);
   bool said = false;  // that somebody is leaving this collective
   for (uint64_t seen = word.load();;) {
-    RINGSIDE_MAY_STOP();
+    MAY_STOP_HERE();
     const Ending e(seen);
     if (e.fate == Ending::none ? said : e.seq > seq_) return true;  // who took the word back has seen that everybody came
     if (e.fate == Ending::failed) {
@@ -138,10 +138,10 @@ bool Communicator::leave(Status status, std::vector<int> ranks, std::vector<int>
         seen = leaving;
       }
       said = true;
-      RINGSIDE_MAY_STOP();
+      MAY_STOP_HERE();
       int r = 0;
       while (r < ranks_ && has(r)) ++r;
-      RINGSIDE_MAY_STOP();
+      MAY_STOP_HERE();
       if (r == ranks_) {
         if (word.compare_exchange_strong(seen, 0)) return true;
         continue;
@@ -207,7 +207,7 @@ bool Communicator::fail(Status status, std::vector<int> ranks, std::vector<int> 
   failure_ = Failure{status, std::move(ranks), std::move(missing), seq_, now_ns() - since};
   broken_ = true;
   end(status == Status::deadline ? Life::late : status == Status::closed ? Life::closed : Life::failed);
-  RINGSIDE_MAY_STOP();
+  MAY_STOP_HERE();
   withdraw_memory();
   return false;
 }
@@ -242,7 +242,7 @@ bool Communicator::usable() const { return !broken_ && forks_ == forks(); }
 
 // Raise this rank's flag; wake sleepers if that raised the minimum over all ranks.
 void Communicator::signal(Flag& flag, uint64_t value, Gate& gate, Flag RankBlock::*which) {
-  RINGSIDE_MAY_STOP();
+  MAY_STOP_HERE();
   flag.value.store(value, std::memory_order_release);
   if (!gate.anyone_sleeps()) return;
   for (int r = 0; r < ranks_; ++r)
@@ -252,7 +252,7 @@ void Communicator::signal(Flag& flag, uint64_t value, Gate& gate, Flag RankBlock
 
 // The same where ranks wait for single peers: every move wakes the sleepers.
 void Communicator::publish(Flag& flag, uint64_t value, Gate& gate) {
-  RINGSIDE_MAY_STOP();
+  MAY_STOP_HERE();
   flag.value.store(value, std::memory_order_release);
   if (gate.anyone_sleeps()) gate.open();
 }
@@ -289,7 +289,7 @@ Status Communicator::arrive(Kind kind, const Request& request, const Call& call,
   entered_ = now_ns();
   submitted_ = request.stamp_ns != 0 ? request.stamp_ns : entered_;
   mine.stamp_ns = submitted_;
-  RINGSIDE_MAY_STOP();
+  MAY_STOP_HERE();
   mine.seq.store(seq_, std::memory_order_release);
   Gate& gate = view_.header().entry;
   if (gate.anyone_sleeps()) {

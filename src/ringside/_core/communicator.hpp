@@ -94,10 +94,10 @@ struct Program {
 };
 
 // In a test's build a rank can be stopped here, as the kernel may anywhere.
-#ifdef RINGSIDE_STOPS
-#define RINGSIDE_MAY_STOP() (at_stop ? at_stop() : void())
+#ifdef STOPS_FOR_TESTS
+#define MAY_STOP_HERE() (at_stop ? at_stop() : void())
 #else
-#define RINGSIDE_MAY_STOP() void()
+#define MAY_STOP_HERE() void()
 #endif
 
 // Which synchronisation of a collective is waited for: one in the middle, or the last, which decides.
@@ -117,7 +117,7 @@ class Communicator {
 
   // Called every few milliseconds while waiting without progress; true ends the wait (Ctrl-C).
   std::function<bool()> interrupted;
-#ifdef RINGSIDE_STOPS
+#ifdef STOPS_FOR_TESTS
   std::function<void()> at_stop;
 #endif
 

@@ -105,7 +105,7 @@ bool Communicator::fold_in_blocks(const Request& r, void* const* slice, size_t n
   const size_t blocks = (n + block - 1) / block;
   for (size_t i = 0; i < blocks; ++i) {
     if (given_up()) return fail_as_others([](int) { return true; }, entered_);
-    RINGSIDE_MAY_STOP();
+    MAY_STOP_HERE();
     const size_t from = block * (stream || seq_ % 2 == 0 ? i : blocks - 1 - i);
     void* at[kMaxRanks];
     for (int q = 0; q < ranks_; ++q) at[q] = static_cast<unsigned char*>(slice[q]) + from * item;
