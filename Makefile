@@ -11,7 +11,7 @@ NATIVE := CMakeLists.txt $(wildcard src/ringside/_core/*.cpp src/ringside/_core/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-long lint bench prove docs wheel tsan asan test-oldest clean
+.PHONY: help setup demo test test-long lint bench prove docs wheel tsan asan stops test-oldest clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,18 +52,21 @@ wheel: $(READY) ## build a wheel into dist/, check its tags, try it in an enviro
 	@$(BIN)/python tests/check_wheel.py $$(ls build/wheel/repaired/*.whl)
 
 tsan: $(READY) ## the native core under the thread sanitizer: ranks as threads, several groups
-	@$(call STRESS,tsan,thread)
+	@$(call STRESS,tsan,-DRINGSIDE_SANITIZE=thread,3 2 400)
 
 asan: $(READY) ## the native core under the address and undefined-behaviour sanitizers
-	@$(call STRESS,asan,address$(comma)undefined)
+	@$(call STRESS,asan,-DRINGSIDE_SANITIZE=address$(comma)undefined,3 2 400)
+
+stops: $(READY) ## a rank stopped at every point of every path of the native core: all finish, or all raise
+	@$(call STRESS,stops,-DRINGSIDE_STOPS=ON,stops 3)
 
 comma := ,
 # The thread sanitizer knows where memory lies; kernels that shuffle addresses by more bits than it expects end it.
 UNSHUFFLED = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 define STRESS
-cmake -S . -B build/$(1) -DPython_EXECUTABLE=$(abspath $(BIN))/python -DRINGSIDE_SANITIZE=$(2) > build-$(1).log \
+cmake -S . -B build/$(1) -DPython_EXECUTABLE=$(abspath $(BIN))/python $(2) > build-$(1).log \
 	&& cmake --build build/$(1) --target stress >> build-$(1).log || { cat build-$(1).log >&2; exit 1; }; \
-	rm -f build-$(1).log; $(UNSHUFFLED) build/$(1)/stress 3 2 400
+	rm -f build-$(1).log; $(UNSHUFFLED) build/$(1)/stress $(3)
 endef
 
 test-oldest: ## attach and Communicator on the oldest torch that pyproject.toml admits (fetches 3 GB: CUDA wheels)

@@ -27,6 +27,11 @@ CASES: dict[str, tuple[Call, Call, tuple[str, str]]] = {
     "empty": (lambda c: c.all_reduce(f32(5)), lambda c: c.all_reduce(f32(0)), ("shape (5,)", "shape (0,)")),
     "shape": (lambda c: c.all_reduce(f32((2, 3))), lambda c: c.all_reduce(f32((3, 2))), ("(2, 3)", "(3, 2)")),
     "dimensions": (lambda c: c.all_reduce(f32(())), lambda c: c.all_reduce(f32((1,))), ("shape ()", "shape (1,)")),
+    "many dimensions": (
+        lambda c: c.all_reduce(f32((1,) * 8 + (2, 3))),
+        lambda c: c.all_reduce(f32((1,) * 8 + (3, 2))),
+        ("1, 2, 3)", "1, 3, 2)"),
+    ),
     "path": (lambda c: c.all_reduce(f32(9000)), lambda c: c.all_reduce(f32(3)), ("(9000,)", "(3,)")),
     "dtype": (
         lambda c: c.all_reduce(f32(5)),

@@ -16,7 +16,7 @@ from tests.processes import borrowed, communicator, hear, on_ranks, outcomes_of,
 
 from ringside import _core
 from ringside.engine import Communicator, Settings, init
-from ringside.engine.rendezvous import address_of
+from ringside.engine.meeting_place import address_of
 from ringside.errors import DeadlineError, MismatchError, RingsideError, SyncError, UnsupportedError, UsageError
 
 pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")

@@ -2,7 +2,8 @@
 //
 //   Header | RankBlock[ranks] | stage[ranks]
 //
-// Every field has one writer (the rank whose block it is in); the gates are the only words that all ranks write.
+// Every field has one writer (the rank whose block it is in); all ranks write only the gates and the word that tells how a
+// collective ended that somebody gave up.
 #pragma once
 #include "core.hpp"
 #include "waiting.hpp"
@@ -10,7 +11,7 @@
 namespace ringside {
 
 constexpr uint64_t kArenaMagic = 0x52494e4753494445ull;  // "RINGSIDE"
-constexpr uint32_t kArenaVersion = 3;
+constexpr uint32_t kArenaVersion = 4;
 constexpr size_t kInlineBytes = 64 * 1024;  // payload that travels next to the arrival flag (one-shot)
 constexpr int kStageBuffers = 3;            // segments of the private-buffer path in flight
 constexpr size_t kPage = 4096;
@@ -61,12 +62,31 @@ struct alignas(64) RankBlock {
   uint64_t blamed[kMaxRanks / 64];  // whom a rank that failed or is late names, as bits; none: itself
 };
 
+// What ranks agree upon when somebody gives a collective up (docs/design/0030-all-or-none.md): it fails on all of them, or
+// on none. As one word, so that a single compare-and-swap decides; 0: nobody gives up, or everybody had come after all.
+struct Ending {
+  enum Fate : uint64_t { none, leaving, failed };
+
+  Fate fate;
+  Life why;      // of `rank`, the one that has written this
+  int rank;
+  uint64_t seq;  // of the collective
+
+  explicit Ending(uint64_t word)
+      : fate(Fate(word & 3)), why(Life(word >> 2 & 3)), rank(int(word >> 8 & 255)), seq(word >> 16) {}
+  static uint64_t word(Fate fate, Life why, int rank, uint64_t seq) {
+    return uint64_t(fate) | uint64_t(why) << 2 | uint64_t(rank) << 8 | seq << 16;
+  }
+};
+static_assert(kMaxRanks <= 256, "a rank fits into its byte");
+
 struct alignas(kPage) Header {
   uint64_t magic;
   uint32_t version;
   uint32_t ranks;
   uint64_t stage_bytes;  // per rank
-  alignas(64) Gate entry;
+  alignas(64) std::atomic<uint64_t> ending;
+  Gate entry;
   Gate exit;
   Gate staged;
   Gate reduced;
@@ -79,6 +99,8 @@ inline size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 struct ArenaView {
   unsigned char* base = nullptr;
+  int ranks = 0;           // kept here: what lies in shared memory is not asked where something is
+  size_t stage_bytes = 0;
 
   static size_t blocks_bytes(int ranks) { return round_up(sizeof(Header) + sizeof(RankBlock) * size_t(ranks), kPage); }
   static size_t bytes(int ranks, size_t stage_bytes) { return blocks_bytes(ranks) + stage_bytes * size_t(ranks); }
@@ -86,7 +108,7 @@ struct ArenaView {
   Header& header() const { return *reinterpret_cast<Header*>(base); }
   RankBlock& block(int rank) const { return reinterpret_cast<RankBlock*>(base + sizeof(Header))[rank]; }
   unsigned char* stage(int rank) const {
-    return base + blocks_bytes(int(header().ranks)) + header().stage_bytes * size_t(rank);
+    return base + blocks_bytes(ranks) + stage_bytes * size_t(rank);
   }
 };
 

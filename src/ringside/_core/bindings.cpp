@@ -51,7 +51,7 @@ int create_arena(int ranks, size_t stage_bytes) {
   const size_t bytes = ArenaView::bytes(ranks, stage_bytes);
   const int fd = make_memfd("ringside-arena", bytes);
   if (fd < 0) raise_errno("memfd_create");
-  const auto map = Mapping::of(fd, bytes);
+  const auto map = Mapping::of(fd, bytes, true);
   if (!map) raise_errno("mmap of the arena");
   Header& h = *reinterpret_cast<Header*>(map->base());  // a new memfd is zero: flags and gates need nothing else
   h.magic = kArenaMagic;
@@ -65,7 +65,7 @@ std::shared_ptr<Communicator> open_communicator(int arena_fd, size_t stage_bytes
                                                 std::vector<int> pidfds, std::pair<int, int> patience,
                                                 std::pair<int, int> background, double timeout_s,
                                                 size_t one_shot_bytes, size_t segment_bytes, size_t stream_bytes) {
-  const auto map = Mapping::of(arena_fd, ArenaView::bytes(ranks, stage_bytes));
+  const auto map = Mapping::of(arena_fd, ArenaView::bytes(ranks, stage_bytes), true);
   if (!map) raise_errno("mmap of the arena");
   const Header& h = *reinterpret_cast<const Header*>(map->base());
   if (h.magic != kArenaMagic || h.version != kArenaVersion || h.ranks != uint32_t(ranks) || h.stage_bytes != stage_bytes)
@@ -87,7 +87,7 @@ std::shared_ptr<Communicator> open_communicator(int arena_fd, size_t stage_bytes
 }
 
 int code(Status s) {
-  if (s == Status::interrupted && PyErr_Occurred()) throw nb::python_error();
+  if (PyErr_Occurred()) throw nb::python_error();  // Ctrl-C; where it came too late to end the collective, that is finished
   return int(s);
 }
 
@@ -266,33 +266,38 @@ nb::dict failure(const Communicator& c) {
   return d;
 }
 
-// New symmetric memory of this rank: (file descriptor to hand to the peers, region, bytes as a NumPy array).
+// New symmetric memory of this rank: (file descriptor, to be sent to the peers, not closed; region; bytes as a NumPy array).
 nb::tuple new_region(Communicator& c, size_t bytes) {
-  const size_t whole = round_up(bytes ? bytes : 1, kPage);
-  const int fd = make_memfd("ringside-symmetric", whole);
-  if (fd < 0) raise_errno("memfd_create");
-  auto map = Mapping::of(fd, whole);
-  if (!map || !map->populate()) {
-    const int why = errno;
-    close(fd);
-    errno = why;
-    raise_errno("symmetric memory");
-  }
   struct Owner {
     std::shared_ptr<Mapping> map;
     std::shared_ptr<std::atomic<bool>> alive;
-    ~Owner() { alive->store(false); }
+    int fd = -1;
+    ~Owner() {
+      if (alive) alive->store(false);
+      if (fd >= 0) close(fd);
+    }
   };
+  const size_t whole = round_up(bytes ? bytes : 1, kPage);
   auto owner = std::make_unique<Owner>();
-  owner->map = map;
-  const uint32_t id = c.adopt_region(map->base(), whole, true, &owner->alive);
+  owner->fd = make_memfd("ringside-symmetric", whole);
+  if (owner->fd < 0) raise_errno("memfd_create");
+  owner->map = Mapping::of(owner->fd, whole, true);
+  if (!owner->map || !owner->map->populate()) {
+    const int why = errno;
+    owner.reset();
+    errno = why;
+    raise_errno("symmetric memory");
+  }
+  unsigned char* base = owner->map->base();
+  const int fd = owner->fd;
+  const int64_t id = c.adopt_region(base, whole, true, fd, owner->map, &owner->alive);
   nb::capsule keeper(owner.release(), [](void* p) noexcept { delete static_cast<Owner*>(p); });
-  nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> array(map->base(), {whole}, keeper);
+  nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> array(base, {whole}, keeper);
   return nb::make_tuple(fd, id, nb::cast(array, nb::rv_policy::reference));
 }
 
-bool map_region(Communicator& c, int rank, uint32_t id, int fd, size_t bytes) {
-  auto map = Mapping::of(fd, bytes);
+bool map_region(Communicator& c, int rank, uint32_t id, int fd, size_t bytes, bool sealed) {
+  auto map = Mapping::of(fd, bytes, sealed);
   if (!map) return false;
   map->prefault();
   unsigned char* base = map->base();
@@ -429,8 +434,8 @@ NB_MODULE(_native, m) {
       .def("failure", &failure)
       .def("new_region", &new_region)
       .def("adopt_region",
-           [](Communicator& c, uintptr_t base, size_t bytes) {
-             return c.adopt_region(reinterpret_cast<unsigned char*>(base), bytes, false);
+           [](Communicator& c, uintptr_t base, size_t bytes, int fd) {
+             return c.adopt_region(reinterpret_cast<unsigned char*>(base), bytes, false, fd);
            })
       .def("retire_region", &Communicator::retire_region)
       .def("take_dead_regions", &Communicator::take_dead_regions)

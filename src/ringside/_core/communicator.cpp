@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 #include <poll.h>
-#include <pthread.h>
 
 namespace ringside {
 namespace {
@@ -17,97 +16,167 @@ uint32_t hash_shape(const int64_t* dims, int n) {
   return uint32_t(h ^ (h >> 32));
 }
 
-// How often this process is a fork of another: a child must neither use nor close what its parent has open.
-unsigned forks() {
-  static std::atomic<unsigned> count{0};
-  static const int registered = pthread_atfork(nullptr, nullptr, [] { ++count; });
-  (void)registered;
-  return count.load(std::memory_order_relaxed);
-}
-
 }  // namespace
 
 Communicator::Communicator(std::shared_ptr<Mapping> arena, int rank, int ranks, std::vector<int> pidfds, Settings s)
     : arena_(std::move(arena)), rank_(rank), ranks_(ranks), pidfds_(std::move(pidfds)), settings_(s), forks_(forks()),
       regions_(size_t(ranks)) {
-  view_.base = arena_->base();
+  view_ = {arena_->base(), ranks, (arena_->bytes() - ArenaView::blocks_bytes(ranks)) / size_t(ranks)};
+  enlist();
   patience_ = settings_.patience;
 }
 
 Communicator::~Communicator() {
   close();
+  retire();
   for (int fd : pidfds_)
     if (fd >= 0) ::close(fd);
 }
 
 // ---------------------------------------------------------------------------------------------- waiting
 
+// Wait until `has` holds for every rank. False: the collective failed.
 template <class Has>
-bool Communicator::wait(Gate& gate, const Has& has) {
+bool Communicator::wait(Gate& gate, const Has& has, Turn turn) {
   int at = 0;  // flags only grow: a rank that was seen need not be looked at again
   const auto ready = [&] {
     while (at < ranks_ && has(at)) ++at;
     return at == ranks_;
   };
-  if (ready()) return true;
-  for (int i = 0; i < patience_.spins; ++i) {
+  MAY_STOP_HERE();
+  bool come = ready();
+  for (int i = 0; !come && i < patience_.spins; ++i) {
     pause_cpu();
-    if (ready()) return true;
+    come = ready();
   }
-  for (int i = 0; i < patience_.yields; ++i) {
+  for (int i = 0; !come && i < patience_.yields; ++i) {
     sched_yield();
-    if (ready()) return true;
+    come = ready();
   }
-  const uint64_t since = now_ns();
-  for (;;) {
+  const uint64_t since = come ? 0 : now_ns();
+  while (!come) {
     gate.sleep(ready, kNapNs);
-    if (ready()) return true;
-    if (!look_around(has, since)) return false;
+    come = ready();
+    if (!come && !look_around(has, since, turn)) return false;
+  }
+  MAY_STOP_HERE();
+  return holds(turn);
+}
+
+// Everybody has come where this rank waited. Did nobody give up before? This load comes after the loads of the flags, and
+// the fence after this rank's own flag (`anyone_sleeps`) comes before both: whoever says later that it gives up, sees that
+// everybody has come.
+bool Communicator::holds(Turn turn) {
+  return view_.header().ending.load(std::memory_order_seq_cst) == 0 || settle(turn);
+}
+
+// The same where somebody has: help whoever has not decided yet.
+bool Communicator::settle(Turn turn) {
+  std::atomic<uint64_t>& word = view_.header().ending;
+  for (uint64_t seen = word.load();;) {
+    MAY_STOP_HERE();
+    const Ending e(seen);
+    if (e.fate == Ending::none || e.seq > seq_) return true;  // who gives up a later one had finished this one
+    if (e.fate == Ending::failed) return fail_as_others([](int) { return true; }, entered_);
+    if (turn == Turn::middle || e.seq < seq_) return true;  // it waits for what this rank has still to do
+    if (word.compare_exchange_strong(seen, 0)) return true;
   }
 }
 
+bool Communicator::given_up() const {
+  const Ending e(view_.header().ending.load(std::memory_order_acquire));
+  return e.fate == Ending::failed && e.seq <= seq_;
+}
+
 // Nothing moved for a while: is somebody gone, is it too late, was Ctrl-C pressed? False ends the wait.
-bool Communicator::look_around(const std::function<bool(int)>& has, uint64_t since) {
+bool Communicator::look_around(const std::function<bool(int)>& has, uint64_t since, Turn turn) {
   std::vector<pollfd> polls;
   for (int fd : pidfds_) polls.push_back({fd, POLLIN, 0});
   poll(polls.data(), polls.size(), 0);
-  if (leaving_.load(std::memory_order_relaxed)) return fail(Status::closed, {}, {}, since);
+  if (given_up()) return fail_as_others(has, since);
+  if (leaving_.load(std::memory_order_relaxed)) return leave(Status::closed, {}, {}, since, turn, has);
   // Whoever finished a collective has seen all that others need for it. So if somebody has left, and after that something
   // is missing still, it left in the middle: nobody can finish, even if the missing rank comes.
-  std::vector<int> missing;
-  std::vector<bool> named(size_t(ranks_), false);
-  bool left = false, only_late = true;
+  std::vector<int> missing, gone;
   for (int r = 0; r < ranks_; ++r) {
-    if (r == rank_) continue;
-    const RankBlock& block = view_.block(r);
-    const Life life = Life(block.life.load(std::memory_order_acquire));
     const bool dead = (polls[size_t(r)].revents & POLLIN) != 0;
-    if (life == Life::failed || life == Life::late) {  // it knows why; that it may have ended since is a consequence
-      bool itself = true;
-      for (int q = 0; q < ranks_; ++q) {
-        if ((block.blamed[q / 64] >> (q % 64) & 1) == 0) continue;
-        named[size_t(q)] = true;
-        itself = false;
-      }
-      if (itself) named[size_t(r)] = true;
-    } else if (dead || life == Life::closed) {
-      named[size_t(r)] = true;
-    }
-    only_late = only_late && (life == Life::late || (life == Life::joined && !dead));
-    left = left || dead || life != Life::joined;
+    const Life life = Life(view_.block(r).life.load(std::memory_order_acquire));
+    if (r != rank_ && (dead || life != Life::joined)) gone.push_back(r);
   }
   for (int r = 0; r < ranks_; ++r)
     if (r != rank_ && !has(r)) missing.push_back(r);
   if (missing.empty()) return true;
-  if (left) {
-    std::vector<int> ranks;
-    for (int r = 0; r < ranks_; ++r)
-      if (named[size_t(r)]) ranks.push_back(r);
-    return fail(only_late ? Status::deadline : Status::peer_lost, ranks, missing, since);
-  }
-  if (now_ns() - since > settings_.timeout_ns) return fail(Status::deadline, slowest(missing), missing, since);
-  if (interrupted && interrupted()) return fail(Status::interrupted, {}, missing, since);
+  if (!gone.empty()) return leave(Status::peer_lost, gone, missing, since, turn, has);
+  if (now_ns() - since > settings_.timeout_ns) return leave(Status::deadline, slowest(missing), missing, since, turn, has);
+  if (interrupted && interrupted()) return leave(Status::interrupted, {}, missing, since, turn, has);
   return true;
+}
+
+// This rank wants to give up what is under way. True: everybody has come after all, so it is finished instead.
+//
+// In the middle of a collective nobody can have finished it, because this rank has not. At its end somebody may have:
+// then this rank says first that it is leaving, and looks once more. Whoever sees the last rank come later than that finds
+// what was said here, and one compare-and-swap, by whom it may be, decides for all.
+bool Communicator::leave(Status status, std::vector<int> ranks, std::vector<int> missing, uint64_t since, Turn turn,
+                         const std::function<bool(int)>& has) {
+  std::atomic<uint64_t>& word = view_.header().ending;
+  const Life why = status == Status::deadline ? Life::late : status == Status::closed ? Life::closed : Life::failed;
+  const uint64_t leaving = Ending::word(Ending::leaving, why, rank_, seq_);
+  blame(ranks);
+  bool said = false;  // that somebody is leaving this collective
+  for (uint64_t seen = word.load();;) {
+    MAY_STOP_HERE();
+    const Ending e(seen);
+    if (e.fate == Ending::none ? said : e.seq > seq_) return true;  // who took the word back has seen that everybody came
+    if (e.fate == Ending::failed) {
+      if (status == Status::peer_lost && !missing.empty()) return fail_as_others(has, since);  // they know more
+      break;
+    }
+    if (turn == Turn::last) {
+      if (e.fate != Ending::leaving || e.seq != seq_) {
+        if (!word.compare_exchange_strong(seen, leaving)) continue;
+        seen = leaving;
+      }
+      said = true;
+      MAY_STOP_HERE();
+      int r = 0;
+      while (r < ranks_ && has(r)) ++r;
+      MAY_STOP_HERE();
+      if (r == ranks_) {
+        if (word.compare_exchange_strong(seen, 0)) return true;
+        continue;
+      }
+    }
+    if (word.compare_exchange_strong(seen, Ending::word(Ending::failed, why, rank_, seq_))) break;
+  }
+  return fail(status, std::move(ranks), std::move(missing), since);
+}
+
+// Somebody has given up for all. Those who did know why: they name the culprit, and a deadline stays one. That they may have
+// ended since is a consequence.
+bool Communicator::fail_as_others(const std::function<bool(int)>& has, uint64_t since) {
+  const Ending ending(view_.header().ending.load(std::memory_order_acquire));
+  std::vector<int> ranks, missing;
+  std::vector<bool> named(size_t(ranks_), false);
+  bool only_late = true;
+  for (int r = 0; r < ranks_; ++r) {
+    if (r == rank_) continue;
+    const RankBlock& block = view_.block(r);
+    const Life life = r == ending.rank ? ending.why : Life(block.life.load(std::memory_order_acquire));
+    bool itself = life == Life::failed || life == Life::late;
+    for (int q = 0; (life == Life::failed || life == Life::late) && q < ranks_; ++q) {
+      if ((block.blamed[q / 64] >> (q % 64) & 1) == 0) continue;
+      named[size_t(q)] = true;
+      itself = false;
+    }
+    if (itself || life == Life::closed) named[size_t(r)] = true;
+    only_late = only_late && (life == Life::late || life == Life::joined);
+    if (!has(r)) missing.push_back(r);
+  }
+  for (int r = 0; r < ranks_; ++r)
+    if (named[size_t(r)]) ranks.push_back(r);
+  blame(ranks);
+  return fail(only_late ? Status::deadline : Status::peer_lost, std::move(ranks), std::move(missing), since);
 }
 
 // In a program a missing rank may itself be waiting for another. Whoever waits needs more than the awaited rank has
@@ -127,11 +196,19 @@ std::vector<int> Communicator::slowest(const std::vector<int>& missing) const {
   return ranks;
 }
 
+// Write down whom this rank names; read by others once it has failed.
+void Communicator::blame(const std::vector<int>& ranks) {
+  for (uint64_t& bits : me().blamed) bits = 0;
+  for (int r : ranks) me().blamed[r / 64] |= uint64_t(1) << (r % 64);
+}
+
+// It is decided: this communicator is of no more use.
 bool Communicator::fail(Status status, std::vector<int> ranks, std::vector<int> missing, uint64_t since) {
   failure_ = Failure{status, std::move(ranks), std::move(missing), seq_, now_ns() - since};
   broken_ = true;
-  for (int r : failure_.ranks) me().blamed[r / 64] |= uint64_t(1) << (r % 64);
   end(status == Status::deadline ? Life::late : status == Status::closed ? Life::closed : Life::failed);
+  MAY_STOP_HERE();
+  withdraw_memory();
   return false;
 }
 
@@ -145,7 +222,7 @@ void Communicator::end(Life life) {
 
 void Communicator::give_up(Status status, std::vector<int> ranks) {
   std::lock_guard<std::mutex> lock(busy_);
-  if (!broken_) fail(status, std::move(ranks), {}, now_ns());
+  if (!broken_) leave(status, std::move(ranks), {}, now_ns(), Turn::middle, [](int) { return false; });
 }
 
 void Communicator::close() {
@@ -165,6 +242,7 @@ bool Communicator::usable() const { return !broken_ && forks_ == forks(); }
 
 // Raise this rank's flag; wake sleepers if that raised the minimum over all ranks.
 void Communicator::signal(Flag& flag, uint64_t value, Gate& gate, Flag RankBlock::*which) {
+  MAY_STOP_HERE();
   flag.value.store(value, std::memory_order_release);
   if (!gate.anyone_sleeps()) return;
   for (int r = 0; r < ranks_; ++r)
@@ -174,26 +252,28 @@ void Communicator::signal(Flag& flag, uint64_t value, Gate& gate, Flag RankBlock
 
 // The same where ranks wait for single peers: every move wakes the sleepers.
 void Communicator::publish(Flag& flag, uint64_t value, Gate& gate) {
+  MAY_STOP_HERE();
   flag.value.store(value, std::memory_order_release);
   if (gate.anyone_sleeps()) gate.open();
 }
 
-bool Communicator::wait_all(Flag RankBlock::*which, uint64_t value, Gate& gate) {
-  return wait(gate, [&](int r) { return (view_.block(r).*which).value.load(std::memory_order_acquire) >= value; });
+bool Communicator::wait_all(Flag RankBlock::*which, uint64_t value, Gate& gate, Turn turn) {
+  return wait(gate, [&](int r) { return (view_.block(r).*which).value.load(std::memory_order_acquire) >= value; }, turn);
 }
 
 bool Communicator::wait_for(int rank, Flag RankBlock::*which, uint64_t value, Gate& gate) {
   return wait(gate, [&](int r) {
     return r != rank || (view_.block(r).*which).value.load(std::memory_order_acquire) >= value;
-  });
+  }, Turn::middle);
 }
 
 // ---------------------------------------------------------------------------------------------- entry
 
 // Tell everybody what this rank called, wait until all have told, and check that it is the same.
-Status Communicator::meet(Kind kind, const Request& request, const Call& call, const void* payload, size_t bytes) {
+Status Communicator::meet(Kind kind, const Request& request, const Call& call, const void* payload, size_t bytes,
+                          Turn turn) {
   const Status arrived = arrive(kind, request, call, payload, bytes);
-  return arrived == Status::ok ? await() : arrived;
+  return arrived == Status::ok ? await(turn) : arrived;
 }
 
 Status Communicator::arrive(Kind kind, const Request& request, const Call& call, const void* payload, size_t bytes) {
@@ -209,6 +289,7 @@ Status Communicator::arrive(Kind kind, const Request& request, const Call& call,
   entered_ = now_ns();
   submitted_ = request.stamp_ns != 0 ? request.stamp_ns : entered_;
   mine.stamp_ns = submitted_;
+  MAY_STOP_HERE();
   mine.seq.store(seq_, std::memory_order_release);
   Gate& gate = view_.header().entry;
   if (gate.anyone_sleeps()) {
@@ -221,15 +302,8 @@ Status Communicator::arrive(Kind kind, const Request& request, const Call& call,
 
 bool Communicator::has_arrived(int rank) const { return arrival(rank).seq.load(std::memory_order_acquire) >= seq_; }
 
-Status Communicator::await() {
-  if (!wait(view_.header().entry, [&](int r) { return has_arrived(r); })) return failure_.status;
-  // Everybody arrived, but somebody may have given up since: what the others did not do, a late rank must not do alone.
-  const auto holds_on = [&](int r) {
-    const Life life = Life(view_.block(r).life.load(std::memory_order_acquire));
-    return life == Life::joined || life == Life::closed;
-  };
-  for (int r = 0; r < ranks_; ++r)
-    if (!holds_on(r) && !look_around(holds_on, entered_)) return failure_.status;
+Status Communicator::await(Turn turn) {
+  if (!wait(view_.header().entry, [&](int r) { return has_arrived(r); }, turn)) return failure_.status;
   ready_ = now_ns();
   return check_calls();
 }
@@ -308,7 +382,7 @@ Status Communicator::barrier() {
   call.scale = 1.0;
   bytes_ = 0;
   patience_ = settings_.patience;
-  const Status s = meet(Kind::barrier, Request{}, call, nullptr, 0);
+  const Status s = meet(Kind::barrier, Request{}, call, nullptr, 0, Turn::last);
   if (s == Status::ok) note(Path::barrier);
   return s;
 }
@@ -324,7 +398,7 @@ Status Communicator::agree_on_empty(size_t bytes, DType dtype, const int64_t* di
   call.count = bytes;
   call.scale = 1.0;
   call.shape_hash = hash_shape(dims, ndims);
-  return meet(Kind::empty, r, call, nullptr, 0);
+  return meet(Kind::empty, r, call, nullptr, 0, Turn::last);
 }
 
 Status Communicator::all_reduce(const Request& r) {
@@ -353,14 +427,21 @@ Status Communicator::finish_posted() {
   std::lock_guard<std::mutex> lock(busy_);
   if (!usable()) return broken_ ? failure_.status : Status::closed;
   patience_ = settings_.patience;
-  const Status met = await();
+  const Status met = await(Turn::last);
   return met == Status::ok ? take_one_shot(pending_) : met;
 }
 
 // Meet without a payload and carry it out, unless some rank's memory must become known to the others first.
 Status Communicator::start(const Request& r) {
-  const Algorithm algorithm = r.algorithm == Algorithm::automatic ? Algorithm::direct : r.algorithm;
-  const Status met = meet(r.kind, r, describe(r, algorithm), nullptr, 0);
+  const Status s = start_with(r, r.algorithm == Algorithm::automatic ? Algorithm::direct : r.algorithm);
+  if (s != Status::exchange) in_use_ = -1;
+  return s;
+}
+
+Status Communicator::start_with(const Request& r, Algorithm algorithm) {
+  Call call = describe(r, algorithm);
+  use_region(&call);
+  const Status met = meet(r.kind, r, call, nullptr, 0, Turn::middle);
   if (met != Status::ok) return met;
   const Status weighed = weigh(r);
   if (weighed != Status::ok) return weighed;
@@ -377,18 +458,15 @@ Status Communicator::start(const Request& r) {
 Status Communicator::resume() {
   std::lock_guard<std::mutex> lock(busy_);
   if (!usable()) return broken_ ? failure_.status : Status::closed;
-  return carry_out(pending_);
+  const Status s = carry_out(pending_);
+  in_use_ = -1;
+  return s;
 }
 
 // Everybody arrived and called the same; every rank takes the same branch, because it looks at the same arrivals.
 Status Communicator::carry_out(const Request& r) {
   if (r.algorithm == Algorithm::program) return run_program(r);
-  bool all_mapped = true;
-  for (int q = 0; q < ranks_; ++q) {
-    if (!gives(r, q)) continue;
-    const Call& c = arrival(q).call;
-    all_mapped = all_mapped && c.place != Place::hidden && has_region(q, c.region, c.offset, extent(r, q));
-  }
+  const bool all_mapped = locate(r);
   const bool by_lanes = r.bounds != nullptr && !(r.kind == Kind::reduce_scatter_in_place && r.root >= 0);
   if (by_lanes) return all_mapped ? lanes_mapped(r) : lanes_staged(r);
   return all_mapped ? push(r) : staged(r);

@@ -12,8 +12,9 @@
 // The collectives over lanes (lanes.cpp) have three, of the same names: the payload next to the flag; straight out of the
 // others' memory, where it is mapped; through the arena.
 //
-// All ranks see the same arrivals, so all choose the same way. Nothing here throws: a `Status` other than ok leaves its
-// details in `failure()`.
+// All ranks see the same arrivals, so all choose the same way. The last synchronisation of a collective decides whether it
+// has succeeded, on all ranks alike (docs/design/0030-all-or-none.md). Nothing here throws: a `Status` other than ok
+// leaves its details in `failure()`.
 #pragma once
 #include <atomic>
 #include <functional>
@@ -92,6 +93,23 @@ struct Program {
   std::vector<Instruction> instructions;  // by round
 };
 
+// In a test's build a rank can be stopped here, as the kernel may anywhere.
+#ifdef STOPS_FOR_TESTS
+#define MAY_STOP_HERE() (at_stop ? at_stop() : void())
+#else
+#define MAY_STOP_HERE() void()
+#endif
+
+// Which synchronisation of a collective is waited for: one in the middle, or the last, which decides.
+enum class Turn { middle, last };
+
+struct FileId {  // of the file behind a piece of memory
+  uint64_t device = 0, inode = 0;
+  bool operator==(const FileId& o) const { return device == o.device && inode == o.inode; }
+};
+
+unsigned forks();
+
 class Communicator {
  public:
   Communicator(std::shared_ptr<Mapping> arena, int rank, int ranks, std::vector<int> pidfds, Settings settings);
@@ -99,6 +117,9 @@ class Communicator {
 
   // Called every few milliseconds while waiting without progress; true ends the wait (Ctrl-C).
   std::function<bool()> interrupted;
+#ifdef STOPS_FOR_TESTS
+  std::function<void()> at_stop;
+#endif
 
   Status all_reduce(const Request& request);  // and reduce, where the request has a root
   Status post(const Request& request);     // the first part of a small all-reduce: waits for nobody
@@ -114,12 +135,13 @@ class Communicator {
   int add_program(Program program);
   // Regions are numbered by their owner and the numbers are never used again. An own region is alive until its memory
   // goes away; `find` tells whether addresses in it identify it. Peers are told of dead ones at the next exchange.
-  uint32_t adopt_region(unsigned char* base, size_t bytes, bool find, std::shared_ptr<std::atomic<bool>>* alive = nullptr);
+  // `fd` is the file behind it. -1: a failure has made this memory private, so that it cannot be shared any more.
+  int64_t adopt_region(unsigned char* base, size_t bytes, bool find, int fd, std::shared_ptr<const Mapping> kept = nullptr,
+                       std::shared_ptr<std::atomic<bool>>* alive = nullptr);
   void retire_region(uint32_t id);
   std::vector<uint32_t> take_dead_regions();
   void add_region(int rank, uint32_t id, unsigned char* base, size_t bytes, std::shared_ptr<Mapping> mapping, bool find);
   void drop_region(int rank, uint32_t id);
-  bool has_region(int rank, uint32_t id, uint64_t offset, size_t bytes) const;
   int64_t find_region(const unsigned char* data, size_t bytes, uint64_t* offset) const;
 
   const Failure& failure() const { return failure_; }
@@ -143,24 +165,38 @@ class Communicator {
     std::shared_ptr<Mapping> mapping;
     bool find = false;
     std::shared_ptr<std::atomic<bool>> alive;
+    std::weak_ptr<const Mapping> kept;  // of an own one that the core has mapped
+    FileId file;                        // of an own one
+    int fd = -1;
   };
 
   template <class Has>
-  bool wait(Gate& gate, const Has& has);
-  bool look_around(const std::function<bool(int)>& has, uint64_t since);
+  bool wait(Gate& gate, const Has& has, Turn turn);
+  bool look_around(const std::function<bool(int)>& has, uint64_t since, Turn turn);
+  bool holds(Turn turn);
+  bool settle(Turn turn);
+  bool leave(Status status, std::vector<int> ranks, std::vector<int> missing, uint64_t since, Turn turn,
+             const std::function<bool(int)>& has);
+  bool given_up() const;
   bool fail(Status status, std::vector<int> ranks, std::vector<int> missing, uint64_t since);
+  bool fail_as_others(const std::function<bool(int)>& has, uint64_t since);
+  void blame(const std::vector<int>& ranks);
   void end(Life life);
+  void withdraw_memory();
+  bool forget_region(const Region& region);
+  void enlist();
+  void retire();
   bool usable() const;
   std::vector<int> slowest(const std::vector<int>& missing) const;
   void signal(Flag& flag, uint64_t value, Gate& gate, Flag RankBlock::*which);
   void publish(Flag& flag, uint64_t value, Gate& gate);
-  bool wait_all(Flag RankBlock::*which, uint64_t value, Gate& gate);
+  bool wait_all(Flag RankBlock::*which, uint64_t value, Gate& gate, Turn turn = Turn::middle);
   bool wait_for(int rank, Flag RankBlock::*which, uint64_t value, Gate& gate);
 
-  Status meet(Kind kind, const Request& request, const Call& call, const void* payload, size_t payload_bytes);
+  Status meet(Kind kind, const Request& request, const Call& call, const void* payload, size_t payload_bytes, Turn turn);
   Status arrive(Kind kind, const Request& request, const Call& call, const void* payload, size_t payload_bytes);
   bool has_arrived(int rank) const;
-  Status await();
+  Status await(Turn turn);
   Status check_calls();
   Status weigh(const Request& request);
   Status carry_out(const Request& request);
@@ -169,16 +205,20 @@ class Communicator {
   Status local(const Request& request);
   void begin_alone(const Request& request);
   Status start(const Request& request);
+  Status start_with(const Request& request, Algorithm algorithm);
+  bool locate(const Request& request);
+  void use_region(Call* call);
   Status one_shot(const Request& request);
   void fold_payloads(const Request& request, void* to, size_t count) const;
   Status take_one_shot(const Request& request);
   Status push(const Request& request);
-  void fold_back_and_forth(const Request& request, void* const* slice, size_t n) const;
+  bool fold_in_blocks(const Request& request, void* const* slice, size_t n, bool stream);
+  Status exit(Path path);
   Status staged(const Request& request);
   Status run_program(const Request& request);
   std::shared_ptr<const Program> program(int id) const;
-  bool run_pass(const Program& program, const Request& request, DType work);
-  bool run_rounds(const Program& program, const Request& request, DType work, uint64_t base);
+  bool run_pass(const Program& program, const Request& request, DType work, Turn turn);
+  bool run_rounds(const Program& program, const Request& request, DType work, uint64_t base, Turn turn);
   void load_work(const Request& request, const Span& span, DType work);
   void store_work(const Request& request, const Span& span, DType work);
   void fold(const void* const* src, int nsrc, void* const* dst, int ndst, size_t count, bool stream, double scale,
@@ -198,6 +238,7 @@ class Communicator {
   void take(const Request& request, size_t at, size_t most, const Source& source) const;
   template <class Fill, class Use>
   bool relay(size_t segments, const Fill& fill, const Use& use);
+  size_t stride() const { return view_.stage_bytes / kStageBuffers / 64 * 64; }
   void note(Path path);
   Arrival& arrival(int rank) const { return view_.block(rank).arrival[seq_ & 1]; }
   RankBlock& me() const { return view_.block(rank_); }
@@ -219,6 +260,8 @@ class Communicator {
   std::vector<int64_t> bounds_;  // of the lanes of the collective under way
   double divisor_ = 1.0;         // of its avg
   double scales_[kMaxRanks];     // of every rank's contribution, where they may differ
+  unsigned char* tensors_[kMaxRanks];  // of every rank that gives, where `locate` has found all of them
+  std::atomic<int64_t> in_use_{-1};    // own region that peers may be writing to
   Failure failure_;
   Request pending_;
   std::vector<std::vector<Region>> regions_;

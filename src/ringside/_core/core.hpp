@@ -6,7 +6,7 @@
 namespace ringside {
 
 constexpr int kMaxRanks = 256;
-constexpr int kMaxDims = 8;
+constexpr int kMaxDims = 64;  // as many as torch and NumPy have
 
 // The numbers are the wire format between ranks and the interface to Python (engine/dtypes.py): append only.
 enum class DType : uint8_t { f32, f64, f16, bf16, i8, u8, i16, i32, i64, boolean, count };

@@ -25,13 +25,14 @@ Status Communicator::run_program(const Request& r) {
   const std::shared_ptr<const Program> kept = program(r.program);
   const Program& program = *kept;
   const DType work = work_dtype(r.dtype);
-  const size_t item = size_of(work), line = 64 / item, room = size_t(view_.header().stage_bytes) / item;
+  const size_t item = size_of(work), line = 64 / item, room = view_.stage_bytes / item;
   const size_t chunks = size_t(program.chunks);
   const auto begin = [&](size_t chunk) { return r.count * chunk / chunks; };
   spans_.assign(chunks, Span{});
   if (r.count <= room) {
     for (size_t c = 0; c < chunks; ++c) spans_[c] = Span{begin(c), begin(c + 1) - begin(c), begin(c)};
-    if (r.count != 0 && !run_pass(program, r, work)) return failure_.status;
+    if (r.count == 0) return exit(Path::program);
+    if (!run_pass(program, r, work, Turn::last)) return failure_.status;
     note(Path::program);
     return finish(Status::ok);
   }
@@ -43,23 +44,24 @@ Status Communicator::run_program(const Request& r) {
         const size_t length = begin(c + 1) - begin(c), n = at < length ? std::min(step, length - at) : 0;
         spans_[c] = c / group == first / group ? Span{begin(c) + at, n, (c - first) * step} : Span{};
       }
-      if (!run_pass(program, r, work)) return failure_.status;
+      const bool last = first + group >= chunks && at + step >= longest;
+      if (!run_pass(program, r, work, last ? Turn::last : Turn::middle)) return failure_.status;
     }
   }
   note(Path::program);
   return finish(Status::ok);
 }
 
-bool Communicator::run_pass(const Program& program, const Request& r, DType work) {
+bool Communicator::run_pass(const Program& program, const Request& r, DType work, Turn turn) {
   const uint64_t base = rounds_;
   rounds_ += uint64_t(program.rounds) + 1;  // round 0 of the flags: the work space is loaded
   in_program_ = true;
-  const bool fine = run_rounds(program, r, work, base);
+  const bool fine = run_rounds(program, r, work, base, turn);
   in_program_ = false;
   return fine;
 }
 
-bool Communicator::run_rounds(const Program& program, const Request& r, DType work, uint64_t base) {
+bool Communicator::run_rounds(const Program& program, const Request& r, DType work, uint64_t base, Turn turn) {
   Header& h = view_.header();
   const size_t item = size_of(work);
   const ReduceOp op = r.op == ReduceOp::avg ? ReduceOp::sum : r.op;
@@ -68,7 +70,7 @@ bool Communicator::run_rounds(const Program& program, const Request& r, DType wo
     return std::all_of(peers.begin(), peers.end(),
                        [&](const auto& w) { return wait_for(w.first, which, flag(w.second + 1), gate); });
   };
-  scratch_.resize(std::max(scratch_.size(), size_t(h.stage_bytes)));
+  scratch_.resize(std::max(scratch_.size(), view_.stage_bytes));
 
   for (const Span& s : spans_) load_work(r, s, work);
   publish(me().stored, flag(0), h.stored);
@@ -101,7 +103,7 @@ bool Communicator::run_rounds(const Program& program, const Request& r, DType wo
     publish(me().stored, flag(round + 1), h.stored);
   }
   // Nobody may load the next part over chunks that others still read.
-  if (!wait_all(&RankBlock::stored, flag(program.rounds), h.stored)) return false;
+  if (!wait_all(&RankBlock::stored, flag(program.rounds), h.stored, turn)) return false;
   for (const Span& s : spans_) store_work(r, s, work);
   return true;
 }

@@ -126,7 +126,7 @@ Status Communicator::lanes_inline(const Request& r) {
     else
       memcpy(to, r.data, r.count * item);
   }
-  Status s = meet(r.kind, r, describe(r, Algorithm::one_shot), nullptr, 0);
+  Status s = meet(r.kind, r, describe(r, Algorithm::one_shot), nullptr, 0, Turn::last);
   if (s == Status::ok) s = weigh(r);
   if (s != Status::ok) return s;
   take(r, 0, r.count, [&](int q) -> const unsigned char* {
@@ -139,28 +139,17 @@ Status Communicator::lanes_inline(const Request& r) {
 // Whoever gives is mapped: every rank takes straight out of the others' memory, and nobody leaves before all have.
 Status Communicator::lanes_mapped(const Request& r) {
   const size_t item = size_of(r.dtype);
-  const unsigned char* from[kMaxRanks] = {};
-  {
-    std::lock_guard<std::mutex> guard(regions_guard_);
-    for (int q = 0; q < ranks_; ++q) {
-      if (!gives(r, q) || q == rank_) continue;
-      const Call& c = arrival(q).call;
-      const int which = pattern_of(r.kind) == Pattern::spread ? q : rank_;
-      const size_t skip = is_lane_alone(r.kind) ? 0 : size_t(bounds_[size_t(which)]) * item;
-      from[q] = regions_[size_t(q)][c.region].base + c.offset + skip;
-    }
-  }
-  take(r, 0, r.count, [&](int q) { return from[q]; });
-  signal(me().done, seq_, view_.header().exit, &RankBlock::done);
-  if (!wait_all(&RankBlock::done, seq_, view_.header().exit)) return failure_.status;
-  note(Path::push);
-  return Status::ok;
+  const auto from = [&](int q) -> const unsigned char* {
+    const int which = pattern_of(r.kind) == Pattern::spread ? q : rank_;
+    return tensors_[q] + (is_lane_alone(r.kind) ? 0 : size_t(bounds_[size_t(which)]) * item);
+  };
+  take(r, 0, r.count, from);
+  return exit(Path::push);
 }
 
 // Some giver is private: through the arena, a piece of every lane at a time.
 Status Communicator::lanes_staged(const Request& r) {
-  const size_t item = size_of(r.dtype), stride = size_t(view_.header().stage_bytes) / kStageBuffers / 64 * 64;
-  const size_t room = std::min(settings_.segment_bytes, stride);
+  const size_t item = size_of(r.dtype), room = std::min(settings_.segment_bytes, stride());
   const bool spread = pattern_of(r.kind) == Pattern::spread;
   size_t longest = 0, used = 0;
   std::vector<size_t> slot(size_t(ranks_), 0);  // of each lane within a segment, in steps
@@ -186,6 +175,7 @@ Status Communicator::lanes_staged(const Request& r) {
       return stage(q) + (spread ? 0 : slot[size_t(rank_)] * step * item);
     });
   };
+  if (segments == 0) return exit(Path::staged);
   if (!relay(segments, fill, use)) return failure_.status;
   note(Path::staged);
   return finish(Status::ok);
@@ -195,21 +185,21 @@ Status Communicator::lanes_staged(const Request& r) {
 // overlaps the waiting for this one.
 template <class Fill, class Use>
 bool Communicator::relay(size_t segments, const Fill& fill, const Use& use) {
-  const size_t stride = size_t(view_.header().stage_bytes) / kStageBuffers / 64 * 64;
   const uint64_t base = segments_;
   segments_ += segments;
   Header& h = view_.header();
   const auto begin = [&](size_t s) {
     if (s >= kStageBuffers && !wait_all(&RankBlock::copied, base + s - kStageBuffers + 1, h.copied)) return false;
-    fill(s, view_.stage(rank_) + size_t((base + s) % kStageBuffers) * stride);
+    fill(s, view_.stage(rank_) + size_t((base + s) % kStageBuffers) * stride());
     signal(me().staged, base + s + 1, h.staged, &RankBlock::staged);
     return true;
   };
-  bool fine = segments == 0 || begin(0);
+  bool fine = begin(0);
   for (size_t s = 0; fine && s < segments; ++s) {
-    fine = (s + 1 == segments || begin(s + 1)) && wait_all(&RankBlock::staged, base + s + 1, h.staged);
+    const Turn turn = s + 1 == segments ? Turn::last : Turn::middle;
+    fine = (s + 1 == segments || begin(s + 1)) && wait_all(&RankBlock::staged, base + s + 1, h.staged, turn);
     if (!fine) break;
-    use(s, [&](int q) { return view_.stage(q) + size_t((base + s) % kStageBuffers) * stride; });
+    use(s, [&](int q) { return view_.stage(q) + size_t((base + s) % kStageBuffers) * stride(); });
     signal(me().copied, base + s + 1, h.copied, &RankBlock::copied);
   }
   return fine;

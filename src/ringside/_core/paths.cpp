@@ -10,6 +10,7 @@ namespace ringside {
 namespace {
 
 constexpr size_t kSweepBytes = 128 * 1024;
+constexpr size_t kStreamBytes = 1 << 20;  // before a rank looks whether the others have given up
 
 }  // namespace
 
@@ -47,7 +48,7 @@ Status Communicator::one_shot(const Request& r) {
   do {
     const size_t n = std::min(room, r.count - at);
     unsigned char* data = r.data + at * item;
-    Status s = meet(r.kind, r, describe(r, Algorithm::one_shot), data, n * item);
+    Status s = meet(r.kind, r, describe(r, Algorithm::one_shot), data, n * item, Turn::last);
     if (s == Status::ok) s = weigh(r);
     if (s != Status::ok) return s;
     fold_payloads(r, data, n);
@@ -82,43 +83,42 @@ Status Communicator::push(const Request& r) {
   slice_of(r.count, item, ranks_, rank_, &from, &n);
   if (n != 0) {
     void* at[kMaxRanks];
-    {
-      std::lock_guard<std::mutex> guard(regions_guard_);
-      for (int q = 0; q < ranks_; ++q) {
-        const Call& c = arrival(q).call;
-        at[q] = q == rank_ ? r.data + from * item : regions_[size_t(q)][c.region].base + c.offset + from * item;
-      }
-    }
-    const bool stream = bytes_ * size_t(ranks_) >= settings_.stream_bytes;
-    if (stream)
-      fold_all(at, r.root < 0 ? at : at + r.root, r.root < 0 ? ranks_ : 1, n, true, r);
-    else
-      fold_back_and_forth(r, at, n);
+    for (int q = 0; q < ranks_; ++q) at[q] = tensors_[q] + from * item;
+    if (!fold_in_blocks(r, at, n, bytes_ * size_t(ranks_) >= settings_.stream_bytes)) return failure_.status;
   }
+  return exit(Path::push);
+}
+
+// The last synchronisation where nothing else says that everybody has finished.
+Status Communicator::exit(Path path) {
   signal(me().done, seq_, view_.header().exit, &RankBlock::done);
-  if (!wait_all(&RankBlock::done, seq_, view_.header().exit)) return failure_.status;
-  note(Path::push);
+  if (!wait_all(&RankBlock::done, seq_, view_.header().exit, Turn::last)) return failure_.status;
+  note(path);
   return Status::ok;
 }
 
 // Fold the own slice block by block, from its start in one collective and from its end in the next: of a slice that is
 // as large as a cache, what was touched last is still in it, and a sweep in the same direction would evict all of it.
-void Communicator::fold_back_and_forth(const Request& r, void* const* slice, size_t n) const {
-  const size_t item = size_of(r.dtype), block = kSweepBytes / item, blocks = (n + block - 1) / block;
+// (Where results bypass the caches, it always begins at the start.) False: it failed, because the others have given up.
+bool Communicator::fold_in_blocks(const Request& r, void* const* slice, size_t n, bool stream) {
+  const size_t item = size_of(r.dtype), block = (stream ? kStreamBytes : kSweepBytes) / item;
+  const size_t blocks = (n + block - 1) / block;
   for (size_t i = 0; i < blocks; ++i) {
-    const size_t from = block * (seq_ % 2 == 0 ? i : blocks - 1 - i);
+    if (given_up()) return fail_as_others([](int) { return true; }, entered_);
+    MAY_STOP_HERE();
+    const size_t from = block * (stream || seq_ % 2 == 0 ? i : blocks - 1 - i);
     void* at[kMaxRanks];
     for (int q = 0; q < ranks_; ++q) at[q] = static_cast<unsigned char*>(slice[q]) + from * item;
-    fold_all(at, r.root < 0 ? at : at + r.root, r.root < 0 ? ranks_ : 1, std::min(block, n - from), false, r);
+    fold_all(at, r.root < 0 ? at : at + r.root, r.root < 0 ? ranks_ : 1, std::min(block, n - from), stream, r);
   }
+  return true;
 }
 
 // The private-buffer path. Per segment: copy everybody else's slices in, reduce the own slice, copy the others' out;
 // the copying in of the next segment overlaps the waiting for this one. 5N−2 bytes move per payload byte.
 Status Communicator::staged(const Request& r) {
   const size_t item = size_of(r.dtype);
-  const size_t stride = size_t(view_.header().stage_bytes) / kStageBuffers / 64 * 64;
-  const size_t per = std::min(settings_.segment_bytes, stride) / item;
+  const size_t per = std::min(settings_.segment_bytes, stride()) / item;
   const size_t total = (r.count + per - 1) / per;
   const uint64_t base = segments_;
   segments_ += total;
@@ -126,7 +126,7 @@ Status Communicator::staged(const Request& r) {
 
   const auto length = [&](size_t s) { return std::min(per, r.count - s * per); };
   const auto stage = [&](int rank, size_t s) {
-    return view_.stage(rank) + size_t((base + s) % kStageBuffers) * stride;
+    return view_.stage(rank) + size_t((base + s) % kStageBuffers) * stride();
   };
   const auto copy_in = [&](size_t s) {
     if (s >= kStageBuffers && !wait_all(&RankBlock::copied, base + s - kStageBuffers + 1, h.copied)) return false;
@@ -156,7 +156,8 @@ Status Communicator::staged(const Request& r) {
     return true;
   };
   const auto copy_out = [&](size_t s) {
-    if (!wait_all(&RankBlock::reduced, base + s + 1, h.reduced)) return false;
+    const Turn turn = s + 1 == total ? Turn::last : Turn::middle;
+    if (!wait_all(&RankBlock::reduced, base + s + 1, h.reduced, turn)) return false;
     for (int q = 0; q < ranks_; ++q) {
       if (q == rank_ || (r.root >= 0 && r.root != rank_)) continue;
       size_t from, n;
@@ -167,11 +168,12 @@ Status Communicator::staged(const Request& r) {
     return true;
   };
 
-  bool fine = total == 0 || copy_in(0);
+  if (total == 0) return exit(Path::staged);
+  bool fine = copy_in(0);
   for (size_t s = 0; fine && s < total; ++s) {
     fine = (s + 1 == total || copy_in(s + 1)) && reduce(s) && (s == 0 || copy_out(s - 1));
   }
-  fine = fine && (total == 0 || copy_out(total - 1));
+  fine = fine && copy_out(total - 1);
   if (!fine) return failure_.status;
   note(Path::staged);
   return finish(Status::ok);

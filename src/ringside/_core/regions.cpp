@@ -1,5 +1,8 @@
 // Which memory of which rank is mapped where, and the log of what was carried out.
 #include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <pthread.h>
 
 #include "communicator.hpp"
 
@@ -8,23 +11,124 @@ namespace ringside {
 namespace {
 
 constexpr size_t kLogRows = 4096;
+constexpr int kLongestUseMs = 1000;  // that memory to be made private waits for another communicator's collective
+
+// Memory may be known to several communicators of this process; what one makes private is private for all of them.
+struct Process {
+  std::mutex guard;
+  std::vector<Communicator*> communicators;
+  std::vector<FileId> withdrawn;  // files whose memory was made private here
+};
+
+Process* process = new Process;
+
+FileId file_of(int fd) {
+  struct stat s;
+  return fd >= 0 && fstat(fd, &s) == 0 ? FileId{uint64_t(s.st_dev), uint64_t(s.st_ino)} : FileId{};
+}
+
+// Tell whether [base, base + bytes) still shows that file: the memory's owner may have freed it a moment ago.
+bool shows(const unsigned char* base, size_t bytes, const FileId& file) {
+  FILE* maps = fopen("/proc/self/maps", "re");
+  if (maps == nullptr) return false;
+  uint64_t at = uint64_t(reinterpret_cast<uintptr_t>(base));
+  const uint64_t end = at + bytes;
+  char line[512];
+  while (at < end && fgets(line, sizeof line, maps) != nullptr) {
+    unsigned long long from, to, inode;
+    if (sscanf(line, "%llx-%llx %*s %*x %*s %llu", &from, &to, &inode) != 3) continue;
+    if (inode == file.inode && from <= at && at < to) at = to;
+  }
+  fclose(maps);
+  return at >= end;
+}
 
 }  // namespace
+
+// How often this process is a fork of another: a child must neither use nor close what its parent has open.
+unsigned forks() {
+  static std::atomic<unsigned> count{0};
+  static const int registered = pthread_atfork(nullptr, nullptr, [] {
+    ++count;
+    process = new Process;  // another thread may have held the parent's, which knows communicators that are not ours
+  });
+  (void)registered;
+  return count.load(std::memory_order_relaxed);
+}
+
+void Communicator::enlist() {
+  std::lock_guard<std::mutex> guard(process->guard);
+  process->communicators.push_back(this);
+}
+
+void Communicator::retire() {
+  if (forks_ != forks()) return;
+  std::lock_guard<std::mutex> guard(process->guard);
+  auto& all = process->communicators;
+  all.erase(std::remove(all.begin(), all.end(), this), all.end());
+}
+
+// A failed collective: whoever comes too late must not write into memory that this rank's program goes on with.
+void Communicator::withdraw_memory() {
+  in_use_ = -1;
+  std::vector<Region> mine;
+  {
+    std::lock_guard<std::mutex> guard(regions_guard_);
+    for (const Region& region : regions_[size_t(rank_)])
+      if (region.base != nullptr && region.alive->load()) mine.push_back(region);
+  }
+  for (const Region& region : mine) {
+    const std::shared_ptr<const Mapping> kept = region.kept.lock();  // nobody unmaps it meanwhile
+    for (int ms = 0;; ++ms) {
+      std::unique_lock<std::mutex> guard(process->guard);
+      if (ms == 0) process->withdrawn.push_back(region.file);
+      bool busy = false;
+      for (Communicator* c : process->communicators) busy = c->forget_region(region) || busy;
+      if (!busy || ms >= kLongestUseMs) {
+        const int fd = region.file == file_of(region.fd) ? region.fd : -1;
+        if (kept || shows(region.base, region.bytes, region.file)) make_private(region.base, region.bytes, fd);
+        break;
+      }
+      guard.unlock();
+      usleep(1000);
+    }
+  }
+}
+
+// Use memory of this process no longer to share it; tell whether a collective under way does.
+bool Communicator::forget_region(const Region& other) {
+  std::lock_guard<std::mutex> guard(regions_guard_);
+  auto& table = regions_[size_t(rank_)];
+  bool busy = false;
+  for (size_t id = 0; id < table.size(); ++id) {
+    if (table[id].base == nullptr || !(table[id].file == other.file)) continue;
+    table[id].alive->store(false);
+    busy = busy || in_use_ == int64_t(id);
+  }
+  return busy;
+}
 
 void Communicator::add_region(int rank, uint32_t id, unsigned char* base, size_t bytes, std::shared_ptr<Mapping> mapping,
                               bool find) {
   std::lock_guard<std::mutex> guard(regions_guard_);
   auto& table = regions_[size_t(rank)];
   if (table.size() <= id) table.resize(size_t(id) + 1);
-  table[id] = Region{base, bytes, std::move(mapping), find, std::make_shared<std::atomic<bool>>(true)};
+  table[id] = Region{base, bytes, std::move(mapping), find, std::make_shared<std::atomic<bool>>(true), {}, {}, -1};
 }
 
-uint32_t Communicator::adopt_region(unsigned char* base, size_t bytes, bool find, std::shared_ptr<std::atomic<bool>>* alive) {
+int64_t Communicator::adopt_region(unsigned char* base, size_t bytes, bool find, int fd, std::shared_ptr<const Mapping> kept,
+                                   std::shared_ptr<std::atomic<bool>>* alive) {
+  const FileId file = file_of(fd);
+  {
+    std::lock_guard<std::mutex> guard(process->guard);
+    const auto& withdrawn = process->withdrawn;
+    if (std::find(withdrawn.begin(), withdrawn.end(), file) != withdrawn.end()) return -1;
+  }
   std::lock_guard<std::mutex> guard(regions_guard_);
   auto& table = regions_[size_t(rank_)];
-  table.push_back(Region{base, bytes, nullptr, find, std::make_shared<std::atomic<bool>>(true)});
+  table.push_back(Region{base, bytes, nullptr, find, std::make_shared<std::atomic<bool>>(true), std::move(kept), file, fd});
   if (alive != nullptr) *alive = table.back().alive;
-  return uint32_t(table.size() - 1);
+  return int64_t(table.size() - 1);
 }
 
 void Communicator::retire_region(uint32_t id) {
@@ -50,11 +154,31 @@ void Communicator::drop_region(int rank, uint32_t id) {
   if (id < table.size()) table[id] = Region{};
 }
 
-bool Communicator::has_region(int rank, uint32_t id, uint64_t offset, size_t bytes) const {
+// Find where everybody's tensor lies, if all that give one have it in memory that is mapped here. What a peer told is read
+// once, held against the size of its region, and not looked at again.
+bool Communicator::locate(const Request& r) {
   std::lock_guard<std::mutex> guard(regions_guard_);
-  const auto& table = regions_[size_t(rank)];
-  if (id >= table.size() || table[id].base == nullptr) return false;
-  return offset <= table[id].bytes && bytes <= table[id].bytes - offset;
+  for (int q = 0; q < ranks_; ++q) {
+    if (!gives(r, q)) continue;
+    const Call c = arrival(q).call;
+    std::atomic_signal_fence(std::memory_order_seq_cst);  // the compiler reads it once, too
+    const auto& table = regions_[size_t(q)];
+    if (c.place == Place::hidden || c.region >= table.size() || table[c.region].base == nullptr) return false;
+    const size_t room = table[c.region].bytes, bytes = extent(r, q);
+    if (c.offset > room || bytes > room - c.offset) return false;
+    tensors_[q] = q == rank_ ? r.data : table[c.region].base + c.offset;
+  }
+  return true;
+}
+
+// From now on peers may write into the region that a call names, unless it was made private meanwhile.
+void Communicator::use_region(Call* call) {
+  if (call->place == Place::hidden) return;
+  std::lock_guard<std::mutex> guard(regions_guard_);
+  if (regions_[size_t(rank_)][call->region].alive->load())
+    in_use_ = int64_t(call->region);
+  else
+    call->place = Place::hidden;
 }
 
 int64_t Communicator::find_region(const unsigned char* data, size_t bytes, uint64_t* offset) const {

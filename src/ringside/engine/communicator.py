@@ -71,7 +71,7 @@ class Communicator(Collectives):
         self.rank, self.size = rank, size
         self.members = tuple(range(size) if members is None else members)
         self._group = "" if members is None else f" of a sub-group (of {failures.name_ranks(self.members)})"
-        self._key, self._splits = key, 0
+        self._splits = 0
         # The members of a sub-group have just met in its parent.
         timeout_s = self.settings.timeout_s if members is None else min(self.settings.timeout_s, _REUNION_S)
         self._hub = meet(key, rank, size, self.settings.agreed(), timeout_s=timeout_s)
@@ -282,7 +282,7 @@ class Communicator(Collectives):
         if color is None:
             return None
         members = groups.members_of(rows, self.rank)
-        name = f"{self._key}/split {self._splits}/{int(color)}"
+        name = f"{self._secret}/split {self._splits}/{int(color)}"
         try:
             return Communicator(name, members.index(self.rank), len(members), self.settings, members=members)
         except DeadlineError:
@@ -311,14 +311,14 @@ class Communicator(Collectives):
     def _open_core(self) -> Any:
         stage = self.settings.stage_bytes
         cores = usable_cores()
-        fd = share_arena(self._native, self._hub, stage, self.settings.timeout_s)
+        fd, self._secret = share_arena(self._native, self._hub, stage, self.settings.timeout_s)
         try:
-            return self._native.open_communicator(
+            core = self._native.open_communicator(
                 arena_fd=fd,
                 stage_bytes=stage,
                 rank=self.rank,
                 ranks=self.size,
-                pidfds=[os.dup(pidfd) if pidfd >= 0 else -1 for pidfd in self._hub.pidfds],
+                pidfds=self._hub.pidfds,
                 patience=patience(self.settings, self.size, cores, False),
                 background=patience(self.settings, self.size, cores, True),
                 timeout_s=self.settings.timeout_s,
@@ -326,6 +326,8 @@ class Communicator(Collectives):
                 segment_bytes=self.settings.segment_bytes,
                 stream_bytes=self.settings.stream_bytes or cache_bytes(),
             )
+            self._hub.lent = True
+            return core
         finally:
             os.close(fd)
 
@@ -417,7 +419,9 @@ class Communicator(Collectives):
 
     def _empty(self, size_bytes: int, code: int, shape: tuple[int, ...]) -> Any:
         self._resolve(self._core.agree_on_empty(size_bytes, code, shape), "empty")
-        return self.memory.allocate(size_bytes)
+        raw = self.memory.allocate(size_bytes)
+        self._resolve(self._core.agree_on_empty(size_bytes, code, shape), "empty")  # everybody has it, or nobody
+        return raw
 
     def _resolve(self, status: int, what: str) -> None:
         """Finish a collective that needs the peers' new memory first; raise where it failed."""

@@ -57,18 +57,16 @@ class SymmetricMemory:
             fd, region, raw, problem = -1, -1, None, f"rank {self._hub.rank} has no memory for it: {error}"
         else:
             problem = ""
-        try:
-            self._trade([] if problem else [(region, raw.size)], [] if problem else [fd], problem)
-        finally:
-            if fd >= 0:
-                os.close(fd)
+        self._trade([] if problem else [(region, raw.size)], [] if problem else [fd], problem, sealed=True)
         return raw
 
     def announce(self, storage: Storage) -> tuple[int, bool]:
-        """Return the region of a storage and whether the peers still have to be told of it."""
+        """Return the region of a storage and whether the peers still have to be told of it; -1: it cannot be shared."""
         region = self._regions.get(storage.inode)
         if region is None:
-            region = self._core.adopt_region(storage.address, storage.size_bytes)
+            region = self._core.adopt_region(storage.address, storage.size_bytes, storage.fd)
+            if region < 0:
+                return -1, False
             self._regions[storage.inode] = region
             self._fresh[region] = storage
         return region, region in self._fresh
@@ -84,15 +82,22 @@ class SymmetricMemory:
         """Tell the peers of this rank's new storages and learn of theirs."""
         fresh, self._fresh = self._fresh, {}
         rows = [(region, storage.size_bytes) for region, storage in fresh.items()]
-        self._trade(rows, [storage.fd for storage in fresh.values()], "", keep_going=True)
+        self._trade(rows, [storage.fd for storage in fresh.values()], "")
 
-    def _trade(self, rows: list[tuple[int, int]], fds: list[int], problem: str, keep_going: bool = False) -> None:
-        """Exchange regions; a region that anybody failed to map is given up by everybody."""
+    def _trade(self, rows: list[tuple[int, int]], fds: list[int], problem: str, *, sealed: bool = False) -> None:
+        """Exchange regions; a region that anybody failed to map is given up by everybody.
+
+        Args:
+            rows: (region, bytes) of this rank's new ones.
+            fds: Of each.
+            problem: Why this rank has none, in words; "": it has.
+            sealed: All of them are `allocate`d, of a size that cannot change, and needed.
+        """
         own = {"new": rows, "dead": self._core.take_dead_regions(), "problem": problem}
         parcels = self._exchange(own, fds)
         failed: list[tuple[int, int]] = []
         for rank, parcel in enumerate(parcels):
-            failed += self._map(rank, parcel)
+            failed += self._map(rank, parcel, sealed)
             for fd in parcel.fds:
                 os.close(fd)
         problems = [parcel.value["problem"] for parcel in parcels if parcel.value["problem"]]
@@ -100,7 +105,7 @@ class SymmetricMemory:
         given_up = {(rank, region) for verdict in verdicts for rank, region in verdict.value}
         for rank, region in given_up:
             self._core.drop_region(rank, region)
-        if problems or (given_up and not keep_going):
+        if problems or (given_up and sealed):
             raise RingsideError("; ".join(problems) or "a rank could not map its peers' symmetric memory")
 
     def _exchange(self, value: Any, fds: Sequence[int] = ()) -> list[Parcel]:
@@ -114,7 +119,7 @@ class SymmetricMemory:
             self._core.give_up(_INTERRUPTED, [])
             raise
 
-    def _map(self, rank: int, parcel: Parcel) -> list[tuple[int, int]]:
+    def _map(self, rank: int, parcel: Parcel, sealed: bool) -> list[tuple[int, int]]:
         """Map a peer's new regions and unmap its dead ones; return those that could not be mapped."""
         for region in parcel.value["dead"]:
             if rank != self._hub.rank:
@@ -123,4 +128,6 @@ class SymmetricMemory:
             return []
         new = parcel.value["new"]
         pairs = zip(new, parcel.fds or (-1,) * len(new), strict=True)  # none: too many files are open somewhere
-        return [(rank, region) for (region, size), fd in pairs if not self._core.map_region(rank, region, fd, size)]
+        return [
+            (rank, region) for (region, size), fd in pairs if not self._core.map_region(rank, region, fd, size, sealed)
+        ]

@@ -1,9 +1,10 @@
 """How the ranks of one host find each other and hand file descriptors around.
 
-Rank 0 listens on an abstract Unix socket whose name all ranks derive from the same key; the others connect. Rank 0
-looks at each peer's credentials, opens a pidfd for it and sends everybody everybody's, so that a death is noticed by
-the kernel's word and not by a timeout (and across PID namespaces). Afterwards the same sockets carry `exchange`:
-every rank gives some bytes and descriptors and gets those of all ranks.
+Rank 0 listens on a Unix socket in a directory that only its user can enter, and on an abstract one for ranks that see
+another /tmp; the others connect (`meeting_place.py`). Both ends look at each other's user, so whoever else holds the
+name neither serves nor stops the job. Rank 0 opens a pidfd for each peer and sends everybody everybody's, so that a
+death is noticed by the kernel's word and not by a timeout (and across PID namespaces). Afterwards the same sockets
+carry `exchange`: every rank gives some bytes and descriptors and gets those of all ranks.
 
 Messages are length-prefixed MessagePack. Descriptors travel by SCM_RIGHTS and are close-on-exec on arrival.
 """
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import select
 import socket
@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from ringside.decoding import UNDECODABLE
+from ringside.engine.meeting_place import Listener, connect, credentials
 from ringside.errors import (
     DeadlineError,
     MismatchError,
@@ -61,12 +62,14 @@ class Hub:
         ranks: Number of ranks.
         sockets: On rank 0 one per other rank (by rank), elsewhere only the one to rank 0.
         pidfds: By rank; -1 for this rank itself.
+        lent: The pidfds are the core's, which closes them.
     """
 
     rank: int
     ranks: int
     sockets: dict[int, socket.socket] = field(default_factory=dict)
     pidfds: list[int] = field(default_factory=list)
+    lent: bool = False
 
     def exchange(self, value: Any, fds: Sequence[int] = (), *, timeout_s: float) -> list[Parcel]:
         """Give a value and descriptors to every rank and return what each rank gave, by rank.
@@ -102,12 +105,12 @@ class Hub:
         self.close()
 
     def close(self) -> None:
-        """Close the sockets and the pidfds; the core has its own."""
+        """Close the sockets, and the pidfds unless they are lent."""
         for sock in self.sockets.values():
             sock.close()
         self.sockets.clear()
         for fd in self.pidfds:
-            if fd >= 0:
+            if fd >= 0 and not self.lent:
                 os.close(fd)
         self.pidfds = [-1] * len(self.pidfds)
 
@@ -208,26 +211,11 @@ def meet(key: str, rank: int, ranks: int, settings: tuple[int, ...], *, timeout_
     return _connect(key, rank, ranks, settings, deadline)
 
 
-def address_of(key: str) -> str:
-    """Return the abstract socket address for a key; a hash, since addresses are short and visible to all users."""
-    return "\0ringside-" + hashlib.sha256(f"{os.getuid()}/{key}".encode()).hexdigest()[:32]
-
-
 def _listen(key: str, ranks: int, settings: tuple[int, ...], deadline: float) -> Hub:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
-        try:
-            server.bind(address_of(key))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            raise UsageError(
-                f"another rank 0 already listens for {key!r}: two jobs share MASTER_ADDR and MASTER_PORT, "
-                "or two processes both have RANK=0"
-            ) from None
-        server.listen(ranks)
+    with Listener(key, ranks) as listener:
         hub = Hub(0, ranks, {}, [-1] * ranks)
         try:
-            _gather(server, hub, settings, deadline)
+            _gather(listener, hub, settings, deadline)
             _welcome(hub, deadline)
         except BaseException as error:
             hub.give_up(error)
@@ -235,12 +223,12 @@ def _listen(key: str, ranks: int, settings: tuple[int, ...], deadline: float) ->
     return hub
 
 
-def _gather(server: socket.socket, hub: Hub, settings: tuple[int, ...], deadline: float) -> None:
+def _gather(listener: Listener, hub: Hub, settings: tuple[int, ...], deadline: float) -> None:
     """Wait for everybody; where somebody does not fit, a little longer for the rest, so that they can be told too."""
     refusal: MismatchError | None = None
     while len(hub.sockets) < hub.ranks - 1:
         try:
-            sock, hello = _accept(server, hub, deadline)
+            sock, hello = _accept(listener, hub, deadline)
         except DeadlineError:
             if refusal is None:
                 raise
@@ -257,10 +245,10 @@ def _gather(server: socket.socket, hub: Hub, settings: tuple[int, ...], deadline
         raise refusal
 
 
-def _accept(server: socket.socket, hub: Hub, deadline: float) -> tuple[socket.socket, dict[str, Any]]:
+def _accept(listener: Listener, hub: Hub, deadline: float) -> tuple[socket.socket, dict[str, Any]]:
     while True:
         poll = select.poll()
-        for fd in (server.fileno(), *(pidfd for pidfd in hub.pidfds if pidfd >= 0)):
+        for fd in (*listener.servers, *(pidfd for pidfd in hub.pidfds if pidfd >= 0)):
             poll.register(fd, select.POLLIN)
         ready = {fd for fd, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)}
         dead = [rank for rank, fd in enumerate(hub.pidfds) if fd >= 0 and fd in ready]
@@ -269,14 +257,15 @@ def _accept(server: socket.socket, hub: Hub, deadline: float) -> tuple[socket.so
         if not ready:
             missing = [r for r in range(1, hub.ranks) if r not in hub.sockets]
             raise DeadlineError(f"rank {_names(missing)} did not come to the rendezvous in time", missing)
-        sock, _ = server.accept()
-        try:
-            if _credentials(sock)[1] == os.getuid():
-                sock.settimeout(_remaining(min(deadline, time.monotonic() + _GRACE_S)))
-                return sock, receive_message(sock).value
-        except (OSError, EOFError, msgspec.MsgspecError):
-            pass  # it died, or does not speak our language
-        sock.close()
+        for server in [server for fd, server in listener.servers.items() if fd in ready]:
+            sock, _ = server.accept()
+            try:
+                if credentials(sock)[1] == os.getuid():
+                    sock.settimeout(_remaining(min(deadline, time.monotonic() + _GRACE_S)))
+                    return sock, receive_message(sock).value
+            except (OSError, EOFError, msgspec.MsgspecError):
+                pass  # it died, or does not speak our language
+            sock.close()
 
 
 def _objection(hello: dict[str, Any], hub: Hub, ranks: int, settings: tuple[int, ...]) -> str:
@@ -304,20 +293,12 @@ def _welcome(hub: Hub, deadline: float) -> None:
 
 
 def _connect(key: str, rank: int, ranks: int, settings: tuple[int, ...], deadline: float) -> Hub:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     pause = 0.001
-    while True:
-        try:
-            sock.connect(address_of(key))
-            break
-        except ConnectionRefusedError:
-            if time.monotonic() > deadline:
-                sock.close()
-                raise DeadlineError(
-                    "rank 0 did not come to the rendezvous in time (is it on this host?)", [0]
-                ) from None
-            time.sleep(pause)  # rank 0 is not there yet; there is nothing to wait on
-            pause = min(pause * 1.5, 0.05)
+    while (sock := connect(key)) is None:
+        if time.monotonic() > deadline:
+            raise DeadlineError("rank 0 did not come to the rendezvous in time (is it on this host?)", [0])
+        time.sleep(pause)  # rank 0 is not there yet; there is nothing to wait on
+        pause = min(pause * 1.5, 0.05)
     hub = Hub(rank, ranks, {0: sock}, [])
     try:
         hub._send(0, {"rank": rank, "ranks": ranks, "protocol": PROTOCOL, "settings": settings}, (), deadline)
@@ -333,14 +314,8 @@ def _connect(key: str, rank: int, ranks: int, settings: tuple[int, ...], deadlin
     return hub
 
 
-def _credentials(sock: socket.socket) -> tuple[int, int, int]:
-    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, uid, gid = struct.unpack("3i", data)
-    return pid, uid, gid
-
-
 def _pidfd_of(sock: socket.socket) -> int:
-    pid = _credentials(sock)[0]
+    pid = credentials(sock)[0]
     try:
         return os.pidfd_open(pid)
     except OSError as error:

@@ -1,0 +1,160 @@
+"""Where the ranks of a host meet that know nothing of each other but a key, and where no other user can come between.
+
+A Unix socket in a directory with an unpredictable name that belongs to this user and that nobody else can enter: rank 0
+makes it, the others look through the directories of that kind. Nobody can make one that belongs to us, so there is no
+name to be taken beforehand. Ranks that see another /tmp (containers that share the network) meet at an abstract name
+instead. Anybody can hold that one, so both ends ask the kernel whose socket it is, and go on without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+import socket
+import stat
+import struct
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ringside.errors import UsageError
+
+ROOTS = ("/tmp", "/dev/shm", "/var/tmp")
+"""Where directories may be made, in order: rank 0 takes the first that lets it, the others look into all."""
+_STALE_S = 60.0  # a directory this old in which nobody listens was left by a rank 0 that was killed
+
+
+class Listener:
+    """Rank 0's sockets; close it when everybody has come.
+
+    Args:
+        key: Names the communicator.
+        ranks: How many may knock at the same time.
+
+    Attributes:
+        servers: The listening sockets, by descriptor.
+
+    Raises:
+        UsageError: A process of this user already listens for the same key.
+    """
+
+    def __init__(self, key: str, ranks: int) -> None:
+        self.servers: dict[int, socket.socket] = {}
+        self._directory = ""
+        _remove_stale()
+        try:
+            try:
+                self._listen(address_of(key), ranks)
+            except OSError:
+                _refuse_a_second(key)  # somebody else's holding the name changes nothing
+            for root in ROOTS:
+                with contextlib.suppress(OSError):
+                    self._directory = tempfile.mkdtemp(prefix=_prefix(), dir=root)
+                    self._listen(f"{self._directory}/{_hash(key)}", ranks)
+                    break
+            if not self.servers:
+                raise UsageError(f"ranks cannot meet: none of {', '.join(ROOTS)} can be written, and the name is taken")
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop listening and leave nothing behind."""
+        for server in self.servers.values():
+            server.close()
+        self.servers.clear()
+        if self._directory:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _listen(self, address: str, ranks: int) -> None:
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            server.bind(address)
+            server.listen(ranks)
+        except OSError:
+            server.close()
+            raise
+        self.servers[server.fileno()] = server
+
+
+def connect(key: str) -> socket.socket | None:
+    """Return a connection to this user's process that listens for a key; None: there is none yet."""
+    for address in [*(f"{directory}/{_hash(key)}" for directory in _directories()), address_of(key)]:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)  # somebody else's may never answer
+            sock.connect(address)
+            if credentials(sock)[1] == os.getuid():
+                return sock
+        except OSError:
+            pass
+        sock.close()
+    return None
+
+
+def address_of(key: str) -> str:
+    """Return the abstract address for a key; a hash, since addresses are short and visible to all users."""
+    return f"\0ringside-{_hash(key)}"
+
+
+def credentials(sock: socket.socket) -> tuple[int, int, int]:
+    """Return (process, user, group) of whoever has the other end of a connected Unix socket, or listens there."""
+    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, gid = struct.unpack("3i", data)
+    return pid, uid, gid
+
+
+def _refuse_a_second(key: str) -> None:
+    for _ in range(10):
+        found = connect(key)
+        if found is not None:
+            found.close()
+            raise UsageError(
+                f"another rank 0 already listens for {key!r}: two jobs share MASTER_ADDR and MASTER_PORT, "
+                "or two processes both have RANK=0"
+            )
+        time.sleep(0.01)  # it may have the name and not listen yet
+
+
+def _hash(key: str) -> str:
+    return hashlib.sha256(f"{os.getuid()}/{key}".encode()).hexdigest()[:32]
+
+
+def _prefix() -> str:
+    return f"ringside-{os.getuid()}-"
+
+
+def _directories() -> Iterator[str]:
+    """Give the directories of this kind that belong to this user and that nobody else can enter."""
+    for root in ROOTS:
+        with contextlib.suppress(OSError), os.scandir(root) as entries:
+            for entry in entries:
+                if entry.name.startswith(_prefix()):
+                    status = entry.stat(follow_symlinks=False)
+                    if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077:
+                        yield entry.path
+
+
+def _remove_stale() -> None:
+    for directory in _directories():
+        with contextlib.suppress(OSError):
+            if time.time() - os.stat(directory).st_mtime > _STALE_S and not any(
+                map(_is_alive, Path(directory).iterdir())
+            ):
+                shutil.rmtree(directory)
+
+
+def _is_alive(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.setblocking(False)
+        return sock.connect_ex(str(path)) in (0, errno.EAGAIN)
