@@ -79,7 +79,10 @@ class Training:
         return self._driver.joined
 
     def committed(self, steps: int) -> list[Commit]:
-        """Return the decisions that stand for the steps before `steps`: who computed which samples."""
+        """Return the decisions that count for the steps before `steps`, one a step: who computed which samples.
+
+        Steps that were done again, because all ranks died after a checkpoint, count as they were done last.
+        """
         return [decision for _, decision in committed(self._driver.job.meeting.registers, steps)]
 
     @property
