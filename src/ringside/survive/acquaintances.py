@@ -16,14 +16,11 @@ class Acquaintances:
     Args:
         meeting: Where workers say where they run.
         silent_s: Tells for how long one that is elsewhere has not given a sign of life, seconds.
-
-    Attributes:
-        machine: This host.
     """
 
     def __init__(self, meeting: Meeting, silent_s: Callable[[Seat], float]) -> None:
         self._meeting, self._silent_s = meeting, silent_s
-        self.machine = own_place().machine
+        self._machine = own_place().machine
         self._peers: dict[Seat, Peer] = {}
 
     def peer(self, seat: Seat, incarnation: int) -> Peer:
@@ -36,7 +33,7 @@ class Acquaintances:
             place = self._meeting.place(incarnation, seat)
             if place is None:
                 raise RingsideError(f"{seat} never said where it runs: is the store shared by two jobs?")
-            self._peers[seat] = Peer(place, self.machine, lambda: self._silent_s(seat))
+            self._peers[seat] = Peer(place, self._machine, lambda: self._silent_s(seat))
         return self._peers[seat]
 
     def bury(self, seat: Seat, incarnation: int) -> None:

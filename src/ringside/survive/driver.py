@@ -232,7 +232,7 @@ class Driver:
         return [] if member.gone == frozenset(gone) else [e.RanksGone(gone)]
 
     def _is_gone(self, rank: int) -> bool:
-        meeting, incarnation, machine = self.job.meeting, self.member.incarnation, self._known.machine
+        meeting, incarnation, machine = self.job.meeting, self.member.incarnation, own_place().machine
         seat, refused = meeting.newest(incarnation, rank), meeting.refused(rank)
         place = None if seat is None else meeting.place(incarnation, seat)
         if place is None or refused is None:

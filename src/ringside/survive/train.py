@@ -176,8 +176,7 @@ def training(
     final = Final(Kept.of_environment(os.environ), checkpoint_dir)
     with _connection(final) as connection:
         state = State(model, optimizer, {} if scheduler is None else {"scheduler": scheduler})
-        if not final.is_over:
-            _admit(connection, passport.passport_of(model, optimizer, samples, seed))
+        _admit(connection, passport.passport_of(model, optimizer, samples, seed))
         job = Job(
             rank=connection.rank,
             meeting=Meeting(connection.registers, connection.ranks),
