@@ -236,6 +236,10 @@ def _connection(final: Final) -> Iterator[Connection]:
     except (StoreGoneError, FinalStateError) as error:
         _log.error("rank %d ends: %s", connection.rank, error)
         raise SystemExit(error.exit_status) from None
+    except SystemExit as left:
+        if left.code == REFUSED:  # so that nobody waits for this rank at the end
+            Meeting(connection.registers, connection.ranks).refuse(connection.rank, own_place())
+        raise
     finally:
         connection.close()
 
@@ -282,7 +286,6 @@ def _admit(connection: Connection, own: dict[str, str]) -> None:
     try:
         passport.refuse_strangers(own, standing, f"rank {connection.rank}")
     except MismatchError as error:
-        Meeting(connection.registers, connection.ranks).refuse(connection.rank, own_place())
         raise _refused(error) from None
 
 
