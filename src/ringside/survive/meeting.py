@@ -120,7 +120,7 @@ class Meeting:
         return None if data is None else decode(data, _places, "a worker's place")
 
     def founders(self, incarnation: int, patience_s: float, alive: Callable[[Seat], bool]) -> tuple[Seat, ...]:
-        """Return who begins an incarnation: the first living process of every rank, once all have come.
+        """Return who begins an incarnation: the living process of every rank, once all have come that were not refused.
 
         Args:
             incarnation: Which.
@@ -133,7 +133,8 @@ class Meeting:
             if stands is not None:
                 return decode(stands, _seats, "the list of founders")
             come = self._come(incarnation, alive)
-            if len(come) == self.ranks or (come and time.monotonic() > deadline):
+            coming = {seat.rank for seat in come}.union(filter(self.refused, range(self.ranks)))
+            if come and (len(coming) == self.ranks or time.monotonic() > deadline):
                 self.registers.create(key, encode(come))
             else:
                 time.sleep(_LOOK_S)  # a store has nothing to wait on for a process that has not come
