@@ -23,8 +23,9 @@ class Real:
 
     def __init__(self, shape, agreed):
         data = range(SIZE)
-        self.samples: Any = train._samples(data, shape.batch, MICRO_BATCHES, shape.seed, SAMPLERS[shape.sampler]())
-        self.samples.agree = functools.partial(self._agree, agreed)
+        samples: Any = train._samples(data, shape.batch, MICRO_BATCHES, shape.seed, SAMPLERS[shape.sampler]())
+        samples.agree = functools.partial(self._agree, agreed)
+        self.samples = samples
         passport_of: Any = passport.passport_of
         own = passport_of(MODEL, OPTIMIZER, data, self.samples, shape.seed)
         self._position = position.Position(own, self.samples)
