@@ -135,7 +135,10 @@ class Moves:
             )
 
     def _ends(self, state: State, at: int, node: Node) -> Iterator[Move]:
-        """Let a rank want no further step, or be drained, and the leader find out at the end who does not come."""
+        """Let a rank want no further step, or be drained, and the leader find out at the end who does not come.
+
+        For one that lives and that it has no link to, its patience ends.
+        """
         seat, member = node.seat, node.member
         if state.left[QUITS] and member.phase is Phase.EXCHANGING:
             yield Move(f"{seat} wants to end", partial(self._tell, state.spend(QUITS), at, e.EndWanted()), True)
@@ -145,7 +148,8 @@ class Moves:
                 yield Move(f"rank {rank} is to be drained", drained, True)
         if member.phase is not Phase.CLOSING or not member.is_leader:
             return
-        there = {peer.seat.rank for peer in state.nodes if peer.alive and not peer.ended}
+        able = [peer.seat for peer in state.nodes if peer.alive and not peer.ended]
+        there = {other.rank for other in able if other == seat or state.links.carry(seat, other)}
         gone = state.gone | (set(range(self.bounds.ranks)) - there)
         if gone != member.gone:
             known = state._replace(gone=gone)
