@@ -51,7 +51,8 @@ def main() -> None:
             losses.append(step.loss)
         if t.rank == 0:
             committed = t.committed(t.step)
-            print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
+            if losses:  # a rank that came back after the last step has the final state, and saw no step
+                print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
             print(f"{len(committed)} steps, {sum(decision.samples for decision in committed)} samples, each once")
 
 

@@ -6,6 +6,7 @@
     ├── UsageError            what was asked for cannot be: exit status 2
     │   └── UnsupportedError  a dtype, device or platform Ringside does not handle (also a TypeError)
     ├── StoreGoneError        the job's store cannot be reached any more: exit status 75
+    ├── FinalStateError       the job is over, and this rank cannot have its final state: exit status 76
     └── SyncError             a collective could not finish on this rank (also a RuntimeError, as torch's own are)
         ├── PeerLostError     a rank died or left; `.ranks` says who
         ├── MismatchError     ranks called different collectives; `.ranks` says who differs
@@ -38,6 +39,12 @@ class StoreGoneError(RingsideError):
     """The job's store cannot be reached any more; the message says what to look at."""
 
     exit_status = 75
+
+
+class FinalStateError(RingsideError):
+    """The job is over, and this rank cannot have its final state; the message says where that lies."""
+
+    exit_status = 76
 
 
 class SyncError(RingsideError, RuntimeError):

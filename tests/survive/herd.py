@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from ringside.lab import Lab
 from ringside.lab.namespaces import enter
 from ringside.lab.wiring import INTERFACE
 from ringside.processes import Process, die_with_parent
+from ringside.survive.kept import KEPT, START, Kept, Stage
 from ringside.survive.peers import state_of
 from ringside.survive.registers import NOBODY_WRITES
 
@@ -42,6 +44,7 @@ class Report:
         errors: Tracebacks of workers that raised.
         timed_out: Whether time was up.
         seconds: How long it took.
+        unattended: Whether keepers would say that nobody ran the last lines of rank 0.
     """
 
     ended: dict[int, Any] = field(default_factory=dict)
@@ -50,6 +53,7 @@ class Report:
     errors: list[str] = field(default_factory=list)
     timed_out: bool = False
     seconds: float = 0.0
+    unattended: bool = False
 
 
 class Store:
@@ -148,10 +152,14 @@ def run_job(
     }
     report, began = Report(), time.monotonic()
     spots = [_spot(store.lab, rank, hosts) for rank in range(ranks)]
+    kept = [Kept() for _ in range(ranks)] if respawn else []
+    starts = Counter[int]()
     environs = [environ | spot.environ for spot in spots]
 
     def start(rank: int) -> Process:
-        return _fork(rank, worker, directory, environs[rank], spots[rank].namespace)
+        starts[rank] += 1
+        kept_by = {START: str(starts[rank]), KEPT: str(kept[rank].fd)} if respawn else {}
+        return _fork(rank, worker, directory, environs[rank] | kept_by, spots[rank].namespace)
 
     running = {rank: start(rank) for rank in range(ranks)}
     stopped: dict[int, float] = {}
@@ -176,6 +184,9 @@ def run_job(
         os.waitpid(process.pid, 0)
         process.close()
     report.seconds = time.monotonic() - began
+    report.unattended = any(memory.head.stage is Stage.UNATTENDED for memory in kept)
+    for memory in kept:
+        memory.close()
     return report
 
 

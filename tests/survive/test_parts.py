@@ -223,14 +223,16 @@ STORE_GONE = StoreGoneError.exit_status
 
 
 class Ends(Keeper):
-    """A keeper whose worker ends as told."""
+    """A keeper whose worker ends as told: with a status, or in a pair with the step that the job had come to."""
 
-    def __init__(self, *statuses):
+    def __init__(self, *ends):
         super().__init__(["train.py"], {"RANK": "2"})
-        self.statuses = list(statuses)
+        self.ends = list(ends)
 
     def _run_once(self, stop):
-        return self.statuses.pop(0)
+        status, steps = end if isinstance(end := self.ends.pop(0), tuple) else (end, 0)
+        self.kept.progressed(steps)
+        return status
 
 
 class Stop:
@@ -238,23 +240,31 @@ class Stop:
 
 
 @pytest.mark.parametrize(
-    ("statuses", "status"),
+    ("ends", "status"),
     [
         ((0,), 0),
         ((-9, -9, -9, -9, 0), 0),
         ((REFUSED,), 0),
         ((1, 1, 1), 1),
-        ((1, -9, 1, 1, 0), 0),
+        ((1, -9, 1, 1), 1),
+        ((1, 1, (1, 7), 1, 1, (-9, 8), 1, 1, 0), 0),
+        ((1, 1, (1, 7), (1, 7), (1, 7), (1, 7)), 1),
+        ((-11, -11, -11), 139),
+        ((-9,) * 10, 137),
+        ((76,), 76),
+        ((STORE_GONE, STORE_GONE), STORE_GONE),
         ((-9, REFUSED), 0),
         ((STORE_GONE, 0), 0),
         ((STORE_GONE, REFUSED), STORE_GONE),
     ],
 )
-def test_a_worker_that_a_signal_ended_is_started_again_and_one_that_always_fails_is_not(statuses, status, capsys):
-    keeper = Ends(*statuses)
+def test_a_worker_that_a_signal_ended_is_started_again_and_one_that_always_fails_is_not(ends, status, capsys):
+    keeper = Ends(*ends)
     assert keeper.run(Stop()) == status
-    assert keeper.statuses == []
-    assert ("rank 2 was ended by SIGKILL; it is started again" in capsys.readouterr().err) == (-9 in statuses)
+    assert keeper.ends == []
+    told = capsys.readouterr().err
+    assert ("rank 2 was ended by SIGKILL; it is started again" in told) == any(end in (-9, (-9, 8)) for end in ends)
+    assert ("times in a row without the job having come further" in told) == (status in (1, 137, 139))
 
 
 def test_a_keeper_wants_a_script_and_knows_whether_the_job_has_a_store():

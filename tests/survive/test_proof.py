@@ -14,6 +14,7 @@ from ringside.survive.proof.__main__ import main
 from ringside.survive.proof.controls import break_rule, rules
 from ringside.survive.proof.exchange import Exchange, ring_order
 from ringside.survive.proof.faults import Fault, Kind, Phase, Point
+from ringside.survive.proof.ledger import LAST
 from ringside.survive.proof.matrix import ALGORITHMS, cases, run_case
 from ringside.survive.proof.model import Counting
 from ringside.survive.proof.world import Case
@@ -44,7 +45,7 @@ def test_without_faults_everything_is_done_once():
 
 def test_the_matrix_has_every_place_once():
     every = list(cases())
-    assert len({case.faults[-1] for case in every}) == len(every) == len(Kind) * (4 * 6 * 2 + 4 + 3) * 4
+    assert len({case.faults[-1] for case in every}) == len(every) == len(Kind) * (4 * 6 * 2 + 4 + 3 + 3 + 4) * 4
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -110,6 +111,31 @@ def test_the_checker_notices_a_broken_rule(rule):
     found = explore(bounds, Rules(**{rule: False}))
     assert found.broken
     assert found.broken[1] == "begin"
+
+
+@pytest.mark.parametrize("rules_off", [{"all_come"}, {"keep_final"}])
+def test_the_checker_finds_the_old_hole_where_a_rule_of_the_end_is_broken(rules_off):
+    bounds = Bounds(ranks=2, steps=1, crashes=1, returns=1)
+    broken = dict.fromkeys(rules_off, False)
+    assert "cannot have the final state" in explore(bounds, Rules(**broken)).broken[0]
+    untrained = explore(bounds, Rules(**broken, final_only=False)).broken[0]
+    assert "does what comes after the last step with the state of step -1" in untrained
+
+
+@pytest.mark.parametrize("phase", [Phase.LAST_APPLIED, Phase.KEPT, Phase.OVER, Phase.SAVING])
+@pytest.mark.parametrize("rank", [0, 3])
+def test_whoever_is_killed_around_the_end_runs_its_last_lines_with_the_final_state(phase, rank):
+    assert not run_case(Case(1, (Fault(Kind.KILL, rank, Point(phase)),))).broken
+    late = (Fault(Kind.KILL, 0, Point(Phase.COMPUTING, 4)), Fault(Kind.KILL, rank, Point(phase)))
+    assert not run_case(Case(2, late)).broken
+    assert not run_case(Case(3, (Fault(Kind.DRAINED, rank, Point(Phase.COMPUTING, 1)), *late))).broken
+
+
+def test_without_the_rules_of_the_end_a_rank_that_comes_late_saves_an_untrained_model():
+    late = Case(2, (Fault(Kind.KILL, 0, Point(Phase.BEFORE_APPLY, 4)),))
+    result = run_case(late, Rules(all_come=False, final_only=False))
+    assert "rank 0 (epoch 2) saves weights that lack or repeat 40 samples" in result.broken[LAST]
+    assert not run_case(late).broken
 
 
 def test_prove_prints_what_it_found(capsys, monkeypatch):

@@ -72,6 +72,14 @@ class Job:
             self.tell(rank, e.WorkDone(tag))
             self.tell(rank, e.ResultReady(tag, (digests or {}).get(rank, "sum"), "state"))
 
+    def keep(self, *ranks, digests=None):
+        """Let members keep the final state."""
+        for rank in ranks:
+            self.tell(rank, e.StateKept(self.members[rank].tag, (digests or {}).get(rank, "final")))
+
+    def phases(self):
+        return [self.members[rank].phase for rank in sorted(self.members)]
+
     def deliver(self, *ranks):
         """Hand the acknowledgements of some members to the leader."""
         for rank, instruction in list(self.said):
@@ -108,7 +116,7 @@ def test_a_leader_that_wakes_up_late_finds_abort():
     job.deliver(1, 2)  # now the leader knows of all acknowledgements
     job.tick(0)
     assert not job.of(i.Apply)
-    assert job.of(i.Leave, 0) == [i.Leave("generation 2 goes on without rank 0 (epoch 1)", rejoin=True)]
+    assert job.of(i.Leave, 0) == [i.Leave("generation 2 goes on without rank 0 (epoch 1)")]
     assert [what.tag for what in job.of(i.Discard)] == [Tag(1, 1, 0, 0)] * 3
     assert job.of(i.Compute, 1)[-1].micro_batches == (0, 2, 3)  # its own, and what rank 0 owed
 
@@ -168,7 +176,7 @@ def test_different_results_are_tried_again_and_then_the_odd_one_goes():
     job.deliver(1, 2)
     job.tick(1, 2)
     assert job.records[1].members == SEATS[:2]
-    assert job.of(i.Leave, 2)[0].rejoin
+    assert job.of(i.Leave, 2)
     assert not job.of(i.Apply)
 
 
@@ -277,10 +285,12 @@ def test_drains_and_quotas_wait_until_a_step_is_done():
     job.work(0, 1, 2)
     job.deliver(1, 2)
     job.tick(1, 2)
-    assert job.of(i.Leave, 2) == [i.Leave("this rank was drained: it held the others up", rejoin=False)]
+    (left,) = job.of(i.Leave, 2)
+    assert "was drained" in left.reason
     assert job.records[1].number == 3
     job.start(Seat(2, 2))
-    assert job.of(i.Leave, 2)[-1].rejoin is False
+    job.tick(2)
+    assert job.of(i.AskToJoin, 2) == []  # it waits until the job ends
 
 
 def test_impatience_falls_on_who_did_not_acknowledge_and_on_a_silent_leader():
@@ -297,16 +307,118 @@ def test_impatience_falls_on_who_did_not_acknowledge_and_on_a_silent_leader():
     assert job.records[1].members == SEATS[1:]
 
 
-def test_the_last_step_closes_the_job_and_whoever_is_behind_settles_it():
-    job = Job(Settings(6, lambda step: (6 * step, 6), steps=1)).founded()
+def ending(steps=1, **settings):
+    """Return a job of three ranks whose last step all have applied."""
+    job = Job(Settings(6, lambda step: (6 * step, 6), steps=steps, ranks=3, **settings)).founded()
     job.work(0, 1, 2)
     job.deliver(1, 2)
-    assert job.of(i.Finish, 0)
-    assert job.records[1].over
     job.tick(1, 2)
-    assert len(job.of(i.Finish)) == 3
+    assert job.phases() == [Phase.KEEPING] * 3
+    return job
+
+
+def test_the_job_is_over_when_every_rank_has_kept_the_same_state():
+    job = ending()
+    job.keep(0, 1)
+    job.deliver(1)
+    job.tick(0, 1)
+    assert job.of(i.Finish) == []
+    job.keep(2)
+    job.deliver(2)
+    assert (job.records[1].over, job.records[1].final, job.records[1].without) == (True, "final", ())
+    job.tick(1, 2)
+    assert job.of(i.Finish) == [i.Finish("final")] * 3
+    job.start(Seat(2, 2))  # what it has kept decides whether it goes on
+    assert job.of(i.Finish, 2)[1:] == [i.Finish("final")]
+
+
+def test_who_comes_at_the_end_is_let_in_and_gets_the_final_state():
+    job = ending()
+    job.keep(0, 1)
+    job.deliver(1)
+    job.tell(0, e.PeerSuspected(SEATS[2]))
+    assert job.records[1].members == SEATS[:2]
+    job.tick(1)
+    job.keep(0, 1)
+    job.deliver(1)
+    job.tick(0, 1)
+    assert not job.records[1].over  # rank 2 is awaited
     job.start(Seat(2, 2))
-    assert job.of(i.Leave, 2) == [i.Leave("the job is over: its last step is committed", rejoin=False)]
+    job.tell(0, e.JoinRequested(Seat(2, 2)))
+    job.tick(0, 1, 2)
+    assert (job.records[1].members, job.records[1].joining) == ((*SEATS[:2], Seat(2, 2)), (2,))
+    tag = job.members[0].tag
+    job.tell(2, e.StateOffered(e.Offer(tag, SEATS[0], "final")))
+    job.tell(2, e.StateFetched(tag, "final"))
+    job.keep(0, 1, 2)
+    job.deliver(1, 2)
+    job.tick(1, 2)
+    assert job.of(i.Finish) == [i.Finish("final")] * 3
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_rank_that_does_not_come_is_named_and_one_of_which_nobody_knows_is_waited_for(gone):
+    job = ending(end_patience_s=200.0)
+    job.tell(1, e.PeerSuspected(SEATS[0]))
+    job.tick(2)
+    job.keep(1, 2)
+    job.deliver(2)
+    job.tick(1)
+    assert job.of(i.Finish) == []
+    if gone:
+        job.tell(1, e.RanksGone((0,)))
+    else:
+        job.tick(1, after_s=250.0)
+    job.tick(2)
+    assert job.of(i.Finish) == [i.Finish("final", (0,))] * 2
+
+
+def test_different_final_states_are_not_the_end():
+    job = ending()
+    job.keep(0, 1, 2, digests={2: "other"})
+    job.deliver(1, 2)
+    assert (job.records[1].over, job.records[1].attempt) == (False, 0)
+    for rank in (1, 2):
+        job.tick(rank)
+    job.keep(0, 1, 2, digests={2: "other"})
+    job.deliver(1, 2)
+    assert job.records[1].attempt == 1
+    assert (job.records[1].over, job.records[1].members) == (False, SEATS) or job.records[1].members == SEATS[:2]
+
+
+def test_whoever_was_drained_comes_back_at_the_end():
+    job = Job(Settings(6, lambda step: (6 * step, 6), steps=2, ranks=3)).founded()
+    job.tell(0, e.DrainWanted(2))
+    job.work(0, 1, 2)
+    job.deliver(1, 2)
+    job.tick(1, 2)
+    job.start(Seat(2, 2))
+    assert job.records[1].drained == (2,)
+    job.work(0, 1)
+    job.deliver(1)
+    job.tick(0, 1, 2)
+    assert (job.records[1].drained, job.records[1].last) == ((), 2)
+    assert job.of(i.AskToJoin, 2)
+
+
+def test_a_rank_that_wants_no_further_step_ends_the_job_with_the_state_it_has():
+    job = Job(Settings(6, lambda step: (6 * step, 6), ranks=3)).founded()
+    job.work(0, 1, 2)
+    job.deliver(1, 2)
+    job.tick(1, 2)
+    job.tell(1, e.EndWanted())
+    job.tick(0, 2)
+    assert job.records[1].last == 1
+    assert job.phases() == [Phase.KEEPING] * 3
+    assert {member.step for member in job.members.values()} == {1}
+
+
+def test_without_the_store_who_has_the_final_state_is_at_the_end():
+    job = ending()
+    job.keep(1)
+    member = job.members[1]
+    member.unanswered = job.now
+    assert member.handle(e.Tick(job.now + 31.0)) == [i.Finish("")]
 
 
 def test_a_silent_store_halts_the_job():
@@ -329,7 +441,7 @@ def test_an_incarnation_is_given_up_only_when_nothing_can_be_committed_in_it():
     assert isinstance(job.decisions[0, 1], Abort)
     assert not job.of(i.Apply)
     job.tick(0)
-    assert job.of(i.Leave, 0)[0].rejoin
+    assert job.of(i.Leave, 0)
 
 
 def test_a_fence_passes_what_is_committed_and_does_not_trust_the_first_abort():
@@ -347,7 +459,7 @@ def test_a_founder_with_another_checkpoint_is_sent_to_fetch_state():
     job = Job()
     job.start(SEATS[0], 5, SEATS)
     job.start(SEATS[1], 4, SEATS)
-    assert job.of(i.Leave, 1) == [i.Leave("rank 1 (epoch 1) has state of step 4, not 5", rejoin=True)]
+    assert job.of(i.Leave, 1) == [i.Leave("rank 1 (epoch 1) has state of step 4, not 5")]
 
 
 def test_generations_that_may_still_live_are_remembered():

@@ -38,7 +38,10 @@ def test_strangers_and_another_job_are_refused_by_name_and_a_hopeless_rank_is_dr
         assert [len(lines(other, rank, "runs already")) for rank in (0, 1)] == [1, 1]
 
     assert (drain["wrong"], drain["errors"]) == ([], [])
-    assert {rank: "drained" in why for rank, why in drain["left"].items()} == {"0": False, "1": False, "2": True}
+    assert drain["left"] == {"0": "", "1": "", "2": ""}  # the third waited, and has the final state of the others
+    went = [line.partition(": ")[2] for line in lines(drain, 0, " go on with step ")]
+    assert any(line.startswith("ranks 0, 1 go on") for line in went)
+    assert went[-1] == "ranks 0, 1, 2 go on with step 30"
 
 
 def test_training_goes_on_when_the_disk_is_full_and_the_checkpoint_before_stays(tmp_path):

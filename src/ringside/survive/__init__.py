@@ -11,15 +11,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ringside.survive.final import final_state as final_state
     from ringside.survive.job import Step as Step
     from ringside.survive.train import Training as Training
     from ringside.survive.train import training as training
 
-__all__ = ["Step", "Training", "training"]
+__all__ = ["Step", "Training", "final_state", "training"]
 
 _LAZY = {
     "Step": "ringside.survive.job",
     "Training": "ringside.survive.train",
+    "final_state": "ringside.survive.final",
     "training": "ringside.survive.train",
 }
 

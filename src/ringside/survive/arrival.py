@@ -9,12 +9,12 @@ from ringside.errors import MismatchError
 from ringside.survive.acquaintances import Acquaintances
 from ringside.survive.decision import Seat
 from ringside.survive.meeting import Meeting
-from ringside.survive.peers import BEATS_S, own_place
+from ringside.survive.peers import BEATS_S, Place
 
 _SIGN_S = 0.02
 
 
-def take_seat(meeting: Meeting, known: Acquaintances, incarnation: int, rank: int, life: int) -> Seat:
+def take_seat(meeting: Meeting, known: Acquaintances, incarnation: int, rank: int, place: Place) -> Seat:
     """Return the seat that this process has taken.
 
     Args:
@@ -22,12 +22,12 @@ def take_seat(meeting: Meeting, known: Acquaintances, incarnation: int, rank: in
         known: Whom this worker knows.
         incarnation: In which incarnation.
         rank: Of which rank.
-        life: How many seats this process has had, with this one.
+        place: Where it runs.
 
     Raises:
         MismatchError: Another living process is the same rank of this job.
     """
-    seat = meeting.claim(incarnation, rank, own_place(life))
+    seat = meeting.claim(incarnation, rank, place)
     earlier = {Seat(rank, epoch) for epoch in range(1, seat.epoch)}
     others = {one: peer for one in earlier if not (peer := known.peer(one, incarnation)).is_this_process}
     alive = [one for one, peer in others.items() if peer.here and not peer.ended()]

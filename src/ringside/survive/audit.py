@@ -17,6 +17,16 @@ class Readable(Protocol):
 
 
 def committed(registers: Readable, steps: int) -> list[tuple[Tag, Commit]]:
+    """Return the COMMITs that count for the steps before `steps`, by step.
+
+    What an incarnation did after the checkpoint that the next one began with was done again: the last COMMIT counts.
+    """
+    every = every_commit(registers, steps)
+    latest = {tag.step: tag.incarnation for tag, _ in every}
+    return sorted(((tag, decision) for tag, decision in every if tag.incarnation == latest[tag.step]), key=_by_step)
+
+
+def every_commit(registers: Readable, steps: int) -> list[tuple[Tag, Commit]]:
     """Return every COMMIT that stands for the steps before `steps`: by incarnation, step and generation."""
     found: list[tuple[Tag, Commit]] = []
     incarnation = 1
@@ -37,12 +47,16 @@ def audit(registers: Readable, steps: int, *, resumed: bool = False) -> list[str
         steps: How many steps it has finished.
         resumed: Whether steps after a checkpoint may have been done again in a later incarnation.
     """
-    tags = [tag for tag, _ in committed(registers, steps)]
+    tags = [tag for tag, _ in every_commit(registers, steps)]
     twice = [what for what, times in Counter((tag.incarnation, tag.step) for tag in tags).items() if times > 1]
     wrong = [f"step {step} is committed twice in incarnation {number}" for number, step in twice]
     again = [step for step, times in Counter(tag.step for tag in tags).items() if times > 1]
     wrong += [] if resumed else [f"step {step} is committed twice" for step in again]
     return wrong + [f"step {step} is not committed" for step in sorted(set(range(steps)) - {tag.step for tag in tags})]
+
+
+def _by_step(found: tuple[Tag, Commit]) -> int:
+    return found[0].step
 
 
 def _commit(registers: Readable, tag: Tag) -> Commit | None:

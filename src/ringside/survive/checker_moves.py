@@ -14,7 +14,9 @@ from ringside.survive.checker_links import link_of, used_by
 from ringside.survive.checker_state import (
     CRASHES,
     CUTS,
+    DRAINS,
     MISTAKES,
+    QUITS,
     RETRIES,
     RETURNS,
     Bounds,
@@ -69,10 +71,12 @@ class Moves:
             micro_batches=self.bounds.ranks,
             samples=lambda step: (step, 1),
             steps=self.bounds.steps,
+            ranks=self.bounds.ranks,
             most_attempts=MOST_ATTEMPTS,
             retry_s=1.0,
             patience_s=long,
             fetch_patience_s=long,
+            end_patience_s=long,
             store_patience_s=long,
             rules=self.rules,
         )
@@ -81,7 +85,7 @@ class Moves:
         """Return the state in which all processes have just been started."""
         seats = tuple(Seat(rank, 1) for rank in range(self.bounds.ranks))
         b = self.bounds
-        state = State((), left=(b.crashes, b.mistakes, b.returns, b.retries, b.cuts))
+        state = State((), left=(b.crashes, b.mistakes, b.returns, b.retries, b.cuts, b.quits, b.drains))
         for seat in seats:
             state = self._add(state, seat, e.Started(0.0, 0, seats))
         return state
@@ -117,6 +121,7 @@ class Moves:
         if self.bounds.gives_up and node.member.step is None and node.member.phase is not Phase.FENCING:
             yield Move(f"{seat} finds nobody", partial(self._tell, state, at, e.NobodyLeft()), True)
         tag = node.member.tag
+        yield from self._ends(state, at, node)
         if node.member.phase is not Phase.EXCHANGING or tag is None:
             return
         record = node.member.generation
@@ -127,6 +132,29 @@ class Moves:
         if state.left[RETRIES]:
             yield Move(
                 f"{seat}: exchange fails", partial(self._tell, state.spend(RETRIES), at, e.AttemptFailed(tag)), True
+            )
+
+    def _ends(self, state: State, at: int, node: Node) -> Iterator[Move]:
+        """Let a rank want no further step, or be drained, and the leader find out at the end who does not come.
+
+        For one that lives and that it has no link to, its patience ends.
+        """
+        seat, member = node.seat, node.member
+        if state.left[QUITS] and member.phase is Phase.EXCHANGING:
+            yield Move(f"{seat} wants to end", partial(self._tell, state.spend(QUITS), at, e.EndWanted()), True)
+        if state.left[DRAINS] and member.is_leader and member.phase is Phase.EXCHANGING:
+            for rank in range(self.bounds.ranks):
+                drained = partial(self._tell, state.spend(DRAINS), at, e.DrainWanted(rank))
+                yield Move(f"rank {rank} is to be drained", drained, True)
+        if member.phase is not Phase.CLOSING or not member.is_leader:
+            return
+        able = [peer.seat for peer in state.nodes if peer.alive and not peer.ended]
+        there = {other.rank for other in able if other == seat or state.links.carry(seat, other)}
+        gone = state.gone | (set(range(self.bounds.ranks)) - there)
+        if gone != member.gone:
+            known = state._replace(gone=gone)
+            yield Move(
+                f"{seat} hears who does not come", partial(self._tell, known, at, e.RanksGone(tuple(sorted(gone))))
             )
 
     def _deliveries(self, state: State, at: int, node: Node) -> Iterator[Move]:
@@ -152,7 +180,8 @@ class Moves:
         for node in state.nodes:
             seat = node.seat
             latest = seat.epoch == max(n.seat.epoch for n in state.nodes if n.seat.rank == seat.rank)
-            gone = not node.alive or (node.ended and node.member.step != self.bounds.steps)
+            gone = not node.alive or (node.ended and not node.done)
+            gone = gone and seat.rank not in state.gone | state.late
             if state.left[RETURNS] and latest and gone:
                 back = Seat(seat.rank, seat.epoch + 1)
                 yield Move(f"{back} begins", partial(self._add, state.spend(RETURNS), back, e.Started(0.0)), True)
@@ -242,7 +271,11 @@ class Moves:
                 return state._replace(given_up=True)
             case i.Halt(reason):
                 raise Broken(f"{me} halts: {reason}")
-            case i.Settle() | i.Checkpoint() | i.Finish():
+            case i.KeepState(tag):
+                return self._keep(state, at, tag)
+            case i.Finish(final):
+                return self._finish(state, at, final)
+            case i.Settle() | i.Checkpoint():
                 return state
         return state.put(at, node._replace(todo=(*node.todo, instruction)))
 
@@ -266,6 +299,27 @@ class Moves:
         if node.state != tag.step:
             raise Broken(f"{node.seat} applies {tag} to the state of step {node.state}")
         return state.put(at, node._replace(state=tag.step + 1))
+
+    def _keep(self, state: State, at: int, tag: Tag) -> State:
+        node = state.nodes[at]
+        if self.rules.keep_final:
+            kept = {**dict(state.kept), node.seat.rank: node.state}
+            state = state._replace(kept=tuple(sorted(kept.items())))
+        return self._tell(state, at, e.StateKept(tag, str(node.state)))
+
+    def _finish(self, state: State, at: int, final: str) -> State:
+        """Have the final state and come to what the script does after its last step, or end before that."""
+        node = state.nodes[at]
+        step = node.state if not final else int(final)
+        if node.state != step and dict(state.kept).get(node.seat.rank) == step:
+            node = node._replace(state=step)
+        if node.state != step and self.rules.final_only:
+            if node.seat.rank not in state.gone:
+                raise Broken(f"{node.seat} comes to the end and cannot have the final state")
+            return state._replace(late=state.late | {node.seat.rank})
+        if node.state != step:
+            raise Broken(f"{node.seat} does what comes after the last step with the state of step {node.state}")
+        return state.put(at, node._replace(done=True))
 
     def _throws_away(self, state: State, node: Node) -> None:
         decisions = dict(state.decisions)

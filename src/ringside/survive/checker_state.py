@@ -14,7 +14,7 @@ from ringside.survive.protocol import Member, Phase
 
 Place = tuple[int, int, int]  # incarnation, step, generation
 Call = i.Instruction | e.Event  # a register call to be made, or its answer to be given
-CRASHES, MISTAKES, RETURNS, RETRIES, CUTS = range(5)
+CRASHES, MISTAKES, RETURNS, RETRIES, CUTS, QUITS, DRAINS = range(7)
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class Bounds:
         returns: How many come back after a crash, or after having been left out.
         retries: How many exchanges fail though nobody is at fault.
         cuts: How many links between two ranks fall silent for good, both of which may live.
+        quits: How many ranks want no further step before the last one.
+        drains: How many ranks are drained.
         gives_up: Whoever has no state may take everybody else for dead, at any time, and give the incarnation up.
         most_states: Where to stop looking.
     """
@@ -40,6 +42,8 @@ class Bounds:
     returns: int = 0
     retries: int = 0
     cuts: int = 0
+    quits: int = 0
+    drains: int = 0
     gives_up: bool = False
     most_states: int = 200_000
 
@@ -57,6 +61,7 @@ class Node(NamedTuple):
         todo: Register calls to be made and answers to be given, in order.
         alive: It has not crashed.
         state: The step that the weights it really has are good for; -1: none.
+        done: It has come to what its script does after the last step.
         lost: The attempt whose acknowledgement a silent link has swallowed; repeated, it goes by the store.
     """
 
@@ -66,6 +71,7 @@ class Node(NamedTuple):
     alive: bool = True
     state: int = 0
     lost: Tag | None = None
+    done: bool = False
 
     @property
     def seat(self) -> Seat:
@@ -85,7 +91,7 @@ class Node(NamedTuple):
     @property
     def key(self) -> tuple[Any, ...]:
         """What its further behaviour depends on."""
-        return (self.number, self.todo, self.alive, self.state, self.lost)
+        return (self.number, self.todo, self.alive, self.state, self.lost, self.done)
 
 
 class State(NamedTuple):
@@ -98,9 +104,12 @@ class State(NamedTuple):
         messages: (to which process, what it is told), of all that were sent so far.
         taking_part: (attempt, who has begun its exchange).
         copies: (attempt, who has made a private copy).
-        left: What may still happen: crashes, mistakes, returns, retries, cuts.
+        left: What may still happen: crashes, mistakes, returns, retries, cuts, quits, drains.
         links: Those that carry nothing.
         given_up: Somebody was told to open the next incarnation.
+        kept: (rank, step of the state), of what outlives the processes of a rank.
+        gone: Ranks that have no process any more and get none.
+        late: Ranks that came to the end and could not have the final state.
     """
 
     nodes: tuple[Node, ...]
@@ -109,16 +118,20 @@ class State(NamedTuple):
     messages: frozenset[tuple[int, e.Event]] = frozenset()
     taking_part: frozenset[tuple[Tag, Seat]] = frozenset()
     copies: frozenset[tuple[Tag, Seat]] = frozenset()
-    left: tuple[int, ...] = (0, 0, 0, 0, 0)
+    left: tuple[int, ...] = (0, 0, 0, 0, 0, 0, 0)
     links: Links = Links()
     given_up: bool = False
+    kept: tuple[tuple[int, int], ...] = ()
+    gone: frozenset[int] = frozenset()
+    late: frozenset[int] = frozenset()
 
     @property
     def key(self) -> tuple[Any, ...]:
         """Equal for states that go on equally."""
         nodes = tuple(node.key for node in self.nodes)
         registers = (self.records, self.decisions)
-        return (nodes, registers, self.messages, self.taking_part, self.copies, self.left, self.links, self.given_up)
+        events = (self.messages, self.taking_part, self.copies)
+        return (nodes, registers, *events, self.left, self.links, self.given_up, self.kept, self.gone, self.late)
 
     def put(self, at: int, node: Node) -> State:
         """Return this with another process in a place."""
@@ -147,7 +160,9 @@ def place_of(tag: Tag) -> Place:
 __all__ = [
     "CRASHES",
     "CUTS",
+    "DRAINS",
     "MISTAKES",
+    "QUITS",
     "RETRIES",
     "RETURNS",
     "Bounds",

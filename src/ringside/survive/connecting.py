@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from ringside.engine.transports.torch_p2p import TorchPeerToPeer
 from ringside.engine.transports.transport import Transport
 from ringside.errors import RingsideError, UsageError
-from ringside.survive.keeper import START
+from ringside.survive.kept import START
 from ringside.survive.registers import MemoryRegisters, Registers, StoreRegisters
 
 CALL_S = 20.0

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ringside.errors import RingsideError
+from msgspec.structs import replace
+
+from ringside.engine.failures import name_ranks
+from ringside.errors import FinalStateError, RingsideError
 from ringside.survive import events as e
 from ringside.survive import instructions as i
 from ringside.survive.acquaintances import Acquaintances
@@ -24,9 +28,8 @@ from ringside.survive.knocking import Door, Knocker
 from ringside.survive.listener import Listener
 from ringside.survive.meeting import Joining, Meeting
 from ringside.survive.net_exchange import NetExchange
-from ringside.survive.peers import Peer
+from ringside.survive.peers import Peer, comes_again, own_place
 from ringside.survive.protocol import Member, Phase
-from ringside.survive.succession import closing
 from ringside.survive.waiting import Lookout, Superseded
 
 _log = logging.getLogger("ringside")
@@ -34,6 +37,8 @@ _PAUSE_S = 2e-4
 _LOOK_S = 2e-3
 _ASK_AGAIN_S = 1.0
 _LAST_WRITE_S = 120.0
+_SAY_AGAIN_S = 30.0
+_WHERE_S = 5.0
 
 
 class Driver:
@@ -44,7 +49,7 @@ class Driver:
 
     Attributes:
         member: The state machine.
-        reason: Why it ended before the last step; "": it did not.
+        reason: Why the job ended before its last step; "": it did not, or this rank wanted that.
         spent: Seconds by kind of instruction, and for digests (which `Exchange` contains).
     """
 
@@ -65,6 +70,7 @@ class Driver:
         self._step: Step | None = None
         self._life = 0
         self._founders: tuple[Seat, ...] = ()
+        self._ends = False
         self._begin(job.meeting.incarnation(), fresh=True)
 
     # ------------------------------------------------------------------------------------------ for the training loop
@@ -89,15 +95,17 @@ class Driver:
         return self._step
 
     def end_job(self) -> None:
-        """End the job for all ranks: no later generation follows; whoever is behind still settles its step."""
-        registers, key = self.job.meeting.registers, generation_key(self.member.incarnation)
-        while self.member.phase is not Phase.ENDED:
-            stands = registers.read(key)
-            record = None if stands is None else decode_generation(stands)
-            if record is None or record.closed:
-                return
-            over = closing(record, settled=False, over=True)
-            registers.swap(key, encode_generation(record), encode_generation(over))
+        """End the job for all ranks with the state that this one has; return when all have it.
+
+        Where the others have gone on without this rank, it ends with the state that they have.
+
+        Raises:
+            RingsideError: As `next_step`.
+        """
+        self._ends = True
+        while self.member.phase is not Phase.ENDED or self._todo:
+            self._tell(e.EndWanted())
+            self.next_step()
 
     @property
     def joined(self) -> bool:
@@ -118,7 +126,8 @@ class Driver:
         """Claim a seat in an incarnation and start its state machine; without fresh state as one who joins."""
         job, meeting = self.job, self.job.meeting
         self._life += 1
-        seat = take_seat(meeting, self._known, incarnation, job.rank, self._life)
+        place = own_place(self._life, job.state.step if fresh else 0)
+        seat = take_seat(meeting, self._known, incarnation, job.rank, place)
         job.phases.epoch, job.phases.incarnation = seat.epoch, incarnation
         self._handover.unreached.clear()
         self._open_door(seat, incarnation)
@@ -145,7 +154,9 @@ class Driver:
         def alive(seat: Seat) -> bool:
             return not self._known.peer(seat, incarnation).ended()
 
-        return self.job.meeting.founders(incarnation, self.job.founding_s, alive)
+        come = self.job.meeting.founders(incarnation, self.job.founding_s, alive)
+        steps = {seat: self._known.peer(seat, incarnation).place.step for seat in come}
+        return tuple(seat for seat in come if steps[seat] == max(steps.values()))  # the others fetch the newest state
 
     def _begin_again(self, incarnation: int, tree: dict[str, Any] | None) -> None:
         """Forget this seat and take another; with a state to begin with, or none."""
@@ -170,13 +181,14 @@ class Driver:
 
     def _hear(self) -> bool:
         """Tell the member what has happened; return whether anything has."""
-        found = [*self._listener.events(), *self._acks(), *self._deaths()]
+        found = [*self._listener.events(), *self._acks(), *self._deaths(), *self._missing()]
         for event in found:
             self._tell(event)
         return bool(found)
 
     def _rest(self) -> None:
-        time.sleep(_PAUSE_S)
+        waits = self.member.phase in (Phase.OUTSIDE, Phase.CLOSING)
+        time.sleep(_LOOK_S if waits else _PAUSE_S)
         self._tick()
 
     def _attend(self, suspects: Sequence[Seat]) -> None:
@@ -206,6 +218,28 @@ class Driver:
             return [e.NobodyLeft()]
         lookout, suspects = self._lookout, self.member.wishes.suspects
         return [] if lookout is None else [e.PeerSuspected(seat) for seat in lookout.dead() if seat not in suspects]
+
+    def _missing(self) -> Sequence[e.Event]:
+        """Find out at the end which of the ranks that are not there do not come any more."""
+        record, member = self.member.generation, self.member
+        if member.phase is not Phase.CLOSING or not member.is_leader or record is None:
+            return []
+        missing = [rank for rank in range(self.job.settings.ranks) if rank not in record.ranks]
+        if not missing or not self._time_to(_ASK_AGAIN_S / 4, "missing"):
+            return []
+        gone = tuple(rank for rank in missing if self._is_gone(rank))
+        if self._time_to(_SAY_AGAIN_S, "waits"):
+            _log.info("the last step is done: rank %s is waited for", ", ".join(map(str, missing)))
+        return [] if member.gone == frozenset(gone) else [e.RanksGone(gone)]
+
+    def _is_gone(self, rank: int) -> bool:
+        meeting, incarnation, machine = self.job.meeting, self.member.incarnation, own_place().machine
+        seat, refused = meeting.newest(incarnation, rank), meeting.refused(rank)
+        place = None if seat is None else meeting.place(incarnation, seat)
+        if place is None or refused is None:
+            return refused is not None or (place is not None and not comes_again(place, machine))
+        stranger = refused.keeper == place.keeper and not comes_again(replace(place, keeper=(0, 0)), machine)
+        return stranger or not comes_again(place, machine)
 
     def _nobody_left(self) -> bool:
         record = self.member.newest
@@ -347,6 +381,7 @@ class Driver:
         loss = job.work.apply(step, self._attempt.total, apply.decision.divisor, job.optimizer)
         job.on_apply()
         job.state.step = step + 1
+        job.final.progressed(step + 1)
         self._handover.take_back()
         self._reached("after_apply")
         now = time.monotonic()
@@ -368,24 +403,65 @@ class Driver:
             self._reached("checkpoint")
 
     def _open_incarnation(self, opened: i.OpenIncarnation) -> None:
-        newest = None if self.job.checkpoints is None else self.job.checkpoints.newest()
+        newest = self._newest()
         _log.warning(
             "nobody who held state is left: training goes on from %s",
             "its beginning" if newest is None else f"the checkpoint of step {newest['step']}",
         )
         self._begin_again(self.job.meeting.open(opened.incarnation), newest or self._initial)
 
+    def _newest(self) -> dict[str, Any] | None:
+        """Return the newest state that was saved, or kept at the end by this rank; None: there is none."""
+        saved = None if self.job.checkpoints is None else self.job.checkpoints.newest()
+        kept = self.job.final.tree()
+        return kept if saved is None or (kept is not None and kept["step"] > saved["step"]) else saved
+
     def _leave(self, leave: i.Leave) -> None:
         _log.warning("rank %d leaves: %s", self.job.rank, leave.reason)
-        if leave.rejoin:
-            self._begin_again(self.member.incarnation, None)
-        else:
-            self.reason = leave.reason
+        self._begin_again(self.member.incarnation, None)
+
+    def _keep_state(self, keep: i.KeepState) -> e.Event:
+        self._reached("before_keep")
+        digest = self.job.final.keep(self.job.state)
+        self._reached("after_keep")
+        return e.StateKept(keep.tag, f"{digest:016x}")
+
+    def _finish(self, finish: i.Finish) -> None:
+        job = self.job
+        if finish.final and f"{job.state.digest():016x}" != finish.final:
+            kept = job.final.tree(int(finish.final, 16))
+            if kept is None:
+                raise FinalStateError(self._lost())
+            job.state.load(kept)
+        job.final.keep(job.state)  # a process that was slower than the others may not have
+        if finish.without:
+            self._go_without(finish.without)
+        job.final.agree(attended=0 not in finish.without)
+        if job.state.step != job.settings.steps and not self._ends:
+            self.reason = f"another rank ended the job after {job.state.step} steps"
+        self._reached("after_end")
+
+    def _lost(self) -> str:
+        """Say where the final state lies that this rank cannot have."""
+        until = time.monotonic() + _WHERE_S
+        while not (where := self.job.meeting.final()) and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+        return f"rank {self.job.rank} came too late for the final state: {where or 'the other ranks have it'}"
+
+    def _go_without(self, without: Sequence[int]) -> None:
+        """Some ranks have not got the final state: the lowest that has it says where it lies."""
+        job, names = self.job, name_ranks(tuple(without))
+        if job.rank == min(set(range(job.settings.ranks)) - set(without)):
+            path = job.final.save()
+            job.meeting.say_final(f"it lies in {path} on {socket.gethostname()}" if path else f"rank {job.rank} has it")
+            _log.warning("the job is over without %s: the final state lies in %s", names, path or "this process alone")
+        if 0 in without:
+            _log.error("rank 0 does not come any more, so nobody runs its last lines with the final state")
 
     def _halt(self, halt: i.Halt) -> None:
         raise RingsideError(halt.reason)
 
-    def _nothing(self, _: i.Discard | i.Finish) -> None:
+    def _nothing(self, _: i.Discard) -> None:
         """Sums that were thrown away are written over; what was computed of the step is used again."""
 
     # ------------------------------------------------------------------------------------------ small things
@@ -433,6 +509,7 @@ _HANDLERS: dict[type, Callable[[Driver, Any], e.Event | None]] = {
     i.Checkpoint: Driver._checkpoint,
     i.OpenIncarnation: Driver._open_incarnation,
     i.Leave: Driver._leave,
-    i.Finish: Driver._nothing,
+    i.KeepState: Driver._keep_state,
+    i.Finish: Driver._finish,
     i.Halt: Driver._halt,
 }

@@ -197,6 +197,32 @@ class NobodyLeft(msgspec.Struct, frozen=True):
     """No member that holds state lives any more, as far as this process can find out."""
 
 
+class StateKept(msgspec.Struct, frozen=True):
+    """The final state lies where it outlives this process.
+
+    Args:
+        tag: The attempt at the step after the last one, which is never made.
+        digest: Digest of the state.
+    """
+
+    tag: Tag
+    digest: Digest
+
+
+class EndWanted(msgspec.Struct, frozen=True):
+    """The job is to end before its last step, with the state that this member has."""
+
+
+class RanksGone(msgspec.Struct, frozen=True):
+    """Some ranks have no process any more, and nobody starts another one.
+
+    Args:
+        ranks: All of them, ascending.
+    """
+
+    ranks: tuple[int, ...]
+
+
 class DrainWanted(msgspec.Struct, frozen=True):
     """A rank is alive but not worth waiting for.
 
@@ -233,6 +259,9 @@ Event = (
     | StateFetched
     | FetchFailed
     | NobodyLeft
+    | StateKept
+    | EndWanted
+    | RanksGone
     | DrainWanted
     | QuotasWanted
 )
@@ -243,6 +272,7 @@ __all__ = [
     "AttemptFailed",
     "DecisionRead",
     "DrainWanted",
+    "EndWanted",
     "Event",
     "FetchFailed",
     "GenerationRead",
@@ -252,9 +282,11 @@ __all__ = [
     "Offer",
     "PeerSuspected",
     "QuotasWanted",
+    "RanksGone",
     "ResultReady",
     "Started",
     "StateFetched",
+    "StateKept",
     "StateOffered",
     "Tick",
     "WorkDone",

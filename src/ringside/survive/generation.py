@@ -8,7 +8,7 @@ import msgspec
 
 from ringside.errors import UsageError
 from ringside.survive.decision import Seat, Tag
-from ringside.survive.packing import Count
+from ringside.survive.packing import Count, Digest
 from ringside.survive.packing import decode as _decode
 from ringside.survive.packing import encode as _encode
 
@@ -31,7 +31,10 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         left: The last process of every rank that has none now, by rank; none of them is ever a member again.
         unsettled: Generations before this one in which, for all its maker knows, a step could still be committed, as
             (number, step they were made at), ascending. Whoever gives an incarnation up has to fence them off.
-        over: Closed because the last step was committed, not because everybody died.
+        over: Closed because the job is at its end: every member has kept the final state.
+        last: How many steps the job has, where a rank has ended it before the last one; None: as many as was said.
+        final: Digest of the final state; "": it is not over.
+        without: Ranks that have not got the final state and are not awaited, ascending.
 
     Raises:
         UsageError: Members are not in order, or somebody else owns a micro-batch.
@@ -49,6 +52,9 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     left: tuple[Seat, ...] = ()
     unsettled: tuple[tuple[Count, Count], ...] = ()
     over: bool = False
+    last: Count | None = None
+    final: Digest = ""
+    without: tuple[Count, ...] = ()
 
     def __post_init__(self) -> None:
         ranks = list(self.ranks)

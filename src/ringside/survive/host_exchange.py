@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -82,7 +84,7 @@ class HostExchange:
             tag: The attempt.
             checked: Whether digests of the state belong to them.
         """
-        met = [rank for rank in self._sums.views if rank != self.seat.rank]
+        met = [rank for rank in self._seats if rank != self.seat.rank and self._meets(rank)]
         return [self._shown(rank, tag, checked) for rank in met if self._has(rank, Word.ACKNOWLEDGED, tag.step)]
 
     def ring(self, step: int) -> None:
@@ -102,6 +104,12 @@ class HostExchange:
         for rank, seat in self._seats.items():
             if rank not in self._sums.views:
                 self._lookout.wait(lambda seat=seat: self._unmet(seat))  # type: ignore[misc]
+
+    def _meets(self, rank: int) -> bool:
+        """Tell whether a member's memory can be read; after the last step nobody has waited for that."""
+        with contextlib.suppress(GaveUp):  # its death is noticed otherwise
+            return rank in self._sums.views or not self._unmet(self._seats[rank])
+        return False
 
     def _unmet(self, seat: Seat) -> list[Seat]:
         address = self._meeting.shown(self.generation.incarnation, self.generation.number, seat)

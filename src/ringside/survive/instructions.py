@@ -185,6 +185,16 @@ class Checkpoint(msgspec.Struct, frozen=True):
     step: int
 
 
+class KeepState(msgspec.Struct, frozen=True):
+    """Keep the state, which is the final one, where it outlives this process; answer with `StateKept`.
+
+    Args:
+        tag: The attempt at the step after the last one, which is never made.
+    """
+
+    tag: Tag
+
+
 class OpenIncarnation(msgspec.Struct, frozen=True):
     """Everything that held state is dead and fenced off: resume from the newest checkpoint, in this incarnation.
 
@@ -196,19 +206,28 @@ class OpenIncarnation(msgspec.Struct, frozen=True):
 
 
 class Leave(msgspec.Struct, frozen=True):
-    """This process is no member any more: the end of its state machine.
+    """This process is no member any more: claim a new epoch, forget all state, begin again with `Started(step=None)`.
 
     Args:
         reason: Why, for the log.
-        rejoin: Claim a new epoch, forget all state, and begin again with `Started(step=None)`; False: for good.
     """
 
     reason: str
-    rejoin: bool
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """All steps are committed and applied: the end of the state machine."""
+    """The job is over: have the final state, or end the process; the end of the state machine.
+
+    It is the state at hand, or what an earlier process of this rank has kept. Whoever has neither must not go on to
+    what the script does after its last step.
+
+    Args:
+        final: Digest of the final state; "": it is that of this member.
+        without: Ranks that have not got it.
+    """
+
+    final: Digest
+    without: tuple[int, ...] = ()
 
 
 class Halt(msgspec.Struct, frozen=True):
@@ -237,6 +256,7 @@ Instruction = (
     | Apply
     | Discard
     | Checkpoint
+    | KeepState
     | OpenIncarnation
     | Leave
     | Finish
@@ -254,6 +274,7 @@ __all__ = [
     "Finish",
     "Halt",
     "Instruction",
+    "KeepState",
     "Leave",
     "OfferState",
     "OpenIncarnation",

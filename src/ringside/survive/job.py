@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ringside.survive.checkpoint import Checkpoints
+from ringside.survive.final import Final
 from ringside.survive.meeting import Meeting
 from ringside.survive.neighbours import OpenTransport
 from ringside.survive.phases import Phases
@@ -39,6 +40,7 @@ class Job:
         phases: Where this process is.
         stragglers: What to do about a rank that takes longer.
         open_transport: Makes a group of members on several hosts; None: there is one host.
+        final: Where the final state is kept.
     """
 
     rank: int
@@ -56,6 +58,7 @@ class Job:
     phases: Phases = field(default_factory=lambda: Phases(0))
     stragglers: Stragglers = field(default_factory=lambda: Stragglers("alert"))
     open_transport: OpenTransport | None = None
+    final: Final = field(default_factory=lambda: Final(None))
 
 
 @dataclass(frozen=True)

@@ -13,22 +13,26 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
-from ringside.errors import StoreGoneError, UsageError
+from ringside.errors import FinalStateError, StoreGoneError, UsageError
 from ringside.launch import StopRequest, stop_requests
 from ringside.processes import Death, die_with_parent
+from ringside.survive.kept import KEPT, START, Head, Kept, Stage
 from ringside.survive.store_host import is_needed
 
 REFUSED = 77
 """Exit status of a worker that does not belong to the job: it is not started again, and the others go on."""
-START = "RINGSIDE_SURVIVE_START"
-"""Tells a worker how often it was started."""
-QUICK_S = 20.0
-QUICK_ENDS = 3
+UNFINISHED = FinalStateError.exit_status
+"""Exit status where the last step is committed, and nobody can run the script's last lines with the final state."""
+MOST_FAILURES = 3
+"""So often in a row a worker may fail by itself without the job having come further; then it is not started again."""
+MOST_ENDS = 10
+"""The same for all its ends: what kills it from outside (a lack of memory, somebody) may go away."""
+_OWN = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS)
+"""Signals that a process brings upon itself."""
 _LOOK_S = 0.1
 _END_S = 10.0
 
@@ -41,6 +45,7 @@ class Keeper:
         words: The script and its arguments, or `-m`, a module and its arguments.
         environ: The worker's environment.
         most: How often it is started anew at most.
+        kept: What its workers leave behind.
 
     Attributes:
         starts: How often it was started.
@@ -49,35 +54,67 @@ class Keeper:
     words: Sequence[str]
     environ: Mapping[str, str]
     most: int = 1000
+    kept: Kept = field(default_factory=Kept)
     starts: int = 0
 
     def run(self, stop: StopRequest) -> int:
-        """Keep the worker running until it ends by itself; return its exit status.
+        """Keep the worker running until it ends by itself; return its exit status, or 128 + the signal's number.
 
-        A worker that lost the store is started once more: where the store answers again, it joins the others.
+        A worker that lost the store is started once more: where the store answers again, it joins the others. One that
+        ends time after time while the job comes no further is not started again, however long each start takes.
         """
-        quick = status = 0
+        try:
+            return self._keep(stop)
+        finally:
+            self.kept.close()
+
+    def _keep(self, stop: StopRequest) -> int:
+        status = failures = ends = 0
         while True:
-            began, before = time.monotonic(), status
+            before, known = status, self.kept.head.progress
             status = self._run_once(stop)
-            quick = quick + 1 if status > 0 and time.monotonic() - began < QUICK_S else 0
+            head = self.kept.head
             if stop.signum:
+                self._save(head, "was stopped before its last lines were done", status != 0 and self._rank == 0)
                 return stop.exit_status
+            further = head.progress > known
+            ends, failures = (0, 0) if further else (ends + 1, failures + (status > 0 or -status in _OWN))
             if status == REFUSED and before == StoreGoneError.exit_status:
                 self._say(f"rank {self._rank} has lost the job's store: the others go on, or it is to be started again")
                 return before
+            if status == StoreGoneError.exit_status == before or status == UNFINISHED:
+                self._save(head, "cannot go on")
+                return status
             if status in (0, REFUSED):
-                return 0
-            if quick >= QUICK_ENDS or self.starts > self.most:
-                self._say(f"{self._how(status)}, time after time: it is not started again")
+                return UNFINISHED if head.stage is Stage.UNATTENDED else 0
+            if failures >= MOST_FAILURES or ends >= MOST_ENDS or self.starts > self.most:
+                times = failures if failures >= MOST_FAILURES else ends
+                self._say(
+                    f"{self._how(status)}, {times} times in a row without the job having come further (why, it says "
+                    "above): it is not started again"
+                )
+                self._save(head, "could not run its last lines")
                 return status if status > 0 else 128 - status
             self._say(f"{self._how(status)}; it is started again")
+
+    def _save(self, head: Head, why: str, wanted: bool = True) -> None:
+        """Write the final state into a file where this rank has it and its last lines were not done."""
+        if head.stage is Stage.TRAINING or not wanted:
+            return
+        try:
+            where = (
+                f"the final state (step {head.step}) lies in {self.kept.save()}: ringside.survive.final_state reads it"
+            )
+        except OSError as error:
+            where = f"the final state is lost, it could not be written: {error}"
+        self._say(f"rank {self._rank} {why}; {where}")
 
     def _run_once(self, stop: StopRequest) -> int:
         self.starts += 1
         worker = subprocess.Popen(
             [sys.executable, *self.words],
-            env={**self.environ, START: str(self.starts)},
+            env={**self.environ, START: str(self.starts), KEPT: str(self.kept.fd)},
+            pass_fds=(self.kept.fd,),
             preexec_fn=partial(die_with_parent, signal.SIGKILL, os.getpid()),
         )
         while not stop.signum:

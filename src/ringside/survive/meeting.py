@@ -120,7 +120,7 @@ class Meeting:
         return None if data is None else decode(data, _places, "a worker's place")
 
     def founders(self, incarnation: int, patience_s: float, alive: Callable[[Seat], bool]) -> tuple[Seat, ...]:
-        """Return who begins an incarnation: the first living process of every rank, once all have come.
+        """Return who begins an incarnation: the living process of every rank, once all have come that were not refused.
 
         Args:
             incarnation: Which.
@@ -133,20 +133,39 @@ class Meeting:
             if stands is not None:
                 return decode(stands, _seats, "the list of founders")
             come = self._come(incarnation, alive)
-            if len(come) == self.ranks or (come and time.monotonic() > deadline):
+            coming = {seat.rank for seat in come}.union(filter(self.refused, range(self.ranks)))
+            if come and (len(coming) == self.ranks or time.monotonic() > deadline):
                 self.registers.create(key, encode(come))
             else:
                 time.sleep(_LOOK_S)  # a store has nothing to wait on for a process that has not come
 
     def _come(self, incarnation: int, alive: Callable[[Seat], bool]) -> tuple[Seat, ...]:
-        newest = (self._newest(incarnation, rank) for rank in range(self.ranks))
+        newest = (self.newest(incarnation, rank) for rank in range(self.ranks))
         return tuple(seat for seat in newest if seat is not None and alive(seat))
 
-    def _newest(self, incarnation: int, rank: int) -> Seat | None:
+    def newest(self, incarnation: int, rank: int) -> Seat | None:
+        """Return a rank's last process; None: it never had one."""
         seat = Seat(rank, 0)
         while self.registers.read(_place_key(incarnation, Seat(rank, seat.epoch + 1))) is not None:
             seat = Seat(rank, seat.epoch + 1)
         return seat if seat.epoch else None
+
+    def refuse(self, rank: int, place: Place) -> None:
+        """Say that a process of a rank is no member of this job and does not come again."""
+        self.say(f"refused/{rank}", encode(place))
+
+    def refused(self, rank: int) -> Place | None:
+        """Return where a process of a rank ran that is no member of this job; None: there was none."""
+        data = self.registers.read(f"refused/{rank}")
+        return None if data is None else decode(data, _places, "a worker's place")
+
+    def say_final(self, where: str) -> None:
+        """Say where the final state lies, for who cannot have it."""
+        self.say("final", where.encode())
+
+    def final(self) -> str:
+        """Return where the final state lies; "": nobody has said so."""
+        return (self.registers.read("final") or b"").decode(errors="replace")
 
     # ------------------------------------------------------------------------------------------ what members show
 

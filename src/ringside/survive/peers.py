@@ -23,6 +23,7 @@ import msgspec
 
 from ringside.engine.roster import machine_id
 from ringside.processes import Process, hold
+from ringside.survive.kept import START
 
 BEATS_S = 2.0
 """A process on another host that gives no sign of life for so long is taken for dead."""
@@ -43,18 +44,35 @@ class Place(msgspec.Struct, frozen=True):
         pid: Its process number.
         started: When it started, in the kernel's ticks: tells it from a later process of the same number.
         life: Counts the seats that this process has had.
+        step: The next step that the state is good for which it brings.
+        keeper: The process that starts it again when it dies, and when that started; (0, 0): none does.
     """
 
     machine: str
     pid: int
     started: int
     life: int = 0
+    step: int = 0
+    keeper: tuple[int, int] = (0, 0)
 
 
-def own_place(life: int = 0) -> Place:
+def own_place(life: int = 0, step: int = 0) -> Place:
     """Return this process's."""
     numbers = os.stat("/proc/self/ns/pid").st_ino
-    return Place(f"{machine_id()}/{numbers}", os.getpid(), state_of(os.getpid())[1], life)
+    keeper = os.getppid() if START in os.environ else 0
+    held = (keeper, state_of(keeper)[1]) if keeper else (0, 0)
+    return Place(f"{machine_id()}/{numbers}", os.getpid(), state_of(os.getpid())[1], life, step, held)
+
+
+def comes_again(place: Place, machine: str) -> bool:
+    """Tell whether a process may live, or somebody who starts it again; elsewhere that is not known."""
+    numbers = ((place.pid, place.started), place.keeper)
+    return place.machine != machine or any(pid and _runs(pid, started) for pid, started in numbers)
+
+
+def _runs(pid: int, started: int) -> bool:
+    state, began = state_of(pid)
+    return state not in "XZ" and began == started
 
 
 class Mark:

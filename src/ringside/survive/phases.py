@@ -27,6 +27,9 @@ PHASES = (
     "after_decide",  # the leader has written COMMIT and told nobody
     "before_apply",  # COMMIT is read, not applied
     "after_apply",  # the step is applied
+    "before_keep",  # the last step is applied, its state is not kept
+    "after_keep",  # the final state is kept, nobody was told
+    "after_end",  # the job is over, the loop has not ended
     "offer",  # state was offered to who joins
     "rejoin",  # state is being fetched
     "checkpoint",  # a checkpoint is being written

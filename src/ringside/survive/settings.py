@@ -35,6 +35,9 @@ class Rules:
         verify_state: State that was fetched counts only with the digest that was offered.
         fence: An incarnation is given up only after ABORT was won in all its open generations.
         committed_only: Only committed steps get into a checkpoint.
+        keep_final: The final state is kept where it outlives its process before that is acknowledged.
+        all_come: The job is over only when every rank that can come has the final state.
+        final_only: Whoever has not got the final state does not come to what a script does after its last step.
     """
 
     every_ack: bool = True
@@ -48,6 +51,9 @@ class Rules:
     verify_state: bool = True
     fence: bool = True
     committed_only: bool = True
+    keep_final: bool = True
+    all_come: bool = True
+    final_only: bool = True
 
 
 @dataclass(frozen=True)
@@ -62,10 +68,12 @@ class Settings:
         quotas: Shares micro-batches out when the membership changes.
         checkpoint_every: A checkpoint whenever so many steps are committed; 0: none.
         least_members: With fewer the job halts.
+        ranks: How many ranks the job was started with: at its end all are waited for; 0: only the members are.
         most_attempts: How often one step may be begun.
         retry_s: Whatever was not answered is asked again after so long, seconds.
         patience_s: How long a member with a private copy waits for the others before it suspects them, seconds.
         fetch_patience_s: The same in a generation's first step while somebody fetches state, seconds.
+        end_patience_s: How long a rank is waited for at the end of which nobody knows whether it comes, seconds.
         store_patience_s: How long registers may not answer before the job halts, seconds.
         rules: What is kept.
 
@@ -80,10 +88,12 @@ class Settings:
     quotas: Quotas = evenly
     checkpoint_every: int = 0
     least_members: int = 1
+    ranks: int = 0
     most_attempts: int = 32
     retry_s: float = 0.05
     patience_s: float = 2.0
     fetch_patience_s: float = 60.0
+    end_patience_s: float = 300.0
     store_patience_s: float = 30.0
     rules: Rules = field(default_factory=Rules)
 

@@ -21,6 +21,7 @@ class Wishes:
         broken: Links to go around.
         quotas: (rank, micro-batches) of every member; (): as it comes.
         again: The same members shall try once more.
+        ends: The job shall end with the step at hand, and whoever was drained come back for the final state.
     """
 
     suspects: frozenset[Seat] = field(default_factory=frozenset)
@@ -29,6 +30,7 @@ class Wishes:
     broken: frozenset[Link] = field(default_factory=frozenset)
     quotas: tuple[tuple[int, int], ...] = ()
     again: bool = False
+    ends: bool = False
 
     def lost(self, base: Generation) -> frozenset[Seat]:
         """Return the members that are no more."""
@@ -63,7 +65,8 @@ class Wishes:
         quotas = self.quotas if self._wants_other_quotas(base) else ()
         suspects = self.suspects & (waiting | set(base.members))
         broken = frozenset(link for link in self.broken - set(base.broken) if set(base.ranks).issuperset(link))
-        return Wishes(suspects, waiting, self.drains - set(base.drained), broken, quotas)
+        ends = self.ends and base.last is None
+        return Wishes(suspects, waiting, self.drains - set(base.drained), broken, quotas, ends=ends)
 
     def quotas_of(self, ranks: tuple[int, ...], owners: tuple[int, ...], share_out: Quotas) -> dict[int, int]:
         """Return how many micro-batches each of some ranks takes."""
@@ -93,6 +96,7 @@ def successor(base: Generation, wishes: Wishes, step: int | None, settled: bool,
     ranks = tuple(seat.rank for seat in members)
     same = set(ranks) == set(base.ranks) and not wishes.quotas
     at = base.step if step is None else step
+    last = step if wishes.ends and settled and base.last is None else base.last
     quotas = wishes.quotas_of(ranks, base.owners, share_out)
     return Generation(
         incarnation=base.incarnation,
@@ -103,16 +107,29 @@ def successor(base: Generation, wishes: Wishes, step: int | None, settled: bool,
         owners=base.owners if same or not ranks else dealt(base.owners, quotas),
         joining=_joining(base, members, arriving, worked=settled and at > base.step + 1),
         broken=_broken(base, wishes, {seat.rank for seat in set(members) & set(base.members)}),
-        drained=tuple(sorted(set(base.drained) | wishes.drains)),
+        drained=tuple(sorted(set(base.drained) | wishes.drains)) if last is None else (),
         left=tuple(Seat(rank, epoch) for rank, epoch in sorted(base.epochs.items()) if rank not in ranks),
         unsettled=unsettled_after(base, settled),
+        last=last,
     )
 
 
-def closing(base: Generation, settled: bool, over: bool) -> Generation:
-    """Return the record that closes an incarnation after `base`: nobody takes part any more."""
-    unsettled = unsettled_after(base, settled)
-    return Generation(base.incarnation, base.number + 1, base.step, unsettled=unsettled, over=over)
+def closing(base: Generation, settled: bool) -> Generation:
+    """Return the record that gives an incarnation up after `base`: nobody takes part any more."""
+    return Generation(base.incarnation, base.number + 1, base.step, unsettled=unsettled_after(base, settled))
+
+
+def ending(base: Generation, last: int, final: str, ranks: int) -> Generation:
+    """Return the record that ends the job after `base`: all of its members have kept the final state.
+
+    Args:
+        base: What stands.
+        last: How many steps the job has.
+        final: Digest of the final state.
+        ranks: How many ranks the job was started with.
+    """
+    without = tuple(rank for rank in range(ranks) if rank not in base.ranks)
+    return Generation(base.incarnation, base.number + 1, last, over=True, last=last, final=final, without=without)
 
 
 def unsettled_after(base: Generation, settled: bool) -> tuple[tuple[int, int], ...]:
@@ -131,4 +148,4 @@ def _joining(base: Generation, members: Iterable[Seat], arriving: frozenset[Seat
     return tuple(seat.rank for seat in members if seat in arriving or seat.rank in before)
 
 
-__all__ = ["Wishes", "closing", "successor", "unsettled_after"]
+__all__ = ["Wishes", "closing", "ending", "successor", "unsettled_after"]

@@ -24,16 +24,20 @@ import torch
 from torch import nn
 from torch.utils.data import default_collate
 
-from ringside.errors import MismatchError, RingsideError, StoreGoneError
+from ringside.errors import FinalStateError, MismatchError, RingsideError, StoreGoneError
 from ringside.survive import passport
+from ringside.survive.afterwards import Afterwards, GoneRegisters
 from ringside.survive.audit import committed
 from ringside.survive.checkpoint import Checkpoints
 from ringside.survive.connecting import Connection, connect, is_again
 from ringside.survive.decision import Commit
 from ringside.survive.driver import Driver
+from ringside.survive.final import Final
 from ringside.survive.job import Job, Step
 from ringside.survive.keeper import REFUSED
+from ringside.survive.kept import Kept
 from ringside.survive.meeting import Meeting
+from ringside.survive.peers import own_place
 from ringside.survive.phases import Phases
 from ringside.survive.position import Position
 from ringside.survive.samplers import drawn_by, for_all_ranks
@@ -59,7 +63,7 @@ class Training:
         samples: Which samples belong to which step.
     """
 
-    def __init__(self, driver: Driver, samples: Samples) -> None:
+    def __init__(self, driver: Driver | Afterwards, samples: Samples) -> None:
         self._driver = driver
         self.rank = driver.job.rank
         self.samples = samples
@@ -80,12 +84,15 @@ class Training:
         return self._driver.joined
 
     def committed(self, steps: int) -> list[Commit]:
-        """Return the decisions that stand for the steps before `steps`: who computed which samples."""
+        """Return the decisions that count for the steps before `steps`, one a step: who computed which samples.
+
+        Steps that were done again, because all ranks died after a checkpoint, count as they were done last.
+        """
         return [decision for _, decision in committed(self._driver.job.meeting.registers, steps)]
 
     @property
     def reason(self) -> str:
-        """Why this rank left before the last step; "": it did not."""
+        """Why the job ended before its last step; "": it did not, or this rank ended it."""
         return self._driver.reason
 
     @property
@@ -158,9 +165,11 @@ def training(
             (the gradient stays the same sum), `drain` goes on without one that takes three times as long.
         silent_s: A rank that lives and does not take part for so long is left behind, seconds.
 
-    A rank that leaves the loop before the last step ends the job for all. One that runs other code, or another model,
+    What comes after the loop sees the final state, on every rank that comes there. A process that is killed in it is
+    started again and begins it again. A rank that leaves the loop before the last step ends the job for all, with its
+    state, when it leaves the `with`. One that runs other code, or another model,
     than the first, or is there already (two jobs with one name), is refused: its process ends with status 77. One that
-    cannot reach the job's store any more ends with status 75.
+    cannot reach the job's store any more ends with status 75, one that cannot have the final state with 76.
 
     Raises:
         UsageError: Something cannot be as asked.
@@ -170,7 +179,8 @@ def training(
     """
     samples = _samples(dataset, batch, micro_batches, seed, sampler)
     shape = _Shape(steps, mean, checkpoint_every if checkpoint_dir is not None else 0, least_ranks)
-    with _connection() as connection:
+    final = Final(Kept.of_environment(os.environ), checkpoint_dir)
+    with _connection(final) as connection:
         own = passport.passport_of(model, optimizer, dataset, samples, seed)
         moved = {} if scheduler is None else {"scheduler": scheduler}
         state = State(model, optimizer, moved, Position(own, samples))
@@ -180,12 +190,13 @@ def training(
             rank=connection.rank,
             meeting=Meeting(connection.registers, connection.ranks),
             listening=Meeting(connection.listening, connection.ranks),
-            settings=_settings(samples, shape),
+            settings=_settings(samples, shape, connection.ranks),
             state=state,
             optimizer=optimizer,
             work=Work(model, loss, dataset, samples, seed, collate),
             on_apply=int if scheduler is None else scheduler.step,
-            checkpoints=_resumed(state, checkpoint_dir),
+            checkpoints=_resumed(state, checkpoint_dir, final),
+            final=final,
             per_micro_batch=reproducible,
             patience=Patience(silent_s=silent_s),
             phases=Phases.of_environment(connection.rank, os.environ),
@@ -209,7 +220,7 @@ def _samples(
     return Samples(length_of(drawn), batch, parts, drawn_by(drawn, seed))  # type: ignore[arg-type]
 
 
-def _settings(samples: Samples, shape: _Shape) -> Settings:
+def _settings(samples: Samples, shape: _Shape, ranks: int) -> Settings:
     def stretch(step: int) -> tuple[int, int]:
         epoch, at = divmod(step, samples.steps_per_epoch)
         return epoch * samples.size + at * samples.batch, len(samples.of_step(step))
@@ -221,47 +232,58 @@ def _settings(samples: Samples, shape: _Shape) -> Settings:
         mean=shape.mean,
         checkpoint_every=shape.checkpoint_every,
         least_members=shape.least_ranks,
+        ranks=ranks,
         patience_s=10.0,
     )
 
 
 @contextlib.contextmanager
-def _connection() -> Iterator[Connection]:
+def _connection(final: Final) -> Iterator[Connection]:
     """Give the job's registers; leave the program where they cannot be reached any more."""
-    connection = _connected()
+    connection = _connected(final)
     try:
         yield connection
-    except StoreGoneError as error:
+    except (StoreGoneError, FinalStateError) as error:
         _log.error("rank %d ends: %s", connection.rank, error)
         raise SystemExit(error.exit_status) from None
+    except SystemExit as left:
+        if left.code == REFUSED:  # so that nobody waits for this rank at the end
+            Meeting(connection.registers, connection.ranks).refuse(connection.rank, own_place())
+        raise
     finally:
         connection.close()
 
 
-def _connected() -> Connection:
-    """Return the job's registers; where a worker that was started again finds none, the job is over."""
+def _connected(final: Final) -> Connection:
+    """Return the job's registers; leave the program where a worker that was started again finds none."""
     try:
         return connect(os.environ)
     except RingsideError as error:
         if not is_again(os.environ):
             raise
-        _log.error("the job is over, or its store is gone: %s", error)
-        raise SystemExit(REFUSED) from None
+        if final.is_over:
+            gone = GoneRegisters(f"the job is over, and its store is gone: {error}")
+            return Connection(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), gone, gone)
+        _log.error("the job's store is gone: %s", error)
+        raise SystemExit(StoreGoneError.exit_status) from None
 
 
-def _resumed(state: State, directory: str | Path | None) -> Checkpoints | None:
-    """Return where checkpoints go; the state is that of the newest one there, if there is any."""
-    if directory is None:
-        return None
-    checkpoints = Checkpoints(Path(directory))
-    newest = checkpoints.newest()
+def _resumed(state: State, directory: str | Path | None, final: Final) -> Checkpoints | None:
+    """Return where checkpoints go; the state is that of the newest one there, or what this rank kept at the end."""
+    checkpoints = None if directory is None else Checkpoints(Path(directory))
+    newest = None if checkpoints is None else checkpoints.newest()
+    kept = final.tree()
+    if kept is not None and (newest is None or kept["step"] > newest["step"]):
+        newest = kept
     if newest is not None:
         state.load(newest)
     return checkpoints
 
 
-def _driver(job: Job) -> Driver:
-    """Return what trains; leave the program where another process is this rank of the job."""
+def _driver(job: Job) -> Driver | Afterwards:
+    """Return what trains, or has trained; leave the program where another process is this rank of the job."""
+    if job.final.is_over:
+        return Afterwards(job)
     try:
         return Driver(job)
     except MismatchError as error:

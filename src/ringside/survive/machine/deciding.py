@@ -33,11 +33,11 @@ def committed(member: Standing, decision: Commit) -> Instructions:
     assert tag is not None
     assert member.step is not None
     if own is None or own.tag != tag or (rules.equal_digests and own.digest != decision.digest):
-        return member.end(i.Leave(f"{tag} is committed, and {member.seat} holds another result", rejoin=True))
+        return member.end(i.Leave(f"{tag} is committed, and {member.seat} holds another result"))
     member.step, member.own = member.step + 1, None
     saved = checkpoint(member, member.step) if rules.committed_only else []
     applied: Instructions = [i.Apply(tag, decision), *saved]
-    if member.phase is Phase.RESOLVING and member.step != member.settings.steps:
+    if member.phase is Phase.RESOLVING:
         return [*applied, *abort(member)]
     return [*applied, *next_step(member, between_steps=True)]
 

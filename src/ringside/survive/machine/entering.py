@@ -5,8 +5,8 @@ from __future__ import annotations
 from ringside.survive import events as e
 from ringside.survive import instructions as i
 from ringside.survive.generation import Generation
-from ringside.survive.machine.ending import build_fence, close
-from ringside.survive.machine.joining import offer_state
+from ringside.survive.machine.ending import build_fence, over
+from ringside.survive.machine.joining import ask_to_join, offer_state
 from ringside.survive.machine.membership import consider
 from ringside.survive.machine.standing import Instructions, Phase, Standing
 from ringside.survive.machine.working import next_step
@@ -47,8 +47,8 @@ def _found(member: Standing) -> Instructions:
 
 def _superseded(member: Standing) -> Instructions:
     """A later generation stands: what is open in the own one is settled first."""
-    if member.phase is Phase.CLOSING:
-        return close(member)
+    if member.newest is not None and member.newest.over and member.phase in (Phase.KEEPING, Phase.CLOSING):
+        return over(member, member.newest)
     if member.phase is Phase.RESOLVING:
         return []  # first the old one
     if member.generation is None or member.step is None or not member.settings.rules.abort_first:
@@ -73,7 +73,7 @@ def enter(member: Standing) -> Instructions:
         return _stay_outside(member, record)
     if before is None and member.step is not None and member.step != record.step:
         reason = f"{member.seat} has state of step {member.step}, not {record.step}"
-        return member.end(i.Leave(reason, rejoin=True))
+        return member.end(i.Leave(reason))
     member.generation, member.own, member.offer = record, None, None
     member.acks = {seat: ack for seat, ack in member.acks.items() if seat in record.members}
     gone = () if before is None else tuple(sorted(set(before.members) - set(record.members)))
@@ -87,15 +87,15 @@ def enter(member: Standing) -> Instructions:
 
 def _stay_outside(member: Standing, record: Generation) -> Instructions:
     if record.over:
-        return member.end(i.Leave("the job is over: its last step is committed", rejoin=False))
-    if member.seat.rank in record.drained:
-        return member.end(i.Leave("this rank was drained: it held the others up", rejoin=False))
+        return over(member, record)
+    if member.generation is not None and member.seat.rank in record.drained:
+        return member.end(i.Leave("this rank was drained, for it held the others up: it waits until the job ends"))
     if record.closed and member.step is None:
         return build_fence(member, record)
-    if member.generation is not None:
-        return member.end(i.Leave(f"generation {record.number} goes on without {member.seat}", rejoin=True))
+    if member.generation is not None or member.seat in record.left:
+        return member.end(i.Leave(f"generation {record.number} goes on without {member.seat}"))
     member.phase, member.step = Phase.OUTSIDE, None  # whoever would have founded the job joins like anybody
-    return [i.AskToJoin(member.seat)]
+    return ask_to_join(member)
 
 
 __all__ = ["abort", "enter", "generation_read", "newer_heard_of", "started"]

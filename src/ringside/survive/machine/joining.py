@@ -13,8 +13,9 @@ from ringside.survive.machine.working import next_step
 
 
 def ask_to_join(member: Standing) -> Instructions:
-    """Ask; a member without state asks for an offer by the same message."""
-    return [*consider(member), i.AskToJoin(member.seat)]
+    """Ask; a member without state asks for an offer by the same message. Whoever was drained waits for the end."""
+    drained = member.newest is not None and member.seat.rank in member.newest.drained
+    return [*consider(member), *([] if drained else [i.AskToJoin(member.seat)])]
 
 
 def fetch_again(member: Standing) -> Instructions:
@@ -30,7 +31,8 @@ def join_requested(member: Standing, event: e.JoinRequested) -> Instructions:
     base = member.newest
     if base is not None and event.seat in base.members:
         return offer_state(member)
-    member.wishes = replace(member.wishes, newcomers=member.wishes.newcomers | {event.seat})
+    lives = member.wishes.suspects - {event.seat}
+    member.wishes = replace(member.wishes, newcomers=member.wishes.newcomers | {event.seat}, suspects=lives)
     return consider(member)
 
 

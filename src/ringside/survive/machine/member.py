@@ -59,6 +59,9 @@ _HANDLERS: dict[type, Callable[[Standing, Any], Instructions]] = {
     e.StateFetched: joining.state_fetched,
     e.FetchFailed: joining.fetch_failed,
     e.NobodyLeft: ending.nobody_left,
+    e.StateKept: ending.state_kept,
+    e.EndWanted: ending.end_wanted,
+    e.RanksGone: ending.ranks_gone,
 }
 
 _AGAIN: dict[Phase, Callable[[Standing], Instructions]] = {
@@ -69,7 +72,8 @@ _AGAIN: dict[Phase, Callable[[Standing], Instructions]] = {
     Phase.VOTING: voting.vote_again,
     Phase.RESOLVING: _resolve_again,
     Phase.FENCING: ending.close_again,
-    Phase.CLOSING: ending.close,
+    Phase.KEEPING: membership.consider,
+    Phase.CLOSING: ending.wait_on,
 }
 
 __all__ = ["Member"]

@@ -19,10 +19,11 @@ def consider(member: Standing, between_steps: bool = False) -> Instructions:
         between_steps: A step is just done: what can wait until then is changed too, by the leader.
     """
     base = member.newest
-    if base is None or member.phase in (Phase.FENCING, Phase.CLOSING) or not member.is_among(base.members):
+    if base is None or member.phase is Phase.FENCING or not member.is_among(base.members):
         return []
     patient = between_steps and member.is_own(base.leader) and member.wishes.patient(base)
-    if not member.wishes.urgent(base) and not patient:
+    ends = member.wishes.ends and base.last is None and member.is_settled and member.own is None
+    if not member.wishes.urgent(base) and not patient and not ends:
         return []
     wanted = successor(base, member.wishes, member.step, member.is_settled, member.settings.quotas)
     trouble = _trouble(member, wanted)
@@ -37,6 +38,8 @@ def consider(member: Standing, between_steps: bool = False) -> Instructions:
 def _trouble(member: Standing, wanted: Generation) -> str:
     """Return why a generation must not be; "": it may."""
     least, most = member.settings.least_members, member.settings.most_attempts
+    if member.has_last:
+        most *= max(member.settings.ranks, 1)  # every rank may come and go: nothing fails by that
     if len(wanted.members) < least:
         return f"{len(wanted.members)} ranks are left and {least} are needed: start the job again, it resumes"
     if wanted.attempt >= most:
@@ -64,7 +67,7 @@ def attempt_failed(member: Standing, event: e.AttemptFailed) -> Instructions:
 
 
 def drain_wanted(member: Standing, event: e.DrainWanted) -> Instructions:
-    """A rank is to leave for good, once the step is done."""
+    """A rank is to wait until the end, once the step is done."""
     member.wishes = replace(member.wishes, drains=member.wishes.drains | {event.rank})
     return []
 

@@ -27,7 +27,8 @@ class Phase(Enum):
     VOTING = "voting"  # has a private copy, waits for the decision
     RESOLVING = "resolving"  # a later generation stands; settles its step in its own
     FENCING = "fencing"  # gives an incarnation up
-    CLOSING = "closing"  # has applied the last step, closes the incarnation
+    KEEPING = "keeping"  # has applied the last step, keeps the final state
+    CLOSING = "closing"  # has kept it, waits until every rank has
     ENDED = "ended"
 
 
@@ -59,6 +60,7 @@ class Standing:
         since: When it came into its phase, where that matters, seconds.
         asked: When it last asked again, seconds.
         unanswered: Since when a register owes it an answer, seconds; None: none does.
+        gone: Ranks that do not come any more.
     """
 
     def __init__(self, seat: Seat, incarnation: int, settings: Settings) -> None:
@@ -77,6 +79,18 @@ class Standing:
         self.proposal: Generation | None = None
         self.now = self.since = self.asked = 0.0
         self.unanswered: float | None = None
+        self.gone: frozenset[int] = frozenset()
+
+    @property
+    def last(self) -> int | None:
+        """How many steps the job has; None: it has no end."""
+        record = self.generation
+        return self.settings.steps if record is None or record.last is None else record.last
+
+    @property
+    def has_last(self) -> bool:
+        """Whether its state is the final one."""
+        return self.step is not None and self.last is not None and self.step >= self.last
 
     @property
     def tag(self) -> Tag | None:
@@ -105,7 +119,8 @@ class Standing:
         """Everything that its further behaviour depends on, hashable, but for the settings and the time."""
         timeless = (self.seat, self.incarnation, self.phase, self.generation, self.newest, self.step, self.own)
         acks = tuple(sorted(self.acks.items()))
-        return (*timeless, acks, self.wishes, self.founders, self.entered_at, self.offer, self.fence, self.proposal)
+        wanted = (self.wishes, self.founders, self.entered_at, self.offer, self.fence, self.proposal, self.gone)
+        return (*timeless, acks, *wanted)
 
     def is_own(self, seat: Seat) -> bool:
         """Tell whether a seat is this process's."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import replace
-
 from ringside.survive import events as e
 from ringside.survive import instructions as i
 from ringside.survive.decision import Commit, Seat, Tag
 from ringside.survive.machine.deciding import checkpoint, committed
+from ringside.survive.machine.ending import close, differ
 from ringside.survive.machine.membership import consider
 from ringside.survive.machine.standing import Instructions, Phase, Standing
 
@@ -60,7 +58,7 @@ def ack_seen(member: Standing, event: e.AckSeen) -> Instructions:
         return []
     member.acks = {**member.acks, ack.seat: ack}
     newer = ack.tag.generation > newest.number
-    return [*([i.ReadGeneration()] if newer else []), *_count(member)]
+    return [*([i.ReadGeneration()] if newer else []), *_count(member), *close(member)]
 
 
 def _count(member: Standing) -> Instructions:
@@ -72,17 +70,8 @@ def _count(member: Standing) -> Instructions:
         return []
     said = {seat: (ack.digest, ack.state) for seat, ack in member.acks.items() if ack.tag == tag}
     if rules.equal_digests and len(set(said.values())) > 1:
-        return _differ(member, said)
+        return differ(member, said)
     return [i.TryCommit(tag, _commit(member, tag, member.own.digest))]
-
-
-def _differ(member: Standing, said: dict[Seat, tuple[str, str]]) -> Instructions:
-    """Try once more; the second time whoever is not with the majority goes, and comes back with its state."""
-    [(usual, votes)] = Counter(said.values()).most_common(1)
-    again = not (member.generation and member.generation.attempt and 2 * votes > len(said))
-    others = () if again else (seat for seat, result in said.items() if result != usual)
-    member.wishes = replace(member.wishes, again=again, suspects=member.wishes.suspects.union(others))
-    return consider(member)
 
 
 def _acknowledged(member: Standing, seat: Seat) -> bool:

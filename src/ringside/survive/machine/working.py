@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ringside.survive import events as e
 from ringside.survive import instructions as i
-from ringside.survive.machine.ending import close
+from ringside.survive.machine.ending import keep
 from ringside.survive.machine.membership import consider
 from ringside.survive.machine.standing import Instructions, Phase, Standing
 
@@ -14,9 +14,8 @@ def next_step(member: Standing, between_steps: bool = False) -> Instructions:
 
     Not when a generation begins: whoever comes and goes again and again would keep the others from every step.
     """
-    steps = member.settings.steps
-    if steps is not None and member.step is not None and member.step >= steps:
-        return close(member)
+    if member.has_last:
+        return keep(member)
     tag, record = member.tag, member.generation
     assert tag is not None
     assert record is not None

@@ -37,6 +37,8 @@ SMALL_JOBS = (
     Bounds(ranks=2, steps=2, crashes=0, cuts=1),
     Bounds(ranks=2, steps=1, crashes=1, cuts=1),
     Bounds(ranks=2, steps=1, crashes=0, returns=1, cuts=1),
+    Bounds(ranks=2, steps=2, crashes=0, returns=1, drains=1),
+    Bounds(ranks=2, steps=2, crashes=1, quits=1),
 )
 LARGER_JOBS = (
     Bounds(ranks=2, steps=1, crashes=1, returns=1, cuts=1, most_states=FAR),
@@ -47,13 +49,17 @@ _HEADINGS = {
     Phase.BEFORE_SEND: "before",
     Phase.MID_CHUNK: "mid",
     Phase.AFTER_SEND: "after",
-    Phase.AFTER_RECEIVE: "last",
+    Phase.AFTER_RECEIVE: "all",
     Phase.BEFORE_DECIDE: "decide",
     Phase.BEFORE_APPLY: "apply",
     Phase.CHECKPOINT: "save",
     Phase.ASKING: "ask",
     Phase.FETCHING: "fetch",
     Phase.SERVING: "serve",
+    Phase.LAST_APPLIED: "last",
+    Phase.KEPT: "kept",
+    Phase.OVER: "over",
+    Phase.SAVING: "file",
 }
 """Phases as columns are headed."""
 

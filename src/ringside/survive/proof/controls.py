@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 from ringside.survive.proof.faults import Kind, Phase
 from ringside.survive.proof.ledger import INVARIANTS
-from ringside.survive.proof.matrix import cases, run_case
+from ringside.survive.proof.matrix import LAST_STEP, cases, run_case
 from ringside.survive.proof.world import Case, WorldRules
 from ringside.survive.settings import Rules
 
@@ -19,6 +19,9 @@ _ONLY_SEEN_WHEN: dict[str, tuple[set[Kind], set[Phase]]] = {
     "equal_digests": ({Kind.CORRUPT}, set(Phase)),
     "verify_state": ({Kind.CORRUPT}, {Phase.FETCHING}),
     "fence": ({Kind.ALL_ASLEEP}, {Phase.BEFORE_DECIDE}),
+    "keep_final": ({Kind.KILL}, {Phase.OVER, Phase.SAVING}),
+    "all_come": ({Kind.KILL, Kind.DRAINED}, set(LAST_STEP)),
+    "final_only": ({Kind.ZOMBIE, Kind.REPLACED, Kind.STALL, Kind.ALL_ASLEEP}, set(LAST_STEP)),
 }
 """Rules that matter only where something rare happens: the kinds of faults and the phases to look at."""
 

@@ -20,6 +20,10 @@ class Phase(Enum):
     ASKING = "rejoin: asking"
     FETCHING = "rejoin: state half fetched"
     SERVING = "rejoin: state half served"
+    LAST_APPLIED = "end: last step applied, nothing kept"
+    KEPT = "end: final state kept, nobody told"
+    OVER = "end: over, before the last lines"
+    SAVING = "end: final file half written"
 
     @property
     def moves_data(self) -> bool:
@@ -50,6 +54,7 @@ class Kind(Enum):
     SUSPECTED = "suspected by mistake"
     CORRUPT = "a wrong number"
     ALL_GONE = "all killed, all respawned"
+    DRAINED = "drained"
     ALL_ASLEEP = "all stopped, it replaced; all wake"
 
 

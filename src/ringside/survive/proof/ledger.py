@@ -21,8 +21,11 @@ FENCED = "an incarnation that was given up commits nothing"
 SAVED = "only committed steps are saved"
 SEATS = "only those named take part"
 ENDS = "the job ends, with all steps done"
+LAST = "what the last lines save is the final state"
+ATTENDED = "every rank that somebody starts again runs its last lines"
 
-INVARIANTS = (SAMPLES, DECISIONS, ONCE, STATES, APPLIED, GENERATIONS, STORES, COPIES, KEPT, FENCED, SAVED, SEATS, ENDS)
+_STEPS = (SAMPLES, DECISIONS, ONCE, STATES, APPLIED, GENERATIONS, STORES, COPIES, KEPT, FENCED, SAVED, SEATS)
+INVARIANTS = (*_STEPS, ENDS, LAST, ATTENDED)
 
 Place = tuple[int, int, int]  # incarnation, step, generation
 
@@ -131,6 +134,11 @@ class Ledger:
     def given_up(self, incarnation: int) -> None:
         """An incarnation begins; those before it are over."""
         self._given_up = max(self._given_up, incarnation)
+
+    def last_lines(self, seat: Seat, weights: Weights) -> None:
+        """A process comes to what its script does after the last step, with a state."""
+        wrong = [n for n, count in enumerate(weights) if count != 1]
+        self.holds(LAST, not wrong, f"{seat} saves weights that lack or repeat {len(wrong)} samples")
 
     def saved(self, incarnation: int, step: int, weights: Weights) -> None:
         """A checkpoint is complete."""

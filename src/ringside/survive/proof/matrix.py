@@ -22,6 +22,9 @@ STEP = 1
 DATA = (Phase.BEFORE_SEND, Phase.MID_CHUNK, Phase.AFTER_SEND, Phase.AFTER_RECEIVE)
 MOMENTS = (Phase.COMPUTING, Phase.BEFORE_DECIDE, Phase.BEFORE_APPLY, Phase.CHECKPOINT)
 REJOINING = (Phase.ASKING, Phase.FETCHING, Phase.SERVING)
+ENDING = (Phase.LAST_APPLIED, Phase.KEPT, Phase.OVER, Phase.SAVING)
+LAST_STEP = (Phase.COMPUTING, Phase.BEFORE_DECIDE, Phase.BEFORE_APPLY)
+"""Where in the last step a fault strikes: who dies there comes back when the others are done."""
 ALGORITHMS = ("ring", "halving_doubling", "direct", "two_tree", "recursive_doubling", "parameter_server")
 
 
@@ -62,7 +65,8 @@ def points(model: Counting) -> list[Point]:
     rounds = range(len(rounds_of("ring", RANKS)))
     found = [Point(phase, STEP, b, k) for phase in DATA for k in rounds for b in range(model.buckets)]
     found += [Point(phase, STEP) for phase in MOMENTS]
-    return found + [Point(phase) for phase in REJOINING]
+    found += [Point(phase, model.steps - 1) for phase in LAST_STEP]
+    return found + [Point(phase) for phase in (*REJOINING, *ENDING)]
 
 
 def cases(seed: int = 0, count: int | None = None) -> Iterator[Case]:

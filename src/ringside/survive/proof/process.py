@@ -38,7 +38,7 @@ class Process:
     Attributes:
         alive: Nobody killed it.
         ended: Its state machine is at an end.
-        finished: It did the last step.
+        finished: It did the last step, and what its script does then.
         member: Its state machine.
         weights: Its state.
     """
@@ -160,6 +160,8 @@ class Process:
                 self.feed(e.PeerSuspected(seat))
         if self.member.step is None:
             self._look_for_state()
+        if self.world.gone != self.member.gone:
+            self.feed(e.RanksGone(tuple(sorted(self.world.gone))))
         self.world.after(POLL_S, lambda: self.post(self._poll))
 
     def _look_for_state(self) -> None:
@@ -348,12 +350,35 @@ class Process:
     def _leave(self, wanted: i.Leave) -> None:
         for tag in list(self._copies):
             self._drop(tag)
-        if wanted.rejoin:
-            self.world.again(self)
-        else:
-            self.end()
+        self.world.again(self)
 
-    def _finish(self, _: i.Finish) -> None:
+    def _keep(self, wanted: i.KeepState) -> None:
+        self._todo.appendleft(partial(self._keep_now, wanted.tag))
+        self.reach(Phase.LAST_APPLIED)
+
+    def _keep_now(self, tag: Tag) -> None:
+        if self.world.settings.rules.keep_final:
+            self.world.kept[self.seat.rank] = self.weights
+        self._todo.appendleft(lambda: self.feed(e.StateKept(tag, digest(self.weights))))
+        self.reach(Phase.KEPT)
+
+    def _finish(self, wanted: i.Finish) -> None:
+        """Have the final state, and do what a script does after the last step: write it into a file."""
+        if wanted.final and digest(self.weights) != wanted.final and self.world.settings.rules.final_only:
+            kept = self.world.kept.get(self.seat.rank)
+            if kept is None or digest(kept) != wanted.final:
+                self.end()  # with a status that says so
+                return
+            self.weights = kept
+        self._todo.append(self._save)
+        self.reach(Phase.OVER)
+
+    def _save(self) -> None:
+        self._todo.append(partial(self.world.after, 0.02, lambda: self.post(self._saved)))
+        self.reach(Phase.SAVING)
+
+    def _saved(self) -> None:
+        self.world.ledger.last_lines(self.seat, self.weights)
         self.finished = True
         self.end()
 
@@ -379,6 +404,7 @@ _CARRY_OUT: dict[type, Callable[[Process, Any], None]] = {
     i.Checkpoint: Process._checkpoint,
     i.OpenIncarnation: Process._open_incarnation,
     i.Leave: Process._leave,
+    i.KeepState: Process._keep,
     i.Finish: Process._finish,
     i.Halt: Process._halt,
 }

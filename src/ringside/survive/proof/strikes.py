@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ringside.survive import events as e
 from ringside.survive.proof.faults import Kind
 
 if TYPE_CHECKING:
@@ -18,12 +19,15 @@ def strike(kind: Kind, world: World, process: Process) -> None:
 
 
 def _kill(world: World, process: Process) -> None:
+    if process.ended:
+        return
     process.alive = False
     world.start_later(process.seat.rank, world.between(0.05, 0.2))
 
 
 def _die(world: World, process: Process) -> None:
     process.alive = False
+    world.gone.add(process.seat.rank)
 
 
 def _stop(world: World, process: Process, low_s: float, high_s: float) -> None:
@@ -68,6 +72,12 @@ def _suspect(world: World, process: Process) -> None:
         world.random.choice(others).suspect(process.seat)
 
 
+def _drain(world: World, process: Process) -> None:
+    leader = next((p for p in world.living() if p.member.is_leader and not p.ended), None)
+    if leader is not None:
+        leader.post(lambda: leader.feed(e.DrainWanted(process.seat.rank)))
+
+
 def _corrupt(world: World, process: Process) -> None:
     process.corrupt()
 
@@ -96,6 +106,7 @@ _STRIKES: dict[Kind, Callable[[World, Process], None]] = {
     Kind.LATE_STORE: _slow,
     Kind.SUSPECTED: _suspect,
     Kind.CORRUPT: _corrupt,
+    Kind.DRAINED: _drain,
     Kind.ALL_GONE: _all_gone,
     Kind.ALL_ASLEEP: _all_asleep,
 }

@@ -14,7 +14,7 @@ from typing import TypeVar
 from ringside.survive.decision import Decision, Seat, Tag, decision_key, decode_decision, encode_decision
 from ringside.survive.generation import Generation, decode_generation, encode_generation, generation_key
 from ringside.survive.proof.faults import Fault, Point
-from ringside.survive.proof.ledger import ENDS, Ledger
+from ringside.survive.proof.ledger import ATTENDED, ENDS, Ledger
 from ringside.survive.proof.model import Counting, Weights
 from ringside.survive.proof.network import Network
 from ringside.survive.proof.process import Process
@@ -73,6 +73,8 @@ class World:
         ledger: The invariants.
         processes: Everybody who ever was, by seat.
         incarnation: The newest that was opened.
+        kept: The final state by rank, where it outlives a process.
+        gone: Ranks that died for good.
     """
 
     def __init__(self, case: Case, rules: Rules, outside: WorldRules) -> None:
@@ -83,6 +85,8 @@ class World:
             steps=case.model.steps,
             mean=False,
             checkpoint_every=1,
+            ranks=case.ranks,
+            end_patience_s=5.0,
             patience_s=0.4,
             fetch_patience_s=1.0,
             store_patience_s=5.0,
@@ -95,6 +99,8 @@ class World:
         self.registers = MemoryRegisters(outside.write_once)
         self.processes: dict[Seat, Process] = {}
         self.incarnation = 1
+        self.kept: dict[int, Weights] = {}
+        self.gone: set[int] = set()
         self._disk: list[tuple[int, int, Weights]] = [(1, 0, case.model.weights_at(0))]
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = 0
@@ -116,6 +122,8 @@ class World:
         done = [process for process in self.processes.values() if process.finished]
         self.ledger.holds(ENDS, self._over(), f"not all have ended after {LIMIT_S:g} s")
         self.ledger.holds(ENDS, bool(done), "nobody did the last step")
+        missing = set(range(self.case.ranks)) - self.gone - {process.seat.rank for process in done}
+        self.ledger.holds(ATTENDED, not missing, f"not done by {sorted(missing)}")
         return self.ledger
 
     def _over(self) -> bool:

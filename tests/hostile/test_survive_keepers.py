@@ -1,0 +1,136 @@
+"""Keepers whose workers end time after time: they give up with a reason and a status, and no final state is lost."""
+
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.survive.counting import Counting
+
+from ringside.errors import RingsideError
+from ringside.survive.keeper import Keeper
+from ringside.survive.kept import Head, Kept, Stage
+
+torch = pytest.importorskip("torch")
+
+from ringside.survive import final_state  # noqa: E402
+from ringside.survive.final import Final  # noqa: E402
+from ringside.survive.state import State  # noqa: E402
+
+
+class NoStop:
+    signum = 0
+
+
+class Failing(Keeper):
+    """A keeper whose worker ends with a status, each time after a while."""
+
+    def __init__(self, status):
+        super().__init__(["train.py"], {"RANK": "0"})
+        self.status = status
+
+    def _run_once(self, stop):
+        self.starts += 1
+        return self.status
+
+
+@pytest.mark.parametrize(("status", "most", "told"), [(1, 3, 1), (-signal.SIGSEGV, 3, 139), (-signal.SIGKILL, 10, 137)])
+def test_a_worker_that_never_comes_to_a_step_is_not_started_for_ever_however_long_a_start_takes(
+    status, most, told, monkeypatch, capsys
+):
+    hours = itertools.count(0.0, 3600.0)
+    monkeypatch.setattr("time.monotonic", lambda: next(hours))
+    keeper = Failing(status)
+    assert keeper.run(NoStop()) == told
+    assert keeper.starts == most
+    assert f"{most} times in a row without the job having come further" in capsys.readouterr().err
+
+
+WORKER = """
+import os, sys, signal
+from ringside.survive.kept import Kept, Stage
+kept = Kept.of_environment(os.environ)
+print("start", os.environ["RINGSIDE_SURVIVE_START"], kept.head.stage.name, kept.head.step, flush=True)
+{last_lines}
+"""
+
+
+def kept_at_the_end(directory):
+    """Return memory as the worker of a job that was over left it."""
+    model = Counting(8)
+    torch.nn.init.constant_(model.counts, 3.0)
+    state = State(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    state.step = 7
+    kept = Kept()
+    final = Final(kept, directory)
+    final.keep(state)
+    final.agree(attended=True)
+    return kept
+
+
+def run_keeper(tmp_path, last_lines, kept):
+    script = tmp_path / "train.py"
+    script.write_text(WORKER.format(last_lines=last_lines))
+    return Keeper([str(script)], {**os.environ, "RANK": "0"}, kept=kept).run(NoStop())
+
+
+def test_last_lines_that_fail_each_time_leave_the_final_state_in_a_file_that_is_named(tmp_path, capfd):
+    status = run_keeper(tmp_path, "sys.exit('no space left for the model')", kept_at_the_end(tmp_path))
+    out, err = capfd.readouterr()
+    assert status == 1
+    assert out.splitlines() == [f"start {number} OVER 7" for number in (1, 2, 3)]
+    path = Path(re.search(r"lies in (\S+\.ringside): ringside.survive.final_state reads it", err)[1])
+    assert path.parent == tmp_path
+    assert path.stat().st_mode & 0o777 == 0o600
+    state = final_state(path)
+    assert (state["step"], state["model"]["counts"].tolist()) == (7, [3.0] * 8)
+
+
+def test_a_file_of_a_final_state_that_is_damaged_is_refused(tmp_path):
+    kept = kept_at_the_end(tmp_path)
+    path = Path(kept.save())
+    kept.close()
+    whole = path.read_bytes()
+    for damaged in (whole[:-1], whole[: len(whole) // 2], b"", whole[:-40] + b"xyz" + whole[-37:]):
+        path.write_bytes(damaged)
+        with pytest.raises(RingsideError, match="no file of a final state, or not whole"):
+            final_state(path)
+    with pytest.raises(RingsideError, match="cannot be read"):
+        final_state(tmp_path / "none")
+
+
+def test_last_lines_that_end_well_leave_nothing(tmp_path, capfd):
+    again = "os.environ['RINGSIDE_SURVIVE_START'] == '1' and os.kill(os.getpid(), signal.SIGKILL)"
+    assert run_keeper(tmp_path, again, kept_at_the_end(tmp_path)) == 0
+    assert capfd.readouterr().out.splitlines() == ["start 1 OVER 7", "start 2 OVER 7"]
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_where_rank_0_does_not_come_the_status_says_so(tmp_path):
+    kept = Kept()
+    kept.head = Head(stage=Stage.UNATTENDED)
+    assert run_keeper(tmp_path, "", kept) == 76
+
+
+OPEN = """
+import os
+links = (f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd"))
+print(sum("survive-kept" in os.readlink(link) for link in links if os.path.islink(link)))
+"""
+
+
+def test_what_a_keeper_keeps_is_not_given_to_processes_that_its_worker_starts(tmp_path, capfd):
+    (tmp_path / "open.py").write_text(OPEN)
+    lines = f"import subprocess; subprocess.run([sys.executable, {str(tmp_path / 'open.py')!r}], close_fds=False)"
+    assert run_keeper(tmp_path, lines, kept_at_the_end(tmp_path)) == 0
+    assert capfd.readouterr().out.splitlines()[1:] == ["0"]
+
+
+def test_a_keeper_imports_neither_torch_nor_numpy():
+    words = "import ringside.survive.keeper, sys; print({'torch', 'numpy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
