@@ -119,10 +119,10 @@ def shared_again() -> list[float]:
     import torch
 
     from ringside.engine.tensors import flatten
-    from ringside.sync.storage import share
+    from ringside.sync.storage import empty_shared, storage_of
 
-    x = torch.ones(50_000)
-    storage = share(x.untyped_storage())
+    x = empty_shared(50_000, torch.float32).fill_(1.0)
+    storage = storage_of(x)
     assert storage is not None
     sums = []
     for name, timeout_s in (("first", 20.0), ("second", 0.5), ("third", 20.0)):
