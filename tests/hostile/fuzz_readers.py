@@ -411,7 +411,7 @@ def _damaged_tree(content: bytes, random: Random) -> bytes:
 def _write_messages(folder: Path) -> None:
     """What ranks, workers and their keepers say to each other, as the code that says it writes it."""
     from ringside.monitor.hang_standing import Call, Failure, Standing
-    from ringside.survive.decision import Commit, Seat, encode_decision
+    from ringside.survive.decision import Commit, Decided, Seat, encode_decided
     from ringside.survive.generation import Generation, encode_generation
     from ringside.sync.watch_mail import Letter
 
@@ -422,7 +422,7 @@ def _write_messages(folder: Path) -> None:
     records = msgspec.json.decode(b"[" + b",".join(_records(4)) + b"]")
     for name, content in {
         "generation": encode_generation(Generation(1, 2, 30, 0, seats, (0, 1), broken=((0, 1),), left=(Seat(0, 0),))),
-        "decision": encode_decision(Commit(seats, 0, 64, 64, "f7ab")),
+        "decision": encode_decided(Decided().after(3, Commit(seats, 0, 64, 64, "f7ab"))),
         "founders": pack(seats),
         "letter": pack(Letter(1, 0, [standing, msgspec.structs.replace(standing, rank=0, calls=calls)])),
         "records": pack(records),
@@ -458,9 +458,9 @@ def _hear_generation(content: bytes) -> None:
 
 
 def _hear_decision(content: bytes) -> None:
-    from ringside.survive.decision import decode_decision
+    from ringside.survive.decision import decode_decided
 
-    decode_decision(content)
+    decode_decided(content)
 
 
 def _hear_founders(content: bytes) -> None:

@@ -1,11 +1,15 @@
 """What `t.committed` and the audit count after all workers of a job died and a later incarnation did steps again."""
 
 from ringside.survive.audit import audit, committed
-from ringside.survive.decision import Commit, Seat, Tag, decision_key, encode_decision
+from ringside.survive.decision import Commit, Decisions, Seat, Tag
 from ringside.survive.generation import Generation, encode_generation, generation_key
 from ringside.survive.registers import MemoryRegisters
 
 ALONE = (Seat(0, 1),)
+
+
+def samples(step):
+    return 8 * step, 8
 
 
 def registers_of(*incarnations):
@@ -14,14 +18,13 @@ def registers_of(*incarnations):
     for number, steps in enumerate(incarnations, 1):
         registers.create(generation_key(number), encode_generation(Generation(number, 1, 0, 0, ALONE, (0,))))
         for step in steps:
-            commit = encode_decision(Commit(ALONE, 8 * step, 8, 8, "sum"))
-            registers.create(decision_key(Tag(number, 1, step, 0)), commit)
+            Decisions(registers).decide(Tag(number, 1, step, 0), Commit(ALONE, 8 * step, 8, 8, "sum"))
     return registers
 
 
 def test_steps_that_were_done_again_count_as_they_were_done_last():
     registers = registers_of(range(7), range(5, 6), range(5, 10))  # twice all died, and went on from step 5
-    found = committed(registers, 10)
+    found = committed(registers, 10, samples)
     assert [tag.step for tag, _ in found] == list(range(10))
     assert [tag.incarnation for tag, _ in found] == [1] * 5 + [3] * 5
     assert sum(decision.samples for _, decision in found) == 80
@@ -31,6 +34,6 @@ def test_steps_that_were_done_again_count_as_they_were_done_last():
 def test_a_step_that_was_committed_twice_in_one_incarnation_is_not_hidden():
     registers = registers_of(range(3))
     registers.swap(generation_key(1), registers.read(generation_key(1)), encode_generation(Generation(1, 2, 0)))
-    registers.create(decision_key(Tag(1, 2, 1, 0)), encode_decision(Commit(ALONE, 8, 8, 8, "sum")))
-    assert [tag.step for tag, _ in committed(registers, 3)] == [0, 1, 1, 2]
+    Decisions(registers).decide(Tag(1, 2, 1, 0), Commit(ALONE, 8, 8, 8, "sum"))
+    assert [tag.step for tag, _ in committed(registers, 3, samples)] == [0, 1, 1, 2]
     assert audit(registers, 3) == ["step 1 is committed twice in incarnation 1", "step 1 is committed twice"]

@@ -17,7 +17,7 @@ from ringside.engine.transports.threads import Switchboard, Threads
 from ringside.engine.transports.transport import Cause, LinkError
 from ringside.errors import StoreGoneError, UsageError
 from ringside.survive.audit import audit
-from ringside.survive.decision import Abort, Commit, Seat, Tag, decision_key, encode_decision
+from ringside.survive.decision import Abort, Commit, Decisions, Seat, Tag
 from ringside.survive.events import Acknowledgement, DrainWanted, QuotasWanted
 from ringside.survive.generation import Generation, encode_generation, generation_key
 from ringside.survive.handover import giver_for
@@ -178,7 +178,7 @@ def written(*decisions, generations=2):
     last = Generation(1, generations, 0, 0, (A,), (0,))
     registers.create(generation_key(1), encode_generation(last))
     for number, step, decision in decisions:
-        registers.create(decision_key(Tag(1, number, step, 0)), encode_decision(decision))
+        assert Decisions(registers).decide(Tag(1, number, step, 0), decision) == decision
     return registers
 
 

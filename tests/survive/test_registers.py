@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from ringside.errors import RingsideError, StoreGoneError, UsageError
-from ringside.survive.decision import Abort, Commit, Seat, decode_decision, encode_decision
+from ringside.survive.decision import Abort, Commit, Decided, Seat, decode_decided, encode_decided
 from ringside.survive.generation import Generation, dealt, decode_generation, encode_generation
 from ringside.survive.packing import MOST_BYTES
 from ringside.survive.registers import NOBODY_WRITES, MemoryRegisters, StoreRegisters
@@ -75,16 +75,17 @@ def test_a_store_that_is_silent_or_gone_is_told_of():
     gone.close()
 
 
+DECIDED = Decided().after(40, COMMIT)
 GENERATION = Generation(1, 7, 40, 2, SEATS, (0, 2, 2), joining=(2,), broken=((0, 2),), unsettled=((5, 39), (6, 40)))
 
 
 def test_records_come_back_as_they_went():
-    for decision in (COMMIT, Abort(9)):
-        assert decode_decision(encode_decision(decision)) == decision
+    for decided in (DECIDED, Decided(abort=Abort(9)), DECIDED.after(41, Abort(9))):
+        assert decode_decided(encode_decided(decided)) == decided
     assert decode_generation(encode_generation(GENERATION)) == GENERATION
 
 
-@pytest.mark.parametrize("decode", [decode_decision, decode_generation])
+@pytest.mark.parametrize("decode", [decode_decided, decode_generation])
 @pytest.mark.parametrize(
     "data",
     [
@@ -92,8 +93,8 @@ def test_records_come_back_as_they_went():
         b"\xc1",
         b"\x91" * 5000,
         bytes(MOST_BYTES + 1),
-        encode_decision(COMMIT)[:-1],
-        encode_decision(COMMIT).replace(b"commit", b"commix"),
+        encode_decided(DECIDED)[:-1],
+        encode_decided(DECIDED).replace(b"commit", b"commix"),
         encode_generation(GENERATION).replace(b"owners", b"ownerz"),
         encode_generation(GENERATION) + b"x",
     ],

@@ -25,7 +25,7 @@ from ringside.survive.checker_state import (
     State,
     place_of,
 )
-from ringside.survive.decision import Abort, Commit, Decision, Seat, Tag
+from ringside.survive.decision import Abort, Commit, Decided, Decision, Seat, Tag
 from ringside.survive.generation import Generation, Link
 from ringside.survive.protocol import Member, Phase
 from ringside.survive.settings import Rules, Settings
@@ -342,7 +342,7 @@ class Moves:
             case i.TryAbort(tag, generation):
                 return self._create(state, at, tag, Abort(generation))
             case i.ReadDecision(tag):
-                return state.answer(at, e.DecisionRead(tag, dict(state.decisions).get(place_of(tag))))
+                return state.answer(at, e.DecisionRead(tag, _decided(state, tag).answer(tag.step)))
             case e.GenerationRead() | e.DecisionRead():
                 return self._tell(state.put(at, node._replace(todo=rest)), at, call)
         raise Broken(f"{type(call).__name__} is no register call")
@@ -355,13 +355,16 @@ class Moves:
         return state.answer(at, e.GenerationRead(records.get(new.incarnation)))
 
     def _create(self, state: State, at: int, tag: Tag, decision: Decision) -> State:
-        decisions = dict(state.decisions)
-        stands = decisions.setdefault(place_of(tag), decision)
-        if stands is decision and isinstance(decision, Commit):
+        decided = _decided(state, tag)
+        stands = decided.answer(tag.step)
+        if stands is not None:
+            return state.answer(at, e.DecisionRead(tag, stands))
+        decided.after(tag.step, decision)  # raises where a step would be left out
+        if isinstance(decision, Commit):
             self._committed(state, tag, decision)
-        if stands is decision:
-            state = state._replace(decisions=tuple(sorted(decisions.items(), key=lambda item: item[0])))
-        return state.answer(at, e.DecisionRead(tag, stands))
+        decisions = {**dict(state.decisions), place_of(tag): decision}
+        state = state._replace(decisions=tuple(sorted(decisions.items(), key=lambda item: item[0])))
+        return state.answer(at, e.DecisionRead(tag, decision))
 
     def _committed(self, state: State, tag: Tag, commit: Commit) -> None:
         if state.given_up:
@@ -372,6 +375,18 @@ class Moves:
         for (incarnation, step, generation), decision in state.decisions:
             if isinstance(decision, Commit) and (incarnation, step) == (tag.incarnation, tag.step):
                 raise Broken(f"{tag} is committed, and was in generation {generation}")
+
+
+def _decided(state: State, tag: Tag) -> Decided:
+    """Return what stands in the register of a generation, by all that was written into it."""
+    decided, aborted = Decided(), None
+    for (incarnation, step, generation), decision in state.decisions:  # by step
+        if (incarnation, generation) == (tag.incarnation, tag.generation):
+            if isinstance(decision, Commit):
+                decided = decided.after(step, decision)
+            else:
+                aborted = decision
+    return decided if aborted is None else decided.after(decided.last + 1, aborted)
 
 
 def _all_there(state: State, node: Node) -> bool:

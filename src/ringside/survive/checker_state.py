@@ -100,7 +100,7 @@ class State(NamedTuple):
     Args:
         nodes: Every process there ever was.
         records: By incarnation, what stands in the generation register.
-        decisions: What stands in the decision registers.
+        decisions: What is decided about every step of a generation.
         messages: (to which process, what it is told), of all that were sent so far.
         taking_part: (attempt, who has begun its exchange).
         copies: (attempt, who has made a private copy).
@@ -153,7 +153,7 @@ class State(NamedTuple):
 
 
 def place_of(tag: Tag) -> Place:
-    """Return which decision register an attempt is decided in."""
+    """Return what is decided: a step of a generation."""
     return tag.incarnation, tag.step, tag.generation
 
 

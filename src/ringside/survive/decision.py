@@ -1,13 +1,15 @@
-"""What is decided about a step in a generation: COMMIT or ABORT, written once, and where it stands."""
+"""What is decided about a step in a generation: COMMIT or ABORT, written once, and the register where it stands."""
 
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 
 from ringside.errors import UsageError
 from ringside.survive.packing import Count, Digest
 from ringside.survive.packing import decode as _decode
 from ringside.survive.packing import encode as _encode
+from ringside.survive.registers import Registers
 
 
 class Seat(msgspec.Struct, frozen=True, order=True, array_like=True):
@@ -77,26 +79,113 @@ class Abort(msgspec.Struct, frozen=True, tag="abort", forbid_unknown_fields=True
 
 
 Decision = Commit | Abort
-_decoder: msgspec.msgpack.Decoder[Decision] = msgspec.msgpack.Decoder(Decision)
 
 
-def encode_decision(decision: Decision) -> bytes:
+class Decided(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All that is decided in one generation, in one register however many steps it lasts.
+
+    Its steps are committed one after the other, up to one that is aborted at most: with that the generation ends. So
+    the newest COMMIT stands for those before it, all of which every member has applied.
+
+    Args:
+        first: The step of the first COMMIT; 0 without one.
+        last: The step of the newest COMMIT; -1 without one.
+        commit: The newest COMMIT; None: there is none.
+        abort: What ended the generation; None: nothing has yet.
+    """
+
+    first: Count = 0
+    last: int = -1
+    commit: Commit | None = None
+    abort: Abort | None = None
+
+    def __post_init__(self) -> None:
+        if (self.commit is None) != (self.last < self.first):
+            raise UsageError("what is decided in a generation names its newest COMMIT and the steps that it stands for")
+
+    def answer(self, step: int) -> Decision | None:
+        """Return what is decided about a step; None: nothing yet. A COMMIT of one before the newest has no digest."""
+        if self.commit is not None and step <= self.last:
+            return self.commit if step == self.last else replace(self.commit, digest="")
+        return self.abort
+
+    def after(self, step: int, decision: Decision) -> Decided:
+        """Return what is decided once a step is that nothing was decided about."""
+        if isinstance(decision, Abort):
+            return replace(self, abort=decision)
+        if self.commit is None:
+            return replace(self, first=step, last=step, commit=decision)
+        if step != self.last + 1:
+            raise UsageError(f"step {step} cannot be committed after step {self.last} in one generation")
+        return replace(self, last=step, commit=decision)
+
+
+class Decisions:
+    """The decisions of a job: about each step of a generation one is written, and stays.
+
+    Args:
+        registers: The job's.
+        write_once: False: a later one replaces it. Only the proof turns that off, to see that it is noticed.
+    """
+
+    def __init__(self, registers: Registers, write_once: bool = True) -> None:
+        self._registers, self._write_once = registers, write_once
+        self._seen: tuple[str, bytes | None] = ("", None)
+
+    def decide(self, tag: Tag, decision: Decision) -> Decision:
+        """Write a decision where nothing is decided; return what is decided then."""
+        key = decisions_key(tag.incarnation, tag.generation)
+        seen, stands = self._seen
+        if seen != key or stands is None or decode_decided(stands).last != tag.step - 1:
+            stands = self._registers.read(key)  # a leader knows what it wrote itself, and need not ask
+        while True:
+            decided = Decided() if stands is None or not self._write_once else decode_decided(stands)
+            answer = decided.answer(tag.step)
+            if answer is not None:
+                return answer
+            new = encode_decided(decided.after(tag.step, decision))
+            stands = self._registers.swap(key, stands, new)
+            self._seen = key, stands
+            if stands == new:
+                return decision
+
+    def read(self, tag: Tag) -> Decision | None:
+        """Return what is decided; None: nothing yet."""
+        stands = self._registers.read(decisions_key(tag.incarnation, tag.generation))
+        return None if stands is None else decode_decided(stands).answer(tag.step)
+
+
+_decoder = msgspec.msgpack.Decoder(Decided)
+
+
+def encode_decided(decided: Decided) -> bytes:
     """Return what is written into the register."""
-    return _encode(decision)
+    return _encode(decided)
 
 
-def decode_decision(data: bytes) -> Decision:
-    """Return the decision that stands in a register.
+def decode_decided(data: bytes) -> Decided:
+    """Return what a register says is decided.
 
     Raises:
-        RingsideError: The bytes are no decision.
+        RingsideError: The bytes are no decisions.
     """
-    return _decode(data, _decoder, "a decision")
+    return _decode(data, _decoder, "the decisions of a generation")
 
 
-def decision_key(tag: Tag) -> str:
-    """Return the key of decide(incarnation, step, generation)."""
-    return f"{tag.incarnation}/decide/{tag.step}/{tag.generation}"
+def decisions_key(incarnation: int, generation: int) -> str:
+    """Return the key of a generation's decisions."""
+    return f"{incarnation}/decided/{generation}"
 
 
-__all__ = ["Abort", "Commit", "Decision", "Seat", "Tag", "decision_key", "decode_decision", "encode_decision"]
+__all__ = [
+    "Abort",
+    "Commit",
+    "Decided",
+    "Decision",
+    "Decisions",
+    "Seat",
+    "Tag",
+    "decisions_key",
+    "decode_decided",
+    "encode_decided",
+]

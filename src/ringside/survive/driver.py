@@ -18,7 +18,7 @@ from ringside.survive import instructions as i
 from ringside.survive.acquaintances import Acquaintances
 from ringside.survive.arrival import take_seat
 from ringside.survive.attempt import AnyExchange, Attempt
-from ringside.survive.decision import Abort, Decision, Seat, Tag, decision_key, decode_decision, encode_decision
+from ringside.survive.decision import Abort, Decision, Decisions, Seat, Tag
 from ringside.survive.generation import Generation, decode_generation, encode_generation, generation_key
 from ringside.survive.handover import Handover, giver_for
 from ringside.survive.host_exchange import HostExchange, own_slots
@@ -71,6 +71,7 @@ class Driver:
         self._life = 0
         self._founders: tuple[Seat, ...] = ()
         self._ends = False
+        self._decisions = Decisions(job.meeting.registers)
         self._begin(job.meeting.incarnation(), fresh=True)
 
     # ------------------------------------------------------------------------------------------ for the training loop
@@ -357,8 +358,7 @@ class Driver:
         return self._decide(attempt.tag, Abort(attempt.generation))
 
     def _decide(self, tag: Tag, decision: Decision) -> e.DecisionRead:
-        stands = self.job.meeting.registers.create(decision_key(tag), encode_decision(decision))
-        return e.DecisionRead(tag, decode_decision(stands))
+        return e.DecisionRead(tag, self._decisions.decide(tag, decision))
 
     def _read_decision(self, read: i.ReadDecision) -> e.Event:
         until = time.monotonic() + self.job.settings.retry_s
@@ -369,10 +369,9 @@ class Driver:
 
         while exchange is not None and not exchange.rung(read.tag.step) and patient():
             time.sleep(_PAUSE_S)
-        key = decision_key(read.tag)
-        while (stands := self.job.meeting.registers.read(key)) is None and patient():
+        while (decision := self._decisions.read(read.tag)) is None and patient():
             time.sleep(_LOOK_S)
-        return e.DecisionRead(read.tag, None if stands is None else decode_decision(stands))
+        return e.DecisionRead(read.tag, decision)
 
     def _apply(self, apply: i.Apply) -> None:
         job, step, record = self.job, apply.tag.step, self.member.generation

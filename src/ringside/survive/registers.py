@@ -41,23 +41,17 @@ class Registers(Protocol):
 class MemoryRegisters:
     """Registers of the threads of one process, and of simulated ones.
 
-    Args:
-        write_once: False: `create` overwrites. Only the proof turns that off, to see that it is noticed.
-
     Attributes:
         values: What stands, by key.
     """
 
-    def __init__(self, write_once: bool = True) -> None:
+    def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
-        self._write_once = write_once
         self._guard = threading.Lock()
 
     def create(self, key: str, value: bytes) -> bytes:
         """See `Registers`."""
         with self._guard:
-            if not self._write_once:
-                self.values[key] = _worth_writing(value)
             return self.values.setdefault(key, _worth_writing(value))
 
     def read(self, key: str) -> bytes | None:

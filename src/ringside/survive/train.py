@@ -88,7 +88,8 @@ class Training:
 
         Steps that were done again, because all ranks died after a checkpoint, count as they were done last.
         """
-        return [decision for _, decision in committed(self._driver.job.meeting.registers, steps)]
+        job = self._driver.job
+        return [decision for _, decision in committed(job.meeting.registers, steps, job.settings.samples)]
 
     @property
     def reason(self) -> str:

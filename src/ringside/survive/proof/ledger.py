@@ -39,7 +39,7 @@ class Ledger:
 
     Attributes:
         broken: By invariant, how it was broken first.
-        decisions: What stands in every decision register.
+        decisions: What is decided about every step of a generation.
         commits: How many COMMITs were written.
         applies: How many times a step was applied.
     """
@@ -63,8 +63,12 @@ class Ledger:
             self.broken.setdefault(invariant, how)
 
     def decided(self, tag: Tag, decision: Decision) -> None:
-        """A decision register holds something."""
+        """Something is decided about a step; a COMMIT without a digest is of a step before the newest."""
         place = _place(tag)
+        if isinstance(decision, Commit) and not decision.digest:
+            known = [self.decisions.get((tag.incarnation, step, tag.generation)) for step in (tag.step, tag.step + 1)]
+            self.holds(DECISIONS, any(isinstance(each, Commit) for each in known), f"{tag}: a COMMIT that nobody wrote")
+            return
         before = self.decisions.setdefault(place, decision)
         self.holds(DECISIONS, before == decision, f"{tag}: {type(before).__name__}, then {type(decision).__name__}")
         if isinstance(decision, Commit) and before is decision:

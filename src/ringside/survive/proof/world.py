@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ringside.survive.decision import Decision, Seat, Tag, decision_key, decode_decision, encode_decision
+from ringside.survive.decision import Decision, Decisions, Seat, Tag
 from ringside.survive.generation import Generation, decode_generation, encode_generation, generation_key
 from ringside.survive.proof.faults import Fault, Point
 from ringside.survive.proof.ledger import ATTENDED, ENDS, Ledger
@@ -31,7 +31,7 @@ class WorldRules:
     """The rules that lie outside the state machine.
 
     Args:
-        write_once: A decision register is written once.
+        write_once: What is decided about a step stays.
         compare_and_set: A generation replaces only the one it was made from.
         tagged_data: A message is stored only into the memory of the attempt that it names.
     """
@@ -96,7 +96,8 @@ class World:
         self.random = random.Random(case.seed)
         self.network = Network(self.random, self.after)
         self.ledger = Ledger(case.model)
-        self.registers = MemoryRegisters(outside.write_once)
+        self.registers = MemoryRegisters()
+        self.decisions = Decisions(self.registers, outside.write_once)
         self.processes: dict[Seat, Process] = {}
         self.incarnation = 1
         self.kept: dict[int, Weights] = {}
@@ -232,14 +233,13 @@ class World:
 
     def create_decision(self, tag: Tag, decision: Decision) -> Decision:
         """Write once."""
-        found = decode_decision(self.registers.create(decision_key(tag), encode_decision(decision)))
+        found = self.decisions.decide(tag, decision)
         self.ledger.decided(tag, found)
         return found
 
     def read_decision(self, tag: Tag) -> Decision | None:
         """Return what stands."""
-        found = self.registers.read(decision_key(tag))
-        return None if found is None else decode_decision(found)
+        return self.decisions.read(tag)
 
     # ------------------------------------------------------------------------------------------ messages
 
