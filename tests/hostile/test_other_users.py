@@ -119,10 +119,17 @@ def test_a_directory_of_somebody_else_is_not_entered() -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
+@pytest.fixture
+def short_path() -> Iterator[str]:
+    """A directory whose name leaves room for a socket's: 108 bytes are all that a socket's path may have."""
+    with tempfile.TemporaryDirectory(prefix="ringside-") as root:
+        yield root
+
+
 def test_meeting_leaves_no_directory_behind_and_removes_what_a_killed_rank_0_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = tempfile.mkdtemp(dir=tmp_path)
+    root = short_path
     monkeypatch.setattr(meeting_place, "ROOTS", (root,))
     dead = Path(tempfile.mkdtemp(prefix=meeting_place._prefix(), dir=root))
     with socket.socket(socket.AF_UNIX) as left:

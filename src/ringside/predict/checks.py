@@ -61,7 +61,7 @@ def _alone(row: Row) -> str:
     """What is wrong with a row whatever stands around it."""
     if row.size_bytes <= 0:
         return "size 0: nothing was moved" if row.size_bytes == 0 else "a negative size"
-    if not row.size_bytes.is_integer():  # nor is infinity
+    if not float(row.size_bytes).is_integer():  # nor is infinity
         return f"size {row.size_bytes:g} is no whole number of bytes; are the columns mixed up?"
     if not row.time_s > 0:
         return f"time {row.time_s * 1e6:g} us: a call takes longer than nothing"
