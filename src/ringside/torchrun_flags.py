@@ -142,11 +142,13 @@ def signals_to_handle(line: CommandLine, environ: Mapping[str, str]) -> frozense
 
 def _value(asked: str, line: CommandLine, environ: Mapping[str, str]) -> str:
     """Return what a flag is set to, there or in torchrun's variable of that name; "": nothing."""
-    for flag, after in itertools.pairwise((*line.flags, "")):
-        name, equals, value = flag.partition("=")
-        if name.replace("_", "-") == asked:
-            return value if equals else after
-    return environ.get(PREFIX + asked.removeprefix("--").upper().replace("-", "_"), "")
+    told = [
+        value if equals else after
+        for flag, after in itertools.pairwise((*line.flags, ""))
+        for name, equals, value in [flag.partition("=")]
+        if name.replace("_", "-") == asked
+    ]
+    return told[-1] if told else environ.get(PREFIX + asked.removeprefix("--").upper().replace("-", "_"), "")
 
 
 def _is_positive(text: str) -> bool:

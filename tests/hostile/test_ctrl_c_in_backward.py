@@ -11,8 +11,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from tests.sync.training import Plan, ddp_ranks, group, one_step, small_attachment, steps  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
+import ringside  # noqa: E402
 from ringside import _core  # noqa: E402
+from ringside.errors import RingsideError  # noqa: E402
+from ringside.sync import hook  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
 
@@ -61,3 +65,47 @@ def test_the_backward_is_ended_and_all_train_on(engine: str) -> None:
     assert first[:2] == ["interrupted", True]
     assert second[:2] == ["ended", True]
     assert first[2] == second[2]
+
+
+def given_up(port: int) -> list[Any]:
+    """Press Ctrl-C on rank 0, and let rank 1 come when rank 0 has long given its buckets up."""
+    with group(port) as rank:
+        store = torch.distributed.distributed_c10d._get_default_store()
+        layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(6)))
+        model = DistributedDataParallel(layers, bucket_cap_mb=0.01)
+        attachment = ringside.attach(model, monitor=False, engine="ringside")
+        for _ in range(3):
+            model(torch.ones(2, 64)).sum().backward()
+        assert sum(attachment.counters.values()) > 6, "there are several buckets"
+        before = signal.getsignal(signal.SIGINT)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        limit_s, hook.INTERRUPT_S = hook.INTERRUPT_S, 0.2
+        try:
+            if rank == 0:
+                threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            else:
+                store.wait(["given up"])
+            told = "ended"
+            try:
+                model(torch.ones(2, 64)).sum().backward()
+            except (KeyboardInterrupt, RingsideError) as error:
+                told = type(error).__name__
+        finally:
+            hook.INTERRUPT_S = limit_s
+            signal.signal(signal.SIGINT, before)
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        if rank == 0:
+            for gradient in gradients:
+                gradient.fill_(7.0)
+            store.set("given up", "1")
+            store.wait(["has come"])
+        else:
+            store.set("has come", "1")
+        return [told, all(bool((gradient == 7.0).all()) for gradient in gradients)]
+
+
+def test_who_comes_after_that_hears_of_it_and_writes_into_nobody_elses_buckets() -> None:
+    """Of several buckets all but the last are carried by a thread, which Ctrl-C does not reach."""
+    first, second = ddp_ranks(2, given_up)
+    assert first == ["KeyboardInterrupt", True]
+    assert second[0] == "PeerLostError"

@@ -110,14 +110,17 @@ class held_back:
     def __exit__(self, *_: object) -> None:
         if not self._holds:
             return
-        with self._guard:  # the timer rings before this, or not at all
+        try:
+            with self._guard:  # the timer rings before this, or not at all
+                self._holds = False
+        finally:  # also where the second Ctrl-C comes just now
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             self._holds = False
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if self._timer is not None:
-            self._timer.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
-        if self.came:
+        if self.came or not self._holds:
             self.came = False
             signal.default_int_handler(signum, frame)
         self.came = True

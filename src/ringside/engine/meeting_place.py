@@ -127,7 +127,8 @@ def _refuse_a_second(key: str) -> None:
 
 
 def _hash(key: str) -> str:
-    return hashlib.sha256(f"{os.getuid()}/{key}".encode()).hexdigest()[:32]
+    # Keys such as 127.0.0.1/29500 mean something within one network only, and containers may share a directory.
+    return hashlib.sha256(f"{os.getuid()}/{os.stat('/proc/self/ns/net').st_ino}/{key}".encode()).hexdigest()[:32]
 
 
 def _prefix() -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Protocol
 
-from ringside.survive.decision import Commit, Tag, decisions_key, decode_decided
+from ringside.errors import MismatchError
+from ringside.survive.decision import Commit, Decided, Tag, decisions_key, decode_decided
 from ringside.survive.generation import decode_generation, generation_key
-
-Stretch = Callable[[int], tuple[int, int]]
-"""Of a step, the position of its first sample and how many there are (`Settings.samples`)."""
+from ringside.survive.settings import Settings
 
 
 class Readable(Protocol):
@@ -20,35 +18,42 @@ class Readable(Protocol):
         """Return what stands; None: nothing."""
 
 
-def committed(registers: Readable, steps: int, samples: Stretch) -> list[tuple[Tag, Commit]]:
+def committed(registers: Readable, steps: int, settings: Settings) -> list[tuple[Tag, Commit]]:
     """Return the COMMITs that count for the steps before `steps`, by step.
 
     What an incarnation did after the checkpoint that the next one began with was done again: the last COMMIT counts.
     Of each generation only the newest is kept as it was written; those before it are the same but for their samples,
     which a step's number tells, and have no digest.
+
+    Raises:
+        MismatchError: A generation's COMMITs took other samples than these settings give its steps.
     """
-    every = every_commit(registers, steps, samples)
-    latest = {tag.step: tag.incarnation for tag, _ in every}
-    return sorted(((tag, decision) for tag, decision in every if tag.incarnation == latest[tag.step]), key=_by_step)
+    every = every_commit(registers, steps)
+    latest = {tag.step: tag.incarnation for tag, _, _ in every}
+    found = []
+    for tag, decided, newest in every:
+        if tag.step == decided.first and settings.samples(tag.step)[0] != decided.position:
+            raise MismatchError(f"{tag} began at sample {decided.position}, not at {settings.samples(tag.step)[0]}")
+        if tag.step == decided.last and settings.samples(tag.step) != (newest.first, newest.samples):
+            raise MismatchError(f"{tag} took {newest.samples} samples from {newest.first} on, not those of its step")
+        first, samples = settings.samples(tag.step)
+        divisor, digest = samples if settings.mean else 1, newest.digest if tag.step == decided.last else ""
+        if tag.incarnation == latest[tag.step]:
+            found.append((tag, Commit(newest.members, first, samples, divisor, digest)))
+    return sorted(found, key=lambda each: each[0].step)
 
 
-def every_commit(registers: Readable, steps: int, samples: Stretch) -> list[tuple[Tag, Commit]]:
-    """Return every COMMIT that stands for the steps before `steps`: by incarnation, generation and step."""
-    found: list[tuple[Tag, Commit]] = []
+def every_commit(registers: Readable, steps: int) -> list[tuple[Tag, Decided, Commit]]:
+    """Return every step before `steps` that was committed, with its generation's record: by generation and step."""
+    found: list[tuple[Tag, Decided, Commit]] = []
     incarnation = 1
     while (record := registers.read(generation_key(incarnation))) is not None:
         for number in range(1, decode_generation(record).number + 1):
             stands = registers.read(decisions_key(incarnation, number))
-            decided = None if stands is None else decode_decided(stands)
-            if decided is None or decided.commit is None:
-                continue
-            newest = decided.commit
-            for step in range(decided.first, min(decided.last, steps)):
-                first, count = samples(step)
-                divisor = count if newest.divisor == newest.samples else newest.divisor
-                found.append((Tag(incarnation, number, step, 0), Commit(newest.members, first, count, divisor, "")))
-            if decided.last < steps:
-                found.append((Tag(incarnation, number, decided.last, 0), newest))
+            decided = Decided() if stands is None else decode_decided(stands)
+            if decided.commit is not None:
+                taken = range(decided.first, min(decided.last + 1, steps))
+                found += [(Tag(incarnation, number, step, 0), decided, decided.commit) for step in taken]
         incarnation += 1
     return found
 
@@ -61,13 +66,9 @@ def audit(registers: Readable, steps: int, *, resumed: bool = False) -> list[str
         steps: How many steps it has finished.
         resumed: Whether steps after a checkpoint may have been done again in a later incarnation.
     """
-    tags = [tag for tag, _ in every_commit(registers, steps, lambda step: (0, 0))]
+    tags = [tag for tag, _, _ in every_commit(registers, steps)]
     twice = [what for what, times in Counter((tag.incarnation, tag.step) for tag in tags).items() if times > 1]
     wrong = [f"step {step} is committed twice in incarnation {number}" for number, step in twice]
     again = [step for step, times in Counter(tag.step for tag in tags).items() if times > 1]
     wrong += [] if resumed else [f"step {step} is committed twice" for step in again]
     return wrong + [f"step {step} is not committed" for step in sorted(set(range(steps)) - {tag.step for tag in tags})]
-
-
-def _by_step(found: tuple[Tag, Commit]) -> int:
-    return found[0].step

@@ -151,7 +151,7 @@ class Checkpoints:
                 return
             aside = self.directory / f"{_TORN}{path.name}"
             self._remove(aside)
-            with contextlib.suppress(FileNotFoundError):  # another rank was faster here, too
+            with contextlib.suppress(OSError):  # another rank was faster here, too; if not, the next attempt says why
                 path.rename(aside)
                 _log.warning("%s was torn, or another state: it is written anew, and lies in %s now", path, aside.name)
 

@@ -24,6 +24,14 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 METADATA = ".metadata"
+
+
+def _layout(name: object) -> str:
+    if not isinstance(name, str):  # text of it could be longer than any memory
+        raise pickle.UnpicklingError("a layout is named by a word")
+    return name
+
+
 _DATA = re.compile(r"__\d+_\d+\.distcp")
 _MOST_METADATA_BYTES = 1 << 28
 _OBJECTS = {
@@ -160,7 +168,7 @@ _VALUES: dict[tuple[str, str], Any] = {
     **{("torch", name): dtype for name, dtype in _STORAGES.items()},
     ("torch.storage", "UntypedStorage"): torch.uint8,
     ("torch", "Size"): tuple,
-    ("torch.serialization", "_get_layout"): str,
+    ("torch.serialization", "_get_layout"): _layout,
     ("collections", "OrderedDict"): dict,
 }
 

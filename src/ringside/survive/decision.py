@@ -89,12 +89,15 @@ class Decided(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Args:
         first: The step of the first COMMIT; 0 without one.
+        position: Position of the first sample of that step. From there to the end of the newest COMMIT's samples
+            nothing is left out: a COMMIT that did not begin where the one before it ended is not written.
         last: The step of the newest COMMIT; -1 without one.
         commit: The newest COMMIT; None: there is none.
         abort: What ended the generation; None: nothing has yet.
     """
 
     first: Count = 0
+    position: Count = 0
     last: int = -1
     commit: Commit | None = None
     abort: Abort | None = None
@@ -114,9 +117,12 @@ class Decided(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if isinstance(decision, Abort):
             return replace(self, abort=decision)
         if self.commit is None:
-            return replace(self, first=step, last=step, commit=decision)
-        if step != self.last + 1:
-            raise UsageError(f"step {step} cannot be committed after step {self.last} in one generation")
+            return replace(self, first=step, position=decision.first, last=step, commit=decision)
+        if step != self.last + 1 or decision.first != self.commit.first + self.commit.samples:
+            raise UsageError(
+                f"step {step} from sample {decision.first} on cannot be committed after step {self.last}, "
+                f"which ended before sample {self.commit.first + self.commit.samples}"
+            )
         return replace(self, last=step, commit=decision)
 
 

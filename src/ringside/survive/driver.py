@@ -239,6 +239,8 @@ class Driver:
         place = None if seat is None else meeting.place(incarnation, seat)
         if place is None or refused is None:
             return refused is not None or (place is not None and not comes_again(place, machine))
+        if (refused.machine, refused.pid, refused.started) == (place.machine, place.pid, place.started):
+            return True
         stranger = refused.keeper == place.keeper and not comes_again(replace(place, keeper=(0, 0)), machine)
         return stranger or not comes_again(place, machine)
 

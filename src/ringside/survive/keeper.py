@@ -85,6 +85,9 @@ class Keeper:
             if status == StoreGoneError.exit_status == before or status == UNFINISHED:
                 self._save(head, "cannot go on")
                 return status
+            if status == REFUSED and head.stage is not Stage.TRAINING:
+                self._save(head, "is refused, and its last lines were not done")
+                return UNFINISHED
             if status in (0, REFUSED):
                 return UNFINISHED if head.stage is Stage.UNATTENDED else 0
             if failures >= MOST_FAILURES or ends >= MOST_ENDS or self.starts > self.most:

@@ -22,6 +22,7 @@ STATE_AT = 4096
 """Where the state begins; before it lies the head."""
 _HEAD = struct.Struct("<8sQQQQQH")
 _MAGIC = b"rs-final"
+_NAME = "ringside-survive-kept"
 _MOST_DIRECTORY = STATE_AT - _HEAD.size
 
 
@@ -63,7 +64,7 @@ class Kept:
     """
 
     def __init__(self, fd: int | None = None) -> None:
-        self.fd = os.memfd_create("ringside-survive-kept", os.MFD_CLOEXEC) if fd is None else fd
+        self.fd = os.memfd_create(_NAME, os.MFD_CLOEXEC) if fd is None else fd
         if fd is None:
             os.truncate(self.fd, STATE_AT)
 
@@ -71,7 +72,10 @@ class Kept:
     def of_environment(cls, environ: Mapping[str, str]) -> Kept | None:
         """Return what this worker's keeper gave it; None: it has none. Processes that the worker starts have none."""
         fd = environ.get(KEPT, "")
-        if not fd.isdecimal():
+        try:
+            if not os.readlink(f"/proc/self/fd/{int(fd)}").startswith(f"/memfd:{_NAME}"):
+                return None
+        except (OSError, ValueError):
             return None
         os.set_inheritable(int(fd), False)
         return cls(int(fd))

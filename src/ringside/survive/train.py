@@ -89,7 +89,7 @@ class Training:
         Steps that were done again, because all ranks died after a checkpoint, count as they were done last.
         """
         job = self._driver.job
-        return [decision for _, decision in committed(job.meeting.registers, steps, job.settings.samples)]
+        return [decision for _, decision in committed(job.meeting.registers, steps, job.settings)]
 
     @property
     def reason(self) -> str:
@@ -185,7 +185,8 @@ def training(
         own = passport.passport_of(model, optimizer, dataset, samples, seed)
         moved = {} if scheduler is None else {"scheduler": scheduler}
         state = State(model, optimizer, moved, Position(own, samples))
-        _admit(connection, own)
+        if not final.is_over:
+            _admit(connection, own)
         _agree_on_orders(samples, connection, sampler)
         job = Job(
             rank=connection.rank,
@@ -224,7 +225,8 @@ def _samples(
 def _settings(samples: Samples, shape: _Shape, ranks: int) -> Settings:
     def stretch(step: int) -> tuple[int, int]:
         epoch, at = divmod(step, samples.steps_per_epoch)
-        return epoch * samples.size + at * samples.batch, len(samples.of_step(step))
+        first = at * samples.batch
+        return epoch * samples.size + first, min(samples.batch, samples.size - first)
 
     return Settings(
         micro_batches=samples.micro_batches,
@@ -270,8 +272,18 @@ def _connected(final: Final) -> Connection:
 
 
 def _resumed(state: State, directory: str | Path | None, final: Final) -> Checkpoints | None:
-    """Return where checkpoints go; the state is that of the newest one there, or what this rank kept at the end."""
+    """Return where checkpoints go; the state is that of the newest one there, or what this rank kept at the end.
+
+    Raises:
+        FinalStateError: The job is over, and what was kept of its final state cannot be used.
+    """
     checkpoints = None if directory is None else Checkpoints(Path(directory))
+    if final.is_over:
+        kept = final.tree()
+        if kept is None:
+            raise FinalStateError("the job is over, and the final state that this rank kept cannot be read")
+        state.load(kept)
+        return checkpoints
     newest = None if checkpoints is None else checkpoints.newest()
     kept = final.tree()
     if kept is not None and (newest is None or kept["step"] > newest["step"]):

@@ -228,7 +228,8 @@ def attach(
         why = "torch.compile has its gradients reduced as they are compiled (optimize_ddp = 'python_reducer')"
         if wish == "ringside":
             raise UnsupportedError(f"the ringside engine cannot carry this model: {why}")
-        _say_once(f"ringside leaves this model alone: {why}")
+        if dist.get_rank() == 0:
+            _say_once(f"ringside leaves this model alone: {why}")
         return _Detached(model, why)
     every = digest_steps(digest_every)
     earlier = attachment_of(model)

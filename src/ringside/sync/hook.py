@@ -124,6 +124,8 @@ class GradientHook:
                 carrier.wait()
         except BaseException as error:
             self._boards.run(self.board.fails, error)
+            if carrier.holds_ctrl_c and not isinstance(error, Exception):  # a thread may be in an earlier bucket
+                carrier.close(at_once=True)  # tells the others, and nobody writes into this rank's buckets any more
             raise
         self._boards.run(self.board.goes_on)
         ended = functools.partial(self._ended, carrier)

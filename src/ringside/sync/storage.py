@@ -142,8 +142,13 @@ def _keep_writes_to_itself() -> None:
     A page that it has not written yet follows the parent's, where other memory would stay as it was: a copy of all
     gradients in every DataLoader worker would cost more than that is worth.
     """
+    if not _made:
+        return
+    # What a failed collective has made private is this process's already, and the file holds something else.
+    with open("/proc/self/maps") as file:
+        shared = {int(line.split("-")[0], 16) for line in file if line.split()[1].endswith("s")}
     for alive, storage in _made.values():
-        if not alive.expired():
+        if not alive.expired() and storage.address in shared:
             how = (mmap.PROT_READ | mmap.PROT_WRITE, _MAP_FIXED | mmap.MAP_PRIVATE)
             _mmap(storage.address, storage.size_bytes, *how, storage.fd, 0)
     _made.clear()
