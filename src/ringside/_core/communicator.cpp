@@ -234,6 +234,7 @@ void Communicator::close() {
     failure_ = Failure{};
     failure_.status = Status::closed;
     broken_ = true;
+    if (in_use_ >= 0) withdraw_memory();  // between start() and resume(): the others may be writing already
   }
   busy_.unlock();
 }

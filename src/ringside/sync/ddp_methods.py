@@ -60,6 +60,15 @@ def put_hook(model: DistributedDataParallel, hook: GradientHook) -> None:
     """Have DDP call our hook; it is not among those that the model lists, and copies with it."""
     dist._register_comm_hook(model.reducer, weakref.ref(model), hook.run)  # type: ignore[attr-defined]
     _hooks[model] = hook
+    # The reducer (the logger holds it, too) must not be the last that holds the group: it is freed with the GIL held,
+    # and the group waits for Gloo's threads, one of which may want the GIL to be rid of a callback or a tensor. Python
+    # frees a group without the GIL, and calls a finalizer after what it is of is gone.
+    for owner in (model.reducer, model.logger):
+        weakref.finalize(owner, _nothing_more, model.process_group).atexit = False
+
+
+def _nothing_more(group: dist.ProcessGroup) -> None:
+    """What is to be freed is what a finalizer has held until now."""
 
 
 @functools.cache
