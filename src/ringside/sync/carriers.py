@@ -37,7 +37,6 @@ from ringside.sync.storage import Buckets
 
 Future = torch.futures.Future
 SPANS_KEPT = 4096
-_LETTING_GO_S = 1.0
 _REFUSAL = "the model's gradients are no longer carried on this rank (or this is a forked child of it)"
 _NAMES = tuple(f"ringside/{path}" for path in PATHS)
 UserHook = Callable[[Any, GradBucket], "Future[torch.Tensor]"]
@@ -95,7 +94,6 @@ class NativeCarrier:
         self._group, self._scale = group, 1.0 / dist.get_world_size(group)
         self._name = str(dist.get_backend(group))
         self._under_way: list[Future[Any]] = []
-        self._callbacks: list[weakref.ref[Callable[..., Any]]] = []
         self._latest: dist.Work | None = None
         self.marks: Marks | None = None
         self._spans: deque[Span] = deque(maxlen=SPANS_KEPT)
@@ -147,7 +145,6 @@ class NativeCarrier:
         future = launch().then(done)
         if buffer.is_cpu:  # on a GPU, waiting here would stop the host from running ahead
             self._under_way.append(future)
-            self._callbacks.append(weakref.ref(done))
         return future
 
     def leave(self) -> bool:
@@ -167,14 +164,8 @@ class NativeCarrier:
         """Wait for the group."""
         futures, self._under_way = self._under_way, []
         self._left.end()
-        callbacks, self._callbacks = self._callbacks, []
         for future in futures:
             future.wait()
-        # Gloo's threads let go of callbacks after that, and need the GIL for it. A group that is freed meanwhile by a
-        # DDP model's reducer, with the GIL held, would wait for such a thread for good.
-        deadline = time.monotonic() + _LETTING_GO_S
-        while any(callback() is not None for callback in callbacks) and time.monotonic() < deadline:
-            time.sleep(0)
 
     def ended(self) -> float:
         """Return when it was done with the newest bucket, on the performance counter."""

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import BuiltinCommHookType
+from torch.distributed import distributed_c10d
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel import DistributedDataParallel
@@ -49,6 +50,13 @@ holders: Any = WeakIdKeyDictionary()
 _hooks: Any = WeakIdKeyDictionary()
 """Our hook in each model that has one, attached or not any more: DDP takes one hook in its life."""
 
+_groups: list[dist.ProcessGroup] = []
+"""Groups of models that have our hook, until they are destroyed and another model gets it.
+
+A DDP model that outlives its group would free it, with the GIL held, and the group waits for Gloo's threads, one of
+which may want the GIL to be rid of a callback of ours.
+"""
+
 
 def own_hook(model: DistributedDataParallel) -> GradientHook | None:
     """Return our hook, if this model has one."""
@@ -60,15 +68,10 @@ def put_hook(model: DistributedDataParallel, hook: GradientHook) -> None:
     """Have DDP call our hook; it is not among those that the model lists, and copies with it."""
     dist._register_comm_hook(model.reducer, weakref.ref(model), hook.run)  # type: ignore[attr-defined]
     _hooks[model] = hook
-    # The reducer (the logger holds it, too) must not be the last that holds the group: it is freed with the GIL held,
-    # and the group waits for Gloo's threads, one of which may want the GIL to be rid of a callback or a tensor. Python
-    # frees a group without the GIL, and calls a finalizer after what it is of is gone.
-    for owner in (model.reducer, model.logger):
-        weakref.finalize(owner, _nothing_more, model.process_group).atexit = False
-
-
-def _nothing_more(group: dist.ProcessGroup) -> None:
-    """What is to be freed is what a finalizer has held until now."""
+    # Those that were destroyed meanwhile are freed here, by Python: that lets other threads have the GIL.
+    live = distributed_c10d._world.pg_map
+    _groups[:] = [each for each in _groups if each in live and each is not model.process_group]
+    _groups.append(model.process_group)
 
 
 @functools.cache
