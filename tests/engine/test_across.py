@@ -11,7 +11,7 @@ import signal
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from tests.processes import Outcome, borrowed, hear, outcomes_of, place, run_scr
 from tests.sync.groups import communicator, meeting_point
 
 from ringside import Communicator, _core
+from ringside.engine.transports import torch_native
 from ringside.errors import ClosedError, PeerLostError, SyncError
 from ringside.lab import Lab
 
@@ -181,15 +182,50 @@ def test_ctrl_c_on_one_rank(form: str) -> None:
     assert "gave up" in outcomes[1].message or (form == "native" and "cannot be reached" in outcomes[1].message)
 
 
+class LosesCtrlC:
+    """An object whose destructor runs until Ctrl-C comes: Python prints what is raised there, and drops it."""
+
+    def __del__(self) -> None:
+        for _ in range(2000):
+            time.sleep(0.01)
+
+
+def waiting_in_a_destructor(path: str, form: str) -> None:
+    real, to_lose = torch_native._ended, [LosesCtrlC()]
+
+    def ended(work: Any) -> bool:
+        if place().rank == 0 and to_lose:
+            say("ready")
+            to_lose.pop()
+        return real(work)
+
+    with communicator(path, HOSTS) as comm, pytest.MonkeyPatch.context() as patch:
+        comm.all_reduce(torch.ones(10), algorithm=form)
+        patch.setattr(torch_native, "_ended", ended)
+        if comm.rank != 0:
+            say("ready")
+        if comm.rank == 2:
+            hear()
+        comm.all_reduce(torch.ones(1000), algorithm=form)
+
+
+def test_ctrl_c_that_python_drops_is_raised_all_the_same() -> None:
+    outcomes = while_all_wait_for_rank_2("native", signal.SIGINT, waiting_in_a_destructor)
+    assert outcomes[0].error == "KeyboardInterrupt", outcomes[0].trace
+    all_named(outcomes, "PeerLostError", 0, but=[0])
+
+
 def test_a_death_is_heard_by_those_who_wait_for_somebody_else() -> None:
     outcomes = while_all_wait_for_rank_2("ring", signal.SIGKILL)
     all_named(outcomes, "PeerLostError", 0, but=[0])
 
 
-def while_all_wait_for_rank_2(form: str, number: int) -> list[Outcome]:
+def while_all_wait_for_rank_2(
+    form: str, number: int, function: Callable[[str, str], None] = waiting_for_rank_2
+) -> list[Outcome]:
     """Send rank 0 a signal; return what became of all, after a check that those in the collective heard of it soon."""
     with meeting_point() as path, borrowed(4) as team:
-        team.start(waiting_for_rank_2, path, form)
+        team.start(function, path, form)
         team.await_word()
         sent = team.kill(0, number)
         found = {rank: team.finish_one(rank) for rank in (0, 1, 3)}

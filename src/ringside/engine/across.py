@@ -434,6 +434,8 @@ class Across:
                 work.wait(_LAST_JOBS_S)
         explained = blame.explain(what, first, error, self.roster, self._timeout_s)
         self._broken = explained
+        if self._interruptible.heard and isinstance(error, Exception):  # Python's own KeyboardInterrupt was dropped
+            raise KeyboardInterrupt from explained
         if explained is error or not isinstance(error, Exception):
             raise error
         raise explained from error

@@ -17,7 +17,7 @@ class _Ear(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="ringside-interrupts", daemon=True)
         self.pid = os.getpid()
-        self.give_ups: tuple[Callable[[], object], ...] = ()
+        self.listeners: tuple[interruptible, ...] = ()
         self.before = -1
         self._in, self.out = socket.socketpair()
         self.out.setblocking(False)
@@ -26,14 +26,15 @@ class _Ear(threading.Thread):
 
     def run(self) -> None:
         while signals := self._in.recv(64):
-            give_ups, before = self.give_ups, self.before
+            listeners, before = self.listeners, self.before
             if before >= 0:
                 with contextlib.suppress(OSError):
                     os.write(before, signals)
             default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
             if signal.SIGINT in signals and default:
-                for give_up in give_ups:
-                    give_up()
+                for listener in listeners:
+                    listener.heard = True
+                    listener.give_up()
 
 
 _ear: _Ear | None = None
@@ -47,10 +48,15 @@ class interruptible:
 
     Args:
         give_up: Ends what the main thread waits for; called on another thread.
+
+    Attributes:
+        heard: Whether Ctrl-C ended the wait, also after it. Python raises `KeyboardInterrupt` wherever the main thread
+            then is, and drops it where that is a destructor or the callback of a weak reference.
     """
 
     def __init__(self, give_up: Callable[[], object]) -> None:
-        self._give_up = give_up
+        self.give_up = give_up
+        self.heard = False
         self._heard_by: _Ear | None = None
 
     def __enter__(self) -> None:
@@ -69,15 +75,16 @@ class interruptible:
         before = signal.set_wakeup_fd(_ear.out_fd, warn_on_full_buffer=False)
         if before != _ear.out_fd:  # it is still set inside another wait, and where another thread ended the last one
             _ear.before = before
-        _ear.give_ups += (self._give_up,)
+        self.heard = False
+        _ear.listeners += (self,)
         self._heard_by = _ear
 
     def end(self) -> None:
         """Listen no longer, if it did."""
         ear, self._heard_by = self._heard_by, None
         if ear is not None:
-            ear.give_ups = tuple(give_up for give_up in ear.give_ups if give_up is not self._give_up)
-            if not ear.give_ups and threading.get_ident() == threading.main_thread().ident:
+            ear.listeners = tuple(listener for listener in ear.listeners if listener is not self)
+            if not ear.listeners and threading.get_ident() == threading.main_thread().ident:
                 signal.set_wakeup_fd(ear.before)
 
 
