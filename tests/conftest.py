@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from . import processes
+from .support import ranks
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell begins what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -55,7 +55,7 @@ def _threads() -> set[str]:
 
 
 def _processes() -> set[str]:
-    kept, found = processes.own_processes(), set()
+    kept, found = ranks.own_processes(), set()
     for task in Path("/proc/self/task").iterdir():
         try:
             children = (task / "children").read_text().split()
@@ -73,20 +73,20 @@ def _command(pid: str) -> str:
 
 
 def _descriptors() -> set[str]:
-    kept, found = processes.own_descriptors(), set()
+    found = set()
     for fd in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{fd}")
         except OSError:
             continue
-        if int(fd) not in kept and ("ringside" in target or "pidfd" in target):
+        if "ringside" in target or "pidfd" in target:
             found.add(f"{fd} -> {target}")
     return found
 
 
 def _shared_memory() -> set[str]:
     """Return files of this test's processes; other people's on the same machine are none of our business."""
-    own = {os.getpid(), *processes.own_processes()}
+    own = {os.getpid(), *ranks.own_processes()}
     names = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
     return {n for n in names if "ringside" in n or any(f"_{pid}_" in n for pid in own)}
 

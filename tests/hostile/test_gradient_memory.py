@@ -18,7 +18,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-from tests.processes import ROOT, Team  # noqa: E402
+from tests.support.ranks import ROOT, Team  # noqa: E402
 from tests.sync import namespaces  # noqa: E402
 from tests.sync.training import ddp_ranks, free_port, group, run_directory  # noqa: E402
 from torch import nn  # noqa: E402

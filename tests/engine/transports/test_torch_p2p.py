@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tests.processes import borrowed, hear, on_ranks, place, say
+from tests.support.ranks import Team, hear, on_ranks, place, say
 
 from ringside.engine.transports import torch_p2p
 from ringside.engine.transports.connections import Connections, watched_connections
@@ -128,7 +128,7 @@ def while_it_stands_still(path: str) -> None:
 
 def test_asking_whether_a_peer_is_there_holds_up_nothing() -> None:
     """A message that Gloo has to send when its work is gone would stop all that comes after it."""
-    with store_file() as path, borrowed(2) as team:
+    with store_file() as path, Team(2) as team:
         team.start(while_it_stands_still, path)
         assert team.hear(0) == "waits"
         time.sleep(2.5)  # two looks of the listener's find that it waits for long
@@ -169,7 +169,7 @@ def wait_for_the_left(path: str) -> tuple[Cause, float]:
 
 
 def test_everybody_hears_who_died() -> None:
-    with store_file() as path, borrowed(4) as team:
+    with store_file() as path, Team(4) as team:
         team.start(wait_for_the_left, path)
         team.await_word()
         at = team.kill(2)
@@ -207,7 +207,7 @@ def with_a_message_half_way(path: str, way: str, timeout_s: float) -> tuple[Caus
 @pytest.mark.parametrize("way", ["from", "to"])
 def test_a_death_with_a_message_half_way(way: str) -> None:
     """Gloo forgets who waits for such a message, and its own timeout may be half an hour away."""
-    with store_file() as path, borrowed(3) as team:
+    with store_file() as path, Team(3) as team:
         team.start(with_a_message_half_way, path, way, 50.0)
         team.await_word()
         at = time.monotonic()
@@ -235,7 +235,7 @@ def wait_in_a_chain(path: str, absent: int) -> Cause | None:
 
 @pytest.mark.parametrize("absent", [0, 3])
 def test_the_late_one_is_named_and_not_its_neighbour(absent: int) -> None:
-    with store_file() as path, borrowed(4) as team:
+    with store_file() as path, Team(4) as team:
         team.start(wait_in_a_chain, path, absent)
         for rank in {0, 1, 2, 3} - {absent}:
             assert team.finish_one(rank).value == Cause("late", absent)
