@@ -129,7 +129,7 @@ def main() -> None:
         for row in compare(asked.old, asked.new, ranks, sizes, asked.restarts, asked.blocks):
             rows.append(row)
             if not asked.json:
-                line = "{ranks} ranks {tensor:9} {size_bytes:9} B {us:10.2f} us  x {ratio:.3f} ({least:.2f} to {largest:.2f})"
+                line = "{ranks} ranks {tensor:9} {size_bytes:9} B {us:9.2f} us  x {ratio:.3f} {least:.2f} {largest:.2f}"
                 print(line.format(**row, us=float(row["old_seconds"]) * 1e6), flush=True)
     if asked.json:
         print(json.dumps(rows, indent=1))
