@@ -2,9 +2,9 @@
 
 A `Team` is n processes with RANK, WORLD_SIZE and MASTER_* set. `team.run(function, *args)` calls a function of a module
 on all of them and returns what each returned; `team.start` and `team.finish` do it in two parts, so that a rank can be
-killed in between. Every team is new: its ranks are forked from one process that has imported torch and Ringside and runs
-no test (`multiprocessing`'s fork server). So no rank inherits what another test left behind, and none imports torch
-again. Everything is bounded: a rank that does not answer is made to print its stacks, killed, and named.
+killed in between. Every team is new: its ranks are forked from one process that has imported torch and Ringside and
+runs no test (`multiprocessing`'s fork server). So no rank inherits what another test left behind, and none imports
+torch again. Everything is bounded: a rank that does not answer is made to print its stacks, killed, and named.
 
 Inside such a function `place()` tells where it runs and `communicator()` opens one that is this call's own.
 """
