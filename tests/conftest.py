@@ -26,7 +26,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell begins what 
 # Choosing by measurement takes a second per communicator; tests of it say so.
 os.environ.setdefault("RINGSIDE_SELECTION", "off")
 
-hypothesis.settings.register_profile("quick", max_examples=10, derandomize=True)
+# No deadlines: the machine is shared. `make test` asks for "quick".
+hypothesis.settings.register_profile("thorough", deadline=None)
+hypothesis.settings.register_profile("quick", max_examples=10, derandomize=True, deadline=None)
+hypothesis.settings.load_profile("thorough")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
