@@ -7,7 +7,9 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from tests.support.ranks import Team, hear, on_ranks, place, say
 
 from ringside.engine.transports import torch_p2p
 from ringside.engine.transports.connections import Connections, watched_connections
+from ringside.engine.transports.last_words import LastWords, Word
 from ringside.engine.transports.torch_p2p import TorchPeerToPeer, _Wait
 from ringside.engine.transports.transport import NOBODY, Cause, LinkError
 
@@ -179,6 +182,43 @@ def test_everybody_hears_who_died() -> None:
         cause, heard_at = outcomes[rank].value
         assert cause == Cause("lost", 2)
         assert heard_at - at < SOON_S
+
+
+def gives_up_while_words_take_long(path: str) -> Cause | None:
+    transport = peer_to_peer(path)
+    if transport.rank == 0:
+        say("ready")
+        hear()
+        transport.fail(Cause("left", 0))
+        return None
+    asked: list[float] = []
+
+    def nothing_at_first(read: Callable[..., Word | None]) -> Callable[..., Word | None]:
+        """As where the thread that takes words from the network has no processor for a second."""
+
+        def look(words: LastWords, *how: Any) -> Word | None:
+            asked.append(time.monotonic())
+            time.sleep(0.002)
+            return read(words, *how) if asked[-1] - asked[0] > 1.0 else None
+
+        return look
+
+    with pytest.MonkeyPatch.context() as patch:
+        say("ready")
+        for name in ("first", "of"):
+            patch.setattr(LastWords, name, nothing_at_first(getattr(LastWords, name)))
+        with pytest.raises(LinkError) as caught:
+            transport.receive(0, np.zeros(8, np.uint8)).wait()
+    return caught.value.cause
+
+
+def test_who_closes_a_connection_on_purpose_is_not_taken_for_dead_before_its_word_has_come() -> None:
+    with store_file() as path, Team(2) as team:
+        team.start(gives_up_while_words_take_long, path)
+        team.await_word()
+        team.tell(0, "go on")
+        outcomes = team.finish()
+    assert outcomes[1].value == Cause("left", 0), outcomes[1].trace
 
 
 def with_a_message_half_way(path: str, way: str, timeout_s: float) -> tuple[Cause, float]:
