@@ -147,7 +147,6 @@ _SIGNALS = (
     signal.SIGCHLD,
     signal.SIGUSR1,
     signal.SIGUSR2,
-    signal.SIGALRM,
 )
 
 _seen: dict[str, tuple[int, dict[str, object]]] = {}  # by module: a fingerprint of its names, and what they meant
