@@ -649,7 +649,6 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.slow
 @pytest.mark.noisy
 @pytest.mark.skipif(bool(Lab.unavailable()), reason=Lab.unavailable() or "a lab can be had")
 def test_a_mesh_link_cut_to_a_quarter_is_answered_within_twenty_collectives(tmp_path):
