@@ -216,6 +216,19 @@ def test_a_link_that_becomes_slow_is_named_and_so_is_its_end() -> None:
     assert watcher.open == []
 
 
+def test_a_slow_link_is_over_when_it_is_near_its_usual_rate_again_and_not_before() -> None:
+    def rate(link: Link, step: int) -> float:
+        share = 1.0 if step < 40 or link != (1, 2) else 0.2 if step < 60 else 0.6 if step < 80 else 0.75
+        return 100.0 * MB * share
+
+    watcher = LinkWatcher(4)
+    assert len(opened(watch(watcher, traffic(RING4, range(60), rate, noise=0.0)))) == 1
+    assert watch(watcher, traffic(RING4, range(60, 80), rate, noise=0.0)) == []  # it could carry more
+    (ended,) = watch(watcher, traffic(RING4, range(80, 100), rate, noise=0.0))
+    assert ended.ended
+    assert 80 <= ended.verdict.evidence["until_step"] <= 90
+
+
 def test_a_link_that_was_never_fast_is_held_against_the_others() -> None:
     (verdict,) = opened(
         watch(LinkWatcher(4), traffic(RING4, range(40), lambda link, _: (10 if link == (3, 0) else 100) * MB))

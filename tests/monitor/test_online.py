@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringside.monitor import RunInfo, StepRecord
-from ringside.monitor.online import GIVEN_UP_STEPS, Collector, with_waits
+from ringside.monitor.online import GIVEN_UP_STEPS, PENDING_RECORDS, Collector, with_waits
 from ringside.monitor.run_directory import RunReader, RunWriter
 
 Make = Callable[..., np.ndarray]
@@ -92,6 +92,14 @@ def test_of_short_steps_those_of_two_seconds_are_awaited_and_not_more() -> None:
     assert collector.newest == 1_549 - 500
 
 
+def test_of_many_ranks_fewer_steps_are_awaited_so_that_what_is_kept_stays_bounded() -> None:
+    """Two seconds are 2,000 of these steps; 1,024 ranks would have sent two million records by then."""
+    collector = Collector(1_024, watchers=[])
+    for step in range(100):
+        collector.add([StepRecord(step=step, rank=0, ended_unix=0, step_seconds=0.001, own_seconds=0.001)])
+    assert collector.newest == 99 - PENDING_RECORDS // 1_024
+
+
 def test_a_rank_that_is_known_to_be_lost_is_not_waited_for_at_all(make_own: Make, make_records: Records) -> None:
     collector = Collector(3)
     assert collector.lost(2, "killed") is None
@@ -110,6 +118,17 @@ def test_a_late_record_is_kept_and_not_analysed(tmp_path: Path, make_info: Calla
     assert collector.late == 1
     assert collector.steps == 10
     assert any(record.rank == 1 for record in RunReader(tmp_path).poll())
+
+
+def test_of_two_records_of_one_step_and_rank_the_first_counts(
+    tmp_path: Path, make_info: Callable[..., RunInfo]
+) -> None:
+    writer = RunWriter(tmp_path, make_info(2))
+    collector = Collector(2, writer)
+    for rank, own in ((0, 0.1), (0, 9.0), (1, 0.2)):
+        collector.add([StepRecord(step=0, rank=rank, ended_unix=0, step_seconds=1, own_seconds=own)])
+    assert [state.own_seconds for state in collector.states()] == [0.1, 0.2]
+    assert sorted(record.own_seconds for record in RunReader(tmp_path).poll()) == [0.1, 0.2]
 
 
 def test_impossible_records_count_for_nothing() -> None:
