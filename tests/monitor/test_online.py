@@ -3,7 +3,7 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -42,9 +42,8 @@ def test_a_slow_rank_is_named_while_the_run_goes_on(make_own: Make, make_records
 class Rows:
     """A watcher that keeps what it was shown."""
 
-    open: Sequence[Verdict] = ()
-
     def __init__(self) -> None:
+        self.open: list[Verdict] = []
         self.seen: list[tuple[int, dict[int, float]]] = []
 
     def update(self, step: int, row: Row) -> list[Finding]:
