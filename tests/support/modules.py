@@ -56,12 +56,7 @@ def imports_of(name: str, path: Path) -> set[str]:
         for child in ast.walk(statement)
     }
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    return {
-        found
-        for node in ast.walk(tree)
-        if id(node) not in for_types
-        for found in _imported(node, package)
-    }
+    return {found for node in ast.walk(tree) if id(node) not in for_types for found in _imported(node, package)}
 
 
 def _imported(node: ast.AST, package: str) -> Iterator[str]:

@@ -11,8 +11,8 @@ could be told from another.
 
 When all states are known, each of them must lead on to one in which nobody waits, without a further fault.
 
-The all-reduce is one event here (the simulation in `proof/` walks schedules), results come as digests, and times are left
-out: patience may end at any moment, which is what wrong suspicions stand for.
+The all-reduce is one event here (the simulation in `proof/` walks schedules), results come as digests, and times are
+left out: patience may end at any moment, which is what wrong suspicions stand for.
 """
 
 from __future__ import annotations

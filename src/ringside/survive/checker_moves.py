@@ -396,7 +396,9 @@ class Moves:
             if not stay.issuperset(link):
                 raise Broken(f"generation {new.number} goes around the link {link} of a process that has gone")
         *others, left = state.left
-        voted = left < self.bounds.differences and others == list(self._all_left()[:DIFFERENCES])  # nothing else went wrong
+        voted = left < self.bounds.differences and others == list(
+            self._all_left()[:DIFFERENCES]
+        )  # nothing else went wrong
         if voted and not new.closed and 2 * len(new.members) <= len(before.members):
             raise Broken(f"generation {new.number} goes on without half of the members, whose result was another")
 
