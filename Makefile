@@ -11,7 +11,7 @@ NATIVE := CMakeLists.txt $(wildcard src/ringside/_core/*.cpp src/ringside/_core/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-long lint bench prove docs wheel tsan asan stops test-oldest clean
+.PHONY: help setup frameworks demo test test-all test-long lint bench prove docs wheel tsan asan stops test-oldest clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,11 +21,17 @@ setup: $(READY) ## build the native core and install everything into .venv
 demo: $(READY) ## train a small GPT over our own all-reduce and name the rank that holds it up
 	@$(BIN)/ringside demo $(ARGS)
 
-test: $(READY) ## run the tests
-	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+# Compiled once, not by each of the processes that tests start.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS)
 
-test-long: $(READY) ## run those that take long, and that `make test` leaves out
-	@$(BIN)/python -m pytest -n $(WORKERS) -m long $(ARGS)
+test: $(READY) ## run a choice of the tests, at least one of every kind: three minutes on two cores
+	@$(PYTEST) -m "not (long or thorough) or core" --hypothesis-profile quick $(ARGS)
+
+test-all: $(READY) ## run all tests but the long ones, with Chromium, labs and real programs
+	@$(PYTEST) $(ARGS)
+
+test-long: $(READY) ## run those that take longest: script zoo, fuzzing, sanitizers
+	@$(PYTEST) -m long $(ARGS)
 
 lint: $(READY) ## ruff, mypy --strict of the package, and whether tests, bench and examples call what there is
 	@$(BIN)/python -m ruff check .
@@ -39,6 +45,9 @@ bench: $(READY) ## our all-reduce beside Gloo and Open MPI, then the DDP step
 
 prove: $(READY) ## the kill matrix of exactly-once steps, each of its rules broken, and every state of small jobs
 	@$(BIN)/python -m ringside.survive.proof $(ARGS)
+
+frameworks: $(READY) ## install the frameworks that integrations are tested with in `make test-all`
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,frameworks]'
 
 # The tools' programs must lie in $(BIN), even where the base Python has these packages: hence --ignore-installed.
 # `auditwheel repair` writes the oldest glibc that the core works with into the name: that of this machine, or older.

@@ -1,6 +1,6 @@
 """Every floor of the predictor beside what the published tables give, and what is left of it without any one table.
 
-Reads the tables of ../shared/data/bandwidth (or --data DIR). `--write` writes docs/predict-score.md.
+Reads the tables of tests/data/bandwidth (or --data DIR). `--write` writes docs/predict-score.md.
 
     python bench/predict_score.py [--data DIR] [--more DIR] [--write]
 """
@@ -23,7 +23,7 @@ from ringside.predict.summary import summary
 from ringside.predict.tables import ALL_REDUCE, Table, read_tables
 
 ROOT = Path(__file__).parent.parent
-DATA = ROOT.parent / "shared" / "data" / "bandwidth"
+DATA = ROOT / "tests" / "data" / "bandwidth"
 PAGE = ROOT / "docs" / "predict-score.md"
 NO_TABLES = ("INDEX", "nccl_tuning", "simai")
 SCALES = (

@@ -1,7 +1,7 @@
 """The monitor at scale, with real processes: 128, or 1,024, send what they measured to one collector.
 
     python bench/scale.py [--ranks 128,1024] [--rate 2] [--seeds 1] [--steps N] [--clock own|machine]
-    python bench/scale.py --replay ../shared/data/kineto [--ranks 8]
+    python bench/scale.py --replay tests/data/kineto [--ranks 8]
     python bench/scale.py --alone [--ranks 128,1024]
     ... [--results runs/scale.json] [--json] [--write]
 

@@ -1,18 +1,24 @@
-"""What holds for every test: it leaves nothing behind."""
+"""What holds for every test: it leaves nothing behind, and a missing core is no reason to skip half of them."""
 
 from __future__ import annotations
 
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FunctionType
 
+import hypothesis
 import pytest
 
-from . import processes
+from ringside import _core
+
+from .support import ranks
+from .support.account import Account
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell begins what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -20,23 +26,52 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell begins what 
 # Choosing by measurement takes a second per communicator; tests of it say so.
 os.environ.setdefault("RINGSIDE_SELECTION", "off")
 
+# No deadlines: the machine is shared. `make test` asks for "quick".
+hypothesis.settings.register_profile("thorough", deadline=None)
+hypothesis.settings.register_profile("quick", max_examples=10, derandomize=True, deadline=None)
+hypothesis.settings.load_profile("thorough")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--times", action="store_true", help="print where time went, by directory")
+    parser.addoption("--budgets", action="store_true", help="fail where a directory took more than its budget")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not _core.available() and not os.environ.get("RINGSIDE_NO_NATIVE"):
+        pytest.exit(f"{_core.describe()}; RINGSIDE_NO_NATIVE=1 tests without it", 1)
+    config.pluginmanager.register(Account(config))
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give what judges a real run by its timing a second try; pytest's closing line counts those that needed it."""
-    if config.pluginmanager.hasplugin("rerunfailures"):
-        for item in items:
-            if item.get_closest_marker("noisy"):
-                item.add_marker(pytest.mark.flaky(reruns=1))
+    """Give what judges a real run by its timing a second try; keep what takes long by its nature out of `make test`."""
+    for item in items:
+        if item.get_closest_marker("noisy") and config.pluginmanager.hasplugin("rerunfailures"):
+            item.add_marker(pytest.mark.flaky(reruns=1))
+        if _THOROUGH & set(getattr(item, "fixturenames", ())):
+            item.add_marker("thorough")
+
+
+# A test that uses one of these fixtures is left to `make test-all`, unless it is marked `core`.
+_THOROUGH = {"lab_factory", "browser"}
+
+
+# ------------------------------------------------------------------------------------------------ nothing is left
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
-    """Fail a test that leaks threads, child processes, descriptors of ours, or files in /dev/shm."""
-    before = {check: check() for check in _CHECKS}
+    """Fail a test that leaks threads, processes, descriptors or shared memory, or that changes what others run in."""
+    before = {check: check() for check in _GROWS}
+    state = {check: check() for check in _STAYS}
     yield
     for check, was in before.items():
         left = _left(check, was)
         assert not left, f"the test left {check.__name__.strip('_')} behind: {sorted(left)}"
+    for check, was in state.items():
+        changed = check() ^ was
+        assert not changed, f"the test changed the {check.__name__.strip('_')}: {sorted(changed)}"
+    assert not (names := _patched()), f"the test left names patched: {names}"
 
 
 def _left(check: Callable[[], set[str]], was: set[str]) -> set[str]:
@@ -51,11 +86,11 @@ def _left(check: Callable[[], set[str]], was: set[str]) -> set[str]:
 
 
 def _threads() -> set[str]:
-    return {f"{t.name} ({t.ident})" for t in threading.enumerate() if t.name.startswith("ringside")}
+    return {f"{thread.name} ({thread.ident})" for thread in threading.enumerate()}
 
 
 def _processes() -> set[str]:
-    kept, found = processes.own_processes(), set()
+    kept, found = ranks.own_processes(), set()
     for task in Path("/proc/self/task").iterdir():
         try:
             children = (task / "children").read_text().split()
@@ -73,22 +108,65 @@ def _command(pid: str) -> str:
 
 
 def _descriptors() -> set[str]:
-    kept, found = processes.own_descriptors(), set()
+    found = set()
     for fd in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{fd}")
         except OSError:
             continue
-        if int(fd) not in kept and ("ringside" in target or "pidfd" in target):
+        if "ringside" in target or "pidfd" in target:
             found.add(f"{fd} -> {target}")
     return found
 
 
 def _shared_memory() -> set[str]:
     """Return files of this test's processes; other people's on the same machine are none of our business."""
-    own = {os.getpid(), *processes.own_processes()}
+    own = {os.getpid(), *ranks.own_processes()}
     names = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
     return {n for n in names if "ringside" in n or any(f"_{pid}_" in n for pid in own)}
 
 
-_CHECKS: tuple[Callable[[], set[str]], ...] = (_threads, _processes, _descriptors, _shared_memory)
+def _environment() -> set[str]:
+    return {f"{name}={value}" for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+
+def _handlers() -> set[str]:
+    return {f"{number!s}: {signal.getsignal(number)}" for number in _SIGNALS}
+
+
+def _directory() -> set[str]:
+    return {os.getcwd()}
+
+
+_GROWS: tuple[Callable[[], set[str]], ...] = (_threads, _processes, _descriptors, _shared_memory)
+_STAYS: tuple[Callable[[], set[str]], ...] = (_environment, _handlers, _directory)
+_SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGCHLD,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+
+_seen: dict[str, tuple[int, dict[str, object]]] = {}  # by module: a fingerprint of its names, and what they meant
+
+
+def _patched() -> list[str]:
+    """Return functions, classes and constants of ours that mean something else than when they were seen first."""
+    found = []
+    for name, module in list(sys.modules.items()):
+        if not name.startswith("ringside"):
+            continue
+        fingerprint = hash(tuple(map(id, vars(module).values())))
+        before = _seen.get(name)
+        if before is None or before[0] != fingerprint:
+            means = {key: value for key, value in vars(module).items() if _is_fixed(key, value)}
+            if before is not None:
+                found += [f"{name}.{key}" for key, value in before[1].items() if means.get(key) is not value]
+            _seen[name] = fingerprint, means
+    return found
+
+
+def _is_fixed(name: str, value: object) -> bool:
+    return isinstance(value, FunctionType | type) or name.isupper()

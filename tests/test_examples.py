@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.processes import run_script
+from tests.support.ranks import run_script
 
 from ringside import _core
 from ringside.lab import Lab

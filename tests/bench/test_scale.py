@@ -18,7 +18,7 @@ from scale_page import page  # noqa: E402
 from scale_rank import Heard  # noqa: E402
 from scale_replay import Turn, recorded, replay  # noqa: E402
 from tests.doctor.shared_data import shared  # noqa: E402
-from tests.processes import run_script  # noqa: E402
+from tests.support.ranks import run_script  # noqa: E402
 
 from ringside.errors import UsageError  # noqa: E402
 from ringside.monitor import detect  # noqa: E402

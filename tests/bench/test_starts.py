@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-from tests.processes import run_script
+from tests.support.ranks import run_script
 
 ROOT = Path(__file__).parents[2]
 START = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.bench.starts import main; main()"

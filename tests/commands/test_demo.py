@@ -47,7 +47,6 @@ def test_a_healthy_demo_says_so_and_compares_with_gloo(tmp_path, corpus):
     assert (path / "report.html").exists()
 
 
-@pytest.mark.slow
 def test_a_slow_rank_is_named_with_its_price(tmp_path):
     path = tmp_path / "run"
     # The real model: steps of a few milliseconds would drown in the noise of a busy machine.

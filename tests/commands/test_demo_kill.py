@@ -11,7 +11,6 @@ from . import launched
 pytest.importorskip("torch")
 
 
-@pytest.mark.slow
 def test_a_rank_is_killed_comes_back_and_no_sample_is_lost(tmp_path):
     for index in range(4):
         shutil.copy(Path(__file__).parents[1] / "test_faults.py", tmp_path / f"{index}.py")

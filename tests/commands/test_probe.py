@@ -154,7 +154,6 @@ def test_a_slow_mesh_link_is_found_and_another_ring_is_timed():
 
 
 @IN_A_LAB
-@pytest.mark.slow
 def test_a_link_that_is_down_is_named_by_both_hosts():
     with Lab(hosts=3, rate="1gbit", wiring="mesh") as lab:
         lab.cut(link=(1, 2))
@@ -168,7 +167,6 @@ def test_a_link_that_is_down_is_named_by_both_hosts():
 
 
 @IN_A_LAB
-@pytest.mark.slow
 def test_a_host_that_rank_0_cannot_reach_is_said_on_both_ends():
     with Lab(hosts=3, rate="1gbit", wiring="mesh") as lab:
         lab.cut(link=(0, 2))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.processes import borrowed
+from tests.support.ranks import Team
 
 from . import launched
 
@@ -56,7 +56,7 @@ def job(port: int, path: str, engine: str, fault: str, steps: int = MOST_STEPS, 
 
 def run(path: Path, engine: str, fault: str, *more: Any, ranks: int = 2) -> list[dict[str, Any]]:
     """Run a job to its end; return its verdicts."""
-    with borrowed(ranks) as team:
+    with Team(ranks) as team:
         done = team.run(job, free_port(), str(path), engine, fault, *more, limit_s=90.0)
     assert set(done) == {launched.summary(path)["steps"]}
     return launched.summary(path)["verdicts"]
@@ -109,7 +109,7 @@ def test_hundreds_of_tiny_parameters_in_buckets_of_their_own_are_too_many(tmp_pa
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_rank_that_never_calls_its_all_reduce_is_named_while_the_job_hangs(tmp_path: Path, engine: str) -> None:
     path = tmp_path / "run"
-    with borrowed(2) as team:
+    with Team(2) as team:
         team.start(job, free_port(), str(path), engine, f"hang:rank=1,at_step={AT}")
         deadline = time.monotonic() + PATIENCE_S
         while not (found := named(path)):

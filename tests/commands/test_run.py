@@ -38,8 +38,11 @@ for step in range(options.steps):
 if dist.get_rank() == 0:
     # In one write: the ranks share the pipe.
     os.write(1, f"done {{options.steps}} {{options.run_dir}} {{dist.get_world_size()}}\\n".encode())
+{end}
 dist.destroy_process_group()
 """
+# The group's threads end with whoever has it last; where that is the interpreter, torch may abort (sync/gloo_at_exit.py).
+LETS_GO = "import gc; del model, optimizer; gc.collect()"
 OWN_HOOK = """
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 calls = []
@@ -52,9 +55,9 @@ atexit.register(lambda: os.write(1, f"hook was called {bool(calls)}\\n".encode()
 """
 
 
-def script(tmp_path, hook="", inside="pass"):
+def script(tmp_path, hook="", inside="pass", end=""):
     path = tmp_path / "train.py"
-    path.write_text(PLAIN.format(hook=hook, inside=inside))
+    path.write_text(PLAIN.format(hook=hook, inside=inside, end=end))
     return path
 
 
@@ -159,9 +162,8 @@ def test_a_script_without_a_model_is_said_to_have_none(tmp_path):
 
 
 def test_a_failing_attachment_is_said_once_and_harms_nobody(tmp_path):
-    status, out, err, _ = watch(tmp_path, "--nproc-per-node=2", script(tmp_path), RINGSIDE_ENGINE="nonsense")
-    if "terminate called without an active exception" in err:
-        pytest.xfail("a rank with an unattached Gloo model aborted while its interpreter ended; cause not found yet")
+    train = script(tmp_path, end=LETS_GO)
+    status, out, err, _ = watch(tmp_path, "--nproc-per-node=2", train, RINGSIDE_ENGINE="nonsense")
     assert status == 0, err
     assert "done 40" in out
     assert err.count("this model is not watched") == 1

@@ -20,10 +20,12 @@ NEW, OLD, RCCL = (
 
 @dataclass
 class Job:
-    """A data-parallel job: work, then a transfer once all have arrived, twice per step; times in microseconds.
+    """A data-parallel job: work, then a transfer once all have arrived, several times a step; times in microseconds.
 
     Args:
         slow: Factor of each rank's work.
+        slow_steps: The steps in which it counts, from 0; None: all.
+        sizes: Elements of each transfer of a step.
         noise: Spread of the work, as a ratio.
         kernel: Name of the collective's kernel; empty: Gloo in threads.
         details: Whether the kernel says what it carries (2.3 and later) or only the call does.
@@ -34,6 +36,8 @@ class Job:
     work_us: float = 10_000.0
     transfer_us: float = 1_000.0
     slow: dict[int, float] = field(default_factory=dict)
+    slow_steps: range | None = None
+    sizes: Sequence[int] = (1 << 20, 1 << 20)
     noise: float = 0.01
     kernel: str = NEW
     details: bool = True
@@ -46,36 +50,40 @@ class Job:
     start_us: float = 1_700_000_000_000_000.0
     world: int = 0
     first_step: int = 3
-    elements: int = 1 << 20
 
     def traces(self) -> list[dict[str, Any]]:
         """One trace per rank, as `json.load` would give it."""
         random = np.random.default_rng(self.seed)
         factors = np.array([self.slow.get(rank, 1.0) for rank in range(self.ranks)])
-        shape = (self.steps, 2, self.ranks)
-        work = self.work_us / 2 * factors * np.exp(random.normal(0, self.noise, shape))
+        shape = (self.steps, len(self.sizes), self.ranks)
+        work = self.work_us / len(self.sizes) * np.exp(random.normal(0, self.noise, shape))
+        work[slice(None) if self.slow_steps is None else list(self.slow_steps)] *= factors
         events: list[list[dict[str, Any]]] = [[] for _ in range(self.ranks)]
         now = self.start_us
         for step in range(self.steps):
             begin = now
-            for half in range(2):
-                arrivals = now + work[step, half]
+            for part in range(len(self.sizes)):
+                arrivals = now + work[step, part]
                 done = float(arrivals.max()) + self.transfer_us
                 for rank in range(self.ranks):
-                    self._half(events[rank], rank, now, float(arrivals[rank]), done, 2 * step + half)
+                    self._part(events[rank], rank, now, float(arrivals[rank]), done, (step, part))
                 now = done
             for rank in range(self.ranks):
                 number = self.first_step + step
                 self._add(events[rank], rank, "user_annotation", f"ProfilerStep#{number}", begin, now - begin, 1, {})
         return [self._trace(rank, events[rank]) for rank in range(self.ranks)]
 
-    def _half(self, events: list[Any], rank: int, begin: float, arrival: float, done: float, seq: int) -> None:
+    def _part(
+        self, events: list[Any], rank: int, begin: float, arrival: float, done: float, which: tuple[int, int]
+    ) -> None:
+        step, part = which
+        seq, elements = len(self.sizes) * step + part, self.sizes[part]
         call = {
-            "Collective name": "allreduce", "In msg nelems": self.elements, "Out msg nelems": self.elements,
+            "Collective name": "allreduce", "In msg nelems": elements, "Out msg nelems": elements,
             "Group size": self.ranks, "dtype": "Float", "Process Group Name": "0", "Seq": seq, "Rank": rank,
             "Process Group Ranks": str(list(range(self.ranks))) if self.ranks_as_text else list(range(self.ranks)),
         }  # fmt: skip
-        shapes = {"Input Dims": [[self.elements]], "Input type": ["float"]}
+        shapes = {"Input Dims": [[elements]], "Input type": ["float"]}
         if not self.kernel:
             self._add(events, rank, "cpu_op", "aten::addmm", begin, arrival - begin, 1, {})
             grad = arrival - 5

@@ -1,17 +1,14 @@
-"""Where the data lies that is not part of the repository."""
+"""Real files of others (tests/data/README.md)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-SHARED = Path(__file__).parents[2].parent / "shared" / "data"
+DATA = Path(__file__).parents[1] / "data"
 
 
 def shared(name: str) -> Path:
-    """Return a folder or file of the shared data; skip the test where it is absent."""
-    path = SHARED / name
-    if not path.exists():
-        pytest.skip(f"{path} is not here")
+    """Return a folder or file of them."""
+    path = DATA / name
+    assert path.exists(), path
     return path

@@ -119,6 +119,16 @@ def test_a_device_that_stopped_is_named_though_its_rank_went_on_calling(tmp_path
     assert verdict.evidence["stopped"] == "rank 1 at 3, peers at 7"
 
 
+@pytest.mark.parametrize(("behind", "named"), [(0, []), (1, []), (2, [1]), (3, [1])])
+def test_one_collective_more_on_the_peers_is_a_round_of_the_watchdog_and_two_a_device_that_stopped(
+    tmp_path: Path, behind: int, named: list[int]
+) -> None:
+    usual = [*map(call, range(1, 8)), call(8, done=False)]
+    late = [call(seq, done=seq <= 7 - behind) for seq in range(1, 9)]
+    found = examine([write(tmp_path, world(4, {1: late}, usual))])
+    assert [verdict.ranks for verdict in found.verdicts] == ([named] if named else [])
+
+
 def test_all_ranks_in_a_collective_is_no_verdict_but_is_said(tmp_path: Path) -> None:
     usual = [*map(call, range(1, 6)), call(6, done=False)]
     found = examine([write(tmp_path, world(4, {}, usual))])
@@ -194,6 +204,26 @@ def test_ranks_that_wait_for_each_other_in_two_groups(tmp_path: Path) -> None:
     }
     (verdict,) = examine([write(tmp_path, dumps)]).verdicts
     assert (verdict.kind, verdict.ranks) == ("mismatch", [0, 1])
+
+
+@pytest.mark.parametrize("outer", [(0, 1), (2, 3)])
+def test_of_ranks_that_wait_in_circles_those_are_named_that_wait_for_nobody_else(
+    tmp_path: Path, outer: tuple[int, int]
+) -> None:
+    """Two pairs disagree about the order of their two groups; one of the other pair waits for one of theirs as well."""
+    inner = (2, 3) if outer == (0, 1) else (0, 1)
+    members = {"1": outer, "2": outer, "3": (outer[0], inner[0]), "4": inner, "5": inner}
+    enters = {outer[0]: ("1", "3"), outer[1]: ("2",), inner[0]: ("4",), inner[1]: ("5",)}
+    dumps = {
+        rank: dump(
+            [call(1, group=group, desc="tp", done=False, at_ms=int(group)) for group in enters[rank]],
+            {"0": range(4)} | {group: ranks for group, ranks in members.items() if rank in ranks},
+        )
+        for rank in range(4)
+    }
+    (verdict,) = examine([write(tmp_path, dumps)]).verdicts
+    assert (verdict.kind, verdict.ranks) == ("mismatch", list(inner))
+    assert verdict.evidence["victims"] == f"{outer[0]}, {outer[1]}"
 
 
 def test_two_files_of_one_rank_and_one_of_another_job(tmp_path: Path) -> None:
@@ -278,15 +308,18 @@ def test_a_rank_with_calls_in_flight_when_its_dump_was_written_has_no_stopped_de
     assert [verdict.ranks for verdict in examine([tmp_path]).verdicts] == [[1]]
 
 
-def test_a_call_that_was_just_made_when_the_dumps_were_written_hangs_nowhere(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("age_s", "named"), [(0.001, []), (0.4, []), (0.6, [2]), (5.0, [2]), (3600.0, [2])])
+def test_a_call_that_was_just_made_when_the_dumps_were_written_hangs_nowhere(
+    tmp_path: Path, age_s: float, named: list[int]
+) -> None:
     usual = [*map(call, range(1, 6)), call(6, done=False)]
     write(tmp_path, world(4, {2: usual[:5]}, usual))
-    moment_s = (START_NS + 7_000_000) / 1e9
+    moment_s = START_NS / 1e9 + 0.006 + age_s
     for path in tmp_path.iterdir():
         os.utime(path, (moment_s, moment_s))
     found = examine([tmp_path])
-    assert found.verdicts == []
-    assert any("under way" in line.why for line in found.unjudged)
+    assert [verdict.ranks for verdict in found.verdicts] == ([named] if named else [])
+    assert any("under way" in line.why for line in found.unjudged) is not bool(named)
 
 
 @pytest.mark.parametrize("part", [0.5, 0.8, 0.97])

@@ -59,6 +59,13 @@ def test_a_culprit_that_moves_is_no_straggler(tmp_path):
     assert any("moves" in line.why for line in found.unjudged)
 
 
+@pytest.mark.parametrize(("slow_for", "named"), [(12, []), (17, []), (23, [1])])
+def test_a_rank_that_was_slow_for_a_while_is_named_if_that_was_a_third_of_the_trace(tmp_path, slow_for, named):
+    """Seen alone, each of these episodes is certain; what lasted a fifth of a trace is hardly why a job is slow."""
+    job = Job(ranks=3, steps=60, kernel="", sizes=(1 << 20,), slow={1: 1.5}, slow_steps=range(30, 30 + slow_for))
+    assert [verdict.ranks for verdict in examine([job.write(tmp_path)]).verdicts] == ([named] if named else [])
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_chance_alone_accuses_nobody(tmp_path, seed):
     folder = Job(ranks=2 + seed % 7, noise=0.2, steps=4 + seed, seed=seed, kernel="").write(tmp_path)
@@ -66,7 +73,7 @@ def test_chance_alone_accuses_nobody(tmp_path, seed):
 
 
 def test_numbers_of_one_rank_and_step(tmp_path):
-    job = Job(ranks=2, noise=0.0, slow={1: 1.5}, kernel="", elements=1000)
+    job = Job(ranks=2, noise=0.0, slow={1: 1.5}, kernel="", sizes=(1000, 1000))
     fast, slow = (steps_of(trace) for trace in traces_of(job.write(tmp_path)))
     assert fast.numbers.tolist() == list(range(3, 15))
     assert fast.step_s == pytest.approx(np.full(12, 0.017), rel=0.01)
@@ -154,14 +161,30 @@ def test_traces_of_two_jobs_are_judged_apart(tmp_path):
     assert any(line.what == "all traces as one job" for line in found.unjudged)
 
 
-def test_ranks_that_called_different_collectives(tmp_path):
-    traces = Job(ranks=3).traces()
-    for event in traces[1]["traceEvents"]:
-        if event["cat" if "cat" in event else "ph"] == "kernel" and event["args"].get("Seq") == 5:
-            event["args"]["Collective name"] = "_allgather_base"
+@pytest.mark.parametrize(
+    ("ranks", "others", "first", "named"),
+    [
+        (3, {1: [5]}, 5, [1]),
+        (3, {0: [5], 1: [5]}, 5, [2]),
+        (2, {1: [5]}, 5, []),  # one against one: neither is called right
+        (4, {0: [5], 1: [5]}, 5, []),  # two against two
+        (5, {0: [5], 1: [5]}, 5, [0, 1]),
+        (3, {1: [5], 2: [9]}, 5, [1]),  # what follows the first is its consequence
+        (3, {1: [9], 2: [5]}, 5, [2]),
+        (3, {}, None, None),
+    ],
+)
+def test_ranks_that_called_different_collectives(tmp_path, ranks, others, first, named):
+    """`others` gathered where the rest reduced: rank → numbers of the collectives."""
+    traces = Job(ranks=ranks).traces()
+    for rank, numbers in others.items():
+        for event in traces[rank]["traceEvents"]:
+            if event.get("cat") == "kernel" and event["args"].get("Seq") in numbers:
+                event["args"]["Collective name"] = "_allgather_base"
     for rank, trace in enumerate(traces):
         (tmp_path / f"rank{rank}.json").write_text(json.dumps(trace))
-    assert ("mismatch", [1]) in culprits(tmp_path)
+    verdicts = [verdict for verdict in examine([tmp_path]).verdicts if verdict.kind == "mismatch"]
+    assert [(one.evidence["seq"], one.ranks) for one in verdicts] == ([] if first is None else [(first, named)])
 
 
 def test_a_truncated_trace_is_used_as_far_as_it_goes(tmp_path):
@@ -196,10 +219,46 @@ def test_what_if_of_a_job_with_one_slow_rank(tmp_path):
 
 
 def test_small_collectives_are_counted(tmp_path):
-    answer = examine([Job(elements=10).write(tmp_path)]).questions["small_collectives"]
+    answer = examine([Job(sizes=(10, 10)).write(tmp_path)]).questions["small_collectives"]
     assert answer.answer is False
     assert answer.numbers["collectives_per_step"] == 2
     assert answer.numbers["small_ratio"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "waits_for", "many", "too_many"),
+    [
+        (15, 0, 0.2, False, False),
+        (16, 0, 0.2, True, True),
+        (16, 14, 0.2, True, True),
+        (16, 16, 0.2, True, True),
+        (16, 17, 0.2, False, False),  # most are large: their bytes take the time
+        (16, 24, 0.2, False, False),
+        (16, 0, 0.06, True, True),
+        (16, 0, 0.04, True, False),  # there are many, and they cost next to nothing
+    ],
+)
+def test_many_small_collectives_that_ranks_wait_for_are_a_verdict(tmp_path, small, large, waits_for, many, too_many):
+    """Small is below 256 KB, many are 16 a step and half of all, and ranks wait for 5 % of the step."""
+    sizes = [(64 << 10) - 1] * small + [64 << 10] * large
+    transfers_us = 10_000.0 * waits_for / (1 - waits_for)
+    job = Job(ranks=2, steps=3, noise=0.0, sizes=sizes, transfer_us=transfers_us / len(sizes))
+    found = examine([job.write(tmp_path)])
+    assert [verdict.kind for verdict in found.verdicts] == ["small_collectives"] * too_many
+    assert found.questions["small_collectives"].answer is many
+    for verdict in found.verdicts:
+        assert verdict.ranks == []
+        assert verdict.cause.startswith(f"{small} of {small + large} collectives per step carry less than 256 KB")
+        assert verdict.evidence["exposed_ratio"] == pytest.approx(waits_for, rel=0.01)
+
+
+@pytest.mark.parametrize(("waits_for", "bound"), [(0.6, False), (0.68, False), (0.72, True), (0.75, True)])
+def test_a_job_is_bound_by_communication_if_ranks_wait_for_seven_tenths_of_a_step(tmp_path, waits_for, bound):
+    transfer_us = 10_000.0 * waits_for / (1 - waits_for) / 2
+    found = examine([Job(ranks=3, noise=0.0, slow={1: 0.99}, transfer_us=transfer_us).write(tmp_path)])
+    assert [verdict.kind for verdict in found.verdicts] == ["communication_bound"] * bound
+    for verdict in found.verdicts:
+        assert verdict.evidence["exposed_ratio"] == pytest.approx(waits_for, rel=0.01)
 
 
 def test_a_job_that_only_communicates(tmp_path):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -221,6 +222,37 @@ def test_a_peer_that_stopped_answering_is_named_with_its_host(tmp_path: Path) ->
     assert verdict.evidence["victims"] == "1"
 
 
+@pytest.mark.parametrize(
+    ("complaints", "peer", "ranks"),
+    [
+        ([(1, 1), (4, 1)], "node-1", [2, 3]),  # two hosts lost a third one
+        ([(1, 1), (2, 2)], "node-2", [4, 5]),  # node-0 lost node-1, which lost node-2: that one went first
+        ([(1, 1), (0, 1), (2, 2)], "node-2", [5]),  # however often node-1 is named; rank 5 has rank 0 as neighbour
+    ],
+)
+def test_a_host_that_lost_a_peer_itself_is_not_the_one_that_went_first(
+    tmp_path: Path, complaints: list[tuple[int, int]], peer: str, ranks: list[int]
+) -> None:
+    """Each complaint is (rank, number of the host that it lost); hosts have two ranks."""
+    text = job_log([2, 2, 2]) + "".join(
+        f"node-{rank // 2}:{1000 + rank}:1600 [{rank % 2}] socket.cc:50 NCCL WARN socketProgress: Connection closed by "
+        f"remote peer node-{host}<5000>\n"
+        for rank, host in complaints
+    )
+    (verdict,) = look_at(tmp_path, text).verdicts
+    assert (verdict.kind, verdict.evidence["peer"], verdict.ranks) == ("dead_rank", peer, ranks)
+
+
+def test_of_hosts_that_lost_each_other_the_one_that_most_ranks_lost_is_looked_at(tmp_path: Path) -> None:
+    text = job_log([2, 2]) + "".join(
+        f"node-{rank // 2}:{1000 + rank}:1600 [0] socket.cc:50 NCCL WARN socketProgress: Connection closed by remote "
+        f"peer node-{host}<5000>\n"
+        for rank, host in [(2, 0), (0, 1), (1, 1)]
+    )
+    (verdict,) = look_at(tmp_path, text).verdicts
+    assert verdict.evidence["peer"] == "node-1"
+
+
 def test_a_failure_of_its_own_comes_before_the_loss_of_a_peer(tmp_path: Path) -> None:
     text = job_log([2, 2]) + (
         "node-0:1001:1600 [1] socket.cc:50 NCCL WARN socketProgress: Connection closed by remote peer node-1<5000>\n"
@@ -240,14 +272,20 @@ def test_an_abort_without_a_reason_is_said(tmp_path: Path) -> None:
     assert (verdict.kind, verdict.ranks, verdict.evidence["hosts"]) == ("hang", [1], "node-0")
 
 
-def test_a_good_run_that_ends_with_an_abort_on_every_rank_is_healthy(tmp_path: Path) -> None:
-    """What PyTorch's destroy_process_group leaves at the end of many a log."""
-    ends = "".join(
-        f"node-{rank // 2}:{1000 + rank}:1600 [1] NCCL INFO comm 0x55d000{rank:02d}00 rank {rank} nranks 4 cudaDev 1 "
-        "busId 2000 - Abort COMPLETE\n"
-        for rank in range(4)
+def aborts(ranks: Sequence[int]) -> str:
+    """What so many ranks of a job of two hosts with two GPUs write when they abort their communicator."""
+    return "".join(
+        f"node-{rank // 2}:{1000 + rank}:1600 [{rank % 2}] NCCL INFO comm 0x55d0{rank:04x}00 rank {rank} nranks 4 "
+        f"cudaDev {rank % 2} busId 2000 - Abort COMPLETE\n"
+        for rank in ranks
     )
-    assert look_at(tmp_path, job_log([2, 2]) + ends).verdicts == []
+
+
+@pytest.mark.parametrize(("ranks", "named"), [([], []), ([3], [3]), ([0, 3], []), ([0, 1, 3], []), ([0, 1, 2, 3], [])])
+def test_aborts_accuse_only_ranks_that_are_fewer_than_half(tmp_path: Path, ranks: list[int], named: list[int]) -> None:
+    """All ranks abort at the end of many a good run: PyTorch's destroy_process_group leaves that in the log."""
+    found = look_at(tmp_path, job_log([2, 2]) + aborts(ranks))
+    assert kinds(found) == ([("hang", named)] if named else [])
 
 
 def test_what_all_communicators_share_is_said_once(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from tests.processes import Outcome, borrowed, hear, outcomes_of, place, run_script, say
+from tests.support.ranks import Outcome, Team, hear, outcomes_of, place, run_script, say
 from tests.sync.groups import communicator, meeting_point
 
 from ringside import Communicator, _core
@@ -62,7 +62,7 @@ def until_it_fails(path: str, form: str, count: int) -> None:
 def test_a_rank_is_killed_in_the_middle(form: str, count: int) -> None:
     """Of the larger ones a message is most likely half way, of which Gloo would tell nobody."""
     victim = 3 if form.startswith("leaders") else 1
-    with meeting_point() as path, borrowed(4) as team:
+    with meeting_point() as path, Team(4) as team:
         team.start(until_it_fails, path, form, count)
         team.await_word()
         killed = team.kill(victim)
@@ -88,7 +88,7 @@ def other_until_it_fails(path: str, what: str, count: int) -> None:
 @pytest.mark.parametrize("count", [10, 200_000])
 @pytest.mark.parametrize("what", ["reduce_scatter", "all_gather", "broadcast", "reduce"])
 def test_a_rank_is_killed_in_another_collective(what: str, count: int) -> None:
-    with meeting_point() as path, borrowed(4) as team:
+    with meeting_point() as path, Team(4) as team:
         team.start(other_until_it_fails, path, what, count)
         team.await_word()
         killed = team.kill(3)
@@ -109,11 +109,11 @@ def one_after_the_kill(path: str, form: str) -> None:
 
 @pytest.mark.parametrize("form", ["ring", "hosts/ring"])
 def test_a_rank_is_killed_between_collectives(form: str) -> None:
-    with meeting_point() as path, borrowed(4) as team:
+    with meeting_point() as path, Team(4) as team:
         team.start(one_after_the_kill, path, form)
         team.await_word()
         team.kill(2)
-        team.processes[2].wait(10)
+        team.processes[2].join(10)
         for rank in (0, 1, 3):
             team.tell(rank, "go on")
         outcomes = team.finish()
@@ -150,7 +150,7 @@ def survivors_go_on(path: str) -> tuple[float, list[str]]:
 
 
 def test_survivors_can_go_on_in_a_smaller_group() -> None:
-    with meeting_point() as path, borrowed(4) as team:
+    with meeting_point() as path, Team(4) as team:
         team.start(survivors_go_on, path)
         team.await_word()
         team.kill(3)
@@ -224,7 +224,7 @@ def while_all_wait_for_rank_2(
     form: str, number: int, function: Callable[[str, str], None] = waiting_for_rank_2
 ) -> list[Outcome]:
     """Send rank 0 a signal; return what became of all, after a check that those in the collective heard of it soon."""
-    with meeting_point() as path, borrowed(4) as team:
+    with meeting_point() as path, Team(4) as team:
         team.start(function, path, form)
         team.await_word()
         sent = team.kill(0, number)
@@ -315,7 +315,7 @@ def without(path: str, form: str, absent: int, behind: int = -1) -> None:
 )
 def test_a_rank_that_never_comes_is_named(form: str, absent: int, behind: int) -> None:
     """And not its neighbours, which wait themselves: the one behind still does when the others' patience is over."""
-    with meeting_point() as path, borrowed(4) as team:
+    with meeting_point() as path, Team(4) as team:
         team.start(without, path, form, absent, behind)
         team.await_word()
         found = {rank: team.finish_one(rank) for rank in range(4) if rank != absent}

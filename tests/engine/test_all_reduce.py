@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.processes import communicator, on_ranks, place
+from tests.support.ranks import communicator, on_ranks, place
 
 from ringside import _core
 from ringside.engine.dtypes import DTYPES

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.processes import Outcome, borrowed, communicator, hear, on_ranks, outcomes_of, place, run_script, say
+from tests.support.ranks import Outcome, Team, communicator, hear, on_ranks, outcomes_of, place, run_script, say
 
 from ringside import _core
 from ringside.errors import ClosedError, DeadlineError, PeerLostError, SyncError
@@ -82,7 +82,7 @@ def test_every_survivor_hears_of_a_killed_rank_at_once(path: str, capsys: pytest
     rng = random.Random(path)
     slowest = 0.0
     for victim in (0, 1, 3, rng.randrange(4), rng.randrange(4)):
-        with borrowed(4) as team:
+        with Team(4) as team:
             team.start(until_killed, path)
             team.await_word()
             time.sleep(rng.random() * 0.02)  # a random moment, not a condition
@@ -132,7 +132,7 @@ def leave(how: str) -> str:
 
 @pytest.mark.parametrize("how", ["close", "exit"])
 def test_a_rank_that_leaves_early_is_named(how: str) -> None:
-    with borrowed(3) as team:
+    with Team(3) as team:
         team.start(leave, how)
         outcomes = team.finish()
     assert outcomes[1].exit_status == (0 if how == "exit" else None)
@@ -176,7 +176,7 @@ def close_while_waiting() -> str:
 
 
 def test_close_ends_a_collective_that_nobody_joins() -> None:
-    with borrowed(2) as team:
+    with Team(2) as team:
         team.start(close_while_waiting)
         assert team.finish_one(0).value == "closed"
         team.tell(1, "go")
@@ -203,7 +203,7 @@ def stopped(path: str) -> tuple[str, tuple[int, ...]]:
 @pytest.mark.parametrize("path", PATHS)
 def test_a_stopped_rank_is_named_when_the_deadline_passes(path: str) -> None:
     victim = 0 if path == "staged" else 2
-    with borrowed(4) as team:
+    with Team(4) as team:
         team.start(stopped, path)
         team.await_word()
         team.kill(victim, signal.SIGSTOP)
@@ -232,7 +232,7 @@ def nobody_comes() -> float:
 
 
 def test_a_deadline_is_kept() -> None:
-    with borrowed(3) as team:
+    with Team(3) as team:
         team.start(nobody_comes)
         for rank in (1, 2):
             assert 0.55 < team.finish_one(rank).value < SOON_S
@@ -277,7 +277,7 @@ def tell_when_waiting(comm: Any) -> None:
 @pytest.mark.parametrize("way", ["sync", "async", "empty"])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_ctrl_c_interrupts_a_waiting_rank_and_the_others_hear_of_it(way: str, victim: int) -> None:
-    with borrowed(3) as team:
+    with Team(3) as team:
         team.start(interrupted, way)
         team.await_word()
         pressed = team.kill(victim, signal.SIGINT)

@@ -59,7 +59,7 @@ def test_nobody_waits_in_a_circle(ranks: int, window: int) -> None:
     """Walk all vertices as the interpreter does: blocking, one take after the other, few places per link."""
     for s in schedules(ranks):
         plays = [_Play(_Game(s), [3] * s.chunks, window, rule) for rule in _RULES]
-        assert window < WINDOW or any(play.complete for play in plays), s.name
+        assert any(play.complete for play in plays), s.name
         for play in plays:
             if play.complete:
                 walk(s, list(play.orders()), window)

@@ -7,7 +7,7 @@ import pytest
 
 from ringside.engine.choice import Choice
 from ringside.engine.network import Network
-from ringside.engine.pricing import Cluster, price, price_choice, price_sizes
+from ringside.engine.pricing import SEGMENT_BYTES, Cluster, price, price_choice, price_sizes
 from ringside.errors import UsageError
 from ringside.schedule import ALGORITHMS, by_name, pipelined, relabel, ring, traffic
 
@@ -139,6 +139,31 @@ def test_shared_memory_hides_behind_the_links_but_for_a_piece():
     slow = price_choice(Choice.parse("hosts/ring"), sizes, cluster(4, 2, local_seconds_per_byte=0.5 * BETA))
     assert slow[0].seconds == pytest.approx(free[0].seconds + 0.5 * BETA * sizes[0])
     assert slow[1].seconds == pytest.approx(free[1].seconds + 0.5 * BETA * (2 << 20))
+
+
+def test_where_shared_memory_is_slower_than_the_links_it_is_what_a_large_tensor_waits_for():
+    size, per_byte = 32 << 20, 10 * BETA
+    (found,) = price_choice(Choice.parse("hosts/ring"), [size], cluster(4, 2, local_seconds_per_byte=per_byte))
+    assert found.seconds == pytest.approx(per_byte * (size + (2 << 20)))
+
+
+@pytest.mark.parametrize(("segments", "shown"), [(3, 3), (4, 2)])
+def test_shared_memory_hides_from_two_segments_of_every_lane_on(segments: int, shown: int):
+    def seconds(local: float) -> float:
+        of = cluster(4, 2, local_seconds_per_byte=local)
+        return price_choice(Choice.parse("hosts/ring"), [segments * SEGMENT_BYTES], of)[0].seconds
+
+    assert seconds(0.5 * BETA) - seconds(0.0) == pytest.approx(0.5 * BETA * shown * SEGMENT_BYTES)
+
+
+@pytest.mark.parametrize("local", [0.1 * BETA, 10 * BETA])
+def test_native_over_hosts_goes_in_blocks_of_which_one_is_added_up_while_another_travels(local: float):
+    block, blocks = 1 << 20, 8
+    of = cluster(4, 2, local_seconds_per_byte=local, block_bytes=block)
+    found = price_choice(Choice.parse("hosts/native"), [block, blocks * block], of)
+    inside = local * block
+    between = found[0].seconds - inside
+    assert found[1].seconds == pytest.approx(inside + between + (blocks - 1) * max(inside, between))
 
 
 def test_a_narrow_wire_halves_our_bytes_and_not_natives():

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.processes import borrowed, communicator, hear, on_ranks, outcomes_of, place, say
+from tests.support.ranks import Team, communicator, hear, on_ranks, outcomes_of, place, say
 
 from ringside import _core
 from ringside.engine import Communicator, Settings, init
@@ -157,7 +157,7 @@ def die_waiting() -> None:
 
 
 def test_a_rank_that_dies_at_the_rendezvous_is_named() -> None:
-    with borrowed(3) as team:
+    with Team(3) as team:
         team.start(die_waiting)
         assert team.hear(1) == "ready"
         time.sleep(0.3)  # it says hello and waits; should it not have come so far, rank 2 is told and all fails
@@ -241,7 +241,7 @@ def stopped_in_exchange() -> tuple[str, tuple[int, ...]]:
 
 
 def test_an_exchange_has_a_deadline_that_names_who_is_missing() -> None:
-    with borrowed(3) as team:
+    with Team(3) as team:
         team.start(stopped_in_exchange)
         for rank in (0, 1):
             assert team.finish_one(rank).value == ("DeadlineError", (2,))

@@ -65,6 +65,13 @@ def test_only_what_was_timed_and_was_as_fast_as_native_wins():
     assert [row.measured_s for row in found.at(MB).rows if row.choice == "direct"] == [0.021]
 
 
+@pytest.mark.parametrize(("ring", "winner"), [(0.98, NATIVE), (0.96, "ring")])
+def test_at_sizes_that_were_not_timed_a_choice_wins_over_native_by_three_percent_or_not_at_all(ring, winner):
+    found = table({(NATIVE, MB): 0.020, ("ring", MB): ring * 0.020})  # both are priced alike at all sizes
+    assert found.at(MB).winner == "ring"
+    assert found.at(4 * MB).winner == found.at(MB // 4).winner == winner
+
+
 def test_without_timings_it_is_native():
     assert {rank.winner for rank in table({}).ranks} == {NATIVE}
 
@@ -453,6 +460,59 @@ def test_a_kept_table_is_used_where_the_links_are_as_they_were_and_fresh_ignores
         file.write_text("spoilt")
 
 
+def with_table(tmp_path, timings, job):
+    """Run a job on two ranks, given each one's selector: it has kept the table that follows from some timings."""
+    path, links = tmp_path / "mine.json", Network.uniform(2, 1e-4, 1 / 118e6)
+    environ = {"RINGSIDE_SELECTION": str(path)}
+    on_threads(2, lambda across: steady(across, environ, links))
+    key, made = Table.decode(path.read_bytes()).key, table(timings, of=cluster(2))
+    path.write_bytes(Table(key, made.topology, made.ranks).encode())
+    return on_threads(2, lambda across: job(steady(across, environ, links)))
+
+
+LARGE_TIMES = {(NATIVE, 4 * MB): 0.08, ("ring", 4 * MB): 0.06, ("direct", 4 * MB): 0.064}
+
+
+def test_choices_that_take_turns_at_other_sizes_are_compared_by_what_they_would_take_at_one(tmp_path):
+    """Whoever has its turns with the smaller tensors is not the faster one because of that."""
+    sizes = {"ring": 5 * MB // 2, "direct": 7 * MB}
+
+    def job(selector):
+        before = selector.table
+        while not selector.settled(4 * MB):
+            name = str(selector.choose(4 * MB))
+            size = sizes.get(name, 4 * MB)
+            slower = 1.0 if name == "direct" else 1.3
+            selector.after(size, Choice.parse(name), slower * before.expected_s(size, name))
+        return str(selector.choose(4 * MB)), before, selector.table
+
+    for winner, before, after in with_table(tmp_path, LARGE_TIMES, job):
+        assert winner == "direct"
+        assert before.at(4 * MB).winner == "ring"
+        for name, slower in (("direct", 1.0), ("ring", 1.3)):
+            usual = before.expected_s(4 * MB, name)
+            assert after.expected_s(4 * MB, name) == pytest.approx(slower * usual)
+
+
+def test_what_is_tried_out_with_float32_does_not_concern_other_element_types(tmp_path):
+    def job(selector):
+        others = [code for code, name in enumerate(DTYPES) if name in ("float64", "bfloat16", "int32")]
+        tried, meanwhile = set(), set()
+        while not selector.settled(4 * MB):
+            choice = selector.choose(4 * MB)
+            tried.add(str(choice))
+            meanwhile |= {str(selector.choose(4 * MB, dtype)) for dtype in others}
+            for dtype in others:  # it took next to nothing, which is not heard
+                selector.after(4 * MB, choice, 1e-9, dtype)
+            selector.after(4 * MB, choice, 1.0 if choice.algorithm == "ring" else 2.0)
+        return tried, meanwhile, selector.table.at(4 * MB).winner
+
+    for tried, meanwhile, winner in with_table(tmp_path, LARGE_TIMES, job):
+        assert {"ring", "direct", NATIVE} <= tried
+        assert meanwhile == {"ring"}
+        assert winner == "ring"
+
+
 def test_how_large_messages_are_hangs_on_the_links_as_all_ranks_know_them(tmp_path):
     def job(across):
         selector = steady(across, {"RINGSIDE_CACHE_DIR": str(tmp_path)}, Network.uniform(2, 1e-4, 1 / 30e6))
@@ -649,7 +709,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.noisy
 @pytest.mark.skipif(bool(Lab.unavailable()), reason=Lab.unavailable() or "a lab can be had")
 def test_a_mesh_link_cut_to_a_quarter_is_answered_within_twenty_collectives(tmp_path):

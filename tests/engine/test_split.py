@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.processes import borrowed, communicator, on_ranks, say
+from tests.support.ranks import Team, communicator, on_ranks, say
 
 from ringside import _core
 from ringside.engine.calls import KINDS
@@ -155,7 +155,7 @@ def member_dies() -> str:
 
 
 def test_a_death_is_told_in_the_ranks_of_the_group() -> None:
-    with borrowed(4) as team:
+    with Team(4) as team:
         team.start(member_dies)
         team.await_word()
         team.kill(3)

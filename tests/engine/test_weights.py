@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.processes import communicator, on_ranks
+from tests.support.ranks import communicator, on_ranks
 
 from ringside import _core
 from ringside._core import twins

@@ -29,12 +29,12 @@ from ringside import commands
 from ringside.decoding import UNDECODABLE
 from ringside.errors import RingsideError
 
-SHARED = Path(os.environ.get("RINGSIDE_FUZZ_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
-"""Published files, read where they are there."""
+SHARED = Path(os.environ.get("RINGSIDE_FUZZ_DATA", Path(__file__).parents[1] / "data"))
+"""Published files (tests/data/README.md)."""
 
 
 def _shared(name: str) -> list[Path]:
-    """The published files of a folder, without the large ones; none where they are not here."""
+    """The published files of a folder, without the large ones."""
     return [path for path in sorted((SHARED / name).glob("*")) if path.is_file() and path.stat().st_size < 50_000]
 
 

@@ -92,6 +92,26 @@ def test_a_line_of_records_nested_too_deep_is_left_out(tmp_path: Path) -> None:
     assert [event["kind"] for event in reader.poll_events()] == ["ended"]
 
 
+@pytest.mark.parametrize("step", [2**63, 10**19, 10**400])
+def test_a_record_of_a_step_beyond_all_numbers_is_left_out(tmp_path: Path, step: int) -> None:
+    run = write_run(tmp_path / "run", own_times(4, 2))
+    line = (run / "steps.jsonl").read_text().splitlines()[0]
+    with (run / "steps.jsonl").open("a") as file:
+        file.write(line.replace('"step":0', f'"step":{step}') + "\n")
+    assert len(RunReader(run).poll()) == 8
+    assert commands.main(["report", str(run), "--json"]) == 0
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "²"])
+def test_a_dump_whose_groups_have_numbers_that_are_none_is_read(tmp_path: Path, number: str) -> None:
+    calls = [*map(dumps.call, range(1, 4))]
+    ranks = dumps.world(2, {}, calls)
+    for content in ranks.values():
+        for part in ("pg_config", "pg_status"):
+            content[part] = {number: content[part]["0"]}
+    assert all(note.used for note in examine([dumps.write(tmp_path, ranks)]).notes)
+
+
 def test_a_trace_with_a_deep_header_is_read(tmp_path: Path) -> None:
     from tests.doctor.kineto_maker import Job
 

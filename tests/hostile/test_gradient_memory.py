@@ -18,7 +18,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-from tests.processes import ROOT, Team  # noqa: E402
+from tests.support.ranks import ROOT, Team  # noqa: E402
 from tests.sync import namespaces  # noqa: E402
 from tests.sync.training import ddp_ranks, free_port, group, run_directory  # noqa: E402
 from torch import nn  # noqa: E402
@@ -83,13 +83,15 @@ def loads_beside_training(port: int) -> tuple[float, int, int, dict[str, int]]:
         total = sum(float(sample.mean()) for sample in loader)
         counters = attachment.counters
         attachment.detach()
+        del loader
+        dist.barrier()  # what the other rank's worker has under way is there, too
         return total, taken, len(os.listdir("/dev/shm")), counters
 
 
 def test_workers_of_a_loader_have_dev_shm_to_themselves() -> None:
     if not namespaces.possible():
         pytest.skip("needs the privilege to make a mount namespace")
-    with Team(2) as team:  # thrown away, since its /dev/shm is another one
+    with Team(2) as team:
         for total, taken, files, counters in team.run(loads_beside_training, free_port()):
             assert total == 0 + 1 + 2 + 3
             assert (taken, files) == (0, 0)

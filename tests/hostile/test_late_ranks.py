@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from tests.processes import borrowed, communicator, hear, on_ranks, say
+from tests.support.ranks import Team, communicator, hear, on_ranks, say
 
 from ringside import _core
 from ringside.errors import ClosedError, DeadlineError, RingsideError
@@ -47,7 +47,7 @@ def test_all_finish_or_all_raise_and_nobody_writes_into_what_is_somebody_elses_a
     rng, given_up, attempts = random.Random(way), 0, 0
     while given_up == 0 and attempts < 40:
         attempts += 1
-        with borrowed(2) as team:
+        with Team(2) as team:
             team.start(reduces, way, 24 << 20)
             team.await_word()
             time.sleep(rng.random() * 0.02)  # a random moment, not a condition
@@ -102,7 +102,7 @@ def interrupted() -> tuple[str, list[float]]:
 
 
 def test_an_interrupt_while_the_others_come_ends_the_collective_for_all_or_for_nobody() -> None:
-    with borrowed(2) as team:
+    with Team(2) as team:
         team.start(interrupted)
         team.await_word()
         team.tell(1, "go")
@@ -145,7 +145,7 @@ def shared_again() -> list[float]:
 
 
 def test_memory_that_was_made_private_is_not_taken_for_shared_again() -> None:
-    with borrowed(2) as team:
+    with Team(2) as team:
         team.start(shared_again)
         assert team.hear(0) == "ready"
         for rank in (0, 1):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.processes import on_ranks
+from tests.support.ranks import on_ranks
 
 from ringside import _core
 from ringside.engine import init, meeting_place
@@ -175,7 +175,7 @@ def test_an_arena_cannot_shrink_and_one_that_could_is_not_mapped() -> None:
 
 
 def forged_offset(offset: int, region: int) -> list[float]:
-    from tests.processes import communicator
+    from tests.support.ranks import communicator
 
     with communicator() as comm:
         x = comm.empty(5000)

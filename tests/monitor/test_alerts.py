@@ -164,3 +164,49 @@ def test_messages_are_one_line_of_json_whatever_is_in_them(clock: Clock) -> None
     assert b'"excess_ratio":null' in line
     assert isinstance(alert.verdict, Verdict)
     assert as_text("a\udcff") == "a\\udcff"
+
+
+def test_alerts_that_wait_to_be_told_that_they_are_over_count_for_the_flood(book: AlertBook) -> None:
+    """What fires and what is held back are messages of one moment: a flood that flaps stays bounded as well."""
+    for rank in range(MOST_FIRING):
+        book.hear(event(rank=rank))
+        book.hear(event("repaired", rank=rank))
+    assert book.active == []
+    assert book.hear(event(rank=MOST_FIRING)) == []
+    assert book.untold == 1
+
+
+def test_a_hang_before_the_first_step_is_over_with_it(book: AlertBook, clock: Clock) -> None:
+    book.hear(event(verdict="hang"))
+    assert book.tick(None) == []
+    assert book.active
+    assert book.tick(0) == []
+    assert book.active == []
+    clock.seconds += KEEP_FIRING_S
+    assert [alert.reason for alert in book.tick(1)] == ["progress"]
+
+
+def test_an_alert_that_fires_again_is_what_the_newest_verdict_says(book: AlertBook) -> None:
+    (first,) = book.hear(event())
+    book.hear(event("repaired", at=60))
+    book.hear(event(at=65, verdict="input_bound", excess_ratio=0.5))
+    (again,) = book.active
+    assert (again.fingerprint, again.started_unix) == (first.fingerprint, first.started_unix)
+    assert (again.status, again.ended_unix, again.reason) == ("firing", None, "")
+    assert (again.kind, again.verdict.excess_ratio) == ("input_bound", 0.5)
+    assert again.text != first.text
+
+
+@pytest.mark.parametrize("kind", ["dead_rank", "hang", "mismatch", "diverged"])
+def test_the_end_of_the_run_does_not_resolve_what_may_have_ended_it(book: AlertBook, kind: str) -> None:
+    (alert,) = book.hear(event(verdict=kind))
+    assert alert.severity == "critical"
+    assert book.close(2000.0) == []
+    assert [alert.kind for alert in book.active] == [kind]
+
+
+def test_a_cause_that_was_there_from_the_first_step_is_told_of_since_then(book: AlertBook) -> None:
+    (alert,) = book.hear(event(at=5))
+    assert "since step 0" in alert.text
+    (alert,) = book.hear(event(verdict="dead_rank", at=4))
+    assert "since" not in alert.text

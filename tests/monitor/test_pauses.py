@@ -48,10 +48,11 @@ def test_pauses_that_cost_less_than_five_percent_and_one_burst_name_nobody():
     assert detect(pausing(4, seconds=0.04)) == detect(pausing(4, every=60)) == detect(burst) == []
 
 
-def test_spikes_on_all_ranks_alike_name_nobody():
+@pytest.mark.parametrize("steps", [600, pytest.param(4_000, marks=pytest.mark.thorough)])
+def test_spikes_on_all_ranks_alike_name_nobody(steps):
     for ranks in (2, 8):
         rng = np.random.default_rng(ranks)
-        own = 0.1 * np.exp(rng.normal(0, 0.03, (4_000, ranks)))
+        own = 0.1 * np.exp(rng.normal(0, 0.03, (steps, ranks)))
         own[rng.random(own.shape) < 0.08] *= 3
         assert detect(own) == []
 
@@ -101,7 +102,7 @@ def test_while_it_goes_on_the_price_is_that_of_the_whole_run():
 
 
 def test_missing_steps_and_ranks_do_no_harm():
-    own = pausing(4, 800)
+    own = pausing(4, 480)
     own[np.random.default_rng(1).random(own.shape) < 0.1] = np.nan
     own[:, 3] = np.nan
     assert [verdict.ranks for verdict in detect(own)] == [[1]]

@@ -110,6 +110,27 @@ def test_the_running_price_is_near_the_replay(make_own: Callable[..., np.ndarray
     assert meter.rank_seconds == pytest.approx(cost_rank_seconds(own, [3]), rel=0.05)
 
 
+def test_the_running_price_does_not_count_what_the_rank_exceeded_the_others_by_before() -> None:
+    own = np.ones((50, 4))
+    own[:, 1] = 1.3
+    usual = float(np.log(1.1))
+    meter = Meter(1, float(np.log(1.3)), usual, rank_seconds=7.0)
+    meter.add(own)
+    assert meter.rank_seconds == pytest.approx(7.0 + 4 * 50 * 0.2)
+    assert meter.rank_seconds - 7.0 == pytest.approx(cost_rank_seconds(own, [1], [usual]))
+
+
+def test_the_running_price_holds_to_the_excess_that_was_found_until_sixteen_steps_say_otherwise() -> None:
+    own = np.ones((40, 4))
+    own[:, 1] = 1.5  # it was 1.25 when the verdict was reached
+    meter, prices = Meter(1, float(np.log(1.25))), [0.0]
+    for row in own:
+        meter.add(row[None])
+        prices.append(meter.rank_seconds)
+    lost = 1.5 - 1.5 / np.array([1.25] * 15 + [np.sqrt(1.25 * 1.5)] + [1.5] * 24)
+    np.testing.assert_allclose(np.diff(prices), 4 * lost)
+
+
 def test_a_rank_that_becomes_slower_and_slower_is_priced_by_what_it_needs_at_the_time() -> None:
     """Half as long again after 300 steps; what was lost is known, as the others' times are."""
     own = 0.1 * np.exp(np.random.default_rng(0).normal(0, 0.02, (500, 4)))

@@ -123,7 +123,8 @@ def test_communication_is_not_blamed_where_a_link_explains_it(slow_link: bool) -
     assert [verdict.kind for verdict in collector.verdicts] == (["slow_link"] if slow_link else ["communication_bound"])
 
 
-def test_healthy_jobs_with_standard_watchers_say_nothing() -> None:
+@pytest.mark.parametrize("steps", [400, pytest.param(2_000, marks=pytest.mark.thorough)])
+def test_healthy_jobs_with_standard_watchers_say_nothing(steps: int) -> None:
     collector = Collector(4, watchers=standard_watchers(4, ["a", "a", "b", "b"]))
-    feed(collector, range(2_000), 4, exposed=0.02, data_seconds=0.004, collectives=3, payload_bytes=10 * MB)
+    feed(collector, range(steps), 4, exposed=0.02, data_seconds=0.004, collectives=3, payload_bytes=10 * MB)
     assert collector.verdicts == []

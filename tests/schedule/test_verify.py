@@ -136,6 +136,13 @@ def test_opposite_orders_deadlock_with_one_buffer():
     assert verify(written_out(2, 2, sorted(exchange, key=lambda row: row[2]))).ok
 
 
+def test_a_schedule_that_deadlocks_has_no_sum_to_call_canonical():
+    """Its expressions would be in ascending rank order, if ever it came to an end."""
+    schedule = written_out(2, 2, [(0, 1, 0, 1), (0, 1, 1, 1), (1, 0, 1, 1), (1, 0, 0, 1)])
+    assert not verify(schedule).canonical
+    assert verify(schedule, buffers=2).canonical
+
+
 def test_a_cycle_of_three_deadlocks():
     # Every rank is first given the chunk that its right neighbour reads last.
     rows = [(r, (r + 1) % 3, c, 1) for r in range(3) for c in ((r + 2) % 3, (r + 1) % 3, r)]

@@ -11,7 +11,6 @@ from ringside.lab import Lab
 pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.skipif(bool(Lab.unavailable()), reason=Lab.unavailable() or "there is a lab"),
-    pytest.mark.slow,
     pytest.mark.long,  # `test_real.py` has the quicker cases
     pytest.mark.timeout(300),  # the first of them runs all cases
 ]

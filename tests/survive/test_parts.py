@@ -161,6 +161,11 @@ def test_nothing_is_changed_that_was_not_asked_for_or_is_not_worth_it(mode, seco
     assert fed(mode, seconds, quotas=quotas)[1] == []
 
 
+@pytest.mark.parametrize(("times", "drained"), [(2.9, []), (3.1, [DrainWanted(1)])])
+def test_a_rank_is_drained_that_takes_more_than_three_times_as_long_as_the_others(times, drained):
+    assert fed("drain", {0: 0.01, 1: times * 0.01, 2: 0.01}, quotas={0: 4, 1: 4, 2: 4})[1] == drained
+
+
 def test_a_hopeless_rank_is_drained_and_one_stall_is_not_hopeless(caplog):
     assert fed("drain", {0: 0.01, 1: 0.05, 2: 0.01}, quotas={0: 4, 1: 4, 2: 4})[1] == [DrainWanted(1)]
     stragglers = Stragglers("drain")

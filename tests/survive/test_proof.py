@@ -113,6 +113,18 @@ def test_the_checker_notices_a_broken_rule(rule):
     assert found.broken[1] == "begin"
 
 
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        Bounds(ranks=2, steps=1, crashes=0, foreign=True),
+        Bounds(ranks=2, steps=1, crashes=1, returns=1, foreign=True, most_states=4000),  # `make prove` sees them all
+        Bounds(ranks=2, steps=1, crashes=0, differences=2),
+    ],
+)
+def test_nothing_comes_of_messages_of_others_and_nobody_goes_for_a_tie(bounds):
+    assert explore(bounds).broken == ()
+
+
 @pytest.mark.parametrize("rules_off", [{"all_come"}, {"keep_final"}])
 def test_the_checker_finds_the_old_hole_where_a_rule_of_the_end_is_broken(rules_off):
     bounds = Bounds(ranks=2, steps=1, crashes=1, returns=1)

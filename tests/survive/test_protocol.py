@@ -165,6 +165,26 @@ def test_acknowledgements_of_another_attempt_or_of_strangers_count_for_nothing()
     assert not job.decisions
 
 
+def test_an_acknowledgement_of_another_incarnation_does_not_hide_the_one_that_is_meant():
+    job = Job().founded()
+    job.tell(0, e.AckSeen(e.Acknowledgement(Tag(2, 1, 0, 0), SEATS[2], "sum", "state")))
+    job.work(0, 1, 2)
+    job.deliver(1, 2)
+    assert job.decisions[0, 1] == Commit(SEATS, 0, 6, 6, "sum")
+
+
+def test_of_two_halves_with_different_results_neither_goes():
+    seats = (*SEATS, Seat(3, 1))
+    job = Job(Settings(8, lambda step: (8 * step, 8), most_attempts=4))
+    for seat in seats:
+        job.start(seat, 0, seats)
+    for attempt in range(3):
+        assert (job.records[1].members, job.records[1].attempt) == (seats, attempt)
+        job.work(0, 1, 2, 3, digests={2: "other", 3: "other"})
+        job.deliver(1, 2, 3)
+        job.tick(1, 2, 3)
+
+
 def test_different_results_are_tried_again_and_then_the_odd_one_goes():
     job = Job().founded()
     job.work(0, 1, 2, digests={2: "odd"})
@@ -197,6 +217,17 @@ def test_a_link_that_carries_nothing_is_gone_around_by_the_same_members():
     assert job.records[1].members == SEATS
 
 
+def test_whoever_comes_back_is_not_gone_around_because_of_a_link_of_the_one_that_went():
+    job = Job().founded()
+    job.tell(1, e.WorkDone(job.members[1].tag))
+    job.tell(1, e.AttemptFailed(job.members[1].tag, (), ((0, 1),)))
+    job.tick(0, 2)
+    back = Seat(1, 2)
+    job.tell(0, e.JoinRequested(back))
+    assert job.records[1].members == (SEATS[0], back, SEATS[2])
+    assert job.records[1].broken == ()
+
+
 def joined(job):
     """Rank 2 dies and comes back with a new epoch; it has been offered state, and fetches it."""
     back = Seat(2, 2)
@@ -222,6 +253,20 @@ def test_who_comes_back_replaces_who_went_and_begins_with_verified_state():
     job.deliver(1, 2)
     job.tick(1, 2)
     assert job.steps() == {0: 1, 1: 1, 2: 1}
+
+
+def test_a_joiner_takes_no_state_of_whoever_is_no_member():
+    job = Job().founded()
+    back = Seat(2, 2)
+    job.start(back)
+    job.tell(0, e.JoinRequested(back))
+    job.tick(1, 2)
+    tag = job.of(i.OfferState, 0)[0].tag
+    for stranger in (Seat(2, 1), Seat(0, 2), Seat(7, 1)):  # itself as it was, a member as it is not yet, nobody
+        job.tell(2, e.StateOffered(e.Offer(tag, stranger, "state")))
+    assert job.of(i.FetchState) == []
+    job.tell(2, e.StateOffered(e.Offer(tag, SEATS[1], "state")))
+    assert job.of(i.FetchState) == [i.FetchState(SEATS[1], tag, "state")]
 
 
 def test_a_joiner_whose_helper_dies_is_helped_by_another():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from tests.processes import place
+from tests.support.ranks import place
 
 from ringside import Communicator
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.distributed as dist
-from tests.processes import on_ranks, place
+from tests.support.ranks import on_ranks, place
 
 import ringside  # noqa: F401 - makes the backend known
 

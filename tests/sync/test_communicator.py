@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.engine.oracle import ALLOWED, digest
-from tests.processes import on_ranks, place
+from tests.support.ranks import on_ranks, place
 
 from ringside import Communicator, _core
 from ringside._core import twins

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-from tests.processes import on_ranks  # noqa: E402
+from tests.support.ranks import on_ranks  # noqa: E402
 
 from ringside import _core  # noqa: E402
 from ringside.engine.message_plan import plan_messages  # noqa: E402

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 torch = pytest.importorskip("torch")
-from tests.processes import place  # noqa: E402
+from tests.support.ranks import place  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402

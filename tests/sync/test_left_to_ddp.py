@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from tests.processes import Team, hear, place, say  # noqa: E402
+from tests.support.ranks import Team, hear, place, say  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 

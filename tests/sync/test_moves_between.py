@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.engine.oracle import ALLOWED, difference, elements
-from tests.processes import on_ranks, place
+from tests.support.ranks import on_ranks, place
 
 from ringside import _core
 from ringside._core import twins

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-from tests.processes import on_ranks, place  # noqa: E402
+from tests.support.ranks import on_ranks, place  # noqa: E402
 from torch.distributed import distributed_c10d as c10d  # noqa: E402
 
 from ringside import _core  # noqa: E402

@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 import torch.distributed._functional_collectives as functional  # noqa: E402
-from tests.processes import borrowed, hear, place, run_script, say  # noqa: E402
+from tests.support.ranks import Team, hear, place, run_script, say  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
@@ -110,7 +110,7 @@ def leave() -> None:
 
 @pytest.mark.parametrize("name", ["functionally", "ddp", "fsdp"])
 def test_a_rank_that_dies_is_an_exception_wherever_the_others_wait_in_cpp(name):
-    with meeting_point() as path, borrowed(2) as team:
+    with meeting_point() as path, Team(2) as team:
         team.start(left_alone, path, name, die)
         first, second = team.finish()
     assert second.exit_status == -signal.SIGKILL
@@ -258,7 +258,7 @@ def too_late(path: str) -> tuple[str, str]:
 
 
 def test_who_is_late_is_named_and_a_short_wait_costs_nothing():
-    with meeting_point() as path, borrowed(2) as team:
+    with meeting_point() as path, Team(2) as team:
         team.start(patient_in_group, path)
         assert team.hear(0) == "ready"
         team.tell(1, "go")
@@ -319,7 +319,7 @@ def interrupted(path: str) -> str:
 
 
 def test_ctrl_c_ends_a_wait():
-    with meeting_point() as path, borrowed(2) as team:
+    with meeting_point() as path, Team(2) as team:
         team.start(interrupted, path)
         for _ in INTERRUPTED:
             assert team.hear(0) == "ready"
@@ -372,7 +372,7 @@ def abort_and_again(path: str) -> int:
 
 
 def test_groups_are_aborted_made_again_and_not_a_forked_childs():
-    with meeting_point() as path, borrowed(2) as team:
+    with meeting_point() as path, Team(2) as team:
         assert team.run(abort_and_again, path) == [1, 1]
 
 

@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 import torch.distributed._functional_collectives as functional  # noqa: E402
-from tests.processes import on_ranks  # noqa: E402
+from tests.support.ranks import on_ranks  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook  # noqa: E402
 from torch.distributed.algorithms.join import Join  # noqa: E402

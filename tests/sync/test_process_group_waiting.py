@@ -16,7 +16,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-from tests.processes import borrowed, hear, on_ranks, place, say  # noqa: E402
+from tests.support.ranks import Team, hear, on_ranks, place, say  # noqa: E402
 
 from ringside import _core  # noqa: E402
 from ringside.errors import ClosedError  # noqa: E402
@@ -145,7 +145,7 @@ def goes_on_without_a_wait(path: str) -> float:
 
 @WHERE
 def test_others_do_not_have_to_wait_until_this_rank_waits(hosts):
-    with meeting_point() as path, borrowed(2) as team:
+    with meeting_point() as path, Team(2) as team:
         team.start(placed, hosts, goes_on_without_a_wait, path)
         assert team.hear(1) == "done"
         team.tell(0, "go")
@@ -175,7 +175,7 @@ def test_groups_are_begun_and_waited_for_in_any_order(hosts):
 
 @WHERE
 def test_a_short_wait_costs_nothing(hosts):
-    with meeting_point() as path, borrowed(2) as team:
+    with meeting_point() as path, Team(2) as team:
         team.start(placed, hosts, patient_in_group, path)
         assert team.hear(0) == "ready"
         team.tell(1, "go")
@@ -251,7 +251,7 @@ def test_a_forked_child_does_not_carry_out_what_is_its_parents(hosts):
 
 
 def test_ctrl_c_ends_a_wait_for_another_host():
-    with meeting_point() as path, borrowed(2) as team:
+    with meeting_point() as path, Team(2) as team:
         team.start(placed, 2, interrupted, path)
         for _ in range(4):
             assert team.hear(0) == "ready"

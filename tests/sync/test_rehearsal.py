@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.processes import on_ranks  # noqa: E402
+from tests.support.ranks import on_ranks  # noqa: E402
 from tests.sync.groups import communicator, meeting_point  # noqa: E402
 
 from ringside import _core  # noqa: E402

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-from tests.processes import Ended, run_script  # noqa: E402
+from tests.support.ranks import Ended, run_script  # noqa: E402
 
 import ringside  # noqa: E402
 from ringside import _core  # noqa: E402

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.processes import on_ranks  # noqa: E402
+from tests.support.ranks import on_ranks  # noqa: E402
 
 from ringside.engine.communicator import Communicator  # noqa: E402
 from ringside.sync import storage as storages  # noqa: E402

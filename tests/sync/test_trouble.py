@@ -24,7 +24,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-from tests.processes import borrowed, hear, on_ranks, place, say  # noqa: E402
+from tests.support.ranks import Team, hear, on_ranks, place, say  # noqa: E402
 from torch.distributed import HashStore, PrefixStore  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -341,7 +341,7 @@ def train_until(done: Callable[[], bool], ddp: Any, optimizer: Any, rank: int) -
 @pytest.mark.parametrize("again", [False, True])
 def test_a_store_that_stops_answering(tmp_path: Path, again: bool) -> None:
     port = free_port()
-    with store_server(port) as server, borrowed(2) as team:
+    with store_server(port) as server, Team(2) as team:
         team.start(without_store, port, str(tmp_path / "run"), again)
         team.await_word("ready")
         server.send_signal(signal.SIGSTOP)

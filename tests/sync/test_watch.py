@@ -16,7 +16,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-from tests.processes import Team, borrowed, hear, say  # noqa: E402
+from tests.support.ranks import Team, hear, say  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -151,7 +151,7 @@ def check(verdict: dict[str, Any], kind: str, why: str, culprit: int = 1) -> Non
 def test_stopped_rank_is_named_within_five_seconds(tmp_path: Path, engine: str, culprit: int) -> None:
     path = tmp_path / "run"
     promised = engine == "ringside" and culprit == 0
-    with borrowed(2) as team:
+    with Team(2) as team:
         begin(team, path, engine, "stopped", culprit=culprit, limit_s=hang_judge.LIMIT_S if promised else SHORT_S)
         stopped = team.kill(culprit, signal.SIGSTOP)
         _, told = await_event(path, "verdict")
@@ -174,7 +174,7 @@ def test_stopped_rank_is_named_within_five_seconds(tmp_path: Path, engine: str, 
 @pytest.mark.parametrize(("case", "why", "line"), [("never", "busy", "in loops"), ("deadlock", "asleep", "in takes_a")])
 def test_rank_that_does_not_come(tmp_path: Path, engine: str, case: str, why: str, line: str) -> None:
     path = tmp_path / "run"
-    with borrowed(2) as team:
+    with Team(2) as team:
         begin(team, path, engine, case)
         await_event(path, "verdict")
         await_event(path, "stacks")
@@ -192,7 +192,7 @@ def test_rank_that_does_not_come(tmp_path: Path, engine: str, case: str, why: st
 
 def test_rank_whose_python_does_not_run_gives_its_stacks(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    with borrowed(2) as team:
+    with Team(2) as team:
         begin(team, path, "ringside", "gil", limit_s=2.5)
         assert [outcome.value for outcome in team.finish()] == [12, 12]
     check(only_verdict(path), "hang", "no_answer")
@@ -203,7 +203,7 @@ def test_rank_whose_python_does_not_run_gives_its_stacks(tmp_path: Path) -> None
 @pytest.mark.parametrize("engine", ENGINES)
 def test_ranks_that_call_different_collectives(tmp_path: Path, engine: str) -> None:
     path = tmp_path / "run"
-    with borrowed(2) as team:
+    with Team(2) as team:
         begin(team, path, engine, "different")
         await_event(path, "verdict")
         await_event(path, "stacks")
@@ -218,7 +218,7 @@ def test_ranks_that_call_different_collectives(tmp_path: Path, engine: str) -> N
 @pytest.mark.parametrize(("engine", "culprit"), [("ringside", 0), ("native", 1)])
 def test_dead_rank(tmp_path: Path, engine: str, culprit: int) -> None:
     path = tmp_path / "run"
-    with borrowed(2) as team:
+    with Team(2) as team:
         begin(team, path, engine, "dead", culprit=culprit)
         team.kill(culprit)
         assert team.finish()[1 - culprit].error
@@ -240,7 +240,7 @@ def different_models(port: int, path: str) -> None:
 
 @compares_models_first
 def test_what_the_engine_found_out_is_a_verdict(tmp_path: Path) -> None:
-    with borrowed(2) as team:
+    with Team(2) as team:
         team.start(different_models, free_port(), str(tmp_path / "run"))
         assert [outcome.error for outcome in team.finish()] == ["MismatchError"] * 2
     verdict = only_verdict(tmp_path / "run")
@@ -287,7 +287,7 @@ def job_on_two_hosts(*arguments: Any) -> int:
 )
 def test_between_hosts(tmp_path: Path, case: str, culprit: int, why: str, stacks: list[int]) -> None:
     path = tmp_path / "run"
-    with borrowed(2) as team:
+    with Team(2) as team:
         team.start(job_on_two_hosts, free_port(), str(path), "native", SHORT_S, culprit, case)
         team.await_word("ready")
         if case == "stopped":  # and with rank 0 the job's store, which lives in it
@@ -310,7 +310,7 @@ def stall(seconds: float) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_pauses_are_no_hang(tmp_path: Path, engine: str) -> None:
-    with borrowed(2) as team:
+    with Team(2) as team:
         assert team.run(pauses, free_port(), str(tmp_path / "run"), engine) == [[], []]
     assert events(tmp_path / "run", "verdict", "repaired", "stacks") == []
 
@@ -368,7 +368,7 @@ def synchronises(done: threading.Event) -> None:
 def test_a_device_that_nobody_waits_for_on_the_host(tmp_path: Path) -> None:
     """NCCL itself needs GPUs; this is the way that the watch goes for it, with a Work that is not done."""
     path = tmp_path / "run"
-    with borrowed(2) as team:
+    with Team(2) as team:
         team.start(device_job, free_port(), str(path))
         team.await_word("ready")
         await_event(path, "verdict")
@@ -394,5 +394,5 @@ def turned_off(port: int, variable: str) -> bool:
 
 @pytest.mark.parametrize("variable", ["RINGSIDE", "RINGSIDE_WATCH"])
 def test_off_is_off(variable: str) -> None:
-    with borrowed(2) as team:
+    with Team(2) as team:
         assert team.run(turned_off, free_port(), variable) == [True, True]

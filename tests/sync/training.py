@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.processes import Outcome, on_ranks, outcomes_of, place
+from tests.support.ranks import Outcome, on_ranks, outcomes_of, place
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -14,6 +14,7 @@ import msgspec
 from ringside.decoding import UNDECODABLE
 from ringside.doctor.flight_recorder_load import LOST, NotADumpError
 
+_NUMBER = re.compile(r"[0-9]{1,18}")
 P2P = re.compile(r"(send|recv) (\d{1,9})(->|<-)(\d{1,9})(?!\d)")
 MOST_ITEMS = 1 << 50
 MOST_PENDING = 2_000
@@ -263,7 +264,7 @@ def _names_of_ids(raw: _Dump, entries: list[_Entry]) -> dict[str, str]:
     """
     known = {str(entry.pg_id): entry_group(entry)[0] for entry in entries if entry.pg_id is not None}
     names = [name for name in raw.pg_config if name]
-    if len(names) != len(raw.pg_status) or not all(text.isdigit() for text in [*names, *raw.pg_status]):
+    if len(names) != len(raw.pg_status) or not all(_NUMBER.fullmatch(text) for text in [*names, *raw.pg_status]):
         return known
     pairs = dict(zip(sorted(raw.pg_status, key=int), sorted(names, key=int), strict=True))
     return pairs if all(pairs.get(pg_id) == name for pg_id, name in known.items()) else known

@@ -6,6 +6,8 @@ never change meaning without a new `SCHEMA`.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 SCHEMA = 1
@@ -130,7 +132,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         wires: What it sent to other hosts; on the newest record of a batch, about once a second.
     """
 
-    step: int
+    step: Annotated[int, msgspec.Meta(le=2**53)]  # a larger one is a damaged line, and no int64
     rank: int
     ended_unix: float
     step_seconds: float

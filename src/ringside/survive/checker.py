@@ -4,13 +4,14 @@ A state is: every process's machine and the register call it has under way, what
 messages sent so far (each can arrive at any time, more than once, or never). From it everything leads on that can
 happen next: a process carries out its next register call, or is given the answer (so both others and a crash can come
 in between), a message arrives, an exchange whose members all take part ends, a clock ticks, a process crashes, is
-suspected, wrongly too, or comes back with a new epoch, a link falls silent for good (`checker_links.py`). A stopped
+suspected, wrongly too, or comes back with a new epoch, a link falls silent for good (`checker_links.py`), a result is
+another than it should be, a message of no member or of another incarnation comes. A stopped
 process is one that nothing happens to for long. What only concerns the process itself is done at once: no order of it
 could be told from another.
 
 When all states are known, each of them must lead on to one in which nobody waits, without a further fault.
 
-The all-reduce is one event here (the simulation in `proof/` walks schedules), results are always right, and times are
+The all-reduce is one event here (the simulation in `proof/` walks schedules), results come as digests, and times are
 left out: patience may end at any moment, which is what wrong suspicions stand for.
 """
 

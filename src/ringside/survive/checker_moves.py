@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from ringside.survive import events as e
 from ringside.survive import instructions as i
 from ringside.survive.checker_links import link_of, used_by
 from ringside.survive.checker_state import (
     CRASHES,
     CUTS,
+    DIFFERENCES,
     DRAINS,
     MISTAKES,
     QUITS,
@@ -84,11 +87,14 @@ class Moves:
     def begin(self) -> State:
         """Return the state in which all processes have just been started."""
         seats = tuple(Seat(rank, 1) for rank in range(self.bounds.ranks))
-        b = self.bounds
-        state = State((), left=(b.crashes, b.mistakes, b.returns, b.retries, b.cuts, b.quits, b.drains))
+        state = State((), left=self._all_left())
         for seat in seats:
             state = self._add(state, seat, e.Started(0.0, 0, seats))
         return state
+
+    def _all_left(self) -> tuple[int, ...]:
+        b = self.bounds
+        return (b.crashes, b.mistakes, b.returns, b.retries, b.cuts, b.quits, b.drains, b.differences)
 
     def _add(self, state: State, seat: Seat, started: e.Started) -> State:
         member = Member(seat, 1, self.settings)
@@ -106,6 +112,8 @@ class Moves:
             if not node.ended:
                 yield from self._own_moves(state, at, node)
                 yield from self._deliveries(state, at, node)
+                if self.bounds.foreign:
+                    yield from self._foreign(state, at, node)
             if state.left[CRASHES]:
                 yield Move(f"{node.seat} crashes", partial(self._crash, state, at), True)
         yield from self._returns(state)
@@ -128,6 +136,9 @@ class Moves:
         assert record is not None
         if _all_there(state, node) and state.links.give(tag, seat, record):
             yield Move(f"{seat}: result of {tag}", partial(self._result, state, at, tag))
+            if state.left[DIFFERENCES]:
+                other = partial(self._result, state.spend(DIFFERENCES), at, tag, "other")
+                yield Move(f"{seat}: another result of {tag}", other, True)
         yield from self._silence(state, at, node)
         if state.left[RETRIES]:
             yield Move(
@@ -171,6 +182,26 @@ class Moves:
             elif state.left[MISTAKES]:
                 suspected = partial(self._tell, state.spend(MISTAKES), at, e.PeerSuspected(other))
                 yield Move(f"{seat} suspects {other}", suspected, True)
+
+    def _foreign(self, state: State, at: int, node: Node) -> Iterator[Move]:
+        """Let a message come that nobody in this job has sent: an offer of no member, or acknowledgements.
+
+        These are of no member, or of a member's next incarnation, of which there is a generation with the same number.
+        Whoever takes no notice is in the same state after it, so this costs hardly a state.
+        """
+        record = node.member.generation
+        if record is None:
+            return
+        tag, stranger = record.tag(record.step), Seat(self.bounds.ranks, 1)
+        sent: list[e.Event] = []
+        if node.member.phase is Phase.FETCHING:
+            sent.append(e.StateOffered(e.Offer(tag, stranger, str(record.step))))
+        if node.member.is_leader:
+            elsewhere = [(seat, replace(tag, incarnation=tag.incarnation + 1)) for seat in record.members[1:]]
+            sent += [e.AckSeen(e.Acknowledgement(of, seat, "sum")) for seat, of in [(stranger, tag), *elsewhere]]
+        for event in sent:
+            told = partial(self._tell, state, at, event)
+            yield Move(f"{node.seat}: {type(event).__name__} that is not of this job", told, True)
 
     def _crash(self, state: State, at: int) -> State:
         node = state.nodes[at]
@@ -280,16 +311,18 @@ class Moves:
         return state.put(at, node._replace(todo=(*node.todo, instruction)))
 
     def _fetch(self, state: State, at: int, source: Seat, tag: Tag) -> State:
-        peer = next(n for n in state.nodes if n.seat == source)
+        peer = next((n for n in state.nodes if n.seat == source), None)
+        if peer is None:
+            raise Broken(f"{state.nodes[at].seat} fetches state from {source}, who is no member")
         if not peer.alive or not state.links.carry(state.nodes[at].seat, source):
             return self._tell(state, at, e.FetchFailed(tag))
         got = state.put(at, state.nodes[at]._replace(state=peer.state))
         return self._tell(got, at, e.StateFetched(tag, str(peer.state)))
 
-    def _result(self, state: State, at: int, tag: Tag) -> State:
+    def _result(self, state: State, at: int, tag: Tag, digest: str = "sum") -> State:
         node = state.nodes[at]
         held = state._replace(copies=state.copies | {(tag, node.seat)})
-        return self._tell(held, at, e.ResultReady(tag, "sum", str(node.state)))
+        return self._tell(held, at, e.ResultReady(tag, digest, str(node.state)))
 
     def _apply(self, state: State, at: int, tag: Tag) -> State:
         node = state.nodes[at]
@@ -350,9 +383,24 @@ class Moves:
     def _swap(self, state: State, at: int, expected: Generation | None, new: Generation) -> State:
         records = dict(state.records)
         if records.get(new.incarnation) == expected:
+            if expected is not None:
+                self._follows(state, expected, new)
             records[new.incarnation] = new
             state = state._replace(records=tuple(sorted(records.items(), key=lambda item: item[0])))
         return state.answer(at, e.GenerationRead(records.get(new.incarnation)))
+
+    def _follows(self, state: State, before: Generation, new: Generation) -> None:
+        """Raise where a generation is no good successor of the one before it."""
+        stay = {seat.rank for seat in new.members if seat in before.members}
+        for link in new.broken:
+            if not stay.issuperset(link):
+                raise Broken(f"generation {new.number} goes around the link {link} of a process that has gone")
+        *others, left = state.left
+        voted = left < self.bounds.differences and others == list(
+            self._all_left()[:DIFFERENCES]
+        )  # nothing else went wrong
+        if voted and not new.closed and 2 * len(new.members) <= len(before.members):
+            raise Broken(f"generation {new.number} goes on without half of the members, whose result was another")
 
     def _create(self, state: State, at: int, tag: Tag, decision: Decision) -> State:
         decided = _decided(state, tag)

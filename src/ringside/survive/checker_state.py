@@ -14,7 +14,7 @@ from ringside.survive.protocol import Member, Phase
 
 Place = tuple[int, int, int]  # incarnation, step, generation
 Call = i.Instruction | e.Event  # a register call to be made, or its answer to be given
-CRASHES, MISTAKES, RETURNS, RETRIES, CUTS, QUITS, DRAINS = range(7)
+CRASHES, MISTAKES, RETURNS, RETRIES, CUTS, QUITS, DRAINS, DIFFERENCES = range(8)
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class Bounds:
         cuts: How many links between two ranks fall silent for good, both of which may live.
         quits: How many ranks want no further step before the last one.
         drains: How many ranks are drained.
+        differences: How many results are other than they should be.
+        foreign: Messages may come at any time that are not this job's: of no member, or of another incarnation.
         gives_up: Whoever has no state may take everybody else for dead, at any time, and give the incarnation up.
         most_states: Where to stop looking.
     """
@@ -44,6 +46,8 @@ class Bounds:
     cuts: int = 0
     quits: int = 0
     drains: int = 0
+    differences: int = 0
+    foreign: bool = False
     gives_up: bool = False
     most_states: int = 200_000
 
@@ -104,7 +108,7 @@ class State(NamedTuple):
         messages: (to which process, what it is told), of all that were sent so far.
         taking_part: (attempt, who has begun its exchange).
         copies: (attempt, who has made a private copy).
-        left: What may still happen: crashes, mistakes, returns, retries, cuts, quits, drains.
+        left: What may still happen: crashes, mistakes, returns, retries, cuts, quits, drains, differences.
         links: Those that carry nothing.
         given_up: Somebody was told to open the next incarnation.
         kept: (rank, step of the state), of what outlives the processes of a rank.
@@ -118,7 +122,7 @@ class State(NamedTuple):
     messages: frozenset[tuple[int, e.Event]] = frozenset()
     taking_part: frozenset[tuple[Tag, Seat]] = frozenset()
     copies: frozenset[tuple[Tag, Seat]] = frozenset()
-    left: tuple[int, ...] = (0, 0, 0, 0, 0, 0, 0)
+    left: tuple[int, ...] = (0,) * 8
     links: Links = Links()
     given_up: bool = False
     kept: tuple[tuple[int, int], ...] = ()
@@ -160,6 +164,7 @@ def place_of(tag: Tag) -> Place:
 __all__ = [
     "CRASHES",
     "CUTS",
+    "DIFFERENCES",
     "DRAINS",
     "MISTAKES",
     "QUITS",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.engine.oracle import digest
-from tests.processes import borrowed, communicator, hear, on_ranks, place
+from tests.support.ranks import Team, communicator, hear, on_ranks, place
 
 from ringside import _core
 from ringside.engine.dtypes import DTYPES, OP_CODES
@@ -189,7 +189,7 @@ def with_a_late_rank(path: str) -> float:
 
 
 def test_the_groups_own_waits_for_a_late_rank() -> None:
-    with store_file() as path, borrowed(2) as team:
+    with store_file() as path, Team(2) as team:
         team.start(with_a_late_rank, path)
         assert [outcome.value for outcome in team.finish()] == [4.0, 4.0]
 
@@ -208,7 +208,7 @@ def with_a_lost_rank(path: str) -> Cause | None:
 
 
 def test_the_groups_own_does_not_wait_for_a_lost_rank() -> None:
-    with store_file() as path, borrowed(3) as team:
+    with store_file() as path, Team(3) as team:
         team.start(with_a_lost_rank, path)
         for rank in (0, 2):
             assert team.finish_one(rank).value == Cause("lost", NOBODY)
@@ -238,7 +238,7 @@ def with_a_rank_that_left(path: str) -> Cause | None:
 
 
 def test_the_groups_own_does_not_wait_for_a_rank_that_left() -> None:
-    with store_file() as path, borrowed(3) as team:
+    with store_file() as path, Team(3) as team:
         began = time.monotonic()
         team.start(with_a_rank_that_left, path)
         for rank in (0, 2):

@@ -7,14 +7,17 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
-from tests.processes import borrowed, hear, on_ranks, place, say
+from tests.support.ranks import Team, hear, on_ranks, place, say
 
 from ringside.engine.transports import torch_p2p
 from ringside.engine.transports.connections import Connections, watched_connections
+from ringside.engine.transports.last_words import LastWords, Word
 from ringside.engine.transports.torch_p2p import TorchPeerToPeer, _Wait
 from ringside.engine.transports.transport import NOBODY, Cause, LinkError
 
@@ -128,7 +131,7 @@ def while_it_stands_still(path: str) -> None:
 
 def test_asking_whether_a_peer_is_there_holds_up_nothing() -> None:
     """A message that Gloo has to send when its work is gone would stop all that comes after it."""
-    with store_file() as path, borrowed(2) as team:
+    with store_file() as path, Team(2) as team:
         team.start(while_it_stands_still, path)
         assert team.hear(0) == "waits"
         time.sleep(2.5)  # two looks of the listener's find that it waits for long
@@ -169,7 +172,7 @@ def wait_for_the_left(path: str) -> tuple[Cause, float]:
 
 
 def test_everybody_hears_who_died() -> None:
-    with store_file() as path, borrowed(4) as team:
+    with store_file() as path, Team(4) as team:
         team.start(wait_for_the_left, path)
         team.await_word()
         at = team.kill(2)
@@ -179,6 +182,46 @@ def test_everybody_hears_who_died() -> None:
         cause, heard_at = outcomes[rank].value
         assert cause == Cause("lost", 2)
         assert heard_at - at < SOON_S
+
+
+def gives_up_while_words_take_long(path: str) -> Cause | None:
+    transport = peer_to_peer(path)
+    if transport.rank == 0:
+        say("ready")
+        hear()
+        transport.fail(Cause("left", 0))
+        hear()  # it lives, or its other connection would be closed, too
+        return None
+    asked: list[float] = []
+
+    def nothing_at_first(read: Callable[..., Word | None]) -> Callable[..., Word | None]:
+        """As where the thread that takes words from the network has no processor for a second."""
+
+        def look(words: LastWords, *how: Any) -> Word | None:
+            asked.append(time.monotonic())
+            time.sleep(0.002)
+            return read(words, *how) if asked[-1] - asked[0] > 1.0 else None
+
+        return look
+
+    with pytest.MonkeyPatch.context() as patch:
+        say("ready")
+        for name in ("first", "of"):
+            patch.setattr(LastWords, name, nothing_at_first(getattr(LastWords, name)))
+        with pytest.raises(LinkError) as caught:
+            transport.receive(0, np.zeros(8, np.uint8)).wait()
+    return caught.value.cause
+
+
+def test_who_closes_a_connection_on_purpose_is_not_taken_for_dead_before_its_word_has_come() -> None:
+    with store_file() as path, Team(2) as team:
+        team.start(gives_up_while_words_take_long, path)
+        team.await_word()
+        team.tell(0, "give up")
+        heard = team.finish_one(1)
+        team.tell(0, "go")
+        team.finish_one(0)
+    assert heard.value == Cause("left", 0), heard.trace
 
 
 def with_a_message_half_way(path: str, way: str, timeout_s: float) -> tuple[Cause, float]:
@@ -207,7 +250,7 @@ def with_a_message_half_way(path: str, way: str, timeout_s: float) -> tuple[Caus
 @pytest.mark.parametrize("way", ["from", "to"])
 def test_a_death_with_a_message_half_way(way: str) -> None:
     """Gloo forgets who waits for such a message, and its own timeout may be half an hour away."""
-    with store_file() as path, borrowed(3) as team:
+    with store_file() as path, Team(3) as team:
         team.start(with_a_message_half_way, path, way, 50.0)
         team.await_word()
         at = time.monotonic()
@@ -235,7 +278,7 @@ def wait_in_a_chain(path: str, absent: int) -> Cause | None:
 
 @pytest.mark.parametrize("absent", [0, 3])
 def test_the_late_one_is_named_and_not_its_neighbour(absent: int) -> None:
-    with store_file() as path, borrowed(4) as team:
+    with store_file() as path, Team(4) as team:
         team.start(wait_in_a_chain, path, absent)
         for rank in {0, 1, 2, 3} - {absent}:
             assert team.finish_one(rank).value == Cause("late", absent)

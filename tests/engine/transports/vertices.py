@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.processes import place
+from tests.support.ranks import place
 
 from ringside.engine.transports.threads import Switchboard, Threads
 from ringside.engine.transports.transport import Cause

@@ -73,6 +73,15 @@ def stands(group: Any, peer: int) -> bool:
     return True
 
 
+def closed_by_peer(group: Any, peer: int) -> bool:
+    """Tell whether the process of a peer closed its connection, or died, and not the network between."""
+    try:
+        group.send([torch.zeros(1)], peer, _PROBE)
+    except RuntimeError as error:
+        return "by peer" in str(error)  # "Connection closed by peer", "Connection reset by peer"
+    return False
+
+
 def _is_open(fd: int, inode: int) -> bool:
     try:
         return os.fstat(fd).st_ino == inode

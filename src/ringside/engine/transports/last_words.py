@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from ringside.engine.failures import name_ranks
+from ringside.engine.transports.connections import stands
 from ringside.engine.transports.transport import NOBODY, Bytes, Cause, Kind
 
 _TAG = 2
@@ -81,6 +82,10 @@ class LastWords:
         for work in told:
             with contextlib.suppress(RuntimeError):
                 work.wait(_SENT)
+
+    def reaches(self, peer: int) -> bool:
+        """Tell whether the connection for words to a peer stands, as far as is known; see `connections.stands`."""
+        return stands(self._group, peer)
 
     def of(self, peer: int, grace_s: float = 0.0) -> Word | None:
         """Return what a peer said, waiting a moment for it; None: nothing."""

@@ -27,14 +27,20 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ringside.engine.transports.connections import DEAD_AFTER_S, close_connections, stands, watched_connections
+from ringside.engine.transports.connections import (
+    DEAD_AFTER_S,
+    close_connections,
+    closed_by_peer,
+    stands,
+    watched_connections,
+)
 from ringside.engine.transports.half_way import end_wait
 from ringside.engine.transports.io_threads import patient_io_threads
 from ringside.engine.transports.last_words import LastWords, Listener, Word, find_late, tell_apart
 from ringside.engine.transports.transport import NOBODY, Bytes, Cause, Kept, LinkError
 
 _DATA, _BESIDE = 1, 4
-_WORD_S = 0.3  # a word takes less, unless the machine is very busy
+_WORD_S, _WORD_UNDER_LOAD_S = 0.3, 5.0  # what a word takes, and what it may take where the machine is very busy
 _NOTICED_S, _LOOK_S = 2.0, 0.1  # a silent host is noticed on all connections to it, but not on all at once
 _SILENCE_S = 1.0  # who says nothing for so long after everybody was woken takes no part
 _PROD_S = 0.75
@@ -198,16 +204,20 @@ class TorchPeerToPeer:
     def _look_for_the_lost(self, cause: Cause) -> tuple[Word | None, Cause]:
         """Give whoever closed a connection on purpose time to say so; else find whose connection broke."""
         heard = self._words.first(_WORD_S)
-        if heard is None and cause.vertex != NOBODY:
-            heard = self._words.of(cause.vertex)  # it may have left in good order
-        if heard is not None or cause.vertex != NOBODY:
-            return heard, cause
-        deadline = time.monotonic() + _NOTICED_S
-        while not (broken := [peer for peer in self._peers() if not stands(self._group, peer)]):
-            if (heard := self._words.first(_LOOK_S)) is not None or time.monotonic() > deadline:
-                return heard, cause
-        lost = [peer for peer in broken if self._words.of(peer) is None]
-        return (None, Cause("lost", lost[0])) if lost else (self._words.of(broken[0]), cause)
+        if heard is None and cause.vertex == NOBODY:
+            deadline = time.monotonic() + _NOTICED_S
+            while not (broken := [peer for peer in self._peers() if not stands(self._group, peer)]):
+                if (heard := self._words.first(_LOOK_S)) is not None or time.monotonic() > deadline:
+                    return heard, cause
+            lost = [peer for peer in broken if self._words.of(peer) is None]
+            cause = Cause("lost", lost[0] if lost else broken[0])
+        if heard is None and closed_by_peer(self._group, cause.vertex):
+            # It has given up, or left in good order, if its other connection stands: then its word is on its way.
+            deadline = time.monotonic() + _WORD_UNDER_LOAD_S
+            while (heard := self._words.first(_LOOK_S) or self._words.of(cause.vertex)) is None:
+                if not self._words.reaches(cause.vertex) or time.monotonic() > deadline:
+                    break
+        return heard or self._words.of(cause.vertex), cause
 
     def _end_waits(self) -> None:
         """Close all connections, and end what waits for messages nevertheless."""

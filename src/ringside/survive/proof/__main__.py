@@ -32,13 +32,14 @@ SMALL_JOBS = (
     Bounds(ranks=2, steps=2, crashes=1),
     Bounds(ranks=2, steps=1, crashes=1, mistakes=1),
     Bounds(ranks=2, steps=2, crashes=1, returns=1),
-    Bounds(ranks=2, steps=1, crashes=1, returns=1, gives_up=True),
+    Bounds(ranks=2, steps=1, crashes=1, returns=1, foreign=True, gives_up=True),
     Bounds(ranks=3, steps=1, crashes=1),
     Bounds(ranks=2, steps=2, crashes=0, cuts=1),
     Bounds(ranks=2, steps=1, crashes=1, cuts=1),
     Bounds(ranks=2, steps=1, crashes=0, returns=1, cuts=1),
     Bounds(ranks=2, steps=2, crashes=0, returns=1, drains=1),
     Bounds(ranks=2, steps=2, crashes=1, quits=1),
+    Bounds(ranks=2, steps=1, crashes=0, differences=2),
 )
 LARGER_JOBS = (
     Bounds(ranks=2, steps=1, crashes=1, returns=1, cuts=1, most_states=FAR),

@@ -1,10 +1,10 @@
 """Functions run on real processes: one per rank, as a launcher would start them, without a launcher.
 
-A `Team` is n spawned processes with RANK, WORLD_SIZE and MASTER_* set. `team.run(function, *args)` calls a
-module-level function on all of them and returns what each returned; `team.start` and `team.finish` do it in two parts,
-so that a rank can be killed in between. `on_ranks` keeps one team per size and uses it again; a team that lost a rank
-or raised something odd is thrown away. Everything is bounded: a rank that does not answer is made to print its stacks,
-killed, and named.
+A `Team` is n processes with RANK, WORLD_SIZE and MASTER_* set. `team.run(function, *args)` calls a function of a module
+on all of them and returns what each returned; `team.start` and `team.finish` do it in two parts, so that a rank can be
+killed in between. Every team is new: its ranks are forked from one process that has imported torch and Ringside and
+runs no test (`multiprocessing`'s fork server). So no rank inherits what another test left behind, and none imports
+torch again. Everything is bounded: a rank that does not answer is made to print its stacks, killed, and named.
 
 Inside such a function `place()` tells where it runs and `communicator()` opens one that is this call's own.
 """
@@ -15,24 +15,24 @@ import atexit
 import contextlib
 import faulthandler
 import importlib
-import importlib.util
-import multiprocessing.connection
+import multiprocessing
+import multiprocessing.forkserver
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 LIMIT_S = 60.0
 
 
@@ -94,6 +94,8 @@ def communicator(name: str = "", **settings: Any) -> Any:
 
 # ------------------------------------------------------------------------------------------------ the caller's side
 
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
 
 def _environ(rank: int, size: int, run_id: str) -> dict[str, str]:
     return {
@@ -104,47 +106,45 @@ def _environ(rank: int, size: int, run_id: str) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29555",
         "TORCHELASTIC_RUN_ID": run_id,
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
+        **_ONE_THREAD,
     }
+
+
+def forking() -> Any:
+    """Return the context of `multiprocessing` whose processes are forked from one that has imported torch and us."""
+    context = multiprocessing.get_context("forkserver")
+    if multiprocessing.forkserver._forkserver._forkserver_pid is None:  # type: ignore[attr-defined]
+        context.set_forkserver_preload(["tests.support.preload"])
+        before = dict(os.environ)
+        os.environ.update(_ONE_THREAD, PYTHONPATH=str(ROOT))  # torch reads the first two when it is imported
+        try:
+            multiprocessing.forkserver.ensure_running()
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+    return context
 
 
 @dataclass
 class Team:
-    """`size` processes waiting for functions to run."""
+    """`size` processes waiting for functions to run, which end with the `with` statement."""
 
     size: int
     environ: Mapping[str, str] = field(default_factory=dict)
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    pipes: list[Any] = field(default_factory=list)
-    newborn: set[int] = field(default_factory=set)
-    run_id: str = ""
+    processes: list[Any] = field(default_factory=list)
+    pipes: list[Connection] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.run_id = uuid.uuid4().hex
+        run_id, context = uuid.uuid4().hex, forking()
         for rank in range(self.size):
-            process, pipe = self._spawn(rank)
+            ours, theirs = context.Pipe()
+            variables = {**os.environ, **_environ(rank, self.size, run_id), **self.environ}
+            process = context.Process(target=_serve, args=(theirs, variables, os.getcwd()), name=f"rank {rank}")
+            process.start()
+            theirs.close()
             self.processes.append(process)
-            self.pipes.append(pipe)
+            self.pipes.append(ours)
         _teams.append(self)
-
-    def _spawn(self, rank: int) -> tuple[subprocess.Popen[bytes], Any]:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, str(Path(__file__)), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, **_environ(rank, self.size, self.run_id), **self.environ},
-                stdin=subprocess.DEVNULL,
-            )
-        self.newborn.add(rank)
-        return process, multiprocessing.connection.Connection(ours.detach())
-
-    def revive(self) -> None:
-        """Start the ranks anew whose process has ended."""
-        for rank in set(range(self.size)) - set(self.alive):
-            self.pipes[rank].close()
-            self.processes[rank], self.pipes[rank] = self._spawn(rank)
 
     def run(self, function: Callable[..., Any], *args: Any, limit_s: float = LIMIT_S) -> list[Any]:
         """Call `function` on every rank; return what each returned, or fail with every rank's story."""
@@ -158,16 +158,13 @@ class Team:
         """Begin to call `function` on every rank."""
         where = (sys.modules[function.__module__].__file__, function.__qualname__)
         message = pickle.dumps((*where, uuid.uuid4().hex, args))
-        for rank in sorted(self.newborn):  # none is given less time than the others because it still imports
-            assert self.hear(rank) == "up"
-        self.newborn.clear()
         for rank in self.alive:
             self.pipes[rank].send_bytes(message)
 
     @property
     def alive(self) -> list[int]:
         """The ranks whose process has not ended."""
-        return [rank for rank, process in enumerate(self.processes) if process.poll() is None]
+        return [rank for rank, process in enumerate(self.processes) if process.exitcode is None]
 
     def hear(self, rank: int, limit_s: float = LIMIT_S) -> str:
         """Return what one rank says next (see `say`)."""
@@ -197,7 +194,8 @@ class Team:
 
     def kill(self, rank: int, number: int = signal.SIGKILL) -> float:
         """Send a signal to one rank; return the moment, on the clock of `Outcome.at`."""
-        self.processes[rank].send_signal(number)
+        if self.processes[rank].exitcode is None:
+            os.kill(self.processes[rank].pid, number)
         return time.monotonic()
 
     def close(self) -> None:
@@ -206,13 +204,11 @@ class Team:
             with contextlib.suppress(OSError):
                 pipe.close()
         for process in self.processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(2.0 if process.poll() is None else 0)
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-        if self in _teams:
-            _teams.remove(self)
+            process.join(2.0)
+            process.kill()
+            process.join()
+            process.close()
+        _teams.remove(self)
 
     def __enter__(self) -> Team:
         return self
@@ -229,19 +225,17 @@ class Team:
                 if isinstance(answer, dict):
                     return Outcome(**answer)
         except (EOFError, ConnectionResetError):
-            return Outcome(exit_status=self.processes[rank].wait(10))
+            self.processes[rank].join(10)
+            return Outcome(exit_status=self.processes[rank].exitcode)
 
     def _abandon(self, rank: int) -> None:
         """Make every rank print its stacks, kill all, and fail."""
-        for process in self.processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGCONT)
-                process.send_signal(signal.SIGUSR2)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.processes[rank].wait(1.0)  # time to print
+        for other in range(self.size):
+            self.kill(other, signal.SIGCONT)
+            self.kill(other, signal.SIGUSR2)
+        self.processes[rank].join(1.0)  # time to print
         for process in self.processes:
             process.kill()
-        self.close()
         raise RanksFailed(f"rank {rank} of {self.size} did not answer in time; the stacks are on stderr")
 
 
@@ -254,32 +248,17 @@ def _story(rank: int, outcome: Outcome) -> str:
 
 
 _teams: list[Team] = []
-_kept: dict[int, Team] = {}
-
-
-@contextlib.contextmanager
-def borrowed(size: int) -> Iterator[Team]:
-    """Give a team that is kept for later, all its ranks alive; where the block raises it is thrown away."""
-    team = _kept.get(size)
-    if team is None or team not in _teams:
-        team = _kept[size] = Team(size)
-    team.revive()
-    try:
-        yield team
-    except BaseException:
-        team.close()
-        raise
 
 
 def on_ranks(size: int, function: Callable[..., Any], *args: Any, limit_s: float = LIMIT_S) -> list[Any]:
     """Run a module-level function on `size` ranks and return what each returned."""
-    with borrowed(size) as team:
+    with Team(size) as team:
         return team.run(function, *args, limit_s=limit_s)
 
 
 def outcomes_of(size: int, function: Callable[..., Any], *args: Any, limit_s: float = LIMIT_S) -> list[Outcome]:
     """Run a function that may fail on `size` ranks and return what became of each."""
-    with borrowed(size) as team:
+    with Team(size) as team:
         team.start(function, *args)
         return team.finish(limit_s)
 
@@ -321,13 +300,9 @@ def run_script(size: int, script: str, limit_s: float = LIMIT_S) -> list[Ended]:
 
 
 def own_processes() -> set[int]:
-    """Return the ids of the processes of teams that are kept for later."""
-    return {process.pid for team in _teams for process in team.processes}
-
-
-def own_descriptors() -> set[int]:
-    """Return this process's file descriptors that belong to kept teams."""
-    return {pipe.fileno() for team in _teams for pipe in team.pipes if not pipe.closed}
+    """Return the ids of the processes that this module keeps: the fork server, and ranks of teams that are in use."""
+    server = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    return {server, *(process.pid for team in _teams for process in team.processes)} - {None}
 
 
 @atexit.register
@@ -379,32 +354,15 @@ def _answer(message: bytes) -> dict[str, Any]:
         }
 
 
-def _serve(fd: int) -> None:
+def _serve(pipe: Connection, variables: Mapping[str, str], directory: str) -> None:
     global _pipe
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(directory)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2, all_threads=True)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit it ignored
-    _pipe = multiprocessing.connection.Connection(fd)
-    for module in ("pytest", "ringside.engine"):
-        importlib.import_module(module)
-    say("up")
-    for message in _messages(_pipe):
-        _pipe.send_bytes(pickle.dumps(_answer(message)))
-
-
-def _messages(pipe: Any) -> Iterator[bytes]:
-    while True:
-        try:
-            yield pipe.recv_bytes()
-        except (EOFError, ConnectionResetError):
-            return
-
-
-def _main(arguments: Sequence[str]) -> None:
-    sys.path.insert(0, str(ROOT))
-    # This very module, under the name tests import it by, so that both see one `_here`.
-    importlib.import_module("tests.processes")._serve(int(arguments[0]))
-
-
-if __name__ == "__main__":
-    _main(sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the fork server ignores it
+    _pipe = pipe
+    with contextlib.suppress(EOFError, ConnectionResetError):  # the caller has ended, or needs no more
+        while message := pipe.recv_bytes():
+            pipe.send_bytes(pickle.dumps(_answer(message)))

@@ -1,0 +1,137 @@
+"""What a test run says of itself at the end: where time went, what was skipped for want of what, what was tried again.
+
+With `--times` (`make test ARGS=--times`) it prints, for every directory of tests, the seconds of wall, of processor
+time in the test process and in the processes that it started, and of waiting. `--budgets` holds that against `BUDGETS`.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MOST_RERUNS = 3
+_TICKS = os.sysconf("SC_CLK_TCK")
+_KEY = "seconds"
+
+# Processor seconds that the tests of a directory may take in `make test-all`, their processes included.
+BUDGETS: dict[str, float] = {}
+
+
+def _used() -> tuple[float, float, float]:
+    """Return wall, processor seconds of this process, and those of what it has started and what has ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.monotonic(), time.process_time(), children.ru_utime + children.ru_stime + _forked()
+
+
+def _forked() -> float:
+    """Return the processor seconds of the fork server, and of its children that have ended."""
+    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    if pid is None:
+        return 0.0
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / _TICKS
+
+
+class Account:
+    """A plugin of pytest; see the module.
+
+    Args:
+        config: Of pytest.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._times = config.getoption("--times") or config.getoption("--budgets")
+        self._began = _used()
+        self._collecting = [0.0] * 3
+        self._spent: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
+
+    def pytest_collection_finish(self) -> None:
+        self._collecting = [now - since for now, since in zip(_used(), self._began, strict=True)]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        item.stash[_BEFORE] = _used()
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[Any]) -> Iterator[None]:
+        outcome = yield
+        if self._times and call.when == "teardown":
+            now, before = _used(), item.stash[_BEFORE]
+            report: Any = outcome.get_result()  # type: ignore[attr-defined]
+            report.user_properties.append((_KEY, [after - since for after, since in zip(now, before, strict=True)]))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for key, value in report.user_properties:
+            if key == _KEY and report.when == "teardown":
+                self._add(report.nodeid.split("::")[0].rpartition("/")[0], [*value, 1])
+
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take what a worker of xdist has counted by itself."""
+        self._add("(starting, collecting)", [*getattr(node, "workeroutput", {}).get(_KEY, ()), 0])
+
+    def _add(self, row: str, values: list[float]) -> None:
+        self._spent[row] = [before + more for before, more in zip(self._spent[row], values, strict=False)]
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        worker: Any = session.config
+        if hasattr(worker, "workeroutput"):
+            worker.workeroutput[_KEY] = self._collecting
+        reporter: Any = session.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is None:
+            return
+        if len(reporter.stats.get("rerun", ())) > MOST_RERUNS or self._over_budget(session.config):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
+        reruns = [report.nodeid for report in terminalreporter.stats.get("rerun", ())]
+        if len(reruns) > MOST_RERUNS:
+            terminalreporter.write_line(f"failed: {len(reruns)} reruns, more than {MOST_RERUNS}: {' '.join(reruns)}")
+        self._tell_skips(terminalreporter)
+        if self._times:
+            if not config.pluginmanager.hasplugin("dsession"):  # no workers: collected here
+                self._add("(starting, collecting)", [*self._collecting, 0])
+            self._tell_times(terminalreporter)
+        for line in self._over_budget(config):
+            terminalreporter.write_line(line)
+
+    def _tell_skips(self, reporter: Any) -> None:
+        cases: Counter[str] = Counter()
+        modules: dict[str, set[str]] = defaultdict(set)
+        for report in reporter.stats.get("skipped", ()):
+            reason = report.longrepr[2].removeprefix("Skipped: ")
+            cases[reason] += 1
+            modules[reason].add(report.nodeid.split("::")[0])
+        for reason, count in cases.most_common():
+            named = sorted(modules[reason])
+            where = named[0] if len(named) == 1 else f"{len(named)} modules"
+            reporter.write_line(f"skipped {count} in {where}: {reason}")
+
+    def _tell_times(self, reporter: Any) -> None:
+        total = [0.0] * 4
+        reporter.write_line(f"{'seconds':28}{'wall':>8}{'here':>8}{'started':>9}{'waiting':>9}{'tests':>7}")
+        rows = sorted(self._spent.items(), key=lambda row: -row[1][1] - row[1][2])
+        for _, spent in rows:
+            total = [a + b for a, b in zip(total, spent, strict=True)]
+        for name, (wall, here, started, count) in [*rows, ("all", total)]:
+            waiting = max(0.0, wall - here - started)
+            reporter.write_line(f"{name:28}{wall:8.1f}{here:8.1f}{started:9.1f}{waiting:9.1f}{int(count):7}")
+
+    def _over_budget(self, config: pytest.Config) -> list[str]:
+        if not config.getoption("--budgets"):
+            return []
+        return [
+            f"over budget: {name} took {here + started:.0f} of {BUDGETS[name]:.0f} processor seconds"
+            for name, (_, here, started, _) in sorted(self._spent.items())
+            if here + started > BUDGETS.get(name, float("inf"))
+        ]
+
+
+_BEFORE = pytest.StashKey[tuple[float, float, float]]()
