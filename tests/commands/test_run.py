@@ -41,7 +41,7 @@ if dist.get_rank() == 0:
 {end}
 dist.destroy_process_group()
 """
-# The group's threads end with whoever has it last; where that is the interpreter, torch may abort (sync/gloo_at_exit.py).
+# The group ends with whoever has it last; where that is the interpreter, torch may abort (sync/gloo_at_exit.py).
 LETS_GO = "import gc; del model, optimizer; gc.collect()"
 OWN_HOOK = """
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
