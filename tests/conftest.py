@@ -127,7 +127,7 @@ def _shared_memory() -> set[str]:
 
 
 def _environment() -> set[str]:
-    return {f"{name}={value}" for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    return {f"{name}={value}" for name, value in os.environ.items() if name not in _OTHERS}
 
 
 def _handlers() -> set[str]:
@@ -138,6 +138,8 @@ def _directory() -> set[str]:
     return {os.getcwd()}
 
 
+# What pytest sets, and Lightning when it is imported.
+_OTHERS = {"PYTEST_CURRENT_TEST", "PYTORCH_NVML_BASED_CUDA_CHECK"}
 _GROWS: tuple[Callable[[], set[str]], ...] = (_threads, _processes, _descriptors, _shared_memory)
 _STAYS: tuple[Callable[[], set[str]], ...] = (_environment, _handlers, _directory)
 _SIGNALS = (
