@@ -138,8 +138,8 @@ def _directory() -> set[str]:
     return {os.getcwd()}
 
 
-# What pytest sets, and Lightning when it is imported.
-_OTHERS = {"PYTEST_CURRENT_TEST", "PYTORCH_NVML_BASED_CUDA_CHECK"}
+# What pytest sets, and torch and Lightning when they are imported.
+_OTHERS = {"PYTEST_CURRENT_TEST", "PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_CACHE_DIR"}
 _GROWS: tuple[Callable[[], set[str]], ...] = (_threads, _processes, _descriptors, _shared_memory)
 _STAYS: tuple[Callable[[], set[str]], ...] = (_environment, _handlers, _directory)
 _SIGNALS = (
