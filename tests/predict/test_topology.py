@@ -21,17 +21,20 @@ from ringside.predict import (
 )
 from ringside.predict.topology import figures
 
+from .shared_tables import published
+
 WANTED = "dgx-a100 dgx-h100 dgx-h200 dgx-b200 gb200-nvl72 p4de p5 pcie-box ethernet-10g ethernet-100g loopback"
 NVLINK = LinkClass("nvlink", 2e-6, 300e9)
 WIRE = LinkClass("ethernet", 2e-5, 1e9)
 
 SOURCE = re.compile(
     r"https://\w+\.\w|datasheet: |instances page: |reference design"  # what its makers say
-    r"|\b\w+\.csv\b|measured with torch \d"  # what was measured
+    r"|\w\.csv\b|measured with torch \d"  # what was measured
     r"|IEEE \d{3}"
     r"|^estimate: |say otherwise$|^no other host is reached$"  # what nobody says, and is said to be so
 )
 """Somebody who can be asked, or a word that there is nobody."""
+TABLE = re.compile(r"\w+\.csv\b")
 
 BOXES = """
 schema = 1
@@ -69,6 +72,7 @@ def test_every_number_of_a_preset_says_where_it_is_from(name):
     assert set(topology.sources) == set(figures(topology))
     for source in topology.sources.values():
         assert SOURCE.search(source), source
+        assert all(published(table).exists() for table in TABLE.findall(source)), source
 
 
 def test_a_preset_at_another_scale():

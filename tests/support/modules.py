@@ -37,7 +37,8 @@ def _walk(folders: Iterable[str], prefix: str) -> Iterator[tuple[str, Path]]:
         yield from _walk(spec.submodule_search_locations or (), f"{info.name}.")
 
 
-def imports_of(name: str, path: Path) -> set[str]:
+@cache
+def imports_of(name: str, path: Path) -> frozenset[str]:
     """Return the full name of every module that a module imports anywhere, for type checkers only excepted.
 
     Of `from x import y` that is `x.y` where that is a module of ours, else `x`; relative imports are resolved, and
@@ -56,7 +57,9 @@ def imports_of(name: str, path: Path) -> set[str]:
         for child in ast.walk(statement)
     }
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    return {found for node in ast.walk(tree) if id(node) not in for_types for found in _imported(node, package)}
+    return frozenset(
+        found for node in ast.walk(tree) if id(node) not in for_types for found in _imported(node, package)
+    )
 
 
 def _imported(node: ast.AST, package: str) -> Iterator[str]:
