@@ -33,8 +33,7 @@ hypothesis.settings.load_profile("thorough")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--times", action="store_true", help="print where time went, by directory")
-    parser.addoption("--budgets", action="store_true", help="fail where a directory took more than its budget")
+    parser.addoption("--times", action="store_true", help="print where time went, by directory, beside the budgets")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -142,14 +141,7 @@ def _directory() -> set[str]:
 _OTHERS = {"PYTEST_CURRENT_TEST", "PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_CACHE_DIR"}
 _GROWS: tuple[Callable[[], set[str]], ...] = (_threads, _processes, _descriptors, _shared_memory)
 _STAYS: tuple[Callable[[], set[str]], ...] = (_environment, _handlers, _directory)
-_SIGNALS = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGCHLD,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2)
 
 _seen: dict[str, tuple[int, dict[str, object]]] = {}  # by module: a fingerprint of its names, and what they meant
 

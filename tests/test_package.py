@@ -12,7 +12,6 @@ import pytest
 from tests.support.modules import imports_of, is_in, modules
 
 import ringside
-from ringside import _core
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "ringside"
@@ -77,11 +76,6 @@ def package_of(name):
     top, _, rest = name.partition(".")
     first = rest.partition(".")[0]
     return first if top == "ringside" and first and modules()[f"{top}.{first}"].name == "__init__.py" else ""
-
-
-@pytest.mark.skipif("RINGSIDE_REQUIRE_NATIVE" not in os.environ, reason="RINGSIDE_REQUIRE_NATIVE is not set")
-def test_the_native_core_was_built():
-    assert _core.available(), _core.describe()
 
 
 def test_public_names():

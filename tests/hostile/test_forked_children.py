@@ -31,9 +31,6 @@ def forked(port: int, directory: str) -> dict[str, Any]:
         page = session.watch.board.view(rank)
         dist.barrier()
         before = {field: page.number(field) for field in ("left", "entered", "synced")}
-        # Process groups of earlier functions may be garbage. torch ends their threads when they are freed, and a child
-        # has no such threads: it hangs, or ends by SIGSEGV. That is so without Ringside, and not what is tried here.
-        gc.collect()
         child = os.fork()
         if child == 0:
             try:

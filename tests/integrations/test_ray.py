@@ -1,4 +1,4 @@
-"""Ray Train's loop, wrapped: on Team ranks as a worker runs it, and on a local cluster where Ray is installed."""
+"""Ray Train's loop, wrapped: on ranks of a team as a worker runs it, and on a local cluster where Ray is installed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a test run says of itself at the end: where time went, what was skipped for want of what, what was tried again.
 
 With `--times` (`make test ARGS=--times`) it prints, for every directory of tests, the seconds of wall, of processor
-time in the test process and in the processes that it started, and of waiting. `--budgets` holds that against `BUDGETS`.
+time in the test process and in the processes that it started, and of waiting, beside the directory's budget.
 """
 
 from __future__ import annotations
@@ -21,8 +21,27 @@ MOST_RERUNS = 3
 _TICKS = os.sysconf("SC_CLK_TCK")
 _KEY = "seconds"
 
-# Processor seconds that the tests of a directory may take in `make test-all`, their processes included.
-BUDGETS: dict[str, float] = {}
+# Processor seconds that a directory's tests are to take in `make test-all`, their processes included.
+BUDGETS = {
+    "tests": 100,
+    "tests/bench": 30,
+    "tests/commands": 400,
+    "tests/demo": 5,
+    "tests/doctor": 60,
+    "tests/engine": 400,
+    "tests/engine/transports": 30,
+    "tests/hostile": 120,
+    "tests/integrations": 90,
+    "tests/lab": 150,
+    "tests/monitor": 220,
+    "tests/native": 5,
+    "tests/predict": 40,
+    "tests/schedule": 60,
+    "tests/survive": 80,
+    "tests/sync": 270,
+    "tests/view": 90,
+    "tests/zoo": 130,
+}
 
 
 def _used() -> tuple[float, float, float]:
@@ -48,7 +67,7 @@ class Account:
     """
 
     def __init__(self, config: pytest.Config) -> None:
-        self._times = config.getoption("--times") or config.getoption("--budgets")
+        self._times = config.getoption("--times")
         self._began = _used()
         self._collecting = [0.0] * 3
         self._spent: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
@@ -87,7 +106,7 @@ class Account:
         reporter: Any = session.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is None:
             return
-        if len(reporter.stats.get("rerun", ())) > MOST_RERUNS or self._over_budget(session.config):
+        if len(reporter.stats.get("rerun", ())) > MOST_RERUNS:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
@@ -99,8 +118,6 @@ class Account:
             if not config.pluginmanager.hasplugin("dsession"):  # no workers: collected here
                 self._add("(starting, collecting)", [*self._collecting, 0])
             self._tell_times(terminalreporter)
-        for line in self._over_budget(config):
-            terminalreporter.write_line(line)
 
     def _tell_skips(self, reporter: Any) -> None:
         cases: Counter[str] = Counter()
@@ -116,22 +133,19 @@ class Account:
 
     def _tell_times(self, reporter: Any) -> None:
         total = [0.0] * 4
-        reporter.write_line(f"{'seconds':28}{'wall':>8}{'here':>8}{'started':>9}{'waiting':>9}{'tests':>7}")
+        reporter.write_line(
+            f"{'seconds':28}{'wall':>8}{'here':>8}{'started':>9}{'waiting':>9}{'tests':>7}{'budget':>8}"
+        )
         rows = sorted(self._spent.items(), key=lambda row: -row[1][1] - row[1][2])
         for _, spent in rows:
             total = [a + b for a, b in zip(total, spent, strict=True)]
         for name, (wall, here, started, count) in [*rows, ("all", total)]:
             waiting = max(0.0, wall - here - started)
-            reporter.write_line(f"{name:28}{wall:8.1f}{here:8.1f}{started:9.1f}{waiting:9.1f}{int(count):7}")
-
-    def _over_budget(self, config: pytest.Config) -> list[str]:
-        if not config.getoption("--budgets"):
-            return []
-        return [
-            f"over budget: {name} took {here + started:.0f} of {BUDGETS[name]:.0f} processor seconds"
-            for name, (_, here, started, _) in sorted(self._spent.items())
-            if here + started > BUDGETS.get(name, float("inf"))
-        ]
+            budget = BUDGETS.get(name, "")
+            over = " over" if budget and here + started > budget else ""
+            reporter.write_line(
+                f"{name:28}{wall:8.1f}{here:8.1f}{started:9.1f}{waiting:9.1f}{int(count):7}{budget:>8}{over}"
+            )
 
 
 _BEFORE = pytest.StashKey[tuple[float, float, float]]()

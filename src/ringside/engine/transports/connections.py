@@ -60,7 +60,12 @@ def close_connections(group: Any) -> None:
 
 
 def stands(group: Any, peer: int) -> bool:
-    """Tell whether the connection to a peer of a Gloo group stands, as far as is known.
+    """Tell whether the connection to a peer of a Gloo group stands, as far as is known; see `breakage`."""
+    return not breakage(group, peer)
+
+
+def breakage(group: Any, peer: int) -> str:
+    """Return Gloo's words on how the connection to a peer of a group broke; "": it stands, as far as is known.
 
     It is announced that a message will come, and that is not acknowledged where the peer is silent. The message does
     not: nobody takes it. Gloo keeps a note of each, 113 bytes for both ends, so this is not for often. (Nor may it ever
@@ -68,18 +73,9 @@ def stands(group: Any, peer: int) -> bool:
     """
     try:
         group.send([torch.zeros(1)], peer, _PROBE)
-    except RuntimeError:
-        return False
-    return True
-
-
-def closed_by_peer(group: Any, peer: int) -> bool:
-    """Tell whether the process of a peer closed its connection, or died, and not the network between."""
-    try:
-        group.send([torch.zeros(1)], peer, _PROBE)
     except RuntimeError as error:
-        return "by peer" in str(error)  # "Connection closed by peer", "Connection reset by peer"
-    return False
+        return str(error)
+    return ""
 
 
 def _is_open(fd: int, inode: int) -> bool:

@@ -29,8 +29,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.engine.transports.connections import (
     DEAD_AFTER_S,
+    breakage,
     close_connections,
-    closed_by_peer,
     stands,
     watched_connections,
 )
@@ -211,11 +211,12 @@ class TorchPeerToPeer:
                     return heard, cause
             lost = [peer for peer in broken if self._words.of(peer) is None]
             cause = Cause("lost", lost[0] if lost else broken[0])
-        if heard is None and closed_by_peer(self._group, cause.vertex):
-            # It has given up, or left in good order, if its other connection stands: then its word is on its way.
+        if heard is None and "by peer" in breakage(self._group, cause.vertex):
+            # "Connection closed by peer", or reset: not the network. If its other connection stands it has not died but
+            # given up, or left in good order, and its word is on its way.
             deadline = time.monotonic() + _WORD_UNDER_LOAD_S
-            while (heard := self._words.first(_LOOK_S) or self._words.of(cause.vertex)) is None:
-                if not self._words.reaches(cause.vertex) or time.monotonic() > deadline:
+            while self._words.reaches(cause.vertex) and time.monotonic() < deadline:
+                if heard := self._words.first(_LOOK_S) or self._words.of(cause.vertex):
                     break
         return heard or self._words.of(cause.vertex), cause
 
