@@ -11,7 +11,7 @@ NATIVE := CMakeLists.txt $(wildcard src/ringside/_core/*.cpp src/ringside/_core/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup frameworks demo test test-all test-long lint bench prove docs wheel tsan asan stops test-oldest clean
+.PHONY: help setup frameworks demo test test-all test-long mutate lint bench prove docs wheel tsan asan stops test-oldest clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,7 +24,7 @@ demo: $(READY) ## train a small GPT over our own all-reduce and name the rank th
 # Compiled once, not by each of the processes that tests start.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS)
 
-test: $(READY) ## run a choice of the tests: all but those that take long by their nature
+test: $(READY) ## run a choice of the tests, some of every kind: under three minutes on two cores
 	@$(PYTEST) -m "not (long or thorough) or core" --hypothesis-profile quick $(ARGS)
 
 test-all: $(READY) ## run all tests but the long ones, with Chromium, labs and real programs
@@ -32,6 +32,10 @@ test-all: $(READY) ## run all tests but the long ones, with Chromium, labs and r
 
 test-long: $(READY) ## run those that take longest: script zoo, fuzzing, sanitizers
 	@$(PYTEST) -m long $(ARGS)
+
+SEED ?= 1
+mutate: $(READY) ## put small faults into copies of Ringside, and see which the tests notice: two hours (SEED=2 draws others)
+	@$(BIN)/python -m tests.mutate --seed $(SEED) $(ARGS)
 
 lint: $(READY) ## ruff, mypy --strict of the package, and whether tests, bench and examples call what there is
 	@$(BIN)/python -m ruff check .

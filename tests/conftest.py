@@ -18,7 +18,7 @@ import pytest
 from ringside import _core
 
 from .support import ranks
-from .support.account import Account
+from .support.account import Account, beyond_allowance
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell begins what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -34,6 +34,7 @@ hypothesis.settings.load_profile("thorough")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--times", action="store_true", help="print where time went, by directory, beside the budgets")
+    parser.addoption("--write-costs", action="store_true", help="write what the dear tests cost into tests/costs.txt")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,6 +50,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.flaky(reruns=1))
         if _THOROUGH & set(getattr(item, "fixturenames", ())):
             item.add_marker("thorough")
+    for item in beyond_allowance(items):
+        item.add_marker("thorough")
 
 
 # A test that uses one of these fixtures is left to `make test-all`, unless it is marked `core`.

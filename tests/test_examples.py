@@ -97,6 +97,7 @@ def test_process_group_tensor_parallel(tmp_path: Path) -> None:
     assert out == ["same as on one rank: True", "carried by ringside", "all-reduces: True"]
 
 
+@pytest.mark.core
 @pytest.mark.skipif(not _core.available(), reason="needs the native core")
 def test_numpy_all_reduce(tmp_path: Path) -> None:
     script = str(EXAMPLES / "numpy_all_reduce.py")

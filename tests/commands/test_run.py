@@ -68,6 +68,7 @@ def watch(tmp_path, *words, **how):
     return status, out, err, path
 
 
+@pytest.mark.core
 def test_an_unmodified_script_is_watched_with_its_arguments_untouched(tmp_path):
     status, out, err, path = watch(
         tmp_path, "--nproc_per_node", 2, script(tmp_path), "--steps", 50, "--run-dir", "its own"

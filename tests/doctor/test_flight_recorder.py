@@ -257,7 +257,7 @@ def test_a_dump_that_does_not_say_whose_it_is(tmp_path: Path) -> None:
     assert "name it after its rank" in note.text
 
 
-@pytest.mark.parametrize("hangs", [False, True])
+@pytest.mark.parametrize("hangs", [False, pytest.param(True, marks=pytest.mark.core)])
 def test_dumps_of_a_real_gloo_job(tmp_path: Path, hangs: bool) -> None:
     """Gloo says nothing of states, and marks what failed as ended; rank 1 never calls the last all-reduce."""
     (tmp_path / "out").mkdir()

@@ -85,7 +85,7 @@ def other_until_it_fails(path: str, what: str, count: int) -> None:
                 comm.barrier()  # or who only gives would be far ahead
 
 
-@pytest.mark.parametrize("count", [10, 200_000])
+@pytest.mark.parametrize("count", [10, pytest.param(200_000, marks=pytest.mark.core)])
 @pytest.mark.parametrize("what", ["reduce_scatter", "all_gather", "broadcast", "reduce"])
 def test_a_rank_is_killed_in_another_collective(what: str, count: int) -> None:
     with meeting_point() as path, Team(4) as team:

@@ -18,7 +18,7 @@ from .oracle import ALLOWED, Brain, as_argument, difference, digest, elements, e
 
 pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
 
-SIZES = (1, 2, 3, 4, 8)
+SIZES = (1, 2, pytest.param(3, marks=pytest.mark.core), 4, 8)
 ALGORITHMS = (None, "one_shot", "direct", "ring")
 
 

@@ -21,7 +21,7 @@ from .oracle import ALLOWED, difference, elements
 
 pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
 
-SIZES = (1, 2, 3, 4, 8)
+SIZES = (1, 2, pytest.param(3, marks=pytest.mark.core), 4, 8)
 MEMORY = ("symmetric", "private", "mixed")
 SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (1,), (5,), (3, 0, 2), (3, 7), (1031, 3))
 NUMPY_DTYPES = tuple(dtype for dtype in DTYPES if dtype != "bfloat16")

@@ -77,7 +77,10 @@ def until_killed(path: str) -> tuple[str, tuple[int, ...], float, list[str]]:
     return (*ended, later)
 
 
-@pytest.mark.parametrize("path", PATHS)
+CORE = ("one_shot", "push", "staged", "ring", "reduce")
+
+
+@pytest.mark.parametrize("path", [pytest.param(p, marks=pytest.mark.core if p in CORE else ()) for p in PATHS])
 def test_every_survivor_hears_of_a_killed_rank_at_once(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     rng = random.Random(path)
     slowest = 0.0

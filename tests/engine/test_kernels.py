@@ -95,6 +95,7 @@ def check(rng, dtype: str, op: str, isa: str, count: int, nsrc: int, ndst: int, 
         assert source.tobytes() == old.tobytes()
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("isa", SETS)
 @pytest.mark.parametrize(("dtype", "op"), ALLOWED)
 def test_a_kernel_is_its_twin(isa: str, dtype: str, op: str) -> None:

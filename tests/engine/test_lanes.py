@@ -21,7 +21,7 @@ from .oracle import ALLOWED, as_argument, difference, elements, stored
 
 pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
 
-SIZES = (1, 2, 3, 4, 8)
+SIZES = (1, 2, pytest.param(3, marks=pytest.mark.core), 4, 8)
 MEMORY = ("symmetric", "private", "mixed")
 
 

@@ -43,6 +43,7 @@ def saves_the_final_state(name, job):
     assert job["kept"] == []  # nothing is left behind
 
 
+@pytest.mark.core
 def test_what_the_last_line_saves_is_the_final_state_whoever_died_or_was_drained():
     jobs = run(QUICK)
     for name, job in jobs.items():

@@ -43,6 +43,7 @@ def run(lab: Lab, tmp_path: Path, body: str, env: dict[str, str] | None = None) 
     ]
 
 
+@pytest.mark.core
 def test_ranks_are_grouped_by_the_hosts_they_are_on(lab_factory: LabFactory, tmp_path: Path) -> None:
     lab = lab_factory(hosts=3, ranks_per_host=[2, 1, 2])
     body = """

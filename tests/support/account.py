@@ -2,6 +2,9 @@
 
 With `--times` (`make test ARGS=--times`) it prints, for every directory of tests, the seconds of wall, of processor
 time in the test process and in the processes that it started, and of waiting, beside the directory's budget.
+
+What a case of a dear test costs is kept in tests/costs.txt (written anew by `make test-all ARGS=--write-costs`): of it
+`make test` runs as many cases as half a second allows, spread evenly.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import os
 import resource
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,9 @@ from typing import Any
 import pytest
 
 MOST_RERUNS = 3
+COSTS = Path(__file__).parent.parent / "costs.txt"
+# Seconds that all cases of one test function may cost in `make test`: of processor time, or twice that of waiting.
+ALLOWED_S = 0.5
 _TICKS = os.sysconf("SC_CLK_TCK")
 _KEY = "seconds"
 
@@ -44,7 +50,25 @@ BUDGETS = {
 }
 
 
-def _used() -> tuple[float, float, float]:
+def beyond_allowance(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield those cases of dear tests that `make test` leaves out: all where one is too dear."""
+    costs = {name: float(cost) for name, cost in map(str.split, COSTS.read_text().splitlines())}
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if not {mark.name for mark in item.iter_markers()} & {"core", "long", "thorough"}:
+            cases[_function(item.nodeid)].append(item)
+    for name in costs.keys() & cases.keys():
+        several = cases[name]
+        count = min(int(ALLOWED_S / costs[name]), len(several))
+        chosen = {round(k * (len(several) - 1) / max(count - 1, 1)) for k in range(count)}
+        yield from (item for at, item in enumerate(several) if at not in chosen)
+
+
+def _function(nodeid: str) -> str:
+    return nodeid.partition("[")[0]
+
+
+def used() -> tuple[float, float, float]:
     """Return wall, processor seconds of this process, and those of what it has started and what has ended."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.monotonic(), time.process_time(), children.ru_utime + children.ru_stime + _forked()
@@ -68,22 +92,24 @@ class Account:
 
     def __init__(self, config: pytest.Config) -> None:
         self._times = config.getoption("--times")
-        self._began = _used()
+        self._costs = config.getoption("--write-costs")
+        self._cases: dict[str, list[float]] = defaultdict(list)
+        self._began = used()
         self._collecting = [0.0] * 3
         self._spent: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
 
     def pytest_collection_finish(self) -> None:
-        self._collecting = [now - since for now, since in zip(_used(), self._began, strict=True)]
+        self._collecting = [now - since for now, since in zip(used(), self._began, strict=True)]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        item.stash[_BEFORE] = _used()
+        item.stash[_BEFORE] = used()
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[Any]) -> Iterator[None]:
         outcome = yield
-        if self._times and call.when == "teardown":
-            now, before = _used(), item.stash[_BEFORE]
+        if (self._times or self._costs) and call.when == "teardown":
+            now, before = used(), item.stash[_BEFORE]
             report: Any = outcome.get_result()  # type: ignore[attr-defined]
             report.user_properties.append((_KEY, [after - since for after, since in zip(now, before, strict=True)]))
 
@@ -91,6 +117,7 @@ class Account:
         for key, value in report.user_properties:
             if key == _KEY and report.when == "teardown":
                 self._add(report.nodeid.split("::")[0].rpartition("/")[0], [*value, 1])
+                self._cases[_function(report.nodeid)].append(max(value[1] + value[2], value[0] / 2))
 
     def pytest_testnodedown(self, node: Any) -> None:
         """Take what a worker of xdist has counted by itself."""
@@ -114,6 +141,11 @@ class Account:
         if len(reruns) > MOST_RERUNS:
             terminalreporter.write_line(f"failed: {len(reruns)} reruns, more than {MOST_RERUNS}: {' '.join(reruns)}")
         self._tell_skips(terminalreporter)
+        if self._costs:
+            dear = sorted(name for name, costs in self._cases.items() if sum(costs) > ALLOWED_S)
+            COSTS.write_text(
+                "".join(f"{name} {sum(costs) / len(costs):.3f}\n" for name in dear for costs in [self._cases[name]])
+            )
         if self._times:
             if not config.pluginmanager.hasplugin("dsession"):  # no workers: collected here
                 self._add("(starting, collecting)", [*self._collecting, 0])

@@ -30,6 +30,7 @@ def test_a_part_of_the_kill_matrix():
     assert all(result.commits >= Counting().steps for result in seen)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("rule", rules())
 def test_a_broken_rule_is_noticed(rule):
     control = break_rule(rule, enough=1)

@@ -27,8 +27,11 @@ def test_torch_alone_aborts_where_gloo_lets_go_of_a_backward_while_the_interpret
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("RINGSIDE", "PYTHONPATH"))}
     environ |= {"TMPDIR": str(tmp_path), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     command = [sys.executable, str(SCRIPT)]
-    done = subprocess.run(
-        command, env=environ, capture_output=True, text=True, timeout=100, preexec_fn=no_core_dump, check=False
-    )
+    for _ in range(3):  # on a busy machine the thread now and then comes after the interpreter's end
+        done = subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=100, preexec_fn=no_core_dump, check=False
+        )
+        if done.returncode:
+            break
     assert done.returncode == -signal.SIGABRT, done
     assert "terminate called without an active exception" in done.stderr

@@ -59,6 +59,7 @@ PLANS: dict[str, Plan] = {
 }
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", PLANS)
 def test_two_ranks_equal_gloo_bit_for_bit(name: str) -> None:
     if OLD_TORCH and PLANS[name].dtype.is_complex:

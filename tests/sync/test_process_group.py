@@ -210,6 +210,7 @@ def all_cases(rank: int) -> tuple[dict[str, list[torch.Tensor]], dict[str, Any]]
     return results, carried() if dist.get_backend() == "ringside" else {}
 
 
+@pytest.mark.core
 def test_every_collective_gives_the_bits_of_gloo_and_none_falls_through():
     ours, theirs = on_both(3, all_cases)
     for rank in range(3):

@@ -214,6 +214,7 @@ def matrix(rank: int) -> dict[str, list[list[int]] | None]:
     return results
 
 
+@pytest.mark.core
 def test_every_dtype_and_reduction_that_gloo_has_is_there_to_the_bit():
     ours, theirs = on_both(2, matrix)
     for mine, gloo in zip(ours, theirs, strict=True):

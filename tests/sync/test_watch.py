@@ -215,7 +215,7 @@ def test_ranks_that_call_different_collectives(tmp_path: Path, engine: str) -> N
     assert sorted(file.name for file in (path / "stacks").iterdir()) == ["hang-1-rank-0.txt", "hang-1-rank-1.txt"]
 
 
-@pytest.mark.parametrize(("engine", "culprit"), [("ringside", 0), ("native", 1)])
+@pytest.mark.parametrize(("engine", "culprit"), [pytest.param("ringside", 0, marks=pytest.mark.core), ("native", 1)])
 def test_dead_rank(tmp_path: Path, engine: str, culprit: int) -> None:
     path = tmp_path / "run"
     with Team(2) as team:

@@ -75,7 +75,14 @@ def group(port: int) -> Iterator[int]:
     finally:
         if (current := session.current()) is not None:
             current.end()
+        _groups.append(dist.group.WORLD)
         dist.destroy_process_group()
+
+
+# Whoever lets go of a DDP after its group was destroyed ends the group's threads, and holds the interpreter's lock. One
+# of these may want it: DDP's broadcast of buffers can be the last that knows a tensor. torch hangs then, without
+# Ringside, too. So groups stay until the process ends.
+_groups: list[Any] = []
 
 
 def _await_listener(port: int) -> None:

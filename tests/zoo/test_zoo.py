@@ -28,7 +28,7 @@ class Row:
     Args:
         words: The script and its arguments.
         kind: What users do there.
-        quick: `make test` runs it; the others are for `make test-long`.
+        mark: Where it runs: "core": in `make test`, "thorough": in `make test-all`, "long": in `make test-long`.
         status: torchrun's exit status.
         ours: That of `ringside run`, where the documentation says that it is another one.
         ulps: How far halves may lie apart, in units in the last place.
@@ -41,7 +41,7 @@ class Row:
 
     words: str
     kind: str
-    quick: bool = False
+    mark: str = "long"
     status: int = 0
     ours: int | None = None
     ulps: int = 0
@@ -57,20 +57,20 @@ float16 below 2**-13 may lie between two float16, so that the two sums are up to
 at most one unit in the last place of any float16. A bfloat16 has the exponents of a float32, and no such case here."""
 
 ZOO = (
-    Row("ema.py", "an exponential moving average of the DDP model", quick=True),
+    Row("ema.py", "an exponential moving average of the DDP model", mark="core"),
     Row("swa.py", "stochastic weight averaging, update_bn, the average saved whole"),
     Row("copies.py", "deepcopy of the DDP model; copies train"),
-    Row("whole.py", "torch.save and pickle of everything, and the way back", quick=True),
+    Row("whole.py", "torch.save and pickle of everything, and the way back", mark="core"),
     Row("gan.py", "two DDP models, two optimizers"),
     Row("accumulate.py", "gradient accumulation, clipping, a graph that is kept"),
     Row("accumulate.py views", "the same with gradients as views of buckets"),
     Row("amp.py", "autocast to bfloat16, GradScaler, an overflow on one rank"),
     Row("resume.py", "checkpoint and resume, a second process group"),
-    Row("loaders.py fork 1024", "DataLoader workers by fork, in docker's /dev/shm", shm="64m", quick=True),
+    Row("loaders.py fork 1024", "DataLoader workers by fork, in docker's /dev/shm", shm="64m", mark="thorough"),
     Row("loaders.py spawn 256", "DataLoader workers by spawn"),
     Row("compiled.py aot_eager", "torch.compile outside and inside of DDP"),
     Row("uneven.py all", "Join, divided by all ranks"),
-    Row("uneven.py present", "Join, divided by the ranks that still take part", quick=True),
+    Row("uneven.py present", "Join, divided by the ranks that still take part", mark="thorough"),
     Row("hooks.py", "hooks on tensors, parameters, modules and the optimizer"),
     Row("own_hook.py fp16", "PyTorch's fp16_compress_hook", only_watched=True),
     Row("own_hook.py power", "PyTorch's PowerSGD hook", only_watched=True),
@@ -83,7 +83,7 @@ ZOO = (
     Row("caught.py forward", "exceptions in forward, caught"),
     Row("caught.py loss", "exceptions in the loss, caught"),
     Row("caught.py backward", "exceptions in backward, caught"),
-    Row("interrupted.py step all", "Ctrl-C between steps, then a last save", status=1, quick=True),
+    Row("interrupted.py step all", "Ctrl-C between steps, then a last save", status=1, mark="thorough"),
     Row("interrupted.py step 1", "Ctrl-C of one rank between steps", status=1),
     Row("interrupted.py backward all", "Ctrl-C in backward", status=1),
     Row("interrupted.py backward 0", "Ctrl-C of one rank in backward", status=1),
@@ -156,9 +156,7 @@ SURVIVORS = (
 )
 
 
-@pytest.mark.parametrize(
-    "row", [pytest.param(row, id=row.words, marks=[] if row.quick else pytest.mark.long) for row in ZOO]
-)
+@pytest.mark.parametrize("row", [pytest.param(row, id=row.words, marks=getattr(pytest.mark, row.mark)) for row in ZOO])
 def test_a_script_does_what_it_does_under_torchrun(row: Row, tmp_path: Path) -> None:
     if row.shm and not has_small_shm():
         pytest.skip("this machine does not let us mount a /dev/shm")
