@@ -15,8 +15,6 @@ pytest.importorskip("torch")
 
 from ringside.engine.cores import usable_cores
 
-pytestmark = pytest.mark.noisy
-
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "tutorial.md").read_text()
 (SCRIPT,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 SHOWN = [
@@ -43,6 +41,7 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.noisy
 @pytest.mark.timeout(600)
 @pytest.mark.long
 def test_every_command_prints_what_is_shown(tmp_path: Path) -> None:

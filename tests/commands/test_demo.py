@@ -9,8 +9,6 @@ from . import launched
 
 pytest.importorskip("torch")
 
-pytestmark = pytest.mark.noisy
-
 TINY = ("demo", "--size", "tiny", "--nproc-per-node", "2", "--seed", "5")
 QUICK = (*TINY, "--no-comparison")
 
@@ -31,6 +29,9 @@ def test_a_healthy_demo_says_so_and_compares_with_gloo(tmp_path, corpus):
         *TINY, "--inject", "none", "--steps", 60, "--run-dir", path, "--corpus", corpus, NO_COLOR="1"
     )
     found = launched.summary(path)
+    # Others on the machine may slow a rank down for a while: then that is said, and the status says it, too. (Healthy
+    # ranks are accused of nothing: see test_real_runs.py, where steps need no processor.)
+    assert {verdict["kind"] for verdict in found["verdicts"]} <= {"slow_rank", "pauses"}
     assert status == (1 if found["verdicts"] else 0), err
     assert out.splitlines()[-1] == str(path)
     assert "Nothing was injected" in out
@@ -47,6 +48,7 @@ def test_a_healthy_demo_says_so_and_compares_with_gloo(tmp_path, corpus):
     assert (path / "report.html").exists()
 
 
+@pytest.mark.noisy
 def test_a_slow_rank_is_named_with_its_price(tmp_path):
     path = tmp_path / "run"
     # The real model: steps of a few milliseconds would drown in the noise of a busy machine.
@@ -56,10 +58,12 @@ def test_a_slow_rank_is_named_with_its_price(tmp_path):
     assert status == 0, err
     assert found["run_dir"] == str(path)
     assert found["injected"] == {"kind": "slow", "ranks": [1], "factor": 3.0, "from_step": 48}
-    named = [verdict for verdict in found["verdicts"] if verdict["ranks"] == [1]]
-    assert named[0]["kind"] == "slow_rank"
-    assert named[0]["cost_rank_seconds"] > 0
-    assert "The verdict is right" in err or "It was named" in err  # on a busy machine the other may be named too
+    dearest = max(found["verdicts"], key=lambda verdict: verdict["cost_rank_seconds"])
+    assert (dearest["kind"], dearest["ranks"]) == ("slow_rank", [1])
+    # On a busy machine the other may be named too, and the words say which of the two it was.
+    others = [verdict for verdict in found["verdicts"] if verdict["ranks"] != [1]]
+    assert ("The verdict is right" in err) == (not others)
+    assert ("It was named" in err) == bool(others)
     assert "rank 1 is" in err
 
 

@@ -25,8 +25,6 @@ from tests.sync.training import free_port, group
 
 from ringside import _core
 
-pytestmark = pytest.mark.noisy
-
 ENGINES = [
     pytest.param("ringside", marks=pytest.mark.skipif(not _core.available(), reason="needs the native core")),
     "native",
@@ -68,12 +66,14 @@ def named(path: Path) -> list[dict[str, Any]]:
     return [event["verdict"] for event in map(json.loads, lines) if event["kind"] == "verdict"]
 
 
+@pytest.mark.noisy
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("fault", ["none", f"pause:rank=1,at_step={AT},seconds=0.4"])
 def test_healthy_ranks_and_one_short_stall_name_nobody(tmp_path: Path, engine: str, fault: str) -> None:
     assert run(tmp_path / "run", engine, fault, HEALTHY_STEPS) == []
 
 
+@pytest.mark.noisy
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("case", SLOWED)
 def test_a_rank_that_holds_the_others_up_is_named_with_the_reason(tmp_path: Path, engine: str, case: str) -> None:

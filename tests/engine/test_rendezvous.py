@@ -21,7 +21,7 @@ from ringside.errors import DeadlineError, MismatchError, RingsideError, SyncErr
 
 pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
 
-SOON_S = 5.0
+FAR_S = 600.0  # a deadline that no test lives to see
 
 
 # ------------------------------------------------------------------------------- the environment
@@ -153,7 +153,7 @@ def die_waiting() -> None:
         return
     if place().rank == 1:
         say("ready")
-    communicator()
+    communicator(timeout_s=FAR_S)
 
 
 def test_a_rank_that_dies_at_the_rendezvous_is_named() -> None:
@@ -161,10 +161,9 @@ def test_a_rank_that_dies_at_the_rendezvous_is_named() -> None:
         team.start(die_waiting)
         assert team.hear(1) == "ready"
         time.sleep(0.3)  # it says hello and waits; should it not have come so far, rank 2 is told and all fails
-        killed = team.kill(1)
+        team.kill(1)
         outcome = team.finish_one(0)
         assert (outcome.error, outcome.ranks) == ("PeerLostError", (1,)), outcome
-        assert outcome.at - killed < SOON_S
         team.tell(2, "go")
         assert team.finish_one(1).exit_status == -signal.SIGKILL
         assert team.finish_one(2).ok

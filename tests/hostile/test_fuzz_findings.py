@@ -22,6 +22,7 @@ from ringside.engine.rendezvous import receive_message
 from ringside.engine.selection_table import Rank, Row, Table
 from ringside.errors import RingsideError, UsageError
 from ringside.monitor import registry
+from ringside.monitor.alerts import AlertBook
 from ringside.monitor.alerts_tally import Tally
 from ringside.monitor.run_directory import RunReader
 from ringside.predict.tables import read_tables
@@ -33,6 +34,11 @@ from ringside.view.serve_runs import Listed
 
 DEEP = "[" * 40_000 + "]" * 40_000
 ESCAPES = "\x1b[2J\x1b]0;title\x07"
+
+
+def short(value: Any) -> str:
+    """A case's name, of a number with hundreds of digits, too."""
+    return str(value)[:20]
 
 
 def error_file(folder: Path, rank: int, inner: Any, more: str = "") -> None:
@@ -100,6 +106,59 @@ def test_a_record_of_a_step_beyond_all_numbers_is_left_out(tmp_path: Path, step:
         file.write(line.replace('"step":0', f'"step":{step}') + "\n")
     assert len(RunReader(run).poll()) == 8
     assert commands.main(["report", str(run), "--json"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("collectives", 10**400), ("payload_bytes", -1), ("rank", -(2**63)), ("exposed_seconds", -1e308), ("loss", 1e400)],
+    ids=short,
+)
+def test_a_record_with_a_figure_that_nothing_can_be_counted_with_is_left_out(
+    tmp_path: Path, field: str, value: float
+) -> None:
+    run = write_run(tmp_path / "run", own_times(4, 2))
+    record = json.loads((run / "steps.jsonl").read_text().splitlines()[0])
+    with (run / "steps.jsonl").open("a") as file:
+        file.write(json.dumps({**record, "step": 4, field: value}) + "\n")
+    assert len(RunReader(run).poll()) == 8
+    for command in (["report", str(run), "--json"], ["what-if", str(run), "--repair", "1", "--json"]):
+        assert commands.main(command) in (0, 2)
+
+
+def test_what_is_not_known_of_a_record_stays_unknown_beside_what_is(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", own_times(4, 2))
+    record = json.loads((run / "steps.jsonl").read_text().splitlines()[0])
+    with (run / "steps.jsonl").open("a") as file:
+        file.write(json.dumps({**record, "step": 4, "wait_seconds": None}) + "\n")
+        file.write(json.dumps({**record, "step": 5, "wait_seconds": None, "sync_seconds": 1e308}) + "\n")
+    newest = RunReader(run).poll()[-1]
+    assert newest.step == 4
+    assert np.isnan(newest.wait_seconds)
+    assert newest.own_seconds == record["own_seconds"]
+
+
+@pytest.mark.parametrize("unix", ["[bold]", 1e308, -1, None, []])
+def test_an_alert_of_no_time_is_told_as_of_now(unix: Any) -> None:
+    book = AlertBook("run", wall=lambda: 1700000000.0)
+    verdict = {
+        "kind": "dead_rank",
+        "ranks": [1],
+        "since_step": 1,
+        "detected_step": 1,
+        "excess_ratio": 0.0,
+        "cause": "x",
+    }
+    (alert,) = book.hear({"kind": "verdict", "unix": unix, "verdict": verdict})
+    assert alert.started_unix == 1700000000.0
+    assert book.hear({"kind": "ended", "unix": unix}) == []
+
+
+def test_a_size_in_a_table_of_json_that_no_float_holds_is_a_bad_row(tmp_path: Path) -> None:
+    row = {"size": 4096, "out_of_place": {"time": 20.0, "alg_bw": 0.2, "bus_bw": 0.3}}
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps({"config": {"devices": [{}, {}]}, "results": [row, {**row, "size": 10**400}]}))
+    (table,) = read_tables(path)
+    assert len(table.rows) == 1
 
 
 @pytest.mark.parametrize("number", ["9" * 5000, "²"])
@@ -208,6 +267,15 @@ def test_a_probe_with_a_figure_that_is_none_is_refused_in_words(tmp_path: Path, 
             load_topology(path)
 
 
+@pytest.mark.parametrize("rate", [[[]], "x", 10**400, -1.0], ids=short)
+def test_a_probe_whose_host_has_a_rate_that_is_none_is_refused_in_words(tmp_path: Path, rate: Any) -> None:
+    hosts = [{**host, "out_bytes_per_s": 1e8, "in_bytes_per_s": rate} for host in probed()["hosts"]]
+    path = tmp_path / "probe.json"
+    path.write_text(json.dumps({**probed(), "hosts": hosts}))
+    with pytest.raises(UsageError):
+        load_topology(path)
+
+
 @pytest.mark.parametrize("sizes", [(4, -4), (1024, 4), (0, 4), (4, 1 << 63)])
 def test_a_selection_table_whose_sizes_do_not_ascend_is_none(sizes: tuple[int, ...]) -> None:
     rows = (Row("native", 1e-4, None, 1e-4, True),)
@@ -236,12 +304,12 @@ def test_what_is_no_message_of_ranks_that_meet_is_a_broken_connection(body: byte
             receive_message(here)
 
 
-def test_a_dump_with_text_that_cannot_be_encoded_leaves_the_others_read(tmp_path: Path) -> None:
+def test_a_dump_with_text_that_cannot_be_encoded_is_read_without_it(tmp_path: Path) -> None:
     made = dumps.world(3, {}, [dumps.call(seq, done=seq < 5) for seq in range(6)])
-    made[1]["pg_config"]["0"]["desc"] = "\ud800"
+    for content in made.values():
+        content["pg_config"]["0"]["desc"] = "\ud800"
     notes = {Path(note.file).name: note for note in examine([dumps.write(tmp_path / "job", made)]).notes}
-    assert [notes[f"nccl_trace_rank_{rank}"].used for rank in (0, 2)] == [True, True]
-    assert not any("could not be read" in note.text for note in notes.values())
+    assert [notes[f"nccl_trace_rank_{rank}"].used for rank in range(3)] == [True] * 3
 
 
 def test_nothing_of_a_pickle_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,6 @@ from ringside.monitor.run_directory import RunReader
 from .conftest import LabFactory
 
 pytestmark = [
-    pytest.mark.noisy,
     pytest.mark.skipif(not _core.available(), reason="needs the native core"),
     pytest.mark.skipif(not tcp_info.available(), reason="this kernel's TCP_INFO holds too little"),
 ]
@@ -135,6 +134,7 @@ class Story:
             time.sleep(0.05)  # other processes' files: there is nothing to wait on
 
 
+@pytest.mark.noisy
 @pytest.mark.parametrize("engine", [pytest.param("native", marks=pytest.mark.long), "ringside"])
 def test_a_link_that_tc_slows_down_is_named_and_so_is_its_end(
     lab_factory: LabFactory, tmp_path: Path, engine: str
@@ -159,6 +159,7 @@ def test_a_link_that_tc_slows_down_is_named_and_so_is_its_end(
     print(f"{engine}: slowed at step {story.slowed_at}, named at {verdict['detected_step']}, {verdict['cause']}")
 
 
+@pytest.mark.noisy
 def test_a_link_that_our_engine_goes_around_is_noted_in_the_run(lab_factory: LabFactory, tmp_path: Path) -> None:
     lab, run = lab_factory(hosts=3, wiring="mesh", rate="300mbit"), tmp_path / "run"
     settled = tmp_path / "settled"
@@ -186,6 +187,7 @@ def test_a_link_that_our_engine_goes_around_is_noted_in_the_run(lab_factory: Lab
     assert "the link from rank" in note["words"]
 
 
+@pytest.mark.noisy
 @pytest.mark.long
 def test_a_healthy_job_between_hosts_names_no_link(lab_factory: LabFactory, tmp_path: Path) -> None:
     lab = lab_factory(hosts=2, rate="300mbit")

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tests.survive.counting import Counting, consumed, count
 from tests.survive.herd import Store, run_job
@@ -22,9 +23,11 @@ from tests.survive.trouble import told
 
 from ringside.lab import Lab
 from ringside.survive.audit import audit
+from ringside.survive.settings import Settings
 
 STEPS = 30
 SLOW_S = 0.05
+END_PATIENCE_S = 5.0  # of 300: how long a rank is waited for at the end of which nobody knows whether it comes
 
 
 def job(lab: Lab, name: str, ranks: int, trap: str, on_stop: Callable[[], object], **given: Any) -> dict[str, Any]:
@@ -53,7 +56,10 @@ def _counted(steps: int, given: dict[str, Any], rank: int, directory: Path) -> A
         return consumed(model, batch)
 
     settings = {key: value for key, value in given.items() if key != "pause_s"}
-    return count(steps, directory, loss=loss, **settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tempfile.tempdir", str(directory))  # where the final state is left if rank 0 does not come
+        patch.setattr("ringside.survive.train.Settings", functools.partial(Settings, end_patience_s=END_PATIENCE_S))
+        return count(steps, directory, loss=loss, **settings)
 
 
 def around() -> list[dict[str, Any]]:

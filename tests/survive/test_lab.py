@@ -55,10 +55,14 @@ def test_a_rank_that_cannot_reach_the_store_ends_and_the_others_go_on(told):
     assert behind["last"] == [0, 1]
     (why,) = lines(behind, 2, "ERROR")
     assert "rank 2 ends: the store did not answer within 20 s" in why
+    assert lines(behind, 0, "the job is over without rank 2")
 
 
 def test_who_has_the_state_goes_on_where_a_leader_that_comes_back_cannot_fetch_it(told):
     orphaned = told["orphaned"]
-    assert (orphaned["wrong"], orphaned["errors"]) == ([], [])
+    assert (orphaned["wrong"], orphaned["errors"]) == ([], ["SystemExit: 76"])
     assert orphaned["left"]["1"] == ""
     assert not lines(orphaned, 1, "leaves")
+    # At the end rank 0 is waited for, and in vain. Nobody runs its last lines, and both say where the state lies.
+    assert lines(orphaned, 1, "the job is over without rank 0: the final state lies in ")
+    assert lines(orphaned, 0, "rank 0 came too late for the final state: it lies in ")

@@ -29,7 +29,6 @@ from ringside.sync.carriers import NativeCarrier  # noqa: E402
 from .training import compares_models_first, free_port, group, small_attachment, steps  # noqa: E402
 
 pytestmark = [
-    pytest.mark.noisy,
     pytest.mark.skipif(not _core.available(), reason="needs the native core"),
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc"),
 ]
@@ -38,7 +37,6 @@ ENGINES = ["ringside", "native"]
 SHORT_S = 1.5
 PAUSES_S = 1.0
 PATIENCE_S = 30.0
-PROMISED_S = 5.0
 
 
 # ------------------------------------------------------------------------------------------------ on the ranks
@@ -116,13 +114,12 @@ def events(path: Path, *kinds: str) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, lines) if event["kind"] in kinds]
 
 
-def await_event(path: Path, kind: str) -> tuple[dict[str, Any], float]:
-    """Return the first event of a kind, and when it was there, on the monotonic clock."""
+def await_event(path: Path, kind: str) -> None:
+    """Return once there is an event of a kind."""
     deadline = time.monotonic() + PATIENCE_S
-    while not (found := events(path, kind)):
+    while not events(path, kind):
         assert time.monotonic() < deadline, f"no {kind} in {events(path, 'verdict', 'repaired', 'stacks')}"
         time.sleep(0.02)  # a file that grows gives no event to wait for
-    return found[0], time.monotonic()
 
 
 def begin(team: Team, path: Path, engine: str, case: str, *, culprit: int = 1, limit_s: float = SHORT_S) -> None:
@@ -148,13 +145,12 @@ def check(verdict: dict[str, Any], kind: str, why: str, culprit: int = 1) -> Non
 
 
 @pytest.mark.parametrize(("engine", "culprit"), [("ringside", 0), ("ringside", 1), ("native", 1)])
-def test_stopped_rank_is_named_within_five_seconds(tmp_path: Path, engine: str, culprit: int) -> None:
+def test_a_stopped_rank_is_named_while_it_stands(tmp_path: Path, engine: str, culprit: int) -> None:
     path = tmp_path / "run"
-    promised = engine == "ringside" and culprit == 0
     with Team(2) as team:
-        begin(team, path, engine, "stopped", culprit=culprit, limit_s=hang_judge.LIMIT_S if promised else SHORT_S)
-        stopped = team.kill(culprit, signal.SIGSTOP)
-        _, told = await_event(path, "verdict")
+        begin(team, path, engine, "stopped", culprit=culprit)
+        team.kill(culprit, signal.SIGSTOP)
+        await_event(path, "verdict")
         await_event(path, "stacks")
         team.kill(culprit, signal.SIGCONT)
         team.tell(culprit, "go on")
@@ -165,9 +161,6 @@ def test_stopped_rank_is_named_within_five_seconds(tmp_path: Path, engine: str, 
     stacks = sorted(file.name for file in (path / "stacks").iterdir())
     assert stacks == [f"hang-1-rank-{1 - culprit}.txt"], "a stopped rank cannot give its stacks, the other can"
     assert "test_watch.py" in (path / "stacks" / stacks[0]).read_text()
-    if promised:
-        assert told - stopped < 3 * PROMISED_S, "the promise is kept on a machine of its own; this one is shared"
-    print(f"{engine}: rank {culprit} named after {told - stopped:.2f} s")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -225,7 +218,7 @@ def test_dead_rank(tmp_path: Path, engine: str, culprit: int) -> None:
     verdict = only_verdict(path)
     assert (verdict["kind"], verdict["ranks"]) == ("dead_rank", [culprit])
     assert verdict["evidence"]["why"] == "dead"
-    assert verdict["evidence"].get("signal", "SIGKILL") == "SIGKILL"
+    assert "signal" not in verdict["evidence"]  # only a launcher knows it
     assert verdict["since_step"] == 6
 
 
@@ -246,7 +239,7 @@ def test_what_the_engine_found_out_is_a_verdict(tmp_path: Path) -> None:
     verdict = only_verdict(tmp_path / "run")
     assert verdict["kind"] == "mismatch"
     assert "rank 0 called" in verdict["cause"]
-    assert set(verdict["ranks"]) <= {0, 1}
+    assert verdict["ranks"] == [0, 1]  # of two neither is the odd one out
 
 
 def pauses(port: int, path: str, engine: str) -> list[str]:
@@ -308,6 +301,7 @@ def stall(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
+@pytest.mark.noisy
 @pytest.mark.parametrize("engine", ENGINES)
 def test_pauses_are_no_hang(tmp_path: Path, engine: str) -> None:
     with Team(2) as team:

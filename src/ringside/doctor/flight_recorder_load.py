@@ -26,6 +26,8 @@ SPARE_BYTES = 2 << 30
 _ENTRIES = re.compile(r'"entries"\s*:\s*\[\s*')
 _BETWEEN = re.compile(r"[\s,]*")
 _decode = json.JSONDecoder().raw_decode
+# Half of a UTF-16 pair, in UTF-8 or escaped: Python takes it for text that it can neither print nor encode.
+_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]|\\[uU][0-9a-fA-F]*[dD][89a-fA-F]")
 LOST = "lost"
 """Key under which `whole_part` says what is lost."""
 
@@ -67,13 +69,30 @@ def load(data: bytes) -> Any:
             return whole_part(data, str(error))
     try:
         with _bounded_memory(SPARE_BYTES + 64 * len(data)):
-            return _Refusing(io.BytesIO(data), encoding="utf-8", errors="replace").load()
+            content = _Refusing(io.BytesIO(data), encoding="utf-8", errors="replace").load()
+            return _printable(content, {}) if _SURROGATE.search(data) else content
     except NotADumpError:
         raise
     except MemoryError:
         raise NotADumpError("refused: a pickle that asks for more memory than its size explains") from None
     except Exception as error:  # a hostile pickle may raise anything at all
         raise NotADumpError(f"its pickle breaks off or is damaged ({type(error).__name__}: {error})") from None
+
+
+def _printable(value: Any, known: dict[int, Any]) -> Any:
+    """Return plain values with "?" in place of lone surrogates; `known`: what became of the containers seen so far."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if not isinstance(value, list | tuple | dict) or id(value) in known:
+        return known.get(id(value), value)
+    if isinstance(value, dict):
+        known[id(value)] = found = {}
+        found.update({_printable(key, known): _printable(item, known) for key, item in value.items()})
+        return found
+    several: list[Any] = []
+    known[id(value)] = several
+    several.extend(_printable(item, known) for item in value)
+    return several if isinstance(value, list) else tuple(several)
 
 
 def whole_part(data: bytes, why: str) -> dict[str, Any]:
@@ -96,7 +115,7 @@ def whole_part(data: bytes, why: str) -> dict[str, Any]:
     with contextlib.suppress(ValueError, RecursionError):
         while True:
             entry, at = _decode(text, at)
-            entries.append(entry)
+            entries.append(_printable(entry, {}))
             at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]
     if begin is None or not entries:
         raise NotADumpError(f"its JSON breaks off or is damaged ({why})")

@@ -39,6 +39,9 @@ STANDSTILLS = frozenset({"hang"})
 FATAL_KINDS = frozenset({"dead_rank", "hang", "mismatch", "diverged"})
 """The end of the run does not resolve these: it may well be their consequence."""
 
+MOST_UNIX = 1e11
+"""Wall-clock seconds of the year 5138: what is beyond, or no number, is damage, and told as of now."""
+
 MINOR_KINDS = frozenset({"communication_bound", "small_collectives"})
 
 
@@ -130,15 +133,16 @@ class AlertBook:
 
     def hear(self, event: Event) -> list[Alert]:
         """Take in one of the collector's events; return what is to be told because of it."""
+        unix = event.get("unix")
+        unix = unix if isinstance(unix, int | float) and 0 < unix < MOST_UNIX else self._wall()
         if event.get("kind") == "ended":
-            return self.close(event.get("unix"))
+            return self.close(unix)
         if event.get("kind") not in ("verdict", "repaired"):
             return []
         try:
             verdict = msgspec.convert(event.get("verdict"), Verdict)
         except UNDECODABLE:
             return []
-        unix = float(event.get("unix") or self._wall())
         return self._open(verdict, unix) if event["kind"] == "verdict" else self._settle(verdict, unix)
 
     def tick(self, newest: int | None) -> list[Alert]:

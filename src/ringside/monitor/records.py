@@ -12,6 +12,10 @@ import msgspec
 
 SCHEMA = 1
 
+# What is larger, or negative, in a file or a message is damage, and no number that is counted with.
+Rank = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+
 
 class Vitals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the kernel and the GPU's driver say of a rank, for the time since it was last asked; None = not known.
@@ -44,12 +48,12 @@ class Vitals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seconds: float
     reading_seconds: float | None = None
     cpu_seconds: float | None = None
-    cpus: int | None = None
+    cpus: Count | None = None
     ran_seconds: float | None = None
     waited_seconds: float | None = None
-    preemptions: int | None = None
-    major_faults: int | None = None
-    swapped_in_pages: int | None = None
+    preemptions: Count | None = None
+    major_faults: Count | None = None
+    swapped_in_pages: Count | None = None
     throttled_seconds: float | None = None
     quota_cpus: float | None = None
     steal_ratio: float | None = None
@@ -79,12 +83,12 @@ class Wire(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     seconds: float
-    sent_bytes: int
+    sent_bytes: Count
     wire_seconds: float
     window_seconds: float = 0.0
     delivery_bytes_per_s: float = 0.0
     rtt_seconds: float = 0.0
-    retransmitted_bytes: int = 0
+    retransmitted_bytes: Count = 0
     local: str = ""
     remote: str = ""
     peer: int = -1
@@ -133,7 +137,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     step: Annotated[int, msgspec.Meta(le=2**53)]  # a larger one is a damaged line, and no int64
-    rank: int
+    rank: Rank
     ended_unix: float
     step_seconds: float
     own_seconds: float
@@ -146,9 +150,9 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     backward_seconds: float = 0.0
     optimizer_seconds: float = 0.0
     cpu_seconds: float = 0.0
-    samples: int = 0
-    payload_bytes: int = 0
-    collectives: int = 0
+    samples: Count = 0
+    payload_bytes: Count = 0
+    collectives: Count = 0
     overhead_seconds: float = 0.0
     loss: float | None = None
     vitals: Vitals | None = None

@@ -16,6 +16,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -52,6 +53,9 @@ def _plain(value: Any) -> Any:
 _encode = msgspec.json.Encoder(enc_hook=_plain).encode
 _decode_record = msgspec.json.Decoder(StepRecord).decode
 _FLOATS = frozenset(name for name, kind in StepRecord.__annotations__.items() if kind == "float")
+_floats_of = attrgetter(*_FLOATS)
+MOST_S = 1e12
+"""More seconds than this, of all fields of a record together, are damage: what they are part of would be infinite."""
 _T = TypeVar("_T")
 
 
@@ -185,18 +189,26 @@ def decode_record(line: bytes) -> StepRecord | None:
 
     JSON has no NaN: a null where a number belongs becomes NaN again.
     """
+    unknown: tuple[str, ...] = ()
     try:
-        return _decode_record(line)
+        record = _decode_record(line)
     except msgspec.ValidationError:
-        return _or_none(lambda: _lenient(line))
+        found = _or_none(lambda: _lenient(line))
+        if found is None:
+            return None
+        record, unknown = found
     except UNDECODABLE:
         return None
+    if sum(map(abs, _floats_of(record))) > MOST_S:
+        return None
+    return msgspec.structs.replace(record, **dict.fromkeys(unknown, math.nan)) if unknown else record
 
 
-def _lenient(line: bytes) -> StepRecord:
+def _lenient(line: bytes) -> tuple[StepRecord, tuple[str, ...]]:
+    """Return a record with 0 where a number is not known, and the names of those fields."""
     fields = msgspec.json.decode(line, type=dict[str, Any])
-    mended = {key: math.nan if value is None and key in _FLOATS else value for key, value in fields.items()}
-    return msgspec.convert(mended, StepRecord)
+    unknown = tuple(key for key, value in fields.items() if value is None and key in _FLOATS)
+    return msgspec.convert({**fields, **dict.fromkeys(unknown, 0.0)}, StepRecord), unknown
 
 
 def finite(value: Any, deepest: int = DEEPEST) -> Any:

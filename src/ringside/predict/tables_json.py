@@ -86,6 +86,6 @@ def _rate(value: object) -> Figure | None:
 def _number(value: object) -> float | None:
     try:
         number = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else math.nan
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None

@@ -33,7 +33,8 @@ def from_probe(data: Any, origin: str = "probe", kind: str = "ethernet") -> Topo
             LinkOverride(int(one["src"]), int(one["dst"]), float(one["alpha_s"]), _rate(one["bytes_per_s"]), "hosts")
             for one in data["links"]
         ]
-        together = [(host.get("out_bytes_per_s"), host.get("in_bytes_per_s")) for host in data["hosts"]]
+        sides = ("out_bytes_per_s", "in_bytes_per_s")
+        together = [tuple(float(host[side]) for side in sides if host.get(side)) for host in data["hosts"]]
         reduce, overhead_s = data.get("reduce_bytes_per_s"), float(data.get("overhead_s", 0.0))
         reduce = float(reduce) if reduce else None
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
@@ -41,7 +42,7 @@ def from_probe(data: Any, origin: str = "probe", kind: str = "ethernet") -> Topo
             raise
         raise UsageError(f"{origin}: no ringside topology: {type(error).__name__} {error}") from None
     _check_complete(origin, len(ranks), links)
-    known = all(out and into for out, into in together)
+    known = all(len(rates) == len(sides) for rates in together)
     fastest = max((link.bytes_per_s or 0.0 for link in links), default=1e9)
     least = min((link.alpha_s or 0.0 for link in links), default=0.0)
     several = max(ranks, default=1) > 1
@@ -60,7 +61,7 @@ def from_probe(data: Any, origin: str = "probe", kind: str = "ethernet") -> Topo
     )
 
 
-def _interfaces(together: list[tuple[Any, Any]], links: list[LinkOverride]) -> tuple[tuple[float, float], ...]:
+def _interfaces(together: list[tuple[float, ...]], links: list[LinkOverride]) -> tuple[tuple[float, float], ...]:
     """Return what every host's links carry together, (out, in) in bytes/s.
 
     Where that is under 1.5 times what one of them carries alone, they share one interface, and its rate is better known

@@ -24,7 +24,7 @@ from ringside.engine.transports.transport import NOBODY, Cause, LinkError
 from . import conformance
 from .vertices import peer_to_peer, store_file
 
-SOON_S = 5.0  # a death is told within a second; a loaded machine is given more
+FAR_S = 600.0  # a deadline that no test lives to see: what is heard, is heard of the death
 
 
 def conforms(path: str, checks: list[str]) -> None:
@@ -158,7 +158,7 @@ def test_a_connection_that_was_closed_is_seen_once() -> None:
 # ------------------------------------------------------------------------------------------------ deaths
 
 
-def wait_for_the_left(path: str) -> tuple[Cause, float]:
+def wait_for_the_left(path: str) -> Cause:
     """Wait for the neighbour, which waits for its own, all the way round."""
     transport = peer_to_peer(path)
     pending = transport.receive((transport.rank - 1) % transport.size, conformance.place())
@@ -166,7 +166,7 @@ def wait_for_the_left(path: str) -> tuple[Cause, float]:
     try:
         with pytest.raises(LinkError) as raised:
             pending.wait()
-        return raised.value.cause, time.monotonic()
+        return raised.value.cause
     finally:
         transport.close()
 
@@ -175,13 +175,11 @@ def test_everybody_hears_who_died() -> None:
     with store_file() as path, Team(4) as team:
         team.start(wait_for_the_left, path)
         team.await_word()
-        at = team.kill(2)
+        team.kill(2)
         outcomes = team.finish()
     assert outcomes[2].exit_status == -signal.SIGKILL
     for rank in (0, 1, 3):
-        cause, heard_at = outcomes[rank].value
-        assert cause == Cause("lost", 2)
-        assert heard_at - at < SOON_S
+        assert outcomes[rank].value == Cause("lost", 2)
 
 
 def gives_up_while_words_take_long(path: str) -> Cause | None:
@@ -224,7 +222,7 @@ def test_who_closes_a_connection_on_purpose_is_not_taken_for_dead_before_its_wor
     assert heard.value == Cause("left", 0), heard.trace
 
 
-def with_a_message_half_way(path: str, way: str, timeout_s: float) -> tuple[Cause, float]:
+def with_a_message_half_way(path: str, way: str, timeout_s: float) -> Cause:
     """A large message is half way to or from rank 1 when that dies; rank 2 waits for rank 0, which waits for rank 1."""
     transport = peer_to_peer(path, timeout_s=timeout_s)
     large = np.full(1 << 26, transport.rank, dtype=np.uint8)
@@ -242,7 +240,7 @@ def with_a_message_half_way(path: str, way: str, timeout_s: float) -> tuple[Caus
     try:
         with pytest.raises(LinkError) as raised:
             pending.wait()
-        return raised.value.cause, time.monotonic()
+        return raised.value.cause
     finally:
         transport.close()
 
@@ -251,16 +249,13 @@ def with_a_message_half_way(path: str, way: str, timeout_s: float) -> tuple[Caus
 def test_a_death_with_a_message_half_way(way: str) -> None:
     """Gloo forgets who waits for such a message, and its own timeout may be half an hour away."""
     with store_file() as path, Team(3) as team:
-        team.start(with_a_message_half_way, path, way, 50.0)
+        team.start(with_a_message_half_way, path, way, FAR_S)
         team.await_word()
-        at = time.monotonic()
         team.tell(1, "die")
         outcomes = team.finish()
     assert outcomes[1].exit_status == -signal.SIGKILL
     for rank in (0, 2):
-        cause, heard_at = outcomes[rank].value
-        assert cause == Cause("lost", 1)
-        assert heard_at - at < SOON_S
+        assert outcomes[rank].value == Cause("lost", 1)
 
 
 def wait_in_a_chain(path: str, absent: int) -> Cause | None:
