@@ -304,12 +304,17 @@ def test_what_is_no_message_of_ranks_that_meet_is_a_broken_connection(body: byte
             receive_message(here)
 
 
-def test_a_dump_with_text_that_cannot_be_encoded_is_read_without_it(tmp_path: Path) -> None:
-    made = dumps.world(3, {}, [dumps.call(seq, done=seq < 5) for seq in range(6)])
+def test_dumps_with_text_that_cannot_be_encoded_are_read_without_it(tmp_path: Path) -> None:
+    behind = [dumps.call(seq, done=seq < 4) for seq in range(5)]
+    made = dumps.world(3, {1: behind}, [dumps.call(seq, done=seq < 5) for seq in range(6)])
     for content in made.values():
         content["pg_config"]["0"]["desc"] = "\ud800"
-    notes = {Path(note.file).name: note for note in examine([dumps.write(tmp_path / "job", made)]).notes}
-    assert [notes[f"nccl_trace_rank_{rank}"].used for rank in range(3)] == [True] * 3
+        for call in content["entries"]:
+            call["process_group"] = ("0", "\ud800")
+            call["frames"] = [{"name": "\ud800", "filename": "train.py", "line": 3}]
+    found = examine([dumps.write(tmp_path / "job", made)])
+    assert [note.used for note in found.notes] == [True] * 3
+    assert [verdict.kind for verdict in found.verdicts] == ["hang"]
 
 
 def test_nothing_of_a_pickle_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
