@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -141,7 +142,7 @@ def main() -> int:
     parser.add_argument("--map", action="store_true", help="make the map anew, of today's tests")
     parser.add_argument("--again", action="store_true", help="try again what survived")
     parser.add_argument("--only", default="", help="only faults in files whose path holds this")
-    parser.add_argument("--tests", nargs="*", default=[], help="for --map: more arguments of pytest")
+    parser.add_argument("--tests", default="", help="for --map: arguments of pytest, such as '-m \"not thorough\"'")
     asked = parser.parse_args()
     BUILD.mkdir(parents=True, exist_ok=True)
     copies = [Copy(number) for number in range(2)]
@@ -149,7 +150,7 @@ def main() -> int:
         copy.bring_up_to_date()
     if asked.map or not (BUILD / "reach" / "tests.json").exists():
         shutil.rmtree(BUILD / "reach", ignore_errors=True)
-        make(BUILD / "reach", copies[0].tree, copies[0].python, asked.tests)
+        make(BUILD / "reach", copies[0].tree, copies[0].python, shlex.split(asked.tests))
     reach = Reach(BUILD / "reach", copies[0].tree)
 
     faults = draw(asked.seed, asked.count) + (of_review() if asked.seed == KEPT_SEED else [])
