@@ -16,6 +16,10 @@ import coverage
 from .faults import NATIVE, ROOT, Fault
 
 
+# Interrupts its thread anywhere, also where coverage holds a lock of its own.
+NOT_UNDER_COVERAGE = ("tests/engine/test_turns.py::test_ctrl_c_at_any_moment_leaves_no_line_stuck",)
+
+
 class Reach:
     """The map, as it lies in a directory; `make` makes it.
 
@@ -83,6 +87,7 @@ def make(directory: Path, tree: Path, python: Path, chosen: Sequence[str]) -> No
     """
     directory.mkdir(parents=True, exist_ok=True)
     command = [str(python), "-m", "pytest", "-n", "2", "-q", "-p", "tests.mutate.recorder", "--timeout", "600", *chosen]
+    command += [f"--deselect={name}" for name in NOT_UNDER_COVERAGE]
     subprocess.run(command, cwd=tree, env={**environ(), "RINGSIDE_REACH": str(directory)}, check=False)
     data = coverage.CoverageData(str(directory / "all"))
     for part in sorted(directory.glob("coverage.*")):
