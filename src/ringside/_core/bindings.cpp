@@ -426,6 +426,7 @@ NB_MODULE(_native, m) {
       .def("barrier", &blocking<&Communicator::barrier>)
       .def("agree_on_empty", &agree_on_empty)
       .def("close", &Communicator::close)
+      .def("pidfds", &Communicator::pidfds)
       .def("absent", &Communicator::absent)
       .def("give_up", [](Communicator& c, int status, std::vector<int> ranks) {
         nb::gil_scoped_release release;

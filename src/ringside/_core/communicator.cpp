@@ -5,6 +5,8 @@
 #include <cstring>
 #include <poll.h>
 
+#include "pidfds.hpp"
+
 namespace ringside {
 namespace {
 
@@ -24,13 +26,14 @@ Communicator::Communicator(std::shared_ptr<Mapping> arena, int rank, int ranks, 
   view_ = {arena_->base(), ranks, (arena_->bytes() - ArenaView::blocks_bytes(ranks)) / size_t(ranks)};
   enlist();
   patience_ = settings_.patience;
+  for (int& fd : pidfds_) fd = share_pidfd(fd);
 }
 
 Communicator::~Communicator() {
   close();
   retire();
-  for (int fd : pidfds_)
-    if (fd >= 0) ::close(fd);
+  if (forks_ != forks()) return;  // a forked child lets its parent's descriptors be
+  for (int fd : pidfds_) release_pidfd(fd);
 }
 
 // ---------------------------------------------------------------------------------------------- waiting

@@ -115,6 +115,8 @@ class Communicator {
   Communicator(std::shared_ptr<Mapping> arena, int rank, int ranks, std::vector<int> pidfds, Settings settings);
   ~Communicator();
 
+  const std::vector<int>& pidfds() const { return pidfds_; }  // by rank; other communicators may use them, too
+
   // Called every few milliseconds while waiting without progress; true ends the wait (Ctrl-C).
   std::function<bool()> interrupted;
 #ifdef STOPS_FOR_TESTS

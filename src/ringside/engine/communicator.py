@@ -326,7 +326,7 @@ class Communicator(Collectives):
                 segment_bytes=self.settings.segment_bytes,
                 stream_bytes=self.settings.stream_bytes or cache_bytes(),
             )
-            self._hub.lent = True
+            self._hub.pidfds, self._hub.lent = core.pidfds(), True
             return core
         finally:
             os.close(fd)
