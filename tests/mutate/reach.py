@@ -15,7 +15,6 @@ import coverage
 
 from .faults import NATIVE, ROOT, Fault
 
-
 # Interrupts its thread anywhere, also where coverage holds a lock of its own.
 NOT_UNDER_COVERAGE = ("tests/engine/test_turns.py::test_ctrl_c_at_any_moment_leaves_no_line_stuck",)
 
