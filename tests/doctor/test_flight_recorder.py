@@ -192,8 +192,9 @@ def test_of_two_ranks_that_disagree_neither_is_called_right(tmp_path: Path) -> N
 
 def test_a_receive_whose_send_was_never_posted_names_the_sender(tmp_path: Path) -> None:
     receive = call(2, "recv 0<-1", p2p=True, done=False)
-    found = examine([write(tmp_path, world(3, {0: [call(1), receive]}, [call(1)]))])
-    assert [(verdict.kind, verdict.ranks) for verdict in found.verdicts] == [("hang", [1])]
+    (verdict,) = examine([write(tmp_path, world(3, {0: [call(1), receive]}, [call(1)]))]).verdicts
+    assert (verdict.kind, verdict.ranks) == ("hang", [1])
+    assert "rank 1 never posted its side" in f"{verdict.cause} {verdict.evidence}"
 
 
 def test_ranks_that_wait_for_each_other_in_two_groups(tmp_path: Path) -> None:

@@ -80,6 +80,14 @@ def test_damaged_events_are_counted_and_the_others_kept(block):
     assert scan.whole
 
 
+def test_an_event_without_an_end_is_not_gathered_for_ever(monkeypatch):
+    monkeypatch.setattr(kineto_stream, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(kineto_stream, "LARGE_EVENT_BYTES", 1000)
+    events, scan = scanned(b'{"traceEvents": [{"name": "' + b"x" * 100_000)
+    assert events == []
+    assert scan.damaged > 50
+
+
 def test_what_is_no_trace_at_all():
     events, scan = scanned(b"{" + b" " * 1000 + b'"a": 1}')
     assert events == []

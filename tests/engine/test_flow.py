@@ -47,6 +47,11 @@ def test_every_element_is_in_one_piece_and_one_lane(name: str, hosts: int, eleme
         assert max(piece.bounds[-1] for piece in layout.pieces) <= 400
 
 
+def test_what_is_no_larger_than_a_piece_is_one() -> None:
+    layout = lay_out(plan_messages(by_name("ring", 2), 0), 100, 50, 400, lanes=1, local_ranks=1)
+    assert [piece.bounds[-1] for piece in layout.pieces] == [50, 50]  # a chunk each
+
+
 def test_hosts_cut_alike_and_a_ring_begins_with_its_own_chunk() -> None:
     layouts = [lay_out(plan_messages(by_name("ring", 4), host), 64_000, 1000, 9000, 2, 2) for host in range(4)]
     assert len({layout.pieces for layout in layouts}) == 1

@@ -42,6 +42,7 @@ def reduces(way: str, elements: int) -> tuple[str, bool]:
     return came, came == "" or bool((x == 7).all())
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("way", ["direct", "ring", "reduce_scatter"])
 def test_all_finish_or_all_raise_and_nobody_writes_into_what_is_somebody_elses_again(way: str) -> None:
     rng, given_up, attempts = random.Random(way), 0, 0

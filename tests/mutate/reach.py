@@ -65,7 +65,9 @@ class Reach:
             for line, contexts in self._data.contexts_by_lineno(path).items():
                 if line in calls:
                     found |= {test_of(context) for context in contexts}
-        return found
+        direct = {path for path in (ROOT / "tests").rglob("test_*.py") if "_core.native()" in path.read_text()}
+        names = {str(path.relative_to(ROOT)) for path in direct}
+        return found | {name for name in self.tests if name.partition("::")[0] in names}
 
 
 def test_of(context: str) -> str:
@@ -87,7 +89,7 @@ def make(directory: Path, tree: Path, python: Path, chosen: Sequence[str]) -> No
     directory.mkdir(parents=True, exist_ok=True)
     command = [str(python), "-m", "pytest", "-n", "2", "-q", "-p", "tests.mutate.recorder", "--timeout", "600", *chosen]
     command += [f"--deselect={name}" for name in NOT_UNDER_COVERAGE]
-    subprocess.run(command, cwd=tree, env={**environ(), "RINGSIDE_REACH": str(directory)}, check=False)
+    subprocess.run(command, cwd=tree, env={**environ(), "MUTATE_REACH": str(directory)}, check=False)
     data = coverage.CoverageData(str(directory / "all"))
     for part in sorted(directory.glob("coverage.*")):
         piece = coverage.CoverageData(str(part))

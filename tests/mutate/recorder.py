@@ -1,6 +1,6 @@
 """A plugin of pytest that writes down which lines of Ringside every test reaches, its ranks and programs included.
 
-`pytest -p tests.mutate.recorder` with RINGSIDE_REACH set to a directory. Coverage does the counting: the context of a
+`pytest -p tests.mutate.recorder` with MUTATE_REACH set to a directory. Coverage does the counting: the context of a
 line is the test that is named in PYTEST_CURRENT_TEST, which processes that a test starts inherit. What a killed process
 reached is not known.
 """
@@ -18,7 +18,7 @@ import coverage
 import pytest
 from tests.support.account import used
 
-DIRECTORY = Path(os.environ["RINGSIDE_REACH"])
+DIRECTORY = Path(os.environ["MUTATE_REACH"])
 SETTINGS = Path(__file__).with_name("coverage.ini")
 
 # Processes that are started find it here (coverage's .pth file), forked ones in `follow`.

@@ -362,7 +362,7 @@ def _serve(pipe: Connection, variables: Mapping[str, str], directory: str) -> No
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the fork server ignores it
-    if "RINGSIDE_REACH" in os.environ:  # `make mutate` asks which test reaches what
+    if "MUTATE_REACH" in os.environ:  # `make mutate` asks which test reaches what
         importlib.import_module("tests.mutate.recorder").follow()
     _pipe = pipe
     with contextlib.suppress(EOFError, ConnectionResetError):  # the caller has ended, or needs no more
