@@ -246,6 +246,8 @@ def test_many_small_collectives_that_ranks_wait_for_are_a_verdict(tmp_path, smal
     job = Job(ranks=2, steps=3, noise=0.0, sizes=sizes, transfer_us=transfers_us / len(sizes))
     found = examine([job.write(tmp_path)])
     assert [verdict.kind for verdict in found.verdicts] == ["small_collectives"] * too_many
+    steps = found.facts["kineto"]["steps_in_common"]
+    assert [(one.since_step, one.detected_step) for one in found.verdicts] == [(steps[0], steps[-1])] * too_many
     assert found.questions["small_collectives"].answer is many
     for verdict in found.verdicts:
         assert verdict.ranks == []
