@@ -147,6 +147,8 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=5, help="strikes of each case (5)")
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
     asked = parser.parse_args()
+    if asked.repeat < 1:
+        parser.error(f"--repeat {asked.repeat}: at least 1")
     if reason := Lab.unavailable():
         print(f"no lab can be had: {reason}", file=sys.stderr)
         return 3
