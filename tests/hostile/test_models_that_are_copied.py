@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from tests.sync.training import Plan, ddp_ranks, group, one_step, small_attachment, steps  # noqa: E402
+from tests.sync.training import (  # noqa: E402
+    Plan,
+    ddp_ranks,
+    group,
+    one_step,
+    run_directory,
+    small_attachment,
+    steps,
+)
 from torch import nn  # noqa: E402
 from torch._C._distributed_c10d import BuiltinCommHookType  # noqa: E402
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook  # noqa: E402
@@ -81,13 +89,13 @@ def test_a_copy_and_a_saved_model_train_as_stock_ones(held: str) -> None:
 
 
 def averages(port: int, attach: bool) -> list[torch.Tensor]:
-    with group(port) as rank:
+    with run_directory() as path, group(port) as rank:
         ddp = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 8)))
         with torch.no_grad():
             for parameter in ddp.parameters():
                 parameter.fill_(0.01)
         if attach:
-            ringside.attach(ddp)
+            ringside.attach(ddp, run_dir=path)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
         averaged = [AveragedModel(ddp), AveragedModel(ddp, multi_avg_fn=get_ema_multi_avg_fn(0.9))]
         for step in range(4):
@@ -105,8 +113,8 @@ def test_averages_of_weights_are_those_of_stock_ddp() -> None:
 
 
 def saves(port: int, path: str) -> None:
-    with group(port) as rank:
-        ddp, _, optimizer = small_attachment()
+    with run_directory() as run, group(port) as rank:
+        ddp, _, optimizer = small_attachment(run_dir=run)
         steps(ddp, optimizer, rank, 3)
         if rank == 0:
             torch.save(ddp, path)
@@ -133,9 +141,9 @@ class Derived(DistributedDataParallel):
 
 
 def derives(port: int) -> list[Any]:
-    with group(port) as rank:
+    with run_directory() as path, group(port) as rank:
         first, second = (Derived(nn.Linear(64, 8)) for _ in range(2))
-        attachment = ringside.attach(first)
+        attachment = ringside.attach(first, run_dir=path)
         steps(first, torch.optim.SGD(first.parameters(), lr=0.01), rank, 2)
         assert attachment.session is not None
         stepped = attachment.session.clock.step

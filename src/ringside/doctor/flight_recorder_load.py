@@ -92,7 +92,9 @@ def _printable(value: Any, known: dict[int, Any]) -> Any:
     several: list[Any] = []
     known[id(value)] = several
     several.extend(_printable(item, known) for item in value)
-    return several if isinstance(value, list) else tuple(several)
+    if isinstance(value, tuple):  # later places that hold the same one get a tuple, too
+        known[id(value)] = tuple(several)
+    return known[id(value)]
 
 
 def whole_part(data: bytes, why: str) -> dict[str, Any]:
