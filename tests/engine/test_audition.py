@@ -202,6 +202,14 @@ def test_what_close_ones_took_stands_in_the_order_in_which_they_were_found() -> 
     assert heard["a"] / heard["b"] == pytest.approx(1.02, abs=0.01)
 
 
+def test_whoever_was_faster_in_most_turns_wins_whatever_the_machine_did_in_the_others() -> None:
+    """A turn counts for what the choices took beside each other in it, not for how slow it was for both."""
+    audition = turns(Audition(["a", "b"], 4), {"a": [1.0, 1.0, 2.0, 0.9], "b": [1.0, 1.1, 1.8, 0.81]})
+    assert audition.turns == 4
+    assert audition.winner() == "b"
+    assert audition.result()["b"] / audition.result()["a"] == pytest.approx(0.9)
+
+
 def test_small_ones_that_are_cheap_take_part_whatever_a_busy_moment_said() -> None:
     rows = (
         Row("leaders/direct", 0.86e-3, None, 3.7e-3, True),

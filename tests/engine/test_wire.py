@@ -9,8 +9,11 @@ import pytest
 
 from ringside._core import twins
 from ringside.engine import wire as wire_module
+from ringside.engine.dtypes import DTYPES
 from ringside.engine.exchange import Exchange
 from ringside.engine.mail import HEADER_BYTES
+from ringside.engine.part import Reduction, told_of
+from ringside.engine.told import OWN_SCALE, WIRE_BFLOAT16, WIRE_FLOAT16
 from ringside.engine.wire import Wire
 from ringside.errors import UsageError
 from ringside.schedule import by_name
@@ -110,3 +113,13 @@ def test_over_a_schedule(name: str, dtype: Any) -> None:
 def test_other_dtypes_are_refused() -> None:
     with pytest.raises(UsageError, match="'int8'; there are bfloat16 and float16"):
         Wire("int8")  # type: ignore[arg-type]
+
+
+def test_peers_are_told_how_elements_travel() -> None:
+    """So that ranks that were set differently find out, and a switch that was not called itself knows."""
+    float32 = DTYPES.index("float32")
+    told = [told_of(Reduction(float32, 0, wire=wire), 9) for wire in (None, Wire("bfloat16"), Wire("float16"))]
+    assert [call.flags for call in told] == [0, WIRE_BFLOAT16, WIRE_FLOAT16]
+    weighted = told_of(Reduction(float32, 0, scale=3.0, scales=(3.0, 5.0), wire=Wire("float16")), 9)
+    assert weighted.flags == OWN_SCALE | WIRE_FLOAT16
+    assert (weighted.extra, told_of(Reduction(float32, 0, scale=3.0), 9).extra) == (1.0, 3.0)

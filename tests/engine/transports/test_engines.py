@@ -249,6 +249,21 @@ def test_the_groups_own_does_not_wait_for_a_rank_that_left() -> None:
         assert team.finish_one(1).ok
 
 
+def given_up_before(path: str) -> Cause:
+    import torch.distributed as dist
+
+    native, x = native_over(dist.FileStore(path, -1)), np.ones(5, np.float32)
+    native.abandon()
+    with pytest.raises(LinkError, match="given up") as raised:
+        native.all_reduce(x.view(np.uint8), DTYPES.index("float32"), OP_CODES["sum"], None)
+    return raised.value.cause
+
+
+def test_the_groups_own_begins_nothing_after_it_was_given_up() -> None:
+    with store_file() as path:
+        assert on_ranks(1, given_up_before, path) == [Cause("lost", NOBODY)]
+
+
 def as_dtype(values: Any, dtype: str) -> Any:
     from ringside._core import twins
 
