@@ -1,0 +1,79 @@
+"""What can be set: explicit beats environment beats default, and what cannot be is refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+import pytest
+
+from ringside.engine.settings import Settings, cache_bytes, patience
+from ringside.errors import UsageError
+
+AGREED = ("one_shot_bytes", "segment_bytes", "message_bytes", "block_bytes")
+NAMES = [field.name for field in fields(Settings)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_explicit_beats_environment_beats_default(name: str) -> None:
+    variable = f"RINGSIDE_{name.upper()}"
+    environ = dict.fromkeys((f"RINGSIDE_{n.upper()}" for n in NAMES), "64")
+    default = getattr(Settings(), name)
+    assert getattr(Settings.of_environment({}), name) == default
+    assert getattr(Settings.of_environment({variable: "77"}), name) == 77
+    assert getattr(Settings.of_environment({variable: "77"}, **{name: 99}), name) == 99
+    assert getattr(Settings.of_environment({variable: "77"}, **{name: None}), name) == 77
+    assert all(getattr(Settings.of_environment(environ), other) == 64 for other in NAMES)
+
+
+def test_seconds_may_be_fractions_and_sizes_may_not() -> None:
+    assert Settings.of_environment({"RINGSIDE_TIMEOUT_S": "0.5"}).timeout_s == 0.5
+    for name, text in (("SPINS", "1.5"), ("SEGMENT_BYTES", "1e6"), ("TIMEOUT_S", "soon"), ("YIELDS", "")):
+        with pytest.raises(UsageError, match=f"RINGSIDE_{name}='{text}' is not a number"):
+            Settings.of_environment({f"RINGSIDE_{name}": text})
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "refused"),
+    [
+        ("timeout_s", 1e-9, (0.0, -1.0, math.inf, math.nan)),
+        ("segment_bytes", 64, (63, 0)),
+        ("message_bytes", 64, (63, -64)),
+        ("block_bytes", 64, (63, 0)),
+        ("one_shot_bytes", 0, (-1,)),
+    ],
+)
+def test_what_cannot_be_set_is_refused(name: str, least: float, refused: tuple[float, ...]) -> None:
+    assert getattr(Settings.of_environment({}, **{name: least}), name) == least
+    for value in refused:
+        with pytest.raises(UsageError, match="impossible settings"):
+            Settings.of_environment({}, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("segment_bytes", "stage_bytes"),
+    [(64, 3 * 4096), (4096, 3 * 4096), (4097, 3 * 4160), (4160, 3 * 4160), (4161, 3 * 4224), (1 << 20, 3 << 20)],
+)
+def test_a_stage_holds_three_segments_of_whole_cache_lines(segment_bytes: int, stage_bytes: int) -> None:
+    assert Settings(segment_bytes=segment_bytes).stage_bytes == stage_bytes
+
+
+def test_ranks_agree_on_what_decides_their_paths_and_on_nothing_else() -> None:
+    usual = Settings().agreed()
+    for name in NAMES:
+        assert (Settings(**{name: 128}).agreed() != usual) == (name in AGREED), name
+
+
+def test_who_has_a_core_looks_longer_before_it_sleeps() -> None:
+    alone, shared = patience(Settings(), 4, 4, False), patience(Settings(), 5, 4, False)
+    beside = patience(Settings(), 1, 4, True)
+    assert alone[0] > beside[0] > shared[0] == 0
+    assert alone[1] > shared[1] > beside[1] > 0
+    for ranks, background in ((1, False), (9, False), (1, True)):
+        assert patience(Settings(spins=0, yields=0), ranks, 4, background) == (0, 0)
+        assert patience(Settings(spins=7, yields=3), ranks, 4, background) == (7, 3)
+
+
+def test_the_largest_cache_is_some_megabytes() -> None:
+    assert 1 << 18 <= cache_bytes() <= 1 << 31
+    assert cache_bytes() % 1024 == 0

@@ -1,0 +1,218 @@
+"""What errors and explanations say: who, what, and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ringside.engine.blame import cause_of, explain
+from ringside.engine.calls import KINDS
+from ringside.engine.dtypes import DTYPES, OP_CODES
+from ringside.engine.explanation import Explanation
+from ringside.engine.failures import error_of, name_ranks
+from ringside.engine.roster import Roster
+from ringside.engine.selection_table import Row
+from ringside.engine.told import OWN_SCALE, WIRE_BFLOAT16, WIRE_FLOAT16, Call, Disagreement, Doing, Header
+from ringside.engine.transports.transport import NOBODY, Cause, LinkError
+from ringside.errors import ClosedError, DeadlineError, MismatchError, PeerLostError, SyncError, UsageError
+
+MISMATCH, PEER_LOST, DEADLINE, INTERRUPTED, CLOSED, NO_WEIGHT = 1, 2, 3, 4, 5, 7
+
+
+def error(status: int, ranks: tuple[int, ...] = (), missing: tuple[int, ...] = (), group: str = "") -> Any:
+    failure = {"status": status, "ranks": list(ranks), "missing": list(missing), "seq": 5, "calls": []}
+    return error_of(failure, "barrier", 3, 7.5, group)
+
+
+def test_each_failure_of_the_core_has_its_error() -> None:
+    lost = error(PEER_LOST, (1,), (1,))
+    assert (type(lost), lost.ranks) == (PeerLostError, (1,))
+    assert str(lost) == "barrier (collective 5) on rank 3: rank 1 died or left, restart from the last checkpoint"
+    assert "ranks 1, 2 died or left, so rank 4 gave up too; restart" in str(error(PEER_LOST, (1, 2), (1, 4)))
+    late = error(DEADLINE, (0, 2), (), " of a sub-group (of ranks 0, 2, 3)")
+    assert (type(late), late.ranks) == (DeadlineError, (0, 2))
+    assert "on rank 3 of a sub-group (of ranks 0, 2, 3): ranks 0, 2 did not arrive within 7.5 s" in str(late)
+    kinds = {status: type(error(status)) for status in (INTERRUPTED, CLOSED, NO_WEIGHT)}
+    assert kinds == {INTERRUPTED: ClosedError, CLOSED: ClosedError, NO_WEIGHT: UsageError}
+    assert "interrupted" in str(error(INTERRUPTED))
+    assert "is closed on this rank" in str(error(CLOSED))
+    assert "sum to 0" in str(error(NO_WEIGHT))
+
+
+def test_ranks_are_named_as_one_or_as_several() -> None:
+    assert [name_ranks(ranks) for ranks in ([2], [0, 3])] == ["rank 2", "ranks 0, 3"]
+
+
+def call(
+    kind: str, dims: tuple[int, ...] = (2, 3), *, way: int = 0, scale: float = 1.0, own: bool = False, root: int = 255,
+    bounds: tuple[int, ...] = (), count: int = 6,
+) -> tuple[Any, ...]:  # fmt: skip
+    dtype, op = DTYPES.index("float32"), OP_CODES["max"]
+    return (KINDS.index(kind), dtype, op, way, count, scale, dims, root, own, list(bounds))
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (call("barrier"), "barrier()"),
+        (call("split"), "split()"),
+        (call("empty"), "empty(shape (2, 3), float32)"),
+        (call("all_reduce", way=1), "all_reduce(max, float32, shape (2, 3), algorithm=one_shot)"),
+        (call("all_reduce", way=2, scale=0.5), "all_reduce(max, float32, shape (2, 3), scale=0.5, algorithm=direct)"),
+        (
+            call("all_reduce", way=3, scale=0.5, own=True),
+            "all_reduce(max, float32, shape (2, 3), each rank with its own weight, algorithm=a schedule)",
+        ),
+        (call("broadcast", root=1), "broadcast(float32, shape (2, 3), root=1)"),
+        (call("reduce", root=0), "reduce(max, float32, shape (2, 3), root=0)"),
+        (call("all_gather"), "all_gather(float32, shape (2, 3))"),
+        (call("all_gather", (), count=6), "all_gather(float32, 6 elements)"),
+        (call("all_gather", (), count=1), "all_gather(float32, shape ())"),
+        (
+            call("reduce_scatter_", bounds=(0, 2, 6)),
+            "reduce_scatter_(max, float32, shape (2, 3), bounds=[0, 2, 6])",
+        ),
+        (
+            call("all_gather_", bounds=tuple(range(17))),
+            f"all_gather_(float32, shape (2, 3), bounds={list(range(17))})",
+        ),
+        (
+            call("all_gather_", bounds=tuple(range(18))),
+            "all_gather_(float32, shape (2, 3), bounds=[0, 1, 2, 3, 4, 5, 6, 7, ..., 10, 11, 12, 13, 14, 15, 16, 17])",
+        ),
+    ],
+)
+def test_a_mismatch_says_what_each_side_called(told: tuple[Any, ...], words: str) -> None:
+    failure = {"status": MISMATCH, "ranks": [1], "seq": 9, "calls": [told, call("barrier"), told]}
+    found = error_of(failure, "all_reduce", 0, 1.0)
+    assert (type(found), found.ranks) == (MismatchError, (1,))
+    if words != "barrier()":
+        words = f"ranks 0, 2 called {words}; rank 1 called barrier()"
+        assert str(found) == f"collective 9: ranks called different things: {words}"
+    else:
+        assert str(found).endswith("ranks 0, 1, 2 called barrier()")
+
+
+# ------------------------------------------------------------------------------------------------ between hosts
+
+ROSTER = Roster(1, ((0, 1), (2, 3)), ("left", "right"), ("", ""))
+
+
+@pytest.mark.parametrize(
+    ("raised", "cause"),
+    [
+        (LinkError(Cause("late", 3)), Cause("late", 3)),
+        (PeerLostError("", [0]), Cause("lost", 0)),
+        (DeadlineError("", [1]), Cause("late", 1)),
+        (DeadlineError("", []), Cause("late", 1)),
+        (MismatchError("", [0]), Cause("disagreed", 1)),
+        (KeyboardInterrupt(), Cause("left", 1)),
+        (ClosedError(""), Cause("left", 1)),
+    ],
+)
+def test_what_goes_wrong_here_is_told_as(raised: BaseException, cause: Cause) -> None:
+    assert cause_of(raised, ROSTER) == cause
+
+
+def test_ranks_of_a_host_are_those_of_the_group() -> None:
+    """Errors of shared memory count ranks within the host."""
+    roster = Roster(3, ROSTER.hosts, ROSTER.names, ROSTER.keys)
+    assert cause_of(PeerLostError("", [0]), roster) == Cause("lost", 2)
+    assert cause_of(DeadlineError("", []), roster) == Cause("late", 3)
+
+
+def explained(cause: Cause, raised: BaseException | None = None) -> SyncError:
+    return explain("all_reduce", cause, raised or LinkError(cause), ROSTER, 2.5)
+
+
+def test_causes_become_errors_that_name_the_culprit_and_its_host() -> None:
+    late = explained(Cause("late", 2))
+    assert (type(late), late.ranks) == (DeadlineError, (2,))
+    assert str(late).startswith("all_reduce on rank 1 on host left: rank 2 on host right did not send within 2.5 s")
+    left = explained(Cause("left", 3))
+    assert (type(left), left.ranks) == (PeerLostError, (3,))
+    assert "rank 3 on host right gave up; restart" in str(left)
+    lost = explained(Cause("lost", NOBODY))
+    assert (type(lost), lost.ranks) == (PeerLostError, ())
+    assert "another rank died or cannot be reached; restart" in str(lost)
+    assert "the reducer at the switch died" in str(explained(Cause("lost", 4)))
+    assert "rank 3 on host right died" in str(explained(Cause("lost", 3)))
+    odd = explained(Cause("disagreed", 2, "this and that"))
+    assert (type(odd), odd.ranks) == (MismatchError, (2,))
+    assert "different things: this and that (rank 2 on host right differs)" in str(odd)
+    own = ClosedError("mine")
+    assert explained(Cause("left", 1), own) is own
+    other = explained(Cause("left", 1), OSError("no memory"))
+    assert (type(other), other.ranks) == (ClosedError, ())
+    assert "OSError: no memory" in str(other)
+
+
+def test_what_differs_is_said_most_telling_first() -> None:
+    ours = Header(4, 0xAB, 64, Call(1, 0, 0, 10))
+    for theirs, words in (
+        (ours._replace(seq=3, plan=1), "rank 2 on host right is at collective 3 on this link, this rank at 4"),
+        (
+            ours._replace(call=Call(1, 0, 0, 11), plan=1),
+            "rank 2 on host right called all_reduce(sum, float32, 11 elements), this rank all_reduce(sum, float32, 10 "
+            "elements)",
+        ),
+        (ours._replace(segment=65, plan=1), "rank 2 on host right cuts messages of 65 bytes, this rank of 64"),
+        (ours._replace(plan=0xCD), "rank 2 on host right runs another schedule (000000cd) than this rank (000000ab)"),
+    ):
+        cause = cause_of(Disagreement(2, theirs, ours), ROSTER)
+        assert (cause.kind, cause.vertex, cause.detail) == ("disagreed", 2, words)
+
+
+def test_a_call_is_said_with_what_is_not_usual_in_it() -> None:
+    base = Call(KINDS.index("all_reduce"), 0, OP_CODES["sum"], 10)
+    said = {
+        base: "",
+        base._replace(extra=1.0): "",
+        base._replace(extra=float("nan")): "",
+        base._replace(extra=0.25): ", 0.25",
+        base._replace(tag=0xAB): ", of hash 000000ab",
+        base._replace(flags=OWN_SCALE): ", weighted",
+        base._replace(flags=WIRE_BFLOAT16 | OWN_SCALE): ", weighted, as bfloat16",
+        base._replace(flags=WIRE_FLOAT16): ", as float16",
+    }
+    for one, words in said.items():
+        assert str(one) == f"all_reduce(sum, float32, 10 elements{words})"
+    assert str(base._replace(kind=KINDS.index("broadcast"))) == "broadcast(float32, 10 elements)"
+    assert str(base._replace(kind=len(KINDS) - 1)) == "split(float32, 10 elements)"
+    assert str(base._replace(kind=len(KINDS))) == f"collective {len(KINDS)}(float32, 10 elements)"
+    assert str(Doing(base, "a ring")) == "all_reduce(sum, float32, 10 elements) by a ring"
+
+
+# ------------------------------------------------------------------------------------------------ explanations
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "words"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1 << 10, "1 KB"),
+        (1536, "1.5 KB"),
+        ((1 << 20) - 1, "1024.0 KB"),
+        (1 << 20, "1 MB"),
+        (5 << 19, "2.5 MB"),
+    ],
+)
+def test_sizes_are_said_in_the_unit_of_their_size(size_bytes: int, words: str) -> None:
+    assert str(Explanation(size_bytes, "ring", "so it is")) == f"{words}: ring. so it is."
+
+
+def test_rows_have_the_times_in_units_and_the_best_twelve_are_shown() -> None:
+    rows = [Row(f"tree*{at}", 0.5e-3, 1.25e-3, 1.0 + at, True) for at in range(13)]
+    rows += [Row("ring", 1.0, None, 999e-6, True), Row("native", 1e-3, 2.0, 3.0, True)]
+    text = str(Explanation(4, "ring", "so it is", tuple(rows), 8)).splitlines()
+    assert text[2].split() == ["at", "8", "B", "predicted", "measured", "expected"]
+    assert len({len(line) for line in text[2:-1]}) == 1, "a table"
+    shown = [line.replace(">", "").split()[0] for line in text[3:-1]]
+    assert shown == [*(f"tree*{at}" for at in range(12)), "ring", "native"]
+    assert text[3].split() == ["tree*0", "500", "us", "1.25", "ms", "1.00", "s"]
+    assert text[-3].split() == [">", "ring", "1.00", "s", "999", "us"]
+    assert text[-1] == "  and 1 more"
+    few = str(Explanation(4, "ring", "so it is", tuple(rows[:12]), 8)).splitlines()
+    assert not few[-1].startswith("  and")
