@@ -69,7 +69,8 @@ def test_others_are_copied_and_the_result_is_written_back(make: Any) -> None:
     assert (x == 7).all()
     read = flatten_to_read(x)
     assert read.copy_back is None
-    assert (read.address == address(read.target)) and read.address % 8 == 0
+    assert read.address == address(read.target)
+    assert read.address % 8 == 0
     moved, tag = flatten_to_move(x, writes=True)
     assert (moved.dtype, tag) == (DTYPES.index("float64"), 0)
     assert moved.copy_back is not None
