@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +19,7 @@ from ringside.engine.probing import Probe
 from ringside.engine.race import Race, best_at
 from ringside.engine.select import Selector
 from ringside.engine.selection_cache import Mode, alike, cache_path, load, store
-from ringside.engine.selection_table import LADDER, Table, Timings, candidates, make_table, priced
+from ringside.engine.selection_table import LADDER, Table, Timings, candidates, make_table, predicted_at, priced
 from ringside.engine.wire import Wire
 from ringside.errors import UsageError
 from ringside.lab import Lab
@@ -150,6 +151,44 @@ def test_few_are_timed_of_every_way_and_the_hopeless_only_once():
     race.took(np.array([0.7, 0.3, -1.0]))
     assert race.medians() == {(NATIVE, 4096): 0.8, ("ring", 4096): 0.2, ("direct", 4096): 0.3}
     assert best_at(priced(candidates(of), of), 4 * MB)[1].startswith("hosts/")
+
+
+def timed(size: int, of: Cluster) -> tuple[list[str], dict[str, int]]:
+    """Return which ways the choices that are timed at a size go, in their order, and how many go each way."""
+    prices = priced(candidates(of), of)
+    names = best_at(prices, size)
+    assert len(names) == len(set(names))
+    assert names[0] == NATIVE
+    assert (names[-1] == "hosts/native") == ("hosts/native" in prices)
+    ways = [Choice.parse(name).over for name in names[1:] if not name.endswith(NATIVE)]
+    for way in dict.fromkeys(ways):
+        ours = [name for name in names if Choice.parse(name).over == way and not name.endswith(NATIVE)]
+        cost = [predicted_at(size, prices[name]) for name in ours if name != "leaders/parameter_server"]
+        assert cost == sorted(cost), "the most promising first"
+    assert size >= 1 << 16 or all(Choice.parse(name).segments == 1 for name in names)
+    return list(dict.fromkeys(ways)), dict(Counter(ways))
+
+
+@pytest.mark.parametrize(
+    ("size", "ways"),
+    [
+        (4, {"leaders": 4, "ranks": 1}),
+        (5, {"leaders": 4, "hosts": 2, "ranks": 1}),
+        ((64 << 10) - 1, {"leaders": 4, "hosts": 2, "ranks": 1}),
+        (64 << 10, {"leaders": 3, "hosts": 2, "ranks": 1}),
+        (MB - 1, {"leaders": 3, "hosts": 2, "ranks": 1}),
+        (MB, {"hosts": 2, "leaders": 1}),
+        (4 * MB - 1, {"hosts": 2, "leaders": 1}),
+        (4 * MB, {"hosts": 1}),
+    ],
+)
+def test_of_every_way_through_hosts_so_many_are_timed(size: int, ways: dict[str, int]) -> None:
+    assert timed(size, cluster(4, 2)) == (list(ways), ways)
+
+
+@pytest.mark.parametrize(("size", "count"), [(4, 4), (MB - 1, 4), (MB, 3), (4 * MB - 1, 3), (4 * MB, 2)])
+def test_of_ranks_that_are_alone_on_their_hosts_so_many_are_timed(size: int, count: int) -> None:
+    assert timed(size, cluster())[1] == {"ranks": count}
 
 
 def test_what_is_timed_depends_on_what_time_is_left():

@@ -214,6 +214,28 @@ def test_what_travels_with_the_flag_goes_in_pieces_where_it_is_too_long() -> Non
             assert paths(cores[0]) == [path]
 
 
+@pytest.mark.parametrize("ranks", [2, 9])
+def test_of_lanes_the_bounds_travel_with_the_flag_too(ranks: int) -> None:
+    room = _core.native().INLINE_BYTES - LINE * -(-8 * (ranks + 1) // LINE)
+    with opened(ranks, one_shot_bytes=1 << 20, segment_bytes=4096) as cores:
+        for count, path in ((room, "one_shot"), (room + 1, "staged")):
+            check_lanes(cores, "int8", [0, *range(count - ranks - 2, count - 2)], 1)
+            assert set(paths(cores[0])) == {path}
+
+
+def test_what_two_hold_is_written_past_the_caches_in_whole_cache_lines() -> None:
+    """What `ringside bench` measures memory with."""
+    size = 5 * LINE
+    raw = np.zeros((4, 4096 + size), np.uint8)
+    a, b, x, y = (row[-address(row) % LINE :][: size + LINE] for row in raw)
+    a[:] = np.arange(size + LINE) % 7
+    b[:] = np.arange(size + LINE) % 5
+    _core.native().stream_pair(*map(address, (a, b, x, y)), size + LINE - 1)
+    for out in (x, y):
+        np.testing.assert_array_equal(out[:size], (a | b)[:size])
+        assert not out[size:].any()
+
+
 # ------------------------------------------------------------------------------------------------ arguments
 
 

@@ -10,16 +10,20 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 
 from ringside import _core
+from ringside.engine.regions import Storage, SymmetricMemory
+from ringside.errors import DeadlineError, PeerLostError
 
 from .cores import (
     CLOSED,
+    DEADLINE,
     EXCHANGE,
+    INTERRUPTED,
     OK,
     PAGE,
     PEER_LOST,
@@ -326,3 +330,52 @@ def test_closing_makes_private_what_peers_may_be_writing_only(memories: list[Mem
         cores[0].close()
         assert not memories[0].is_shared(), "it had begun"
         assert memories[1].is_shared()
+
+
+class SilentHub:
+    """Where ranks tell each other of their memory, and one does not answer."""
+
+    rank, ranks = 0, 2
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def exchange(self, *_: object, **__: object) -> NoReturn:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "ranks"),
+    [
+        (DeadlineError("", [1]), DEADLINE, [1]),
+        (PeerLostError("", [1]), PEER_LOST, [1]),
+        (KeyboardInterrupt(), INTERRUPTED, []),
+    ],
+)
+def test_ranks_that_cannot_tell_each_other_of_memory_go_on_together_no_more(
+    error: BaseException, status: int, ranks: list[int], memories: list[Memory]
+) -> None:
+    with opened(2) as cores:
+        hub: Any = SilentHub(error)
+        symmetric = SymmetricMemory(cores[0], hub, 1.0)
+        mine = Storage((0, memories[0].fd), memories[0].fd, address(memories[0].x), PAGE)
+        assert symmetric.announce(mine) == symmetric.announce(mine) == (0, True)
+        with pytest.raises(type(error)):
+            symmetric.exchange()
+        assert all_reduce(cores[0], memories[0].x) == status
+        assert cores[0].failure()["ranks"] == ranks
+        assert not memories[0].is_shared()
+        again = Storage((0, -1), memories[0].fd, address(memories[0].x), PAGE)
+        assert symmetric.announce(again) == (-1, False), "it is private"
+
+
+def test_memory_that_is_gone_is_announced_anew_if_it_comes_again(memories: list[Memory]) -> None:
+    with opened(2) as cores:
+        hub: Any = SilentHub(RuntimeError())
+        symmetric = SymmetricMemory(cores[0], hub, 1.0)
+        first, second = (Storage((1, at), m.fd, address(m.x), PAGE) for at, m in enumerate(memories))
+        assert [symmetric.announce(one) for one in (first, second, first)] == [(0, True), (1, True), (0, True)]
+        symmetric.retire(first.inode)
+        symmetric.retire((1, 7))  # it is not known
+        assert symmetric.announce(first) == (2, True)
+        assert cores[0].take_dead_regions() == [0]
