@@ -172,8 +172,8 @@ def timed(size: int, of: Cluster) -> tuple[list[str], dict[str, int]]:
 @pytest.mark.parametrize(
     ("size", "ways"),
     [
-        (4, {"leaders": 4, "ranks": 1}),
-        (5, {"leaders": 4, "hosts": 2, "ranks": 1}),
+        (4, {"leaders": 3, "ranks": 1}),
+        (5, {"leaders": 3, "hosts": 2, "ranks": 1}),
         ((64 << 10) - 1, {"leaders": 4, "hosts": 2, "ranks": 1}),
         (64 << 10, {"leaders": 3, "hosts": 2, "ranks": 1}),
         (MB - 1, {"leaders": 3, "hosts": 2, "ranks": 1}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -74,6 +75,20 @@ def test_who_has_a_core_looks_longer_before_it_sleeps() -> None:
         assert patience(Settings(spins=7, yields=3), ranks, 4, background) == (7, 3)
 
 
-def test_the_largest_cache_is_some_megabytes() -> None:
-    assert 1 << 18 <= cache_bytes() <= 1 << 31
-    assert cache_bytes() % 1024 == 0
+@pytest.mark.parametrize(
+    ("sizes", "largest"),
+    [
+        (["32K", "1024K", "512K"], 1 << 20),
+        (["48K", "2M"], 2 << 20),
+        (["3000"], 3000),
+        ([""], 32 << 20),
+        ([], 32 << 20),
+    ],
+)
+def test_results_bypass_the_caches_from_the_largest_one_s_size_on(
+    sizes: list[str], largest: int, tmp_path: Path
+) -> None:
+    for at, size in enumerate(sizes):
+        (tmp_path / f"index{at}").mkdir()
+        (tmp_path / f"index{at}" / "size").write_text(f"{size}\n")
+    assert cache_bytes(tmp_path) == largest

@@ -13,6 +13,7 @@ from tests.support.ranks import Team, communicator, on_ranks, say
 
 from ringside import _core
 from ringside.engine.calls import KINDS
+from ringside.engine.communicator import Communicator
 from ringside.errors import ClosedError, PeerLostError, UsageError
 
 pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
@@ -164,3 +165,11 @@ def test_a_death_is_told_in_the_ranks_of_the_group() -> None:
     assert outcomes[0].ok, outcomes[0]
     assert outcomes[2].ok, outcomes[2]
     assert "on rank 0 of a sub-group (of ranks 1, 3): rank 1 died or left" in outcomes[1].value
+
+
+def test_errors_of_a_sub_group_say_whose_ranks_they_count() -> None:
+    for members, words in ((None, "on rank 0: the"), ((3,), r"on rank 0 of a sub-group \(of rank 3\): the")):
+        group = Communicator("test of words", 0, 1, members=members)
+        group.close()
+        with pytest.raises(ClosedError, match=words):
+            group.all_reduce(np.ones(3))

@@ -114,7 +114,7 @@ def test_what_is_no_tensor_in_memory_is_refused(x: Any, words: str) -> None:
 
 
 def test_what_cannot_be_reduced_is_moved_as_bytes_and_its_dtype_is_told() -> None:
-    xs = [np.zeros((2, 3), "c8"), np.zeros((2, 3), "u2"), np.zeros((2, 3), ">f4"), np.zeros((2, 3), "M8[s]")]
+    xs: list[Any] = [np.zeros((2, 3), "c8"), np.zeros((2, 3), "u2"), np.zeros((2, 3), ">f4"), np.zeros((2, 3), "M8[s]")]
     tags = set()
     for x in (
         *xs,

@@ -85,7 +85,7 @@ def call(
 )
 def test_a_mismatch_says_what_each_side_called(told: tuple[Any, ...], words: str) -> None:
     failure = {"status": MISMATCH, "ranks": [1], "seq": 9, "calls": [told, call("barrier"), told]}
-    found = error_of(failure, "all_reduce", 0, 1.0)
+    found: Any = error_of(failure, "all_reduce", 0, 1.0)
     assert (type(found), found.ranks) == (MismatchError, (1,))
     if words != "barrier()":
         words = f"ranks 0, 2 called {words}; rank 1 called barrier()"

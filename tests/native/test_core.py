@@ -425,6 +425,7 @@ def test_the_sums_of_the_log_are_exact() -> None:
             assert row.arrivals == tuple(stamps)
             assert (row.seq, row.payload_bytes, row.submitted) == (4, 20, stamps[rank])
             assert row.submitted < row.entered <= row.ready <= row.done
+            assert row.wait_seconds == pytest.approx(0.0 if rank else 2.0)
         assert CollectiveLog(cores[0]).totals().collectives == 0
 
 

@@ -38,6 +38,7 @@ from ringside.errors import (
 PROTOCOL = 1
 _MAX_MESSAGE = 1 << 24
 _FDS_PER_MESSAGE = 200  # the kernel's limit is 253
+_FD_BYTES = struct.calcsize("i")
 _DEATH_GRACE_S = 0.25
 _GRACE_S = 1.0  # how much longer ranks wait for rank 0's word than rank 0 waits for them: it knows who is missing
 _REFUSAL_S = 2.0  # how long rank 0 still waits for others once it knows that somebody does not fit
@@ -358,10 +359,14 @@ def receive_message(sock: socket.socket) -> Parcel:
         raise _error_of(*problem)
     fds: list[int] = []
     for _ in range(0, count, _FDS_PER_MESSAGE):
-        data, more, _, _ = socket.recv_fds(sock, 1, _FDS_PER_MESSAGE, socket.MSG_CMSG_CLOEXEC)
+        # `socket.recv_fds` does not pass its flags on, up to Python 3.11 at least.
+        room = socket.CMSG_LEN(_FDS_PER_MESSAGE * _FD_BYTES)
+        data, ancillary, _, _ = sock.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)
         if not data:
             raise EOFError("the connection closed in the middle of a message")
-        fds += more
+        for level, kind, block in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds += memoryview(block[: len(block) // _FD_BYTES * _FD_BYTES]).cast("i")
     if len(fds) != count:
         for fd in fds:
             os.close(fd)

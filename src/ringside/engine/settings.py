@@ -91,10 +91,14 @@ def patience(settings: Settings, ranks: int, cores: int, background: bool) -> tu
     )
 
 
-def cache_bytes() -> int:
-    """Return the size of the largest cache in bytes (32 MiB where the system does not tell)."""
+def cache_bytes(caches: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+    """Return the size of the largest cache in bytes (32 MiB where the system does not tell).
+
+    Args:
+        caches: Where the kernel describes a core's caches.
+    """
     best = 0
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+    for path in caches.glob("index*/size"):
         text = path.read_text().strip()
         unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
         best = max(best, int(text.rstrip("KM") or 0) * unit)

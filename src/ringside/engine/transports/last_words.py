@@ -32,7 +32,8 @@ from ringside.engine.transports.transport import NOBODY, Bytes, Cause, Kind
 _TAG = 2
 _KINDS = ("lost", "late", "left", "disagreed")
 _HEAD = struct.Struct("<iii?dHH")  # kind, vertex, waits for, goodbye, for how long, bytes of doing, of detail
-_BYTES, _TEXT = 1024, 500
+_BYTES = 1024
+_TEXT = (_BYTES - _HEAD.size - 1) // 2  # of each of the two; the last byte says that the word is complete
 _SENT = datetime.timedelta(milliseconds=300)
 _LOOK_S = 0.002
 _LISTEN_S = 0.1
