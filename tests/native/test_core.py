@@ -338,6 +338,71 @@ def test_arrays_are_told_apart_by_their_elements_and_shapes() -> None:
     assert [len(call[6]) for call in calls] == [32, 32]
 
 
+USUAL: dict[str, Any] = {"kind": "reduce_scatter", "bounds": [0, 2, 4, 6], "op": "sum", "scale": 1.0}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"kind": "reduce_scatter_"},
+        {"bounds": [0, 2, 5, 6]},
+        {"bounds": [1, 2, 4, 6]},
+        {"bounds": [0, 2, 4, 5]},
+        {"op": "max"},
+        {"scale": 2.0},
+        {"own_scale": True},
+        {"root": 0},
+        {"root": 1},
+        {"count": 7},
+        {"dtype": "int32"},
+    ],
+)
+@pytest.mark.parametrize("one_shot_bytes", [0, 1 << 12])
+def test_calls_are_told_apart_by_all_that_must_be_equal(odd: dict[str, Any], one_shot_bytes: int) -> None:
+    """Rank 1 calls something else; it is named, nothing is written, and the next call goes well."""
+    with opened(3, one_shot_bytes=one_shot_bytes) as cores:
+        xs, outs = [np.arange(9, dtype="f4") for _ in cores], [np.zeros(9, "f4") for _ in cores]
+
+        def calls(odd: dict[str, Any]) -> list[int]:
+            jobs = []
+            for rank, core in enumerate(cores):
+                how = USUAL | {"count": 6} | (odd if rank == 1 else {})
+                x = xs[rank].view(how.pop("dtype", "f4"))
+                out = None if how["kind"].endswith("_") else outs[rank]
+                jobs.append(partial(collective, core, how.pop("kind"), x, how.pop("bounds"), out=out, **how))
+            return together(jobs)
+
+        assert calls(odd) == [MISMATCH] * 3
+        assert [core.failure()["ranks"] for core in cores] == [[1]] * 3
+        assert all((x == np.arange(9)).all() for x in xs)
+        assert not np.any(outs)
+        assert calls({}) == [OK] * 3
+        assert [out[:2].tolist() for out in outs] == [[0, 3], [6, 9], [12, 15]]
+
+
+def test_own_scales_may_differ_and_roots_must_be_the_same_for_all_that_have_one() -> None:
+    with opened(3) as cores:
+        xs = [np.ones(4, "f4") for _ in cores]
+        calls = [
+            partial(collective, core, "all_reduce", x, [], scale=float(rank + 1), own_scale=True)
+            for rank, (core, x) in enumerate(zip(cores, xs, strict=True))
+        ]
+        assert together(calls) == [OK] * 3
+        assert all((x == 6).all() for x in xs)
+        for roots, statuses in (((2, 2, 2), [OK] * 3), ((2, 2, 1), [MISMATCH] * 3), ((0, 1, 2), [MISMATCH] * 3)):
+            xs = [np.full(4, rank + 1, "f4") for rank in range(3)]
+            jobs = [
+                partial(collective, core, "reduce", x, [], root=root)
+                for core, x, root in zip(cores, xs, roots, strict=True)
+            ]
+            assert together(jobs) == statuses
+            if statuses[0] == OK:
+                assert [x[0] for x in xs] == [1, 2, 6]
+            else:
+                assert cores[0].failure()["ranks"] == ([2] if roots[1] == 2 else [0, 1, 2])
+                assert [call[7] for call in cores[0].failure()["calls"]] == list(roots)
+
+
 def test_what_is_posted_fits_beside_the_flag() -> None:
     room = _core.native().INLINE_BYTES
     with opened(2) as cores:

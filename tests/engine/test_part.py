@@ -1,0 +1,102 @@
+"""One rank's part between hosts: what it multiplies and divides by, when, and what its peers are told."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ringside.engine.choice import Choice
+from ringside.engine.dtypes import DTYPES, OP_CODES
+from ringside.engine.part import Part, Reduction, part_of, told_of
+from ringside.engine.roster import Roster
+from ringside.engine.told import OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16
+from ringside.engine.wire import Wire
+
+SUM, AVG = OP_CODES["sum"], OP_CODES["avg"]
+FLOAT32, FLOAT16 = DTYPES.index("float32"), DTYPES.index("float16")
+WEIGHTS = (1.0, 2.0, 3.0, 2.0)
+# Rank 1 of four ranks on two hosts. "in pieces": partial sums travel; "at once": one fold adds up all contributions.
+WAYS = {"the group's own": "native", "in pieces": "ring", "at once": "one_shot", "a switch": "in_network"}
+ROSTER = Roster(1, ((0, 1), (2, 3)), ("left", "right"), ("", ""))
+
+SUM_OF_3 = Reduction(FLOAT32, SUM, scale=3.0)
+MEAN = Reduction(FLOAT32, AVG)
+WEIGHTED = Reduction(FLOAT32, AVG, scale=2.0, scales=WEIGHTS, divisor=8.0)
+HALVES = Reduction(FLOAT16, AVG)
+NARROW = Reduction(FLOAT32, AVG, wire=Wire("float16"))
+BRAIN = Reduction(FLOAT32, AVG, wire=Wire("bfloat16"))
+
+
+def part(way: str, what: Reduction) -> Part:
+    return part_of(Choice.parse(WAYS[way]), None, what, told_of(what, 10), ROSTER)
+
+
+@pytest.mark.parametrize(
+    ("what", "way", "first", "last_divides", "divisor"),
+    [
+        (SUM_OF_3, "the group's own", 3.0, False, 0.0),
+        (SUM_OF_3, "in pieces", 3.0, False, 0.0),
+        (SUM_OF_3, "at once", 1.0, False, 0.0),
+        (MEAN, "the group's own", 1.0, False, 4.0),
+        (MEAN, "in pieces", 1.0, True, 0.0),
+        (MEAN, "at once", 1.0, False, 0.0),
+        (MEAN, "a switch", 1.0, False, 0.0),
+        (WEIGHTED, "the group's own", 2.0, False, 8.0),
+        (WEIGHTED, "in pieces", 2.0, True, 0.0),
+        (WEIGHTED, "at once", 1.0, False, 0.0),
+        (WEIGHTED, "a switch", 2.0, False, 8.0),
+        (HALVES, "the group's own", 0.25, False, 0.0),
+        (HALVES, "in pieces", 0.25, False, 0.0),
+        (HALVES, "at once", 1.0, False, 0.0),
+        (NARROW, "in pieces", 0.25, False, 0.0),
+        (NARROW, "at once", 0.25, False, 0.0),
+        (NARROW, "a switch", 0.25, False, 0.0),
+        (BRAIN, "in pieces", 1.0, True, 0.0),
+        (BRAIN, "at once", 1.0, True, 0.0),
+        (BRAIN, "a switch", 1.0, False, 4.0),
+    ],
+)
+def test_elements_are_scaled_and_divided_once(
+    what: Reduction, way: str, first: float, last_divides: bool, divisor: float
+) -> None:
+    found = part(way, what)
+    assert (found.first, found.last_fold is not found.fold, found.divisor) == (first, last_divides, divisor)
+
+
+@pytest.mark.parametrize("what", [SUM_OF_3, MEAN, WEIGHTED, HALVES])
+def test_one_fold_of_all_contributions_is_the_whole_reduction(what: Reduction) -> None:
+    x = np.array([1, 2, 4, 8], "f2" if what is HALVES else "f4")
+    addresses = [x[at:].ctypes.data for at in range(4)]
+    part("at once", what).fold(addresses, addresses[0], 1)
+    want = {SUM_OF_3: 3 * 15, MEAN: 15 / 4, HALVES: 15 / 4, WEIGHTED: (1 + 2 * 2 + 3 * 4 + 2 * 8) / 8}[what]
+    assert x[0] == want
+
+
+def test_the_last_fold_of_partial_sums_divides() -> None:
+    x = np.array([1, 2], "f4")
+    addresses = [x[at:].ctypes.data for at in range(2)]
+    found = part("in pieces", WEIGHTED)
+    found.fold(addresses, addresses[0], 1)
+    assert x[0] == 3
+    found.last_fold(addresses, addresses[0], 1)
+    assert x[0] == 5 / 8
+
+
+def test_peers_are_told_what_was_called_and_a_switch_what_it_has_to_do() -> None:
+    assert [part(way, MEAN).call.flags for way in WAYS] == [0, 0, WHOLE_FOLD, WHOLE_FOLD]
+    assert [part(way, WEIGHTED).call.flags for way in WAYS] == [OWN_SCALE, OWN_SCALE, OWN_SCALE | WHOLE_FOLD, OWN_SCALE]
+    assert [part(way, NARROW).call.flags for way in WAYS] == [WIRE_FLOAT16] * 4
+    assert [part(way, BRAIN).call.flags for way in WAYS] == [WIRE_BFLOAT16] * 4
+    assert [part(way, NARROW).call.op for way in WAYS] == [AVG, AVG, AVG, SUM], "the shares are summed"
+    assert [part(way, SUM_OF_3).call.extra for way in WAYS] == [3.0] * 4
+    wide = Reduction(FLOAT32, SUM, scale=3.0, wire=Wire("float16"))
+    assert [part(way, wide).call.extra for way in WAYS] == [3.0, 3.0, 3.0, 1.0], "the ranks have multiplied"
+    assert [part(way, what).native_op for way in WAYS for what in (MEAN, HALVES, SUM_OF_3)] == [SUM] * 12
+    assert part("in pieces", Reduction(FLOAT32, OP_CODES["max"])).native_op == OP_CODES["max"]
+
+
+def test_between_hosts_the_vertices_are_the_hosts() -> None:
+    found = part_of(Choice.parse("hosts/tree"), (1, 3), MEAN, told_of(MEAN, 10), ROSTER)
+    assert found.plan is not None
+    assert set(found.plan.links) <= {0, 1}
+    assert part("the group's own", MEAN).plan is None
