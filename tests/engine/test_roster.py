@@ -119,3 +119,12 @@ def test_two_processes_of_one_rank_are_refused() -> None:
 
     with pytest.raises(UsageError, match="two processes both say they are rank 0"):
         exchange_offers(Later({"offer/1": msgspec.json.encode(own_offer(SAME))}), 0, 2, own_offer(SAME))
+
+
+def test_who_cannot_take_part_is_named_with_the_reason_before_anything_else_is_compared() -> None:
+    told = offers("aab")
+    told[1] = msgspec.structs.replace(told[1], problem="no such dtype", settings={})
+    for rank, words in ((0, "rank 1 on host node-a: no such dtype"), (1, "no such dtype")):
+        with pytest.raises(UsageError) as raised:
+            make_roster(rank, told)
+        assert str(raised.value) == words

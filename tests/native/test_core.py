@@ -494,6 +494,24 @@ def test_the_sums_of_the_log_are_exact() -> None:
         assert CollectiveLog(cores[0]).totals().collectives == 0
 
 
+def test_a_barrier_is_in_the_log_without_bytes_and_agreeing_on_memory_is_not() -> None:
+    with opened(2) as cores:
+        xs = numbers(2, 9, "float32")
+        assert together([partial(all_reduce, core, x) for core, x in zip(cores, xs, strict=True)]) == [OK] * 2
+        assert together([partial(core.agree_on_empty, 4096, 0, (1024,)) for core in cores]) == [OK] * 2
+        assert together([core.barrier for core in cores]) == [OK] * 2
+        for core in cores:
+            rows = [(row.seq, PATHS[row.path], row.payload_bytes) for row in CollectiveLog(core).drain()]
+            assert rows == [(1, "staged", 36), (3, "barrier", 0)]
+        differ = [
+            partial(core.agree_on_empty, 4096, 0, shape) for core, shape in zip(cores, [(1024,), (32, 32)], strict=True)
+        ]
+        assert together(differ) == [MISMATCH] * 2
+        differ = [partial(core.agree_on_empty, 4096, dtype, (1024,)) for core, dtype in zip(cores, (0, 7), strict=True)]
+        assert together(differ) == [MISMATCH] * 2
+        assert together([cores[0].barrier, partial(cores[1].agree_on_empty, 0, 0, ())]) == [MISMATCH] * 2
+
+
 def test_the_log_keeps_the_oldest_and_counts_what_it_has_no_room_for() -> None:
     for ranks in (1, 2):
         with opened(ranks, one_shot_bytes=64) as cores:

@@ -94,6 +94,7 @@ def test_the_chain_of_those_who_wait_ends_at_the_late_one() -> None:
     assert blamed(0, waiting(1), waiting(2), None) == Cause("late", 2), "it says nothing"
     assert blamed(1, waiting(1), waiting(2), None) == Cause("late", 2)
     assert blamed(0, waiting(1), None, waiting(0)) == Cause("late", 1)
+    assert blamed(0, Word(Cause("late", 1)), waiting(0)) == Cause("late", 0), "it is in no collective itself"
     died = Word(Cause("lost", 3), 3, 1.0, "all_reduce")
     assert blamed(0, waiting(1), waiting(2), died) == Cause("lost", 3), "it knows better"
     nobody = Word(LATE, NOBODY, 1.0, "all_reduce")
