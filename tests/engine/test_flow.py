@@ -171,7 +171,7 @@ def test_a_bell_gives_up_after_a_time_whatever_was_rung_before() -> None:
 
 
 def test_adding_up_waits_until_messages_need_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringside.engine.flow._PATIENCE_S", WAIT_S)
+    monkeypatch.setattr("ringside.engine.flow._PATIENCE_S", 10 * WAIT_S)
     layout = lay_out(plan_messages(by_name("ring", 2), 0), 40_000, 1000, 1000, 1, 1)
     course = Course(layout, [1] * len(layout.pieces))
     flow, filled, enough = Stream(course), 0, threading.Semaphore(0)
@@ -187,10 +187,13 @@ def test_adding_up_waits_until_messages_need_more(monkeypatch: pytest.MonkeyPatc
     thread = threading.Thread(target=fill)
     thread.start()
     taken = {0: 0, 1: 0}
-    for turn, piece in enumerate(layout.fills):
+    for _ in range(4):
         assert enough.acquire(timeout=WAIT_S)
+    for turn, piece in enumerate(layout.fills):
         assert filled <= turn + 4
         flow.wait(piece.chunk, taken[piece.chunk])
+        if 0 < turn < len(layout.fills) - 3:
+            assert enough.acquire(timeout=WAIT_S), "three more than messages need are to be ready"
         taken[piece.chunk] += 1
     flow.stop()
     thread.join(WAIT_S)

@@ -101,7 +101,7 @@ def test_the_chain_of_those_who_wait_ends_at_the_late_one() -> None:
     assert blamed(0, waiting(1), waiting(2), nobody) == LATE
     by_cause = Word(Cause("late", 2), NOBODY, 1.0, "all_reduce")
     assert blamed(0, waiting(1), by_cause, idle) == Cause("late", 2), "whom it blames it waited for"
-    assert blamed(0, Word(Cause("late", 1), NOBODY, 1.0, "all_reduce"), idle, idle) == Cause("late", 1)
+    assert blamed(0, Word(Cause("late", 2), NOBODY, 1.0, "all_reduce"), idle, idle) == Cause("late", 2)
 
 
 def test_in_a_circle_who_came_much_later_is_late_and_else_whom_one_waits_for() -> None:
