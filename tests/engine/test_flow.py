@@ -187,16 +187,18 @@ def test_adding_up_waits_until_messages_need_more(monkeypatch: pytest.MonkeyPatc
     thread = threading.Thread(target=fill)
     thread.start()
     taken = {0: 0, 1: 0}
-    for _ in range(4):
-        assert enough.acquire(timeout=WAIT_S)
-    for turn, piece in enumerate(layout.fills):
-        assert filled <= turn + 4
-        flow.wait(piece.chunk, taken[piece.chunk])
-        if 0 < turn < len(layout.fills) - 3:
-            assert enough.acquire(timeout=WAIT_S), "three more than messages need are to be ready"
-        taken[piece.chunk] += 1
-    flow.stop()
-    thread.join(WAIT_S)
+    try:
+        for _ in range(4):
+            assert enough.acquire(timeout=WAIT_S)
+        for turn, piece in enumerate(layout.fills):
+            assert filled <= turn + 4
+            flow.wait(piece.chunk, taken[piece.chunk])
+            if 0 < turn < len(layout.fills) - 3:
+                assert enough.acquire(timeout=WAIT_S), "three more than messages need are to be ready"
+            taken[piece.chunk] += 1
+    finally:
+        flow.stop()
+        thread.join(WAIT_S)
     assert not thread.is_alive()
 
 

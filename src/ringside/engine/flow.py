@@ -58,7 +58,7 @@ class Layout:
 def lane_bounds(count: int, lanes: int, local_ranks: int) -> tuple[int, ...]:
     """Return the offsets of the local ranks' parts, [local ranks + 1]; ranks beyond the lanes have none."""
     per = -(-count // lanes)
-    return tuple(min(count, per * min(lane, lanes)) for lane in range(local_ranks + 1))
+    return tuple(min(count, per * lane) for lane in range(local_ranks + 1))
 
 
 @functools.lru_cache(maxsize=64)
