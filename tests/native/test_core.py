@@ -380,8 +380,9 @@ def test_calls_are_told_apart_by_all_that_must_be_equal(odd: dict[str, Any], one
         assert [out[:2].tolist() for out in outs] == [[0, 3], [6, 9], [12, 15]]
 
 
-def test_own_scales_may_differ_and_roots_must_be_the_same_for_all_that_have_one() -> None:
-    with opened(3) as cores:
+@pytest.mark.parametrize("one_shot_bytes", [0, 1 << 12])
+def test_own_scales_may_differ_and_roots_must_be_the_same_for_all_that_have_one(one_shot_bytes: int) -> None:
+    with opened(3, one_shot_bytes=one_shot_bytes) as cores:
         xs = [np.ones(4, "f4") for _ in cores]
         calls = [
             partial(collective, core, "all_reduce", x, [], scale=float(rank + 1), own_scale=True)
@@ -389,7 +390,12 @@ def test_own_scales_may_differ_and_roots_must_be_the_same_for_all_that_have_one(
         ]
         assert together(calls) == [OK] * 3
         assert all((x == 6).all() for x in xs)
-        for roots, statuses in (((2, 2, 2), [OK] * 3), ((2, 2, 1), [MISMATCH] * 3), ((0, 1, 2), [MISMATCH] * 3)):
+        for roots, statuses in (
+            ((2, 2, 2), [OK] * 3),
+            ((0, 0, 0), [OK] * 3),
+            ((2, 2, 1), [MISMATCH] * 3),
+            ((0, 1, 2), [MISMATCH] * 3),
+        ):
             xs = [np.full(4, rank + 1, "f4") for rank in range(3)]
             jobs = [
                 partial(collective, core, "reduce", x, [], root=root)
@@ -397,7 +403,7 @@ def test_own_scales_may_differ_and_roots_must_be_the_same_for_all_that_have_one(
             ]
             assert together(jobs) == statuses
             if statuses[0] == OK:
-                assert [x[0] for x in xs] == [1, 2, 6]
+                assert [x[0] for x in xs] == [6 if rank == roots[0] else rank + 1 for rank in range(3)]
             else:
                 assert cores[0].failure()["ranks"] == ([2] if roots[1] == 2 else [0, 1, 2])
                 assert [call[7] for call in cores[0].failure()["calls"]] == list(roots)
