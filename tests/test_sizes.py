@@ -34,5 +34,5 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 
 
 def test_nothing_is_no_size_to_work_with() -> None:
-    with pytest.raises(UsageError, match="^--size 0: more than 0 bytes$"):
+    with pytest.raises(UsageError, match=r"^--size 0: more than 0 bytes$"):
         size_bytes("0", "--size")

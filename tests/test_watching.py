@@ -1,4 +1,4 @@
-"""A run as its parent sees it: where it is written, what is shown of it, and what is added once its ranks have ended."""
+"""A run as its parent sees it: where it is written, what is shown of it, what is added once its ranks have ended."""
 
 from __future__ import annotations
 
