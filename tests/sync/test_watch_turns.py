@@ -448,9 +448,7 @@ def test_what_a_rank_says_of_itself(job: Job, monkeypatch: pytest.MonkeyPatch) -
     one = job.watches[0]
     page = one.board.view(0)
     sequence = [5]
-    monkeypatch.setattr(
-        one, "_group", type("Group", (), {"_get_sequence_number_for_group": lambda self: sequence[0]})()
-    )
+    monkeypatch.setattr(one, "_group", SimpleNamespace(_get_sequence_number_for_group=lambda: sequence[0]))
     one.board.enters(8)
     job.now, job.steps = time.monotonic(), [11, 0]
     job.look(0, seconds=0.1)
