@@ -107,7 +107,7 @@ def dies(path: str, hosts: Sequence[int]) -> Any:
     with switched(path, hosts, algorithm="in_network") as comm:
         if place().rank == 1:
             os._exit(7)
-        comm.all_reduce(torch.ones(4))
+        return comm.all_reduce(torch.ones(4))
 
 
 def test_a_rank_that_dies_ends_the_reducer_with_an_error() -> None:
