@@ -136,7 +136,7 @@ def test_the_fastest_of_a_few_trials_counts_and_one_where_it_is_large(clock: Clo
     (sample,) = meter(engine, rounds=1).case((4 << 20) - 64, "warm", 1)
     assert sample.iterations == pytest.approx(5, abs=1)
     large = {"sizes_bytes": (4 << 20,), "rounds": 1}
-    (sample,) = meter(Engine(clock, 9.0, 0.01, 0.01), **large).case(4 << 20, "any", 1)
+    (sample,) = meter(Engine(clock, 9.0, 0.01, 0.001), **large).case(4 << 20, "any", 1)
     assert sample.iterations == pytest.approx(5, abs=1)
 
 

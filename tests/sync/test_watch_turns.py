@@ -135,11 +135,14 @@ def test_stacks_come_once_from_each_host_and_those_that_do_not_are_left_out(
     assert first.stacks(1, limit_s=0.3) == {2: "in validate"}
     third.post_stacks(1, {3: "in forward"})
     assert first.stacks(1, limit_s=PATIENCE_S) == {2: "in validate", 3: "in forward"}
+    for mail in (second, third):
+        mail.post_stacks(3, {9: "there"})
+    assert first.stacks(3, limit_s=PATIENCE_S) == {9: "there"}
     monkeypatch.setattr(first, "silence_s", lambda now: FRESH_S)
-    assert first.stacks(3, limit_s=PATIENCE_S) == {}  # nothing comes out of a store that does not answer
+    assert first.stacks(3, limit_s=PATIENCE_S) == {}  # nothing is asked of a store that does not answer
     monkeypatch.undo()
     first.close()
-    assert first.stacks(3, limit_s=PATIENCE_S) == {}
+    assert first.stacks(4, limit_s=PATIENCE_S) == {}
 
 
 class Breaks(dist.Store):  # type: ignore[misc]
@@ -492,6 +495,56 @@ def test_gradients_that_nobody_waits_for_on_the_host_are_pending(job: Job) -> No
     job.now = time.monotonic()
     job.look(0, seconds=0.1)
     assert page.number("waiting_since") > 0.0
+
+
+def between_hosts(monkeypatch: pytest.MonkeyPatch, run: Path) -> Job:
+    """Two watchers, each of which takes the other's host for another one."""
+    keys = iter(("node-0", "node-1"))
+    monkeypatch.setattr(watch, "host_key", lambda: next(keys))
+    monkeypatch.setattr(watch, "OTHER_HOSTS_STACKS_S", 0.5)
+    monkeypatch.setattr(watch_mail, "MAIL_S", 0.002)
+    monkeypatch.setattr(watch_mail, "FRESH_S", 1e6)  # times that tests choose say nothing of a store that answers
+    return Job(run)
+
+
+def test_between_hosts_the_first_one_speaks_and_the_other_hands_over_its_stacks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(watch, "TICK_S", 1e6)
+    monkeypatch.setattr(watch_host, "OWN_STACKS_S", 0.02)
+    monkeypatch.setattr(watch_host, "ASKED_STACKS_S", 0.2)
+    (tmp_path / "run.json").write_text("{}")
+    job = between_hosts(monkeypatch, tmp_path)
+    first, second = job.watches
+    assert [one._mail is not None for one in job.watches] == [True, True]
+    job.train(3)
+    second.board.enters(4096)
+    second.board.waits()
+    job.look(1)  # it has heard of nobody, and speaks for the job until it has
+    until(lambda: first._mail._heard)  # type: ignore[union-attr]
+    job.look(0)
+    until(lambda: second._mail._heard)  # type: ignore[union-attr]
+    monkeypatch.setattr(first._mail, "silence_s", lambda now: 2.5)
+    for _ in range(6):
+        job.look(1)
+        sent = second._mail._own.number  # type: ignore[union-attr]
+        until(lambda sent=sent: first._mail._heard[1][1].number >= sent)  # type: ignore[union-attr]
+        job.look(0, seconds=0.0)
+    assert job.kinds() == ["verdict", "stacks"]
+    verdict = job.told[0][1]["verdict"]
+    assert verdict["ranks"] == [0]
+    assert verdict["cause"].endswith("; the job's store has not answered for 2.5 s")
+    assert verdict["evidence"]["store_silent_seconds"] == 2.5
+    assert events(tmp_path) == []
+    until(lambda: second._mail.episode(0) == 1)  # type: ignore[union-attr]
+    job.look(1)
+    assert second.board.view(1).number("episode") == second.board.view(1).number("dumped") == 1
+    texts = first._mail.stacks(1, PATIENCE_S)  # type: ignore[union-attr]
+    assert list(texts) == [1]
+    assert "test_between_hosts_the_first_one_speaks" in texts[1]
+    for one in job.watches:
+        one.end()
+    assert job.kinds() == ["verdict", "stacks"]
 
 
 def test_a_rank_that_failed_tells_why_before_it_ends(job: Job) -> None:
