@@ -309,7 +309,7 @@ class Job:
         store = dist.HashStore()
         self.watches = [self._watch(store, rank) for rank in range(2)]
         for one in self.watches:
-            until(lambda one=one: one._host)
+            until(lambda one=one: one._machine._pids)  # the last thing that it makes when ranks meet
         self.now = time.monotonic()
 
     def _watch(self, store: Any, rank: int) -> watch.Watch:
