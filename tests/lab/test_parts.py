@@ -286,7 +286,8 @@ def test_a_lab_is_built_once_and_removed_with_all_that_it_started(opened: Opened
             pass
         assert all(child.poll() is None for child in spawned)
     assert opened.done[-1] == f"remove {name}"
-    assert [child.returncode for child in (*spawned, opened.guard, opened.delays)] == [-9] * 4
+    ended: list[Any] = [*spawned, opened.guard, opened.delays]
+    assert [child.returncode for child in ended] == [-9] * 4
     assert spawned[1].stdout is not None
     assert spawned[1].stdout.closed
     with pytest.raises(UsageError, match="not open"):

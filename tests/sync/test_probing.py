@@ -141,7 +141,7 @@ def test_whoever_launched_the_job_may_have_made_its_store(monkeypatch: pytest.Mo
     for rank, agent, makes in (("0", "", True), ("1", "", False), ("0", "True", False)):
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
-        store = probing._store(4.0)
+        store: Any = probing._store(4.0)
         assert given[-1][:4] == ("node-0", 7, None, makes)
         assert given[-1][4].total_seconds() == 4.0
         store.set("key", "value")

@@ -102,7 +102,7 @@ def test_what_a_script_tells_is_in_the_run_and_listeners_hear_every_step(tmp_pat
     assert "text" not in told["ended"]
 
 
-def silent(port: int, run: str) -> list[list[str]]:
+def silent(port: int, run: str) -> list[Any]:
     """The store has been asked at 100 and does not answer; return what had been said after each look."""
     with pytest.MonkeyPatch.context() as patch, group(port), Said() as said:
         quiet(patch)

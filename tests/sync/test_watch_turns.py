@@ -191,7 +191,8 @@ class Ranks:
         return self.opened[-1]
 
     def close(self) -> None:
-        for part in (*self.opened, *self.boards, *self.stacks):
+        parts: list[Any] = [*self.opened, *self.boards, *self.stacks]
+        for part in parts:
             part.close()
 
 
