@@ -193,6 +193,8 @@ def says(path: str) -> list[Any]:
             lambda: comm.all_reduce(torch.ones(2), "sum", weights=1.0),
             lambda: comm.all_reduce(torch.ones(2), "avg", weights=1.0, scale=2.0),
             lambda: comm.all_reduce(torch.ones(2), "avg", weights=0.0),
+            lambda: comm.all_reduce(torch.ones(2, dtype=torch.int32), scale=2.0),
+            lambda: comm.all_reduce(torch.ones(2, dtype=torch.int32), "avg", weights=1.0),
         ):
             with pytest.raises(UsageError):
                 wrong()

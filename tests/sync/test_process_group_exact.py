@@ -11,6 +11,7 @@ import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import on_ranks, place  # noqa: E402
 
 from ringside import _core  # noqa: E402
+from ringside.sync.process_group_counters import Counters  # noqa: E402
 from ringside.sync.process_group_fsdp import SharedAllGather, SharedReduceScatter  # noqa: E402
 
 from .groups import meeting_point  # noqa: E402
@@ -155,6 +156,39 @@ def between_hosts(path: str) -> dict[str, Any]:
     roster.machine_id = lambda: f"host {place().rank}"
     with backend(path) as rank:
         return collectives(rank)
+
+
+# ------------------------------------------------------------------------------------------------ what is counted
+
+
+class Inner:
+    """Stands for the inner Gloo group: it numbers what it carries."""
+
+    number = 3
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.number
+
+    def carry(self, by: int, fails: bool = False) -> int:
+        self.number += by
+        if fails:
+            raise RuntimeError("no")
+        return by
+
+
+def test_collectives_are_counted_once_by_who_carries_them() -> None:
+    inner = Inner()
+    counters = Counters(inner)
+    assert (counters.total(), counters.table()) == (0, {})
+    for name in ("all_reduce", "barrier", "all_reduce"):
+        counters.add(name, "ringside")
+    assert counters.through_gloo("send", inner.carry, 2) == 2
+    with pytest.raises(RuntimeError):
+        counters.through_gloo("send", inner.carry, by=1, fails=True)
+    expected = {"gloo": {"send": 2}, "ringside": {"all_reduce": 2, "barrier": 1}}
+    assert (counters.total(), counters.table()) == (5, expected)
+    inner.carry(4)  # past us
+    assert counters.table() == {"gloo": {"send": 2, "unseen": 4}, "ringside": expected["ringside"]}
 
 
 # ------------------------------------------------------------------------------------------------ FSDP2's buffers
