@@ -82,7 +82,7 @@ INSTRUMENTS = {
     "buffers": "ringside.monitor.step_clock:StepClock.blocked",
     "a collective begins": "ringside.sync.watch_board:Board.enters",
     "a collective ends": "ringside.sync.watch_board:Board.goes_on",
-    "the hang watch": "ringside.sync.watch:Watch._tick",
+    "the hang watch": "ringside.sync.watch:Watch.tick",
     "digests": "ringside.sync.digests:Digests._take",
     "comparing": "ringside.sync.digests:Comparison.changes",
     "vitals": "ringside.monitor.vitals:VitalSigns.since",
@@ -118,7 +118,7 @@ def breaks(port: int, path: str, where: str, from_the_start: bool) -> tuple[str,
             one_step(ddp, optimizer, Plan("convolutional"), rank, step)
             optimizer.step()
             ringside.log(loss=1.0)
-        if where.endswith("Watch._tick") and attachment.session is not None:
+        if where.endswith("Watch.tick") and attachment.session is not None:
             attachment.session.watch._thread.join(LIMIT_S / 2)
         dist.barrier()
         if attachment.session is not None:

@@ -111,7 +111,7 @@ class Watch:
         try:
             if self._meet():
                 while not self._ended.wait(TICK_S):
-                    self._tick(time.monotonic())
+                    self.tick(time.monotonic())
         except Exception as error:
             if not self._ended.is_set():
                 _log.warning("the hang watch stopped (%s: %s); training goes on", type(error).__name__, error)
@@ -163,7 +163,12 @@ class Watch:
         pids = {hello.rank: hello.pid for hello in self._hellos}
         return HangWatch([pids.get(rank, 0) for rank in range(self._size)])
 
-    def _tick(self, now: float) -> None:
+    def tick(self, now: float) -> None:
+        """Say where this rank stands, and look at the others where that is this rank's part; its thread calls it.
+
+        Args:
+            now: Monotonic seconds.
+        """
         assert self._host is not None
         self._say(now)
         leader = self._host.leader(now)

@@ -1,0 +1,122 @@
+"""What a rank of `ringside run` gets: its models attached as they are made, and a backend called "ringside"."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+from tests.support.ranks import on_ranks, place  # noqa: E402
+from tests.sync.training import Said, ddp_ranks, group  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+from ringside.autoload import ringside_autoload, ringside_backend  # noqa: E402
+from ringside.sync import attachment_of  # noqa: E402
+
+PR_GET_PDEATHSIG = 2
+
+
+def signal_of_the_parents_death() -> int:
+    number = ctypes.c_int()
+    ctypes.CDLL(None).prctl(PR_GET_PDEATHSIG, ctypes.byref(number), 0, 0, 0)
+    return number.value
+
+
+def a_rank(port: int, run: str) -> list[bool]:
+    """Install it twice, and make a model."""
+    os.environ["RINGSIDE_RUN_DIR"] = run
+    ringside_autoload.install()
+    made = DistributedDataParallel.__init__
+    ringside_autoload.install()
+    with group(port):
+        model = DistributedDataParallel(torch.nn.Linear(4, 4))
+        attachment = attachment_of(model)
+    return [
+        DistributedDataParallel.__init__ is made,
+        attachment is not None,
+        os.environ[ringside_autoload.FIRST] == str(os.getpid()),
+        signal_of_the_parents_death() == signal.SIGTERM,
+    ]
+
+
+def test_a_rank_ends_with_its_launcher_and_its_models_are_attached(tmp_path: Path) -> None:
+    assert ddp_ranks(2, a_rank, str(tmp_path / "run")) == [[True] * 4] * 2
+
+
+def what_a_rank_starts() -> tuple[str, int]:
+    os.environ[ringside_autoload.FIRST] = "1"
+    ringside_autoload.install()
+    return os.environ[ringside_autoload.FIRST], signal_of_the_parents_death()
+
+
+def test_what_a_rank_starts_outlives_it() -> None:
+    assert on_ranks(1, what_a_rank_starts) == [("1", 0)]
+
+
+def two_models_that_are_refused(port: int) -> list[str]:
+    os.environ["RINGSIDE_ENGINE"] = "steam"
+    ringside_autoload.install()
+    with Said() as said, group(port):
+        said.setLevel("WARNING")
+        for _ in range(2):
+            model = DistributedDataParallel(torch.nn.Linear(4, 4))
+            model(torch.ones(1, 4)).sum().backward()
+            assert attachment_of(model) is None
+    return said.lines
+
+
+def test_training_goes_on_where_attaching_fails_and_rank_0_says_it_once() -> None:
+    one, *others = ddp_ranks(2, two_models_that_are_refused)
+    assert len(one) == 1
+    assert one[0].startswith("this model is not watched (UsageError: there is no engine 'steam'")
+    assert one[0].endswith("; training goes on without Ringside")
+    assert others == [[]]
+
+
+def registered_anew(how: str) -> list[Any]:
+    """Forget the backend, and register it; twice, as torch and `import ringside` do."""
+    backend: Any = dist.Backend
+    backend.backend_list.remove("ringside")
+    for table in (backend._plugins, backend.backend_capability):
+        table.pop("ringside".upper() if table is backend._plugins else "ringside")
+    del backend.RINGSIDE
+    for _ in range(2):
+        getattr(ringside_backend, how)()
+    plugin = backend._plugins["RINGSIDE"]
+    return [
+        backend.backend_list.count("ringside"),
+        plugin.extended_api,
+        plugin.creator_fn is ringside_backend._make,
+        backend.backend_capability["ringside"],
+    ]
+
+
+@pytest.mark.parametrize("how", ["register", "offer"])
+def test_torch_learns_of_the_backend_once(how: str) -> None:
+    assert on_ranks(1, registered_anew, how) == [[1, True, True, ["cpu", "cuda"]]]
+
+
+def test_a_torch_without_process_groups_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "modules", {k: v for k, v in sys.modules.items() if k != ringside_backend.TARGET})
+    ringside_backend.register()
+    assert ringside_backend.TARGET not in sys.modules
+
+
+def group_of_one() -> str:
+    os.environ["MASTER_PORT"] = "0"
+    dist.init_process_group("ringside", store=dist.HashStore(), rank=place().rank, world_size=1)
+    try:
+        return str(dist.get_backend())
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_group_of_ours_is_made_by_its_name() -> None:
+    assert on_ranks(1, group_of_one) == ["ringside"]

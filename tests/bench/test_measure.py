@@ -1,0 +1,369 @@
+"""How a case is measured: turns of fitting length, checked results, ended ranks in words; clocks are the tests' own."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ringside.bench import check, launch, measure, worker
+from ringside.bench.contender import Contender
+from ringside.bench.measure import Meter
+from ringside.bench.messages import Begin, Done, Failed, Hello, Message, Skipped
+from ringside.bench.plan import ITEM_BYTES, Plan
+from ringside.errors import RingsideError
+
+RIGHT = np.resize(check.expected(2, "float32", "sum"), 1 << 20)
+
+
+class Clock:
+    """Time that passes where a contender works."""
+
+    def __init__(self) -> None:
+        self.now = 5.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+class Alone:
+    """Stands for a communicator of two ranks, of which the other takes `slower` times as long."""
+
+    rank, slower = 0, 1.0
+
+    def __init__(self) -> None:
+        self.barriers = 0
+
+    def empty(self, size: int, dtype: Any) -> Any:
+        return np.zeros(size, dtype)
+
+    def barrier(self) -> None:
+        self.barriers += 1
+
+    def all_reduce(self, x: Any, op: str) -> Any:
+        assert op == "max"
+        return x * self.slower
+
+
+class Engine:
+    """A contender that takes known times, and doubles what it is given, as two ranks of equal numbers do."""
+
+    def __init__(self, clock: Clock, *seconds: float, name: str = "ringside", tensor: str = "symmetric") -> None:
+        self.clock, self.seconds = clock, list(seconds)
+        self.given: list[Any] = []
+        self.spoil = 0
+        self.contender = Contender(name, tensor, lambda array: array, self.call)
+
+    def call(self, array: Any) -> None:
+        self.given.append(array)
+        self.clock.now += self.seconds[0] if len(self.seconds) == 1 else self.seconds.pop(0)
+        array[...] = RIGHT[: len(array)]
+        array[: self.spoil] += 1
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(measure, "time", made)
+    return made
+
+
+def meter(*engines: Engine, comm: Alone | None = None, **asked: Any) -> Meter:
+    values = {"key": "test", "ranks": 2, "sizes_bytes": (4096,), "cache_bytes": 1 << 14, "rounds": 4, **asked}
+    return Meter(comm or Alone(), Plan(**values), [engine.contender for engine in engines])  # type: ignore[arg-type]
+
+
+def test_a_turn_has_as_many_calls_as_fit_and_engines_take_turns(clock: Clock) -> None:
+    comm = Alone()
+    fast, slow = Engine(clock, 0.001), Engine(clock, 0.01, name="gloo", tensor="private")
+    one, other = meter(fast, slow, comm=comm).case(4096, "warm", 1)
+    assert (one.engine, one.algorithm, one.tensor, one.cache, one.size_bytes, one.buffers) == (
+        "ringside", "auto", "symmetric", "warm", 4096, 1,
+    )  # fmt: skip
+    assert (other.engine, other.tensor) == ("gloo", "private")
+    assert (one.iterations, other.iterations) == (pytest.approx(50, abs=1), pytest.approx(5, abs=1))
+    assert one.seconds == pytest.approx((0.001,) * 4)
+    assert other.seconds == pytest.approx((0.01,) * 4)
+    assert (one.wrong, other.wrong) == (0, 0)
+    assert comm.barriers == 2 * (1 + 5 + 4)
+    assert len(fast.given) == 1 + 5 + 4 * one.iterations
+
+
+def test_how_many_calls_is_what_was_asked_for_or_within_bounds(clock: Clock) -> None:
+    for seconds, iterations, expected in (
+        (0.001, 7, 7),
+        (1e-9, 0, measure.MAX_ITERATIONS),
+        (1e-3, 0, 49),
+        (0.04, 0, 1),
+    ):
+        (sample,) = meter(Engine(clock, seconds), rounds=1, iterations=iterations).case(64, "warm", 1)
+        assert sample.iterations == pytest.approx(expected, abs=1 if expected == 49 else 0)
+
+
+def test_the_slowest_rank_says_how_long_it_takes(clock: Clock) -> None:
+    comm = Alone()
+    comm.slower = 10.0
+    (sample,) = meter(Engine(clock, 0.001), comm=comm, rounds=1).case(64, "warm", 1)
+    assert sample.iterations == pytest.approx(5, abs=1)
+    assert sample.seconds == pytest.approx((0.001,))
+
+
+def test_where_one_call_takes_longer_than_a_turn_three_rounds_do(clock: Clock) -> None:
+    engines = Engine(clock, 0.001), Engine(clock, 0.2)
+    for rounds, taken in ((5, 3), (2, 2)):
+        for sample in meter(*engines, rounds=rounds).case(64, "warm", 1):
+            assert len(sample.seconds) == taken
+    (sample,) = meter(Engine(clock, 0.0499), rounds=5).case(64, "warm", 1)
+    assert len(sample.seconds) == 5
+
+
+def test_a_turn_that_lasted_too_long_makes_the_next_one_shorter(clock: Clock) -> None:
+    engine = Engine(clock, *[0.001] * 6, *[0.01] * 50, 0.01)
+    (sample,) = meter(engine, rounds=3).case(64, "warm", 1)
+    assert sample.iterations == pytest.approx(5, abs=1)
+    assert sample.seconds == pytest.approx((0.01,) * 3)
+    engine = Engine(clock, *[0.001] * 6, *[0.0029] * 500, 0.0029)
+    (sample,) = meter(engine, rounds=3).case(64, "warm", 1)
+    assert sample.iterations == pytest.approx(50, abs=1)
+
+
+def test_the_fastest_of_a_few_trials_counts_and_one_where_it_is_large(clock: Clock) -> None:
+    engine = Engine(clock, 9.0, 9.0, 9.0, 0.01, 9.0, 9.0, 0.01)
+    (sample,) = meter(engine, rounds=1).case((4 << 20) - 64, "warm", 1)
+    assert sample.iterations == pytest.approx(5, abs=1)
+    large = {"sizes_bytes": (4 << 20,), "rounds": 1}
+    (sample,) = meter(Engine(clock, 9.0, 0.01, 0.001), **large).case(4 << 20, "any", 1)
+    assert sample.iterations == pytest.approx(5, abs=1)
+
+
+def test_buffers_are_rotated_and_lie_apart_and_wrong_elements_are_counted(clock: Clock) -> None:
+    engine = Engine(clock, 0.001)
+    engine.spoil = 3
+    (sample,) = meter(engine, iterations=3, rounds=2, sizes_bytes=(100,)).case(100, "cold", 3)
+    assert sample.wrong == 3
+    places = [array.ctypes.data for array in engine.given]
+    begins = sorted(set(places))
+    assert [b - a for a, b in itertools.pairwise(begins)] == [128, 128]
+    assert all(array.nbytes == 100 for array in engine.given)
+    order = [begins.index(place) for place in places]
+    assert order[0] == 2  # the last one is checked
+    assert order[1:] == [number % 3 for number in range(5 + 2 * 3)]
+
+
+def test_between_cold_turns_the_cache_is_swept(clock: Clock) -> None:
+    for cache, swept in (("warm", 0), ("cold", 4)):
+        made = meter(Engine(clock, 0.001), Engine(clock, 0.001), rounds=2, iterations=1)
+        made.case(64, cache, 1)
+        assert set(made._sweep[[0, -1]]) == {swept}
+    assert made._sweep.nbytes == 4 << 20
+
+
+def test_the_streaming_limit_is_the_mean_of_a_few_passes_without_the_first_round(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[Any] = []
+
+    def stream_pair(*given: int) -> None:
+        passes.append(given)
+        clock.now += 0.5 if len(passes) <= 3 else 0.25
+
+    monkeypatch.setattr(measure._core, "native", lambda: SimpleNamespace(stream_pair=stream_pair))
+    comm = Alone()
+    limit = meter(comm=comm).limit()
+    assert limit.size_bytes == 4 << 20
+    assert limit.seconds == pytest.approx((0.25,) * measure.LIMIT_ROUNDS)
+    assert len(passes) == 3 * (measure.LIMIT_ROUNDS + 1)
+    assert comm.barriers == 2 * (measure.LIMIT_ROUNDS + 1)
+    *places, size = passes[0]
+    assert size == 4 << 20
+    assert len(set(places)) == 4
+    assert all(place % 64 == 0 for place in places)
+
+
+def test_memory_begins_at_a_cache_line() -> None:
+    for size in (1, 63, 64, 4097):
+        array = measure.aligned(size)
+        assert array.ctypes.data % 64 == 0
+        assert (len(array), array.any()) == (size, False)
+
+
+# ------------------------------------------------------------------------------------------------ what it must give
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("op", ["sum", "avg", "prod", "min", "max", "band", "bor", "bxor"])
+def test_the_expected_result_is_that_of_the_contributions(ranks: int, op: str) -> None:
+    parts = [check.contribution(rank, ranks, "int64", op).tolist() for rank in range(ranks)]
+    fold = {
+        "sum": sum, "avg": lambda column: sum(column) // ranks, "prod": np.prod, "min": min, "max": max,
+        "band": np.bitwise_and.reduce, "bor": np.bitwise_or.reduce, "bxor": np.bitwise_xor.reduce,
+    }[op]  # fmt: skip
+    assert check.expected(ranks, "int64", op)[:500].tolist() == [fold(c) for c in list(zip(*parts, strict=True))[:500]]
+
+
+@pytest.mark.parametrize("dtype", ITEM_BYTES)
+def test_numbers_differ_as_much_as_their_sum_stays_exact(dtype: str) -> None:
+    most = {"int8": 127, "uint8": 255, "bfloat16": 256, "float16": 2048}.get(dtype, 1 << 20)
+    for ranks, op, top in (
+        (2, "sum", 16),
+        (2, "max", 16),
+        (64, "sum", max(1, min(16, most // 64))),
+        (200, "sum", None),
+    ):
+        numbers = check._numbers(0, ranks, dtype, op)
+        assert numbers.min() == 1
+        assert numbers.max() == (top or max(1, min(16, most // 200)))
+    assert set(check._numbers(0, 64, dtype, "prod")) == {1, 2}
+    assert np.mean(check._numbers(0, 64, dtype, "prod") == 2) == pytest.approx(1 / 8, abs=0.01)
+
+
+def test_a_mean_of_whole_numbers_is_cut_and_one_of_others_is_not() -> None:
+    total = check.expected(3, "float64", "sum")
+    np.testing.assert_array_equal(check.expected(3, "float64", "avg"), total / 3)
+    np.testing.assert_array_equal(check.expected(3, "int32", "avg"), (total // 3).astype("int32"))
+
+
+def test_what_is_wrong_is_counted_over_many_periods() -> None:
+    period = check.contribution(0, 1, "uint8", "sum")
+    array = np.empty(130 * check.PERIOD + 5, np.uint8)
+    check.fill(array, period)
+    assert check.count_wrong(array, period) == 0
+    array[[0, 64 * check.PERIOD, 65 * check.PERIOD - 1, 129 * check.PERIOD, -1]] += 1
+    assert check.count_wrong(array, period) == 5
+    short = np.empty(7, np.uint8)
+    check.fill(short, period)
+    assert short.tolist() == period[:7].tolist()
+
+
+# ------------------------------------------------------------------------------------------------ ranks that end
+
+
+def told(*reports: list[Message], log: str = "", returned: tuple[int | None, ...] = ()) -> str:
+    processes: Any = [SimpleNamespace(returncode=status) for status in returned or (0,) * len(reports)]
+    return launch._what_happened(processes, list(reports), log)
+
+
+def test_what_happened_is_told_of_the_cause_and_not_of_what_follows() -> None:
+    measuring: list[Message] = [Hello(1), Begin("4 B", 0.0), Begin("8 B", 0.5)]
+    assert told([*measuring], [Hello(2)], returned=(1, -9)) == (
+        "rank 1 died (SIGKILL) while joining the others; the other ranks were ended"
+    )
+    assert told([], [], returned=(-77, None)) == (
+        "rank 0 died (signal 77) before it started; the other ranks were ended"
+    )
+    lost, cause = Failed("PeerLostError", "rank 1 left", (1,)), Failed("ValueError", "no")
+    assert told([*measuring, lost], [*measuring, cause]) == "rank 1 failed while measuring 8 B: ValueError: no"
+    assert told([*measuring, lost], [*measuring]) == "rank 0 failed while measuring 8 B: PeerLostError: rank 1 left"
+    assert told([Done()], [Hello(2)], log="first\n\nlast\n \n") == (
+        "rank 1 ended while joining the others; its last words: last"
+    )
+    assert told([], [Done()]) == "rank 0 ended before it started; its last words: none"
+    mpirun = "mpirun noticed that process rank 1 with PID 0 on node here exited on signal 11"
+    assert told(measuring, measuring, log=mpirun, returned=(139,)) == (
+        "rank 1 died (SIGSEGV) while measuring 8 B; the other ranks were ended"
+    )
+    assert told(measuring, returned=(-9,)).startswith("rank 0 ended while measuring 8 B")  # mpirun itself, of one rank
+
+
+class Child:
+    """A process of whose end the test decides."""
+
+    def __init__(self, *polls: int | None, stubborn: bool = False) -> None:
+        self.polls, self.stubborn = list(polls), stubborn
+        self.told: list[str] = []
+
+    def poll(self) -> int | None:
+        return self.polls.pop(0) if len(self.polls) > 1 else self.polls[0]
+
+    def terminate(self) -> None:
+        self.told.append("terminate")
+
+    def kill(self) -> None:
+        self.told.append("kill")
+        self.stubborn = False
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.told.append("wait")
+        if self.stubborn:
+            raise launch.subprocess.TimeoutExpired("rank", timeout or 0.0)
+        return 0
+
+
+def test_who_is_left_is_asked_to_end_and_then_killed() -> None:
+    children: list[Any] = [Child(0), Child(None), Child(None, stubborn=True)]
+    launch._end(children)
+    assert [child.told for child in children] == [
+        ["wait"], ["terminate", "wait"], ["terminate", "wait", "kill", "wait"],
+    ]  # fmt: skip
+
+
+def test_after_a_failure_the_others_have_the_time_to_say_what_they_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(launch, "time", SimpleNamespace(
+        monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds)))  # fmt: skip
+    seen: list[Any] = []
+    reader: Any = SimpleNamespace(read=lambda: [Hello(len(seen))])
+    reports: Any = [[], []]
+    launch._follow([Child(None, 0), Child(0)], [reader, reader], reports, lambda rank, m: seen.append((rank, m)))  # type: ignore[list-item]
+    assert [rank for rank, _ in seen] == [0, 1] * 2
+    assert [len(report) for report in reports] == [2, 2]
+    assert now[0] == pytest.approx(100.1)
+    launch._follow([Child(None), Child(None, None, 1)], [reader, reader], reports, lambda *_: None)  # type: ignore[list-item]
+    assert now[0] == pytest.approx(100.1 + 0.2 + 3.0, abs=0.15)
+
+
+def test_a_rank_starts_with_one_thread_unless_the_user_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for given, expected in ((None, "1 7"), ("5", "5 7")):
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        if given:
+            monkeypatch.setenv("OMP_NUM_THREADS", given)
+        with (tmp_path / "log").open("wb") as log:
+            script = "echo $OMP_NUM_THREADS $RANK; ps -o sid= -p $$; echo $$ >&2"
+            child = launch._start(["sh", "-c", script], {"RANK": "7"}, log.fileno())
+        assert child.wait(60) == 0
+        told, session, pid = (tmp_path / "log").read_text().splitlines()
+        assert (told, int(session)) == (expected, int(pid))
+
+
+def test_open_mpi_starts_as_root_only_where_it_is_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = Plan(key="test", ranks=3, sizes_bytes=(4,), peers=("gloo", "mpi"))
+    for user, flags in ((0, ["--allow-run-as-root"]), (1000, [])):
+        monkeypatch.setattr(launch.os, "geteuid", lambda user=user: user)
+        ((command, environ),) = launch.commands(asked, tmp_path)
+        assert command[: 1 + len(flags)] == ["mpirun", *flags]
+        assert command[1 + len(flags) : 6 + len(flags)] == ["--oversubscribe", "--bind-to", "none", "-n", "3"]
+        assert command[-1] == str(tmp_path)
+        assert environ == {}
+
+
+def test_a_peer_that_cannot_is_skipped_with_the_first_line_of_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sent: list[Message] = []
+    writer: Any = SimpleNamespace(send=sent.append)
+    asked = Plan(key="test", ranks=2, sizes_bytes=(4,), dtype="bfloat16", op="max")
+
+    def cannot(*_: Any) -> Any:
+        raise RingsideError("\nno such thing\nat all")
+
+    monkeypatch.setattr(worker, "_open_gloo", cannot)
+    assert worker._peer("gloo", asked, 0, tmp_path, writer) is None
+    assert sent == [Skipped("gloo", "max of bfloat16: no such thing")]
+    tried: list[Any] = []
+    peer = Contender("mpi", "private", lambda array: array, tried.append)
+    monkeypatch.setattr(worker, "_open_mpi", lambda plan: peer)
+    assert worker._peer("mpi", asked, 0, tmp_path, writer) is peer
+    assert [(array.dtype, array.tolist()) for array in tried] == [(np.dtype("int16"), [0])]
+    assert len(sent) == 1
+
+
+def test_a_rank_is_what_its_launcher_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.delenv("OMPI_COMM_WORLD_RANK", raising=False)
+    assert worker.rank_of_environment() == 3
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "5")
+    assert worker.rank_of_environment() == 5
