@@ -1,0 +1,219 @@
+"""What is predicted for topologies of every kind, held against what was kept: each number, band, word and order."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from ringside.errors import UsageError
+from ringside.predict import LinkClass, LinkOverride, Switch, Topology, preset, presets, prices, simulate
+from ringside.predict.baselines import hockney, nccl_constants
+from ringside.predict.bound import bounds
+from ringside.predict.checks import check
+from ringside.predict.knowledge import Knowledge
+from ringside.predict.mpi import pairs_of
+from ringside.predict.options import TREES, collective, names, option, schedule_for
+from ringside.predict.plan import Question, plan
+from ringside.predict.score import hold_out, larger_sizes, other_scale, preset_only
+from ringside.predict.summary import summary
+from ringside.predict.tables import read_tables
+from ringside.predict.what_if import Change, Step, what_if
+from ringside.predict.what_if_play import played
+from ringside.schedule import COLLECTIVES, by_name
+
+from .shared_tables import published
+
+pytestmark = pytest.mark.core
+SIZES = (8.0, 65_536.0, 1e6, 3e8, 3e10)
+TOPOLOGIES = {
+    "h100_1": preset("dgx-h100", 1),
+    "h100_2": preset("dgx-h100", 2),
+    "h100_16": preset("dgx-h100", 16),
+    "a100_3": preset("dgx-a100", 3),
+    "b200_2": preset("dgx-b200", 2),
+    "racks_4": preset("gb200-nvl72", 4, 16),
+    "loopback": preset("loopback", 1, 6),
+    "ethernet": preset("ethernet-10g", 8),
+    "leaves": dataclasses.replace(preset("dgx-h100", 8), oversubscription=2.0, hosts_per_leaf=2),
+    "a_rail_less": preset("dgx-h100", 4).without_rail(2),
+    "slow_link": preset("dgx-a100", 2).with_slow_link(3, 9, 4.0),
+    "mixed": Topology(
+        "mixed", (4, 8, 4, 6), LinkClass("pcie", 2e-6, 2e10, 5e10), LinkClass("roce", 5e-6, 1e10), nics=4, rails="own",
+        oversubscription=2.0, hosts_per_leaf=2, sharp=Switch(1e-5, 1e10), reduce_bytes_per_s=1e10, overhead_s=1e-6,
+        overrides=(LinkOverride(3, 4, 1e-4, 1e8), LinkOverride(0, 3, None, 1e9, "hosts")),
+    ),
+}  # fmt: skip
+
+
+def _refused(call, *args, **kwargs):
+    """Return what a call returns, or why it is refused."""
+    try:
+        return call(*args, **kwargs)
+    except UsageError as error:
+        return f"refused: {error}"
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_every_way_and_what_bounds_it(kept, name):
+    topology = TOPOLOGIES[name]
+    ways = {}
+    for way in ("auto", *names(topology)):
+        one = _refused(option, topology, way)
+        if isinstance(one, str):
+            ways[way] = one
+            continue
+        told = one.predict(SIZES)
+        ways[way] = {
+            "times_s": told.times_s, "low_s": told.low_s, "high_s": told.high_s, "extrapolated": told.extrapolated,
+            "why": [one.why_extrapolated(size) for size in SIZES], "basis": one.basis, "words": one.law.words,
+            "sent": one.sent, "host_sent": one.host_sent, "rounds": one.rounds,
+            "bounds": None if way in TREES else _refused(bounds, topology, way, 1e6),  # of a tree it takes seconds
+        }  # fmt: skip
+    for way in ("all_gather", "reduce_scatter"):
+        one = collective(topology, way)
+        ways[way] = {"high_s": one.predict(SIZES).high_s, "sent": one.sent, "beyond": one.beyond}
+    constants = nccl_constants(topology, SIZES)
+    kept(f"ways_{name}", {"describe": topology.describe(), "ways": ways, "nccl_constants": constants})
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_every_schedule_priced_and_played(kept, name):
+    topology, found = TOPOLOGIES[name], {}
+    for way in (*names(topology), *COLLECTIVES):
+        schedule = schedule_for(topology, way) if way not in COLLECTIVES else by_name(way, topology.ranks)
+        timeline = simulate(schedule, topology, 1e6, late={1: 2e-5}, segments=2 if way == "tree" else 1)
+        path = timeline.critical_path
+        found[way] = {
+            "prices_s": prices(schedule, topology, SIZES), "seconds": timeline.seconds, "busbw": timeline.busbw,
+            "blamed": timeline.blamed, "shares": timeline.shares, "hops": len(path), "path": [*path[:2], *path[-2:]],
+            "finish_s": np.sort(timeline.finish_seconds)[[0, -1]],
+            "sent": [(len(sent.src), sent.size_bytes.sum(), sent.arrive_s.max()) for sent in timeline.sent(0, 3)],
+            "describe": timeline.describe(),
+        }  # fmt: skip
+    kept(f"played_{name}", found)
+
+
+QUESTIONS = {
+    "h100": Question(preset("dgx-h100", 4), 14e9, parameters=7e9, memory_bytes=80e9, compute_s=0.4, accumulated=2),
+    "too_large": Question(preset("dgx-h100", 4), 140e9, parameters=70e9, memory_bytes=80e9, compute_s=2.0),
+    "ethernet": Question(preset("ethernet-10g", 6), 1e8, compute_s=0.2, batch_per_rank=32, base_batch=64),
+    "measured": Question(preset("dgx-a100", 2), 2e9, measured=((25e6, 4e-4), (1e8, 1e-3)), compute_s=0.1, ran=20),
+    "ring": Question(preset("dgx-h100", 3), 1e9, algorithm="ring"),
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_plans(kept, name):
+    found = plan(QUESTIONS[name])
+    told = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+    del told["question"]
+    told["ranking"] = {
+        size: [(one.algorithm, *one.seconds.ends) for one in ways] for size, ways in found.ranking.items()
+    }
+    kept(f"plan_{name}", told)
+
+
+OWN = 0.1 * np.exp(np.random.default_rng(3).normal(0, 0.02, (20, 32)))
+H100 = preset("dgx-h100", 4)
+STEPS = {
+    "described": Step(H100, 1e9, np.full((1, 32), 0.2), buckets=10),
+    "recorded": Step(H100, 1e9, OWN, buckets=40, exposed_s=np.linspace(0.01, 0.03, 20), measured=((25e6, 6e-4),)),
+    "unknown": Step(preset("ethernet-10g", 6), 1e8, np.zeros((1, 6)), algorithm="ring"),
+}
+CHANGES = {
+    "slower": Change(slower={3: 0.12}),
+    "repaired": Change(repaired=(0, 5)),
+    "slow_link": Change(slow_links=((1, 2, 4.0),)),
+    "rail": Change(lost_rails=(1, 2)),
+    "leaves": Change(oversubscription=2.0),
+    "sharp": Change(sharp=True),
+    "buckets": Change(bucket_bytes=5e7),
+    "hosts": Change(hosts=8),
+    "fewer": Change(hosts=1),
+    "tree": Change(algorithm="tree"),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_changes(kept, name):
+    found = {}
+    for what, change in CHANGES.items():
+        answer = _refused(what_if, STEPS[name], change)
+        if isinstance(answer, str):
+            found[what] = answer
+            continue
+        timeline = played(answer.after)
+        found[what] = {
+            "delta": answer.delta, "work_delta": answer.work_delta, "left": answer.left, "why": answer.extrapolated,
+            "steps": answer.steps, "day": answer.rank_hours_per_day, "buckets": answer.after.buckets,
+            "topology": answer.after.topology.describe(), "blamed": timeline and timeline.blamed,
+        }  # fmt: skip
+    kept(f"what_if_{name}", found)
+
+
+def test_presets(kept):
+    kept("presets", {name: dataclasses.replace(preset(name), sources={}) for name in presets()})
+
+
+# ------------------------------------------------------------------------------------------------ published tables
+
+
+def _tables():
+    return [table for path in sorted(published().glob("*.csv")) for table in _read(path)]
+
+
+def _described(topology):
+    return topology and [topology.describe(), topology.inside, topology.between, topology.ranks_per_host]
+
+
+def _read(path):
+    found = _refused(read_tables, path)
+    return [] if isinstance(found, str) else found
+
+
+def test_what_tables_say_and_which_of_their_rows_are_doubted(kept):
+    found = []
+    for table in _tables():
+        done, known = check(table), Knowledge()
+        law = known.law(done)
+        found.append(
+            (table.name, table.cluster, table.algorithm, table.collective, done.ranks, done.hosts, len(done.rows),
+             sum(row.time_s for row in done.rows), len(done.flags),
+             [(flag.line, flag.reason) for flag in done.flags[:2]], law and [law.words, law.mean],
+             _described(known.topology(done)))
+        )  # fmt: skip
+    kept("tables", found)
+
+
+SCORED = ("h100_2n4g", "mleng_a100_1n8g", "mi300x_2n16g", "issue309_aion_h100_4n32g", "dgxh100_2n16g_pathology")
+
+
+def test_scores(kept):
+    known, scores = Knowledge(), []
+    for name in SCORED:
+        for table in map(check, read_tables(published(f"{name}.csv"))):
+            scores += [hold_out(table, known), larger_sizes(table, known, 1 << 22), preset_only(table, known)]
+    (fitted,), (tested,) = (read_tables(published(f"issue309_aion_h100_{n}.csv")) for n in ("2n16g", "4n32g"))
+    scores.append(other_scale([check(fitted)], check(tested), known))
+    told = [
+        (one.table.name, one.mode, one.words, one.fitted, len(one.scored), one.errors, one.baselines, one.refused,
+         one.band_coverage, one.full_sweep, one.prediction and one.prediction.high_s[::6])
+        for one in scores
+    ]  # fmt: skip
+    kept("scores", {"scores": told, "summary": summary(scores)})
+
+
+def test_clusters_of_processes(kept):
+    names = ("cpu_32nodes", "cpu_64nodes", "p2p_latency_32nodes", "p2p_latency_64nodes", "p2p_bw_32nodes")
+    tables = [check(table) for name in names for table in read_tables(published(f"osu_{name}.csv"))]
+    pairs = pairs_of(tables)
+    scores = [preset_only(one, Knowledge(pairs=tuple(pairs))) for one in tables if one.collective == "all_reduce"]
+    told = [(one.table.name, one.words, one.errors, one.refused, one.prediction and one.prediction.high_s[::5])
+            for one in scores]  # fmt: skip
+    kept("processes", {"pairs": pairs, "scores": told})
+
+
+def test_a_line_through_rows(kept):
+    sizes = 2.0 ** np.arange(3, 30, 3)
+    times = 1e-5 + sizes / 7e9 * (1 + 0.3 * np.sin(np.arange(9)))
+    kept("hockney", [hockney(sizes, times, sizes), hockney(sizes, times[::-1], sizes)])
