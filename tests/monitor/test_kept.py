@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import msgspec
@@ -26,19 +27,29 @@ from ringside.monitor.hang_judge import judge
 from ringside.monitor.hang_standing import Call, Failure, Process, Standing
 from ringside.monitor.hang_words import verdict_of
 from ringside.monitor.job import CommunicationBound, InputBound, JobWatcher, SmallCollectives
+from ringside.monitor.jump import Jumps
+from ringside.monitor.links import LinkTotals
 from ringside.monitor.links_judge import LinkState, judge_link
 from ringside.monitor.links_watch import LinkWatcher
 from ringside.monitor.online import Collector
 from ringside.monitor.pauses import Pauses
+from ringside.monitor.questions import answer_questions
 from ringside.monitor.records import Vitals, Wire
+from ringside.monitor.run_directory import STEPS as STEPS_FILE
 from ringside.monitor.run_directory import RunReader, RunWriter
-from ringside.monitor.screen import Screen
+from ringside.monitor.screen import KEPT, Screen
+from ringside.monitor.shift import Shifts, compare
+from ringside.monitor.step_draft import SyncTimes
 from ringside.monitor.summary import assess
 from ringside.monitor.table import tabulate
 from ringside.monitor.verdict import KINDS, headline
+from ringside.monitor.vitals import Used, VitalSigns
+from ringside.monitor.vitals_table import VitalsGatherer
 from ringside.monitor.watcher import Row
 
+from .machines import Machine
 from .test_alerts import Clock, event
+from .test_step_clock import World
 
 pytestmark = pytest.mark.core
 
@@ -494,6 +505,148 @@ def test_summaries_say_what_held_a_rank_up(kept: Kept, trouble: str, tmp_path: P
     kept(f"summary_{trouble}", found)
 
 
+def test_the_four_questions_at_their_bars(kept: Kept) -> None:
+    random, told = np.random.default_rng(2), []
+    for number in range(120):
+        info = RunInfo(schema=1, name="run", started_unix=0.0, world_size=3, engine="gloo",
+                       hosts=pick(random, [], ["a", "a", "a"], ["a", "b", "a"], ["a", "", "b"]))  # fmt: skip
+        step = pick(random, 0.1, 0.5)
+        exposed = step * pick(random, 0.02, 0.09, 0.11, 0.19, 0.2, 0.21, 0.5)
+        slower, count = pick(random, 1.0, 1.09, 1.1, 1.11, 1.5), pick(random, 0, 1, 10, 11, 30)
+        latency, optimizer = pick(random, 0.0, 1e-4, 3e-3), exposed * pick(random, 0.5, 0.99, 1.01, 3.0)
+        records = [
+            StepRecord(
+                step=at, rank=rank, ended_unix=0.0, step_seconds=step,
+                own_seconds=(step - exposed) * (slower if rank == 1 else 1),
+                exposed_seconds=exposed * (1 + 0.1 * rank), optimizer_seconds=optimizer, collectives=count,
+                payload_bytes=pick(random, 0, 10**4, 10**8), busy_seconds=pick(random, 0.0, 0.01 + count * latency),
+                latency_seconds=latency,
+            )
+            for at in range(pick(random, 2, 3, 8))
+            for rank in range(3)
+            if random.random() < 0.97
+        ]  # fmt: skip
+        links = [
+            LinkTotals(src=a, dst=b, sent_bytes=9, wire_seconds=1.0, bytes_per_s=1e6 * (a + 2 * b),
+                       retransmitted_bytes=0, wire_ratio=exposed / step * pick(random, 0.2, 0.49, 0.51))
+            for a, b in ((0, 1), (1, 2))
+        ] * pick(random, 0, 0, 1)  # fmt: skip
+        slow = Verdict(kind="slow_link", ranks=[0, 1], since_step=2, detected_step=3, excess_ratio=1.0)
+        verdicts = pick(random, [], [], [slow], [named(1, since=1)])
+        found = answer_questions(info, tabulate(records, 3), verdicts, links)
+        told.append([number, [[one.answer, list(one.numbers.values()), one.words] for one in found.values()]])
+    kept("questions", told)
+
+
+def test_what_a_machine_says_of_a_rank(kept: Kept, tmp_path: Path) -> None:
+    """Files that appear, change, are damaged and vanish; a process that moves between cgroups with quotas above it."""
+    random, machine, told = np.random.default_rng(4), Machine(tmp_path), []
+    uses = [Used(0.0, 0, 0)]
+    signs: VitalSigns | None = None
+    ran, waited, stood, stolen = [0.0] * 4, [0.0] * 4, {"job": 0.0, "job/deep": 0.0}, 0
+    for number in range(36):
+        machine.time += pick(random, 0.5, 1.0, 2.0)
+        machine.cost += pick(random, 0.0, 1e-5, 2e-3) if number > 28 else 0.0
+        cpu_s, faults, preemptions = uses[-1]
+        uses.append(Used(cpu_s + random.random(), faults + pick(random, 0, 0, 7), preemptions + 3))
+        for thread in range(4):
+            ran[thread] += float(random.random())
+            waited[thread] += 0.3 * float(random.random()) * (thread % 2)
+            machine.thread(7 + thread, ran[thread], waited[thread])
+        stolen += pick(random, 0, 5)
+        machine.cpu(100 * number, stolen, count=pick(random, 2, 3))
+        machine.write("proc/vmstat", f"nr_free_pages 5\npswpin {3 * number}\n")
+        if number % 8 == 3:
+            machine.lives_in(pick(random, "/job", "/job/deep", "/elsewhere", "/job/../x"))
+        for path in stood:
+            stood[path] += pick(random, 0.0, 0.4)
+            machine.quota_v2(path, pick(random, "150000 100000", "max 100000", "50000 100000"), stood[path])
+        where = pick(random, "proc/pressure/memory", "sys/fs/cgroup/job/memory.pressure")
+        machine.write(where, f"some avg10=0.00 avg60=0.00 total={1000 * number}\nfull avg10=0 total=9\n")
+        if signs is None:
+            machine.lives_in("/job")
+            signs = VitalSigns(tmp_path, now=lambda: machine.time, cost=lambda: machine.cost, usage=lambda: uses[-1],
+                               cpus=lambda: {0, 1})  # fmt: skip
+        told.append(signs.since())
+    assert signs is not None
+    signs.close()
+    kept("vitals", [one and [getattr(one, name) for name in one.__struct_fields__] for one in told])
+
+
+def test_records_of_steps_of_every_shape(kept: Kept) -> None:
+    """Accumulation, several syncs, time blocked inside of forward, losses told late, optimizers around everything."""
+    told = []
+    for seed in range(25):
+        random = np.random.default_rng(seed)
+        world = World(always_synced=seed % 5 == 4)
+        for _ in range(8):
+            world.passes(0.25)
+            for _ in range(pick(random, 1, 1, 2, 3)):
+                world.forward(pick(random, 1.0, 2.0), pick(random, 0, 8))
+                if random.random() < 0.3:
+                    world.clock.blocks()
+                    world.passes(0.125)
+                    world.clock.blocked(0.125)
+                if random.random() < 0.3:
+                    world.clock.instrumented(0.0625)
+                if random.random() < 0.8:
+                    times = SyncTimes(0.7, 0.2, pick(random, 0.4, math.nan), 1000, 2, 0.5, pick(random, 0.0, 0.01))
+                    world.backward(times=times)
+            if random.random() < 0.9:
+                world.optimizer(pick(random, 0.5, 1.0))
+            if random.random() < 0.5:
+                world.clock.log(pick(random, None, 2.5), pick(random, None, 3))
+            if random.random() < 0.1:
+                world.clock.restart()
+        world.clock.flush()
+        told.append([[getattr(one, name) for name in one.__struct_fields__[:-3]] for one in world.records])
+    kept("steps", told)
+
+
+def test_what_is_read_of_a_run_that_outgrew_its_file_and_was_damaged(kept: Kept, tmp_path: Path) -> None:
+    writer = RunWriter(
+        tmp_path, RunInfo(schema=1, name="run", started_unix=0.0, world_size=2, engine="gloo"), full_bytes=9_000
+    )
+    strides = []
+    for step in range(400):
+        writer.append(
+            StepRecord(step=step, rank=rank, ended_unix=0.0, step_seconds=1.0, own_seconds=0.5 + 0.1 * rank)
+            for rank in (0, 1)
+        )
+        strides.append(writer.stride)
+    path = tmp_path / STEPS_FILE
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[3:3] = [b"\n", b"{}\n", b'{"step":1,"rank":0,"ended_unix":0,"step_seconds":null,"own_seconds":1e300}\n']
+    lines[5:5] = [b'{"step":9,"rank":1,"ended_unix":0,"step_seconds":null,"own_seconds":2}\n', lines[0][:-9]]
+    path.write_bytes(b"".join(lines) + lines[1][:20])
+    reader = RunReader(tmp_path)
+    found = reader.poll()
+    with path.open("ab") as file:
+        file.write(lines[1][20:] + lines[2])
+    more = reader.poll()
+    told = [[[one.step, one.rank, one.step_seconds] for one in part] for part in (found[:12], found[-3:], more)]
+    begun = [strides.index(one) for one in sorted(set(strides))]
+    noted = [event.get("stride") for event in reader.poll_events()]
+    kept("run", [begun, len(lines), told, noted, assess(RunReader(tmp_path))[0]["steps"]])
+
+
+def test_of_many_records_and_vitals_every_second_is_left_out_again_and_again(kept: Kept) -> None:
+    records = [
+        StepRecord(step=step, rank=rank, ended_unix=0.0, step_seconds=1.0, own_seconds=1.0,
+                   vitals=Vitals(seconds=1.0, cpu_seconds=float(step)) if (step + rank) % 2 else None)
+        for step in range(-2, 130)
+        for rank in range(4)
+    ]  # fmt: skip
+    gatherer = VitalsGatherer(3, limit=20)
+    for record in records:
+        if record.rank < 3:
+            gatherer.add(record)
+    vitals, table = gatherer.table(), tabulate(records[::-1], 3, cells=60)
+    parts = [table.between(20, 60).steps, table.before(40).steps, vitals.between(10, 50).steps]
+    means = vitals.mean(vitals["cpu_seconds"])
+    kept("thinned", [vitals.steps, vitals.owners, means, table.stride, table.steps, table.vitals.steps, parts])
+
+
 # ------------------------------------------------------------------------------------------------ slow ranks
 
 
@@ -526,7 +679,33 @@ def test_when_episodes_of_many_jobs_begin_and_end(kept: Kept, ranks: int) -> Non
         told += [[step, "opened", job, rank, screen.onset[job, rank], screen.usual[job, rank]]
                  for job, rank in np.argwhere(opened).tolist()]  # fmt: skip
         told += [[step, "closed", job, rank, screen.relief[job, rank]] for job, rank in np.argwhere(closed).tolist()]
+        if step in (30, 70, 169):  # what it has learnt by then, mean of all
+            noise = screen.noise
+            learnt = [noise.variances(), *noise.usual(), noise.stretch(4.0), noise.tolerated(0.02, 0.05), noise.clip,
+                      noise.steps, noise.wander.freedom(), noise.wander.long_run()]  # fmt: skip
+            told.append([step, "learnt", [float(np.nanmean(one)) for one in learnt]])
     kept(f"episodes_{ranks}", told)
+
+
+def test_levels_that_ranks_of_few_jump_or_shift_to(kept: Kept) -> None:
+    jobs, ranks, warm_up, chance = 40, 3, 3, 1e-4
+    jumps = Jumps((jobs, ranks), KEPT, chance, NormalDist().inv_cdf(1.0 - chance))
+    shifts, told = Shifts((jobs, ranks), chance), []
+    ring, least = np.full((KEPT, jobs, ranks), np.nan), np.full((2, jobs, ranks), 0.05)
+    relief = np.where(np.arange(jobs)[:, None] % 5 == 0, 45, np.zeros((jobs, ranks), dtype=np.int64))
+    for step, own in enumerate(troubled(jobs, 170, ranks, seed=11), 1):
+        ring[step % KEPT] = log_excess(own)
+        if step <= 2 * warm_up:
+            continue
+        clean = np.broadcast_to((step - jumps.span >= warm_up).reshape(-1, 1, 1), (len(jumps.span), jobs, ranks))
+        jumped = jumps.look(ring, step, warm_up, clean, least, relief)
+        shifted = shifts.look(ring, step, warm_up, relief, least)
+        found = [[int(known.sum()), float(level[known].sum())]
+                 for level in (jumped, shifted) if (known := np.isfinite(level)).any()]  # fmt: skip
+        told += [[step, *found]] if found else []
+    held = compare(ring[1:171], 24)
+    told.append([float(np.nanmean(one)) for one in held])
+    kept("levels", told)
 
 
 def test_verdicts_on_jobs(kept: Kept) -> None:
