@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from tests.support.kept import Kept
+from tests.support.mangle import mangled
 
 from ringside.doctor import Findings, examine
 from ringside.doctor.kineto_persistent import persistent_rank
@@ -353,3 +355,31 @@ def test_what_is_left_of_a_trace_that_breaks_off_or_is_damaged_anywhere(kept: Ke
             events, scan = scanned(broken)
             found.append([[event.ts for event in events], scan.losses(), scan.whole, sorted(scan.header)])
     kept("scans", found)
+
+
+CRASH = "".join(timeout(rank, 1580) + standing(rank, 1582, 1579) for rank in (0, 1, 3)) + standing(2, 1579, 1579)
+LOST = "node-0:1001:1600 [1] socket.cc:50 NCCL WARN socketProgress: Connection closed by remote peer node-1<5000>\n"
+TEXTS = {
+    "nccl": job_log([2, 2], lambda rank: {"environment": {"NCCL_ALGO": "Ring"}}) + LOST,
+    "sockets": job_log([1, 2], channels=1, network="NET/Socket/0", version="2.18.3+cuda12.1"),
+    "nccl_2_4": OLD_2_4,
+    "nccl_2_10": BUS_IDS_2_10,
+    "torch": CRASH + ELASTIC,
+    "meta": "trial_name: x\ndp_size: 2\npp_size: 3\nvpp_size: 1\nworld_size: 12\ntp_size: 2\n# end\n",
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_what_is_read_of_logs_that_were_cut_wrapped_and_edited(kept: Kept, tmp_path: Path, name: str) -> None:
+    random, found, path = np.random.default_rng(7), [], tmp_path / ("meta-x.yaml" if name == "meta" else "job.log")
+    for number in range(50):
+        path.write_text(TEXTS[name] if number == 0 else mangled(mangled(TEXTS[name], random), random))
+        told = examine([path])
+        drawn = [[one.nranks, one.hosts, one.note, *([[hop.src, hop.dst, hop.via, hop.wrong] for hop in hops]
+                  for hops in (*one.rings.values(), *one.trees.values()))] for one in told.rings]  # fmt: skip
+        found.append([
+            [[one.kind, one.ranks, one.cause, sorted(map(str, one.evidence.values()))] for one in told.verdicts],
+            [[one.what, one.why] for one in told.unjudged], [[note.used, note.text] for note in told.notes],
+            drawn if number % 5 == 0 else [[len(hops) for hops in one] for one in drawn and [drawn[0][3:]]],
+        ])  # fmt: skip
+    kept(f"text_{name}", found)

@@ -1,12 +1,25 @@
 """What is predicted for topologies of every kind, held against what was kept: each number, band, word and order."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
+from tests.support.mangle import mangled
 
 from ringside.errors import UsageError
-from ringside.predict import LinkClass, LinkOverride, Switch, Topology, preset, presets, prices, simulate
+from ringside.predict import (
+    LinkClass,
+    LinkOverride,
+    Switch,
+    Topology,
+    closed_form,
+    finish_seconds,
+    preset,
+    presets,
+    prices,
+    simulate,
+)
 from ringside.predict.baselines import hockney, nccl_constants
 from ringside.predict.bound import bounds
 from ringside.predict.checks import check
@@ -19,9 +32,11 @@ from ringside.predict.summary import summary
 from ringside.predict.tables import read_tables
 from ringside.predict.what_if import Change, Step, what_if
 from ringside.predict.what_if_play import played
-from ringside.schedule import COLLECTIVES, by_name
+from ringside.schedule import COLLECTIVES, by_name, hierarchical
 
 from .shared_tables import published
+from .test_engines import WITH_FORMS
+from .test_tables import LOG, ROWS, result
 
 pytestmark = pytest.mark.core
 SIZES = (8.0, 65_536.0, 1e6, 3e8, 3e10)
@@ -183,6 +198,98 @@ def test_what_tables_say_and_which_of_their_rows_are_doubted(kept):
              _described(known.topology(done)))
         )  # fmt: skip
     kept("tables", found)
+
+
+OSU = """\
+mpirun -np 144 -N 4 osu_allreduce -f
+# OSU MPI Allreduce Latency Test v7.0
+# Size       Avg Latency(us)   Min Latency(us)   Max Latency(us)  Iterations
+4                      11.69             10.10             13.20        1000
+8                      15.34             14.00             17.50        1000
+16                     16.10             15.50             18.00        1000
+# OSU MPI Bandwidth Test v7.0
+# Size      Bandwidth (MB/s)
+1024        2000.00
+4096        4000.00
+"""
+CSV = """\
+cluster,nodes,gpus,algo,size_bytes,time_us,algbw_GBps,busbw_GBps
+a100 8x200G,2,16,auto,1024,10,0.10,0.18
+a100 8x200G,2,16,auto,2048,11,0.19,0.33
+"h100, ndr",4,32,ring,1048576,60,17.48,33.86
+"h100, ndr",4,32,ring,4M,150,27.96,54.18
+"""
+POINTS = (
+    "system;hosts;Size (B);latency (us);min (us);max (us)\nx;2;1K;5.0;4.5;7.0\nx;2;4K;6.0;5.5;8.0\ny;4;4K;6.0;5.5;8.0\n"
+)
+JSON = json.dumps(
+    {
+        "config": {"devices": [{"hostname": host, "device_info": "NVIDIA H100"} for host in "aabb"]},
+        "results": [result(1 << 20, 50.0), result(4 << 20, 100.0, in_place={"time": 99.0, "alg_bw": 42.4})],
+    },
+    indent=1,
+)  # fmt: skip
+FORMS = {
+    "nccl": LOG + ROWS,
+    "old": "# all_gather_perf\n"
+    + LOG
+    + "  1048576  65536  float  50.00  20.97  15.73  0e+00  49.00  21.40  16.05  0e+00\n" * 2,
+    "osu": OSU,
+    "csv": CSV,
+    "points": POINTS,
+    "json": JSON,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_read_of_tables_that_were_cut_wrapped_and_edited(kept, tmp_path, form):
+    random, found = np.random.default_rng(6), []
+    for number in range(60):
+        text = FORMS[form] if number == 0 else mangled(FORMS[form], random)
+        path = tmp_path / f"{form}.{'csv' if form in ('csv', 'points') else 'json' if form == 'json' else 'log'}"
+        path.write_text(text)
+        tables = _refused(read_tables, path)
+        if isinstance(tables, str):
+            found.append(tables.replace(str(tmp_path), ""))
+            continue
+        found.append([
+            [table.collective, table.cluster, table.algorithm, table.ranks, table.hosts,
+             [[row.line, row.size_bytes, row.time_s, row.low_s, row.high_s,
+               *(one and (one.value, one.half_digit) for one in (row.algbw, row.busbw))] for row in table.rows],
+             [(flag.line, flag.reason[:40]) for flag in table.flags], [flag.line for flag in check(table).flags]]
+            for table in tables
+        ])  # fmt: skip
+    kept(f"forms_{form}", found)
+
+
+# ------------------------------------------------------------------------------------------------ closed forms
+
+SHAPES = ((1, 2), (1, 5), (1, 8), (2, 1), (4, 1), (5, 1), (8, 1), (2, 2), (2, 4), (3, 3), (4, 2), (2, 8), (3, 5))
+
+
+def test_closed_forms_are_the_simulation_on_even_topologies_of_every_shape(kept):
+    random, forms = np.random.default_rng(8), []
+    for hosts, local in SHAPES:
+        for rails, nics in (("pooled", 1), ("pooled", 3), ("own", 1), ("own", 2), ("own", 4)):
+            rates = 10.0 ** random.uniform(8, 11, 6)
+            topology = Topology(
+                "even", (local,) * hosts, LinkClass("nvlink", 2e-6, rates[0], rates[1] if nics == 1 else None),
+                LinkClass("roce", 7e-6, rates[2]), nics=nics, rails=rails, hosts_per_leaf=int(random.integers(1, 3)),
+                oversubscription=float(random.choice([1.0, 2.5])), nvls=Switch(3e-6, rates[3]),
+                sharp=Switch(9e-6, rates[4]),
+                reduce_bytes_per_s=rates[5] if nics != 3 else None, overhead_s=1e-6 if nics < 3 else 0.0,
+            )  # fmt: skip
+            every = [by_name(name, topology.ranks) for name in random.choice(WITH_FORMS, 4, replace=False)]
+            if local > 1 and hosts > 1:
+                outer = str(random.choice(["ring", "direct", "tree", "recursive_doubling"]))
+                every.append(hierarchical(local, hosts, outer=lambda n, outer=outer: by_name(outer, n)))
+            for schedule in every:
+                found = closed_form(schedule, topology, [10.0, 1e6])
+                forms.append(found is not None)
+                if found is not None:
+                    simulated = finish_seconds(schedule, topology, [10.0, 1e6]).max(axis=1)
+                    assert found == pytest.approx(simulated, rel=1e-9), (schedule.name, topology)
+    kept("forms", "".join("-+"[one] for one in forms))
 
 
 SCORED = ("h100_2n4g", "mleng_a100_1n8g", "mi300x_2n16g", "issue309_aion_h100_4n32g", "dgxh100_2n16g_pathology")
