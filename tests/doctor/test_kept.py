@@ -318,7 +318,22 @@ SCENES: list[Callable[[Path], None]] = [
 def test_all_that_is_found(scene: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Kept):
     scene(tmp_path)
     monkeypatch.chdir(tmp_path)  # so that files are named alike everywhere
-    kept(scene.__name__, _told(examine(["."])))
+    heard = Heard()
+    kept(scene.__name__, {**_told(examine(["."], heard)), "said": heard.said, "read_bytes": heard.read_bytes})
+
+
+class Heard:
+    """Progress that is remembered."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.read_bytes = 0
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def advance(self, nbytes: int) -> None:
+        self.read_bytes += nbytes
 
 
 def _told(found: Findings) -> dict[str, Any]:
