@@ -28,11 +28,13 @@ from ringside.monitor.hang_standing import Call, Failure, Process, Standing
 from ringside.monitor.hang_words import verdict_of
 from ringside.monitor.job import CommunicationBound, InputBound, JobWatcher, SmallCollectives
 from ringside.monitor.jump import Jumps
+from ringside.monitor.lasting import WINDOWS, Lasting
 from ringside.monitor.links import LinkTotals
 from ringside.monitor.links_judge import LinkState, judge_link
 from ringside.monitor.links_watch import LinkWatcher
 from ringside.monitor.online import Collector
 from ringside.monitor.pauses import Pauses
+from ringside.monitor.pauses_judge import PauseMeter, judge_pauses, rejudge_pauses
 from ringside.monitor.questions import answer_questions
 from ringside.monitor.records import Vitals, Wire
 from ringside.monitor.run_directory import STEPS as STEPS_FILE
@@ -261,7 +263,8 @@ def job_rows(seed: int, steps: int) -> Iterator[Row]:
                 step=step, rank=rank, ended_unix=0.0, step_seconds=seconds, own_seconds=seconds * (1 - exposed),
                 exposed_seconds=seconds * exposed * (1.0 + 0.1 * rank),
                 data_seconds=seconds * data * (1.0 + 0.1 * rank),
-                busy_seconds=many * latency + 0.02, latency_seconds=latency, payload_bytes=30 * MB, collectives=many,
+                busy_seconds=(many * latency + 0.02) * (rank != 1), latency_seconds=latency * (rank != 2),
+                payload_bytes=30 * MB, collectives=many,
             )
             for rank in range(3 if random.random() < 0.97 else 2)
         }  # fmt: skip
@@ -690,7 +693,7 @@ def test_when_episodes_of_many_jobs_begin_and_end(kept: Kept, ranks: int) -> Non
 def test_levels_that_ranks_of_few_jump_or_shift_to(kept: Kept) -> None:
     jobs, ranks, warm_up, chance = 40, 3, 3, 1e-4
     jumps = Jumps((jobs, ranks), KEPT, chance, NormalDist().inv_cdf(1.0 - chance))
-    shifts, told = Shifts((jobs, ranks), chance), []
+    shifts, lasting, told = Shifts((jobs, ranks), chance), Lasting((jobs, ranks), 3.0), []
     ring, least = np.full((KEPT, jobs, ranks), np.nan), np.full((2, jobs, ranks), 0.05)
     relief = np.where(np.arange(jobs)[:, None] % 5 == 0, 45, np.zeros((jobs, ranks), dtype=np.int64))
     for step, own in enumerate(troubled(jobs, 170, ranks, seed=11), 1):
@@ -700,8 +703,10 @@ def test_levels_that_ranks_of_few_jump_or_shift_to(kept: Kept) -> None:
         clean = np.broadcast_to((step - jumps.span >= warm_up).reshape(-1, 1, 1), (len(jumps.span), jobs, ranks))
         jumped = jumps.look(ring, step, warm_up, clean, least, relief)
         shifted = shifts.look(ring, step, warm_up, relief, least)
+        medians = np.stack([np.nanmedian(ring[max(step - length, 0) + 1 : step + 1], axis=0) for length in WINDOWS])
+        lasts = lasting.look(ring, medians, step, relief, warm_up)
         found = [[int(known.sum()), float(level[known].sum())]
-                 for level in (jumped, shifted) if (known := np.isfinite(level)).any()]  # fmt: skip
+                 for level in (jumped, shifted, lasts) if (known := np.isfinite(level)).any()]  # fmt: skip
         told += [[step, *found]] if found else []
     held = compare(ring[1:171], 24)
     told.append([float(np.nanmean(one)) for one in held])
@@ -728,6 +733,14 @@ def test_when_ranks_are_known_to_pause(kept: Kept) -> None:
     for step in range(steps):
         busy[0, 0] = 200 <= step < 300
         opened, closed = pauses.update(own[step], busy)
-        told += [[step, "opened", job, rank, pauses.rhythm[job, rank]] for job, rank in np.argwhere(opened).tolist()]
+        for job, rank in np.argwhere(opened).tolist():
+            rhythm = pauses.rhythm[job, rank]
+            verdict = judge_pauses(rank, rhythm, ranks, since_step=rhythm.first - 1, detected_step=step)
+            meter = PauseMeter(verdict)
+            meter.add(own[step : step + 40, job])
+            again = rejudge_pauses(verdict, own[rhythm.first - 1 : step, job])
+            told.append(
+                [step, "opened", job, rank, rhythm, *_short(verdict)[4:-1], *_short(again)[4:-1], meter.rank_seconds]
+            )
         told += [[step, "closed", job, rank, pauses.last[job, rank]] for job, rank in np.argwhere(closed).tolist()]
     kept("pauses", told)

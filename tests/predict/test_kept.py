@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tests.support.mangle import mangled
 
+from ringside.engine.network import Network
 from ringside.errors import UsageError
 from ringside.predict import (
     LinkClass,
@@ -15,28 +16,34 @@ from ringside.predict import (
     Topology,
     closed_form,
     finish_seconds,
+    from_probe,
+    from_toml,
     preset,
     presets,
     prices,
     simulate,
 )
 from ringside.predict.baselines import hockney, nccl_constants
+from ringside.predict.batch import batch
 from ringside.predict.bound import bounds
 from ringside.predict.checks import check
 from ringside.predict.knowledge import Knowledge
+from ringside.predict.memory import fit, state
 from ringside.predict.mpi import pairs_of
 from ringside.predict.options import TREES, collective, names, option, schedule_for
 from ringside.predict.plan import Question, plan
+from ringside.predict.reference_events import finish_by_events
 from ringside.predict.score import hold_out, larger_sizes, other_scale, preset_only
 from ringside.predict.summary import summary
 from ringside.predict.tables import read_tables
 from ringside.predict.what_if import Change, Step, what_if
 from ringside.predict.what_if_play import played
-from ringside.schedule import COLLECTIVES, by_name, hierarchical
+from ringside.schedule import COLLECTIVES, by_name, hierarchical, ring
 
 from .shared_tables import published
 from .test_engines import WITH_FORMS
 from .test_tables import LOG, ROWS, result
+from .test_topology import BOXES
 
 pytestmark = pytest.mark.core
 SIZES = (8.0, 65_536.0, 1e6, 3e8, 3e10)
@@ -262,6 +269,90 @@ def test_what_is_read_of_tables_that_were_cut_wrapped_and_edited(kept, tmp_path,
     kept(f"forms_{form}", found)
 
 
+def test_what_is_read_of_topologies_that_were_edited(kept):
+    random, found = np.random.default_rng(9), []
+    network = Network(
+        np.array([[0, 2e-5, 3e-5], [2e-5, 0, 4e-5], [3e-5, 4e-5, 0]]),
+        np.array([[0, 1e-8, 1e-8], [1e-8, 0, 4e-8], [1e-8, 2e-8, 0]]),
+        np.array([1e-8, 1e-8, 2e-8]), np.array([1e-8, 1e-8, 2e-8]), reduce=1e-10, overhead_s=1e-6,
+    )  # fmt: skip
+    probed = json.dumps(network.to_topology(["a", "b", "c"], [2, 1, 1], "measured"), indent=1)
+    for number in range(150):
+        boxes, text = mangled(BOXES, random), mangled(probed, random)
+        told = [_refused(from_toml, boxes, "boxes"), _refused(_probe, text)]
+        found.append([one if isinstance(one, str) or number % 10 == 0 else one.describe() for one in told])
+    kept("edited", found)
+
+
+def _probe(text):
+    try:
+        return from_probe(json.loads(text), "probe")
+    except ValueError:
+        return "no JSON"
+
+
+ODD = (-1, 0, 1, 2, 3, 4, 0.999, 1e-300, 1e18, 1.1e18, float("inf"), float("nan"))
+
+
+def test_what_cannot_be_is_refused_and_what_can_is_not(kept):
+    """Every number that is asked for, at its bounds and beside them."""
+    found = {}
+    h100, flat = preset("dgx-h100", 2, 2), TOPOLOGIES["ethernet"]
+    calls = {
+        "nics": lambda odd: dataclasses.replace(h100, nics=odd),
+        "hosts_per_leaf": lambda odd: dataclasses.replace(h100, hosts_per_leaf=odd),
+        "oversubscription": lambda odd: dataclasses.replace(h100, oversubscription=odd),
+        "overhead_s": lambda odd: dataclasses.replace(h100, overhead_s=odd),
+        "reduce": lambda odd: dataclasses.replace(h100, reduce_bytes_per_s=odd),
+        "host_rates": lambda odd: dataclasses.replace(h100, host_rates=((1e9, 1e9), (1e9, odd))),
+        "alpha": lambda odd: LinkClass("roce", odd, 1e9),
+        "rate": lambda odd: LinkClass("roce", 0.0, odd),
+        "host_rate": lambda odd: LinkClass("roce", 0.0, 1e9, odd),
+        "switch": lambda odd: (Switch(odd, 1e9), Switch(0.0, odd)),
+        "override": lambda odd: dataclasses.replace(h100, overrides=(LinkOverride(0, odd, None, 1e9),)),
+        "override_rate": lambda odd: dataclasses.replace(h100, overrides=(LinkOverride(0, 1, odd, odd),)),
+        "sized": lambda odd: h100.sized(odd),
+        "slow_link": lambda odd: h100.with_slow_link(0, 1, odd),
+        "slow_link_to": lambda odd: h100.with_slow_link(0, odd, 2.0),
+        "without_rail": lambda odd: h100.without_rail(odd),
+        "parameters": lambda odd: fit(odd, 8, 80e9),
+        "memory": lambda odd: fit(1e9, 8, odd),
+        "stage": lambda odd: state(1e9, 8, odd),
+        "sharers": lambda odd: state(1e9, odd, 3),
+        "batch": lambda odd: batch(odd),
+        "per_rank": lambda odd: batch(4, odd),
+        "accumulated": lambda odd: batch(4, 1, odd),
+        "base": lambda odd: batch(4, 1, 1, odd),
+        "size": lambda odd: simulate(by_name("ring", 8), flat, odd).seconds,
+        "late": lambda odd: simulate(by_name("ring", 8), flat, 8, late={1: odd}).seconds,
+        "late_rank": lambda odd: simulate(by_name("ring", 8), flat, 8, late={odd: 1.0}).seconds,
+        "gradients": lambda odd: plan(Question(preset("ethernet-10g", 2), odd, algorithm="ring")).rounds,
+        "buckets": lambda odd: what_if(STEPS["unknown"], Change(bucket_bytes=odd)).after.buckets,
+        "slower": lambda odd: what_if(STEPS["described"], Change(slower={0: odd})).delta.value,
+        "slower_rank": lambda odd: what_if(STEPS["described"], Change(slower={odd: 0.5})).delta.value,
+        "repaired": lambda odd: what_if(STEPS["recorded"], Change(repaired=(odd,))).delta.value,
+    }
+    for name, call in calls.items():
+        found[name] = []
+        for odd in ODD:
+            if isinstance(odd, int) or name not in WHOLE:
+                told = _refused(call, odd)
+                found[name].append([odd, told if isinstance(told, str | int | float) else "taken"])
+    kept("bounds", found)
+
+
+WHOLE = {
+    "nics", "hosts_per_leaf", "override", "sized", "slow_link_to", "without_rail", "stage", "sharers", "batch",
+    "per_rank", "accumulated", "base", "late_rank", "slower_rank", "repaired",
+}  # fmt: skip
+
+
+def test_what_would_take_minutes_is_refused():
+    ranks = (1 << 17) + 1
+    with pytest.raises(UsageError, match="take minutes to simulate"):
+        simulate(ring(ranks), preset("ethernet-10g", ranks), 1e6)
+
+
 # ------------------------------------------------------------------------------------------------ closed forms
 
 SHAPES = ((1, 2), (1, 5), (1, 8), (2, 1), (4, 1), (5, 1), (8, 1), (2, 2), (2, 4), (3, 3), (4, 2), (2, 8), (3, 5))
@@ -286,6 +377,10 @@ def test_closed_forms_are_the_simulation_on_even_topologies_of_every_shape(kept)
             for schedule in every:
                 found = closed_form(schedule, topology, [10.0, 1e6])
                 forms.append(found is not None)
+                if schedule.ranks <= 8:
+                    events = finish_by_events(schedule, topology, 1e6, {1: 1e-5})
+                    timeline = simulate(schedule, topology, 1e6, late={1: 1e-5})
+                    assert timeline.finish_seconds == pytest.approx(events, rel=1e-9), (schedule.name, topology)
                 if found is not None:
                     simulated = finish_seconds(schedule, topology, [10.0, 1e6]).max(axis=1)
                     assert found == pytest.approx(simulated, rel=1e-9), (schedule.name, topology)
