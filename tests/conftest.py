@@ -19,6 +19,7 @@ from ringside import _core
 
 from .support import ranks
 from .support.account import Account, beyond_allowance
+from .support.kept import Kept
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell begins what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -35,6 +36,7 @@ hypothesis.settings.load_profile("thorough")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--times", action="store_true", help="print where time went, by directory, beside the budgets")
     parser.addoption("--write-costs", action="store_true", help="write what the dear tests cost into tests/costs.txt")
+    parser.addoption("--write-kept", action="store_true", help="write results anew that differ from the kept ones")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -56,6 +58,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 # A test that uses one of these fixtures is left to `make test-all`, unless it is marked `core`.
 _THOROUGH = {"lab_factory", "browser"}
+
+
+@pytest.fixture
+def kept(request: pytest.FixtureRequest) -> Kept:
+    """Whole results that are kept in `kept/`, beside the test."""
+    return Kept(request.path.parent / "kept", write=request.config.getoption("--write-kept"))
 
 
 # ------------------------------------------------------------------------------------------------ nothing is left

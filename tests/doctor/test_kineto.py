@@ -308,3 +308,20 @@ def test_a_header_that_cannot_be_costs_nothing(tmp_path, world):
     (note,) = examine([tmp_path]).notes
     assert note.used
     assert "rank 0 of 1: 2 steps" in note.text
+
+
+@pytest.mark.parametrize(("waits_for", "answer"), [(0.15, False), (0.19, False), (0.21, None), (0.5, None)])
+def test_without_hosts_a_network_that_is_hardly_waited_for_is_no_bottleneck_and_more_is_not_judged(
+    tmp_path, waits_for, answer
+):
+    transfer_us = 10_000.0 * waits_for / (1 - waits_for) / 2
+    found = examine([Job(ranks=2, noise=0.0, transfer_us=transfer_us).write(tmp_path)])
+    assert found.questions["network_between_hosts"].answer is answer
+
+
+def test_the_world_is_as_large_as_the_trace_that_knows_it_says(tmp_path):
+    traces = Job(ranks=3, kernel="").traces()
+    del traces[1]["distributedInfo"]
+    for rank, trace in enumerate(traces):
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(trace))
+    assert examine([tmp_path]).facts["kineto"]["world_size"] == 3

@@ -152,6 +152,7 @@ def test_metadata(tmp_path: Path):
     assert (meta.dp_size, meta.pp_size, meta.vpp_size, meta.ranks_per_worker) == (2, 4, 2, 8.0)
     assert looks_like_meta(b"dp_size: 2\npp_size: 4\n")
     assert not looks_like_meta(b"learning_rate: 2\n")
+    assert not looks_like_meta(b"[\ndp_size: 2\npp_size: 4\n")
     with pytest.raises(UsageError, match="pp_size is '0'"):
         parse_meta("pp_size: 0")
     with pytest.raises(UsageError, match="world_size is 7"):

@@ -412,3 +412,12 @@ def test_a_rank_that_never_reports_changes_nothing_for_the_others(make_own: Make
     assert verdict.ranks == [3]
     assert detect(np.full((50, 4), np.nan)) == []
     assert detect(own[:1]) == []
+
+
+def test_what_a_rank_exceeded_the_others_by_before_is_no_part_of_its_price(make_own: Make) -> None:
+    own = make_own(260, 4, jitter=0.003)
+    own[:, 1] *= 1.04
+    own[120:, 1] *= 1.3
+    (verdict,) = detect(own)
+    assert verdict.evidence["usual_excess_ratio"] == pytest.approx(0.04, abs=0.01)
+    assert verdict.cost_rank_seconds == pytest.approx(4 * 140 * 0.1 * (1.04 * 1.3 - 1.04), rel=0.05)

@@ -142,10 +142,11 @@ def test_dead_ranks() -> None:
         [waits(0, seconds=60.0), works(1, seconds=1.0)],  # slow, and it goes on
         [waits(0, seconds=WARM_UP_S - 1, synced=0), works(1, seconds=WARM_UP_S, synced=0)],  # it compiles
         [waits(0, seconds=WARM_UP_S - 1), works(1, seconds=WARM_UP_S, synced=0)],  # one of them does
+        [waits(0, seconds=WARM_UP_S - 1), works(1, seconds=WARM_UP_S, synced=1)],  # it does in its second pass
         [in_call(0, seconds=OWN_CALL_S - 1), works(1, seconds=OWN_CALL_S)],  # a checkpoint before a barrier
         [waits(0, seconds=9.0, longest_s=4.0), works(1, seconds=10.0)],  # waits of 4 s are normal here
     ],
-    ids=["validation", "short", "slow", "compiles", "one compiles", "checkpoint", "usual"],
+    ids=["validation", "short", "slow", "compiles", "one compiles", "one compiles later", "checkpoint", "usual"],
 )
 def test_normal_pauses(standings: list[Standing]) -> None:
     assert judge(standings) is None

@@ -144,6 +144,17 @@ def test_an_end_that_nobody_called_its_own_is_taken_for_the_lowest_rank_of_its_h
     assert links.resolve(record(0, wires=[stranger])).wires[0].peer == 4
 
 
+def test_every_end_that_was_told_of_is_remembered() -> None:
+    links = LinkMap()
+    for rank in range(1, 40):
+        links.resolve(record(rank, wires=[Wire(seconds=1, sent_bytes=1, wire_seconds=0, local=f"10.0.0.9 {rank}")]))
+    all_of_them = [
+        Wire(seconds=1, sent_bytes=1, wire_seconds=0, local=f"10.0.1.1 {rank}", remote=f"10.0.0.9 {rank}")
+        for rank in range(1, 40)
+    ]
+    assert [wire.peer for wire in links.resolve(record(0, wires=all_of_them)).wires] == list(range(1, 40))
+
+
 def test_outsiders_are_nobodys_link() -> None:
     outside = Wire(seconds=1, sent_bytes=MB, wire_seconds=0.1, local="10.0.0.1 1", remote="192.0.2.1 443")
     assert wires_by_link(LinkMap().resolve(record(0, wires=[outside]))) == {}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ringside.monitor import RunInfo, StepRecord, Verdict
 from ringside.monitor.detect import Finding
-from ringside.monitor.online import GIVEN_UP_STEPS, PENDING_RECORDS, Collector, with_waits
+from ringside.monitor.online import FARTHEST_STEPS, GIVEN_UP_STEPS, LARGEST_STEP, PENDING_RECORDS, Collector, with_waits
 from ringside.monitor.run_directory import RunReader, RunWriter
 from ringside.monitor.watcher import Row
 
@@ -170,6 +170,25 @@ def test_a_step_that_cannot_be_is_dropped_and_the_ranks_are_watched_on(
     assert [verdict.ranks for verdict in collector.verdicts] == [[2]]
     assert (collector.steps, collector.late, collector.absurd) == (159, 0, 2)
     assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("newest", "step", "taken"),
+    [
+        (7, 7 + FARTHEST_STEPS, True),
+        (7, 8 + FARTHEST_STEPS, False),
+        (None, LARGEST_STEP, True),
+        (None, LARGEST_STEP + 1, False),
+    ],
+)
+def test_a_step_is_within_a_million_of_the_newest_or_the_first_below_two_to_the_48(
+    newest: int | None, step: int, taken: bool
+) -> None:
+    collector = Collector(1, watchers=[])
+    for number in (newest, step):
+        if number is not None:
+            collector.add([StepRecord(step=number, rank=0, ended_unix=0, step_seconds=1, own_seconds=1)])
+    assert (collector.absurd, collector.close()[-1]["steps"]) == (int(not taken), taken + (newest is not None))
 
 
 def test_waits_are_filled_in_without_a_common_clock() -> None:

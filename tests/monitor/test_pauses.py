@@ -74,6 +74,7 @@ def test_who_becomes_slow_in_every_step_is_told_of_that_instead():
     assert pauses.evidence["until_step"] == pytest.approx(421, abs=10)
     assert "pauses" not in slow.evidence
     assert slow.since_step == pytest.approx(420, abs=2)
+    assert "until_step" not in slow.evidence  # the end of its pauses is not the end of that
     detector = Detector(4)
     for row in own:
         for finding in detector.update(row):

@@ -403,3 +403,18 @@ def test_extremes():
     assert price(ring(4), flat(4), 0) == pytest.approx(6e-5)
     assert price(ring(4), flat(4), 1e15) == pytest.approx(1.5e6, rel=1e-6)
     assert simulate(ring(2), flat(2, alpha=0.0), 0).guilty.kind == "nobody"
+
+
+def test_a_switch_is_on_no_host_whose_rails_could_be_lost():
+    """A message to a switch between hosts ends at no host; it may be what decides."""
+    topology = preset("dgx-a100", 4).without_rail(2)
+    timeline = simulate(hierarchical(8, 4, outer=in_network), topology, 1e9)
+    assert any(hop.peer >= topology.ranks or hop.src >= topology.ranks for hop in timeline.critical_path)
+    assert {one.kind for one in timeline.blamed} <= {"narrow host", "nobody"}
+
+
+def test_where_a_part_has_no_form_hierarchical_has_none():
+    """A tree of three is not full."""
+    topology = preset("dgx-h100", 3)
+    assert closed_form(hierarchical(8, 3, outer=tree), topology, [1e6]) is None
+    assert closed_form(hierarchical(8, 3, outer=ring), topology, [1e6]) is not None

@@ -252,9 +252,9 @@ def _hierarchical(schedule: Schedule, e: Even, size: Floats) -> Floats | None:
     there, back = _form(inner, within, size), _form(backs[inner], within, size)
     lane = replace(e, local=1, nic=e.per_nic * e.nic, per_nic=1, up=e.local * e.up)
     between = _form(outer, lane, size / e.local)
-    if there is None or back is None or between is None:
-        return None
-    return there + between + back
+    assert there is not None  # all rings and exchanges inside a host have a formula
+    assert back is not None
+    return None if between is None else there + between + back
 
 
 def forms() -> tuple[str, ...]:

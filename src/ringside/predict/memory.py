@@ -110,5 +110,7 @@ def fit(parameters: float, ranks: int, memory_bytes: float | None, dtype: str = 
     if not (math.isfinite(memory_bytes) and memory_bytes > 0):
         raise UsageError(f"a rank's memory is more than 0 bytes, not {memory_bytes:g}")
     stages = [one.stage for one in states if one.total_bytes <= memory_bytes]
-    least = math.ceil(states[0].total_bytes / memory_bytes)
-    return Fit(parameters, memory_bytes, states, stages[0] if stages else None, least)
+    least = states[0].total_bytes / memory_bytes
+    if not math.isfinite(least):
+        raise UsageError(f"{parameters:g} parameters in ranks of {memory_bytes:g} bytes: no number of ranks is enough")
+    return Fit(parameters, memory_bytes, states, stages[0] if stages else None, math.ceil(least))
