@@ -15,11 +15,12 @@ class Afterwards:
         job: What was trained; its state is the final one.
 
     Attributes:
-        joined, reason: As of a driver.
+        joined, reason, is_over: As of a driver.
     """
 
     joined = True
     reason = ""
+    is_over = True
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -29,6 +30,10 @@ class Afterwards:
 
     def end_job(self) -> None:
         """It has ended."""
+
+    def has_elders(self) -> bool:
+        """Return False: there is nobody to wait for."""
+        return False
 
     def close(self) -> None:
         """There is nothing to let go of."""

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ringside.engine.failures import name_ranks
-from ringside.errors import FinalStateError, RingsideError
+from ringside.errors import FinalStateError, MismatchError, RingsideError
 from ringside.survive import events as e
 from ringside.survive import instructions as i
 from ringside.survive.acquaintances import Acquaintances
@@ -70,7 +70,7 @@ class Driver:
         self._step: Step | None = None
         self._life = 0
         self._founders: tuple[Seat, ...] = ()
-        self._ends = False
+        self._ends = self._is_over = False
         self._decisions = Decisions(job.meeting.registers)
         self._begin(job.meeting.incarnation(), fresh=True)
 
@@ -109,6 +109,16 @@ class Driver:
             self.next_step()
 
     @property
+    def is_over(self) -> bool:
+        """Whether the job has come to its end, for all ranks."""
+        return self._is_over
+
+    def has_elders(self) -> bool:
+        """Tell whether this process has joined others, and one that began the job takes part and lives."""
+        elders = [seat for seat in self.member.members if seat in self._founders and seat != self.member.seat]
+        return self.joined and any(not self._peer(seat).ended() for seat in elders)
+
+    @property
     def joined(self) -> bool:
         """Whether this process takes part without having been there at the beginning."""
         return self.member.seat not in self._founders
@@ -133,7 +143,8 @@ class Driver:
         self._handover.unreached.clear()
         self._open_door(seat, incarnation)
         self.member = Member(seat, incarnation, job.settings)
-        self._founders = self._await_founders(incarnation) if fresh else ()
+        if fresh:  # who was left out comes back to the same ones
+            self._founders = self._await_founders(incarnation)
         step = job.state.step if seat in self._founders else None
         self._tell(e.Started(time.monotonic(), step, self._founders if step is not None else ()))
 
@@ -182,6 +193,9 @@ class Driver:
 
     def _hear(self) -> bool:
         """Tell the member what has happened; return whether anything has."""
+        record = self.member.generation
+        if record is not None and len(record.members) == 1 and self._time_to(_ASK_AGAIN_S, "alone"):
+            self._refuse_alone(record)
         found = [*self._listener.events(), *self._acks(), *self._deaths(), *self._missing()]
         for event in found:
             self._tell(event)
@@ -232,6 +246,31 @@ class Driver:
         if self._time_to(_SAY_AGAIN_S, "waits"):
             _log.info("the last step is done: rank %s is waited for", ", ".join(map(str, missing)))
         return [] if member.gone == frozenset(gone) else [e.RanksGone(gone)]
+
+    def _refuse_alone(self, record: Generation) -> None:
+        """Raise `MismatchError` where all the other ranks were refused and none had been trained with, so that of two
+        that differ nobody knows which one is right.
+
+        Those that had been, and came back as others, are no reason to end what they were refused for.
+        """
+        if len(record.members) != 1:
+            return
+        others = [rank for rank in range(self.job.settings.ranks) if rank != self.job.rank]
+        if others and all(self._was_never_right(rank) for rank in others):
+            raise MismatchError(
+                f"rank {self.job.rank} is the only one left, every other one was refused ({name_ranks(others)}): "
+                "nobody can tell which of them is right. Their logs say what differs: make them alike, and start the "
+                "job again"
+            )
+
+    def _was_never_right(self, rank: int) -> bool:
+        """Tell whether a rank was refused before it took part, or for what it drew when it did."""
+        meeting, incarnation = self.job.meeting, self.member.incarnation
+        refused, seat = meeting.refused(rank), meeting.newest(incarnation, rank)
+        place = None if seat is None else meeting.place(incarnation, seat)
+        if refused is None or place is None:
+            return refused is not None
+        return (refused.machine, refused.pid, refused.started) == (place.machine, place.pid, place.started)
 
     def _is_gone(self, rank: int) -> bool:
         meeting, incarnation, machine = self.job.meeting, self.member.incarnation, own_place().machine
@@ -290,6 +329,7 @@ class Driver:
         self._exchange = self._new_exchange(record, layout, self._lookout)
         ranks = ", ".join(map(str, record.ranks))
         _log.info("generation %d: ranks %s go on with step %d", record.number, ranks, record.step)
+        self._refuse_alone(record)
 
     def _new_exchange(self, record: Generation, layout: Layout, lookout: Lookout) -> AnyExchange:
         job, seat = self.job, self.member.seat
@@ -434,7 +474,11 @@ class Driver:
             if kept is None:
                 raise FinalStateError(self._lost())
             job.state.load(kept)
-        job.final.keep(job.state)  # a process that was slower than the others may not have
+        self._is_over = True
+        try:
+            job.final.keep(job.state)  # a process that was slower than the others may not have
+        except FinalStateError as error:
+            _log.warning("%s", error)  # it has it at hand
         if finish.without:
             self._go_without(finish.without)
         job.final.agree(attended=0 not in finish.without)

@@ -71,13 +71,15 @@ class Keeper:
     def _keep(self, stop: StopRequest) -> int:
         status = failures = ends = 0
         while True:
-            before, known = status, self.kept.head.progress
+            before, part = status, self.kept.newest
+            known = part.at, part.head.progress
             status = self._run_once(stop)
-            head = self.kept.head
+            part = self.kept.newest
+            head = part.head
             if stop.signum:
                 self._save(head, "was stopped before its last lines were done", status != 0 and self._rank == 0)
                 return stop.exit_status
-            further = head.progress > known
+            further = (part.at, head.progress) > known
             ends, failures = (0, 0) if further else (ends + 1, failures + (status > 0 or -status in _OWN))
             if status == REFUSED and before == StoreGoneError.exit_status:
                 self._say(f"rank {self._rank} has lost the job's store: the others go on, or it is to be started again")
@@ -105,9 +107,8 @@ class Keeper:
         if head.stage is Stage.TRAINING or not wanted:
             return
         try:
-            where = (
-                f"the final state (step {head.step}) lies in {self.kept.save()}: ringside.survive.final_state reads it"
-            )
+            path = self.kept.newest.save()
+            where = f"the final state (step {head.step}) lies in {path}: ringside.survive.final_state reads it"
         except OSError as error:
             where = f"the final state is lost, it could not be written: {error}"
         self._say(f"rank {self._rank} {why}; {where}")
