@@ -18,7 +18,7 @@ from ringside.survive.registers import MemoryRegisters
 
 torch = pytest.importorskip("torch")
 
-from ringside.survive import final_state  # noqa: E402
+from ringside.survive import final_state, passport  # noqa: E402
 from ringside.survive.checkpoint import Checkpoints  # noqa: E402
 from ringside.survive.connecting import Connection  # noqa: E402
 from ringside.survive.final import Final  # noqa: E402
@@ -79,6 +79,15 @@ def test_a_file_that_somebody_was_told_of_stays(tmp_path):
     kept.close()
     assert [str(tmp_path / name) for name in files(tmp_path)] == [path]
     assert final_state(path)["model"]["counts"].tolist() == [3.0] * 8
+
+
+def test_before_the_end_there_is_nothing_to_be_written_into_a_file(tmp_path):
+    kept = Kept()
+    assert Final(kept, tmp_path).save() == Final(None, tmp_path).save() == ""
+    assert Final(kept, tmp_path).tree() is None
+    Final(kept, tmp_path).agree(attended=True)
+    assert (kept.head.stage, files(tmp_path)) == (Stage.TRAINING, [])
+    kept.close()
 
 
 def test_a_worker_that_follows_one_that_was_killed_while_it_kept_the_state_takes_a_file(tmp_path):
@@ -200,6 +209,18 @@ def test_the_only_rank_that_is_not_refused_does_not_train_alone(tmp_path, monkey
     with pytest.raises(MismatchError, match="rank 0 is the only one left, every other one was refused"):
         count(2, tmp_path)
     assert not any("decided" in key for key in registers.values)
+
+
+def test_who_is_no_member_leaves_with_a_status_of_its_own_and_says_in_what_it_differs(tmp_path, monkeypatch, caplog):
+    registers = MemoryRegisters()
+    monkeypatch.setattr("ringside.survive.train.connect", lambda *_: Connection(1, 2, registers, registers))
+    registers.create("passport", passport.encode({"the batch": "7 samples"}))
+    with pytest.raises(SystemExit, match="77"):
+        count(2, tmp_path)
+    assert "rank 1 is refused" in caplog.text
+    assert "the batch (24 samples here, 7 samples there)" in caplog.text
+    assert Meeting(registers, 2).refused(1) == own_place()
+    caplog.clear()
 
 
 def test_who_comes_back_as_somebody_else_does_not_end_the_job_that_it_was_in(tmp_path, monkeypatch):

@@ -15,12 +15,13 @@ class Afterwards:
         job: What was trained; its state is the final one.
 
     Attributes:
-        joined, reason, is_over: As of a driver.
+        joined, reason, is_over, digests: As of a driver.
     """
 
     joined = True
     reason = ""
     is_over = True
+    digests = None
 
     def __init__(self, job: Job) -> None:
         self.job = job

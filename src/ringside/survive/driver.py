@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import time
@@ -12,12 +13,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from ringside.engine.failures import name_ranks
-from ringside.errors import FinalStateError, MismatchError, RingsideError
+from ringside.errors import FinalStateError, MismatchError, RingsideError, StoreGoneError
 from ringside.survive import events as e
 from ringside.survive import instructions as i
 from ringside.survive.acquaintances import Acquaintances
 from ringside.survive.arrival import take_seat
 from ringside.survive.attempt import AnyExchange, Attempt
+from ringside.survive.audit import Digests
 from ringside.survive.decision import Abort, Decision, Decisions, Seat, Tag
 from ringside.survive.generation import Generation, decode_generation, encode_generation, generation_key
 from ringside.survive.handover import Handover, giver_for
@@ -51,12 +53,14 @@ class Driver:
         member: The state machine.
         reason: Why the job ended before its last step; "": it did not, or this rank wanted that.
         spent: Seconds by kind of instruction, and for digests (which `Exchange` contains).
+        digests: Of the results that were applied here.
     """
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.spent: defaultdict[str, float] = defaultdict(float)
         self.reason = ""
+        self.digests = Digests()
         self._initial = job.state.copied()
         self._todo: deque[i.Instruction] = deque()
         self._known = Acquaintances(job.meeting, lambda seat: self._listener.silent_s(seat))
@@ -85,15 +89,30 @@ class Driver:
         self._step = None
         try:
             while self._step is None and (self._todo or self.member.phase is not Phase.ENDED):
-                heard = self._hear()
-                if self._todo:
-                    self._carry_out(self._todo.popleft())
-                elif not heard:
-                    self._rest()
+                try:
+                    self._go_on()
+                except StoreGoneError:
+                    self._go_on_without_store()
         except RingsideError:
             self._save()
             raise
         return self._step
+
+    def _go_on(self) -> None:
+        """Do what is to be done next, or rest."""
+        heard = self._hear()
+        if self._todo:
+            self._carry_out(self._todo.popleft())
+        elif not heard:
+            self._rest()
+
+    def _go_on_without_store(self) -> None:
+        """End with the final state, where this rank has it; raise the error that is handled elsewhere."""
+        if self.member.phase not in (Phase.KEEPING, Phase.CLOSING):
+            raise
+        _log.warning("the store is lost after the last step: rank %d ends with the state of that", self.job.rank)
+        self._todo.clear()
+        self._todo.extend(self.member.handle(e.StoreLost()))
 
     def end_job(self) -> None:
         """End the job for all ranks with the state that this one has; return when all have it.
@@ -399,6 +418,10 @@ class Driver:
     def _try_abort(self, attempt: i.TryAbort) -> e.Event:
         return self._decide(attempt.tag, Abort(attempt.generation))
 
+    def _end_generation(self, end: i.EndGeneration) -> e.Event:
+        self._decisions.end(end.incarnation, end.number, Abort(end.by))
+        return e.GenerationEnded(end.number)
+
     def _decide(self, tag: Tag, decision: Decision) -> e.DecisionRead:
         return e.DecisionRead(tag, self._decisions.decide(tag, decision))
 
@@ -423,6 +446,7 @@ class Driver:
         job.on_apply()
         job.state.step = step + 1
         job.final.progressed(step + 1)
+        self.digests.add(apply.tag, apply.decision.digest)
         self._handover.take_back()
         self._reached("after_apply")
         now = time.monotonic()
@@ -498,7 +522,9 @@ class Driver:
         job, names = self.job, name_ranks(tuple(without))
         if job.rank == min(set(range(job.settings.ranks)) - set(without)):
             path = job.final.save()
-            job.meeting.say_final(f"it lies in {path} on {socket.gethostname()}" if path else f"rank {job.rank} has it")
+            where = f"it lies in {path} on {socket.gethostname()}" if path else f"rank {job.rank} has it"
+            with contextlib.suppress(StoreGoneError):
+                job.meeting.say_final(where)
             _log.warning("the job is over without %s: the final state lies in %s", names, path or "this process alone")
         if 0 in without:
             _log.error("rank 0 does not come any more, so nobody runs its last lines with the final state")
@@ -548,6 +574,7 @@ _HANDLERS: dict[type, Callable[[Driver, Any], e.Event | None]] = {
     i.PublishAck: Driver._publish,
     i.TryCommit: Driver._try_commit,
     i.TryAbort: Driver._try_abort,
+    i.EndGeneration: Driver._end_generation,
     i.ReadDecision: Driver._read_decision,
     i.Apply: Driver._apply,
     i.Discard: Driver._nothing,

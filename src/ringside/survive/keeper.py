@@ -22,6 +22,7 @@ from ringside.launch import StopRequest, stop_requests
 from ringside.processes import Death, die_with_parent
 from ringside.survive.kept import KEPT, START, Head, Kept, Stage
 from ringside.survive.store_host import is_needed
+from ringside.torchrun_flags import shutdown_timeout_s, take_apart
 
 REFUSED = 77
 """Exit status of a worker that does not belong to the job: it is not started again, and the others go on."""
@@ -34,7 +35,8 @@ MOST_ENDS = 10
 _OWN = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS)
 """Signals that a process brings upon itself."""
 _LOOK_S = 0.1
-_END_S = 10.0
+_SHARE = 0.9
+"""Of the time until torchrun kills this process: the rest is for writing the final state into a file."""
 
 
 @dataclass
@@ -126,7 +128,7 @@ class Keeper:
                 return worker.wait(_LOOK_S)
             except subprocess.TimeoutExpired:
                 continue
-        return _end(worker, stop.signum)
+        return end(worker, stop.signum, self.environ)
 
     @property
     def _rank(self) -> int:
@@ -141,12 +143,12 @@ class Keeper:
         print(f"ringside survive: {words}", file=sys.stderr, flush=True)
 
 
-def _end(worker: subprocess.Popen[bytes], signum: int) -> int:
-    """End a worker: it is asked, then killed."""
+def end(worker: subprocess.Popen[bytes], signum: int, environ: Mapping[str, str]) -> int:
+    """End a worker: it is asked, then killed, when most of the time is over that torchrun gives this process for it."""
     worker.send_signal(signum)
     worker.send_signal(signal.SIGCONT)
     try:
-        return worker.wait(_END_S)
+        return worker.wait(_SHARE * shutdown_timeout_s(take_apart(["train.py"], ours=()), environ))
     except subprocess.TimeoutExpired:
         worker.kill()
         return worker.wait()

@@ -92,10 +92,12 @@ class Training:
     def committed(self, steps: int) -> list[Commit]:
         """Return the decisions that count for the steps before `steps`, one a step: who computed which samples.
 
-        Steps that were done again, because all ranks died after a checkpoint, count as they were done last.
+        Steps that were done again, because all ranks died after a checkpoint, count as they were done last. Those that
+        this process has applied have the digest of their result.
         """
         job = self._driver.job
-        return [decision for _, decision in committed(job.meeting.registers, steps, job.settings)]
+        known = self._driver.digests
+        return [decision for _, decision in committed(job.meeting.registers, steps, job.settings, known)]
 
     @property
     def reason(self) -> str:
@@ -217,6 +219,7 @@ def training(
                 yield Training(driver, samples)
                 driver.end_job()
             finally:
+                samples.agree = None  # it knows the driver, which knows the samples: memory is not to wait for that
                 _ended[_job()] += driver.is_over
 
 
