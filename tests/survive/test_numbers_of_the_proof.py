@@ -30,7 +30,7 @@ MATRIX = {
 }
 
 STATES = {
-    Bounds(ranks=2, steps=1, crashes=1, returns=1, most_states=1500): (1500, 3492),
+    Bounds(ranks=2, steps=1, crashes=1, returns=1, most_states=5000): (5000, 13160),
     Bounds(ranks=2, steps=1, crashes=0, returns=1, drains=1): (454, 1523),
     Bounds(ranks=2, steps=2, crashes=0, quits=1, most_states=1500): (1500, 4197),
     Bounds(ranks=3, steps=1, crashes=0, cuts=1, most_states=1500): (1500, 3849),
@@ -38,7 +38,7 @@ STATES = {
     Bounds(ranks=2, steps=1, crashes=1, mistakes=1, most_states=1500): (1500, 3841),
     Bounds(ranks=2, steps=1, crashes=0, retries=2, most_states=1500): (1500, 3749),
     Bounds(ranks=2, steps=1, crashes=0, differences=1): (851, 3111),
-    Bounds(ranks=2, steps=1, crashes=1, returns=1, foreign=True, gives_up=True, most_states=2000): (2000, 6147),
+    Bounds(ranks=2, steps=1, crashes=1, returns=1, foreign=True, gives_up=True, most_states=3000): (3001, 9470),
 }
 
 
