@@ -182,6 +182,10 @@ def test_prove_prints_what_it_found(capsys, monkeypatch):
     assert main(["--cases", "3", "--quiet", "--json", "--far"]) == 0
     assert [job["bounds"]["ranks"] for job in json.loads(capsys.readouterr().out)["explored"]] == [2, 1]
     assert main(["--cases", "3", "--quiet"]) == 0
-    assert capsys.readouterr().out.startswith("3 cases, 0 with a broken invariant")
+    printed = capsys.readouterr().out
+    assert printed.startswith("3 cases, 0 with a broken invariant")
+    for title in ("cases by fault and phase", "each rule broken in turn", "every state of small jobs"):
+        assert title in printed
+    assert sum(kind.value in printed for kind in Kind) == len(Kind)
     assert main(["--cases", "0"]) == 2
     assert "at least 1" in capsys.readouterr().err

@@ -104,13 +104,18 @@ def test_a_rank_that_leaves_the_loop_ends_the_job_for_all(monkeypatch):
 def test_where_all_die_the_job_goes_on_from_the_newest_checkpoint_and_no_step_counts_twice(monkeypatch, tmp_path):
     traps = ";".join(at(rank, 5, "after_send") for rank in range(3))
     given = {"checkpoint_dir": tmp_path, "checkpoint_every": 2}
-    crew = Crew(monkeypatch, steps=8, traps=traps, given=given).run()
+
+    def look(t, step):
+        if step.number in (2, 4):
+            t._driver.job.checkpoints.finish(60.0)  # what the leader has begun, so that the next one is not left out
+
+    crew = Crew(monkeypatch, steps=8, traps=traps, look=look, given=given).run()
     holds(crew, 8)
     record = decode_generation(crew.registers.values["1/generation"])
     assert (record.closed, record.over) == (True, False)
     begun = [step for step, _ in crew.reached[0]].index(5)
     again = next(step for step, phase in crew.reached[0][begun + 1 :] if phase == "before_send" and step < 5)
-    assert again in (0, 2, 4)  # what was on the disk by then
+    assert again == 4
     assert all(step.generation for step in crew.ended[0].steps)
     more = Crew(monkeypatch, ranks=2, steps=11, given=given).run()
     first = min(step.number for step in more.ended[0].steps)

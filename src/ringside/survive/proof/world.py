@@ -240,7 +240,7 @@ class World:
     def end_generation(self, incarnation: int, number: int, by: Abort) -> int:
         """Abort what would be decided next in a generation; return its number."""
         decided = self.decisions.end(incarnation, number, by)
-        self.ledger.decided(Tag(incarnation, number, decided.last + 1, 0), decided.abort or by)
+        self.ledger.ended(incarnation, number, decided.abort or by)
         return number
 
     def read_decision(self, tag: Tag) -> Decision | None:
