@@ -1,7 +1,7 @@
 """Jobs with samplers of the user's, each printed as a line of JSON; test_samplers_of_survive.py runs it.
 
-`python -m tests.hostile.sampling NAME...`: `generator`, `distributed`, `depends_on_rank`, `changed`, `resumed`; and
-with rules broken `nobody_seeds`, `nobody_compares`.
+`python -m tests.hostile.sampling NAME...`: `generator`, `distributed`, `depends_on_rank`, `changed`, `came_back`,
+`resumed`; and with rules broken `nobody_seeds`, `nobody_compares`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tests.survive.real_cases import warm_up
 from torch.utils.data import DistributedSampler, RandomSampler, Sampler
 
 from ringside.survive import train as train_module
+from ringside.survive.kept import START
 from ringside.survive.train import training
 
 SAMPLES, BATCH, EPOCHS = 40, 8, 6
@@ -48,6 +49,15 @@ class OfRank(Sampler[int]):
         return iter(torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(seed)).tolist())
 
 
+class OfStart(OfRank):
+    """Draws otherwise in a process that was started again, from the second epoch on."""
+
+    def __iter__(self) -> Any:
+        self.times += 1
+        seed = self.times + 1000 * (os.environ[START] != "1") * (self.times > self.since)
+        return iter(torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(seed)).tolist())
+
+
 def generator() -> Sampler[int]:
     """Torch's usual recipe for shuffling that can be reproduced."""
     return RandomSampler(range(SAMPLES), generator=torch.Generator().manual_seed(5))
@@ -65,6 +75,7 @@ SAMPLERS: dict[str, tuple[Any, ...]] = {
     "distributed": (distributed, KILLS),
     "depends_on_rank": (functools.partial(OfRank, 0), ""),
     "changed": (functools.partial(OfRank, 2), ""),
+    "came_back": (functools.partial(OfStart, 1), "kill:rank=0,step=2,phase=after_send"),
 }
 
 
@@ -73,7 +84,7 @@ def break_rules(*rules: str) -> None:
     if "seed" in rules:
         train_module.drawn_by = lambda sampler, seed: lambda epoch: np.fromiter(sampler, dtype=np.int64)
     if "compare" in rules:
-        train_module._agree_on_orders = lambda samples, connection, sampler: None
+        train_module._agree_on_orders = lambda samples, connection, sampler, has_elders: None
 
 
 def train(
@@ -99,7 +110,7 @@ def run(name: str, path: Path) -> dict[str, Any]:
         _ = run_once("first", generator, path, trap=ALL_DIE, ranks=2, kept=kept, respawn=False)
         return run_once("second", generator, path, trap="", ranks=3, kept=kept)
     sampler, trap, *broken = SAMPLERS[name]
-    return run_once(name, sampler, path, trap=trap, broken=broken)
+    return run_once(name, sampler, path, trap=trap, broken=broken, ranks=3 if name == "came_back" else 2)
 
 
 def run_once(

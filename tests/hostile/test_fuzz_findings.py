@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import struct
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,38 @@ def test_a_trace_with_a_deep_header_is_read(tmp_path: Path) -> None:
     path = tmp_path / "rank1.pt.trace.json"
     path.write_text(path.read_text().rstrip()[:-1] + f', "deep": {DEEP}}}')
     assert all(note.used for note in examine([tmp_path]).notes)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_trace_with_deep_arguments_loses_that_event_alone(tmp_path: Path, last: bool) -> None:
+    from tests.doctor.kineto_maker import Job
+
+    Job(ranks=2, steps=5).write(tmp_path)
+    path = tmp_path / "rank1.pt.trace.json"
+    trace = json.loads(path.read_text())
+    events = trace["traceEvents"]
+    events[-1 if last else len(events) // 2]["args"] = {"deep": "HERE"}
+    path.write_text(json.dumps(trace).replace('"HERE"', DEEP))
+    notes = examine([tmp_path]).notes
+    assert [note.used for note in notes] == [True, True]
+    lost = f"breaks off after {len(events) - 1} whole events" if last else "1 events are damaged and were left out"
+    assert lost in str(notes[1])
+
+
+@pytest.mark.parametrize("times", [1e300, 1e307])
+def test_times_without_measure_are_left_out_and_warn_of_nothing(tmp_path: Path, times: float) -> None:
+    run = write_run(tmp_path / "run", own_times(60, 4))
+    lines = []
+    for number, line in enumerate((run / "steps.jsonl").read_text().splitlines()):
+        record = json.loads(line)
+        if number % 7 == 0:
+            record |= {name: times * value for name, value in record.items() if name.endswith("seconds")}
+        lines.append(json.dumps(record))
+    (run / "steps.jsonl").write_text("\n".join(lines) + "\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert commands.main(["report", str(run)]) == 0
+    assert "e+30" not in (run / "report.html").read_text()
 
 
 def test_pages_and_metrics_hold_no_control_characters(tmp_path: Path) -> None:

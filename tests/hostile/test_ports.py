@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -188,6 +191,51 @@ def test_a_reader_keeps_its_place_from_those_who_only_connect(page: str) -> None
             while not stream.readline().strip():
                 pass
         stream.close()
+
+
+READERS = """
+import encodings.idna, os, socket, sys
+os.setgid(65534); os.setuid(65534)
+clients = []
+for _ in range(80):
+    clients.append(socket.create_connection(("127.0.0.1", int(sys.argv[1])), 30))
+    clients[-1].sendall(b"GET /events HTTP/1.1\\r\\nHost: localhost\\r\\nAuthorization: Bearer sesame\\r\\n\\r\\n")
+    clients[-1].recv(1)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
+def test_another_user_takes_no_place_of_a_reader_however_much_it_reads(page: str) -> None:
+    place = urlsplit(page)
+    with socket.create_connection((str(place.hostname), place.port), LIMIT_S) as reader:
+        reader.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer sesame\r\n\r\n")
+        stream = reader.makefile("rb")
+        assert b" 200 " in stream.readline()
+        command = [sys.executable, "-c", READERS, str(place.port)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as others:
+            assert others.stdout is not None
+            assert others.stdout.readline() == "ready\n"
+            assert get(page, "/api/now", Authorization="Bearer sesame")[0] == 200
+            reader.settimeout(0.05)
+            with contextlib.suppress(TimeoutError):
+                while block := reader.recv(1 << 16):
+                    pass
+                pytest.fail(f"the reader was sent away: {block!r}")
+            others.communicate()
+        stream.close()
+
+
+def test_users_are_found_by_either_kind_of_address() -> None:
+    pytest.importorskip("uvicorn")
+    from ringside.view.serve_port import listen, users_of
+
+    for host in ("127.0.0.1", "::1"):
+        with listen(host, 0) as listening:
+            port = listening.getsockname()[1]
+            with socket.create_connection((host, port), LIMIT_S) as client:
+                assert users_of(port) == {client.getsockname()[:2]: os.geteuid()}
 
 
 def test_a_connection_that_asks_for_nothing_is_closed(page: str, monkeypatch: pytest.MonkeyPatch) -> None:

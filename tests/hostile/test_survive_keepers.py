@@ -4,6 +4,7 @@ import itertools
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 from tests.survive.counting import Counting
 
 from ringside.errors import RingsideError
-from ringside.survive.keeper import Keeper
+from ringside.launch import StopRequest
+from ringside.survive import store_host
+from ringside.survive.keeper import Keeper, end
 from ringside.survive.kept import Head, Kept, Stage
 
 torch = pytest.importorskip("torch")
@@ -144,3 +147,65 @@ def test_a_worker_that_is_refused_after_the_end_does_not_take_the_final_state_wi
         r"is refused.*lies in (\S+\.ringside): ringside.survive.final_state reads it", capfd.readouterr().err
     )
     assert final_state(told[1])["step"] == 7
+
+
+class Slow:
+    """A worker that does not end when it is asked to, as far as a keeper sees of it."""
+
+    def __init__(self):
+        self.did, self.waited = [], []
+
+    def send_signal(self, signum):
+        self.did.append(signum)
+
+    def kill(self):
+        self.did.append("kill")
+
+    def wait(self, timeout=None):
+        self.waited.append(timeout)
+        if timeout is not None:
+            raise subprocess.TimeoutExpired("train.py", timeout)
+        return -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("environ", "given_s"), [({}, 30.0), ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "90"}, 90.0)])
+def test_a_worker_that_is_told_to_stop_has_most_of_the_time_that_torchrun_gives(environ, given_s):
+    worker = Slow()
+    assert end(worker, signal.SIGTERM, environ) == -signal.SIGKILL
+    assert worker.did == [signal.SIGTERM, signal.SIGCONT, "kill"]
+    assert 0.8 * given_s < worker.waited[0] < given_s, "what is left is for the final state"
+
+
+class Stopped(Keeper):
+    """A keeper that is told to stop while its worker runs, which ends with a status then."""
+
+    def __init__(self, rank, status, kept):
+        super().__init__(["train.py"], {"RANK": str(rank)}, kept=kept)
+        self.status = status
+
+    def _run_once(self, stop):
+        stop._handle(signal.SIGTERM, None)
+        return self.status
+
+
+@pytest.mark.parametrize(("rank", "status", "saved"), [(0, -15, 1), (0, 0, 0), (1, -15, 0)])
+def test_a_stop_in_the_last_lines_of_rank_0_leaves_the_final_state_in_a_file(tmp_path, capsys, rank, status, saved):
+    assert Stopped(rank, status, kept_at_the_end(tmp_path)).run(StopRequest()) == 128 + signal.SIGTERM
+    assert len(list(tmp_path.iterdir())) == saved
+    assert (
+        "rank 0 was stopped before its last lines were done; the final state (step 7) lies in"
+        in capsys.readouterr().err
+    ) == saved
+
+
+def test_a_stop_in_the_middle_of_a_job_leaves_nothing(tmp_path, capsys):
+    kept = Kept()
+    assert Stopped(0, -15, kept).run(StopRequest()) == 128 + signal.SIGTERM
+    assert capsys.readouterr().err == ""
+
+
+def test_a_store_whose_port_is_taken_says_so_in_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(store_host, "die_with_parent", lambda *_: None)
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        assert store_host.main([str(taken.getsockname()[1])]) == 1
+    assert "two jobs share MASTER_PORT" in capsys.readouterr().err

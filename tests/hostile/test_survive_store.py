@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 import ringside
+from ringside.errors import MismatchError
+from ringside.survive.audit import Digests, committed
 from ringside.survive.decision import Abort, Commit, Decision, Decisions, Seat, Tag
+from ringside.survive.generation import Generation, encode_generation, generation_key
 from ringside.survive.registers import MemoryRegisters
+from ringside.survive.settings import Settings
 
 SEATS = (Seat(0, 1), Seat(1, 1))
 
@@ -37,10 +42,11 @@ def test_a_job_holds_as_many_registers_after_many_steps_as_after_few() -> None:
             registers = t._driver.job.meeting.registers
             assert isinstance(registers, MemoryRegisters)
             held[step.number] = sum(not key.startswith("order/") for key in registers.values)
-        committed = t.committed(t.step)
+        decided = t.committed(t.step)
     assert held[399] < held[1] + 5, "one per step would be 398 more; a sign of life and the like may come late"
-    assert [decision.first for decision in committed] == [16 * (step // 4) + 4 * (step % 4) for step in range(400)]
-    assert sum(decision.samples for decision in committed) == 1600
+    assert [decision.first for decision in decided] == [16 * (step // 4) + 4 * (step % 4) for step in range(400)]
+    assert sum(decision.samples for decision in decided) == 1600
+    assert all(len(decision.digest) == 16 for decision in decided), "of each, not of the newest alone"
 
 
 def test_a_leader_that_slept_cannot_decide_again_what_is_long_decided() -> None:
@@ -82,3 +88,52 @@ def test_one_register_says_what_a_register_per_step_would(begins: int, asked: li
             step += isinstance(wanted, Commit)
         assert ranks[1 - rank].read(Tag(1, 1, at, 0)) == found
     assert len(registers.values) <= 1
+
+
+class Counted(MemoryRegisters):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def read(self, key: str) -> bytes | None:
+        self.calls += 1
+        return super().read(key)
+
+    def swap(self, key: str, expected: bytes | None, new: bytes) -> bytes | None:
+        self.calls += 1
+        return super().swap(key, expected, new)
+
+
+def test_a_generation_of_many_steps_is_ended_in_as_many_calls_as_one_of_few() -> None:
+    registers = Counted()
+    decisions = Decisions(registers)
+    for step in range(500):
+        decisions.decide(Tag(1, 1, step, 0), commit(step))
+    before = registers.calls
+    ended = Decisions(registers).end(1, 1, Abort(2))
+    assert registers.calls - before == 2
+    assert (ended.last, ended.abort) == (499, Abort(2))
+    assert decisions.decide(Tag(1, 1, 500, 0), commit(500)) == Abort(2)
+    assert decisions.end(1, 1, Abort(3)) == ended
+    assert Decisions(registers).end(1, 2, Abort(3)).answer(0) == Abort(3), "one without a step"
+
+
+def test_every_step_that_was_applied_here_has_the_digest_of_its_result() -> None:
+    digests, registers = Digests(), MemoryRegisters()
+    decisions, record = Decisions(registers), Generation(1, 2, 0, 0, SEATS, (0, 1))
+    registers.create(generation_key(1), encode_generation(record))
+    for step in range(6):
+        tag = Tag(1, 1 + step // 4, step, 0)
+        decision = Commit(SEATS, 8 * step, 8, 8, f"{step:016x}")
+        decisions.decide(tag, decision)
+        if step >= 2:  # as one that has joined
+            digests.add(tag, decision.digest)
+    settings = Settings(2, lambda step: (8 * step, 8))
+    found = [each.digest for _, each in committed(registers, 6, settings, digests)]
+    assert found == ["", "", *(f"{step:016x}" for step in range(2, 6))]
+    newest = [each.digest for _, each in committed(registers, 6, settings)]
+    assert newest == ["", "", "", f"{3:016x}", "", f"{5:016x}"]
+    other = Digests()
+    other.add(Tag(1, 2, 5, 0), "f" * 16)
+    with pytest.raises(MismatchError, match="had the result 0000000000000005, not ffffffffffffffff"):
+        committed(registers, 6, settings, other)

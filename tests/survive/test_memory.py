@@ -11,8 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from ringside.engine.dtypes import dtype_code  # noqa: E402
 from ringside.errors import RingsideError, UnsupportedError  # noqa: E402
-from ringside.survive.gradients import FlatGradient, add_up, slice_of  # noqa: E402
+from ringside.survive.gradients import FlatGradient, Run, add_up, slice_of  # noqa: E402
 from ringside.survive.host_sums import HostSums, Layout, Word  # noqa: E402
 from ringside.survive.memory import Address, OwnArena, read_only  # noqa: E402
 from ringside.survive.peers import Peer, Place, own_place, state_of  # noqa: E402
@@ -162,3 +163,16 @@ def test_sums_of_a_part_leave_the_rest_alone():
     assert not target[:64].any()
     assert not target[128:].any()
     assert target[64:128].any()
+
+
+def test_a_slice_is_added_up_in_two_halves_of_whole_numbers():
+    sums = HostSums(0, Layout(8192, [Run(dtype_code("float64"), 8, 0, 1024)], {0: (0, 1)}))
+    for at, slot in enumerate(sums.slots):
+        slot.view(np.float64)[:] = 10.0**at
+    seen = []
+    sums.add_up(lambda: seen.append(sums.views[0].sums.view(np.float64).tolist()))
+    assert seen == [[11.0] * 512 + [0.0] * 512]
+    total = np.zeros(8192, dtype=np.uint8)
+    sums.collect(total)
+    assert total.view(np.float64).tolist() == [11.0] * 1024
+    sums.close()

@@ -8,7 +8,8 @@ import pytest
 
 from ringside.schedule import by_name, run
 from ringside.survive.checker import Bounds, explore
-from ringside.survive.decision import Tag
+from ringside.survive.decision import Seat, Tag
+from ringside.survive.generation import Generation
 from ringside.survive.proof import process
 from ringside.survive.proof.__main__ import main
 from ringside.survive.proof.controls import break_rule, rules
@@ -17,7 +18,9 @@ from ringside.survive.proof.faults import Fault, Kind, Phase, Point
 from ringside.survive.proof.ledger import LAST
 from ringside.survive.proof.matrix import ALGORITHMS, cases, run_case
 from ringside.survive.proof.model import Counting
-from ringside.survive.proof.world import Case
+from ringside.survive.proof.process import Process
+from ringside.survive.proof.strikes import strike
+from ringside.survive.proof.world import Case, World, WorldRules
 from ringside.survive.protocol import Member
 from ringside.survive.settings import Rules
 
@@ -42,6 +45,24 @@ def test_without_faults_everything_is_done_once():
     assert not result.broken
     assert result.commits == Counting().steps
     assert run_case(Case(7, ())) == result
+
+
+def test_who_is_started_again_before_there_was_a_generation_founds_one():
+    world = World(Case(5, ()), Rules(), WorldRules())
+    world.after(0.01, lambda: strike(Kind.ALL_GONE, world, world.processes[Seat(0, 1)]))
+    ledger = world.run()
+    assert (ledger.broken, ledger.commits, world.incarnation) == ({}, Counting().steps, 1)
+    assert all(seat.epoch == 2 for seat, process in world.processes.items() if process.finished)
+
+
+def test_an_answer_that_comes_after_the_incarnation_it_is_of_is_not_told():
+    world = World(Case(5, ()), Rules(), WorldRules())
+    here = Process(world, Seat(0, 1))
+    here.member = Member(here.seat, 2, world.settings)
+    here._generation_stands(Generation(1, 3, 0))
+    assert here.member.newest is None
+    here._generation_stands(Generation(2, 1, 0))
+    assert here.member.newest == Generation(2, 1, 0)
 
 
 def test_the_matrix_has_every_place_once():
@@ -161,6 +182,10 @@ def test_prove_prints_what_it_found(capsys, monkeypatch):
     assert main(["--cases", "3", "--quiet", "--json", "--far"]) == 0
     assert [job["bounds"]["ranks"] for job in json.loads(capsys.readouterr().out)["explored"]] == [2, 1]
     assert main(["--cases", "3", "--quiet"]) == 0
-    assert capsys.readouterr().out.startswith("3 cases, 0 with a broken invariant")
+    printed = capsys.readouterr().out
+    assert printed.startswith("3 cases, 0 with a broken invariant")
+    for title in ("cases by fault and phase", "each rule broken in turn", "every state of small jobs"):
+        assert title in printed
+    assert sum(kind.value in printed for kind in Kind) == len(Kind)
     assert main(["--cases", "0"]) == 2
     assert "at least 1" in capsys.readouterr().err

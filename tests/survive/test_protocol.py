@@ -8,11 +8,10 @@ from ringside.errors import UsageError
 from ringside.survive import events as e
 from ringside.survive import instructions as i
 from ringside.survive.decision import Abort, Commit, Seat, Tag
-from ringside.survive.fence import Fence
 from ringside.survive.generation import Generation
 from ringside.survive.protocol import Member, Phase
 from ringside.survive.settings import Settings
-from ringside.survive.succession import Wishes, successor
+from ringside.survive.succession import Wishes, closing, successor
 
 SEATS = tuple(Seat(rank, 1) for rank in range(3))
 
@@ -51,6 +50,10 @@ class Job:
                     self.create(rank, tag, decision)
                 case i.TryAbort(tag, generation):
                     self.create(rank, tag, Abort(generation))
+                case i.EndGeneration(_, number, by):
+                    after = max((step for step, of in self.decisions if of == number), default=-1) + 1
+                    self.decisions.setdefault((after, number), Abort(by))
+                    self.tell(rank, e.GenerationEnded(number))
                 case i.ReadDecision(tag):
                     self.tell(rank, e.DecisionRead(tag, self.decisions.get((tag.step, tag.generation))))
                 case _:
@@ -489,15 +492,28 @@ def test_an_incarnation_is_given_up_only_when_nothing_can_be_committed_in_it():
     assert job.of(i.Leave, 0)
 
 
-def test_a_fence_passes_what_is_committed_and_does_not_trust_the_first_abort():
+def test_a_fence_ends_every_generation_in_which_a_step_could_be_committed_with_one_call_each():
     closed = Generation(1, 6, 10, unsettled=((4, 9), (5, 10)))
-    fence, asked = Fence.around(closed), []
-    committed = Commit(SEATS, 0, 1, 1, "")
-    for decision in (Abort(6), committed, committed, Abort(6), committed, Abort(6)):
-        asked.append((fence.tag.generation, fence.tag.step))
-        fence = fence.after(decision)
-    assert asked == [(4, 9), (4, 10), (4, 11), (4, 12), (5, 10), (5, 11)]
-    assert fence.done
+    member = Member(Seat(3, 1), 1, Job().settings)
+    member.handle(e.Started(0.0))
+    assert member.handle(e.GenerationRead(closed)) == [i.EndGeneration(1, 4, 6)]
+    assert member.handle(e.GenerationEnded(5)) == [i.EndGeneration(1, 4, 6)], "an answer that comes twice, or late"
+    assert member.handle(e.GenerationEnded(5)) == []
+    assert member.handle(e.GenerationEnded(4)) == [i.OpenIncarnation(2)]
+
+
+def test_members_none_of_whom_brought_state_give_the_incarnation_up_after_a_while():
+    settings = Settings(2, lambda step: (2 * step, 2), patience_s=2.0)
+    record = Generation(1, 3, 4, 0, SEATS[:2], (0, 1), joining=(0, 1))
+    member = Member(SEATS[0], 1, settings)
+    member.handle(e.Started(0.0))
+    member.handle(e.GenerationRead(record))
+    assert member.phase is Phase.FETCHING
+    assert member.handle(e.Tick(1.9)) == [i.ReadGeneration(), i.AskToJoin(SEATS[0])]
+    assert member.handle(e.GenerationRead(record)) == []
+    closed = closing(record, settled=False)
+    assert member.handle(e.Tick(2.1)) == [i.ReadGeneration(), i.ProposeGeneration(record, closed)]
+    assert (closed.closed, closed.unsettled) == (True, ((3, 4),))
 
 
 def test_a_founder_with_another_checkpoint_is_sent_to_fetch_state():

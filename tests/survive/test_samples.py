@@ -1,3 +1,4 @@
+import itertools
 import random
 
 import numpy as np
@@ -73,3 +74,27 @@ def test_random_numbers_belong_to_the_micro_batch_and_leave_the_callers_alone():
         assert draw() != first
     assert random.getstate() == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
+
+
+def drawn():
+    return random.random(), float(np.random.random()), float(torch.rand(()))
+
+
+def test_each_of_the_three_generators_draws_by_the_key_and_goes_on_as_before():
+    torch.manual_seed(7)
+    random.seed(7)
+    np.random.seed(7)
+    undisturbed = [drawn() for _ in range(3)]
+    torch.manual_seed(7)
+    random.seed(7)
+    np.random.seed(7)
+    found = [drawn()]
+    inside = []
+    for key in ((1, 2), (1, 2), (1, 3)):
+        with drawing_from(*key):
+            inside.append(drawn())
+    found += [drawn(), drawn()]
+    assert found == undisturbed
+    assert inside[0] == inside[1]
+    assert all(one != other for one, other in zip(inside[0], inside[2], strict=True))
+    assert not set(inside[0]) & set(itertools.chain(*undisturbed))

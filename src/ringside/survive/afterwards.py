@@ -15,11 +15,13 @@ class Afterwards:
         job: What was trained; its state is the final one.
 
     Attributes:
-        joined, reason: As of a driver.
+        joined, reason, is_over, digests: As of a driver.
     """
 
     joined = True
     reason = ""
+    is_over = True
+    digests = None
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -29,6 +31,10 @@ class Afterwards:
 
     def end_job(self) -> None:
         """It has ended."""
+
+    def has_elders(self) -> bool:
+        """Return False: there is nobody to wait for."""
+        return False
 
     def close(self) -> None:
         """There is nothing to let go of."""

@@ -42,6 +42,7 @@ class Attempt:
         """Fill this worker's slots; what an earlier attempt has computed of the step is used again."""
         job, step = self._job, compute.tag.step
         job.phases.step = step
+        job.work.begin(step)
         filled: list[Kept] = []
         computed, began = 0, time.perf_counter()
         for slot, wanted in zip(exchange.slots, self._wanted(compute.micro_batches), strict=True):

@@ -10,6 +10,29 @@ from ringside.survive.decision import Commit, Decided, Tag, decisions_key, decod
 from ringside.survive.generation import decode_generation, generation_key
 from ringside.survive.settings import Settings
 
+_DIGEST = 8
+
+
+class Digests:
+    """Digests of the results that one process has applied: registers hold them of the newest of each generation only.
+
+    Eight bytes a step.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], tuple[int, bytearray]] = {}
+
+    def add(self, tag: Tag, digest: str) -> None:
+        """Note the digest of a step, the one after the last that was noted of its generation."""
+        _, digests = self._known.setdefault((tag.incarnation, tag.generation), (tag.step, bytearray()))
+        digests += bytes.fromhex(digest)
+
+    def of(self, tag: Tag) -> str:
+        """Return the digest of a step; "": it was not applied here."""
+        first, digests = self._known.get((tag.incarnation, tag.generation), (0, bytearray()))
+        at = _DIGEST * (tag.step - first)
+        return digests[at : at + _DIGEST].hex() if at >= 0 else ""
+
 
 class Readable(Protocol):
     """Registers that are only read."""
@@ -18,15 +41,24 @@ class Readable(Protocol):
         """Return what stands; None: nothing."""
 
 
-def committed(registers: Readable, steps: int, settings: Settings) -> list[tuple[Tag, Commit]]:
+def committed(
+    registers: Readable, steps: int, settings: Settings, digests: Digests | None = None
+) -> list[tuple[Tag, Commit]]:
     """Return the COMMITs that count for the steps before `steps`, by step.
 
     What an incarnation did after the checkpoint that the next one began with was done again: the last COMMIT counts.
     Of each generation only the newest is kept as it was written; those before it are the same but for their samples,
-    which a step's number tells, and have no digest.
+    which a step's number tells, and have the digest that this process knows of them, if it does.
+
+    Args:
+        registers: The job's.
+        steps: How many of its steps.
+        settings: Its settings.
+        digests: Of the results that this process has applied.
 
     Raises:
-        MismatchError: A generation's COMMITs took other samples than these settings give its steps.
+        MismatchError: A generation's COMMITs took other samples than these settings give its steps, or its newest one
+            had another result than was applied here.
     """
     every = every_commit(registers, steps)
     latest = {tag.step: tag.incarnation for tag, _, _ in every}
@@ -37,7 +69,10 @@ def committed(registers: Readable, steps: int, settings: Settings) -> list[tuple
         if tag.step == decided.last and settings.samples(tag.step) != (newest.first, newest.samples):
             raise MismatchError(f"{tag} took {newest.samples} samples from {newest.first} on, not those of its step")
         first, samples = settings.samples(tag.step)
-        divisor, digest = samples if settings.mean else 1, newest.digest if tag.step == decided.last else ""
+        own = "" if digests is None else digests.of(tag)
+        if tag.step == decided.last and own not in ("", newest.digest):
+            raise MismatchError(f"{tag} had the result {newest.digest}, not {own} as was applied here")
+        divisor, digest = samples if settings.mean else 1, newest.digest if tag.step == decided.last else own
         if tag.incarnation == latest[tag.step]:
             found.append((tag, Commit(newest.members, first, samples, divisor, digest)))
     return sorted(found, key=lambda each: each[0].step)

@@ -374,9 +374,11 @@ class Moves:
                 return self._create(state, at, tag, decision)
             case i.TryAbort(tag, generation):
                 return self._create(state, at, tag, Abort(generation))
+            case i.EndGeneration(incarnation, number, by):
+                return self._end(state, at, Tag(incarnation, number, 0, 0), Abort(by))
             case i.ReadDecision(tag):
                 return state.answer(at, e.DecisionRead(tag, _decided(state, tag).answer(tag.step)))
-            case e.GenerationRead() | e.DecisionRead():
+            case e.GenerationRead() | e.DecisionRead() | e.GenerationEnded():
                 return self._tell(state.put(at, node._replace(todo=rest)), at, call)
         raise Broken(f"{type(call).__name__} is no register call")
 
@@ -413,6 +415,15 @@ class Moves:
         decisions = {**dict(state.decisions), place_of(tag): decision}
         state = state._replace(decisions=tuple(sorted(decisions.items(), key=lambda item: item[0])))
         return state.answer(at, e.DecisionRead(tag, decision))
+
+    def _end(self, state: State, at: int, tag: Tag, abort: Abort) -> State:
+        """Abort the step of a generation that would be decided next."""
+        decided = _decided(state, tag)
+        if decided.abort is None:
+            place = place_of(replace(tag, step=decided.last + 1))
+            decisions = {**dict(state.decisions), place: abort}
+            state = state._replace(decisions=tuple(sorted(decisions.items(), key=lambda item: item[0])))
+        return state.answer(at, e.GenerationEnded(tag.generation))
 
     def _committed(self, state: State, tag: Tag, commit: Commit) -> None:
         if state.given_up:

@@ -70,8 +70,12 @@ def _meet(store: Any, rank: int, ranks: int, wanted: Callable[[], bool]) -> None
         time.sleep(_COME_S)  # a store could be waited on, but not given up
 
 
-def connect(environ: Mapping[str, str]) -> Connection:
+def connect(environ: Mapping[str, str], number: int = 0) -> Connection:
     """Return the registers of the job that torchrun describes; those of this process alone where nobody launched it.
+
+    Args:
+        environ: The environment.
+        number: How often this process has trained to the end before: each time has registers of its own.
 
     Raises:
         UsageError: The environment is no launcher's.
@@ -87,7 +91,7 @@ def connect(environ: Mapping[str, str]) -> Connection:
         raise UsageError(
             f"{error} is missing in the environment or no number: start it by `torchrun ... -m ringside.survive`"
         ) from None
-    first = _store(address, port, environ)
+    first = _store(address, port, environ, number)
     return Connection(rank, ranks, StoreRegisters(first, CALL_S), StoreRegisters(first.clone(), CALL_S), first)
 
 
@@ -96,7 +100,7 @@ def is_again(environ: Mapping[str, str]) -> bool:
     return environ.get(START, "1") != "1"
 
 
-def _store(address: str, port: int, environ: Mapping[str, str]) -> Any:
+def _store(address: str, port: int, environ: Mapping[str, str], number: int) -> Any:
     try:
         patience = timedelta(seconds=_CONNECT_AGAIN_S if is_again(environ) else _CONNECT_S)
         store = TCPStore(address, port, is_master=False, timeout=patience, wait_for_workers=False)
@@ -106,4 +110,4 @@ def _store(address: str, port: int, environ: Mapping[str, str]) -> Any:
             "started by `torchrun ... -m ringside.survive`?"
         ) from None
     job = f"{environ.get('TORCHELASTIC_RUN_ID', 'job')}/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    return PrefixStore(f"ringside/survive/{job}", store)
+    return PrefixStore(f"ringside/survive/{job}" + (f"/{number}" if number else ""), store)

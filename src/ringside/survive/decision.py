@@ -155,6 +155,20 @@ class Decisions:
             if stands == new:
                 return decision
 
+    def end(self, incarnation: int, generation: int, by: Abort) -> Decided:
+        """Abort whatever step of a generation would be decided next, so that none is any more; return what stands."""
+        key = decisions_key(incarnation, generation)
+        stands = self._registers.read(key)
+        while True:
+            decided = Decided() if stands is None or not self._write_once else decode_decided(stands)
+            if decided.abort is not None:
+                return decided
+            ended = replace(decided, abort=by)
+            new = encode_decided(ended)
+            stands = self._registers.swap(key, stands, new)
+            if stands == new:
+                return ended
+
     def read(self, tag: Tag) -> Decision | None:
         """Return what is decided; None: nothing yet."""
         stands = self._registers.read(decisions_key(tag.incarnation, tag.generation))

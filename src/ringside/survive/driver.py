@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import time
@@ -12,12 +13,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from ringside.engine.failures import name_ranks
-from ringside.errors import FinalStateError, RingsideError
+from ringside.errors import FinalStateError, MismatchError, RingsideError, StoreGoneError
 from ringside.survive import events as e
 from ringside.survive import instructions as i
 from ringside.survive.acquaintances import Acquaintances
 from ringside.survive.arrival import take_seat
 from ringside.survive.attempt import AnyExchange, Attempt
+from ringside.survive.audit import Digests
 from ringside.survive.decision import Abort, Decision, Decisions, Seat, Tag
 from ringside.survive.generation import Generation, decode_generation, encode_generation, generation_key
 from ringside.survive.handover import Handover, giver_for
@@ -51,12 +53,14 @@ class Driver:
         member: The state machine.
         reason: Why the job ended before its last step; "": it did not, or this rank wanted that.
         spent: Seconds by kind of instruction, and for digests (which `Exchange` contains).
+        digests: Of the results that were applied here.
     """
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.spent: defaultdict[str, float] = defaultdict(float)
         self.reason = ""
+        self.digests = Digests()
         self._initial = job.state.copied()
         self._todo: deque[i.Instruction] = deque()
         self._known = Acquaintances(job.meeting, lambda seat: self._listener.silent_s(seat))
@@ -70,7 +74,7 @@ class Driver:
         self._step: Step | None = None
         self._life = 0
         self._founders: tuple[Seat, ...] = ()
-        self._ends = False
+        self._ends = self._is_over = False
         self._decisions = Decisions(job.meeting.registers)
         self._begin(job.meeting.incarnation(), fresh=True)
 
@@ -85,15 +89,30 @@ class Driver:
         self._step = None
         try:
             while self._step is None and (self._todo or self.member.phase is not Phase.ENDED):
-                heard = self._hear()
-                if self._todo:
-                    self._carry_out(self._todo.popleft())
-                elif not heard:
-                    self._rest()
+                try:
+                    self._go_on()
+                except StoreGoneError:
+                    self._go_on_without_store()
         except RingsideError:
             self._save()
             raise
         return self._step
+
+    def _go_on(self) -> None:
+        """Do what is to be done next, or rest."""
+        heard = self._hear()
+        if self._todo:
+            self._carry_out(self._todo.popleft())
+        elif not heard:
+            self._rest()
+
+    def _go_on_without_store(self) -> None:
+        """End with the final state, where this rank has it; raise the error that is handled elsewhere."""
+        if self.member.phase not in (Phase.KEEPING, Phase.CLOSING):
+            raise
+        _log.warning("the store is lost after the last step: rank %d ends with the state of that", self.job.rank)
+        self._todo.clear()
+        self._todo.extend(self.member.handle(e.StoreLost()))
 
     def end_job(self) -> None:
         """End the job for all ranks with the state that this one has; return when all have it.
@@ -107,6 +126,16 @@ class Driver:
         while self.member.phase is not Phase.ENDED or self._todo:
             self._tell(e.EndWanted())
             self.next_step()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job has come to its end, for all ranks."""
+        return self._is_over
+
+    def has_elders(self) -> bool:
+        """Tell whether this process has joined others, and one that began the job takes part and lives."""
+        elders = [seat for seat in self.member.members if seat in self._founders and seat != self.member.seat]
+        return self.joined and any(not self._peer(seat).ended() for seat in elders)
 
     @property
     def joined(self) -> bool:
@@ -133,7 +162,8 @@ class Driver:
         self._handover.unreached.clear()
         self._open_door(seat, incarnation)
         self.member = Member(seat, incarnation, job.settings)
-        self._founders = self._await_founders(incarnation) if fresh else ()
+        if fresh:  # who was left out comes back to the same ones
+            self._founders = self._await_founders(incarnation)
         step = job.state.step if seat in self._founders else None
         self._tell(e.Started(time.monotonic(), step, self._founders if step is not None else ()))
 
@@ -182,6 +212,9 @@ class Driver:
 
     def _hear(self) -> bool:
         """Tell the member what has happened; return whether anything has."""
+        record = self.member.generation
+        if record is not None and len(record.members) == 1 and self._time_to(_ASK_AGAIN_S, "alone"):
+            self._refuse_alone(record)
         found = [*self._listener.events(), *self._acks(), *self._deaths(), *self._missing()]
         for event in found:
             self._tell(event)
@@ -232,6 +265,31 @@ class Driver:
         if self._time_to(_SAY_AGAIN_S, "waits"):
             _log.info("the last step is done: rank %s is waited for", ", ".join(map(str, missing)))
         return [] if member.gone == frozenset(gone) else [e.RanksGone(gone)]
+
+    def _refuse_alone(self, record: Generation) -> None:
+        """Raise `MismatchError` where all the other ranks were refused and none had been trained with, so that of two
+        that differ nobody knows which one is right.
+
+        Those that had been, and came back as others, are no reason to end what they were refused for.
+        """
+        if len(record.members) != 1:
+            return
+        others = [rank for rank in range(self.job.settings.ranks) if rank != self.job.rank]
+        if others and all(self._was_never_right(rank) for rank in others):
+            raise MismatchError(
+                f"rank {self.job.rank} is the only one left, every other one was refused ({name_ranks(others)}): "
+                "nobody can tell which of them is right. Their logs say what differs: make them alike, and start the "
+                "job again"
+            )
+
+    def _was_never_right(self, rank: int) -> bool:
+        """Tell whether a rank was refused before it took part, or for what it drew when it did."""
+        meeting, incarnation = self.job.meeting, self.member.incarnation
+        refused, seat = meeting.refused(rank), meeting.newest(incarnation, rank)
+        place = None if seat is None else meeting.place(incarnation, seat)
+        if refused is None or place is None:
+            return refused is not None
+        return (refused.machine, refused.pid, refused.started) == (place.machine, place.pid, place.started)
 
     def _is_gone(self, rank: int) -> bool:
         meeting, incarnation, machine = self.job.meeting, self.member.incarnation, own_place().machine
@@ -290,6 +348,7 @@ class Driver:
         self._exchange = self._new_exchange(record, layout, self._lookout)
         ranks = ", ".join(map(str, record.ranks))
         _log.info("generation %d: ranks %s go on with step %d", record.number, ranks, record.step)
+        self._refuse_alone(record)
 
     def _new_exchange(self, record: Generation, layout: Layout, lookout: Lookout) -> AnyExchange:
         job, seat = self.job, self.member.seat
@@ -359,6 +418,10 @@ class Driver:
     def _try_abort(self, attempt: i.TryAbort) -> e.Event:
         return self._decide(attempt.tag, Abort(attempt.generation))
 
+    def _end_generation(self, end: i.EndGeneration) -> e.Event:
+        self._decisions.end(end.incarnation, end.number, Abort(end.by))
+        return e.GenerationEnded(end.number)
+
     def _decide(self, tag: Tag, decision: Decision) -> e.DecisionRead:
         return e.DecisionRead(tag, self._decisions.decide(tag, decision))
 
@@ -383,6 +446,7 @@ class Driver:
         job.on_apply()
         job.state.step = step + 1
         job.final.progressed(step + 1)
+        self.digests.add(apply.tag, apply.decision.digest)
         self._handover.take_back()
         self._reached("after_apply")
         now = time.monotonic()
@@ -434,7 +498,11 @@ class Driver:
             if kept is None:
                 raise FinalStateError(self._lost())
             job.state.load(kept)
-        job.final.keep(job.state)  # a process that was slower than the others may not have
+        self._is_over = True
+        try:
+            job.final.keep(job.state)  # a process that was slower than the others may not have
+        except FinalStateError as error:
+            _log.warning("%s", error)  # it has it at hand
         if finish.without:
             self._go_without(finish.without)
         job.final.agree(attended=0 not in finish.without)
@@ -454,7 +522,9 @@ class Driver:
         job, names = self.job, name_ranks(tuple(without))
         if job.rank == min(set(range(job.settings.ranks)) - set(without)):
             path = job.final.save()
-            job.meeting.say_final(f"it lies in {path} on {socket.gethostname()}" if path else f"rank {job.rank} has it")
+            where = f"it lies in {path} on {socket.gethostname()}" if path else f"rank {job.rank} has it"
+            with contextlib.suppress(StoreGoneError):
+                job.meeting.say_final(where)
             _log.warning("the job is over without %s: the final state lies in %s", names, path or "this process alone")
         if 0 in without:
             _log.error("rank 0 does not come any more, so nobody runs its last lines with the final state")
@@ -504,6 +574,7 @@ _HANDLERS: dict[type, Callable[[Driver, Any], e.Event | None]] = {
     i.PublishAck: Driver._publish,
     i.TryCommit: Driver._try_commit,
     i.TryAbort: Driver._try_abort,
+    i.EndGeneration: Driver._end_generation,
     i.ReadDecision: Driver._read_decision,
     i.Apply: Driver._apply,
     i.Discard: Driver._nothing,

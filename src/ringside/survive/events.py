@@ -89,6 +89,20 @@ class DecisionRead(msgspec.Struct, frozen=True):
     decision: Decision | None
 
 
+class GenerationEnded(msgspec.Struct, frozen=True):
+    """The answer to `EndGeneration`: nothing is decided in it any more.
+
+    Args:
+        number: Which.
+    """
+
+    number: int
+
+
+class StoreLost(msgspec.Struct, frozen=True):
+    """The registers cannot be reached any more."""
+
+
 class NewerHeardOf(msgspec.Struct, frozen=True):
     """A message named a generation that this member does not know."""
 
@@ -248,6 +262,8 @@ Event = (
     | Tick
     | GenerationRead
     | DecisionRead
+    | GenerationEnded
+    | StoreLost
     | NewerHeardOf
     | WorkDone
     | ResultReady
@@ -275,6 +291,7 @@ __all__ = [
     "EndWanted",
     "Event",
     "FetchFailed",
+    "GenerationEnded",
     "GenerationRead",
     "JoinRequested",
     "NewerHeardOf",
@@ -288,6 +305,7 @@ __all__ = [
     "StateFetched",
     "StateKept",
     "StateOffered",
+    "StoreLost",
     "Tick",
     "WorkDone",
 ]

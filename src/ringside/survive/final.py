@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import os
@@ -11,13 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ringside.errors import RingsideError
-from ringside.survive.kept import STATE_AT, Kept, Stage
+from ringside.errors import FinalStateError, RingsideError
+from ringside.survive.kept import DIGEST_BYTES, STATE_AT, Head, Kept, Lies, Stage, new_file
 from ringside.survive.state import State
 from ringside.survive.trees import Bytes, digest_of, pack, packed_size, unpack
-
-_DIGEST = 8
-"""Bytes behind the state in a file."""
 
 _log = logging.getLogger("ringside")
 
@@ -49,20 +47,32 @@ class Final:
             self._kept.progressed(steps)
 
     def keep(self, state: State) -> int:
-        """Keep a state; return its digest."""
+        """Keep a state; return its digest.
+
+        It is kept in memory. Where that cannot be had, or a worker that tried it was killed over it, in a file.
+
+        Raises:
+            FinalStateError: It can be kept in neither, so nobody may be told that it was.
+        """
         digest, tree = state.digest(), state.tree()
         kept, head = self._kept, None if self._kept is None else self._kept.head
         if kept is None or head is None or (head.stage is not Stage.TRAINING and head.digest == digest):
             return digest
-        kept.head = head = replace(head, stage=Stage.TRAINING, directory=self._directory)
+        tried = head.stage is Stage.TRAINING and head.size_bytes > 0
         size = packed_size(tree)
+        head = Head(head.progress, Stage.TRAINING, state.step, digest, size, self._directory)
+        kept.head = head
         try:
-            os.truncate(kept.fd, STATE_AT + size)
-            pack(tree, _mapped(kept.fd, STATE_AT + size, mmap.PROT_READ | mmap.PROT_WRITE)[STATE_AT:])
+            if tried:
+                raise OSError("a process was killed over it")
+            os.truncate(kept.fd, kept.at + STATE_AT + size)
+            os.posix_fallocate(kept.fd, kept.at + STATE_AT, size)  # an error, and not a signal when it is written
+            pack(tree, _mapped(kept.fd, kept.at, STATE_AT + size, mmap.PROT_READ | mmap.PROT_WRITE)[STATE_AT:])
         except OSError as error:
-            _log.warning("the final state is not kept outside of this process (%s)", error)
-            return digest
-        kept.head = replace(head, stage=Stage.KEPT, step=state.step, digest=digest, size_bytes=size)
+            with contextlib.suppress(OSError):
+                os.truncate(kept.fd, kept.at + STATE_AT)  # half a state takes memory, too
+            head = replace(head, directory=_written(tree, head, error), lies=Lies.IN_FILE)
+        kept.head = replace(head, stage=Stage.KEPT)
         return digest
 
     def tree(self, digest: int | None = None) -> dict[str, Any] | None:
@@ -71,7 +81,11 @@ class Final:
         if kept is None or head is None or head.stage is Stage.TRAINING or digest not in (None, head.digest):
             return None
         try:
-            return _checked(_mapped(kept.fd, STATE_AT + head.size_bytes, mmap.PROT_READ)[STATE_AT:], head.digest)
+            if head.lies is not Lies.HERE:
+                return final_state(head.directory)
+            return _checked(
+                _mapped(kept.fd, kept.at, STATE_AT + head.size_bytes, mmap.PROT_READ)[STATE_AT:], head.digest
+            )
         except (RingsideError, ValueError, OSError) as error:
             _log.warning("the state that was kept cannot be used: %s", error)
             return None
@@ -106,7 +120,7 @@ def final_state(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise RingsideError(f"{path} cannot be read: {error.strerror}") from None
     try:
-        return _checked(memory[:-_DIGEST], int.from_bytes(memory[-_DIGEST:].tobytes(), "little"))
+        return _checked(memory[:-DIGEST_BYTES], int.from_bytes(memory[-DIGEST_BYTES:].tobytes(), "little"))
     except RingsideError:
         raise RingsideError(f"{path} is no file of a final state, or not whole") from None
 
@@ -118,8 +132,26 @@ def _checked(memory: Bytes, digest: int) -> dict[str, Any]:
     return tree
 
 
-def _mapped(fd: int, size: int, access: int) -> Bytes:
-    return np.frombuffer(mmap.mmap(fd, size, prot=access), dtype=np.uint8)
+def _written(tree: dict[str, Any], head: Head, no_memory: OSError) -> str:
+    """Write a state into a file in place of memory; return its path."""
+    try:
+        with new_file(head.step, head.directory) as (fd, path):
+            whole = head.size_bytes + DIGEST_BYTES
+            os.posix_fallocate(fd, 0, whole)
+            memory = _mapped(fd, 0, whole, mmap.PROT_READ | mmap.PROT_WRITE)
+            pack(tree, memory[:-DIGEST_BYTES])
+            memory[-DIGEST_BYTES:] = np.frombuffer(head.digest.to_bytes(DIGEST_BYTES, "little"), dtype=np.uint8)
+    except OSError as error:
+        raise FinalStateError(
+            f"the final state can be kept neither in memory ({no_memory}) nor in a file ({error}): the job is not over "
+            "before it is; make room and start it again"
+        ) from None
+    _log.warning("there is no memory to keep the final state in (%s): it is kept in %s", no_memory, path)
+    return path
+
+
+def _mapped(fd: int, at: int, size: int, access: int) -> Bytes:
+    return np.frombuffer(mmap.mmap(fd, size, prot=access, offset=at), dtype=np.uint8)
 
 
 __all__ = ["Final", "final_state"]

@@ -143,6 +143,20 @@ class TryAbort(msgspec.Struct, frozen=True):
     generation: int
 
 
+class EndGeneration(msgspec.Struct, frozen=True):
+    """Have ABORT stand behind all that is decided in a generation; answer with `GenerationEnded`.
+
+    Args:
+        incarnation: Of which incarnation.
+        number: Which.
+        by: Number of the later generation that stands.
+    """
+
+    incarnation: int
+    number: int
+    by: int
+
+
 class ReadDecision(msgspec.Struct, frozen=True):
     """Read the decision register; answer with `DecisionRead`. It may wait a little for something to stand there.
 
@@ -252,6 +266,7 @@ Instruction = (
     | PublishAck
     | TryCommit
     | TryAbort
+    | EndGeneration
     | ReadDecision
     | Apply
     | Discard
@@ -269,6 +284,7 @@ __all__ = [
     "Checkpoint",
     "Compute",
     "Discard",
+    "EndGeneration",
     "Exchange",
     "FetchState",
     "Finish",

@@ -22,6 +22,7 @@ from ringside.launch import StopRequest, stop_requests
 from ringside.processes import Death, die_with_parent
 from ringside.survive.kept import KEPT, START, Head, Kept, Stage
 from ringside.survive.store_host import is_needed
+from ringside.torchrun_flags import shutdown_timeout_s, take_apart
 
 REFUSED = 77
 """Exit status of a worker that does not belong to the job: it is not started again, and the others go on."""
@@ -34,7 +35,8 @@ MOST_ENDS = 10
 _OWN = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS)
 """Signals that a process brings upon itself."""
 _LOOK_S = 0.1
-_END_S = 10.0
+_SHARE = 0.9
+"""Of the time until torchrun kills this process: the rest is for writing the final state into a file."""
 
 
 @dataclass
@@ -71,13 +73,15 @@ class Keeper:
     def _keep(self, stop: StopRequest) -> int:
         status = failures = ends = 0
         while True:
-            before, known = status, self.kept.head.progress
+            before, part = status, self.kept.newest
+            known = part.at, part.head.progress
             status = self._run_once(stop)
-            head = self.kept.head
+            part = self.kept.newest
+            head = part.head
             if stop.signum:
                 self._save(head, "was stopped before its last lines were done", status != 0 and self._rank == 0)
                 return stop.exit_status
-            further = head.progress > known
+            further = (part.at, head.progress) > known
             ends, failures = (0, 0) if further else (ends + 1, failures + (status > 0 or -status in _OWN))
             if status == REFUSED and before == StoreGoneError.exit_status:
                 self._say(f"rank {self._rank} has lost the job's store: the others go on, or it is to be started again")
@@ -105,9 +109,8 @@ class Keeper:
         if head.stage is Stage.TRAINING or not wanted:
             return
         try:
-            where = (
-                f"the final state (step {head.step}) lies in {self.kept.save()}: ringside.survive.final_state reads it"
-            )
+            path = self.kept.newest.save()
+            where = f"the final state (step {head.step}) lies in {path}: ringside.survive.final_state reads it"
         except OSError as error:
             where = f"the final state is lost, it could not be written: {error}"
         self._say(f"rank {self._rank} {why}; {where}")
@@ -125,7 +128,7 @@ class Keeper:
                 return worker.wait(_LOOK_S)
             except subprocess.TimeoutExpired:
                 continue
-        return _end(worker, stop.signum)
+        return end(worker, stop.signum, self.environ)
 
     @property
     def _rank(self) -> int:
@@ -140,12 +143,12 @@ class Keeper:
         print(f"ringside survive: {words}", file=sys.stderr, flush=True)
 
 
-def _end(worker: subprocess.Popen[bytes], signum: int) -> int:
-    """End a worker: it is asked, then killed."""
+def end(worker: subprocess.Popen[bytes], signum: int, environ: Mapping[str, str]) -> int:
+    """End a worker: it is asked, then killed, when most of the time is over that torchrun gives this process for it."""
     worker.send_signal(signum)
     worker.send_signal(signal.SIGCONT)
     try:
-        return worker.wait(_END_S)
+        return worker.wait(_SHARE * shutdown_timeout_s(take_apart(["train.py"], ours=()), environ))
     except subprocess.TimeoutExpired:
         worker.kill()
         return worker.wait()

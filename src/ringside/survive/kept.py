@@ -2,15 +2,18 @@
 
 It is anonymous memory (a memfd) that every worker of the rank inherits, so it outlives them, and goes with the keeper.
 A keeper imports neither torch nor NumPy, so neither does this; what makes a state of the bytes is in `final.py`.
+
+A script that trains more than once has a part of it for each time, one behind the other: a worker that is started again
+begins with the first, and must find there what was trained then.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 import struct
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -19,11 +22,14 @@ KEPT = "RINGSIDE_SURVIVE_KEPT"
 START = "RINGSIDE_SURVIVE_START"
 """Tells a worker how often it was started."""
 STATE_AT = 4096
-"""Where the state begins; before it lies the head."""
-_HEAD = struct.Struct("<8sQQQQQH")
+"""Where the state begins in a part; before it lies the head."""
+DIGEST_BYTES = 8
+"""Bytes of a digest behind the state in a file."""
+_HEAD = struct.Struct("<8sQQQQQHH")
 _MAGIC = b"rs-final"
 _NAME = "ringside-survive-kept"
 _MOST_DIRECTORY = STATE_AT - _HEAD.size
+_PIECE_BYTES = 1 << 20
 
 
 class Stage(IntEnum):
@@ -35,6 +41,14 @@ class Stage(IntEnum):
     UNATTENDED = 3  # over, and rank 0 will not come: nobody runs its last lines
 
 
+class Lies(IntEnum):
+    """Where the state is."""
+
+    HERE = 0  # behind the head
+    IN_FILE = 1  # in a file, for want of memory; it goes with the keeper
+    SAVED = 2  # in a file that somebody was told of, which stays
+
+
 @dataclass(frozen=True)
 class Head:
     """What stands beside the state.
@@ -44,8 +58,9 @@ class Head:
         stage: How far the end is.
         step: The next step that the state would begin.
         digest: Its digest.
-        size_bytes: Its size.
-        directory: Where a file of it is to go; "": to the directory for temporary files.
+        size_bytes: Its size, also while it is being put here.
+        directory: Where a file of it is to go; "": to the directory for temporary files. The file, where it is in one.
+        lies: Where it is.
     """
 
     progress: int = 0
@@ -54,17 +69,20 @@ class Head:
     digest: int = 0
     size_bytes: int = 0
     directory: str = ""
+    lies: Lies = Lies.HERE
 
 
 class Kept:
-    """The memory, by its descriptor.
+    """A part of the memory, by its descriptor.
 
     Args:
         fd: The descriptor; None: memory of its own, for a keeper.
+        at: Where the part begins, bytes, at the beginning of a page.
     """
 
-    def __init__(self, fd: int | None = None) -> None:
+    def __init__(self, fd: int | None = None, at: int = 0) -> None:
         self.fd = os.memfd_create(_NAME, os.MFD_CLOEXEC) if fd is None else fd
+        self.at = at
         if fd is None:
             os.truncate(self.fd, STATE_AT)
 
@@ -81,23 +99,44 @@ class Kept:
         return cls(int(fd))
 
     @property
+    def number(self) -> int:
+        """A number that no other memory has."""
+        return os.fstat(self.fd).st_ino
+
+    def behind(self) -> Kept:
+        """Return the part for what is trained after this; it begins where this ends, which is over."""
+        head = self.head
+        size = head.size_bytes if head.lies is Lies.HERE else 0
+        return Kept(self.fd, self.at + STATE_AT + -(-size // STATE_AT) * STATE_AT)
+
+    @property
+    def newest(self) -> Kept:
+        """The part of what is trained now: the last that a worker has begun to write."""
+        part = self
+        while part.head.stage >= Stage.OVER and (later := part.behind())._has_head:
+            part = later
+        return part
+
+    @property
+    def _has_head(self) -> bool:
+        return os.pread(self.fd, len(_MAGIC), self.at) == _MAGIC
+
+    @property
     def head(self) -> Head:
         """What stands there now."""
-        data = os.pread(self.fd, STATE_AT, 0)
-        if len(data) < STATE_AT:
+        data = os.pread(self.fd, STATE_AT, self.at)
+        if not data.startswith(_MAGIC):
             return Head()
-        magic, progress, stage, step, digest, size_bytes, length = _HEAD.unpack_from(data)
-        if magic != _MAGIC:
-            return Head()
+        _, progress, stage, step, digest, size_bytes, lies, length = _HEAD.unpack_from(data)
         directory = os.fsdecode(data[_HEAD.size : _HEAD.size + length])
-        return Head(progress, Stage(stage), step, digest, size_bytes, directory)
+        return Head(progress, Stage(stage), step, digest, size_bytes, directory, Lies(lies))
 
     @head.setter
     def head(self, head: Head) -> None:
         name = os.fsencode(head.directory)
         name = name if len(name) <= _MOST_DIRECTORY else b""
-        numbers = (head.progress, head.stage, head.step, head.digest, head.size_bytes, len(name))
-        os.pwrite(self.fd, _HEAD.pack(_MAGIC, *numbers) + name, 0)
+        numbers = (head.progress, head.stage, head.step, head.digest, head.size_bytes, head.lies, len(name))
+        os.pwrite(self.fd, _HEAD.pack(_MAGIC, *numbers) + name, self.at)
 
     def progressed(self, steps: int) -> None:
         """Note that so many steps are in the state of this rank's worker."""
@@ -108,27 +147,54 @@ class Kept:
     def save(self) -> str:
         """Write the final state into a new file that only this user can read; return its path.
 
+        Where it lies in a file already, that one stays from now on.
+
         Raises:
             OSError: There is no room for it.
         """
         head = self.head
-        name = f"ringside-final-step-{head.step:08d}-"
-        fd, path = tempfile.mkstemp(".ringside", name, head.directory or None)
-        try:
-            with os.fdopen(fd, "wb") as file, open(os.dup(self.fd), "rb") as memory:
-                memory.seek(STATE_AT)
-                shutil.copyfileobj(memory, file, 1 << 20)
-                file.write(head.digest.to_bytes(8, "little"))
-                file.flush()
-                os.fsync(file.fileno())
-        except BaseException:
-            os.unlink(path)
-            raise
+        if head.lies is not Lies.HERE:
+            self.head = replace(head, lies=Lies.SAVED)
+            return head.directory
+        with new_file(head.step, head.directory) as (file, path):
+            at, end = self.at + STATE_AT, self.at + STATE_AT + head.size_bytes
+            while at < end:
+                piece = os.pread(self.fd, min(_PIECE_BYTES, end - at), at)
+                os.write(file, piece)
+                at += len(piece)
+            os.write(file, head.digest.to_bytes(DIGEST_BYTES, "little"))
+            os.fsync(file)
         return path
 
     def close(self) -> None:
-        """Let go of it."""
+        """Let go of it, and of what lies in files only because there was no memory for it."""
+        part = self
+        while True:
+            if part.head.lies is Lies.IN_FILE:
+                with contextlib.suppress(OSError):
+                    os.unlink(part.head.directory)
+            if part.head.stage < Stage.OVER or not part.behind()._has_head:
+                break
+            part = part.behind()
         os.close(self.fd)
 
 
-__all__ = ["KEPT", "START", "STATE_AT", "Head", "Kept", "Stage"]
+@contextlib.contextmanager
+def new_file(step: int, directory: str) -> Iterator[tuple[int, str]]:
+    """Open a file for the final state that only this user can read: its descriptor and path; none is left by an error.
+
+    Args:
+        step: The next step that the state would begin.
+        directory: Where it goes; "": to the directory for temporary files.
+    """
+    fd, path = tempfile.mkstemp(".ringside", f"ringside-final-step-{step:08d}-", directory or None)
+    try:
+        yield fd, path
+    except BaseException:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(fd)
+
+
+__all__ = ["DIGEST_BYTES", "KEPT", "START", "STATE_AT", "Head", "Kept", "Lies", "Stage", "new_file"]

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-_BITS = 32
-
 
 def key_of(*numbers: int) -> int:
     """Return 32 bits that stand for a few whole numbers, at least 0, in order."""
@@ -20,7 +18,7 @@ def key_of(*numbers: int) -> int:
 def seed_all(key: int) -> None:
     """Seed Python's, NumPy's and PyTorch's generators (of all devices) with 32 bits."""
     random.seed(key)
-    np.random.seed(key % 2**_BITS)
+    np.random.seed(key)
     torch.manual_seed(key)
 
 

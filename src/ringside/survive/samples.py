@@ -47,6 +47,7 @@ class Samples:
     order: Order
     agree: Callable[[int, str], object] | None = None
     _known: tuple[int, Indices] | None = field(default=None, init=False, repr=False)
+    _agreed: int | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -83,10 +84,17 @@ class Samples:
         return self._epoch(epoch)[at * self.batch :]
 
     def order_digest(self, epoch: int) -> str:
-        """Return 64 bits over the order of an epoch, in hexadecimal digits."""
-        return _digest(self._epoch(epoch))
+        """Return 64 bits over the order of an epoch, in hexadecimal digits: this rank's, whatever others have."""
+        return _digest(self._drawn(epoch))
 
     def _epoch(self, epoch: int) -> Indices:
+        order = self._drawn(epoch)
+        if self.agree is not None and self._agreed != epoch:
+            self.agree(epoch, _digest(order))
+        self._agreed = epoch
+        return order
+
+    def _drawn(self, epoch: int) -> Indices:
         if self._known is None or self._known[0] != epoch:
             order = self.order(epoch)
             if len(order) != self.size:
@@ -94,9 +102,7 @@ class Samples:
                     f"the sampler did not draw {self.size} samples for epoch {epoch}, as its length promises: it must "
                     "draw as many in every epoch, and for all ranks"
                 )
-            if self.agree is not None:
-                self.agree(epoch, _digest(order))
-            self._known = epoch, order
+            self._known, self._agreed = (epoch, order), None
         return self._known[1]
 
 

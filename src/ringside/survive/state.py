@@ -67,10 +67,22 @@ class State:
             tree[_POSITION] = self.position.before(self.step)
         return tree
 
-    def load(self, tree: dict[str, Any]) -> None:
-        """Take a state over.
+    def resume(self, tree: dict[str, Any]) -> None:
+        """Take a state over that was saved by another job, perhaps, to go on from there.
 
-        One that does not tell where it is in the samples, as older checkpoints do not, is taken at its word.
+        Raises:
+            MismatchError: It is another model's, or belongs to other samples, or does not say to which.
+        """
+        if self.position is not None and _POSITION not in tree:
+            raise MismatchError(
+                f"the checkpoint of step {tree['step']} does not say where it is in the samples (an older version "
+                "wrote it): with another batch, seed or order samples would be lost and others counted twice. Give the "
+                "job another checkpoint_dir, and load the parameters before (torch.distributed.checkpoint reads them)"
+            )
+        self.load(tree)
+
+    def load(self, tree: dict[str, Any]) -> None:
+        """Take a state over: from a rank of this job, which need not say where it is in the samples.
 
         Raises:
             MismatchError: It is another model's, or belongs to other samples.

@@ -15,7 +15,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,10 @@ from ringside.survive.state import State
 from ringside.survive.stragglers import Mode, Rebalance, Stragglers
 from ringside.survive.waiting import Patience
 from ringside.survive.work import Collate, DataSet, Loss, Work
+
+_ELDERS_S = 10.0
+"""How long a rank that has joined waits for others to begin an epoch, seconds; they are at the same step."""
+_LOOK_S = 0.005
 
 _log = logging.getLogger("ringside")
 
@@ -86,10 +92,12 @@ class Training:
     def committed(self, steps: int) -> list[Commit]:
         """Return the decisions that count for the steps before `steps`, one a step: who computed which samples.
 
-        Steps that were done again, because all ranks died after a checkpoint, count as they were done last.
+        Steps that were done again, because all ranks died after a checkpoint, count as they were done last. Those that
+        this process has applied have the digest of their result.
         """
         job = self._driver.job
-        return [decision for _, decision in committed(job.meeting.registers, steps, job.settings)]
+        known = self._driver.digests
+        return [decision for _, decision in committed(job.meeting.registers, steps, job.settings, known)]
 
     @property
     def reason(self) -> str:
@@ -180,14 +188,14 @@ def training(
     """
     samples = _samples(dataset, batch, micro_batches, seed, sampler)
     shape = _Shape(steps, mean, checkpoint_every if checkpoint_dir is not None else 0, least_ranks)
-    final = Final(Kept.of_environment(os.environ), checkpoint_dir)
-    with _connection(final) as connection:
+    number = _ended[_job()]
+    final = Final(_kept(number), checkpoint_dir)
+    with _connection(final, number) as connection:
         own = passport.passport_of(model, optimizer, dataset, samples, seed)
         moved = {} if scheduler is None else {"scheduler": scheduler}
         state = State(model, optimizer, moved, Position(own, samples))
         if not final.is_over:
             _admit(connection, own)
-        _agree_on_orders(samples, connection, sampler)
         job = Job(
             rank=connection.rank,
             meeting=Meeting(connection.registers, connection.ranks),
@@ -206,8 +214,13 @@ def training(
             open_transport=None if connection.store is None else connection.open_transport,
         )
         with contextlib.closing(_driver(job)) as driver:
-            yield Training(driver, samples)
-            driver.end_job()
+            _agree_on_orders(samples, connection, sampler, driver.has_elders)
+            try:
+                yield Training(driver, samples)
+                driver.end_job()
+            finally:
+                samples.agree = None  # it knows the driver, which knows the samples: memory is not to wait for that
+                _ended[_job()] += driver.is_over
 
 
 def _samples(
@@ -240,10 +253,29 @@ def _settings(samples: Samples, shape: _Shape, ranks: int) -> Settings:
     )
 
 
+_ended: Counter[tuple[int, int, str]] = Counter()
+"""How often a job was trained to its end in this process; another `training` is another job, with names of its own."""
+
+
+def _job() -> tuple[int, int, str]:
+    """Return what this process is a worker of: also a forked one, or one whose environment was changed, begins anew."""
+    names = ("RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    kept = Kept.of_environment(os.environ)
+    return os.getpid(), kept.number if kept else 0, repr([os.environ.get(name) for name in names])
+
+
+def _kept(number: int) -> Kept | None:
+    """Return this worker's part of what its keeper keeps, where it has trained to the end so often before."""
+    kept = Kept.of_environment(os.environ)
+    for _ in range(number):
+        kept = kept and kept.behind()
+    return kept
+
+
 @contextlib.contextmanager
-def _connection(final: Final) -> Iterator[Connection]:
+def _connection(final: Final, number: int) -> Iterator[Connection]:
     """Give the job's registers; leave the program where they cannot be reached any more."""
-    connection = _connected(final)
+    connection = _connected(final, number)
     try:
         yield connection
     except (StoreGoneError, FinalStateError) as error:
@@ -257,10 +289,10 @@ def _connection(final: Final) -> Iterator[Connection]:
         connection.close()
 
 
-def _connected(final: Final) -> Connection:
+def _connected(final: Final, number: int) -> Connection:
     """Return the job's registers; leave the program where a worker that was started again finds none."""
     try:
-        return connect(os.environ)
+        return connect(os.environ, number)
     except RingsideError as error:
         if not is_again(os.environ):
             raise
@@ -289,7 +321,7 @@ def _resumed(state: State, directory: str | Path | None, final: Final) -> Checkp
     if kept is not None and (newest is None or kept["step"] > newest["step"]):
         newest = kept
     if newest is not None:
-        state.load(newest)
+        state.load(newest) if newest is kept else state.resume(newest)
     return checkpoints
 
 
@@ -312,12 +344,26 @@ def _admit(connection: Connection, own: dict[str, str]) -> None:
         raise _refused(error) from None
 
 
-def _agree_on_orders(samples: Samples, connection: Connection, sampler: Iterable[int] | None) -> None:
-    """Have this rank leave the program if it has another order of an epoch than the first that began the epoch."""
+def _agree_on_orders(
+    samples: Samples, connection: Connection, sampler: Iterable[int] | None, has_elders: Callable[[], bool]
+) -> None:
+    """Have this rank leave the program if it has another order of an epoch than the first that began the epoch.
+
+    One that has joined does not begin an epoch before those that were there: theirs is the order to be compared with.
+
+    Args:
+        samples: This rank's.
+        connection: To the job's registers.
+        sampler: What draws; None: a shuffle does.
+        has_elders: Tells whether this rank has joined others, and one that began the job is still with it.
+    """
     drawn = "the data set" if sampler is None else f"its {type(sampler).__name__}"
 
     def agree(epoch: int, digest: str) -> None:
-        standing = connection.registers.create(f"order/{epoch}", digest.encode()).decode(errors="replace")
+        registers, until = connection.registers, time.monotonic() + _ELDERS_S
+        while registers.read(f"order/{epoch}") is None and has_elders() and time.monotonic() < until:
+            time.sleep(_LOOK_S)  # a store has nothing to wait on for an order that may never come
+        standing = registers.create(f"order/{epoch}", digest.encode()).decode(errors="replace")
         if standing != digest:
             differs = f"{drawn} has another order in epoch {epoch} than in the rest of the job"
             raise _refused(

@@ -82,6 +82,10 @@ class Work:
         self._total = torch.zeros((), dtype=torch.float64)
         self.flat = FlatGradient([*self._parameters, *moves, self._total])
 
+    def begin(self, step: int) -> None:
+        """Draw a step's samples, so that their order is compared also where none of them are computed."""
+        self._samples.of_step(step)
+
     def add(self, step: int, micro_batch: int, into: Bytes) -> None:
         """Compute a micro-batch and add it to what memory holds, uint8 [flat.size_bytes].
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,11 +14,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ringside.view.serve_app import make_app
 from ringside.view.serve_guard import Guard
-from ringside.view.serve_port import listen
+from ringside.view.serve_port import listen, users_of
 from ringside.view.serve_runs import Runs
 
 OPEN_AT_MOST = 512
-"""Connections, of which a page takes two: beyond it, one that asks for nothing is closed, else the oldest."""
+"""Connections, of which a page takes two: beyond it, one of whoever has most of them is closed."""
 ASKING_S = 20.0
 """Within which a connection has to send a whole request, from its beginning and from each answer."""
 
@@ -33,10 +34,18 @@ class Connection(H11Protocol):
         self._since = self.loop.time()
         self._asking = self.loop.call_later(self.asking_s, self._close_if_idle)
         if len(self.connections) >= OPEN_AT_MOST:
-            others: list[Any] = [one for one in self.connections if one is not self]
-            longest = min(others, key=lambda one: (not one.is_idle, one._since))
-            self.connections.discard(longest)
-            longest.transport.abort()
+            leaves = self._to_leave()
+            self.connections.discard(leaves)
+            leaves.transport.abort()
+
+    def _to_leave(self) -> Any:
+        """Return a connection of the user who has most of them: one that asks for nothing, else the oldest."""
+        known = users_of(self.transport.get_extra_info("sockname")[1])
+        open_ones: list[Any] = list(self.connections)
+        users = [known.get(tuple(one.transport.get_extra_info("peername", ())[:2])) for one in open_ones]
+        [(most, _)] = Counter(users).most_common(1)
+        others = [one for one, user in zip(open_ones, users, strict=True) if user == most and one is not self]
+        return min(others, key=lambda one: (not one.is_idle, one._since))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Leave the place."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import sys
 from pathlib import Path
 
 from ringside.errors import UsageError
@@ -54,6 +55,28 @@ def holder(port: int) -> str:
             job = next((f" of the job {entry.directory}" for entry in running() if entry.pid == pid), "")
             return f"process {pid}{job} ({_command(process)})"
     return "a process of another user" if inodes else "another process"
+
+
+def users_of(port: int) -> dict[tuple[str, int], int]:
+    """Return which user of this host is at the other end of the connections to a port, by address and port there."""
+    found = {}
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = Path("/proc/net", table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for fields in (line.split() for line in lines):
+            (own, own_port), (_, other_port) = (end.split(":") for end in fields[1:3])
+            if int(other_port, 16) == port:
+                found[_numeric(own), int(own_port, 16)] = int(fields[7])
+    return found
+
+
+def _numeric(address: str) -> str:
+    """Return an address as the kernel's tables have it, words in this machine's order, as people write it."""
+    words = [bytes.fromhex(address[at : at + 8]) for at in range(0, len(address), 8)]
+    data = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
+    return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
 
 
 def _listeners(port: int) -> set[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ringside.survive import events as e
 from ringside.survive import instructions as i
 from ringside.survive.decision import Commit
-from ringside.survive.machine.ending import fence_on
 from ringside.survive.machine.entering import abort, enter
 from ringside.survive.machine.standing import Instructions, Phase, Standing
 from ringside.survive.machine.working import next_step
@@ -14,8 +13,6 @@ from ringside.survive.machine.working import next_step
 def decision_read(member: Standing, event: e.DecisionRead) -> Instructions:
     """Something stands in a decision register, or nothing."""
     member.unanswered = None
-    if member.phase is Phase.FENCING:
-        return fence_on(member, event)
     if event.decision is None or event.tag != member.tag:
         return []
     taken = member.settings.rules.take_commit or member.phase is not Phase.RESOLVING

@@ -22,6 +22,11 @@ from ringside.survive.machine.standing import Instructions, Phase, Standing
 from ringside.survive.succession import closing, ending
 
 
+def store_lost(member: Standing, _: e.StoreLost) -> Instructions:
+    """The registers cannot be reached any more."""
+    return store_is_gone(member)
+
+
 def store_is_gone(member: Standing) -> Instructions:
     """End because the registers do not answer; after the last step nothing is lost by that."""
     if member.phase in (Phase.KEEPING, Phase.CLOSING):
@@ -154,11 +159,12 @@ def build_fence(member: Standing, closed: Generation) -> Instructions:
     return _fence_again(member)
 
 
-def fence_on(member: Standing, event: e.DecisionRead) -> Instructions:
-    """A decision stands where an ABORT was tried."""
-    if member.fence is None or event.decision is None or event.tag != member.fence.tag:
+def fence_on(member: Standing, event: e.GenerationEnded) -> Instructions:
+    """Nothing is decided in a generation any more."""
+    member.unanswered = None
+    if member.fence is None or event.number not in member.fence.left:
         return []
-    member.fence = member.fence.after(event.decision)
+    member.fence = member.fence.after(event.number)
     return _fence_again(member)
 
 
@@ -167,7 +173,7 @@ def _fence_again(member: Standing) -> Instructions:
         return []
     if member.fence.done or not member.settings.rules.fence:
         return member.end(i.OpenIncarnation(member.incarnation + 1))
-    return [i.TryAbort(member.fence.tag, member.fence.closed.number)]
+    return [i.EndGeneration(member.incarnation, member.fence.left[0], member.fence.closed.number)]
 
 
 __all__ = [
@@ -184,5 +190,6 @@ __all__ = [
     "ranks_gone",
     "state_kept",
     "store_is_gone",
+    "store_lost",
     "wait_on",
 ]

@@ -10,7 +10,7 @@ from ringside.survive import instructions as i
 from ringside.survive.machine import deciding, ending, entering, joining, membership, voting, working
 from ringside.survive.machine.standing import Instructions, Phase, Standing
 
-_ASK = (i.ReadGeneration, i.ProposeGeneration, i.TryCommit, i.TryAbort, i.ReadDecision)
+_ASK = (i.ReadGeneration, i.ProposeGeneration, i.TryCommit, i.TryAbort, i.EndGeneration, i.ReadDecision)
 
 
 class Member(Standing):
@@ -50,6 +50,8 @@ _HANDLERS: dict[type, Callable[[Standing, Any], Instructions]] = {
     e.ResultReady: voting.result_ready,
     e.AckSeen: voting.ack_seen,
     e.DecisionRead: deciding.decision_read,
+    e.GenerationEnded: ending.fence_on,
+    e.StoreLost: ending.store_lost,
     e.AttemptFailed: membership.attempt_failed,
     e.PeerSuspected: membership.peer_suspected,
     e.DrainWanted: membership.drain_wanted,

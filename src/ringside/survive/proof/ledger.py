@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ringside.survive.decision import Commit, Decision, Seat, Tag
+from ringside.survive.decision import Abort, Commit, Decision, Seat, Tag
 from ringside.survive.generation import Generation
 from ringside.survive.proof.model import Counting, Weights, digest
 
@@ -55,6 +55,7 @@ class Ledger:
     _committed: dict[tuple[int, int], int] = field(default_factory=dict)
     _states: dict[int, str] = field(default_factory=dict)
     _copies: dict[tuple[Place, Seat], str] = field(default_factory=dict)
+    _ended: dict[tuple[int, int], Abort] = field(default_factory=dict)
     _given_up: int = 0
 
     def holds(self, invariant: str, fine: bool, how: str) -> None:
@@ -75,8 +76,14 @@ class Ledger:
             self.commits += 1
             self._commit_written(tag, decision)
 
+    def ended(self, incarnation: int, generation: int, abort: Abort) -> None:
+        """A generation was ended: what is not committed in it is aborted, whatever step that is."""
+        self._ended.setdefault((incarnation, generation), abort)
+
     def _commit_written(self, tag: Tag, commit: Commit) -> None:
         elsewhere = self._committed.setdefault((tag.incarnation, tag.step), tag.generation)
+        open_still = (tag.incarnation, tag.generation) not in self._ended
+        self.holds(DECISIONS, open_still, f"{tag}: a COMMIT after the generation was ended")
         self.holds(ONCE, elsewhere == tag.generation, f"{tag} was committed in generation {elsewhere} already")
         self.holds(FENCED, tag.incarnation >= self._given_up, f"{tag} was committed after that")
         for seat in commit.members:
@@ -90,7 +97,7 @@ class Ledger:
     def dropped(self, tag: Tag, seat: Seat) -> None:
         """A member that lives has thrown an attempt away."""
         place = _place(tag)
-        decision = self.decisions.get(place)
+        decision = self.decisions.get(place) or self._ended.get((tag.incarnation, tag.generation))
         lost = isinstance(decision, Commit) and seat in decision.members
         undecided = decision is None and (place, seat) in self._copies
         self.holds(KEPT, not lost and not undecided, f"{seat} threw {tag} away, {type(decision).__name__} stood")

@@ -194,6 +194,11 @@ class Process:
     def _try_abort(self, wanted: i.TryAbort) -> None:
         self._create(wanted.tag, Abort(wanted.generation))
 
+    def _end_generation(self, wanted: i.EndGeneration) -> None:
+        world, by = self.world, Abort(wanted.by)
+        end = partial(world.end_generation, wanted.incarnation, wanted.number, by)
+        world.ask(self, end, lambda number: self.feed(e.GenerationEnded(number)))
+
     def _read_decision(self, wanted: i.ReadDecision) -> None:
         tag = wanted.tag
         self.world.ask(self, lambda: self.world.read_decision(tag), partial(self._decision_stands, tag))
@@ -398,6 +403,7 @@ _CARRY_OUT: dict[type, Callable[[Process, Any], None]] = {
     i.PublishAck: Process._publish,
     i.TryCommit: Process._try_commit,
     i.TryAbort: Process._try_abort,
+    i.EndGeneration: Process._end_generation,
     i.ReadDecision: Process._read_decision,
     i.Apply: Process._apply,
     i.Discard: Process._discard,

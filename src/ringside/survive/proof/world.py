@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ringside.survive.decision import Decision, Decisions, Seat, Tag
+from ringside.survive.decision import Abort, Decision, Decisions, Seat, Tag
 from ringside.survive.generation import Generation, decode_generation, encode_generation, generation_key
 from ringside.survive.proof.faults import Fault, Point
 from ringside.survive.proof.ledger import ATTENDED, ENDS, Ledger
@@ -236,6 +236,12 @@ class World:
         found = self.decisions.decide(tag, decision)
         self.ledger.decided(tag, found)
         return found
+
+    def end_generation(self, incarnation: int, number: int, by: Abort) -> int:
+        """Abort what would be decided next in a generation; return its number."""
+        decided = self.decisions.end(incarnation, number, by)
+        self.ledger.ended(incarnation, number, decided.abort or by)
+        return number
 
     def read_decision(self, tag: Tag) -> Decision | None:
         """Return what stands."""
