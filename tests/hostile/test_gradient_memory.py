@@ -18,7 +18,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-from tests.support.ranks import ROOT, Team  # noqa: E402
+from tests.support.ranks import ROOT, Team, communicator, on_ranks  # noqa: E402
 from tests.sync import namespaces  # noqa: E402
 from tests.sync.training import ddp_ranks, free_port, group, run_directory  # noqa: E402
 from torch import nn  # noqa: E402
@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
 from ringside import _core  # noqa: E402
+from ringside.sync.storage import Buckets, empty_shared  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
 
@@ -215,7 +216,65 @@ def test_there_is_one_copy_of_the_buckets_and_none_of_models_that_are_gone() -> 
         assert after == (0, 0)
 
 
+def freed_too_early() -> tuple[int, int]:
+    """Free a bucket that is announced, then retire it; return how many are mapped after each."""
+    with communicator() as comm:
+        buckets = Buckets(comm)
+        bucket = empty_shared(1000, torch.float32)
+        storage = buckets.storage_of(0, bucket)
+        assert storage is not None
+        assert comm.memory.announce(storage)[0] >= 0
+        before = _mapped()
+        del bucket, storage
+        gc.collect()
+        freed = _mapped() - before
+        buckets.keep(0)
+        return freed, _mapped() - before
+
+
+def test_a_bucket_stays_mapped_until_no_failing_communicator_can_be_about_to_make_it_private() -> None:
+    assert on_ranks(2, freed_too_early) == [(0, -1)] * 2
+
+
 # ------------------------------------------------------------------------------------------------ attached late
+
+
+class Fails(nn.Module):
+    """A layer that fails if it is asked to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.fails = nn.Linear(64, 64), False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.fails:
+            raise ValueError("a bad batch")
+        return self.layer(x)
+
+
+def attached_between(port: int) -> list[float]:
+    """Attach between a forward and its backward, with a forward that fails before that; return the gradients' sums."""
+    with group(port) as rank:
+        ddp, batch, sums = DistributedDataParallel(Fails()), torch.full((2, 64), rank + 1.0), []
+        ddp(batch).sum().backward()
+        for number in range(4):
+            ddp.zero_grad()
+            output = ddp(batch)
+            if number == 1:
+                attachment = ringside.attach(ddp, monitor=False, engine="ringside")
+                ddp.module.fails = True
+                with pytest.raises(ValueError, match="bad batch"):
+                    ddp(batch)
+                ddp.module.fails = False
+            output.sum().backward()
+            sums.append(float(ddp.module.layer.weight.grad.sum()))
+        assert attachment.counters["ringside/staged"] > 0
+        attachment.detach()
+        return sums
+
+
+def test_a_backward_whose_forward_came_before_attach_is_reduced() -> None:
+    assert ddp_ranks(2, attached_between) == [[2 * 1.5 * 64 * 64] * 4] * 2
 
 
 def trained(rank: int, attached: bool, before: int, uneven: bool, options: dict[str, Any]) -> tuple[bytes, Any]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import itertools
 import random
 import signal
+import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,6 +157,62 @@ def test_memory_that_was_made_private_is_not_taken_for_shared_again() -> None:
         outcomes = team.finish()
     for outcome in outcomes:
         assert outcome.value == [100_000.0, 200_000.0, 100_000.0], outcome
+
+
+def one_fails_beside_another() -> tuple[str, str, list[float]]:
+    """Two communicators reduce a half each of the same memory; one fails while the other waits for rank 1."""
+    import torch
+
+    from ringside.engine.tensors import flatten
+    from ringside.sync.storage import empty_shared, storage_of
+
+    x = empty_shared(100_000, torch.float32).fill_(1.0)
+    mine, beside = x[:50_000], x[50_000:]
+    storage = storage_of(x)
+    assert storage is not None
+    failing, other = communicator("failing", timeout_s=0.3), communicator("other")
+    for comm, half in ((failing, mine), (other, beside)):
+        comm.all_reduce_storage(flatten(half), storage, scale=1.0, stamp_ns=0)
+    came: dict[str, str] = {}
+
+    def reduce(name: str, comm: Any, half: Any) -> None:
+        try:
+            comm.all_reduce_storage(flatten(half), storage, scale=1.0, stamp_ns=0)
+            came[name] = ""
+        except RingsideError as error:
+            came[name] = type(error).__name__
+
+    if comm.rank == 0:
+        thread = threading.Thread(target=reduce, args=("other", other, beside))
+        thread.start()
+        while other.absent() != [1]:
+            time.sleep(0.001)
+        reduce("failing", failing, mine)
+        say("failed")
+        hear()
+        thread.join()
+    else:
+        hear()
+        reduce("other", other, beside)
+        reduce("failing", failing, mine)
+    sums = [float(beside.min()), float(beside.max())]
+    for comm in (failing, other):
+        comm.close()
+    return came["failing"], came["other"], sums
+
+
+def test_a_collective_whose_memory_another_communicator_makes_private_does_not_lose_what_peers_write() -> None:
+    with Team(2) as team:
+        team.start(one_fails_beside_another)
+        assert team.hear(0) == "failed"
+        for rank in (0, 1):
+            team.tell(rank, "go")
+        outcomes = team.finish()
+    assert all(outcome.ok for outcome in outcomes), outcomes
+    first, second = (outcome.value for outcome in outcomes)
+    assert first[0] == "DeadlineError"
+    assert bool(first[1]) == bool(second[1]), (first, second)
+    assert first[1] or (first[2] == second[2] == [4.0, 4.0]), (first, second)
 
 
 def descriptors() -> list[int]:

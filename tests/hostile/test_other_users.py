@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
+import mmap
 import os
 import shutil
 import signal
@@ -20,6 +22,9 @@ from tests.support.ranks import on_ranks
 
 from ringside import _core
 from ringside.engine import init, meeting_place
+from ringside.engine.log import PATHS
+from ringside.engine.regions import Storage
+from ringside.engine.tensors import flatten
 from ringside.errors import UsageError
 
 pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
@@ -172,6 +177,33 @@ def test_an_arena_cannot_shrink_and_one_that_could_is_not_mapped() -> None:
         native.open_communicator(arena_fd=forged, **arguments)
     os.close(fd)
     os.close(forged)
+
+
+def in_memory_that_could_shrink() -> tuple[list[float], list[int]]:
+    """All-reduce a tensor that lies in such memory on rank 0; return the sums, and how many went which way."""
+    from tests.support.ranks import communicator
+
+    with communicator() as comm:
+        size_bytes = 1 << 20
+        fd = os.memfd_create("unsealed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, size_bytes)
+        if comm.rank == 1:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        x = np.frombuffer(mmap.mmap(fd, size_bytes), np.float32)
+        x[:] = 1
+        inode = os.fstat(fd).st_dev, os.fstat(fd).st_ino
+        storage = Storage(inode, fd, x.ctypes.data, size_bytes)
+        comm.all_reduce_storage(flatten(x), storage, scale=1.0, stamp_ns=0)
+        sums = [float(x.min()), float(x.max())]
+        ways = list(comm.log.totals().by_path)
+        os.close(fd)
+        return sums, ways
+
+
+def test_memory_that_could_shrink_is_not_mapped_by_peers_and_its_tensor_is_copied() -> None:
+    for sums, ways in on_ranks(2, in_memory_that_could_shrink):
+        assert sums == [2.0, 2.0]
+        assert dict(zip(PATHS, ways, strict=True)) == {**dict.fromkeys(PATHS, 0), "staged": 1}
 
 
 def forged_offset(offset: int, region: int) -> list[float]:

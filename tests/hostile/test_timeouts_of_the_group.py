@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -20,8 +21,11 @@ from ringside.errors import SyncError  # noqa: E402
 pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
 
 
-def late(port: int, timeout_s: float | None, environ_s: float) -> str:
-    """Return what a rank tells that waits for one which never comes; "waits": nothing, for a while."""
+def late(port: int, timeout_s: float | None, environ_s: float, later_s: float | None = None) -> str:
+    """Return what a rank tells that waits for one which never comes; "waits": nothing, for a while.
+
+    With `later_s` the group gets another timeout once the model is trained.
+    """
     with group(port) as rank, pytest.MonkeyPatch.context() as patch:
         patch.setenv("RINGSIDE_TIMEOUT_S", str(environ_s))
         own = dist.new_group(timeout=timedelta(seconds=timeout_s)) if timeout_s else dist.new_group()
@@ -30,6 +34,8 @@ def late(port: int, timeout_s: float | None, environ_s: float) -> str:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         steps(model, optimizer, rank, 2)
         assert all(name.startswith("ringside/") for name in attachment.counters)
+        if later_s is not None:
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=later_s), own)
         told: list[str] = []
         if rank == 0:
 
@@ -47,9 +53,9 @@ def late(port: int, timeout_s: float | None, environ_s: float) -> str:
         return told[0] if told else ""
 
 
-def late_between(port: int, timeout_s: float | None, environ_s: float) -> str:
+def late_between(port: int, timeout_s: float | None, environ_s: float, later_s: float | None = None) -> str:
     with own_machines():
-        return late(port, timeout_s, environ_s)
+        return late(port, timeout_s, environ_s, later_s)
 
 
 def test_the_timeout_of_the_group_counts_before_the_environment() -> None:
@@ -62,3 +68,8 @@ def test_between_hosts_too() -> None:
 
 def test_the_environment_counts_where_the_script_gave_none() -> None:
     assert ddp_ranks(2, late, None, 1.0) == ["DeadlineError", ""]
+
+
+@pytest.mark.parametrize("way", [late, late_between], ids=["one host", "between hosts"])
+def test_a_timeout_that_is_set_later_counts_from_the_next_backward_on(way: Callable[..., str]) -> None:
+    assert ddp_ranks(2, way, 1000.0, 1000.0, 4.0) == ["DeadlineError", ""]

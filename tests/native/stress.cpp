@@ -24,7 +24,7 @@ constexpr size_t kStageBytes = 3 * 4096;
 std::shared_ptr<Mapping> make_arena(int ranks) {
   const size_t bytes = ArenaView::bytes(ranks, kStageBytes);
   const int fd = make_memfd("ringside-stress", bytes);
-  auto map = Mapping::of(fd, bytes, true);
+  auto map = Mapping::of(fd, bytes);
   close(fd);
   Header& h = *reinterpret_cast<Header*>(map->base());
   h.magic = kArenaMagic;
@@ -130,7 +130,7 @@ Job make_job(int ranks, const Settings& settings) {
     Rank& rank = *job.back();
     rank.core = std::make_shared<Communicator>(arena, r, ranks, std::vector<int>(size_t(ranks), -1), settings);
     rank.fd = make_memfd("ringside-stress", bytes);
-    rank.memory = Mapping::of(rank.fd, bytes, true);
+    rank.memory = Mapping::of(rank.fd, bytes);
     rank.core->adopt_region(rank.memory->base(), bytes, true, rank.fd, rank.memory);
     Program program{1, 1, 1, {}};  // everybody adds up everything
     Instruction all{0, 0, false, true, {}, {}, {}};
@@ -144,7 +144,7 @@ Job make_job(int ranks, const Settings& settings) {
   for (auto& rank : job) {
     for (int q = 0; q < ranks; ++q) {
       if (q == rank->core->rank()) continue;
-      auto theirs = Mapping::of(job[size_t(q)]->fd, bytes, true);
+      auto theirs = Mapping::of(job[size_t(q)]->fd, bytes);
       unsigned char* base = theirs->base();
       rank->core->add_region(q, 0, base, bytes, std::move(theirs), false);
     }

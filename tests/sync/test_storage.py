@@ -71,11 +71,13 @@ def test_a_bucket_that_was_built_anew_is_another_wherever_it_lies() -> None:
         assert storage.address == bucket.data_ptr()
         inodes.append(storage.inode)
         del bucket
-        assert memfds() == before, "what nobody holds is gone at once"
+        assert memfds() <= before + 1, "when the next one is known, the one before may go"
     assert len(set(inodes)) == len(inodes)
     assert host.retired == inodes[:-1]
     found.keep(0)
     assert host.retired == inodes
+    del storage
+    assert memfds() == before
 
 
 def test_private_memory_stays_where_it_is() -> None:

@@ -51,7 +51,7 @@ int create_arena(int ranks, size_t stage_bytes) {
   const size_t bytes = ArenaView::bytes(ranks, stage_bytes);
   const int fd = make_memfd("ringside-arena", bytes);
   if (fd < 0) raise_errno("memfd_create");
-  const auto map = Mapping::of(fd, bytes, true);
+  const auto map = Mapping::of(fd, bytes);
   if (!map) raise_errno("mmap of the arena");
   Header& h = *reinterpret_cast<Header*>(map->base());  // a new memfd is zero: flags and gates need nothing else
   h.magic = kArenaMagic;
@@ -65,7 +65,7 @@ std::shared_ptr<Communicator> open_communicator(int arena_fd, size_t stage_bytes
                                                 std::vector<int> pidfds, std::pair<int, int> patience,
                                                 std::pair<int, int> background, double timeout_s,
                                                 size_t one_shot_bytes, size_t segment_bytes, size_t stream_bytes) {
-  const auto map = Mapping::of(arena_fd, ArenaView::bytes(ranks, stage_bytes), true);
+  const auto map = Mapping::of(arena_fd, ArenaView::bytes(ranks, stage_bytes));
   if (!map) raise_errno("mmap of the arena");
   const Header& h = *reinterpret_cast<const Header*>(map->base());
   if (h.magic != kArenaMagic || h.version != kArenaVersion || h.ranks != uint32_t(ranks) || h.stage_bytes != stage_bytes)
@@ -281,7 +281,7 @@ nb::tuple new_region(Communicator& c, size_t bytes) {
   auto owner = std::make_unique<Owner>();
   owner->fd = make_memfd("ringside-symmetric", whole);
   if (owner->fd < 0) raise_errno("memfd_create");
-  owner->map = Mapping::of(owner->fd, whole, true);
+  owner->map = Mapping::of(owner->fd, whole);
   if (!owner->map || !owner->map->populate()) {
     const int why = errno;
     owner.reset();
@@ -296,8 +296,8 @@ nb::tuple new_region(Communicator& c, size_t bytes) {
   return nb::make_tuple(fd, id, nb::cast(array, nb::rv_policy::reference));
 }
 
-bool map_region(Communicator& c, int rank, uint32_t id, int fd, size_t bytes, bool sealed) {
-  auto map = Mapping::of(fd, bytes, sealed);
+bool map_region(Communicator& c, int rank, uint32_t id, int fd, size_t bytes) {
+  auto map = Mapping::of(fd, bytes);
   if (!map) return false;
   map->prefault();
   unsigned char* base = map->base();
@@ -426,6 +426,7 @@ NB_MODULE(_native, m) {
       .def("barrier", &blocking<&Communicator::barrier>)
       .def("agree_on_empty", &agree_on_empty)
       .def("close", &Communicator::close)
+      .def("set_timeout", [](Communicator& c, double s) { c.set_timeout(uint64_t(std::min(s, 1e9) * 1e9)); })
       .def("pidfds", &Communicator::pidfds)
       .def("absent", &Communicator::absent)
       .def("give_up", [](Communicator& c, int status, std::vector<int> ranks) {

@@ -21,8 +21,8 @@ uint32_t hash_shape(const int64_t* dims, int n) {
 }  // namespace
 
 Communicator::Communicator(std::shared_ptr<Mapping> arena, int rank, int ranks, std::vector<int> pidfds, Settings s)
-    : arena_(std::move(arena)), rank_(rank), ranks_(ranks), pidfds_(std::move(pidfds)), settings_(s), forks_(forks()),
-      regions_(size_t(ranks)) {
+    : arena_(std::move(arena)), rank_(rank), ranks_(ranks), pidfds_(std::move(pidfds)), settings_(s),
+      timeout_ns_(s.timeout_ns), forks_(forks()), regions_(size_t(ranks)) {
   view_ = {arena_->base(), ranks, (arena_->bytes() - ArenaView::blocks_bytes(ranks)) / size_t(ranks)};
   enlist();
   patience_ = settings_.patience;
@@ -98,6 +98,7 @@ bool Communicator::look_around(const std::function<bool(int)>& has, uint64_t sin
   poll(polls.data(), polls.size(), 0);
   if (given_up()) return fail_as_others(has, since);
   if (leaving_.load(std::memory_order_relaxed)) return leave(Status::closed, {}, {}, since, turn, has);
+  if (is_wanted()) return leave(Status::withdrawn, {}, {}, since, turn, has);
   // Whoever finished a collective has seen all that others need for it. So if somebody has left, and after that something
   // is missing still, it left in the middle: nobody can finish, even if the missing rank comes.
   std::vector<int> missing, gone;
@@ -110,7 +111,7 @@ bool Communicator::look_around(const std::function<bool(int)>& has, uint64_t sin
     if (r != rank_ && !has(r)) missing.push_back(r);
   if (missing.empty()) return true;
   if (!gone.empty()) return leave(Status::peer_lost, gone, missing, since, turn, has);
-  if (now_ns() - since > settings_.timeout_ns) return leave(Status::deadline, slowest(missing), missing, since, turn, has);
+  if (now_ns() - since > timeout_ns_.load(std::memory_order_relaxed)) return leave(Status::deadline, slowest(missing), missing, since, turn, has);
   if (interrupted && interrupted()) return leave(Status::interrupted, {}, missing, since, turn, has);
   return true;
 }
@@ -438,8 +439,7 @@ Status Communicator::finish_posted() {
 // Meet without a payload and carry it out, unless some rank's memory must become known to the others first.
 Status Communicator::start(const Request& r) {
   const Status s = start_with(r, r.algorithm == Algorithm::automatic ? Algorithm::direct : r.algorithm);
-  if (s != Status::exchange) in_use_ = -1;
-  return s;
+  return s == Status::exchange ? s : release(s);
 }
 
 Status Communicator::start_with(const Request& r, Algorithm algorithm) {
@@ -462,9 +462,11 @@ Status Communicator::start_with(const Request& r, Algorithm algorithm) {
 Status Communicator::resume() {
   std::lock_guard<std::mutex> lock(busy_);
   if (!usable()) return broken_ ? failure_.status : Status::closed;
-  const Status s = carry_out(pending_);
-  in_use_ = -1;
-  return s;
+  if (in_use_ == kTaken) {
+    leave(Status::withdrawn, {}, {}, now_ns(), Turn::middle, [](int) { return false; });
+    return failure_.status;
+  }
+  return release(carry_out(pending_));
 }
 
 // Everybody arrived and called the same; every rank takes the same branch, because it looks at the same arrivals.

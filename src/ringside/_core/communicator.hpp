@@ -108,6 +108,8 @@ struct FileId {  // of the file behind a piece of memory
   bool operator==(const FileId& o) const { return device == o.device && inode == o.inode; }
 };
 
+constexpr int64_t kTaken = -2;  // of memory in use: it was made private
+
 unsigned forks();
 
 class Communicator {
@@ -133,6 +135,7 @@ class Communicator {
   void close();
   // What ranks do together outside the core went wrong: tell the peers, so that they do not wait for this rank.
   void give_up(Status status, std::vector<int> ranks);
+  void set_timeout(uint64_t timeout_ns) { timeout_ns_ = timeout_ns; }  // on any thread
 
   int add_program(Program program);
   // Regions are numbered by their owner and the numbers are never used again. An own region is alive until its memory
@@ -185,7 +188,10 @@ class Communicator {
   void blame(const std::vector<int>& ranks);
   void end(Life life);
   void withdraw_memory();
-  bool forget_region(const Region& region);
+  bool forget_region(const Region& region, bool urgent);
+  void take_region(const Region& region);
+  bool is_wanted() const { const int64_t used = in_use_; return used >= 0 && used == wanted_; }
+  Status release(Status status);
   void enlist();
   void retire();
   bool usable() const;
@@ -257,13 +263,15 @@ class Communicator {
   bool in_program_ = false;
   std::atomic<bool> broken_{false};
   std::atomic<bool> leaving_{false};  // close() was called while another thread waits
+  std::atomic<int64_t> wanted_{-1};   // own region that another communicator has to make private: to be given up
+  std::atomic<uint64_t> timeout_ns_;
   const unsigned forks_;              // of this process, when this was made: in a child it is not ours
   Patience patience_{0, 0};
   std::vector<int64_t> bounds_;  // of the lanes of the collective under way
   double divisor_ = 1.0;         // of its avg
   double scales_[kMaxRanks];     // of every rank's contribution, where they may differ
   unsigned char* tensors_[kMaxRanks];  // of every rank that gives, where `locate` has found all of them
-  std::atomic<int64_t> in_use_{-1};    // own region that peers may be writing to
+  std::atomic<int64_t> in_use_{-1};    // own region that peers may be writing to; kTaken: it was taken from them
   Failure failure_;
   Request pending_;
   std::vector<std::vector<Region>> regions_;

@@ -17,7 +17,7 @@ enum class Kind : uint8_t {
   reduce_scatter, all_gather, broadcast, reduce, gather, scatter, all_to_all, split, count
 };
 
-enum class Status : int { ok, mismatch, peer_lost, deadline, interrupted, closed, exchange, no_weight };
+enum class Status : int { ok, mismatch, peer_lost, deadline, interrupted, closed, exchange, no_weight, withdrawn };
 
 inline size_t size_of(DType d) {
   switch (d) {

@@ -48,11 +48,11 @@ inline bool make_private(void* base, size_t bytes, int fd) {
 class Mapping {
  public:
   // Map `bytes` of `fd` shared and writable; huge pages are asked for where they pay. errno tells why on failure.
-  // Memory that is said to be `sealed` is refused where it could still shrink.
-  static std::shared_ptr<Mapping> of(int fd, size_t bytes, bool sealed) {
+  // Memory that could still shrink is refused.
+  static std::shared_ptr<Mapping> of(int fd, size_t bytes) {
     struct stat s;
     if (fstat(fd, &s) != 0) return nullptr;
-    if (size_t(s.st_size) < bytes || (sealed && !has_sealed_size(fd))) {
+    if (size_t(s.st_size) < bytes || !has_sealed_size(fd)) {
       errno = EINVAL;  // mapping past the end would be a SIGBUS later
       return nullptr;
     }

@@ -17,8 +17,13 @@ constexpr int kLongestUseMs = 1000;  // that memory to be made private waits for
 struct Process {
   std::mutex guard;
   std::vector<Communicator*> communicators;
-  std::vector<FileId> withdrawn;  // files whose memory was made private here
+  std::vector<FileId> withdrawn;  // files whose memory is made private here
+  std::vector<FileId> privates;   // and those where that is done: once more would bring the file's bytes back
 };
+
+bool contains(const std::vector<FileId>& files, const FileId& file) {
+  return std::find(files.begin(), files.end(), file) != files.end();
+}
 
 Process* process = new Process;
 
@@ -79,14 +84,21 @@ void Communicator::withdraw_memory() {
   }
   for (const Region& region : mine) {
     const std::shared_ptr<const Mapping> kept = region.kept.lock();  // nobody unmaps it meanwhile
+    // First another communicator may finish what it is about in this memory. Then it is to give that up, on all its ranks,
+    // which takes no longer than this process needs to look around. One that does not come to it, because it waits further
+    // up on this very thread, finds that its memory was taken.
     for (int ms = 0;; ++ms) {
       std::unique_lock<std::mutex> guard(process->guard);
       if (ms == 0) process->withdrawn.push_back(region.file);
       bool busy = false;
-      for (Communicator* c : process->communicators) busy = c->forget_region(region) || busy;
-      if (!busy || ms >= kLongestUseMs) {
+      for (Communicator* c : process->communicators) busy = c->forget_region(region, ms >= kLongestUseMs) || busy;
+      if (!busy || ms >= 2 * kLongestUseMs) {
+        for (Communicator* c : process->communicators) c->take_region(region);
         const int fd = region.file == file_of(region.fd) ? region.fd : -1;
-        if (kept || shows(region.base, region.bytes, region.file)) make_private(region.base, region.bytes, fd);
+        if (!contains(process->privates, region.file) && (kept || shows(region.base, region.bytes, region.file))) {
+          make_private(region.base, region.bytes, fd);
+          process->privates.push_back(region.file);
+        }
         break;
       }
       guard.unlock();
@@ -95,17 +107,39 @@ void Communicator::withdraw_memory() {
   }
 }
 
-// Use memory of this process no longer to share it; tell whether a collective under way does.
-bool Communicator::forget_region(const Region& other) {
+// Use memory of this process no longer to share it; tell whether a collective under way does. If it is urgent, that one is
+// to be given up; between start() and resume() no thread does anything for it, and resume() will refuse.
+bool Communicator::forget_region(const Region& other, bool urgent) {
   std::lock_guard<std::mutex> guard(regions_guard_);
   auto& table = regions_[size_t(rank_)];
   bool busy = false;
   for (size_t id = 0; id < table.size(); ++id) {
     if (table[id].base == nullptr || !(table[id].file == other.file)) continue;
     table[id].alive->store(false);
-    busy = busy || in_use_ == int64_t(id);
+    if (in_use_ != int64_t(id)) continue;
+    busy = true;
+    if (urgent) wanted_ = int64_t(id);
   }
-  return busy;
+  if (!busy || !urgent) return busy;
+  std::unique_lock<std::mutex> idle(busy_, std::try_to_lock);
+  return !idle.owns_lock();
+}
+
+// What peers store in this memory from now on is lost: a collective that uses it still has failed on this rank at least.
+void Communicator::take_region(const Region& other) {
+  std::lock_guard<std::mutex> guard(regions_guard_);
+  const auto& table = regions_[size_t(rank_)];
+  for (size_t id = 0; id < table.size(); ++id) {
+    int64_t used = int64_t(id);
+    if (table[id].base != nullptr && table[id].file == other.file) in_use_.compare_exchange_strong(used, kTaken);
+  }
+}
+
+// A collective is over, and peers write no longer; unless the memory was taken from them meanwhile.
+Status Communicator::release(Status status) {
+  if (in_use_.exchange(-1) != kTaken || status != Status::ok) return status;
+  fail(Status::withdrawn, {}, {}, entered_);
+  return failure_.status;
 }
 
 void Communicator::add_region(int rank, uint32_t id, unsigned char* base, size_t bytes, std::shared_ptr<Mapping> mapping,
@@ -121,8 +155,7 @@ int64_t Communicator::adopt_region(unsigned char* base, size_t bytes, bool find,
   const FileId file = file_of(fd);
   {
     std::lock_guard<std::mutex> guard(process->guard);
-    const auto& withdrawn = process->withdrawn;
-    if (std::find(withdrawn.begin(), withdrawn.end(), file) != withdrawn.end()) return -1;
+    if (contains(process->withdrawn, file)) return -1;
   }
   std::lock_guard<std::mutex> guard(regions_guard_);
   auto& table = regions_[size_t(rank_)];
@@ -131,7 +164,9 @@ int64_t Communicator::adopt_region(unsigned char* base, size_t bytes, bool find,
   return int64_t(table.size() - 1);
 }
 
+// When this returns, nobody is about to make that memory private: its owner may free it.
 void Communicator::retire_region(uint32_t id) {
+  std::lock_guard<std::mutex> withdrawing(process->guard);
   std::lock_guard<std::mutex> guard(regions_guard_);
   regions_[size_t(rank_)].at(id).alive->store(false);
 }

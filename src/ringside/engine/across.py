@@ -76,6 +76,9 @@ class Across:
         native: The group's own all-reduce.
         timeout_s: The transport's longest wait, seconds, for messages to the user.
         block_bytes: Tensors larger than this go over hosts in blocks of this size.
+
+    Attributes:
+        on_timeout: Called with another timeout, seconds: those who wait below.
     """
 
     def __init__(
@@ -101,6 +104,13 @@ class Across:
         self._interruptible = self.interruptible()
         exchange.transport.waits_inside = self._waits_inside
         exchange.transport.on_failure = self._end_the_rest
+        self.on_timeout: tuple[Callable[[float], object], ...] = ()
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Wait no longer than that for other ranks from now on, seconds."""
+        self._timeout_s = timeout_s
+        for tell in self.on_timeout:
+            tell(timeout_s)
 
     def interruptible(self) -> interruptible:
         """Return what makes Ctrl-C end the collectives under way, for a main thread that waits for them in torch."""

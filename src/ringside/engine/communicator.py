@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -292,6 +293,12 @@ class Communicator(Collectives):
             raise PeerLostError(f"split on rank {self.rank}: {failures.name_ranks(dead)} died", dead) from None
 
     # -------------------------------------------------------------------------------------------- life
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Wait no longer than that for other ranks in one collective from now on, seconds."""
+        self.settings = replace(self.settings, timeout_s=timeout_s)
+        self.memory.timeout_s = timeout_s
+        self._core.set_timeout(timeout_s)
 
     def absent(self) -> list[int]:
         """Return the ranks that have not arrived where this one waits; may be asked on any thread."""

@@ -10,7 +10,7 @@ from ringside.engine.dtypes import DTYPES, OPS
 from ringside.errors import ClosedError, DeadlineError, MismatchError, PeerLostError, RingsideError, UsageError
 
 _MISMATCH, _PEER_LOST, _DEADLINE, _INTERRUPTED, _CLOSED = 1, 2, 3, 4, 5
-_NO_WEIGHT = 7
+_NO_WEIGHT, _WITHDRAWN = 7, 8
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _ALGORITHMS = ("", "one_shot", "direct", "a schedule")
 
@@ -50,6 +50,11 @@ def error_of(failure: dict[str, Any], what: str, rank: int, timeout_s: float, gr
         return UsageError(f"{where}: the weights of all ranks sum to 0, so there is no mean; nothing was changed")
     if status == _INTERRUPTED:
         return ClosedError(f"{where}: interrupted while waiting; this communicator cannot be used any more")
+    if status == _WITHDRAWN:
+        return ClosedError(
+            f"{where}: given up, because another communicator failed that used the same memory; "
+            "this one cannot be used any more"
+        )
     return ClosedError(f"{where}: the communicator is closed on this rank")
 
 

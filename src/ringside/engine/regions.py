@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ringside.engine.rendezvous import Hub, Parcel
@@ -29,12 +29,14 @@ class Storage:
         fd: Descriptor of that file; stays the owner's.
         address: Where it is mapped in this process.
         size_bytes: Its size.
+        owner: What keeps it mapped as long as it is known here; None: nothing, and it may go at any time.
     """
 
     inode: tuple[int, int]
     fd: int
     address: int
     size_bytes: int
+    owner: Any = field(default=None, compare=False)
 
 
 class SymmetricMemory:
@@ -44,8 +46,9 @@ class SymmetricMemory:
     """
 
     def __init__(self, core: Any, hub: Hub, timeout_s: float) -> None:
-        self._core, self._hub, self._timeout_s = core, hub, timeout_s
+        self._core, self._hub, self.timeout_s = core, hub, timeout_s
         self._regions: dict[tuple[int, int], int] = {}
+        self._owners: dict[int, Any] = {}  # of regions; a communicator that fails may be about to make them private
         self._fresh: dict[int, Storage] = {}
 
     def allocate(self, size_bytes: int) -> Any:
@@ -57,7 +60,7 @@ class SymmetricMemory:
             fd, region, raw, problem = -1, -1, None, f"rank {self._hub.rank} has no memory for it: {error}"
         else:
             problem = ""
-        self._trade([] if problem else [(region, raw.size)], [] if problem else [fd], problem, sealed=True)
+        self._trade([] if problem else [(region, raw.size)], [] if problem else [fd], problem, needed=True)
         return raw
 
     def announce(self, storage: Storage) -> tuple[int, bool]:
@@ -67,7 +70,7 @@ class SymmetricMemory:
             region = self._core.adopt_region(storage.address, storage.size_bytes, storage.fd)
             if region < 0:
                 return -1, False
-            self._regions[storage.inode] = region
+            self._regions[storage.inode], self._owners[region] = region, storage.owner
             self._fresh[region] = storage
         return region, region in self._fresh
 
@@ -77,6 +80,7 @@ class SymmetricMemory:
         if region is not None:
             self._fresh.pop(region, None)
             self._core.retire_region(region)
+            del self._owners[region]
 
     def exchange(self) -> None:
         """Tell the peers of this rank's new storages and learn of theirs."""
@@ -84,20 +88,20 @@ class SymmetricMemory:
         rows = [(region, storage.size_bytes) for region, storage in fresh.items()]
         self._trade(rows, [storage.fd for storage in fresh.values()], "")
 
-    def _trade(self, rows: list[tuple[int, int]], fds: list[int], problem: str, *, sealed: bool = False) -> None:
+    def _trade(self, rows: list[tuple[int, int]], fds: list[int], problem: str, *, needed: bool = False) -> None:
         """Exchange regions; a region that anybody failed to map is given up by everybody.
 
         Args:
             rows: (region, bytes) of this rank's new ones.
             fds: Of each.
             problem: Why this rank has none, in words; "": it has.
-            sealed: All of them are `allocate`d, of a size that cannot change, and needed.
+            needed: Without any of them it is an error.
         """
         own = {"new": rows, "dead": self._core.take_dead_regions(), "problem": problem}
         parcels = self._exchange(own, fds)
         failed: list[tuple[int, int]] = []
         for rank, parcel in enumerate(parcels):
-            failed += self._map(rank, parcel, sealed)
+            failed += self._map(rank, parcel)
             for fd in parcel.fds:
                 os.close(fd)
         problems = [parcel.value["problem"] for parcel in parcels if parcel.value["problem"]]
@@ -105,13 +109,13 @@ class SymmetricMemory:
         given_up = {(rank, region) for verdict in verdicts for rank, region in verdict.value}
         for rank, region in given_up:
             self._core.drop_region(rank, region)
-        if problems or (given_up and sealed):
+        if problems or (given_up and needed):
             raise RingsideError("; ".join(problems) or "a rank could not map its peers' symmetric memory")
 
     def _exchange(self, value: Any, fds: Sequence[int] = ()) -> list[Parcel]:
         """Exchange through the hub; where that fails the ranks are out of step, and the communicator has to end."""
         try:
-            return self._hub.exchange(value, fds, timeout_s=self._timeout_s)
+            return self._hub.exchange(value, fds, timeout_s=self.timeout_s)
         except (PeerLostError, DeadlineError) as error:
             self._core.give_up(_DEADLINE if isinstance(error, DeadlineError) else _PEER_LOST, list(error.ranks))
             raise
@@ -119,7 +123,7 @@ class SymmetricMemory:
             self._core.give_up(_INTERRUPTED, [])
             raise
 
-    def _map(self, rank: int, parcel: Parcel, sealed: bool) -> list[tuple[int, int]]:
+    def _map(self, rank: int, parcel: Parcel) -> list[tuple[int, int]]:
         """Map a peer's new regions and unmap its dead ones; return those that could not be mapped."""
         for region in parcel.value["dead"]:
             if rank != self._hub.rank:
@@ -128,6 +132,4 @@ class SymmetricMemory:
             return []
         new = parcel.value["new"]
         pairs = zip(new, parcel.fds or (-1,) * len(new), strict=True)  # none: too many files are open somewhere
-        return [
-            (rank, region) for (region, size), fd in pairs if not self._core.map_region(rank, region, fd, size, sealed)
-        ]
+        return [(rank, region) for (region, size), fd in pairs if not self._core.map_region(rank, region, fd, size)]

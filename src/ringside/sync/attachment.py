@@ -21,13 +21,14 @@ from ringside.engine import Communicator, Settings
 from ringside.errors import UnsupportedError, UsageError
 from ringside.monitor.digest_settings import digest_steps
 from ringside.sync import session as sessions
+from ringside.sync.bucket_memory import finish_backward
 from ringside.sync.carriers import Carrier, NativeCarrier, RingsideCarrier, UserHook
 from ringside.sync.communicator import Communicator as GroupCommunicator
 from ringside.sync.cuda_marks import marker_of
 from ringside.sync.ddp_methods import change_methods, holders, own_hook, put_hook
 from ringside.sync.digests import Digests, agree_on_digests, shared_parameters
 from ringside.sync.fuse import Fuse
-from ringside.sync.group import Decision, decide, first_problem, own_timeout_s
+from ringside.sync.group import Decision, OwnTimeout, decide, first_problem
 from ringside.sync.hook import GradientHook
 from ringside.sync.session import Session
 from ringside.sync.watch import board_of
@@ -93,10 +94,13 @@ class Attachment:
         if self._digests is not None and self.session is not None:
             self.session.forget_digests(self._digests)
         self._hook.rest(self._group, _idle_clock())
+        if model is not None and self._hook.is_unfinished:
+            finish_backward(model)
+            self._hook.is_unfinished = False
 
     def serves(self, wish: str, monitor: bool) -> bool:
         """Tell whether another `attach` with these wishes would change nothing."""
-        if not self.attached or (self.session is not None) != monitor:
+        if not self.attached or (self.session is not None) != monitor or self._hook.given_up:
             return False
         if self.session is not None and self.session is not sessions.current():
             return False
@@ -126,7 +130,7 @@ class Attachment:
         hook.carrier = carrier
         reducer = model.reducer
         if isinstance(carrier, RingsideCarrier):
-            carrier.share_buckets(model)
+            carrier.share_buckets(model, lambda: hook.backwards)
             if self.session is not None:
                 carrier.on_memory = functools.partial(
                     self.session.gradient_memory, _numbers.setdefault(model, next(_count))
@@ -141,6 +145,8 @@ class Attachment:
 
     def forward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tell the clock, and compare replicas if it is time to."""
+        model = self._model()
+        self._hook.forward_begins(model is not None and model.require_backward_grad_sync)
         self._fuse.run(self._forward_begins, args, kwargs)
         if self.count_work is not None:
             self.count_work(args, kwargs)  # the step that it is told of is open now
@@ -148,6 +154,7 @@ class Attachment:
     def forward_ends(self) -> None:
         """Tell the clock."""
         self._fuse.run(self._clock.forward_ends)
+        self._hook.forward_ends()
 
     def buffers_begin(self) -> None:
         """Tell the clock."""
@@ -334,7 +341,7 @@ def _open(model: DistributedDataParallel, wish: str) -> tuple[Decision, Carrier]
 
 
 def _communicator(group: dist.ProcessGroup, decision: Decision) -> Communicator | GroupCommunicator:
-    timeout_s = own_timeout_s(group)
+    timeout_s = OwnTimeout(group).seconds()
     if decision.hosts > 1:
         return GroupCommunicator(group, timeout_s=timeout_s)
     settings = Settings.of_environment(timeout_s=timeout_s)

@@ -43,12 +43,13 @@ class BucketsShared(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 _to_share: weakref.WeakSet[Any] = weakref.WeakSet()
 """Reducers whose next rebuilt buckets are to be shared."""
-_to_rebuild: weakref.WeakKeyDictionary[Any, weakref.ref[DistributedDataParallel]] = weakref.WeakKeyDictionary()
-"""Reducers that are to rebuild their buckets once more, and whose they are."""
+_to_rebuild: weakref.WeakKeyDictionary[Any, tuple[weakref.ref[DistributedDataParallel], Callable[[], int], int]]
+_to_rebuild = weakref.WeakKeyDictionary()
+"""Reducers that are to rebuild their buckets once more: whose they are, and the backward passes so far and before."""
 _known: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def share_buckets(model: DistributedDataParallel) -> None:
+def share_buckets(model: DistributedDataParallel, backwards: Callable[[], int]) -> None:
     """See to it that a model's buckets come to lie in memory that peers can map, as far as nobody can notice.
 
     - Buckets that DDP is going to rebuild, after the first backward, are shared then.
@@ -58,6 +59,10 @@ def share_buckets(model: DistributedDataParallel) -> None:
       So are those of a reducer that would forget which parameters were used.
 
     All ranks must call this at the same point: making buckets anew is a collective.
+
+    Args:
+        model: The model.
+        backwards: Tells how many backward passes there were: the same number on all ranks.
     """
     if not hasattr(model, "reducer") or getattr(model, "_use_python_reducer", False) or model.reducer in _known:
         return
@@ -72,7 +77,7 @@ def share_buckets(model: DistributedDataParallel) -> None:
     elif model.static_graph or not model.find_unused_parameters:
         if not stays:
             # Also where nothing was rebuilt yet: a rank that had no batch so far (Join) could not tell.
-            _to_rebuild[model.reducer] = weakref.ref(model)
+            _to_rebuild[model.reducer] = weakref.ref(model), backwards, backwards()
         _wrap_rebuilding()
         _to_share.add(model.reducer)
     elif not model._get_ddp_logging_data().get("comm_hook"):  # type: ignore[no-untyped-call]
@@ -102,6 +107,15 @@ def make_reducer(model: DistributedDataParallel, make: Callable[[], None], stati
     _known.add(model.reducer)
 
 
+def finish_backward(model: DistributedDataParallel) -> None:
+    """Let a model begin anew whose backward failed before DDP had ended it.
+
+    It may make its buckets once more, which is a collective: all ranks do this alike.
+    """
+    if hasattr(model.reducer, "_reset_state"):
+        model.reducer._reset_state()
+
+
 @functools.cache
 def _wrap_rebuilding() -> None:
     reducer: Any = Reducer
@@ -117,8 +131,10 @@ def _wrap_rebuilding() -> None:
             _to_share.discard(self)
             _to_rebuild.pop(self, None)
         elif self in _to_rebuild:
-            model = _to_rebuild[self]()
-            if model is not None and model.require_backward_grad_sync:  # between backward passes: nothing is under way
+            of_model, backwards, before = _to_rebuild[self]
+            model = of_model()
+            # After a backward, not before one whose forward came before all this: its gradients would not be reduced.
+            if model is not None and model.require_backward_grad_sync and backwards() > before:
                 del _to_rebuild[self]
                 self._reset_state()
         return rebuilt

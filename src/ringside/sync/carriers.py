@@ -6,6 +6,7 @@ what the synchronisation took.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import time
@@ -23,6 +24,7 @@ from ringside.engine.communicator import Communicator
 from ringside.engine.interrupts import interruptible
 from ringside.engine.lifetime import FINISH_S
 from ringside.engine.log import PATHS, Totals
+from ringside.engine.settings import Settings
 from ringside.engine.tensors import flatten
 from ringside.engine.turns import PATIENCE_S, Turn, Turns
 from ringside.errors import UnsupportedError
@@ -31,6 +33,7 @@ from ringside.monitor.marks import Marks
 from ringside.monitor.step_draft import SyncTimes, Told
 from ringside.sync.bucket_memory import share_buckets
 from ringside.sync.communicator import Communicator as GroupCommunicator
+from ringside.sync.group import OwnTimeout
 from ringside.sync.left_to_ddp import LeftToDdp
 from ringside.sync.pipeline import Pipeline
 from ringside.sync.storage import Buckets
@@ -52,11 +55,11 @@ class Carrier(Protocol):
 
     Attributes:
         counters: Collectives by who carried them, such as `ringside/push` or `gloo`.
-        holds_ctrl_c: Whether Ctrl-C may be held back while it is waited for; False: it listens for it by itself.
+        is_heard: Whether `wait` is going to be called for the bucket that comes next, and tells what goes wrong.
     """
 
     counters: Counter[str]
-    holds_ctrl_c: bool
+    is_heard: bool
 
     def carry(self, bucket: GradBucket, share: float | None = None) -> Future[torch.Tensor]:
         """Start averaging a bucket over the ranks; or with a share, summing what is multiplied by each rank's."""
@@ -76,6 +79,9 @@ class Carrier(Protocol):
     def take(self) -> Told:
         """Set apart what this backward's synchronisation took, to be told later."""
 
+    def give_up(self) -> bool:
+        """After an error, end what is under way, so that DDP waits for none of it; False: the group tells it again."""
+
     def close(self, *, at_once: bool = False) -> None:
         """Let go of what the carrier holds, after or (at once) before what is under way is done."""
 
@@ -87,10 +93,10 @@ class NativeCarrier:
         marks: Time collectives by marks on the model's device; None: by the host's clock.
     """
 
-    holds_ctrl_c = True
     _leaves = True  # DDP may wait for what it carries
 
     def __init__(self, group: dist.ProcessGroup, counters: Counter[str] | None = None) -> None:
+        self.is_heard = False
         self._group, self._scale = group, 1.0 / dist.get_world_size(group)
         self._name = str(dist.get_backend(group))
         self._under_way: list[Future[Any]] = []
@@ -120,7 +126,8 @@ class NativeCarrier:
         began, size_bytes = now(), buffer.numel() * buffer.element_size()
         if bucket.index() == 0:
             self._under_way = [future for future in self._under_way if not future.done()]
-            self._left.forget()
+            self._left.begin()
+        self._left.is_heard = self.is_heard and buffer.is_cpu
 
         # A thread of Gloo lets go of the callback after everybody has gone on. If that kept the group alive, the thread
         # would end the group there, waiting for itself.
@@ -149,23 +156,23 @@ class NativeCarrier:
 
     def leave(self) -> bool:
         """Let DDP wait, as it would without a hook."""
-        return self._leaves and self.carries and self._left.begin()
+        return self._leaves and self.carries and self._left.is_heard and self._left.is_fine
 
     @property
     def carries(self) -> bool:
         """Whether it has carried buckets of this backward, not on a device."""
         return bool(self._under_way)
 
-    def forget(self) -> None:
+    def begin(self) -> None:
         """A backward begins; the one before it may have been broken off."""
-        self._left.forget()
+        self._left.begin()
 
     def wait(self) -> None:
         """Wait for the group."""
         futures, self._under_way = self._under_way, []
-        self._left.end()
         for future in futures:
             future.wait()
+        self._left.end()
 
     def ended(self) -> float:
         """Return when it was done with the newest bucket, on the performance counter."""
@@ -196,6 +203,10 @@ class NativeCarrier:
             busy_seconds=self._meter.add(spans),
             latency_seconds=self._meter.latency_seconds,
         )
+
+    def give_up(self) -> bool:
+        """Leave it to the group, which is as broken as it is without us."""
+        return False
 
     def close(self, *, at_once: bool = False) -> None:
         """Nothing is held."""
@@ -233,6 +244,7 @@ class RingsideCarrier:
 
     def __init__(self, communicator: Communicator | GroupCommunicator, group: dist.ProcessGroup) -> None:
         self._communicator = communicator
+        self._timeout = OwnTimeout(group)
         self._native = NativeCarrier(group)
         self._buckets = Buckets(communicator.local if isinstance(communicator, GroupCommunicator) else communicator)
         self._scale = 1.0 / communicator.size
@@ -240,11 +252,12 @@ class RingsideCarrier:
         self._interruptible: interruptible | None = None
         if isinstance(communicator, GroupCommunicator):
             self._begin, self._interruptible = communicator.begin_storage, communicator.interruptible()
-        self.holds_ctrl_c = self._interruptible is None
+        self.is_heard = self._is_given_up = False
         self._left, self._ended = LeftToDdp(), 0.0
         self._pipeline = Pipeline()
         self._turns = Turns(f"ringside-{communicator.rank}-buckets", _REFUSAL)
         self._under_way: list[Turn] = []
+        self._buffers: list[tuple[Future[torch.Tensor], torch.Tensor]] = []  # of the backward under way
         self._spans: deque[Span] = deque(maxlen=SPANS_KEPT)
         self._meter = CollectiveMeter()
         self.counters = self._native.counters
@@ -257,6 +270,11 @@ class RingsideCarrier:
         """Line the bucket up; a dtype that the engine does not know goes to the group."""
         stamp_ns = time.monotonic_ns()
         buffer = bucket.buffer()
+        self._left.is_heard = self._native.is_heard = self.is_heard
+        if self._is_given_up:  # in the middle of this backward, whose end tells of it
+            base: Future[torch.Tensor] = Future()
+            base.set_result(buffer)
+            return base
         try:
             flat = flatten(buffer)
         except UnsupportedError:
@@ -267,12 +285,16 @@ class RingsideCarrier:
         storage = self._buckets.storage_of(bucket.index(), buffer)
         if bucket.index() == 0:  # nobody waits for those of a rank that has joined (DDP's Join)
             self._stop_listening()
-            self._left.forget()
-            self._native.forget()
+            if self._timeout.has_changed():
+                communicator = self._communicator
+                communicator.set_timeout(Settings.of_environment(timeout_s=self._timeout.seconds()).timeout_s)
+            self._left.begin()
+            self._native.begin()
+            self._buffers.clear()
             self._under_way = [turn for turn in self._under_way if not turn.is_completed()]
         if bucket.is_last():
             self._buckets.keep(bucket.index() + 1)
-        base: Future[torch.Tensor] = Future()
+        base = Future()
         size_bytes = buffer.numel() * buffer.element_size()
         problems: list[Exception] = []
         left, last = self._left, bucket.is_last()  # the bucket itself is DDP's, and gone when the job runs
@@ -285,7 +307,7 @@ class RingsideCarrier:
             self._ended = time.perf_counter()
             if error is not None and not left.takes(error):
                 problems.append(error)
-            base.set_result(buffer)
+            _complete(base, buffer)
 
         def job() -> None:
             self._pipeline.add(begin, done, last=last)
@@ -297,20 +319,22 @@ class RingsideCarrier:
             return future.value()
 
         result = base.then(check)
+        if self.is_heard:
+            self._buffers.append((base, buffer))
         self._under_way.append(self._turns.start(job, PATIENCE_S if last and self._interruptible is None else 0.0))
         return result
 
     def leave(self) -> bool:
         """Between hosts, let DDP wait, where Ctrl-C still ends what it waits for."""
-        if self._interruptible is None or self._native.carries or not self._left.begin():
+        if self._interruptible is None or self._native.carries or not (self._left.is_heard and self._left.is_fine):
             return False
         self._interruptible.begin()
         return True
 
-    def share_buckets(self, model: DistributedDataParallel) -> None:
+    def share_buckets(self, model: DistributedDataParallel, backwards: Callable[[], int]) -> None:
         """Have the model's buckets made in memory that the host's ranks can map, if there are several."""
         if self._buckets.are_shared:
-            share_buckets(model)
+            share_buckets(model, backwards)
 
     def _stop_listening(self) -> None:
         """Stop listening for Ctrl-C: DDP waits no longer, or has given up."""
@@ -321,10 +345,19 @@ class RingsideCarrier:
         """Wait for the engine, and for the group where it carried something."""
         turns, self._under_way = self._under_way, []
         self._stop_listening()
-        self._left.end()
-        for turn in turns:
-            turn.wait()
+        first: Exception | None = None
+        for turn in turns:  # one that fails lets those after it fail, too: then all futures are done
+            try:
+                turn.wait()
+            except Exception as error:
+                if error is not turn.error:  # a signal's handler raised it
+                    raise
+                first = first or error
         self._native.wait()
+        self._left.end()
+        if first is not None:
+            raise first
+        self._buffers.clear()
         news = self._buckets.news()
         if news:
             self.memory = news
@@ -360,6 +393,15 @@ class RingsideCarrier:
             latency_seconds=self._meter.latency_seconds or native.latency_seconds,
         )
 
+    def give_up(self) -> bool:
+        """Tell the other ranks, and let nobody write into this rank's buckets any more."""
+        self._is_given_up = True
+        self.close(at_once=True)
+        buffers, self._buffers = self._buffers, []
+        for base, buffer in buffers:  # those of a thread that does not end in time
+            _complete(base, buffer)
+        return True
+
     def close(self, *, at_once: bool = False) -> None:
         """Leave the communicator."""
         self._stop_listening()
@@ -367,6 +409,13 @@ class RingsideCarrier:
             self._turns.leave(self._communicator.abandon, 0.0)
         else:
             self._turns.leave(self._communicator.close, FINISH_S)
+
+
+def _complete(future: Future[torch.Tensor], buffer: torch.Tensor) -> None:
+    """Tell DDP that a bucket is done, unless it was told when the bucket was given up."""
+    with contextlib.suppress(RuntimeError):
+        if not future.done():
+            future.set_result(buffer)
 
 
 def _leave(turns: Turns, communicator: Communicator | GroupCommunicator, listening: interruptible | None) -> None:

@@ -6,6 +6,7 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -321,6 +322,14 @@ class Communicator(Collectives):
         return [] if self._between is None else list(self._between.across.exchange.hops)
 
     # -------------------------------------------------------------------------------------------- life
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Wait no longer than that for other ranks in one collective from now on, seconds."""
+        self.settings = replace(self.settings, timeout_s=timeout_s)
+        if self.local is not None:
+            self.local.set_timeout(timeout_s)
+        if self._between is not None:
+            self._between.across.set_timeout(timeout_s)
 
     def __repr__(self) -> str:
         hosts = f" on {len(self.roster.hosts)} hosts" if len(self.roster.hosts) > 1 else ""

@@ -47,4 +47,6 @@ def open_across(
     )
     lanes = LocalLanes(local) if local is not None else None
     exchange = Exchange(transport, segment_bytes=settings.message_bytes)
-    return Across(roster, exchange, lanes, native, timeout_s=settings.timeout_s, block_bytes=settings.block_bytes)
+    across = Across(roster, exchange, lanes, native, timeout_s=settings.timeout_s, block_bytes=settings.block_bytes)
+    across.on_timeout = (transport.set_timeout, native.set_timeout)
+    return across

@@ -95,7 +95,11 @@ def _watched_forward(stock: Callable[..., Any]) -> Callable[..., Any]:
     def forward(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
         holder: Holder | None = holders.get(self)
         if holder is None:
-            return stock(self, *inputs, **kwargs)
+            output = stock(self, *inputs, **kwargs)
+            ours = own_hook(self)
+            if ours is not None:  # it was attached, and DDP calls the hook still
+                ours.forward_ends()
+            return output
         holder.forward_begins(inputs, kwargs)
         output = stock(self, *inputs, **kwargs)
         holder.forward_ends()

@@ -74,15 +74,30 @@ def _own_connection(store: Store) -> Store:
         return store
 
 
-def own_timeout_s(group: dist.ProcessGroup) -> float | None:
-    """Return the timeout that the script gave a group for its collectives on the host, seconds; None: torch's default.
+class OwnTimeout:
+    """The timeout that the script gave a group for its collectives on the host; it may give another one at any time.
 
-    (Where it gave torch's default, or torch does not tell, that is as if it gave none.)
+    Args:
+        group: The process group.
     """
-    backend: Any = group._get_backend(torch.device("cpu"))
-    backend = getattr(backend, "wrapped_pg", backend)  # of TORCH_DISTRIBUTED_DEBUG=DETAIL
-    timeout: timedelta | None = getattr(getattr(backend, "options", None), "_timeout", None)
-    return None if timeout is None or timeout == dist.distributed_c10d.default_pg_timeout else timeout.total_seconds()
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        backend: Any = group._get_backend(torch.device("cpu"))
+        backend = getattr(backend, "wrapped_pg", backend)  # of TORCH_DISTRIBUTED_DEBUG=DETAIL
+        self._options: Any = getattr(backend, "options", None)
+        self._last: timedelta | None = getattr(self._options, "_timeout", None)
+
+    def has_changed(self) -> bool:
+        """Tell whether it is another one than when it was last asked for."""
+        if self._last is None:  # torch does not tell
+            return False
+        last, self._last = self._last, self._options._timeout
+        return bool(last != self._last)
+
+    def seconds(self) -> float | None:
+        """Return it; None: torch's default, and the script gave none (or that)."""
+        last = self._last
+        return None if last is None or last == dist.distributed_c10d.default_pg_timeout else last.total_seconds()
 
 
 def decide(group: dist.ProcessGroup, wish: str, objection: str) -> Decision:

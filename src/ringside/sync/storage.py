@@ -14,6 +14,7 @@ import functools
 import logging
 import mmap
 import os
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -63,7 +64,8 @@ class Buckets:
 
     def __init__(self, communicator: Communicator | None) -> None:
         self._memory = communicator.memory if communicator is not None and communicator.size > 1 else None
-        self._held: dict[int, Storage] = {}
+        # As made, and as announced: with its owner, so that it is not freed before it is retired.
+        self._held: dict[int, tuple[Storage, Storage]] = {}
         self._layout: dict[int, tuple[bool, int]] = {}
         self._told: dict[int, tuple[bool, int]] = {}
 
@@ -78,11 +80,13 @@ class Buckets:
             return None
         storage, held = storage_of(buffer), self._held.get(index)
         self._layout[index] = storage is not None, buffer.numel() * buffer.element_size()
-        if storage is not held:
-            self._retire(index)
-            if storage is not None:
-                self._held[index] = storage
-        return storage
+        if held is not None and held[0] is storage:
+            return held[1]
+        self._retire(index)
+        if storage is None:
+            return None
+        self._held[index] = storage, replace(storage, owner=buffer.untyped_storage())
+        return self._held[index][1]
 
     def keep(self, count: int) -> None:
         """Forget the storages of buckets that a rebuild did away with: there are `count` now."""
@@ -107,7 +111,7 @@ class Buckets:
     def _retire(self, index: int) -> None:
         held = self._held.pop(index, None)
         if held is not None and self._memory is not None:
-            self._memory.retire(held.inode)
+            self._memory.retire(held[0].inode)
 
 
 def _in_memfd(numel: int, dtype: torch.dtype) -> torch.Tensor:

@@ -83,6 +83,12 @@ class TorchNative:
         self._over = self._doubtful = False
         self._left: list[Any] = []  # works that somebody gave up waiting for
 
+    def set_timeout(self, timeout_s: float) -> None:
+        """Wait so long from now on, seconds."""
+        self._timeout_s = timeout_s
+        for group in list(self._groups.values()):
+            group._set_default_timeout(datetime.timedelta(seconds=timeout_s))
+
     def check(self, dtype: int, op: int) -> None:
         """Raise `UnsupportedError` for what Gloo cannot reduce."""
         name = "sum" if OPS[op] == "avg" else OPS[op]

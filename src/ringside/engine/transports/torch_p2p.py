@@ -116,6 +116,10 @@ class TorchPeerToPeer:
         """Start receiving; see `Transport`. That the peer has left is an error only for who waits for the message."""
         return self._receive(self._own, _DATA, peer, into)
 
+    def set_timeout(self, timeout_s: float) -> None:
+        """Wait so long for every message from now on, seconds."""
+        self._timeout = datetime.timedelta(seconds=timeout_s)
+
     def beside(self) -> _Beside:
         """Return messages with an order of their own; see `Transport`."""
         self._waits.append(_Wait())
