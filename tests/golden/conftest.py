@@ -1,4 +1,4 @@
-"""What golden tests share: the files, a directory that holds copies of the recorded runs, and a command line of 80 columns."""
+"""What golden tests share: the files, a directory with copies of recorded runs, and a command line of 80 columns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def golden(request: pytest.FixtureRequest) -> Golden:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A new current directory with the recorded runs `demo` and `hosts` in it, and nothing that changes how we print."""
+    """A new current directory with the recorded runs `demo` and `hosts`, and nothing that changes how we print."""
     for age, run in enumerate(sorted(RUNS.iterdir())):
         shutil.copytree(run, tmp_path / run.name)
         os.utime(tmp_path / run.name / "run.json", (1.7e9 - age, 1.7e9 - age))  # lists show the newest first

@@ -17,8 +17,8 @@ from ringside.monitor.verdict import KINDS
 
 STATUSES = (
     "--version", "", "nothing", "report", "report demo", "report data", "report demo --json --markdown",
-    "report demo --perfetto t.json --steps 3", "top --once demo", "top --once data", "top --once http:/x", "top nothing",
-    "compare demo demo", "compare demo hosts --fail-over 5%", "compare demo hosts --fail-over x",
+    "report demo --perfetto t.json --steps 3", "top --once demo", "top --once data", "top --once http:/x",
+    "top nothing", "compare demo demo", "compare demo hosts --fail-over 5%", "compare demo hosts --fail-over x",
     "compare demo hosts --warm-up -1", "compare demo hosts --warm-up 1000", "compare demo data", "serve nothing",
     "serve demo --host 0.0.0.0", "bench -n 0", "bench --op median", "bench --op bor", "verify ring --ranks 4",
     "verify nothing", "verify ring --ranks 0", "verify ring --buffers 0", "draw ring", "draw ring -n 0",

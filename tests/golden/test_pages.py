@@ -21,6 +21,8 @@ from ringside.view.serve_runs import key_of
 from ringside.view.top_source import Local, look
 
 H100 = "--preset dgx-h100 --hosts 2 --ranks-per-host 4"
+FOUR_HOSTS = "--preset ethernet-10g --hosts 4"
+RATES = "--price 2 --watts 700"
 PAGES = {
     "doctor-runs": "doctor demo hosts",
     "doctor-dumps": "doctor data/flight_recorder/gpu_error_1st",
@@ -28,9 +30,9 @@ PAGES = {
     "plan": f"predict {H100} --model 7B --memory 80GB --compute-seconds 0.2",
     "plan-of-run": "predict --run hosts --preset ethernet-10g --hosts 2 --ranks-per-host 4",
     "score": "predict score data/bandwidth/aws_p5_h100_2n16g.csv data/bandwidth/mi300x_2n16g.csv",
-    "simulation": "predict simulate ring --preset ethernet-10g --hosts 4 --bytes 4MB --slow-link 1:2=4 --late 3=5ms",
+    "simulation": f"predict simulate ring {FOUR_HOSTS} --bytes 4MB --slow-link 1:2=4 --late 3=5ms",
     "simulation-hosts": f"predict simulate hierarchical {H100} --bytes 64MB --slow-link 3:4=3",
-    "what-if": f"what-if {H100} --bytes 1GB --compute-seconds 0.2 --slow-rank 3=10% --slow-link 0:4=2 --price 2 --watts 700",
+    "what-if": f"what-if {H100} --bytes 1GB --compute-seconds 0.2 --slow-rank 3=10% --slow-link 0:4=2 {RATES}",
     "what-if-run": "what-if hosts --preset ethernet-10g --hosts 2 --ranks-per-host 4 --bucket 2MB --slow-link 0:4=3",
 }
 

@@ -7,6 +7,7 @@ from tests.golden.conftest import Call
 from tests.support.golden import Golden
 
 H100 = "--preset dgx-h100 --hosts 4"
+FOUR_HOSTS = "--preset ethernet-10g --hosts 4"
 TEXTS = {
     "report/demo": "report demo",
     "report/hosts": "report hosts",
@@ -35,7 +36,7 @@ TEXTS = {
     "predict/score": "predict score data/bandwidth/aws_p5_h100_2n16g.csv data/bandwidth/osu_2n2r_pod.csv",
     "predict/score-larger": "predict score data/bandwidth/mi300x_2n16g.csv --fit-below 16M",
     "predict/score-preset": "predict score data/bandwidth/dgxc_h100_1n8g.csv --preset auto",
-    "predict/simulate": "predict simulate ring --preset ethernet-10g --hosts 4 --bytes 4MB --slow-link 1:2=4 --late 3=5ms",
+    "predict/simulate": f"predict simulate ring {FOUR_HOSTS} --bytes 4MB --slow-link 1:2=4 --late 3=5ms",
     "predict/simulate-hosts": "predict simulate hierarchical --preset p5 --hosts 2 --bytes 1GB --segments 2",
     "what-if/slow-rank": f"what-if {H100} --bytes 1GB --compute-seconds 0.25 --slow-rank 3=12% --price 2.5 --watts 700",
     "what-if/link": "what-if --preset dgx-a100 --hosts 4 --bytes 1GB --slow-link 7:8=4",
