@@ -100,7 +100,8 @@ def a_run(path: Path, ranks: int) -> Path:
     write_run(path, own)
     verdict = Verdict(
         kind="slow_rank", ranks=[ranks - 1], since_step=20, detected_step=26, excess_ratio=0.3,
-        cause="it had a CPU less than the others", evidence={"own_seconds": 0.13, "others_own_seconds": 0.1},
+        cause="it had a CPU less than the others",
+        evidence={"own_seconds": 0.13, "others_own_seconds": 0.1, "until_step": 34 if ranks % 2 else 99},
     )  # fmt: skip
     event = {"kind": "verdict", "unix": 1.7e9, "verdict": msgspec.to_builtins(verdict)}
     with (path / "events.jsonl").open("a") as events:
