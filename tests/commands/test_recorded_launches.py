@@ -310,11 +310,13 @@ def test_on_a_terminal_the_newest_step_stands_below_the_news(
     call: Call, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    Recorded(said=[*story(sleeper), *ends()], looks=40).instead_of(demo_kill, monkeypatch)
+    again = mark(event="step", rank=1, step=19, loss=9.0, members=[], generation=1)  # another rank tells of it, too
+    Recorded(said=[*story(sleeper), again, *ends()], looks=40).instead_of(demo_kill, monkeypatch)
     status, _, err = call(KILL)
     drawn = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", err)
     assert status == 0
     assert "step   19  loss 2.500  ranks 0 1 2" in drawn
+    assert "9.000" not in drawn
     assert f"● rank {VICTIM} is back since step 18" in drawn
 
 

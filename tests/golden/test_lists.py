@@ -33,6 +33,34 @@ STATUSES = (
     "demo --inject nothing", "demo --kill --steps 29", "demo --corpus nothing", "run", "run --help",
     "run --digest-every x train.py", "run --survive --run-dir x train.py", "run nothing.py",
     "--print-completion csh",
+    # on both sides of each limit
+    "probe --timeout 0.001", "probe --timeout -1", "compare demo demo --warm-up 0", "compare demo demo --warm-up 100",
+    "compare demo demo --warm-up 101", "compare demo hosts --fail-over 0%", "compare demo hosts --fail-over 9999%",
+    "compare demo hosts --fail-over 10000%", "compare demo hosts --fail-over -1", "compare demo hosts --fail-over 573",
+    "compare demo hosts --fail-over 574", "verify ring --ranks 1-1", "verify ring --ranks 4-3",
+    "verify ring --ranks 2,,3", "draw ring -n 64 --text", "draw ring -n 1 --text",
+    "draw hierarchical -n 4 --hosts 2,2 --text",
+    "draw hierarchical -n 5 --hosts 2,2", "draw ring -n 4 --order 0,1", "draw ring -n 4 --order x",
+    "draw ring -n 4 --segments 0", "draw binomial_reduce -n 4 --root 3 --text", "draw binomial_reduce -n 4 --root 4",
+    "what-if --preset p5 --slow-rank 1=5% --compute-seconds 0", "what-if --preset p5 --slow-rank 1=5% --buckets 0",
+    "what-if --preset p5 --bytes 1GB --slow-rank 1=5% --buckets 1 --price 0 --watts 0 --compute-seconds 0.1",
+    "what-if --preset p5 --bytes 1GB --sharp --price -1", "what-if --preset p5 --bytes 1GB --sharp --watts -1",
+    "what-if --preset p5 --bytes 1GB --to-hosts 0", "what-if --preset p5 --bytes 1GB --slow-link 0:1=0",
+    "what-if --preset p5 --bytes 1GB --oversubscribe 0.5", "what-if demo --repair 0 --bytes 1GB",
+    "what-if demo --to-hosts 4", "what-if demo --preset p5 --repair 0", "bench -n 257", "bench --iterations -1",
+    "bench --rounds -1", "bench --sizes 4,huge", "bench -b 8 -e 4", "bench --step-factor 1", "bench --peers nccl",
+    "bench --algorithm butterfly", "bench -d float8", "predict --preset p5 --hosts 0", "predict --preset p5 --bytes 0",
+    "predict --preset p5 --model 0", "predict --preset p5 --bytes 1GB --model 7B", "predict --preset p5 --model x",
+    "predict --preset p5 --bytes 1GB --algorithm magic", "predict --preset p5 --bytes 1GB --accumulate 0",
+    "predict --preset p5 --bytes 1GB --batch-per-rank 0", "predict --preset p5 --topology nothing",
+    "predict --topology nothing", "predict --preset p5 --params-from nothing:x", "predict --preset p5 --params-from x",
+    "predict simulate ring --preset p5 --late 99=5ms", "predict simulate ring --preset p5 --segments 0",
+    "predict simulate nothing --preset p5", "predict score data/bandwidth/h100_2n4g.csv --fit-below 0",
+    "predict score data/bandwidth/h100_2n4g.csv --fit-below x", "predict score --fit data/bandwidth/h100_2n4g.csv",
+    "demo --kill --steps 30 --nproc-per-node 1", "demo --nproc-per-node 0", "demo --kill --nproc-per-node 1",
+    "lab --timeout -1 -- true", "lab --hosts 251 -- true", "lab --ranks-per-host x -- true", "lab --rate x -- true",
+    "lab --delay x -- true", "lab --wiring x -- true", "run --survive", "run --nproc-per-node 0 train.py",
+    "run --digest-every -1 train.py", "run --digest-every 1.5 train.py", "run -m",
 )  # fmt: skip
 
 
@@ -49,6 +77,14 @@ def _last(error: str) -> str:
     """The last line on stderr, without the list of choices, which Python's versions quote in their own ways."""
     lines = error.splitlines()
     return f"       {re.sub(r'choice: (.*) [(]choose from .*', r'choice: ...', lines[-1])}\n" if lines else ""
+
+
+def test_what_a_shell_completes_is_as_it_was(command: Call, golden: Golden) -> None:
+    pytest.importorskip("shtab", reason="shtab is not installed: pip install 'ringside[completion]'")
+    status, script, _ = command("--print-completion bash")
+    assert status == 0
+    words = [line for line in script.splitlines() if re.match(r"\w+_(option_strings|choices|nargs|COMPGEN)=", line)]
+    golden.check("lists/completion.txt", "".join(f"{word}\n" for word in words))
 
 
 def test_kinds_of_verdicts_are_as_they_were(golden: Golden) -> None:

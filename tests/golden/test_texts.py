@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from tests.golden.conftest import Call
 from tests.support.golden import Golden
@@ -36,6 +38,12 @@ TEXTS = {
     "predict/score": "predict score data/bandwidth/aws_p5_h100_2n16g.csv data/bandwidth/osu_2n2r_pod.csv",
     "predict/score-larger": "predict score data/bandwidth/mi300x_2n16g.csv --fit-below 16M",
     "predict/score-preset": "predict score data/bandwidth/dgxc_h100_1n8g.csv --preset auto",
+    "predict/score-refused": "predict score data/bandwidth/h100_2n4g.csv [red]none.csv",
+    "predict/score-nothing": "predict score --fit data/bandwidth/h100_2n4g.csv --test [red]none.csv --json",
+    "predict/score-clusters": (
+        "predict score --fit data/bandwidth/osu_cpu_32nodes.csv --test data/bandwidth/osu_cpu_64nodes.csv "
+        "--p2p data/bandwidth/osu_p2p_bw_32nodes.csv data/bandwidth/osu_p2p_latency_32nodes.csv"
+    ),
     "predict/simulate": f"predict simulate ring {FOUR_HOSTS} --bytes 4MB --slow-link 1:2=4 --late 3=5ms",
     "predict/simulate-hosts": "predict simulate hierarchical --preset p5 --hosts 2 --bytes 1GB --segments 2",
     "what-if/slow-rank": f"what-if {H100} --bytes 1GB --compute-seconds 0.25 --slow-rank 3=12% --price 2.5 --watts 700",
@@ -52,5 +60,6 @@ TEXTS = {
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_what_is_printed_is_as_it_was(name: str, command: Call, golden: Golden) -> None:
+    Path("[red]none.csv").write_text("no,columns\n")
     status, out, _ = command(TEXTS[name])
     golden.check(f"texts/{name}.txt", f"$ ringside {TEXTS[name]}\n{out}exit status {status}\n")
