@@ -306,6 +306,21 @@ def test_who_stops_it_gets_the_signals_status(call: Call, monkeypatch: pytest.Mo
     assert launch.ended == [signal.SIGINT]
 
 
+def test_who_stops_what_has_just_ended_by_itself_ends_nothing(call: Call, monkeypatch: pytest.MonkeyPatch):
+    launch = Recorded(said=ends(), status=7).instead_of(demo_kill, monkeypatch)
+    wait = launch.wait
+
+    def stop_at_the_end(timeout_s: float) -> int | None:
+        status = wait(timeout_s)
+        if status is not None:
+            os.kill(os.getpid(), signal.SIGINT)
+        return status
+
+    monkeypatch.setattr(launch, "wait", stop_at_the_end)
+    assert call(KILL)[0] == 130
+    assert launch.ended == []
+
+
 def test_on_a_terminal_the_newest_step_stands_below_the_news(
     call: Call, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ):

@@ -6,8 +6,9 @@ import argparse
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from tests.sync.training import LIMIT_S, free_port, group
 
 from ringside.demo import compare, train
 from ringside.demo.model import SIZES, ByteGPT
+from ringside.errors import PeerLostError
 from ringside.faults import Slow, parse_fault
 from ringside.monitor.records import StepRecord
 from ringside.monitor.verdict import Verdict
@@ -78,6 +80,41 @@ def test_without_ringside_there_is_nothing_to_show(corpus: Path):
     words = ("--steps=4", "--size=tiny", f"--corpus={corpus}")
     (said,) = on_ranks(1, off, free_port(), *words)
     assert "RINGSIDE=off" in said
+
+
+def ended_by(name: str, signals: list[int]) -> tuple[str | int, bool]:
+    """Return how the script ends where training is sent signals and raises; and whether SIGTERM is ignored then."""
+
+    def training(_: argparse.Namespace) -> None:
+        for number in signals:
+            with suppress(KeyboardInterrupt):
+                os.kill(os.getpid(), number)
+                signal.sigtimedwait([], 5.0)  # until its handler has run
+        raise {"lost": PeerLostError("rank 1 is lost", ranks=(1,)), "broken": RuntimeError("no more"),
+               "stopped": KeyboardInterrupt()}[name]  # fmt: skip
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "_train", training)
+        try:
+            status: str | int = train.main(["--steps=1"])
+        except RuntimeError as error:
+            status = str(error)
+    return status, signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+
+
+@pytest.mark.parametrize(
+    ("name", "signals", "status", "ignores"),
+    [
+        ("lost", [], 1, True),
+        ("broken", [], "no more", False),
+        ("stopped", [], 0, False),
+        ("lost", [signal.SIGINT], 130, False),
+        ("broken", [signal.SIGTERM], 143, False),
+        ("stopped", [signal.SIGINT, signal.SIGTERM], 130, False),
+    ],
+)
+def test_the_exit_status_says_who_ended_it(name: str, signals: list[int], status: str | int, ignores: bool):
+    assert on_ranks(1, ended_by, name, signals) == [(status, ignores)]
 
 
 def verdict(rank: int, detected: int) -> Verdict:
