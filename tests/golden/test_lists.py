@@ -61,6 +61,13 @@ STATUSES = (
     "lab --timeout -1 -- true", "lab --hosts 251 -- true", "lab --ranks-per-host x -- true", "lab --rate x -- true",
     "lab --delay x -- true", "lab --wiring x -- true", "run --survive", "run --nproc-per-node 0 train.py",
     "run --digest-every -1 train.py", "run --digest-every 1.5 train.py", "run -m",
+    # what excludes each other, and addresses where nobody answers
+    "predict --run demo --bytes 1GB", "predict --run demo --compute-seconds 1", "predict --run nothing",
+    "what-if demo --repair 0 --model 1B", "what-if demo --repair 0 --compute-seconds 1",
+    "what-if demo --repair 0 --buckets 2",
+    "top --once http://127.0.0.1:1", "top --once https://127.0.0.1:1", "top --once http://",
+    "predict score --fit a --test b --fit-below 1M", "predict score a --fit b --test c", "draw ring -n 4 --text --svg",
+
 )  # fmt: skip
 
 

@@ -52,6 +52,9 @@ def test_missing_ranks_are_unknown_and_impossible_ones_left_out() -> None:
     rows = history.since(0)
     assert rows.steps.tolist() == [0]
     assert rows.late.tolist() == [[1, 0, 0]]
+    assert rows.worst.tolist() == [0]
+    history.take([record(1, 2, 0.2), record(2, 0, math.nan)])
+    assert history.since(rows.serial).worst.tolist() == [2, -1]
 
 
 @pytest.mark.parametrize("rows", [100, 101])
