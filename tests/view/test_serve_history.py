@@ -64,6 +64,7 @@ def test_a_long_run_is_thinned_out_and_keeps_its_span(rows: int, at_once: int) -
     for begin in range(0, 1000, at_once):
         steps = range(begin, min(begin + at_once, 1000))
         history.take([record(step, rank, 0.1 + step / 1e4) for step in steps for rank in range(4)])
+        assert not np.any(history.rank(0)[0] % history.stride)
     given = history.since(0)
     assert history.stride == 16
     assert given.steps.tolist() == list(range(0, 1000, 16))
