@@ -35,6 +35,7 @@ hypothesis.settings.load_profile("thorough")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--times", action="store_true", help="print where time went, by directory, beside the budgets")
+    parser.addoption("--write-golden", action="store_true", help="write the golden files as everything is now")
     parser.addoption("--write-costs", action="store_true", help="write what the dear tests cost into tests/costs.txt")
     parser.addoption("--write-kept", action="store_true", help="write results anew that differ from the kept ones")
 

@@ -315,6 +315,12 @@ def test_hosts_pipelined_with_a_switch_between_them_and_without(outer, segments)
     check(pipelined(hierarchical(4, 3, outer=outer), segments), topology, 1e8, late={5: 1e-4})
 
 
+@pytest.mark.parametrize("other", [pipelined(hierarchical(4, 2), 2), reverse(hierarchical(4, 2))])
+def test_hosts_in_segments_or_reversed_have_no_closed_form_and_are_played(other):
+    topology = preset("dgx-h100", hosts=2, ranks_per_host=4)
+    assert closed_form(other, topology, [1e6]) is None
+
+
 def test_a_host_with_a_rail_less_is_named_where_it_decides():
     topology = preset("dgx-h100", hosts=3)
     found = simulate(hierarchical(8, 3), topology.without_rail(1).without_rail(1), 1e9)

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 
 from ringside.schedule import (
     ALGORITHMS,
     COLLECTIVES,
+    Round,
     binomial_broadcast,
     by_name,
     chain,
     direct,
+    from_rounds,
     hierarchical,
     in_network,
     parameter_server,
@@ -20,6 +24,7 @@ from ringside.schedule import (
     tree,
     two_tree,
 )
+from ringside.view import drawing_layout
 from ringside.view.drawing_arrange import arranged, columns_of
 from ringside.view.drawing_layout import Layout, Pills
 from ringside.view.drawing_shape import Shape, hosts_of, shape_of
@@ -147,3 +152,15 @@ def test_labels_make_way_for_each_other():
     assert second
     assert max(abs(first[0] - second[0]) - 30, abs(first[1] - second[1]) - 12) >= 0
     assert pills.free(curve, 0.5, 500, 500) is None
+
+
+def test_the_page_tries_the_same_places_for_labels():
+    script = (Path(drawing_layout.__file__).parent / "drawing.js").read_text()
+    (tried,) = re.findall(r"for \(const t of \[at, ([\d., ]+)\]\)", script)
+    assert tuple(map(float, tried.split(", "))) == drawing_layout.TRIED
+
+
+def test_edges_of_which_some_go_round_apart_are_no_tree():
+    arcs = [(1, 0), (2, 3), (3, 4), (4, 2)]
+    rounds = [Round([src], [dst], [0], [True]) for src, dst in arcs]
+    assert shape(from_rounds("apart", 5, 1, rounds)).trees == ()

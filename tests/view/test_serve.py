@@ -22,6 +22,8 @@ from tests.view.served import LIMIT_S, ask, serving, told, until
 
 from ringside.commands import main
 from ringside.errors import UsageError
+from ringside.view import serve_feed
+from ringside.view.live import Live
 from ringside.view.serve_guard import check_address
 from ringside.view.serve_now import now, topology
 from ringside.view.serve_port import holder, listen
@@ -262,6 +264,20 @@ def test_a_run_of_an_older_schema_is_shown(tmp_path: Path) -> None:
     with serving(path) as url:
         assert until(lambda: told(url)["step"] == 29)
         assert told(url, "/api/steps")["rows"] == 30
+
+
+def test_a_run_is_read_without_a_pause_as_far_as_it_goes_and_then_looked_at_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_run(tmp_path / "run", own_times(200, 4))
+    looks: list[bool] = []
+    poll = Live.poll
+    monkeypatch.setattr(Live, "poll", lambda live: looks.append(True) or poll(live))
+    monkeypatch.setattr(serve_feed, "AT_ONCE", 100)  # of 800 records
+    feed = serve_feed.Feed(path, poll_s=3600.0)
+    until(lambda: json.loads(feed.rows(0, ""))["rows"] == 200)
+    feed.close()
+    assert len(looks) <= 10
 
 
 def test_another_job_in_the_same_place_voids_what_was_told(tmp_path: Path) -> None:

@@ -52,16 +52,23 @@ def test_missing_ranks_are_unknown_and_impossible_ones_left_out() -> None:
     rows = history.since(0)
     assert rows.steps.tolist() == [0]
     assert rows.late.tolist() == [[1, 0, 0]]
+    assert rows.worst.tolist() == [0]
+    history.take([record(1, 2, 0.2), record(2, 0, math.nan)])
+    assert history.since(rows.serial).worst.tolist() == [2, -1]
 
 
-def test_a_long_run_is_thinned_out_and_keeps_its_span() -> None:
-    history = History(4, cells=4 * 100)
-    for step in range(1000):
-        history.take([record(step, rank, 0.1 + step / 1e4) for rank in range(4)])
-    rows = history.since(0)
+@pytest.mark.parametrize("rows", [100, 101])
+@pytest.mark.parametrize("at_once", [1, 7, 250])
+def test_a_long_run_is_thinned_out_and_keeps_its_span(rows: int, at_once: int) -> None:
+    history = History(4, cells=4 * rows)
+    for begin in range(0, 1000, at_once):
+        steps = range(begin, min(begin + at_once, 1000))
+        history.take([record(step, rank, 0.1 + step / 1e4) for step in steps for rank in range(4)])
+        assert not np.any(history.rank(0)[0] % history.stride)
+    given = history.since(0)
     assert history.stride == 16
-    assert rows.steps.tolist() == list(range(0, 1000, 16))
-    assert rows.lines["own"] == pytest.approx(0.1 + rows.steps / 1e4, rel=1e-3)
+    assert given.steps.tolist() == list(range(0, 1000, 16))
+    assert given.lines["own"] == pytest.approx(0.1 + given.steps / 1e4, rel=1e-3)
     steps, lines = history.rank(2)
     assert lines["own"] == pytest.approx(0.1 + steps / 1e4, rel=1e-3)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -221,3 +222,22 @@ def test_nobody_there_is_told_and_what_was_seen_stays(feed: Feed, serve: Callabl
 def test_what_is_no_address(url: str) -> None:
     with pytest.raises(UsageError, match="8777"):
         Remote(url)
+
+
+def test_rows_of_a_job_of_other_ranks_are_gone_also_where_its_own_do_not_come(serve: Callable[..., str]) -> None:
+    packed = {"own": base64.b64encode(np.full(3, 0.1, dtype="<f4").tobytes()).decode()}
+    rows = {"epoch": "1", "steps": base64.b64encode(np.arange(3.0).tobytes()).decode(), "lines": packed, "since": 3}
+    rows["late"] = base64.b64encode(np.ones(12, dtype="u1").tobytes()).decode()
+    ranks = [4, 2]
+
+    def answer(path: str, headers: dict[str, str]) -> Answer:
+        if path.startswith("/api/now"):
+            return 200, json.dumps({"ranks": ranks[0], "step": 2}).encode()
+        return (200, json.dumps(rows).encode()) if ranks[0] == 4 else (500, b"")
+
+    remote = Remote(serve(answer))
+    assert look(remote).own_seconds.shape == (3, 4)
+    ranks.pop(0)
+    seen = look(remote)
+    assert (seen.own_seconds.shape, len(seen.ranks)) == ((0, 2), 2)
+    assert "status 500" in seen.trouble

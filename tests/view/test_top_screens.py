@@ -1,18 +1,18 @@
 """How `ringside top` looks, cell by cell and style by style: pictures in tests/view/screens that were looked at once.
 
-RINGSIDE_DRAW_SCREENS=1 draws them again.
+`pytest --write-golden` draws them again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 from tests.recorded_runs import own_times, slow_run, write_run
+from tests.support.golden import Golden
 
 pytest.importorskip("textual", reason="textual is not installed here")
 
@@ -43,12 +43,12 @@ def fine(path: Path) -> Path:
     return write_run(path / "fine", own_times(60, 40))
 
 
-def draw(path: Path, keys: Iterable[str]) -> str:
+def draw(path: Path, keys: Iterable[str], size: tuple[int, int] = (80, 24)) -> str:
     """Return the screen after some keys: each line, then where which style is."""
 
     async def play() -> list[Strip]:
         app = TopApp(Local(path), refresh_s=None, clock=lambda: 0.0)
-        async with app.run_test(size=(80, 24)) as pilot:
+        async with app.run_test(size=size) as pilot:
             await app.workers.wait_for_complete()
             for key in keys:
                 await pilot.press(key)
@@ -84,10 +84,19 @@ def _named(style: object) -> str:
         ("all_is_well_on_light", fine, ("t", "t", "down")),
     ],
 )
-def test_it_looks_as_it_did(name: str, make: object, keys: tuple[str, ...], tmp_path: Path) -> None:
-    assert callable(make)
-    drawn, file = draw(make(tmp_path), keys), SCREENS / f"{name}.txt"
-    if os.environ.get("RINGSIDE_DRAW_SCREENS"):
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(drawn)
-    assert drawn == file.read_text()
+def test_it_looks_as_it_did(
+    name: str, make: Callable[[Path], Path], keys: tuple[str, ...], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    golden = Golden(SCREENS, write=request.config.getoption("--write-golden"))
+    golden.check(f"{name}.txt", draw(make(tmp_path), keys))
+
+
+@pytest.mark.parametrize("size", [(24, 3), (30, 6), (40, 9), (60, 13), (100, 18), (132, 43)])
+def test_it_looks_as_it_did_on_terminals_of_other_sizes(
+    size: tuple[int, int], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    golden = Golden(SCREENS, write=request.config.getoption("--write-golden"))
+    path = slow(tmp_path)
+    looks = {keys: draw(path, keys, size) for keys in ((), ("enter",), ("v",), ("question_mark",), ("s", "r", "slash"))}
+    text = "".join(f"== after {' '.join(keys) or 'no key'}\n{drawn}" for keys, drawn in looks.items())
+    golden.check(f"on_{size[0]}x{size[1]}.txt", text)

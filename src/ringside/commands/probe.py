@@ -109,8 +109,7 @@ def _start_ranks(args: argparse.Namespace) -> int:
         raise UsageError(f"--nproc {args.nproc}: there are links from 2 ranks on")
     words = ["--timeout", str(args.timeout)]
     words += [flag for flag in ("--quick", "--json", "--ranks") if getattr(args, flag[2:])]
-    words += ["--order", args.order] if args.order else []
-    words += ["--output", args.output] if args.output else []
+    words += ["--order", args.order, "--output", args.output]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     ranks = []

@@ -236,6 +236,8 @@ _FORMS: dict[str, Callable[[Even, Floats], Floats | None]] = {
 
 def _hierarchical(schedule: Schedule, e: Even, size: Floats) -> Floats | None:
     """Inside, between and inside again: all hosts alike, each slice carried by one rank of every host."""
+    if len(schedule.parameters) != 3:  # of a combinator: in segments, or with its ranks in another order
+        return None
     inners, outer, _ = schedule.parameters
     assert isinstance(inners, tuple)
     assert isinstance(outer, Schedule)
