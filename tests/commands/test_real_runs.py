@@ -23,10 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 from tests.sync.training import free_port, group
 
-from ringside import _core
-
 ENGINES = [
-    pytest.param("ringside", marks=pytest.mark.skipif(not _core.available(), reason="needs the native core")),
+    pytest.param("ringside", marks=pytest.mark.native),
     "native",
 ]
 AT, MOST_STEPS, HEALTHY_STEPS = 56, 480, 120

@@ -22,12 +22,12 @@ import torch.distributed as dist
 from tests.support.ranks import Outcome, Team, hear, outcomes_of, place, run_script, say
 from tests.sync.groups import communicator, meeting_point
 
-from ringside import Communicator, _core
+from ringside import Communicator
 from ringside.engine.transports import torch_native
 from ringside.errors import ClosedError, PeerLostError, SyncError
 from ringside.lab import Lab
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 HOSTS = [0, 0, 1, 1]
 FAR_S = 600.0  # a deadline that no test lives to see: what is heard, is heard of the death

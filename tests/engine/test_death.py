@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 from tests.support.ranks import Outcome, Team, communicator, hear, on_ranks, outcomes_of, place, run_script, say
 
-from ringside import _core
 from ringside.errors import ClosedError, DeadlineError, PeerLostError, SyncError
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 PATHS = ("one_shot", "push", "staged", "ring", "tree", "empty", "async", "lanes", "private lanes", "moves", "reduce")
 

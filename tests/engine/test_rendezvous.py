@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 from tests.support.ranks import Team, communicator, hear, on_ranks, outcomes_of, place, say
 
-from ringside import _core
 from ringside.engine import Communicator, Settings, init
 from ringside.engine.meeting_place import address_of
 from ringside.errors import DeadlineError, MismatchError, RingsideError, SyncError, UnsupportedError, UsageError
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 FAR_S = 600.0  # a deadline that no test lives to see
 

@@ -14,11 +14,10 @@ from tests.sync.training import Plan, ddp_ranks, group, one_step, small_attachme
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside import _core  # noqa: E402
 from ringside.errors import RingsideError  # noqa: E402
 from ringside.sync import hook  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 
 def pressed(port: int, engine: str) -> list[Any]:

@@ -12,9 +12,8 @@ from tests.sync.training import Plan, Said, build, ddp_ranks, group, one_step  #
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside import _core  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 
 def compiled(port: int, directory: str) -> list[Any]:

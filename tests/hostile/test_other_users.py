@@ -22,7 +22,7 @@ from ringside import _core
 from ringside.engine import init, meeting_place
 from ringside.errors import UsageError
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
 
 JOB = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", "TORCHELASTIC_RUN_ID": "", "TORCHELASTIC_RESTART_COUNT": ""}

@@ -14,10 +14,9 @@ from tests.sync.training import LIMIT_S, Plan, build, ddp_ranks, group, one_step
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside import _core  # noqa: E402
 from ringside.errors import SyncError  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 
 def late(port: int, timeout_s: float | None, environ_s: float) -> str:

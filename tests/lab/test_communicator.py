@@ -12,12 +12,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from ringside import _core
 from ringside.lab import Lab
 
 from .conftest import LabFactory
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 HEAD = """
 import json, os, sys, torch, torch.distributed as dist

@@ -14,7 +14,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-from ringside import _core
 from ringside.lab import Lab
 from ringside.monitor import tcp_info
 from ringside.monitor.run_directory import RunReader
@@ -22,7 +21,7 @@ from ringside.monitor.run_directory import RunReader
 from .conftest import LabFactory
 
 pytestmark = [
-    pytest.mark.skipif(not _core.available(), reason="needs the native core"),
+    pytest.mark.native,
     pytest.mark.skipif(not tcp_info.available(), reason="this kernel's TCP_INFO holds too little"),
 ]
 

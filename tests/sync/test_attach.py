@@ -22,7 +22,6 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside import _core  # noqa: E402
 from ringside.sync.carriers import RingsideCarrier  # noqa: E402
 
 from .training import (  # noqa: E402
@@ -40,7 +39,7 @@ from .training import (  # noqa: E402
     train,
 )
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 
 def is_ours(counters: dict[str, int]) -> bool:

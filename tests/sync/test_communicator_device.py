@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import on_ranks  # noqa: E402
 
-from ringside import _core  # noqa: E402
 from ringside.engine.message_plan import plan_messages  # noqa: E402
 from ringside.engine.transports.torch_device import DevicePeers  # noqa: E402
 from ringside.errors import SyncError, UnsupportedError, UsageError  # noqa: E402
@@ -117,7 +116,7 @@ def through_the_communicator(path: str, hosts: Sequence[int], algorithm: str | N
             return numbers.tolist(), str(taken[0][1].get("algorithm"))
 
 
-@pytest.mark.skipif(not _core.available(), reason="needs the native core")
+@pytest.mark.native
 @pytest.mark.parametrize("hosts", [[0, 0], [0, 1]])
 def test_tensors_on_gpus_go_where_they_are(hosts: list[int]) -> None:
     with meeting_point() as path:

@@ -28,8 +28,7 @@ from ringside.sync.session import Session  # noqa: E402
 
 from .training import LIMIT_S, Plan, Said, build, free_port, group, one_step, small_attachment, steps  # noqa: E402
 
-needs_core = pytest.mark.skipif(not _core.available(), reason="needs the native core")
-ENGINES = [pytest.param("ringside", marks=needs_core), "native"]
+ENGINES = [pytest.param("ringside", marks=pytest.mark.native), "native"]
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.int8, torch.bool]
 
 

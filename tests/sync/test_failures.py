@@ -17,7 +17,6 @@ from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside import _core  # noqa: E402
 from ringside.monitor.verdict import Verdict  # noqa: E402
 from ringside.sync.session import Session  # noqa: E402
 
@@ -37,7 +36,7 @@ from .training import (  # noqa: E402
     train,
 )
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 BOUND_S = 5.0
 """Survivors know within a second; this leaves room for a busy machine."""

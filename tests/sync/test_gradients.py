@@ -11,12 +11,11 @@ torch = pytest.importorskip("torch")
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside import _core  # noqa: E402
 from ringside.sync import carriers  # noqa: E402
 
 from .training import OLD_TORCH, Plan, build, ddp_ranks, group, train  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 
 def both(port: int, plan: Plan) -> tuple[str, float, dict[str, int], str]:

@@ -13,12 +13,11 @@ from tests.support.ranks import place  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside import _core  # noqa: E402
 
 from .test_gradients import PLANS, assert_ours, both  # noqa: E402
 from .training import Plan, batch, build, ddp_ranks, group  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 
 @contextmanager

@@ -16,12 +16,11 @@ from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside import _core  # noqa: E402
 from ringside.sync.left_to_ddp import LeftToDdp  # noqa: E402
 
 from .training import LIMIT_S, free_port, group  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 SIZE, VICTIM, SAMPLES = 3, 1, 4
 BOUND_S = 5.0

@@ -9,14 +9,13 @@ import pytest
 from tests.engine.oracle import ALLOWED, difference, elements
 from tests.support.ranks import on_ranks, place
 
-from ringside import _core
 from ringside._core import twins
 from ringside.engine.dtypes import FLOATING
 from ringside.errors import MismatchError
 
 from .groups import communicator, meeting_point
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 TEAM = 6
 LIMIT_S = 150.0

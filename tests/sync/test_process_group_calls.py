@@ -12,14 +12,13 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
-from ringside import _core  # noqa: E402
 from ringside.errors import DeadlineError, UsageError  # noqa: E402
 from ringside.sync.process_group_calls import settled  # noqa: E402
 from ringside.sync.process_group_collectives import TABLE, all_gather, broadcast  # noqa: E402
 
 from .process_groups import on_both, on_ours  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 Tensors = list[torch.Tensor]
 MAX = dist.ReduceOp.MAX

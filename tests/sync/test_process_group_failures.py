@@ -19,13 +19,12 @@ from torch import nn  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-from ringside import _core  # noqa: E402
 from ringside.errors import ClosedError, DeadlineError, MismatchError  # noqa: E402
 
 from .groups import meeting_point  # noqa: E402
 from .process_groups import backend, on_ours  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 
 # ------------------------------------------------------------------------------------------------ ways to wait

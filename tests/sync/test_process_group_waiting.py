@@ -18,14 +18,13 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import Team, hear, on_ranks, place, say  # noqa: E402
 
-from ringside import _core  # noqa: E402
 from ringside.errors import ClosedError  # noqa: E402
 
 from .groups import meeting_point  # noqa: E402
 from .process_groups import LIMIT_S, backend, under  # noqa: E402
 from .test_process_group_failures import caught, interrupted, patient_in_group  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 WHERE = pytest.mark.parametrize("hosts", [1, 2], ids=["one_host", "two_hosts"])
 SMALL, LARGE = 3, 1 << 19  # elements: whoever waits carries it out; the thread begins it at once

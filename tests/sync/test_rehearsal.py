@@ -9,12 +9,11 @@ torch = pytest.importorskip("torch")
 from tests.support.ranks import on_ranks  # noqa: E402
 from tests.sync.groups import communicator, meeting_point  # noqa: E402
 
-from ringside import _core  # noqa: E402
 from ringside.engine import message_order  # noqa: E402
 from ringside.engine.choice import Choice  # noqa: E402
 from ringside.engine.part import Reduction  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 HOSTS = [0, 0, 1, 1, 2, 2]
 FORMS = ("tree", "halving_doubling", "hosts/tree", "hosts/halving_doubling", "leaders/tree*4", "hosts/ring", "ring*2")

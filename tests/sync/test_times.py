@@ -19,7 +19,7 @@ from ringside.sync.carriers import RingsideCarrier  # noqa: E402
 
 from .training import ddp_ranks, group, run_directory, small_attachment, steps  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 
 class Worker(torch.autograd.Function):

@@ -21,7 +21,6 @@ from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside import _core  # noqa: E402
 from ringside.monitor import hang, hang_judge  # noqa: E402
 from ringside.sync import watch  # noqa: E402
 from ringside.sync.carriers import NativeCarrier  # noqa: E402
@@ -29,7 +28,7 @@ from ringside.sync.carriers import NativeCarrier  # noqa: E402
 from .training import compares_models_first, free_port, group, small_attachment, steps  # noqa: E402
 
 pytestmark = [
-    pytest.mark.skipif(not _core.available(), reason="needs the native core"),
+    pytest.mark.native,
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc"),
 ]
 

@@ -14,7 +14,6 @@ import pytest
 from tests.engine.oracle import digest
 from tests.support.ranks import Team, communicator, hear, on_ranks, place
 
-from ringside import _core
 from ringside.engine.dtypes import DTYPES, OP_CODES
 from ringside.engine.exchange import Exchange
 from ringside.engine.message_plan import plan_messages
@@ -123,7 +122,7 @@ def in_shared_memory() -> list[int]:
         return check_engine(by_communicator(comm), comm.rank, comm.size, halves=False)
 
 
-@pytest.mark.skipif(not _core.available(), reason="needs the native core")
+@pytest.mark.native
 @pytest.mark.parametrize("size", [2, 4])
 def test_shared_memory(size: int) -> None:
     digests = on_ranks(size, in_shared_memory)
