@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.monitor.conftest import own_times, records_of, run_info
+from tests.monitor.jobs import records_of, run_info
+from tests.recorded_runs import own_times
 
 from ringside.monitor.run_directory import RunReader, RunWriter
 from ringside.monitor.verdict import Verdict

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.support.waiting import until
 
 from ringside.engine.alarm import KernelAlarm, PlainAlarm, new_alarm
 from ringside.engine.turns import Turn, Turns
@@ -45,14 +46,6 @@ class Notes:
             self.threads.append(threading.get_ident())
 
         return job
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Return when a condition holds that other threads bring about; fail when it does not."""
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0)
 
 
 def in_thread(function: Callable[[], Any]) -> threading.Thread:

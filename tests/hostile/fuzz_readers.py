@@ -289,7 +289,7 @@ def _watched(folder: Path) -> Iterator[str]:
 
 
 def _write_tables(folder: Path) -> None:
-    from tests.predict.test_tables import HEADER, LOG, ROWS, result
+    from tests.predict.written_tables import HEADER, LOG, ROWS, result
 
     (folder / "made").mkdir(parents=True)
     (folder / "made" / "log.txt").write_text(LOG + ROWS)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from tests.sync.test_gradients_between import own_machines  # noqa: E402
+from tests.sync.groups import own_machines  # noqa: E402
 from tests.sync.training import build, ddp_ranks, group, same_bits  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 

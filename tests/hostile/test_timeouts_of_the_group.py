@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-from tests.sync.test_gradients_between import own_machines  # noqa: E402
+from tests.sync.groups import own_machines  # noqa: E402
 from tests.sync.training import LIMIT_S, Plan, build, ddp_ranks, group, one_step, steps  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 

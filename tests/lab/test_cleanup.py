@@ -17,7 +17,7 @@ from ringside.lab.names import namespaces_there
 from ringside.lab.namespaces import processes_in
 from ringside.processes import Process, children
 
-from .conftest import LabFactory
+from .factory import LabFactory
 
 OWNER = """
 import sys

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 from ringside.lab import Lab
 
-from .conftest import LabFactory
+from .factory import LabFactory
 
 pytestmark = pytest.mark.native
 

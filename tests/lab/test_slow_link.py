@@ -18,7 +18,7 @@ from ringside.lab import Lab
 from ringside.monitor import tcp_info
 from ringside.monitor.run_directory import RunReader
 
-from .conftest import LabFactory
+from .factory import LabFactory
 
 pytestmark = [
     pytest.mark.native,

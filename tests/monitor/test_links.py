@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from tests.support.waiting import Clock
 
 from ringside.monitor import links
 from ringside.monitor.links import LEAST_BYTES, PERIOD_S, LinkLedger, LinkMap, LinkSampler, wires_by_link
@@ -21,16 +22,6 @@ from .jobs import opened, row, watch
 
 Link = tuple[int, int]
 MB = 1_000_000
-
-
-class Clock:
-    """A clock that is turned by hand."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def record(rank: int, step: int = 0, wires: Iterable[Wire] = (), **fields: Any) -> StepRecord:

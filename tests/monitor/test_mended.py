@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.monitor.test_detect_recorded import recorded
+from tests.monitor.recorded import recorded
 
 from ringside.monitor import detect
 from ringside.monitor.detect import Detector

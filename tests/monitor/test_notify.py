@@ -20,7 +20,7 @@ from ringside.monitor.notify import CommandHook, DeliveryError, Webhook, parse_h
 from ringside.monitor.notify_queue import DELIVERED, DROPPED, FAILED, Courier
 
 from .hook_server import hook_server
-from .test_alerts import event
+from .jobs import event
 
 PATIENCE_S = 60.0
 APPEND = "import sys; open(sys.argv[1], 'ab').write(sys.stdin.buffer.read())"

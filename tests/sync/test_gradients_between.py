@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 
 torch = pytest.importorskip("torch")
-from tests.support.ranks import place  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
 
-from .test_gradients import PLANS, assert_ours, both  # noqa: E402
+from .groups import own_machines  # noqa: E402
+from .plans import PLANS, assert_ours, both  # noqa: E402
 from .training import Plan, batch, build, ddp_ranks, group  # noqa: E402
 
 pytestmark = pytest.mark.native
-
-
-@contextmanager
-def own_machines() -> Iterator[None]:
-    """Inside, no two ranks can share memory, and all-reduces travel along a ring."""
-    names = {"RINGSIDE_MACHINE": f"machine {place().rank}", "RINGSIDE_ALGORITHM": "ring"}
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(names)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def both_between(port: int, plan: Plan) -> tuple[str, float, dict[str, int], str]:

@@ -13,80 +13,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-import torch.distributed._functional_collectives as functional  # noqa: E402
 from tests.support.ranks import Team, hear, place, run_script, say  # noqa: E402
 from torch import nn  # noqa: E402
-from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-from ringside.errors import ClosedError, DeadlineError, MismatchError  # noqa: E402
+from ringside.errors import ClosedError, MismatchError  # noqa: E402
 
 from .groups import meeting_point  # noqa: E402
 from .process_groups import backend, on_ours  # noqa: E402
+from .ways_to_wait import INTERRUPTED, WAYS, at_once, caught, interrupted, later, patient_in_group  # noqa: E402
 
 pytestmark = pytest.mark.native
-
-
-# ------------------------------------------------------------------------------------------------ ways to wait
-
-
-def at_once() -> None:
-    dist.all_reduce(torch.ones(3))
-
-
-def later() -> None:
-    dist.all_reduce(torch.ones(3), async_op=True).wait()
-
-
-def by_future() -> None:
-    dist.all_reduce(torch.ones(3), async_op=True).get_future().wait()
-
-
-def by_result() -> None:
-    dist.all_reduce(torch.ones(3), async_op=True).result()
-
-
-def functionally() -> None:
-    functional.wait_tensor(functional.all_reduce(torch.ones(3), "sum", dist.group.WORLD))
-
-
-def coalesced() -> None:
-    with dist._coalescing_manager(async_ops=True) as manager:
-        dist.all_reduce(torch.ones(3))
-    manager.wait()
-
-
-def by_objects() -> None:
-    dist.all_gather_object([None] * dist.get_world_size(), "text")
-
-
-def in_backward(wrap: Callable[[nn.Module], nn.Module]) -> Callable[[], None]:
-    def way() -> None:
-        model = wrap(nn.Linear(4, 4))
-        for _ in range(4):
-            model(torch.ones(2, 4)).sum().backward()
-
-    return way
-
-
-def wrapped_in_ddp(model: nn.Module) -> nn.Module:
-    return DistributedDataParallel(model)
-
-
-WAYS: dict[str, Callable[[], None]] = {
-    **{way.__name__: way for way in (at_once, later, by_future, by_result, functionally, coalesced, by_objects)},
-    "ddp": in_backward(wrapped_in_ddp),
-    "fsdp": in_backward(fully_shard),
-}
-
-
-def caught(way: Callable[[], None]) -> tuple[str, str]:
-    """Return the name and the text of the exception that a way to wait ends with."""
-    try:
-        way()
-    except RuntimeError as error:  # whatever torch code expects of its own groups
-        return type(error).__name__, str(error)
-    return "", ""
 
 
 def left_alone(path: str, name: str, gone: Callable[[], None]) -> tuple[str, str]:
@@ -230,21 +167,6 @@ def test_a_hook_that_raises_is_an_exception_of_backward():
         assert all("of the hook" in text for text in said)
 
 
-def patient(rank: int) -> None:
-    """Wait for too short a time, then for long enough."""
-    if rank == 1:
-        hear()
-        dist.all_reduce(torch.ones(2))
-        return
-    work = dist.all_reduce(x := torch.ones(2), async_op=True)
-    with pytest.raises(DeadlineError, match=r"all_reduce on rank 0 is not done after 0\.01 s"):
-        work.wait(datetime.timedelta(milliseconds=10))
-    assert not work.is_completed()
-    say("ready")
-    assert work.wait()
-    assert x[0].item() == 2
-
-
 def too_late(path: str) -> tuple[str, str]:
     """Wait for rank 1, which stays away until it is told to go."""
     with backend(path, timeout_s=1.0) as rank:
@@ -270,11 +192,6 @@ def test_who_is_late_is_named_and_a_short_wait_costs_nothing():
     assert "rank 1 did not arrive within 1 s" in first.value[1]
 
 
-def patient_in_group(path: str) -> None:
-    with backend(path) as rank:
-        patient(rank)
-
-
 def missing_from_a_barrier(rank: int) -> tuple[str, str]:
     """Have rank 1 miss a monitored barrier of one group; others go on."""
     group, heard = dist.new_group([0, 1]), ("", "")
@@ -290,31 +207,6 @@ def test_who_misses_a_monitored_barrier_is_named():
     (kind, text), _ = on_ours(2, missing_from_a_barrier)
     assert kind == "RuntimeError"
     assert "1" in text.partition("ailed to pass monitoredBarrier")[0], text
-
-
-def ready_and(way: Callable[[], None]) -> None:
-    say("ready")
-    way()
-
-
-INTERRUPTED = (later, by_result, functionally, at_once)
-
-
-def interrupted(path: str) -> str:
-    """Be interrupted while waiting for rank 1, in a group for each way to wait: none can be used afterwards."""
-    with backend(path) as rank:
-        groups = [dist.new_group([0, 1]) for _ in INTERRUPTED]
-        if rank == 1:
-            hear()
-            return ""
-        world = dist.group.WORLD
-        for way, group in zip(INTERRUPTED, groups, strict=True):
-            dist.group.WORLD = group
-            with pytest.raises(KeyboardInterrupt):
-                ready_and(way)
-            group.abort()  # rank 1 never comes
-        dist.group.WORLD = world
-        return "went on"
 
 
 def test_ctrl_c_ends_a_wait():

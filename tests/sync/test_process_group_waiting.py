@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,12 +16,13 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import Team, hear, on_ranks, place, say  # noqa: E402
+from tests.support.waiting import until  # noqa: E402
 
 from ringside.errors import ClosedError  # noqa: E402
 
 from .groups import meeting_point  # noqa: E402
 from .process_groups import LIMIT_S, backend, under  # noqa: E402
-from .test_process_group_failures import caught, interrupted, patient_in_group  # noqa: E402
+from .ways_to_wait import caught, interrupted, patient_in_group  # noqa: E402
 
 pytestmark = pytest.mark.native
 
@@ -49,14 +49,6 @@ def later(numel: int, group: Any = None) -> tuple[Any, torch.Tensor]:
     """Begin an all-reduce of ones; return what to wait for, and the tensor."""
     x = torch.ones(numel)
     return dist.all_reduce(x, group=group, async_op=True), x
-
-
-def until(condition: Callable[[], Any]) -> None:
-    """Return when a condition holds that another thread or rank brings about."""
-    deadline = time.monotonic() + LIMIT_S / 3
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 # ------------------------------------------------------------------------------------------------ who waits

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.recorded_runs import own_times, slow_run, write_run
+from tests.support.waiting import Clock
 
 pytest.importorskip("textual", reason="textual is not installed here")
 
@@ -24,13 +25,6 @@ VERDICT = {
     "cause": "most of the extra time is in its backward pass (+21 ms per step)", "cost_rank_seconds": 1.9,
     "advice": "compare this rank's clocks with a healthy rank's", "evidence": {"own_seconds": 0.13},
 }  # fmt: skip
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
