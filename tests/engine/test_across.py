@@ -23,7 +23,6 @@ from tests.support.ranks import Outcome, Team, hear, outcomes_of, place, run_scr
 from tests.sync.groups import communicator, meeting_point
 
 from ringside import Communicator
-from ringside.engine.transports import torch_native
 from ringside.errors import ClosedError, PeerLostError, SyncError
 from ringside.lab import Lab
 
@@ -187,17 +186,17 @@ class LosesCtrlC:
 
 
 def waiting_in_a_destructor(path: str, form: str) -> None:
-    real, to_lose = torch_native._ended, [LosesCtrlC()]
+    real, to_lose = dist.Work.wait, [LosesCtrlC()]
 
-    def ended(work: Any) -> bool:
+    def wait(work: Any, *args: Any) -> Any:
         if place().rank == 0 and to_lose:
             say("ready")
             to_lose.pop()
-        return real(work)
+        return real(work, *args)
 
     with communicator(path, HOSTS, timeout_s=FAR_S) as comm, pytest.MonkeyPatch.context() as patch:
         comm.all_reduce(torch.ones(10), algorithm=form)
-        patch.setattr(torch_native, "_ended", ended)
+        patch.setattr(dist.Work, "wait", wait)
         if comm.rank != 0:
             say("ready")
         if comm.rank == 2:

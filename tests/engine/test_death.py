@@ -14,8 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.ranks import Outcome, Team, communicator, hear, on_ranks, outcomes_of, place, run_script, say
+from tests.support.waiting import until
 
 from ringside.errors import ClosedError, DeadlineError, PeerLostError, SyncError
+
+from .exchanges import before_its_exchange
 
 pytestmark = pytest.mark.native
 
@@ -165,10 +168,7 @@ def close_while_waiting() -> str:
         assert (x == 1).all()
         return ""
     work = comm.all_reduce(np.ones(3), async_op=True)
-    closer = threading.Thread(target=lambda: comm._background.stop(0.2))
-    closer.start()
-    closer.join()
-    comm.close()  # the peer never came
+    comm.abandon()  # the peer never came
     assert isinstance(work.exception(), ClosedError)
     assert not [t for t in threading.enumerate() if t.name.startswith("ringside")]
     return "closed"
@@ -245,9 +245,9 @@ def test_a_deadline_is_kept() -> None:
 def interrupted(way: str) -> None:
     comm = communicator(timeout_s=FAR_S)
     comm.barrier()
-    if comm.rank == 2:
-        if way == "empty":
-            comm._core.agree_on_empty(40, 0, (10,))  # it comes, but stays away from the exchange that follows
+    if way == "empty":
+        job = (lambda: (say("ready"), hear())) if comm.rank == 2 else (lambda: say("ready"))
+    elif comm.rank == 2:
         say("ready")
         hear()
     else:
@@ -255,8 +255,9 @@ def interrupted(way: str) -> None:
     try:
         if way == "async":
             comm.all_reduce(np.ones(3000), async_op=True).wait()
-        elif way == "empty" and comm.rank != 2:
-            comm.empty(10)
+        elif way == "empty":
+            with before_its_exchange(comm, job):
+                comm.empty(10)
         else:
             comm.all_reduce(np.ones(3000))
     finally:
@@ -267,9 +268,8 @@ def interrupted(way: str) -> None:
 
 
 def tell_when_waiting(comm: Any) -> None:
-    """Say so once this rank has entered its second collective, which cannot end without rank 2."""
-    while comm._core.seq() < 2:
-        time.sleep(0.0005)
+    """Say so once this rank waits in its second collective, which cannot end without rank 2."""
+    until(comm.absent)
     say("ready")
 
 

@@ -35,7 +35,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def app_on(path: Path, **changes: Any) -> TopApp:
-    return TopApp(Local(path), refresh_s=None, **{"clock": Clock(), **changes})
+    return TopApp(Local(path), refresh_s=None, **{"clock": Clock(0.0), **changes})
 
 
 def screen(app: TopApp) -> list[str]:
@@ -267,7 +267,7 @@ def test_a_run_that_begins_late_breaks_and_begins_again(tmp_path: Path) -> None:
 
 def test_silence_is_told_after_a_while_but_not_of_a_run_that_ended(run: Path) -> None:
     async def play(_: Any) -> None:
-        clock = Clock()
+        clock = Clock(0.0)
         app = app_on(run, clock=clock)
         async with app.run_test(size=(80, 24)) as pilot:
             await settled(app, pilot)
