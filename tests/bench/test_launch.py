@@ -89,9 +89,11 @@ def test_messages_are_read_while_they_are_written(tmp_path: Path):
     writer = Writer(tmp_path, 0)
     writer.send(Hello(7))
     assert reader.read() == [Hello(7)]
-    writer._file.write(b'{"type":"Be')
-    assert reader.read() == []
-    writer._file.write(b'gin","what":"4 B","share":0.5}\n')
+    (path,) = tmp_path.iterdir()
+    with path.open("ab", buffering=0) as file:
+        file.write(b'{"type":"Be')
+        assert reader.read() == []
+        file.write(b'gin","what":"4 B","share":0.5}\n')
     assert reader.read() == [Begin("4 B", 0.5)]
     writer.close()
     reader.close()

@@ -489,7 +489,7 @@ def _hear_letter(content: bytes) -> None:
     from ringside.sync import watch_mail
 
     try:
-        standings = watch_mail._letter(content).standings
+        standings = watch_mail.letter_of(content).standings
     except UNDECODABLE:
         return  # the thread that reads letters says so, and ends
     machine = HangWatch([1, 2])
@@ -507,7 +507,7 @@ def _hear_records(content: bytes) -> None:
     from ringside.view.metrics import render
 
     try:
-        records = delivery._decode(content)
+        records = delivery.decode(content)
     except UNDECODABLE:
         return
     info = RunInfo(schema=1, name="x", started_unix=0.0, world_size=2, hosts=["a", "b"], engine="gloo")

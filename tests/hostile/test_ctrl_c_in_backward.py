@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
 from ringside.errors import RingsideError  # noqa: E402
-from ringside.sync import hook  # noqa: E402
+from ringside.sync.ddp_methods import own_hook  # noqa: E402
 
 pytestmark = pytest.mark.native
 
@@ -24,14 +24,14 @@ def pressed(port: int, engine: str) -> list[Any]:
     """Press Ctrl-C on rank 0 while it waits for rank 1, which comes after that."""
     with group(port) as rank:
         store = torch.distributed.distributed_c10d._get_default_store()
-        model, attachment, optimizer = small_attachment(monitor=False, engine=engine)
+        model, _, optimizer = small_attachment(monitor=False, engine=engine)
         steps(model, optimizer, rank, 3)
         before = signal.getsignal(signal.SIGINT)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             told = "ended"
             if rank == 0:
-                carrier: Any = attachment._hook.carrier
+                carrier: Any = own_hook(model).carrier
                 leave = carrier.leave
 
                 def press() -> None:
@@ -78,7 +78,7 @@ def given_up(port: int) -> list[Any]:
         assert sum(attachment.counters.values()) > 6, "there are several buckets"
         before = signal.getsignal(signal.SIGINT)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        limit_s, hook.INTERRUPT_S = hook.INTERRUPT_S, 0.2
+        own_hook(model).interrupt_s = 0.2
         try:
             if rank == 0:
                 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -90,7 +90,6 @@ def given_up(port: int) -> list[Any]:
             except (KeyboardInterrupt, RingsideError) as error:
                 told = type(error).__name__
         finally:
-            hook.INTERRUPT_S = limit_s
             signal.signal(signal.SIGINT, before)
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         if rank == 0:

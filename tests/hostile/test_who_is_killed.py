@@ -88,12 +88,8 @@ def test_a_worker_of_this_job_is_killed_and_nobody_else_of_its_kind(start, known
 
 
 def test_a_name_alone_is_no_sign(start, known):
-    imitates = """
-import os
-from ringside.survive import peers
-fd = os.memfd_create(peers._mark_name())
-print(flush=True)
-input()
-"""
-    process, _ = start(imitates)
+    worker, _ = start(WORKER)
+    links = (os.readlink(f"/proc/{worker.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{worker.pid}/fd"))
+    (name,) = (link.removeprefix("/memfd:").removesuffix(" (deleted)") for link in links if link.startswith("/memfd:"))
+    process, _ = start("import os, sys; fd = os.memfd_create(sys.argv[1]); print(flush=True); input()", name)
     assert bury(known, process.pid)

@@ -11,7 +11,9 @@ torch = pytest.importorskip("torch")
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
+from ringside.engine import Communicator  # noqa: E402
 from ringside.sync import carriers  # noqa: E402
+from ringside.sync.ddp_methods import own_hook  # noqa: E402
 
 from .plans import PLANS, VIEW, assert_ours, both  # noqa: E402
 from .training import OLD_TORCH, Plan, build, ddp_ranks, group, train  # noqa: E402
@@ -68,7 +70,9 @@ class Bucket:
 
 def refused(port: int) -> tuple[list[complex], dict[str, int]]:
     with group(port) as rank:
-        hook = ringside.attach(DistributedDataParallel(build("mlp")), monitor=False)._hook
+        model = DistributedDataParallel(build("mlp"))
+        ringside.attach(model, monitor=False)
+        hook = own_hook(model)
         buffer = torch.full((3,), complex(rank + 1, 1.0), dtype=torch.complex64)
         hook.carrier.carry(Bucket(buffer)).wait()
         hook.carrier.wait()
@@ -110,16 +114,16 @@ def carried_here(port: int) -> tuple[list[list[bool]], list[bool]]:
     """Tell of each backward's buckets whether the thread that computed carried them, and of one nobody waits for."""
     with group(port) as rank, pytest.MonkeyPatch.context() as patch:
         model = DistributedDataParallel(build("mlp"), bucket_cap_mb=0.001)
-        carrier = ringside.attach(model, monitor=False)._hook.carrier
-        assert isinstance(carrier, carriers.RingsideCarrier)
         here: list[bool] = []
-        begin = carrier._begin
+        reduce = Communicator.all_reduce_storage
 
-        def noted(*args: Any, **named: Any) -> Any:
+        def noted(*args: Any, **named: Any) -> None:
             here.append(threading.get_ident() == threading.main_thread().ident)
-            return begin(*args, **named)
+            reduce(*args, **named)
 
-        patch.setattr(carrier, "_begin", noted)
+        patch.setattr(Communicator, "all_reduce_storage", noted)
+        ringside.attach(model, monitor=False)
+        carrier = own_hook(model).carrier
         patch.setattr(carriers, "PATIENCE_S", 600.0)  # else the thread may come first where this one gets no processor
         backwards = []
         for _ in range(3):

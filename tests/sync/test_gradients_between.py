@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
+from ringside.sync.ddp_methods import own_hook  # noqa: E402
 
 from .groups import own_machines  # noqa: E402
 from .plans import PLANS, assert_ours, both  # noqa: E402
@@ -78,7 +79,7 @@ def detached_while_ddp_waits(port: int) -> tuple[float, dict[str, int]]:
         model = DistributedDataParallel(build("mlp"), bucket_cap_mb=0.01)
         stock = DistributedDataParallel(build("mlp"), bucket_cap_mb=0.01)
         attachment = ringside.attach(model, monitor=False)
-        leave = attachment._hook.carrier.leave
+        leave = own_hook(model).carrier.leave
 
         def leaves() -> bool:
             answer: bool = leave()
@@ -87,7 +88,7 @@ def detached_while_ddp_waits(port: int) -> tuple[float, dict[str, int]]:
 
         for step in range(4):
             if step == 2:
-                attachment._hook.carrier.leave = leaves
+                own_hook(model).carrier.leave = leaves
             for each in (model, stock):
                 each.zero_grad()
                 each(batch(rank, step)).square().mean().backward()

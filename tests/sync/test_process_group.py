@@ -224,7 +224,7 @@ def test_every_collective_gives_the_bits_of_gloo_and_none_falls_through():
 
 
 def cases_on_two_hosts(rank: int) -> tuple[dict[str, list[torch.Tensor]], dict[str, Any]]:
-    assert dist.group.WORLD._engine.communicator.roster.hosts == ((0, 1), (2,))
+    assert dist.group.WORLD.engine.communicator.roster.hosts == ((0, 1), (2,))
     return all_cases(rank)
 
 

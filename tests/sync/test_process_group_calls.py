@@ -106,7 +106,7 @@ def short_limits(rank: int) -> list[str]:
                 at_once_or_later(x, group, later)
         dist.barrier()
         if rank == 1:
-            group._engine.run(lambda: group._engine.inside.all_reduce(torch.ones(3), algorithm="one_shot"))
+            group.engine.run(lambda: group.engine.inside.all_reduce(torch.ones(3), algorithm="one_shot"))
         dist.barrier()
     group.set_timeout(datetime.timedelta(seconds=30))
     dist.all_reduce(x, group=group)

@@ -74,7 +74,7 @@ def large_ddp() -> Tensors:
     model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 512), nn.Linear(512, 512), nn.Linear(512, 4)))
     parameters = train(model, steps=6)
     if dist.get_backend() == "ringside":
-        rows = dist.group.WORLD._engine.inside.log.drain()
+        rows = dist.group.WORLD.engine.inside.log.drain()
         assert sum(PATHS[row.path] == "push" for row in rows) >= 3, rows
     return parameters
 

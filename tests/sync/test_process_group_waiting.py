@@ -18,6 +18,7 @@ import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import Team, hear, on_ranks, place, say  # noqa: E402
 from tests.support.waiting import until  # noqa: E402
 
+from ringside.engine.turns import Turn  # noqa: E402
 from ringside.errors import ClosedError  # noqa: E402
 
 from .groups import meeting_point  # noqa: E402
@@ -173,19 +174,26 @@ def test_a_short_wait_costs_nothing(hosts):
         assert all(outcome.ok for outcome in team.finish())
 
 
-def abort_when_begun(group: Any, work: Any) -> None:
-    until(lambda: work._turn.begun)
+def abort_when_begun(group: Any, begun: threading.Event) -> None:
+    assert begun.wait(LIMIT_S / 3)
     group.abort()
 
 
 def aborted_in_a_wait(rank: int) -> list[str]:
     """Abort groups from another thread, while this one carries out what rank 1 never calls."""
-    heard = []
+    heard, begun, carry = [], threading.Event(), Turn.carry
+
+    def noted(turn: Turn) -> None:
+        begun.set()
+        carry(turn)
+
+    pytest.MonkeyPatch().setattr(Turn, "carry", noted)  # for as long as the process lives
     for numel in (SMALL, LARGE):
         group = dist.new_group([0, 1])
         if rank == 0:
+            begun.clear()
             work, _ = later(numel, group)
-            closer = threading.Thread(target=abort_when_begun, args=(group, work))
+            closer = threading.Thread(target=abort_when_begun, args=(group, begun))
             closer.start()
             heard.append(caught(work.wait)[0])
             closer.join(LIMIT_S / 3)

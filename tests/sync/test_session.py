@@ -44,7 +44,7 @@ def trains(port: int, path: str, engine: str) -> dict[str, Any]:
         session.end()
         session.end()
         steps(ddp, optimizer, rank, 2)  # after the end nothing is taken in, and nothing breaks
-        kept = len(session._batch)
+        kept = session.unsent
         return {"path": session.path, "kept": kept, "engine": attachment.engine, "counters": attachment.counters}
 
 

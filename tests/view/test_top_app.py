@@ -395,7 +395,7 @@ def test_a_page_that_is_still_being_made_is_passed_over(run: Path) -> None:
         async with app.run_test(size=(80, 24)) as pilot:
             await settled(app, pilot)
             app.action_detail()
-            app._draw()  # a look at the run that ends before the page has its parts
+            app.show_snapshot()  # a look at the run that ends before the page has its parts
             await settled(app, pilot)
             assert isinstance(app.screen, Page)
             assert any("rank 5" in line for line in screen(app))

@@ -178,7 +178,7 @@ def training(
             differs.
         RingsideError: Training cannot go on; the line says why and what to do.
     """
-    samples = _samples(dataset, batch, micro_batches, seed, sampler)
+    samples = samples_of(dataset, batch, micro_batches, seed, sampler)
     shape = _Shape(steps, mean, checkpoint_every if checkpoint_dir is not None else 0, least_ranks)
     final = Final(Kept.of_environment(os.environ), checkpoint_dir)
     with _connection(final) as connection:
@@ -187,7 +187,7 @@ def training(
         state = State(model, optimizer, moved, Position(own, samples))
         if not final.is_over:
             _admit(connection, own)
-        _agree_on_orders(samples, connection, sampler)
+        agree_on_orders(samples, connection, sampler)
         job = Job(
             rank=connection.rank,
             meeting=Meeting(connection.registers, connection.ranks),
@@ -210,7 +210,7 @@ def training(
             driver.end_job()
 
 
-def _samples(
+def samples_of(
     dataset: DataSet, batch: int, micro_batches: int | None, seed: int, sampler: Iterable[int] | None
 ) -> Samples:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
@@ -312,7 +312,7 @@ def _admit(connection: Connection, own: dict[str, str]) -> None:
         raise _refused(error) from None
 
 
-def _agree_on_orders(samples: Samples, connection: Connection, sampler: Iterable[int] | None) -> None:
+def agree_on_orders(samples: Samples, connection: Connection, sampler: Iterable[int] | None) -> None:
     """Have this rank leave the program if it has another order of an epoch than the first that began the epoch."""
     drawn = "the data set" if sampler is None else f"its {type(sampler).__name__}"
 

@@ -227,12 +227,13 @@ class RingsideCarrier:
     hosts, where the last one takes longer, that thread copies meanwhile what the others have brought.
 
     Attributes:
+        communicator: As given.
         memory: How many buckets, and bytes, are shared and copied; {} before the first backward.
         on_memory: Called with that after the first backward, and whenever it is another.
     """
 
     def __init__(self, communicator: Communicator | GroupCommunicator, group: dist.ProcessGroup) -> None:
-        self._communicator = communicator
+        self.communicator = communicator
         self._native = NativeCarrier(group)
         self._buckets = Buckets(communicator.local if isinstance(communicator, GroupCommunicator) else communicator)
         self._scale = 1.0 / communicator.size
@@ -338,7 +339,7 @@ class RingsideCarrier:
         """Read from the engine's log who arrived when."""
         native = _nothing if self._native.idle else self._native.take()
         spans, self._spans = self._spans, deque(maxlen=SPANS_KEPT)
-        totals = self._communicator.log.totals()
+        totals = self.communicator.log.totals()
         for name, count in zip(_NAMES, totals.by_path, strict=True):
             if count:
                 self.counters[name] += count
@@ -364,9 +365,9 @@ class RingsideCarrier:
         """Leave the communicator."""
         self._stop_listening()
         if at_once:
-            self._turns.leave(self._communicator.abandon, 0.0)
+            self._turns.leave(self.communicator.abandon, 0.0)
         else:
-            self._turns.leave(self._communicator.close, FINISH_S)
+            self._turns.leave(self.communicator.close, FINISH_S)
 
 
 def _leave(turns: Turns, communicator: Communicator | GroupCommunicator, listening: interruptible | None) -> None:

@@ -47,8 +47,11 @@ class GradientHook:
         marks: Set marks on the device that the model is on; None: the host's clock tells enough.
         fuse: Keeps what breaks in the clock away from training; the session's, where there is one.
         going_on: Told by the ranks that go on (DDP's Join) how many they are; None: nobody asked.
+        interrupt_s: How long Ctrl-C waits for other ranks.
         backwards: Backward passes whose buckets were all handed over: the same number on all ranks.
     """
+
+    interrupt_s = INTERRUPT_S
 
     def __init__(self, carrier: Carrier, clock: StepClock, *, delayed: bool = False, leaves: bool = True) -> None:
         self.carrier = carrier
@@ -118,7 +121,7 @@ class GradientHook:
             self._wait(carrier)
 
     def _wait(self, carrier: Carrier, *, left: bool = False) -> None:
-        held = held_back(INTERRUPT_S)
+        held = held_back(self.interrupt_s)
         try:
             with held if carrier.holds_ctrl_c else contextlib.nullcontext():
                 carrier.wait()
