@@ -118,7 +118,7 @@ def test_numpy_all_reduce_alone(tmp_path: Path) -> None:
 @pytest.mark.native
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_numpy_poisson(ranks: int) -> None:
-    ended = run_script(ranks, (EXAMPLES / "numpy_poisson.py").read_text())
+    ended = run_script(ranks, EXAMPLES / "numpy_poisson.py")
     assert [(one.status, one.err) for one in ended] == [(0, "")] * ranks
     assert ended[0].out.splitlines() == [
         f"{ranks} ranks, a grid of 240 x 240",
@@ -130,7 +130,7 @@ def test_numpy_poisson(ranks: int) -> None:
 @pytest.mark.native
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_numpy_kmeans(ranks: int) -> None:
-    ended = run_script(ranks, (EXAMPLES / "numpy_kmeans.py").read_text())
+    ended = run_script(ranks, EXAMPLES / "numpy_kmeans.py")
     assert [(one.status, one.err) for one in ended] == [(0, "")] * ranks
     assert ended[0].out.splitlines() == [
         f"points per rank {[3000 * (rank + 1) for rank in range(ranks)]}",

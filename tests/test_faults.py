@@ -304,12 +304,8 @@ def test_a_halt_comes_in_the_middle_of_backward(fault):
 
 
 def injected_process(spec):
-    code = (
-        "import torch; from ringside.faults import inject, parse_fault\n"
-        f"m = torch.nn.Linear(2, 2); i = inject(parse_fault('{spec}'), m, 0); i.step(0); print('ready', flush=True)\n"
-        "m(torch.ones(2)).sum().backward(); print('alive')"
-    )
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = [sys.executable, Path(__file__).parent / "scripts" / "injected.py", spec]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def test_a_kill_is_sigkill():

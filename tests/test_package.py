@@ -48,27 +48,11 @@ IMPORT_TORCH = [
     "ringside.sync",
 ]
 
-WATCHED_SCRIPT = """
-import torch, torch.distributed as dist, ringside
-from torch.nn.parallel import DistributedDataParallel
-dist.init_process_group("gloo")
-model = DistributedDataParallel(torch.nn.Linear(4, 4))
-attachment = ringside.attach(model)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(3):
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-print("ENGINE", attachment.engine, dict(attachment.counters))
-attachment.session.end()
-dist.destroy_process_group()
-"""
 
-
-def run_python(code, **environ):
-    """Run code in a fresh interpreter; return the finished process."""
-    return subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **environ}, capture_output=True, text=True, timeout=120
-    )
+def run_python(name, **environ):
+    """Run a script in a fresh interpreter; return the finished process."""
+    script, env = Path(__file__).parent / "scripts" / name, {**os.environ, **environ}
+    return subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=120)
 
 
 def package_of(name):
@@ -168,17 +152,13 @@ def test_every_form_of_an_import_is_seen(tmp_path):
 
 
 def test_importing_the_engine_and_the_command_line_imports_no_torch():
-    result = run_python(
-        "import sys, ringside.engine, ringside.commands as c, ringside.monitor, ringside.schedule\n"
-        "c.build_parser()\n"
-        "assert 'torch' not in sys.modules"
-    )
+    result = run_python("imports_no_torch.py")
     assert result.returncode == 0, result.stderr
 
 
 def test_without_the_native_core_attach_only_watches_and_says_so_once(tmp_path):
     result = run_python(
-        WATCHED_SCRIPT,
+        "watched.py",
         RINGSIDE_NO_NATIVE="1",
         RINGSIDE_RUN_DIR=str(tmp_path / "run"),
         RANK="0",
@@ -194,13 +174,7 @@ def test_without_the_native_core_attach_only_watches_and_says_so_once(tmp_path):
 
 
 def test_without_the_native_core_schedules_work_and_init_says_what_to_do():
-    result = run_python(
-        "import ringside\n"
-        "from ringside.schedule import ring, verify\n"
-        "assert verify(ring(5)).ok\n"
-        "try:\n    ringside.init()\nexcept ringside.UnsupportedError as error:\n    print(error)",
-        RINGSIDE_NO_NATIVE="1",
-    )
+    result = run_python("without_core.py", RINGSIDE_NO_NATIVE="1")
     assert result.returncode == 0, result.stderr
     assert "C++17 compiler" in result.stdout
 

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -305,41 +306,24 @@ def test_ctrl_c_interrupts_a_waiting_rank_and_the_others_hear_of_it(way: str, vi
 # ------------------------------------------------------------------------------- interpreters that end
 
 
-BEGIN = """
-import os, sys, numpy as np, ringside
-comm = ringside.init(timeout_s=20)
-x = np.full(10_000, comm.rank + 1.0)
-comm.all_reduce(x)
-assert (x == comm.size * (comm.size + 1) / 2).all()
-"""
+SCRIPT = Path(__file__).parent / "scripts" / "interpreter_ends.py"
 
 
-@pytest.mark.parametrize(
-    "rest",
-    [
-        "",
-        "m = comm.empty(100); comm.all_reduce(m)",
-        "comm.all_reduce(x, async_op=True)",
-        "w = comm.all_reduce(x, async_op=True); w.wait(); del comm",
-        "other = ringside.init(); other.all_reduce(x); comm.close()",
-        "comm.cycle = comm; del comm",
-    ],
-)
-def test_an_interpreter_may_end_without_close(rest: str) -> None:
-    for ended in run_script(2, BEGIN + rest):
+@pytest.mark.parametrize("way", ["at once", "symmetric", "async", "async, forgotten", "two", "in a circle"])
+def test_an_interpreter_may_end_without_close(way: str) -> None:
+    for ended in run_script(2, SCRIPT, way):
         assert (ended.status, ended.out, ended.err) == (0, "", "")
 
 
 def test_an_interpreter_ends_though_a_collective_is_under_way_that_nobody_joins() -> None:
-    script = BEGIN + "if comm.rank == 0: comm.all_reduce(x, async_op=True)\nelse: sys.stdin.read()"
-    first, second = run_script(2, script)
+    first, second = run_script(2, SCRIPT, "under way")
     assert (first.status, second.status) == (0, 0), (first, second)
     assert "Fatal" not in first.err
     assert "leaked" not in first.err
 
 
 def test_an_exception_on_one_rank_reaches_the_others_as_a_lost_peer() -> None:
-    ended = run_script(3, BEGIN + "if comm.rank == 1: raise ValueError('mine')\ncomm.all_reduce(x)")
+    ended = run_script(3, SCRIPT, "raises")
     assert [e.status for e in ended] == [1, 1, 1]
     assert "ValueError: mine" in ended[1].err
     for rank in (0, 2):
@@ -347,37 +331,8 @@ def test_an_exception_on_one_rank_reaches_the_others_as_a_lost_peer() -> None:
         assert "rank 1 died or left" in ended[rank].err
 
 
-FORK = (
-    BEGIN
-    + """
-import gc
-work = comm.all_reduce(x, async_op=True); work.wait()
-child = os.fork()
-if child == 0:
-    for call in (lambda: comm.all_reduce(x), comm.barrier, lambda: comm.all_reduce(x, async_op=True),
-                 lambda: comm.empty(3)):
-        try:
-            call()
-            os._exit(3)
-        except ringside.ClosedError:
-            pass
-    if comm.rank == 0: comm.close()
-    del comm, work, call
-    gc.collect()
-    sys.exit(0)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-before = x.copy()
-comm.all_reduce(x)
-assert (x == before * comm.size).all()
-m = comm.empty(1000); comm.all_reduce(m)
-comm.close()
-print("unhurt")
-"""
-)
-
-
 def test_a_forked_child_does_not_hurt_its_parent() -> None:
-    for ended in run_script(2, FORK):
+    for ended in run_script(2, SCRIPT, "forks"):
         assert (ended.status, ended.out, ended.err) == (0, "unhurt\n", "")
 
 

@@ -193,20 +193,9 @@ def test_one_that_was_written_without_digests_of_files_is_read(tmp_path):
     assert torch.equal(read(path)["model"]["w"], tree(2)["model"]["w"])
 
 
-LEFT = """
-import os, signal, sys
-from pathlib import Path
-import torch
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from ringside.survive.checkpoint import Checkpoints
-
-FileSystemWriter.finish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-Checkpoints(Path(sys.argv[1])).write({"model": {"w": torch.zeros(1000)}, "step": 7})
-"""
-
-
 def test_what_a_writer_that_was_killed_left_is_removed_by_the_next(tmp_path):
-    killed = subprocess.run([sys.executable, "-c", LEFT, str(tmp_path)], timeout=120)
+    script = Path(__file__).parent / "scripts" / "killed_writer.py"
+    killed = subprocess.run([sys.executable, script, tmp_path], timeout=120)
     assert killed.returncode == -signal.SIGKILL
     assert len(names(tmp_path)) == 1
     Checkpoints(tmp_path).write(tree(8))

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,25 +117,10 @@ def test_a_run_killed_before_its_end_still_gets_its_verdict(
 
 
 def test_sigkill_at_any_moment_leaves_a_readable_run(tmp_path: Path) -> None:
-    script = """
-        import sys
-        from ringside.monitor import RunInfo, StepRecord
-        from ringside.monitor.online import Collector
-        from ringside.monitor.run_directory import RunWriter
-        info = RunInfo(schema=1, name="k", started_unix=0, command=[], world_size=2, hosts=["a", "a"], pids=[1, 2],
-                       engine="gloo")
-        collector = Collector(2, RunWriter(sys.argv[1], info))
-        for step in range(10**9):
-            slow = 1.3 if step >= 60 else 1.0
-            collector.add([StepRecord(step=step, rank=0, ended_unix=0, step_seconds=1, own_seconds=0.1),
-                           StepRecord(step=step, rank=1, ended_unix=0, step_seconds=1, own_seconds=0.1 * slow)])
-            if step == 300:
-                print("go", flush=True)
-    """
-    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "run")]
+    command = [sys.executable, str(Path(__file__).parent / "scripts" / "endless_collector.py"), str(tmp_path / "run")]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        process.stdout.readline()
+        assert [process.stdout.readline() for _ in range(2)] == [b"up\n", b"at step 300\n"]
         os.kill(process.pid, signal.SIGKILL)
     summary = finish(tmp_path / "run")
     assert summary["steps"] > 300

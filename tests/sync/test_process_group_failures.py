@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -267,20 +268,8 @@ def test_groups_are_aborted_made_again_and_not_a_forked_childs():
         assert team.run(abort_and_again, path) == [1, 1]
 
 
-FORGETFUL = """
-import os, ringside  # before torch, as a sorted list of imports has it
-import torch, torch.distributed as dist
-dist.init_process_group("ringside", init_method="file://{path}", rank=int(os.environ["RANK"]), world_size=2)
-dist.all_reduce(torch.ones(3))
-works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(3)]
-if os.environ["RANK"] == "0":  # nobody else calls this one, and nobody waits for it
-    last = dist.all_reduce(torch.ones(3), async_op=True).get_future().then(lambda future: future.value())
-print("end of script")
-"""
-
-
 def test_a_script_may_end_without_a_word():
     with meeting_point() as path:
-        for ended in run_script(2, FORGETFUL.format(path=path)):
+        for ended in run_script(2, Path(__file__).parent / "scripts" / "ends_without_a_word.py", path):
             assert (ended.status, ended.out) == (0, "end of script\n"), ended.err
             assert "Traceback" not in ended.err
