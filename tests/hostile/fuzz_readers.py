@@ -628,11 +628,11 @@ def _look_at_entry(path: Path) -> None:
     from ringside.monitor import registry
 
     os.chmod(path.parent, 0o700)
-    real, registry.registry_directory = registry.registry_directory, lambda *_: path.parent
-    try:
+    import pytest
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "registry_directory", lambda *_: path.parent)
         assert registry.running() == []  # nobody has been alive since the first tick
-    finally:
-        registry.registry_directory = real
 
 
 READERS = {

@@ -283,16 +283,12 @@ def cannot_open(port: int) -> tuple[str, str]:
             self.close()
             raise OSError(12, "out of memory")
 
-    with group(port) as rank:
-        original = module.Communicator
+    with group(port) as rank, pytest.MonkeyPatch.context() as patch:
         if rank == 1:
-            module.Communicator = Failing
-        try:
-            ddp, attachment, optimizer = small_attachment(monitor=False)
-            steps(ddp, optimizer, rank, 2)
-            return attachment.engine, attachment.why
-        finally:
-            module.Communicator = original
+            patch.setattr(module, "Communicator", Failing)
+        ddp, attachment, optimizer = small_attachment(monitor=False)
+        steps(ddp, optimizer, rank, 2)
+        return attachment.engine, attachment.why
 
 
 def test_engine_that_fails_to_open_on_one_rank_is_used_on_none() -> None:

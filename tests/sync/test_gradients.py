@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
 from ringside.engine import Communicator  # noqa: E402
-from ringside.sync import carriers  # noqa: E402
 from ringside.sync.ddp_methods import own_hook  # noqa: E402
 
 from .plans import PLANS, VIEW, assert_ours, both  # noqa: E402
@@ -124,13 +123,13 @@ def carried_here(port: int) -> tuple[list[list[bool]], list[bool]]:
         patch.setattr(Communicator, "all_reduce_storage", noted)
         ringside.attach(model, monitor=False)
         carrier = own_hook(model).carrier
-        patch.setattr(carriers, "PATIENCE_S", 600.0)  # else the thread may come first where this one gets no processor
+        carrier.patience_s = 600.0  # else the thread may come first where this one gets no processor
         backwards = []
         for _ in range(3):
             model(torch.randn(4, model.module[0].in_features)).sum().backward()
             backwards.append(list(here))
             here.clear()
-        patch.setattr(carriers, "PATIENCE_S", 1e-3)
+        carrier.patience_s = 1e-3
         buffer = torch.full((3,), float(rank))
         carrier.carry(Bucket(buffer)).wait()
         assert buffer.tolist() == [0.5] * 3

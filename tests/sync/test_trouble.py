@@ -452,11 +452,11 @@ def comes_late(port: int, path: str) -> list[str]:
         if rank == 1:
             patch.setattr(sessions, "host_name", lambda: store.get("rank 0 is through") and "late")
         session = sessions.begin(path, "native", Settings(hello_s=0.05))
-        if rank == 1:
-            patch.setattr(session.outbox, "send", after_sixty_steps(session))
-        ddp, _, optimizer = small_attachment(run_dir=path, engine="native")
         if rank == 0:
             store.set("rank 0 is through", "yes")
+        else:
+            patch.setattr(session.outbox, "send", after_sixty_steps(session))
+        ddp, _, optimizer = small_attachment(run_dir=path, engine="native")
         steps(ddp, optimizer, rank, 70)
         dist.barrier()
         session.end()

@@ -230,7 +230,10 @@ class RingsideCarrier:
         communicator: As given.
         memory: How many buckets, and bytes, are shared and copied; {} before the first backward.
         on_memory: Called with that after the first backward, and whenever it is another.
+        patience_s: How long the last bucket on one host is left to whoever waits for it, seconds.
     """
+
+    patience_s = PATIENCE_S
 
     def __init__(self, communicator: Communicator | GroupCommunicator, group: dist.ProcessGroup) -> None:
         self.communicator = communicator
@@ -298,7 +301,7 @@ class RingsideCarrier:
             return future.value()
 
         result = base.then(check)
-        self._under_way.append(self._turns.start(job, PATIENCE_S if last and self._interruptible is None else 0.0))
+        self._under_way.append(self._turns.start(job, self.patience_s if last and self._interruptible is None else 0.0))
         return result
 
     def leave(self) -> bool:
