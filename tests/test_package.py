@@ -1,5 +1,6 @@
 """What the package promises as a whole: its public names, its arrows, and that it works without its native core."""
 
+import ast
 import importlib.util
 import os
 import subprocess
@@ -34,6 +35,45 @@ MAY_IMPORT = {
     "view": ["doctor", "monitor", "predict", "schedule"],
 }
 """The arrows of ARCHITECTURE.md: which other packages of ours, or single modules of them, each may import."""
+ENTRANCES = {
+    "_core": "twins",
+    "autoload": "after_import ringside_backend",
+    "bench": "launch messages peers plan result table",
+    "commands": "",
+    "demo": "corpus reveal",
+    "doctor": "examine findings kineto_judge progress ringside_run_what_if",
+    "engine": (
+        "across at_exit background calls choice collectives communicator cores drift dtypes exchange exchange_run "
+        "failures groups interrupts lifetime links local_lanes log message_plan moves network part probing "
+        "reachability reduction regions reproducible revision roster select settings tensors told "
+        "transports.torch_device transports.torch_native transports.torch_p2p transports.transport turns under_way "
+        "weights wire"
+    ),
+    "integrations": "",
+    "lab": "units wiring",
+    "monitor": (
+        "alerts alerts_live alerts_settings alerts_tally collectives detect digest_settings divergence excess hang "
+        "hang_evidence hang_judge hang_standing hang_words judge links marks marks_waiting metering online questions "
+        "records registry revised run_directory screen step_clock step_draft student summary table verdict vitals "
+        "vitals_gpu watchers"
+    ),
+    "predict": (
+        "band batch bound buckets calibrate knowledge memory options plan ranking score simulate simulated_band "
+        "summary tables timeline topology topology_read what_if what_if_play what_if_price what_if_step"
+    ),
+    "schedule": (
+        "chain combine guide halving_doubling hierarchical in_network one_shot powers ring schedule two_tree verify"
+    ),
+    "survive": "",
+    "sync": "digests fuse probing process_group_making session",
+    "view": (
+        "answers comparison doctor_page doctor_words drawing drawing_text drawing_words following markdown metrics "
+        "metrics_server moving perfetto perfetto_timeline plan_page plan_words recorded recorded_step report "
+        "report_words score_page serve serve_guard serve_runs terminal top_app top_once top_plain top_remote top_rows "
+        "top_source units what_if_page what_if_words"
+    ),
+}
+"""Of each package, the modules (beside the package itself) that modules outside of it import: no others may be."""
 ASKS_VIEWS = {
     "ringside.monitor.summary": ["ringside.view.report"],
     "ringside.monitor.alerts_live": ["ringside.view.metrics", "ringside.view.metrics_server"],
@@ -104,6 +144,43 @@ def test_arrows_point_one_way(package):
     }
     assert not wrong, wrong
     assert len(seen) >= 2, f"where have the modules of {package} gone?"
+
+
+@pytest.mark.parametrize("package", sorted(MAY_IMPORT))
+def test_a_package_is_entered_where_it_says(package):
+    entered = {
+        found.removeprefix(f"ringside.{package}.")
+        for name, path in modules().items()
+        for found in imports_of(name, path)
+        if package_of(name) != package and is_in(found, [f"ringside.{package}"])
+    }
+    assert entered - {f"ringside.{package}"} == set(ENTRANCES[package].split())
+
+
+def test_what_is_imported_from_a_package_itself_is_in_its_list():
+    """Its `__all__`, where it has one; of submodules the test above tells."""
+    listed = ((name, own_list(path)) for name, path in modules("ringside").items() if package_of(name))
+    lists = {name: names for name, names in listed if names is not None}
+    assert len(lists) >= 8
+    wrong = []
+    for name, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.ImportFrom)
+                and node.module in lists
+                and package_of(name) != package_of(node.module)
+            ):
+                names = {alias.name for alias in node.names if f"{node.module}.{alias.name}" not in modules()}
+                wrong += [f"{name} imports {one} from {node.module}" for one in names - lists[node.module]]
+    assert wrong == []
+
+
+def own_list(path):
+    """Return what a package says in `__all__` that it holds; None: it says nothing."""
+    for node in ast.parse(path.read_text()).body if path.name == "__init__.py" else ():
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return set(ast.literal_eval(node.value))
+    return None
 
 
 def test_where_the_monitor_asks_a_view_it_still_does():
