@@ -213,7 +213,7 @@ def mark_of_this_process(directory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "mkdir", noted)
         Checkpoints(directory).write(tree(1))
-    (name,) = (name for name in made if name.startswith(".step-"))
+    (name,) = {name for name in made if name.startswith(".step-")}
     machine, pid, started, _ = name.removeprefix(".step-00000001-").split("-")
     return machine, int(pid), int(started)
 

@@ -212,7 +212,13 @@ def test_a_cookie_of_any_length_is_read_in_one_pass() -> None:
 
     def asked(size: int) -> None:
         cookie = b'a="' + b"\\0" * size + b'"'
-        scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": [(b"cookie", cookie)]}
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/",
+            "query_string": b"",
+            "headers": [(b"host", b"127.0.0.1"), (b"cookie", cookie)],
+        }
         asyncio.run(guard(scope, None, send))  # type: ignore[arg-type]
 
     assert growth(asked, 16_000) < 8

@@ -126,7 +126,7 @@ def test_a_keeper_imports_neither_torch_nor_numpy():
 
 def test_a_worker_that_is_refused_after_the_end_does_not_take_the_final_state_with_it(tmp_path, capfd):
     """Its script was edited, say, while its last lines ran for the first time."""
-    status = run_keeper(tmp_path, "sys.exit(77)", kept_at_the_end(tmp_path))
+    status = run_keeper(kept_at_the_end(tmp_path), "is refused")
     assert status == 76
     told = re.search(
         r"is refused.*lies in (\S+\.ringside): ringside.survive.final_state reads it", capfd.readouterr().err

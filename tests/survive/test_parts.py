@@ -491,13 +491,13 @@ class Faulty(MemoryRegisters):
 
 
 class Exchangeable:
-    """Registers in whose place others can be put."""
+    """A meeting in whose place another one can be put."""
 
-    def __init__(self, registers):
-        self.registers = registers
+    def __init__(self, meeting):
+        self.meeting = meeting
 
     def __getattr__(self, name):
-        return getattr(self.registers, name)
+        return getattr(self.meeting, name)
 
 
 def test_the_latest_acknowledgement_stands_however_often_a_store_is_asked():
@@ -508,16 +508,18 @@ def test_the_latest_acknowledgement_stands_however_often_a_store_is_asked():
     record = generation((0, 1))
     layout = Layout(0, [], {0: (), 1: ()})
 
-    def end_of(seat, registers):
+    def end_of(seat, meeting):
         others = {other: Stub() for other in record.members if other != seat}
         phases, lookout = Phases(seat.rank), Lookout(others, list)
-        return NetExchange(seat, record, layout, Meeting(registers, 2), lookout, phases, Unreached())
+        return NetExchange(seat, record, layout, meeting, lookout, phases, Unreached())
 
-    asked = Exchangeable(Faulty())
-    ends = {seat: end_of(seat, asked) for seat in record.members}
+    asked = {seat: Exchangeable(Meeting(Faulty(), 2)) for seat in record.members}
+    ends = {seat: end_of(seat, asked[seat]) for seat in record.members}
     leader, other = ends[record.leader], ends[record.members[1]]
     for faults in itertools.product(("", "twice", "lost", "unanswered"), repeat=4):
-        asked.registers = Faulty(faults)
+        registers = Faulty(faults)
+        for one in asked.values():
+            one.meeting = Meeting(registers, 2)
         for step in range(6):
             ack = Acknowledgement(record.tag(step), other.seat, f"{step:016x}")
             if not acknowledged(other, ack, tries=1 + step % 2):

@@ -16,6 +16,8 @@ print("start", start, kept.head.stage.name, kept.head.step, flush=True)
 way, *words = sys.argv[1:]
 if way == "fails":
     sys.exit("no space left for the model")
+if way == "is refused":
+    sys.exit(77)
 if way == "is killed once" and start == "1":
     os.kill(os.getpid(), signal.SIGKILL)
 if way == "starts":
