@@ -64,4 +64,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    sys.path[0] = str(BENCH.parent)  # as where they are started: some import from tests/
     main()
