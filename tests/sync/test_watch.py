@@ -302,15 +302,16 @@ class Launches(NativeCarrier):
 
     def __init__(self, group: Any, done: threading.Event) -> None:
         super().__init__(group)
-        self._done = done
+        self._done, self._launched = done, False
 
     def carry(self, bucket: Any, share: float | None = None) -> torch.futures.Future[torch.Tensor]:
+        self._launched = True
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         future.set_result(bucket.buffer())
         return future
 
     def pending(self) -> bool:
-        return not self._done.is_set()
+        return self._launched and not self._done.is_set()
 
 
 def device_job(port: int, path: str) -> int:
