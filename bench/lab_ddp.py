@@ -160,7 +160,7 @@ def main(plan: dict[str, Any]) -> None:
     steps = {name: _step_of(model, work) for name, model in models.items()}
     for step in steps.values():
         _block(step, 2)  # DDP rebuilds its buckets after the first step
-    _let_it_settle(models[CHOSEN], attachments[CHOSEN])
+    _let_it_settle(models[CHOSEN])
     records.clear()
     blocks: dict[str, list[float]] = {name: [] for name in (*steps, COMPUTE)}
     cpu: dict[str, list[float]] = {name: [] for name in steps}
@@ -329,9 +329,13 @@ def _balanced(model: Any, compute: str, wanted_s: float) -> Work:
     return Work(max(1, min(_MOST_BATCH, round(_TRIAL_BATCH * wanted_s / compute_s))), 0.0)
 
 
-def _let_it_settle(model: Any, attachment: Any) -> None:
+def _let_it_settle(model: Any) -> None:
     """Take steps that compute nothing until all buckets' sizes are decided: what is measured is what comes after."""
-    comm = attachment._hook.carrier._communicator  # it has no other door
+    from ringside.sync.ddp_methods import own_hook
+
+    hook = own_hook(model)
+    assert hook is not None
+    comm: Any = hook.carrier.communicator  # type: ignore[attr-defined]  # attached to our engine
     step = _step_of(model, Work(1, 0.0))
     sizes = {(WIDTH + 1) * WIDTH * 4 * layers for layers in range(1, BUCKET_MB)}
     for _ in range(_MOST_TO_SETTLE):

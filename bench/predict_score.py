@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
@@ -180,6 +181,12 @@ def _without_each(
     return found
 
 
+def _put(module: ModuleType, name: str, value: object) -> None:
+    """Give a constant of a module another value; one that has moved away is an error."""
+    getattr(module, name)
+    setattr(module, name, value)
+
+
 _fits: dict[str, tuple[int, float, float]] = {}
 
 
@@ -197,10 +204,11 @@ def _ramps(rest: Sequence[Table]) -> Callable[[], None]:
         usual = getattr(fabric, name)
         each = [[one[place] for one in known if one[0] == reach] for reach in range(len(usual))]
         found = [float(np.exp(np.median(values))) if values else usual[i] for i, values in enumerate(each)]
-        setattr(fabric, name, tuple(found))
+        _put(fabric, name, tuple(found))
 
     def undo() -> None:
-        fabric.RAMP, fabric.DEPTH = before
+        _put(fabric, "RAMP", before[0])
+        _put(fabric, "DEPTH", before[1])
 
     return undo
 
@@ -213,7 +221,7 @@ def _bumps(rest: Sequence[Table], known: Knowledge) -> Callable[[], None]:
     before = calibrate.BUMP, calibrate.QUANTILE
     best: tuple[float, float, list[Score]] | None = None
     for bump in (0.10, 0.14, 0.18, 0.25):
-        calibrate.BUMP = bump
+        _put(calibrate, "BUMP", bump)
         for table in rest:
             if (bump, table.name) not in _tried:
                 _tried[bump, table.name] = score.hold_out(table, known)
@@ -222,12 +230,13 @@ def _bumps(rest: Sequence[Table], known: Knowledge) -> Callable[[], None]:
         if best is None or error < best[0]:
             best = (error, bump, scores)
     assert best is not None
-    calibrate.BUMP = best[1]
+    _put(calibrate, "BUMP", best[1])
     ratios = [_standardised(one, before[1]) for one in best[2] if one.prediction is not None]
-    calibrate.QUANTILE = float(np.quantile(np.concatenate(ratios), 0.955))
+    _put(calibrate, "QUANTILE", float(np.quantile(np.concatenate(ratios), 0.955)))
 
     def undo() -> None:
-        calibrate.BUMP, calibrate.QUANTILE = before
+        _put(calibrate, "BUMP", before[0])
+        _put(calibrate, "QUANTILE", before[1])
 
     return undo
 

@@ -21,6 +21,7 @@ from torch.testing._internal.distributed import fake_pg
 from ringside.monitor.step_draft import SyncTimes
 from ringside.monitor.verdict import Verdict
 from ringside.sync import session as sessions
+from ringside.sync.session_settings import Settings
 
 assert fake_pg  # importing it is what makes the "fake" backend known
 
@@ -102,7 +103,7 @@ def be_rank(job: Job, rank: int, run_dir: Path, shared: Shared) -> None:
             shared.sent[rank] = step + 1
         shared.leave.wait()
         session.end()
-        shared.messages[rank], shared.bytes[rank] = session._outbox.messages, session._outbox.sent_bytes
+        shared.messages[rank], shared.bytes[rank] = session.outbox.messages, session.outbox.sent_bytes
     except BaseException:
         if not shared.failed.any():
             traceback.print_exc()
@@ -120,8 +121,7 @@ def _join(job: Job, rank: int, run_dir: Path, shared: Shared) -> sessions.Sessio
         time.sleep(0.05)
     store = TCPStore("127.0.0.1", int(shared.port[0]), None, False, timedelta(seconds=SETTLE_S))
     dist.init_process_group("fake", store=store, rank=rank, world_size=job.ranks)
-    sessions.HELLO_SECONDS = sessions.GOODBYE_SECONDS = SETTLE_S
-    session = sessions.begin(run_dir, "native")
+    session = sessions.begin(run_dir, "native", Settings(hello_s=SETTLE_S, goodbye_s=SETTLE_S))
     if rank == 0:
         _listen(session, run_dir, shared)
     return session
@@ -136,9 +136,9 @@ def _listen(session: sessions.Session, run_dir: Path, shared: Shared) -> None:
         heard.write(json.dumps(asdict(Heard(*told, sent_steps=int(shared.sent.max())))) + "\n")
 
     session.on_verdict(hear)
-    assert session._chief is not None
-    chief, collector = session._chief, session._chief._collector
-    add, write_end = collector.add, chief._write_end
+    assert session.chief is not None
+    chief, collector = session.chief, session.chief.collector
+    add, write_end = collector.add, chief.write_end
 
     def added(records: Any) -> Any:
         events, before = add(records), int(shared.completed[0])
@@ -153,7 +153,7 @@ def _listen(session: sessions.Session, run_dir: Path, shared: Shared) -> None:
         write_end()
         shared.finish_us[0] = int(1e6 * (time.process_time() - began))
 
-    collector.add, chief._write_end = added, written  # type: ignore[method-assign]
+    collector.add, chief.write_end = added, written  # type: ignore[method-assign]
 
 
 def _steps(job: Job, rank: int, session: sessions.Session, start: float) -> Iterator[int]:

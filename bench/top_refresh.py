@@ -16,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -23,7 +24,6 @@ from tests.recorded_runs import own_times, write_run
 
 from ringside.files import append_to_file
 from ringside.monitor import StepRecord
-from ringside.monitor.run_directory import _encode
 from ringside.view.top_app import TopApp
 from ringside.view.top_source import Local, look
 
@@ -34,7 +34,7 @@ def append_step(path: Path, step: int, own: np.ndarray) -> None:
         StepRecord(step=step, rank=rank, ended_unix=1.0, step_seconds=0.2, own_seconds=float(value), wait_seconds=0.01)
         for rank, value in enumerate(own)
     )
-    append_to_file(path / "steps.jsonl", b"".join(_encode(record) + b"\n" for record in records))
+    append_to_file(path / "steps.jsonl", b"".join(msgspec.json.encode(record) + b"\n" for record in records))
 
 
 async def measure(path: Path, ranks: int, steps: int, refreshes: int) -> None:
@@ -55,7 +55,7 @@ async def measure(path: Path, ranks: int, steps: int, refreshes: int) -> None:
             reading.append(time.perf_counter() - begun)
             begun = time.perf_counter()
             app.snapshot = snapshot
-            app._draw()
+            app.show_snapshot()
             drawing.append(time.perf_counter() - begun)
             await pilot.pause()
             begun = time.perf_counter()

@@ -17,19 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+TRY = Path(__file__).parent / "scripts" / "installed.py"
 STABLE_FROM = 12
 """From CPython 3.12 on one wheel serves all later ones: there nanobind can do with the limited API."""
 NAME = re.compile(r"ringside-[^-]+-cp3(\d+)-(cp3\d+|abi3)-manylinux_(\d+)_(\d+)_(x86_64|aarch64)\.whl")
-TRY = """
-import numpy as np, ringside
-from ringside import _core
-_core.native()
-with ringside.init() as comm:
-    x = np.ones(1000, np.float32)
-    comm.all_reduce(x)
-    assert x.sum() == 1000
-print(ringside.__file__)
-"""
 
 
 @dataclass(frozen=True)
@@ -80,7 +71,7 @@ def installed(wheel: Path, folder: Path) -> Path:
 def tried(python: Path) -> str:
     """Try the package of an environment; return what its command line calls itself."""
     where = python.parent
-    told = subprocess.run([python, "-I", "-c", TRY], check=True, capture_output=True, text=True, cwd=where).stdout
+    told = subprocess.run([python, "-I", TRY], check=True, capture_output=True, text=True, cwd=where).stdout
     if not Path(told.strip()).is_relative_to(where.parent):
         raise ValueError(f"{told.strip()} was tried instead of what was installed into {where.parent}")
     subprocess.run([where / "ringside", "verify", "ring", "--ranks", "4"], check=True, capture_output=True, cwd=where)

@@ -48,7 +48,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give what judges a real run by its timing a second try; keep what takes long by its nature out of `make test`."""
+    without_core = not _core.available()
     for item in items:
+        if without_core and item.get_closest_marker("native"):
+            item.add_marker(pytest.mark.skip("needs the native core"))
         if item.get_closest_marker("noisy") and config.pluginmanager.hasplugin("rerunfailures"):
             item.add_marker(pytest.mark.flaky(reruns=1))
         if _THOROUGH & set(getattr(item, "fixturenames", ())):

@@ -13,9 +13,9 @@ SYNC_S = 0.004
 OPTIMIZER_S = 0.002
 
 
-def own_times(steps: int, ranks: int, seed: int = 0) -> np.ndarray:
+def own_times(steps: int, ranks: int, *, jitter: float = 0.02, seed: int = 0) -> np.ndarray:
     """Healthy own times around 0.1 s, [steps, ranks]."""
-    return 0.1 * np.exp(np.random.default_rng(seed).normal(0, 0.02, (steps, ranks)))
+    return 0.1 * np.exp(np.random.default_rng(seed).normal(0, jitter, (steps, ranks)))
 
 
 def write_run(path: Path, own: np.ndarray, *, clocks: np.ndarray | None = None, engine: str = "ringside") -> Path:

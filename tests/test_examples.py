@@ -63,7 +63,7 @@ def test_survive_under_keepers(tmp_path: Path) -> None:
     assert second == "40 steps, 2512 samples, each once"
 
 
-@pytest.mark.skipif(not _core.available(), reason="needs the native core")
+@pytest.mark.native
 def test_between_hosts_on_one_host(tmp_path: Path) -> None:
     assert torchrun(str(EXAMPLES / "between_hosts.py"), directory=tmp_path).splitlines() == [
         "2 ranks on 1 hosts",
@@ -83,7 +83,7 @@ def test_between_hosts_in_the_lab(tmp_path: Path) -> None:
     assert lines[2].startswith("4 MB: ")
 
 
-@pytest.mark.skipif(not _core.available(), reason="needs the native core")
+@pytest.mark.native
 def test_process_group_fsdp(tmp_path: Path) -> None:
     loss, *rest = torchrun(str(EXAMPLES / "process_group_fsdp.py"), directory=tmp_path).splitlines()
     first, last = (float(word) for word in loss.removeprefix("loss ").split(" -> "))
@@ -91,21 +91,21 @@ def test_process_group_fsdp(tmp_path: Path) -> None:
     assert rest == ["carried by ringside", "reduce-scatters 60"]
 
 
-@pytest.mark.skipif(not _core.available(), reason="needs the native core")
+@pytest.mark.native
 def test_process_group_tensor_parallel(tmp_path: Path) -> None:
     out = torchrun(str(EXAMPLES / "process_group_tensor_parallel.py"), directory=tmp_path).splitlines()
     assert out == ["same as on one rank: True", "carried by ringside", "all-reduces: True"]
 
 
 @pytest.mark.core
-@pytest.mark.skipif(not _core.available(), reason="needs the native core")
+@pytest.mark.native
 def test_numpy_all_reduce(tmp_path: Path) -> None:
     script = str(EXAMPLES / "numpy_all_reduce.py")
     expected = ["2 ranks", "sum [3.0, 3.0, 3.0]", "max 1.0 1.0", "mean [0.0, 0.5, 1.0, 1.5]", "meanwhile 499500"]
     assert torchrun("--no-python", sys.executable, script, directory=tmp_path).splitlines() == expected
 
 
-@pytest.mark.skipif(not _core.available(), reason="needs the native core")
+@pytest.mark.native
 def test_numpy_all_reduce_alone(tmp_path: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     done = subprocess.run(
@@ -115,10 +115,10 @@ def test_numpy_all_reduce_alone(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[:2] == ["1 ranks", "sum [1.0, 1.0, 1.0]"]
 
 
-@pytest.mark.skipif(not _core.available(), reason="needs the native core")
+@pytest.mark.native
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_numpy_poisson(ranks: int) -> None:
-    ended = run_script(ranks, (EXAMPLES / "numpy_poisson.py").read_text())
+    ended = run_script(ranks, EXAMPLES / "numpy_poisson.py")
     assert [(one.status, one.err) for one in ended] == [(0, "")] * ranks
     assert ended[0].out.splitlines() == [
         f"{ranks} ranks, a grid of 240 x 240",
@@ -127,10 +127,10 @@ def test_numpy_poisson(ranks: int) -> None:
     ]
 
 
-@pytest.mark.skipif(not _core.available(), reason="needs the native core")
+@pytest.mark.native
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_numpy_kmeans(ranks: int) -> None:
-    ended = run_script(ranks, (EXAMPLES / "numpy_kmeans.py").read_text())
+    ended = run_script(ranks, EXAMPLES / "numpy_kmeans.py")
     assert [(one.status, one.err) for one in ended] == [(0, "")] * ranks
     assert ended[0].out.splitlines() == [
         f"points per rank {[3000 * (rank + 1) for rank in range(ranks)]}",

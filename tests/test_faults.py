@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.waiting import Clock
 
 from ringside.commands import demo
 from ringside.errors import UsageError
@@ -45,15 +46,12 @@ FAULTS = st.one_of(
 )
 
 
-class Clock:
+class WorkClock(Clock):
     """Time that passes only when somebody works."""
 
     def __init__(self):
-        self.now = 100.0
+        super().__init__()
         self.burnt = []
-
-    def __call__(self):
-        return self.now
 
     def burn(self, seconds):
         self.burnt.append(seconds)
@@ -62,7 +60,7 @@ class Clock:
 
 
 class Timed(torch.nn.Module):
-    """A layer whose forward and backward take known times on a `Clock`."""
+    """A layer whose forward and backward take known times on a `WorkClock`."""
 
     def __init__(self, clock, forward, backward):
         super().__init__()
@@ -161,7 +159,7 @@ def test_none_is_no_fault():
 
 @given(factor=st.floats(1.01, 5.0), forward=st.floats(0.1, 9.0), backward=st.floats(0.1, 9.0))
 def test_forward_and_backward_take_the_factor_longer_and_nothing_else_does(factor, forward, backward):
-    clock = Clock()
+    clock = WorkClock()
     model = Model(clock, forward, backward)
     injector = inject(Slow(0, factor, from_step=2), model, 0, clock=clock, burn=clock.burn)
     times = train(model, injector, range(5), clock)
@@ -173,7 +171,7 @@ def test_forward_and_backward_take_the_factor_longer_and_nothing_else_does(facto
 
 
 def test_what_was_burnt_too_much_is_taken_off_later():
-    clock = Clock()
+    clock = WorkClock()
     model = Model(clock, forward=1.0, backward=1.0)
 
     def coarse(seconds):
@@ -185,7 +183,7 @@ def test_what_was_burnt_too_much_is_taken_off_later():
 
 
 def test_another_rank_and_the_time_before_carry_no_hooks():
-    clock = Clock()
+    clock = WorkClock()
     model = Model(clock)
     for fault in (None, Slow(1), Input(1), Uneven(1), Pause(1, 0), Kill(1, 0), Hang(1, 0), Stop(1, 0), Diverge(1, 0)):
         injector = inject(fault, model, 0, clock=clock, burn=clock.burn)
@@ -198,7 +196,7 @@ def test_another_rank_and_the_time_before_carry_no_hooks():
 
 
 def test_evaluation_is_slowed_in_forward_only_and_does_not_confuse_backward():
-    clock = Clock()
+    clock = WorkClock()
     model = Model(clock, forward=1.0, backward=1.0)
     injector = inject(Slow(0, 2.0), model, 0, clock=clock, burn=clock.burn)
     with torch.no_grad():
@@ -228,7 +226,7 @@ def test_work_uses_the_processor():
 
 
 def test_a_pause_stalls_once_in_its_step():
-    clock = Clock()
+    clock = WorkClock()
     model = Model(clock)
     stalls = []
     injector = inject(Pause(0, at_step=2, seconds=3.5), model, 0, stall=stalls.append)
@@ -245,7 +243,7 @@ def test_a_pause_that_comes_again_and_again():
     fault = parse_fault("pause:rank=0,at_step=2,seconds=0.5,every=3")
     assert parse_fault(str(fault)) == fault
     assert fault.words() == "rank 0 stood still for 0.5 s every 3 steps from step 2 on"
-    model, stalls = Model(Clock()), []
+    model, stalls = Model(WorkClock()), []
     injector = inject(fault, model, 0, stall=lambda seconds: stalls.append((step, seconds)))
     for step in range(10):
         injector.step(step)
@@ -295,7 +293,7 @@ def test_one_number_is_changed_once():
 
 @pytest.mark.parametrize("fault", [Kill(0, at_step=1), Hang(0, at_step=1), Stop(0, at_step=1)])
 def test_a_halt_comes_in_the_middle_of_backward(fault):
-    clock = Clock()
+    clock = WorkClock()
     model = Model(clock)
     seen = []
     injector = inject(fault, model, 0, halt=lambda: seen.append([p.grad is not None for p in model.parameters()]))
@@ -306,12 +304,8 @@ def test_a_halt_comes_in_the_middle_of_backward(fault):
 
 
 def injected_process(spec):
-    code = (
-        "import torch; from ringside.faults import inject, parse_fault\n"
-        f"m = torch.nn.Linear(2, 2); i = inject(parse_fault('{spec}'), m, 0); i.step(0); print('ready', flush=True)\n"
-        "m(torch.ones(2)).sum().backward(); print('alive')"
-    )
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = [sys.executable, Path(__file__).parent / "scripts" / "injected.py", spec]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def test_a_kill_is_sigkill():
@@ -343,7 +337,7 @@ def test_a_rank_that_hangs_still_hears_sigterm():
 
 
 def test_a_wrapped_model_is_slowed_inside():
-    clock = Clock()
+    clock = WorkClock()
 
     class DistributedDataParallel(torch.nn.Module):
         def __init__(self, module):

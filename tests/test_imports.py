@@ -95,7 +95,7 @@ def test_what_is_imported_and_patched_is_there() -> None:
         seen, in_strings = seen + len(wanted), in_strings + len(hidden)
     assert not missing
     assert seen > 1500
-    assert in_strings > 40
+    assert in_strings > 5  # scripts are files, which test_seams.py sees to
 
 
 def test_what_pages_import_is_there() -> None:

@@ -1,5 +1,6 @@
 """What the package promises as a whole: its public names, its arrows, and that it works without its native core."""
 
+import ast
 import importlib.util
 import os
 import subprocess
@@ -34,6 +35,45 @@ MAY_IMPORT = {
     "view": ["doctor", "monitor", "predict", "schedule"],
 }
 """The arrows of ARCHITECTURE.md: which other packages of ours, or single modules of them, each may import."""
+ENTRANCES = {
+    "_core": "twins",
+    "autoload": "after_import ringside_backend",
+    "bench": "launch messages peers plan result table",
+    "commands": "",
+    "demo": "corpus reveal",
+    "doctor": "examine findings kineto_judge progress ringside_run_what_if",
+    "engine": (
+        "across at_exit background calls choice collectives communicator cores drift dtypes exchange exchange_run "
+        "failures groups interrupts lifetime links local_lanes log message_plan moves network part probing "
+        "reachability reduction regions reproducible revision roster select settings tensors told "
+        "transports.torch_device transports.torch_native transports.torch_p2p transports.transport turns under_way "
+        "weights wire"
+    ),
+    "integrations": "",
+    "lab": "units wiring",
+    "monitor": (
+        "alerts alerts_live alerts_settings alerts_tally collectives detect digest_settings divergence excess hang "
+        "hang_evidence hang_judge hang_standing hang_words judge links marks marks_waiting metering online questions "
+        "records registry revised run_directory screen step_clock step_draft student summary table verdict vitals "
+        "vitals_gpu watchers"
+    ),
+    "predict": (
+        "band batch bound buckets calibrate knowledge memory options plan ranking score simulate simulated_band "
+        "summary tables timeline topology topology_read what_if what_if_play what_if_price what_if_step"
+    ),
+    "schedule": (
+        "chain combine guide halving_doubling hierarchical in_network one_shot powers ring schedule two_tree verify"
+    ),
+    "survive": "",
+    "sync": "digests fuse probing process_group_making session",
+    "view": (
+        "answers comparison doctor_page doctor_words drawing drawing_text drawing_words following markdown metrics "
+        "metrics_server moving perfetto perfetto_timeline plan_page plan_words recorded recorded_step report "
+        "report_words score_page serve serve_guard serve_runs terminal top_app top_once top_plain top_remote top_rows "
+        "top_source units what_if_page what_if_words"
+    ),
+}
+"""Of each package, the modules (beside the package itself) that modules outside of it import: no others may be."""
 ASKS_VIEWS = {
     "ringside.monitor.summary": ["ringside.view.report"],
     "ringside.monitor.alerts_live": ["ringside.view.metrics", "ringside.view.metrics_server"],
@@ -48,27 +88,11 @@ IMPORT_TORCH = [
     "ringside.sync",
 ]
 
-WATCHED_SCRIPT = """
-import torch, torch.distributed as dist, ringside
-from torch.nn.parallel import DistributedDataParallel
-dist.init_process_group("gloo")
-model = DistributedDataParallel(torch.nn.Linear(4, 4))
-attachment = ringside.attach(model)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(3):
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-print("ENGINE", attachment.engine, dict(attachment.counters))
-attachment.session.end()
-dist.destroy_process_group()
-"""
 
-
-def run_python(code, **environ):
-    """Run code in a fresh interpreter; return the finished process."""
-    return subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **environ}, capture_output=True, text=True, timeout=120
-    )
+def run_python(name, **environ):
+    """Run a script in a fresh interpreter; return the finished process."""
+    script, env = Path(__file__).parent / "scripts" / name, {**os.environ, **environ}
+    return subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=120)
 
 
 def package_of(name):
@@ -122,6 +146,43 @@ def test_arrows_point_one_way(package):
     assert len(seen) >= 2, f"where have the modules of {package} gone?"
 
 
+@pytest.mark.parametrize("package", sorted(MAY_IMPORT))
+def test_a_package_is_entered_where_it_says(package):
+    entered = {
+        found.removeprefix(f"ringside.{package}.")
+        for name, path in modules().items()
+        for found in imports_of(name, path)
+        if package_of(name) != package and is_in(found, [f"ringside.{package}"])
+    }
+    assert entered - {f"ringside.{package}"} == set(ENTRANCES[package].split())
+
+
+def test_what_is_imported_from_a_package_itself_is_in_its_list():
+    """Its `__all__`, where it has one; of submodules the test above tells."""
+    listed = ((name, own_list(path)) for name, path in modules("ringside").items() if package_of(name))
+    lists = {name: names for name, names in listed if names is not None}
+    assert len(lists) >= 8
+    wrong = []
+    for name, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.ImportFrom)
+                and node.module in lists
+                and package_of(name) != package_of(node.module)
+            ):
+                names = {alias.name for alias in node.names if f"{node.module}.{alias.name}" not in modules()}
+                wrong += [f"{name} imports {one} from {node.module}" for one in names - lists[node.module]]
+    assert wrong == []
+
+
+def own_list(path):
+    """Return what a package says in `__all__` that it holds; None: it says nothing."""
+    for node in ast.parse(path.read_text()).body if path.name == "__init__.py" else ():
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return set(ast.literal_eval(node.value))
+    return None
+
+
 def test_where_the_monitor_asks_a_view_it_still_does():
     """The excuses of the arrows: none that is no longer needed."""
     for name, views in ASKS_VIEWS.items():
@@ -168,17 +229,13 @@ def test_every_form_of_an_import_is_seen(tmp_path):
 
 
 def test_importing_the_engine_and_the_command_line_imports_no_torch():
-    result = run_python(
-        "import sys, ringside.engine, ringside.commands as c, ringside.monitor, ringside.schedule\n"
-        "c.build_parser()\n"
-        "assert 'torch' not in sys.modules"
-    )
+    result = run_python("imports_no_torch.py")
     assert result.returncode == 0, result.stderr
 
 
 def test_without_the_native_core_attach_only_watches_and_says_so_once(tmp_path):
     result = run_python(
-        WATCHED_SCRIPT,
+        "watched.py",
         RINGSIDE_NO_NATIVE="1",
         RINGSIDE_RUN_DIR=str(tmp_path / "run"),
         RANK="0",
@@ -194,13 +251,7 @@ def test_without_the_native_core_attach_only_watches_and_says_so_once(tmp_path):
 
 
 def test_without_the_native_core_schedules_work_and_init_says_what_to_do():
-    result = run_python(
-        "import ringside\n"
-        "from ringside.schedule import ring, verify\n"
-        "assert verify(ring(5)).ok\n"
-        "try:\n    ringside.init()\nexcept ringside.UnsupportedError as error:\n    print(error)",
-        RINGSIDE_NO_NATIVE="1",
-    )
+    result = run_python("without_core.py", RINGSIDE_NO_NATIVE="1")
     assert result.returncode == 0, result.stderr
     assert "C++17 compiler" in result.stdout
 

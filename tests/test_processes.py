@@ -5,6 +5,7 @@ import sys
 import time
 
 import pytest
+from tests.support.waiting import until
 
 from ringside.processes import Process, RankWatch, children, descendants, end_all, hold, rank_of
 
@@ -15,13 +16,6 @@ def start(code, **environ):
     """Start a process; what it reads with `input()` never comes."""
     command = [sys.executable, "-c", code]
     return subprocess.Popen(command, env={**os.environ, **environ}, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-
-def until(condition):
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture

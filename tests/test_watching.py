@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.monitor.conftest import own_times, records_of, run_info
+from tests.monitor.jobs import records_of, run_info
+from tests.recorded_runs import own_times
 
 from ringside.errors import UsageError
 from ringside.launch import StopRequest

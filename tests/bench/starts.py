@@ -61,3 +61,8 @@ def main() -> None:
             child.join()
         found[script.name] = answers.get() if not answers.empty() else f"ended with status {child.exitcode}"
     print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(BENCH.parent)  # as where they are started: some import from tests/
+    main()

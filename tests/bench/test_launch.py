@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ringside import _core
 from ringside.bench.launch import commands, run_ranks
 from ringside.bench.messages import Begin, Done, Hello, Limit, Message, Reader, Sample, Writer
 from ringside.bench.plan import Plan
 from ringside.errors import RingsideError
-
-needs_native = pytest.mark.skipif(not _core.available(), reason="the native core is not built")
 
 
 def plan(**changed: object) -> Plan:
@@ -25,7 +22,7 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-@needs_native
+@pytest.mark.native
 def test_every_rank_reports_every_case():
     reports = run_ranks(plan(sizes_bytes=(8, 65536), dtype="float64", op="max"))
     for report in reports:
@@ -39,7 +36,7 @@ def test_every_rank_reports_every_case():
         assert [s.wrong for s in samples] == [0] * 8
 
 
-@needs_native
+@pytest.mark.native
 def test_a_rank_that_dies_is_named_and_the_others_end():
     pids: dict[int, int] = {}
 
@@ -56,7 +53,7 @@ def test_a_rank_that_dies_is_named_and_the_others_end():
     assert not any(alive(pid) for pid in pids.values())
 
 
-@needs_native
+@pytest.mark.native
 def test_an_interrupt_ends_every_rank():
     pids: list[int] = []
 
@@ -72,7 +69,7 @@ def test_an_interrupt_ends_every_rank():
     assert not any(alive(pid) for pid in pids)
 
 
-@needs_native
+@pytest.mark.native
 def test_a_rank_that_fails_says_why():
     with pytest.raises(RingsideError, match=r"^rank \d failed .*: UsageError: there is no algorithm 'none'"):
         run_ranks(plan(algorithms=("none",)))
@@ -92,9 +89,11 @@ def test_messages_are_read_while_they_are_written(tmp_path: Path):
     writer = Writer(tmp_path, 0)
     writer.send(Hello(7))
     assert reader.read() == [Hello(7)]
-    writer._file.write(b'{"type":"Be')
-    assert reader.read() == []
-    writer._file.write(b'gin","what":"4 B","share":0.5}\n')
+    (path,) = tmp_path.iterdir()
+    with path.open("ab", buffering=0) as file:
+        file.write(b'{"type":"Be')
+        assert reader.read() == []
+        file.write(b'gin","what":"4 B","share":0.5}\n')
     assert reader.read() == [Begin("4 B", 0.5)]
     writer.close()
     reader.close()

@@ -23,21 +23,10 @@ from tests.support.ranks import run_script  # noqa: E402
 from ringside.errors import UsageError  # noqa: E402
 from ringside.monitor import detect  # noqa: E402
 
-RUN = """
-import json, sys
-from dataclasses import asdict
-from pathlib import Path
-sys.path.insert(0, {bench!r})
-from scale_job import run
-{job}
-outcome = run(job, Path({folder!r}) / "run")
-print(json.dumps({{**asdict(outcome), "missing": outcome.missing}}))
-"""
 
-
-def outcome_of(job: str, folder: Path) -> dict[str, Any]:
+def outcome_of(folder: Path, name: str, *words: object) -> dict[str, Any]:
     """Run a job in a fresh process, which forks its ranks before it has any thread."""
-    (ended,) = run_script(1, RUN.format(bench=str(BENCH), job=job, folder=str(folder)), limit_s=120.0)
+    (ended,) = run_script(1, Path(__file__).parent / "scripts" / "scale_run.py", folder, name, *words, limit_s=120.0)
     assert ended.status == 0, ended.err
     result: dict[str, Any] = json.loads(ended.out.splitlines()[-1])
     return result
@@ -45,7 +34,7 @@ def outcome_of(job: str, folder: Path) -> dict[str, Any]:
 
 def test_the_slow_one_of_a_dozen_processes_is_named_and_every_record_arrives(tmp_path: Path) -> None:
     plan = slow_rank_job(12, 20.0, 3)
-    found = outcome_of("from scale import slow_rank_job\njob = slow_rank_job(12, 20.0, 3).job", tmp_path)
+    found = outcome_of(tmp_path, "slow rank", 12, 20.0, 3)
     (verdict,) = found["verdicts"]
     assert verdict["ranks"] == [plan.culprit]
     assert abs(verdict["since_step"] - plan.onset) <= 2
@@ -62,11 +51,7 @@ def test_recorded_nccl_traces_go_the_same_way(tmp_path: Path) -> None:
     seen = recorded([folder])
     assert seen.backend == "nccl"
     assert seen.own_s.shape == (1, 8)
-    job = f"""
-from scale_replay import Turn, recorded, replay
-job = replay(recorded([{str(folder)!r}]), Turn("repeated", False, 0, 0), 90, 0)
-"""
-    found = outcome_of(job, tmp_path)
+    found = outcome_of(tmp_path, "recorded", folder)
     assert found["missing"] == 0
     assert found["completed"] == 90
     slow = {verdict.ranks[0] for verdict in detect(seen.own_s.repeat(90, axis=0))}

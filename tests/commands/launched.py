@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 PATIENCE_S = 150.0
 
@@ -41,13 +40,14 @@ def run(*words, **how):
     return finish(start(*words, **how))
 
 
-def until(condition, process=None):
-    """Wait for a condition of another process's making; there is no event to wait for."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert process is None or process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+def while_running(process, condition):
+    """Return a condition to look at until it holds; it fails when the process has ended."""
+
+    def look():
+        assert process.poll() is None, process.communicate()
+        return condition()
+
+    return look
 
 
 def has_steps(path):

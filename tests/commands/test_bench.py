@@ -8,13 +8,11 @@ import sys
 
 import pytest
 
-from ringside import _core
 from ringside.bench import launch, peers
 from ringside.commands import build_parser
 from ringside.errors import RingsideError, UnsupportedError, UsageError
 
 TINY = ("-n", "2", "--sizes", "4,4K", "--iterations", "2", "--rounds", "1")
-needs_native = pytest.mark.skipif(not _core.available(), reason="the native core is not built")
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 
@@ -23,7 +21,7 @@ def run(*argv: str) -> int:
     return int(args.command.run(args))
 
 
-@needs_native
+@pytest.mark.native
 def test_ours_alone(capsys: pytest.CaptureFixture[str]):
     assert run(*TINY) == 0
     output, progress = capsys.readouterr()
@@ -35,7 +33,7 @@ def test_ours_alone(capsys: pytest.CaptureFixture[str]):
     assert "starting 2 ranks, ours" in progress
 
 
-@needs_native
+@pytest.mark.native
 @needs_torch
 def test_beside_gloo_as_json(capsys: pytest.CaptureFixture[str]):
     assert run(*TINY, "--peers", "gloo", "--json") == 0
@@ -49,7 +47,7 @@ def test_beside_gloo_as_json(capsys: pytest.CaptureFixture[str]):
     assert (ours[0]["count"], ours[0]["type"], ours[0]["redop"], ours[0]["root"]) == (1, "float32", "sum", -1)
 
 
-@needs_native
+@pytest.mark.native
 def test_every_json_key_is_in_the_help(capsys: pytest.CaptureFixture[str]):
     assert run(*TINY, "--sizes", "4", "--json") == 0
     data = json.loads(capsys.readouterr().out)
@@ -61,7 +59,7 @@ def test_every_json_key_is_in_the_help(capsys: pytest.CaptureFixture[str]):
     assert "$ ringside bench -n 2 --peers gloo,mpi" in text
 
 
-@needs_native
+@pytest.mark.native
 @pytest.mark.parametrize(
     "changed",
     [("--algorithm", "ring,one_shot"), ("--dtype", "half", "--op", "avg"), ("-d", "int8", "-o", "bxor"), ("-n", "3")],
@@ -73,7 +71,7 @@ def test_other_algorithms_dtypes_and_ranks_are_right_too(changed: tuple[str, ...
         assert {row["algorithm"] for row in data["rows"]} == {"ring", "one_shot"}
 
 
-@needs_native
+@pytest.mark.native
 @needs_torch
 def test_a_dtype_a_peer_cannot_do_is_said_and_ours_is_measured(capsys: pytest.CaptureFixture[str]):
     assert run(*TINY, "--dtype", "bfloat16", "--op", "avg", "--peers", "gloo", "--json") == 0
@@ -82,7 +80,7 @@ def test_a_dtype_a_peer_cannot_do_is_said_and_ours_is_measured(capsys: pytest.Ca
     assert [skip["peer"] for skip in data["skipped"]] in (["gloo"], [])
 
 
-@needs_native
+@pytest.mark.native
 def test_open_mpi_takes_part(capsys: pytest.CaptureFixture[str]):
     reason = peers.why_not("mpi")
     if reason:
@@ -92,7 +90,7 @@ def test_open_mpi_takes_part(capsys: pytest.CaptureFixture[str]):
     assert [row["engine"] for row in data["rows"]] == ["ringside", "ringside", "mpi"]
 
 
-@needs_native
+@pytest.mark.native
 def test_a_peer_that_is_not_there_is_skipped_with_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -103,7 +101,7 @@ def test_a_peer_that_is_not_there_is_skipped_with_one_line(
     assert "Open MPI skipped: mpirun is not installed" in progress
 
 
-@needs_native
+@pytest.mark.native
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -129,7 +127,7 @@ def test_bits_of_floats_are_not_reduced():
         run("--op", "bor")
 
 
-@needs_native
+@pytest.mark.native
 def test_wrong_elements_and_dead_ranks_are_exit_status_1(monkeypatch: pytest.MonkeyPatch):
     def dead(*_: object) -> None:
         raise RingsideError("rank 1 died (SIGKILL)")

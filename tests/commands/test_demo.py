@@ -4,6 +4,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from tests.support.waiting import until
 
 from . import launched
 
@@ -100,7 +101,7 @@ def test_a_rank_that_hangs_is_named_and_the_demo_ends(tmp_path, fault):
 def test_ctrl_c_ends_every_rank_and_leaves_a_readable_run(tmp_path, signum, status):
     path = tmp_path / "run"
     process = launched.start(*QUICK, "--inject", "none", "--steps", 1_000_000, "--run-dir", path)
-    launched.until(lambda: launched.has_steps(path), process)
+    until(launched.while_running(process, lambda: launched.has_steps(path)))
     process.send_signal(signum)
     code, out, err = launched.finish(process)
     assert code == status
@@ -114,10 +115,10 @@ def test_ctrl_c_ends_every_rank_and_leaves_a_readable_run(tmp_path, signum, stat
 def test_ranks_end_when_the_demo_is_killed(tmp_path):
     path = tmp_path / "run"
     process = launched.start(*QUICK, "--inject", "none", "--steps", 1_000_000, "--run-dir", path)
-    launched.until(lambda: launched.has_steps(path), process)
+    until(launched.while_running(process, lambda: launched.has_steps(path)))
     process.kill()
     launched.finish(process)
-    launched.until(lambda: launched.gone(path))
+    until(lambda: launched.gone(path))
 
 
 @pytest.mark.long
@@ -137,7 +138,7 @@ def test_a_run_directory_that_cannot_be_written_does_not_stop_it(tmp_path):
 def test_a_run_directory_that_vanishes_does_not_stop_it(tmp_path):
     path = tmp_path / "run"
     process = launched.start(*QUICK, "--inject", "none", "--steps", 1500, "--run-dir", path)
-    launched.until(lambda: launched.has_steps(path), process)
+    until(launched.while_running(process, lambda: launched.has_steps(path)))
     shutil.rmtree(path)
     status, _, err = launched.finish(process)
     assert status == 1

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.waiting import until
 
 from ringside.doctor import as_json, examine
 from ringside.doctor.ringside_run_what_if import WARM_UP_STEPS
@@ -57,13 +58,17 @@ def test_a_real_run(tmp_path: Path, corpus: Path):
 def test_a_real_run_cut_off_by_sigkill(tmp_path: Path, corpus: Path):
     path = tmp_path / "run"
     process = launched.start(*QUICK, "--steps", 1_000_000, "--run-dir", path, "--corpus", corpus)
-    launched.until(lambda: (path / "steps.jsonl").exists() and (path / "steps.jsonl").stat().st_size > 30_000, process)
+    until(
+        launched.while_running(
+            process, lambda: (path / "steps.jsonl").exists() and (path / "steps.jsonl").stat().st_size > 30_000
+        )
+    )
     process.send_signal(signal.SIGSTOP)  # so that nobody is left to write how it ended
     for pid in launched.pids(path):
         os.kill(pid, signal.SIGKILL)
     process.kill()
     launched.finish(process)
-    launched.until(lambda: launched.gone(path))
+    until(lambda: launched.gone(path))
     for name in ("summary.json", "report.html"):
         (path / name).unlink(missing_ok=True)
     events = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,12 +17,7 @@ from ringside.lab import Lab
 from . import launched
 
 # Only this verb: others may not be importable where their extras are missing.
-COMMAND = [
-    sys.executable,
-    "-c",
-    "import sys\nfrom ringside.commands import build_parser\n"
-    "args = build_parser(verbs=('probe',)).parse_args(['probe', *sys.argv[1:]])\nsys.exit(args.command.run(args))",
-]
+COMMAND = [sys.executable, str(Path(__file__).parent / "scripts" / "one_verb.py"), "probe"]
 IN_A_LAB = pytest.mark.skipif(bool(Lab.unavailable()), reason=Lab.unavailable() or "a lab can be had")
 
 

@@ -23,10 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 from tests.sync.training import free_port, group
 
-from ringside import _core
-
 ENGINES = [
-    pytest.param("ringside", marks=pytest.mark.skipif(not _core.available(), reason="needs the native core")),
+    pytest.param("ringside", marks=pytest.mark.native),
     "native",
 ]
 AT, MOST_STEPS, HEALTHY_STEPS = 56, 480, 120
@@ -42,13 +40,13 @@ def job(port: int, path: str, engine: str, fault: str, steps: int = MOST_STEPS, 
     """Train on this rank until somebody was named, or for so many steps; return how many it were."""
     import real_rank
 
-    from ringside.monitor import hang, hang_judge
+    from ringside.sync import session
+    from ringside.sync.session_settings import Settings
 
     with pytest.MonkeyPatch.context() as patch, group(port):
         patch.setenv("RINGSIDE_DIGEST_EVERY", str(DIGEST_EVERY))
         if fault.startswith("hang"):
-            patch.setattr(hang_judge, "LIMIT_S", HANG_S)
-            patch.setattr(hang, "LIMIT_S", HANG_S)
+            session.begin(path, engine, Settings(hang_s=HANG_S))
         return len(real_rank.train(model, steps, fault, engine=engine, run_dir=path, enough=bool))
 
 

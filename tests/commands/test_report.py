@@ -19,7 +19,7 @@ def call(*arguments: str) -> int:
 
 
 @pytest.fixture
-def slow_run(tmp_path: Path) -> Path:
+def sixteen_ranks(tmp_path: Path) -> Path:
     info = RunInfo(
         schema=1, name="run", started_unix=0, command=[], world_size=16, hosts=["a-rather-long-host-name"] * 16,
         pids=[0] * 16, engine="gloo",
@@ -35,22 +35,22 @@ def slow_run(tmp_path: Path) -> Path:
     return writer.path
 
 
-def test_the_verdict_is_first_and_the_path_is_last(slow_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(str(slow_run)) == 0
+def test_the_verdict_is_first_and_the_path_is_last(sixteen_ranks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(str(sixteen_ranks)) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Rank 7 is 30 % slower than the others."
-    assert lines[-1] == str(slow_run / "report.html")
-    assert (slow_run / "report.html").read_text().startswith("<!doctype html>")
+    assert lines[-1] == str(sixteen_ranks / "report.html")
+    assert (sixteen_ranks / "report.html").read_text().startswith("<!doctype html>")
     assert max(map(len, lines[:-1])) <= 80
     assert len(lines) <= 24
     table = [line.split()[0] for line in lines if "host-name" in line]
     assert table[0] == "7"
 
 
-def test_json_on_stdout_is_the_summary(slow_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(str(slow_run), "--json") == 0
+def test_json_on_stdout_is_the_summary(sixteen_ranks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(str(sixteen_ranks), "--json") == 0
     printed = json.loads(capsys.readouterr().out)
-    assert printed == json.loads((slow_run / "summary.json").read_text())
+    assert printed == json.loads((sixteen_ranks / "summary.json").read_text())
     assert printed["verdicts"][0]["ranks"] == [7]
 
 
@@ -60,23 +60,23 @@ def test_what_is_no_run_is_refused_with_status_2(tmp_path: Path) -> None:
     assert caught.value.exit_status == 2
 
 
-def test_markdown_on_stdout(slow_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(str(slow_run), "--markdown") == 0
+def test_markdown_on_stdout(sixteen_ranks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(str(sixteen_ranks), "--markdown") == 0
     assert capsys.readouterr().out.startswith("# run\n\n## Rank 7 is 30 % slower than the others.\n")
 
 
-def test_a_trace_of_some_steps(slow_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(str(slow_run), "--perfetto", str(tmp_path / "t.json"), "--steps", "58:62") == 0
+def test_a_trace_of_some_steps(sixteen_ranks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(str(sixteen_ranks), "--perfetto", str(tmp_path / "t.json"), "--steps", "58:62") == 0
     captured = capsys.readouterr()
     assert captured.out == f"{tmp_path / 't.json'}\n"
     assert "of 4 steps" in captured.err
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     steps = {event["name"] for event in events if event["name"].startswith("step ")}
     assert steps == {"step 58", "step 59", "step 60", "step 61"}
-    assert not (slow_run / "report.html").exists()
+    assert not (sixteen_ranks / "report.html").exists()
 
 
 @pytest.mark.parametrize("steps", ["5", "a:b", "1:2:3"])
-def test_a_range_of_steps_that_is_none_is_refused(slow_run: Path, steps: str) -> None:
+def test_a_range_of_steps_that_is_none_is_refused(sixteen_ranks: Path, steps: str) -> None:
     with pytest.raises(SystemExit):
-        call(str(slow_run), "--perfetto", "t.json", "--steps", steps)
+        call(str(sixteen_ranks), "--perfetto", "t.json", "--steps", steps)

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.waiting import until
 
 import ringside.autoload
 from ringside.commands import main
@@ -172,7 +173,7 @@ def test_ctrl_c_ends_every_rank(tmp_path):
     path = tmp_path / "run"
     words = ("run", "--run-dir", path, "--nproc-per-node=2", script(tmp_path), "--steps", 10_000_000)
     process = launched.start(*words)
-    launched.until(lambda: launched.has_steps(path), process)
+    until(launched.while_running(process, lambda: launched.has_steps(path)))
     process.send_signal(signal.SIGINT)
     status, out, _ = launched.finish(process)
     assert status == 130

@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tests.monitor.hook_server import hook_server
@@ -19,83 +20,9 @@ from . import launched
 pytest.importorskip("torch")
 pytest.importorskip("prometheus_client")
 
-SLOWED = """
-import json, os, sys, time, urllib.request
-from pathlib import Path
-import torch, torch.distributed as dist
-from torch.distributed import PrefixStore
-from torch.nn.parallel import DistributedDataParallel as DDP
-from ringside.demo.agreement import Agreement
-from ringside.faults import inject, parse_fault
-from ringside.sync import session as sessions
-
-class Sleepy(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = torch.nn.Linear(16, 16)
-    def forward(self, x):
-        time.sleep(0.016)
-        return self.inner(x)
-
-def burn(seconds):
-    began = time.perf_counter()
-    time.sleep(seconds)
-    return time.perf_counter() - began
-
-def keep(name):
-    first = json.loads((session.path / "events.jsonl").read_text().splitlines()[0])
-    page = urllib.request.urlopen(first["metrics"], timeout=20).read()
-    Path(os.environ["PAGES"], name).write_bytes(page)
-
-def decide():
-    # On a machine that does other things too, a rank may well be slow before it is made to.
-    found = [v for v in session.verdicts if v.ranks == [1] and v.since_step > 60 and v.excess_ratio > 0.5]
-    if found and not store.check(["healed"]):
-        keep("firing.txt")
-        store.set("healed", "1")
-    if any("until_step" in v.evidence for v in found):
-        keep("over.txt")
-        return 0
-    return LIMIT
-
-LIMIT = 800
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-model = DDP(Sleepy())
-session = sessions.current()
-store = PrefixStore("test", dist.distributed_c10d._get_default_store())
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-injector = inject(parse_fault("slow:rank=1,factor=3,from_step=80"), model, rank, burn=burn)
-agreement = Agreement(store, rank, LIMIT, decide)
-step = 0
-while agreement.goes_on(step):
-    injector.step(step)
-    if rank == 1 and step > 80 and store.check(["healed"]):
-        injector.remove()
-    model(torch.randn(4, 16)).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    step += 1
-dist.destroy_process_group()
-"""
 
 HOSTILE = 'x"} 1\nringside_steps_total 7\n$(touch owned)`touch owned`;touch owned'
 
-KILLED = """
-import os, torch, torch.distributed as dist
-from pathlib import Path
-from torch.nn.parallel import DistributedDataParallel as DDP
-dist.init_process_group("gloo")
-model = DDP(torch.nn.Linear(64, 64))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-steps = Path(os.environ["PAGES"], "run", "steps.jsonl")
-while True:
-    if os.environ["RANK"] == "1" and steps.exists() and steps.stat().st_size > 2000:
-        os.kill(os.getpid(), 9)
-    model(torch.randn(8, 64)).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
 
 WRITER = "import sys; open(sys.argv[1], 'ab').write(sys.stdin.buffer.read())"
 
@@ -105,11 +32,11 @@ def writer(path):
     return shlex.join([sys.executable, "-c", WRITER, str(path)])
 
 
-def run(tmp_path, code, *words, name="run", **environ):
-    (tmp_path / "train.py").write_text(code)
+def run(tmp_path, script, *words, name="run", **environ):
+    script = Path(__file__).parent / "scripts" / script
     environ = {"no_proxy": "127.0.0.1", "PAGES": str(tmp_path), **environ}
     path = tmp_path / name
-    ended = launched.run("run", "--run-dir", path, *words, "--nproc-per-node=2", tmp_path / "train.py", **environ)
+    ended = launched.run("run", "--run-dir", path, *words, "--nproc-per-node=2", script, **environ)
     return *ended, path
 
 
@@ -136,7 +63,7 @@ def recorded(path, rank, steps):
 def test_an_alert_fires_and_is_over_when_the_fault_is(tmp_path):
     with hook_server() as server:
         hooks = f"{server.url}\n{writer(tmp_path / 'told')}"
-        status, _, err, path = run(tmp_path, SLOWED, "--on-verdict", hooks, "--metrics-port=0", name=HOSTILE)
+        status, _, err, path = run(tmp_path, "slowed.py", "--on-verdict", hooks, "--metrics-port=0", name=HOSTILE)
         told = server.rest()
     assert status == 0, err
     assert "training goes on" not in err
@@ -174,7 +101,7 @@ def test_a_rank_that_was_killed_is_told_by_the_launcher_and_a_taken_port_once(tm
         taken.listen()
         port = taken.getsockname()[1]
         hook = f"--on-verdict={writer(tmp_path / 'told')}"
-        status, _, err, path = run(tmp_path, KILLED, hook, f"--metrics-port={port}")
+        status, _, err, path = run(tmp_path, "killed.py", hook, f"--metrics-port={port}")
     assert status == 1
     assert err.count(f"port {port} at 127.0.0.1 cannot be had") == 1
     assert launched.summary(path)["steps"] > 0
@@ -198,7 +125,7 @@ def test_a_rank_that_was_killed_is_told_by_the_launcher_and_a_taken_port_once(tm
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(tmp_path, flag, value, why):
-    status, out, err, path = run(tmp_path, KILLED, flag, value)
+    status, out, err, path = run(tmp_path, "killed.py", flag, value)
     assert (status, out) == (2, "")
     assert why in err
     assert len(err.splitlines()) == 1

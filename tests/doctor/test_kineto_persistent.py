@@ -8,7 +8,7 @@ import pytest
 from ringside.doctor.kineto_persistent import clumping, persistent_rank
 
 
-def own_times(kind: str, steps: int, ranks: int, seed: int) -> np.ndarray:
+def noisy_times(kind: str, steps: int, ranks: int, seed: int) -> np.ndarray:
     """Own times of equal ranks, seconds, float64 [steps, ranks]."""
     random = np.random.default_rng(seed)
     noise = random.normal(0, 0.03, (steps, ranks))
@@ -30,7 +30,7 @@ KINDS = ["even", "steps differ", "interrupted", "a slow stretch"]
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("steps", "ranks"), [(3, 2), (3, 8), (5, 4), (12, 2), (30, 2), (30, 8)])
 def test_equal_ranks_are_not_accused(kind, steps, ranks):
-    assert [persistent_rank(own_times(kind, steps, ranks, seed)) for seed in range(40)].count(None) >= 39
+    assert [persistent_rank(noisy_times(kind, steps, ranks, seed)) for seed in range(40)].count(None) >= 39
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_equal_ranks_are_not_accused(kind, steps, ranks):
 def test_a_slow_rank_is_found_and_no_other(kind, steps, ranks, factor, at_least):
     named = []
     for seed in range(40):
-        own = own_times(kind, steps, ranks, seed)
+        own = noisy_times(kind, steps, ranks, seed)
         own[:, 1] *= factor
         named.append(persistent_rank(own))
     assert set(named) <= {None, 1}

@@ -15,23 +15,6 @@ from ringside.doctor import examine
 from ringside.monitor import RunInfo, StepRecord
 from ringside.monitor.run_directory import RunWriter
 
-ENDLESS_RUN = """
-import sys
-from ringside.monitor import RunInfo, StepRecord
-from ringside.monitor.run_directory import RunWriter
-info = RunInfo(
-    schema=1, name="run", started_unix=0, command=[], world_size=4, hosts=["h"] * 4, pids=[0] * 4, engine="gloo"
-)
-writer, step = RunWriter(sys.argv[1], info), 0
-while True:
-    own = [0.1 + 0.04 * (rank == 2 and step > 60) + 0.001 * ((step * 7 + rank * 3) % 5) for rank in range(4)]
-    writer.append(
-        StepRecord(step=step, rank=rank, ended_unix=0, step_seconds=max(own), own_seconds=own[rank])
-        for rank in range(4)
-    )
-    step += 1
-"""
-
 
 def write_run(path: Path, slow_rank: int | None = None) -> Path:
     info = RunInfo(
@@ -90,7 +73,8 @@ def test_a_run_in_an_archive_and_one_without_its_run_json(tmp_path: Path) -> Non
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL here")
 def test_a_run_that_was_killed_is_judged_as_far_as_it_got(tmp_path: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", ENDLESS_RUN, str(tmp_path / "run")])
+    script = Path(__file__).parent / "scripts" / "endless_run.py"
+    process = subprocess.Popen([sys.executable, script, tmp_path / "run"])
     steps, deadline = tmp_path / "run" / "steps.jsonl", time.monotonic() + 60
     try:
         while not steps.exists() or os.path.getsize(steps) < 100_000:

@@ -67,14 +67,14 @@ def expected(inputs: list[Array], dtype: str, op: str, algorithm: str | None, sc
     """Return what every rank must hold afterwards."""
     if algorithm in (None, "one_shot", "direct") or len(inputs) == 1:
         return twins.fold(inputs, dtype, op, scale=scale, divisor=len(inputs))
-    schedule, combine = by_name(algorithm, len(inputs)), twins._operation(dtype, op)
+    schedule, combine = by_name(algorithm, len(inputs)), twins.operation(dtype, op)
     with np.errstate(all="ignore"):
         wide = np.stack([twins.widen(x, dtype) for x in inputs])
         if scale != 1.0:
             wide = wide * wide.dtype.type(scale)
         total = run(schedule, wide, combine)[0]
         if op == "avg":
-            total = twins._divide(total, len(inputs))
+            total = twins.divide(total, len(inputs))
         return twins.narrow(total, dtype)
 
 

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,12 +21,13 @@ import torch.distributed as dist
 from tests.support.ranks import Outcome, Team, hear, outcomes_of, place, run_script, say
 from tests.sync.groups import communicator, meeting_point
 
-from ringside import Communicator, _core
-from ringside.engine.transports import torch_native
+from ringside import Communicator
 from ringside.errors import ClosedError, PeerLostError, SyncError
 from ringside.lab import Lab
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+SCRIPTS = Path(__file__).parent / "scripts"
+
+pytestmark = pytest.mark.native
 
 HOSTS = [0, 0, 1, 1]
 FAR_S = 600.0  # a deadline that no test lives to see: what is heard, is heard of the death
@@ -187,17 +187,17 @@ class LosesCtrlC:
 
 
 def waiting_in_a_destructor(path: str, form: str) -> None:
-    real, to_lose = torch_native._ended, [LosesCtrlC()]
+    real, to_lose = dist.Work.wait, [LosesCtrlC()]
 
-    def ended(work: Any) -> bool:
+    def wait(work: Any, *args: Any) -> Any:
         if place().rank == 0 and to_lose:
             say("ready")
             to_lose.pop()
-        return real(work)
+        return real(work, *args)
 
     with communicator(path, HOSTS, timeout_s=FAR_S) as comm, pytest.MonkeyPatch.context() as patch:
         comm.all_reduce(torch.ones(10), algorithm=form)
-        patch.setattr(torch_native, "_ended", ended)
+        patch.setattr(dist.Work, "wait", wait)
         if comm.rank != 0:
             say("ready")
         if comm.rank == 2:
@@ -408,60 +408,18 @@ def test_nothing_grows() -> None:
             assert max(tasks[2:]) <= max(tasks[:2]), f"threads after each: {tasks}"
 
 
-EXIT = """
-import os, torch, torch.distributed as dist, ringside
-rank = int(os.environ["RANK"])
-dist.init_process_group("gloo", init_method="file://{path}", rank=rank, world_size=2)
-kept = ringside.Communicator(machine=f"host {{rank}}", algorithm="ring", timeout_s=20)
-x = torch.ones(1000)
-kept.all_reduce(x)
-kept.all_reduce(x, algorithm="native")
-work = kept.all_reduce(x, async_op=True)
-{end}
-print("end", flush=True)
-"""
-
-
-@pytest.mark.parametrize(
-    "end", ["", "work.wait()", "work.wait(); dist.destroy_process_group()", "work.wait(); del kept"]
-)
+@pytest.mark.parametrize("end", ["at once", "waited", "without its group", "forgotten"])
 def test_a_script_that_does_not_close_ends_well(end: str, tmp_path: Path) -> None:
-    for rank, ended in enumerate(run_script(2, EXIT.format(path=tmp_path / "store", end=end))):
+    for rank, ended in enumerate(run_script(2, SCRIPTS / "ends_without_close.py", tmp_path / "store", end)):
         assert (ended.status, ended.out) == (0, "end\n"), f"rank {rank}: {ended}"
         assert "terminate" not in ended.err
-
-
-DIES = """
-import os, pathlib, signal, threading, time, torch, torch.distributed as dist, ringside
-rank = int(os.environ["RANK"])
-dist.init_process_group("gloo", init_method="file://{path}", rank=rank, world_size=3)
-comm = ringside.Communicator(machine=f"host {{rank}}", algorithm="native", timeout_s=300)
-x = torch.ones(30_000_000)
-comm.all_reduce(x)
-stopped = pathlib.Path("{path}.stopped")
-if rank == 1:
-    stopped.write_text(str(os.getpid()))
-    threading.Timer(0.05, os.kill, [os.getpid(), signal.{number}]).start()
-if rank == 0 and signal.{number} == signal.SIGSTOP:
-    threading.Timer(1.5, os.kill, [os.getpid(), signal.SIGINT]).start()
-try:
-    while True:
-        comm.all_reduce(x)
-except ringside.errors.PeerLostError as error:
-    print(error.ranks, flush=True)
-    if rank == 2:
-        os.kill(int(stopped.read_text()), signal.SIGKILL)
-except KeyboardInterrupt:
-    print("interrupted", flush=True)
-comm.close()
-del comm
-"""
 
 
 @pytest.mark.parametrize(("number", "told"), [("SIGKILL", "(1,)"), ("SIGSTOP", "(0,)")])
 def test_a_script_whose_native_all_reduce_broke_off_ends_soon(number: str, told: str, tmp_path: Path) -> None:
     """A thread of Gloo's may still wait for the rest of a message, until its time is over: nobody waits for that."""
-    ended = run_script(3, DIES.format(path=tmp_path / "store", number=number))  # is given 60 of the 300 seconds
+    # It is given 60 of the 300 seconds.
+    ended = run_script(3, SCRIPTS / "native_breaks_off.py", tmp_path / "store", number)
     assert ended[1].status == -signal.SIGKILL
     first = told if number == "SIGKILL" else "interrupted"
     assert (ended[0].status, ended[0].out) == (0, f"{first}\n"), ended[0]
@@ -470,32 +428,14 @@ def test_a_script_whose_native_all_reduce_broke_off_ends_soon(number: str, told:
 
 # ------------------------------------------------------------------------------------------------ a host vanishes
 
-VANISHES = """
-import json, os, torch, torch.distributed as dist, ringside
-dist.init_process_group("gloo")
-comm = ringside.Communicator(algorithm="{form}", timeout_s=600)
-x = torch.ones({count})
-comm.all_reduce(x)
-print("ready", flush=True)
-try:
-    while True:
-        comm.all_reduce(x.fill_(1.0))
-except ringside.errors.SyncError as error:
-    print(json.dumps([type(error).__name__, error.ranks, str(error)]), flush=True)
-comm.close()
-os._exit(0)
-"""
-
 
 @pytest.mark.parametrize(
     ("form", "count"), [("hosts/tree", 20_000), ("native", 20_000), ("hosts/ring", 4_000_000), ("native", 4_000_000)]
 )
-def test_a_host_that_vanishes(form: str, count: int, tmp_path: Path) -> None:
+def test_a_host_that_vanishes(form: str, count: int) -> None:
     """Its cable is pulled: nobody closes a connection, and all that is left is silence, and messages half way."""
     if reason := Lab.unavailable():
         pytest.skip(reason)
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(VANISHES.format(form=form, count=count)))
     with Lab(hosts=3, ranks_per_host=[2, 1, 1], rate="1gbit") as lab:
         ready: list[int] = []
 
@@ -505,7 +445,7 @@ def test_a_host_that_vanishes(form: str, count: int, tmp_path: Path) -> None:
                 if len(ready) == 4:
                     lab.cut(host=2)
 
-        result = lab.run([sys.executable, str(script)], timeout_s=150, sink=sink)
+        result = lab.run([sys.executable, str(SCRIPTS / "vanishes.py"), form, str(count)], timeout_s=150, sink=sink)
     for rank in result.ranks[:3]:
         assert rank.stdout.endswith("]\n"), (rank.stdout, rank.stderr)
         kind, ranks, message = json.loads(rank.stdout.splitlines()[-1])

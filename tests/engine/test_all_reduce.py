@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 from tests.support.ranks import communicator, on_ranks, place
 
-from ringside import _core
 from ringside.engine.dtypes import DTYPES
 from ringside.engine.log import PATHS
 from ringside.errors import UnsupportedError, UsageError
 
 from .oracle import ALLOWED, Brain, as_argument, difference, digest, elements, expected, stored
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 SIZES = (1, 2, pytest.param(3, marks=pytest.mark.core), 4, 8)
 ALGORITHMS = (None, "one_shot", "direct", "ring")

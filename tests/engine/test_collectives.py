@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from tests.support.ranks import communicator, on_ranks, place
 
-from ringside import _core
 from ringside._core import twins
 from ringside.engine.calls import KINDS
 from ringside.engine.dtypes import DTYPES
@@ -19,7 +18,7 @@ from ringside.errors import MismatchError, UnsupportedError, UsageError
 
 from .oracle import ALLOWED, difference, elements
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 SIZES = (1, 2, pytest.param(3, marks=pytest.mark.core), 4, 8)
 MEMORY = ("symmetric", "private", "mixed")

@@ -9,16 +9,19 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.support.ranks import Outcome, Team, communicator, hear, on_ranks, outcomes_of, place, run_script, say
+from tests.support.waiting import until
 
-from ringside import _core
 from ringside.errors import ClosedError, DeadlineError, PeerLostError, SyncError
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+from .exchanges import before_its_exchange
+
+pytestmark = pytest.mark.native
 
 PATHS = ("one_shot", "push", "staged", "ring", "tree", "empty", "async", "lanes", "private lanes", "moves", "reduce")
 
@@ -166,10 +169,7 @@ def close_while_waiting() -> str:
         assert (x == 1).all()
         return ""
     work = comm.all_reduce(np.ones(3), async_op=True)
-    closer = threading.Thread(target=lambda: comm._background.stop(0.2))
-    closer.start()
-    closer.join()
-    comm.close()  # the peer never came
+    comm.abandon()  # the peer never came
     assert isinstance(work.exception(), ClosedError)
     assert not [t for t in threading.enumerate() if t.name.startswith("ringside")]
     return "closed"
@@ -243,21 +243,34 @@ def test_a_deadline_is_kept() -> None:
 # ------------------------------------------------------------------------------- Ctrl-C
 
 
+class StaysAway(Exception):
+    """This rank does not do what the others count on."""
+
+
+def stay_away() -> None:
+    say("ready")
+    hear()
+    raise StaysAway
+
+
 def interrupted(way: str) -> None:
     comm = communicator(timeout_s=FAR_S)
     comm.barrier()
     if comm.rank == 2:
-        if way == "empty":
-            comm._core.agree_on_empty(40, 0, (10,))  # it comes, but stays away from the exchange that follows
-        say("ready")
-        hear()
-    else:
+        if way == "empty":  # it comes, but stays away from the exchange that follows
+            with contextlib.suppress(StaysAway), before_its_exchange(comm, stay_away):
+                comm.empty(10)
+        else:
+            say("ready")
+            hear()
+    elif way != "empty":
         threading.Thread(target=tell_when_waiting, args=(comm,)).start()
     try:
         if way == "async":
             comm.all_reduce(np.ones(3000), async_op=True).wait()
         elif way == "empty" and comm.rank != 2:
-            comm.empty(10)
+            with before_its_exchange(comm, lambda: say("ready")):
+                comm.empty(10)
         else:
             comm.all_reduce(np.ones(3000))
     finally:
@@ -268,9 +281,8 @@ def interrupted(way: str) -> None:
 
 
 def tell_when_waiting(comm: Any) -> None:
-    """Say so once this rank has entered its second collective, which cannot end without rank 2."""
-    while comm._core.seq() < 2:
-        time.sleep(0.0005)
+    """Say so once this rank waits in its second collective, which cannot end without rank 2."""
+    until(comm.absent)
     say("ready")
 
 
@@ -294,41 +306,24 @@ def test_ctrl_c_interrupts_a_waiting_rank_and_the_others_hear_of_it(way: str, vi
 # ------------------------------------------------------------------------------- interpreters that end
 
 
-BEGIN = """
-import os, sys, numpy as np, ringside
-comm = ringside.init(timeout_s=20)
-x = np.full(10_000, comm.rank + 1.0)
-comm.all_reduce(x)
-assert (x == comm.size * (comm.size + 1) / 2).all()
-"""
+SCRIPT = Path(__file__).parent / "scripts" / "interpreter_ends.py"
 
 
-@pytest.mark.parametrize(
-    "rest",
-    [
-        "",
-        "m = comm.empty(100); comm.all_reduce(m)",
-        "comm.all_reduce(x, async_op=True)",
-        "w = comm.all_reduce(x, async_op=True); w.wait(); del comm",
-        "other = ringside.init(); other.all_reduce(x); comm.close()",
-        "comm.cycle = comm; del comm",
-    ],
-)
-def test_an_interpreter_may_end_without_close(rest: str) -> None:
-    for ended in run_script(2, BEGIN + rest):
+@pytest.mark.parametrize("way", ["at once", "symmetric", "async", "async, forgotten", "two", "in a circle"])
+def test_an_interpreter_may_end_without_close(way: str) -> None:
+    for ended in run_script(2, SCRIPT, way):
         assert (ended.status, ended.out, ended.err) == (0, "", "")
 
 
 def test_an_interpreter_ends_though_a_collective_is_under_way_that_nobody_joins() -> None:
-    script = BEGIN + "if comm.rank == 0: comm.all_reduce(x, async_op=True)\nelse: sys.stdin.read()"
-    first, second = run_script(2, script)
+    first, second = run_script(2, SCRIPT, "under way")
     assert (first.status, second.status) == (0, 0), (first, second)
     assert "Fatal" not in first.err
     assert "leaked" not in first.err
 
 
 def test_an_exception_on_one_rank_reaches_the_others_as_a_lost_peer() -> None:
-    ended = run_script(3, BEGIN + "if comm.rank == 1: raise ValueError('mine')\ncomm.all_reduce(x)")
+    ended = run_script(3, SCRIPT, "raises")
     assert [e.status for e in ended] == [1, 1, 1]
     assert "ValueError: mine" in ended[1].err
     for rank in (0, 2):
@@ -336,37 +331,8 @@ def test_an_exception_on_one_rank_reaches_the_others_as_a_lost_peer() -> None:
         assert "rank 1 died or left" in ended[rank].err
 
 
-FORK = (
-    BEGIN
-    + """
-import gc
-work = comm.all_reduce(x, async_op=True); work.wait()
-child = os.fork()
-if child == 0:
-    for call in (lambda: comm.all_reduce(x), comm.barrier, lambda: comm.all_reduce(x, async_op=True),
-                 lambda: comm.empty(3)):
-        try:
-            call()
-            os._exit(3)
-        except ringside.ClosedError:
-            pass
-    if comm.rank == 0: comm.close()
-    del comm, work, call
-    gc.collect()
-    sys.exit(0)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-before = x.copy()
-comm.all_reduce(x)
-assert (x == before * comm.size).all()
-m = comm.empty(1000); comm.all_reduce(m)
-comm.close()
-print("unhurt")
-"""
-)
-
-
 def test_a_forked_child_does_not_hurt_its_parent() -> None:
-    for ended in run_script(2, FORK):
+    for ended in run_script(2, SCRIPT, "forks"):
         assert (ended.status, ended.out, ended.err) == (0, "unhurt\n", "")
 
 

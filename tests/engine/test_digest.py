@@ -13,14 +13,12 @@ from hypothesis import strategies as st
 from ringside import _core
 from ringside._core import twins
 
-needs_core = pytest.mark.skipif(not _core.available(), reason="needs the native core")
-
 
 def random_bytes(size: int) -> np.ndarray:
     return np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
 
 
-@needs_core
+@pytest.mark.native
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 8191, 8192, 8193, 40_001, 600_003])
 def test_native_and_twin_agree_at_any_address(size: int) -> None:
     room = random_bytes(size + 3)
@@ -58,7 +56,7 @@ def test_places_count() -> None:
     assert len(digests) == 5
 
 
-@needs_core
+@pytest.mark.native
 def test_every_instruction_set_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import numpy as np; from ringside import _core; a = np.arange(99_999, dtype=np.uint32);"

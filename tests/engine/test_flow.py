@@ -170,11 +170,10 @@ def test_a_bell_gives_up_after_a_time_whatever_was_rung_before() -> None:
     assert looks >= before + 2, "it looked again, and gave up again"
 
 
-def test_adding_up_waits_until_messages_need_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringside.engine.flow._PATIENCE_S", 10 * WAIT_S)
+def test_adding_up_waits_until_messages_need_more() -> None:
     layout = lay_out(plan_messages(by_name("ring", 2), 0), 40_000, 1000, 1000, 1, 1)
     course = Course(layout, [1] * len(layout.pieces))
-    flow, filled, enough = Stream(course), 0, threading.Semaphore(0)
+    flow, filled, enough = Stream(course, 10 * WAIT_S), 0, threading.Semaphore(0)
 
     def fill() -> None:
         nonlocal filled

@@ -11,7 +11,7 @@ from ringside import _core
 from ringside._core import twins
 from ringside.engine.dtypes import DTYPES, FLOATING, ITEM_BYTES, OPS, is_allowed
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 ALLOWED = [(d, o) for d, o in itertools.product(DTYPES, OPS) if is_allowed(DTYPES.index(d), OPS.index(o))]
 SETS = _core.native().instruction_sets() if _core.available() else []

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from tests.support.ranks import communicator, on_ranks, place
 
-from ringside import _core
 from ringside._core import twins
 from ringside.engine.dtypes import FLOATING
 from ringside.engine.log import PATHS
@@ -19,7 +18,7 @@ from ringside.errors import MismatchError, UnsupportedError, UsageError
 
 from .oracle import ALLOWED, as_argument, difference, elements, stored
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 SIZES = (1, 2, pytest.param(3, marks=pytest.mark.core), 4, 8)
 MEMORY = ("symmetric", "private", "mixed")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ringside.engine import across as across_module
 from ringside.engine.across import Across, Reduction
 from ringside.engine.choice import Choice
 from ringside.engine.dtypes import DTYPES
@@ -45,16 +46,36 @@ def reduced(across: Across, x: np.ndarray, what: Reduction, choice: Choice) -> N
     across.all_reduce(x.ctypes.data, x.size, what, choice)
 
 
-@pytest.mark.parametrize("name", ["ring", "tree*4", "halving_doubling", "two_tree"])
-def test_the_same_tensor_again_and_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
-    make = Large.__init__
+class Made:
+    """What was made ready: by which ranks, and what of it is still there."""
 
-    def counted(self: Large, across: Across, *args: Any) -> None:
-        made.append(across.roster.rank)
+    def __init__(self) -> None:
+        self.ranks: list[int] = []
+        self._alive = [weakref.WeakSet[Large]() for _ in range(3)]
+
+    def note(self, one: Large, rank: int) -> None:
+        self.ranks.append(rank)
+        self._alive[rank].add(one)
+
+    def kept(self, rank: int) -> int:
+        gc.collect()
+        return len(self._alive[rank])
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+    found, make = Made(), Large.__init__
+
+    def noted(self: Large, across: Across, *args: Any) -> None:
+        found.note(self, across.roster.rank)
         make(self, across, *args)
 
-    monkeypatch.setattr(Large, "__init__", counted)
+    monkeypatch.setattr(Large, "__init__", noted)
+    return found
+
+
+@pytest.mark.parametrize("name", ["ring", "tree*4", "halving_doubling", "two_tree"])
+def test_the_same_tensor_again_and_again(name: str, made: Made) -> None:
 
     def rank(across: Across) -> list[np.ndarray]:
         x, found = np.empty(ELEMENTS, np.float32), []
@@ -67,13 +88,13 @@ def test_the_same_tensor_again_and_again(name: str, monkeypatch: pytest.MonkeyPa
     for found in on_ranks(3, rank):
         for turn, x in enumerate(found):
             assert (x == (turn + 1)).all()
-    assert sorted(made) == [0, 1, 2], "made ready once on every rank"
+    assert sorted(made.ranks) == [0, 1, 2], "made ready once on every rank"
 
 
-def test_what_has_changed_is_made_ready_anew() -> None:
+def test_what_has_changed_is_made_ready_anew(made: Made) -> None:
     """Another place, another reduction, another way, and links of which more is known since."""
 
-    def rank(across: Across) -> int:
+    def rank(across: Across) -> None:
         x, y = np.ones((2, ELEMENTS), np.float32)
         ring, total = Choice.parse("hosts/ring"), Reduction(F32, 0)
         for tensor, what, choice in (
@@ -90,24 +111,24 @@ def test_what_has_changed_is_made_ready_anew() -> None:
         x[:] = 1.0
         reduced(across, x, total, ring)
         assert (x == 2).all()
-        return len(across._large)
 
-    assert on_ranks(2, rank) == [5, 5]
+    on_ranks(2, rank)
+    assert sorted(made.ranks) == 5 * [0] + 5 * [1]
 
 
-def test_no_more_are_kept_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(across_module, "_MOST_LARGE", 2)
-
+def test_no_more_are_kept_than_that(made: Made) -> None:
     def rank(across: Across) -> int:
+        across.most_large = 2
         tensors = np.ones((3, ELEMENTS), np.float32)
         for _ in range(2):
             tensors[:] = 1.0
             for tensor in tensors:
                 reduced(across, tensor, Reduction(F32, 0), Choice.parse("hosts/ring"))
             assert (tensors == 2).all()
-        return len(across._large)
+        return made.kept(across.roster.rank)
 
     assert on_ranks(2, rank) == [2, 2]
+    assert sorted(made.ranks) == 6 * [0] + 6 * [1], "the last one that was used stays"
 
 
 def test_two_beside_each_other_and_what_cannot_be_is_refused_every_time() -> None:

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support.ranks import communicator, on_ranks
 
-from ringside import _core
-
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 ELEMENTS = 1 << 20
 

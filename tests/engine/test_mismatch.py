@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from tests.support.ranks import communicator, on_ranks
 
-from ringside import _core
 from ringside.errors import MismatchError
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 
 def f32(n: Any) -> Any:

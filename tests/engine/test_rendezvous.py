@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 from tests.support.ranks import Team, communicator, hear, on_ranks, outcomes_of, place, say
 
-from ringside import _core
 from ringside.engine import Communicator, Settings, init
 from ringside.engine.meeting_place import address_of
 from ringside.errors import DeadlineError, MismatchError, RingsideError, SyncError, UnsupportedError, UsageError
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+from .exchanges import before_its_exchange
+
+pytestmark = pytest.mark.native
 
 FAR_S = 600.0  # a deadline that no test lives to see
 
@@ -227,8 +228,8 @@ def stopped_in_exchange() -> tuple[str, tuple[int, ...]]:
     comm = communicator(timeout_s=1.0)
     try:
         if comm.rank == 2:
-            comm._core.agree_on_empty(40, 0, (10,))
-            hear()
+            with before_its_exchange(comm, hear):
+                comm.empty(10)
         comm.empty(10)
     except (DeadlineError, MismatchError, SyncError) as error:
         with pytest.raises(SyncError):
@@ -248,13 +249,15 @@ def test_an_exchange_has_a_deadline_that_names_who_is_missing() -> None:
         assert team.finish_one(2).value[0] != ""
 
 
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def dies_in_exchange() -> tuple[str, tuple[int, ...]]:
     comm = communicator()
-    if comm.rank == 1:
-        comm._core.agree_on_empty(40, 0, (10,))
-        os.kill(os.getpid(), signal.SIGKILL)
     try:
-        comm.empty(10)
+        with before_its_exchange(comm, die if comm.rank == 1 else lambda: None):
+            comm.empty(10)
     except SyncError as error:
         return type(error).__name__, error.ranks
     finally:

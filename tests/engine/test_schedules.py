@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.support.ranks import communicator, on_ranks
 
-from ringside import _core, schedule
+from ringside import schedule
 from ringside.errors import UnsupportedError, UsageError
 from ringside.schedule import ALGORITHMS, by_name
 from ringside.schedule.combine import pipelined
@@ -17,7 +17,7 @@ from ringside.schedule.tree import tree
 
 from .oracle import ALLOWED, as_argument, difference, digest, elements, expected
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 SIZES = (2, pytest.param(3, marks=pytest.mark.core), 4, 5, 8)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from ringside.engine.exchange import Exchange
 from ringside.engine.exchange_script import Script
 from ringside.engine.message_plan import plan_messages
 from ringside.engine.reduction import folder
-from ringside.engine.small import MOST_BYTES
+from ringside.engine.small import MOST_BYTES, Small
 from ringside.engine.tensors import address_of
 from ringside.engine.told import Call, Disagreement
 from ringside.engine.transports.threads import Threads
@@ -108,13 +110,22 @@ def test_ready_or_not_the_bits_are_the_same(name: str, dtype: str) -> None:
         assert len(set(results[0][at : at + 3])) == 1, cases[at // 3]
 
 
-def test_of_many_kinds_the_old_ones_are_put_away() -> None:
+def test_of_many_kinds_the_old_ones_are_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, make = [weakref.WeakSet[Small]() for _ in range(4)], Small.__init__
+
+    def noted(self: Small, across: Across, *args: Any) -> None:
+        made[across.roster.rank].add(self)
+        make(self, across, *args)
+
+    monkeypatch.setattr(Small, "__init__", noted)
+
     def job(across: Across) -> bool:
         for count in (*range(1, 200), 5):
             x = np.full(count, across.roster.rank + 1, np.float32)
             across.all_reduce(address_of(x), count, Reduction(F32, SUM), Choice("parameter_server"))
             assert (x == 10).all()
-        return len(across._small) < 200
+        gc.collect()
+        return 0 < len(made[across.roster.rank]) < 199
 
     assert all(across_threads(4, job))
 

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from tests.support.ranks import Team, communicator, on_ranks, say
 
-from ringside import _core
 from ringside.engine.calls import KINDS
 from ringside.engine.communicator import Communicator
 from ringside.errors import ClosedError, PeerLostError, UsageError
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 
 def groups() -> list[tuple[int, ...]]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.support.waiting import until
 
 from ringside.engine.alarm import KernelAlarm, PlainAlarm, new_alarm
 from ringside.engine.turns import Turn, Turns
@@ -45,14 +46,6 @@ class Notes:
             self.threads.append(threading.get_ident())
 
         return job
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Return when a condition holds that other threads bring about; fail when it does not."""
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0)
 
 
 def in_thread(function: Callable[[], Any]) -> threading.Thread:
@@ -89,7 +82,7 @@ def test_the_thread_comes_when_it_has_slept_long(turns):
         done = threading.Event()
         turns.start(done.set)
         assert done.wait(LIMIT_S)
-        until(lambda: turns._alarm_at == math.inf)
+        until(lambda: turns.state().looks_at == math.inf)
 
 
 def test_large_ones_are_begun_at_once_and_take_with_them_what_is_before(turns):
@@ -132,7 +125,7 @@ def test_several_threads_wait_for_one_that_another_carries_out(turns):
     carrier = in_thread(slow.wait)
     until(lambda: slow.begun)
     waiters = [in_thread(lambda turn=turn: ended.append(turn.wait())) for turn in (slow, slow, after, after)]
-    until(lambda: len(turns._sleepers) == 4)
+    until(lambda: turns.state().waiting == 4)
     assert ended == []
     go.set()
     for thread in (carrier, *waiters):
@@ -145,13 +138,18 @@ def test_the_thread_is_not_woken_for_what_others_carry_out(monkeypatch):
     if not isinstance(alarm := new_alarm(), KernelAlarm):
         pytest.skip("this kernel has no timers to wait for (timerfd)")
     alarm.close()
+    slept: list[float] = []
+
+    class Noted(KernelAlarm):
+        def sleep(self) -> None:
+            slept.append(time.monotonic())
+            super().sleep()
+
+    monkeypatch.setattr("ringside.engine.turns.new_alarm", Noted)
     turns = Turns("ringside-turns", "closed")
-    looked: list[bool] = []
-    due, me = turns._due, threading.get_ident()
-    monkeypatch.setattr(turns, "_due", lambda turn: looked.append(threading.get_ident() != me) or due(turn))
     for _ in range(50):
         assert turns.start(lambda: None, 0.5).wait()
-    assert sum(looked) <= 1  # when it begins
+    assert len(slept) <= 1  # when it begins
     turns.stop(LIMIT_S)
 
 
@@ -176,7 +174,7 @@ def test_what_was_posted_is_finished_by_who_waits_or_calls_the_next(turns):
 def test_the_thread_leaves_what_was_posted_alone_but_not_what_comes_after(turns):
     notes, done = Notes(), threading.Event()
     turns.post(lambda: notes.job("posted"))
-    assert turns._thread is None
+    assert "ringside-turns" not in {thread.name for thread in threading.enumerate()}
     turns.start(done.set)
     assert done.wait(LIMIT_S)
     assert notes.names == ["posted"]
@@ -362,9 +360,9 @@ def test_ctrl_c_at_any_moment_leaves_no_line_stuck(way):
             finally:
                 armed[0] = False
                 signal.setitimer(signal.ITIMER_REAL, 0)
-            assert line._carrier in (0, line._thread.ident if line._thread else 0)
+            assert not line.is_here
             assert line.start(lambda: None, LATER_S).wait()
-            assert not line._line
+            assert line.state().lined_up == 0
     finally:
         signal.signal(signal.SIGALRM, before)
         line.stop(LIMIT_S)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from tests.support.ranks import communicator, on_ranks
 
-from ringside import _core
 from ringside._core import twins
 from ringside.engine.dtypes import FLOATING
 from ringside.errors import MismatchError, UnsupportedError, UsageError
@@ -16,7 +15,7 @@ from ringside.schedule import by_name, run
 
 from .oracle import as_argument, difference, digest, elements
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 
 def samples(size: int) -> list[float]:

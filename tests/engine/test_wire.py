@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from ringside._core import twins
-from ringside.engine import wire as wire_module
 from ringside.engine.dtypes import DTYPES
 from ringside.engine.exchange import Exchange
 from ringside.engine.mail import HEADER_BYTES
@@ -42,13 +41,14 @@ ODD = [
 ]
 
 
-@pytest.fixture(params=["native", "twin"])
-def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The core, and what takes its place."""
-    if request.param == "twin":
-        monkeypatch.setattr(wire_module, "_native", None)
-    elif wire_module._native is None:
-        pytest.skip("needs the native core")
+class ByNumpy(Wire):
+    """What takes the core's place where there is none."""
+
+    narrow = Wire.narrow_by_numpy
+    widen = Wire.widen_by_numpy
+
+
+either = pytest.mark.parametrize("make", [pytest.param(Wire, marks=pytest.mark.native), ByNumpy])
 
 
 def numbers(count: int) -> np.ndarray[Any, Any]:
@@ -57,31 +57,31 @@ def numbers(count: int) -> np.ndarray[Any, Any]:
     return np.concatenate([np.array(ODD, dtype=np.float32), bits.view(np.float32)])
 
 
-@pytest.mark.usefixtures("either")
+@either
 @pytest.mark.parametrize("dtype", UNIT)
-def test_rounds_to_nearest_even(dtype: Any) -> None:
+def test_rounds_to_nearest_even(make: type[Wire], dtype: Any) -> None:
     """All bit patterns' kinds; sender and receiver hold the same afterwards."""
     x = numbers(20_000)
     with np.errstate(all="ignore"):
         narrow = twins.narrow(x, dtype)
     sent = x.copy()
-    travels = Wire(dtype).narrow(sent.view(np.uint8))
+    travels = make(dtype).narrow(sent.view(np.uint8))
     assert travels.nbytes == x.nbytes // 2
     assert not difference(travels.view(narrow.dtype), narrow, dtype)
-    arrived = Wire(dtype).widen(travels).view(np.float32)
+    arrived = make(dtype).widen(travels).view(np.float32)
     assert not difference(arrived, twins.widen(narrow, dtype), "float32")
     assert not difference(sent, arrived, "float32"), "what the sender keeps is not what it sent"
     again = sent.copy()
-    Wire(dtype).round(again.view(np.uint8))
+    make(dtype).round(again.view(np.uint8))
     assert not difference(again, sent, "float32"), "rounding twice changes something"
 
 
-@pytest.mark.usefixtures("either")
+@either
 @pytest.mark.parametrize("dtype", UNIT)
-def test_error_is_half_a_unit(dtype: Any) -> None:
+def test_error_is_half_a_unit(make: type[Wire], dtype: Any) -> None:
     x = np.random.default_rng(3).uniform(1e-3, 6e4, 10_000).astype(np.float32)
     rounded = x.copy()
-    Wire(dtype).round(rounded.view(np.uint8))
+    make(dtype).round(rounded.view(np.uint8))
     assert (np.abs(rounded - x) <= UNIT[dtype] * np.abs(x)).all()
 
 

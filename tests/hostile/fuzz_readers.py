@@ -289,7 +289,7 @@ def _watched(folder: Path) -> Iterator[str]:
 
 
 def _write_tables(folder: Path) -> None:
-    from tests.predict.test_tables import HEADER, LOG, ROWS, result
+    from tests.predict.written_tables import HEADER, LOG, ROWS, result
 
     (folder / "made").mkdir(parents=True)
     (folder / "made" / "log.txt").write_text(LOG + ROWS)
@@ -489,7 +489,7 @@ def _hear_letter(content: bytes) -> None:
     from ringside.sync import watch_mail
 
     try:
-        standings = watch_mail._letter(content).standings
+        standings = watch_mail.letter_of(content).standings
     except UNDECODABLE:
         return  # the thread that reads letters says so, and ends
     machine = HangWatch([1, 2])
@@ -507,7 +507,7 @@ def _hear_records(content: bytes) -> None:
     from ringside.view.metrics import render
 
     try:
-        records = delivery._decode(content)
+        records = delivery.decode(content)
     except UNDECODABLE:
         return
     info = RunInfo(schema=1, name="x", started_unix=0.0, world_size=2, hosts=["a", "b"], engine="gloo")
@@ -628,11 +628,11 @@ def _look_at_entry(path: Path) -> None:
     from ringside.monitor import registry
 
     os.chmod(path.parent, 0o700)
-    real, registry.registry_directory = registry.registry_directory, lambda *_: path.parent
-    try:
+    import pytest
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "registry_directory", lambda *_: path.parent)
         assert registry.running() == []  # nobody has been alive since the first tick
-    finally:
-        registry.registry_directory = real
 
 
 READERS = {

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from tests.survive.counting import Counting, consumed
 from tests.survive.herd import Store, run_job
@@ -81,10 +82,13 @@ SAMPLERS: dict[str, tuple[Any, ...]] = {
 
 def break_rules(*rules: str) -> None:
     """Have this process seed no sampler, or compare no orders, as it was before either was done."""
+    patch = pytest.MonkeyPatch()  # for as long as the process lives
     if "seed" in rules:
-        train_module.drawn_by = lambda sampler, seed: lambda epoch: np.fromiter(sampler, dtype=np.int64)
+        patch.setattr(
+            train_module, "drawn_by", lambda sampler, seed: lambda epoch: np.fromiter(sampler, dtype=np.int64)
+        )
     if "compare" in rules:
-        train_module._agree_on_orders = lambda samples, connection, sampler, has_elders: None
+        patch.setattr(train_module, "agree_on_orders", lambda samples, connection, sampler, has_elders: None)
 
 
 def train(

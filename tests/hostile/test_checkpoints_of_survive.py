@@ -5,10 +5,12 @@ import io
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -191,35 +193,38 @@ def test_one_that_was_written_without_digests_of_files_is_read(tmp_path):
     assert torch.equal(read(path)["model"]["w"], tree(2)["model"]["w"])
 
 
-LEFT = """
-import os, signal, sys
-from pathlib import Path
-import torch
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from ringside.survive.checkpoint import Checkpoints
-
-FileSystemWriter.finish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-Checkpoints(Path(sys.argv[1])).write({"model": {"w": torch.zeros(1000)}, "step": 7})
-"""
-
-
 def test_what_a_writer_that_was_killed_left_is_removed_by_the_next(tmp_path):
-    killed = subprocess.run([sys.executable, "-c", LEFT, str(tmp_path)], timeout=120)
+    script = Path(__file__).parent / "scripts" / "killed_writer.py"
+    killed = subprocess.run([sys.executable, script, tmp_path], timeout=120)
     assert killed.returncode == -signal.SIGKILL
     assert len(names(tmp_path)) == 1
     Checkpoints(tmp_path).write(tree(8))
     assert names(tmp_path) == ["step-00000008"]
 
 
+def mark_of_this_process(directory):
+    """Return machine, process and start as they stand in the name under which a writer writes."""
+    made, mkdir = [], Path.mkdir
+
+    def noted(path, *args, **how):
+        made.append(path.name)
+        mkdir(path, *args, **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "mkdir", noted)
+        Checkpoints(directory).write(tree(1))
+    (name,) = {name for name in made if name.startswith(".step-")}
+    machine, pid, started, _ = name.removeprefix(".step-00000001-").split("-")
+    return machine, int(pid), int(started)
+
+
 def test_only_what_dead_writers_left_is_removed(tmp_path):
     checkpoints, hour = Checkpoints(tmp_path), 3600.0
-    from ringside.survive.checkpoint import _own_mark, _short
-    from ringside.survive.peers import own_place
-
-    here, other = _short(own_place().machine), "0123abcd"
-    started = own_place().started
+    here, pid, started = mark_of_this_process(tmp_path / "before")
+    assert pid == os.getpid()
+    other = "0123abcd"
     stays = [
-        f".step-00000001-{_own_mark()}-00000001",  # this process lives
+        f".step-00000001-{here}-{pid}-{started}-00000001",  # this process lives
         f".step-00000001-{other}-{os.getpid()}-{started + 1}-00000001",  # on another host, and writing
         ".step-00000001-4711",  # of an older version, and writing
         ".other",
@@ -230,6 +235,7 @@ def test_only_what_dead_writers_left_is_removed(tmp_path):
         ".step-00000001-4712",
         ".gone-0123",
     ]
+    shutil.rmtree(tmp_path / "before")
     for name in (*stays, *goes):
         (tmp_path / name).mkdir()
         (tmp_path / name / "data").write_bytes(b"x")
@@ -242,16 +248,15 @@ def test_only_what_dead_writers_left_is_removed(tmp_path):
 
 
 def test_a_writer_that_was_taken_for_dead_puts_nothing_half_done_in_place(tmp_path, monkeypatch):
-    checkpoints = Checkpoints(tmp_path)
-    import ringside.survive.checkpoint as module
+    checkpoints, rename = Checkpoints(tmp_path), Path.rename
 
-    save = module._save
+    def removed_meanwhile(path, target):
+        if path.name.startswith(".step-"):
+            os.rename(path, tmp_path / ".gone")  # as another writer removes it
+            shutil.rmtree(tmp_path / ".gone")
+        return rename(path, target)
 
-    def removed_meanwhile(state, path):
-        save(state, path)
-        Checkpoints(tmp_path)._remove(path)
-
-    monkeypatch.setattr(module, "_save", removed_meanwhile)
+    monkeypatch.setattr(Path, "rename", removed_meanwhile)
     with pytest.raises(FileNotFoundError):
         checkpoints.write(tree(3))
     assert names(tmp_path) == []

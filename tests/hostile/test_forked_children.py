@@ -15,9 +15,8 @@ import torch.distributed as dist  # noqa: E402
 from tests.sync.training import ddp_ranks, group, small_attachment, steps  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside import _core  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 
 def forked(port: int, directory: str) -> dict[str, Any]:

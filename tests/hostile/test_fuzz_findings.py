@@ -30,8 +30,6 @@ from ringside.predict.tables import read_tables
 from ringside.predict.topology_read import load_topology
 from ringside.view.doctor_page import render_page
 from ringside.view.metrics import render
-from ringside.view.serve_app import _row
-from ringside.view.serve_runs import Listed
 
 DEEP = "[" * 40_000 + "]" * 40_000
 ESCAPES = "\x1b[2J\x1b]0;title\x07"
@@ -243,7 +241,11 @@ def test_a_run_that_began_at_no_time_of_a_calendar_has_its_page_and_its_place_in
     info = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**info, "started_unix": unix}))
     assert commands.main(["report", str(run), "--json"]) == 0
-    assert "run" in _row(Listed("k", run, "run", False, 2, unix))
+    pytest.importorskip("starlette")
+    from tests.view.served import ask, serving
+
+    with serving(run, under=tmp_path) as url:
+        assert "<b>run</b>" in ask(url, "/runs")[2].decode()
 
 
 def test_a_record_of_a_rank_that_is_not_there_is_no_part_of_a_trace(tmp_path: Path) -> None:

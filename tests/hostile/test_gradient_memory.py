@@ -25,10 +25,9 @@ from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside import _core  # noqa: E402
 from ringside.sync.storage import Buckets, empty_shared  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 WIDTH = 512
 BYTES = 3 * WIDTH * WIDTH * 4

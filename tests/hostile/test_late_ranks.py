@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 from tests.support.ranks import Team, communicator, hear, on_ranks, say
 
-from ringside import _core
 from ringside.errors import ClosedError, DeadlineError, RingsideError
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 
 def reduces(way: str, elements: int) -> tuple[str, bool]:

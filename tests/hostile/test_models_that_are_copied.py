@@ -30,10 +30,9 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside import _core  # noqa: E402
 from ringside.integrations.models import attachment_of  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 HELD = ("attached", "detached")
 

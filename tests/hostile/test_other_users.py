@@ -27,7 +27,7 @@ from ringside.engine.regions import Storage
 from ringside.engine.tensors import flatten
 from ringside.errors import UsageError
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
 
 JOB = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", "TORCHELASTIC_RUN_ID": "", "TORCHELASTIC_RESTART_COUNT": ""}
@@ -83,10 +83,8 @@ def stranger(how: str, *addresses: str) -> Iterator[subprocess.Popen[str]]:
                 process.send_signal(signal.SIGKILL)
 
 
-def trains(counter: int) -> float:
-    from ringside import engine
-
-    engine._counter = iter([counter])  # type: ignore[assignment]
+def trains() -> float:
+    """In a process of its own: `init` numbers a process's communicators, and KEY is that of the first one."""
     with init(timeout_s=20, environ={**os.environ, **JOB}) as comm:
         x = np.full(16, comm.rank + 41.5, np.float32)
         comm.all_reduce(x)
@@ -98,7 +96,7 @@ def trains(counter: int) -> float:
 def test_a_name_held_by_somebody_else_neither_serves_nor_stops_a_job(how: str) -> None:
     digest = hashlib.sha256(f"{os.getuid()}/{KEY}".encode()).hexdigest()[:32]
     with stranger(how, f"@ringside-{digest}") as process:
-        assert on_ranks(2, trains, 0) == [84.0, 84.0]
+        assert on_ranks(2, trains) == [84.0, 84.0]
         out, _ = process.communicate("")
     assert out.strip() == "b''"
 
@@ -113,8 +111,11 @@ def test_a_directory_of_somebody_else_is_not_entered() -> None:
             os.symlink(f"/tmp/stranger-{os.getpid()}", f"{prefix}-b")
             Path(f"{prefix}-c").mkdir()
             Path(f"{prefix}-c").chmod(0o755)
-            assert not [d for d in meeting_place._directories() if d.startswith(prefix)]
-            assert on_ranks(2, trains, 0) == [84.0, 84.0]
+            with socket.socket(socket.AF_UNIX) as ours:
+                ours.bind(f"{prefix}-c/{name}")
+                ours.listen()
+                assert meeting_place.connect(KEY) is None
+            assert on_ranks(2, trains) == [84.0, 84.0]
             out, _ = process.communicate("")
         assert out.strip() == "b''"
     finally:
@@ -136,10 +137,11 @@ def test_meeting_leaves_no_directory_behind_and_removes_what_a_killed_rank_0_lef
 ) -> None:
     root = short_path
     monkeypatch.setattr(meeting_place, "ROOTS", (root,))
-    dead = Path(tempfile.mkdtemp(prefix=meeting_place._prefix(), dir=root))
+    prefix = f"ringside-{os.getuid()}-"
+    dead = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(dead / "name"))
-    young = Path(tempfile.mkdtemp(prefix=meeting_place._prefix(), dir=root))
+    young = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
     os.utime(dead, (0, 0))
     with meeting_place.Listener("a key", 2):
         found = meeting_place.connect("a key")
@@ -209,16 +211,15 @@ def test_memory_that_could_shrink_is_not_mapped_by_peers_and_its_tensor_is_copie
 def forged_offset(offset: int, region: int) -> list[float]:
     from tests.support.ranks import communicator
 
-    with communicator() as comm:
+    with communicator() as comm, pytest.MonkeyPatch.context() as patch:
         x = comm.empty(5000)
         x[:] = 1
         if comm.rank == 1:  # it says that its tensor lies where it has no memory
-            status = comm._core.all_reduce(
-                x.ctypes.data, x.size, 0, 0, 2, 1.0, x.shape, 0, region, offset, False, -1, False
-            )
-            assert status == 0
+            lies = Storage((0, 0), -1, x.ctypes.data - offset, x.nbytes)
+            patch.setattr(comm.memory, "announce", lambda storage: (region, False))
+            comm.all_reduce_storage(flatten(x), lies, scale=1.0, stamp_ns=0)
         else:
-            comm.all_reduce(x, algorithm="direct")
+            comm.all_reduce(x)
         return [float(x.min()), float(x.max())]
 
 

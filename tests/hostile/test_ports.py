@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -249,5 +251,23 @@ def test_a_cookie_of_any_length_is_read_in_one_pass() -> None:
     pytest.importorskip("starlette")
     from ringside.view.serve_guard import Guard
 
-    guard = Guard(lambda scope, receive, send: None, token="sesame")  # type: ignore[arg-type,return-value]
-    assert growth(lambda size: guard._knows({"cookie": 'a="' + "\\0" * size + '"'}), 16_000) < 8
+    answered: list[int] = []
+
+    async def send(message: Any) -> None:
+        answered.extend([message["status"]] if message["type"] == "http.response.start" else [])
+
+    guard = Guard(None, token="sesame")  # type: ignore[arg-type]
+
+    def asked(size: int) -> None:
+        cookie = b'a="' + b"\\0" * size + b'"'
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/",
+            "query_string": b"",
+            "headers": [(b"host", b"127.0.0.1"), (b"cookie", cookie)],
+        }
+        asyncio.run(guard(scope, None, send))  # type: ignore[arg-type]
+
+    assert growth(asked, 16_000) < 8
+    assert set(answered) == {401}

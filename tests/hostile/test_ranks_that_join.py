@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from tests.sync.test_gradients_between import own_machines  # noqa: E402
+from tests.sync.groups import own_machines  # noqa: E402
 from tests.sync.training import build, ddp_ranks, group, same_bits  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside import _core  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 
 def uneven(rank: int, engine: str | None, initial: bool, dtype: torch.dtype) -> tuple[list[Any], dict[str, int]]:

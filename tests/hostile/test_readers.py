@@ -16,12 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringside.commands.predict_plan import _COUNT
+from ringside import commands
 from ringside.doctor.examine import examine
 from ringside.doctor.findings import Findings
 from ringside.doctor.flight_recorder_dump import P2P
-from ringside.doctor.kineto_names import _KERNEL
-from ringside.doctor.kineto_stream import _EMPTY, _END
+from ringside.doctor.kineto_events import Event
+from ringside.doctor.kineto_names import kernel
+from ringside.doctor.kineto_stream import Scan
 from ringside.doctor.nccl_log_comm import Communicators
 from ringside.doctor.nccl_log_faults import fault_of, is_abort
 from ringside.doctor.nccl_log_lines import Line, nccl_lines
@@ -30,10 +31,10 @@ from ringside.doctor.progress import Progress
 from ringside.doctor.sources import Source
 from ringside.doctor.torch_log import TorchLines
 from ringside.errors import UsageError
-from ringside.monitor.records import StepRecord
+from ringside.monitor.records import RunInfo, StepRecord
 from ringside.monitor.summary import finish, summarise
 from ringside.monitor.table import tabulate
-from ringside.predict.tables_osu import _collective
+from ringside.predict import tables_osu
 from ringside.sizes import size_bytes
 from ringside.view.report_ring import longest_waits
 
@@ -221,16 +222,20 @@ def test_no_line_of_a_log_takes_more_than_its_length(name: str) -> None:
     assert growth(work, 10_000) < 9
 
 
+def scanned(text: bytes) -> None:
+    list(Scan(io.BytesIO(text), Event).batches())
+
+
 @pytest.mark.parametrize(
     "work",
     [
-        lambda n: _EMPTY.match(b" " * n),
-        lambda n: _END.search(b"}" + b" " * n),
-        lambda n: _KERNEL.search("nccl" * n),
-        lambda n: _COUNT.match("1" * n + "x"),
+        lambda n: scanned(b'{"traceEvents": [' + b" " * n),
+        lambda n: scanned(b'{"traceEvents": [{"ph": "X"}' + b" " * n),
+        lambda n: kernel("nccl" * n + " Kernel"),
+        lambda n: commands.main(["predict", "--preset", "p5", "--model", "1" * n + "x"]),
         lambda n: P2P.search("send " + "1" * n),
-        lambda n: _collective("# OSU MPI" + "a" * n),
-        lambda n: _collective("# OSU MPI x" + " " * n),
+        lambda n: tables_osu.read("# OSU MPI" + "a" * n, "x"),
+        lambda n: tables_osu.read("# OSU MPI x" + " " * n, "x"),
     ],
 )
 def test_no_other_pattern_takes_more_than_linear_time(work: Callable[[int], object]) -> None:
@@ -292,9 +297,13 @@ def test_a_run_of_many_ranks_is_summed_up_in_the_time_of_its_ranks() -> None:
 @given(st.lists(st.one_of(st.floats(0.01, 100.0), st.just(float("nan"))), min_size=1, max_size=9))
 @settings(deadline=None)
 def test_the_excess_of_a_rank_is_over_the_median_of_the_others(own: list[float]) -> None:
-    from ringside.monitor.summary import _excess
-
-    for rank, found in enumerate(_excess(np.array(own))):
+    records = [
+        StepRecord(step=0, rank=rank, ended_unix=1.0, step_seconds=1.0, own_seconds=seconds)
+        for rank, seconds in enumerate(own)
+    ]
+    info = RunInfo(schema=1, name="x", engine="gloo", started_unix=1.0, world_size=len(own))
+    ranks = summarise(info, tabulate(records, len(own)), [])["ranks"]
+    for rank, found in enumerate(np.nan if one["excess_ratio"] is None else one["excess_ratio"] for one in ranks):
         others = [seconds for other, seconds in enumerate(own) if other != rank and np.isfinite(seconds)]
         expected = own[rank] / float(np.median(others)) - 1.0 if others else np.nan
         np.testing.assert_allclose(found, expected)

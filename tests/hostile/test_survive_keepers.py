@@ -53,15 +53,6 @@ def test_a_worker_that_never_comes_to_a_step_is_not_started_for_ever_however_lon
     assert f"{most} times in a row without the job having come further" in capsys.readouterr().err
 
 
-WORKER = """
-import os, sys, signal
-from ringside.survive.kept import Kept, Stage
-kept = Kept.of_environment(os.environ)
-print("start", os.environ["RINGSIDE_SURVIVE_START"], kept.head.stage.name, kept.head.step, flush=True)
-{last_lines}
-"""
-
-
 def kept_at_the_end(directory):
     """Return memory as the worker of a job that was over left it."""
     model = Counting(8)
@@ -75,14 +66,13 @@ def kept_at_the_end(directory):
     return kept
 
 
-def run_keeper(tmp_path, last_lines, kept):
-    script = tmp_path / "train.py"
-    script.write_text(WORKER.format(last_lines=last_lines))
-    return Keeper([str(script)], {**os.environ, "RANK": "0"}, kept=kept).run(NoStop())
+def run_keeper(kept, *words):
+    script = Path(__file__).parent / "scripts" / "kept_worker.py"
+    return Keeper([str(script), *words], {**os.environ, "RANK": "0"}, kept=kept).run(NoStop())
 
 
 def test_last_lines_that_fail_each_time_leave_the_final_state_in_a_file_that_is_named(tmp_path, capfd):
-    status = run_keeper(tmp_path, "sys.exit('no space left for the model')", kept_at_the_end(tmp_path))
+    status = run_keeper(kept_at_the_end(tmp_path), "fails")
     out, err = capfd.readouterr()
     assert status == 1
     assert out.splitlines() == [f"start {number} OVER 7" for number in (1, 2, 3)]
@@ -107,16 +97,15 @@ def test_a_file_of_a_final_state_that_is_damaged_is_refused(tmp_path):
 
 
 def test_last_lines_that_end_well_leave_nothing(tmp_path, capfd):
-    again = "os.environ['RINGSIDE_SURVIVE_START'] == '1' and os.kill(os.getpid(), signal.SIGKILL)"
-    assert run_keeper(tmp_path, again, kept_at_the_end(tmp_path)) == 0
+    assert run_keeper(kept_at_the_end(tmp_path), "is killed once") == 0
     assert capfd.readouterr().out.splitlines() == ["start 1 OVER 7", "start 2 OVER 7"]
-    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_where_rank_0_does_not_come_the_status_says_so(tmp_path):
+def test_where_rank_0_does_not_come_the_status_says_so():
     kept = Kept()
     kept.head = Head(stage=Stage.UNATTENDED)
-    assert run_keeper(tmp_path, "", kept) == 76
+    assert run_keeper(kept, "ends") == 76
 
 
 OPEN = """
@@ -128,8 +117,7 @@ print(sum("survive-kept" in os.readlink(link) for link in links if os.path.islin
 
 def test_what_a_keeper_keeps_is_not_given_to_processes_that_its_worker_starts(tmp_path, capfd):
     (tmp_path / "open.py").write_text(OPEN)
-    lines = f"import subprocess; subprocess.run([sys.executable, {str(tmp_path / 'open.py')!r}], close_fds=False)"
-    assert run_keeper(tmp_path, lines, kept_at_the_end(tmp_path)) == 0
+    assert run_keeper(kept_at_the_end(tmp_path), "starts", str(tmp_path / "open.py")) == 0
     assert capfd.readouterr().out.splitlines()[1:] == ["0"]
 
 
@@ -141,7 +129,7 @@ def test_a_keeper_imports_neither_torch_nor_numpy():
 
 def test_a_worker_that_is_refused_after_the_end_does_not_take_the_final_state_with_it(tmp_path, capfd):
     """Its script was edited, say, while its last lines ran for the first time."""
-    status = run_keeper(tmp_path, "sys.exit(77)", kept_at_the_end(tmp_path))
+    status = run_keeper(kept_at_the_end(tmp_path), "is refused")
     assert status == 76
     told = re.search(
         r"is refused.*lies in (\S+\.ringside): ringside.survive.final_state reads it", capfd.readouterr().err

@@ -10,15 +10,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-from tests.sync.test_gradients_between import own_machines  # noqa: E402
+from tests.sync.groups import own_machines  # noqa: E402
 from tests.sync.training import LIMIT_S, Plan, build, ddp_ranks, group, one_step, steps  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside import _core  # noqa: E402
 from ringside.errors import SyncError  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 
 def late(port: int, timeout_s: float | None, environ_s: float, later_s: float | None = None) -> str:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,22 +14,7 @@ from ringside.survive.meeting import Meeting
 from ringside.survive.peers import Place, own_place, state_of
 from ringside.survive.registers import MemoryRegisters
 
-WORKER = """
-import os, subprocess, sys
-from ringside.survive.peers import Mark
-
-mark = Mark()
-os.set_inheritable(os.open("/dev/null", os.O_RDONLY), True)
-child = os.fork()
-if not child:
-    sys.stdin.read()  # a DataLoader's worker: it has all descriptors of the rank
-    os._exit(0)
-if "left" in sys.argv:
-    mark.close()
-print(child, flush=True)
-sys.stdin.read()
-os.waitpid(child, 0)
-"""
+WORKER = str(Path(__file__).parent / "scripts" / "marked_worker.py")
 
 
 @pytest.fixture
@@ -38,7 +24,7 @@ def start():
 
     def begin(*words, **environ):
         process = subprocess.Popen(
-            [sys.executable, "-c", *words],
+            [sys.executable, *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -72,7 +58,7 @@ def bury(known, pid):
 
 
 def test_a_process_that_is_no_worker_is_left_alone(start, known, caplog):
-    process, _ = start("print(flush=True); input()")
+    process, _ = start("-c", "print(flush=True); input()")
     assert bury(known, process.pid)
     assert "shows no sign of it: it is left alone" in caplog.text
 
@@ -88,12 +74,8 @@ def test_a_worker_of_this_job_is_killed_and_nobody_else_of_its_kind(start, known
 
 
 def test_a_name_alone_is_no_sign(start, known):
-    imitates = """
-import os
-from ringside.survive import peers
-fd = os.memfd_create(peers._mark_name())
-print(flush=True)
-input()
-"""
-    process, _ = start(imitates)
+    worker, _ = start(WORKER)
+    links = (os.readlink(f"/proc/{worker.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{worker.pid}/fd"))
+    (name,) = (link.removeprefix("/memfd:").removesuffix(" (deleted)") for link in links if link.startswith("/memfd:"))
+    process, _ = start("-c", "import os, sys; fd = os.memfd_create(sys.argv[1]); print(flush=True); input()", name)
     assert bury(known, process.pid)

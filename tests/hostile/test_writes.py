@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,14 +50,8 @@ def a_run(path: Path, info: RunInfo) -> Path:
 def test_a_report_is_not_written_through_names_that_can_be_guessed(tmp_path: Path, victim: Path, info: RunInfo) -> None:
     """Hole B12: links under the names that the temporary files of the next processes had."""
     run = a_run(tmp_path / "run", info)
-    program = f"""
-        import os
-        for name in ("{SUMMARY}", "{REPORT}"):
-            os.symlink("{victim}", f"{run}/.{{name}}.{{os.getpid()}}.tmp")
-        from ringside.monitor.summary import finish
-        finish("{run}")
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60)
+    script = Path(__file__).parent / "scripts" / "guessed_names.py"
+    subprocess.run([sys.executable, script, run, victim, SUMMARY, REPORT], check=True, timeout=60)
     assert victim.read_bytes() == PRECIOUS
     assert json.loads((run / SUMMARY).read_text())["steps"] == 2
 

@@ -21,7 +21,7 @@ pytest.importorskip("torch.distributed.debug", reason="the debug server came wit
 pytest.importorskip("jinja2", reason="PyTorch's debug server needs jinja2: pip install jinja2")
 from tests.integrations.frameworks import EXAMPLES
 from tests.recorded_runs import slow_run
-from tests.sync.training import free_port
+from tests.support.waiting import free_port
 
 from ringside.errors import UsageError
 from ringside.monitor.registry import register

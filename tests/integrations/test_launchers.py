@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.waiting import free_port
 
 pytest.importorskip("torch")
 from tests.integrations.frameworks import EXAMPLES, LIMIT_S
@@ -34,16 +34,6 @@ for pid in "${pids[@]}"; do wait "$pid" || exit 1; done
 SCONTROL = """#!/bin/bash
 [ "$*" = "show hostnames nodes[1-2]" ] && printf '127.0.0.1\\nelsewhere.invalid\\n'
 """
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on, among those that the Slurm script may choose."""
-    while True:
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            port = int(sock.getsockname()[1])
-        if 10_000 <= port < 60_000:
-            return port
 
 
 def environ(**more: str) -> dict[str, str]:

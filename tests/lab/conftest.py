@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from ringside.lab import Lab
 
-LabFactory = Callable[..., Lab]
+from .factory import LabFactory
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,16 +18,7 @@ from ringside.lab.names import namespaces_there
 from ringside.lab.namespaces import processes_in
 from ringside.processes import Process, children
 
-from .conftest import LabFactory
-
-OWNER = """
-import sys
-from ringside.lab import Lab
-with Lab(hosts=2, ranks_per_host=1, delay_s={delay_s}) as lab:
-    spawned = lab.spawn(0, ["sleep", "600"])
-    print(lab.name, flush=True)
-    lab.run(["sh", "-c", "echo rank >&2; exec sleep 600"], timeout_s=600, sink=lambda *_: print("rank", flush=True))
-"""
+from .factory import LabFactory
 
 
 def namespaces_of(name: str) -> list[str]:
@@ -42,8 +34,8 @@ def owner(delay_s: float = 0.0) -> Iterator[tuple[subprocess.Popen[str], str, li
     """Give another process that owns a lab: it, the lab's name, all processes below it, and the guard among them."""
     if reason := Lab.unavailable(delay=delay_s > 0):
         pytest.skip(reason)
-    code = OWNER.format(delay_s=delay_s)
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
+    command = [sys.executable, str(Path(__file__).parent / "scripts" / "owner.py"), str(delay_s)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None
             name = child.stdout.readline().strip()

@@ -15,7 +15,7 @@ from ringside.errors import UsageError
 from ringside.lab import Lab
 from ringside.lab.measure import connection, round_trips, stream, together
 
-from .conftest import LabFactory
+from .factory import LabFactory
 
 MB = 1_000_000
 # Other work on the machine only makes streams slower and round trips longer: the best of some is what the lab did.

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 from ringside.lab import Lab
 from ringside.monitor.run_directory import RunReader
 
-from .conftest import LabFactory
+from .factory import LabFactory
 
 LIMIT_S = 150.0
 STEPS = 8

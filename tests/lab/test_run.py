@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from .conftest import LabFactory
+from .factory import LabFactory
 
 REFUSES = "trap '' TERM; echo here; exec sleep 600"
 

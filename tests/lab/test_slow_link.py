@@ -14,89 +14,28 @@ import pytest
 
 pytest.importorskip("torch")
 
-from ringside import _core
 from ringside.lab import Lab
 from ringside.monitor import tcp_info
 from ringside.monitor.run_directory import RunReader
 
-from .conftest import LabFactory
+from .factory import LabFactory
 
 pytestmark = [
-    pytest.mark.skipif(not _core.available(), reason="needs the native core"),
+    pytest.mark.native,
     pytest.mark.skipif(not tcp_info.available(), reason="this kernel's TCP_INFO holds too little"),
 ]
 
 LIMIT_S = 80.0
-
-# Periods a third as long as usual: the same number of them in a third of the time.
-TRAIN = """
-import os, time, torch, torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from ringside.monitor import links
-links.PERIOD_S = 0.3
-import ringside
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
-model[0].register_forward_hook(lambda *_: time.sleep(0.04))  # so much computing
-ddp = DistributedDataParallel(model)
-session = ringside.attach(ddp, engine=os.environ["ENGINE"], run_dir=os.environ["OUT"]).session
-optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
-going, step, limit, late = torch.ones(1), 0, int(os.environ["STEPS"]), int(os.environ["STEPS"])
-while going:
-    optimizer.zero_grad()
-    ddp(torch.randn(8, 256)).square().mean().backward()
-    optimizer.step()
-    step += 1
-    if step % 5 == 0:
-        over = any("until_step" in verdict.evidence for verdict in session.verdicts)
-        going[0] = float(step < limit and not over)
-        dist.broadcast(going, 0)
-session.end()
-dist.destroy_process_group()
-"""
-
-
-# Trains on until the way was decided anew, which our engine does a few steps after the link has become slow.
-REVISED = """
-import os, torch, torch.distributed as dist
-from pathlib import Path
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-import ringside
-dist.init_process_group("gloo")
-ddp = DistributedDataParallel(nn.Linear(1024, 1024), gradient_as_bucket_view=True)
-attachment = ringside.attach(ddp, engine="ringside", run_dir=os.environ["OUT"])
-comm = attachment._hook.carrier._communicator
-optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
-going, step, settled_at = torch.ones(1), 0, 0
-while going:
-    optimizer.zero_grad()
-    ddp(torch.randn(8, 1024)).square().mean().backward()
-    optimizer.step()
-    step += 1
-    if not settled_at and comm.settled(4 * 1024 * 1025):
-        settled_at = step
-    if settled_at and step == settled_at + 12 and dist.get_rank() == 0:
-        Path(os.environ["SETTLED"]).touch()
-    if step % 5 == 0:
-        going[0] = float(step < 400 and not comm.revisions)
-        dist.broadcast(going, 0)
-attachment.session.end()
-dist.destroy_process_group()
-"""
+SCRIPTS = Path(__file__).parent / "scripts"
 
 
 def train(lab: Lab, path: Path, engine: str, steps: int, meanwhile: Callable[[], None] = lambda: None) -> Any:
     """Train until the verdict is over or for `steps` steps; return the summary."""
-    script = path / "train.py"
-    script.write_text(TRAIN)
     thread = threading.Thread(target=meanwhile)
     thread.start()
     try:
         lab.run(
-            [sys.executable, str(script)],
+            [sys.executable, str(SCRIPTS / "slow_link.py")],
             {"OUT": str(path / "run"), "ENGINE": engine, "STEPS": str(steps)},
             timeout_s=LIMIT_S,
             after_failure_s=10,
@@ -163,8 +102,6 @@ def test_a_link_that_tc_slows_down_is_named_and_so_is_its_end(
 def test_a_link_that_our_engine_goes_around_is_noted_in_the_run(lab_factory: LabFactory, tmp_path: Path) -> None:
     lab, run = lab_factory(hosts=3, wiring="mesh", rate="300mbit"), tmp_path / "run"
     settled = tmp_path / "settled"
-    script = tmp_path / "train.py"
-    script.write_text(REVISED)
 
     def slow_down() -> None:
         while not settled.exists() and not over.wait(0.05):
@@ -175,7 +112,7 @@ def test_a_link_that_our_engine_goes_around_is_noted_in_the_run(lab_factory: Lab
     thread.start()
     try:
         env = {"OUT": str(run), "SETTLED": str(settled), "RINGSIDE_SELECTION": "fresh"}
-        lab.run([sys.executable, str(script)], env, timeout_s=LIMIT_S, after_failure_s=10).check()
+        lab.run([sys.executable, str(SCRIPTS / "revised.py")], env, timeout_s=LIMIT_S, after_failure_s=10).check()
     finally:
         over.set()
         thread.join()

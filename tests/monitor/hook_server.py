@@ -25,16 +25,16 @@ class HookServer:
     def __init__(self) -> None:
         self.answers: list[int] = []
         self.silent = threading.Event()
-        self._closing = threading.Event()
-        self._heard: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.closing = threading.Event()
+        self.heard: queue.Queue[dict[str, Any]] = queue.Queue()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                outer._heard.put({"type": self.headers["Content-Type"], "path": self.path, "json": json.loads(body)})
+                outer.heard.put({"type": self.headers["Content-Type"], "path": self.path, "json": json.loads(body)})
                 if outer.silent.is_set():
-                    outer._closing.wait(LIMIT_S)
+                    outer.closing.wait(LIMIT_S)
                     return
                 self.send_response(outer.answers.pop(0) if outer.answers else 204)
                 self.send_header("Location", outer.url)
@@ -52,18 +52,18 @@ class HookServer:
 
     def hear(self) -> dict[str, Any]:
         """Wait for the next message and return it: `type`, `path` and `json`."""
-        return self._heard.get(timeout=LIMIT_S)
+        return self.heard.get(timeout=LIMIT_S)
 
     def rest(self) -> list[dict[str, Any]]:
         """Return the JSON of all messages that are there and were not heard."""
         found = []
         with contextlib.suppress(queue.Empty):
             while True:
-                found.append(self._heard.get_nowait()["json"])
+                found.append(self.heard.get_nowait()["json"])
         return found
 
     def close(self) -> None:
-        self._closing.set()
+        self.closing.set()
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ringside.monitor import RunInfo
 from ringside.monitor.detect import Finding
 from ringside.monitor.records import StepRecord
 from ringside.monitor.verdict import Verdict
@@ -55,3 +56,43 @@ def _step(record: StepRecord) -> int:
 def opened(findings: Iterable[Finding]) -> list[Verdict]:
     """The verdicts that began."""
     return [finding.verdict for finding in findings if not finding.ended]
+
+
+def records_of(own: np.ndarray, **fields: float) -> list[StepRecord]:
+    """Records as an ideal job of these own times writes them: everybody is blocked until the slowest is there."""
+    return [
+        StepRecord(
+            step=step,
+            rank=rank,
+            ended_unix=1.7e9 + step,
+            step_seconds=float(row.max()) + 0.004,
+            own_seconds=float(value),
+            wait_seconds=float("nan"),
+            exposed_seconds=float(row.max() - value) + 0.004,
+            **fields,
+        )
+        for step, row in enumerate(own)
+        for rank, value in enumerate(row)
+    ]
+
+
+def run_info(ranks: int, name: str = "test") -> RunInfo:
+    return RunInfo(
+        schema=1,
+        name=name,
+        started_unix=1.7e9,
+        command=["train.py"],
+        world_size=ranks,
+        hosts=[f"host-{rank // 4}" for rank in range(ranks)],
+        pids=[100 + rank for rank in range(ranks)],
+        engine="ringside",
+        algorithm="push",
+    )
+
+
+def event(
+    kind: str = "verdict", verdict: str = "slow_rank", rank: int = 1, at: int = 50, **more: Any
+) -> dict[str, Any]:
+    """An event as the collector emits it."""
+    content = {"kind": verdict, "ranks": [rank], "since_step": at - 5, "detected_step": at, "excess_ratio": 0.3, **more}
+    return {"unix": 1000.0 + at, "kind": kind, "verdict": content}

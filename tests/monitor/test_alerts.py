@@ -5,28 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.support.waiting import Clock
 
 from ringside.monitor import KINDS, Verdict
 from ringside.monitor.alerts import KEEP_FIRING_S, MOST_FIRING, AlertBook, as_text, severity_of
 from ringside.monitor.notify import encode
 
-
-class Clock:
-    """Seconds that pass when told to."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
-def event(
-    kind: str = "verdict", verdict: str = "slow_rank", rank: int = 1, at: int = 50, **more: Any
-) -> dict[str, Any]:
-    """An event as the collector emits it."""
-    content = {"kind": verdict, "ranks": [rank], "since_step": at - 5, "detected_step": at, "excess_ratio": 0.3, **more}
-    return {"unix": 1000.0 + at, "kind": kind, "verdict": content}
+from .jobs import event
 
 
 @pytest.fixture
@@ -49,7 +34,7 @@ def test_an_alert_fires_once_and_is_resolved_once(book: AlertBook, clock: Clock)
     assert book.hear(event("repaired", at=60, cost_rank_seconds=7.0)) == []
     assert book.active == []
     assert book.tick(70) == []
-    clock.seconds += KEEP_FIRING_S
+    clock.now += KEEP_FIRING_S
     (over,) = book.tick(80)
     assert (over.status, over.reason, over.ended_unix) == ("resolved", "repaired", 1060.0)
     assert over.fingerprint == firing.fingerprint
@@ -64,9 +49,9 @@ def test_a_second_standstill_soon_after_the_first_is_over_with_progress_as_well(
         told += book.hear(event(verdict="hang", at=at))
         book.tick(at + 1)
         assert book.active == []
-        clock.seconds += 1
+        clock.now += 1
     assert [alert.status for alert in told] == ["firing"]
-    clock.seconds += KEEP_FIRING_S
+    clock.now += KEEP_FIRING_S
     assert [alert.status for alert in book.tick(100)] == ["resolved"]
 
 
@@ -74,16 +59,16 @@ def test_a_rank_that_flaps_is_one_alert(book: AlertBook, clock: Clock) -> None:
     (firing,) = book.hear(event())
     for turn in range(5):
         assert book.hear(event("repaired", at=60 + turn)) == []
-        clock.seconds += 0.9 * KEEP_FIRING_S
+        clock.now += 0.9 * KEEP_FIRING_S
         assert book.tick(60 + turn) == []
         assert book.hear(event(at=61 + turn)) == []
         assert [alert.fingerprint for alert in book.active] == [firing.fingerprint]
         assert book.active[0].status == "firing"
     assert book.opened["slow_rank"] == 1
-    clock.seconds += 10 * KEEP_FIRING_S
+    clock.now += 10 * KEEP_FIRING_S
     assert book.tick(100) == []
     book.hear(event("repaired", at=100))
-    clock.seconds += KEEP_FIRING_S
+    clock.now += KEEP_FIRING_S
     assert [alert.status for alert in book.tick(101)] == ["resolved"]
     (again,) = book.hear(event(at=200))
     assert again.fingerprint != firing.fingerprint
@@ -102,12 +87,12 @@ def test_a_hang_is_over_when_steps_complete_again(book: AlertBook, clock: Clock)
     book.tick(49)
     (firing,) = book.hear(event(verdict="hang"))
     assert firing.severity == "critical"
-    clock.seconds += 100 * KEEP_FIRING_S
+    clock.now += 100 * KEEP_FIRING_S
     assert book.tick(49) == []
     assert book.active
     assert book.tick(50) == []
     assert book.active == []
-    clock.seconds += KEEP_FIRING_S
+    clock.now += KEEP_FIRING_S
     (over,) = book.tick(51)
     assert (over.status, over.reason) == ("resolved", "progress")
 
@@ -182,7 +167,7 @@ def test_a_hang_before_the_first_step_is_over_with_it(book: AlertBook, clock: Cl
     assert book.active
     assert book.tick(0) == []
     assert book.active == []
-    clock.seconds += KEEP_FIRING_S
+    clock.now += KEEP_FIRING_S
     assert [alert.reason for alert in book.tick(1)] == ["progress"]
 
 

@@ -49,7 +49,7 @@ def vitals(seconds: float, own: float, known: Known) -> Vitals:
 
 
 @cache
-def own_times(onset: int) -> np.ndarray:
+def job_times(onset: int) -> np.ndarray:
     """Own times of a job whose culprit becomes slow, [steps, ranks]."""
     own: np.ndarray = HEALTHY_S * np.random.default_rng(7).normal(1.0, 0.01, (STEPS, RANKS))
     own[onset:, CULPRIT] *= SLOW_S / HEALTHY_S
@@ -58,7 +58,7 @@ def own_times(onset: int) -> np.ndarray:
 
 @cache
 def found(onset: int) -> Verdict:
-    (verdict,) = detect(own_times(onset))
+    (verdict,) = detect(job_times(onset))
     assert verdict.ranks == [CULPRIT]
     return verdict
 
@@ -73,7 +73,7 @@ def records(of: Of | None, *, onset: int = ONSET, ran: float | None = None, data
         data: The share of its extra time that it spends fetching its input.
     """
     made = []
-    for step, own in enumerate(own_times(onset)):
+    for step, own in enumerate(job_times(onset)):
         slow = step >= onset
         whole = float(own.max()) + 0.001
         for rank in range(RANKS):

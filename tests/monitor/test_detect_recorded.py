@@ -1,20 +1,10 @@
-"""Own times of real jobs, as recorded: `data/*.json.gz` hold seconds, [steps, ranks]."""
+"""The detector on own times of real jobs, as recorded."""
 
 from __future__ import annotations
 
-import gzip
-import json
-from pathlib import Path
-
-import numpy as np
-
 from ringside.monitor import detect
 
-DATA = Path(__file__).parent / "data"
-
-
-def recorded(name: str) -> np.ndarray:
-    return np.array(json.loads(gzip.decompress((DATA / f"{name}.json.gz").read_bytes())))
+from .recorded import recorded
 
 
 def test_a_rank_that_is_twice_as_slow_from_step_40_on_is_named_after_a_noisy_start() -> None:

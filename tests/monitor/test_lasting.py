@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ringside.monitor.excess import Floats, log_excess
-from ringside.monitor.lasting import WINDOWS, Lasting
+from ringside.monitor.lasting import WINDOWS, YOUNG_REFRESH, Lasting
 from ringside.monitor.robust import median
 
 PAST, WARM_UP, Z = 60, 3, 3.0
@@ -29,16 +29,22 @@ def excess_of(jobs: int, ranks: int, *, later: float, fast: float) -> Floats:
     return np.stack(rows)
 
 
+def places(shape: tuple[int, int]) -> list[list[tuple[int, int]]]:
+    return [[(job, rank) for rank in range(shape[1])] for job in range(shape[0])]
+
+
 def sure(excess: Floats, length: int) -> Floats:
     """Tell whose last `length` steps after `PAST` others are beyond all doubt, bool [jobs, ranks]."""
     steps = WARM_UP + PAST + length
+    steps += steps % YOUNG_REFRESH  # it learns anew only then
     rows = excess[:steps]
     ring = np.concatenate([rows[:1], rows])  # indexed by number of the step, from 1
     shape = rows.shape[1:]
     lasting = Lasting(shape, Z)
-    lasting._weigh(ring, steps, np.zeros(shape, dtype=np.int64), WARM_UP)
+    medians = np.stack([median(rows[-window:]) for window in WINDOWS])
     index = WINDOWS.index(length)
-    return median(rows[-length:]) - lasting._usual[index] >= lasting._bars[index]
+    jumps = lasting.look(ring, medians, steps, np.zeros(shape, dtype=np.int64), WARM_UP)[index]
+    return np.array([[lasting.is_sure(index, *at, jumps[at]) for at in row] for row in places(shape)])
 
 
 @pytest.mark.parametrize("length", [9, 18, 36])

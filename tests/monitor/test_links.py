@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from tests.support.waiting import Clock
 
-from ringside.monitor import links
 from ringside.monitor.links import LEAST_BYTES, PERIOD_S, LinkLedger, LinkMap, LinkSampler, wires_by_link
 from ringside.monitor.links_judge import LEARNT, SETTLING
 from ringside.monitor.links_watch import LinkWatcher
@@ -23,16 +25,6 @@ Link = tuple[int, int]
 MB = 1_000_000
 
 
-class Clock:
-    """A clock that is turned by hand."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def record(rank: int, step: int = 0, wires: Iterable[Wire] = (), **fields: Any) -> StepRecord:
     return StepRecord(step=step, rank=rank, ended_unix=0, step_seconds=1, own_seconds=1, wires=tuple(wires), **fields)
 
@@ -42,14 +34,19 @@ def connection(acked: int, busy: float, *, window: float = 0.0, received: int = 
     return Connection(inode, Endpoint("10.0.0.1", 40_000 + inode), Endpoint("10.0.0.2", 5_000), counters)
 
 
-def test_who_connects_anew_for_everything_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "ENDS_KEPT", 100)
-    known = LinkMap()
+def test_who_connects_anew_for_everything_fills_no_memory() -> None:
+    known = LinkMap(ends_kept=100)
+    early = Wire(seconds=1, sent_bytes=MB, wire_seconds=1, local="10.0.0.1 9", remote="10.0.0.2 1")
+    late = msgspec.structs.replace(early, local="10.0.0.1 8")
+    known.resolve(record(3, 0, [early]))
     kept = Wire(seconds=1, sent_bytes=MB, wire_seconds=1, local="10.0.0.1 1", remote="10.0.0.2 1")
     for port in range(1_000):
         passing = msgspec.structs.replace(kept, local=f"10.0.0.1 {1000 + port}", remote="8.8.8.8 443")
         known.resolve(record(0, port, [kept, passing]))
-    assert len(known._ends) == 100
+    known.resolve(record(3, 0, [late]))
+    to_both = [msgspec.structs.replace(early, local="10.0.0.2 1", remote=f"10.0.0.1 {port}") for port in (8, 9)]
+    peers = [wire.peer for wire in known.resolve(record(1, 0, to_both)).wires]
+    assert peers == [3, 0], "the one that is forgotten is taken for the lowest rank of its address"
     back = msgspec.structs.replace(kept, local="10.0.0.2 1", remote="10.0.0.1 1")
     assert known.resolve(record(1, 0, [back])).wires[0].peer == 0
 
@@ -170,7 +167,23 @@ def test_a_ledger_adds_up_and_keeps_few_rates() -> None:
     assert ((first.src, first.dst), (second.src, second.dst)) == ((0, 2), (0, 1))
     assert (first.bytes_per_s, second.bytes_per_s) == (2 * MB, 20 * MB)
     assert (second.sent_bytes, second.wire_ratio, first.retransmitted_bytes) == (10_000 * MB, 0.5, 3_000)
-    assert max(len(rates) for rates in ledger._rates.values()) <= 256
+
+
+def test_a_ledger_of_very_many_records_takes_no_more_memory() -> None:
+    ledger, one = LinkLedger(), record(0, 0, [Wire(seconds=1.0, sent_bytes=10 * MB, wire_seconds=0.5, peer=1)])
+
+    def read(count: int) -> None:
+        for _ in ledger.reading(itertools.repeat(one, count)):
+            pass
+
+    read(300)
+    tracemalloc.start()
+    try:
+        read(20_000)
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert grown < 30_000, "256 rates, and not one of every record"
 
 
 # ------------------------------------------------------------------------------------------------ which is slow

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from tests.monitor.test_detect_recorded import recorded
+from tests.monitor.recorded import recorded
 
-from ringside.monitor import detect
+from ringside.monitor import detect, screen
 from ringside.monitor.detect import Detector
 from ringside.monitor.mended import is_over
 
@@ -39,12 +39,11 @@ def test_an_end_that_is_seen_very_late_is_told_where_it_was():
     detector = Detector(2)
     for row in own[:120]:
         detector.update(row)
-    detector._screen._is_mended = lambda: np.zeros((1, 2), bool)
-    detector._screen._errors[:] = 1.0
-    detector._screen._weigh = lambda: None
-    for row in own[120:400]:
-        assert not detector.update(row)
-    del detector._screen._is_mended
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(screen, "is_over", lambda *_: False)
+        patch.setattr(screen, "CERTAIN", np.inf)  # nor is the excess missing for certain
+        for row in own[120:400]:
+            assert not detector.update(row)
     (finding,) = detector.update(own[400])
     assert finding.verdict.evidence["until_step"] == 120
 

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.support.waiting import until
 
 from ringside.errors import UsageError
 from ringside.monitor import Verdict
@@ -20,7 +21,7 @@ from ringside.monitor.notify import CommandHook, DeliveryError, Webhook, parse_h
 from ringside.monitor.notify_queue import DELIVERED, DROPPED, FAILED, Courier
 
 from .hook_server import hook_server
-from .test_alerts import event
+from .jobs import event
 
 PATIENCE_S = 60.0
 APPEND = "import sys; open(sys.argv[1], 'ab').write(sys.stdin.buffer.read())"
@@ -246,8 +247,7 @@ def test_what_fails_is_said_once_and_the_next_is_tried(error: Exception, caplog:
 
 def drain(courier: Courier) -> None:
     """Wait until nothing is left to deliver, while the run still goes on."""
-    with courier._change:
-        assert courier._change.wait_for(lambda: courier.counts.total() > 0, PATIENCE_S)
+    until(courier.counts.total)
 
 
 def test_a_server_with_a_bad_day_is_told_in_the_end(caplog: pytest.LogCaptureFixture) -> None:
@@ -263,9 +263,9 @@ def test_a_server_with_a_bad_day_is_told_in_the_end(caplog: pytest.LogCaptureFix
 
 
 def test_the_end_does_not_wait_for_a_command_that_never_ends(caplog: pytest.LogCaptureFixture) -> None:
+    before = set(threading.enumerate())
     courier = courier_of(CommandHook([sys.executable, "-c", "import time; time.sleep(600)"], timeout_s=600))
     courier.offer(alert())
     courier.close(0.2)
-    courier._thread.join(PATIENCE_S)
-    assert not courier._thread.is_alive()
+    until(lambda: not before.symmetric_difference(threading.enumerate()))
     assert len(warnings_in(caplog)) == 1

@@ -10,15 +10,6 @@ import pytest
 from ringside.monitor import registry
 from ringside.monitor.registry import register, registry_directory, running, unregister
 
-REGISTER = """
-import sys
-from pathlib import Path
-from ringside.monitor.registry import register
-register(Path(sys.argv[1]), 4, 5.0)
-print("registered", flush=True)
-sys.stdin.read()
-"""
-
 
 @pytest.fixture(autouse=True)
 def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -45,9 +36,8 @@ def test_a_name_that_is_no_text_is_found_too(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path, private: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", REGISTER, str(tmp_path / "run")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as child:
+    command = [sys.executable, Path(__file__).parent / "scripts" / "registers_a_run.py", tmp_path / "run"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"registered\n"
         assert [entry.pid for entry in running()] == [child.pid]

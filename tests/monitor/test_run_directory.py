@@ -195,26 +195,13 @@ def test_a_directory_of_any_name(tmp_path: Path, make_info: Info, name: bytes) -
     assert (path / "report.html").exists()
 
 
-KILLED = """
-import sys
-from ringside.monitor.records import RunInfo, StepRecord
-from ringside.monitor.online import Collector
-from ringside.monitor.run_directory import RunWriter
-info = RunInfo(
-    schema=1, name="n", started_unix=0.0, command=[], world_size=2, hosts=["a", "a"], pids=[1, 2], engine="gloo"
-)
-collector = Collector(2, RunWriter(sys.argv[1], info))
-print("up", flush=True)
-for step in range(10**9):
-    collector.add(StepRecord(step=step, rank=r, ended_unix=0, step_seconds=0.1, own_seconds=0.1) for r in (0, 1))
-    collector.note("note", text="x" * (step % 3000))
-"""
+ENDLESS = Path(__file__).parent / "scripts" / "endless_collector.py"
 
 
 def test_a_run_that_is_killed_at_any_moment_is_readable(tmp_path: Path) -> None:
     for moment in range(3):
         path = tmp_path / str(moment)
-        with subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE) as process:
+        with subprocess.Popen([sys.executable, str(ENDLESS), str(path)], stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == b"up\n"
             deadline = time.monotonic() + 60

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,7 +30,7 @@ KEYS = {"schema", "world_size", "steps", "step_seconds", "ranks", "verdicts", "s
 VERDICT_KEYS = list(Verdict.__struct_fields__)
 
 
-def slow_run(path: Path, own: np.ndarray, info: RunInfo, records: list[StepRecord]) -> None:
+def collected_run(path: Path, own: np.ndarray, info: RunInfo, records: list[StepRecord]) -> None:
     collector = Collector(own.shape[1], RunWriter(path, info), clock=lambda: 1.0)
     for begin in range(0, len(records), own.shape[1]):
         collector.add(records[begin : begin + own.shape[1]])
@@ -93,7 +92,7 @@ def test_finish_writes_both_files_and_prices_on_all_records(
 ) -> None:
     own = make_own(300, 4)
     own[100:, 2] *= 1.3
-    slow_run(tmp_path, own, make_info(4), make_records(own))
+    collected_run(tmp_path, own, make_info(4), make_records(own))
     summary = finish(tmp_path, extra={"injected": {"kind": "slow", "ranks": [2], "factor": 1.3, "from_step": 100}})
     assert strict((tmp_path / "summary.json").read_text()) == summary
     assert "Rank 2 is" in (tmp_path / "report.html").read_text()
@@ -118,25 +117,10 @@ def test_a_run_killed_before_its_end_still_gets_its_verdict(
 
 
 def test_sigkill_at_any_moment_leaves_a_readable_run(tmp_path: Path) -> None:
-    script = """
-        import sys
-        from ringside.monitor import RunInfo, StepRecord
-        from ringside.monitor.online import Collector
-        from ringside.monitor.run_directory import RunWriter
-        info = RunInfo(schema=1, name="k", started_unix=0, command=[], world_size=2, hosts=["a", "a"], pids=[1, 2],
-                       engine="gloo")
-        collector = Collector(2, RunWriter(sys.argv[1], info))
-        for step in range(10**9):
-            slow = 1.3 if step >= 60 else 1.0
-            collector.add([StepRecord(step=step, rank=0, ended_unix=0, step_seconds=1, own_seconds=0.1),
-                           StepRecord(step=step, rank=1, ended_unix=0, step_seconds=1, own_seconds=0.1 * slow)])
-            if step == 300:
-                print("go", flush=True)
-    """
-    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "run")]
+    command = [sys.executable, str(Path(__file__).parent / "scripts" / "endless_collector.py"), str(tmp_path / "run")]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        process.stdout.readline()
+        assert [process.stdout.readline() for _ in range(2)] == [b"up\n", b"at step 300\n"]
         os.kill(process.pid, signal.SIGKILL)
     summary = finish(tmp_path / "run")
     assert summary["steps"] > 300
@@ -148,7 +132,7 @@ def test_two_culprits_are_priced_together_too(
 ) -> None:
     own = make_own(300, 8, jitter=0.005)
     own[100:, [1, 2]] *= 1.3
-    slow_run(tmp_path, own, make_info(8), make_records(own))
+    collected_run(tmp_path, own, make_info(8), make_records(own))
     verdicts = finish(tmp_path)["verdicts"]
     together = verdicts[0]["evidence"]["cost_together_rank_seconds"]
     assert together == pytest.approx(8 * 200 * 0.03, rel=0.1)
@@ -163,7 +147,7 @@ def test_together_they_cost_what_they_did_in_their_episodes(
     own = make_own(3_000, ranks, jitter=0.005)
     own[200:400, 0] *= 1.3
     own[1000:1200, 1] *= 1.3
-    slow_run(tmp_path, own, make_info(ranks), make_records(own))
+    collected_run(tmp_path, own, make_info(ranks), make_records(own))
     verdicts = finish(tmp_path)["verdicts"]
     assert [verdict["ranks"] for verdict in verdicts] == [[0], [1]]
     together = verdicts[0]["evidence"]["cost_together_rank_seconds"]

@@ -16,20 +16,6 @@ from typing import Any
 import pytest
 from tests.quotas import Quota, quota_or_skip
 
-PRELUDE = """
-import json, mmap, os, resource, sys, time
-from ringside.monitor.vitals import VitalSigns
-
-def burn(cpu_seconds, longest=20.0):
-    until, late = time.thread_time() + cpu_seconds, time.monotonic() + longest
-    while time.thread_time() < until and time.monotonic() < late:
-        sum(range(1000))
-
-def tell(signs):
-    vitals = signs.since()
-    print(json.dumps({name: getattr(vitals, name) for name in vitals.__struct_fields__}))
-"""
-
 
 @pytest.fixture
 def quota() -> Iterator[Quota]:
@@ -37,8 +23,8 @@ def quota() -> Iterator[Quota]:
         yield quota
 
 
-def ask(code: str, *words: object) -> dict[str, Any]:
-    command = [sys.executable, "-c", PRELUDE + code, *map(str, words)]
+def ask(what: str, *words: object) -> dict[str, Any]:
+    command = [sys.executable, str(Path(__file__).parent / "scripts" / "vitals_of.py"), what, *map(str, words)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 0, ended.stderr
     content: dict[str, Any] = json.loads(ended.stdout)
@@ -47,12 +33,7 @@ def ask(code: str, *words: object) -> dict[str, Any]:
 
 def test_a_real_quota(quota: Quota) -> None:
     vitals = ask(
-        """
-open(sys.argv[1], "w").write(str(os.getpid()))
-signs = VitalSigns()
-burn(0.06)
-tell(signs)
-""",
+        "quota",
         quota.members,
     )
     assert vitals["quota_cpus"] == pytest.approx(0.05)
@@ -63,23 +44,7 @@ tell(signs)
 def test_a_real_neighbour_on_the_same_core() -> None:
     if not Path("/proc/self/schedstat").exists():
         pytest.skip("this kernel keeps no schedstat")
-    vitals = ask(
-        """
-core = min(os.sched_getaffinity(0))
-os.sched_setaffinity(0, {core})
-neighbour = os.fork()
-if neighbour == 0:
-    burn(30.0)
-    os._exit(0)
-try:
-    signs = VitalSigns()
-    burn(0.3)
-    tell(signs)
-finally:
-    os.kill(neighbour, 9)
-    os.waitpid(neighbour, 0)
-"""
-    )
+    vitals = ask("neighbour")
     assert vitals["cpus"] == 1
     assert vitals["waited_seconds"] > 0.25 * vitals["seconds"]
     assert vitals["preemptions"] > 0
@@ -93,20 +58,7 @@ def test_real_pages_from_a_disk(tmp_path: Path) -> None:
         out.flush()
         os.fsync(out.fileno())
     vitals = ask(
-        """
-fd = os.open(sys.argv[1], os.O_RDONLY)
-signs = VitalSigns()
-os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-pages = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
-pages.madvise(mmap.MADV_RANDOM)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-for place in range(0, len(pages), 16 * mmap.PAGESIZE):
-    pages[place]
-if resource.getrusage(resource.RUSAGE_SELF).ru_majflt - before < 100:
-    print("{}")  # a file system that lives in memory
-else:
-    tell(signs)
-""",
+        "pages",
         file,
     )
     if not vitals:

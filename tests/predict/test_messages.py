@@ -6,6 +6,7 @@ import pytest
 from ringside.engine.message_order import order_messages
 from ringside.errors import UsageError
 from ringside.predict import LinkClass, LinkOverride, Topology, finish_seconds, price
+from ringside.predict import messages as messages_module
 from ringside.predict.messages import merged, stretches
 from ringside.predict.simulate_messages import simulate_messages
 from ringside.schedule import (
@@ -141,13 +142,13 @@ def _by_pair(blocks):
 
 def test_a_round_of_many_ranks_comes_in_blocks(monkeypatch):
     whole = finish_seconds(by_name("direct", 12), star(12, overrides=(LinkOverride(0, 5, 1.0),)), [1e6])
-    monkeypatch.setattr("ringside.predict.messages.BLOCK", 30)
+    monkeypatch.setattr(messages_module, "BLOCK", 30)
     cut = finish_seconds(by_name("direct", 12), star(12, overrides=(LinkOverride(0, 5, 1.0),)), [1e6])
     assert cut == pytest.approx(whole)
 
 
 def test_a_schedule_that_lists_too_much_says_what_to_do(monkeypatch):
-    monkeypatch.setattr("ringside.predict.messages.MOST_TRANSFERS", 10)
+    monkeypatch.setattr(messages_module, "MOST_TRANSFERS", 10)
     with pytest.raises(UsageError, match="topology, for which price"):
         finish_seconds(by_name("parameter_server", 16), star(16), [1e6])
     assert price(by_name("parameter_server", 16), star(16), 1e6) > 0

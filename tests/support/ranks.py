@@ -272,12 +272,12 @@ class Ended:
     err: str
 
 
-def run_script(size: int, script: str, limit_s: float = LIMIT_S) -> list[Ended]:
-    """Run a Python script on `size` ranks, each a process of its own that ends by itself."""
+def run_script(size: int, script: Path, *words: object, limit_s: float = LIMIT_S) -> list[Ended]:
+    """Run a Python script with some words on `size` ranks, each a process of its own that ends by itself."""
     run_id = uuid.uuid4().hex
     processes = [
         subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", "-c", script],
+            [sys.executable, "-X", "faulthandler", str(script), *map(str, words)],
             env={**os.environ, **_environ(rank, size, run_id)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

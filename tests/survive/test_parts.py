@@ -392,7 +392,7 @@ def test_a_process_that_got_no_time_to_listen_takes_nobody_for_dead():
 
     def looked_after(seconds):
         now[0] += seconds
-        listener._look()
+        listener.look()
         return listener.silent_s(B)
 
     before = listener.silent_s(B)
@@ -490,6 +490,16 @@ class Faulty(MemoryRegisters):
         return call(*words) if fault == "twice" else answer
 
 
+class Exchangeable:
+    """A meeting in whose place another one can be put."""
+
+    def __init__(self, meeting):
+        self.meeting = meeting
+
+    def __getattr__(self, name):
+        return getattr(self.meeting, name)
+
+
 def test_the_latest_acknowledgement_stands_however_often_a_store_is_asked():
     pytest.importorskip("torch")
     from ringside.survive.host_sums import Layout
@@ -498,17 +508,18 @@ def test_the_latest_acknowledgement_stands_however_often_a_store_is_asked():
     record = generation((0, 1))
     layout = Layout(0, [], {0: (), 1: ()})
 
-    def end_of(seat, registers):
+    def end_of(seat, meeting):
         others = {other: Stub() for other in record.members if other != seat}
         phases, lookout = Phases(seat.rank), Lookout(others, list)
-        return NetExchange(seat, record, layout, Meeting(registers, 2), lookout, phases, Unreached())
+        return NetExchange(seat, record, layout, meeting, lookout, phases, Unreached())
 
-    ends = {seat: end_of(seat, Faulty()) for seat in record.members}
+    asked = {seat: Exchangeable(Meeting(Faulty(), 2)) for seat in record.members}
+    ends = {seat: end_of(seat, asked[seat]) for seat in record.members}
     leader, other = ends[record.leader], ends[record.members[1]]
     for faults in itertools.product(("", "twice", "lost", "unanswered"), repeat=4):
         registers = Faulty(faults)
-        for end in ends.values():
-            end._meeting = Meeting(registers, 2)
+        for one in asked.values():
+            one.meeting = Meeting(registers, 2)
         for step in range(6):
             ack = Acknowledgement(record.tag(step), other.seat, f"{step:016x}")
             if not acknowledged(other, ack, tries=1 + step % 2):

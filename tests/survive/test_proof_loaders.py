@@ -23,7 +23,7 @@ class Real:
 
     def __init__(self, shape, agreed):
         data = range(SIZE)
-        samples: Any = train._samples(data, shape.batch, MICRO_BATCHES, shape.seed, SAMPLERS[shape.sampler]())
+        samples: Any = train.samples_of(data, shape.batch, MICRO_BATCHES, shape.seed, SAMPLERS[shape.sampler]())
         samples.agree = functools.partial(self._agree, agreed)
         self.samples = samples
         passport_of: Any = passport.passport_of

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tests.survive.counting import BATCH, SAMPLES, Counting, consumed, count
 from tests.survive.herd import Report, Store, run_job
@@ -120,13 +121,21 @@ def _filling(disk: Path, rank: int, directory: Path) -> Any:
             _fill(disk / "filler")
         return consumed(model, batch)
 
+    made, make = [], Checkpoints.__init__
+
+    def noted(self: Checkpoints, *args: Any) -> None:
+        made.append(self)
+        make(self, *args)
+
+    pytest.MonkeyPatch().setattr(Checkpoints, "__init__", noted)  # for as long as the process lives
     model = Counting()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     given: dict[str, Any] = {"batch": BATCH, "micro_batches": 8, "mean": False, "checkpoint_every": 5}
     with training(model, optimizer, range(SAMPLES), loss=loss, steps=30, checkpoint_dir=disk, **given) as t:
         for step in t:
             if step.number in (4, 9):  # the next one begins when this one is written, or has failed
-                t._driver.job.checkpoints.finish(LIMIT_S)
+                (checkpoints,) = made
+                checkpoints.finish(LIMIT_S)
         wrong = model.counts.detach().sum().item() - 30 * BATCH
         return {"step": t.step, "digest": t.digest(), "wrong": wrong, "left": t.reason, "members": []}
 

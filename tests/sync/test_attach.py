@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import ringside  # noqa: E402
 from ringside import _core  # noqa: E402
-from ringside.sync.carriers import RingsideCarrier  # noqa: E402
+from ringside.engine.turns import Turn  # noqa: E402
 
 from .training import (  # noqa: E402
     Plan,
@@ -40,7 +39,7 @@ from .training import (  # noqa: E402
     train,
 )
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 
 def is_ours(counters: dict[str, int]) -> bool:
@@ -228,18 +227,12 @@ def test_engine_by_argument_and_environment() -> None:
 
 
 def impossible(port: int, engine: str) -> tuple[str, dict[str, int], list[str]]:
-    import ringside.sync.group as groups
-
-    with group(port) as rank, Said() as said:
-        core = groups._core
+    with group(port) as rank, Said() as said, pytest.MonkeyPatch.context() as patch:
         if rank == 1:
-            groups._core = SimpleNamespace(available=lambda: False)
-        try:
-            ddp, attachment, optimizer = small_attachment(monitor=False, engine=engine)
-            steps(ddp, optimizer, rank, 2)
-            return attachment.engine, attachment.counters, said.about("only watches")
-        finally:
-            groups._core = core
+            patch.setattr(_core, "available", lambda: False)
+        ddp, attachment, optimizer = small_attachment(monitor=False, engine=engine)
+        steps(ddp, optimizer, rank, 2)
+        return attachment.engine, attachment.counters, said.about("only watches")
 
 
 def test_where_one_rank_has_no_core_all_are_only_watched_and_told_once() -> None:
@@ -290,16 +283,12 @@ def cannot_open(port: int) -> tuple[str, str]:
             self.close()
             raise OSError(12, "out of memory")
 
-    with group(port) as rank:
-        original = module.Communicator
+    with group(port) as rank, pytest.MonkeyPatch.context() as patch:
         if rank == 1:
-            module.Communicator = Failing
-        try:
-            ddp, attachment, optimizer = small_attachment(monitor=False)
-            steps(ddp, optimizer, rank, 2)
-            return attachment.engine, attachment.why
-        finally:
-            module.Communicator = original
+            patch.setattr(module, "Communicator", Failing)
+        ddp, attachment, optimizer = small_attachment(monitor=False)
+        steps(ddp, optimizer, rank, 2)
+        return attachment.engine, attachment.why
 
 
 def test_engine_that_fails_to_open_on_one_rank_is_used_on_none() -> None:
@@ -503,14 +492,13 @@ def uneven(port: int) -> tuple[bool, dict[str, int], int]:
                     optimizer.step()
             digests.append(digest(ddp))
         assert attachment is not None
-        carrier = attachment._hook.carrier
-        assert isinstance(carrier, RingsideCarrier)
-        return digests[0] == digests[1], attachment.counters, len(carrier._under_way)
+        kept = sum(isinstance(one, Turn) for one in gc.get_objects())
+        return digests[0] == digests[1], attachment.counters, kept
 
 
 def test_join_with_uneven_inputs() -> None:
     results = ddp_ranks(2, uneven)
-    for same, counters, under_way in results:
+    for same, counters, kept in results:
         assert same
         assert is_ours(counters)
-        assert under_way <= 4, "what nobody waited for is kept"
+        assert kept <= 4, "what nobody waited for is kept"

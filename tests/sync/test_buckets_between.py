@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
+
+from tests.engine.threaded import on_threads
 
 from ringside.engine.choice import Choice
 from ringside.engine.dtypes import DTYPES
@@ -93,12 +94,9 @@ def test_only_large_float32_ones_of_the_choice_whose_turn_it_is_are_tried() -> N
         rows = tuple(Row(name, 1.0, None, 1.0, True) for name in ("ring", "direct", "native"))
         return Rank(size_bytes, "ring", "", rows)
 
-    selector = object.__new__(Selector)
-    selector._expected, selector.version, selector._wire = {}, 0, None
-    selector._across = SimpleNamespace(pieces_from_bytes=lambda wire: 4 * MB)
-    selector.table, selector._auditions, selector._bounds = None, {}, []
+    selector, _ = on_threads(2, lambda across: Selector(across, environ={}))
     assert not selector.tries(MB, Choice("ring"))
-    selector._use(Table({}, {}, (rank(4), rank(MB))).encode())
+    selector.use(Table({}, {}, (rank(4), rank(MB))).encode())
     turn = selector.choose(MB, FLOAT32)
     assert selector.tries(MB, turn, FLOAT32)
     assert not selector.tries(MB, turn, FLOAT64)

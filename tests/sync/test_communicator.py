@@ -11,14 +11,14 @@ import torch
 from tests.engine.oracle import ALLOWED, digest
 from tests.support.ranks import on_ranks, place
 
-from ringside import Communicator, _core
+from ringside import Communicator
 from ringside._core import twins
 from ringside.engine.choice import Choice
 from ringside.errors import UnsupportedError, UsageError
 
 from .groups import communicator, meeting_point
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 TEAM = 5
 LIMIT_S = 150.0

@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import on_ranks  # noqa: E402
 
-from ringside import _core  # noqa: E402
 from ringside.engine.message_plan import plan_messages  # noqa: E402
 from ringside.engine.transports.torch_device import DevicePeers  # noqa: E402
 from ringside.errors import SyncError, UnsupportedError, UsageError  # noqa: E402
@@ -26,6 +25,22 @@ def refused(device: OnDevice, x: Any, *args: Any, **how: Any) -> str:
     with pytest.raises((UsageError, UnsupportedError)) as raised:
         device.all_reduce(x, *args, **how)
     return str(raised.value)
+
+
+def plan_of(device: OnDevice, x: Any) -> str:
+    """Reduce where no algorithm is named; return by which schedule it went."""
+    names: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        run = DevicePeers.run
+
+        def noted(peers: DevicePeers, plan: Any, *args: Any) -> None:
+            names.append(plan.name)
+            run(peers, plan, *args)
+
+        patch.setattr(DevicePeers, "run", noted)
+        device.all_reduce(x)
+    (name,) = names
+    return name
 
 
 def reduces(path: str, size: int) -> None:
@@ -57,7 +72,7 @@ def reduces(path: str, size: int) -> None:
             assert torch.equal(leaf.detach(), torch.full((3,), 3.0))
         empty = torch.zeros(0)
         device.all_reduce(empty, algorithm="ring")
-        assert OnDevice(group, communicator_device.Choice.parse("ring"))._schedule(None).name == "ring"
+        assert plan_of(OnDevice(group, communicator_device.Choice.parse("ring")), torch.ones(3)) == "ring"
 
 
 def test_every_way_gives_the_same() -> None:
@@ -100,14 +115,14 @@ def through_the_communicator(path: str, hosts: Sequence[int], algorithm: str | N
     with pytest.MonkeyPatch.context() as patch:
         for module in (between, inside):
             patch.setattr(module, "on_device", pretended)
+        real = OnDevice.all_reduce
+
+        def noted(device: OnDevice, x: Any, *args: Any, **how: Any) -> Any:
+            taken.append((args, how))
+            return real(device, x.real.contiguous(), *args, **how)
+
+        patch.setattr(OnDevice, "all_reduce", noted)
         with communicator(path, hosts, algorithm=algorithm) as comm:
-            real = comm._device.all_reduce
-
-            def noted(x: Any, *args: Any, **how: Any) -> Any:
-                taken.append((args, how))
-                return real(x.real.contiguous(), *args, **how)
-
-            comm._device.all_reduce = noted
             numbers = comm.all_reduce(torch.full((3,), comm.rank + 1.0, dtype=torch.complex64))
             plain = comm.all_reduce(torch.ones(3))
             assert torch.equal(plain, torch.full((3,), 2.0))
@@ -117,7 +132,7 @@ def through_the_communicator(path: str, hosts: Sequence[int], algorithm: str | N
             return numbers.tolist(), str(taken[0][1].get("algorithm"))
 
 
-@pytest.mark.skipif(not _core.available(), reason="needs the native core")
+@pytest.mark.native
 @pytest.mark.parametrize("hosts", [[0, 0], [0, 1]])
 def test_tensors_on_gpus_go_where_they_are(hosts: list[int]) -> None:
     with meeting_point() as path:
@@ -160,10 +175,11 @@ class Coalescing:
         self.calls.append("wait")
 
 
-def test_a_round_goes_to_the_backend_as_one() -> None:
+def test_a_round_goes_to_the_backend_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "get_rank", lambda group: 1)
+    monkeypatch.setattr(dist, "get_world_size", lambda group: 4)
     group = Coalescing()
-    peers = object.__new__(DevicePeers)
-    peers._group, peers.rank, peers.size = group, 1, 4  # type: ignore[assignment]
+    peers = DevicePeers(group)  # type: ignore[arg-type]
     plan = plan_messages(halving_doubling(4), 1)
     peers.run(plan, list(torch.ones(8).split(2)), "sum")
     rounds = [k for k, call in enumerate(group.calls) if call == "start"]

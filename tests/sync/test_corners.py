@@ -15,12 +15,11 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside import _core  # noqa: E402
 from ringside.sync.group import group_store  # noqa: E402
 
 from .training import ddp_outcomes, ddp_ranks, group  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 WAYS = ("ring", "recursive_doubling", "direct", "hosts/ring", "leaders/tree*2", "hosts/direct", "native")
 

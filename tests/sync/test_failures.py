@@ -17,7 +17,6 @@ from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside import _core  # noqa: E402
 from ringside.monitor.verdict import Verdict  # noqa: E402
 from ringside.sync.session import Session  # noqa: E402
 
@@ -37,7 +36,7 @@ from .training import (  # noqa: E402
     train,
 )
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 BOUND_S = 5.0
 """Survivors know within a second; this leaves room for a busy machine."""
@@ -188,8 +187,8 @@ def bad_listeners(port: int) -> dict[str, Any]:
         told = {"kind": "slow_rank", "ranks": [1], "since_step": 2, "detected_step": 3, "excess_ratio": 0.2}
         for _ in range(2):
             verdict = {**told, "cause": "", "evidence": {}, "cost_rank_seconds": 0, "advice": ""}
-            if session._chief is not None:
-                session._chief.tell("verdict", {"verdict": verdict})
+            if session.chief is not None:
+                session.chief.tell("verdict", {"verdict": verdict})
         session.end()
         written = len((path / "steps.jsonl").read_text().splitlines()) if rank == 0 else 8
     return {"heard": heard, "verdicts": verdicts, "said": said.about("will not be called again"), "written": written}
@@ -317,7 +316,6 @@ def without_memfds(port: int) -> tuple[bool, dict[str, int], list[str]]:
 
     with group(port) as rank, Said() as said, pytest.MonkeyPatch.context() as patch:
         training.MODELS["big"] = big_model
-        storage._warn.cache_clear()
         stock = train(Plan("big", options=BIG), rank, attach=False)
         if rank == 1:
             patch.setattr(storage.os, "memfd_create", refuse)

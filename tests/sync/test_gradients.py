@@ -11,52 +11,13 @@ torch = pytest.importorskip("torch")
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside import _core  # noqa: E402
-from ringside.sync import carriers  # noqa: E402
+from ringside.engine import Communicator  # noqa: E402
+from ringside.sync.ddp_methods import own_hook  # noqa: E402
 
+from .plans import PLANS, VIEW, assert_ours, both  # noqa: E402
 from .training import OLD_TORCH, Plan, build, ddp_ranks, group, train  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
-
-
-def both(port: int, plan: Plan) -> tuple[str, float, dict[str, int], str]:
-    """Train with Gloo and with Ringside; tell where they differ, by how much, who carried, and a digest."""
-    with group(port) as rank:
-        stock = train(plan, rank, attach=False)
-        ours = train(plan, rank, attach=True)
-        return stock.difference(ours), stock.gap(ours), ours.counters, ours.digest
-
-
-def assert_ours(counters: dict[str, int]) -> None:
-    """Nothing may have fallen through to the process group."""
-    assert counters, "nobody carried anything"
-    assert all(name.startswith("ringside/") for name in counters), counters
-
-
-VIEW = {"gradient_as_bucket_view": True}
-BRANCHES = Plan("branches", steps=5, options={"find_unused_parameters": True})
-PLANS: dict[str, Plan] = {
-    **{name: Plan(name) for name in ("mlp", "convolutional", "transformer", "shared", "frozen")},
-    **{f"{name} as view": Plan(name, options=VIEW) for name in ("mlp", "convolutional", "shared", "frozen")},
-    "f64": Plan(dtype=torch.float64),
-    "one bucket": Plan(options={"bucket_cap_mb": 25}),
-    "buffers not broadcast": Plan("convolutional", options={"broadcast_buffers": False}),
-    "accumulation": Plan(accumulate=3),
-    "accumulation as view": Plan(accumulate=3, options=VIEW),
-    "static graph": Plan(options={"static_graph": True}),
-    "static graph as view": Plan("shared", options={"static_graph": True, **VIEW}),
-    "static graph, unused branch": Plan("branches", options={"static_graph": True}),
-    "complex, which DDP lays out as real": Plan("linear", dtype=torch.complex64),
-    "unused differs between steps": Plan(**{**vars(BRANCHES), "uses": [["left", "right", "both"]]}),
-    "unused differs between ranks": Plan(**{**vars(BRANCHES), "uses": [["left"], ["right"]]}),
-    "unused, as view": Plan(
-        "branches", steps=5, uses=[["left", "both"], ["right"]], options={"find_unused_parameters": True, **VIEW}
-    ),
-    "whole first bucket unused": Plan(
-        "branches", uses=[["left"]], options={"find_unused_parameters": True, "bucket_cap_mb": 0.0005}
-    ),
-    "find_unused, none is": Plan(options={"find_unused_parameters": True}),
-}
+pytestmark = pytest.mark.native
 
 
 @pytest.mark.core
@@ -108,7 +69,9 @@ class Bucket:
 
 def refused(port: int) -> tuple[list[complex], dict[str, int]]:
     with group(port) as rank:
-        hook = ringside.attach(DistributedDataParallel(build("mlp")), monitor=False)._hook
+        model = DistributedDataParallel(build("mlp"))
+        ringside.attach(model, monitor=False)
+        hook = own_hook(model)
         buffer = torch.full((3,), complex(rank + 1, 1.0), dtype=torch.complex64)
         hook.carrier.carry(Bucket(buffer)).wait()
         hook.carrier.wait()
@@ -150,23 +113,23 @@ def carried_here(port: int) -> tuple[list[list[bool]], list[bool]]:
     """Tell of each backward's buckets whether the thread that computed carried them, and of one nobody waits for."""
     with group(port) as rank, pytest.MonkeyPatch.context() as patch:
         model = DistributedDataParallel(build("mlp"), bucket_cap_mb=0.001)
-        carrier = ringside.attach(model, monitor=False)._hook.carrier
-        assert isinstance(carrier, carriers.RingsideCarrier)
         here: list[bool] = []
-        begin = carrier._begin
+        reduce = Communicator.all_reduce_storage
 
-        def noted(*args: Any, **named: Any) -> Any:
+        def noted(*args: Any, **named: Any) -> None:
             here.append(threading.get_ident() == threading.main_thread().ident)
-            return begin(*args, **named)
+            reduce(*args, **named)
 
-        patch.setattr(carrier, "_begin", noted)
-        patch.setattr(carriers, "PATIENCE_S", 600.0)  # else the thread may come first where this one gets no processor
+        patch.setattr(Communicator, "all_reduce_storage", noted)
+        ringside.attach(model, monitor=False)
+        carrier = own_hook(model).carrier
+        carrier.patience_s = 600.0  # else the thread may come first where this one gets no processor
         backwards = []
         for _ in range(3):
             model(torch.randn(4, model.module[0].in_features)).sum().backward()
             backwards.append(list(here))
             here.clear()
-        patch.setattr(carriers, "PATIENCE_S", 1e-3)
+        carrier.patience_s = 1e-3
         buffer = torch.full((3,), float(rank))
         carrier.carry(Bucket(buffer)).wait()
         assert buffer.tolist() == [0.5] * 3

@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 
 torch = pytest.importorskip("torch")
-from tests.support.ranks import place  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside import _core  # noqa: E402
+from ringside.sync.ddp_methods import own_hook  # noqa: E402
 
-from .test_gradients import PLANS, assert_ours, both  # noqa: E402
+from .groups import own_machines  # noqa: E402
+from .plans import PLANS, assert_ours, both  # noqa: E402
 from .training import Plan, batch, build, ddp_ranks, group  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
-
-
-@contextmanager
-def own_machines() -> Iterator[None]:
-    """Inside, no two ranks can share memory, and all-reduces travel along a ring."""
-    names = {"RINGSIDE_MACHINE": f"machine {place().rank}", "RINGSIDE_ALGORITHM": "ring"}
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(names)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+pytestmark = pytest.mark.native
 
 
 def both_between(port: int, plan: Plan) -> tuple[str, float, dict[str, int], str]:
@@ -99,7 +79,7 @@ def detached_while_ddp_waits(port: int) -> tuple[float, dict[str, int]]:
         model = DistributedDataParallel(build("mlp"), bucket_cap_mb=0.01)
         stock = DistributedDataParallel(build("mlp"), bucket_cap_mb=0.01)
         attachment = ringside.attach(model, monitor=False)
-        leave = attachment._hook.carrier.leave
+        leave = own_hook(model).carrier.leave
 
         def leaves() -> bool:
             answer: bool = leave()
@@ -108,7 +88,7 @@ def detached_while_ddp_waits(port: int) -> tuple[float, dict[str, int]]:
 
         for step in range(4):
             if step == 2:
-                attachment._hook.carrier.leave = leaves
+                own_hook(model).carrier.leave = leaves
             for each in (model, stock):
                 each.zero_grad()
                 each(batch(rank, step)).square().mean().backward()

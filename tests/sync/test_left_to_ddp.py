@@ -16,12 +16,12 @@ from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside import _core  # noqa: E402
+from ringside.sync.ddp_methods import own_hook  # noqa: E402
 from ringside.sync.left_to_ddp import LeftToDdp  # noqa: E402
 
 from .training import LIMIT_S, free_port, group  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 SIZE, VICTIM, SAMPLES = 3, 1, 4
 BOUND_S = 5.0
@@ -85,11 +85,11 @@ def stops_in_backward(port: int, engine: str, options: dict[str, bool]) -> list[
         with group(port) as rank:
             parts = [nn.Linear(64, 64) for _ in range(4)]
             ddp = DistributedDataParallel(nn.Sequential(*parts), bucket_cap_mb=0.01, **options)
-            attachment = ringside.attach(ddp, engine=engine, monitor=False)
+            ringside.attach(ddp, engine=engine, monitor=False)
             ddp(torch.randn(SAMPLES, 64)).square().mean().backward()
             ddp.zero_grad()
             parts[1].register_forward_hook(lambda _, args, output: Stop.apply(output))
-            carrier = attachment._hook.carrier
+            carrier = own_hook(ddp).carrier
             leave = carrier.leave
 
             def leaves() -> bool:

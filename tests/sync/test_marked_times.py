@@ -71,13 +71,13 @@ def trains(port: int, path: str, breaks_at: int) -> dict[str, Any]:
 
             attachment.session.on_record(hear)
             weight = next(ddp.parameters())
-            sync_ends = attachment._clock.sync_ends
+            sync_ends = attachment.session.clock.sync_ends
 
             def seen(take: Callable[[], Any], ago: float) -> None:
                 found["averaged"].append(weight.grad.clone())
                 sync_ends(take, ago)
 
-            attachment._clock.sync_ends = seen
+            attachment.session.clock.sync_ends = seen
             steps(ddp, optimizer, rank, STEPS)
             attachment.session.end()
             found["said"] = said.about("dropped")

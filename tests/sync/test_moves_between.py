@@ -9,14 +9,13 @@ import pytest
 from tests.engine.oracle import ALLOWED, difference, elements
 from tests.support.ranks import on_ranks, place
 
-from ringside import _core
 from ringside._core import twins
 from ringside.engine.dtypes import FLOATING
 from ringside.errors import MismatchError
 
 from .groups import communicator, meeting_point
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 TEAM = 6
 LIMIT_S = 150.0
@@ -131,16 +130,15 @@ def test_lanes_of_any_length(layout: str) -> None:
 
 
 def what_leaves(path: str, hosts: list[int], what: str, count: int) -> tuple[int, int]:
-    """Return what this rank sent to ranks of other hosts, and to those of its own, in one collective, bytes."""
+    """Return what came to this rank from ranks of other hosts, and from those of its own, in one collective, bytes."""
     n = len(hosts)
     with communicator(path, hosts) as comm:
-        sent = comm._between.across.exchange.sent_bytes  # type: ignore[union-attr]
         x = np.ones(n * count, np.float32)
-        before = dict(sent)
+        before = len(comm.hops)
         getattr(comm, what)(x if what != "all_gather" else x[:count])
-        moved = {peer: size - before.get(peer, 0) for peer, size in sent.items()}
-        away = sum(size for peer, size in moved.items() if hosts[peer] != hosts[comm.rank])
-        return away, sum(moved.values()) - away
+        hops = comm.hops[before:]
+        away = sum(hop.size_bytes for hop in hops if hosts[hop.src] != hosts[comm.rank])
+        return away, sum(hop.size_bytes for hop in hops) - away
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import on_ranks, place  # noqa: E402
 from torch.distributed import distributed_c10d as c10d  # noqa: E402
 
-from ringside import _core  # noqa: E402
 from ringside.errors import UsageError  # noqa: E402
 from ringside.sync import carried  # noqa: E402
 
@@ -23,7 +22,7 @@ from .groups import meeting_point  # noqa: E402
 from .process_groups import LIMIT_S, on_both, on_ours, under  # noqa: E402
 from .training import same_bits  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 SUM, AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
 Case = Callable[[int, int, bool], list[torch.Tensor]]
@@ -225,7 +224,7 @@ def test_every_collective_gives_the_bits_of_gloo_and_none_falls_through():
 
 
 def cases_on_two_hosts(rank: int) -> tuple[dict[str, list[torch.Tensor]], dict[str, Any]]:
-    assert dist.group.WORLD._engine.communicator.roster.hosts == ((0, 1), (2,))
+    assert dist.group.WORLD.engine.communicator.roster.hosts == ((0, 1), (2,))
     return all_cases(rank)
 
 

@@ -12,14 +12,13 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
-from ringside import _core  # noqa: E402
 from ringside.errors import DeadlineError, UsageError  # noqa: E402
 from ringside.sync.process_group_calls import settled  # noqa: E402
 from ringside.sync.process_group_collectives import TABLE, all_gather, broadcast  # noqa: E402
 
 from .process_groups import on_both, on_ours  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 Tensors = list[torch.Tensor]
 MAX = dist.ReduceOp.MAX
@@ -107,7 +106,7 @@ def short_limits(rank: int) -> list[str]:
                 at_once_or_later(x, group, later)
         dist.barrier()
         if rank == 1:
-            group._engine.run(lambda: group._engine.inside.all_reduce(torch.ones(3), algorithm="one_shot"))
+            group.engine.run(lambda: group.engine.inside.all_reduce(torch.ones(3), algorithm="one_shot"))
         dist.barrier()
     group.set_timeout(datetime.timedelta(seconds=30))
     dist.all_reduce(x, group=group)

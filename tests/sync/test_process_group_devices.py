@@ -14,13 +14,12 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from torch.distributed import distributed_c10d as c10d  # noqa: E402
 
-from ringside import _core  # noqa: E402
 from ringside.autoload import ringside_backend  # noqa: E402
 from ringside.errors import UsageError  # noqa: E402
 from ringside.sync import carried, process_group_making  # noqa: E402
 from ringside.sync.process_group_collectives import TABLE  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 
 class Recorder:

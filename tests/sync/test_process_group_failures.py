@@ -7,87 +7,24 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-import torch.distributed._functional_collectives as functional  # noqa: E402
 from tests.support.ranks import Team, hear, place, run_script, say  # noqa: E402
 from torch import nn  # noqa: E402
-from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-from ringside import _core  # noqa: E402
-from ringside.errors import ClosedError, DeadlineError, MismatchError  # noqa: E402
+from ringside.errors import ClosedError, MismatchError  # noqa: E402
 
 from .groups import meeting_point  # noqa: E402
 from .process_groups import backend, on_ours  # noqa: E402
+from .ways_to_wait import INTERRUPTED, WAYS, at_once, caught, interrupted, later, patient_in_group  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
-
-
-# ------------------------------------------------------------------------------------------------ ways to wait
-
-
-def at_once() -> None:
-    dist.all_reduce(torch.ones(3))
-
-
-def later() -> None:
-    dist.all_reduce(torch.ones(3), async_op=True).wait()
-
-
-def by_future() -> None:
-    dist.all_reduce(torch.ones(3), async_op=True).get_future().wait()
-
-
-def by_result() -> None:
-    dist.all_reduce(torch.ones(3), async_op=True).result()
-
-
-def functionally() -> None:
-    functional.wait_tensor(functional.all_reduce(torch.ones(3), "sum", dist.group.WORLD))
-
-
-def coalesced() -> None:
-    with dist._coalescing_manager(async_ops=True) as manager:
-        dist.all_reduce(torch.ones(3))
-    manager.wait()
-
-
-def by_objects() -> None:
-    dist.all_gather_object([None] * dist.get_world_size(), "text")
-
-
-def in_backward(wrap: Callable[[nn.Module], nn.Module]) -> Callable[[], None]:
-    def way() -> None:
-        model = wrap(nn.Linear(4, 4))
-        for _ in range(4):
-            model(torch.ones(2, 4)).sum().backward()
-
-    return way
-
-
-def wrapped_in_ddp(model: nn.Module) -> nn.Module:
-    return DistributedDataParallel(model)
-
-
-WAYS: dict[str, Callable[[], None]] = {
-    **{way.__name__: way for way in (at_once, later, by_future, by_result, functionally, coalesced, by_objects)},
-    "ddp": in_backward(wrapped_in_ddp),
-    "fsdp": in_backward(fully_shard),
-}
-
-
-def caught(way: Callable[[], None]) -> tuple[str, str]:
-    """Return the name and the text of the exception that a way to wait ends with."""
-    try:
-        way()
-    except RuntimeError as error:  # whatever torch code expects of its own groups
-        return type(error).__name__, str(error)
-    return "", ""
+pytestmark = pytest.mark.native
 
 
 def left_alone(path: str, name: str, gone: Callable[[], None]) -> tuple[str, str]:
@@ -231,21 +168,6 @@ def test_a_hook_that_raises_is_an_exception_of_backward():
         assert all("of the hook" in text for text in said)
 
 
-def patient(rank: int) -> None:
-    """Wait for too short a time, then for long enough."""
-    if rank == 1:
-        hear()
-        dist.all_reduce(torch.ones(2))
-        return
-    work = dist.all_reduce(x := torch.ones(2), async_op=True)
-    with pytest.raises(DeadlineError, match=r"all_reduce on rank 0 is not done after 0\.01 s"):
-        work.wait(datetime.timedelta(milliseconds=10))
-    assert not work.is_completed()
-    say("ready")
-    assert work.wait()
-    assert x[0].item() == 2
-
-
 def too_late(path: str) -> tuple[str, str]:
     """Wait for rank 1, which stays away until it is told to go."""
     with backend(path, timeout_s=1.0) as rank:
@@ -271,11 +193,6 @@ def test_who_is_late_is_named_and_a_short_wait_costs_nothing():
     assert "rank 1 did not arrive within 1 s" in first.value[1]
 
 
-def patient_in_group(path: str) -> None:
-    with backend(path) as rank:
-        patient(rank)
-
-
 def missing_from_a_barrier(rank: int) -> tuple[str, str]:
     """Have rank 1 miss a monitored barrier of one group; others go on."""
     group, heard = dist.new_group([0, 1]), ("", "")
@@ -291,31 +208,6 @@ def test_who_misses_a_monitored_barrier_is_named():
     (kind, text), _ = on_ours(2, missing_from_a_barrier)
     assert kind == "RuntimeError"
     assert "1" in text.partition("ailed to pass monitoredBarrier")[0], text
-
-
-def ready_and(way: Callable[[], None]) -> None:
-    say("ready")
-    way()
-
-
-INTERRUPTED = (later, by_result, functionally, at_once)
-
-
-def interrupted(path: str) -> str:
-    """Be interrupted while waiting for rank 1, in a group for each way to wait: none can be used afterwards."""
-    with backend(path) as rank:
-        groups = [dist.new_group([0, 1]) for _ in INTERRUPTED]
-        if rank == 1:
-            hear()
-            return ""
-        world = dist.group.WORLD
-        for way, group in zip(INTERRUPTED, groups, strict=True):
-            dist.group.WORLD = group
-            with pytest.raises(KeyboardInterrupt):
-                ready_and(way)
-            group.abort()  # rank 1 never comes
-        dist.group.WORLD = world
-        return "went on"
 
 
 def test_ctrl_c_ends_a_wait():
@@ -376,20 +268,8 @@ def test_groups_are_aborted_made_again_and_not_a_forked_childs():
         assert team.run(abort_and_again, path) == [1, 1]
 
 
-FORGETFUL = """
-import os, ringside  # before torch, as a sorted list of imports has it
-import torch, torch.distributed as dist
-dist.init_process_group("ringside", init_method="file://{path}", rank=int(os.environ["RANK"]), world_size=2)
-dist.all_reduce(torch.ones(3))
-works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(3)]
-if os.environ["RANK"] == "0":  # nobody else calls this one, and nobody waits for it
-    last = dist.all_reduce(torch.ones(3), async_op=True).get_future().then(lambda future: future.value())
-print("end of script")
-"""
-
-
 def test_a_script_may_end_without_a_word():
     with meeting_point() as path:
-        for ended in run_script(2, FORGETFUL.format(path=path)):
+        for ended in run_script(2, Path(__file__).parent / "scripts" / "ends_without_a_word.py", path):
             assert (ended.status, ended.out) == (0, "end of script\n"), ended.err
             assert "Traceback" not in ended.err

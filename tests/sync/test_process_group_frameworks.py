@@ -27,7 +27,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside import _core  # noqa: E402
 from ringside.engine.log import PATHS  # noqa: E402
 from ringside.sync import carried  # noqa: E402
 from ringside.sync.process_group_fsdp import SharedAllGather, SharedReduceScatter  # noqa: E402
@@ -36,7 +35,7 @@ from .groups import meeting_point  # noqa: E402
 from .process_groups import LIMIT_S, on_both  # noqa: E402
 from .training import same_bits  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 Tensors = list[torch.Tensor]
 
@@ -75,7 +74,7 @@ def large_ddp() -> Tensors:
     model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 512), nn.Linear(512, 512), nn.Linear(512, 4)))
     parameters = train(model, steps=6)
     if dist.get_backend() == "ringside":
-        rows = dist.group.WORLD._engine.inside.log.drain()
+        rows = dist.group.WORLD.engine.inside.log.drain()
         assert sum(PATHS[row.path] == "push" for row in rows) >= 3, rows
     return parameters
 

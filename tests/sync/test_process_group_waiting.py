@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,15 +16,16 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import Team, hear, on_ranks, place, say  # noqa: E402
+from tests.support.waiting import until  # noqa: E402
 
-from ringside import _core  # noqa: E402
+from ringside.engine.turns import Turn  # noqa: E402
 from ringside.errors import ClosedError  # noqa: E402
 
 from .groups import meeting_point  # noqa: E402
 from .process_groups import LIMIT_S, backend, under  # noqa: E402
-from .test_process_group_failures import caught, interrupted, patient_in_group  # noqa: E402
+from .ways_to_wait import caught, interrupted, patient_in_group  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 WHERE = pytest.mark.parametrize("hosts", [1, 2], ids=["one_host", "two_hosts"])
 SMALL, LARGE = 3, 1 << 19  # elements: whoever waits carries it out; the thread begins it at once
@@ -50,14 +50,6 @@ def later(numel: int, group: Any = None) -> tuple[Any, torch.Tensor]:
     """Begin an all-reduce of ones; return what to wait for, and the tensor."""
     x = torch.ones(numel)
     return dist.all_reduce(x, group=group, async_op=True), x
-
-
-def until(condition: Callable[[], Any]) -> None:
-    """Return when a condition holds that another thread or rank brings about."""
-    deadline = time.monotonic() + LIMIT_S / 3
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 # ------------------------------------------------------------------------------------------------ who waits
@@ -182,19 +174,26 @@ def test_a_short_wait_costs_nothing(hosts):
         assert all(outcome.ok for outcome in team.finish())
 
 
-def abort_when_begun(group: Any, work: Any) -> None:
-    until(lambda: work._turn.begun)
+def abort_when_begun(group: Any, begun: threading.Event) -> None:
+    assert begun.wait(LIMIT_S / 3)
     group.abort()
 
 
 def aborted_in_a_wait(rank: int) -> list[str]:
     """Abort groups from another thread, while this one carries out what rank 1 never calls."""
-    heard = []
+    heard, begun, carry = [], threading.Event(), Turn.carry
+
+    def noted(turn: Turn) -> None:
+        begun.set()
+        carry(turn)
+
+    pytest.MonkeyPatch().setattr(Turn, "carry", noted)  # for as long as the process lives
     for numel in (SMALL, LARGE):
         group = dist.new_group([0, 1])
         if rank == 0:
+            begun.clear()
             work, _ = later(numel, group)
-            closer = threading.Thread(target=abort_when_begun, args=(group, work))
+            closer = threading.Thread(target=abort_when_begun, args=(group, begun))
             closer.start()
             heard.append(caught(work.wait)[0])
             closer.join(LIMIT_S / 3)

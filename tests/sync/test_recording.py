@@ -13,13 +13,12 @@ from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside import _core  # noqa: E402
 from ringside.monitor.questions import QUESTIONS  # noqa: E402
 from ringside.monitor.run_directory import RunReader  # noqa: E402
 
 from .training import ddp_ranks, group  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 LAYERS = 24
 

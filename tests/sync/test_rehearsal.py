@@ -9,12 +9,11 @@ torch = pytest.importorskip("torch")
 from tests.support.ranks import on_ranks  # noqa: E402
 from tests.sync.groups import communicator, meeting_point  # noqa: E402
 
-from ringside import _core  # noqa: E402
 from ringside.engine import message_order  # noqa: E402
 from ringside.engine.choice import Choice  # noqa: E402
 from ringside.engine.part import Reduction  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 HOSTS = [0, 0, 1, 1, 2, 2]
 FORMS = ("tree", "halving_doubling", "hosts/tree", "hosts/halving_doubling", "leaders/tree*4", "hosts/ring", "ring*2")
@@ -24,7 +23,7 @@ COUNTS = (1_000, 150_000, 1_200_001, 5_000_000)  # in one message, in one go, in
 def worked_out(path: str, rehearses: bool) -> list[int]:
     """Return how many orders of messages each all-reduce had to work out."""
     found = []
-    message_order._played.cache_clear()  # processes are used again for one test after another
+    message_order.play_through.cache_clear()  # processes are used again for one test after another
     with communicator(path, HOSTS) as comm:
         across = comm._between.across
         for form in FORMS:
@@ -32,9 +31,9 @@ def worked_out(path: str, rehearses: bool) -> list[int]:
             for count in COUNTS:
                 if rehearses:
                     across.rehearse(count, Reduction(0, 0), Choice.parse(form))
-                before = message_order._played.cache_info().misses
+                before = message_order.play_through.cache_info().misses
                 comm.all_reduce(torch.zeros(count), algorithm=form)
-                found.append(message_order._played.cache_info().misses - before)
+                found.append(message_order.play_through.cache_info().misses - before)
     return found
 
 

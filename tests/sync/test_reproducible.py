@@ -10,13 +10,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ringside  # noqa: E402
-from ringside import _core  # noqa: E402
 from ringside.engine.reproducible import canonical_algorithms  # noqa: E402
 from ringside.schedule import by_name, verify  # noqa: E402
 
 from .training import ddp_outcomes, ddp_ranks, group  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 RANKS = 4
 ELEMENTS = 3001

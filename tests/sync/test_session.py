@@ -13,12 +13,11 @@ import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import Ended, run_script  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside import _core  # noqa: E402
 from ringside.monitor.run_directory import RunReader  # noqa: E402
 
 from .training import OLD_TORCH, Plan, ddp_ranks, free_port, group, one_step, small_attachment, steps  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 KEYS = {"schema", "world_size", "steps", "step_seconds", "ranks", "verdicts", "sync", "overhead", "loss"}
 
@@ -45,7 +44,7 @@ def trains(port: int, path: str, engine: str) -> dict[str, Any]:
         session.end()
         session.end()
         steps(ddp, optimizer, rank, 2)  # after the end nothing is taken in, and nothing breaks
-        kept = len(session._batch)
+        kept = session.unsent
         return {"path": session.path, "kept": kept, "engine": attachment.engine, "counters": attachment.counters}
 
 
@@ -124,53 +123,15 @@ def test_validation_between_steps_is_no_training(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------------------------ whole processes
 
-SCRIPT = """
-import logging, os, signal, sys
-os.environ["MASTER_PORT"] = "{port}"
-import torch, torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-import ringside
 
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-ddp = DistributedDataParallel(nn.Linear(8, 8))
-session = ringside.attach(ddp, run_dir={path!r}).session
-optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-
-def train(steps):
-    for _ in range(steps):
-        optimizer.zero_grad()
-        ddp(torch.randn(2, 8)).sum().backward()
-        optimizer.step()
-
-train(10)
-"""
-
-WRITTEN = """
-if rank == 0:
-    steps = session.path / "steps.jsonl"
-    while steps.read_text().count("\\n") < 10:
-        session._ended.wait(0.02)
-dist.barrier()
-"""
-
-LOST = """
-try:
-    train(50)
-except ringside.PeerLostError as error:
-    print("lost", error.ranks, flush=True)
-"""
+def ends(path: Path, way: str, *words: object) -> list[Ended]:
+    return run_script(2, Path(__file__).parent / "scripts" / "session_ends.py", free_port(), path, way, *words)
 
 
-def ends(path: Path, rest: str) -> list[Ended]:
-    return run_script(2, SCRIPT.format(port=free_port(), path=str(path)) + rest)
-
-
-@pytest.mark.parametrize("rest", ["", "dist.destroy_process_group()", "session.end(); dist.destroy_process_group()"])
+@pytest.mark.parametrize("way", ["nothing", "group", "session, group"])
 @pytest.mark.long
-def test_a_script_may_end_as_it_likes(tmp_path: Path, rest: str) -> None:
-    for ended in ends(tmp_path / "run", rest):
+def test_a_script_may_end_as_it_likes(tmp_path: Path, way: str) -> None:
+    for ended in ends(tmp_path / "run", way):
         assert ended.status == 0, ended.err
         assert "Traceback" not in ended.err
         assert "monitor stopped" not in ended.err
@@ -179,8 +140,7 @@ def test_a_script_may_end_as_it_likes(tmp_path: Path, rest: str) -> None:
 
 
 def test_rank_that_raises_in_forward_is_lost_to_the_others(tmp_path: Path) -> None:
-    raising = "if rank == 1: ddp.module.register_forward_pre_hook(lambda *_: [][1])\n"
-    first, second = ends(tmp_path / "run", raising + LOST)
+    first, second = ends(tmp_path / "run", "raises")
     assert second.status == 1
     assert "IndexError" in second.err
     assert first.status == 0, first.err
@@ -190,8 +150,7 @@ def test_rank_that_raises_in_forward_is_lost_to_the_others(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_killed_rank_leaves_a_readable_run_and_the_other_ends(tmp_path: Path, victim: int) -> None:
-    kill = f"if rank == {victim}: os.kill(os.getpid(), signal.SIGKILL)\n"
-    ended = ends(tmp_path / "run", WRITTEN + kill + LOST)
+    ended = ends(tmp_path / "run", "killed", victim)
     assert ended[victim].status == -9
     survivor = ended[1 - victim]
     assert survivor.status == 0, survivor.err
@@ -200,26 +159,8 @@ def test_killed_rank_leaves_a_readable_run_and_the_other_ends(tmp_path: Path, vi
     assert (tmp_path / "run" / "summary.json").exists() == (victim == 1)
 
 
-INTERRUPT = """
-import threading
-if rank == 1:
-    def late(*_):
-        try:
-            dist.distributed_c10d._get_default_store().wait(["never"], __import__("datetime").timedelta(seconds=60))
-        except RuntimeError:  # rank 0 ended, and its store with it
-            pass
-    ddp.module.register_forward_pre_hook(late)
-else:
-    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-try:
-    train(50)
-except (KeyboardInterrupt, ringside.PeerLostError) as error:
-    print("ended by", type(error).__name__, flush=True)
-"""
-
-
 def test_ctrl_c_while_waiting_in_backward_ends_the_rank_and_frees_the_others(tmp_path: Path) -> None:
-    first, second = ends(tmp_path / "run", INTERRUPT)
+    first, second = ends(tmp_path / "run", "interrupted")
     assert first.status == second.status == 0, (first.err, second.err)
     assert "ended by KeyboardInterrupt" in first.out
     assert "ended by PeerLostError" in second.out

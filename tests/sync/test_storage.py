@@ -13,8 +13,9 @@ torch = pytest.importorskip("torch")
 from tests.support.ranks import on_ranks  # noqa: E402
 
 from ringside.engine.communicator import Communicator  # noqa: E402
-from ringside.sync import storage as storages  # noqa: E402
 from ringside.sync.storage import Buckets, empty_shared, storage_of  # noqa: E402
+
+from .training import Said  # noqa: E402
 
 
 class Host:
@@ -112,20 +113,25 @@ def test_its_memory_cannot_be_cut_off_and_is_not_inherited() -> None:
     assert not os.get_inheritable(storage.fd)
 
 
-def test_what_peers_wait_for_is_copied_where_no_descriptor_is_left(caplog: pytest.LogCaptureFixture) -> None:
-    storages._warn.cache_clear()
+def without_descriptors() -> tuple[list[Any], list[str]]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = max(int(fd) for fd in os.listdir("/proc/self/fd")) + 1
     held = [os.open("/dev/null", os.O_RDONLY) for _ in range(used)]
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + 1, hard))
     try:
-        tensors = [empty_shared(4096, torch.float32) for _ in range(3)]
+        with Said() as said:
+            tensors = [empty_shared(4096, torch.float32) for _ in range(3)]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for fd in held:
             os.close(fd)
-    assert [storage_of(tensor) for tensor in tensors] == [None] * 3
-    said = [record.message for record in caplog.records]
+    return [storage_of(tensor) for tensor in tensors], said.lines
+
+
+def test_what_peers_wait_for_is_copied_where_no_descriptor_is_left() -> None:
+    """In a process of its own: it is said once per process."""
+    ((storages, said),) = on_ranks(1, without_descriptors)
+    assert storages == [None] * 3
     assert len(said) == 1
     assert "copied instead" in said[0]
 

@@ -16,10 +16,11 @@ from ringside import _core  # noqa: E402
 from ringside.monitor.online import with_waits  # noqa: E402
 from ringside.monitor.records import StepRecord  # noqa: E402
 from ringside.sync.carriers import RingsideCarrier  # noqa: E402
+from ringside.sync.ddp_methods import own_hook  # noqa: E402
 
 from .training import ddp_ranks, group, run_directory, small_attachment, steps  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 
 class Worker(torch.autograd.Function):
@@ -59,10 +60,11 @@ def overlap(port: int) -> list[bool]:
     with group(port):
         torch.manual_seed(0)
         ddp = DistributedDataParallel(SlowEarly(), bucket_cap_mb=0.01)
-        attachment = ringside.attach(ddp, monitor=False)
-        carrier, clock = attachment._hook.carrier, attachment._clock
+        attachment, hook = ringside.attach(ddp, monitor=False), own_hook(ddp)
+        assert hook is not None
+        carrier, clock = hook.carrier, hook.clock
         assert isinstance(carrier, RingsideCarrier)
-        log = carrier._communicator.log
+        log = carrier.communicator.log
         totals, ended = log.totals, clock.backward_ends
         seen: dict[str, Any] = {}
 

@@ -25,6 +25,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import Team, hear, on_ranks, place, say  # noqa: E402
+from tests.support.waiting import until  # noqa: E402
 from torch.distributed import HashStore, PrefixStore  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -33,8 +34,10 @@ from ringside.monitor.records import StepRecord, Wire  # noqa: E402
 from ringside.monitor.run_directory import RunReader  # noqa: E402
 from ringside.monitor.summary import finish  # noqa: E402
 from ringside.sync import session as sessions  # noqa: E402
+from ringside.sync.chief import Chief  # noqa: E402
 from ringside.sync.delivery import Inbox, Outbox  # noqa: E402
 from ringside.sync.fuse import Fuse  # noqa: E402
+from ringside.sync.session_settings import Settings  # noqa: E402
 
 from .training import (  # noqa: E402
     LIMIT_S,
@@ -76,14 +79,14 @@ INSTRUMENTS = {
     "forward ends": "ringside.monitor.step_clock:StepClock.forward_ends",
     "backward ends": "ringside.monitor.step_clock:StepClock.backward_ends",
     "what the engine's log says": "ringside.sync.carriers:NativeCarrier.take",
-    "what it took": "ringside.sync.carriers:NativeCarrier._told",
+    "what it took": "ringside.sync.carriers:SyncTimes",
     "the update begins": "ringside.monitor.step_clock:StepClock.optimizer_begins",
     "the update ends": "ringside.monitor.step_clock:StepClock.optimizer_ends",
     "buffers": "ringside.monitor.step_clock:StepClock.blocked",
     "a collective begins": "ringside.sync.watch_board:Board.enters",
     "a collective ends": "ringside.sync.watch_board:Board.goes_on",
     "the hang watch": "ringside.sync.watch:Watch.tick",
-    "digests": "ringside.sync.digests:Digests._take",
+    "digests": "ringside.sync.digests:Digests.take",
     "comparing": "ringside.sync.digests:Comparison.changes",
     "vitals": "ringside.monitor.vitals:VitalSigns.since",
     "links": "ringside.monitor.links:LinkSampler.add_to",
@@ -91,8 +94,8 @@ INSTRUMENTS = {
     "the inbox": "ringside.sync.delivery:Inbox.poll",
     "the collector": "ringside.monitor.online:Collector.add",
     "the detector": "ringside.monitor.detect:Detector.update",
-    "alerts": "ringside.monitor.alerts_live:Alarm._tick",
-    "the run directory": "ringside.monitor.run_directory:RunWriter._append",
+    "alerts": "ringside.monitor.alerts:AlertBook.tick",
+    "the run directory": "ringside.monitor.run_directory:append_to_file",
     "the summary": "ringside.sync.chief:finish",
     "log": "ringside.monitor.step_clock:StepClock.log",
 }
@@ -118,8 +121,8 @@ def breaks(port: int, path: str, where: str, from_the_start: bool) -> tuple[str,
             one_step(ddp, optimizer, Plan("convolutional"), rank, step)
             optimizer.step()
             ringside.log(loss=1.0)
-        if where.endswith("Watch.tick") and attachment.session is not None:
-            attachment.session.watch._thread.join(LIMIT_S / 2)
+        if where == INSTRUMENTS["the hang watch"]:
+            until(lambda: "ringside-watch" not in {thread.name for thread in threading.enumerate()})
         dist.barrier()
         if attachment.session is not None:
             attachment.session.end()
@@ -288,24 +291,20 @@ def without_store(port: int, path: str, again: bool) -> dict[str, Any]:
     here = place()
     store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=here.rank, world_size=here.size)
-    with pytest.MonkeyPatch.context() as patch, Said() as said:
-        patch.setattr(sessions, "SILENT_SECONDS", 0.5)
-        patch.setattr(sessions, "GOODBYE_SECONDS", 2.0)
-        ddp, attachment, optimizer = small_attachment(run_dir=path, engine="native")
-        session = attachment.session
+    with Said() as said:
+        session = sessions.begin(path, "native", Settings(silent_s=0.5, goodbye_s=2.0))
+        ddp, _, optimizer = small_attachment(run_dir=path, engine="native")
         steps(ddp, optimizer, here.rank, 5)
         dist.barrier()
         say("ready")
         assert hear() == "silent"
-        count = train_until(lambda: here.rank > 0 or session._said_silent, ddp, optimizer, here.rank)
-        kept = len(session._batch)
+        count = train_until(lambda: here.rank > 0 or bool(said.lines), ddp, optimizer, here.rank)
+        kept = session.unsent
         if again:
             say("said")
             assert hear() == "answers"
-            kept_longest = oldest(session)
-            count += train_until(
-                lambda: kept_longest is None or oldest(session) is not kept_longest, *(ddp, optimizer, here.rank)
-            )
+            sent = session.outbox.messages
+            count += train_until(lambda: session.outbox.messages > sent + 1, ddp, optimizer, here.rank)
         began = time.monotonic()
         session.end()
         result = {
@@ -317,12 +316,6 @@ def without_store(port: int, path: str, again: bool) -> dict[str, Any]:
     say("ended")
     dist.destroy_process_group()
     return result
-
-
-def oldest(session: Any) -> Any:
-    """Return the oldest of the steps' records that a session has not sent yet, None where it has sent all."""
-    with session._guard:
-        return session._batch[0] if session._batch else None
 
 
 def train_until(done: Callable[[], bool], ddp: Any, optimizer: Any, rank: int) -> int:
@@ -369,22 +362,19 @@ def test_a_store_that_stops_answering(tmp_path: Path, again: bool) -> None:
 def trains_on(port: int, path: str, breaks: bool) -> tuple[int, int]:
     """Rank 0's monitor is over and both ranks train on; return batches that were sent meanwhile, and records kept."""
     with group(port) as rank, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sessions, "HEARD_SECONDS", 0.0)
-        patch.setattr(sessions, "GOODBYE_SECONDS", 0.1)
-        patch.setattr(sessions, "RECORDS_KEPT", 20)
-        ddp, attachment, optimizer = small_attachment(run_dir=path, engine="native")
-        session = attachment.session
-        train_until(lambda: rank == 0 or session._heard, ddp, optimizer, rank)
-        if session._chief is not None and breaks:
-            patch.setattr(session._chief, "compare", lambda: 1 / 0)
-            session._thread.join(LIMIT_S)
+        session = sessions.begin(path, "native", Settings(heard_s=0.0, goodbye_s=0.1, records_kept=20))
+        ddp, _, optimizer = small_attachment(run_dir=path, engine="native")
+        train_until(lambda: rank == 0 or session.heard, ddp, optimizer, rank)
+        if rank == 0 and breaks:
+            patch.setattr(Chief, "compare", lambda chief: 1 / 0)
+            until(lambda: "ringside-monitor" not in {thread.name for thread in threading.enumerate()})
         elif rank == 0:
             session.end()
         dist.barrier()
-        train_until(lambda: rank == 0 or not session._heard, ddp, optimizer, rank)
-        before = session._outbox.messages
+        train_until(lambda: rank == 0 or not session.heard, ddp, optimizer, rank)
+        before = session.outbox.messages
         steps(ddp, optimizer, rank, 40)
-        return session._outbox.messages - before, len(session._batch)
+        return session.outbox.messages - before, session.unsent
 
 
 @pytest.mark.parametrize("breaks", [False, True])
@@ -401,7 +391,7 @@ def test_damaged_batches_are_left_out_and_said_once() -> None:
         no_text = Wire(seconds=1.0, sent_bytes=1, wire_seconds=1.0, local="here")
         told = msgspec.msgpack.encode([msgspec.structs.replace(record, wires=(no_text,))])
         for damaged in (b"\xff\xff\xff", b"\x91\x01", b"\xc1", told.replace(b"here", b"\xff\xfe\xfd\xfc")):
-            good._post(damaged)
+            good.post(damaged)
         good.send([record])
         assert inbox.poll() == [record]
         torn = b"\x01\x00\x00\x00\xff\xff\xff\x7ftorn"  # it ends in the middle
@@ -440,20 +430,33 @@ def test_a_step_that_is_skipped(tmp_path: Path, who: str) -> None:
     assert json.loads((path / "summary.json").read_text())["steps"] == max(counts)
 
 
+def after_sixty_steps(session: sessions.Session) -> Callable[[list[StepRecord]], None]:
+    """Return what takes the place of an outbox's `send`, and holds back what there is to send before step 60."""
+    send, held = session.outbox.send, list[StepRecord]()
+
+    def late(records: list[StepRecord]) -> None:
+        held.extend(records)
+        if held and session.clock.step >= 60:
+            send(list(held))
+            held.clear()
+        if not records:
+            send([])
+
+    return late
+
+
 def comes_late(port: int, path: str) -> list[str]:
     """Rank 1 says who it is, and sends its first records, long after rank 0 has given up waiting for them."""
     with group(port) as rank, pytest.MonkeyPatch.context() as patch, Said() as said:
-        patch.setattr(sessions, "HELLO_SECONDS", 0.05)
         store = dist.distributed_c10d._get_default_store()
         if rank == 1:
             patch.setattr(sessions, "host_name", lambda: store.get("rank 0 is through") and "late")
-        ddp, attachment, optimizer = small_attachment(run_dir=path, engine="native")
+        session = sessions.begin(path, "native", Settings(hello_s=0.05))
         if rank == 0:
             store.set("rank 0 is through", "yes")
-        session = attachment.session
-        if rank == 1:
-            session._heard, check = False, session._is_heard
-            patch.setattr(session, "_is_heard", lambda: session.clock.step >= 60 and check())
+        else:
+            patch.setattr(session.outbox, "send", after_sixty_steps(session))
+        ddp, _, optimizer = small_attachment(run_dir=path, engine="native")
         steps(ddp, optimizer, rank, 70)
         dist.barrier()
         session.end()
@@ -486,7 +489,7 @@ def jumps(port: int, path: str) -> list[str]:
         ddp, attachment, optimizer = small_attachment(run_dir=path, digest_every=5)
         attachment.session.clock.wall = wall
         if rank == 0:
-            attachment.session._chief._collector._clock = wall
+            attachment.session.chief.collector.clock = wall
         steps(ddp, optimizer, rank, 40)
         dist.barrier()
         attachment.session.end()

@@ -17,19 +17,21 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import Team, hear, say  # noqa: E402
+from tests.support.waiting import until  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside import _core  # noqa: E402
-from ringside.monitor import hang, hang_judge  # noqa: E402
+from ringside.sync import session as sessions  # noqa: E402
 from ringside.sync import watch  # noqa: E402
 from ringside.sync.carriers import NativeCarrier  # noqa: E402
+from ringside.sync.ddp_methods import own_hook  # noqa: E402
+from ringside.sync.session_settings import Settings  # noqa: E402
 
 from .training import compares_models_first, free_port, group, small_attachment, steps  # noqa: E402
 
 pytestmark = [
-    pytest.mark.skipif(not _core.available(), reason="needs the native core"),
+    pytest.mark.native,
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc"),
 ]
 
@@ -44,30 +46,23 @@ PATIENCE_S = 30.0
 
 def job(port: int, path: str, engine: str, limit_s: float, culprit: int, case: str) -> int:
     """Train, meet, let one rank do something else while the others train on, and train on together."""
-    was = hang_judge.LIMIT_S
-    hang_judge.LIMIT_S = hang.LIMIT_S = limit_s
-    try:
-        with group(port) as rank:
-            ddp, attachment, optimizer = small_attachment(run_dir=path, engine=engine)
-            steps(ddp, optimizer, rank, 6)
-            await_meeting(attachment.session.watch)
-            dist.barrier()
-            say("ready")
-            if rank == culprit:
-                CASES[case]()
-            steps(ddp, optimizer, rank, 6)
-            dist.barrier()
-            attachment.session.end()
-            return int(attachment.session.clock.step)
-    finally:
-        hang_judge.LIMIT_S = hang.LIMIT_S = was
+    with group(port) as rank:
+        sessions.begin(path, engine, Settings(hang_s=limit_s))
+        ddp, attachment, optimizer = small_attachment(run_dir=path, engine=engine)
+        steps(ddp, optimizer, rank, 6)
+        await_meeting(attachment.session.watch)
+        dist.barrier()
+        say("ready")
+        if rank == culprit:
+            CASES[case]()
+        steps(ddp, optimizer, rank, 6)
+        dist.barrier()
+        attachment.session.end()
+        return int(attachment.session.clock.step)
 
 
 def await_meeting(watch: Any) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while watch._host is None or (watch._mail is not None and not watch._mail._heard):
-        assert time.monotonic() < deadline, "the ranks' watchers did not meet"
-        time.sleep(0.005)  # it meets on a thread of its own and tells nobody
+    until(lambda: watch.has_met, "what the ranks' watchers know of each other")
 
 
 def waits_for_a_word() -> None:
@@ -244,35 +239,28 @@ def test_what_the_engine_found_out_is_a_verdict(tmp_path: Path) -> None:
 
 def pauses(port: int, path: str, engine: str) -> list[str]:
     """Train with a slow first step, a pause of one rank that is short, and one of all ranks that is long."""
-    was = hang_judge.LIMIT_S
-    hang_judge.LIMIT_S = hang.LIMIT_S = PAUSES_S
-    try:
-        with group(port) as rank:
-            ddp, attachment, optimizer = small_attachment(run_dir=path, engine=engine)
-            await_meeting(attachment.session.watch)
-            dist.barrier()
-            stall(2 * PAUSES_S if rank == 1 else 0)  # it compiles
-            steps(ddp, optimizer, rank, 6)
-            stall(PAUSES_S / 3 if rank == 0 else 0)
-            steps(ddp, optimizer, rank, 3)
-            stall(2 * PAUSES_S)  # all validate
-            steps(ddp, optimizer, rank, 3)
-            stall(2 * PAUSES_S if rank == 0 else 0)  # rank 0 writes a checkpoint, the others wait in their own barrier
-            dist.barrier()
-            attachment.session.end()
-            return [thread.name for thread in threading.enumerate() if thread.name.startswith("ringside-watch")]
-    finally:
-        hang_judge.LIMIT_S = hang.LIMIT_S = was
+    with group(port) as rank:
+        sessions.begin(path, engine, Settings(hang_s=PAUSES_S))
+        ddp, attachment, optimizer = small_attachment(run_dir=path, engine=engine)
+        await_meeting(attachment.session.watch)
+        dist.barrier()
+        stall(2 * PAUSES_S if rank == 1 else 0)  # it compiles
+        steps(ddp, optimizer, rank, 6)
+        stall(PAUSES_S / 3 if rank == 0 else 0)
+        steps(ddp, optimizer, rank, 3)
+        stall(2 * PAUSES_S)  # all validate
+        steps(ddp, optimizer, rank, 3)
+        stall(2 * PAUSES_S if rank == 0 else 0)  # rank 0 writes a checkpoint, the others wait in their own barrier
+        dist.barrier()
+        attachment.session.end()
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("ringside-watch")]
 
 
 def job_on_two_hosts(*arguments: Any) -> int:
     """The same where no rank sees another's process: only the store is between them."""
-    was = watch.host_key
-    watch.host_key = lambda: f"host of process {os.getpid()}"
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watch, "host_key", lambda: f"host of process {os.getpid()}")
         return job(*arguments)
-    finally:
-        watch.host_key = was
 
 
 @pytest.mark.parametrize(
@@ -309,50 +297,48 @@ def test_pauses_are_no_hang(tmp_path: Path, engine: str) -> None:
     assert events(tmp_path / "run", "verdict", "repaired", "stacks") == []
 
 
-class Work:
-    """Stands in for NCCL's: whoever is asked says whether it is done, and nobody waits on the host."""
+class Launches(NativeCarrier):
+    """Stands in for NCCL's collectives: whoever is asked says whether they are done, and nobody waits on the host."""
 
-    def __init__(self, done: threading.Event) -> None:
-        self.is_completed = done.is_set
+    def __init__(self, group: Any, done: threading.Event) -> None:
+        super().__init__(group)
+        self._done, self._launched = done, False
+
+    def carry(self, bucket: Any, share: float | None = None) -> torch.futures.Future[torch.Tensor]:
+        self._launched = True
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    def pending(self) -> bool:
+        return self._launched and not self._done.is_set()
 
 
 def device_job(port: int, path: str) -> int:
     """A step as on a GPU: gradients are handed over, the host goes on, and stands where it needs a result."""
-    was = hang_judge.LIMIT_S
-    hang_judge.LIMIT_S = hang.LIMIT_S = SHORT_S
-    try:
-        with group(port) as rank:
-            ddp, attachment, optimizer = small_attachment(run_dir=path, engine="native")
-            steps(ddp, optimizer, rank, 6)
-            await_meeting(attachment.session.watch)
-            hook, done = attachment._hook, threading.Event()
-            attachment.session.watch.pending = hook.pending  # as attach() does for models on a GPU
-            carrier = hook.carrier
-            assert isinstance(carrier, NativeCarrier)
-            carrier._all_reduce = lambda buffer: launched(carrier, buffer, done)
-            dist.barrier()
-            say("ready")
-            if rank == 1:
-                hear()
-                done.set()
-            else:
-                threading.Thread(target=lambda: (hear(), done.set()), daemon=True).start()
-            steps(ddp, optimizer, rank, 1)
-            synchronises(done)
-            del carrier._all_reduce
-            steps(ddp, optimizer, rank, 5)
-            dist.barrier()
-            attachment.session.end()
-            return int(attachment.session.clock.step)
-    finally:
-        hang_judge.LIMIT_S = hang.LIMIT_S = was
-
-
-def launched(carrier: Any, buffer: torch.Tensor, done: threading.Event) -> torch.futures.Future[Any]:
-    carrier._latest = Work(done)
-    future: torch.futures.Future[Any] = torch.futures.Future()
-    future.set_result([buffer])
-    return future
+    with group(port) as rank:
+        sessions.begin(path, "native", Settings(hang_s=SHORT_S))
+        ddp, attachment, optimizer = small_attachment(run_dir=path, engine="native")
+        steps(ddp, optimizer, rank, 6)
+        await_meeting(attachment.session.watch)
+        hook, done = own_hook(ddp), threading.Event()
+        assert hook is not None
+        attachment.session.watch.pending = hook.pending  # as attach() does for models on a GPU
+        before, hook.carrier = hook.carrier, Launches(ddp.process_group, done)
+        dist.barrier()
+        say("ready")
+        if rank == 1:
+            hear()
+            done.set()
+        else:
+            threading.Thread(target=lambda: (hear(), done.set()), daemon=True).start()
+        steps(ddp, optimizer, rank, 1)
+        synchronises(done)
+        hook.carrier = before
+        steps(ddp, optimizer, rank, 5)
+        dist.barrier()
+        attachment.session.end()
+        return int(attachment.session.clock.step)
 
 
 def synchronises(done: threading.Event) -> None:

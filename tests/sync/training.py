@@ -24,6 +24,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.support.ranks import Outcome, on_ranks, outcomes_of, place
+from tests.support.waiting import free_port
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -34,13 +35,6 @@ LIMIT_S = 90.0
 
 # torch's store asks the name server what 127.0.0.1 is called; a machine without a good one waits 5 s each time.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def ddp_ranks(size: int, function: Callable[..., Any], *args: Any) -> list[Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,12 +54,3 @@ def told(url: str, path: str = "/api/now") -> dict[str, Any]:
     assert status == 200, body
     content: dict[str, Any] = json.loads(body)
     return content
-
-
-def until(look: Callable[[], Any], what: str = "it") -> Any:
-    """Look until there is something, and return it."""
-    deadline = time.monotonic() + LIMIT_S
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"{what} never came"
-        threading.Event().wait(0.02)
-    return found

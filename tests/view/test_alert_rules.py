@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("prometheus_client")
-from tests.monitor.conftest import run_info
+from tests.monitor.jobs import run_info
 
 from ringside.monitor import KINDS
 from ringside.monitor.alerts_tally import Tally

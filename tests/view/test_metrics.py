@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from tests.monitor.conftest import own_times, records_of, run_info
+from tests.monitor.jobs import records_of, run_info
+from tests.recorded_runs import own_times
 
 pytest.importorskip("prometheus_client")
 import msgspec

@@ -14,11 +14,13 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 from tests.recorded_runs import own_times, slow_run, write_run
+from tests.support.waiting import until
+from tests.view.hostile_run import HOSTILE, hostile_run
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-from tests.view.served import LIMIT_S, ask, serving, told, until
+from tests.view.served import LIMIT_S, ask, serving, told
 
 from ringside.commands import main
 from ringside.errors import UsageError
@@ -189,31 +191,6 @@ def test_what_is_no_run_is_said(
     assert "ringside run train.py" in capsys.readouterr().err
     write_run(tmp_path / "runs" / "a", own_times(20, 2))
     assert newest_run(tmp_path / "runs") == tmp_path / "runs" / "a"
-
-
-HOSTILE = '<img src=x onerror=alert(1)>"\\u0000</script>'
-
-
-def hostile_run(path: Path) -> Path:
-    """A run whose names are markup, whose lines are torn, and whose events are nonsense."""
-    slow_run(path)
-    info = json.loads((path / "run.json").read_text())
-    info |= {"name": HOSTILE, "hosts": [HOSTILE] * 4, "algorithm": HOSTILE, "future": {"x": 1}}
-    (path / "run.json").write_text(json.dumps(info))
-    verdict = {
-        "kind": "slow_rank",
-        "ranks": [2, -5, 10**30],
-        "since_step": 60,
-        "detected_step": 66,
-        "excess_ratio": 0.3,
-        "cause": HOSTILE,
-    }
-    odd = {**verdict, "ranks": [2], "evidence": {"steps": "many", "until_step": HOSTILE}}
-    lines = [{"kind": "verdict", "verdict": one} for one in (verdict, odd, {**odd, "evidence": {}}, None, 5)]
-    (path / "events.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"kind": 5}\n\xff\n[[[[\n{"kind": "ver')
-    with (path / "steps.jsonl").open("a") as file:
-        file.write('{"step": 1e400}\n{"step": 99999999999999999999, "rank": 0}\nnull\n{"step": 5, "rank')
-    return path
 
 
 def test_hostile_and_torn_runs_are_told_as_far_as_they_are_whole(tmp_path: Path) -> None:

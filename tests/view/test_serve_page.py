@@ -13,14 +13,15 @@ import msgspec
 import numpy as np
 import pytest
 from tests.recorded_runs import own_times, slow_run, write_run
-from tests.view.test_serve import HOSTILE, hostile_run
+from tests.support.waiting import until
+from tests.view.hostile_run import HOSTILE, hostile_run
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("playwright", reason="playwright is not installed")
 
 from playwright.sync_api import sync_playwright
-from tests.view.served import LIMIT_S, serving, until
+from tests.view.served import LIMIT_S, serving
 
 from ringside.view.report_words import digits, duration, share
 from ringside.view.serve_feed import Feed, packed_rows

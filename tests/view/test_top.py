@@ -286,10 +286,9 @@ def test_hostile_events_leave_the_ranks_on_the_screen(tmp_path: Path, event: str
     assert list(once_lines(snapshot, Order(), 80))
 
 
-def test_records_of_a_rank_come_from_the_end_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_of_a_rank_come_from_the_end_of_a_large_file(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", own_times(200, 4))
-    monkeypatch.setattr("ringside.view.top_source.TAIL_BYTES", 20_000)
-    records = Local(path).records(3)
+    records = Local(path, tail_bytes=20_000).records(3)
     assert {record.rank for record in records} == {3}
     assert [record.step for record in records] == list(range(200 - len(records), 200))
     assert 5 < len(records) < 100

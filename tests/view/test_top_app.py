@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.recorded_runs import own_times, slow_run, write_run
+from tests.support.waiting import Clock
 
 pytest.importorskip("textual", reason="textual is not installed here")
 
@@ -26,13 +27,6 @@ VERDICT = {
 }  # fmt: skip
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     path = slow_run(tmp_path / "run", ranks=8, steps=200, rank=5, onset=80)
@@ -41,7 +35,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def app_on(path: Path, **changes: Any) -> TopApp:
-    return TopApp(Local(path), refresh_s=None, **{"clock": Clock(), **changes})
+    return TopApp(Local(path), refresh_s=None, **{"clock": Clock(0.0), **changes})
 
 
 def screen(app: TopApp) -> list[str]:
@@ -273,7 +267,7 @@ def test_a_run_that_begins_late_breaks_and_begins_again(tmp_path: Path) -> None:
 
 def test_silence_is_told_after_a_while_but_not_of_a_run_that_ended(run: Path) -> None:
     async def play(_: Any) -> None:
-        clock = Clock()
+        clock = Clock(0.0)
         app = app_on(run, clock=clock)
         async with app.run_test(size=(80, 24)) as pilot:
             await settled(app, pilot)
@@ -401,7 +395,7 @@ def test_a_page_that_is_still_being_made_is_passed_over(run: Path) -> None:
         async with app.run_test(size=(80, 24)) as pilot:
             await settled(app, pilot)
             app.action_detail()
-            app._draw()  # a look at the run that ends before the page has its parts
+            app.show_snapshot()  # a look at the run that ends before the page has its parts
             await settled(app, pilot)
             assert isinstance(app.screen, Page)
             assert any("rank 5" in line for line in screen(app))

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 import pytest
 from tests.recorded_runs import slow_run
+from tests.support.waiting import until
 
 from ringside.errors import RingsideError, UsageError
 from ringside.view import top_remote
@@ -72,18 +73,9 @@ def run(tmp_path: Path) -> Path:
 @pytest.fixture
 def feed(run: Path) -> Iterator[Feed]:
     feed = Feed(run, poll_s=0.01)
-    look_until(lambda: b"slow_rank" in feed.state()[1] and bool(json.loads(feed.rows(0, ""))["rows"]))
+    until(lambda: b"slow_rank" in feed.state()[1] and bool(json.loads(feed.rows(0, ""))["rows"]))
     yield feed
     feed.close()
-
-
-def look_until(seen: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    for _ in range(6000):
-        if seen():
-            return
-        pause.wait(0.01)
-    raise AssertionError("never seen")
 
 
 def as_served(feed: Feed) -> Callable[[str, dict[str, str]], Answer]:
@@ -127,8 +119,8 @@ def test_only_what_is_new_is_asked_for(run: Path, feed: Feed, serve: Callable[..
         return served(path, headers)
 
     remote = Remote(serve(answer))
-    look_until(remote.poll)
-    look_until(lambda: not remote.poll())
+    until(remote.poll)
+    until(lambda: not remote.poll())
     asked.clear()
     assert not remote.poll()
     assert asked == ["/api/now"]
@@ -137,8 +129,8 @@ def test_only_what_is_new_is_asked_for(run: Path, feed: Feed, serve: Callable[..
         for rank in range(4):
             record = {"step": 120, "rank": rank, "ended_unix": 1.0, "step_seconds": 0.2, "own_seconds": 0.1}
             file.write(json.dumps(record) + "\n")
-    look_until(remote.poll)
-    look_until(lambda: remote.poll() or remote.snapshot().steps[-1] == 120)
+    until(remote.poll)
+    until(lambda: remote.poll() or remote.snapshot().steps[-1] == 120)
     assert remote.snapshot().version > version
     assert len(remote.snapshot().steps) == 121
     assert "since=0" not in " ".join(asked)

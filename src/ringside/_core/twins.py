@@ -46,9 +46,9 @@ def fold(
         if scales is not None or scale != 1.0:
             factors = [scale] * len(wide) if scales is None else scales
             wide = [source * source.dtype.type(factor) for source, factor in zip(wide, factors, strict=True)]
-        total = reduce(_operation(dtype, op), wide)
+        total = reduce(operation(dtype, op), wide)
         if op == "avg":
-            total = _divide(total, divisor)
+            total = divide(total, divisor)
         return narrow(total, dtype)
 
 
@@ -72,7 +72,8 @@ def narrow(x: Array, dtype: str) -> Array:
     return x
 
 
-def _operation(dtype: str, op: str) -> Callable[[Array, Array], Array]:
+def operation(dtype: str, op: str) -> Callable[[Array, Array], Array]:
+    """Return how two elements of a dtype are combined."""
     if dtype == "bool":
         return {"bxor": np.logical_xor, "prod": np.logical_and, "min": np.logical_and, "band": np.logical_and}.get(
             op, np.logical_or
@@ -90,7 +91,7 @@ def _operation(dtype: str, op: str) -> Callable[[Array, Array], Array]:
     return operations[op]
 
 
-def _divide(total: Array, divisor: float) -> Array:
+def divide(total: Array, divisor: float) -> Array:
     """Divide; integers truncate towards zero, as C does."""
     if total.dtype.kind == "f":
         quotient: Array = total / total.dtype.type(divisor)

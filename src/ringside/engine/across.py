@@ -41,7 +41,6 @@ from ringside.schedule import Schedule, chunk_bounds
 
 _FLOAT32 = DTYPES.index("float32")
 _MOST_PREPARED = 128  # kinds of small all-reduces that are kept ready
-_MOST_LARGE = 256  # tensors, such as gradient buckets
 _LAST_JOBS_S = 5.0
 
 
@@ -79,7 +78,10 @@ class Across:
 
     Attributes:
         on_timeout: Called with another timeout, seconds: those who wait below.
+        most_large: For how many large tensors, such as gradient buckets, all is kept ready.
     """
+
+    most_large = 256
 
     def __init__(
         self,
@@ -288,7 +290,7 @@ class Across:
             large = Large(self, layout, address, what, choice, size, doing)
         if not what.scales:  # these differ from call to call
             self._large[key] = large  # as the last one: the first is the one that was not used for longest
-            if len(self._large) > _MOST_LARGE:
+            if len(self._large) > self.most_large:
                 del self._large[next(iter(self._large))]
         return large
 

@@ -22,7 +22,7 @@ from ringside.schedule import chunk_bounds
 
 _PIECES = 16  # of a tensor, unless they would be smaller than a message for each lane
 _READY = 3  # pieces that are added up before messages need them
-_PATIENCE_S = 0.02  # messages that are held up elsewhere hold up no adding up
+PATIENCE_S = 0.02  # messages that are held up elsewhere hold up no adding up
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +157,11 @@ class Stream:
 
     Args:
         course: What is known beforehand.
+        patience_s: How long whoever is ahead of the messages waits for them to move on.
     """
 
-    def __init__(self, course: Course) -> None:
-        self._course = course
+    def __init__(self, course: Course, patience_s: float = PATIENCE_S) -> None:
+        self._course, self._patience_s = course, patience_s
         self._left = course.left.copy()
         self._filled = [False] * len(course.left)
         self._needed = 0
@@ -215,7 +216,7 @@ class Stream:
         """Return when messages will soon need a piece, or have not moved on for a while."""
         turn = self._course.turn[piece] - _READY
         if turn > self._needed:
-            self._memory.wait_for(lambda: self._needed >= turn or self._stopped, _PATIENCE_S)
+            self._memory.wait_for(lambda: self._needed >= turn or self._stopped, self._patience_s)
 
     def filled(self, piece: int) -> None:
         """Take note that a piece is added up."""

@@ -36,13 +36,14 @@ class Measuring:
     Attributes:
         timings: What choices took, seconds, by choice and size; on rank 0.
         prices: What they should take; on rank 0.
+        pace: What choices take over what they should, as far as they have been timed; None: none has been.
     """
 
     def __init__(self, roster: Roster, first: First, prober: Prober, clock: Callable[[], float]) -> None:
         self._roster, self._first, self._prober, self._clock = roster, first, prober, clock
         self.timings: dict[tuple[str, int], float] = {}
         self.prices: dict[str, list[Price]] = {}
-        self._pace: float | None = None
+        self.pace: float | None = None
 
     def go_on_from(self, table: Table) -> None:
         """Take the figures of a table that was kept."""
@@ -94,17 +95,17 @@ class Measuring:
         """Time what the plan says, in turns, as far as rank 0's clock allows; the medians of the slowest rank."""
         races = [Race(size, names, frozenset({NATIVE, *used})) for size, names in plan.turns]
         warm: set[str] = set()
-        self._pace = None
+        self.pace = None
         for turn in range(_REPEATS):
             for race in races:
                 count = int.from_bytes(
-                    self._first.tell(self._affordable(race, turn, deadline).to_bytes(2, "little")), "little"
+                    self._first.tell(self.affordable(race, turn, deadline).to_bytes(2, "little")), "little"
                 )
                 if count:
                     self._take_turn(race, count, turn, warm)
         return {key: seconds for race in races for key, seconds in race.medians().items()}
 
-    def _affordable(self, race: Race, turn: int, deadline: float) -> int:
+    def affordable(self, race: Race, turn: int, deadline: float) -> int:
         """Return how many choices, the first ones, the budget has room for in one more turn; rank 0's word counts."""
         if not self._first.here or (turn > 0 and not race.turns):
             return 0
@@ -115,11 +116,11 @@ class Measuring:
         cost_s, few_s = (self._cost_s(race.size, race.names[:count]) for count in (len(race.names), few))
         if cost_s < left_s:
             return len(race.names)
-        must = self._pace is None or (race.size in _MUST and few_s < _MUST_S * self._pace)
+        must = self.pace is None or (race.size in _MUST and few_s < _MUST_S * self.pace)
         return few if must or few_s < left_s else 0
 
     def _cost_s(self, size: int, names: Sequence[str]) -> float:
-        return (self._pace or 1.0) * sum(predicted_at(size, self.prices[name]) for name in names)
+        return (self.pace or 1.0) * sum(predicted_at(size, self.prices[name]) for name in names)
 
     def _take_turn(self, race: Race, count: int, turn: int, warm: set[str]) -> None:
         race.going = [at for at in race.going if at < count]
@@ -137,7 +138,7 @@ class Measuring:
         race.took(self._prober.most(took))
         if self._first.here and turn == 0:
             predicted_s = sum(predicted_at(race.size, self.prices[race.names[at]]) for at in np.flatnonzero(took >= 0))
-            self._pace = min(max(float(race.turns[0][took >= 0].sum()) / predicted_s, 1.0), _MOST_PACE)
+            self.pace = min(max(float(race.turns[0][took >= 0].sum()) / predicted_s, 1.0), _MOST_PACE)
 
     def _topology(self, cluster: Cluster) -> dict[str, Any]:
         ranks = [len(ranks) for ranks in self._roster.hosts]

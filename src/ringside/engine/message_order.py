@@ -42,7 +42,8 @@ def _by_round(round: int, chunk: int, segment: int, tail: int) -> tuple[int, ...
     return round, segment, chunk
 
 
-def _by_tail(round: int, chunk: int, segment: int, tail: int) -> tuple[int, ...]:
+def by_tail(round: int, chunk: int, segment: int, tail: int) -> tuple[int, ...]:
+    """Prefer what most has to follow: flows that share a link disturb that order least."""
     return segment - tail, round, chunk
 
 
@@ -50,7 +51,8 @@ def _by_segment(round: int, chunk: int, segment: int, tail: int) -> tuple[int, .
     return segment, round, chunk
 
 
-_RULES: tuple[Rule, ...] = (_by_round, _by_tail, _by_segment)
+RULES: tuple[Rule, ...] = (_by_round, by_tail, _by_segment)
+"""There is a play by each; the first is the rounds' order."""
 
 
 class Take(NamedTuple):
@@ -96,33 +98,38 @@ def slots_of(schedule: Schedule, segments: Sequence[int], window: int) -> int | 
     A slot is the time of a segment: in each, every vertex sends one and receives one at most. Arguments as for
     `order_messages`.
     """
-    played = _played(schedule, tuple(segments), window)
+    played = play_through(schedule, tuple(segments), window)
     return None if played is None else played[1]
 
 
 def _orders(schedule: Schedule, segments: tuple[int, ...], window: int) -> tuple[Order, ...] | None:
-    played = _played(schedule, segments, window)
+    played = play_through(schedule, segments, window)
     return None if played is None else played[0]
 
 
 @functools.lru_cache(maxsize=64)
-def _played(schedule: Schedule, segments: tuple[int, ...], window: int) -> tuple[tuple[Order, ...] | None, int] | None:
-    """Return (every vertex's order, or None for that of the rounds; its slots); None: it would take too long."""
+def play_through(
+    schedule: Schedule, segments: tuple[int, ...], window: int
+) -> tuple[tuple[Order, ...] | None, int] | None:
+    """Return (every vertex's order, or None for that of the rounds; its slots); None: it would take too long.
+
+    This is the work; what was worked out lately is kept.
+    """
     if schedule.rounds * schedule.vertices > MOST_EFFORT // 16:
         return None
-    game = _Game(schedule)
+    game = Game(schedule)
     slots = sum(segments[chunk] for chunk in game.chunk)
     if slots * len(set(zip(game.src, game.dst, strict=True))) // max(schedule.vertices, 1) > MOST_EFFORT:
         return None
-    plays = [play for rule in _RULES if (play := _Play(game, segments, window, rule)).complete]
-    best = min(plays, key=lambda play: play.slots * (1.0 if play.rule is _by_tail else _AS_GOOD), default=None)
-    usual = _Play(game, segments, window, _RULES[0], game.by_rounds(segments))
+    plays = [play for rule in RULES if (play := Play(game, segments, window, rule)).complete]
+    best = min(plays, key=lambda play: play.slots * (1.0 if play.rule is by_tail else _AS_GOOD), default=None)
+    usual = Play(game, segments, window, RULES[0], game.by_rounds(segments))
     if best is None or (usual.complete and best.slots > WORTH_IT * usual.slots):
         return None, usual.slots
     return best.orders(), best.slots
 
 
-class _Game:
+class Game:
     """A schedule as messages that wait for receives. All lists go by the message's or the receive's number."""
 
     def __init__(self, schedule: Schedule) -> None:
@@ -187,12 +194,12 @@ class _Game:
         return tail
 
 
-class _Play:
+class Play:
     """One play of a game by a rule; with `fixed`, every vertex takes segments in that order only."""
 
     def __init__(
         self,
-        game: _Game,
+        game: Game,
         segments: Sequence[int],
         window: int,
         rule: Rule,

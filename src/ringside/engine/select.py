@@ -59,8 +59,10 @@ class Selector:
         wire: How float32 elements travel between hosts; None: as they are.
         environ: RINGSIDE_SELECTION (`measured`, `off`, `fresh` or a table's path), RINGSIDE_CACHE_DIR, XDG_CACHE_HOME.
         clock: Seconds.
+        prober: Times links and choices; None: by messages of the group.
 
     Attributes:
+        key: What the choice depends on, hosts and links included.
         table: What was decided; None before `start`, and with RINGSIDE_SELECTION=off.
         probe: The links, as last timed; None likewise.
         revisions: What was decided anew during the run and why, oldest first.
@@ -78,6 +80,7 @@ class Selector:
         wire: Wire | None = None,
         environ: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.perf_counter,
+        prober: Prober | None = None,
     ) -> None:
         self.table: Table | None = None
         self.probe: Probe | None = None
@@ -88,10 +91,11 @@ class Selector:
         self._across, self._clock = across, clock
         self._mode, self._environ = Mode.of_environment(environ), dict(environ)
         self._wire = wire
-        self._prober = Prober(across, effort=replace(QUICK, budget_s=PROBE_S), clock=clock, wire=wire)
+        effort = replace(QUICK, budget_s=PROBE_S)
+        self._prober = prober or Prober(across, effort=effort, clock=clock, wire=wire)
         self._first = First(across)
         self._measuring = Measuring(across.roster, self._first, self._prober, clock)
-        self._key = {**_job(across), **{name: str(value) for name, value in (key or {}).items()}}
+        self.key = {**_job(across), **{name: str(value) for name, value in (key or {}).items()}}
         self._bounds: list[float] = []
         self._choices: tuple[Choice, ...] = (_OTHERWISE,)
         self._plain: tuple[Choice, ...] = (_OTHERWISE,)
@@ -180,15 +184,15 @@ class Selector:
             return
         began = self._clock()
         self.probe = self._time_links()
-        path = self._mode.path or cache_path(self._key, self._environ)
+        path = self._mode.path or cache_path(self.key, self._environ)
         kept = self._kept(path)
         data = self._first.tell(kept.encode() if kept is not None else b"")
         if not data:
-            data = self._measuring.table(self.probe, STARTUP_S - (self._clock() - began), self._key, None, self._asked)
+            data = self._measuring.table(self.probe, STARTUP_S - (self._clock() - began), self.key, None, self._asked)
             if self._first.here:
                 self._store(path, Table.decode(data))
         self._path = path if kept is None and self._mode.path is None else None
-        self._use(data)
+        self.use(data)
         self._drift = Drift(self._bounds)
         self.startup_s = self._clock() - began
         if self._first.here:
@@ -207,7 +211,7 @@ class Selector:
             return None
         assert self.probe is not None
         level = logging.INFO if self._mode.path is None else logging.WARNING
-        kept = load(path, self._key, self.probe.network, level=level)
+        kept = load(path, self.key, self.probe.network, level=level)
         if kept is not None and tuple(rank.size_bytes for rank in kept.ranks) == LADDER:
             self._measuring.go_on_from(kept)
         return kept
@@ -239,7 +243,7 @@ class Selector:
         previous = self.probe
         self.probe = self._time_links()
         left_s = REVISION_S - (self._clock() - began)
-        self._use(self._measuring.table(self.probe, left_s, self._key, before, self._asked))
+        self.use(self._measuring.table(self.probe, left_s, self.key, before, self._asked))
         assert self.table is not None
         old, new = before.at(self._asked).winner, self.table.at(self._asked).winner
         changed = [rank.winner for rank in before.ranks] != [rank.winner for rank in self.table.ranks]
@@ -314,7 +318,12 @@ class Selector:
 
     # -------------------------------------------------------------------------------------------- the table in use
 
-    def _use(self, data: bytes) -> None:
+    def use(self, data: bytes) -> None:
+        """Choose by a table from now on, and try its promising choices out; every rank must be given the same.
+
+        Args:
+            data: The table, encoded.
+        """
         self._take_over(Table.decode(data))
         assert self.table is not None
         pieces_from = self._across.pieces_from_bytes(self._wire)

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringside.engine.alarm import Alarm, new_alarm
 from ringside.errors import ClosedError, SyncError
@@ -106,6 +106,20 @@ class Turn:
         return self.done and self._told is None and self._job is _nothing
 
 
+class State(NamedTuple):
+    """How a line stands, for who wonders why nothing goes on.
+
+    Args:
+        lined_up: Collectives that are not done.
+        waiting: Threads that wait for one which another carries out.
+        looks_at: When the thread comes by itself, on the monotonic clock; inf: when it is told to; 0: now.
+    """
+
+    lined_up: int
+    waiting: int
+    looks_at: float
+
+
 class Turns:
     """The line of one communicator's collectives.
 
@@ -132,6 +146,10 @@ class Turns:
     def is_here(self) -> bool:
         """Tell whether the caller is inside a collective, as in a callback: nobody else can carry one out."""
         return self._carrier == threading.get_ident()
+
+    def state(self) -> State:
+        """Return how the line stands; may be asked on any thread, and waits for none."""
+        return State(len(self._line), len(self._sleepers), self._alarm_at)
 
     # -------------------------------------------------------------------------------------------- calls
 

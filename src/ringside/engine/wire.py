@@ -47,6 +47,10 @@ class Wire:
                 address_of(data), address_of(half), len(data) // 4, self.dtype == "bfloat16", address_of(data)
             )
             return half
+        return self.narrow_by_numpy(data)
+
+    def narrow_by_numpy(self, data: Bytes) -> Bytes:
+        """Do what `narrow` does, without the native core."""
         wide = data.view(np.float32)
         if self.dtype == "float16":
             with np.errstate(over="ignore"):
@@ -70,6 +74,10 @@ class Wire:
             wide = np.empty(2 * len(data), dtype=np.uint8)
             _native.widen(address_of(data), address_of(wide), len(data) // 2, self.dtype == "bfloat16")
             return wide
+        return self.widen_by_numpy(data)
+
+    def widen_by_numpy(self, data: Bytes) -> Bytes:
+        """Do what `widen` does, without the native core."""
         if self.dtype == "float16":
             return data.view(np.float16).astype(np.float32).view(np.uint8)
         bits = data.view(np.uint16).astype(np.uint32)

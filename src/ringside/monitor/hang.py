@@ -39,13 +39,15 @@ class HangWatch:
 
     Args:
         pids: Process ids by rank, for the advice.
+        limit_s: Least wait that is called a hang.
 
     Attributes:
         open: The verdict on the hang that is going on.
         over: Whether the job cannot go on any more; nothing is said after that.
     """
 
-    def __init__(self, pids: Sequence[int] = ()) -> None:
+    def __init__(self, pids: Sequence[int] = (), limit_s: float = LIMIT_S) -> None:
+        self._limit_s = limit_s
         self.open: Verdict | None = None
         self.over = False
         self._pids = pids
@@ -70,7 +72,7 @@ class HangWatch:
         if self.open is not None:
             return self._close(standings, now)
         seen = [_since(standing, now - self._watching_since) for standing in standings]
-        finding = judge(seen, at_end=at_end)
+        finding = judge(seen, at_end=at_end, least_s=self._limit_s)
         return None if finding is None or self._excuses(finding, seen) else self._announce(finding, seen, now)
 
     def stay_awake(self, now: float) -> None:
@@ -94,7 +96,7 @@ class HangWatch:
             self.over = True
             return None
         here = [s for s in standings if not s.left]
-        if any(s.process.stopped or s.waiting_s > LIMIT_S for s in here) or not self._moved(standings):
+        if any(s.process.stopped or s.waiting_s > self._limit_s for s in here) or not self._moved(standings):
             return None
         lasted, verdict, finding = now - self._began, self.open, self._finding
         self.open = self._finding = None
@@ -105,7 +107,7 @@ class HangWatch:
 
     def _moved(self, standings: Sequence[Standing]) -> bool:
         assert self._finding is not None
-        return any(s.entered > self._finding.seq or s.still_s < LIMIT_S for s in standings if not s.left)
+        return any(s.entered > self._finding.seq or s.still_s < self._limit_s for s in standings if not s.left)
 
     def _excuses(self, finding: Finding, standings: Sequence[Standing]) -> bool:
         """Whether all culprits are where they were in a pause that ended by itself, and not much longer than then."""

@@ -64,19 +64,20 @@ class Finding:
     text: str = ""
 
 
-def limit_s(standings: Sequence[Standing]) -> float:
+def limit_s(standings: Sequence[Standing], least_s: float = LIMIT_S) -> float:
     """Return the wait from which on a job is said to hang, seconds: it adapts to the longest normal wait."""
-    return max(LIMIT_S, NORMAL_WAITS * max((standing.longest_s for standing in standings), default=0.0))
+    return max(least_s, NORMAL_WAITS * max((standing.longest_s for standing in standings), default=0.0))
 
 
-def judge(standings: Sequence[Standing], *, at_end: bool = False) -> Finding | None:
+def judge(standings: Sequence[Standing], *, at_end: bool = False, least_s: float = LIMIT_S) -> Finding | None:
     """Return what keeps the job from going on; None while nothing does.
 
     Args:
         standings: Where every rank stands.
         at_end: There will be no later look: a rank that is gone is called dead at once.
+        least_s: Least wait that is called a hang.
     """
-    return _dead(standings, 0.0 if at_end else CONFIRM_S) or _told(standings) or _hung(standings)
+    return _dead(standings, 0.0 if at_end else CONFIRM_S) or _told(standings) or _hung(standings, least_s)
 
 
 def _dead(standings: Sequence[Standing], confirm_s: float) -> Finding | None:
@@ -98,11 +99,11 @@ def _told(standings: Sequence[Standing]) -> Finding | None:
     return None
 
 
-def _hung(standings: Sequence[Standing]) -> Finding | None:
+def _hung(standings: Sequence[Standing], least_s: float) -> Finding | None:
     present = [s for s in standings if not s.left and not s.process.gone]
     waiting = [s for s in present if s.waiting_s > 0 and not s.process.stopped]
     waited = max((s.waiting_s for s in waiting), default=0.0)
-    limit = limit_s(standings)
+    limit = limit_s(standings, least_s)
     heard = [s for s in present if not _unheard(s, limit)]
     if waited <= limit or min(s.still_s for s in heard) <= limit:
         return None

@@ -47,6 +47,7 @@ class LinkSampler:
         look: Returns the connections to other hosts.
         now: Monotonic seconds.
         cpu: CPU seconds of the calling thread.
+        period_s: How often it looks.
 
     Attributes:
         off: Whether it looks no more: this kernel does not say, or looking failed.
@@ -58,9 +59,10 @@ class LinkSampler:
         *,
         now: Callable[[], float] = time.perf_counter,
         cpu: Callable[[], float] = time.thread_time,
+        period_s: float = PERIOD_S,
     ) -> None:
         self.off = look is connections and not available()
-        self._look, self._now, self._cpu = look, now, cpu
+        self._look, self._now, self._cpu, self._period_s = look, now, cpu, period_s
         self._before: dict[int, Counters] = {}
         self._looked = self._due = now()
 
@@ -84,7 +86,7 @@ class LinkSampler:
         told = [_difference(self._before[one.inode], one, seconds) for one in seen if one.inode in self._before]
         self._before = {one.inode: one.counters for one in seen}
         cost_s = self._cpu() - cpu_began
-        self._due = began + max(PERIOD_S if seen else QUIET_PERIOD_S, cost_s / COST_RATIO)
+        self._due = began + max(self._period_s if seen else QUIET_PERIOD_S, cost_s / COST_RATIO)
         # Who only receives tells as well: nobody else knows whose that end of the connection is.
         told = [(moved, wire) for moved, wire in told if moved >= LEAST_BYTES]
         told.sort(key=lambda pair: -pair[0])
@@ -113,9 +115,13 @@ class LinkMap:
     """Who is at the other end: learned from what every rank calls its own end of a connection.
 
     An end that nobody has called its own is taken for the lowest rank that has a connection from the same address.
+
+    Args:
+        ends_kept: How many ends of connections are known at most; then the oldest go.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ends_kept: int = ENDS_KEPT) -> None:
+        self._ends_kept = ends_kept
         self._ends: dict[str, int] = {}
         self._addresses: dict[str, int] = {}
 
@@ -128,7 +134,7 @@ class LinkMap:
             self._ends[wire.local] = record.rank
             address = _address(wire.local)
             self._addresses[address] = min(self._addresses.get(address, record.rank), record.rank)
-        while len(self._ends) > ENDS_KEPT:
+        while len(self._ends) > self._ends_kept:
             del self._ends[next(iter(self._ends))]
         wires = tuple(msgspec.structs.replace(wire, peer=self._peer(wire.remote)) for wire in record.wires)
         return msgspec.structs.replace(record, wires=wires)

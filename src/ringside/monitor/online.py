@@ -71,6 +71,7 @@ class Collector:
         newest: The newest completed step, None before the first.
         late: Records that came after their step was completed; they are written and not analysed.
         absurd: Records of steps that cannot be; they are dropped, and the first is logged.
+        clock: As given.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Collector:
         self.ranks, self.steps, self.late, self.absurd = ranks, 0, 0, 0
         self.newest: int | None = None
         self.listeners = list(listeners)
-        self._writer, self._clock, self._behind = writer, clock, behind_steps
+        self._writer, self.clock, self._behind = writer, clock, behind_steps
         self._watchers = standard_watchers(ranks) if watchers is None else list(watchers)
         self._links = LinkMap()
         self._pending: dict[int, Row] = {}
@@ -208,7 +209,7 @@ class Collector:
         return self._emit({"kind": kind, "step": self.newest, "verdict": msgspec.to_builtins(finding.verdict)})
 
     def _emit(self, event: Event) -> Event:
-        event = {"unix": self._clock(), **event}
+        event = {"unix": self.clock(), **event}
         if self._writer is not None:
             self._writer.event(event)
         for listener in list(self.listeners):

@@ -78,11 +78,12 @@ class Listener:
     def _listen(self) -> None:
         try:
             while not self._end.wait(EVERY_S):
-                self._look()
+                self.look()
         except RingsideError as error:
             _log.debug("nothing is heard from the store any more: %s", error)  # the worker's own calls say so too
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Look once at what the others say."""
         data = self._meeting.registers.read(generation_key(self._incarnation))
         newest = None if data is None else decode_generation(data)
         if newest is not None and (self.newest is None or newest.number > self.newest.number):

@@ -186,7 +186,7 @@ def training(
             differs.
         RingsideError: Training cannot go on; the line says why and what to do.
     """
-    samples = _samples(dataset, batch, micro_batches, seed, sampler)
+    samples = samples_of(dataset, batch, micro_batches, seed, sampler)
     shape = _Shape(steps, mean, checkpoint_every if checkpoint_dir is not None else 0, least_ranks)
     number = _ended[_job()]
     final = Final(_kept(number), checkpoint_dir)
@@ -214,7 +214,7 @@ def training(
             open_transport=None if connection.store is None else connection.open_transport,
         )
         with contextlib.closing(_driver(job)) as driver:
-            _agree_on_orders(samples, connection, sampler, driver.has_elders)
+            agree_on_orders(samples, connection, sampler, driver.has_elders)
             try:
                 yield Training(driver, samples)
                 driver.end_job()
@@ -223,7 +223,7 @@ def training(
                 _ended[_job()] += driver.is_over
 
 
-def _samples(
+def samples_of(
     dataset: DataSet, batch: int, micro_batches: int | None, seed: int, sampler: Iterable[int] | None
 ) -> Samples:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
@@ -344,7 +344,7 @@ def _admit(connection: Connection, own: dict[str, str]) -> None:
         raise _refused(error) from None
 
 
-def _agree_on_orders(
+def agree_on_orders(
     samples: Samples, connection: Connection, sampler: Iterable[int] | None, has_elders: Callable[[], bool]
 ) -> None:
     """Have this rank leave the program if it has another order of an epoch than the first that began the epoch.

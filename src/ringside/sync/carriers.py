@@ -238,12 +238,16 @@ class RingsideCarrier:
     hosts, where the last one takes longer, that thread copies meanwhile what the others have brought.
 
     Attributes:
+        communicator: As given.
         memory: How many buckets, and bytes, are shared and copied; {} before the first backward.
         on_memory: Called with that after the first backward, and whenever it is another.
+        patience_s: How long the last bucket on one host is left to whoever waits for it, seconds.
     """
 
+    patience_s = PATIENCE_S
+
     def __init__(self, communicator: Communicator | GroupCommunicator, group: dist.ProcessGroup) -> None:
-        self._communicator = communicator
+        self.communicator = communicator
         self._timeout = OwnTimeout(group)
         self._native = NativeCarrier(group)
         self._buckets = Buckets(communicator.local if isinstance(communicator, GroupCommunicator) else communicator)
@@ -286,7 +290,7 @@ class RingsideCarrier:
         if bucket.index() == 0:  # nobody waits for those of a rank that has joined (DDP's Join)
             self._stop_listening()
             if self._timeout.has_changed():
-                communicator = self._communicator
+                communicator = self.communicator
                 communicator.set_timeout(Settings.of_environment(timeout_s=self._timeout.seconds()).timeout_s)
             self._left.begin()
             self._native.begin()
@@ -321,7 +325,7 @@ class RingsideCarrier:
         result = base.then(check)
         if self.is_heard:
             self._buffers.append((base, buffer))
-        self._under_way.append(self._turns.start(job, PATIENCE_S if last and self._interruptible is None else 0.0))
+        self._under_way.append(self._turns.start(job, self.patience_s if last and self._interruptible is None else 0.0))
         return result
 
     def leave(self) -> bool:
@@ -371,7 +375,7 @@ class RingsideCarrier:
         """Read from the engine's log who arrived when."""
         native = _nothing if self._native.idle else self._native.take()
         spans, self._spans = self._spans, deque(maxlen=SPANS_KEPT)
-        totals = self._communicator.log.totals()
+        totals = self.communicator.log.totals()
         for name, count in zip(_NAMES, totals.by_path, strict=True):
             if count:
                 self.counters[name] += count
@@ -406,9 +410,9 @@ class RingsideCarrier:
         """Leave the communicator."""
         self._stop_listening()
         if at_once:
-            self._turns.leave(self._communicator.abandon, 0.0)
+            self._turns.leave(self.communicator.abandon, 0.0)
         else:
-            self._turns.leave(self._communicator.close, FINISH_S)
+            self._turns.leave(self.communicator.close, FINISH_S)
 
 
 def _complete(future: Future[torch.Tensor], buffer: torch.Tensor) -> None:

@@ -49,6 +49,7 @@ class Chief:
 
     Attributes:
         path: The run directory.
+        collector: Brings the steps of all ranks together, and has them judged.
         listeners: Called with every new verdict.
         comparisons: Models whose parameters are compared.
         closed: Whether the end of the run has been written.
@@ -66,8 +67,8 @@ class Chief:
         self._alarm = Alarm(info, self.path)
         watchers = standard_watchers(info.world_size, info.hosts)
         listeners = [self._hear, self._alarm.hear]
-        self._collector = Collector(info.world_size, self._writer, watchers=watchers, listeners=listeners)
-        self._collector.note("started", **({"metrics": self._alarm.url} if self._alarm.url else {}))
+        self.collector = Collector(info.world_size, self._writer, watchers=watchers, listeners=listeners)
+        self.collector.note("started", **({"metrics": self._alarm.url} if self._alarm.url else {}))
         self._guard = threading.RLock()
         self._news: deque[Verdict] = deque()
         self._fuse = Fuse("watching this job")
@@ -78,12 +79,12 @@ class Chief:
     def verdicts(self) -> list[Verdict]:
         """The verdicts so far, with their prices so far."""
         with self._guard:
-            return [*self._collector.verdicts, *self._hangs.values()]
+            return [*self.collector.verdicts, *self._hangs.values()]
 
     def note(self, kind: str, fields: dict[str, Any]) -> None:
         """Put an event into the run."""
         with self._guard:
-            self._collector.note(kind, **fields)
+            self.collector.note(kind, **fields)
         self._spread()
 
     def tell(self, kind: str, fields: dict[str, Any]) -> None:
@@ -106,8 +107,8 @@ class Chief:
         self._spread()
 
     def _take(self, records: list[StepRecord]) -> None:
-        self._collector.add(records)
-        self._alarm.tick(records, self._collector)
+        self.collector.add(records)
+        self._alarm.tick(records, self.collector)
 
     def compare(self) -> None:
         """Tell of replicas that have drifted apart, or are the same again."""
@@ -150,15 +151,16 @@ class Chief:
             if self.closed:
                 return
             self.closed = True
-            self._fuse.run(self._collector.close)
+            self._fuse.run(self.collector.close)
         self._spread()
         try:
-            self._write_end()
+            self.write_end()
         finally:
             unregister(self._entry)
             self._alarm.close()
 
-    def _write_end(self) -> None:
+    def write_end(self) -> None:
+        """Write the summary and the report."""
         if self._writer.off:
             return
         try:

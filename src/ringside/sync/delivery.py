@@ -34,7 +34,7 @@ _FRAME = struct.Struct("<II")
 """Rank, and length of the batch that follows."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(list[StepRecord]).decode
+decode = msgspec.msgpack.Decoder(list[StepRecord]).decode
 _log = logging.getLogger("ringside")
 
 
@@ -63,9 +63,10 @@ class Outbox:
     def send(self, records: list[StepRecord]) -> None:
         """Send one batch; an empty one says that nothing more will come."""
         for begin in range(0, max(len(records), 1), BATCH_RECORDS):
-            self._post(_encode(records[begin : begin + BATCH_RECORDS]))
+            self.post(_encode(records[begin : begin + BATCH_RECORDS]))
 
-    def _post(self, batch: bytes) -> None:
+    def post(self, batch: bytes) -> None:
+        """Send one batch that is encoded."""
         if self._appends:
             batch = _FRAME.pack(self._rank, len(batch)) + batch
             cast(_Appending, self._store).append(_box(self._rank), batch)
@@ -98,7 +99,7 @@ class Inbox:
         records: list[StepRecord] = []
         for rank, batch in self._post.fetch():
             try:
-                arrived = _decode(batch)
+                arrived = decode(batch)
             except UNDECODABLE as error:
                 self._say_damaged(rank, error)
                 continue

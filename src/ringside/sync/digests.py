@@ -36,7 +36,7 @@ FEWEST_KEPT = 4
 LISTS_BYTES = 1 << 16
 """Room for the newest lists of digests per parameter; there are always two."""
 PATIENCE_S = 30.0
-_PIECE = 1 << 21
+PIECE = 1 << 21
 _SIGNED = 1 << 63
 
 _log = logging.getLogger("ringside")
@@ -102,7 +102,7 @@ class Digests:
             return False
         self._next = (number // self._every + 1) * self._every
         try:
-            self._take(number, step)
+            self.take(number, step)
         except Exception as error:
             self.give_up(error)
         return True
@@ -143,7 +143,8 @@ class Digests:
         few = len(self._kept) - FEWEST_KEPT
         return [check for index, check in enumerate(self._kept) if index >= few or check.at_s >= since]
 
-    def _take(self, number: int, step: int) -> None:
+    def take(self, number: int, step: int) -> None:
+        """Digest the parameters as they are now, as the look of that number, after that step."""
         parameters = [parameter for ref in self._parameters if (parameter := ref()) is not None]
         if len(parameters) < len(self._parameters):
             self.off = True  # the model is gone, or its parameters were replaced by others
@@ -279,12 +280,17 @@ def digest(tensor: torch.Tensor) -> int:
     return twins.digest(flat.reshape(-1).view(torch.uint8).numpy(), start)
 
 
-def device_digest(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same digest as an int64 tensor without dimensions on the tensor's own device, without waiting."""
+def device_digest(tensor: torch.Tensor, piece: int = PIECE) -> torch.Tensor:
+    """Return the same digest as an int64 tensor without dimensions on the tensor's own device, without waiting.
+
+    Args:
+        tensor: On any device.
+        piece: So many words of 8 bytes are digested at once, as that takes a few times their memory.
+    """
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     value = _constant(_start(tensor.dtype, tuple(tensor.shape)), raw.device)
-    for first in range(0, len(raw), 8 * _PIECE):
-        value = _extend(value, raw[first : first + 8 * _PIECE])
+    for first in range(0, len(raw), 8 * piece):
+        value = _extend(value, raw[first : first + 8 * piece])
     return value
 
 

@@ -46,6 +46,8 @@ class RingsideGroup(dist.ProcessGroup):
 
     Attributes:
         counters: Which engine carried which collectives.
+        engine: Carries those of CPU tensors.
+        limit_s: The longest wait that was asked for since, seconds; None: none was.
         native: The same ranks as torch's own process group: Gloo and, where there are GPUs, NCCL.
 
     Raises:
@@ -67,12 +69,12 @@ class RingsideGroup(dist.ProcessGroup):
             self._add(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
         self.counters = Counters(self._gloo)
         self._coalesced: list[Any] | None = None
-        self._limit_s: float | None = None
+        self.limit_s: float | None = None
         _alive.add(self)
         limit_s = None if timeout == c10d.default_pg_timeout else timeout.total_seconds()
-        self._engine = Engine(PrefixStore("engine", store), rank, size, limit_s)
-        self._posts = self._engine.inside is not None and size <= MOST_RANKS
-        self._buckets = SharedBuckets(self._engine.inside) if self._engine.inside is not None and size > 1 else None
+        self.engine = Engine(PrefixStore("engine", store), rank, size, limit_s)
+        self._posts = self.engine.inside is not None and size <= MOST_RANKS
+        self._buckets = SharedBuckets(self.engine.inside) if self.engine.inside is not None and size > 1 else None
 
     def _add(self, device: torch.device, kind: Any, backend: Any) -> None:
         for group in (self, self.native):
@@ -88,11 +90,11 @@ class RingsideGroup(dist.ProcessGroup):
             collective: What it is.
             args: Tensors, then options, as torch's process groups take them.
         """
-        engine = self._engine
+        engine = self.engine
         now = engine.is_here or not getattr(args[-1], "asyncOp", True)
         outputs, job = collective(engine.inside or engine.communicator, *args)
         self.counters.add(name, "ringside")
-        limit_s = limit_of(args[-1]) or self._limit_s
+        limit_s = limit_of(args[-1]) or self.limit_s
         if engine.is_here or (now and limit_s is None):
             engine.run(job)
             work = RingsideWork(name, self._rank, outputs)
@@ -111,8 +113,8 @@ class RingsideGroup(dist.ProcessGroup):
 
         Tensor parallelism waits for each of these, in code that leaves the caches cold: every line here shows.
         """
-        engine = self._engine
-        if not self._posts or engine.is_here or self._limit_s or limit_of(opts):
+        engine = self.engine
+        if not self._posts or engine.is_here or self.limit_s or limit_of(opts):
             return None
         small = collectives.small(engine.inside, tensors, opts)
         turn = None if small is None else engine.post(*small)
@@ -209,12 +211,12 @@ class RingsideGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Finish what is under way, within seconds, and leave; called by `destroy_process_group`."""
-        self._engine.close()
+        self.engine.close()
         self.native.shutdown()
 
     def abort(self) -> None:
         """Leave at once: what is under way fails here and at the peers."""
-        self._engine.abandon()
+        self.engine.abandon()
         self.native.abort()
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -222,7 +224,7 @@ class RingsideGroup(dist.ProcessGroup):
 
         Waits that were longer than what the group was made with would end with that all the same.
         """
-        self._limit_s = timeout.total_seconds()
+        self.limit_s = timeout.total_seconds()
         self.native.set_timeout(timeout)
 
     def get_group_store(self) -> Store:

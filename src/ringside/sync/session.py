@@ -41,23 +41,19 @@ from ringside.sync.delivery import BATCH_SECONDS, Outbox, batch_seconds
 from ringside.sync.digests import Comparison, Digests, shared_store
 from ringside.sync.fuse import Fuse
 from ringside.sync.group import group_store, host_name
+from ringside.sync.session_settings import Settings
 from ringside.sync.vitals import RankVitals
 
-GOODBYE_SECONDS = 5.0
-HELLO_SECONDS = 30.0
 WRITING_SECONDS = 120.0
-HEARD_SECONDS = 10.0
-"""How often it is asked whether rank 0 still takes records in."""
-SILENT_SECONDS = 10.0
-"""A store that has not answered for so long is said not to."""
 OWN_KINDS = frozenset({"started", "verdict", "repaired", "revised", "gradient_memory", "rank_lost", "ended"})
 """Events that only the monitor writes."""
 DRAFTS_KEPT = 64  # not worked out yet; they hold every collective of their step
-RECORDS_KEPT = 10_000
-"""Records that wait for the store at most; then the oldest go."""
 
 _log = logging.getLogger("ringside")
 RecordListener = Callable[[StepRecord], None]
+
+
+DEFAULT_SETTINGS = Settings()
 
 
 class Session:
@@ -68,16 +64,22 @@ class Session:
     Args:
         run_dir: Where rank 0 writes the run; None: `RINGSIDE_RUN_DIR`, else a new directory under `runs/`.
         engine: Who carries gradients, for the record.
+        settings: How patient it is.
 
     Attributes:
         rank: This process's global rank.
         clock: Told by the hooks what happens when.
         path: The run directory, on rank 0.
+        chief: What only rank 0 has: it collects, judges and writes.
+        outbox: Sends this rank's records.
+        heard: Whether rank 0 takes this rank's records in, when it was asked last; of rank 0 itself nobody asks.
         watch: Looks out for hangs; None where that is turned off.
         fuse: Keeps what breaks in the step clock away from training.
     """
 
-    def __init__(self, run_dir: str | os.PathLike[str] | None, engine: str) -> None:
+    def __init__(
+        self, run_dir: str | os.PathLike[str] | None, engine: str, settings: Settings = DEFAULT_SETTINGS
+    ) -> None:
         group = dist.group.WORLD
         assert group is not None  # attach() has checked that there is a process group
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -85,14 +87,15 @@ class Session:
         # Rank 0 may be where the store lives, and the script may destroy its process group before the session ends.
         self._job_store = dist.distributed_c10d._get_default_store()
         self.clock = StepClock(self.rank, self._emit)
+        self._settings = settings
         self._listeners: list[RecordListener] = []
         self._aside = False
-        self._batch: deque[Draft] = deque(maxlen=RECORDS_KEPT)
+        self._batch: deque[Draft] = deque(maxlen=settings.records_kept)
         self._marks: Marks | None = None
         self._waiting = Waiting()
         self._guard = threading.Lock()
         self._ended = threading.Event()
-        self._stopped = self._heard = self._said_silent = False
+        self._stopped = self.heard = self._said_silent = False
         self._asking_since = math.inf
         self._heard_until = 0.0
         self._suspected = (math.inf, math.inf)
@@ -101,22 +104,30 @@ class Session:
         self._linking = Fuse("recording the links of this rank")
         if self.rank != 0:
             prefix.set(f"who/{self.rank}", msgspec.json.encode((host_name(), os.getpid())).decode())
-        self._outbox = Outbox(prefix, self.rank)
+        self.outbox = Outbox(prefix, self.rank)
         self._store = prefix
         self._digests: list[Digests] = []
         self._models = 0
         self._vitals = RankVitals()
-        self._links = LinkSampler()
-        self._chief = Chief(prefix, self._info(prefix, engine), run_dir) if self.rank == 0 else None
-        self.path: Path | None = self._chief.path if self._chief else None
+        self._links = LinkSampler(period_s=settings.links_s)
+        self.chief = Chief(prefix, self._info(prefix, engine), run_dir) if self.rank == 0 else None
+        self.path: Path | None = self.chief.path if self.chief else None
         self._hooks: list[Any] = [
             register_optimizer_step_pre_hook(self.fuse.guard(lambda *_: self.clock.optimizer_begins())),
             register_optimizer_step_post_hook(self.fuse.guard(lambda *_: self.clock.optimizer_ends())),
         ]
         self._thread = threading.Thread(target=self._run, name="ringside-monitor", daemon=True)
         self._thread.start()
-        tell = self._chief.tell if self._chief else None
-        self.watch = watch.begin(prefix, self.rank, self.size, step=lambda: self.clock.step, path=self.path, tell=tell)
+        tell = self.chief.tell if self.chief else None
+        self.watch = watch.begin(
+            prefix,
+            self.rank,
+            self.size,
+            step=lambda: self.clock.step,
+            path=self.path,
+            tell=tell,
+            hang_s=settings.hang_s,
+        )
         atexit.register(self.end)
 
     # -------------------------------------------------------------------------------------------- for the script
@@ -134,30 +145,35 @@ class Session:
 
     def on_verdict(self, listener: Callable[[Verdict], None]) -> None:
         """On rank 0, call `listener` (on the monitor's thread) with every new verdict; elsewhere do nothing."""
-        if self._chief is not None:
-            self._chief.listeners.append(listener)
+        if self.chief is not None:
+            self.chief.listeners.append(listener)
 
     @property
     def verdicts(self) -> list[Verdict]:
         """The verdicts so far, on rank 0; elsewhere empty."""
-        return self._chief.verdicts if self._chief else []
+        return self.chief.verdicts if self.chief else []
+
+    @property
+    def unsent(self) -> int:
+        """How many records of this rank wait to be sent."""
+        return len(self._batch)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append an event to the run, on rank 0; elsewhere do nothing. The monitor's own kinds are left out."""
         if kind in OWN_KINDS:
             _log.warning("session.event(%r): events of this kind are the monitor's own; choose another name", kind)
-        elif self._chief is not None:
-            self._events.run(self._chief.note, kind, fields)
+        elif self.chief is not None:
+            self._events.run(self.chief.note, kind, fields)
 
     def revised(self, fields: dict[str, Any]) -> None:
         """Put into the run, on rank 0, that gradients go another way from now on; see `ringside.sync.revisions`."""
-        if self._chief is not None:
-            self._events.run(self._chief.note, "revised", {"step": self.clock.step, **fields})
+        if self.chief is not None:
+            self._events.run(self.chief.note, "revised", {"step": self.clock.step, **fields})
 
     def gradient_memory(self, model: int, memory: dict[str, int]) -> None:
         """Put into the run, on rank 0, where a model's buckets lie; see `ringside.monitor.gradient_memory`."""
-        if self._chief is not None:
-            self._events.run(self._chief.note, "gradient_memory", {"model": model, **memory})
+        if self.chief is not None:
+            self._events.run(self.chief.note, "gradient_memory", {"model": model, **memory})
 
     def time_by(self, marker: Marker) -> Marks:
         """Time steps by marks on a device from now on; a session has one marker, and the first counts.
@@ -187,8 +203,8 @@ class Session:
         store, self._models = shared_store(self._store, self._models), self._models + 1
         digests = Digests(store, self.rank, named, every)
         self._digests.append(digests)
-        if self._chief is not None:
-            self._chief.comparisons.append(Comparison(store, self.size, digests, model))
+        if self.chief is not None:
+            self.chief.comparisons.append(Comparison(store, self.size, digests, model))
         return digests
 
     def forget_digests(self, digests: Digests) -> None:
@@ -271,16 +287,16 @@ class Session:
     def _run(self) -> None:
         """Carry records until the session ends; whatever goes wrong here, training goes on."""
         try:
-            pause = BATCH_SECONDS if self._chief is not None else batch_seconds(self.size)
+            pause = BATCH_SECONDS if self.chief is not None else batch_seconds(self.size)
             while not self._ended.wait(pause):
                 self._settle(self._waiting.take())
                 self._carry()
             self._settle(self._waiting.take_last(time.sleep))
             self._carry()
             with self._asking():
-                self._outbox.send([])
-            if self._chief is not None:
-                self._chief.finish(GOODBYE_SECONDS, self._asking)
+                self.outbox.send([])
+            if self.chief is not None:
+                self.chief.finish(self._settings.goodbye_s, self._asking)
                 self._send_no_more()
         except Exception as error:
             self._stop(error)
@@ -300,11 +316,11 @@ class Session:
         with self._asking():
             self._send()
             self._post_digests()
-            records = self._chief.fetch() if self._chief is not None else []
-        if self._chief is not None:
-            self._chief.take(records)
+            records = self.chief.fetch() if self.chief is not None else []
+        if self.chief is not None:
+            self.chief.take(records)
             with self._asking():
-                self._chief.compare()
+                self.chief.compare()
 
     def _stop(self, error: Exception) -> None:
         self._stopped = True
@@ -314,8 +330,8 @@ class Session:
             quiet = of_store and self.rank != 0
             level = logging.INFO if quiet else logging.WARNING
             _log.log(level, "the monitor stopped (%s: %s); training goes on", type(error).__name__, error)
-        if self._chief is not None:
-            self._chief.close()
+        if self.chief is not None:
+            self.chief.close()
             if not of_store:
                 self._send_no_more()
 
@@ -336,13 +352,13 @@ class Session:
     def _notice_silence(self, now: float) -> None:
         """Called by the training thread: nobody else is left to say that the store does not answer."""
         since = self._asking_since
-        if now - since < SILENT_SECONDS:
+        if now - since < self._settings.silent_s:
             return
         # A process that was stopped as a whole finds its own question old, and answered a moment later.
         suspected, noticed = self._suspected
         if suspected != since:
             self._suspected = (since, now)
-        elif now - noticed > SILENT_SECONDS / 10:
+        elif now - noticed > self._settings.silent_s / 10:
             self._say_silent(now - since)
 
     def _say_silent(self, seconds: float) -> None:
@@ -354,13 +370,13 @@ class Session:
             "the job's store has not answered for %.0f s: nothing is recorded until it does, and the newest %d steps "
             "are kept; training goes on. Look at the process that holds it (rank 0, or torchrun)",
             seconds,
-            RECORDS_KEPT,
+            self._settings.records_kept,
         )
 
     def _await_thread(self) -> None:
         """Wait until all is sent and written; for a store that does not answer, only a few seconds."""
         deadline = time.monotonic() + WRITING_SECONDS
-        self._thread.join(1.0 if self._said_silent else GOODBYE_SECONDS * 2)
+        self._thread.join(1.0 if self._said_silent else self._settings.goodbye_s * 2)
         while self._thread.is_alive() and self._asking_since == math.inf and time.monotonic() < deadline:
             self._thread.join(0.5)  # it writes the summary of a long run
         if self._thread.is_alive():
@@ -369,11 +385,11 @@ class Session:
     def _end_without_store(self) -> None:
         """The thread waits for a store that does not answer; what it holds goes with the process."""
         self._say_silent(max(time.monotonic() - self._asking_since, 0.0))
-        if self._chief is not None:
+        if self.chief is not None:
             with self._guard:
                 own = list(self._batch)
-            self._chief.take([draft.record() for draft in own])
-            Fuse("the end of the run").run(self._chief.close)
+            self.chief.take([draft.record() for draft in own])
+            Fuse("the end of the run").run(self.chief.close)
 
     def _send(self) -> None:
         if not self._is_heard():
@@ -383,7 +399,7 @@ class Session:
             self._batch.clear()
         batch = [draft.record() for draft in drafts]
         if batch:
-            self._outbox.send(self._with_links(self._vitals.add_to(batch)))
+            self.outbox.send(self._with_links(self._vitals.add_to(batch)))
         elif self._aside:
             self._vitals.skip()
 
@@ -398,15 +414,15 @@ class Session:
 
     def _is_heard(self) -> bool:
         """Tell whether rank 0 takes records in; where its monitor is over or never began, they would fill the store."""
-        if self._chief is not None:
+        if self.chief is not None:
             return True
-        if not self._heard or time.monotonic() > self._heard_until:
-            self._heard = bool(self._store.check([READY]))
-            self._heard_until = time.monotonic() + HEARD_SECONDS
-        return self._heard
+        if not self.heard or time.monotonic() > self._heard_until:
+            self.heard = bool(self._store.check([READY]))
+            self._heard_until = time.monotonic() + self._settings.heard_s
+        return self.heard
 
     def _post_digests(self) -> None:
-        if self._chief is None:  # rank 0's own are at hand there
+        if self.chief is None:  # rank 0's own are at hand there
             for digests in list(self._digests):
                 self._post(digests)
 
@@ -421,14 +437,14 @@ class Session:
     def _leave_to_parent(self) -> None:
         """In a forked child, write nothing any more to what it shares with its parent: pages, store, run directory."""
         _inherited.append(self)
-        _inherited.append(self._chief)  # nothing of it is ended here, either
-        self._stopped, self._chief = True, None
+        _inherited.append(self.chief)  # nothing of it is ended here, either
+        self._stopped, self.chief = True, None
         if self.watch is not None:
             self.watch.board.close()
 
     def _info(self, store: Store, engine: str) -> RunInfo:
         """Learn where every rank runs, on rank 0."""
-        rows = [(host_name(), os.getpid()), *_places(store, range(1, self.size))]
+        rows = [(host_name(), os.getpid()), *_places(store, range(1, self.size), self._settings.hello_s)]
         return RunInfo(
             schema=SCHEMA,
             name="",
@@ -443,10 +459,10 @@ class Session:
         )
 
 
-def _places(store: Store, ranks: range) -> list[tuple[str, int]]:
+def _places(store: Store, ranks: range, hello_s: float) -> list[tuple[str, int]]:
     """Return host and process id of each rank; of ranks that do not come soon, as they may watch no model, ("", 0)."""
     rows, missing = [], []
-    deadline = time.monotonic() + HELLO_SECONDS
+    deadline = time.monotonic() + hello_s
     for rank in ranks:
         try:
             store.wait([f"who/{rank}"], timedelta(seconds=max(deadline - time.monotonic(), 0.01)))
@@ -459,7 +475,7 @@ def _places(store: Store, ranks: range) -> list[tuple[str, int]]:
             "the monitor has not heard of %s within %g s and goes on without; every rank is watched that calls "
             "ringside.attach() on a model of its own",
             name_ranks(missing),
-            HELLO_SECONDS,
+            hello_s,
         )
     return rows
 
@@ -494,11 +510,11 @@ def current() -> Session | None:
     return _current
 
 
-def begin(run_dir: str | os.PathLike[str] | None, engine: str) -> Session:
-    """Return this process's session, making it if there is none. A collective the first time."""
+def begin(run_dir: str | os.PathLike[str] | None, engine: str, settings: Settings = DEFAULT_SETTINGS) -> Session:
+    """Return this process's session, making it if there is none; then it is a collective, and the arguments count."""
     global _current
     if _current is None:
-        _current = Session(run_dir, engine)
+        _current = Session(run_dir, engine, settings)
     return _current
 
 

@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ringside.files import append_to_file, replace_file
 from ringside.monitor.hang import Change, HangWatch
 from ringside.monitor.hang_evidence import read_stat
+from ringside.monitor.hang_judge import LIMIT_S
 from ringside.monitor.hang_standing import Standing
 from ringside.monitor.hang_words import STACKS
 from ringside.monitor.run_directory import EVENTS, RUN, finite
@@ -58,6 +59,7 @@ class Watch:
         step: Returns this rank's training step.
         path: On rank 0 the run directory.
         tell: On rank 0 puts an event into the run.
+        hang_s: Least wait that is called a hang.
 
     Attributes:
         board: Told by the communication hook what this rank hands over and waits for.
@@ -65,9 +67,18 @@ class Watch:
     """
 
     def __init__(
-        self, store: Store, rank: int, size: int, *, step: Callable[[], int], path: Path | None, tell: Tell | None
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        *,
+        step: Callable[[], int],
+        path: Path | None,
+        tell: Tell | None,
+        hang_s: float = LIMIT_S,
     ) -> None:
-        self.board = Board()
+        self.board = Board(hang_s=hang_s)
+        self._hang_s = hang_s
         self.pending: Callable[[], bool] | None = None
         self._store = PrefixStore("watch", store)
         self._rank, self._size, self._step = rank, size, step
@@ -78,7 +89,7 @@ class Watch:
         self._host: Host | None = None
         self._mail: Mail | None = None
         self._hellos: list[Hello] = []
-        self._machine = HangWatch()
+        self._machine = HangWatch(limit_s=hang_s)
         self._known = 0
         self._pending_since = 0.0
         self._dumped = 0
@@ -104,6 +115,11 @@ class Watch:
         for part in (self._mail, self._host, self._stacks, self.board):
             if part is not None:
                 part.close()
+
+    @property
+    def has_met(self) -> bool:
+        """Whether it sees where the others stand: it has met those of its host, and heard of those of other hosts."""
+        return self._host is not None and (self._mail is None or self._mail.has_heard)
 
     # -------------------------------------------------------------------------------------------- the thread
 
@@ -161,7 +177,7 @@ class Watch:
 
     def _new_machine(self) -> HangWatch:
         pids = {hello.rank: hello.pid for hello in self._hellos}
-        return HangWatch([pids.get(rank, 0) for rank in range(self._size)])
+        return HangWatch([pids.get(rank, 0) for rank in range(self._size)], self._hang_s)
 
     def tick(self, now: float) -> None:
         """Say where this rank stands, and look at the others where that is this rank's part; its thread calls it.
@@ -378,13 +394,20 @@ def host_key() -> str:
 
 
 def begin(
-    store: Store, rank: int, size: int, *, step: Callable[[], int], path: Path | None, tell: Tell | None
+    store: Store,
+    rank: int,
+    size: int,
+    *,
+    step: Callable[[], int],
+    path: Path | None,
+    tell: Tell | None,
+    hang_s: float = LIMIT_S,
 ) -> Watch | None:
     """Return this process's watcher; None where it is turned off (RINGSIDE_WATCH=off), not needed or cannot be."""
     if size < 2 or os.environ.get("RINGSIDE_WATCH", "").lower() in ("off", "0"):
         return None
     try:
-        return Watch(store, rank, size, step=step, path=path, tell=tell)
+        return Watch(store, rank, size, step=step, path=path, tell=tell, hang_s=hang_s)
     except Exception as error:
         _log.warning("hangs are not watched for here (%s: %s); training goes on", type(error).__name__, error)
         return None

@@ -63,8 +63,8 @@ class Board:
         entered: Gradient collectives handed over so far.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, hang_s: float = LIMIT_S) -> None:
+        self._clock, self._hang_s = clock, hang_s
         self.fd = os.memfd_create("ringside-watch")
         os.ftruncate(self.fd, PAGE_BYTES)
         self._page: Any = mmap.mmap(self.fd, PAGE_BYTES)
@@ -98,7 +98,10 @@ class Board:
         self._synced += 1
         _q(page, _AT["synced"], self._synced)
         waited = now - self._since
-        if self._longest_s < waited < max(LIMIT_S, NORMAL_WAITS * self._longest_s) and self._synced > WARM_UP_PASSES:
+        if (
+            self._longest_s < waited < max(self._hang_s, NORMAL_WAITS * self._longest_s)
+            and self._synced > WARM_UP_PASSES
+        ):
             self._longest_s = waited
             _d(page, _AT["longest_s"], waited)
 

@@ -37,7 +37,7 @@ class Letter(msgspec.Struct, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_letter = msgspec.msgpack.Decoder(Letter).decode
+letter_of = msgspec.msgpack.Decoder(Letter).decode
 _texts = msgspec.msgpack.Decoder(dict[int, str]).decode
 
 
@@ -63,6 +63,11 @@ class Mail:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ringside-watch-mail", daemon=True)
         self._thread.start()
+
+    @property
+    def has_heard(self) -> bool:
+        """Whether another host has said where its ranks stand."""
+        return bool(self._heard)
 
     def post(self, standings: list[Standing], episode: int) -> None:
         """Say from now on, until the next call, that the ranks of this host stand so."""
@@ -164,7 +169,7 @@ class Mail:
         key = f"host/{host}"
         if not self._store.check([key]):
             return False
-        letter = _letter(self._store.get(key))
+        letter = letter_of(self._store.get(key))
         with self._guard:
             if host not in self._heard or letter.number != self._heard[host][1].number:
                 self._heard[host] = (time.monotonic(), letter)

@@ -190,14 +190,14 @@ class TopApp(App[None]):
         """Begin to look at the run."""
         self.theme = THEMES[0]
         self.query_one(RankTable).focus()
-        self._draw()
+        self.show_snapshot()
         self._begin_look()
         if self._refresh_s is not None:
             self.set_interval(self._refresh_s, self._begin_look)
 
     def on_resize(self, event: events.Resize) -> None:
         """Lay out anew."""
-        self.call_after_refresh(self._draw)
+        self.call_after_refresh(self.show_snapshot)
 
     def _begin_look(self) -> None:
         if not self.paused and not self._looking:
@@ -218,9 +218,9 @@ class TopApp(App[None]):
             self._changed_s = self._clock()
         if not self.paused:
             self.snapshot = snapshot
-            self._draw()
+            self.show_snapshot()
 
-    def _draw(self) -> None:
+    def show_snapshot(self) -> None:
         """Show the newest snapshot; what did not change is not sent again."""
         snapshot, width, height = self.snapshot, self.size.width, self.size.height
         if not self.is_running or width < 1:
@@ -273,7 +273,7 @@ class TopApp(App[None]):
         """The first key has been pressed: from now on the last line tells the keys."""
         if self._remark:
             self._remark = ""
-            self._draw()
+            self.show_snapshot()
 
     def action_sort(self, by: int) -> None:
         """Sort by another column."""
@@ -285,13 +285,13 @@ class TopApp(App[None]):
 
     def _arrange(self, order: Order) -> None:
         self.order = order
-        self._draw()
+        self.show_snapshot()
 
     def action_pause(self) -> None:
         """Let the screen stand still, or go on."""
         self.paused = not self.paused
         self._changed_s = self._clock()
-        self._draw()
+        self.show_snapshot()
         self._begin_look()
 
     def action_filter(self) -> None:
@@ -301,7 +301,7 @@ class TopApp(App[None]):
         box = self.query_one("#filter", Input)
         box.display = True
         self._base.set_focus(box)  # at once; box.focus() comes later
-        self.call_after_refresh(self._draw)
+        self.call_after_refresh(self.show_snapshot)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Filter while it is typed."""
@@ -314,7 +314,7 @@ class TopApp(App[None]):
     def _close_filter(self) -> None:
         self.query_one("#filter", Input).display = False
         self._base.set_focus(self._table)
-        self.call_after_refresh(self._draw)
+        self.call_after_refresh(self.show_snapshot)
 
     def action_leave(self) -> None:
         """Take back the filter, else the cursor."""
@@ -354,7 +354,7 @@ class TopApp(App[None]):
         records = await _in_thread(partial(self._source.records, rank))
         if self.snapshot is not None:
             self.snapshot = replace(self.snapshot, detail=tuple(records))
-            self._draw()
+            self.show_snapshot()
 
     def action_verdicts(self) -> None:
         """Show all verdicts in full."""

@@ -112,13 +112,15 @@ class Local:
 
     Args:
         path: The run directory; it need not be there yet.
+        tail_bytes: How much of the end of its records is read for those of one rank.
 
     Attributes:
         where: That directory, as text.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, tail_bytes: int = TAIL_BYTES) -> None:
         self.where = str(path)
+        self._tail_bytes = tail_bytes
         self._path = path
         self._live = Live(path)
         self._checked: tuple[int, int] | None = None
@@ -157,7 +159,7 @@ class Local:
     def records(self, rank: int) -> list[StepRecord]:
         """Return the newest records of one rank, oldest first, as far as the end of the file holds them."""
         with contextlib.suppress(OSError):
-            return _tail(self._path / STEPS, rank)
+            return _tail(self._path / STEPS, rank, self._tail_bytes)
         return []
 
     def _check(self) -> None:
@@ -173,11 +175,11 @@ class Local:
         self._checked = identity
 
 
-def _tail(path: Path, rank: int) -> list[StepRecord]:
+def _tail(path: Path, rank: int, tail_bytes: int) -> list[StepRecord]:
     with open_regular(path) as file:
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(size - TAIL_BYTES, 0))
-        lines = file.read(TAIL_BYTES).split(b"\n")[int(size > TAIL_BYTES) : -1]  # both ends may be torn
+        file.seek(max(size - tail_bytes, 0))
+        lines = file.read(tail_bytes).split(b"\n")[int(size > tail_bytes) : -1]  # both ends may be torn
     sign = b'"rank":%d,' % rank
     records = (decode_record(line) for line in lines if sign in line)
     found = [one for one in records if one is not None and one.rank == rank and 0 <= one.step < LATEST_STEP]

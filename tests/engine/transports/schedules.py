@@ -62,7 +62,7 @@ def step_by_step(s: Schedule, inputs: list[Array], dtype: str, op: str) -> Array
 def wanted(s: Schedule, inputs: list[Array], dtype: str, op: str) -> Array:
     """Return what every rank must hold, for an engine of either kind where both are the same: f32, f64, integers."""
     with np.errstate(all="ignore"):
-        return run(s, np.stack(inputs), twins._operation(dtype, op))
+        return run(s, np.stack(inputs), twins.operation(dtype, op))
 
 
 def check_one(reduce: Reduce, rank: int, s: Schedule, dtype: str, op: str, count: int) -> int:

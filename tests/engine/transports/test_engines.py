@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import random
 import time
 from collections.abc import Sequence
@@ -14,7 +13,6 @@ import pytest
 from tests.engine.oracle import digest
 from tests.support.ranks import Team, communicator, hear, on_ranks, place
 
-from ringside import _core
 from ringside.engine.dtypes import DTYPES, OP_CODES
 from ringside.engine.exchange import Exchange
 from ringside.engine.message_plan import plan_messages
@@ -123,14 +121,14 @@ def in_shared_memory() -> list[int]:
         return check_engine(by_communicator(comm), comm.rank, comm.size, halves=False)
 
 
-@pytest.mark.skipif(not _core.available(), reason="needs the native core")
+@pytest.mark.native
 @pytest.mark.parametrize("size", [2, 4])
 def test_shared_memory(size: int) -> None:
     digests = on_ranks(size, in_shared_memory)
     assert all(one == digests[0] for one in digests), "ranks hold different bits"
 
 
-def native_over(store: Any, lost: Sequence[int] = ()) -> Any:
+def native_over(store: Any, lost: Sequence[int] = (), **how: float) -> Any:
     """Return the group's own all-reduce of these ranks, to which some count as lost."""
     from torch.distributed import PrefixStore
 
@@ -138,7 +136,7 @@ def native_over(store: Any, lost: Sequence[int] = ()) -> Any:
 
     here = place()
     names = PrefixStore(here.job, store)
-    return TorchNative(names, here.rank, here.size, timeout_s=30, has_lost=lambda rank, _: rank in lost)
+    return TorchNative(names, here.rank, here.size, timeout_s=30, has_lost=lambda rank, _: rank in lost, **how)
 
 
 def by_the_groups_own(path: str) -> list[int]:
@@ -177,10 +175,7 @@ def with_a_late_rank(path: str) -> float:
     """Rank 1 comes later than Gloo takes to make a group, at first and once there is one."""
     import torch.distributed as dist
 
-    from ringside.engine.transports import torch_native
-
-    torch_native._JOINING = datetime.timedelta(seconds=0.5)
-    native, x = native_over(dist.FileStore(path, -1)), np.ones(5, np.float32)
+    native, x = native_over(dist.FileStore(path, -1), joining_s=0.5), np.ones(5, np.float32)
     for _ in range(2):
         if place().rank == 1:
             time.sleep(1.5)

@@ -8,18 +8,16 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.support.ranks import Team, hear, on_ranks, place, say
 
-from ringside.engine.transports import torch_p2p
-from ringside.engine.transports.connections import Connections, watched_connections
+from ringside.engine.transports.connections import watched_connections
 from ringside.engine.transports.last_words import LastWords, Word
-from ringside.engine.transports.torch_p2p import TorchPeerToPeer, _Wait
 from ringside.engine.transports.transport import NOBODY, Cause, LinkError
+from ringside.engine.transports.waits import Wait, long_awaited
 
 from . import conformance
 from .vertices import peer_to_peer, store_file
@@ -56,7 +54,7 @@ def test_failures() -> None:
 
 
 def test_a_wait_is_long_when_it_is_still_the_same_one() -> None:
-    wait = _Wait()
+    wait = Wait()
     assert not wait.lasts(1.0, 0.0)
     wait.peer, wait.number = 2, 1
     assert not wait.lasts(1.0, 0.1), "seen for the first time"
@@ -70,32 +68,32 @@ def test_a_wait_is_long_when_it_is_still_the_same_one() -> None:
     assert not wait.lasts(1.0, 19.0)
 
 
-def test_whoever_is_waited_for_on_links_beside_is_prodded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_is_waited_for_on_links_beside_is_prodded_too() -> None:
     """What is not acknowledged ends a silent connection, whichever thread waits for it."""
-    transport = object.__new__(TorchPeerToPeer)
-    prodded: list[int] = []
-    transport._group = SimpleNamespace(send=lambda tensors, peer, tag: prodded.append(peer))
-    transport._connections = Connections()
-    transport.rank, transport.size = 0, 4
-    transport._waits = [_Wait()]
-    beside = transport.beside()
-    now = [100.0]
-    monkeypatch.setattr(torch_p2p.time, "monotonic", lambda: now[0])
-    beside.waits.peer, beside.waits.number = 3, 1
+    own, beside, now, prodded = Wait(), Wait(peer=3, number=1), 100.0, list[int]()
     for seconds in (0.0, 0.7, 0.1, 0.35, 0.45):
-        now[0] += seconds
-        transport._prod()
+        now += seconds
+        prodded += long_awaited([own, beside], lambda: False, now)
     assert prodded == [3, 3]
-    transport._waits[0].peer, transport._waits[0].number = 2, 1
+    own.peer, own.number = 2, 1
     for seconds in (0.05, 0.8):
-        now[0] += seconds
-        transport._prod()
-    assert prodded[2:] == [3, 2] or prodded[2:] == [2, 3]
+        now += seconds
+        prodded += long_awaited([own, beside], lambda: False, now)
+    assert sorted(prodded[2:]) == [2, 3]
 
 
-def test_nobody_is_prodded_where_nobody_waits_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_is_waited_for_is_prodded_when_connections_were_closed() -> None:
+    asked: list[bool] = []
+    waits, closed = [Wait(), Wait()], lambda: bool(asked.append(True) or True)  # type: ignore[func-returns-value]
+    assert list(long_awaited(waits, closed, 1.0)) == []
+    assert asked == []
+    waits[1].peer = 3
+    assert list(long_awaited(waits, closed, 1.0)) == [3]
+
+
+def test_nobody_is_prodded_where_nobody_waits_any_more() -> None:
     """A wait that is about to begin has a new number before it has a peer."""
-    wait = _Wait(peer=2, number=1)
+    wait = Wait(peer=2, number=1)
     assert not wait.lasts(0.5, 0.0)
     wait.peer = NOBODY
     wait.number = 2

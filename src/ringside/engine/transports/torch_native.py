@@ -43,7 +43,7 @@ def _options(op: int) -> Any:
 Begin = Callable[[], Callable[[], None]]
 """Begins something and returns what waits for its end."""
 
-_JOINING = datetime.timedelta(seconds=60)  # the ranks are all there
+JOINING_S = 60.0  # the ranks are all there
 _LOOK = datetime.timedelta(seconds=0.25)
 _COME_S, _MOST_COME_S = 0.005, 0.1
 _MOMENT_S, _LOOK_AT_ALL_S = 0.05, 1.0
@@ -61,6 +61,7 @@ class TorchNative:
         has_lost: Tells whether a rank is lost, or (if told so) left: `TorchPeerToPeer.has_lost`. Asked about all who
             take part once a connection was closed: Gloo may not say so where a part of a message is there (`half_way`).
         dead_after_s: As for `TorchPeerToPeer`.
+        joining_s: Longest wait for each other while a group is made, once all ranks are there, seconds.
     """
 
     def __init__(
@@ -72,8 +73,9 @@ class TorchNative:
         timeout_s: float,
         has_lost: Callable[[int, bool], bool],
         dead_after_s: float = DEAD_AFTER_S,
+        joining_s: float = JOINING_S,
     ) -> None:
-        self._dead_after_s = dead_after_s
+        self._dead_after_s, self._joining = dead_after_s, datetime.timedelta(seconds=joining_s)
         self._store, self._rank, self._size = store, rank, size
         self._everybody = tuple(range(size))
         self._timeout_s = timeout_s
@@ -146,7 +148,7 @@ class TorchNative:
         gloo: Any = dist.ProcessGroupGloo
         timeout = datetime.timedelta(seconds=self._timeout_s)
         with watched_connections(self._dead_after_s) as connections, patient_io_threads():
-            group = gloo(store, members.index(self._rank), len(members), min(timeout, _JOINING))
+            group = gloo(store, members.index(self._rank), len(members), min(timeout, self._joining))
         group._set_default_timeout(timeout)
         self._groups[members], self._connections[members] = group, connections
         if self._over:  # since before it was there

@@ -38,12 +38,12 @@ from ringside.engine.transports.half_way import end_wait
 from ringside.engine.transports.io_threads import patient_io_threads
 from ringside.engine.transports.last_words import LastWords, Listener, Word, find_late, tell_apart
 from ringside.engine.transports.transport import NOBODY, Bytes, Cause, Kept, LinkError
+from ringside.engine.transports.waits import Wait, long_awaited
 
 _DATA, _BESIDE = 1, 4
 _WORD_S, _WORD_UNDER_LOAD_S = 0.3, 5.0  # what a word takes, and what it may take where the machine is very busy
 _NOTICED_S, _LOOK_S = 2.0, 0.1  # a silent host is noticed on all connections to it, but not on all at once
 _SILENCE_S = 1.0  # who says nothing for so long after everybody was woken takes no part
-_PROD_S = 0.75
 _AT_ONCE = datetime.timedelta(milliseconds=1)
 JOINING_S = 60.0
 """How long ranks that have met take at most to say where they are, seconds."""
@@ -88,7 +88,7 @@ class TorchPeerToPeer:
         with watched_connections(dead_after_s), patient_io_threads():
             words = gloo(PrefixStore("words", store), rank, size, joining)
         self._words = LastWords(words, rank, size)
-        self._own = _Wait()
+        self._own = Wait()
         self._waits = [self._own]
         self._cause: Cause | None = None
         self._over = False
@@ -122,17 +122,17 @@ class TorchPeerToPeer:
 
     def beside(self) -> _Beside:
         """Return messages with an order of their own; see `Transport`."""
-        self._waits.append(_Wait())
+        self._waits.append(Wait())
         return _Beside(self, self._waits[-1], _BESIDE + len(self._waits) - 2)
 
-    def _send(self, wait: _Wait, tag: int, peer: int, data: Bytes | Kept) -> _Message:
+    def _send(self, wait: Wait, tag: int, peer: int, data: Bytes | Kept) -> _Message:
         try:
             kept = data if data.__class__ is list else [torch.from_numpy(data)]
             return _Message(self, wait, peer, self._group.send(kept, peer, tag))
         except RuntimeError as error:
             raise self._error(peer, error) from None
 
-    def _receive(self, wait: _Wait, tag: int, peer: int, into: Bytes | Kept) -> _Message:
+    def _receive(self, wait: Wait, tag: int, peer: int, into: Bytes | Kept) -> _Message:
         try:
             kept = into if into.__class__ is list else [torch.from_numpy(into)]
             work = self._group.recv(kept, peer, tag)
@@ -236,11 +236,8 @@ class TorchPeerToPeer:
 
         What is sent to ask ends a connection that is silent, once it is not acknowledged.
         """
-        asked = [(wait, wait.peer) for wait in self._waits if wait.peer != NOBODY]
-        closed = bool(asked) and self._connections.some_closed()
-        now = time.monotonic()
-        for wait, peer in asked:
-            if (wait.lasts(_PROD_S, now) or closed) and not stands(self._group, peer):
+        for peer in long_awaited(self._waits, self._connections.some_closed, time.monotonic()):
+            if not stands(self._group, peer):
                 self.fail(Cause("lost", peer))  # whoever waits may not hear of it
                 return
 
@@ -270,39 +267,12 @@ class _Refused:
         raise self.error
 
 
-@dataclass(eq=False, slots=True)
-class _Wait:
-    """Whom messages of one order are waited for.
-
-    Args:
-        peer: The vertex; `NOBODY`: nobody waits.
-        number: Of the wait.
-        work: The message that is waited for, or was at last.
-        known: The wait that was seen last.
-        since: When, or when something was sent to find out whether the peer is there.
-    """
-
-    peer: int = NOBODY
-    number: int = 0
-    work: Any = None
-    known: int = -1
-    since: float = 0.0
-
-    def lasts(self, seconds: float, now: float) -> bool:
-        """Tell whether the same wait has lasted for so long, since it was first seen or since this was true."""
-        same = self.peer != NOBODY and self.number == self.known
-        if same and now - self.since <= seconds:
-            return False
-        self.known, self.since = self.number, now
-        return same
-
-
 @dataclass(frozen=True, slots=True)
 class _Beside:
     """Messages of a `TorchPeerToPeer` with an order of their own: those of another tag."""
 
     transport: TorchPeerToPeer
-    waits: _Wait
+    waits: Wait
     tag: int
 
     @property
@@ -331,7 +301,7 @@ class _Beside:
 class _Message:
     __slots__ = ("peer", "transport", "waits", "work")
 
-    def __init__(self, transport: TorchPeerToPeer, waits: _Wait, peer: int, work: Any) -> None:
+    def __init__(self, transport: TorchPeerToPeer, waits: Wait, peer: int, work: Any) -> None:
         self.transport, self.waits, self.peer, self.work = transport, waits, peer, work
 
     def wait(self) -> None:
