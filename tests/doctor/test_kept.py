@@ -24,7 +24,7 @@ from .kineto_maker import OLD, RCCL, Job
 from .nccl_logs import hosts_of, interleaved, job_log, log_of_rank
 from .shared_data import shared
 from .test_error_file import error_file
-from .test_kineto_persistent import KINDS, own_times
+from .test_kineto_persistent import KINDS, noisy_times
 from .test_kineto_stream import EVENTS, scanned
 from .test_nccl_log import BUS_IDS_2_10, OLD_2_4
 from .test_ringside_run import write_run
@@ -354,7 +354,7 @@ def test_ranks_that_are_slow_by_so_little_that_chance_may_explain_it(kept: Kept)
         for steps, ranks in ((3, 2), (4, 8), (9, 3), (12, 4), (30, 2)):
             named = []
             for seed in range(12):
-                own = own_times(kind, steps, ranks, seed)
+                own = noisy_times(kind, steps, ranks, seed)
                 own[:, 1] *= 1.05 + 0.03 * seed
                 named.append(persistent_rank(own))
             found.append([kind, steps, ranks, named])

@@ -136,7 +136,8 @@ def test_a_run_in_a_notebook_is_as_it_was(run: str, place: Path, golden: Golden)
 def test_what_the_server_tells_is_as_it_was(run: str, place: Path, golden: Golden) -> None:
     pytest.importorskip("starlette")
     pytest.importorskip("uvicorn")
-    from tests.view.served import ask, serving, told, until
+    from tests.support.waiting import until
+    from tests.view.served import ask, serving, told
 
     with serving(place / run, place) as url:
         state = until(lambda: (state := told(url))["state"] == "ended" and state["questions"] and state)

@@ -24,7 +24,7 @@ from ringside.survive.connecting import Connection  # noqa: E402
 from ringside.survive.final import Final  # noqa: E402
 from ringside.survive.samples import Samples, shuffled  # noqa: E402
 from ringside.survive.state import State  # noqa: E402
-from ringside.survive.train import _agree_on_orders  # noqa: E402
+from ringside.survive.train import agree_on_orders  # noqa: E402
 
 
 class NoStop:
@@ -170,7 +170,7 @@ def test_a_checkpoint_that_does_not_say_where_it_is_is_refused_by_name(tmp_path)
 
 def orders(registers, seed, has_elders):
     samples = Samples(8, 4, 1, shuffled(8, seed))
-    _agree_on_orders(samples, Connection(0, 2, registers, registers), None, has_elders)
+    agree_on_orders(samples, Connection(0, 2, registers, registers), None, has_elders)
     return samples
 
 

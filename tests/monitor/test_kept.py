@@ -389,7 +389,7 @@ def test_alerts_of_events_in_any_order(kept: Kept) -> None:
         random, clock = np.random.default_rng(seed), Clock()
         book = AlertBook("run", "/runs/run", now=clock, wall=lambda clock=clock: 1.7e9 + clock())  # type: ignore[misc]
         for at in range(10, 90):
-            clock.seconds += pick(random, 0.5, 1.0, 5.0)
+            clock.now += pick(random, 0.5, 1.0, 5.0)
             kind = pick(random, "verdict", "verdict", "repaired", "repaired", "note")
             about = pick(random, *KINDS, "slow_rank", "hang")
             heard = book.hear(event(kind, about, int(random.integers(3)), at, cost_rank_seconds=1.5))

@@ -302,7 +302,7 @@ def by_the_engine(path: str, hosts: list[int]) -> list[Any]:
         told: list[dict[str, int]] = []
         carrier = RingsideCarrier(comm if hosts[-1] else comm.local, dist.group.WORLD)
         carrier.on_memory = told.append
-        found = [carried(carrier), carried(carrier, 0.25), carrier.ended() > 0, carrier.holds_ctrl_c]
+        found = [carried(carrier), carried(carrier, 0.25), carrier.ended() > 0, carrier.is_heard]
         told_native = carried(carrier, None, torch.complex64) if not hosts[-1] else None
         times: SyncTimes = carrier.take()()
         found += [times.collectives, times.payload_bytes, times.sync_seconds > 0, sum(carrier.counters.values())]

@@ -22,6 +22,7 @@ from ringside.monitor.run_directory import RunReader  # noqa: E402
 from ringside.sync import session as sessions  # noqa: E402
 from ringside.sync.chief import READY  # noqa: E402
 from ringside.sync.session import Session  # noqa: E402
+from ringside.sync.session_settings import Settings  # noqa: E402
 
 from .training import Said, ddp_ranks, group  # noqa: E402
 
@@ -41,8 +42,8 @@ def step(session: Session, **logged: Any) -> None:
     session.log(**logged)
 
 
-def begin(run: str) -> Session:
-    session = sessions.begin(run, "native")
+def begin(run: str, **settings: Any) -> Session:
+    session = sessions.begin(run, "native", Settings(**settings))
     session.clock.always_synced = True
     dist.barrier()  # rank 0 has said that it takes records in
     return session
@@ -106,7 +107,7 @@ def silent(port: int, run: str) -> list[Any]:
     """The store has been asked at 100 and does not answer; return what had been said after each look."""
     with pytest.MonkeyPatch.context() as patch, group(port), Said() as said:
         quiet(patch)
-        session, limit_s = begin(run), sessions.SILENT_SECONDS
+        session, limit_s = begin(run), Settings().silent_s
         said.setLevel("WARNING")
         session._asking_since = 100.0
         counts = []
@@ -128,7 +129,7 @@ def stopped_as_a_whole(port: int, run: str) -> list[str]:
     """A process finds its own question old, answers it a moment later, and is stopped again."""
     with pytest.MonkeyPatch.context() as patch, group(port), Said() as said:
         quiet(patch)
-        session, limit_s = begin(run), sessions.SILENT_SECONDS
+        session, limit_s = begin(run), Settings().silent_s
         for asked in (100.0, 200.0, 300.0):
             session._asking_since = asked
             session._notice_silence(asked + 2 * limit_s)
@@ -145,10 +146,9 @@ def steps_are_kept(port: int, run: str) -> list[Any]:
     """Steps while the store does not answer: the training thread notices it, and the end does not wait for it."""
     with pytest.MonkeyPatch.context() as patch, group(port), Said() as said:
         quiet(patch)
-        patch.setattr(sessions, "GOODBYE_SECONDS", 0.02)
-        session = begin(run)
+        session = begin(run, goodbye_s=0.02)
         answers = threading.Event()
-        patch.setattr(session._outbox, "send", lambda records: answers.wait(60))
+        patch.setattr(session.outbox, "send", lambda records: answers.wait(60))
         patch.setattr(session, "_notice_silence", lambda now: said.lines.append("looked"))
         step(session)
         session.clock.flush()
@@ -184,8 +184,7 @@ def the_newest_are_kept(port: int, run: str) -> list[Any]:
     with pytest.MonkeyPatch.context() as patch, group(port):
         quiet(patch)
         patch.setattr(sessions, "DRAFTS_KEPT", 3)
-        patch.setattr(sessions, "RECORDS_KEPT", 5)
-        session = begin(run)
+        session = begin(run, records_kept=5)
         for _ in range(7):
             step(session)
         session.clock.flush()
@@ -244,8 +243,7 @@ def is_heard(port: int, run: str) -> list[bool]:
     """Whether rank 1 sends, while and after rank 0 takes records in."""
     with pytest.MonkeyPatch.context() as patch, group(port) as rank:
         quiet(patch)
-        patch.setattr(sessions, "HEARD_SECONDS", 1e6)
-        session = begin(run)
+        session = begin(run, heard_s=1e6)
         found = [session._is_heard()]
         dist.barrier()
         if rank == 0:
@@ -278,7 +276,7 @@ def stops(port: int, run: str, error: type[Exception]) -> list[Any]:
         def breaks(records: Any) -> None:
             raise error("it breaks")
 
-        patch.setattr(session._outbox, "send", breaks)
+        patch.setattr(session.outbox, "send", breaks)
         session._stop(error("it breaks"))
         ready = session._store.check([READY])
         step(session)
@@ -302,16 +300,13 @@ def test_a_monitor_that_stops_says_so_and_ends_what_others_send(
     assert found[0][0] is ready
 
 
-def test_ranks_that_do_not_come_are_nowhere_and_that_is_said(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(sessions, "HELLO_SECONDS", 0.05)
+def test_ranks_that_do_not_come_are_nowhere_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
     store = dist.HashStore()
     store.set("who/2", json.dumps(["node-2", 17]))
-    assert sessions._places(store, range(1, 4)) == [("", 0), ("node-2", 17), ("", 0)]
+    assert sessions._places(store, range(1, 4), 0.05) == [("", 0), ("node-2", 17), ("", 0)]
     assert "the monitor has not heard of ranks 1, 3 within 0.05 s" in caplog.text
     caplog.clear()
-    assert sessions._places(store, range(2, 3)) == [("node-2", 17)]
+    assert sessions._places(store, range(2, 3), 0.05) == [("node-2", 17)]
     assert caplog.text == ""
 
 
