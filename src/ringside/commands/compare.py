@@ -28,7 +28,7 @@ from ringside.monitor.run_directory import finite
 from ringside.monitor.verdict import headline
 from ringside.view.comparison import WARM_UP_STEPS, Change, Comparison, compare
 from ringside.view.recorded import Run
-from ringside.view.report_words import duration, share
+from ringside.view.report_numbers import duration, share
 from ringside.view.top_plain import SafeConsole
 
 HELP = "hold two runs side by side; for CI, fail where a step became slower"

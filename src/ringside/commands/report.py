@@ -25,7 +25,8 @@ from ringside.monitor.summary import finish
 from ringside.view.markdown import render_markdown
 from ringside.view.perfetto import steps_between, write_perfetto
 from ringside.view.recorded import Run
-from ringside.view.report_words import all_is_well, duration, no_verdict, share, tell
+from ringside.view.report_numbers import duration, share
+from ringside.view.report_words import all_is_well, no_verdict, tell
 from ringside.view.top_plain import SafeConsole, printable_lines
 
 HELP = "build a run's report.html and summary.json, and print the verdict"

@@ -1,7 +1,4 @@
-"""The chain: a prefix sum that walks from rank 0 to the last, and the result that walks back. Made to be pipelined.
-
-The linear pipeline that P. Sanders, J. Speck, J. L. Träff (Parallel Computing 35, 2009) measure their trees against.
-"""
+"""The chain."""
 
 from __future__ import annotations
 
@@ -13,7 +10,12 @@ from ringside.schedule.schedule import Round, Schedule
 
 
 def chain(n: int) -> Schedule:
-    """Return the all-reduce of `n` ranks along a line.
+    """The chain: a prefix sum that walks from rank 0 to the last, and the result that walks back. Made to be pipelined.
+
+    The linear pipeline that P. Sanders, J. Speck, J. L. Träff (Parallel Computing 35, 2009) measure their trees
+    against.
+
+    Return the all-reduce of `n` ranks along a line.
 
     Rank k adds what came from rank k-1 to its own and passes it on; the last rank sends the result back down the line.
     One chunk, 2(n-1) rounds, at most 2 tensors sent and received per rank, one port. Canonical: the running sum is

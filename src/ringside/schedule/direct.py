@@ -1,8 +1,4 @@
-"""Direct: every owner reduces its slice straight from all peers, then hands it to all of them.
-
-The two-shot pattern of NVLink systems and of shared memory; "direct spread" in R. Thakur, R. Rabenseifner, W. Gropp:
-"Optimization of collective communication operations in MPICH", IJHPCA 19 (2005).
-"""
+"""Direct."""
 
 from __future__ import annotations
 
@@ -13,7 +9,12 @@ from ringside.schedule.schedule import Round, Schedule
 
 
 def direct(n: int) -> Schedule:
-    """Return the direct all-reduce of `n` ranks.
+    """Direct: every owner reduces its slice straight from all peers, then hands it to all of them.
+
+    The two-shot pattern of NVLink systems and of shared memory; "direct spread" in R. Thakur, R. Rabenseifner, W.
+    Gropp: "Optimization of collective communication operations in MPICH", IJHPCA 19 (2005).
+
+    Return the direct all-reduce of `n` ranks.
 
     Round 0: everybody sends chunk k to its owner, rank k, which adds all of them in rank order. Round 1: owner k sends
     the result to everybody. n chunks, 2 rounds (0 for one rank), 2(n-1)/n of the tensor sent and received per rank,

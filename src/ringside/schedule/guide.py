@@ -14,7 +14,7 @@ from math import ceil, log2
 
 from ringside.schedule.audit import Audit
 from ringside.schedule.catalogue import ALGORITHMS, COLLECTIVES, Make
-from ringside.schedule.hierarchical import host_sizes
+from ringside.schedule.hierarchical import hierarchical, host_sizes
 from ringside.schedule.powers import largest_power
 from ringside.schedule.verify import verify
 
@@ -36,7 +36,7 @@ class Law:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the guide says about an algorithm beyond its module's docstring and what is counted.
+    """What the guide says about an algorithm beyond its docstring and what is counted.
 
     Args:
         rounds: Number of rounds.
@@ -249,7 +249,8 @@ def _tensors(x: Fraction) -> str:
 
 def _section(name: str, make: Make) -> str:
     entry = ENTRIES[name]
-    title, _, text = (inspect.getmodule(make).__doc__ or "").strip().partition("\n\n")
+    about = inspect.getdoc(hierarchical if name == "hierarchical" else make) or ""
+    title, _, text = about.partition("\n\nReturn ")[0].partition("\n\n")
     audits = [verify(make(n)) for n in SAMPLES]
     lines = [
         f"### {name}\n",

@@ -1,7 +1,4 @@
-"""Rabenseifner's algorithm: halve the vector while reducing, double it while gathering. Few rounds and few bytes.
-
-R. Rabenseifner: "Optimization of collective reduction operations", ICCS 2004.
-"""
+"""Rabenseifner's algorithm."""
 
 from __future__ import annotations
 
@@ -13,7 +10,11 @@ from ringside.schedule.schedule import Round, Schedule
 
 
 def halving_doubling(n: int) -> Schedule:
-    """Return the halving-doubling all-reduce of `n` ranks.
+    """Rabenseifner's algorithm: halve the vector while reducing, double it while gathering. Few rounds and few bytes.
+
+    R. Rabenseifner: "Optimization of collective reduction operations", ICCS 2004.
+
+    Return the halving-doubling all-reduce of `n` ranks.
 
     With p the largest power of two ≤ n: p chunks; partners at distance p/2, p/4, ..., 1 exchange halves of what they
     still work on, until rank r has the sum of chunk r; then the same way back. 2 log2(p) rounds, 2(p-1)/p of the tensor

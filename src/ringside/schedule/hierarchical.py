@@ -1,9 +1,4 @@
-"""Hierarchical: reduce inside every host, all-reduce each slice between hosts, gather inside. For two kinds of links.
-
-The outer links carry 1/ranks_per_host of what a flat algorithm sends over them, and all of a host's ranks use them at
-once. M. Cho, U. Finkler, D. Kung, H. Hunter: "BlueConnect: decomposing all-reduce for deep learning on heterogeneous
-network hierarchy", MLSys 2019.
-"""
+"""Hierarchical."""
 
 from __future__ import annotations
 
@@ -33,7 +28,14 @@ def hierarchical(
     inner: Make = direct_reduce_scatter,
     outer: Make = ring,
 ) -> Schedule:
-    """Return the hierarchical all-reduce; ranks are numbered host by host.
+    """Hierarchical: reduce inside every host, all-reduce each slice between hosts, gather inside. For two kinds of
+    links.
+
+    The outer links carry 1/ranks_per_host of what a flat algorithm sends over them, and all of a host's ranks use them
+    at once. M. Cho, U. Finkler, D. Kung, H. Hunter: "BlueConnect: decomposing all-reduce for deep learning on
+    heterogeneous network hierarchy", MLSys 2019.
+
+    Return the hierarchical all-reduce; ranks are numbered host by host.
 
     The tensor is cut into slices, as many as the hosts' sizes have in common (their least common multiple, at most
     1024). Inside a host of g ranks, rank j reduces its g-th part of them; each slice is then all-reduced among the

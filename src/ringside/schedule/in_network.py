@@ -1,8 +1,4 @@
-"""In-network reduction: the switch adds. One round up, one down, whatever the number of ranks.
-
-R. Graham et al.: "Scalable Hierarchical Aggregation Protocol (SHArP): a hardware architecture for efficient data
-reduction", COM-HPC 2016.
-"""
+"""In-network reduction."""
 
 from __future__ import annotations
 
@@ -12,7 +8,12 @@ from ringside.schedule.schedule import Round, Schedule
 
 
 def in_network(n: int) -> Schedule:
-    """Return the all-reduce of `n` ranks around one switch, vertex n, that reduces.
+    """In-network reduction: the switch adds. One round up, one down, whatever the number of ranks.
+
+    R. Graham et al.: "Scalable Hierarchical Aggregation Protocol (SHArP): a hardware architecture for efficient data
+    reduction", COM-HPC 2016.
+
+    Return the all-reduce of `n` ranks around one switch, vertex n, that reduces.
 
     Round 0: everybody sends the tensor up, and the switch adds in rank order; round 1: it sends the sum down to all.
     One chunk, 2 rounds, one tensor sent and received per rank over one port: less than any schedule without such a

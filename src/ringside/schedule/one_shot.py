@@ -1,7 +1,4 @@
-"""One shot: everybody sends everything to everybody, and each adds for itself. One round, for tiny messages.
-
-The "one-shot" all-reduce of NVLink systems (TensorRT-LLM, vLLM); in MPI terms an all-gather followed by a local sum.
-"""
+"""One shot."""
 
 from __future__ import annotations
 
@@ -11,7 +8,12 @@ from ringside.schedule.schedule import Round, Schedule
 
 
 def one_shot(n: int) -> Schedule:
-    """Return the one-round all-reduce of `n` ranks.
+    """One shot: everybody sends everything to everybody, and each adds for itself. One round, for tiny messages.
+
+    The "one-shot" all-reduce of NVLink systems (TensorRT-LLM, vLLM); in MPI terms an all-gather followed by a local
+    sum.
+
+    Return the one-round all-reduce of `n` ranks.
 
     One chunk, 1 round (0 for one rank), n-1 tensors sent and received per rank over n-1 ports. Every rank adds in rank
     order, so all have the canonical ((x0+x1)+x2)+... without a second round.

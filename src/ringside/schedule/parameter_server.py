@@ -1,7 +1,4 @@
-"""The parameter server: one rank adds up everything and hands it back. It grows linearly with the ranks.
-
-M. Li et al.: "Scaling distributed machine learning with the parameter server", OSDI 2014, with a single server.
-"""
+"""The parameter server."""
 
 from __future__ import annotations
 
@@ -11,7 +8,11 @@ from ringside.schedule.schedule import Round, Schedule
 
 
 def parameter_server(n: int) -> Schedule:
-    """Return the all-reduce of `n` ranks in which rank 0 is the server.
+    """The parameter server: one rank adds up everything and hands it back. It grows linearly with the ranks.
+
+    M. Li et al.: "Scaling distributed machine learning with the parameter server", OSDI 2014, with a single server.
+
+    Return the all-reduce of `n` ranks in which rank 0 is the server.
 
     Round 0: everybody sends the whole tensor to rank 0, which adds in rank order; round 1: rank 0 sends the sum back.
     One chunk, 2 rounds (0 for one rank); rank 0 sends and receives n-1 tensors over n-1 ports, the others one each.

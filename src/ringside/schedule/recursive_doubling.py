@@ -1,7 +1,4 @@
-"""Recursive doubling: partners exchange everything, at distance 1, 2, 4, ... The fewest rounds there can be.
-
-R. Thakur, R. Rabenseifner, W. Gropp: "Optimization of collective communication operations in MPICH", IJHPCA 19 (2005).
-"""
+"""Recursive doubling."""
 
 from __future__ import annotations
 
@@ -12,7 +9,12 @@ from ringside.schedule.schedule import Round, Schedule
 
 
 def recursive_doubling(n: int) -> Schedule:
-    """Return the recursive-doubling all-reduce of `n` ranks.
+    """Recursive doubling: partners exchange everything, at distance 1, 2, 4, ... The fewest rounds there can be.
+
+    R. Thakur, R. Rabenseifner, W. Gropp: "Optimization of collective communication operations in MPICH", IJHPCA 19
+    (2005).
+
+    Return the recursive-doubling all-reduce of `n` ranks.
 
     In round k the ranks whose numbers differ in bit k exchange the whole tensor and both add. One chunk, log2(n) rounds
     and as many tensors sent and received per rank, one port. Off powers of two the extra ranks are folded in

@@ -1,7 +1,4 @@
-"""The ring: the fewest bytes per rank there can be, one neighbour at a time.
-
-P. Patarasuk, X. Yuan: "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69 (2009), §4.
-"""
+"""The ring."""
 
 from __future__ import annotations
 
@@ -10,7 +7,11 @@ from ringside.schedule.schedule import Round, Schedule
 
 
 def ring(n: int) -> Schedule:
-    """Return the ring all-reduce of `n` ranks: reduce-scatter, then all-gather, each in n-1 rounds.
+    """The ring: the fewest bytes per rank there can be, one neighbour at a time.
+
+    P. Patarasuk, X. Yuan: "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69 (2009), §4.
+
+    Return the ring all-reduce of `n` ranks: reduce-scatter, then all-gather, each in n-1 rounds.
 
     Every rank only ever sends to its right neighbour (r+1) mod n. In the first half chunk c travels from rank c+1 once
     around to rank c, each rank adding its own; in the second half the finished chunk travels around from rank c.

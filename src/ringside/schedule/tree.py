@@ -1,9 +1,4 @@
-"""The tree: sums climb a binary tree, the result comes down again. Logarithmic depth, any number of ranks.
-
-The in-order tree: P. Sanders, J. Speck, J. L. Träff: "Two-tree algorithms for full bandwidth broadcast, reduction and
-scan", Parallel Computing 35 (2009); with rank 0 on top, as NCCL builds it (S. Jeaugey: "Massively scale your deep
-learning training with NCCL 2.4", 2019).
-"""
+"""The tree."""
 
 from __future__ import annotations
 
@@ -14,7 +9,13 @@ from ringside.schedule.schedule import Round, Schedule
 
 
 def tree(n: int) -> Schedule:
-    """Return the binary-tree all-reduce of `n` ranks: reduce to rank 0, then broadcast from it.
+    """The tree: sums climb a binary tree, the result comes down again. Logarithmic depth, any number of ranks.
+
+    The in-order tree: P. Sanders, J. Speck, J. L. Träff: "Two-tree algorithms for full bandwidth broadcast, reduction
+    and scan", Parallel Computing 35 (2009); with rank 0 on top, as NCCL builds it (S. Jeaugey: "Massively scale your
+    deep learning training with NCCL 2.4", 2019).
+
+    Return the binary-tree all-reduce of `n` ranks: reduce to rank 0, then broadcast from it.
 
     One chunk, 2 ceil(log2(n)) rounds, at most two children per rank, so at most 3 tensors sent and received. Odd ranks
     are leaves. A rank adds its left subtree, itself, its right subtree: the sum is in rank order, but bracketed as the

@@ -1,8 +1,4 @@
-"""The two-tree: half of the tensor over each of two trees whose inner ranks are leaves in the other.
-
-P. Sanders, J. Speck, J. L. Träff: "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel
-Computing 35 (2009).
-"""
+"""The two-tree."""
 
 from __future__ import annotations
 
@@ -14,7 +10,12 @@ from ringside.schedule.tree import tree
 
 
 def two_tree(n: int) -> Schedule:
-    """Return the two-tree all-reduce of `n` ranks: two striped trees.
+    """The two-tree: half of the tensor over each of two trees whose inner ranks are leaves in the other.
+
+    P. Sanders, J. Speck, J. L. Träff: "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel
+    Computing 35 (2009).
+
+    Return the two-tree all-reduce of `n` ranks: two striped trees.
 
     The second tree is the first one mirrored (rank r plays n-1-r) for even n, and shifted by one (rank r+1 mod n plays
     r) for odd n. Ranks that are inner in one tree are leaves in the other, with one exception: for odd n > 1 rank 0 is

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ringside.monitor.verdict import Verdict, headline, name_ranks, percent
 from ringside.view.answers import sentence
 from ringside.view.figures import label
-from ringside.view.report_words import rank_time
+from ringside.view.report_numbers import rank_time
 
 _MANY = 6
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringside.view.report_words import digits, duration, rank_time, share, size
+from ringside.view.report_numbers import digits, duration, rank_time, share, size
 
 Number = float | int | str
 

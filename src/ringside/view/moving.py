@@ -19,7 +19,7 @@ from ringside.view.drawing_story import Story
 from ringside.view.drawing_svg import asset, frame_svg
 from ringside.view.gantt import gantt
 from ringside.view.predict_page import footer, page, table, tiles, verdict
-from ringside.view.report_words import digits, duration, size
+from ringside.view.report_numbers import digits, duration, size
 
 MOST_MESSAGES = 20_000
 SCALE = 1_000_000  # simulated time in whole numbers: so many from the beginning to the end

@@ -16,7 +16,7 @@ from ringside.view.curves import Axis, Curve, curves
 from ringside.view.drawing_svg import asset
 from ringside.view.plan_words import band, bound_words, count, hardware
 from ringside.view.predict_page import footer, page, table, tiles, verdict
-from ringside.view.report_words import digits, duration, size
+from ringside.view.report_numbers import digits, duration, size
 
 MOST_CURVES = 6
 DENSE = np.geomspace(min(SIZES), max(SIZES), 43)

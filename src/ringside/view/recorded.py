@@ -18,7 +18,8 @@ from ringside.monitor.run_directory import RunReader
 from ringside.monitor.summary import assess
 from ringside.monitor.table import FIELDS, Table, fill_waits
 from ringside.monitor.verdict import Verdict
-from ringside.view.report_words import all_is_well, duration, no_verdict, share, tell
+from ringside.view.report_numbers import duration, share
+from ringside.view.report_words import all_is_well, no_verdict, tell
 from ringside.view.top_plain import without_controls
 
 if TYPE_CHECKING:

@@ -19,19 +19,9 @@ from ringside.monitor.verdict import name_ranks
 from ringside.view.answers import answers_section
 from ringside.view.report_charts import Mark, Series, chart
 from ringside.view.report_links import links_table
+from ringside.view.report_numbers import digits, duration, ratio, share, size
 from ringside.view.report_ring import longest_waits, ring
-from ringside.view.report_words import (
-    FEWEST_STEPS,
-    Told,
-    all_is_well,
-    digits,
-    duration,
-    no_verdict,
-    ratio,
-    share,
-    size,
-    tell,
-)
+from ringside.view.report_words import FEWEST_STEPS, Told, all_is_well, no_verdict, tell
 from ringside.view.top_plain import without_controls
 from ringside.view.units import moment
 

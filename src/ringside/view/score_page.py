@@ -14,7 +14,7 @@ from ringside.predict.tables import bus_factor
 from ringside.view.curves import Axis, Curve, curves
 from ringside.view.drawing_svg import asset
 from ringside.view.predict_page import footer, page, table, tiles, verdict
-from ringside.view.report_words import digits, duration, size
+from ringside.view.report_numbers import digits, duration, size
 
 Floats = NDArray[np.float64]
 

@@ -20,8 +20,9 @@ from ringside.view.answers import answer, sign
 from ringside.view.figures import figure, title
 from ringside.view.following import Finding
 from ringside.view.live import FEW, Live
+from ringside.view.report_numbers import duration, rank_time, share, size
 from ringside.view.report_ring import Wait, longest_waits
-from ringside.view.report_words import Told, duration, rank_time, share, size, tell
+from ringside.view.report_words import Told, tell
 
 ARROWS = 24
 DRAWN_RANKS = 64

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rich.cells import set_cell_size
 
 from ringside.view.live import RankNow
-from ringside.view.report_words import share
+from ringside.view.report_numbers import share
 from ringside.view.top_plain import printable
 from ringside.view.top_source import Snapshot
 from ringside.view.units import SPARKS, ms

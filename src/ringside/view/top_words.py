@@ -14,7 +14,8 @@ from ringside.monitor.records import StepRecord
 from ringside.monitor.verdict import headline, percent
 from ringside.view.figures import figure, title
 from ringside.view.live import RankNow
-from ringside.view.report_words import FEWEST_STEPS, rank_time, share
+from ringside.view.report_numbers import rank_time, share
+from ringside.view.report_words import FEWEST_STEPS
 from ringside.view.top_plain import printable
 from ringside.view.top_rows import Sparks
 from ringside.view.top_source import Open, Snapshot
