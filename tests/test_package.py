@@ -208,7 +208,7 @@ def test_every_form_of_an_import_is_seen(tmp_path):
         import json, torch.nn as nn
         from torch import distributed
         from ringside import sync, __version__
-        from ringside.view import units
+        from ringside import text as units
         from ringside.errors import UsageError
         from . import runner
         from .. import lab
@@ -221,7 +221,7 @@ def test_every_form_of_an_import_is_seen(tmp_path):
                 importlib.import_module("ringside.doctor")
     """
     wanted = (
-        "json torch.nn torch ringside.sync ringside ringside.view.units ringside.errors ringside.bench ringside.lab "
+        "json torch.nn torch ringside.sync ringside ringside.text ringside.errors ringside.bench ringside.lab "
         "ringside.monitor.records ringside.predict ringside.doctor"
     )
     (tmp_path / "module.py").write_text(textwrap.dedent(code))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringside.errors import UsageError
-from ringside.sizes import parse_size, size_bytes
+from ringside.text import parse_size, size_bytes
 
 
 @pytest.mark.parametrize(

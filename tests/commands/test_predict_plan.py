@@ -7,7 +7,7 @@ import pytest
 from ringside.commands import main
 from ringside.errors import UsageError
 from ringside.predict import presets
-from ringside.sizes import size_bytes
+from ringside.text import size_bytes
 
 
 def said(capsys, *words, status=0):

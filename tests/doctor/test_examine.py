@@ -10,8 +10,8 @@ from ringside.doctor import Findings, Note, Question, Source, as_json, examine
 from ringside.doctor.findings import QUESTIONS, Unjudged, merge
 from ringside.doctor.progress import OnStream, Progress
 from ringside.doctor.reader import MODULES, readers
-from ringside.doctor.words import named, rank_list
 from ringside.monitor.verdict import KINDS, Verdict
+from ringside.text import named, rank_list
 
 from .dumps import call, world, write
 from .nccl_logs import job_log

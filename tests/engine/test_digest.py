@@ -59,7 +59,7 @@ def test_places_count() -> None:
 @pytest.mark.native
 def test_every_instruction_set_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
-        "import numpy as np; from ringside import _core; a = np.arange(99_999, dtype=np.uint32);"
+        "import numpy as np;from ringside import _core; a = np.arange(99_999, dtype=np.uint32);"
         "print(_core.native().digest(a.ctypes.data, a.nbytes))"
     )
     expected = str(twins.digest(np.arange(99_999, dtype=np.uint32).view(np.uint8)))

@@ -35,7 +35,7 @@ from ringside.monitor.records import RunInfo, StepRecord
 from ringside.monitor.summary import finish, summarise
 from ringside.monitor.table import tabulate
 from ringside.predict import tables_osu
-from ringside.sizes import size_bytes
+from ringside.text import size_bytes
 from ringside.view.report_ring import longest_waits
 
 from .growth import growth

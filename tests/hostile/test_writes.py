@@ -151,7 +151,7 @@ def test_the_users_own_links_are_followed_as_the_shell_does(tmp_path: Path) -> N
 
 def test_pipes_and_devices_can_be_named(tmp_path: Path) -> None:
     written = subprocess.run(
-        [sys.executable, "-c", "from pathlib import Path; from ringside.files import write_user_file as w;"
+        [sys.executable, "-c", "from pathlib import Path;from ringside.files import write_user_file as w;"
          "w(Path('/dev/stdout'), 'page'); w(Path('/dev/null'), 'page')"],
         capture_output=True, timeout=60, check=True,
     )  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 from ringside.errors import UsageError
 from ringside.predict.checks import check
 from ringside.predict.tables import bus_factor, figure, read_tables
-from ringside.sizes import parse_size
+from ringside.text import parse_size
 
 from .shared_tables import published
 from .written_tables import HEADER, LOG, ROWS, result

@@ -6,11 +6,11 @@ import pytest
 
 from ringside.doctor.findings import Findings, Hop, Lane, Note, Question, Rings, Sheet, Span, Unjudged
 from ringside.monitor.verdict import KINDS, Verdict
+from ringside.text import figure, title
 from ringside.view.answers import answer
 from ringside.view.doctor_page import render_page
 from ringside.view.doctor_rings import style
 from ringside.view.doctor_words import tell, what_if_line
-from ringside.view.figures import figure, title
 
 NOTE = Note(file="a", kind="NCCL log", text="read")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringside.view.figures import figure, title
+from ringside.text import figure, title
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ pytest.importorskip("playwright", reason="playwright is not installed")
 from playwright.sync_api import sync_playwright
 from tests.view.served import LIMIT_S, serving
 
-from ringside.view.report_numbers import digits, duration, share
+from ringside.text import digits, duration, share
 from ringside.view.serve_feed import Feed, packed_rows
 from ringside.view.serve_history import Rows
 

@@ -8,9 +8,10 @@ from rich.console import Console
 from ringside.monitor.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.summary import summarise
 from ringside.monitor.verdict import Verdict
+from ringside.text import ms, sparkline
+from ringside.text import short_size as size
 from ringside.view.following import Following
 from ringside.view.terminal import closing, picture, status_line, verdict_line
-from ringside.view.units import ms, size, sparkline
 
 FLOATS = st.lists(st.floats(-1e6, 1e6), max_size=300)
 

@@ -26,9 +26,9 @@ from rich.text import Text
 from ringside.errors import UsageError
 from ringside.monitor.run_directory import finite
 from ringside.monitor.verdict import headline
+from ringside.text import duration, share
 from ringside.view.comparison import WARM_UP_STEPS, Change, Comparison, compare
 from ringside.view.recorded import Run
-from ringside.view.report_numbers import duration, share
 from ringside.view.top_plain import SafeConsole
 
 HELP = "hold two runs side by side; for CI, fail where a step became slower"

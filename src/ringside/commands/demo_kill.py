@@ -24,8 +24,8 @@ from ringside.engine.cores import usable_cores
 from ringside.errors import RingsideError, UsageError
 from ringside.launch import Launch, StopRequest, stop_requests
 from ringside.processes import hold
+from ringside.text import ms
 from ringside.view.terminal import open_console
-from ringside.view.units import ms
 
 MARK = "@survival "
 SETTLED = 15

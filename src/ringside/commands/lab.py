@@ -36,7 +36,7 @@ from types import FrameType
 from ringside.errors import UsageError
 from ringside.lab import Lab, Place, RunResult, parse_delay, parse_rate
 from ringside.lab.wiring import WIRINGS
-from ringside.view.units import size
+from ringside.text import short_size as size
 
 HELP = "run a command on hosts that are network namespaces"
 

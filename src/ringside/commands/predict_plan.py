@@ -20,7 +20,7 @@ from ringside.predict.options import AUTO
 from ringside.predict.plan import Plan, Question, plan
 from ringside.predict.topology import Topology
 from ringside.predict.topology_read import load_topology, preset, presets
-from ringside.sizes import size_bytes
+from ringside.text import size_bytes
 from ringside.view.plan_page import plan_page
 from ringside.view.plan_words import long, short
 from ringside.view.recorded import Run

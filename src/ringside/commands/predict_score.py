@@ -47,10 +47,10 @@ from ringside.predict.knowledge import Knowledge
 from ringside.predict.score import Score
 from ringside.predict.summary import Summary, summary
 from ringside.predict.tables import Table, read_tables
-from ringside.sizes import parse_size
+from ringside.text import parse_size
+from ringside.text import short_size as size
 from ringside.view.score_page import MODES, score_page
 from ringside.view.top_plain import SafeConsole
-from ringside.view.units import size
 
 HELP = "hold predictions against measured tables: nccl-tests, OSU, CSV"
 SCHEMA = 1

@@ -30,7 +30,7 @@ from ringside.predict.options import schedule_for
 from ringside.predict.simulate import simulate
 from ringside.predict.simulated_band import UNSEEN, in_words, simulated_band
 from ringside.predict.timeline import Timeline
-from ringside.sizes import size_bytes
+from ringside.text import size_bytes
 from ringside.view.moving import timeline_page
 from ringside.view.perfetto_timeline import write_timeline
 from ringside.view.top_plain import printable_lines

@@ -43,7 +43,7 @@ from ringside.engine.network import TOPOLOGY_SCHEMA, Floats
 from ringside.errors import RingsideError, UsageError
 from ringside.files import write_user_file
 from ringside.processes import die_with_parent
-from ringside.view.units import ms
+from ringside.text import ms
 
 if TYPE_CHECKING:
     from ringside.sync.probing import Outcome

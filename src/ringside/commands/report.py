@@ -22,10 +22,10 @@ from rich.text import Text
 
 from ringside.monitor.run_directory import REPORT, RunReader
 from ringside.monitor.summary import finish
+from ringside.text import duration, share
 from ringside.view.markdown import render_markdown
 from ringside.view.perfetto import steps_between, write_perfetto
 from ringside.view.recorded import Run
-from ringside.view.report_numbers import duration, share
 from ringside.view.report_words import all_is_well, no_verdict, tell
 from ringside.view.top_plain import SafeConsole, printable_lines
 

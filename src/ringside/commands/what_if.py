@@ -47,7 +47,7 @@ from ringside.predict.timeline import Timeline
 from ringside.predict.what_if import Answer, Change, Step, what_if
 from ringside.predict.what_if_play import played
 from ringside.predict.what_if_price import lawful
-from ringside.sizes import size_bytes
+from ringside.text import size_bytes
 from ringside.view.recorded import Run
 from ringside.view.recorded_step import recorded_step
 from ringside.view.top_plain import printable_lines

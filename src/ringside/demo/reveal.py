@@ -8,7 +8,7 @@ from typing import Any
 
 from ringside.faults import Diverge, Fault, Hang, Input, Kill, Pause, Slow, Stop, Uneven, first_step
 from ringside.monitor.verdict import Verdict, percent
-from ringside.view.units import ms
+from ringside.text import ms
 
 FACTOR = 1.3
 SLOWNESS = ("slow_rank", "uneven_work", "input_bound")

@@ -13,7 +13,7 @@ from typing import BinaryIO, cast
 from ringside.doctor.intake import Context
 from ringside.doctor.sources import Opener, Source
 from ringside.doctor.streams import BUFFER_BYTES, Careful, Tell, buffered
-from ringside.view.units import size
+from ringside.text import short_size as size
 
 TAR_MAGIC = slice(257, 262)
 MOST_HEADER_BYTES = 16 << 10

@@ -13,8 +13,8 @@ from ringside.doctor.findings import Findings, Note, verdict_of_files
 from ringside.doctor.kineto_events import plain_count
 from ringside.doctor.progress import Progress
 from ringside.doctor.sources import Source
-from ringside.doctor.words import first_line, rank_list
 from ringside.monitor.verdict import Verdict
+from ringside.text import first_line, rank_list
 
 KIND = "torchelastic error file"
 MOST_BYTES = 16 << 20

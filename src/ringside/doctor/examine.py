@@ -13,7 +13,7 @@ from ringside.doctor.progress import Progress, Silent
 from ringside.doctor.reader import Reader, readers
 from ringside.doctor.sources import Limits, Source
 from ringside.doctor.walk import gather
-from ringside.doctor.words import first_line
+from ringside.text import first_line
 
 _log = logging.getLogger(__name__)
 UNKNOWN = "is none of what the doctor reads"

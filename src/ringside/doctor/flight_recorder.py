@@ -17,7 +17,7 @@ from ringside.doctor.flight_recorder_sheets import lanes, sheets
 from ringside.doctor.flight_recorder_verdicts import judge
 from ringside.doctor.progress import Progress
 from ringside.doctor.sources import Source
-from ringside.doctor.words import counted
+from ringside.text import counted
 
 MOST_BYTES = 512 << 20
 _MARKS = (b'"collective_seq_id"', b'"pg_config"', b'"pg_status"')

@@ -8,8 +8,8 @@ from ringside.doctor.findings import Lane, Number, Sheet, Span
 from ringside.doctor.flight_recorder_dump import Call, Dump
 from ringside.doctor.flight_recorder_groups import GroupView
 from ringside.doctor.flight_recorder_sets import last_s
-from ringside.doctor.words import rank_list
 from ringside.monitor.verdict import Verdict
+from ringside.text import rank_list
 
 MOST_LANES = 64
 MOST_SPANS = 200

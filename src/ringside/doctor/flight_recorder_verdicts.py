@@ -10,8 +10,8 @@ from ringside.doctor.flight_recorder_dump import Call, Dump, Frame
 from ringside.doctor.flight_recorder_groups import GroupView
 from ringside.doctor.flight_recorder_hang import Cause, find_causes
 from ringside.doctor.flight_recorder_mismatch import Mismatch, find_mismatches
-from ringside.doctor.words import counted, named, rank_list
 from ringside.monitor.verdict import Verdict
+from ringside.text import counted, named, rank_list
 
 Evidence = dict[str, float | int | str]
 LIBRARY_PARTS = ("/torch/", "/c10d", "site-packages/torch")

@@ -24,9 +24,9 @@ from ringside.doctor.timeline import looks_like_timeline
 from ringside.doctor.what_if_answer import answer
 from ringside.doctor.what_if_steps import step_recording
 from ringside.doctor.what_if_words import as_dict
-from ringside.doctor.words import counted
 from ringside.monitor.verdict import name_ranks
-from ringside.view.units import size
+from ringside.text import counted
+from ringside.text import short_size as size
 
 KIND = "Kineto trace"
 _SIGNS = re.compile(

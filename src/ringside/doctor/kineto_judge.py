@@ -18,7 +18,7 @@ from ringside.doctor.kineto_persistent import persistent_rank
 from ringside.monitor import Verdict, detect
 from ringside.monitor.excess import log_excess
 from ringside.monitor.judge import judge
-from ringside.view.units import ms
+from ringside.text import ms
 
 EPISODE = 1 / 3
 """A rank that was slow only for a while is named if that was this share of the steps recorded."""

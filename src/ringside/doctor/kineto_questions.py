@@ -15,7 +15,8 @@ from ringside.doctor.kineto_steps import RankSteps
 from ringside.doctor.kineto_trace import RankTrace
 from ringside.monitor.questions import COUNTS, DOMINATES, NETWORK
 from ringside.monitor.verdict import Verdict, headline, percent
-from ringside.view.units import ms, size
+from ringside.text import ms
+from ringside.text import short_size as size
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from ringside.doctor.nccl_log_settings import Process, Settings, judge_settings
 from ringside.doctor.progress import Progress
 from ringside.doctor.sources import Source
 from ringside.doctor.torch_log import MARKS, TorchLines, judge_torch
-from ringside.doctor.words import counted, rank_list
 from ringside.monitor.verdict import Verdict
+from ringside.text import counted, rank_list
 
 KIND = "NCCL log"
 LOOKED_AT_BYTES = 4 << 20

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from ringside.doctor.findings import verdict_of_files
 from ringside.doctor.nccl_log_comm import Communicator, Link
 from ringside.doctor.nccl_log_lines import Line
-from ringside.doctor.words import counted, first_line, named, rank_list
 from ringside.monitor.verdict import Verdict
+from ringside.text import counted, first_line, named, rank_list
 
 _COMM = re.compile(r"comm 0x[0-9a-f]+ rank \d+ ")
 _PEER = re.compile(r"(?:remote peer|from peer|from|to|Connect to|peer)\s+([\w.\-:]+?)<\d+>")

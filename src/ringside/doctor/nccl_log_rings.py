@@ -9,8 +9,8 @@ from itertools import pairwise
 from ringside.doctor.findings import Hop, Rings, Unjudged, verdict_of_files
 from ringside.doctor.nccl_log_comm import Communicator
 from ringside.doctor.nccl_log_network import Network
-from ringside.doctor.words import counted, named, rank_list
 from ringside.monitor.verdict import Verdict
+from ringside.text import counted, named, rank_list
 
 MOST_DRAWN = 4
 """Channels drawn of one communicator: they repeat each other."""

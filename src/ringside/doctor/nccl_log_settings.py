@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from ringside.doctor.findings import verdict_of_files
 from ringside.doctor.nccl_log_lines import Line
 from ringside.doctor.nccl_log_network import Network
-from ringside.doctor.words import rank_list
 from ringside.monitor.verdict import Verdict
+from ringside.text import rank_list
 
 _VERSION = re.compile(r"NCCL version (\d+\.\d+[\w.+]*)")
 _DRIVER = re.compile(r"cudaDriverVersion (\d+)")

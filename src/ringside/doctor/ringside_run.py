@@ -17,13 +17,13 @@ from ringside.doctor.progress import Progress
 from ringside.doctor.ringside_run_what_if import what_if
 from ringside.doctor.sources import Source
 from ringside.doctor.streams import BUFFER_BYTES
-from ringside.doctor.words import counted
 from ringside.errors import RingsideError
 from ringside.monitor.questions import read_answers
 from ringside.monitor.run_directory import EVENTS, RUN, STEPS, SUMMARY, RunReader
 from ringside.monitor.summary import finish
 from ringside.monitor.table import Table, fill_waits, tabulate
 from ringside.monitor.verdict import Verdict
+from ringside.text import counted
 
 KIND = "Ringside run"
 SHOWN_STEPS = 12

@@ -12,8 +12,8 @@ from ringside.doctor.kineto_judge import LEAST_STEPS
 from ringside.doctor.what_if_answer import answer
 from ringside.doctor.what_if_steps import step_recording
 from ringside.doctor.what_if_words import as_dict
-from ringside.doctor.words import counted
 from ringside.monitor.table import Table
+from ringside.text import counted
 
 WARM_UP_STEPS = 3
 """First steps that are left out of long runs: they build buckets, caches and autotuned kernels ..."""

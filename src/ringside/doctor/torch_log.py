@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from ringside.doctor.findings import verdict_of_files
-from ringside.doctor.words import counted, named, rank_list
 from ringside.monitor.verdict import Verdict
+from ringside.text import counted, named, rank_list
 
 _TIMEOUT = re.compile(
     r"\[Rank (?P<rank>\d{1,9})\] Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<seq>\d{1,18}), "

@@ -10,7 +10,7 @@ from ringside.doctor.findings import Number, Sheet
 from ringside.doctor.what_if_answer import WhatIf
 from ringside.monitor import Verdict
 from ringside.monitor.verdict import percent
-from ringside.view.units import ms
+from ringside.text import ms
 
 SLOW = 1.1
 """A job has stragglers if they make it this many times slower (section 4.1 of arXiv 2505.05713)."""

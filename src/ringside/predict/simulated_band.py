@@ -7,7 +7,7 @@ from ringside.predict.calibrate import expect
 from ringside.predict.options import schedule_law
 from ringside.predict.scheduled import Scheduled
 from ringside.predict.timeline import Timeline
-from ringside.view.units import ms
+from ringside.text import ms
 
 UNSEEN = "no published table is of a schedule"
 

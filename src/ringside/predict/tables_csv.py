@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ringside.errors import UsageError
 from ringside.predict.tables import ALL_REDUCE, Flag, Row, Table, collective_named, figure
-from ringside.sizes import parse_size
+from ringside.text import parse_size
 
 _SIZE = re.compile(r"^(size|bytes|nbytes|message_?size|size_bytes|sizeb|size_b)$")
 _TIME = re.compile(

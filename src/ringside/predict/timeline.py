@@ -18,7 +18,7 @@ from ringside.predict.timeline_path import Guilty, Hop, Sent, hop_before, who_is
 from ringside.predict.topology import Topology
 from ringside.predict.wires import wires_for
 from ringside.schedule import Schedule
-from ringside.view.units import ms
+from ringside.text import ms
 
 Floats = NDArray[np.float64]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ringside.view.units import ms
+from ringside.text import ms
 
 if TYPE_CHECKING:
     from ringside.predict.timeline import Timeline

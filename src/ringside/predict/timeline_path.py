@@ -14,7 +14,7 @@ from ringside.predict.simulate_rounds import Prepared
 from ringside.predict.topology import Topology
 from ringside.predict.wires import wires_for
 from ringside.schedule import Schedule
-from ringside.view.units import ms
+from ringside.text import ms
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

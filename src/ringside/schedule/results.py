@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ringside.schedule.audit import Problem
 from ringside.schedule.collective import Collective, Table
 from ringside.schedule.expressions import Expressions, Ids
-from ringside.schedule.naming import named
+from ringside.text import named_vertices as named
 
 
 @dataclass(frozen=True, eq=False)

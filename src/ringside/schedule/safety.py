@@ -8,9 +8,9 @@ import numpy as np
 
 from ringside.schedule.audit import Problem
 from ringside.schedule.deadlock import Wait, cycles
-from ringside.schedule.naming import named
 from ringside.schedule.schedule import Round, Schedule
 from ringside.schedule.traffic import well_formed
+from ringside.text import named_vertices as named
 
 
 def malformed(schedule: Schedule, step: Round, k: int) -> Iterator[Problem]:

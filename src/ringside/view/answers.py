@@ -6,7 +6,7 @@ import html
 from collections.abc import Mapping
 
 from ringside.monitor.questions import QUESTIONS, Question
-from ringside.view.figures import figure, title
+from ringside.text import figure, title
 
 
 def sign(question: Question) -> str:

@@ -6,7 +6,7 @@ import html
 from collections.abc import Sequence
 
 from ringside.doctor.findings import Lane, Span
-from ringside.view.report_numbers import duration
+from ringside.text import duration
 
 UNITS = 10_000.0
 """Width of a lane in its own coordinates; the page stretches it."""

@@ -9,11 +9,11 @@ from itertools import groupby
 
 from ringside.doctor.findings import Findings, Note, Sheet, Unjudged
 from ringside.monitor.verdict import Verdict
+from ringside.text import figure, label, title
 from ringside.view.answers import answers_section
 from ringside.view.doctor_lanes import lanes_figure
 from ringside.view.doctor_rings import rings_figure
 from ringside.view.doctor_words import tell, what_if_line
-from ringside.view.figures import figure, label, title
 from ringside.view.top_plain import without_controls
 
 MOST_ROWS = 256

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ringside.monitor.verdict import Verdict, headline, name_ranks, percent
+from ringside.text import label, rank_time
 from ringside.view.answers import sentence
-from ringside.view.figures import label
-from ringside.view.report_numbers import rank_time
 
 _MANY = 6
 

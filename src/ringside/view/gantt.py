@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.predict.timeline import Timeline
-from ringside.view.report_numbers import duration
+from ringside.text import duration
 
 Floats = NDArray[np.float64]
 Spans = dict[tuple[str, int], Floats]

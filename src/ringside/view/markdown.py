@@ -8,7 +8,7 @@ from typing import Any
 from ringside.monitor.questions import QUESTIONS, read_answers
 from ringside.monitor.records import RunInfo
 from ringside.monitor.revised import notes
-from ringside.view.report_numbers import duration, share, size
+from ringside.text import duration, share, size
 from ringside.view.report_words import all_is_well, no_verdict, tell
 
 SHOWN_RANKS = 16

@@ -12,6 +12,7 @@ import numpy as np
 from ringside.errors import UsageError
 from ringside.predict.simulated_band import in_words, simulated_band
 from ringside.predict.timeline import Timeline
+from ringside.text import digits, duration, size
 from ringside.view.drawing import page_data
 from ringside.view.drawing_arrange import arranged
 from ringside.view.drawing_layout import Layout
@@ -19,7 +20,6 @@ from ringside.view.drawing_story import Story
 from ringside.view.drawing_svg import asset, frame_svg
 from ringside.view.gantt import gantt
 from ringside.view.predict_page import footer, page, table, tiles, verdict
-from ringside.view.report_numbers import digits, duration, size
 
 MOST_MESSAGES = 20_000
 SCALE = 1_000_000  # simulated time in whole numbers: so many from the beginning to the end

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ringside.errors import UsageError
+from ringside.text import duration, share
 from ringside.view.live import RankNow
-from ringside.view.report_numbers import duration, share
 from ringside.view.top_plain import printable
 from ringside.view.top_remote import Remote
 from ringside.view.top_rows import Order, Sparks, arrange

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from ringside.errors import UsageError
 from ringside.predict.timeline import Timeline
+from ringside.text import size
 from ringside.view.perfetto import INSIDE_US, Trace, write_events
-from ringside.view.report_numbers import size
 
 MOST_MESSAGES = 200_000
 SENDS, TAKES, WORKS = 0, 1, 2

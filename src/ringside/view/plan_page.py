@@ -12,11 +12,11 @@ from ringside.predict.memory import STAGE_WORDS
 from ringside.predict.options import has_library, option
 from ringside.predict.plan import Plan, Scale, busbw
 from ringside.predict.ranking import SIZES, Priced, priced
+from ringside.text import digits, duration, size
 from ringside.view.curves import Axis, Curve, curves
 from ringside.view.drawing_svg import asset
 from ringside.view.plan_words import band, bound_words, count, hardware
 from ringside.view.predict_page import footer, page, table, tiles, verdict
-from ringside.view.report_numbers import digits, duration, size
 
 MOST_CURVES = 6
 DENSE = np.geomspace(min(SIZES), max(SIZES), 43)

@@ -14,7 +14,7 @@ from ringside.predict.options import LIBRARY
 from ringside.predict.plan import Plan, Scale
 from ringside.predict.ranking import Priced
 from ringside.predict.topology import Topology
-from ringside.view.report_numbers import digits, duration, size
+from ringside.text import digits, duration, size
 
 WIDTH = 80
 SHORT_RANKS = 3

@@ -18,7 +18,7 @@ from ringside.monitor.run_directory import RunReader
 from ringside.monitor.summary import assess
 from ringside.monitor.table import FIELDS, Table, fill_waits
 from ringside.monitor.verdict import Verdict
-from ringside.view.report_numbers import duration, share
+from ringside.text import duration, share
 from ringside.view.report_words import all_is_well, no_verdict, tell
 from ringside.view.top_plain import without_controls
 

@@ -16,14 +16,13 @@ from ringside.monitor.records import RunInfo, StepRecord
 from ringside.monitor.revised import notes
 from ringside.monitor.table import Table, fill_waits, tabulate
 from ringside.monitor.verdict import name_ranks
+from ringside.text import digits, duration, moment, ratio, share, size
 from ringside.view.answers import answers_section
 from ringside.view.report_charts import Mark, Series, chart
 from ringside.view.report_links import links_table
-from ringside.view.report_numbers import digits, duration, ratio, share, size
 from ringside.view.report_ring import longest_waits, ring
 from ringside.view.report_words import FEWEST_STEPS, Told, all_is_well, no_verdict, tell
 from ringside.view.top_plain import without_controls
-from ringside.view.units import moment
 
 SINGLE_LINES = 8
 MOST_ARROWS = 16

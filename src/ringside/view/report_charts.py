@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from ringside.monitor.excess import Floats
-from ringside.view.report_numbers import duration
+from ringside.text import duration
 
 POINTS = 400
 UNITS = 1000

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ringside.monitor.verdict import Verdict
-from ringside.view.report_numbers import UNKNOWN, duration, share, size
+from ringside.text import UNKNOWN, duration, share, size
 
 MOST_ROWS = 32
 COLUMNS = ("link", "hosts", "rate", "carried", "wire time", "of the run", "sent again")

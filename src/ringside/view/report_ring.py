@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ringside.monitor.excess import Floats, usable
-from ringside.view.report_numbers import duration
+from ringside.text import duration
 
 MOST_NAMES = 32
 RADIUS = 150.0

@@ -9,7 +9,7 @@ import msgspec
 
 from ringside.monitor.screen import PERSISTENCE, WARM_UP
 from ringside.monitor.verdict import Verdict, headline, percent
-from ringside.view.report_numbers import duration, rank_time
+from ringside.text import duration, rank_time
 
 FEWEST_STEPS = WARM_UP + PERSISTENCE
 

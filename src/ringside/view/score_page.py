@@ -11,10 +11,10 @@ from ringside.predict.calibrate import Prediction
 from ringside.predict.score import Errors, Score, flagged
 from ringside.predict.summary import summary
 from ringside.predict.tables import bus_factor
+from ringside.text import digits, duration, size
 from ringside.view.curves import Axis, Curve, curves
 from ringside.view.drawing_svg import asset
 from ringside.view.predict_page import footer, page, table, tiles, verdict
-from ringside.view.report_numbers import digits, duration, size
 
 Floats = NDArray[np.float64]
 

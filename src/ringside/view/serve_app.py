@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from ringside.text import moment
 from ringside.view.serve_feed import Feed
 from ringside.view.serve_runs import Listed, Runs
-from ringside.view.units import moment
 
 HEARTBEAT_S = 10.0
 LOOK_S = 0.2

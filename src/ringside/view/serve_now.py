@@ -16,11 +16,10 @@ from ringside.monitor.links import LinkTotals
 from ringside.monitor.questions import QUESTIONS, read_answers
 from ringside.monitor.run_directory import Event
 from ringside.schedule import ALGORITHMS, by_name
+from ringside.text import duration, figure, rank_time, share, size, title
 from ringside.view.answers import answer, sign
-from ringside.view.figures import figure, title
 from ringside.view.following import Finding
 from ringside.view.live import FEW, Live
-from ringside.view.report_numbers import duration, rank_time, share, size
 from ringside.view.report_ring import Wait, longest_waits
 from ringside.view.report_words import Told, tell
 

@@ -13,10 +13,11 @@ from rich.text import Text
 from ringside.monitor.questions import QUESTIONS, Question, read_answers
 from ringside.monitor.revised import notes
 from ringside.monitor.verdict import Verdict, headline, percent
+from ringside.text import clock, ms, sparkline
+from ringside.text import short_size as size
 from ringside.view.answers import sentence, sign
 from ringside.view.following import Finding, Following, RankFigures
 from ringside.view.top_plain import SafeConsole
-from ringside.view.units import clock, ms, size, sparkline
 
 RANKS_SHOWN = 10
 BAR_CELLS = 36

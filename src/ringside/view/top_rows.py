@@ -12,11 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.cells import set_cell_size
 
+from ringside.text import SPARKS, ms, share
 from ringside.view.live import RankNow
-from ringside.view.report_numbers import share
 from ringside.view.top_plain import printable
 from ringside.view.top_source import Snapshot
-from ringside.view.units import SPARKS, ms
 
 SORTS = ("own", "wait", "wire", "excess", "rank")
 _FIELDS = {"own": "own_seconds", "wait": "wait_seconds", "wire": "wire_seconds", "excess": "excess_ratio"}

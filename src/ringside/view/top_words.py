@@ -12,14 +12,12 @@ from rich.text import Text
 
 from ringside.monitor.records import StepRecord
 from ringside.monitor.verdict import headline, percent
-from ringside.view.figures import figure, title
+from ringside.text import figure, ms, rank_time, share, title
 from ringside.view.live import RankNow
-from ringside.view.report_numbers import rank_time, share
 from ringside.view.report_words import FEWEST_STEPS
 from ringside.view.top_plain import printable
 from ringside.view.top_rows import Sparks
 from ringside.view.top_source import Open, Snapshot
-from ringside.view.units import ms
 
 STALE_S = 10.0
 """So long without news is worth a word."""

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from ringside.predict.band import Band
 from ringside.predict.timeline import Timeline
 from ringside.predict.what_if import Answer, Change, work
+from ringside.text import digits, duration, share
 from ringside.view.drawing_svg import asset
 from ringside.view.gantt import gantt
 from ringside.view.plan_words import hardware
 from ringside.view.predict_page import footer, page, table, tiles, verdict
-from ringside.view.report_numbers import digits, duration, share
 from ringside.view.what_if_words import PARTS, Rates, asked, ends_of, positive, prices, sentence, sure, way
 
 NOTE = (

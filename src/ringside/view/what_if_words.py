@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from ringside.predict.band import Band
 from ringside.predict.timeline import Timeline
 from ringside.predict.what_if import Answer, Change, work
+from ringside.text import digits, duration, share, size
 from ringside.view.plan_words import hardware, wrapped
-from ringside.view.report_numbers import digits, duration, share, size
 
 PARTS = 3  # of the critical path that are named
 

@@ -1,0 +1,263 @@
+"""Numbers in words, as short as they may be: durations, sizes, ratios, ranks, counts."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import time
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from ringside.errors import UsageError
+
+UNKNOWN = "–"
+_BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+_SECONDS = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+_RANK_TIMES = ((86_400.0, "rank-days"), (3_600.0, "rank-hours"), (0.0, "rank-seconds"))
+
+
+def duration(seconds: float | None) -> str:
+    """Return seconds in the unit that reads best: `12.3 ms`, `1.20 s`, `3.5 h`; a dash where they are not known."""
+    if seconds is None or not math.isfinite(seconds):
+        return UNKNOWN
+    if seconds == 0:
+        return "0 s"
+    for scale, unit in _SECONDS:
+        if abs(seconds) >= scale:
+            return f"{digits(seconds / scale)} {unit}"
+    return f"{digits(seconds / 1e-9)} ns"
+
+
+def rank_time(rank_seconds: float) -> str:
+    """Return rank-seconds in the unit that reads best: `41 rank-seconds`, `10.2 rank-days`."""
+    for scale, unit in _RANK_TIMES:
+        if rank_seconds >= scale:
+            return f"{digits(rank_seconds / (scale or 1.0))} {unit}"
+    return f"{digits(rank_seconds)} rank-seconds"
+
+
+def size(count: float | None) -> str:
+    """Return bytes in the unit that reads best, powers of ten: `3.46 MB`."""
+    if count is None or not math.isfinite(count):
+        return UNKNOWN
+    for scale, unit in _BYTES:
+        if count >= scale:
+            return f"{digits(count / scale)} {unit}"
+    return "0 B"
+
+
+def ratio(value: float | None) -> str:
+    """Return a ratio as a factor: `1.42 ×`."""
+    return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.2f} ×"
+
+
+def share(value: float | None) -> str:
+    """Return a ratio as a percentage with a sign: `+12 %`; a dash where it is not known."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    return f"{value:+.1%}".replace("%", " %").replace("-", "−")
+
+
+def digits(value: float) -> str:
+    """Return a number with three significant digits and no exponent; a dash where it is not known."""
+    if not math.isfinite(value):
+        return UNKNOWN
+    if not value:
+        return "0"
+    value = float(f"{value:.3g}")  # so that 99.96 becomes 100, not 100.0
+    magnitude = math.floor(math.log10(abs(value)))
+    return f"{value:.{min(max(2 - magnitude, 0), 3)}f}"
+
+
+# -------------------------------------------------------------------------------------------------
+# Figures in words, as short as they may be: durations, sizes, a series as a line of blocks.
+
+SPARKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], cells: int) -> str:
+    """Return a line of `cells` blocks for a series; each block is the mean of its share."""
+    if not values or cells <= 0:
+        return ""
+    cells = min(cells, len(values))
+    edges = [round(index * len(values) / cells) for index in range(cells + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(SPARKS[round((value - low) * scale)] for value in means)
+
+
+def moment(unix: float) -> str:
+    """Return a time of the wall clock, seconds since 1970, to the minute; nothing for what no calendar has."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix))
+    except (OverflowError, ValueError, OSError):
+        return ""
+
+
+def ms(seconds: float | None) -> str:
+    """Return a duration with the unit that suits it; seconds in."""
+    if seconds is None or not math.isfinite(seconds):
+        return "–"
+    if seconds >= 10:
+        return f"{seconds:.0f} s"
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    value = 1e3 * seconds
+    return f"{value:.0f} ms" if value >= 10 else f"{value:.1f} ms" if value >= 0.1 else f"{1e3 * value:.0f} µs"
+
+
+def short_size(nbytes: float) -> str:
+    """Return a size in MB, KB or B."""
+    return (
+        f"{nbytes / 1e6:.1f} MB" if nbytes >= 1e5 else f"{nbytes / 1e3:.1f} KB" if nbytes >= 1e3 else f"{nbytes:.0f} B"
+    )
+
+
+def clock(seconds: float) -> str:
+    """Return minutes and seconds."""
+    return f"{int(seconds) // 60:02d}:{int(seconds) % 60:02d}"
+
+
+# -------------------------------------------------------------------------------------------------
+# Fields in words: what a figure is called, and its value with the unit that its name gives it.
+
+Number = float | int | str
+
+_UNITS = {"_mhz": "MHz", "_celsius": "°C", "_watts": "W", "_cpus": "CPUs"}
+
+
+def label(name: str) -> str:
+    """Return a name of a field as words: `victims`, `collective seq id`."""
+    return name.replace("_", " ")
+
+
+def title(name: str) -> str:
+    """Return a name of a field as words without its unit, which stands with the value: `step_seconds` is `step`."""
+    for unit in ("_seconds", "_s", "_ratio", "_rank_hours", "_bytes_per_second", *_UNITS):
+        if name.endswith(unit):
+            return label(name.removesuffix(unit))
+    return label(name)
+
+
+def figure(name: str, value: Number | None) -> str:
+    """Return a figure with the unit that its name gives it: `_seconds`, `_ratio`, `bytes`, ..."""
+    if value is None:
+        return "–"
+    if isinstance(value, str | bool):
+        return str(value)
+    if name.endswith(("_ratio", "_share")):
+        return share(float(value)).removeprefix("+")
+    if name.endswith("rank_hours"):
+        return rank_time(3600 * float(value))
+    if name.endswith("bytes_per_second"):
+        return f"{size(float(value))}/s"
+    if name.endswith(("_seconds", "_s")) or "_seconds_" in name:
+        return duration(float(value))
+    if name.endswith(("bytes", "bytes_each")):
+        return size(float(value))
+    number = str(value) if isinstance(value, int) else digits(value)
+    return next((f"{number} {unit}" for suffix, unit in _UNITS.items() if name.endswith(suffix)), number)
+
+
+# -------------------------------------------------------------------------------------------------
+# Ranks and counts in words, for readers of many kinds.
+
+
+def rank_list(ranks: Iterable[int]) -> str:
+    """Return ranks as short as they can be said: `0-7, 9, 12-15`."""
+    pieces = []
+    for _, run in groupby(enumerate(sorted(ranks)), key=lambda item: item[1] - item[0]):
+        numbers = [rank for _, rank in run]
+        if len(numbers) > 2:
+            pieces.append(f"{numbers[0]}-{numbers[-1]}")
+        else:
+            pieces.extend(str(number) for number in numbers)
+    return ", ".join(pieces)
+
+
+def named(ranks: Sequence[int]) -> str:
+    """Return `rank 3` or `ranks 0-7 and 9`."""
+    text = rank_list(ranks)
+    head, comma, tail = text.rpartition(", ")
+    return f"rank {text}" if len(ranks) == 1 else f"ranks {head}{' and ' if comma else ''}{tail}"
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return `1 call`, `2 calls`."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def first_line(text: str, most: int = 200) -> str:
+    """Return the first line of a text, cut where it is long."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+# -------------------------------------------------------------------------------------------------
+# Ranks and switches in words.
+
+
+def named_vertices(vertices: Iterable[int], ranks: int) -> str:
+    """Say which vertices, runs of them shortened: `rank 3`, `ranks 0, 2-5`, `rank 0 and switch 8`.
+
+    Args:
+        vertices: Some of them, in any order.
+        ranks: Vertices from here on are switches.
+    """
+    ordered = sorted(set(vertices))
+    parts = [[v for v in ordered if v < ranks], [v for v in ordered if v >= ranks]]
+    return " and ".join(_runs(what, part) for what, part in zip(("rank", "switch"), parts, strict=True) if part)
+
+
+def _runs(what: str, ordered: list[int]) -> str:
+    if len(ordered) == 1:
+        return f"{what} {ordered[0]}"
+    runs: list[list[int]] = []
+    for vertex in ordered:
+        if runs and vertex == runs[-1][-1] + 1:
+            runs[-1].append(vertex)
+        else:
+            runs.append([vertex])
+    plural = "switches" if what == "switch" else f"{what}s"
+    return f"{plural} " + ", ".join(f"{r[0]}-{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs)
+
+
+# -------------------------------------------------------------------------------------------------
+# Sizes as people write them, read in one way: `1GB` is 10^9, `1GiB` and `1G` are 2^30.
+
+_SIZE = re.compile(r"^((?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:e\+?[0-9]+)?)\s*(?:([kmgtp])(ib?|b)?|b)?$", re.IGNORECASE)
+
+
+def parse_size(text: str, *, binary: bool = False) -> float | None:
+    """Return the bytes that a size stands for, 0 or more and finite; None: it is none.
+
+    Args:
+        text: Such as `1048576`, `16M`, `2 GiB`, `1.5e9`.
+        binary: Take `16MB` for 16 · 2^20 as well, as nccl-tests' output and its tables mean it.
+    """
+    match = _SIZE.match(text.strip())
+    if match is None:
+        return None
+    decimal = (match[3] or "").lower() == "b" and not binary
+    value = float(match[1]) * (1000.0 if decimal else 1024.0) ** " kmgtp".index((match[2] or " ").lower())
+    return value if math.isfinite(value) else None
+
+
+def size_bytes(text: str, option: str) -> float:
+    """Return the bytes that a size stands for, more than 0.
+
+    Args:
+        text: As for `parse_size`.
+        option: Where it was given, for the error.
+
+    Raises:
+        UsageError: It is no size, or not more than 0.
+    """
+    found = parse_size(text)
+    if found is None:
+        raise UsageError(f"{option} {text}: a size such as 1GB (10^9), 1GiB or 1G (2^30), or a number of bytes")
+    if not found > 0:
+        raise UsageError(f"{option} {text}: more than 0 bytes")
+    return found
