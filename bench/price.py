@@ -28,7 +28,7 @@ from price_rank import HEALTHY_STEPS
 from real_jobs import ENGINES, launcher, load, surroundings
 
 from ringside.errors import RingsideError
-from ringside.launch import Launch
+from ringside.launch.torchrun import Launch
 from ringside.monitor.excess import Floats
 from ringside.monitor.price import cost_rank_seconds
 from ringside.monitor.run_directory import RunReader

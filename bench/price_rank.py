@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringside
 from ringside.demo.corpus import Corpus
-from ringside.faults import inject, parse_fault
+from ringside.faults.inject import inject, parse_fault
 from ringside.processes import die_with_parent
 
 HEALTHY_STEPS, BLOCK_STEPS, PAIRS = 40, 5, 24

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from ringside.errors import RingsideError
-from ringside.faults import Hang, Kill, Stop, parse_fault
-from ringside.launch import Launch, StopRequest, stop_requests
+from ringside.faults.inject import Hang, Kill, Stop, parse_fault
+from ringside.launch.follow import conclude, environment, follow
+from ringside.launch.torchrun import Launch, StopRequest, stop_requests
 from ringside.monitor.run_directory import RunReader
 from ringside.monitor.verdict import Verdict
 from ringside.view.following import Finding, Following
-from ringside.watching import conclude, environment, follow
 
 ENGINES = {"ringside": "ringside", "gloo": "native"}
 """What a job's engine is called here, and what `attach()` calls it."""

@@ -26,7 +26,7 @@ import ringside
 from ringside.demo.agreement import Agreement
 from ringside.demo.corpus import Corpus
 from ringside.demo.model import ByteGPT, Size
-from ringside.faults import inject, parse_fault
+from ringside.faults.inject import inject, parse_fault
 from ringside.monitor.verdict import Verdict
 from ringside.processes import die_with_parent
 

@@ -26,7 +26,7 @@ from real_jobs import ENGINES, HEALTHY_STEPS, LINK_STEPS, Ended, Job, Others, lo
 from real_page import page, table
 
 from ringside.errors import RingsideError
-from ringside.faults import first_step, parse_fault
+from ringside.faults.inject import first_step, parse_fault
 from ringside.monitor.verdict import Verdict
 
 TIMES, HEALTHY_RUN_STEPS = 10, 200

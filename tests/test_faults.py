@@ -12,8 +12,7 @@ from tests.support.waiting import Clock
 
 from ringside.commands import demo
 from ringside.errors import UsageError
-from ringside.fault_specs import KINDS
-from ringside.faults import (
+from ringside.faults.inject import (
     Diverge,
     Hang,
     Input,
@@ -27,6 +26,7 @@ from ringside.faults import (
     parse_fault,
     work,
 )
+from ringside.faults.specs import KINDS
 
 torch = pytest.importorskip("torch")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ringside.launch import GRACES_S, Launch, StopRequest, stop_requests
+from ringside.launch.torchrun import GRACES_S, Launch, StopRequest, stop_requests
 from ringside.processes import Process, descendants
 
 PATIENCE_S = 60.0
@@ -78,7 +78,7 @@ def test_ranks_may_save_until_torchrun_has_given_up(
         first.send(signum)
         return True
 
-    monkeypatch.setattr("ringside.launch.end_all", ends_all)
+    monkeypatch.setattr("ringside.launch.torchrun.end_all", ends_all)
     launched = start("exec sleep 1000", *flags)
     assert launched.end(signal.SIGKILL)
     assert launched.wait(PATIENCE_S) == 128 + signal.SIGKILL

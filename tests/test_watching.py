@@ -14,12 +14,12 @@ from tests.monitor.jobs import records_of, run_info
 from tests.recorded_runs import own_times
 
 from ringside.errors import UsageError
-from ringside.launch import StopRequest
+from ringside.launch.follow import choose_directory, conclude, environment, follow
+from ringside.launch.torchrun import StopRequest
 from ringside.monitor.run_directory import RUN, RunReader, RunWriter
 from ringside.monitor.verdict import Verdict
 from ringside.processes import Death
 from ringside.view.following import Finding, Following
-from ringside.watching import choose_directory, conclude, environment, follow
 
 KILLED = Death(rank=1, pid=101, status=None, signum=signal.SIGKILL)
 SEEN = Verdict(

@@ -18,7 +18,7 @@ from real_jobs import ENGINES, LINK_STEPS, Ended, Others
 from real_page import page
 from real_runs import AT, CASES, judge
 
-from ringside.faults import parse_fault
+from ringside.faults.inject import parse_fault
 from ringside.monitor.verdict import KINDS, Verdict
 
 

@@ -15,7 +15,7 @@ RUNS = Path(__file__).parents[1] / "golden" / "runs"
 
 
 class Recorded:
-    """Stands for `ringside.launch.Launch` where a command makes one.
+    """Stands for `ringside.launch.torchrun.Launch` where a command makes one.
 
     Args:
         run: Which of tests/golden/runs its ranks record; empty: none.

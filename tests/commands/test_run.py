@@ -10,7 +10,7 @@ from tests.support.waiting import until
 import ringside.autoload
 from ringside.commands import main
 from ringside.errors import UsageError
-from ringside.torchrun_flags import SWITCHES, take_apart, with_defaults
+from ringside.launch.torchrun import SWITCHES, take_apart, with_defaults
 
 from . import launched
 

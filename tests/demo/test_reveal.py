@@ -1,7 +1,7 @@
 import pytest
 
 from ringside.demo.reveal import comparison_lines, draw, injected, reveal
-from ringside.faults import Slow, parse_fault
+from ringside.faults.inject import Slow, parse_fault
 from ringside.monitor.verdict import Verdict
 
 

@@ -24,7 +24,7 @@ from tests.sync.training import LIMIT_S, free_port, group
 from ringside.demo import compare, train
 from ringside.demo.model import SIZES, ByteGPT
 from ringside.errors import PeerLostError
-from ringside.faults import Slow, parse_fault
+from ringside.faults.inject import Slow, parse_fault
 from ringside.monitor.records import StepRecord
 from ringside.monitor.verdict import Verdict
 

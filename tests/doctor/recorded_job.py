@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from ringside.faults import inject, parse_fault
+from ringside.faults.inject import inject, parse_fault
 
 
 def main(rank: int, world: int, folder: Path, steps: int, fault: str) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ringside import launch
-from ringside.torchrun_flags import shutdown_timeout_s, signals_to_handle, take_apart
+from ringside.launch import torchrun as launch
+from ringside.launch.torchrun import shutdown_timeout_s, signals_to_handle, take_apart
 
 SAVES = """
 import pathlib, signal, time

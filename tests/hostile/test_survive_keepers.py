@@ -13,7 +13,7 @@ import pytest
 from tests.survive.counting import Counting
 
 from ringside.errors import RingsideError
-from ringside.launch import StopRequest
+from ringside.launch.torchrun import StopRequest
 from ringside.survive import store_host
 from ringside.survive.keeper import Keeper, end
 from ringside.survive.kept import Head, Kept, Stage

@@ -14,12 +14,12 @@ import pytest
 
 from ringside.errors import RingsideError
 from ringside.files import append_to_file, replace_file, user_file, write_user_file
+from ringside.launch.follow import choose_directory
 from ringside.monitor import RunInfo, StepRecord
 from ringside.monitor.registry import register, unregister
 from ringside.monitor.run_directory import EVENTS, REPORT, RUN, STEPS, SUMMARY, RunReader, RunWriter
 from ringside.monitor.summary import finish
 from ringside.view.perfetto import write_events
-from ringside.watching import choose_directory
 
 PRECIOUS = b"precious\n"
 NOBODY = 65534

@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from ringside.faults import inject, parse_fault
+from ringside.faults.inject import inject, parse_fault
 
 model = torch.nn.Linear(2, 2)
 injector = inject(parse_fault(sys.argv[1]), model, 0)

@@ -16,6 +16,7 @@ from ringside.engine.dtypes import dtype_code
 from ringside.engine.transports.threads import Switchboard, Threads
 from ringside.engine.transports.transport import Cause, LinkError
 from ringside.errors import StoreGoneError, UsageError
+from ringside.launch.torchrun import take_apart
 from ringside.survive.audit import audit
 from ringside.survive.decision import Abort, Commit, Decisions, Seat, Tag
 from ringside.survive.events import Acknowledgement, DrainWanted, QuotasWanted
@@ -34,7 +35,6 @@ from ringside.survive.stragglers import WINDOW, Stragglers
 from ringside.survive.succession import Wishes
 from ringside.survive.waiting import Lookout, Patience, Superseded
 from ringside.survive.way import cut_off, way_around
-from ringside.torchrun_flags import take_apart
 
 A, B = Seat(0, 1), Seat(1, 1)
 

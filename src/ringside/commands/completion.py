@@ -9,7 +9,7 @@ from typing import Any
 from ringside.commands import build_parser, run
 from ringside.commands.handbook import parts_of
 from ringside.errors import UsageError
-from ringside.torchrun_flags import PLACES, SWITCHES
+from ringside.launch.torchrun import PLACES, SWITCHES
 
 PATHS = {
     "directory": frozenset({"DIR", "RUN_DIR", "before", "after"}),

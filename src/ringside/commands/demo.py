@@ -49,13 +49,13 @@ from ringside.demo.corpus import sources
 from ringside.demo.reveal import comparison_lines, draw, injected, reveal
 from ringside.engine.cores import usable_cores
 from ringside.errors import RingsideError, UsageError
-from ringside.faults import Fault, Hang, Stop, parse_fault
+from ringside.faults.inject import Fault, Hang, Stop, parse_fault
 from ringside.files import append_to_file
-from ringside.launch import Launch, stop_requests
+from ringside.launch.follow import Show, choose_directory, conclude, environment, follow
+from ringside.launch.torchrun import Launch, stop_requests
 from ringside.monitor.verdict import Verdict
 from ringside.view.following import Finding, Following
 from ringside.view.terminal import closing, open_console, picture, status_line, verdict_line
-from ringside.watching import Show, choose_directory, conclude, environment, follow
 
 HELP = "train a small GPT here, slow a rank down, and see it named"
 

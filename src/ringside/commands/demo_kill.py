@@ -22,7 +22,7 @@ from rich.text import Text
 from ringside.demo.corpus import sources
 from ringside.engine.cores import usable_cores
 from ringside.errors import RingsideError, UsageError
-from ringside.launch import Launch, StopRequest, stop_requests
+from ringside.launch.torchrun import Launch, StopRequest, stop_requests
 from ringside.processes import hold
 from ringside.text import ms
 from ringside.view.terminal import open_console

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 
 from ringside.errors import UsageError
-from ringside.launch import Launch, stop_requests
-from ringside.torchrun_flags import CommandLine, with_defaults
+from ringside.launch.torchrun import CommandLine, Launch, stop_requests, with_defaults
 
 FLAG = "--survive"
 _LOOK_S = 0.2

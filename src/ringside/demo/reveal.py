@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ringside.faults import Diverge, Fault, Hang, Input, Kill, Pause, Slow, Stop, Uneven, first_step
+from ringside.faults.inject import Diverge, Fault, Hang, Input, Kill, Pause, Slow, Stop, Uneven, first_step
 from ringside.monitor.verdict import Verdict, percent
 from ringside.text import ms
 

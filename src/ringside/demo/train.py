@@ -31,7 +31,7 @@ from ringside.demo.model import SIZES, ByteGPT
 from ringside.demo.reveal import names
 from ringside.engine.cores import usable_cores
 from ringside.errors import PeerLostError, RingsideError
-from ringside.faults import Fault, Kill, Pause, first_step, inject, parse_fault
+from ringside.faults.inject import Fault, Kill, Pause, first_step, inject, parse_fault
 from ringside.processes import die_with_parent
 from ringside.sync import Session
 

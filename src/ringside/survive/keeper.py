@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ringside.errors import FinalStateError, StoreGoneError, UsageError
-from ringside.launch import StopRequest, stop_requests
+from ringside.launch.torchrun import StopRequest, shutdown_timeout_s, stop_requests, take_apart
 from ringside.processes import Death, die_with_parent
 from ringside.survive.kept import KEPT, START, Head, Kept, Stage
 from ringside.survive.store_host import is_needed
-from ringside.torchrun_flags import shutdown_timeout_s, take_apart
 
 REFUSED = 77
 """Exit status of a worker that does not belong to the job: it is not started again, and the others go on."""

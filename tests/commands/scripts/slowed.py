@@ -14,7 +14,7 @@ from torch.distributed import PrefixStore
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ringside.demo.agreement import Agreement
-from ringside.faults import inject, parse_fault
+from ringside.faults.inject import inject, parse_fault
 from ringside.sync import session as sessions
 
 

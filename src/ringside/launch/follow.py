@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from ringside.errors import RingsideError, UsageError
 from ringside.files import append_to_file
-from ringside.launch import Launch, StopRequest
+from ringside.launch.torchrun import Launch, StopRequest
 from ringside.monitor.run_directory import EVENTS, RUN, Event, RunReader, finite
 from ringside.monitor.summary import finish
 from ringside.monitor.table import tabulate

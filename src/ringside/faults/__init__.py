@@ -1,0 +1,1 @@
+"""faults/__init__.py"""

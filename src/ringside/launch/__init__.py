@@ -1,0 +1,1 @@
+"""launch/__init__.py"""
