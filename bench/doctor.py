@@ -50,7 +50,7 @@ def _options() -> argparse.Namespace:
 
 def _read(path: str) -> int:
     from ringside.doctor import as_json, examine
-    from ringside.doctor.progress import OnStream
+    from ringside.doctor.files.progress import OnStream
 
     begin = time.perf_counter()
     found = as_json(examine([path], OnStream(sys.stderr, terminal=False)))

@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 from scale_rank import Floats, Job
 
-from ringside.doctor import kineto
-from ringside.doctor.kineto_jobs import jobs_of
-from ringside.doctor.kineto_read import read_trace
-from ringside.doctor.kineto_steps import RankSteps, steps_of
-from ringside.doctor.progress import Silent
-from ringside.doctor.sources import Limits
-from ringside.doctor.walk import gather
+from ringside.doctor.files.progress import Silent
+from ringside.doctor.files.source import Limits
+from ringside.doctor.files.walk import gather
+from ringside.doctor.kineto import reader as kineto
+from ringside.doctor.kineto.collector import read_trace
+from ringside.doctor.kineto.steps import RankSteps, steps_of
+from ringside.doctor.kineto.trace import jobs_of
 from ringside.errors import UsageError
 
 SLOWER = 1.12

@@ -11,7 +11,7 @@ import pytest
 from tests.support.waiting import until
 
 from ringside.doctor import as_json, examine
-from ringside.doctor.ringside_run_what_if import WARM_UP_STEPS
+from ringside.doctor.ringside_run import WARM_UP_STEPS
 from ringside.monitor.run_directory import RunReader
 from ringside.monitor.table import tabulate
 

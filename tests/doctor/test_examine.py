@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ringside.doctor import Findings, Note, Question, Source, as_json, examine
+from ringside.doctor.examine import MODULES, readers
+from ringside.doctor.files.progress import OnStream, Progress
 from ringside.doctor.findings import QUESTIONS, Unjudged, merge
-from ringside.doctor.progress import OnStream, Progress
-from ringside.doctor.reader import MODULES, readers
 from ringside.monitor.verdict import KINDS, Verdict
 from ringside.text import named, rank_list
 
@@ -33,7 +33,7 @@ def test_a_reader_that_fails_costs_only_its_own_files(tmp_path: Path, monkeypatc
     usual = [*map(call, range(1, 6)), call(6, done=False)]
     write(tmp_path, world(3, {1: usual[:5]}, usual))
     (tmp_path / "nccl.log").write_text(job_log([2]))
-    from ringside.doctor import nccl_log
+    from ringside.doctor.nccl_log import reader as nccl_log
 
     def fail(sources: Sequence[Source], progress: Progress) -> Findings:
         raise ZeroDivisionError("of all things")
@@ -86,7 +86,7 @@ def test_ranks_in_words() -> None:
 
 def test_progress_overwrites_its_line_on_a_terminal_and_is_wiped(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(100))
-    monkeypatch.setattr("ringside.doctor.progress.time.monotonic", lambda: float(next(now)))
+    monkeypatch.setattr("ringside.doctor.files.progress.time.monotonic", lambda: float(next(now)))
     stream = io.StringIO()
     progress = OnStream(stream, terminal=True)
     progress.say("reading 3 dumps")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ringside.doctor import examine
-from ringside.doctor.flight_recorder_load import NotADumpError, is_pickle, load
+from ringside.doctor.flight_recorder.load import NotADumpError, is_pickle, load
 
 from .dumps import call, dump, world, write
 

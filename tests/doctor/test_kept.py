@@ -17,7 +17,7 @@ from tests.support.kept import Kept
 from tests.support.mangle import mangled
 
 from ringside.doctor import Findings, examine
-from ringside.doctor.kineto_persistent import persistent_rank
+from ringside.doctor.kineto.straggler import persistent_rank
 
 from .dumps import START_NS, call, dump, world, write
 from .kineto_maker import OLD, RCCL, Job

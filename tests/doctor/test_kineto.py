@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from ringside.doctor import as_json, examine
-from ringside.doctor.kineto_jobs import jobs_of
-from ringside.doctor.kineto_match import match
-from ringside.doctor.kineto_read import read_trace
-from ringside.doctor.kineto_steps import steps_of
-from ringside.doctor.kineto_trace import RankTrace
+from ringside.doctor.kineto.collector import read_trace
+from ringside.doctor.kineto.match import match
+from ringside.doctor.kineto.steps import steps_of
+from ringside.doctor.kineto.trace import RankTrace, jobs_of
 
 from .kineto_maker import NEW, OLD, RCCL, Job
 from .shared_data import shared

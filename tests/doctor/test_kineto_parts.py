@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringside.doctor import kineto_intervals as intervals
-from ringside.doctor import kineto_names as names
-from ringside.doctor.kineto_persistent import chance
+from ringside.doctor.kineto import events as names
+from ringside.doctor.kineto import intervals
+from ringside.doctor.kineto.straggler import chance
 
 PIECES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)), max_size=12)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringside.doctor.kineto_persistent import clumping, persistent_rank
+from ringside.doctor.kineto.straggler import clumping, persistent_rank
 
 
 def noisy_times(kind: str, steps: int, ranks: int, seed: int) -> np.ndarray:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringside.doctor import kineto_stream
-from ringside.doctor.kineto_events import Event
-from ringside.doctor.kineto_stream import Scan
+from ringside.doctor.files import chrome_trace as kineto_stream
+from ringside.doctor.files.chrome_trace import Scan
+from ringside.doctor.kineto.events import Event
 
 EVENTS = [
     {"ph": "X", "cat": "cpu_op", "name": f'odd "}}, {{ ] name {number}', "ts": number + 0.5, "dur": 1, "pid": 1,

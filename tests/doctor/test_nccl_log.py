@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from ringside.doctor import Findings, examine
-from ringside.doctor.nccl_log_comm import Communicators
-from ringside.doctor.nccl_log_lines import nccl_lines
-from ringside.doctor.nccl_log_rings import ring_order, transport
+from ringside.doctor.nccl_log.communicators import Communicators
+from ringside.doctor.nccl_log.lines import nccl_lines
+from ringside.doctor.nccl_log.rings import ring_order, transport
 
 from .nccl_logs import hosts_of, job_log, log_of_rank
 

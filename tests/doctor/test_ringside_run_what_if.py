@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringside.doctor.ringside_run_what_if import WARM_UP_STEPS, what_if
+from ringside.doctor.ringside_run import WARM_UP_STEPS, what_if
 from ringside.monitor import StepRecord
 from ringside.monitor.table import Table, tabulate
 

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from ringside.doctor import examine
-from ringside.doctor.timeline import Event, build
-from ringside.doctor.timeline_meta import Meta, looks_like_meta, parse_meta
-from ringside.doctor.what_if_answer import WhatIf, answer
-from ringside.doctor.what_if_replay import Graph, replay
-from ringside.doctor.what_if_timeline import prepare
+from ringside.doctor.pipeline.recording import prepare
+from ringside.doctor.pipeline.timeline import Event, Meta, build, looks_like_meta, parse_meta
+from ringside.doctor.replay.graph import Graph, replay
+from ringside.doctor.replay.stragglers import WhatIf, answer
 from ringside.errors import UsageError
 
 from .shared_data import shared

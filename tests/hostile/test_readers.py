@@ -18,18 +18,17 @@ from hypothesis import strategies as st
 
 from ringside import commands
 from ringside.doctor.examine import examine
+from ringside.doctor.files.chrome_trace import Scan
+from ringside.doctor.files.progress import Progress
+from ringside.doctor.files.source import Source
 from ringside.doctor.findings import Findings
-from ringside.doctor.flight_recorder_dump import P2P
-from ringside.doctor.kineto_events import Event
-from ringside.doctor.kineto_names import kernel
-from ringside.doctor.kineto_stream import Scan
-from ringside.doctor.nccl_log_comm import Communicators
-from ringside.doctor.nccl_log_faults import fault_of, is_abort
-from ringside.doctor.nccl_log_lines import Line, nccl_lines
-from ringside.doctor.nccl_log_settings import Settings
-from ringside.doctor.progress import Progress
-from ringside.doctor.sources import Source
-from ringside.doctor.torch_log import TorchLines
+from ringside.doctor.flight_recorder.dump import P2P
+from ringside.doctor.kineto.events import Event, kernel
+from ringside.doctor.nccl_log.communicators import Communicators
+from ringside.doctor.nccl_log.faults import fault_of, is_abort
+from ringside.doctor.nccl_log.lines import Line, nccl_lines
+from ringside.doctor.nccl_log.settings import Settings
+from ringside.doctor.nccl_log.torch_watchdog import TorchLines
 from ringside.errors import UsageError
 from ringside.monitor.records import RunInfo, StepRecord
 from ringside.monitor.summary import finish, summarise
@@ -124,7 +123,7 @@ def test_one_bad_dump_leaves_the_others_readable(tmp_path: Path, fields: dict[st
 
 def test_a_reader_that_fails_at_one_file_reads_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the fault is: also one that nobody has thought of."""
-    from ringside.doctor import flight_recorder
+    from ringside.doctor.flight_recorder import reader as flight_recorder
 
     load = flight_recorder.load
 
@@ -144,7 +143,7 @@ def test_a_reader_that_fails_at_one_file_reads_the_others(tmp_path: Path, monkey
 def test_a_reader_that_fails_at_two_files_together_reads_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ringside.doctor import flight_recorder
+    from ringside.doctor.flight_recorder import reader as flight_recorder
 
     read = flight_recorder.read
 

@@ -25,8 +25,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from ringside.doctor.examine import examine
+from ringside.doctor.files.progress import OnStream
 from ringside.doctor.findings import QUESTIONS, Findings, as_json
-from ringside.doctor.progress import OnStream
 from ringside.errors import UsageError
 from ringside.files import write_user_file
 from ringside.view.answers import answer

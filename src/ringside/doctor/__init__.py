@@ -4,11 +4,10 @@
 files of its kind into `Findings`; `examine` puts them together. No torch, and nothing found in a file is ever executed.
 """
 
-from ringside.doctor.examine import examine
+from ringside.doctor.examine import Reader, examine
+from ringside.doctor.files.source import Limits, Source
+from ringside.doctor.files.walk import gather
 from ringside.doctor.findings import Findings, Note, Question, Unjudged, as_json
-from ringside.doctor.reader import Reader
-from ringside.doctor.sources import Limits, Source
-from ringside.doctor.walk import gather
 
 __all__ = [
     "Findings",

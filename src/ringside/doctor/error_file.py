@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from ringside.decoding import UNDECODABLE
+from ringside.doctor.files.progress import Progress
+from ringside.doctor.files.source import Source
 from ringside.doctor.findings import Findings, Note, verdict_of_files
-from ringside.doctor.kineto_events import plain_count
-from ringside.doctor.progress import Progress
-from ringside.doctor.sources import Source
+from ringside.doctor.kineto.events import plain_count
 from ringside.monitor.verdict import Verdict
 from ringside.text import first_line, rank_list
 

@@ -2,18 +2,56 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import logging
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from typing import Protocol, cast
 
 import msgspec
 
+from ringside.doctor.files.progress import Progress, Silent
+from ringside.doctor.files.source import Limits, Source
+from ringside.doctor.files.walk import gather
 from ringside.doctor.findings import Findings, Note, merge
-from ringside.doctor.progress import Progress, Silent
-from ringside.doctor.reader import Reader, readers
-from ringside.doctor.sources import Limits, Source
-from ringside.doctor.walk import gather
 from ringside.text import first_line
+
+# -------------------------------------------------------------------------------------------------
+# What a reader is, and which ones there are.
+
+MODULES = (
+    "flight_recorder.reader",
+    "ringside_run",
+    "error_file",
+    "kineto.reader",
+    "pipeline.reader",
+    "nccl_log.reader",
+)
+"""Readers in the order in which they are asked; the first that recognises a source gets it."""
+
+
+class Reader(Protocol):
+    """A module of this package that knows one kind of file."""
+
+    KIND: str
+    """What a file of this kind is called, in the singular: `flight-recorder dump`."""
+
+    def recognise(self, source: Source) -> bool:
+        """Return whether a source is of this kind, from its content (`source.head`; open it only for more)."""
+
+    def read(self, sources: Sequence[Source], progress: Progress) -> Findings:
+        """Return what all files of this kind say together, with a note per file; must not raise for bad content."""
+
+
+@cache
+def readers() -> tuple[Reader, ...]:
+    """Return all readers, in the order of `MODULES`."""
+    names = [f"ringside.doctor.{name}" for name in MODULES]
+    known = [name for name in names if importlib.util.find_spec(name) is not None]
+    return tuple(cast("Reader", importlib.import_module(name)) for name in known)
+
 
 _log = logging.getLogger(__name__)
 UNKNOWN = "is none of what the doctor reads"

@@ -11,12 +11,14 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from ringside.doctor.files.progress import Progress
+from ringside.doctor.files.source import Source
+from ringside.doctor.files.streams import BUFFER_BYTES
 from ringside.doctor.findings import Findings, Lane, Note, Sheet, Span, Unjudged, merge
-from ringside.doctor.progress import Progress
-from ringside.doctor.ringside_run_what_if import what_if
-from ringside.doctor.sources import Source
-from ringside.doctor.streams import BUFFER_BYTES
+from ringside.doctor.kineto.straggler import LEAST_STEPS
+from ringside.doctor.replay.stragglers import answer, as_dict, step_recording
 from ringside.errors import RingsideError
 from ringside.monitor.questions import read_answers
 from ringside.monitor.run_directory import EVENTS, RUN, STEPS, SUMMARY, RunReader
@@ -24,6 +26,56 @@ from ringside.monitor.summary import finish
 from ringside.monitor.table import Table, fill_waits, tabulate
 from ringside.monitor.verdict import Verdict
 from ringside.text import counted
+
+# -------------------------------------------------------------------------------------------------
+# What if no rank of a Ringside run had been slow: its own recorded times, replayed.
+
+WARM_UP_STEPS = 3
+"""First steps that are left out of long runs: they build buckets, caches and autotuned kernels ..."""
+LONG_STEPS = 10 * WARM_UP_STEPS
+"""... in runs with so many steps."""
+TIMES = ("own_seconds", "exposed_seconds", "step_seconds")
+"""What a replay needs of every rank."""
+
+
+def whole_steps(table: Table) -> tuple[Table, NDArray[np.bool_]]:
+    """Return a run's records without the warm-up of long runs, and which of its steps all ranks recorded.
+
+    Args:
+        table: Step records, at least one.
+
+    Returns:
+        The table, and bool [steps].
+    """
+    table = table.between(int(table.steps[WARM_UP_STEPS])) if len(table) >= LONG_STEPS else table
+    whole: NDArray[np.bool_] = np.logical_and.reduce([np.isfinite(table[name]).all(axis=1) for name in TIMES])
+    return table, whole
+
+
+def what_if(folder: str, table: Table) -> tuple[dict[str, Any] | None, list[Unjudged]]:
+    """Return what a run would have lost nothing of, and what of it could not be replayed.
+
+    Args:
+        folder: What to call the run.
+        table: Its step records.
+
+    Returns:
+        The content of `what_if` (None where there is too little to replay), and lines on what is missing.
+    """
+    if table.ranks < 2 or not len(table):
+        return None, []
+    table, whole = whole_steps(table)
+    lines = []
+    if not whole.all():
+        why = f"{counted(int((~whole).sum()), 'step')} of {len(whole)} lack the record of some rank and are left out"
+        lines.append(Unjudged(what=f"what if, for all steps of the run {folder}", why=why))
+    if whole.sum() < LEAST_STEPS:
+        why = f"only {counted(int(whole.sum()), 'step')} of all ranks are recorded, {LEAST_STEPS} are needed"
+        return None, [Unjudged(what=f"what if, for the run {folder}", why=why)]
+    own, exposed, step = (table[name][whole] for name in TIMES)
+    found = answer(step_recording(own, exposed, step, range(table.ranks), stride=table.stride))
+    return as_dict(found, f"{counted(len(own), 'step')} of the Ringside run {folder}"), lines
+
 
 KIND = "Ringside run"
 SHOWN_STEPS = 12

@@ -6,8 +6,8 @@ import itertools
 
 import numpy as np
 
-from ringside.doctor.kineto_judge import LEAST_STEPS
-from ringside.doctor.ringside_run_what_if import whole_steps
+from ringside.doctor.kineto.straggler import LEAST_STEPS
+from ringside.doctor.ringside_run import whole_steps
 from ringside.errors import UsageError
 from ringside.predict import Topology, preset
 from ringside.predict.what_if_step import Step

@@ -1,0 +1,1 @@
+"""doctor/files/__init__.py"""

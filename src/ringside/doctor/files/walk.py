@@ -1,0 +1,111 @@
+"""From paths to files worth reading: folders, globs, gzip, tar and zip, all of it within bounds.
+
+Nothing is ever unpacked to a name taken from an archive: what must be unpacked goes to one file without a name.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from ringside.doctor.files.archives import Context, add_tar, add_zip, is_tar, is_zip
+from ringside.doctor.files.progress import Progress, Silent
+from ringside.doctor.files.source import Gathered, Limits, Source
+from ringside.doctor.files.streams import Careful, Tell, buffered
+
+ARCHIVES = ((is_tar, add_tar), (is_zip, add_zip))
+
+
+@contextmanager
+def gather(
+    paths: Sequence[str | Path], *, progress: Progress | None = None, limits: Limits | None = None
+) -> Iterator[Gathered]:
+    """Find every file under `paths`; the sources can be read as long as the context lasts.
+
+    Args:
+        paths: Files, folders, or globs (`**` included) where no file has that name.
+        progress: Hears of bytes as they are read.
+        limits: What is too much.
+
+    Yields:
+        The sources in a stable order, each file once, and a note on everything left out.
+    """
+    with ExitStack() as stack:
+        context = Context(limits or Limits(), progress or Silent(), stack, ARCHIVES)
+        seen: set[tuple[int, int]] = set()
+        for path in paths:
+            for file in _expand(Path(path), context):
+                _add_file(file, context, seen)
+        yield context.found
+
+
+def _expand(path: Path, context: Context) -> Iterator[Path]:
+    if path.is_dir():
+        yield from _folder(path, context, 0)
+    elif path.exists() or path.is_symlink():
+        yield path
+    elif matches := sorted(glob.glob(str(path), recursive=True)):
+        for match in map(Path, matches):
+            yield from _folder(match, context, 0) if match.is_dir() else [match]
+    else:
+        context.refuse(str(path), "does not exist; give files, folders or globs of what the run left behind")
+
+
+def _folder(folder: Path, context: Context, depth: int) -> Iterator[Path]:
+    """All files of a folder, sorted, links to folders left alone."""
+    if depth > context.limits.folder_depth:
+        context.refuse(str(folder), f"is more than {context.limits.folder_depth} folders deep and was left out")
+        return
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: natural(entry.name))
+    except OSError as error:
+        context.refuse(str(folder), f"cannot be read: {error.strerror or error}")
+        return
+    if depth == 0 and not entries:
+        context.refuse(str(folder), "is an empty folder")
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _folder(folder / entry.name, context, depth + 1)
+        elif entry.is_file():
+            yield folder / entry.name
+
+
+def natural(name: str) -> tuple[tuple[int, int | str], ...]:
+    """Return a key that sorts `dump_2` before `dump_10`."""
+    pieces: list[tuple[int, int | str]] = []
+    digits = ""
+    for char in name + "\0":
+        if char.isascii() and char.isdigit():
+            digits += char
+            continue
+        if digits:
+            pieces.append((0, int(digits[:18])))
+            digits = ""
+        pieces.append((1, char))
+    return tuple(pieces)
+
+
+def _add_file(path: Path, context: Context, seen: set[tuple[int, int]]) -> None:
+    try:
+        status = path.stat()
+        if (status.st_dev, status.st_ino) in seen:
+            return
+        seen.add((status.st_dev, status.st_ino))
+        if not path.is_file():
+            context.refuse(str(path), "is not a plain file and was left out")
+            return
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        context.refuse(str(path), f"cannot be read: {error.strerror or error}")
+        return
+    count = context.progress.advance
+
+    def opener(tell: Tell) -> BinaryIO:
+        return buffered(Careful(path.open("rb", buffering=0), tell, count))
+
+    context.add(Source(str(path), path, b"", opener, status.st_size), nesting=0)

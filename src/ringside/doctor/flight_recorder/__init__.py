@@ -1,0 +1,1 @@
+"""doctor/flight_recorder/__init__.py"""

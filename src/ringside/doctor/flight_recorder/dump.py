@@ -1,0 +1,348 @@
+"""One rank's flight-recorder dump as a value: which collectives it entered, which of them ended.
+
+Formats 2.0 to 2.10 of `torch/csrc/distributed/c10d/FlightRecorder*`, of NCCL and Gloo. What differs between them:
+Gloo never fills in `state` and marks what ended by `retired`; its `pg_config` is empty; older ones say `seq_id`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+import msgspec
+
+from ringside.decoding import UNDECODABLE
+from ringside.doctor.flight_recorder.load import LOST, NotADumpError
+
+_NUMBER = re.compile(r"[0-9]{1,18}")
+P2P = re.compile(r"(send|recv) (\d{1,9})(->|<-)(\d{1,9})(?!\d)")
+MOST_ITEMS = 1 << 50
+MOST_PENDING = 2_000
+"""Calls without an end that are kept of one rank."""
+
+Int = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
+"""Larger numbers are damage: Python neither prints them nor makes floats of them."""
+Number = Int | Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+
+ITEM_BYTES = {
+    **dict.fromkeys(("Double", "Long", "ComplexFloat", "UInt64"), 8),
+    **dict.fromkeys(("Float", "Int", "UInt32"), 4),
+    **dict.fromkeys(("Half", "BFloat16", "Short", "UInt16"), 2),
+    **dict.fromkeys(("Byte", "Char", "Bool", "Float8_e4m3fn", "Float8_e5m2"), 1),
+    "ComplexDouble": 16,
+}
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """One frame of a Python stack."""
+
+    name: str = ""
+    filename: str = ""
+    line: int = 0
+
+
+class _Entry(msgspec.Struct):
+    process_group: tuple[str, ...] | str = ()
+    profiling_name: str = ""
+    collective_seq_id: Int | None = None
+    p2p_seq_id: Int | None = None
+    seq_id: Int | None = None
+    record_id: Int | None = None
+    id: Int | None = None
+    pg_id: Int | None = None
+    input_sizes: list[list[Int]] = []
+    output_sizes: list[list[Int]] = []
+    input_dtypes: list[str] = []
+    output_dtypes: list[str] = []
+    state: str | None = None
+    retired: bool = False
+    is_p2p: bool | None = None
+    frames: Any = None
+    time_created_ns: Number | None = None
+    time_discovered_started_ns: Number | None = None
+    time_discovered_completed_ns: Number | None = None
+    timeout_ms: Number | None = None
+
+
+class _PgConfig(msgspec.Struct):
+    name: str = ""
+    desc: str = ""
+    ranks: str | list[Int] = ""
+
+
+class _PgStatus(msgspec.Struct):
+    last_enqueued_collective: Int = -1
+    last_started_collective: Int = -1
+    last_completed_collective: Int = -1
+
+
+class _Dump(msgspec.Struct):
+    version: str = ""
+    nccl_version: str | None = None
+    comm_lib_version: str | None = None
+    pg_config: dict[str, _PgConfig] = {}
+    pg_status: dict[str, _PgStatus] = {}
+    entries: list[Any] = []
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One collective, send or receive that a rank entered.
+
+    Args:
+        group: Name of its process group.
+        op: `all_reduce`, `send`, ... without the backend.
+        backend: `nccl`, `gloo`, ...
+        seq: Its number among the group's collectives (`p2p_seq_id` for sends and receives).
+        peer: For sends and receives, the other side as a rank *of the group*; otherwise -1.
+        shape: `(op, input sizes, output sizes, dtypes)` as text: what ranks must agree on.
+        created_s: When it was called, seconds since 1970; 0 where unknown.
+        ended_s: When it was seen to have ended; 0 where unknown or not yet.
+        done: Whether it ended.
+        started: Whether it was seen to have begun on the device.
+        frames: The Python stack that called it, innermost first.
+    """
+
+    group: str
+    op: str
+    backend: str
+    seq: int
+    peer: int = -1
+    shape: tuple[str, str, str, str]
+    nbytes: int = 0
+    created_s: float = 0.0
+    ended_s: float = 0.0
+    done: bool = False
+    started: bool = False
+    timeout_s: float = 0.0
+    frames: list[Frame] = []
+
+    @property
+    def p2p(self) -> bool:
+        """Whether it is a send or a receive."""
+        return self.peer >= 0
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """A process group as one rank knows it; `ranks` are global, in group order, none where it does not say."""
+
+    name: str
+    desc: str = ""
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """What to call it: its description and its number."""
+        desc = self.desc.partition(",")[0] if self.desc not in ("", "undefined") else ""
+        return f"{desc} (group {self.name})" if desc else f"group {self.name}"
+
+
+class Dump(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank's recorder held.
+
+    Args:
+        rank: The global rank, from the file's name.
+        written_s: When the file was last written (copying may have changed that), seconds since 1970.
+        version: The dump format's.
+        library: Version of NCCL, where it says so.
+        groups: The rank's process groups by name.
+        entered: Last collective entered, by group (groups with sends or receives left out).
+        completed: Last collective completed, likewise.
+        calls: Calls in the order in which they were made.
+        skipped: Entries that could not be read.
+        lost: What of the file is lost, in a line; empty where it is whole.
+    """
+
+    file: str
+    rank: int
+    written_s: float = 0.0
+    version: str = ""
+    library: str = ""
+    groups: dict[str, Group] = {}
+    entered: dict[str, int] = {}
+    completed: dict[str, int] = {}
+    calls: list[Call] = []
+    skipped: int = 0
+    lost: str = ""
+
+    def by_group(self) -> dict[str, list[Call]]:
+        """Return its calls by the name of their group, in order."""
+        found: dict[str, list[Call]] = {}
+        for call in self.calls:
+            found.setdefault(call.group, []).append(call)
+        return found
+
+    @property
+    def world(self) -> tuple[int, ...]:
+        """Ranks of the whole job, where the dump says so."""
+        return max((group.ranks for group in self.groups.values()), key=len, default=())
+
+
+def read_dump(content: Any, file: str, rank: int, written_s: float = 0.0) -> Dump:
+    """Return a dump's plain values as a `Dump`.
+
+    Args:
+        content: What `flight_recorder_load.load` returned.
+        file: What to call the file.
+        rank: The rank that wrote it.
+        written_s: When the file was last written, seconds since 1970.
+
+    Raises:
+        NotADumpError: It has no `entries`, or they are no list.
+    """
+    if not isinstance(content, dict) or "entries" not in content:
+        raise NotADumpError("is no flight-recorder dump: it has no `entries`")
+    try:
+        raw = msgspec.convert(content, _Dump, strict=False)
+    except UNDECODABLE as error:
+        raise NotADumpError(f"is no flight-recorder dump that this version can read ({error})") from None
+    entries, skipped = _entries(raw.entries)
+    groups = _groups(raw, entries)
+    names = _names_of_ids(raw, entries)
+    tainted = {entry_group(entry)[0] for entry in entries if _is_p2p(entry)}
+    status = {names[pg_id]: state for pg_id, state in raw.pg_status.items() if pg_id in names}
+    clean = {name: state for name, state in status.items() if name not in tainted}
+    return Dump(
+        file=file,
+        rank=rank,
+        written_s=written_s,
+        version=raw.version,
+        library=raw.nccl_version or raw.comm_lib_version or "",
+        groups=groups,
+        entered={name: state.last_enqueued_collective for name, state in clean.items()},
+        completed={name: state.last_completed_collective for name, state in clean.items()},
+        calls=_calls(entries),
+        skipped=skipped,
+        lost=str(content.get(LOST, "")),
+    )
+
+
+def _entries(raw: list[Any]) -> tuple[list[_Entry], int]:
+    """All entries that can be read, and how many cannot."""
+    try:
+        return msgspec.convert(raw, list[_Entry], strict=False), 0
+    except UNDECODABLE:
+        pass
+    good: list[_Entry] = []
+    for item in raw:
+        try:
+            good.append(msgspec.convert(item, _Entry, strict=False))
+        except UNDECODABLE:
+            continue
+    return good, len(raw) - len(good)
+
+
+def entry_group(entry: _Entry) -> tuple[str, str]:
+    """Name and description of an entry's group."""
+    group = entry.process_group
+    if isinstance(group, str):
+        return group, ""
+    return (group[0] if group else ""), (group[1] if len(group) > 1 else "")
+
+
+def _groups(raw: _Dump, entries: list[_Entry]) -> dict[str, Group]:
+    groups = {
+        name: Group(name=name, desc=config.desc, ranks=_ranks(config.ranks))
+        for name, config in raw.pg_config.items()
+        if name or config.desc
+    }
+    for entry in entries:
+        name, desc = entry_group(entry)
+        if name not in groups:
+            groups[name] = Group(name=name, desc=desc)
+    return groups
+
+
+def _ranks(text: str | list[int]) -> tuple[int, ...]:
+    return tuple(text) if isinstance(text, list) else tuple(int(number[:18]) for number in re.findall(r"\d+", text))
+
+
+def _names_of_ids(raw: _Dump, entries: list[_Entry]) -> dict[str, str]:
+    """`pg_status` counts groups as this rank made them, `pg_config` as the job did: which number is which group.
+
+    Entries carry both. Groups without entries are paired by their order (both count upwards as groups are made), if
+    there are equally many and the pairs that are known agree.
+    """
+    known = {str(entry.pg_id): entry_group(entry)[0] for entry in entries if entry.pg_id is not None}
+    names = [name for name in raw.pg_config if name]
+    if len(names) != len(raw.pg_status) or not all(_NUMBER.fullmatch(text) for text in [*names, *raw.pg_status]):
+        return known
+    pairs = dict(zip(sorted(raw.pg_status, key=int), sorted(names, key=int), strict=True))
+    return pairs if all(pairs.get(pg_id) == name for pg_id, name in known.items()) else known
+
+
+def _is_p2p(entry: _Entry) -> bool:
+    return bool(entry.is_p2p) if entry.is_p2p is not None else bool(P2P.search(entry.profiling_name))
+
+
+def _calls(entries: list[_Entry]) -> list[Call]:
+    shapes: dict[tuple[str, str, str, str], tuple[str, str, str, str]] = {}
+    calls = []
+    pending = 0
+    for entry, done in zip(entries, _done(entries), strict=True):
+        pending += not done
+        if done or pending <= MOST_PENDING:
+            calls.append(_call(entry, done, shapes))
+    return calls
+
+
+def _done(entries: list[_Entry]) -> list[bool]:
+    """Whether each entry ended; the parts of a coalesced call end with it and have no state of their own."""
+    done = [entry.retired or entry.state == "completed" for entry in entries]
+    open_parts: dict[tuple[str, bool, int | None], list[int]] = {}
+    for index, entry in enumerate(entries):
+        p2p = _is_p2p(entry)
+        key = (entry_group(entry)[0], p2p, entry.p2p_seq_id if p2p else entry.collective_seq_id)
+        if entry.profiling_name.endswith("coalesced"):
+            for part in open_parts.pop(key, []):
+                done[part] = done[part] or done[index]
+        elif not done[index]:
+            open_parts.setdefault(key, []).append(index)
+    return done
+
+
+def _call(entry: _Entry, done: bool, shapes: dict[tuple[str, str, str, str], tuple[str, str, str, str]]) -> Call:
+    backend, _, name = entry.profiling_name.rpartition(":")
+    p2p = _is_p2p(entry)
+    match = P2P.search(name) if p2p else None
+    shape = (
+        name.partition(" ")[0],
+        str(entry.input_sizes),
+        str(entry.output_sizes),
+        ",".join(entry.input_dtypes or entry.output_dtypes),
+    )
+    seq = entry.p2p_seq_id if p2p else entry.collective_seq_id
+    seq = entry.seq_id if seq is None else seq
+    return Call(
+        group=entry_group(entry)[0],
+        op=shape[0],
+        backend=backend,
+        seq=-1 if seq is None else seq,
+        peer=(int(match.group(4)) if match else 0) if p2p else -1,
+        shape=shapes.setdefault(shape, shape),
+        nbytes=_nbytes(entry.input_sizes, entry.input_dtypes),
+        created_s=(entry.time_created_ns or 0) / 1e9,
+        ended_s=(entry.time_discovered_completed_ns or 0) / 1e9,
+        done=done,
+        started=entry.state == "started" or bool(entry.time_discovered_started_ns),
+        timeout_s=(entry.timeout_ms or 0) / 1e3,
+        frames=[] if done else _frames(entry.frames),
+    )
+
+
+def _frames(raw: Any) -> list[Frame]:
+    """A stack; only read where somebody waits, for most calls ended."""
+    try:
+        return msgspec.convert(raw or [], list[Frame], strict=False)
+    except UNDECODABLE:
+        return []
+
+
+def _nbytes(sizes: list[list[int]], dtypes: list[str]) -> int:
+    total = 0
+    for index, dims in enumerate(sizes):
+        count = 1
+        for dim in dims:
+            count = min(count * dim, MOST_ITEMS)
+        dtype = dtypes[min(index, len(dtypes) - 1)] if dtypes else ""
+        total += count * ITEM_BYTES.get(dtype, 0)
+    return total

@@ -1,0 +1,191 @@
+"""All ranks' dumps side by side: where every rank stands in every process group."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+
+from ringside.doctor.findings import Note
+from ringside.doctor.flight_recorder.dump import Call, Dump, Group
+
+ROOTED = frozenset({"broadcast", "_broadcast_oop", "reduce", "_reduce_oop", "gather", "scatter"})
+"""Collectives that some ranks may leave before others have come."""
+
+
+class GroupView:
+    """One process group of the job, seen by all of its ranks.
+
+    Args:
+        group: What the group is.
+        dumps: Dumps of its members, by global rank.
+        members: Its global ranks; those known to be, where no dump lists them.
+        made: Calls by rank and name of group, as `Dump.by_group` gives them.
+
+    Attributes:
+        calls: Collectives (no sends, no receives) by rank and sequence number.
+        last: Last collective that each rank is known to have entered.
+        completed: Last collective that each rank is known to have completed.
+    """
+
+    def __init__(
+        self, group: Group, dumps: dict[int, Dump], members: Sequence[int], made: Mapping[int, Mapping[str, list[Call]]]
+    ) -> None:
+        self.group, self.dumps, self.members = group, dumps, tuple(members)
+        self.calls: dict[int, dict[int, Call]] = {}
+        self.p2p: dict[int, list[Call]] = {}
+        for rank in dumps:
+            mine = made[rank].get(group.name, [])
+            self.calls[rank] = {call.seq: call for call in mine if not call.p2p and call.op != "coalesced"}
+            self.p2p[rank] = [call for call in mine if call.p2p and call.op in ("send", "recv")]
+        counted = {} if any(self.p2p.values()) else dumps
+        entered = {rank: dump.entered.get(group.name, -1) for rank, dump in counted.items()}
+        ended = {rank: dump.completed.get(group.name, -1) for rank, dump in counted.items()}
+        self._entered = {rank for rank, seq in entered.items() if seq >= 0}
+        self.last = {rank: max([entered.get(rank, -1), *self.calls[rank]]) for rank in dumps}
+        self.completed = {rank: max([ended.get(rank, -1), *self._ended(rank)]) for rank in dumps}
+
+    def _ended(self, rank: int) -> Iterable[int]:
+        return (seq for seq, call in self.calls[rank].items() if call.done)
+
+    @cached_property
+    def pending(self) -> dict[int, list[Call]]:
+        """Collectives that have no end, by rank, in order."""
+        return {
+            rank: sorted((call for call in calls.values() if self._open(rank, call)), key=lambda call: call.seq)
+            for rank, calls in self.calls.items()
+        }
+
+    def _open(self, rank: int, call: Call) -> bool:
+        """Whether a collective has no end. Gloo marks what failed as ended too: it cannot have without everybody."""
+        if not call.done or call.backend != "gloo":
+            return not call.done
+        short = self.least < call.seq
+        waited = self.dumps[rank].written_s - call.created_s
+        return short and call.op not in ROOTED and call.seq == self.last[rank] and waited >= call.timeout_s / 2
+
+    @property
+    def open_p2p(self) -> dict[int, list[Call]]:
+        """Sends and receives that have no end, by rank."""
+        return {rank: [call for call in calls if not call.done] for rank, calls in self.p2p.items()}
+
+    @cached_property
+    def stale(self) -> frozenset[int]:
+        """Members that went on after their dump was written: peers finished collectives that need them, and later ones.
+
+        Dumps of a job that runs are written at different moments, and one that breaks off lacks its newest calls. (What
+        Gloo marks as ended may have failed.)
+        """
+        finished = {
+            rank: max((s for s, call in calls.items() if call.done and call.op not in ROOTED), default=-1)
+            for rank, calls in self.calls.items()
+        }
+        alike = all(call.backend != "gloo" for calls in self.calls.values() for call in calls.values())
+        furthest = max(finished.values(), default=-1) if alike else -1
+        older = {rank for rank, calls in self.calls.items() if calls and max(calls) < furthest}
+        return frozenset(older | {rank for rank, dump in self.dumps.items() if dump.lost and rank not in self._entered})
+
+    def absent(self, seq: int, before: int = -2) -> list[int]:
+        """Return members with a dump that never entered collective `seq`, though they entered number `before`."""
+        return [rank for rank in self._present if before <= self.last[rank] < seq]
+
+    @cached_property
+    def _present(self) -> list[int]:
+        return [rank for rank in self.members if rank in self.dumps]
+
+    @cached_property
+    def least(self) -> int:
+        """The collective that all members with a dump are known to have entered."""
+        return min((self.last[rank] for rank in self._present), default=-1)
+
+    def global_rank(self, index: int) -> int | None:
+        """Return the global rank of a rank of the group; None where the group's ranks are not known."""
+        ranks = self.group.ranks
+        if ranks:
+            return ranks[index] if index < len(ranks) else None
+        return index if self.group.name == "0" else None
+
+
+def group_views(dumps: Iterable[Dump]) -> list[GroupView]:
+    """Return the job's groups in a stable order; groups of one name but other ranks are different groups."""
+    by_rank = {dump.rank: dump for dump in dumps}
+    found: dict[tuple[str, tuple[int, ...]], tuple[Group, dict[int, Dump]]] = {}
+    for rank, dump in by_rank.items():
+        for group in dump.groups.values():
+            found.setdefault((group.name, group.ranks), (group, {}))[1][rank] = dump
+    made = {rank: dump.by_group() for rank, dump in by_rank.items()}
+    return [
+        GroupView(group, _with_absent(group, members, by_rank), group.ranks or _known(group, members, by_rank), made)
+        for group, members in found.values()
+    ]
+
+
+def _with_absent(group: Group, members: dict[int, Dump], by_rank: dict[int, Dump]) -> dict[int, Dump]:
+    """Members that say so, and those that others count as members."""
+    listed = {rank: by_rank[rank] for rank in _known(group, members, by_rank) if rank in by_rank}
+    return {**listed, **{rank: dump for rank, dump in members.items() if not group.ranks or rank in group.ranks}}
+
+
+def _known(group: Group, members: dict[int, Dump], by_rank: dict[int, Dump]) -> Sequence[int]:
+    if group.ranks:
+        return group.ranks
+    return sorted(by_rank if group.name == "0" or group.desc == "default_pg" else members)
+
+
+# -------------------------------------------------------------------------------------------------
+# Which dumps belong together: one job, one dump per rank.
+
+KIND = "flight-recorder dump"
+APART_S = 86_400.0
+"""Dumps of one hang lie minutes apart; a day means another run."""
+
+
+def sort_into_jobs(dumps: Sequence[Dump]) -> tuple[list[list[Dump]], list[Note]]:
+    """Return the dumps job by job, and notes on those that were left out.
+
+    Folders are jobs where the same rank lies in several of them. Within one job, dumps of another world or of another
+    day are left out, and of two dumps of a rank the newer is used.
+    """
+    folders: dict[str, list[Dump]] = defaultdict(list)
+    for dump in dumps:
+        folders[dump.file.rpartition("/")[0]].append(dump)
+    places = Counter(rank for members in folders.values() for rank in {dump.rank for dump in members})
+    several = any(count > 1 for count in places.values())
+    jobs, notes = [], []
+    for members in folders.values() if several and len(folders) > 1 else [list(dumps)]:
+        kept, left_out = _one_job(members)
+        jobs.append(kept)
+        notes.extend(left_out)
+    return jobs, notes
+
+
+def _one_job(dumps: list[Dump]) -> tuple[list[Dump], list[Note]]:
+    worlds = Counter(dump.world for dump in dumps if dump.world)
+    world = worlds.most_common(1)[0][0] if worlds else ()
+    times = sorted(last for dump in dumps if (last := last_s(dump)))
+    middle = times[len(times) // 2] if times else 0.0
+    kept: dict[int, Dump] = {}
+    notes = []
+    for dump in sorted(dumps, key=lambda dump: (last_s(dump), _open(dump)), reverse=True):
+        if dump.world and dump.world != world:
+            why = f"is of another job: its world has {len(dump.world)} ranks, most others' {len(world)}"
+        elif last_s(dump) and abs(last_s(dump) - middle) > APART_S:
+            why = (
+                f"is of another run: its last call is {abs(last_s(dump) - middle) / APART_S:.0f} days from the others'"
+            )
+        elif dump.rank in kept:
+            why = f"is a second dump of rank {dump.rank}; {kept[dump.rank].file} is newer and was used"
+        else:
+            kept[dump.rank] = dump
+            continue
+        notes.append(Note(file=dump.file, kind=KIND, text=f"{why}; left out", used=False))
+    return sorted(kept.values(), key=lambda dump: dump.rank), notes
+
+
+def last_s(dump: Dump) -> float:
+    """Return when the dump's last call was made, seconds since 1970; 0 where it has none."""
+    return max((call.created_s for call in dump.calls), default=0.0)
+
+
+def _open(dump: Dump) -> int:
+    return sum(not call.done for call in dump.calls)

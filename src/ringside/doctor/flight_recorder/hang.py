@@ -1,0 +1,197 @@
+"""Who holds a hung job up: the first cause, separated from the ranks that only wait because of it.
+
+A rank waits for every member of a group that never entered a collective it is in, and for the other side of a send or
+receive that was never posted. Whoever is waited for and waits for nobody is a first cause. So is a rank whose own
+device stopped: its collectives have no end though its peers, who needed it, finished them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ringside.doctor.flight_recorder.dump import Call
+from ringside.doctor.flight_recorder.groups import ROOTED, GroupView
+
+STUCK_BY = 2
+"""A rank's device counts as stopped when peers finished so many collectives more; one may be a watchdog's round."""
+LIVE_S = 0.5
+"""A call that is so young when its dump is written hangs nowhere: the job was running."""
+MOST_STARTS = 64
+"""Ranks from which a circle of waiting is looked for."""
+
+
+@dataclass
+class Wait:
+    """Rank `waiting` is in `call` of `view`; `awaited` is not."""
+
+    waiting: int
+    awaited: int
+    view: GroupView
+    call: Call
+
+
+@dataclass
+class Cause:
+    """One first cause of a hang.
+
+    Attributes:
+        view: The group in which it shows first.
+        call: The collective that hangs, as a waiting rank called it.
+        absent: Culprits that never entered it.
+        stopped: Culprits whose own device stopped: rank → (last completed, what peers completed).
+        circle: Culprits that wait for each other.
+        waiting: Ranks that wait in it.
+    """
+
+    view: GroupView
+    call: Call
+    absent: set[int] = field(default_factory=set)
+    stopped: dict[int, tuple[int, int]] = field(default_factory=dict)
+    circle: set[int] = field(default_factory=set)
+    waiting: set[int] = field(default_factory=set)
+
+    @property
+    def ranks(self) -> list[int]:
+        """All culprits, ascending."""
+        return sorted(self.absent | set(self.stopped) | self.circle)
+
+
+def find_causes(views: list[GroupView]) -> list[Cause]:
+    """Return the first causes of a hang, the earliest first; none where nobody waits for anybody."""
+    waits = [wait for view in views for wait in (*_absences(view), *_unmatched(view))]
+    stopped = _stopped(views)
+    later = {rank for view in views for rank in view.stale}
+    edges: dict[int, set[int]] = defaultdict(set)
+    for wait in waits:
+        edges[wait.waiting].add(wait.awaited)
+    awaited = {rank for targets in edges.values() for rank in targets}
+    roots = {rank for rank in awaited if not edges.get(rank) or rank in stopped}
+    if roots and roots <= later:
+        return []  # all that is waited for are ranks whose dumps are older than the others'
+    roots -= later
+    # A stopped rank that others wait for as well has no excuse in waiting for others itself.
+    circle = set() if roots or stopped else _circle(edges, awaited)
+    causes = _by_first_wait(waits, roots | circle, circle, set(stopped))
+    for rank, signs in stopped.items():
+        sign = next((sign for sign in signs if any(cause.view is sign.view for cause in causes)), signs[0])
+        _cause_of(causes, sign.view, sign.call).stopped[rank] = sign.counts
+    return sorted(causes, key=lambda cause: cause.call.created_s)
+
+
+def _absences(view: GroupView) -> Iterable[Wait]:
+    """Each waiting rank with each member that is not where it is, at the first call in which it misses it."""
+    for rank, pending in view.pending.items():
+        reached = -2
+        for call in pending:
+            if call.seq > view.least and not young(view, rank, call):
+                yield from (
+                    Wait(rank, absent, view, call) for absent in view.absent(call.seq, reached) if absent != rank
+                )
+                reached = call.seq
+
+
+def _unmatched(view: GroupView) -> Iterable[Wait]:
+    """Sends and receives without an end that the other side has not posted as often."""
+    posted: dict[int, Counter[tuple[str, int]]] = {}
+    calls: dict[tuple[int, str, int], list[Call]] = defaultdict(list)
+    for rank, own in view.p2p.items():
+        posted[rank] = Counter()
+        for call in own:
+            peer = view.global_rank(call.peer)
+            if peer is not None and not call.done:
+                posted[rank][call.op, peer] += 1
+                calls[rank, call.op, peer].append(call)
+    for (rank, op, peer), mine in calls.items():
+        if peer in posted and len(mine) > (there := posted[peer]["recv" if op == "send" else "send", rank]):
+            yield Wait(rank, peer, view, mine[there])
+
+
+def young(view: GroupView, rank: int, call: Call) -> bool:
+    """Return whether a rank's dump was written so soon after a call that the call need not hang."""
+    return bool(call.created_s) and 0.0 <= view.dumps[rank].written_s - call.created_s < LIVE_S
+
+
+@dataclass(frozen=True)
+class Sign:
+    """Where a stopped device shows: the first call without an end, and (own last completed, peers' last)."""
+
+    view: GroupView
+    call: Call
+    counts: tuple[int, int]
+
+
+def _stopped(views: list[GroupView]) -> dict[int, list[Sign]]:
+    """Ranks that have no end of what peers of theirs finished: where it shows, the largest group first."""
+    found: dict[int, list[Sign]] = defaultdict(list)
+    for view in views:
+        for rank, pending in view.pending.items():
+            peers = max((last for peer, last in view.completed.items() if peer != rank), default=-1)
+            own = view.completed[rank]
+            late = [call for call in pending if call.seq <= peers and call.op not in ROOTED and call.backend != "gloo"]
+            late = [call for call in late if not _just_ended(view, rank, call)]
+            if own >= 0 and peers - own >= STUCK_BY and len(late) >= STUCK_BY and rank not in view.stale:
+                found[rank].append(Sign(view, late[0], (own, peers)))
+    return {rank: sorted(signs, key=lambda sign: -len(sign.view.members)) for rank, signs in found.items()}
+
+
+def _just_ended(view: GroupView, rank: int, call: Call) -> bool:
+    """Whether peers saw the end of a call only when this rank's dump was being written."""
+    ends = [calls[call.seq].ended_s for calls in view.calls.values() if call.seq in calls and calls[call.seq].ended_s]
+    return bool(ends) and view.dumps[rank].written_s - min(ends) < LIVE_S
+
+
+def _circle(edges: dict[int, set[int]], awaited: set[int]) -> set[int]:
+    """Ranks that wait for each other and for nobody else: the smallest set that all waiting leads into."""
+    best: set[int] = set()
+    for start in sorted(awaited)[:MOST_STARTS]:
+        reached = _reach(edges, start)
+        if start in reached and (not best or len(reached) < len(best)):
+            best = reached
+    return best
+
+
+def _reach(edges: dict[int, set[int]], start: int) -> set[int]:
+    reached: set[int] = set()
+    todo = [start]
+    while todo:
+        for rank in edges.get(todo.pop(), ()):
+            if rank not in reached:
+                reached.add(rank)
+                todo.append(rank)
+    return reached
+
+
+def _by_first_wait(waits: list[Wait], roots: set[int], circle: set[int], stopped: set[int]) -> list[Cause]:
+    """Each culprit at the collective in which it was missed first; culprits of one group together."""
+    first: dict[int, Wait] = {}
+    for wait in waits:
+        if wait.awaited in roots and wait.waiting not in (roots | stopped) - circle:
+            best = first.get(wait.awaited)
+            if best is None or _order(wait) < _order(best):
+                first[wait.awaited] = wait
+    causes: list[Cause] = []
+    for rank, wait in sorted(first.items(), key=lambda item: _order(item[1])):
+        if not circle:
+            _cause_of(causes, wait.view, wait.call).absent.add(rank)
+        elif not causes:  # a circle is one cause, wherever it shows
+            _cause_of(causes, wait.view, wait.call).circle |= circle
+    for cause in causes:
+        culprits = set(cause.ranks)
+        cause.waiting |= {wait.waiting for wait in waits if wait.view is cause.view and wait.awaited in culprits}
+    return causes
+
+
+def _order(wait: Wait) -> tuple[bool, float, int]:
+    """Collectives before sends and receives; then by time."""
+    return (wait.call.p2p, wait.call.created_s, wait.call.seq)
+
+
+def _cause_of(causes: list[Cause], view: GroupView, call: Call) -> Cause:
+    """The cause that shows in this group; made where there is none."""
+    for cause in causes:
+        if cause.view is view:
+            return cause
+    causes.append(Cause(view=view, call=call))
+    return causes[-1]

@@ -1,0 +1,1 @@
+"""doctor/kineto/__init__.py"""

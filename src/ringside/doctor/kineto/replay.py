@@ -1,0 +1,101 @@
+"""What if no rank had been slow: a data-parallel step as work between collectives, replayed at its peers' pace.
+
+A step lasts from the end of one step's last collective to the end of the next one's (all ranks leave it together) and
+is cut at every rank's arrivals at the matched collectives. Work goes on while a collective runs, unless most ranks were
+seen waiting for it: then what follows depends on its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringside.doctor.kineto.intervals import Floats, within
+from ringside.doctor.kineto.match import Matched
+from ringside.doctor.kineto.steps import Activity, RankSteps
+from ringside.doctor.replay.graph import Graph
+from ringside.doctor.replay.stragglers import Recording, lanes_recording
+
+MOST_OPERATIONS = 4096
+HELD_RATIO = 0.01
+"""A rank waited for a collective if that took more than this share of the collective's duration."""
+
+
+def collective_recording(
+    matched: Matched, steps: Sequence[RankSteps], seen: Sequence[Activity], numbers: Sequence[int], world_size: int
+) -> Recording | None:
+    """Return the recording of steps cut at their collectives; None where steps do not hold the same collectives.
+
+    Args:
+        matched: The collectives of all ranks.
+        steps: What each rank did, in the ranks' order.
+        seen: When each rank worked and waited, in the same order.
+        numbers: The steps to take.
+        world_size: Ranks of the job.
+    """
+    rows = [np.flatnonzero((matched.steps == number) & ~np.isnan(matched.starts).any(axis=1)) for number in numbers]
+    rows = [found[np.argsort(matched.starts[found].min(axis=1), kind="stable")] for found in rows]
+    kinds = {tuple((matched.parts[row].kind, matched.parts[row].elements) for row in found) for found in rows}
+    if len(kinds) != 1 or not len(rows[0]) or 2 * len(rows[0]) > MOST_OPERATIONS:
+        return None
+    count, first = len(rows[0]), 1 if len(rows) > 1 else 0
+    work = np.zeros((count, len(rows) - first, len(steps)))
+    held = np.zeros((count - 1, len(rows) - first, len(steps)), dtype=bool)
+    for lane, (rank, activity) in enumerate(zip(steps, seen, strict=True)):
+        for place, found in enumerate(rows[first:]):
+            begin = matched.ends[rows[place], lane].max() if first else _begin(rank, numbers[0])
+            arrivals, ends = matched.starts[found, lane], matched.ends[found, lane]
+            work[:, place, lane], held[:, place, lane] = _cut(activity, begin, arrivals, ends)
+    transfer = np.stack([_transfers(matched, found) for found in rows[first:]], axis=1)
+    lasts = np.array([np.median(matched.ends[found] - matched.clocks, axis=1).max() for found in rows])
+    begins = lasts[:-1] if first else np.array([np.mean([_begin(rank, numbers[0]) for rank in steps])])
+    graph, seconds, names = _interleave(work, transfer, held)
+    ranks = [rank.rank for rank in steps]
+    return lanes_recording(graph, seconds, names, ranks, world_size, lasts[first:] - begins)
+
+
+def _begin(rank: RankSteps, number: int) -> float:
+    return float(rank.windows[int(np.flatnonzero(rank.numbers == number)[0]), 0])
+
+
+def _cut(activity: Activity, begin: float, arrivals: Floats, ends: Floats) -> tuple[Floats, NDArray[np.bool_]]:
+    """Work before each arrival, seconds, and whether the rank was held between an arrival and the next.
+
+    Args:
+        activity: When the rank worked and waited.
+        begin: When it left the last collective before.
+        arrivals: Its arrivals, float64 [n], ascending.
+        ends: Ends of the same collectives, float64 [n].
+    """
+    edges = np.maximum.accumulate(np.concatenate([[begin], arrivals]))
+    segments = np.stack([edges[:-1], edges[1:]], axis=1)
+    work = np.maximum(segments[:, 1] - segments[:, 0] - within(activity.exposed, segments), 0.0)
+    after = np.stack([edges[1:-1], np.clip(ends[:-1], edges[1:-1], edges[2:])], axis=1)
+    return work, within(activity.exposed, after) > HELD_RATIO * np.maximum(ends - arrivals, 0.0)[:-1]
+
+
+def _transfers(matched: Matched, rows: NDArray[np.intp]) -> Floats:
+    """What each collective of a step took once all had arrived and the one before was done, float64 [n], seconds."""
+    begun = (matched.starts[rows] - matched.clocks).max(axis=1)
+    ends = np.median(matched.ends[rows] - matched.clocks, axis=1)
+    before = np.concatenate([[-np.inf], np.maximum.accumulate(ends)[:-1]])
+    seconds: Floats = np.maximum(ends - np.maximum(begun, before), 0.0)
+    return seconds
+
+
+def _interleave(work: Floats, transfer: Floats, held: NDArray[np.bool_]) -> tuple[Graph, Floats, list[str]]:
+    """Work 0, transfer 0, work 1, ...: each work after the one before, and after transfers that ranks waited for."""
+    blocks = held.mean(axis=(1, 2)) >= 0.5
+    after: list[list[int]] = []
+    for index in range(len(work)):
+        before = [2 * index - 2] if index else []
+        after.append([*before, *([2 * index - 1] if index and blocks[index - 1] else [])])
+        after.append([2 * index, *([2 * index - 1] if index else [])])
+    kinds = [f"{kind} {index}" for index in range(len(work)) for kind in ("work", "transfer")]
+    spread = np.broadcast_to(transfer[:, :, None], work.shape)
+    seconds = np.stack([work, spread], axis=1).reshape(2 * len(work), *work.shape[1:])
+    groups = [[2 * index + 1] for index in range(len(work))]
+    across = frozenset(op for group in groups for op in group)
+    return Graph(names=kinds, after=after, groups=groups, across=across), seconds, kinds

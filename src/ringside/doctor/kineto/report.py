@@ -1,0 +1,280 @@
+"""The four questions of a profile, answered with numbers from the traces of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ringside.doctor.findings import Lane, Number, Question, Sheet, Span
+from ringside.doctor.kineto.intervals import Floats
+from ringside.doctor.kineto.match import Matched
+from ringside.doctor.kineto.steps import RankSteps, sizes, waiting
+from ringside.doctor.kineto.straggler import LEAST_STEPS, MANY_SMALL, SIMILAR, SMALL_BYTES, SMALL_SHARE, Pace
+from ringside.doctor.kineto.trace import Job, RankTrace
+from ringside.monitor.questions import COUNTS, DOMINATES, NETWORK
+from ringside.monitor.verdict import Verdict, headline, percent
+from ringside.text import ms
+from ringside.text import short_size as size
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the answers rest on: the traces of a job, what each rank did, and the matched collectives."""
+
+    traces: Sequence[RankTrace]
+    steps: Sequence[RankSteps]
+    pace: Pace
+    matched: Matched
+
+
+def answers(evidence: Evidence, slow: Sequence[Verdict]) -> dict[str, Question]:
+    """Return the answers by their names in `findings.QUESTIONS`.
+
+    Args:
+        evidence: What they rest on.
+        slow: Verdicts on persistently slow ranks.
+    """
+    return {
+        "communication_dominates": _dominates(evidence),
+        "similar_step_times": _similar(evidence, slow),
+        "network_between_hosts": _network(evidence),
+        "small_collectives": _small(evidence),
+    }
+
+
+def _dominates(evidence: Evidence) -> Question:
+    tail = _mean([rank.tail_s for rank in evidence.steps])
+    after = _mean([rank.after_backward_s for rank in evidence.steps])
+    step, exposed = (_mean([getattr(rank, name) for rank in evidence.steps]) for name in ("step_s", "exposed_s"))
+    numbers: dict[str, Number] = {
+        "step_seconds": step,
+        "exposed_seconds": exposed,
+        "exposed_ratio": exposed / max(step, 1e-12),
+    }
+    if not np.isfinite(tail):
+        return Question(answer=None, numbers=numbers, words="No gradient and no all-reduce after it can be seen.")
+    share, of_step = tail / max(after, 1e-12), tail / max(step, 1e-12)
+    numbers |= {
+        "last_gradient_to_last_collective_seconds": tail,
+        "after_backward_seconds": after,
+        "communication_after_backward_ratio": share,
+        "of_step_ratio": of_step,
+    }
+    words = f"From the last gradient to the last collective's end {ms(tail)} pass, {percent(of_step)} of a step"
+    return Question(answer=share > DOMINATES and of_step > COUNTS, numbers=numbers, words=f"{words}.")
+
+
+def _similar(evidence: Evidence, slow: Sequence[Verdict]) -> Question:
+    pace = evidence.pace
+    if len(pace.ranks) < 2 or not pace.numbers:
+        return Question(answer=None, words="One rank's trace cannot tell how fast the others were.")
+    steps, own = pace.step_s.mean(axis=0), np.median(pace.own_s, axis=0)
+    slowest = int(np.argmax(pace.excess))
+    worst = float(pace.excess[slowest])
+    numbers: dict[str, Number] = {
+        "steps": len(pace.numbers),
+        "step_seconds_least": float(steps.min()),
+        "step_seconds_most": float(steps.max()),
+        "own_seconds_least": float(own.min()),
+        "own_seconds_most": float(own.max()),
+        "worst_rank": pace.ranks[slowest],
+        "worst_excess_ratio": worst,
+    }
+    words = f"Own times (without waiting) lie between {ms(float(own.min()))} and {ms(float(own.max()))}"
+    if len(pace.numbers) < LEAST_STEPS:
+        return Question(answer=None, numbers=numbers, words=f"{words}; {len(pace.numbers)} step is too few to tell.")
+    if slow:
+        words = f"{words}; {', and '.join(map(headline, slow))}"
+    elif worst > SIMILAR:
+        words = f"{words}; which rank needs most (now rank {pace.ranks[slowest]}) changes from step to step"
+    return Question(answer=not slow, numbers=numbers, words=f"{words}.")
+
+
+def _network(evidence: Evidence) -> Question:
+    pace, matched = evidence.pace, evidence.matched
+    hosts = {trace.host for trace in evidence.traces if trace.host}
+    if not len(matched.parts) or not pace.numbers:
+        return Question(answer=None, words="No collective of several ranks can be matched, so no transfer is known.")
+    transfer = np.nanmin(matched.durations, axis=1)
+    nbytes = np.array([part.nbytes for part in matched.parts], dtype=np.float64)
+    nranks = (~np.isnan(matched.starts)).sum(axis=1)
+    exposed = float(pace.exposed_s.min(axis=1).mean() / max(pace.step_s.mean(), 1e-12))
+    reduces = np.array([part.kind == "all_reduce" for part in matched.parts])
+    busbw = nbytes * np.where(reduces, 2 * (nranks - 1) / nranks, 1.0) / np.maximum(transfer, 1e-9)
+    large = busbw[nbytes >= nbytes.max() / 2]
+    numbers: dict[str, Number] = {
+        "transfer_seconds_per_step": float(transfer.sum() / len(pace.numbers)),
+        "exposed_transfer_ratio": exposed,
+        "busbw_bytes_per_second": float(np.median(large)),
+        "hosts": len(hosts),
+    }
+    speed = f"{size(float(np.median(large)))}/s"
+    words = f"Transfers nobody was late for are exposed for {percent(exposed)} of a step, at {speed}"
+    if len(hosts) == 1 and all(trace.host for trace in evidence.traces):
+        return Question(answer=False, numbers=numbers, words=f"All ranks are on one host. {words}.")
+    if not hosts:
+        answer = None if exposed >= NETWORK else False
+        return Question(answer=answer, numbers=numbers, words=f"The traces do not name hosts. {words}.")
+    return Question(answer=exposed >= NETWORK, numbers=numbers, words=f"{words}, between {len(hosts)} hosts.")
+
+
+def _small(evidence: Evidence) -> Question:
+    parts = [one for trace in evidence.traces for one in trace.collectives]
+    if not parts:
+        return Question(answer=None, words="The traces show no collective.")
+    sizes = np.array([one.nbytes for one in parts], dtype=np.float64)
+    known = sizes[sizes > 0]
+    per_step = _mean([rank.collectives.astype(np.float64) for rank in evidence.steps])
+    numbers: dict[str, Number] = {"collectives_per_step": per_step}
+    if not len(known):
+        return Question(answer=None, numbers=numbers, words="The traces do not say how large collectives are.")
+    small = float((known < SMALL_BYTES).mean())
+    numbers |= {
+        "median_bytes": float(np.median(known)),
+        "small_ratio": small,
+        "small_per_step": per_step * small,
+        "small_seconds_ratio": _small_time(parts),
+    }
+    words = f"{per_step:.1f} collectives per step, {percent(small)} of them below {SMALL_BYTES >> 10} KB"
+    many = per_step * small >= MANY_SMALL and small >= SMALL_SHARE
+    return Question(
+        answer=many, numbers=numbers, words=f"{words}; half are smaller than {size(float(np.median(known)))}."
+    )
+
+
+def _small_time(parts: Sequence[object]) -> float:
+    seconds = np.array([one.duration_s for one in parts])  # type: ignore[attr-defined]
+    small = np.array([0 < one.nbytes < SMALL_BYTES for one in parts])  # type: ignore[attr-defined]
+    return float(seconds[small].sum() / max(seconds.sum(), 1e-12))
+
+
+def _mean(columns: Sequence[Floats]) -> float:
+    """The mean over ranks and steps of what is known; NaN where nothing is."""
+    values = np.concatenate(columns) if len(columns) else np.empty(0)
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+# -------------------------------------------------------------------------------------------------
+# What is shown of traced ranks: a table of steps, a table of collectives, lanes over time, further figures.
+
+SHOWN_STEPS = 3
+SHOWN_LANES = 64
+SHOWN_SPANS = 400
+"""Pieces of one kind per lane; shorter ones are left out first."""
+
+
+def sheets(evidence: Evidence, prefix: str, blamed: Sequence[int]) -> list[Sheet]:
+    """Return the tables of a job: what ranks did per step, and its collectives."""
+    culprits = [index for index, rank in enumerate(evidence.pace.ranks) if rank in set(blamed)]
+    return [
+        Sheet(
+            title=f"{prefix}Ranks, mean per step",
+            columns=[
+                "rank", "steps", "step_s", "compute_s", "hidden_s", "exposed_s", "last_gradient_to_last_collective_s",
+                "idle_s", "own_s", "wait_s", "lateness_s", "clock_offset_s", "collectives", "bytes",
+            ],
+            rows=_rank_rows(evidence),
+            culprits=culprits,
+            note="Wait: own duration of a collective minus the shortest of all ranks. Lateness: arrival after the "
+            "first rank's, clocks corrected by collective ends. Both per collective.",
+        ),
+        Sheet(
+            title=f"{prefix}Collectives",
+            columns=["kind", "number", "bytes", "mean_bytes", "mean_s"],
+            rows=_kind_rows(evidence.traces),
+        ),
+    ]  # fmt: skip
+
+
+def _rank_rows(evidence: Evidence) -> list[list[Number | None]]:
+    matched = evidence.matched
+    late, waits, clocks = _means(matched.lateness), _means(matched.waits), matched.clocks
+    rows: list[list[Number | None]] = []
+    for index, rank in enumerate(evidence.steps):
+        columns = (rank.step_s, rank.work_s, rank.hidden_s, rank.exposed_s, rank.tail_s, rank.idle_s, rank.own_s)
+        rows.append(
+            [
+                rank.rank,
+                len(rank.numbers),
+                *(_kineto_sheets_mean(column) for column in columns),
+                late_or_none(waits, index),
+                late_or_none(late, index),
+                float(clocks[index]) if len(matched.parts) else None,
+                _kineto_sheets_mean(rank.collectives.astype(np.float64)),
+                _kineto_sheets_mean(rank.nbytes),
+            ]
+        )
+    return rows
+
+
+def late_or_none(values: Sequence[float], index: int) -> float | None:
+    """Return a rank's value, None where there is none."""
+    return float(values[index]) if index < len(values) and np.isfinite(values[index]) else None
+
+
+def _means(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
+    if not len(values):
+        return []
+    means: list[float] = np.ma.filled(np.ma.masked_invalid(values).mean(axis=0), np.nan).tolist()
+    return means
+
+
+def _kineto_sheets_mean(values: np.ndarray[Any, np.dtype[np.float64]]) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else None
+
+
+def _kind_rows(traces: Sequence[RankTrace]) -> list[list[Number | None]]:
+    parts = [one for trace in traces for one in trace.collectives]
+    rows: list[list[Number | None]] = []
+    for kind, (count, nbytes) in sizes(parts).items():
+        seconds = [one.duration_s for one in parts if one.kind == kind]
+        rows.append([kind, count, nbytes, nbytes / count, float(np.mean(seconds))])
+    return rows
+
+
+def facts(evidence: Evidence) -> dict[str, Any]:
+    """Return further figures of a job: world, steps, who was slowest how often, clocks."""
+    pace, matched = evidence.pace, evidence.matched
+    return {
+        "ranks": pace.ranks,
+        "world_size": max((trace.world_size for trace in evidence.traces), default=0),
+        "backends": sorted({trace.backend for trace in evidence.traces if trace.backend}),
+        "hosts": sorted({trace.host for trace in evidence.traces if trace.host}),
+        "steps_in_common": pace.numbers,
+        "slowest_in_steps": dict(zip(map(str, pace.ranks), pace.slowest, strict=False)),
+        "excess_ratio": {str(rank): float(value) for rank, value in zip(pace.ranks, pace.excess, strict=True)},
+        "matched_collectives": len(matched.parts),
+        "unmatched_collectives": matched.unmatched,
+        "clock_offset_seconds": {
+            str(rank): float(value) for rank, value in zip(pace.ranks, matched.clocks, strict=True)
+        },
+        "collective_end_spread_seconds": matched.end_spread_s(),
+    }
+
+
+def lanes(job: Job, title: str) -> list[Lane]:
+    """Return what the ranks did in the last steps that fit on a page, on one time axis."""
+    windows = [_window(trace) for trace in job.traces]
+    origin = max((begin for begin, _ in windows), default=0.0)
+    end = min((end for _, end in windows), default=0.0)
+    if end <= origin:
+        return []
+    return [Lane(title=title, rank=trace.rank, spans=_spans(trace, origin, end)) for trace in job.traces[:SHOWN_LANES]]
+
+
+def _window(trace: RankTrace) -> tuple[float, float]:
+    shown = trace.steps[-SHOWN_STEPS:]
+    return (shown[0].start_s, shown[-1].end_s) if shown else trace.span
+
+
+def _spans(trace: RankTrace, origin: float, end: float) -> list[Span]:
+    spans = []
+    for kind, pieces in waiting(trace, origin, end).items():
+        longest = pieces[np.sort(np.argsort(pieces[:, 0] - pieces[:, 1], kind="stable")[:SHOWN_SPANS])]
+        spans += [Span(start_s=float(a - origin), end_s=float(b - origin), kind=kind) for a, b in longest]
+    return sorted(spans, key=lambda span: span.start_s)

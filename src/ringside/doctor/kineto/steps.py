@@ -1,0 +1,180 @@
+"""What one rank did in each step: work, communication hidden behind it and exposed, idle, and the tail of backward."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ringside.doctor.kineto.events import GRADIENT
+from ringside.doctor.kineto.intervals import Floats, clip, intersect, subtract, union, within
+from ringside.doctor.kineto.trace import Collective, RankTrace
+
+
+@dataclass(frozen=True)
+class RankSteps:
+    """One rank, step by step; all arrays are [steps], durations in seconds.
+
+    Args:
+        rank: The rank.
+        numbers: Step numbers as the profiler counts them, int64.
+        windows: Start and end, float64 [steps, 2].
+        step_s: Length.
+        work_s: Something was computed.
+        communication_s: Some collective ran.
+        hidden_s: ... while something was computed.
+        exposed_s: ... while the rank waited for it.
+        idle_s: Neither.
+        tail_s: Last gradient ready until last collective done.
+        after_backward_s: Last gradient ready until the end of the step.
+        collectives: Number of collectives that began in it, int64.
+        nbytes: Bytes this rank put in, float64.
+    """
+
+    rank: int
+    numbers: np.ndarray[tuple[int], np.dtype[np.int64]]
+    windows: Floats
+    step_s: Floats
+    work_s: Floats
+    communication_s: Floats
+    hidden_s: Floats
+    exposed_s: Floats
+    idle_s: Floats
+    tail_s: Floats
+    after_backward_s: Floats
+    collectives: np.ndarray[tuple[int], np.dtype[np.int64]]
+    nbytes: Floats
+
+    @property
+    def own_s(self) -> Floats:
+        """The rank's own time: the step without the communication it waited for, float64 [steps], seconds."""
+        return np.maximum(self.step_s - self.exposed_s, 0.0)
+
+
+@dataclass(frozen=True)
+class Activity:
+    """Unions of intervals, float64 [n, 2], seconds: when a rank worked, communicated, and waited for it."""
+
+    work: Floats
+    communication: Floats
+    exposed: Floats
+
+
+def activity(trace: RankTrace) -> Activity:
+    """Return when a rank worked, communicated and waited.
+
+    On a device, communication is exposed while no other kernel runs. Threads leave no trace of plain Python, so there
+    a rank waits only in a pause that a collective's end ended, and not between its first and its last gradient:
+    DistributedDataParallel never waits there.
+    """
+    communication = union(np.array([[one.start_s, one.end_s] for one in trace.collectives]).reshape(-1, 2))
+    if trace.device:
+        return Activity(trace.work, communication, subtract(communication, trace.work))
+    busy = union(np.concatenate([trace.work, _backward(trace)]))
+    exposed = _ended_by(subtract(communication, busy), np.sort([one.end_s for one in trace.collectives]))
+    return Activity(trace.work, communication, exposed)
+
+
+def _backward(trace: RankTrace) -> Floats:
+    """From the first piece of backward to the last gradient, per step; not where backward itself waits for others."""
+    found: list[list[float]] = []
+    starts = [one.start_s for one in trace.collectives]
+    for step in trace.steps:
+        begun = trace.backward[np.searchsorted(trace.backward, step.start_s) :][:1]
+        ready = _last_before(trace.gradients, step.end_s)
+        if not len(begun) or ready is None or not step.start_s <= begun[0] < ready:
+            continue
+        inside = trace.collectives[bisect_right(starts, begun[0]) : bisect_left(starts, ready)]
+        if all(one.kind in ("all_reduce", "broadcast") for one in inside):
+            found.append([float(begun[0]), ready])
+    return np.array(found).reshape(-1, 2)
+
+
+def _ended_by(pauses: Floats, ends: Floats) -> Floats:
+    """Pauses up to the last end of a collective inside each; those without one are no waiting."""
+    if not len(pauses) or not len(ends):
+        return np.empty((0, 2))
+    last = np.searchsorted(ends, pauses[:, 1], side="right") - 1
+    until = np.where(last >= 0, ends[np.maximum(last, 0)], -np.inf)
+    held = until > pauses[:, 0]
+    return np.stack([pauses[held, 0], until[held]], axis=1)
+
+
+def steps_of(trace: RankTrace) -> RankSteps:
+    """Return what a rank did, step by step; a trace without steps counts as one step, number -1."""
+    seen = activity(trace)
+    windows = np.array([[step.start_s, step.end_s] for step in trace.steps] or [list(trace.span)], dtype=np.float64)
+    numbers = np.array([step.number for step in trace.steps] or [-1], dtype=np.int64)
+    length = windows[:, 1] - windows[:, 0]
+    work, communication, exposed = (within(one, windows) for one in (seen.work, seen.communication, seen.exposed))
+    hidden = np.maximum(communication - exposed, 0.0)
+    busy = within(union(np.concatenate([seen.work, seen.communication])), windows)
+    starts = np.array([one.start_s for one in trace.collectives])
+    home = np.searchsorted(windows[:, 0], starts, side="right") - 1
+    weights = np.array([one.nbytes for one in trace.collectives], dtype=np.float64)
+    nbytes: Floats = np.bincount(home[home >= 0], weights=weights[home >= 0], minlength=len(windows)).astype(float)
+    gradient = [one for one in trace.collectives if one.kind in GRADIENT]
+    begun = [one.start_s for one in gradient]
+    tails = [
+        _tail(trace, seen, window, gradient[bisect_left(begun, window[0]) : bisect_left(begun, window[1])])
+        for window in windows
+    ]
+    return RankSteps(
+        rank=trace.rank,
+        numbers=numbers,
+        windows=windows,
+        step_s=length,
+        work_s=work,
+        communication_s=communication,
+        hidden_s=hidden,
+        exposed_s=exposed,
+        idle_s=np.maximum(length - busy, 0.0),
+        tail_s=np.array([tail for tail, _ in tails]),
+        after_backward_s=np.array([after for _, after in tails]),
+        collectives=np.bincount(home[home >= 0], minlength=len(windows)).astype(np.int64),
+        nbytes=nbytes,
+    )
+
+
+def _tail(trace: RankTrace, seen: Activity, window: Floats, inside: Sequence[Collective]) -> tuple[float, float]:
+    """Seconds from the last gradient to the last collective's end, and to the step's end; NaN where not known."""
+    begin, end = float(window[0]), float(window[1])
+    if not inside:
+        return np.nan, np.nan
+    done = min(max(one.end_s for one in inside), end)
+    ready = _ready_on_device(seen.work, begin, done) if trace.device else _last_before(trace.gradients, end)
+    if ready is None or ready < begin:
+        return np.nan, np.nan
+    return max(done - ready, 0.0), max(end - ready, 0.0)
+
+
+def _ready_on_device(work: Floats, begin: float, done: float) -> float | None:
+    """End of the last work that began before the last collective was done: what it had to wait for."""
+    place = int(np.searchsorted(work[:, 0], done)) - 1
+    if place < 0 or work[place, 1] <= begin:
+        return None
+    return float(min(work[place, 1], done))
+
+
+def _last_before(times: Floats, when: float) -> float | None:
+    place = int(np.searchsorted(times, when, side="right")) - 1
+    return float(times[place]) if place >= 0 else None
+
+
+def sizes(collectives: list[Collective]) -> dict[str, tuple[int, float]]:
+    """Return number and bytes of collectives by kind, most bytes first."""
+    found: dict[str, tuple[int, float]] = {}
+    for one in collectives:
+        count, nbytes = found.get(one.kind, (0, 0.0))
+        found[one.kind] = (count + 1, nbytes + one.nbytes)
+    return dict(sorted(found.items(), key=lambda item: -item[1][1]))
+
+
+def waiting(trace: RankTrace, start_s: float, end_s: float) -> dict[str, Floats]:
+    """Return what to draw between two times: unions by kind (`compute`, `wait`, `hidden`), float64 [n, 2], seconds."""
+    seen = activity(trace)
+    hidden = intersect(seen.communication, seen.work) if trace.device else subtract(seen.communication, seen.exposed)
+    parts = {"compute": seen.work, "hidden": hidden, "wait": seen.exposed}
+    return {kind: clip(part, start_s, end_s) for kind, part in parts.items()}

@@ -1,0 +1,208 @@
+"""One rank's trace as plain values: its steps, its collectives, when it worked. Times in seconds since 1970.
+
+(Where a trace has no `baseTimeNanoseconds`, its times are taken as they are.)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ringside.doctor.kineto.intervals import Floats, union
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training step, as `ProfilerStep#N` marks it; start and end in seconds."""
+
+    number: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One rank's part of one collective.
+
+    Args:
+        kind: `all_reduce`, `all_gather`, ...
+        start_s: When this rank had arrived (a device kernel began; a thread began to carry it out), seconds.
+        end_s: When it was done, seconds.
+        elements: Elements this rank put in; 0 where not known.
+        nbytes: The same in bytes.
+        group: The process group's name; empty where not known.
+        ranks: Its ranks; empty where not known.
+        seq: Its sequence number within the group; -1 where not known.
+    """
+
+    kind: str
+    start_s: float
+    end_s: float
+    elements: int = 0
+    nbytes: int = 0
+    group: str = ""
+    ranks: tuple[int, ...] = ()
+    seq: int = -1
+
+    @property
+    def duration_s(self) -> float:
+        """From arrival to the end, seconds."""
+        return self.end_s - self.start_s
+
+
+@dataclass
+class RankTrace:
+    """What one file says of one rank.
+
+    Args:
+        file: Its name.
+        rank: The rank; -1 where the file does not say.
+        world_size: Ranks of the job; 0 where not known.
+        backend: `nccl`, `gloo`, ...; empty where not known.
+        host: Name of its host; empty where not known.
+        device: Whether it shows what a device did; otherwise only what threads did.
+        steps: Training steps, ascending.
+        collectives: In order of their start.
+        work: Union of what was computed, float64 [n, 2], seconds.
+        gradients: When gradients were accumulated (ends), float64 [n], seconds, ascending.
+        backward: When pieces of backward began, float64 [n], seconds, ascending.
+        events: Events read.
+        losses: What of the file is lost, in a line; empty where it is whole.
+        launched_only: Collectives are seen only where they were launched, not where they ran.
+    """
+
+    file: str
+    rank: int = -1
+    world_size: int = 0
+    backend: str = ""
+    host: str = ""
+    device: bool = False
+    steps: list[Step] = field(default_factory=list)
+    collectives: list[Collective] = field(default_factory=list)
+    work: Floats = field(default_factory=lambda: np.empty((0, 2)))
+    gradients: Floats = field(default_factory=lambda: np.empty(0))
+    backward: Floats = field(default_factory=lambda: np.empty(0))
+    events: int = 0
+    losses: str = ""
+    launched_only: bool = False
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """Start and end of all that was recorded, seconds; (0, 0) where nothing was."""
+        times = [*(step.start_s for step in self.steps), *(step.end_s for step in self.steps)]
+        times += [self.work[0, 0], self.work[-1, 1]] if len(self.work) else []
+        times += [self.collectives[0].start_s, max(one.end_s for one in self.collectives)] if self.collectives else []
+        return (min(times), max(times)) if times else (0.0, 0.0)
+
+
+# -------------------------------------------------------------------------------------------------
+# Which traces belong together: jobs told apart, ranks found, two traces of one rank told from two parts of one.
+
+APART_S = 120.0
+"""Traces of one job overlap in time; clocks of its hosts may be so many seconds apart."""
+_IN_NAME = re.compile(r"(?:rank|worker|trace|_r|-r)[_\-.]?(\d+)", re.IGNORECASE)
+
+
+@dataclass
+class Job:
+    """Traces of one job.
+
+    Args:
+        traces: One per rank, ascending.
+        world_size: Its ranks, as far as known; at least as many as there are traces.
+        guessed: Ranks were taken from file names, or from the order of the files.
+        remarks: One line per file that was not used, or whose rank was guessed.
+    """
+
+    traces: list[RankTrace]
+    world_size: int
+    guessed: bool = False
+    remarks: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks without a trace."""
+        return sorted(set(range(self.world_size)) - {trace.rank for trace in self.traces})
+
+
+def jobs_of(traces: Sequence[RankTrace]) -> list[Job]:
+    """Return the jobs that traces belong to, those with most ranks first.
+
+    Traces belong to one job where world size and backend agree (or are not given) and where they overlap in time.
+    """
+    groups: list[list[RankTrace]] = []
+    for trace in sorted(traces, key=lambda one: one.span):
+        for group in groups:
+            if _fits(trace, group):
+                group.append(trace)
+                break
+        else:
+            groups.append([trace])
+    jobs = [_job(group) for group in groups]
+    return sorted(jobs, key=lambda job: -len(job.traces))
+
+
+def _fits(trace: RankTrace, group: Sequence[RankTrace]) -> bool:
+    for other in group:
+        sizes = {one.world_size for one in (trace, other) if one.world_size}
+        backends = {one.backend for one in (trace, other) if one.backend}
+        if len(sizes) > 1 or len(backends) > 1:
+            return False
+    begin, end = min(one.span[0] for one in group), max(one.span[1] for one in group)
+    return trace.span[0] <= end + APART_S and trace.span[1] >= begin - APART_S
+
+
+def _job(group: list[RankTrace]) -> Job:
+    remarks: dict[str, str] = {}
+    named = _with_ranks(group, remarks)
+    by_rank: dict[int, RankTrace] = {}
+    for trace in named:
+        if trace.rank not in by_rank:
+            by_rank[trace.rank] = trace
+        elif joined := _joined(by_rank[trace.rank], trace):
+            by_rank[trace.rank] = joined
+        else:
+            kept, left = sorted((by_rank[trace.rank], trace), key=lambda one: (-one.events, one.file))
+            by_rank[trace.rank] = kept
+            remarks[left.file] = f"is a second trace of rank {left.rank} and was left out; {kept.file} holds more"
+    ranks = sorted(by_rank)
+    world = max([one.world_size for one in group] + [ranks[-1] + 1])
+    return Job([by_rank[rank] for rank in ranks], world, any(one.rank < 0 for one in group), remarks)
+
+
+def _with_ranks(group: list[RankTrace], remarks: dict[str, str]) -> list[RankTrace]:
+    """Every trace with a rank: its own, or that in its file's name, or the next free one."""
+    taken = {trace.rank for trace in group if trace.rank >= 0}
+    found = [trace for trace in group if trace.rank >= 0]
+    for trace in sorted((one for one in group if one.rank < 0), key=lambda one: one.file):
+        match = _IN_NAME.search(trace.file.rpartition("/")[2])
+        rank = int(match[1]) if match and int(match[1]) < 1 << 20 else -1
+        told = f"does not say its rank; {rank} was taken from its name"
+        if rank < 0 or rank in taken:
+            rank = next(number for number in range(len(group) + len(taken) + 1) if number not in taken)
+            told = f"does not say its rank; it is called rank {rank} here"
+        taken.add(rank)
+        remarks[trace.file] = told
+        found.append(replace(trace, rank=rank))
+    return found
+
+
+def _joined(a: RankTrace, b: RankTrace) -> RankTrace | None:
+    """Two recordings of one rank, one after the other (a profiler's schedule repeats), as one; None if they overlap."""
+    first, second = sorted((a, b), key=lambda one: one.span)
+    apart = first.span[1] <= second.span[0]
+    if not apart or {step.number for step in a.steps} & {step.number for step in b.steps} or not (a.steps and b.steps):
+        return None
+    return replace(
+        first,
+        steps=[*first.steps, *second.steps],
+        collectives=[*first.collectives, *second.collectives],
+        work=union(np.concatenate([first.work, second.work])),
+        gradients=np.concatenate([first.gradients, second.gradients]),
+        backward=np.concatenate([first.backward, second.backward]),
+        events=first.events + second.events,
+        losses="; ".join(dict.fromkeys(filter(None, (first.losses, second.losses)))),
+    )

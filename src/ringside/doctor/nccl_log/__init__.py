@@ -1,0 +1,1 @@
+"""doctor/nccl_log/__init__.py"""

@@ -1,0 +1,1 @@
+"""doctor/pipeline/__init__.py"""

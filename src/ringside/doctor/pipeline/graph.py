@@ -1,0 +1,199 @@
+"""From a pipeline timeline to what waits for what: compute order, sends and receives, data-parallel collectives.
+
+The rules are those of Megatron-style training (interleaved) 1F1B, as section 3.2 of arXiv 2505.05713 gives them: on
+each worker one stream of compute, one per kind of send and receive, one of data-parallel collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ringside.doctor.pipeline.timeline import COMPUTE, P2P, Cell, Key, Operation
+from ringside.doctor.replay.graph import Graph
+
+CLOCK_S = 5e-5
+"""How far two clocks of one worker's events may disagree, seconds."""
+ACROSS = ("params-all-gather", "grads-reduce-scatter", "separate-grads-all-reduce", "optimizer-clip-main-grad")
+"""Collectives that wait for all data-parallel replicas."""
+PEERS = {
+    "forward-send": ("forward-recv", 1),
+    "forward-recv": ("forward-send", -1),
+    "backward-send": ("backward-recv", -1),
+    "backward-recv": ("backward-send", 1),
+}
+"""The other end of a send or receive: its type and how many stages further on it is."""
+
+
+def dependency_graph(cell: Cell, *, chunks: int, replicas: int) -> tuple[Graph, list[Key]]:
+    """Return the graph of one lane's step, and the key of each of its operations.
+
+    Args:
+        cell: What one lane did in one step, all of its stages.
+        chunks: Model chunks per stage.
+        replicas: Ranks that reduce gradients together; with one, nothing is reduced.
+    """
+    return _Builder(cell, chunks, replicas).build()
+
+
+class _Builder:
+    def __init__(self, cell: Cell, chunks: int, replicas: int) -> None:
+        self.cell, self.chunks, self.replicas = cell, chunks, replicas
+        self.stages = 1 + max(key.stage for key in cell)
+        self.after: dict[Key, list[Key]] = {key: [] for key in cell}
+        self.pairs: dict[tuple[str, int, int], list[Key]] = {}
+        self.groups: list[list[Key]] = []
+
+    def build(self) -> tuple[Graph, list[Key]]:
+        for stage in range(self.stages):
+            compute = self._of(stage, COMPUTE)
+            self._chain(compute)
+            for kind in P2P:
+                self._transfers(stage, kind)
+            self._first_backward(stage, compute)
+            self._reductions(stage, compute)
+            self._tail(stage, compute)
+        self.groups += self.pairs.values()
+        self._collectives()
+        keys = list(self.cell)
+        index = {key: number for number, key in enumerate(keys)}
+        graph = Graph(
+            names=[f"{key.kind} {key.seq} of stage {key.stage}" for key in keys],
+            after=[[index[dep] for dep in self.after[key]] for key in keys],
+            groups=[[index[key] for key in group] for group in self.groups],
+            across=frozenset(index[key] for group in self.groups for key in group if key.kind in ACROSS),
+        )
+        return graph, keys
+
+    def _of(self, stage: int, kinds: Sequence[str]) -> list[Key]:
+        """Operations of these types on one stage, in the order in which they started."""
+        found = [key for key in self.cell if key.stage == stage and key.kind in kinds]
+        return sorted(found, key=lambda key: (self.cell[key].start_s, key.seq, key.kind))
+
+    def _numbered(self, stage: int, kind: str) -> list[Key]:
+        return sorted((key for key in self.cell if key.stage == stage and key.kind == kind), key=lambda key: key.seq)
+
+    def _chain(self, keys: Iterable[Key], last: Iterable[Key] = ()) -> None:
+        """Each after the one before; the first after all of `last`."""
+        before = list(last)
+        for key in keys:
+            self.after[key] += before
+            before = [key]
+
+    def _transfers(self, stage: int, kind: str) -> None:
+        """One stream of sends or receives: its order, the compute each belongs to, and its peer.
+
+        Profilers also record calls that moved nothing: those outside the compute they could belong to, and those
+        that would lead out of the model (before its first chunk, behind its last). They wait for no peer.
+        """
+        keys = self._numbered(stage, kind)
+        self._chain(keys)
+        direction, receives = kind.split("-")[0], kind.endswith("recv")
+        computes = self._numbered(stage, f"{direction}-compute")
+        moving = [key for key in keys if self._belongs(self.cell[key], computes, receives)]
+        # the first receive of the first chunk may not have been recorded at all: there is nothing to receive
+        skipped = 1 if receives and moving and len(moving) + 1 == len(computes) else 0
+        valid = 0
+        mates: dict[Key, Key] = dict(zip(moving, computes[skipped:], strict=False))
+        for key in keys:
+            mate = mates.get(key)
+            if mate is not None:
+                self._tie(key, mate, computes, receives)
+            if mate is not None and self._inside(kind, mate):
+                self._pair(key, valid)
+                valid += 1
+            else:
+                self.groups.append([key])
+
+    def _belongs(self, operation: Operation, computes: Sequence[Key], receives: bool) -> bool:
+        if not computes:
+            return False
+        if receives:
+            return operation.start_s <= max(self.cell[key].start_s for key in computes) + CLOCK_S
+        return operation.end_s >= min(self.cell[key].end_s for key in computes) - CLOCK_S
+
+    def _tie(self, key: Key, mate: Key, computes: Sequence[Key], receives: bool) -> None:
+        """A send follows its compute; a receive precedes it, and is posted after the compute before that."""
+        if not receives:
+            self.after[key].append(mate)
+            return
+        self.after[mate].append(key)
+        place = computes.index(mate)
+        if place:
+            self.after[key].append(computes[place - 1])
+
+    def _inside(self, kind: str, mate: Key) -> bool:
+        """Whether the other end is a chunk of the model."""
+        chunk = max(self.cell[mate].chunk, 0) * self.stages + mate.stage
+        return 0 <= chunk + PEERS[kind][1] < self.chunks * self.stages
+
+    def _pair(self, key: Key, number: int) -> None:
+        """Join the transfer number `number` of a stream with that of its peer's stream."""
+        peer_kind, step = PEERS[key.kind]
+        peer = (key.stage + step) % self.stages
+        sender = key.stage if key.kind.endswith("send") else peer
+        send = key.kind if key.kind.endswith("send") else peer_kind
+        self.pairs.setdefault((send, sender, number), []).append(key)
+
+    def _first_backward(self, stage: int, compute: Sequence[Key]) -> None:
+        """The first backward transfers are posted after the forward before the last one of the warm-up."""
+        first = next((place for place, key in enumerate(compute) if key.kind == "backward-compute"), 0)
+        if first < 2:
+            return
+        for kind in ("backward-recv", "backward-send"):
+            key = Key(stage, kind, 0)
+            if key in self.cell:
+                self.after[key].append(compute[first - 2])
+
+    def _reductions(self, stage: int, compute: Sequence[Key]) -> None:
+        """Parameters are gathered before a chunk's first forward; with overlap, gradients after its last backward."""
+        if self.replicas < 2:
+            return
+        gathers, scatters = self._numbered(stage, "params-all-gather"), self._numbered(stage, "grads-reduce-scatter")
+        self._chain(sorted([*gathers, *scatters], key=lambda key: (self.cell[key].start_s, key.seq, key.kind)))
+        for chunk, gather in {self.cell[key].chunk: key for key in gathers}.items():
+            forwards = self._on_chunk(compute, "forward-compute", chunk)
+            if forwards:
+                self.after[forwards[0]].append(gather)
+        if not self._overlaps():
+            return
+        for chunk, scatter in {self.cell[key].chunk: key for key in reversed(scatters)}.items():
+            backwards = self._on_chunk(compute, "backward-compute", chunk)
+            if backwards:
+                self.after[scatter].append(max(backwards, key=lambda key: self.cell[key].end_s))
+
+    def _on_chunk(self, compute: Sequence[Key], kind: str, chunk: int) -> list[Key]:
+        return [key for key in compute if key.kind == kind and self.cell[key].chunk == chunk]
+
+    def _overlaps(self) -> bool:
+        """Whether gradients are reduced during backward: only then is there a separate all-reduce after it."""
+        return any(key.kind == "separate-grads-all-reduce" for key in self.cell)
+
+    def _tail(self, stage: int, compute: Sequence[Key]) -> None:
+        """What follows the last compute: collection of garbage, the reductions, clipping, the optimizer."""
+        scatters = self._numbered(stage, "grads-reduce-scatter")
+        last = [max(compute, key=lambda key: self.cell[key].end_s)] if compute else []
+        pause = self._numbered(stage, "gc")
+        self._chain(pause, last)
+        last = pause[-1:] or last
+        if self.replicas > 1 and self._overlaps():
+            last, scatters = [*scatters[-1:], *last], []
+        self._chain(
+            [
+                *self._numbered(stage, "layernorm-grads-all-reduce"),
+                *self._numbered(stage, "embedding-grads-all-reduce"),
+                *scatters,
+                *self._numbered(stage, "separate-grads-all-reduce"),
+                *self._numbered(stage, "optimizer-clip-main-grad"),
+                *self._numbered(stage, "optimizer"),
+            ],
+            last,
+        )
+
+    def _collectives(self) -> None:
+        """Which collectives wait for which stages: the embedding's for both ends of the pipeline, clipping for all."""
+        for key in self.cell:
+            if key.kind in ("params-all-gather", "grads-reduce-scatter", "separate-grads-all-reduce"):
+                self.groups.append([key])
+        for kind in ("embedding-grads-all-reduce", "optimizer-clip-main-grad"):
+            for seq in sorted({key.seq for key in self.cell if key.kind == kind}):
+                self.groups.append([key for key in self.cell if key.kind == kind and key.seq == seq])

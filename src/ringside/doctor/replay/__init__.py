@@ -1,0 +1,1 @@
+"""doctor/replay/__init__.py"""
