@@ -23,7 +23,7 @@ from ringside.launch.follow import conclude, environment, follow
 from ringside.launch.torchrun import Launch, StopRequest, stop_requests
 from ringside.monitor.run_directory import RunReader
 from ringside.monitor.verdict import Verdict
-from ringside.view.following import Finding, Following
+from ringside.view.run.live import Finding, Following
 
 ENGINES = {"ringside": "ringside", "gloo": "native"}
 """What a job's engine is called here, and what `attach()` calls it."""

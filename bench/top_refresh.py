@@ -24,8 +24,8 @@ from tests.recorded_runs import own_times, write_run
 
 from ringside.files import append_to_file
 from ringside.monitor import StepRecord
-from ringside.view.top_app import TopApp
-from ringside.view.top_source import Local, look
+from ringside.view.tui.app import TopApp
+from ringside.view.tui.source import Local, look
 
 
 def append_step(path: Path, step: int, own: np.ndarray) -> None:

@@ -75,8 +75,8 @@ ENTRANCES = {
 }
 """Of each package, the modules (beside the package itself) that modules outside of it import: no others may be."""
 ASKS_VIEWS = {
-    "ringside.monitor.summary": ["ringside.view.report"],
-    "ringside.monitor.alerts_live": ["ringside.view.metrics", "ringside.view.metrics_server"],
+    "ringside.monitor.summary": ["ringside.view.html.run_report"],
+    "ringside.monitor.alerts_live": ["ringside.view.export.prometheus", "ringside.view.export.prometheus"],
 }
 """While a run ends its page is asked for, and while it lasts its figures."""
 IMPORT_TORCH = [

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ringside.sync import attach as attach
     from ringside.sync import log as log
     from ringside.sync.communicator import Communicator as Communicator
-    from ringside.view.recorded import Run as Run
+    from ringside.view.run.recorded import Run as Run
 
 __version__ = "0.1.0"
 
@@ -55,7 +55,7 @@ __all__ = [
 _LAZY = {
     "init": "ringside.engine",
     "Communicator": "ringside.sync.communicator",
-    "Run": "ringside.view.recorded",
+    "Run": "ringside.view.run.recorded",
     "attach": "ringside.sync",
     "log": "ringside.sync",
 }

@@ -16,8 +16,8 @@ from ringside.commands import build_parser
 from ringside.commands import top as command
 from ringside.errors import RingsideError, UsageError
 from ringside.monitor import registry
-from ringside.view.top_rows import Order
-from ringside.view.top_source import Local
+from ringside.view.tui.rank_table import Order
+from ringside.view.tui.source import Local
 
 VERDICT = {
     "kind": "slow_rank", "ranks": [2], "since_step": 60, "detected_step": 66, "excess_ratio": 0.3,
@@ -190,7 +190,7 @@ def test_other_locales_raise_no_unicode_error(run: Path, environment: dict[str, 
 
 def test_without_textual_one_sentence_says_what_to_install(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "textual", None)
-    monkeypatch.delitem(sys.modules, "ringside.view.top_app", raising=False)
+    monkeypatch.delitem(sys.modules, "ringside.view.tui.app", raising=False)
     monkeypatch.setattr(command, "can_draw", lambda *_: True)
     with pytest.raises(UsageError, match=r"pip install 'ringside\[tui\]'"):
         call(str(run))

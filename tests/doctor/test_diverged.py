@@ -13,7 +13,7 @@ from ringside.monitor import RunInfo, StepRecord
 from ringside.monitor.divergence import Check, Replicas
 from ringside.monitor.run_directory import RunWriter
 from ringside.monitor.summary import finish
-from ringside.view.doctor_words import tell
+from ringside.view.findings_text import tell
 
 
 @pytest.fixture

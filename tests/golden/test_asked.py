@@ -16,7 +16,7 @@ from tests.support.golden import Golden, rounded
 
 from ringside.commands import bench, build_parser, lab, probe, serve, top
 from ringside.engine.settings import cache_bytes
-from ringside.view import serve as server
+from ringside.view.server import app as server
 
 BENCH = (
     "-n 2", "-n 3 --quick", "-n 2 --quick -b 8 -e 8", "-n 2 --quick -b 1K -e 1M", "-n 2 --sizes 4,1K,7",

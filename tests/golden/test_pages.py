@@ -18,10 +18,10 @@ from tests.support.golden import Golden, broken_up, rounded, without_own_files
 
 from ringside.doctor.findings import Findings, Hop, Lane, Note, Question, Rings, Sheet, Span, Unjudged
 from ringside.monitor.verdict import KINDS, Verdict
-from ringside.view.doctor_page import render_page
-from ringside.view.recorded import Run
-from ringside.view.serve_runs import key_of
-from ringside.view.top_source import Local, look
+from ringside.view.html.doctor import render_page
+from ringside.view.run.recorded import Run
+from ringside.view.server.runs import key_of
+from ringside.view.tui.source import Local, look
 
 H100 = "--preset dgx-h100 --hosts 2 --ranks-per-host 4"
 FOUR_HOSTS = "--preset ethernet-10g --hosts 4"

@@ -23,22 +23,20 @@ from ringside.monitor.run_directory import RunReader
 from ringside.monitor.summary import assess
 from ringside.monitor.verdict import Verdict
 from ringside.schedule import ALGORITHMS, COLLECTIVES, Schedule, by_name, hierarchical, pipelined
-from ringside.view.drawing import schedule_html, schedule_svg
-from ringside.view.drawing_arrange import arranged
-from ringside.view.drawing_layout import Layout
-from ringside.view.drawing_story import Story
-from ringside.view.drawing_text import schedule_text
-from ringside.view.following import Following
-from ringside.view.live import Live
-from ringside.view.markdown import render_markdown
-from ringside.view.perfetto import trace_events
-from ringside.view.recorded import Run
-from ringside.view.report import render_report
+from ringside.view.export.markdown import render_markdown
+from ringside.view.export.perfetto import trace_events
+from ringside.view.html.run_report import render_report
+from ringside.view.run.live import Following, Live
+from ringside.view.run.recorded import Run
+from ringside.view.schedule.arrange import arranged
+from ringside.view.schedule.drawing import schedule_html, schedule_svg
+from ringside.view.schedule.frames import Story
+from ringside.view.schedule.layout import Layout
+from ringside.view.schedule.text import schedule_text
 from ringside.view.terminal import closing, picture, status_line
-from ringside.view.top_once import once_lines
-from ringside.view.top_rows import SORTS, Order
-from ringside.view.top_source import Local, look
-from ringside.view.top_words import first_line, verdict_block
+from ringside.view.tui.rank_table import SORTS, Order
+from ringside.view.tui.source import Local, look
+from ringside.view.tui.text import first_line, once_lines, verdict_block
 
 FEW = (1, 2, 3, 4, 5, 8, 9)
 COUNTS = {"ring": (*FEW, 12, 13, 16, 17, 33), "two_tree": (*FEW, 16, 33), "tree": (*FEW, 17, 33)}

@@ -63,8 +63,8 @@ def _doctor(folder: Path) -> Iterator[str]:
     """What the command prints, its page, and its JSON, of one examination."""
     from ringside.commands.doctor import print_findings
     from ringside.doctor import as_json, examine
-    from ringside.view.doctor_page import render_page
-    from ringside.view.top_plain import SafeConsole
+    from ringside.view.html.doctor import render_page
+    from ringside.view.tui.console import SafeConsole
 
     found = examine([folder])
     text = io.StringIO()
@@ -246,7 +246,7 @@ def _report(folder: Path) -> Iterator[str]:
 
 def _value(folder: Path) -> Iterator[str]:
     """As notebooks, comparisons and the doctor read a run."""
-    from ringside.view.recorded import Run
+    from ringside.view.run.recorded import Run
 
     yield from _command("compare", folder / "run", folder / "run", "--warm-up", "2")
     yield from _command("what-if", folder / "run", "--repair", "1", "--json")
@@ -260,11 +260,11 @@ def _value(folder: Path) -> Iterator[str]:
 
 def _watched(folder: Path) -> Iterator[str]:
     """As `ringside top` and `ringside serve` follow a run."""
-    from ringside.view.metrics import render
-    from ringside.view.serve_feed import Feed
-    from ringside.view.top_once import as_json, once_lines
-    from ringside.view.top_rows import Order
-    from ringside.view.top_source import Local, look
+    from ringside.view.export.prometheus import render
+    from ringside.view.server.feed import Feed
+    from ringside.view.tui.rank_table import Order
+    from ringside.view.tui.source import Local, look
+    from ringside.view.tui.text import as_json, once_lines
 
     snapshot = look(Local(folder / "run"), 1)
     order = Order(sort="excess", reverse=False, filter="")
@@ -504,7 +504,7 @@ def _hear_records(content: bytes) -> None:
     from ringside.monitor.records import RunInfo
     from ringside.monitor.watchers import standard_watchers
     from ringside.sync import delivery
-    from ringside.view.metrics import render
+    from ringside.view.export.prometheus import render
 
     try:
         records = delivery.decode(content)

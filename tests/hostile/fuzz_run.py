@@ -266,7 +266,7 @@ def confine() -> None:
         raise TooLong(f"more than {MOST_CPU_S:g} s of CPU time")
 
     signal.signal(signal.SIGPROF, too_long)
-    for name in ("ringside.doctor.examine", "ringside.view.serve_feed"):
+    for name in ("ringside.doctor.examine", "ringside.view.server.feed"):
         logger = logging.getLogger(name)
         logger.setLevel(logging.DEBUG)
         logger.propagate = False

@@ -28,8 +28,8 @@ from ringside.monitor.alerts_tally import Tally
 from ringside.monitor.run_directory import RunReader
 from ringside.predict.tables import read_tables
 from ringside.predict.topology_read import load_topology
-from ringside.view.doctor_page import render_page
-from ringside.view.metrics import render
+from ringside.view.export.prometheus import render
+from ringside.view.html.doctor import render_page
 
 DEEP = "[" * 40_000 + "]" * 40_000
 ESCAPES = "\x1b[2J\x1b]0;title\x07"

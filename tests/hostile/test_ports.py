@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from ringside.monitor.alerts_settings import Endpoint
-from ringside.view.metrics_server import PLACES, MetricsServer
+from ringside.view.export.prometheus import PLACES, MetricsServer
 
 from .growth import growth
 
@@ -153,7 +153,7 @@ def test_what_is_no_request_is_refused(line: bytes, caplog: pytest.LogCaptureFix
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A page server of few places."""
     pytest.importorskip("uvicorn")
-    monkeypatch.setattr("ringside.view.serve.OPEN_AT_MOST", 32)
+    monkeypatch.setattr("ringside.view.server.app.OPEN_AT_MOST", 32)
     from tests.view.served import serving
 
     unknown = {"name": "a", "command": [], "hosts": [], "pids": [], "engine": "", "algorithm": "", "versions": {}}
@@ -231,7 +231,7 @@ def test_another_user_takes_no_place_of_a_reader_however_much_it_reads(page: str
 
 def test_users_are_found_by_either_kind_of_address() -> None:
     pytest.importorskip("uvicorn")
-    from ringside.view.serve_port import listen, users_of
+    from ringside.view.server.guard import listen, users_of
 
     for host in ("127.0.0.1", "::1"):
         with listen(host, 0) as listening:
@@ -241,7 +241,7 @@ def test_users_are_found_by_either_kind_of_address() -> None:
 
 
 def test_a_connection_that_asks_for_nothing_is_closed(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringside.view.serve.Connection.asking_s", 0.2)
+    monkeypatch.setattr("ringside.view.server.app.Connection.asking_s", 0.2)
     with dribbling(page, 1) as (client,):
         assert ends(client)
 
@@ -249,7 +249,7 @@ def test_a_connection_that_asks_for_nothing_is_closed(page: str, monkeypatch: py
 def test_a_cookie_of_any_length_is_read_in_one_pass() -> None:
     """`http.cookies` takes quadratic time for backslashes."""
     pytest.importorskip("starlette")
-    from ringside.view.serve_guard import Guard
+    from ringside.view.server.guard import Guard
 
     answered: list[int] = []
 

@@ -19,7 +19,7 @@ from ringside.monitor import RunInfo, StepRecord
 from ringside.monitor.registry import register, unregister
 from ringside.monitor.run_directory import EVENTS, REPORT, RUN, STEPS, SUMMARY, RunReader, RunWriter
 from ringside.monitor.summary import finish
-from ringside.view.perfetto import write_events
+from ringside.view.export.perfetto import write_events
 
 PRECIOUS = b"precious\n"
 NOBODY = 65534

@@ -14,14 +14,13 @@ from ringside.monitor.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.revised import NOTES_KEPT, read_revised, revisions
 from ringside.monitor.run_directory import RunWriter
 from ringside.monitor.summary import finish
-from ringside.view.live import Live
-from ringside.view.markdown import render_markdown
-from ringside.view.serve_now import now
+from ringside.view.export.markdown import render_markdown
+from ringside.view.run.live import Live
+from ringside.view.server.state import now
 from ringside.view.terminal import closing
-from ringside.view.top_once import as_json
-from ringside.view.top_rows import Order
-from ringside.view.top_source import Local, look
-from ringside.view.top_words import all_verdicts, verdict_block
+from ringside.view.tui.rank_table import Order
+from ringside.view.tui.source import Local, look
+from ringside.view.tui.text import all_verdicts, as_json, verdict_block
 
 LINK = {"ranks": [0, 2], "hosts": ["a", "b"], "bytes_per_s": 11.4e6, "usual_bytes_per_s": 118e6}
 EVENT = {

@@ -14,7 +14,7 @@ from ringside.predict.options import option, options
 from ringside.predict.plan import Question, plan
 from ringside.predict.ranking import contenders, crossovers
 from ringside.predict.sharded import sharded
-from ringside.view.plan_words import long, short
+from ringside.view.plan_text import long, short
 
 BOX = Topology(
     "box", (4, 4), inside=LinkClass("shared_memory", 1e-6, 10e9), between=LinkClass("ethernet", 20e-6, 1e9), nics=1

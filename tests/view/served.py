@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ringside.view.serve import PageServer
-from ringside.view.serve_feed import Feed
-from ringside.view.serve_runs import Runs
+from ringside.view.server.app import PageServer
+from ringside.view.server.feed import Feed
+from ringside.view.server.runs import Runs
 
 LIMIT_S = 60.0
 

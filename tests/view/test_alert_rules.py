@@ -15,7 +15,7 @@ from tests.monitor.jobs import run_info
 
 from ringside.monitor import KINDS
 from ringside.monitor.alerts_tally import Tally
-from ringside.view.metrics import RunMetrics
+from ringside.view.export.prometheus import RunMetrics
 
 RULES = Path(str(resources.files("ringside.view") / "alerts" / "ringside.rules.yml"))
 CASES = Path(__file__).parent / "ringside.rules.test.yml"

@@ -7,8 +7,8 @@ import pytest
 from tests.recorded_runs import own_times, slow_run, write_run
 
 from ringside.errors import UsageError
-from ringside.view.comparison import compare
-from ringside.view.recorded import Run
+from ringside.view.run.comparison import compare
+from ringside.view.run.recorded import Run
 
 
 def run_of(path: Path, own: np.ndarray, **more: object) -> Run:

@@ -7,10 +7,10 @@ import pytest
 from ringside.doctor.findings import Findings, Hop, Lane, Note, Question, Rings, Sheet, Span, Unjudged
 from ringside.monitor.verdict import KINDS, Verdict
 from ringside.text import figure, title
-from ringside.view.answers import answer
-from ringside.view.doctor_page import render_page
-from ringside.view.doctor_rings import style
-from ringside.view.doctor_words import tell, what_if_line
+from ringside.view.findings_text import tell, what_if_line
+from ringside.view.html.doctor import render_page
+from ringside.view.html.nccl_rings import style
+from ringside.view.verdict_text import answer
 
 NOTE = Note(file="a", kind="NCCL log", text="read")
 

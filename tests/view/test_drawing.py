@@ -32,9 +32,9 @@ from ringside.schedule import (
     tree,
     two_tree,
 )
-from ringside.view.drawing import schedule_html, schedule_sheet, schedule_svg
-from ringside.view.drawing_colours import rank_colour
-from ringside.view.drawing_story import Story
+from ringside.view.schedule.drawing import schedule_html, schedule_sheet, schedule_svg
+from ringside.view.schedule.frames import Story
+from ringside.view.schedule.svg import rank_colour
 
 EVERY = [*ALGORITHMS, *COLLECTIVES]
 

@@ -24,11 +24,11 @@ from ringside.schedule import (
     tree,
     two_tree,
 )
-from ringside.view import drawing_layout
-from ringside.view.drawing_arrange import arranged, columns_of
-from ringside.view.drawing_layout import Layout, Pills
-from ringside.view.drawing_shape import Shape, hosts_of, shape_of
-from ringside.view.drawing_story import Story
+from ringside.view.schedule import layout as drawing_layout
+from ringside.view.schedule.arrange import arranged, columns_of
+from ringside.view.schedule.frames import Story
+from ringside.view.schedule.layout import Layout, Pills
+from ringside.view.schedule.shape import Shape, hosts_of, shape_of
 
 Box = tuple[float, float, float, float]
 

@@ -15,7 +15,7 @@ from ringside.schedule import (
     ring,
     two_tree,
 )
-from ringside.view.drawing_text import schedule_text
+from ringside.view.schedule.text import schedule_text
 
 
 def test_text_names_messages_and_contents():

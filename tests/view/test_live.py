@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.recorded_runs import own_times, slow_run, write_run
 
-from ringside.view.live import FEW, Live
+from ringside.view.run.live import FEW, Live
 
 
 def test_a_run_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:

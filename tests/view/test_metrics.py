@@ -26,8 +26,7 @@ from ringside.monitor.alerts_live import Alarm
 from ringside.monitor.alerts_settings import AlertSettings, Endpoint, parse_endpoint
 from ringside.monitor.alerts_tally import Figures, Tally
 from ringside.monitor.online import Collector
-from ringside.view.metrics import RANKS_SHOWN, WORST_SHOWN, render
-from ringside.view.metrics_server import PLACES, MetricsServer
+from ringside.view.export.prometheus import PLACES, RANKS_SHOWN, WORST_SHOWN, MetricsServer, render
 
 LIMIT_S = 30.0
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]

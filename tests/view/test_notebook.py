@@ -16,7 +16,7 @@ pytest.importorskip("anywidget", reason="anywidget is not installed: pip install
 
 from ringside.errors import UsageError
 from ringside.view.notebook import SHOWN_RANKS, LiveView, state_of
-from ringside.view.top_source import Local, look
+from ringside.view.tui.source import Local, look
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "notebook.md"

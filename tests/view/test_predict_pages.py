@@ -20,13 +20,13 @@ from ringside.predict.tables import read_tables
 from ringside.predict.what_if import Change, Step, what_if
 from ringside.predict.what_if_play import played
 from ringside.schedule import contributions, hierarchical, ring
-from ringside.view.gantt import gantt, shown_lanes
-from ringside.view.moving import timeline_page
-from ringside.view.perfetto_timeline import write_timeline
-from ringside.view.plan_page import plan_page
-from ringside.view.score_page import score_page
-from ringside.view.what_if_page import what_if_page
-from ringside.view.what_if_words import Rates
+from ringside.view.export.perfetto import write_timeline
+from ringside.view.html.gantt import gantt, shown_lanes
+from ringside.view.html.plan import plan_page
+from ringside.view.html.score import score_page
+from ringside.view.html.simulation import timeline_page
+from ringside.view.html.what_if import what_if_page
+from ringside.view.what_if_text import Rates
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]

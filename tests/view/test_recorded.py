@@ -9,7 +9,7 @@ from tests.recorded_runs import own_times, slow_run, write_run
 
 import ringside
 from ringside.errors import UsageError
-from ringside.view.markdown import escape, render_markdown
+from ringside.view.export.markdown import escape, render_markdown
 
 
 def test_a_run_is_arrays_and_verdicts_and_its_directory_stays_as_it_is(tmp_path: Path) -> None:

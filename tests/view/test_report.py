@@ -11,9 +11,9 @@ import pytest
 from ringside.monitor import RunInfo, StepRecord, detect
 from ringside.monitor.summary import summarise
 from ringside.text import UNKNOWN, digits, duration, rank_time, share, size
-from ringside.view.report import render_report
-from ringside.view.report_charts import POINTS, Series, chart, ticks
-from ringside.view.report_ring import longest_waits, ring
+from ringside.view.html.charts import POINTS, Series, chart, ticks
+from ringside.view.html.run_report import render_report
+from ringside.view.html.waits_ring import longest_waits, ring
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 

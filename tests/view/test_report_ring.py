@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from ringside.view.report_ring import CENTRE, MOST_NAMES, RADIUS, ring
+from ringside.view.html.waits_ring import CENTRE, MOST_NAMES, RADIUS, ring
 
 
 def places(drawn: str) -> list[tuple[float, float]]:

@@ -24,12 +24,11 @@ from tests.view.served import LIMIT_S, ask, serving, told
 
 from ringside.commands import main
 from ringside.errors import UsageError
-from ringside.view import serve_feed
-from ringside.view.live import Live
-from ringside.view.serve_guard import check_address
-from ringside.view.serve_now import now, topology
-from ringside.view.serve_port import holder, listen
-from ringside.view.serve_runs import key_of, newest_run
+from ringside.view.run.live import Live
+from ringside.view.server import feed as serve_feed
+from ringside.view.server.guard import check_address, holder, listen
+from ringside.view.server.runs import key_of, newest_run
+from ringside.view.server.state import now, topology
 
 WEB = Path(__file__).parents[2] / "src" / "ringside" / "view" / "web"
 
@@ -173,7 +172,7 @@ def test_a_port_that_is_held_says_by_whom_and_the_verb_exits_with_2(
 def test_without_the_extra_one_sentence_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("ringside.view.serve")]:
+    for name in [name for name in sys.modules if name.startswith("ringside.view.server.app")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["serve", str(tmp_path)]) == 2
@@ -325,7 +324,7 @@ def test_what_an_algorithm_connects_is_drawn_while_it_can_be() -> None:
 
 
 def test_state_of_many_ranks_is_small(tmp_path: Path) -> None:
-    from ringside.view.live import Live
+    from ringside.view.run.live import Live
 
     live = Live(write_run(tmp_path / "run", own_times(17, 1024)))
     live.poll()

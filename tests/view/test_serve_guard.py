@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ringside.view.serve_guard import Guard, Message, Receive, Scope, Send
+from ringside.view.server.guard import Guard, Message, Receive, Scope, Send
 
 TOKEN = "secret"
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ringside.monitor.records import StepRecord
-from ringside.view.serve_history import MEANS, History, decode, encode
+from ringside.view.server.history import MEANS, History, decode, encode
 
 
 def record(step: int, rank: int, own: float, **more: float) -> StepRecord:

@@ -24,8 +24,8 @@ from playwright.sync_api import sync_playwright
 from tests.view.served import LIMIT_S, serving
 
 from ringside.text import digits, duration, share
-from ringside.view.serve_feed import Feed, packed_rows
-from ringside.view.serve_history import Rows
+from ringside.view.server.feed import Feed, packed_rows
+from ringside.view.server.history import Rows
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]

@@ -10,7 +10,7 @@ from ringside.monitor.summary import summarise
 from ringside.monitor.verdict import Verdict
 from ringside.text import ms, sparkline
 from ringside.text import short_size as size
-from ringside.view.following import Following
+from ringside.view.run.live import Following
 from ringside.view.terminal import closing, picture, status_line, verdict_line
 
 FLOATS = st.lists(st.floats(-1e6, 1e6), max_size=300)

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from tests.recorded_runs import own_times, slow_run, write_run
 
 from ringside.errors import RingsideError
-from ringside.view.live import RankNow
-from ringside.view.top_once import as_json, once_lines
-from ringside.view.top_plain import in_ascii, printable, speaks_utf8
-from ringside.view.top_rows import SORTS, Order, Sparks, arrange, fit_columns, heading, matches, row
-from ringside.view.top_source import Local, Snapshot, look
-from ringside.view.top_words import all_verdicts, first_line, rank_detail, verdict_block
+from ringside.view.run.live import RankNow
+from ringside.view.tui.console import in_ascii, printable, speaks_utf8
+from ringside.view.tui.rank_table import SORTS, Order, Sparks, arrange, fit_columns, heading, matches, row
+from ringside.view.tui.source import Local, Snapshot, look
+from ringside.view.tui.text import all_verdicts, as_json, first_line, once_lines, rank_detail, verdict_block
 
 VERDICT = {
     "kind": "slow_rank", "ranks": [2], "since_step": 60, "detected_step": 66, "excess_ratio": 0.3,

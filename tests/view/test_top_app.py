@@ -15,10 +15,9 @@ pytest.importorskip("textual", reason="textual is not installed here")
 
 from textual import events
 
-from ringside.view.top_app import Page, TopApp
-from ringside.view.top_rows import Order
-from ringside.view.top_source import Local
-from ringside.view.top_table import RankTable
+from ringside.view.tui.app import Page, TopApp
+from ringside.view.tui.rank_table import Order, RankTable
+from ringside.view.tui.source import Local
 
 VERDICT = {
     "kind": "slow_rank", "ranks": [5], "since_step": 80, "detected_step": 88, "excess_ratio": 0.3,

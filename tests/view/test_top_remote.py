@@ -16,13 +16,12 @@ from tests.recorded_runs import slow_run
 from tests.support.waiting import until
 
 from ringside.errors import RingsideError, UsageError
-from ringside.view import top_remote
-from ringside.view.serve_feed import Feed
-from ringside.view.top_once import once_lines
-from ringside.view.top_remote import Remote
-from ringside.view.top_rows import Order, Sparks
-from ringside.view.top_source import Local, look
-from ringside.view.top_words import rank_detail, verdict_block
+from ringside.view.server.feed import Feed
+from ringside.view.tui import remote as top_remote
+from ringside.view.tui.rank_table import Order, Sparks
+from ringside.view.tui.remote import Remote
+from ringside.view.tui.source import Local, look
+from ringside.view.tui.text import once_lines, rank_detail, verdict_block
 
 Answer = tuple[int, bytes]
 VERDICT = {

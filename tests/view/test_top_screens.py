@@ -18,8 +18,8 @@ pytest.importorskip("textual", reason="textual is not installed here")
 
 from textual.strip import Strip
 
-from ringside.view.top_app import TopApp
-from ringside.view.top_source import Local
+from ringside.view.tui.app import TopApp
+from ringside.view.tui.source import Local
 
 SCREENS = Path(__file__).parent / "screens"
 VERDICT = {

@@ -11,8 +11,8 @@ from tests.recorded_runs import own_times, slow_run, write_run
 
 from ringside.commands import main
 from ringside.monitor.registry import register
-from ringside.view.recorded import Run
-from ringside.view.serve_port import holder, listen
+from ringside.view.run.recorded import Run
+from ringside.view.server.guard import holder, listen
 
 STEPS, RANKS = 40, 4
 MARKUP = '<img src=x onerror=alert(1)>"\u0000</script>\x1b[2J'

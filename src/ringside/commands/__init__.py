@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from ringside.errors import RingsideError, UsageError
-from ringside.view.top_plain import never_raises, printable_lines
+from ringside.view.tui.console import never_raises, printable_lines
 
 VERBS = (
     "demo",

@@ -27,9 +27,9 @@ from ringside.errors import UsageError
 from ringside.monitor.run_directory import finite
 from ringside.monitor.verdict import headline
 from ringside.text import duration, share
-from ringside.view.comparison import WARM_UP_STEPS, Change, Comparison, compare
-from ringside.view.recorded import Run
-from ringside.view.top_plain import SafeConsole
+from ringside.view.run.comparison import WARM_UP_STEPS, Change, Comparison, compare
+from ringside.view.run.recorded import Run
+from ringside.view.tui.console import SafeConsole
 
 HELP = "hold two runs side by side; for CI, fail where a step became slower"
 

@@ -54,7 +54,7 @@ from ringside.files import append_to_file
 from ringside.launch.follow import Show, choose_directory, conclude, environment, follow
 from ringside.launch.torchrun import Launch, stop_requests
 from ringside.monitor.verdict import Verdict
-from ringside.view.following import Finding, Following
+from ringside.view.run.live import Finding, Following
 from ringside.view.terminal import closing, open_console, picture, status_line, verdict_line
 
 HELP = "train a small GPT here, slow a rank down, and see it named"

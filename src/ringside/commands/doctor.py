@@ -29,9 +29,9 @@ from ringside.doctor.files.progress import OnStream
 from ringside.doctor.findings import QUESTIONS, Findings, as_json
 from ringside.errors import UsageError
 from ringside.files import write_user_file
-from ringside.view.answers import answer
-from ringside.view.doctor_words import tell, what_if_line
-from ringside.view.top_plain import SafeConsole
+from ringside.view.findings_text import tell, what_if_line
+from ringside.view.tui.console import SafeConsole
+from ringside.view.verdict_text import answer
 
 HELP = "say what happened in a run that failed or crawled, from traces, dumps and logs"
 HEALTHY, VERDICTS, NOTHING_READABLE = 0, 1, 3
@@ -114,7 +114,7 @@ def _print_notes(findings: Findings, console: Console) -> None:
 
 
 def _write_page(findings: Findings, path: Path) -> None:
-    from ringside.view.doctor_page import render_page
+    from ringside.view.html.doctor import render_page
 
     try:
         write_user_file(path, render_page(findings))

@@ -20,9 +20,8 @@ from pathlib import Path
 from ringside.errors import RingsideError, UsageError
 from ringside.files import write_user_file
 from ringside.schedule import ALGORITHMS, COLLECTIVES, Schedule, by_name, hierarchical, pipelined, relabel
-from ringside.view.drawing import schedule_html, schedule_sheet
-from ringside.view.drawing_text import schedule_text
-from ringside.view.drawing_words import counted
+from ringside.view.schedule.drawing import schedule_html, schedule_sheet
+from ringside.view.schedule.text import counted, schedule_text
 
 HELP = "draw an algorithm as a picture that steps through its rounds"
 

@@ -21,11 +21,11 @@ from ringside.predict.plan import Plan, Question, plan
 from ringside.predict.topology import Topology
 from ringside.predict.topology_read import load_topology, preset, presets
 from ringside.text import size_bytes
-from ringside.view.plan_page import plan_page
-from ringside.view.plan_words import long, short
-from ringside.view.recorded import Run
-from ringside.view.recorded_step import host_sizes, recorded_step
-from ringside.view.top_plain import printable_lines
+from ringside.view.html.plan import plan_page
+from ringside.view.plan_text import long, short
+from ringside.view.run.recorded import Run
+from ringside.view.run.training_step import host_sizes, recorded_step
+from ringside.view.tui.console import printable_lines
 
 SCHEMA = 1
 DEFAULT_BYTES = 1e9

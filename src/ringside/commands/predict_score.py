@@ -49,8 +49,8 @@ from ringside.predict.summary import Summary, summary
 from ringside.predict.tables import Table, read_tables
 from ringside.text import parse_size
 from ringside.text import short_size as size
-from ringside.view.score_page import MODES, score_page
-from ringside.view.top_plain import SafeConsole
+from ringside.view.html.score import MODES, score_page
+from ringside.view.tui.console import SafeConsole
 
 HELP = "hold predictions against measured tables: nccl-tests, OSU, CSV"
 SCHEMA = 1

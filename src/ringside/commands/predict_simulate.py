@@ -31,9 +31,9 @@ from ringside.predict.simulate import simulate
 from ringside.predict.simulated_band import UNSEEN, in_words, simulated_band
 from ringside.predict.timeline import Timeline
 from ringside.text import size_bytes
-from ringside.view.moving import timeline_page
-from ringside.view.perfetto_timeline import write_timeline
-from ringside.view.top_plain import printable_lines
+from ringside.view.export.perfetto import write_timeline
+from ringside.view.html.simulation import timeline_page
+from ringside.view.tui.console import printable_lines
 
 HELP = "play a schedule over a topology: times, critical path, an animation, a trace"
 SCHEMA = 1

@@ -23,11 +23,11 @@ from rich.text import Text
 from ringside.monitor.run_directory import REPORT, RunReader
 from ringside.monitor.summary import finish
 from ringside.text import duration, share
-from ringside.view.markdown import render_markdown
-from ringside.view.perfetto import steps_between, write_perfetto
-from ringside.view.recorded import Run
-from ringside.view.report_words import all_is_well, no_verdict, tell
-from ringside.view.top_plain import SafeConsole, printable_lines
+from ringside.view.export.markdown import render_markdown
+from ringside.view.export.perfetto import steps_between, write_perfetto
+from ringside.view.run.recorded import Run
+from ringside.view.tui.console import SafeConsole, printable_lines
+from ringside.view.verdict_text import all_is_well, no_verdict, tell
 
 HELP = "build a run's report.html and summary.json, and print the verdict"
 SHOWN_RANKS = 10

@@ -35,7 +35,7 @@ from ringside.monitor.alerts_settings import METRICS_PORT, ON_VERDICT, AlertSett
 from ringside.monitor.digest_settings import DIGEST_EVERY, digest_steps
 from ringside.monitor.run_directory import RUN
 from ringside.monitor.verdict import Verdict, name_ranks
-from ringside.view.following import Finding, Following
+from ringside.view.run.live import Finding, Following
 from ringside.view.terminal import closing, open_console, verdict_line
 
 HELP = "watch an unmodified DDP script, started as by torchrun"

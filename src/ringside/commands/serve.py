@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 from ringside.errors import UsageError
-from ringside.view.serve_guard import TOKEN, check_address
+from ringside.view.server.guard import TOKEN, check_address
 
 HELP = "show a run as a live page in the browser"
 PORT = 8777
@@ -39,10 +39,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C; the address is printed on stdout."""
     try:
-        from ringside.view.serve import serve
+        from ringside.view.server.app import serve
     except ImportError as error:
         raise UsageError(f"the page needs {error.name}: pip install 'ringside[web]'") from None
-    from ringside.view.serve_runs import Runs, newest_run
+    from ringside.view.server.runs import Runs, newest_run
 
     token = os.environ.get(TOKEN, "") if args.token is None else args.token
     host = check_address(args.host, token)

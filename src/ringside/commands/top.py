@@ -30,11 +30,11 @@ from typing import TextIO
 from ringside.errors import RingsideError, UsageError
 from ringside.monitor.registry import running
 from ringside.monitor.run_directory import RUN, runs_under
-from ringside.view.top_once import as_json, once_lines
-from ringside.view.top_plain import in_ascii, printable, speaks_utf8
-from ringside.view.top_remote import Remote
-from ringside.view.top_rows import SORTS, Order
-from ringside.view.top_source import Local, Snapshot, Source, look
+from ringside.view.tui.console import in_ascii, printable, speaks_utf8
+from ringside.view.tui.rank_table import SORTS, Order
+from ringside.view.tui.remote import Remote
+from ringside.view.tui.source import Local, Snapshot, Source, look
+from ringside.view.tui.text import as_json, once_lines
 
 HELP = "watch a running job from another shell, rank by rank"
 RUNS = Path("runs")
@@ -132,7 +132,7 @@ def _look_until_it_is_known(source: Source) -> Snapshot:
 
 def _draw(source: Source, order: Order, remark: str) -> int:
     try:
-        from ringside.view.top_app import TopApp
+        from ringside.view.tui.app import TopApp
     except ImportError:
         raise UsageError(
             "the live screen needs textual: pip install 'ringside[tui]'; `ringside top --once` works without it"

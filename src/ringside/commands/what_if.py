@@ -48,11 +48,11 @@ from ringside.predict.what_if import Answer, Change, Step, what_if
 from ringside.predict.what_if_play import played
 from ringside.predict.what_if_price import lawful
 from ringside.text import size_bytes
-from ringside.view.recorded import Run
-from ringside.view.recorded_step import recorded_step
-from ringside.view.top_plain import printable_lines
-from ringside.view.what_if_page import what_if_page
-from ringside.view.what_if_words import Rates, asked, words
+from ringside.view.html.what_if import what_if_page
+from ringside.view.run.recorded import Run
+from ringside.view.run.training_step import recorded_step
+from ringside.view.tui.console import printable_lines
+from ringside.view.what_if_text import Rates, asked, words
 
 HELP = "what one slow rank, link or rail, more hosts or another algorithm would change"
 SCHEMA = 1

@@ -13,9 +13,9 @@ from typing import Any
 
 from ringside.errors import UsageError
 from ringside.monitor.registry import running
-from ringside.view.top_once import once_lines
-from ringside.view.top_rows import Order
-from ringside.view.top_source import Local, look
+from ringside.view.tui.rank_table import Order
+from ringside.view.tui.source import Local, look
+from ringside.view.tui.text import once_lines
 
 WIDTH = 140
 NOT_YET = "Nothing is recorded yet: the first step of an attached model begins a run."

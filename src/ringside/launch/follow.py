@@ -23,7 +23,7 @@ from ringside.monitor.summary import finish
 from ringside.monitor.table import tabulate
 from ringside.monitor.verdict import Verdict
 from ringside.processes import Death
-from ringside.view.following import Finding, Following
+from ringside.view.run.live import Finding, Following
 
 POLL_S = 0.12
 ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -177,8 +177,7 @@ def _settings(environ: Mapping[str, str]) -> AlertSettings:
 def _serve(endpoint: Endpoint, figures: Callable[[], Figures]) -> Server | None:
     # Like the summary asks for its page: the one arrow from the monitor to a view, and only while it runs.
     try:
-        from ringside.view.metrics import render
-        from ringside.view.metrics_server import MetricsServer
+        from ringside.view.export.prometheus import MetricsServer, render
 
         return MetricsServer(endpoint, lambda accept: render(figures(), accept))
     except ImportError:

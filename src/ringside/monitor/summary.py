@@ -105,7 +105,7 @@ def finish(run_dir: str | os.PathLike[str], *, extra: Mapping[str, Any] | None =
         RingsideError: It cannot be read or written.
     """
     # The one arrow that points from the monitor to a view, and only while it runs: a run ends with its report.
-    from ringside.view.report import render_report
+    from ringside.view.html.run_report import render_report
 
     reader = RunReader(run_dir)
     summary, table = assess(reader, extra=extra)

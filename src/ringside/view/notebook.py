@@ -13,12 +13,12 @@ from typing import Any
 
 from ringside.errors import UsageError
 from ringside.text import duration, share
-from ringside.view.live import RankNow
-from ringside.view.top_plain import printable
-from ringside.view.top_remote import Remote
-from ringside.view.top_rows import Order, Sparks, arrange
-from ringside.view.top_source import Local, Open, Snapshot, Source, look
-from ringside.view.top_words import first_line, headline_of, price, verdict_block
+from ringside.view.run.live import RankNow
+from ringside.view.tui.console import printable
+from ringside.view.tui.rank_table import Order, Sparks, arrange
+from ringside.view.tui.remote import Remote
+from ringside.view.tui.source import Local, Open, Snapshot, Source, look
+from ringside.view.tui.text import first_line, headline_of, price, verdict_block
 
 try:
     import anywidget

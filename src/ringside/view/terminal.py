@@ -15,9 +15,9 @@ from ringside.monitor.revised import notes
 from ringside.monitor.verdict import Verdict, headline, percent
 from ringside.text import clock, ms, sparkline
 from ringside.text import short_size as size
-from ringside.view.answers import sentence, sign
-from ringside.view.following import Finding, Following, RankFigures
-from ringside.view.top_plain import SafeConsole
+from ringside.view.run.live import Finding, Following, RankFigures
+from ringside.view.tui.console import SafeConsole
+from ringside.view.verdict_text import sentence, sign
 
 RANKS_SHOWN = 10
 BAR_CELLS = 36

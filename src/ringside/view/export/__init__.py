@@ -1,0 +1,1 @@
+"""view/export/__init__.py"""

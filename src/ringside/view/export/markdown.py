@@ -1,0 +1,106 @@
+"""A run's report as Markdown, for pull requests and job summaries: the verdict first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ringside.monitor.questions import QUESTIONS, read_answers
+from ringside.monitor.records import RunInfo
+from ringside.monitor.revised import notes
+from ringside.text import duration, share, size
+from ringside.view.verdict_text import all_is_well, no_verdict, tell
+
+SHOWN_RANKS = 16
+
+
+def render_markdown(summary: dict[str, Any], info: RunInfo) -> str:
+    """Return a report in GitHub's Markdown.
+
+    Args:
+        summary: The content of `summary.json`.
+        info: The content of `run.json`.
+    """
+    parts = [
+        f"# {escape(info.name)}",
+        *_verdicts(summary),
+        *(f"*{escape(words)}*" for words in notes(summary)),
+        _figures(summary, info),
+        *_answers(summary),
+        _ranks(summary),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def escape(text: str) -> str:
+    """Return text that Markdown and the HTML in it leave as it is."""
+    text = " ".join(text.split())
+    for character in "\\`*_[]|#":
+        text = text.replace(character, "\\" + character)
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _verdicts(summary: dict[str, Any]) -> list[str]:
+    told = [tell(content, summary) for content in summary["verdicts"]]
+    if not told:
+        return [f"**{escape(no_verdict(summary))}** {escape(all_is_well(summary))}"]
+    return [
+        f"## {escape(one.headline)}\n\n"
+        + "\n".join(
+            f"- **{name}**: {escape(text)}"
+            for name, text in (("When", one.when), ("Why", one.why), ("Price", one.price), ("Next", one.next))
+            if text
+        )
+        for one in told
+    ]
+
+
+def _figures(summary: dict[str, Any], info: RunInfo) -> str:
+    step, sync, overhead = summary["step_seconds"], summary["sync"], summary["overhead"]
+    rows = [
+        ("steps", str(summary["steps"])),
+        ("ranks", f"{info.world_size} on {len(set(info.hosts)) or 1} host(s)"),
+        ("gradients carried by", sync["engine"] + (f", {sync['algorithm']}" if sync["algorithm"] else "")),
+        ("step time, median / 95th percentile", f"{duration(step['median'])} / {duration(step['p95'])}"),
+        ("exposed synchronisation per step", duration(sync["exposed_seconds_per_step"])),
+        ("payload per step", size(sync["payload_bytes_per_step"])),
+        ("Ringside's own time per step", duration(overhead["seconds_per_step"])),
+    ]
+    return _table(("figure", "value"), [(name, escape(value)) for name, value in rows])
+
+
+def _answers(summary: dict[str, Any]) -> list[str]:
+    answers = read_answers(summary.get("questions"))
+    if not answers:
+        return []
+    lines = [
+        f"- {QUESTIONS[name]} **{_word(answer.answer)}.** {escape(answer.words)}"
+        for name, answer in answers.items()
+        if name in QUESTIONS
+    ]
+    return ["## Four questions\n\n" + "\n".join(lines)]
+
+
+def _word(answer: bool | None) -> str:
+    return "cannot be told" if answer is None else "yes" if answer else "no"
+
+
+def _ranks(summary: dict[str, Any]) -> str:
+    ranks = sorted(summary["ranks"], key=lambda rank: -(rank["excess_ratio"] or 0.0))
+    rows = [
+        (
+            str(rank["rank"]),
+            escape(str(rank["host"])),
+            duration(rank["own_seconds_median"]),
+            duration(rank["wait_seconds_median"]),
+            share(rank["excess_ratio"]),
+        )
+        for rank in ranks[:SHOWN_RANKS]
+    ]
+    rest = f"\n\nThe slowest {SHOWN_RANKS} of {len(ranks)} ranks." if len(ranks) > SHOWN_RANKS else ""
+    return "## Ranks\n\n" + _table(("rank", "host", "own", "wait", "excess"), rows) + rest
+
+
+def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [heads, tuple("---" for _ in heads), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

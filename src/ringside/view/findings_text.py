@@ -1,0 +1,87 @@
+"""The doctor's findings in plain words, for the terminal and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ringside.monitor.verdict import Verdict, headline, name_ranks, percent
+from ringside.text import label, rank_time
+from ringside.view.verdict_text import sentence
+
+_MANY = 6
+
+
+@dataclass(frozen=True)
+class Told:
+    """One verdict in words: each part a sentence, empty where there is nothing to say."""
+
+    headline: str
+    why: str
+    price: str
+    next: str
+
+
+def tell(verdict: Verdict) -> Told:
+    """Return a verdict in words; of kinds that the monitor has no sentence for, with one of its own."""
+    cost = verdict.cost_rank_seconds
+    return Told(
+        headline=sentence(_headline(verdict)),
+        why=sentence(verdict.cause),
+        price=f"{rank_time(cost)} lost." if cost > 0 else "",
+        next=sentence(verdict.advice),
+    )
+
+
+def _headline(verdict: Verdict) -> str:
+    who = _who(verdict.ranks)
+    plural = len(verdict.ranks) != 1
+    if verdict.kind == "hang" and verdict.evidence.get("stopped"):
+        return f"{who} stopped: the job hangs"
+    if verdict.kind == "hang" and not verdict.ranks:
+        return "the job hangs"
+    if verdict.kind == "mismatch":
+        if "collective" in verdict.evidence:
+            return f"{who} called something else than the others"
+        return (
+            f"{who} {'differ' if plural else 'differs'} from the others in {verdict.evidence.get('what', 'something')}"
+        )
+    if verdict.kind == "broken_ring":
+        what = verdict.evidence.get("what")
+        if what == "crosses hosts":
+            return "the ring crosses between hosts more often than it needs to"
+        if what == "sockets":
+            return f"{who if verdict.ranks else 'traffic between hosts'} fell back to TCP sockets"
+        return f"the ring is broken at {who}"
+    sentences = {
+        "dead_rank": f"{who} died" if verdict.ranks else "a rank died",
+    }
+    return sentences.get(verdict.kind) or _of_many(headline(verdict).replace(name_ranks(verdict.ranks), who), plural)
+
+
+def _of_many(sentence: str, plural: bool) -> str:
+    """The monitor names one rank at a time; several `get`, `need` and `wait`."""
+    for one, many in (
+        (" gets ", " get "),
+        (" needs ", " need "),
+        (" waits ", " wait "),
+        (" is ", " are "),
+        (" its ", " their "),
+    ):
+        sentence = sentence.replace(one, many) if plural and not sentence.startswith("the ") else sentence
+    return sentence
+
+
+def _who(ranks: list[int]) -> str:
+    if len(ranks) <= _MANY:
+        return name_ranks(ranks)
+    return f"ranks {', '.join(map(str, ranks[: _MANY - 1]))} and {len(ranks) - _MANY + 1} more"
+
+
+def what_if_line(content: Mapping[str, object]) -> str:
+    """Return the figures of a replayed timeline in one line: shares as percentages, the rest as it is."""
+    known = {key: value for key, value in content.items() if isinstance(value, float | int)}
+    said = [f"slowdown {known['slowdown']:.3f}"] if "slowdown" in known else []
+    said += [f"{label(key)} {percent(value)}" for key, value in known.items() if key.endswith("_share")]
+    said += [f"cost {rank_time(3600 * known['cost_rank_hours'])}"] if "cost_rank_hours" in known else []
+    return ", ".join(said)

@@ -1,0 +1,1 @@
+"""view/html/__init__.py"""

@@ -1,0 +1,96 @@
+"""The answer of a what-if as a page: the difference, what it costs, and both steps drawn on the same time axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ringside.predict.band import Band
+from ringside.predict.timeline import Timeline
+from ringside.predict.what_if import Answer, Change, work
+from ringside.text import digits, duration, share
+from ringside.view.html.gantt import gantt
+from ringside.view.html.page import footer, page, table, tiles, verdict
+from ringside.view.plan_text import hardware
+from ringside.view.schedule.svg import asset
+from ringside.view.what_if_text import PARTS, Rates, asked, ends_of, positive, prices, sentence, sure, way
+
+NOTE = (
+    "Own work waits for the slowest rank. The pictures show one bucket's all-reduce from when the first rank has come "
+    "until the last is done, each rank as late as its own work is longer. A GPU library's algorithm is drawn as the "
+    "schedule that is like it; what it costs follows the library's law. What is played is exact for the topology's "
+    "figures and has no band; what a step takes has one."
+)
+TOO_SHORT = 12  # times shorter than the other picture: it would be a line
+Pair = tuple[Timeline | None, Timeline | None]
+
+
+def what_if_page(answer: Answer, change: Change, played: Pair, rates: Rates) -> str:
+    """Return the page; one file that needs no other.
+
+    Args:
+        answer: The answer.
+        change: What was asked.
+        played: The synchronisation before and after, where it could be played.
+        rates: What a rank costs.
+    """
+    longer = answer.delta.value
+    kind = "bad" if longer > 0 else "well" if longer < 0 else "open"
+    headline = sentence(answer)
+    body = [
+        verdict(f"what if {asked(change)}", headline[:1].upper() + headline[1:] + ".", _lines(answer, played[1]), kind),
+        tiles(_tiles(answer, rates)),
+        *_pictures(played),
+        *_shares(played),
+        footer(NOTE),
+    ]
+    ranks = answer.before.topology.ranks
+    return page(f"What if {asked(change)}", "what if", body, meta=f"{ranks} ranks", js=asset("report.js"))
+
+
+def _lines(answer: Answer, after: Timeline | None) -> Iterator[tuple[str, str]]:
+    before, then = answer.step_s
+    ends = " → ".join(map(sure, answer.steps))
+    yield "Step", ends + (f", {share(then / before - 1)}" if before else "")
+    yield "Guilty", "; ".join(map(str, after.blamed[:PARTS])) if after is not None else ""
+    yield "Where", hardware(answer.before.topology)
+    for why in answer.extrapolated:
+        yield "Extrapolated", why
+
+
+def _tiles(answer: Answer, rates: Rates) -> Iterator[tuple[str, str, str]]:
+    hours = answer.rank_hours_per_day
+    if hours is not None:
+        word = "saved" if hours.value < 0 else "lost"
+        most = f"of {24 * answer.after.topology.ranks}"
+        yield f"rank-hours a day {word}", digits(abs(hours.value)), f"{ends_of(positive(hours), digits)}, {most}"
+        for text in prices(positive(hours), rates):
+            value, _, more = text.partition(" (")
+            yield "price a day", value, more.replace(")", ",", 1)
+        yield "own work", *_change(work(answer.before), work(answer.after))
+    yield "left of synchronisation", *_change(*(one.seconds for one in answer.left))
+    before, after = (one.bucket for one in answer.left)
+    if before is not None and after is not None:
+        yield "one bucket", *_change(before, after)
+
+
+def _change(before: Band, after: Band) -> tuple[str, str]:
+    """Return the value of a tile, and its band and what was before."""
+    return duration(after.value), f"{ends_of(after)}; before {duration(before.value)}, {ends_of(before)}"
+
+
+def _pictures(played: Pair) -> Iterator[str]:
+    longest = max((one.seconds for one in played if one is not None), default=0.0)
+    for timeline, title in zip(played, ("Before", "After"), strict=True):
+        if timeline is not None:
+            alike = timeline.seconds * TOO_SHORT > longest
+            text = f"{title}: {duration(timeline.seconds)}, {way(timeline)} among {timeline.schedule.ranks} ranks"
+            note = f"Guilty: {timeline.guilty}." + ("" if alike else " On a time axis of its own.")
+            yield gantt(timeline, text, longest if alike else None, note)
+
+
+def _shares(played: Pair) -> Iterator[str]:
+    before, after = (one.shares if one is not None else {} for one in played)
+    names = sorted({*before, *after}, key=lambda name: -after.get(name, 0.0))
+    rows = [(name, duration(before.get(name, 0.0)), duration(after.get(name, 0.0))) for name in names]
+    if rows:
+        yield table("What the critical path consists of", ("", "before", "after"), rows)

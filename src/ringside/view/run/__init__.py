@@ -1,0 +1,1 @@
+"""view/run/__init__.py"""

@@ -1,0 +1,164 @@
+"""Two runs side by side: what changed, and whether by more than chance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from ringside.errors import UsageError
+from ringside.monitor.excess import Floats, row_medians
+from ringside.monitor.verdict import Verdict
+from ringside.view.run.recorded import Run
+
+WARM_UP_STEPS = 5
+RESAMPLES = 1_000
+BLOCKS = 16
+"""Steps follow each other: blocks of neighbours are drawn, so that slow drifts widen the interval (Künsch 1989)."""
+
+FEWEST_STEPS = 10
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure of two runs.
+
+    Args:
+        name: What it is.
+        before: Median over the steps of the first run, seconds (or per second, for throughput).
+        after: The same of the second.
+        ratio: after / before − 1: 0.05 means 5 % more.
+        low: Lower end of a 95 % interval of `ratio`.
+        high: Upper end.
+    """
+
+    name: str
+    before: float
+    after: float
+    ratio: float
+    low: float
+    high: float
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether chance alone does not explain it."""
+        return self.low > 0 or self.high < 0
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """What `ringside compare` found.
+
+    Args:
+        step: The time of a step, which `--fail-over` is about.
+        changes: All figures, that one first.
+        new_verdicts: Kinds and ranks found in the second run and not in the first.
+        gone_verdicts: Found in the first and not in the second.
+        remarks: What makes the two runs hard to compare.
+    """
+
+    step: Change
+    changes: list[Change]
+    new_verdicts: list[Verdict]
+    gone_verdicts: list[Verdict]
+    remarks: list[str]
+
+    def is_slower_than(self, limit: float) -> bool:
+        """Whether a step takes longer by more than `limit` (0.05 is 5 %), and longer beyond chance."""
+        return self.step.ratio > limit and self.step.low > 0
+
+
+FIGURES: dict[str, Callable[[Run], Floats]] = {
+    "step time": lambda run: run.step_seconds,
+    "own time, slowest rank": lambda run: _of_ranks(run.own_seconds, np.nanmax),
+    "own time, median rank": lambda run: row_medians(run.own_seconds),
+    "exposed sync": lambda run: _of_ranks(run["exposed_seconds"], np.nanmin),
+    "data": lambda run: row_medians(run["data_seconds"]),
+    "forward": lambda run: row_medians(run["forward_seconds"]),
+    "backward": lambda run: row_medians(run["backward_seconds"]),
+    "optimizer": lambda run: row_medians(run["optimizer_seconds"]),
+}
+"""Each figure of a run by step, seconds, float64 [steps]; of exposed sync what even the last rank could not hide."""
+
+
+def compare(before: Run, after: Run, *, warm_up_steps: int = WARM_UP_STEPS, seed: int = 0) -> Comparison:
+    """Hold two runs side by side.
+
+    Args:
+        before: The run to compare with.
+        after: The run in question.
+        warm_up_steps: First steps of each that count for nothing.
+        seed: Of the resampling behind the intervals.
+
+    Raises:
+        UsageError: One of them has too few steps.
+    """
+    for run in (before, after):
+        if len(run.steps) < warm_up_steps + FEWEST_STEPS:
+            raise UsageError(
+                f"{run.path} holds {len(run.steps)} steps; comparing needs {FEWEST_STEPS} after "
+                f"{warm_up_steps} of warm-up"
+            )
+    rng = np.random.default_rng(seed)
+    changes = [
+        _change(name, figure(before)[warm_up_steps:], figure(after)[warm_up_steps:], rng)
+        for name, figure in FIGURES.items()
+    ]
+    return Comparison(
+        step=changes[0],
+        changes=[change for change in changes if change.before > 0 or change.after > 0],
+        new_verdicts=_without(after.verdicts, before.verdicts),
+        gone_verdicts=_without(before.verdicts, after.verdicts),
+        remarks=_remarks(before, after),
+    )
+
+
+def _change(name: str, before: Floats, after: Floats, rng: np.random.Generator) -> Change:
+    medians = [_median(values) for values in (before, after)]
+    drawn = [_resampled(values[np.isfinite(values)], rng) for values in (before, after)]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = drawn[1] / drawn[0] - 1.0
+    known = ratios[np.isfinite(ratios)]
+    low, high = np.quantile(known, [0.025, 0.975]) if known.size else (math.nan, math.nan)
+    ratio = medians[1] / medians[0] - 1.0 if medians[0] > 0 else math.nan
+    return Change(name=name, before=medians[0], after=medians[1], ratio=ratio, low=float(low), high=float(high))
+
+
+def _resampled(values: Floats, rng: np.random.Generator) -> Floats:
+    """Medians of series drawn from blocks of neighbouring steps, float64 [RESAMPLES]."""
+    if not values.size:
+        return np.full(RESAMPLES, np.nan)
+    length = max(len(values) // BLOCKS, 1)
+    count = -(-len(values) // length)
+    begins = rng.integers(0, len(values) - length + 1, (RESAMPLES, count))
+    rows = (begins[:, :, None] + np.arange(length)).reshape(RESAMPLES, -1)[:, : len(values)]
+    medians: Floats = np.median(values[rows], axis=1)
+    return medians
+
+
+def _median(values: Floats) -> float:
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if known.size else 0.0
+
+
+def _of_ranks(values: Floats, of: Callable[..., Floats]) -> Floats:
+    result = np.full(len(values), np.nan)
+    known = ~np.isnan(values).all(axis=1)
+    result[known] = of(values[known], axis=1)
+    return result
+
+
+def _without(some: list[Verdict], others: list[Verdict]) -> list[Verdict]:
+    known = {(verdict.kind, tuple(verdict.ranks)) for verdict in others}
+    return [verdict for verdict in some if (verdict.kind, tuple(verdict.ranks)) not in known]
+
+
+def _remarks(before: Run, after: Run) -> list[str]:
+    pairs = (
+        ("ranks", before.ranks, after.ranks),
+        ("hosts", len(set(before.info.hosts)), len(set(after.info.hosts))),
+        ("engine", before.info.engine, after.info.engine),
+        ("payload per step", *(run.summary["sync"]["payload_bytes_per_step"] for run in (before, after))),
+        *((name, before.info.versions.get(name), after.info.versions.get(name)) for name in ("torch", "ringside")),
+    )
+    return [f"{name} differs: {one} and {other}" for name, one, other in pairs if one != other]

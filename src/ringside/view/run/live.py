@@ -1,0 +1,421 @@
+"""A run that goes on, as live views see it: the newest steps of every rank as arrays, and what was found.
+
+Memory is bounded by ranks, not by steps. A run directory that vanishes, or that another run takes over, is followed
+anew: a view stays open over a restart of the job.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ringside.decoding import UNDECODABLE
+from ringside.monitor.metering import Metered, meter_of
+from ringside.monitor.records import RunInfo, StepRecord
+from ringside.monitor.revised import NOTES_KEPT, Revised, read_revised
+from ringside.monitor.run_directory import RUN, Event, RunReader
+from ringside.monitor.verdict import Verdict
+
+# -------------------------------------------------------------------------------------------------
+# What a live view knows of a run: the newest of its records and events, in memory that does not grow with steps.
+
+RECENT_STEPS = 16
+LOSSES_KEPT = 4096
+
+
+@dataclass(frozen=True)
+class RankFigures:
+    """One rank's medians over the last few steps, seconds; NaN where nothing is known."""
+
+    rank: int
+    own_seconds: float
+    wait_seconds: float
+    exposed_seconds: float
+
+
+@dataclass
+class Finding:
+    """A verdict and what it costs by now.
+
+    Args:
+        verdict: As it was reached.
+        meter: Adds up its price; None for verdicts that have none.
+        over: Whether its episode has ended.
+        final: What it cost in all, as told when it ended, rank-seconds; 0: not told.
+    """
+
+    verdict: Verdict
+    meter: Metered | None
+    over: bool = False
+    final: float = 0.0
+
+    @property
+    def cost_rank_seconds(self) -> float:
+        """The price so far, in rank-seconds."""
+        if self.over and self.final > 0:
+            return self.final
+        return self.meter.rank_seconds if self.meter is not None else self.verdict.cost_rank_seconds
+
+
+@dataclass
+class Following:
+    """A run as far as it has been read.
+
+    Attributes:
+        info: What is known from its start; None before.
+        step: The newest step of any rank, −1 before the first.
+        of: How many steps are planned; 0 where nobody said.
+        stage: What is going on: `starting`, `training`, `comparison`, `ended`.
+        done: How far the comparison is, 0 to 1.
+        findings: The verdicts so far, in order.
+        comparison: What the comparison found, once it is done.
+        losses: Mean loss over ranks of the newest steps, oldest first.
+        revised: When gradients went another way between hosts, oldest first.
+    """
+
+    info: RunInfo | None = None
+    step: int = -1
+    of: int = 0
+    stage: str = "starting"
+    done: float = 0.0
+    findings: list[Finding] = field(default_factory=list)
+    comparison: dict[str, Any] = field(default_factory=dict)
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES_KEPT))
+    revised: deque[Revised] = field(default_factory=lambda: deque(maxlen=NOTES_KEPT))
+    _rows: deque[dict[int, StepRecord]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    _row: dict[int, StepRecord] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks; 0 while it is not known."""
+        return self.info.world_size if self.info else 0
+
+    def start(self, info: RunInfo) -> None:
+        """Take in what is known from the start."""
+        self.info = info
+        self.stage = "training"
+
+    def feed(self, records: Iterable[StepRecord], events: Iterable[Event]) -> list[Finding]:
+        """Take in what was added to the run; return the verdicts among it.
+
+        Events come first: a verdict's price grows with the steps after it, which may have been read at once with it.
+        """
+        found = [self._hear_carefully(event) for event in events]
+        for record in records:  # the collector writes a step's records together
+            if record.step > self.step:
+                self._complete()
+                self.step = record.step
+            if record.step == self.step:
+                self._row[record.rank] = record
+        if len(self._row) == self.ranks:
+            self._complete()
+        return [finding for finding in found if finding is not None]
+
+    def figures(self) -> list[RankFigures]:
+        """Return each rank's figures."""
+        return [
+            RankFigures(
+                rank, *(self._middle(rank, name) for name in ("own_seconds", "wait_seconds", "exposed_seconds"))
+            )
+            for rank in range(self.ranks)
+        ]
+
+    def middle(self, name: str) -> float:
+        """Return the median of one field of the records over the last steps and all ranks; NaN if there are none."""
+        values = [getattr(record, name) for row in self._rows for record in row.values()]
+        return float(np.nanmedian(values)) if values else math.nan
+
+    def _middle(self, rank: int, name: str) -> float:
+        values = [getattr(row[rank], name) for row in self._rows if rank in row]
+        values = [value for value in values if math.isfinite(value)]
+        return float(np.median(values)) if values else math.nan
+
+    def _complete(self) -> None:
+        if not self._row:
+            return
+        losses = [record.loss for record in self._row.values() if record.loss is not None]
+        if losses:
+            self.losses.append(sum(losses) / len(losses))
+        own = np.full((1, self.ranks), np.nan)
+        for rank, record in self._row.items():
+            if rank < self.ranks:
+                own[0, rank] = record.own_seconds
+        for finding in self.findings:
+            if finding.meter is not None and not finding.over and self.step > finding.verdict.detected_step:
+                finding.meter.add(own)
+        self._rows.append(self._row)
+        self._row = {}
+
+    def _hear_carefully(self, event: Event) -> Finding | None:
+        """Anybody may have written the file: an event that is not what it should be is passed over."""
+        try:
+            return self._hear(event)
+        except (TypeError, ValueError, OverflowError):
+            return None
+
+    def _hear(self, event: Event) -> Finding | None:
+        kind = event["kind"]
+        if kind == "stage":
+            self.stage = str(event.get("stage", self.stage))
+            if self.stage == "training":
+                self.of = int(event.get("of", 0))
+            else:
+                self.done = event.get("done", 0) / max(event.get("of", 1), 1)
+        elif kind == "comparison":
+            self.comparison = {key: value for key, value in event.items() if key not in ("kind", "unix")}
+        elif kind in ("verdict", "repaired"):
+            return self._judge(event)
+        elif (revised := read_revised(event)) is not None:
+            self.revised.append(revised)
+        return None
+
+    def _judge(self, event: Event) -> Finding | None:
+        try:
+            verdict = msgspec.convert(event.get("verdict"), Verdict)
+        except UNDECODABLE:
+            return None
+        if event["kind"] == "repaired":
+            for finding in self.findings:
+                if (finding.verdict.kind, finding.verdict.ranks) == (verdict.kind, verdict.ranks) and not finding.over:
+                    finding.over, finding.final = True, verdict.cost_rank_seconds
+            return None
+        meter = None
+        if any(not 0 <= rank < self.ranks for rank in verdict.ranks):
+            return None
+        if verdict.kind in ("slow_rank", "uneven_work", "input_bound") and len(verdict.ranks) == 1:
+            meter = meter_of(verdict)
+        self.findings.append(Finding(verdict, meter))
+        return self.findings[-1]
+
+
+Floats32 = NDArray[np.float32]
+
+FIELDS = ("own_seconds", "wait_seconds", "wire_seconds", "exposed_seconds", "step_seconds", "sync_seconds")
+STEPS_KEPT = 512
+CELLS_KEPT = 2_000_000
+EVENTS_KEPT = 200
+MOST_STEPS = 1 << 53
+"""Whole numbers up to it are exact in every language a view is written in."""
+FEW = 16
+"""Steps that a rank's current figures are medians of."""
+
+
+@dataclass(frozen=True)
+class RankNow:
+    """One rank's figures now, medians over the last steps; seconds, NaN where nothing is known.
+
+    Args:
+        rank: Who.
+        host: Where.
+        step: Its newest step, −1 before the first.
+        own_seconds: Own time.
+        wait_seconds: Wait for the last rank.
+        wire_seconds: Bytes in flight.
+        excess_ratio: How much longer its own time is than the median of the others'.
+        verdicts: Kinds of the verdicts that are open on it.
+    """
+
+    rank: int
+    host: str
+    step: int
+    own_seconds: float
+    wait_seconds: float
+    wire_seconds: float
+    excess_ratio: float
+    verdicts: tuple[str, ...]
+
+
+class Live:
+    """Follows a run directory.
+
+    Args:
+        path: The run directory; it need not be there yet.
+        steps_kept: Steps to keep of each rank at most.
+        at_once: Records that one poll reads at most, so that of a long run something can be shown soon; None: all.
+
+    Attributes:
+        path: The run directory.
+        following: The run as far as it was read: stage, findings with prices, losses.
+        events: The newest events, oldest first.
+        version: Grows with whatever changed; a view that has drawn this version is up to date.
+        restarts: How often another run has begun in this directory.
+        fresh, fresh_events: What the last poll read.
+        behind: Whether it left records for the next.
+    """
+
+    def __init__(self, path: Path, *, steps_kept: int = STEPS_KEPT, at_once: int | None = None) -> None:
+        self.path = path
+        self.restarts = 0
+        self.version = 0
+        self.fresh: list[StepRecord] = []
+        self.fresh_events: list[Event] = []
+        self.following = Following()
+        self.events: list[Event] = []
+        self.ended = self.behind = False
+        self._steps_kept, self._at_once = steps_kept, at_once
+        self._reader: RunReader | None = None
+        self._unread: Iterator[StepRecord] = iter(())
+        self._identity: tuple[int, int] | None = None
+        self._begin(None)
+
+    def poll(self) -> bool:
+        """Read what was added; return whether anything changed.
+
+        Raises:
+            RingsideError: The run cannot be read (damaged, of a newer Ringside, permission, disk).
+        """
+        self.fresh, self.fresh_events = [], []
+        identity = self._look()
+        if identity is not None and identity != self._identity:
+            reader = RunReader(self.path)
+            self._begin(reader.info)
+            self._reader, self._identity = reader, identity
+        if self._reader is None:
+            return False
+        records, events = self._read(self._reader), self._reader.poll_events()
+        if records or events:
+            self.fresh, self.fresh_events = records, events
+            self._take(records)
+            self.events = [*self.events, *events][-EVENTS_KEPT:]
+            self.following.feed(records, events)
+            self.ended |= any(event["kind"] == "ended" for event in events)
+            self.version += 1
+        return bool(records or events)
+
+    @property
+    def info(self) -> RunInfo | None:
+        """What was known at the run's start; None before."""
+        return self.following.info
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks; 0 while it is not known."""
+        return self.following.ranks
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The verdicts so far, those that are open first, then by time."""
+        return sorted(self.following.findings, key=lambda finding: finding.over)
+
+    def steps(self) -> NDArray[np.int64]:
+        """Return the training steps that are kept, ascending, int64 [steps]."""
+        return self._steps[self._order()]
+
+    def rows(self, field: str) -> Floats32:
+        """Return one of `FIELDS` of the steps that are kept, float32 [steps, ranks]; NaN where nothing is known."""
+        rows: Floats32 = self._values[FIELDS.index(field)][self._order()]
+        return rows
+
+    def now(self) -> list[RankNow]:
+        """Return every rank's figures."""
+        info = self.info
+        if info is None:
+            return []
+        order = self._order()[-FEW:]
+        own, wait, wire = (_medians(self._values[FIELDS.index(f"{name}_seconds"), order]) for name in _SHOWN)
+        excess = _excess(own)
+        named: dict[int, list[str]] = {}
+        for finding in self.following.findings:
+            for rank in () if finding.over else finding.verdict.ranks:
+                named.setdefault(rank, []).append(finding.verdict.kind)
+        return [
+            RankNow(
+                rank=rank,
+                host=info.hosts[rank] if rank < len(info.hosts) else "",
+                step=int(self._newest[rank]),
+                own_seconds=float(own[rank]),
+                wait_seconds=float(wait[rank]),
+                wire_seconds=float(wire[rank]),
+                excess_ratio=float(excess[rank]),
+                verdicts=tuple(named.get(rank, ())),
+            )
+            for rank in range(self.ranks)
+        ]
+
+    def _read(self, reader: RunReader) -> list[StepRecord]:
+        if not self.behind:
+            self._unread = reader.iterate()
+        records = list(islice(self._unread, self._at_once))
+        self.behind = len(records) == self._at_once
+        return records
+
+    def _look(self) -> tuple[int, int] | None:
+        try:
+            status = (self.path / RUN).stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns
+
+    def _begin(self, info: RunInfo | None) -> None:
+        self.restarts += info is not None and self.info is not None
+        self.following = Following()
+        self.events, self.ended, self.behind = [], False, False
+        self.version += 1
+        ranks = info.world_size if info is not None else 0
+        kept = max(min(self._steps_kept, CELLS_KEPT // max(ranks * len(FIELDS), 1)), FEW)
+        self._values = np.full((len(FIELDS), kept, ranks), np.nan, dtype=np.float32)
+        self._steps = np.full(kept, -1, dtype=np.int64)
+        self._newest = np.full(ranks, -1, dtype=np.int64)
+        if info is not None:
+            self.following.start(info)
+
+    def _take(self, records: list[StepRecord]) -> None:
+        kept, ranks = len(self._steps), self.ranks
+        for record in records:
+            slot, step = record.step % kept, record.step
+            if not 0 <= record.rank < ranks or not self._steps[slot] <= step < MOST_STEPS:
+                continue
+            if self._steps[slot] != step:
+                self._steps[slot] = step
+                self._values[:, slot] = np.nan
+            self._values[:, slot, record.rank] = [getattr(record, name) for name in FIELDS]
+            self._newest[record.rank] = max(self._newest[record.rank], step)
+
+    def _order(self) -> NDArray[np.intp]:
+        order = np.argsort(self._steps, kind="stable")
+        return order[self._steps[order] >= 0]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what a view shows at the top, as plain data: stage, step, verdicts with prices."""
+        run = self.following
+        return {
+            "name": run.info.name if run.info else "",
+            "stage": "ended" if self.ended else run.stage,
+            "step": run.step,
+            "of": run.of,
+            "ranks": self.ranks,
+            "restarts": self.restarts,
+        }
+
+
+_SHOWN = ("own", "wait", "wire")
+
+
+def _medians(rows: Floats32) -> Floats32:
+    medians = np.full(rows.shape[1], np.nan, dtype=np.float32)
+    known = ~np.isnan(rows).all(axis=0)
+    if known.any():
+        medians[known] = np.nanmedian(rows[:, known], axis=0)
+    return medians
+
+
+def _excess(own: Floats32) -> NDArray[np.float64]:
+    """Each rank's own time over the median of all others', minus 1."""
+    known = np.isfinite(own)
+    excess = np.full(len(own), math.nan)
+    if known.sum() < 2:
+        return excess
+    ordered = np.sort(own[known])
+    for rank in np.flatnonzero(known):
+        others = np.delete(ordered, int(np.searchsorted(ordered, own[rank])))
+        excess[rank] = own[rank] / np.median(others) - 1.0
+    return excess

@@ -1,0 +1,154 @@
+"""A recorded run as a value: for notebooks, for comparisons, for exports. Only read, never changed."""
+
+from __future__ import annotations
+
+import html
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from ringside.errors import UsageError
+from ringside.monitor.excess import Floats, row_medians
+from ringside.monitor.records import RunInfo
+from ringside.monitor.run_directory import RunReader
+from ringside.monitor.summary import assess
+from ringside.monitor.table import FIELDS, Table, fill_waits
+from ringside.monitor.verdict import Verdict
+from ringside.text import duration, share
+from ringside.view.tui.console import without_controls
+from ringside.view.verdict_text import all_is_well, no_verdict, tell
+
+if TYPE_CHECKING:
+    import pandas
+
+SHOWN_RANKS = 16
+
+
+class Run:
+    """A run directory, read once; works on a run that is still going or was cut off.
+
+    >>> run = Run("runs/demo-1")  # doctest: +SKIP
+    >>> run.own_seconds.mean(axis=0)  # doctest: +SKIP
+
+    Args:
+        path: The run directory.
+
+    Attributes:
+        path: The run directory.
+        info: What was known at its start.
+        summary: The content of `summary.json`, judged anew from the records.
+
+    Raises:
+        UsageError: `path` is no run directory.
+        RingsideError: It is one and cannot be read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        reader = RunReader(path)
+        self.path = Path(path)
+        self.info: RunInfo = reader.info
+        self.summary, self._table = assess(reader)
+
+    @property
+    def table(self) -> Table:
+        """All records by field, step and rank."""
+        return self._table
+
+    @property
+    def steps(self) -> np.ndarray:
+        """Training step of each row of the arrays, int64 [steps]."""
+        return self._table.steps
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return self._table.ranks
+
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        """What was found, in order."""
+        return [tell(content, self.summary).verdict for content in self.summary["verdicts"]]
+
+    @cached_property
+    def step_seconds(self) -> Floats:
+        """Duration of each step of the job, float64 [steps]: the median over ranks."""
+        return row_medians(self._table["step_seconds"])
+
+    @property
+    def own_seconds(self) -> Floats:
+        """Own time, float64 [steps, ranks]; NaN where missing."""
+        return self._table["own_seconds"]
+
+    @cached_property
+    def wait_seconds(self) -> Floats:
+        """Wait for the last rank, float64 [steps, ranks]; NaN where missing."""
+        return fill_waits(self._table)
+
+    def __getitem__(self, field: str) -> Floats:
+        """Return one field of the records, float64 [steps, ranks]; NaN where missing.
+
+        Raises:
+            UsageError: There is no such field; the message lists those there are.
+        """
+        if field not in FIELDS:
+            raise UsageError(f"records have no field {field!r}; they have {', '.join(FIELDS)}")
+        return self._table[field]
+
+    def rank_table(self) -> list[dict[str, Any]]:
+        """Return one row per rank: host, medians of own time and wait in seconds, excess as a ratio."""
+        return list(self.summary["ranks"])
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return every record as a row: step, rank and all fields.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise UsageError("a DataFrame needs pandas: pip install pandas") from error
+        steps, ranks = np.meshgrid(self.steps, np.arange(self.ranks), indexing="ij")
+        columns = {"step": steps.ravel(), "rank": ranks.ravel()}
+        frame = pandas.DataFrame({**columns, **{name: self._table[name].ravel() for name in FIELDS}})
+        return frame[~frame["own_seconds"].isna()].reset_index(drop=True)
+
+    def __repr__(self) -> str:
+        found = "; ".join(tell(content, self.summary).headline for content in self.summary["verdicts"])
+        return f"<Run {self.info.name!r}: {self.summary['steps']} steps of {self.ranks} ranks. {found or self._calm()}>"
+
+    def _calm(self) -> str:
+        return no_verdict(self.summary)
+
+    def _repr_html_(self) -> str:
+        """The verdict, and a table of the ranks, the slowest first: for notebooks, light or dark."""
+        told = [tell(content, self.summary) for content in self.summary["verdicts"]]
+        if told:
+            words = "".join(
+                f"<p><b>{html.escape(one.headline)}</b> {html.escape(one.when)}<br>{html.escape(one.why)}<br>"
+                f"Price: {html.escape(one.price)}</p>"
+                for one in told
+            )
+        else:
+            words = f"<p><b>{html.escape(self._calm())}</b> {html.escape(all_is_well(self.summary))}</p>"
+        return without_controls(f"<div>{words}{self._rank_rows()}</div>")
+
+    def _rank_rows(self) -> str:
+        ranks = sorted(self.rank_table(), key=lambda rank: -(rank["excess_ratio"] or 0.0))
+        rows = "".join(
+            f"<tr><th>{rank['rank']}</th><td>{html.escape(str(rank['host']))}</td>"
+            f"<td>{duration(rank['own_seconds_median'])}</td><td>{duration(rank['wait_seconds_median'])}</td>"
+            f"<td>{share(rank['excess_ratio'])}</td></tr>"
+            for rank in ranks[:SHOWN_RANKS]
+        )
+        rest = f"<caption>the slowest {SHOWN_RANKS} of {len(ranks)} ranks</caption>" if len(ranks) > SHOWN_RANKS else ""
+        heads = "".join(f"<th>{name}</th>" for name in ("rank", "host", "own", "wait", "excess"))
+        return f"<table>{rest}<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+
+    def _repr_json_(self) -> dict[str, Any]:
+        content: dict[str, Any] = msgspec.to_builtins(self.summary)
+        return content

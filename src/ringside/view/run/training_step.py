@@ -1,0 +1,76 @@
+"""A recorded run as the step that `ringside.predict.what_if` changes: its own times, what it synchronised and how."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from ringside.doctor.kineto.straggler import LEAST_STEPS
+from ringside.doctor.ringside_run import whole_steps
+from ringside.errors import UsageError
+from ringside.predict import Topology, preset
+from ringside.predict.what_if_step import Step
+from ringside.view.run.recorded import Run
+
+LATENCY_BYTES = 8.0  # a size at which a collective takes its latency and nothing else
+
+
+def recorded_step(run: Run, topology: Topology | None = None) -> Step:
+    """Return the steps of a run: those that all ranks recorded, without the warm-up of long runs.
+
+    Args:
+        run: Of two ranks or more.
+        topology: What joined its ranks; None: `assumed` of its hosts.
+
+    Raises:
+        UsageError: It is too short, of one rank, synchronised nothing, or had another number of ranks.
+    """
+    topology = assumed(run) if topology is None else topology
+    if topology.ranks != run.ranks:
+        raise UsageError(f"{run.info.name} has {run.ranks} ranks, and {topology.name} {topology.ranks}: give --hosts")
+    if run.ranks < 2 or not len(run.table):
+        raise UsageError(f"{run.info.name} has no step of several ranks: there is nobody to wait for")
+    table, whole = whole_steps(run.table)
+    if whole.sum() < LEAST_STEPS:
+        raise UsageError(f"{run.info.name}: all ranks recorded {whole.sum()} steps, {LEAST_STEPS} are needed")
+    figure = {name: _usual(table[name]) for name in ("payload_bytes", "collectives", "busy_seconds", "wire_seconds")}
+    figure["latency_seconds"] = _usual(table["latency_seconds"])
+    if not figure["payload_bytes"]:
+        raise UsageError(f"{run.info.name} recorded no gradient bytes: nothing was synchronised")
+    return Step(
+        topology=topology,
+        size_bytes=figure["payload_bytes"],
+        own_s=table["own_seconds"][whole],
+        buckets=max(round(figure["collectives"]), 1),
+        exposed_s=table["exposed_seconds"][whole].min(axis=1),
+        measured=_measured(figure),
+    )
+
+
+def assumed(run: Run) -> Topology:
+    """Return a topology of as many hosts and ranks as a run's, joined as the slowest presets are."""
+    sizes = host_sizes(run)
+    if len(sizes) == 1:
+        return preset("loopback", 1, run.ranks)
+    return preset("ethernet-10g").sized(len(sizes), sizes)
+
+
+def host_sizes(run: Run) -> list[int]:
+    """Return how many ranks each of a run's hosts has, in rank order; one host where they are not known."""
+    return [len(list(group)) for _, group in itertools.groupby(run.info.hosts)] or [run.ranks]
+
+
+def _usual(values: np.ndarray) -> float:
+    """Return the median of what was recorded; 0 where nothing was."""
+    known = values[np.isfinite(values) & (values > 0)]
+    return float(np.median(known)) if known.size else 0.0
+
+
+def _measured(figure: dict[str, float]) -> tuple[tuple[float, float], ...]:
+    """Return sizes of collectives and what they took: the run's buckets, and an empty one where that is known."""
+    count = max(round(figure["collectives"]), 1)
+    took = (figure["busy_seconds"] or figure["wire_seconds"]) / count
+    bucket = figure["payload_bytes"] / count
+    points = [(LATENCY_BYTES, figure["latency_seconds"])] if 0 < figure["latency_seconds"] < took else []
+    return (*points, (bucket, took)) if took > 0 and bucket > LATENCY_BYTES else ()

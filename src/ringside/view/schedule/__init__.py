@@ -1,0 +1,1 @@
+"""view/schedule/__init__.py"""

@@ -1,0 +1,1 @@
+"""view/server/__init__.py"""

@@ -1,0 +1,320 @@
+"""Serves the live page until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import html
+import socket
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
+from importlib import resources
+from importlib.abc import Traversable
+from typing import Any
+
+import anyio.to_thread
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ringside.text import moment
+from ringside.view.server.feed import Feed
+from ringside.view.server.guard import Guard, listen, users_of
+from ringside.view.server.runs import Listed, Runs
+
+# -------------------------------------------------------------------------------------------------
+# The page over HTTP: its files, the run as JSON, and its state as it changes (Server-Sent Events).
+
+HEARTBEAT_S = 10.0
+LOOK_S = 0.2
+PAGE = "index.html"
+KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json"}
+HIDDEN = ("runs.html",)
+
+
+def make_app(runs: Runs, *, stopping: Callable[[], bool] = lambda: False) -> Starlette:
+    """Return the application; it only ever reads.
+
+    Args:
+        runs: What it shows.
+        stopping: Whether the server is about to stop: streams end then.
+    """
+    handlers = _Handlers(runs, stopping)
+    routes = []
+    for prefix in ("", "/run/{key}"):
+        routes += [
+            Route(f"{prefix}/", handlers.page),
+            Route(f"{prefix}/api/now", handlers.now),
+            Route(f"{prefix}/api/steps", handlers.steps),
+            Route(f"{prefix}/api/rank", handlers.rank),
+            Route(f"{prefix}/events", handlers.events),
+            Route(f"{prefix}/metrics", handlers.metrics),
+            Route(f"{prefix}/web/{{name}}", _file),
+        ]
+    routes += [Route("/runs", handlers.index), Route("/grafana.json", _dashboard), Route("/favicon.ico", _no_icon)]
+    return Starlette(routes=routes, exception_handlers={_NoSuchRun: _not_there})
+
+
+class _Handlers:
+    def __init__(self, runs: Runs, stopping: Callable[[], bool]) -> None:
+        self._runs, self._stopping = runs, stopping
+
+    async def page(self, request: Request) -> Response:
+        await self._feed(request)
+        return _asset(PAGE)
+
+    async def now(self, request: Request) -> Response:
+        """The newest state (see `serve_now.now`), for pages and for `ringside top http://...`."""
+        feed = await self._feed(request)
+        return Response(feed.state()[1], media_type="application/json")
+
+    async def steps(self, request: Request) -> Response:
+        feed = await self._feed(request)
+        since, epoch = _number(request, "since"), request.query_params.get("epoch", "")
+        body = await anyio.to_thread.run_sync(feed.rows, since, epoch)
+        return Response(body, media_type="application/json")
+
+    async def rank(self, request: Request) -> Response:
+        feed = await self._feed(request)
+        body = await anyio.to_thread.run_sync(feed.rank, _number(request, "rank", -1))
+        if body is None:
+            return JSONResponse({"error": "there is no such rank"}, status_code=404)
+        return Response(body, media_type="application/json")
+
+    async def events(self, request: Request) -> Response:
+        feed = await self._feed(request)
+        stream = _stream(feed, request.headers.get("last-event-id", ""), self._stopping)
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+
+    async def metrics(self, request: Request) -> Response:
+        feed = await self._feed(request)
+        return await anyio.to_thread.run_sync(_metrics, feed, request.headers.get("accept", ""))
+
+    async def index(self, request: Request) -> Response:
+        listed = await anyio.to_thread.run_sync(self._runs.listed)
+        page = _text("runs.html").replace("<!--rows-->", "".join(_row(run) for run in listed))
+        return Response(page, media_type="text/html")
+
+    async def _feed(self, request: Request) -> Feed:
+        key = request.path_params.get("key")
+        feed = await anyio.to_thread.run_sync(self._runs.first if key is None else lambda: self._runs.find(key))
+        if feed is None:
+            raise _NoSuchRun
+        return feed
+
+
+async def _stream(feed: Feed, last_id: str, stopping: Callable[[], bool]) -> AsyncIterator[bytes]:
+    """The newest state whenever it changes: who reads slowly skips states, and holds up nobody.
+
+    A reader that comes back with the id it saw last is sent nothing that it has.
+    """
+    seen, told = last_id, time.monotonic()
+    yield b"retry: 1000\n\n"
+    while not stopping():
+        number, state = feed.state()
+        name = f"{feed.epoch}-{number}"
+        if name != seen:
+            yield b"id: %s\nevent: now\ndata: %s\n\n" % (name.encode(), state)
+            seen, told = name, time.monotonic()
+        elif time.monotonic() - told > HEARTBEAT_S:
+            yield b": still here\n\n"
+            told = time.monotonic()
+        await asyncio.sleep(LOOK_S)
+
+
+def _metrics(feed: Feed, accept: str) -> Response:
+    try:
+        from ringside.view.export.prometheus import render
+    except ImportError:
+        words = "metrics need prometheus_client: pip install 'ringside[metrics]'\n"
+        return PlainTextResponse(words, status_code=501)
+    figures = feed.figures()
+    if figures is None:
+        return PlainTextResponse("the run has not begun\n", status_code=503)
+    page, kind = render(figures, accept)
+    return Response(page, headers={"content-type": kind})
+
+
+async def _file(request: Request) -> Response:
+    return _asset(request.path_params["name"])
+
+
+async def _dashboard(request: Request) -> Response:
+    return _asset("grafana.json")
+
+
+async def _no_icon(request: Request) -> Response:
+    return Response(status_code=204)
+
+
+def _asset(name: str) -> Response:
+    """One of the page's own files; the names are those in the package, so no address leads out of it."""
+    suffix = name[name.rfind(".") :]
+    if suffix not in KINDS or name in HIDDEN or name not in _files():
+        return PlainTextResponse("there is no such file\n", status_code=404)
+    return Response(_text(name), media_type=KINDS[suffix])
+
+
+def _files() -> dict[str, Traversable]:
+    """The page's files by name; it shares the report's style."""
+    view = resources.files("ringside.view")
+    return {"report.css": view.joinpath("report.css"), **{file.name: file for file in view.joinpath("web").iterdir()}}
+
+
+def _text(name: str) -> str:
+    return _files()[name].read_text(encoding="utf-8")
+
+
+def _row(run: Listed) -> str:
+    ranks = f"{run.ranks} rank{'' if run.ranks == 1 else 's'}" if run.ranks else "not readable"
+    began = moment(run.started_unix) if run.started_unix else ""
+    state = '<span class="pill live">live</span>' if run.live else '<span class="pill">recorded</span>'
+    return (
+        f'<li><a href="run/{run.key}/"><b>{html.escape(run.name)}</b>{state}'
+        f"<span>{ranks}</span><span>{began}</span></a></li>"
+    )
+
+
+def _number(request: Request, name: str, otherwise: int = 0) -> int:
+    try:
+        return min(max(int(request.query_params.get(name, "")), -1), 1 << 62)
+    except ValueError:
+        return otherwise
+
+
+class _NoSuchRun(Exception):
+    """An address of a run that is not listed."""
+
+
+def _not_there(request: Request, error: Exception) -> Response:
+    return PlainTextResponse("there is no such run: see /runs for those there are\n", status_code=404)
+
+
+OPEN_AT_MOST = 512
+"""Connections, of which a page takes two: beyond it, one of whoever has most of them is closed."""
+ASKING_S = 20.0
+"""Within which a connection has to send a whole request, from its beginning and from each answer."""
+
+
+class Connection(H11Protocol):
+    """A connection that cannot keep others out by being slow: uvicorn itself waits for a request for ever."""
+
+    asking_s = ASKING_S
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a place, if need be somebody else's."""
+        super().connection_made(transport)
+        self._since = self.loop.time()
+        self._asking = self.loop.call_later(self.asking_s, self._close_if_idle)
+        if len(self.connections) >= OPEN_AT_MOST:
+            leaves = self._to_leave()
+            self.connections.discard(leaves)
+            leaves.transport.abort()
+
+    def _to_leave(self) -> Any:
+        """Return a connection of the user who has most of them: one that asks for nothing, else the oldest."""
+        known = users_of(self.transport.get_extra_info("sockname")[1])
+        open_ones: list[Any] = list(self.connections)
+        users = [known.get(tuple(one.transport.get_extra_info("peername", ())[:2])) for one in open_ones]
+        [(most, _)] = Counter(users).most_common(1)
+        others = [one for one, user in zip(open_ones, users, strict=True) if user == most and one is not self]
+        return min(others, key=lambda one: (not one.is_idle, one._since))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Leave the place."""
+        self._asking.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """Let the time for the next request begin."""
+        self._asking.cancel()
+        self._asking = self.loop.call_later(self.asking_s, self._close_if_idle)
+        super().on_response_complete()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no request that is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _close_if_idle(self) -> None:
+        if self.is_idle:
+            self.transport.abort()
+
+
+class PageServer:
+    """Serves the page of some runs.
+
+    Args:
+        runs: What is shown; closed with the server.
+        host: A numeric address of this host.
+        port: 0 for any that is free.
+        token: What readers must send; empty: nothing.
+        names: More names that this host is called.
+
+    Attributes:
+        url: Where the page is.
+
+    Raises:
+        UsageError: The port cannot be had.
+    """
+
+    def __init__(self, runs: Runs, host: str, port: int, *, token: str = "", names: Iterable[str] = ()) -> None:
+        self._runs, self._socket = runs, listen(host, port)
+        self.url = _url(self._socket, host)
+        guard = Guard(make_app(runs, stopping=self.is_stopping), token=token, names=names)
+        config = uvicorn.Config(
+            guard, log_level="error", access_log=False, server_header=False, ws="none", http=Connection,
+            proxy_headers=False, timeout_graceful_shutdown=2, timeout_keep_alive=20,
+        )  # fmt: skip
+        self._server = uvicorn.Server(config)
+
+    def is_stopping(self) -> bool:
+        """Whether it has been told to stop."""
+        return self._server.should_exit
+
+    def stop(self) -> None:
+        """Tell it to stop; from any thread."""
+        self._server.should_exit = True
+
+    def run(self) -> None:
+        """Serve until it is told to stop, or by SIGINT and SIGTERM on the main thread."""
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._socket.close()
+            self._runs.close()
+
+
+def serve(
+    runs: Runs,
+    host: str,
+    port: int,
+    *,
+    token: str = "",
+    names: Iterable[str] = (),
+    tell: Callable[[str], None] = lambda url: None,
+) -> int:
+    """Serve the page until Ctrl-C; return 0. The arguments are those of `PageServer`.
+
+    Args:
+        tell: Called with the page's address before it is served.
+
+    Raises:
+        UsageError: The port cannot be had.
+    """
+    server = PageServer(runs, host, port, token=token, names=names)
+    tell(server.url)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run()
+    return 0
+
+
+def _url(listening: socket.socket, host: str) -> str:
+    address, port = listening.getsockname()[:2]
+    name = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(address, address)
+    return f"http://{f'[{name}]' if ':' in name else name}:{port}/"

@@ -1,0 +1,234 @@
+"""One run for many readers: one thread follows its directory, everybody gets the newest state and never waits."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import secrets
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ringside.errors import RingsideError
+from ringside.monitor.alerts import AlertBook
+from ringside.monitor.alerts_tally import Figures, Tally
+from ringside.monitor.links import LinkLedger
+from ringside.monitor.online import Collector
+from ringside.monitor.records import RunInfo
+from ringside.monitor.registry import running
+from ringside.monitor.run_directory import RUN, STEPS, RunReader
+from ringside.monitor.summary import assess
+from ringside.view.run.live import Live
+from ringside.view.server.history import CELLS, History, Rows
+from ringside.view.server.state import now, packed
+
+POLL_S = 0.3
+QUIET_S = 5.0
+
+STALLED_S = 60.0
+AT_ONCE = 50_000
+"""Records that are read before the page is told of them: of 1,024 ranks 50 steps."""
+
+JUDGED_BYTES = 256 << 20
+"""The records of larger runs are not all judged again for the page."""
+
+_log = logging.getLogger(__name__)
+_boots = itertools.count()
+
+
+class Feed:
+    """Follows a run directory, on a thread of its own.
+
+    Args:
+        path: The run directory; it need not be there yet.
+        poll_s: How often to look.
+        quiet_s: A run of no process here that wrote nothing for so long is judged as one that has ended.
+        cells: Steps × ranks that the history keeps at most.
+
+    Attributes:
+        path: The run directory.
+        number: Grows whenever there is something new.
+        asked: When somebody last asked, monotonic seconds.
+    """
+
+    def __init__(self, path: Path, *, poll_s: float = POLL_S, quiet_s: float = QUIET_S, cells: int = CELLS) -> None:
+        self.path, self.number, self.asked = path, 0, time.monotonic()
+        self._boot = f"{secrets.token_hex(4)}{next(_boots)}"
+        self._poll_s, self._quiet_s, self._cells = poll_s, quiet_s, cells
+        self._guard = threading.Lock()
+        self._stop = threading.Event()
+        self._live = Live(path, at_once=AT_ONCE)
+        self._said: tuple[Any, ...] = ()
+        self._trouble, self._begun = "", 0
+        self._settled: dict[str, Any] | None = None
+        self._begin()
+        self._state = self._encode(self._stage())
+        self._thread = threading.Thread(target=self._follow, name="ringside-feed", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop following."""
+        self._stop.set()
+        self._thread.join()
+
+    def state(self) -> tuple[int, bytes]:
+        """Return the newest state: its number, and what `serve_now.now` says, as JSON."""
+        self.asked = time.monotonic()
+        return self.number, self._state
+
+    def rows(self, since: int, epoch: str) -> bytes:
+        """Return the steps that came since a serial, as JSON; from the beginning where the epoch is another by now.
+
+        `steps` is base64 float64 [rows], `late` uint8 [rows, ranks], `worst` int32 [rows], `lines` float32 [rows] each
+        (see `Rows`). `since` is what to ask for next time, `more` whether to ask at once.
+        """
+        with self._guard:
+            rows = self._history.since(since if epoch == self.epoch else 0)
+            return msgspec.json.encode({**self._place(), **packed_rows(rows)})
+
+    def rank(self, rank: int) -> bytes | None:
+        """Return one rank's times over all steps, as JSON of base64; None where there is no such rank."""
+        with self._guard:
+            if not 0 <= rank < self._history.ranks:
+                return None
+            steps, lines = self._history.rank(rank)
+            packs = {name: packed(values, np.float32) for name, values in lines.items()}
+            return msgspec.json.encode({**self._place(), "rank": rank, "steps": packed(steps, np.float64), **packs})
+
+    def figures(self) -> Figures | None:
+        """Return what `/metrics` shows; None before the run has begun."""
+        with self._guard:
+            if self._tally is None:
+                return None
+            return self._tally.figures(self._book.active, dict(self._book.opened), {})
+
+    @property
+    def epoch(self) -> str:
+        """Another one means that earlier rows are void: the job was restarted, or the history thinned out."""
+        return f"{self._boot}-{self._begun}-{self._history.stride}"
+
+    def _place(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "ranks": self._history.ranks, "stride": self._history.stride}
+
+    def _follow(self) -> None:
+        while not self._stop.is_set():
+            began = time.monotonic()
+            try:
+                self._look()
+                self._trouble = ""
+            except RingsideError as error:
+                self._trouble = str(error)
+            except Exception as error:  # whatever a directory holds, the page stays up and says so
+                if not self._trouble:
+                    _log.warning("%s cannot be followed", self.path, exc_info=True)
+                self._trouble = f"this run directory cannot be followed: {type(error).__name__}: {error}"
+            self._publish()
+            if self._trouble or not self._live.behind:
+                self._stop.wait(max(self._poll_s, time.monotonic() - began))  # at most half of one core
+
+    def _look(self) -> None:
+        following = self._live.following
+        changed = self._live.poll()
+        with self._guard:
+            if self._live.following is not following:
+                self._begin()
+            if changed:
+                self._take()
+        self._settle(changed)
+
+    def _begin(self) -> None:
+        info = self._live.info
+        self._begun += 1
+        self._history = History(self._live.ranks, cells=self._cells)
+        self._ledger, self._settled = LinkLedger(), None
+        self._book = AlertBook(info.name if info else "", str(self.path.absolute()))
+        self._tally, self._collector = _tally(info)
+
+    def _take(self) -> None:
+        fresh = self._live.fresh
+        self._history.take(self._ledger.reading(fresh))
+        for event in self._live.fresh_events:
+            self._book.hear(event)
+        if self._tally is not None and self._collector is not None:
+            self._collector.add(fresh)
+            self._book.tick(self._collector.newest)
+            self._tally.add(fresh, self._collector)
+
+    def _settle(self, changed: bool) -> None:
+        """Judge a run that goes on no more from all its records, once."""
+        if changed:
+            self._settled = None
+        if self._settled is not None or self._live.info is None or self._live.behind:
+            return
+        if not (self._live.ended or self._is_abandoned()):
+            return
+        self._settled = {}
+        with contextlib.suppress(RingsideError, OSError):
+            if (self.path / STEPS).stat().st_size <= JUDGED_BYTES:
+                self._settled, _ = assess(RunReader(self.path))
+            else:
+                self._settled = RunReader(self.path).summary() or {}
+
+    def _is_abandoned(self) -> bool:
+        return self._age_s() > self._quiet_s and not self._is_running()
+
+    def _is_running(self) -> bool:
+        path = self.path.absolute()
+        return any(entry.directory == path for entry in running())
+
+    def _age_s(self) -> float:
+        try:
+            return max(time.time() - (self.path / STEPS).stat().st_mtime, 0.0)
+        except OSError:
+            return 0.0
+
+    def _publish(self) -> None:
+        stage = self._stage()
+        said = (self._live.version, stage, self._trouble, bool(self._settled))
+        if said == self._said:
+            return
+        try:
+            self._state = self._encode(stage)
+        except Exception:
+            _log.warning("%s: its state cannot be told", self.path, exc_info=True)
+            return
+        self._said, self.number = said, self.number + 1
+
+    def _stage(self) -> str:
+        if self._live.info is None:
+            return "waiting" if self._said or not (self.path / RUN).exists() else "reading"
+        if self._live.behind:
+            return "reading"
+        if self._live.ended:
+            return "ended"
+        return "quiet" if self._is_abandoned() else "stalled" if self._age_s() > STALLED_S else "live"
+
+    def _encode(self, stage: str) -> bytes:
+        content = now(self._live, self._ledger.totals(), self._settled or None)
+        last = time.time() - self._age_s()
+        return msgspec.json.encode({**content, **self._place(), "serial": self._history.serial, "state": stage,
+                                    "last_record_unix": last, "trouble": self._trouble})  # fmt: skip
+
+
+def _tally(info: RunInfo | None) -> tuple[Tally | None, Collector | None]:
+    if info is None:
+        return None, None
+    return Tally(info), Collector(info.world_size, watchers=[])
+
+
+def packed_rows(rows: Rows) -> dict[str, Any]:
+    """Return rows as `Feed.rows` sends them."""
+    return {
+        "rows": len(rows.steps),
+        "steps": packed(rows.steps, np.float64),
+        "late": packed(rows.late, np.uint8),
+        "worst": packed(rows.worst, np.int32),
+        "lines": {name: packed(values, np.float32) for name, values in rows.lines.items()},
+        "since": rows.serial,
+        "more": rows.more,
+    }

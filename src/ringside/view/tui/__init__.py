@@ -1,0 +1,1 @@
+"""view/tui/__init__.py"""

@@ -1,0 +1,344 @@
+"""The table of ranks as a widget: however many there are, only the lines on the screen are formatted and sent."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.cells import set_cell_size
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.geometry import Region
+from textual.message import Message
+from textual.strip import Strip
+from textual.widget import Widget
+
+from ringside.text import SPARKS, ms, share
+from ringside.view.run.live import RankNow
+from ringside.view.tui.console import in_ascii, printable
+from ringside.view.tui.source import Snapshot
+
+# -------------------------------------------------------------------------------------------------
+# Rows of `ringside top`: which ranks in which order, and each as cells; only the rows on the screen are formatted.
+
+SORTS = ("own", "wait", "wire", "excess", "rank")
+_FIELDS = {"own": "own_seconds", "wait": "wait_seconds", "wire": "wire_seconds", "excess": "excess_ratio"}
+LEAST_SPREAD = 0.25
+"""The lines of blocks share one scale; their range is at least this share of the shortest own time."""
+
+MARK = "▌"
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which ranks are shown, and in which order.
+
+    Args:
+        sort: One of `SORTS`; times and excess begin with the largest, ranks with 0.
+        reverse: The other way round.
+        filter: See `matches`.
+    """
+
+    sort: str = "excess"
+    reverse: bool = False
+    filter: str = ""
+
+
+def arrange(ranks: Sequence[RankNow], order: Order) -> list[RankNow]:
+    """Return the ranks to show, in order; what is not known comes last either way."""
+    shown = [one for one in ranks if matches(one, order.filter)]
+    if order.sort == "rank":
+        return sorted(shown, key=lambda one: one.rank, reverse=order.reverse)
+    field, sign = _FIELDS[order.sort], 1.0 if order.reverse else -1.0
+
+    def key(one: RankNow) -> tuple[bool, float]:
+        value = getattr(one, field)
+        return (False, sign * value) if math.isfinite(value) else (True, 0.0)
+
+    return sorted(shown, key=key)
+
+
+def matches(one: RankNow, wanted: str) -> bool:
+    """Whether a rank is meant by a filter: `3`, `8-15`, a part of a host's name or of a verdict's kind; any of several
+    between commas or spaces; all where there is nothing to find.
+    """
+    words = [word for word in re.split(r"[,\s]+", wanted.lower()) if word]
+    return not words or any(_matches(one, word) for word in words)
+
+
+def _matches(one: RankNow, word: str) -> bool:
+    numbers = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", word)
+    if numbers:
+        return int(numbers[1]) <= one.rank <= int(numbers[2] or numbers[1])
+    return word in one.host.lower() or any(word in kind or word in kind.replace("_", "-") for kind in one.verdicts)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How wide each column is, in cells; 0: left out.
+
+    Columns go when there is no room: the line of blocks, the host, wire, wait, the verdict's kind, own, in this order.
+    """
+
+    rank: int
+    host: int
+    own: int
+    wait: int
+    wire: int
+    excess: int
+    spark: int
+    verdict: int
+
+
+TIME, EXCESS, FEWEST_SPARKS, MOST_SPARKS = 8, 10, 8, 60
+
+
+def fit_columns(snapshot: Snapshot, width: int) -> Columns:
+    """Return columns for a run that fit `width` cells."""
+    hosts = {one.host for one in snapshot.ranks}
+    host = min(max((len(name) for name in hosts), default=0), 16) + 2 if len(hosts) > 1 else 0
+    verdict = max((len(_kinds(one)) for one in snapshot.ranks if one.verdicts), default=0)
+    sizes = {
+        "rank": max(len(str(max(len(snapshot.ranks) - 1, 0))), 4) + 1, "excess": EXCESS, "own": TIME,
+        "verdict": min(verdict, 24) + 2 if verdict else 0, "wait": TIME, "wire": TIME, "host": host,
+    }  # fmt: skip
+    room = width
+    for name, size in sizes.items():
+        sizes[name] = size if size <= room else 0
+        room -= sizes[name]
+    spark = min(room - 2, MOST_SPARKS) if room - 2 >= FEWEST_SPARKS else 0
+    return Columns(spark=spark, **sizes)
+
+
+def heading(columns: Columns, order: Order) -> str:
+    """Return the line above the rows; the column that they are sorted by has an arrow."""
+    down = order.reverse == (order.sort == "rank")
+
+    def name(column: str) -> str:
+        return f"{column}{'↓' if down else '↑'}" if column == order.sort else column
+
+    parts = [f"{name('rank'):>{columns.rank}}" if columns.rank else ""]
+    if columns.host:
+        parts.append("  " + "host".ljust(columns.host - 2))
+    parts += [f"{name(each):>{getattr(columns, each)}}" for each in _FIELDS if getattr(columns, each)]
+    if columns.spark:
+        parts.append("  " + "own time"[: columns.spark].ljust(columns.spark))
+    if columns.verdict:
+        parts.append("  " + "verdict"[: columns.verdict - 2])
+    return "".join(parts)
+
+
+def row(one: RankNow, columns: Columns, sparks: str = "") -> str:
+    """Return one rank's line, without colours; one with an open verdict has a bar at its left and the verdict's name.
+
+    Args:
+        one: The rank.
+        columns: From `fit_columns`.
+        sparks: From `Sparks`.
+    """
+    number = f"{one.rank:>{columns.rank}}"
+    parts = [(MARK + number[1:] if one.verdicts else number) if columns.rank else ""]
+    if columns.host:
+        parts.append("  " + set_cell_size(printable(one.host), columns.host - 2))
+    for field in ("own", "wait", "wire"):
+        if width := getattr(columns, field):
+            parts.append(f"{ms(getattr(one, f'{field}_seconds')):>{width}}")
+    if columns.excess:
+        parts.append(f"{share(one.excess_ratio):>{columns.excess}}")
+    if columns.spark:
+        parts.append("  " + sparks.ljust(columns.spark)[: columns.spark])
+    if columns.verdict:
+        parts.append("  " + set_cell_size(_kinds(one), columns.verdict - 2))
+    return "".join(parts)
+
+
+def _kinds(one: RankNow) -> str:
+    return ", ".join(kind.replace("_", " ") for kind in one.verdicts)
+
+
+class Sparks:
+    """Series as lines of blocks, all on one scale: a rank that is slow stands out, noise stays low.
+
+    Args:
+        steps: The training steps, ascending, int64 [steps].
+        values: What is drawn, [steps, lines]; NaN where nothing is known.
+        cells: Blocks of a line at most.
+    """
+
+    def __init__(self, steps: NDArray[np.int64], values: NDArray[np.floating[Any]], cells: int) -> None:
+        self._means = _means(steps, values, cells)
+        known = self._means[np.isfinite(self._means)]
+        self._low = float(known.min()) if known.size else 0.0
+        high = float(np.quantile(known, 0.995)) if known.size else 0.0
+        self._scale = (len(SPARKS) - 1) / max(high - self._low, LEAST_SPREAD * self._low, 1e-9)
+
+    def line(self, rank: int) -> str:
+        """Return one line, here a rank's; a gap where nothing is known."""
+        if rank >= self._means.shape[1]:
+            return ""
+        return "".join(self._block(float(value)) for value in self._means[:, rank])
+
+    def _block(self, value: float) -> str:
+        if not math.isfinite(value):
+            return " "
+        return SPARKS[min(round((value - self._low) * self._scale), len(SPARKS) - 1)]
+
+
+def _means(steps: NDArray[np.int64], own: NDArray[np.floating[Any]], cells: int) -> NDArray[np.float64]:
+    """Return means over groups of as many steps as it takes, [at most cells, ranks].
+
+    Groups begin at multiples of their length: while a run goes on, lines shift and do not flicker.
+    """
+    if not len(steps) or cells <= 0:
+        return np.empty((0, own.shape[1]))
+    each = (int(steps[-1]) - int(steps[0])) // cells + 1
+    groups = steps // each
+    _, starts = np.unique(groups, return_index=True)
+    values = own.astype(np.float64)
+    known = np.isfinite(values)
+    sums = np.add.reduceat(np.where(known, values, 0.0), starts, axis=0)
+    counts = np.add.reduceat(known, starts, axis=0, dtype=np.int64)
+    means: NDArray[np.float64] = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    return means[-cells:]  # the oldest group may be one too many
+
+
+class RankTable(Widget, can_focus=True):
+    """One line per rank; a cursor that stays on its rank, however the order changes.
+
+    Args:
+        utf8: Whether the terminal takes more than ASCII.
+    """
+
+    DEFAULT_CSS = "RankTable { height: 1fr; width: 1fr; }"
+
+    class Chosen(Message):
+        """A line was clicked.
+
+        Args:
+            rank: Its rank.
+        """
+
+        def __init__(self, rank: int) -> None:
+            super().__init__()
+            self.rank = rank
+
+    def __init__(self, *, utf8: bool = True) -> None:
+        super().__init__()
+        self._utf8 = utf8
+        self._ranks: Sequence[RankNow] = ()
+        self._columns: Columns | None = None
+        self._sparks: Sparks | None = None
+        self._top = 0
+        self._cursor: int | None = None
+        self._drawn: list[tuple[str, Style]] = []
+
+    @property
+    def first(self) -> int:
+        """Index of the first line on the screen."""
+        return self._top
+
+    @property
+    def chosen(self) -> int | None:
+        """The rank that Enter is about: the cursor's, else the first line's; None in an empty table."""
+        if self._cursor is not None:
+            return self._cursor
+        return self._ranks[0].rank if self._ranks else None
+
+    def show(self, ranks: Sequence[RankNow], columns: Columns, sparks: Sparks) -> None:
+        """Show other ranks or other figures; only lines that changed are drawn again."""
+        self._ranks, self._columns, self._sparks = ranks, columns, sparks
+        if self._cursor is not None and self._place() is None:
+            self._cursor = None
+        self._follow()
+        self._redraw()
+
+    def move(self, lines: int) -> None:
+        """Move the cursor down, or up for negative numbers."""
+        if self._ranks:
+            place = self._place()
+            target = min(max((place or 0) + (lines if place is not None or lines < 0 else lines - 1), 0), self._last)
+            self._cursor = self._ranks[target].rank
+            self._follow()
+            self._redraw()
+
+    def leave(self) -> None:
+        """Take the cursor away and show the first lines."""
+        self._cursor, self._top = None, 0
+        self._redraw()
+
+    @property
+    def page(self) -> int:
+        """Lines on the screen."""
+        return max(self.size.height, 1)
+
+    @property
+    def _last(self) -> int:
+        return len(self._ranks) - 1
+
+    def _place(self) -> int | None:
+        return next((index for index, one in enumerate(self._ranks) if one.rank == self._cursor), None)
+
+    def _follow(self) -> None:
+        """Keep the cursor on the screen, and the screen inside the table."""
+        place = self._place()
+        if place is not None:
+            self._top = min(max(self._top, place - self.page + 1), place)
+        self._top = max(min(self._top, len(self._ranks) - self.page), 0)
+
+    def _redraw(self) -> None:
+        drawn = [self._line(y) for y in range(self.size.height)]
+        if len(drawn) != len(self._drawn):
+            self._drawn = drawn
+            self.refresh()
+            return
+        changed = [y for y, (new, old) in enumerate(zip(drawn, self._drawn, strict=True)) if new != old]
+        self._drawn = drawn
+        if changed:
+            self.refresh(*(Region(0, y, self.size.width, 1) for y in changed))
+
+    def _line(self, y: int) -> tuple[str, Style]:
+        index = self._top + y
+        if self._columns is None or self._sparks is None or not 0 <= index < len(self._ranks):
+            return "", Style()
+        one = self._ranks[index]
+        sparks = self._sparks.line(one.rank) if self._columns.spark else ""
+        text = row(one, self._columns, sparks)
+        style = Style(bold=True, color="red") if one.verdicts else Style()
+        if one.rank == self._cursor:
+            style += Style(reverse=True)
+        return text if self._utf8 else in_ascii(text), style
+
+    def render_line(self, y: int) -> Strip:
+        """Return a line of the screen."""
+        text, style = self._drawn[y] if y < len(self._drawn) else ("", Style())
+        base = self.rich_style
+        return Strip([Segment(text, base + style)]).adjust_cell_length(self.size.width, base + style)
+
+    def on_resize(self) -> None:
+        """Fill the new size."""
+        self._follow()
+        self._redraw()
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """Scroll with the wheel."""
+        event.stop()
+        self.move(3)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """Scroll with the wheel."""
+        event.stop()
+        self.move(-3)
+
+    def on_click(self, event: events.Click) -> None:
+        """Open the rank under the pointer."""
+        index = self._top + event.y
+        if 0 <= index < len(self._ranks):
+            self._cursor = self._ranks[index].rank
+            self._redraw()
+            self.post_message(self.Chosen(self._cursor))

@@ -1,0 +1,285 @@
+"""The words of `ringside top`: its first line, its verdicts, and everything that is known of one rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from rich.text import Text
+
+from ringside.monitor.records import StepRecord
+from ringside.monitor.run_directory import finite
+from ringside.monitor.verdict import headline, percent
+from ringside.text import figure, ms, rank_time, share, title
+from ringside.view.run.live import RankNow
+from ringside.view.tui.console import printable
+from ringside.view.tui.rank_table import Order, Sparks, arrange, fit_columns, heading, row
+from ringside.view.tui.source import Open, Snapshot
+from ringside.view.verdict_text import FEWEST_STEPS
+
+STALE_S = 10.0
+"""So long without news is worth a word."""
+
+UNSURE = 0.1
+"""An excess above this is no peace, verdict or not."""
+
+PHASES = ("data", "forward", "backward", "optimizer", "own", "wait", "exposed", "wire", "step")
+PHASE_WORDS = {"exposed": "blocked", "wire": "on the wire", "data": "data loading"}
+
+UNPRICED = ("dead_rank", "hang", "mismatch", "diverged", "broken_ring")
+
+
+def first_line(snapshot: Snapshot, width: int, *, remarks: Sequence[str] = ()) -> Text:
+    """Return what is shown, how far it is, and remarks at the right, in `width` cells."""
+    right = printable(" · ".join(remarks))
+    text = Text.assemble(("ringside top", "bold cyan"), " ", (_name(snapshot), "bold"))
+    text.append(f" · {_stage(snapshot)}")
+    if snapshot.info is not None:
+        text.append(f" · {snapshot.info.world_size} ranks · {printable(snapshot.info.engine)}", style="dim")
+    room = max(width - len(right) - 1, 0) if right else width
+    text.truncate(room, overflow="ellipsis")
+    if right:
+        text.append(" " * max(width - text.cell_len - len(right), 1)).append(right, style="bold yellow")
+    text.truncate(width)
+    return text
+
+
+def _name(snapshot: Snapshot) -> str:
+    return printable((snapshot.info.name if snapshot.info else "") or snapshot.where)
+
+
+def _stage(snapshot: Snapshot) -> str:
+    if snapshot.info is None:
+        return "no run yet"
+    if snapshot.step < 0:
+        return "ended before its first step" if snapshot.stage == "ended" else "the ranks are starting"
+    step = f"step {snapshot.step + 1}{f' of at most {snapshot.of}' if snapshot.of else ''}"
+    return step if snapshot.stage == "training" else f"{printable(snapshot.stage)} · {step}"
+
+
+def verdict_block(snapshot: Snapshot, width: int, height: int) -> Text:
+    """Return the verdicts, those that are open first, in at most `height` lines of `width` cells.
+
+    The first is told with why, price and what to do, the others with a line each, as far as there is room; below them,
+    the newest note.
+    """
+    if height < 3 or not snapshot.notes:
+        return _verdicts(snapshot, width, height)
+    return Text("\n").join([_verdicts(snapshot, width, height - 1), *_note(snapshot.notes[-1], width, 1)])
+
+
+def _verdicts(snapshot: Snapshot, width: int, height: int) -> Text:
+    if snapshot.trouble:
+        return _join(_paragraph("● ", snapshot.trouble, width, "bold yellow", lines=max(height, 1)), height)
+    if not snapshot.verdicts:
+        words, style = _no_verdict(snapshot)
+        return _join(_paragraph("● ", words, width, style, lines=max(height, 1)), height)
+    first, *others = snapshot.verdicts
+    below = min(len(others), max(height - 4, 0), 3)
+    lines = told(first, width, lines_each=2 if height - below >= 7 else 1)[: max(height - below, 1)]
+    for one in others[:below]:
+        lines += _paragraph("● ", headline_of(one), width, _style(one), lines=1)
+    hidden = len(others) - below
+    if hidden > 0 and lines:
+        lines[-1] = _with_note(lines[-1], f"and {hidden} more: v", width)
+    return _join(lines, height)
+
+
+def _no_verdict(snapshot: Snapshot) -> tuple[str, str]:
+    known = [one.excess_ratio for one in snapshot.ranks if math.isfinite(one.excess_ratio)]
+    if snapshot.info is None or snapshot.step < 0:
+        return f"waiting for the first step of {printable(snapshot.where)}", "dim"
+    if snapshot.step + 1 < FEWEST_STEPS:
+        return f"too few steps for a verdict: it takes {FEWEST_STEPS}", "dim"
+    if len(known) < 2:
+        return "there is nobody to wait for: one rank is all there is", "green"
+    if max(known) > UNSURE:
+        return f"no verdict so far; the slowest takes {percent(max(known))} longer than the others", "yellow"
+    return f"no rank holds the job up; the slowest takes {percent(max(known))} longer than the others", "green"
+
+
+def told(one: Open, width: int, lines_each: int = 1000) -> list[Text]:
+    """Return one verdict: headline, why, price, what to do; each in at most `lines_each` lines."""
+    lines = _paragraph("● ", headline_of(one), width, _style(one), lines=lines_each)
+    for name, words, style in (("why", one.verdict.cause, ""), ("price", price(one), "bold"), ("do", _do(one), "")):
+        if words:
+            lines += _paragraph(f"  {name:<7}", words, width, style, lines=lines_each)
+    return lines
+
+
+def price(one: Open) -> str:
+    """Return what a verdict cost so far; nothing for kinds that have no price or where none could be measured."""
+    if one.verdict.kind in UNPRICED or not (math.isfinite(one.cost_rank_seconds) and one.cost_rank_seconds > 0):
+        return ""
+    return f"{rank_time(one.cost_rank_seconds)} {'in all' if one.over else 'so far'}"
+
+
+def headline_of(one: Open) -> str:
+    """Return who and since when, one sentence; whether it is over."""
+    verdict = one.verdict
+    return f"{one.words or headline(verdict)} since step {verdict.since_step}{' (over)' if one.over else ''}"
+
+
+def _do(one: Open) -> str:
+    return "" if one.over else one.verdict.advice
+
+
+def _style(one: Open) -> str:
+    return "yellow" if one.over else "bold red"
+
+
+def all_verdicts(snapshot: Snapshot, width: int) -> Text:
+    """Return every verdict in full, and every note."""
+    lines: list[Text] = []
+    for one in snapshot.verdicts:
+        lines += [*told(one, width), *_evidence(one, width), Text()]
+    lines = lines or [Text("No verdict so far.", style="green")]
+    return Text("\n").join([*lines, *(line for words in snapshot.notes for line in _note(words, width, 1000))])
+
+
+def _note(words: str, width: int, lines: int) -> list[Text]:
+    return _paragraph("○ ", words, width, "yellow", lines=lines)
+
+
+def rank_detail(snapshot: Snapshot, rank: int, width: int) -> Text:
+    """Return what is known of one rank: its figures, its verdicts with evidence, its phases over steps, its vitals."""
+    one = next((each for each in snapshot.ranks if each.rank == rank), None)
+    if one is None:
+        return Text(f"rank {rank} is not in this run any more", style="dim")
+    lines = [_who(snapshot, one), Text(_figures(one)), Text()]
+    for verdict in snapshot.verdicts:
+        if rank in verdict.verdict.ranks:
+            lines += [*told(verdict, width), *_evidence(verdict, width), Text()]
+    lines += _phases(snapshot.detail, width)
+    lines += _vitals(snapshot.detail, width)
+    return Text("\n").join(lines)
+
+
+def _who(snapshot: Snapshot, one: RankNow) -> Text:
+    pids = snapshot.info.pids if snapshot.info is not None else []
+    text = Text(f"rank {one.rank}", style="bold cyan")
+    text.append(f" · {printable(one.host)}" if one.host else "", style="bold")
+    if one.rank < len(pids):
+        text.append(f" · pid {pids[one.rank]}", style="dim")
+    return text.append(f" · step {one.step + 1}", style="dim")
+
+
+def _figures(one: RankNow) -> str:
+    times = (("own", one.own_seconds), ("wait", one.wait_seconds), ("wire", one.wire_seconds))
+    return "  ".join(f"{name} {ms(value)}" for name, value in times) + f"  excess {share(one.excess_ratio)}"
+
+
+def _evidence(one: Open, width: int) -> list[Text]:
+    said = " · ".join(f"{title(name)} {figure(name, value)}" for name, value in one.verdict.evidence.items())
+    return _paragraph("  facts  ", said, width, "dim", lines=1000) if said else []
+
+
+def _phases(records: Sequence[StepRecord], width: int) -> list[Text]:
+    if not records:
+        return [Text("its phases are not known here", style="dim")]
+    cells = min(width - 36, 60) if width >= 40 else 0
+    steps = np.array([record.step for record in records], dtype=np.int64)
+    heading = f"  {'':<13}{'median':>9}{'newest':>9}  over its last {len(records)} steps"
+    lines = [Text(heading, style="dim")]
+    for phase in PHASES:
+        values = np.array([getattr(record, f"{phase}_seconds") for record in records], dtype=np.float64)
+        known = values[np.isfinite(values)]
+        if not known.size or (not known.any() and phase not in ("own", "wait")):
+            continue
+        name = PHASE_WORDS.get(phase, phase)
+        middle, newest = ms(float(np.median(known))), ms(float(values[-1]))
+        style = "bold" if phase in ("own", "step") else ""
+        lines.append(
+            Text(f"  {name:<13}{middle:>9}{newest:>9}  ", style).append(Sparks(steps, values[:, None], cells).line(0))
+        )
+    return lines
+
+
+def _vitals(records: Sequence[StepRecord], width: int) -> list[Text]:
+    found = next((record for record in reversed(records) if record.vitals is not None), None)
+    if found is None or found.vitals is None:
+        return []
+    said = {
+        name: value for name, value in msgspec.structs.asdict(found.vitals).items()
+        if value is not None and name not in ("reading_seconds", "gpu_reasons")
+    }  # fmt: skip
+    period = said.pop("seconds", 0.0)
+    words = " · ".join(f"{title(name)} {figure(name, value)}" for name, value in said.items())
+    if not words:
+        return []
+    return [Text(), *_paragraph("  vitals ", f"{words} (in {ms(period)}, at step {found.step})", width, "", lines=9)]
+
+
+def _paragraph(lead: str, words: str, width: int, style: str, *, lines: int) -> list[Text]:
+    """Wrap words to `width` cells and at most `lines` lines, the following ones below the first."""
+    room = max(width - len(lead), 1)
+    wrapped = textwrap.wrap(printable(words), room, max_lines=lines, placeholder=" …" if room > 2 else "") or [""]
+    hang = lead if lead.strip() == "" else " " * len(lead)
+    parts = [Text((lead if not number else hang) + line, style=style) for number, line in enumerate(wrapped)]
+    if lead.startswith("  "):
+        parts[0].stylize("not bold dim", 0, len(lead))
+    for part in parts:
+        part.truncate(max(width, 0))
+    return parts
+
+
+def _with_note(line: Text, note: str, width: int) -> Text:
+    room = width - len(note) - 2
+    if room < 8:
+        return line
+    line = line.copy()
+    line.truncate(room, overflow="ellipsis")
+    return line.append("  " + note, style="not bold dim")
+
+
+def _join(lines: Iterable[Text], height: int) -> Text:
+    return Text("\n").join(list(lines)[: max(height, 0)])
+
+
+# -------------------------------------------------------------------------------------------------
+# `ringside top --once`: the run as it is now, as a table or as JSON: for scripts, and for dumb terminals.
+
+SCHEMA = 1
+
+
+def once_lines(snapshot: Snapshot, order: Order, width: int) -> Iterator[str]:
+    """Yield the lines of `--once`: what runs, the verdicts, then one line per rank; no colours, no control characters.
+
+    Args:
+        snapshot: The run.
+        order: Which ranks, in which order.
+        width: Cells of a line at most.
+    """
+    yield first_line(snapshot, width).plain.rstrip()
+    yield from (line.rstrip() for line in verdict_block(snapshot, width, 24).plain.split("\n"))
+    columns = fit_columns(snapshot, width)
+    yield ""
+    yield heading(columns, order).rstrip()
+    sparks = Sparks(snapshot.steps, snapshot.own_seconds, columns.spark)
+    for one in arrange(snapshot.ranks, order):
+        yield row(one, columns, sparks.line(one.rank)).rstrip()
+
+
+def as_json(snapshot: Snapshot, order: Order) -> dict[str, Any]:
+    """Return a run as plain data: what is not known is null, times are seconds."""
+    content: dict[str, Any] = finite({
+        "schema": SCHEMA,
+        "where": snapshot.where,
+        "name": snapshot.info.name if snapshot.info else "",
+        "stage": snapshot.stage,
+        "step": snapshot.step,
+        "of": snapshot.of,
+        "trouble": snapshot.trouble,
+        "verdicts": [
+            {**msgspec.to_builtins(one.verdict), "cost_rank_seconds": one.cost_rank_seconds, "over": one.over}
+            for one in snapshot.verdicts
+        ],
+        "notes": list(snapshot.notes),
+        "ranks": [dataclasses.asdict(one) for one in arrange(snapshot.ranks, order)],
+    })  # fmt: skip
+    return content

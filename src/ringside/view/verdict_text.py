@@ -1,0 +1,175 @@
+"""Verdicts in plain words, for the report and the terminal."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ringside.monitor.questions import QUESTIONS, Question
+from ringside.monitor.screen import PERSISTENCE, WARM_UP
+from ringside.monitor.verdict import Verdict, headline, percent
+from ringside.text import duration, figure, rank_time, title
+
+FEWEST_STEPS = WARM_UP + PERSISTENCE
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """One verdict in words.
+
+    Args:
+        verdict: What is told.
+        headline: Who and what, one sentence.
+        when: Since when, and when it was noticed.
+        why: The probable cause with numbers.
+        price: What it cost the job.
+        next: What to do.
+    """
+
+    verdict: Verdict
+    headline: str
+    when: str
+    why: str
+    price: str
+    next: str
+
+
+def tell(content: dict[str, Any], summary: dict[str, Any]) -> Told:
+    """Return one of a summary's verdicts in words.
+
+    Args:
+        content: An entry of the summary's `verdicts`.
+        summary: The summary.
+    """
+    lenient = {key: math.nan if value is None else value for key, value in content.items()}
+    evidence = {key: value for key, value in (content.get("evidence") or {}).items() if value is not None}
+    verdict = msgspec.convert({**lenient, "evidence": evidence}, Verdict)
+    return Told(
+        verdict=verdict,
+        headline=_capital(_was(verdict, _of_two(headline(verdict), summary))) + ".",
+        when=_when(verdict),
+        why=_of_two(_why(verdict), summary),
+        price=_price(verdict, summary),
+        next=_sentence(verdict.advice),
+    )
+
+
+def no_verdict(summary: dict[str, Any]) -> str:
+    """Return the headline of a run without a verdict: all is well, or too little was seen to say so."""
+    if not summary["steps"]:
+        return "No step was recorded."
+    if summary["steps"] < FEWEST_STEPS:
+        return "Too few steps for a verdict."
+    return "No rank held this job up."
+
+
+def all_is_well(summary: dict[str, Any]) -> str:
+    """Return one sentence with the numbers that say that no rank held the job up."""
+    if not summary["steps"]:
+        return "The run ended before its first step did."
+    known = [rank["excess_ratio"] for rank in summary["ranks"] if rank["excess_ratio"] is not None]
+    if len(known) < 2:
+        return "There is nobody to wait for: one rank is all there is."
+    steps = f"{summary['steps']} step{'' if summary['steps'] == 1 else 's'}"
+    return f"Over {steps}, the slowest rank's own time is {percent(max(known))} above the median of the others'."
+
+
+def _of_two(text: str, summary: dict[str, Any]) -> str:
+    """Of two ranks, the others are one."""
+    if summary["world_size"] != 2:
+        return text
+    return text.replace("the others'", "the other's").replace("the others", "the other")
+
+
+def _was(verdict: Verdict, sentence: str) -> str:
+    """An episode that is over is told in the past."""
+    if "until_step" not in verdict.evidence:
+        return sentence
+    for now, then in (
+        (" is ", " was "),
+        (" are ", " were "),
+        (" gets ", " got "),
+        (" needs ", " needed "),
+        (" waits ", " waited "),
+    ):
+        sentence = sentence.replace(now, then)
+    return sentence
+
+
+def _when(verdict: Verdict) -> str:
+    until = verdict.evidence.get("until_step")
+    since = f"Since step {verdict.since_step}" if until is None else f"From step {verdict.since_step} to step {until}"
+    return f"{since}; noticed at step {verdict.detected_step}."
+
+
+def _why(verdict: Verdict) -> str:
+    own, others = (verdict.evidence.get(name) for name in ("own_seconds", "others_own_seconds"))
+    cause = _sentence(verdict.cause)
+    if not (isinstance(own, float | int) and isinstance(others, float | int)):
+        return cause
+    return f"Its own work takes {duration(own)} per step, the others' {duration(others)}. {cause}".strip()
+
+
+def _price(verdict: Verdict, summary: dict[str, Any]) -> str:
+    cost, ranks = verdict.cost_rank_seconds, max(summary["world_size"], 1)
+    if not math.isfinite(cost) or cost <= 0:
+        return "Nothing that could be measured."
+    until = verdict.evidence.get("until_step", verdict.since_step + int(verdict.evidence.get("steps", 0)))
+    elapsed = (int(until) - verdict.since_step) * (summary["step_seconds"]["median"] or 0.0)
+    of_time = f", {percent(cost / ranks / elapsed)} of the time since then" if elapsed > cost / ranks else ""
+    everyone = "both ranks" if ranks == 2 else f"all {ranks} ranks"
+    return f"{rank_time(cost)}: {everyone} lost {duration(cost / ranks)} each{of_time}."
+
+
+def _sentence(text: str) -> str:
+    return "" if not text else _capital(text) + ("" if text.endswith(".") else ".")
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+# -------------------------------------------------------------------------------------------------
+# The four questions of a profile with their answers, in words and for pages.
+
+
+def sign(question: Question) -> str:
+    """Return `yes`, `no`, or a dash where it cannot be told."""
+    return "–" if question.answer is None else "yes" if question.answer else "no"
+
+
+def answer(question: Question) -> str:
+    """Return `Yes.`, `No.` or that it cannot be told, and why."""
+    said = "It cannot be told" if question.answer is None else "Yes" if question.answer else "No"
+    return f"{said}. {sentence(question.words)}".strip()
+
+
+def answers_section(answers: Mapping[str, Question]) -> str:
+    """Return the questions that were asked, with answers and numbers, as a section of a page; empty if there are none.
+
+    Args:
+        answers: By their names in `QUESTIONS`.
+    """
+    rows = []
+    for name, text in QUESTIONS.items():
+        question = answers.get(name)
+        if question is not None:
+            said = sign(question)
+            numbers = " · ".join(f"{title(key)} {figure(key, value)}" for key, value in question.numbers.items())
+            rows.append(
+                f'<li><b class="{said}">{said}</b><div><p>{html.escape(text)}</p>'
+                f'<p class="words">{html.escape(sentence(question.words) or answer(question))}</p>'
+                f'<p class="numbers">{html.escape(numbers)}</p></div></li>'
+            )
+    if not rows:
+        return ""
+    return f"""<section class="details" aria-label="Questions"><h2>Four questions of every profile</h2>
+<ul class="questions">{"".join(rows)}</ul></section>"""
+
+
+def sentence(text: str) -> str:
+    """Return text as a sentence: a capital first, a full stop at its end."""
+    return "" if not text else text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
