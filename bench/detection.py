@@ -4,7 +4,8 @@
 
 Every setting's figures are kept in FILE (runs/detection.json), and a setting that is there is not measured again: the
 whole benchmark takes about half an hour and may be cut into pieces by `--minutes`. `--write` puts docs/detection.md
-together from FILE. Jobs run side by side through `ringside.monitor.screen`, the arithmetic that runs on line.
+together from FILE. Jobs run side by side through `ringside.monitor.slow_rank.window_test`, the arithmetic that runs on
+line.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from detection_rules import RULES, Alarm
 from numpy.typing import NDArray
 
 from ringside.monitor import Detector, StepRecord, detect
-from ringside.monitor.excess import log_excess
-from ringside.monitor.online import Collector
-from ringside.monitor.pauses import Pauses
-from ringside.monitor.screen import Screen
+from ringside.monitor.collector import Collector
+from ringside.monitor.slow_rank.pauses import Pauses
+from ringside.monitor.slow_rank.window_test import Screen
+from ringside.monitor.stats import log_excess
 
 RANKS = (2, 4, 8, 128)
 JITTERS = (0.02, 0.10)

@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ringside
 from ringside.demo.model import SIZES, ByteGPT
 from ringside.monitor import StepRecord
-from ringside.monitor.run_directory import RunReader
+from ringside.monitor.run.directory import RunReader
 from ringside.sync import Session
 from ringside.sync.digests import Digests
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ringside.monitor.alerts import AlertBook
-from ringside.monitor.online import Collector
-from ringside.monitor.records import RunInfo, StepRecord
-from ringside.monitor.run_directory import FULL_BYTES, RunWriter
+from ringside.monitor.alerts.book import AlertBook
+from ringside.monitor.collector import Collector
+from ringside.monitor.run.directory import FULL_BYTES, RunWriter
+from ringside.monitor.run.records import RunInfo, StepRecord
 from ringside.monitor.watchers import standard_watchers
 
 BLOCK = 500

@@ -29,10 +29,10 @@ from real_jobs import ENGINES, launcher, load, surroundings
 
 from ringside.errors import RingsideError
 from ringside.launch.torchrun import Launch
-from ringside.monitor.excess import Floats
 from ringside.monitor.price import cost_rank_seconds
-from ringside.monitor.run_directory import RunReader
-from ringside.monitor.table import tabulate
+from ringside.monitor.run.directory import RunReader
+from ringside.monitor.run.table import tabulate
+from ringside.monitor.stats import Floats
 
 RANK = Path(__file__).with_name("price_rank.py")
 RANKS = 2

@@ -21,7 +21,7 @@ from ringside.errors import RingsideError
 from ringside.faults.inject import Hang, Kill, Stop, parse_fault
 from ringside.launch.follow import conclude, environment, follow
 from ringside.launch.torchrun import Launch, StopRequest, stop_requests
-from ringside.monitor.run_directory import RunReader
+from ringside.monitor.run.directory import RunReader
 from ringside.monitor.verdict import Verdict
 from ringside.view.run.live import Finding, Following
 

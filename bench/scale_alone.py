@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 
 from ringside.monitor import RunInfo, StepRecord
-from ringside.monitor.online import Collector
-from ringside.monitor.records import SCHEMA
-from ringside.monitor.run_directory import RunWriter
+from ringside.monitor.collector import Collector
+from ringside.monitor.run.directory import RunWriter
+from ringside.monitor.run.records import SCHEMA
 
 PAYLOAD_BYTES = 100 << 20
 

@@ -28,7 +28,7 @@ from scale_shared import Shared
 from torch.distributed import TCPStore
 
 from ringside.errors import RingsideError
-from ringside.monitor.run_directory import STEPS
+from ringside.monitor.run.directory import STEPS
 
 LEAST_FREE_BYTES = 2 << 30
 WARM_STEPS = 4

@@ -18,7 +18,7 @@ from scale_shared import Shared
 from torch.distributed import TCPStore
 from torch.testing._internal.distributed import fake_pg
 
-from ringside.monitor.step_draft import SyncTimes
+from ringside.monitor.step_clock.draft import SyncTimes
 from ringside.monitor.verdict import Verdict
 from ringside.sync import session as sessions
 from ringside.sync.session_settings import Settings

@@ -15,7 +15,7 @@ from statistics import median
 
 import numpy as np
 
-from ringside.monitor.vitals import LARGEST_SHARE, VitalSigns
+from ringside.monitor.vitals.process import LARGEST_SHARE, VitalSigns
 from ringside.sync.session import BATCH_SECONDS
 from ringside.sync.vitals import RankVitals
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ringside.monitor import RunInfo, StepRecord
-from ringside.monitor.run_directory import RunWriter
+from ringside.monitor.run.directory import RunWriter
 
 SYNC_S = 0.004
 OPTIMIZER_S = 0.002

@@ -12,7 +12,7 @@ from tests.support.ranks import run_script
 
 from ringside import _core
 from ringside.lab import Lab
-from ringside.monitor.run_directory import RunReader
+from ringside.monitor.run.directory import RunReader
 
 pytest.importorskip("torch")
 

@@ -76,7 +76,7 @@ ENTRANCES = {
 """Of each package, the modules (beside the package itself) that modules outside of it import: no others may be."""
 ASKS_VIEWS = {
     "ringside.monitor.summary": ["ringside.view.html.run_report"],
-    "ringside.monitor.alerts_live": ["ringside.view.export.prometheus", "ringside.view.export.prometheus"],
+    "ringside.monitor.alerts.live": ["ringside.view.export.prometheus", "ringside.view.export.prometheus"],
 }
 """While a run ends its page is asked for, and while it lasts its figures."""
 IMPORT_TORCH = [
@@ -222,7 +222,7 @@ def test_every_form_of_an_import_is_seen(tmp_path):
     """
     wanted = (
         "json torch.nn torch ringside.sync ringside ringside.text ringside.errors ringside.bench ringside.lab "
-        "ringside.monitor.records ringside.predict ringside.doctor"
+        "ringside.monitor.run.records ringside.predict ringside.doctor"
     )
     (tmp_path / "module.py").write_text(textwrap.dedent(code))
     assert imports_of("ringside.bench.module", tmp_path / "module.py") == set(wanted.split())

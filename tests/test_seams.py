@@ -284,8 +284,8 @@ def test_the_check_leaves_alone_what_is_not_ours() -> None:
 
 def test_an_assignment_to_a_module_is_seen() -> None:
     code = """
-        from ringside.monitor import hang_judge
-        import ringside.monitor.links as links
+        from ringside.monitor.hang import attribution as hang_judge
+        import ringside.monitor.links.sampler as links
         hang_judge.LIMIT_S = links.PERIOD_S = 1.0
         other.LIMIT_S = hang_judge.LIMIT_S
     """

@@ -16,7 +16,7 @@ from tests.recorded_runs import own_times
 from ringside.errors import UsageError
 from ringside.launch.follow import choose_directory, conclude, environment, follow
 from ringside.launch.torchrun import StopRequest
-from ringside.monitor.run_directory import RUN, RunReader, RunWriter
+from ringside.monitor.run.directory import RUN, RunReader, RunWriter
 from ringside.monitor.verdict import Verdict
 from ringside.processes import Death
 from ringside.view.run.live import Finding, Following

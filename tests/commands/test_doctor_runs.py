@@ -12,8 +12,8 @@ from tests.support.waiting import until
 
 from ringside.doctor import as_json, examine
 from ringside.doctor.ringside_run import WARM_UP_STEPS
-from ringside.monitor.run_directory import RunReader
-from ringside.monitor.table import tabulate
+from ringside.monitor.run.directory import RunReader
+from ringside.monitor.run.table import tabulate
 
 from . import launched
 

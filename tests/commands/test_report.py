@@ -9,7 +9,7 @@ import pytest
 from ringside.commands import build_parser
 from ringside.errors import UsageError
 from ringside.monitor import RunInfo, StepRecord
-from ringside.monitor.run_directory import RunWriter
+from ringside.monitor.run.directory import RunWriter
 
 
 def call(*arguments: str) -> int:

@@ -15,7 +15,7 @@ from tests.recorded_runs import own_times, slow_run, write_run
 from ringside.commands import build_parser
 from ringside.commands import top as command
 from ringside.errors import RingsideError, UsageError
-from ringside.monitor import registry
+from ringside.monitor.run import registry
 from ringside.view.tui.rank_table import Order
 from ringside.view.tui.source import Local
 

@@ -25,7 +25,7 @@ from ringside.demo import compare, train
 from ringside.demo.model import SIZES, ByteGPT
 from ringside.errors import PeerLostError
 from ringside.faults.inject import Slow, parse_fault
-from ringside.monitor.records import StepRecord
+from ringside.monitor.run.records import StepRecord
 from ringside.monitor.verdict import Verdict
 
 

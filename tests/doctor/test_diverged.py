@@ -10,8 +10,8 @@ import pytest
 
 from ringside.doctor import examine
 from ringside.monitor import RunInfo, StepRecord
-from ringside.monitor.divergence import Check, Replicas
-from ringside.monitor.run_directory import RunWriter
+from ringside.monitor.replicas import Check, Replicas
+from ringside.monitor.run.directory import RunWriter
 from ringside.monitor.summary import finish
 from ringside.view.findings_text import tell
 

@@ -13,7 +13,7 @@ import pytest
 
 from ringside.doctor import examine
 from ringside.monitor import RunInfo, StepRecord
-from ringside.monitor.run_directory import RunWriter
+from ringside.monitor.run.directory import RunWriter
 
 
 def write_run(path: Path, slow_rank: int | None = None) -> Path:

@@ -18,7 +18,7 @@ from ringside.engine.network import Network
 from ringside.engine.probing import Probe
 from ringside.lab.places import places
 from ringside.lab.running import RankResult, RunResult
-from ringside.monitor.records import RunInfo, StepRecord
+from ringside.monitor.run.records import RunInfo, StepRecord
 from ringside.monitor.verdict import Verdict
 from ringside.sync.probing import Outcome
 

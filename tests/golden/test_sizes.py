@@ -19,7 +19,7 @@ from rich.console import Console
 from tests.recorded_runs import own_times, write_run
 from tests.support.golden import Golden
 
-from ringside.monitor.run_directory import RunReader
+from ringside.monitor.run.directory import RunReader
 from ringside.monitor.summary import assess
 from ringside.monitor.verdict import Verdict
 from ringside.schedule import ALGORITHMS, COLLECTIVES, Schedule, by_name, hierarchical, pipelined

@@ -420,7 +420,7 @@ def _damaged_tree(content: bytes, random: Random) -> bytes:
 
 def _write_messages(folder: Path) -> None:
     """What ranks, workers and their keepers say to each other, as the code that says it writes it."""
-    from ringside.monitor.hang_standing import Call, Failure, Standing
+    from ringside.monitor.hang.rank_state import Call, Failure, Standing
     from ringside.survive.decision import Commit, Decided, Seat, encode_decided
     from ringside.survive.generation import Generation, encode_generation
     from ringside.sync.watch_mail import Letter
@@ -485,7 +485,7 @@ def _hear_founders(content: bytes) -> None:
 
 def _hear_letter(content: bytes) -> None:
     """What another host says of its ranks, and the verdict on it."""
-    from ringside.monitor.hang import HangWatch
+    from ringside.monitor.hang.detector import HangWatch
     from ringside.sync import watch_mail
 
     try:
@@ -499,9 +499,9 @@ def _hear_letter(content: bytes) -> None:
 
 def _hear_records(content: bytes) -> None:
     """What ranks send to rank 0: it collects, judges and counts them."""
-    from ringside.monitor.alerts_tally import Tally
-    from ringside.monitor.online import Collector
-    from ringside.monitor.records import RunInfo
+    from ringside.monitor.alerts.counters import Tally
+    from ringside.monitor.collector import Collector
+    from ringside.monitor.run.records import RunInfo
     from ringside.monitor.watchers import standard_watchers
     from ringside.sync import delivery
     from ringside.view.export.prometheus import render
@@ -563,7 +563,7 @@ def _damaged_message(content: bytes, random: Random) -> bytes:
 def _write_pages(folder: Path) -> None:
     """Pages of the hang watch, an entry of the registry, and a table of choices."""
     from ringside.engine.selection_table import Rank, Row, Table
-    from ringside.monitor import registry
+    from ringside.monitor.run import registry
     from ringside.sync.watch_board import PAGE_BYTES, Board
 
     board = Board()
@@ -603,7 +603,7 @@ def _pages(folder: Path) -> Iterator[str]:
 
 
 def _look_at_page(path: Path) -> None:
-    from ringside.monitor.hang import HangWatch
+    from ringside.monitor.hang.detector import HangWatch
     from ringside.sync.watch_board import PAGE_BYTES, View
 
     view = View(1, path.read_bytes()[:PAGE_BYTES].ljust(PAGE_BYTES, b"\0"))
@@ -625,7 +625,7 @@ def _look_at_table(path: Path) -> None:
 
 
 def _look_at_entry(path: Path) -> None:
-    from ringside.monitor import registry
+    from ringside.monitor.run import registry
 
     os.chmod(path.parent, 0o700)
     import pytest

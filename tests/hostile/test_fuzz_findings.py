@@ -22,10 +22,10 @@ from ringside.engine.network import Network
 from ringside.engine.rendezvous import receive_message
 from ringside.engine.selection_table import Rank, Row, Table
 from ringside.errors import RingsideError, UsageError
-from ringside.monitor import registry
-from ringside.monitor.alerts import AlertBook
-from ringside.monitor.alerts_tally import Tally
-from ringside.monitor.run_directory import RunReader
+from ringside.monitor.alerts.book import AlertBook
+from ringside.monitor.alerts.counters import Tally
+from ringside.monitor.run import registry
+from ringside.monitor.run.directory import RunReader
 from ringside.predict.tables import read_tables
 from ringside.predict.topology_read import load_topology
 from ringside.view.export.prometheus import render

@@ -30,9 +30,9 @@ from ringside.doctor.nccl_log.lines import Line, nccl_lines
 from ringside.doctor.nccl_log.settings import Settings
 from ringside.doctor.nccl_log.torch_watchdog import TorchLines
 from ringside.errors import UsageError
-from ringside.monitor.records import RunInfo, StepRecord
+from ringside.monitor.run.records import RunInfo, StepRecord
+from ringside.monitor.run.table import tabulate
 from ringside.monitor.summary import finish, summarise
-from ringside.monitor.table import tabulate
 from ringside.predict import tables_osu
 from ringside.text import size_bytes
 from ringside.view.html.waits_ring import longest_waits
@@ -277,7 +277,7 @@ def test_prefixes_are_those_that_were_found_from_the_front(text: str) -> None:
 def test_a_run_of_many_ranks_is_summed_up_in_the_time_of_its_ranks() -> None:
     """Hole C3: `world_size` alone made it quadratic; nothing may be of [ranks, ranks]."""
     unknown: dict[str, Any] = {"name": "a", "command": [], "hosts": [], "pids": [], "engine": "", "algorithm": ""}
-    from ringside.monitor.records import RunInfo
+    from ringside.monitor.run.records import RunInfo
     from ringside.view.html.run_report import render_report
 
     def work(ranks: int) -> None:

@@ -16,8 +16,8 @@ from ringside.errors import RingsideError
 from ringside.files import append_to_file, replace_file, user_file, write_user_file
 from ringside.launch.follow import choose_directory
 from ringside.monitor import RunInfo, StepRecord
-from ringside.monitor.registry import register, unregister
-from ringside.monitor.run_directory import EVENTS, REPORT, RUN, STEPS, SUMMARY, RunReader, RunWriter
+from ringside.monitor.run.directory import EVENTS, REPORT, RUN, STEPS, SUMMARY, RunReader, RunWriter
+from ringside.monitor.run.registry import register, unregister
 from ringside.monitor.summary import finish
 from ringside.view.export.perfetto import write_events
 

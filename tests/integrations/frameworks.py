@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringside import _core
-from ringside.monitor.records import StepRecord
-from ringside.monitor.run_directory import RunReader
+from ringside.monitor.run.directory import RunReader
+from ringside.monitor.run.records import StepRecord
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -24,7 +24,7 @@ from tests.recorded_runs import slow_run
 from tests.support.waiting import free_port
 
 from ringside.errors import UsageError
-from ringside.monitor.registry import register
+from ringside.monitor.run.registry import register
 from ringside.monitor.verdict import Verdict
 
 PATIENCE_S = 90.0

@@ -18,7 +18,7 @@ from tests.support.waiting import free_port
 pytest.importorskip("torch")
 from tests.integrations.frameworks import EXAMPLES, LIMIT_S
 
-from ringside.monitor.run_directory import RunReader
+from ringside.monitor.run.directory import RunReader
 
 SBATCH = EXAMPLES / "slurm_train.sbatch"
 MANIFEST = EXAMPLES / "kubeflow_trainjob.yaml"

@@ -15,7 +15,7 @@ from tests.integrations.frameworks import EXAMPLES
 from tests.sync.training import ddp_ranks, group
 
 from ringside.errors import UsageError
-from ringside.monitor.run_directory import RunReader
+from ringside.monitor.run.directory import RunReader
 
 STEPS = 12
 CLUSTER_LIMIT_S = 600  # a cluster of a dozen processes begins and ends: two minutes on a busy machine

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 from ringside.lab import Lab
-from ringside.monitor.run_directory import RunReader
+from ringside.monitor.run.directory import RunReader
 
 from .factory import LabFactory
 

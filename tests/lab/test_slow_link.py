@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("torch")
 
 from ringside.lab import Lab
-from ringside.monitor import tcp_info
-from ringside.monitor.run_directory import RunReader
+from ringside.monitor.links import tcp_info
+from ringside.monitor.run.directory import RunReader
 
 from .factory import LabFactory
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ringside.monitor import RunInfo
-from ringside.monitor.detect import Finding
-from ringside.monitor.records import StepRecord
+from ringside.monitor.run.records import StepRecord
+from ringside.monitor.slow_rank.detector import Finding
 from ringside.monitor.verdict import Verdict
 from ringside.monitor.watcher import Row, Watcher
 

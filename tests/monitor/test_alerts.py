@@ -8,8 +8,8 @@ import pytest
 from tests.support.waiting import Clock
 
 from ringside.monitor import KINDS, Verdict
-from ringside.monitor.alerts import KEEP_FIRING_S, MOST_FIRING, AlertBook, as_text, severity_of
-from ringside.monitor.notify import encode
+from ringside.monitor.alerts.book import KEEP_FIRING_S, MOST_FIRING, AlertBook, as_text, severity_of
+from ringside.monitor.alerts.hooks import encode
 
 from .jobs import event
 

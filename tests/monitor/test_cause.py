@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from ringside.monitor import RunInfo, StepRecord, Verdict
-from ringside.monitor.cause import AS_MUCH_CPU, DESCHEDULED, RUNNING, UNTOLD, explain
-from ringside.monitor.detect import detect
-from ringside.monitor.own_time import OwnTimeWatcher
-from ringside.monitor.records import Vitals
-from ringside.monitor.run_directory import RunWriter
-from ringside.monitor.signs import SIGN_EVIDENCE
+from ringside.monitor.causes.explain import AS_MUCH_CPU, DESCHEDULED, RUNNING, UNTOLD, explain
+from ringside.monitor.causes.signs import SIGN_EVIDENCE
+from ringside.monitor.run.directory import RunWriter
+from ringside.monitor.run.records import Vitals
+from ringside.monitor.run.table import Table, tabulate
+from ringside.monitor.slow_rank.detector import detect
+from ringside.monitor.slow_rank.watcher import OwnTimeWatcher
 from ringside.monitor.summary import finish
-from ringside.monitor.table import Table, tabulate
 
 STEPS, ONSET, RANKS, CULPRIT = 120, 60, 4, 2
 HEALTHY_S, SLOW_S = 0.1, 0.14
@@ -420,7 +420,7 @@ def test_a_claim_that_all_records_do_not_bear_out_is_taken_back() -> None:
 
 
 def test_vitals_survive_the_run_directory(tmp_path: Path, make_info: Callable[..., RunInfo]) -> None:
-    from ringside.monitor.run_directory import RunReader
+    from ringside.monitor.run.directory import RunReader
 
     made = records(only_culprit({"gpu_reasons": 0x24, "quota_cpus": 1.5}, QUIET))
     RunWriter(tmp_path, make_info(RANKS)).append(made)
@@ -431,7 +431,7 @@ def test_vitals_survive_the_run_directory(tmp_path: Path, make_info: Callable[..
 
 
 def test_a_long_run_keeps_vitals_of_every_rank() -> None:
-    from ringside.monitor.vitals_table import VitalsGatherer
+    from ringside.monitor.run.vitals_table import VitalsGatherer
 
     gatherer = VitalsGatherer(3, limit=60)
     for step in range(1000):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringside.monitor.collectives import CollectiveMeter, Span, best_buckets, bucket_mb
+from ringside.monitor.job.collectives import CollectiveMeter, Span, best_buckets, bucket_mb
 
 
 def one_pass(sizes: list[int], latency: float, bytes_per_s: float, noise: np.random.Generator) -> list[Span]:

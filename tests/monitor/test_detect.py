@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from ringside.errors import UsageError
 from ringside.monitor import Detector, Verdict, detect
-from ringside.monitor.detect import WINDOW
-from ringside.monitor.excess import log_excess
-from ringside.monitor.screen import Screen
+from ringside.monitor.slow_rank.detector import WINDOW
+from ringside.monitor.slow_rank.window_test import Screen
+from ringside.monitor.stats import log_excess
 
 Make = Callable[..., np.ndarray]
 

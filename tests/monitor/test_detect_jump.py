@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from ringside.monitor import detect
-from ringside.monitor.excess import log_excess
-from ringside.monitor.robust import divergence
-from ringside.monitor.screen import Screen
+from ringside.monitor.slow_rank.robust import divergence
+from ringside.monitor.slow_rank.window_test import Screen
+from ringside.monitor.stats import log_excess
 
 
 def rough(seed: int, ranks: int, steps: int, share: float = 0.15) -> np.ndarray:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringside.monitor.excess import log_excess
-from ringside.monitor.noise import MANY
-from ringside.monitor.screen import WINDOWS, Screen
-from ringside.monitor.student import student
-from ringside.monitor.wander import mean_variance
+from ringside.monitor.slow_rank.noise import MANY
+from ringside.monitor.slow_rank.window_test import WINDOWS, Screen
+from ringside.monitor.slow_rank.window_variance import mean_variance
+from ringside.monitor.stats import log_excess, student
 
 
 def watched(rows: np.ndarray) -> Screen:

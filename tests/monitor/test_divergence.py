@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from ringside.errors import UsageError
-from ringside.monitor.alerts import AlertBook
-from ringside.monitor.digest_settings import digest_steps
-from ringside.monitor.divergence import Check, Replicas, odd_ones
+from ringside.monitor.alerts.book import AlertBook
+from ringside.monitor.alerts.settings import digest_steps
+from ringside.monitor.replicas import Check, Replicas, odd_ones
 from ringside.monitor.verdict import headline
 
 NAMES = ["body.weight", "body.bias", "head.weight"]

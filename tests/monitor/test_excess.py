@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ringside.monitor.excess import log_excess, row_medians, usable
+from ringside.monitor.stats import log_excess, row_medians, usable
 
 
 def slowly(row: np.ndarray) -> np.ndarray:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tests.recorded_runs import own_times
 
-from ringside.monitor.gradient_memory import gradient_memory
+from ringside.monitor.job.gradient_memory import gradient_memory
+from ringside.monitor.run.table import tabulate
 from ringside.monitor.summary import summarise
-from ringside.monitor.table import tabulate
 from ringside.view.html.run_report import render_report
 
 from .jobs import records_of, run_info

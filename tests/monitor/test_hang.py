@@ -10,11 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from ringside.monitor.hang import HangWatch
-from ringside.monitor.hang_evidence import Observer, catches, read_stat
-from ringside.monitor.hang_judge import LIMIT_S, NORMAL_WAITS, OWN_CALL_S, WARM_UP_S, judge, limit_s
-from ringside.monitor.hang_standing import Call, Failure, Process, Standing
-from ringside.monitor.hang_words import verdict_of
+from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS, OWN_CALL_S, WARM_UP_S, judge, limit_s
+from ringside.monitor.hang.detector import HangWatch
+from ringside.monitor.hang.rank_state import Call, Failure, Observer, Process, Standing, catches, read_stat
+from ringside.monitor.hang.verdict_text import verdict_of
 from ringside.monitor.verdict import headline
 
 LONG_S = LIMIT_S + 1

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from ringside.monitor.judge import judge
+from ringside.monitor.slow_rank.verdict import judge
 
 
 @pytest.mark.parametrize(

@@ -16,37 +16,35 @@ import pytest
 from tests.support.kept import Kept
 
 from ringside.monitor import RunInfo, StepRecord, Verdict, detect
-from ringside.monitor.alerts import AlertBook
-from ringside.monitor.alerts_tally import Tally
-from ringside.monitor.cause import explain
-from ringside.monitor.collectives import CollectiveMeter, Span, best_buckets, bucket_mb
-from ringside.monitor.divergence import Check, Replicas
-from ringside.monitor.excess import log_excess
-from ringside.monitor.hang import HangWatch
-from ringside.monitor.hang_judge import judge
-from ringside.monitor.hang_standing import Call, Failure, Process, Standing
-from ringside.monitor.hang_words import verdict_of
-from ringside.monitor.job import CommunicationBound, InputBound, JobWatcher, SmallCollectives
-from ringside.monitor.jump import Jumps
-from ringside.monitor.lasting import WINDOWS, Lasting
-from ringside.monitor.links import LinkTotals
-from ringside.monitor.links_judge import LinkState, judge_link
-from ringside.monitor.links_watch import LinkWatcher
-from ringside.monitor.online import Collector
-from ringside.monitor.pauses import Pauses
-from ringside.monitor.pauses_judge import PauseMeter, judge_pauses, rejudge_pauses
-from ringside.monitor.questions import answer_questions
-from ringside.monitor.records import Vitals, Wire
-from ringside.monitor.run_directory import STEPS as STEPS_FILE
-from ringside.monitor.run_directory import RunReader, RunWriter
-from ringside.monitor.screen import KEPT, Screen
-from ringside.monitor.shift import Shifts, compare
-from ringside.monitor.step_draft import SyncTimes
+from ringside.monitor.alerts.book import AlertBook
+from ringside.monitor.alerts.counters import Tally
+from ringside.monitor.causes.explain import explain
+from ringside.monitor.collector import Collector
+from ringside.monitor.hang.attribution import judge
+from ringside.monitor.hang.detector import HangWatch
+from ringside.monitor.hang.rank_state import Call, Failure, Process, Standing
+from ringside.monitor.hang.verdict_text import verdict_of
+from ringside.monitor.job.collectives import CollectiveMeter, Span, best_buckets, bucket_mb
+from ringside.monitor.job.questions import answer_questions
+from ringside.monitor.job.watcher import CommunicationBound, InputBound, JobWatcher, SmallCollectives
+from ringside.monitor.links.sampler import LinkTotals
+from ringside.monitor.links.slow_link import LinkState, judge_link
+from ringside.monitor.links.watcher import LinkWatcher
+from ringside.monitor.replicas import Check, Replicas
+from ringside.monitor.run.directory import STEPS as STEPS_FILE
+from ringside.monitor.run.directory import RunReader, RunWriter
+from ringside.monitor.run.records import Vitals, Wire
+from ringside.monitor.run.table import tabulate
+from ringside.monitor.run.vitals_table import VitalsGatherer
+from ringside.monitor.slow_rank.change_point import WINDOWS, Jumps, Lasting
+from ringside.monitor.slow_rank.level_shift import Shifts, compare
+from ringside.monitor.slow_rank.pauses import PauseMeter, Pauses, judge_pauses, rejudge_pauses
+from ringside.monitor.slow_rank.window_test import KEPT, Screen
+from ringside.monitor.stats import log_excess
+from ringside.monitor.step_clock.draft import SyncTimes
 from ringside.monitor.summary import assess
-from ringside.monitor.table import tabulate
 from ringside.monitor.verdict import KINDS, headline
-from ringside.monitor.vitals import Used, VitalSigns
-from ringside.monitor.vitals_table import VitalsGatherer
+from ringside.monitor.vitals.process import Used, VitalSigns
 from ringside.monitor.watcher import Row
 
 from .machines import Machine

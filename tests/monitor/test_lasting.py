@@ -7,9 +7,9 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from ringside.monitor.excess import Floats, log_excess
-from ringside.monitor.lasting import WINDOWS, YOUNG_REFRESH, Lasting
-from ringside.monitor.robust import median
+from ringside.monitor.slow_rank.change_point import WINDOWS, YOUNG_REFRESH, Lasting
+from ringside.monitor.slow_rank.robust import median
+from ringside.monitor.stats import Floats, log_excess
 
 PAST, WARM_UP, Z = 60, 3, 3.0
 CHANCE = 1.0 - NormalDist().cdf(Z)

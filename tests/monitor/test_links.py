@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from tests.support.waiting import Clock
 
-from ringside.monitor.links import LEAST_BYTES, PERIOD_S, LinkLedger, LinkMap, LinkSampler, wires_by_link
-from ringside.monitor.links_judge import LEARNT, SETTLING
-from ringside.monitor.links_watch import LinkWatcher
-from ringside.monitor.records import StepRecord, Wire
-from ringside.monitor.tcp_info import Connection, Counters, Endpoint
+from ringside.monitor.links.sampler import LEAST_BYTES, PERIOD_S, LinkLedger, LinkMap, LinkSampler, wires_by_link
+from ringside.monitor.links.slow_link import LEARNT, SETTLING
+from ringside.monitor.links.tcp_info import Connection, Counters, Endpoint
+from ringside.monitor.links.watcher import LinkWatcher
+from ringside.monitor.run.records import StepRecord, Wire
 from ringside.monitor.watcher import Row
 
 from .jobs import opened, row, watch

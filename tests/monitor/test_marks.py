@@ -7,12 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from ringside.monitor.collectives import Span
-from ringside.monitor.marks import MOST_LAPS, Marks
-from ringside.monitor.marks_waiting import KEPT, LOOKS, Waiting
-from ringside.monitor.records import StepRecord
-from ringside.monitor.step_clock import StepClock
-from ringside.monitor.step_draft import SyncTimes, Told
+from ringside.monitor.job.collectives import Span
+from ringside.monitor.run.records import StepRecord
+from ringside.monitor.step_clock.clock import StepClock
+from ringside.monitor.step_clock.device_events import KEPT, LOOKS, MOST_LAPS, Marks, Waiting
+from ringside.monitor.step_clock.draft import SyncTimes, Told
 
 from .device import FakeDevice
 

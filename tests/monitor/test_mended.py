@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from tests.monitor.recorded import recorded
 
-from ringside.monitor import detect, screen
-from ringside.monitor.detect import Detector
-from ringside.monitor.mended import is_over
+from ringside.monitor import detect
+from ringside.monitor.slow_rank import window_test as screen
+from ringside.monitor.slow_rank.detector import Detector
+from ringside.monitor.slow_rank.level_shift import is_over
 
 
 def ends(own):

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 from tests.support.modules import modules
 
-from ringside.monitor.run_directory import RunReader
+from ringside.monitor.run.directory import RunReader
 from ringside.monitor.summary import finish
 
 UNPACKERS = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}

@@ -16,9 +16,17 @@ from tests.support.waiting import until
 
 from ringside.errors import UsageError
 from ringside.monitor import Verdict
-from ringside.monitor.alerts import Alert, AlertBook
-from ringside.monitor.notify import CommandHook, DeliveryError, Webhook, parse_hooks
-from ringside.monitor.notify_queue import DELIVERED, DROPPED, FAILED, Courier
+from ringside.monitor.alerts.book import Alert, AlertBook
+from ringside.monitor.alerts.hooks import (
+    DELIVERED,
+    DROPPED,
+    FAILED,
+    CommandHook,
+    Courier,
+    DeliveryError,
+    Webhook,
+    parse_hooks,
+)
 
 from .hook_server import hook_server
 from .jobs import event

@@ -12,9 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringside.monitor import RunInfo, StepRecord, Verdict
-from ringside.monitor.detect import Finding
-from ringside.monitor.online import FARTHEST_STEPS, GIVEN_UP_STEPS, LARGEST_STEP, PENDING_RECORDS, Collector, with_waits
-from ringside.monitor.run_directory import RunReader, RunWriter
+from ringside.monitor.collector import (
+    FARTHEST_STEPS,
+    GIVEN_UP_STEPS,
+    LARGEST_STEP,
+    PENDING_RECORDS,
+    Collector,
+    with_waits,
+)
+from ringside.monitor.run.directory import RunReader, RunWriter
+from ringside.monitor.slow_rank.detector import Finding
 from ringside.monitor.watcher import Row
 
 Make = Callable[..., np.ndarray]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ringside.monitor import StepRecord
-from ringside.monitor.own_time import OwnTimeWatcher
+from ringside.monitor.slow_rank.watcher import OwnTimeWatcher
 
 
 def watched(own, step_seconds):

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from ringside.monitor import StepRecord, Verdict, detect
-from ringside.monitor.detect import Detector
-from ringside.monitor.online import Collector
-from ringside.monitor.pauses import stands_out
-from ringside.monitor.pauses_judge import rejudge_pauses
+from ringside.monitor.collector import Collector
+from ringside.monitor.slow_rank.detector import Detector
+from ringside.monitor.slow_rank.pauses import rejudge_pauses, stands_out
 from ringside.monitor.verdict import headline
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ringside.monitor.detect import detect
 from ringside.monitor.price import (
     SECONDS_PER_DAY,
     Meter,
@@ -14,6 +13,7 @@ from ringside.monitor.price import (
     repair,
     slowdown_rank_seconds,
 )
+from ringside.monitor.slow_rank.detector import detect
 
 HOUR = 3_600.0
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from ringside.monitor import RunInfo, StepRecord
-from ringside.monitor.links import LinkTotals
-from ringside.monitor.questions import QUESTIONS, Question, answer_questions, asked, read_answers
-from ringside.monitor.run_directory import RunWriter
+from ringside.monitor.job.questions import QUESTIONS, Question, answer_questions, asked, read_answers
+from ringside.monitor.links.sampler import LinkTotals
+from ringside.monitor.run.directory import RunWriter
+from ringside.monitor.run.table import tabulate
 from ringside.monitor.summary import finish
-from ringside.monitor.table import tabulate
 from ringside.monitor.verdict import Verdict
 
 from .jobs import row

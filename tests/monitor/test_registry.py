@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ringside.monitor import registry
-from ringside.monitor.registry import register, registry_directory, running, unregister
+from ringside.monitor.run import registry
+from ringside.monitor.run.registry import register, registry_directory, running, unregister
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ringside.monitor.records import SCHEMA, RunInfo, StepRecord
-from ringside.monitor.revised import NOTES_KEPT, read_revised, revisions
-from ringside.monitor.run_directory import RunWriter
+from ringside.monitor.run.algorithm_changes import NOTES_KEPT, read_revised, revisions
+from ringside.monitor.run.directory import RunWriter
+from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.summary import finish
 from ringside.view.export.markdown import render_markdown
 from ringside.view.run.live import Live

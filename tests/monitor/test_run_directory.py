@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ringside.errors import RingsideError, UsageError
 from ringside.files import replace_file
 from ringside.monitor import RunInfo, StepRecord
-from ringside.monitor.run_directory import RunReader, RunWriter, decode_record, finite
+from ringside.monitor.run.directory import RunReader, RunWriter, decode_record, finite
 from ringside.monitor.summary import finish
 
 Info = Callable[..., RunInfo]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringside.monitor.shift import EVERY, Shifts, compare
+from ringside.monitor.slow_rank.level_shift import EVERY, Shifts, compare
 
 LEAST = 0.05
 

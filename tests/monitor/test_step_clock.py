@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from ringside.monitor.records import StepRecord
-from ringside.monitor.step_clock import StepClock
-from ringside.monitor.step_draft import Draft, SyncTimes, Told
+from ringside.monitor.run.records import StepRecord
+from ringside.monitor.step_clock.clock import StepClock
+from ringside.monitor.step_clock.draft import Draft, SyncTimes, Told
 
 
 class World:

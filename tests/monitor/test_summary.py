@@ -15,11 +15,11 @@ import pytest
 
 from ringside.errors import RingsideError
 from ringside.monitor import RunInfo, StepRecord, Verdict, detect
-from ringside.monitor.cause import explain
-from ringside.monitor.online import Collector
-from ringside.monitor.run_directory import RunReader, RunWriter
+from ringside.monitor.causes.explain import explain
+from ringside.monitor.collector import Collector
+from ringside.monitor.run.directory import RunReader, RunWriter
+from ringside.monitor.run.table import tabulate
 from ringside.monitor.summary import finish, summarise
-from ringside.monitor.table import tabulate
 from ringside.monitor.verdict import headline
 
 Make = Callable[..., np.ndarray]

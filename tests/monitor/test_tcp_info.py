@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ringside.monitor import tcp_info
-from ringside.monitor.tcp_info import Connection, Endpoint, connections, read_counters
+from ringside.monitor.links import tcp_info
+from ringside.monitor.links.tcp_info import Connection, Endpoint, connections, read_counters
 
 pytestmark = pytest.mark.skipif(not tcp_info.available(), reason="this kernel's TCP_INFO holds too little")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ringside.monitor.vitals import LARGEST_SHARE, THREADS, Used, VitalSigns
+from ringside.monitor.vitals.process import LARGEST_SHARE, THREADS, Used, VitalSigns
 
 from .machines import Machine
 

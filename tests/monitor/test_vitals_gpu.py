@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ringside.monitor.records import Vitals
-from ringside.monitor.vitals_gpu import REASONS, NvmlGpu, name_reasons, open_gpu
+from ringside.monitor.run.records import Vitals
+from ringside.monitor.vitals.gpu import REASONS, NvmlGpu, name_reasons, open_gpu
 
 from .machines import Nvml, NVMLError, OlderNvml
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from ringside.monitor import RunInfo
-from ringside.monitor.alerts import FIRING, RESOLVED, AlertBook, severity_of
-from ringside.monitor.detect import Finding
-from ringside.monitor.online import Collector
-from ringside.monitor.records import Wire
-from ringside.monitor.run_directory import RunReader, RunWriter
+from ringside.monitor.alerts.book import FIRING, RESOLVED, AlertBook, severity_of
+from ringside.monitor.collector import Collector
+from ringside.monitor.run.directory import RunReader, RunWriter
+from ringside.monitor.run.records import Wire
+from ringside.monitor.slow_rank.detector import Finding
 from ringside.monitor.summary import finish
 from ringside.monitor.verdict import Verdict
 from ringside.monitor.watcher import Row

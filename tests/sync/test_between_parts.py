@@ -20,8 +20,8 @@ from ringside.engine.choice import Choice  # noqa: E402
 from ringside.engine.drift import EVERY_NOTED, LARGE_BYTES  # noqa: E402
 from ringside.engine.tensors import flatten  # noqa: E402
 from ringside.errors import ClosedError, MismatchError, UsageError  # noqa: E402
-from ringside.monitor.collectives import Span  # noqa: E402
-from ringside.monitor.step_draft import SyncTimes  # noqa: E402
+from ringside.monitor.job.collectives import Span  # noqa: E402
+from ringside.monitor.step_clock.draft import SyncTimes  # noqa: E402
 from ringside.schedule import by_name  # noqa: E402
 from ringside.sync.carriers import HookCarrier, NativeCarrier, RingsideCarrier  # noqa: E402
 

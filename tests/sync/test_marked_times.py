@@ -15,8 +15,8 @@ import torch.distributed as dist  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside.monitor.records import StepRecord  # noqa: E402
-from ringside.monitor.run_directory import RunReader  # noqa: E402
+from ringside.monitor.run.directory import RunReader  # noqa: E402
+from ringside.monitor.run.records import StepRecord  # noqa: E402
 from ringside.sync import attachment as attachments  # noqa: E402
 from ringside.sync.cuda_marks import marker_of, runtime_in  # noqa: E402
 

@@ -13,8 +13,8 @@ from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside.monitor.questions import QUESTIONS  # noqa: E402
-from ringside.monitor.run_directory import RunReader  # noqa: E402
+from ringside.monitor.job.questions import QUESTIONS  # noqa: E402
+from ringside.monitor.run.directory import RunReader  # noqa: E402
 
 from .training import ddp_ranks, group  # noqa: E402
 

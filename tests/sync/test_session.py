@@ -13,7 +13,7 @@ import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import Ended, run_script  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside.monitor.run_directory import RunReader  # noqa: E402
+from ringside.monitor.run.directory import RunReader  # noqa: E402
 
 from .training import OLD_TORCH, Plan, ddp_ranks, free_port, group, one_step, small_attachment, steps  # noqa: E402
 

@@ -18,7 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
-from ringside.monitor.run_directory import RunReader  # noqa: E402
+from ringside.monitor.run.directory import RunReader  # noqa: E402
 from ringside.sync import session as sessions  # noqa: E402
 from ringside.sync.chief import READY  # noqa: E402
 from ringside.sync.session import Session  # noqa: E402

@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
 from ringside import _core  # noqa: E402
-from ringside.monitor.online import with_waits  # noqa: E402
-from ringside.monitor.records import StepRecord  # noqa: E402
+from ringside.monitor.collector import with_waits  # noqa: E402
+from ringside.monitor.run.records import StepRecord  # noqa: E402
 from ringside.sync.carriers import RingsideCarrier  # noqa: E402
 from ringside.sync.ddp_methods import own_hook  # noqa: E402
 

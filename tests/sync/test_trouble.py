@@ -30,8 +30,8 @@ from torch.distributed import HashStore, PrefixStore  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside.monitor.records import StepRecord, Wire  # noqa: E402
-from ringside.monitor.run_directory import RunReader  # noqa: E402
+from ringside.monitor.run.directory import RunReader  # noqa: E402
+from ringside.monitor.run.records import StepRecord, Wire  # noqa: E402
 from ringside.monitor.summary import finish  # noqa: E402
 from ringside.sync import session as sessions  # noqa: E402
 from ringside.sync.chief import Chief  # noqa: E402
@@ -75,29 +75,29 @@ def per_rank(path: Path) -> dict[int, list[int]]:
 # ------------------------------------------------------------------------------------------------ inside Ringside
 
 INSTRUMENTS = {
-    "a step begins": "ringside.monitor.step_clock:StepClock.forward_begins",
-    "forward ends": "ringside.monitor.step_clock:StepClock.forward_ends",
-    "backward ends": "ringside.monitor.step_clock:StepClock.backward_ends",
+    "a step begins": "ringside.monitor.step_clock.clock:StepClock.forward_begins",
+    "forward ends": "ringside.monitor.step_clock.clock:StepClock.forward_ends",
+    "backward ends": "ringside.monitor.step_clock.clock:StepClock.backward_ends",
     "what the engine's log says": "ringside.sync.carriers:NativeCarrier.take",
     "what it took": "ringside.sync.carriers:SyncTimes",
-    "the update begins": "ringside.monitor.step_clock:StepClock.optimizer_begins",
-    "the update ends": "ringside.monitor.step_clock:StepClock.optimizer_ends",
-    "buffers": "ringside.monitor.step_clock:StepClock.blocked",
+    "the update begins": "ringside.monitor.step_clock.clock:StepClock.optimizer_begins",
+    "the update ends": "ringside.monitor.step_clock.clock:StepClock.optimizer_ends",
+    "buffers": "ringside.monitor.step_clock.clock:StepClock.blocked",
     "a collective begins": "ringside.sync.watch_board:Board.enters",
     "a collective ends": "ringside.sync.watch_board:Board.goes_on",
     "the hang watch": "ringside.sync.watch:Watch.tick",
     "digests": "ringside.sync.digests:Digests.take",
     "comparing": "ringside.sync.digests:Comparison.changes",
-    "vitals": "ringside.monitor.vitals:VitalSigns.since",
-    "links": "ringside.monitor.links:LinkSampler.add_to",
+    "vitals": "ringside.monitor.vitals.process:VitalSigns.since",
+    "links": "ringside.monitor.links.sampler:LinkSampler.add_to",
     "the outbox": "ringside.sync.delivery:Outbox.send",
     "the inbox": "ringside.sync.delivery:Inbox.poll",
-    "the collector": "ringside.monitor.online:Collector.add",
+    "the collector": "ringside.monitor.collector:Collector.add",
     "the detector": "ringside.monitor.detect:Detector.update",
-    "alerts": "ringside.monitor.alerts:AlertBook.tick",
-    "the run directory": "ringside.monitor.run_directory:append_to_file",
+    "alerts": "ringside.monitor.alerts.book:AlertBook.tick",
+    "the run directory": "ringside.monitor.run.directory:append_to_file",
     "the summary": "ringside.sync.chief:finish",
-    "log": "ringside.monitor.step_clock:StepClock.log",
+    "log": "ringside.monitor.step_clock.clock:StepClock.log",
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from ringside.monitor.records import StepRecord, Vitals
+from ringside.monitor.run.records import StepRecord, Vitals
 from ringside.sync.vitals import RankVitals
 
 

@@ -20,8 +20,11 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
-from ringside.monitor.hang_evidence import read_stat  # noqa: E402
-from ringside.monitor.hang_standing import Process, Standing  # noqa: E402
+from ringside.monitor.hang.rank_state import (  # noqa: E402
+    Process,
+    Standing,
+    read_stat,
+)
 from ringside.sync import watch, watch_host, watch_mail  # noqa: E402
 from ringside.sync.watch_board import Board  # noqa: E402
 from ringside.sync.watch_host import Hello, Host, path_as_text, path_of_text  # noqa: E402

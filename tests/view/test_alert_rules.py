@@ -14,7 +14,7 @@ pytest.importorskip("prometheus_client")
 from tests.monitor.jobs import run_info
 
 from ringside.monitor import KINDS
-from ringside.monitor.alerts_tally import Tally
+from ringside.monitor.alerts.counters import Tally
 from ringside.view.export.prometheus import RunMetrics
 
 RULES = Path(str(resources.files("ringside.view") / "alerts" / "ringside.rules.yml"))

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from ringside.monitor import RunInfo, StepRecord
-from ringside.monitor.links import LinkTotals
-from ringside.monitor.questions import QUESTIONS, Question
+from ringside.monitor.job.questions import QUESTIONS, Question
+from ringside.monitor.links.sampler import LinkTotals
 from ringside.monitor.summary import summarise
 from ringside.monitor.verdict import Verdict, headline
 from ringside.view.html.run_report import render_report

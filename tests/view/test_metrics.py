@@ -22,10 +22,10 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from ringside.errors import UsageError
-from ringside.monitor.alerts_live import Alarm
-from ringside.monitor.alerts_settings import AlertSettings, Endpoint, parse_endpoint
-from ringside.monitor.alerts_tally import Figures, Tally
-from ringside.monitor.online import Collector
+from ringside.monitor.alerts.counters import Figures, Tally
+from ringside.monitor.alerts.live import Alarm
+from ringside.monitor.alerts.settings import AlertSettings, Endpoint, parse_endpoint
+from ringside.monitor.collector import Collector
 from ringside.view.export.prometheus import PLACES, RANKS_SHOWN, WORST_SHOWN, MetricsServer, render
 
 LIMIT_S = 30.0

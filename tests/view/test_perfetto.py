@@ -11,7 +11,7 @@ import pytest
 from tests.recorded_runs import own_times, slow_run, write_run
 
 from ringside.errors import RingsideError, UsageError
-from ringside.monitor.run_directory import RunReader
+from ringside.monitor.run.directory import RunReader
 from ringside.view.export import perfetto
 from ringside.view.export.perfetto import clock_shifts, trace_events, write_perfetto
 from ringside.view.run.recorded import Run

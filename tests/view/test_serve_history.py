@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from ringside.monitor.records import StepRecord
+from ringside.monitor.run.records import StepRecord
 from ringside.view.server.history import MEANS, History, decode, encode
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from ringside.monitor.records import SCHEMA, RunInfo, StepRecord
+from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.summary import summarise
 from ringside.monitor.verdict import Verdict
 from ringside.text import ms, sparkline

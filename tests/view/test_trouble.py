@@ -10,7 +10,7 @@ import pytest
 from tests.recorded_runs import own_times, slow_run, write_run
 
 from ringside.commands import main
-from ringside.monitor.registry import register
+from ringside.monitor.run.registry import register
 from ringside.view.run.recorded import Run
 from ringside.view.server.guard import holder, listen
 

@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ringside.errors import UsageError
-from ringside.monitor.run_directory import finite
+from ringside.monitor.run.directory import finite
 from ringside.monitor.verdict import headline
 from ringside.text import duration, share
 from ringside.view.run.comparison import WARM_UP_STEPS, Change, Comparison, compare

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ringside.monitor.run_directory import REPORT, RunReader
+from ringside.monitor.run.directory import REPORT, RunReader
 from ringside.monitor.summary import finish
 from ringside.text import duration, share
 from ringside.view.export.markdown import render_markdown

@@ -30,10 +30,9 @@ from ringside.commands import run_survive
 from ringside.engine.cores import usable_cores
 from ringside.launch.follow import choose_directory, conclude, environment, follow
 from ringside.launch.torchrun import Launch, signals_to_handle, stop_requests, take_apart, with_defaults
-from ringside.monitor.alerts_live import afterwards
-from ringside.monitor.alerts_settings import METRICS_PORT, ON_VERDICT, AlertSettings
-from ringside.monitor.digest_settings import DIGEST_EVERY, digest_steps
-from ringside.monitor.run_directory import RUN
+from ringside.monitor.alerts.live import afterwards
+from ringside.monitor.alerts.settings import DIGEST_EVERY, METRICS_PORT, ON_VERDICT, AlertSettings, digest_steps
+from ringside.monitor.run.directory import RUN
 from ringside.monitor.verdict import Verdict, name_ranks
 from ringside.view.run.live import Finding, Following
 from ringside.view.terminal import closing, open_console, verdict_line

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import TextIO
 
 from ringside.errors import RingsideError, UsageError
-from ringside.monitor.registry import running
-from ringside.monitor.run_directory import RUN, runs_under
+from ringside.monitor.run.directory import RUN, runs_under
+from ringside.monitor.run.registry import running
 from ringside.view.tui.console import in_ascii, printable, speaks_utf8
 from ringside.view.tui.rank_table import SORTS, Order
 from ringside.view.tui.remote import Remote

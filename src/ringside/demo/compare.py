@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ringside
-from ringside.monitor.records import StepRecord
+from ringside.monitor.run.records import StepRecord
 from ringside.sync import Session
 
 BLOCK_STEPS = 8

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from ringside.monitor.questions import QUESTIONS as QUESTIONS
-from ringside.monitor.questions import Number as Number
-from ringside.monitor.questions import Question as Question
-from ringside.monitor.questions import asked
-from ringside.monitor.run_directory import finite
+from ringside.monitor.job.questions import QUESTIONS as QUESTIONS
+from ringside.monitor.job.questions import Number as Number
+from ringside.monitor.job.questions import Question as Question
+from ringside.monitor.job.questions import asked
+from ringside.monitor.run.directory import finite
 from ringside.monitor.verdict import Verdict
 
 SCHEMA = 1

@@ -20,10 +20,10 @@ from ringside.doctor.findings import Findings, Lane, Note, Sheet, Span, Unjudged
 from ringside.doctor.kineto.straggler import LEAST_STEPS
 from ringside.doctor.replay.stragglers import answer, as_dict, step_recording
 from ringside.errors import RingsideError
-from ringside.monitor.questions import read_answers
-from ringside.monitor.run_directory import EVENTS, RUN, STEPS, SUMMARY, RunReader
+from ringside.monitor.job.questions import read_answers
+from ringside.monitor.run.directory import EVENTS, RUN, STEPS, SUMMARY, RunReader
+from ringside.monitor.run.table import Table, fill_waits, tabulate
 from ringside.monitor.summary import finish
-from ringside.monitor.table import Table, fill_waits, tabulate
 from ringside.monitor.verdict import Verdict
 from ringside.text import counted
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ringside.errors import UsageError
-from ringside.monitor.registry import running
+from ringside.monitor.run.registry import running
 from ringside.view.tui.rank_table import Order
 from ringside.view.tui.source import Local, look
 from ringside.view.tui.text import once_lines

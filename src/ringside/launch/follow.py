@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from ringside.errors import RingsideError, UsageError
 from ringside.files import append_to_file
 from ringside.launch.torchrun import Launch, StopRequest
-from ringside.monitor.run_directory import EVENTS, RUN, Event, RunReader, finite
+from ringside.monitor.run.directory import EVENTS, RUN, Event, RunReader, finite
+from ringside.monitor.run.table import tabulate
 from ringside.monitor.summary import finish
-from ringside.monitor.table import tabulate
 from ringside.monitor.verdict import Verdict
 from ringside.processes import Death
 from ringside.view.run.live import Finding, Following

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ringside.monitor.excess import Floats, log_excess, row_medians, usable
+from ringside.monitor.stats import Floats, log_excess, row_medians, usable
 
 SECONDS_PER_DAY = 86_400.0
 

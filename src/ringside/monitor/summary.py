@@ -13,20 +13,20 @@ import numpy as np
 
 from ringside.errors import RingsideError
 from ringside.files import replace_file
-from ringside.monitor.cause import explain
-from ringside.monitor.detect import detect, rejudge
-from ringside.monitor.excess import Floats, row_medians
-from ringside.monitor.gradient_memory import gradient_memory
-from ringside.monitor.job import reprice
-from ringside.monitor.judge import middle
-from ringside.monitor.links import LinkLedger, LinkTotals
-from ringside.monitor.pauses_judge import is_of_pauses, without_pauses
+from ringside.monitor.causes.explain import explain
+from ringside.monitor.job.gradient_memory import gradient_memory
+from ringside.monitor.job.questions import answer_questions, asked
+from ringside.monitor.job.watcher import reprice
+from ringside.monitor.links.sampler import LinkLedger, LinkTotals
 from ringside.monitor.price import repair, spared_rank_seconds
-from ringside.monitor.questions import answer_questions, asked
-from ringside.monitor.records import SCHEMA, RunInfo, StepRecord
-from ringside.monitor.revised import Revised, revisions
-from ringside.monitor.run_directory import REPORT, SUMMARY, Event, RunReader, finite
-from ringside.monitor.table import Table, fill_waits, tabulate
+from ringside.monitor.run.algorithm_changes import Revised, revisions
+from ringside.monitor.run.directory import REPORT, SUMMARY, Event, RunReader, finite
+from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
+from ringside.monitor.run.table import Table, fill_waits, tabulate
+from ringside.monitor.slow_rank.detector import detect, rejudge
+from ringside.monitor.slow_rank.pauses import is_of_pauses, without_pauses
+from ringside.monitor.slow_rank.verdict import middle
+from ringside.monitor.stats import Floats, row_medians
 from ringside.monitor.verdict import Verdict
 
 PASSED_THROUGH = ("injected", "comparison", "loss")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ringside.monitor.detect import Finding
-from ringside.monitor.records import StepRecord
+from ringside.monitor.run.records import StepRecord
+from ringside.monitor.slow_rank.detector import Finding
 from ringside.monitor.verdict import Verdict
 
 Row = dict[int, StepRecord]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ringside.monitor.job import LASTING_S, CommunicationBound, InputBound, JobWatcher, SmallCollectives
-from ringside.monitor.links_watch import LinkWatcher
-from ringside.monitor.own_time import OwnTimeWatcher
+from ringside.monitor.job.watcher import LASTING_S, CommunicationBound, InputBound, JobWatcher, SmallCollectives
+from ringside.monitor.links.watcher import LinkWatcher
+from ringside.monitor.slow_rank.watcher import OwnTimeWatcher
 from ringside.monitor.watcher import Watcher
 
 

@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ringside.engine import Communicator, Settings
 from ringside.errors import UnsupportedError, UsageError
-from ringside.monitor.digest_settings import digest_steps
+from ringside.monitor.alerts.settings import digest_steps
 from ringside.sync import session as sessions
 from ringside.sync.bucket_memory import finish_backward
 from ringside.sync.carriers import Carrier, NativeCarrier, RingsideCarrier, UserHook
@@ -364,7 +364,7 @@ def _leave() -> None:
 
 
 def _idle_clock() -> Any:
-    from ringside.monitor.step_clock import StepClock
+    from ringside.monitor.step_clock.clock import StepClock
 
     return StepClock(dist.get_rank(), lambda record: None)
 

@@ -28,9 +28,9 @@ from ringside.engine.settings import Settings
 from ringside.engine.tensors import flatten
 from ringside.engine.turns import PATIENCE_S, Turn, Turns
 from ringside.errors import UnsupportedError
-from ringside.monitor.collectives import CollectiveMeter, Span
-from ringside.monitor.marks import Marks
-from ringside.monitor.step_draft import SyncTimes, Told
+from ringside.monitor.job.collectives import CollectiveMeter, Span
+from ringside.monitor.step_clock.device_events import Marks
+from ringside.monitor.step_clock.draft import SyncTimes, Told
 from ringside.sync.bucket_memory import share_buckets
 from ringside.sync.communicator import Communicator as GroupCommunicator
 from ringside.sync.group import OwnTimeout

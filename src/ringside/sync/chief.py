@@ -17,12 +17,12 @@ import msgspec
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from ringside.monitor.alerts import as_text
-from ringside.monitor.alerts_live import Alarm
-from ringside.monitor.online import Collector
-from ringside.monitor.records import RunInfo, StepRecord
-from ringside.monitor.registry import register, unregister
-from ringside.monitor.run_directory import Event, RunWriter
+from ringside.monitor.alerts.book import as_text
+from ringside.monitor.alerts.live import Alarm
+from ringside.monitor.collector import Collector
+from ringside.monitor.run.directory import Event, RunWriter
+from ringside.monitor.run.records import RunInfo, StepRecord
+from ringside.monitor.run.registry import register, unregister
 from ringside.monitor.summary import finish
 from ringside.monitor.verdict import Verdict
 from ringside.monitor.watchers import standard_watchers

@@ -25,7 +25,7 @@ Exchange = Callable[[int], int]
 
 
 class CudaMarker:
-    """Sets marks on the current stream of one device; see `ringside.monitor.marks.Marker`.
+    """Sets marks on the current stream of one device; see `ringside.monitor.step_clock.device_events.Marker`.
 
     Args:
         device: The device.

@@ -17,7 +17,7 @@ import msgspec
 from torch.distributed.distributed_c10d import Store
 
 from ringside.decoding import UNDECODABLE
-from ringside.monitor.records import StepRecord
+from ringside.monitor.run.records import StepRecord
 
 RANKS_PER_BOX = 32
 """So few that a box is seldom added to between reading and emptying it."""

@@ -25,9 +25,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ringside import _core
 from ringside._core import twins
-from ringside.monitor.alerts import as_text
-from ringside.monitor.divergence import Check, Replicas
-from ringside.monitor.hang import Change
+from ringside.monitor.alerts.book import as_text
+from ringside.monitor.hang.detector import Change
+from ringside.monitor.replicas import Check, Replicas
 from ringside.sync.group import group_store
 
 KEPT = 512

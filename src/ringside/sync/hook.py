@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ringside.engine.interrupts import ctrl_c
 from ringside.errors import ClosedError
-from ringside.monitor.marks import Marks
-from ringside.monitor.step_clock import StepClock
+from ringside.monitor.step_clock.clock import StepClock
+from ringside.monitor.step_clock.device_events import Marks
 from ringside.sync.carriers import Carrier, HookCarrier, NativeCarrier, UserHook
 from ringside.sync.fuse import Fuse
 from ringside.sync.watch_board import Board, NoBoard

@@ -27,13 +27,12 @@ from torch.optim.optimizer import (
 )
 
 from ringside.engine.failures import name_ranks
-from ringside.monitor.alerts import as_text
-from ringside.monitor.links import LinkSampler
-from ringside.monitor.marks import Marker, Marks
-from ringside.monitor.marks_waiting import Waiting
-from ringside.monitor.records import SCHEMA, RunInfo, StepRecord
-from ringside.monitor.step_clock import StepClock
-from ringside.monitor.step_draft import Draft
+from ringside.monitor.alerts.book import as_text
+from ringside.monitor.links.sampler import LinkSampler
+from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
+from ringside.monitor.step_clock.clock import StepClock
+from ringside.monitor.step_clock.device_events import Marker, Marks, Waiting
+from ringside.monitor.step_clock.draft import Draft
 from ringside.monitor.verdict import Verdict
 from ringside.sync import watch
 from ringside.sync.chief import READY, Chief
@@ -171,7 +170,7 @@ class Session:
             self._events.run(self.chief.note, "revised", {"step": self.clock.step, **fields})
 
     def gradient_memory(self, model: int, memory: dict[str, int]) -> None:
-        """Put into the run, on rank 0, where a model's buckets lie; see `ringside.monitor.gradient_memory`."""
+        """Put into the run, on rank 0, where a model's buckets lie; see `ringside.monitor.job.gradient_memory`."""
         if self.chief is not None:
             self._events.run(self.chief.note, "gradient_memory", {"model": model, **memory})
 

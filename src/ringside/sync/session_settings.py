@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ringside.monitor import hang_judge, links
+from ringside.monitor.hang import attribution as hang_judge
+from ringside.monitor.links import sampler as links
 
 
 @dataclass(frozen=True)

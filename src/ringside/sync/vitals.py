@@ -8,9 +8,9 @@ import logging
 import msgspec
 import torch
 
-from ringside.monitor.records import StepRecord
-from ringside.monitor.vitals import VitalSigns
-from ringside.monitor.vitals_gpu import open_gpu
+from ringside.monitor.run.records import StepRecord
+from ringside.monitor.vitals.gpu import open_gpu
+from ringside.monitor.vitals.process import VitalSigns
 
 _log = logging.getLogger("ringside")
 

@@ -20,12 +20,11 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.files import append_to_file, replace_file
-from ringside.monitor.hang import Change, HangWatch
-from ringside.monitor.hang_evidence import read_stat
-from ringside.monitor.hang_judge import LIMIT_S
-from ringside.monitor.hang_standing import Standing
-from ringside.monitor.hang_words import STACKS
-from ringside.monitor.run_directory import EVENTS, RUN, finite
+from ringside.monitor.hang.attribution import LIMIT_S
+from ringside.monitor.hang.detector import Change, HangWatch
+from ringside.monitor.hang.rank_state import Standing, read_stat
+from ringside.monitor.hang.verdict_text import STACKS
+from ringside.monitor.run.directory import EVENTS, RUN, finite
 from ringside.monitor.verdict import Verdict, headline
 from ringside.sync.watch_board import Board, NoBoard
 from ringside.sync.watch_frames import place_of

@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from ringside.errors import DeadlineError, MismatchError, PeerLostError, SyncError
-from ringside.monitor.hang_judge import LIMIT_S, NORMAL_WAITS, WARM_UP_PASSES
-from ringside.monitor.hang_standing import Call, Failure, Process, Standing
+from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS, WARM_UP_PASSES
+from ringside.monitor.hang.rank_state import Call, Failure, Process, Standing
 
 PAGE_BYTES = 8192
 CALLS_KEPT = 64

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ringside.monitor.hang_evidence import Observer
-from ringside.monitor.hang_standing import Process, Standing
+from ringside.monitor.hang.rank_state import Observer, Process, Standing
 from ringside.sync.watch_board import Board, View
 from ringside.sync.watch_stacks import ask, written
 

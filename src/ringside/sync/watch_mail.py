@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 from torch.distributed.distributed_c10d import Store
 
-from ringside.monitor.hang_standing import Standing
+from ringside.monitor.hang.rank_state import Standing
 
 MAIL_S = 0.5
 FRESH_S = 4.0

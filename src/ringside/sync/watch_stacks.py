@@ -10,7 +10,7 @@ import faulthandler
 import os
 import signal
 
-from ringside.monitor.hang_evidence import catches, read_stat
+from ringside.monitor.hang.rank_state import catches, read_stat
 
 MOST_BYTES = 65536
 

@@ -10,8 +10,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ringside.monitor.questions import QUESTIONS, Question, read_answers
-from ringside.monitor.revised import notes
+from ringside.monitor.job.questions import QUESTIONS, Question, read_answers
+from ringside.monitor.run.algorithm_changes import notes
 from ringside.monitor.verdict import Verdict, headline, percent
 from ringside.text import clock, ms, sparkline
 from ringside.text import short_size as size

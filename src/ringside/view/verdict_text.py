@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from ringside.monitor.questions import QUESTIONS, Question
-from ringside.monitor.screen import PERSISTENCE, WARM_UP
+from ringside.monitor.job.questions import QUESTIONS, Question
+from ringside.monitor.slow_rank.window_test import PERSISTENCE, WARM_UP
 from ringside.monitor.verdict import Verdict, headline, percent
 from ringside.text import duration, figure, rank_time, title
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from ringside.monitor import RunInfo, StepRecord
-from ringside.monitor.run_directory import RunWriter
+from ringside.monitor.run.directory import RunWriter
 
 info = RunInfo(
     schema=1, name="run", started_unix=0, command=[], world_size=4, hosts=["h"] * 4, pids=[0] * 4, engine="gloo"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from ringside.monitor.online import Collector
-from ringside.monitor.records import RunInfo, StepRecord
-from ringside.monitor.run_directory import RunWriter
+from ringside.monitor.collector import Collector
+from ringside.monitor.run.directory import RunWriter
+from ringside.monitor.run.records import RunInfo, StepRecord
 
 info = RunInfo(
     schema=1, name="n", started_unix=0.0, command=[], world_size=2, hosts=["a", "a"], pids=[1, 2], engine="gloo"

@@ -9,7 +9,7 @@ import resource
 import sys
 import time
 
-from ringside.monitor.vitals import VitalSigns
+from ringside.monitor.vitals.process import VitalSigns
 
 
 def burn(cpu_seconds: float, longest: float = 20.0) -> None:

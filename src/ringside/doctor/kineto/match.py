@@ -14,7 +14,7 @@ import numpy as np
 
 from ringside.doctor.kineto.intervals import Floats
 from ringside.doctor.kineto.trace import Collective, RankTrace
-from ringside.monitor.excess import row_medians as _medians
+from ringside.monitor.stats import row_medians as _medians
 
 ROUNDS = 8
 POINT_TO_POINT = ("send", "recv")

@@ -14,7 +14,7 @@ from ringside.doctor.kineto.match import Matched
 from ringside.doctor.kineto.steps import RankSteps, sizes, waiting
 from ringside.doctor.kineto.straggler import LEAST_STEPS, MANY_SMALL, SIMILAR, SMALL_BYTES, SMALL_SHARE, Pace
 from ringside.doctor.kineto.trace import Job, RankTrace
-from ringside.monitor.questions import COUNTS, DOMINATES, NETWORK
+from ringside.monitor.job.questions import COUNTS, DOMINATES, NETWORK
 from ringside.monitor.verdict import Verdict, headline, percent
 from ringside.text import ms
 from ringside.text import short_size as size

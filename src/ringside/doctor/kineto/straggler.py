@@ -16,10 +16,9 @@ import numpy as np
 
 from ringside.doctor.kineto.intervals import Floats
 from ringside.monitor import Verdict, detect
-from ringside.monitor.excess import log_excess
-from ringside.monitor.judge import judge
-from ringside.monitor.screen import EFFECT
-from ringside.monitor.student import student
+from ringside.monitor.slow_rank.verdict import judge
+from ringside.monitor.slow_rank.window_test import EFFECT
+from ringside.monitor.stats import log_excess, student
 from ringside.text import ms
 
 # -------------------------------------------------------------------------------------------------

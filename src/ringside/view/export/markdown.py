@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ringside.monitor.questions import QUESTIONS, read_answers
-from ringside.monitor.records import RunInfo
-from ringside.monitor.revised import notes
+from ringside.monitor.job.questions import QUESTIONS, read_answers
+from ringside.monitor.run.algorithm_changes import notes
+from ringside.monitor.run.records import RunInfo
 from ringside.text import duration, share, size
 from ringside.view.verdict_text import all_is_well, no_verdict, tell
 

@@ -18,9 +18,9 @@ import numpy as np
 
 from ringside.errors import RingsideError, UsageError
 from ringside.files import user_file
-from ringside.monitor.excess import Floats, row_medians
-from ringside.monitor.records import RunInfo, StepRecord
-from ringside.monitor.table import Table
+from ringside.monitor.run.records import RunInfo, StepRecord
+from ringside.monitor.run.table import Table
+from ringside.monitor.stats import Floats, row_medians
 from ringside.monitor.verdict import Verdict, headline
 from ringside.predict.timeline import Timeline
 from ringside.text import size

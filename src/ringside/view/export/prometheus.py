@@ -21,10 +21,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from ringside.monitor.alerts import Alert, as_text
-from ringside.monitor.alerts_settings import Endpoint
-from ringside.monitor.alerts_tally import RANK_FIELDS, STEP_BUCKETS_S, Figures
-from ringside.monitor.excess import Floats
+from ringside.monitor.alerts.book import Alert, as_text
+from ringside.monitor.alerts.counters import RANK_FIELDS, STEP_BUCKETS_S, Figures
+from ringside.monitor.alerts.settings import Endpoint
+from ringside.monitor.stats import Floats
 from ringside.view.server.guard import is_called, own_names
 from ringside.view.tui.console import printable_lines
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from ringside.monitor.excess import Floats
+from ringside.monitor.stats import Floats
 from ringside.text import duration
 
 POINTS = 400

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ringside.monitor.excess import Floats
-from ringside.monitor.questions import read_answers
-from ringside.monitor.records import RunInfo, StepRecord
-from ringside.monitor.revised import notes
-from ringside.monitor.table import Table, fill_waits, tabulate
+from ringside.monitor.job.questions import read_answers
+from ringside.monitor.run.algorithm_changes import notes
+from ringside.monitor.run.records import RunInfo, StepRecord
+from ringside.monitor.run.table import Table, fill_waits, tabulate
+from ringside.monitor.stats import Floats
 from ringside.monitor.verdict import Verdict, name_ranks
 from ringside.text import UNKNOWN, digits, duration, moment, ratio, share, size
 from ringside.view.html.charts import Mark, Series, chart

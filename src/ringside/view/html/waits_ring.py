@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ringside.monitor.excess import Floats, usable
+from ringside.monitor.stats import Floats, usable
 from ringside.text import duration
 
 MOST_NAMES = 32

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from ringside.errors import UsageError
-from ringside.monitor.excess import Floats, row_medians
+from ringside.monitor.stats import Floats, row_medians
 from ringside.monitor.verdict import Verdict
 from ringside.view.run.recorded import Run
 

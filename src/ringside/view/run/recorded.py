@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 
 from ringside.errors import UsageError
-from ringside.monitor.excess import Floats, row_medians
-from ringside.monitor.records import RunInfo
-from ringside.monitor.run_directory import RunReader
+from ringside.monitor.run.directory import RunReader
+from ringside.monitor.run.records import RunInfo
+from ringside.monitor.run.table import FIELDS, Table, fill_waits
+from ringside.monitor.stats import Floats, row_medians
 from ringside.monitor.summary import assess
-from ringside.monitor.table import FIELDS, Table, fill_waits
 from ringside.monitor.verdict import Verdict
 from ringside.text import duration, share
 from ringside.view.tui.console import without_controls

@@ -15,13 +15,13 @@ import msgspec
 import numpy as np
 
 from ringside.errors import RingsideError
-from ringside.monitor.alerts import AlertBook
-from ringside.monitor.alerts_tally import Figures, Tally
-from ringside.monitor.links import LinkLedger
-from ringside.monitor.online import Collector
-from ringside.monitor.records import RunInfo
-from ringside.monitor.registry import running
-from ringside.monitor.run_directory import RUN, STEPS, RunReader
+from ringside.monitor.alerts.book import AlertBook
+from ringside.monitor.alerts.counters import Figures, Tally
+from ringside.monitor.collector import Collector
+from ringside.monitor.links.sampler import LinkLedger
+from ringside.monitor.run.directory import RUN, STEPS, RunReader
+from ringside.monitor.run.records import RunInfo
+from ringside.monitor.run.registry import running
 from ringside.monitor.summary import assess
 from ringside.view.run.live import Live
 from ringside.view.server.history import CELLS, History, Rows

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
 from ringside.errors import UsageError
-from ringside.monitor.registry import running
+from ringside.monitor.run.registry import running
 
 TOKEN = "RINGSIDE_SERVE_TOKEN"
 COOKIE = "ringside"

@@ -1,7 +1,7 @@
 """Every step of a run that goes on, in little memory: what the page's heat map and lines are drawn from.
 
 Times are kept as two bytes each, on a logarithmic scale that is exact to 0.03 %. Where a run has more steps than there
-is room for, every second one is dropped, again and again, like `ringside.monitor.table` does.
+is room for, every second one is dropped, again and again, like `ringside.monitor.run.table` does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.monitor.records import StepRecord
+from ringside.monitor.run.records import StepRecord
 from ringside.view.run.live import MOST_STEPS
 
 FIELDS = ("own_seconds", "wait_seconds", "wire_seconds")

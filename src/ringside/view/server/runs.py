@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ringside.errors import RingsideError, UsageError
-from ringside.monitor.alerts import as_text
-from ringside.monitor.registry import running
-from ringside.monitor.run_directory import RunReader, runs_under
+from ringside.monitor.alerts.book import as_text
+from ringside.monitor.run.directory import RunReader, runs_under
+from ringside.monitor.run.registry import running
 from ringside.view.server.feed import Feed
 
 MOST_FEEDS = 8

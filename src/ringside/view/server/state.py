@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from ringside.monitor.alerts import as_text
-from ringside.monitor.links import LinkTotals
-from ringside.monitor.questions import QUESTIONS, read_answers
-from ringside.monitor.run_directory import Event
+from ringside.monitor.alerts.book import as_text
+from ringside.monitor.job.questions import QUESTIONS, read_answers
+from ringside.monitor.links.sampler import LinkTotals
+from ringside.monitor.run.directory import Event
 from ringside.schedule import ALGORITHMS, by_name
 from ringside.text import duration, figure, rank_time, share, size, title
 from ringside.view.html.waits_ring import Wait, longest_waits

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from ringside.decoding import UNDECODABLE
 from ringside.errors import RingsideError, UsageError
-from ringside.monitor.records import SCHEMA, RunInfo, StepRecord
-from ringside.monitor.run_directory import MOST_RANKS
+from ringside.monitor.run.directory import MOST_RANKS
+from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.verdict import Verdict
 from ringside.view.run.live import STEPS_KEPT, RankNow
 from ringside.view.tui.source import LATEST_STEP, Open, Snapshot

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.errors import RingsideError
-from ringside.monitor.records import RunInfo, StepRecord
-from ringside.monitor.run_directory import RUN, STEPS, RunReader, decode_record, open_regular
+from ringside.monitor.run.directory import RUN, STEPS, RunReader, decode_record, open_regular
+from ringside.monitor.run.records import RunInfo, StepRecord
 from ringside.monitor.verdict import Verdict
 from ringside.view.run.live import Live, RankNow
 

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 from rich.text import Text
 
-from ringside.monitor.records import StepRecord
-from ringside.monitor.run_directory import finite
+from ringside.monitor.run.directory import finite
+from ringside.monitor.run.records import StepRecord
 from ringside.monitor.verdict import headline, percent
 from ringside.text import figure, ms, rank_time, share, title
 from ringside.view.run.live import RankNow

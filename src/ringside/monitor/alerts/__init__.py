@@ -1,0 +1,1 @@
+"""monitor/alerts/__init__.py"""

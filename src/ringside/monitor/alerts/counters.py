@@ -1,0 +1,192 @@
+"""What a run adds up to: the one aggregate that `/metrics` is read from. Memory is bounded by ranks, not by steps."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ringside.monitor.alerts.book import Alert
+from ringside.monitor.collector import Collector, with_waits
+from ringside.monitor.run.records import RunInfo, StepRecord
+from ringside.monitor.stats import Floats
+from ringside.monitor.watcher import Row
+
+RANK_FIELDS = ("own_seconds", "wait_seconds", "exposed_seconds")
+JOB_FIELDS = ("step_seconds", "overhead_seconds", "payload_bytes", "samples")
+RECENT_STEPS = 32
+STEP_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0, 300.0)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The aggregate at one moment; a value, safe to read on any thread.
+
+    Args:
+        info: What was known when the run began.
+        steps: Completed steps.
+        rank_totals: Seconds per rank since the start, by field of `RANK_FIELDS`; float64 [ranks] each.
+        rank_recent: Mean seconds per step and rank over the newest steps, likewise; NaN = unknown.
+        job_totals: Sums over ranks and steps, by field of `JOB_FIELDS`.
+        step_counts: Completed steps per bucket of `STEP_BUCKETS_S`, and one more for those beyond; not cumulative.
+        step_sum: Sum of the steps' durations, seconds.
+        last_step_unix: When the newest step was completed; NaN before the first.
+        lag_seconds: End of the newest completed step on rank 0 until it was completed here; NaN where not known.
+        lag_steps: Newest step that any rank reported minus the newest completed one.
+        records: Records taken in.
+        late: Records that came after their step was completed.
+        invalid: Records of ranks that do not exist.
+        missing: Records that never came for completed steps.
+        cost_rank_seconds: Sum of all verdicts' prices so far; never falls.
+        active: Alerts whose cause has not ended.
+        opened: Alerts so far, by kind.
+        notifications: (hook's label, outcome) to number of alerts.
+    """
+
+    info: RunInfo
+    steps: int
+    rank_totals: dict[str, Floats]
+    rank_recent: dict[str, Floats]
+    job_totals: dict[str, float]
+    step_counts: tuple[int, ...]
+    step_sum: float
+    last_step_unix: float
+    lag_seconds: float
+    lag_steps: int
+    records: int
+    late: int
+    invalid: int
+    missing: int
+    cost_rank_seconds: float
+    active: list[Alert] = field(default_factory=list)
+    opened: dict[str, int] = field(default_factory=dict)
+    notifications: dict[tuple[str, str], int] = field(default_factory=dict)
+
+
+class Tally:
+    """Adds up what the collector has completed.
+
+    Args:
+        info: What was known when the run began.
+        wall: Seconds since 1970.
+    """
+
+    def __init__(self, info: RunInfo, wall: Callable[[], float] = time.time) -> None:
+        self._info, self._wall = info, wall
+        self._guard = threading.Lock()
+        self._rows: dict[int, Row] = {}
+        self._newest, self._highest = -1, -1
+        self._totals = {name: np.zeros(info.world_size) for name in RANK_FIELDS}
+        self._recent: deque[Floats] = deque(maxlen=RECENT_STEPS)
+        self._job = dict.fromkeys(JOB_FIELDS, 0.0)
+        self._counts = [0] * (len(STEP_BUCKETS_S) + 1)
+        self._sum = 0.0
+        self._last_unix = self._lag_s = math.nan
+        self._steps = self._records = self._late = self._invalid = self._missing = 0
+        self._ended_cost = self._cost = 0.0
+
+    def add(self, records: Iterable[StepRecord], collector: Collector) -> None:
+        """Take in what the collector has just taken in.
+
+        Args:
+            records: The same batch that its `add` was given.
+            collector: The collector, after that.
+        """
+        prices = sum(verdict.cost_rank_seconds for verdict in collector.verdicts if _is_open(verdict.evidence))
+        with self._guard:
+            for record in records:
+                self._place(record)
+            newest = -1 if collector.newest is None else collector.newest
+            for step in sorted(step for step in self._rows if step <= newest):
+                self._complete(self._rows.pop(step))
+            self._newest = max(self._newest, newest)
+            self._steps, self._late = collector.steps, collector.late
+            self._cost = max(self._cost, self._ended_cost + prices)
+
+    def ended(self, cost_rank_seconds: float) -> None:
+        """Note the final price of a verdict whose episode is over."""
+        with self._guard:
+            self._ended_cost += cost_rank_seconds
+
+    def figures(
+        self, active: list[Alert], opened: dict[str, int], notifications: dict[tuple[str, str], int]
+    ) -> Figures:
+        """Return everything as it is now, with what the caller knows of alerts."""
+        with self._guard:
+            return Figures(
+                info=self._info,
+                steps=self._steps,
+                rank_totals={name: values.copy() for name, values in self._totals.items()},
+                rank_recent=self._means(),
+                job_totals=dict(self._job),
+                step_counts=tuple(self._counts),
+                step_sum=self._sum,
+                last_step_unix=self._last_unix,
+                lag_seconds=self._lag_s,
+                lag_steps=max(self._highest - self._newest, 0),
+                records=self._records,
+                late=self._late,
+                invalid=self._invalid,
+                missing=self._missing,
+                cost_rank_seconds=self._cost,
+                active=active,
+                opened=opened,
+                notifications=notifications,
+            )
+
+    def _place(self, record: StepRecord) -> None:
+        if not 0 <= record.rank < self._info.world_size or record.step < 0:
+            self._invalid += 1
+            return
+        self._records += 1
+        if record.step > self._newest:
+            self._highest = max(self._highest, record.step)
+            self._rows.setdefault(record.step, {}).setdefault(record.rank, record)
+
+    def _complete(self, row: Row) -> None:
+        row = with_waits(row)
+        values = np.full((len(RANK_FIELDS), self._info.world_size), np.nan)
+        for rank, record in row.items():
+            values[:, rank] = [_usable(getattr(record, name)) for name in RANK_FIELDS]
+            for name in JOB_FIELDS:
+                self._job[name] += _known(getattr(record, name))
+        for name, line in zip(RANK_FIELDS, values, strict=True):
+            self._totals[name] += np.nan_to_num(line)
+        self._recent.append(values)
+        self._missing += self._info.world_size - len(row)
+        self._time(row)
+
+    def _time(self, row: Row) -> None:
+        """Note how long a step took: the median over ranks, which agree in synchronous training."""
+        seconds = float(np.median([_known(record.step_seconds) for record in row.values()]))
+        self._counts[bisect_left(STEP_BUCKETS_S, seconds)] += 1
+        self._sum += seconds
+        self._last_unix = self._wall()
+        self._lag_s = max(self._last_unix - row[0].ended_unix, 0.0) if 0 in row else math.nan
+
+    def _means(self) -> dict[str, Floats]:
+        unknown = np.full(self._info.world_size, np.nan)
+        if not self._recent:
+            return dict.fromkeys(RANK_FIELDS, unknown)
+        stack = np.stack(self._recent, axis=1)
+        known = np.sum(~np.isnan(stack), axis=1)
+        means = np.where(known > 0, np.nansum(stack, axis=1) / np.maximum(known, 1), np.nan)
+        return dict(zip(RANK_FIELDS, means, strict=True))
+
+
+def _is_open(evidence: dict[str, float | int | str]) -> bool:
+    return "until_step" not in evidence
+
+
+def _usable(value: float) -> float:
+    return value if 0 <= value < math.inf else math.nan
+
+
+def _known(value: float) -> float:
+    return value if 0 <= value < math.inf else 0.0

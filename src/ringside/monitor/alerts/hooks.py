@@ -1,0 +1,334 @@
+"""Where alerts go: a URL that gets them as JSON, or a command that gets them on its standard input.
+
+Nothing of an alert ever becomes part of a command line, an address or a header.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import logging
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import msgspec
+
+from ringside.errors import RingsideError, UsageError
+from ringside.monitor.alerts.book import Alert
+from ringside.monitor.run.directory import finite
+
+WEBHOOK_TIMEOUT_S = 5.0
+COMMAND_TIMEOUT_S = 30.0
+BUSY = frozenset({408, 425, 429})
+"""Answers below 500 after which another try makes sense."""
+
+
+class DeliveryError(RingsideError):
+    """An alert could not be delivered.
+
+    Args:
+        message: Why, without any secret that may be in an address.
+        again: Whether another try makes sense.
+    """
+
+    def __init__(self, message: str, again: bool) -> None:
+        super().__init__(message)
+        self.again = again
+
+
+class Hook(Protocol):
+    """Somebody who is told of alerts."""
+
+    name: str
+    """What warnings call it; it holds no secret."""
+
+    label: str
+    """What metrics call it: `webhook` or `command`."""
+
+    def deliver(self, alert: Alert) -> None:
+        """Tell it of one alert, within a bounded time.
+
+        Raises:
+            DeliveryError: It could not be told.
+        """
+
+    def cancel(self) -> None:
+        """Break off what is under way, as far as that is possible."""
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirected POST would become a GET without the alert in it."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+class Webhook:
+    """Posts alerts to a URL as JSON; whatever answers 2xx has taken it.
+
+    Args:
+        url: `http://` or `https://`; proxies are taken from the environment as usual.
+        timeout_s: Longest wait for the connection and for the answer.
+
+    Raises:
+        UsageError: There is no such URL.
+    """
+
+    label = "webhook"
+
+    def __init__(self, url: str, timeout_s: float = WEBHOOK_TIMEOUT_S) -> None:
+        self._url, self._timeout_s = url, timeout_s
+        self.name = f"the webhook at {_host(url)}"
+        self._opener = urllib.request.build_opener(_NoRedirect)
+
+    def deliver(self, alert: Alert) -> None:
+        """Post one alert."""
+        headers = {"Content-Type": "application/json", "User-Agent": "ringside"}
+        request = urllib.request.Request(self._url, encode(alert), headers, method="POST")
+        try:
+            self._opener.open(request, timeout=self._timeout_s).close()
+        except urllib.error.HTTPError as error:
+            error.close()
+            raise DeliveryError(f"it answered {error.code}", error.code >= 500 or error.code in BUSY) from None
+        except TimeoutError:
+            raise DeliveryError(f"it did not answer within {self._timeout_s:g} s", again=True) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise DeliveryError(f"it cannot be reached: {getattr(error, 'reason', error)}", again=True) from None
+
+    def cancel(self) -> None:
+        """Do nothing: the timeout ends it."""
+
+
+class CommandHook:
+    """Runs a command per alert, with the alert as JSON on its standard input; no shell is involved.
+
+    What the command writes to stdout is dropped; its stderr is the job's. It is ended, with everything it started in
+    its process group, when it takes too long.
+
+    Args:
+        words: The command and its arguments.
+        timeout_s: How long it may take.
+
+    Raises:
+        UsageError: There are no words.
+    """
+
+    label = "command"
+
+    def __init__(self, words: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> None:
+        if not words or not words[0]:
+            raise UsageError("--on-verdict takes a command or a URL, such as: --on-verdict ./page-me.sh")
+        self._words, self._timeout_s = list(words), timeout_s
+        self.name = f"the command {os.path.basename(words[0])!r}"
+        self._guard = threading.Lock()
+        self._cancelled = False
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def deliver(self, alert: Alert) -> None:
+        """Run the command once."""
+        child = self._start()
+        try:
+            child.communicate(encode(alert), timeout=self._timeout_s)
+        except subprocess.TimeoutExpired:
+            raise DeliveryError(f"it took more than {self._timeout_s:g} s and was ended", again=False) from None
+        finally:
+            self._finish(child)
+        if child.returncode and not self._cancelled:
+            raise DeliveryError(f"it ended with status {child.returncode}", again=False)
+
+    def cancel(self) -> None:
+        """End the command that is running, and start none any more."""
+        with self._guard:
+            self._cancelled = True
+            if self._child is not None:
+                _kill_group(self._child)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self._guard:
+            if self._cancelled:
+                raise DeliveryError("the run has ended", again=False)
+            try:
+                self._child = subprocess.Popen(
+                    self._words,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    env=_environment(os.environ),
+                    start_new_session=True,
+                )
+            except (OSError, ValueError) as error:
+                raise DeliveryError(f"it cannot be started: {error}", again=False) from None
+            return self._child
+
+    def _finish(self, child: subprocess.Popen[bytes]) -> None:
+        with self._guard:
+            self._child = None
+            _kill_group(child)
+        with contextlib.suppress(OSError):
+            if child.stdin is not None:
+                child.stdin.close()
+        child.wait()
+
+
+def parse_hooks(text: str) -> list[Hook]:
+    """Return the hooks that a value of `--on-verdict` asks for: one a line, a URL or a command with its arguments.
+
+    Args:
+        text: Such as `https://example.com/hook` or `./page-me.sh --team 'night shift'`; quotes group words as in a
+            shell, and nothing else of a shell's is understood.
+
+    Raises:
+        UsageError: There is none, or one that cannot be.
+    """
+    hooks = [_parse_hook(line.strip()) for line in text.splitlines() if line.strip()]
+    return hooks or [CommandHook([])]
+
+
+def encode(alert: Alert) -> bytes:
+    """Return an alert as one line of JSON; numbers that JSON has not are null."""
+    return msgspec.json.encode(finite(msgspec.to_builtins(alert))) + b"\n"
+
+
+def _parse_hook(text: str) -> Hook:
+    if text.lower().startswith(("http://", "https://")):
+        return Webhook(text)
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--on-verdict {text!r} cannot be split into words ({error}): close the quotes") from None
+    if any(words[:1]) and shutil.which(words[0]) is None:
+        raise UsageError(f"--on-verdict: no command {words[0]!r} can be run from here: give its path, and chmod +x it")
+    return CommandHook(words)
+
+
+def _host(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise UsageError(f"the URL of --on-verdict cannot be read: {error}") from None
+    if not parts.hostname or not url.isascii() or any(character <= " " or character == "\x7f" for character in url):
+        raise UsageError("the URL of --on-verdict needs a host and no spaces, such as https://example.com/hook")
+    if "@" in parts.netloc:
+        raise UsageError("the URL of --on-verdict holds a user name; put the secret into its path, or use a command")
+    return parts.netloc
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a command inherits: nothing by which it would take itself for a rank, and no token."""
+    return {key: value for key, value in environ.items() if not key.startswith("RINGSIDE")}
+
+
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+
+
+# -------------------------------------------------------------------------------------------------
+# Carries alerts to a hook on a thread of its own, from a queue that does not grow: nobody waits for a hook.
+
+MOST_WAITING = 64
+PAUSES_S = (1.0, 4.0)
+"""Before the second and the third try."""
+
+DELIVERED, FAILED, DROPPED = "delivered", "failed", "dropped"
+
+_log = logging.getLogger("ringside")
+
+
+class Courier:
+    """Delivers alerts to one hook, in order; whatever goes wrong is said once.
+
+    Args:
+        hook: Who is told.
+        most_waiting: Alerts that may wait; beyond it the oldest is dropped.
+        pauses_s: How long to wait before each further try.
+
+    Attributes:
+        hook: Who is told.
+        counts: How many alerts were delivered, failed or were dropped.
+    """
+
+    def __init__(self, hook: Hook, *, most_waiting: int = MOST_WAITING, pauses_s: Sequence[float] = PAUSES_S) -> None:
+        self.hook = hook
+        self.counts: Counter[str] = Counter({DELIVERED: 0, FAILED: 0, DROPPED: 0})
+        self._most, self._pauses_s = most_waiting, pauses_s
+        self._waiting: deque[Alert] = deque()
+        self._change = threading.Condition()
+        self._busy = self._said = self._closing = False
+        self._thread = threading.Thread(target=self._run, name="ringside-notify", daemon=True)
+        self._thread.start()
+
+    def offer(self, alert: Alert) -> None:
+        """Have an alert delivered soon; returns at once."""
+        with self._change:
+            if len(self._waiting) >= self._most:
+                self._waiting.popleft()
+                self.counts[DROPPED] += 1
+                self._say("too many alerts wait for it, the oldest are dropped")
+            self._waiting.append(alert)
+            self._change.notify_all()
+
+    def close(self, patience_s: float) -> None:
+        """Wait until everything is delivered, at most so long; what is left then is dropped."""
+        deadline = time.monotonic() + patience_s
+        with self._change:
+            self._closing = True
+            self._change.notify_all()
+            done = self._change.wait_for(lambda: not self._waiting and not self._busy, patience_s)
+            if not done:
+                self.counts[DROPPED] += len(self._waiting)
+                self._waiting.clear()
+                self._say("it was not told of everything before the run ended")
+        if not done:
+            self.hook.cancel()
+        self._thread.join(max(deadline - time.monotonic(), 0.5))
+
+    def _run(self) -> None:
+        while (alert := self._take()) is not None:
+            outcome = self._deliver(alert)
+            with self._change:
+                self.counts[outcome] += 1
+                self._busy = False
+                self._change.notify_all()
+
+    def _take(self) -> Alert | None:
+        with self._change:
+            self._change.wait_for(lambda: self._waiting or self._closing)
+            self._busy = bool(self._waiting)
+            return self._waiting.popleft() if self._waiting else None
+
+    def _deliver(self, alert: Alert) -> str:
+        for pause in (*self._pauses_s, None):
+            try:
+                self.hook.deliver(alert)
+                return DELIVERED
+            except DeliveryError as error:
+                if pause is None or not error.again or self._pause(pause):
+                    self._say(str(error))
+                    return FAILED
+            except Exception as error:
+                self._say(f"{type(error).__name__}: {error}")
+                return FAILED
+        return FAILED
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait before the next try; tell whether the run has ended meanwhile."""
+        with self._change:
+            return self._change.wait_for(lambda: self._closing, seconds)
+
+    def _say(self, why: str) -> None:
+        level = logging.DEBUG if self._said else logging.WARNING
+        self._said = True
+        _log.log(level, "%s could not be told of a verdict (%s); training goes on", self.hook.name, why)

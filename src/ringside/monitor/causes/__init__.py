@@ -1,0 +1,1 @@
+"""monitor/causes/__init__.py"""

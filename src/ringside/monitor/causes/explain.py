@@ -1,0 +1,139 @@
+"""Why a rank is slow, as far as its records tell: what held it up, which phase grew, whether it was running at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+
+from ringside.monitor.causes.baseline import patient
+from ringside.monitor.causes.signs import SIGN_EVIDENCE, SLEEP_ADVICE, Sign, find_signs, had_no_cpu
+from ringside.monitor.run.table import Table
+from ringside.monitor.slow_rank.verdict import middle
+from ringside.monitor.stats import Floats
+from ringside.monitor.verdict import Verdict
+
+PHASES = ("data", "forward", "backward", "optimizer")
+PHASE_WORDS = {
+    "data": "fetching its input",
+    "forward": "its forward pass",
+    "backward": "its backward pass",
+    "optimizer": "its optimizer update",
+}
+DOMINANT = 0.6
+"""A phase that holds this share of the excess is named; for the input, the verdict changes its kind."""
+
+CONTENDED = 0.1
+"""A rank that had no CPU for this share of the time, as the healthy ones, was not running all the time."""
+
+DESCHEDULED = "it was ready to run but had no CPU for part of the step: descheduled or throttled"
+UNTOLD = "it was running for less of the step than usual, and what the kernel counts does not say why"
+RUNNING = "it was running all the time: more work to do, or a slower clock"
+AS_MUCH_CPU = "it had a CPU as much as the others: more work to do, or a slower clock"
+INPUT_ADVICE = (
+    "Give this rank's data loader more workers or prefetching, or move its share of the data to storage as fast as "
+    "the others'."
+)
+DESCHEDULED_ADVICE = (
+    "Look for another process on this rank's cores, a CPU quota of its container (cpu.stat: nr_throttled) or steal "
+    "time of its virtual machine; pin the rank or move it."
+)
+
+
+def explain(verdict: Verdict, episode: Table, before: Table | None = None) -> Verdict:
+    """Return a `slow_rank` verdict with its cause: what held it up, the phase that grew, running slowly or not running.
+
+    Args:
+        verdict: A verdict on one rank.
+        episode: The records of its episode.
+        before: The records before it, where there are any.
+
+    Returns:
+        The verdict with more evidence and, if the input is what grew, of the kind `input_bound`; verdicts of other
+        kinds come back as they are.
+    """
+    if verdict.kind != "slow_rank" or not len(episode):
+        return verdict
+    rank = verdict.ranks[0]
+    extra = {phase: _extra(episode[f"{phase}_seconds"], rank) for phase in PHASES}
+    total = sum(max(value, 0.0) for value in extra.values())
+    grown = max(PHASES, key=lambda phase: extra[phase])
+    evidence = {f"extra_{phase}_seconds": value for phase, value in extra.items() if episode_has(episode, phase)}
+    found = [] if total <= 0 else [f"most of the extra time is in {PHASE_WORDS[grown]} ({_ms(extra[grown])} per step)"]
+    compared = patient(rank, verdict.excess_ratio, episode, before)
+    signs = find_signs(compared)
+    if total > 0 and grown == "data" and extra["data"] >= DOMINANT * total:
+        loading = [sign for sign in signs if sign.advice != SLEEP_ADVICE]  # who waits for its input sleeps
+        return _with_signs(verdict, evidence, found, loading, kind="input_bound", advice=INPUT_ADVICE)
+    if total > 0 and extra[grown] < DOMINANT * total:
+        found = ["all of its phases take longer"]
+    if signs:
+        return _with_signs(verdict, evidence, found, signs)
+    return _with_cpu(verdict, evidence, found, rank, episode, before, had_no_cpu(compared))
+
+
+def _with_signs(
+    verdict: Verdict, evidence: dict[str, float], found: list[str], signs: list[Sign], **changes: str
+) -> Verdict:
+    """Say the strongest sign first, with its advice; the numbers of all of them are evidence."""
+    numbers: dict[str, float | int | str] = dict(evidence)
+    for sign in signs:
+        numbers |= sign.evidence
+    told = [sign.words for sign in signs[:1]]
+    return _with(verdict, numbers, [*told, *found], **{**changes, **({"advice": signs[0].advice} if signs else {})})
+
+
+def _with_cpu(
+    verdict: Verdict,
+    evidence: dict[str, float],
+    found: list[str],
+    rank: int,
+    episode: Table,
+    before: Table | None,
+    waited: float,
+) -> Verdict:
+    """Compare the share of the step in which the rank had a CPU with its share before, or else with the others'.
+
+    A share of the *step* is robust: a rank that spins while it waits and one that sleeps both look busier, never
+    idler, once they are the culprit and wait no more.
+    """
+    share = _busy(episode)
+    usual = middle(_busy(before)[:, rank]) if before is not None and len(before) else 0.0
+    usual = usual or middle(np.delete(share, rank, axis=1).ravel())
+    now = middle(share[:, rank])
+    if now <= 0 or usual <= 0:
+        return _with(verdict, evidence, found)
+    evidence = {**evidence, "cpu_share_ratio": now, "usual_cpu_share_ratio": usual}
+    lost = verdict.excess_ratio / (1.0 + verdict.excess_ratio)
+    if now < usual * (1.0 - 0.5 * lost):
+        why = DESCHEDULED if math.isnan(waited) else UNTOLD
+        return _with(verdict, evidence, [*found, why], advice=DESCHEDULED_ADVICE)
+    return _with(verdict, evidence, [*found, AS_MUCH_CPU if waited >= CONTENDED else RUNNING])
+
+
+def _with(verdict: Verdict, evidence: Mapping[str, float | int | str], found: list[str], **changes: str) -> Verdict:
+    cause = "; ".join(found) or verdict.cause
+    kept = {name: value for name, value in verdict.evidence.items() if name not in SIGN_EVIDENCE}
+    return msgspec.structs.replace(verdict, cause=cause, evidence={**kept, **evidence}, **changes)
+
+
+def episode_has(table: Table, phase: str) -> bool:
+    """Return whether a phase was measured at all in these records."""
+    return bool(np.nansum(table[f"{phase}_seconds"]) > 0)
+
+
+def _extra(seconds: Floats, rank: int) -> float:
+    """How much longer a phase took on `rank` than on the median of the others, in seconds per step."""
+    return middle(seconds[:, rank]) - middle(np.delete(seconds, rank, axis=1).ravel())
+
+
+def _busy(table: Table) -> Floats:
+    steps = table["step_seconds"]
+    share: Floats = np.where(steps > 0, table["cpu_seconds"] / np.where(steps > 0, steps, 1.0), np.nan)
+    return share
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:+.3g} ms"

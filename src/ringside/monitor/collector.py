@@ -1,0 +1,246 @@
+"""The collector: takes step records from all ranks in any order, keeps the verdicts and the run directory current."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from ringside.monitor.links.sampler import LinkMap
+from ringside.monitor.run.directory import Event, RunWriter
+from ringside.monitor.run.records import StepRecord
+from ringside.monitor.slow_rank.detector import Finding
+from ringside.monitor.slow_rank.watcher import recent_rows
+from ringside.monitor.verdict import Verdict
+from ringside.monitor.watcher import Row, Watcher
+from ringside.monitor.watchers import standard_watchers
+
+BEHIND_STEPS = 20
+"""A rank whose records are this far behind the newest is not waited for ..."""
+
+BEHIND_S = 2.0
+"""... nor for less than this, during which ranks' batches come in turn however short their steps are."""
+
+PENDING_RECORDS = 65_536
+"""More than this are never waited for."""
+
+FARTHEST_STEPS, LARGEST_STEP = 1_000_000, 1 << 48
+"""A record that is so many steps beyond all others is damaged, and so is a first one beyond the largest step."""
+
+GIVEN_UP_STEPS = 80
+"""A rank that was missing in so many steps on end is not waited for at all until it reports again."""
+
+ENDED_KEPT = 100
+
+Listener = Callable[[Event], object]
+
+_log = logging.getLogger(__name__)
+
+
+class RankState(NamedTuple):
+    """One rank as live views show it; seconds are medians over the steps kept, NaN where nothing is known."""
+
+    rank: int
+    step: int
+    own_seconds: float
+    wait_seconds: float
+
+
+class Collector:
+    """Completes steps, watches them and writes them; memory is bounded by ranks, not by steps.
+
+    It never raises because of what a record holds, and a listener that raises is dropped and logged.
+
+    Args:
+        ranks: Number of ranks.
+        writer: Where to write records and events, if anywhere.
+        watchers: Who looks out for what; by default `standard_watchers`.
+        listeners: Called with every event, in order.
+        clock: Seconds since 1970.
+        behind_steps: A rank this many steps (of short ones as many as pass in two seconds) behind the newest record
+            counts as missing until it reports again.
+
+    Attributes:
+        steps: Number of steps completed so far.
+        newest: The newest completed step, None before the first.
+        late: Records that came after their step was completed; they are written and not analysed.
+        absurd: Records of steps that cannot be; they are dropped, and the first is logged.
+        clock: As given.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        writer: RunWriter | None = None,
+        *,
+        watchers: Iterable[Watcher] | None = None,
+        listeners: Iterable[Listener] = (),
+        clock: Callable[[], float] = time.time,
+        behind_steps: int = BEHIND_STEPS,
+    ) -> None:
+        self.ranks, self.steps, self.late, self.absurd = ranks, 0, 0, 0
+        self.newest: int | None = None
+        self.listeners = list(listeners)
+        self._writer, self.clock, self._behind = writer, clock, behind_steps
+        self._watchers = standard_watchers(ranks) if watchers is None else list(watchers)
+        self._links = LinkMap()
+        self._pending: dict[int, Row] = {}
+        self._highest = -1
+        self._absent: set[int] = set()
+        self._missed = [0] * ranks
+        self._recent = recent_rows(ranks)
+        self._ended: deque[Verdict] = deque(maxlen=ENDED_KEPT)
+
+    def add(self, records: Iterable[StepRecord]) -> list[Event]:
+        """Take in a batch of records; return the events it led to."""
+        done: list[StepRecord] = []
+        for record in records:
+            if 0 <= record.rank < self.ranks and record.step >= 0 and self._can_be(record):
+                self._place(self._links.resolve(record), done)
+        return self._complete(done, everything=False)
+
+    def lost(self, rank: int, reason: str = "") -> None:
+        """Stop waiting for a rank's records: it died or left."""
+        self._absent.add(rank)
+        self._emit({"kind": "rank_lost", "rank": rank, "reason": reason})
+
+    def note(self, kind: str, **details: object) -> None:
+        """Put an event of somebody else's into the run (`started`, `note`, ...)."""
+        self._emit({"kind": kind, **details})
+
+    def close(self) -> list[Event]:
+        """Complete what is pending, with gaps where records are missing, and write the end; return the last events."""
+        events = self._complete([], everything=True)
+        return [*events, self._emit({"kind": "ended", "steps": self.steps})]
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """All verdicts so far with their prices so far (of those that are over, the newest hundred)."""
+        return [*self._ended, *(verdict for watcher in self._watchers for verdict in watcher.open)]
+
+    def states(self) -> list[RankState]:
+        """Return one `RankState` per rank over the steps kept (a few dozen to a hundred)."""
+        return [self._state(rank) for rank in range(self.ranks)]
+
+    def _can_be(self, record: StepRecord) -> bool:
+        """Whether a step is within reach of those known; one far beyond would make all others late for good."""
+        if record.step <= (self._highest + FARTHEST_STEPS if self._highest >= 0 else LARGEST_STEP):
+            return True
+        self.absurd += 1
+        if self.absurd == 1:
+            _log.warning(
+                "rank %d reported step %d and was at most at %d; such records are dropped",
+                record.rank,
+                record.step,
+                self._highest,
+            )
+        return False
+
+    def _place(self, record: StepRecord, done: list[StepRecord]) -> None:
+        if self.newest is not None and record.step <= self.newest:
+            self.late += 1
+            done.append(record)
+            return
+        self._absent.discard(record.rank)
+        self._pending.setdefault(record.step, {}).setdefault(record.rank, record)
+        self._highest = max(self._highest, record.step)
+
+    def _complete(self, done: list[StepRecord], *, everything: bool) -> list[Event]:
+        """Complete every step that can be, oldest first, and write all of them in one batch."""
+        findings: list[Finding] = []
+        while self._pending:
+            step = min(self._pending)
+            row = self._pending[step]
+            if not everything and self._is_awaited(step, row):
+                break
+            self._count_missing(row)
+            row = with_waits(self._pending.pop(step))
+            done.extend(row.values())
+            findings.extend(self._watch(step, row))
+        if self._writer is not None and done:
+            self._writer.append(done)
+        return [self._announce(finding) for finding in findings]
+
+    def _is_awaited(self, step: int, row: Row) -> bool:
+        """Whether a record of this step, or a whole step before it, may still be on its way."""
+        if self._highest - step >= self._behind and self._highest - step >= self._steps_meanwhile(row):
+            return False
+        if step > (-1 if self.newest is None else self.newest) + 1:
+            return True
+        return len(row) < self.ranks and any(rank not in row and rank not in self._absent for rank in range(self.ranks))
+
+    def _steps_meanwhile(self, row: Row) -> float:
+        """How many steps like this one pass in `BEHIND_S`, as far as so many can be kept waiting."""
+        seconds = max(record.step_seconds for record in row.values())
+        return min(BEHIND_S / seconds if seconds > 0 else 0.0, PENDING_RECORDS / self.ranks)
+
+    def _count_missing(self, row: Row) -> None:
+        if len(row) == self.ranks and not any(self._missed):
+            return
+        for rank in range(self.ranks):
+            self._missed[rank] = 0 if rank in row else self._missed[rank] + 1
+            if self._missed[rank] >= GIVEN_UP_STEPS:
+                self._absent.add(rank)
+
+    def _watch(self, step: int, row: Row) -> list[Finding]:
+        self.newest, self.steps = step, self.steps + 1
+        self._recent.append(row)
+        findings = [finding for watcher in list(self._watchers) for finding in self._ask(watcher, step, row)]
+        self._ended.extend(finding.verdict for finding in findings if finding.ended)
+        return findings
+
+    def _ask(self, watcher: Watcher, step: int, row: Row) -> list[Finding]:
+        """Show a watcher a step; one that raises is dropped, as a job is worth more than a kind of verdict."""
+        try:
+            return watcher.update(step, row)
+        except Exception:
+            self._watchers.remove(watcher)
+            _log.exception("A watcher of the monitor failed and was dropped; the run goes on.")
+            return []
+
+    def _announce(self, finding: Finding) -> Event:
+        kind = "repaired" if finding.ended else "verdict"
+        return self._emit({"kind": kind, "step": self.newest, "verdict": msgspec.to_builtins(finding.verdict)})
+
+    def _emit(self, event: Event) -> Event:
+        event = {"unix": self.clock(), **event}
+        if self._writer is not None:
+            self._writer.event(event)
+        for listener in list(self.listeners):
+            try:
+                listener(event)
+            except Exception:
+                self.listeners.remove(listener)
+                _log.exception("A listener of the monitor failed and was dropped; the run goes on.")
+        return event
+
+    def _state(self, rank: int) -> RankState:
+        mine = [row[rank] for row in self._recent if rank in row]
+        if not mine:
+            return RankState(rank, -1, math.nan, math.nan)
+        own, wait = ([getattr(record, name) for record in mine] for name in ("own_seconds", "wait_seconds"))
+        return RankState(rank, mine[-1].step, float(np.median(own)), float(np.median(wait)))
+
+
+def with_waits(row: Row) -> Row:
+    """Return the records of one step with `wait_seconds` filled in where a rank could not know it (NaN).
+
+    All ranks leave a synchronisation together, so whoever was blocked least arrived last: a rank waited for
+    `exposed_seconds` minus the least `exposed_seconds` of all. That needs no common clock.
+    """
+    if not any(math.isnan(record.wait_seconds) for record in row.values()):
+        return row
+    known = [record.exposed_seconds for record in row.values() if math.isfinite(record.exposed_seconds)]
+    least = min(known, default=math.nan)
+    return {
+        rank: msgspec.structs.replace(record, wait_seconds=record.exposed_seconds - least)
+        if math.isnan(record.wait_seconds)
+        else record
+        for rank, record in row.items()
+    }

@@ -1,0 +1,1 @@
+"""monitor/hang/__init__.py"""

@@ -1,0 +1,209 @@
+"""Where one rank stands: what is known of it, as plain values that any rank can judge."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+GONE = ("Z", "X", "gone")
+"""States of a process that has ended: a zombie, dying, no longer there."""
+STOPPED = ("T", "t")
+"""States of a process that a signal or a debugger has stopped."""
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True):
+    """One collective that a rank has entered.
+
+    Args:
+        seq: Its number among this rank's gradient collectives, from 1.
+        op: What was called, such as `all_reduce`.
+        size_bytes: Size of its tensor.
+    """
+
+    seq: int
+    op: str
+    size_bytes: int
+
+
+class Process(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the kernel says of a rank's process; empty where its host cannot be seen from here.
+
+    Args:
+        state: The letter of `/proc/<pid>/stat`, or `gone`.
+        gone_s: For how long it has been seen to be gone, seconds.
+        signal: The number of the signal that ended it; 0: none, or not known.
+        cpu_share: CPU seconds per second lately (all threads); NaN where not known.
+        kernel_function: Where in the kernel its main thread sleeps (`/proc/<pid>/wchan`), where that is shown.
+    """
+
+    state: str = ""
+    gone_s: float = 0.0
+    signal: int = 0
+    cpu_share: float = float("nan")
+    kernel_function: str = ""
+
+    @property
+    def gone(self) -> bool:
+        """Whether the process has ended."""
+        return self.state in GONE
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the process has been stopped and does nothing at all."""
+        return self.state in STOPPED
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """The error that a gradient collective raised on a rank.
+
+    Args:
+        kind: `mismatch`, `late`, `lost` or `other`.
+        ranks: Whom it names.
+        text: Its message.
+    """
+
+    kind: str
+    ranks: list[int]
+    text: str
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One rank as it was last seen. All ages are in seconds and need no common clock.
+
+    Args:
+        rank: Global rank.
+        step: Training step under way.
+        entered: Gradient collectives that it has handed over so far; -1: nothing was ever heard of it.
+        synced: Backward passes whose gradients it has waited for.
+        waiting_s: For how long it has been blocked in a collective; 0: it is not.
+        still_s: For how long it has entered and left no collective.
+        longest_s: Its longest normal wait so far.
+        calls: The newest gradient collectives that it entered, oldest first.
+        group_seq: Collectives of the process group that it has begun, of any kind.
+        call: The collective of the script's own that its training thread stands in; empty: none.
+        call_bytes: Size of that one's tensor; 0 where not known.
+        where: The innermost line of the script in which its training thread was last seen.
+        silent_s: For how long its own watcher has said nothing.
+        left: Whether its session has ended in good order.
+        process: What the kernel says of it.
+        failure: What its last gradient collective raised.
+    """
+
+    rank: int
+    step: int = 0
+    entered: int = 0
+    synced: int = 0
+    waiting_s: float = 0.0
+    still_s: float = 0.0
+    longest_s: float = 0.0
+    calls: list[Call] = []
+    group_seq: int = 0
+    call: str = ""
+    call_bytes: int = 0
+    where: str = ""
+    silent_s: float = 0.0
+    left: bool = False
+    process: Process = Process()
+    failure: Failure | None = None
+
+    def call_of(self, seq: int) -> Call | None:
+        """Return the gradient collective of this number, if it is among the newest."""
+        return next((call for call in self.calls if call.seq == seq), None)
+
+
+# -------------------------------------------------------------------------------------------------
+# What the kernel says of the ranks of this host: `/proc/<pid>/stat`, `status` and `wchan`.
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+_LEAST_SPAN_S = 0.2
+
+
+class Stat(NamedTuple):
+    """A part of `/proc/<pid>/stat`.
+
+    Args:
+        state: One letter.
+        cpu_s: CPU time of all threads, seconds.
+        started: When it started, clock ticks since boot: together with the id it names a process for good.
+        exit_code: Of a zombie, as `waitpid` gives it; 0 where it is not shown.
+    """
+
+    state: str
+    cpu_s: float
+    started: int
+    exit_code: int
+
+
+def read_stat(pid: int, root: str = "/proc") -> Stat | None:
+    """Return what the kernel says of a process; None where there is none (or it cannot be read)."""
+    try:
+        text = Path(root, str(pid), "stat").read_text(errors="replace")
+        fields = text.rpartition(")")[2].split()  # the name may hold anything
+        return Stat(fields[0], (int(fields[11]) + int(fields[12])) / _TICKS_PER_S, int(fields[19]), int(fields[49]))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def catches(pid: int, number: int, root: str = "/proc") -> bool:
+    """Return whether a process has a handler for a signal and would not be ended by it."""
+    try:
+        lines = Path(root, str(pid), "status").read_text(errors="replace").splitlines()
+        masks = dict(line.split(":", 1) for line in lines if line.startswith("Sig"))
+        return bool(int(masks["SigCgt"], 16) >> (number - 1) & 1)
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+class Observer:
+    """Looks at one process again and again.
+
+    Args:
+        pid: Its id.
+        started: When it started (`Stat.started`): a later process of the same id is another one.
+        root: Where the proc file system is.
+    """
+
+    def __init__(self, pid: int, started: int, root: str = "/proc") -> None:
+        self._pid, self._started, self._root = pid, started, root
+        self._gone_since: float | None = None
+        self._signal = 0
+        self._cpu: tuple[float, float] | None = None
+        self._share = math.nan
+
+    def look(self, now: float) -> Process:
+        """Return what is known of the process.
+
+        Args:
+            now: Monotonic seconds.
+        """
+        stat = read_stat(self._pid, self._root)
+        if stat is None or stat.started != self._started:
+            return self._gone("gone", now)
+        if stat.state in ("Z", "X"):
+            self._signal = stat.exit_code & 0x7F or self._signal
+            return self._gone(stat.state, now)
+        self._measure(stat.cpu_s, now)
+        return Process(state=stat.state, cpu_share=self._share, kernel_function=self._sleeps_in())
+
+    def _gone(self, state: str, now: float) -> Process:
+        if self._gone_since is None:
+            self._gone_since = now
+        return Process(state=state, gone_s=now - self._gone_since, signal=self._signal)
+
+    def _measure(self, cpu_s: float, now: float) -> None:
+        if self._cpu is None:
+            self._cpu = (now, cpu_s)
+        elif now - self._cpu[0] >= _LEAST_SPAN_S:
+            self._share = max(cpu_s - self._cpu[1], 0.0) / (now - self._cpu[0])
+            self._cpu = (now, cpu_s)
+
+    def _sleeps_in(self) -> str:
+        try:
+            name = Path(self._root, str(self._pid), "wchan").read_text(errors="replace").strip("\0\n ")
+        except OSError:
+            return ""
+        return "" if name == "0" else name

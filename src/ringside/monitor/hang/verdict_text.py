@@ -1,0 +1,171 @@
+"""A finding of the hang watch as a verdict: its cause, evidence and advice in plain words."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Sequence
+
+from ringside.monitor.hang.attribution import Finding
+from ringside.monitor.hang.rank_state import Standing
+from ringside.monitor.verdict import Verdict, name_ranks
+
+STACKS = "stacks"
+"""Folder of a run directory that holds the ranks' Python stacks."""
+
+_ADVICE = {
+    "stopped": "Send it SIGCONT (kill -CONT {pid}), and find out who stopped it: a debugger, a shell's job control, a "
+    "freezer of the container's.",
+    "dead": "Restart from the last checkpoint. A SIGKILL that nobody sent is mostly the kernel's, out of memory: look "
+    "at dmesg and at the memory limit of the container (memory.events).",
+    "left": "Give every rank the same number of steps (DistributedSampler with drop_last, or DDP's join()).",
+    "no_answer": "Its Python does not run: some C code holds the GIL. Its stack says which call that is.",
+    "unheard": "Look whether that host and its network are up.",
+    "disk": "It waits for a disk or a network file system: look at dmesg and at the mounts of its host.",
+    "busy": "Look at its stack: it works in a loop that others are not in, or at something that only this rank does.",
+    "asleep": "Look at its stack for what it waits for: a lock, a queue, a child process, a branch that only this rank "
+    "took.",
+    "different": "All ranks must call the same collectives in the same order: compare the stacks for the branch that "
+    "only some ranks took.",
+    "sizes": "All ranks must build the same model: compare parameters and their order between the ranks.",
+    "told": "All ranks must call the same collectives in the same order: compare what they called.",
+    "inside": "All ranks arrived, so it is no rank's code: look at the network between the hosts and at the devices.",
+}
+
+
+def verdict_of(finding: Finding, standings: Sequence[Standing], pids: Sequence[int] = ()) -> Verdict:
+    """Return the verdict on a finding.
+
+    Args:
+        finding: What the judge found.
+        standings: Where every rank stood.
+        pids: Process ids by rank, where they are known.
+    """
+    ranks = {standing.rank: standing for standing in standings}
+    culprit = ranks.get(finding.ranks[0]) if finding.ranks else None
+    step = max((standing.step for standing in standings), default=0)
+    pid = pids[culprit.rank] if culprit is not None and culprit.rank < len(pids) else 0
+    why = "late" if finding.why == "told" and finding.kind == "hang" else finding.why
+    advice = _ADVICE.get(why, "Look at what it does, or raise RINGSIDE_TIMEOUT_S.")
+    return Verdict(
+        kind=finding.kind,
+        ranks=list(finding.ranks),
+        since_step=step,
+        detected_step=step,
+        excess_ratio=0.0,
+        cause=_cause(finding, culprit, ranks),
+        evidence=_evidence(finding, culprit, pid),
+        cost_rank_seconds=sum(ranks[rank].waiting_s for rank in finding.waiting),
+        advice=advice.replace("{pid}", str(pid or "PID")),
+    )
+
+
+def resumed(verdict: Verdict, lasted_s: float) -> Verdict:
+    """Return the verdict on a hang that is over after so many seconds, with its price."""
+    waiting = str(verdict.evidence.get("arrived", "")).count(",") + 1
+    return Verdict(
+        kind=verdict.kind,
+        ranks=verdict.ranks,
+        since_step=verdict.since_step,
+        detected_step=verdict.detected_step,
+        excess_ratio=verdict.excess_ratio,
+        cause=f"{verdict.cause}; it went on after {lasted_s:.1f} s",
+        evidence={**verdict.evidence, "resumed_after_seconds": round(lasted_s, 3)},
+        cost_rank_seconds=max(verdict.cost_rank_seconds, lasted_s * waiting),
+        advice=verdict.advice,
+    )
+
+
+def _cause(finding: Finding, culprit: Standing | None, ranks: dict[int, Standing]) -> str:
+    if finding.text:
+        return finding.text
+    what = f"{finding.op} number {finding.seq}{_sized(finding.size_bytes)}"
+    if culprit is None:
+        return f"all ranks are in {what} for {finding.waited_s:.1f} s and it does not end"
+    if finding.why == "different":
+        return f"{_stands_in(finding, culprit)}, while {_others(finding)} in {what}"
+    if finding.why == "sizes":
+        call = culprit.call_of(finding.seq)
+        given = f"{call.size_bytes} bytes" if call else "another size"
+        return f"it gave {given} to {what} of the others"
+    return f"{_sentence(finding, culprit)}; {_others(finding)}{_wait_for_it(finding)} in {what}{_waited(finding)}"
+
+
+def _stands_in(finding: Finding, culprit: Standing) -> str:
+    who = name_ranks(list(finding.ranks))
+    call = culprit.call or f"all_reduce number {culprit.entered}"
+    return f"{who} called {call}{f' ({culprit.where})' if culprit.where else ''}"
+
+
+def _sentence(finding: Finding, culprit: Standing) -> str:
+    at = f", last seen in {culprit.where}" if culprit.where else ""
+    process = culprit.process
+    share = f" ({100 * process.cpu_share:.0f} % of a core)" if math.isfinite(process.cpu_share) else ""
+    kernel = f" ({process.kernel_function})" if process.kernel_function else ""
+    sentences = {
+        "stopped": f"its process is stopped (state {process.state}){at}",
+        "dead": f"its process ended{_by_signal(process.signal)}{at}",
+        "left": f"it has ended its training after collective {culprit.entered}",
+        "no_answer": f"no Python thread of it runs (state {process.state}{share}){at}",
+        "unheard": f"nothing has been heard of it for {culprit.silent_s:.1f} s{at}",
+        "disk": f"it waits for a disk or a file system in the kernel{kernel}{at}",
+        "busy": f"it is busy with something else{share}{at}",
+        "asleep": f"it sleeps elsewhere{kernel}{at}",
+    }
+    return sentences.get(finding.why, finding.why)
+
+
+def _by_signal(number: int) -> str:
+    return f" by {_signal_name(number)}" if number else ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name if number else ""
+    except ValueError:
+        return f"signal {number}"
+
+
+def _others(finding: Finding) -> str:
+    who = [rank for rank in finding.waiting if rank not in finding.ranks]
+    return f"{name_ranks(who)} wait{'s' if len(who) == 1 else ''}" if who else "the others need it"
+
+
+def _wait_for_it(finding: Finding) -> str:
+    return " for it" if set(finding.waiting) - set(finding.ranks) else ""
+
+
+def _sized(size_bytes: int) -> str:
+    return f" ({size_bytes} bytes)" if size_bytes else ""
+
+
+def _waited(finding: Finding) -> str:
+    return f" since {finding.waited_s:.1f} s" if finding.waited_s else ""
+
+
+def _evidence(finding: Finding, culprit: Standing | None, pid: int) -> dict[str, float | int | str]:
+    evidence: dict[str, float | int | str] = {
+        "why": finding.why,
+        "collective": finding.seq,
+        "op": finding.op,
+        "size_bytes": finding.size_bytes,
+        "arrived": ", ".join(map(str, finding.arrived)),
+        "missing": ", ".join(map(str, finding.missing)),
+        "waited_seconds": round(finding.waited_s, 3),
+        "stacks": STACKS,
+    }
+    if culprit is None:
+        return evidence
+    process = culprit.process
+    known: dict[str, float | int | str] = {
+        "pid": pid,
+        "process_state": process.state,
+        "signal": _signal_name(process.signal),
+        "kernel_function": process.kernel_function,
+        "where": culprit.where,
+        "called": culprit.call,
+        "silent_seconds": round(culprit.silent_s, 3) if finding.why in ("no_answer", "unheard") else 0,
+    }
+    if math.isfinite(process.cpu_share):
+        known["cpu_share"] = round(process.cpu_share, 3)
+    return {**evidence, **{key: value for key, value in known.items() if value != "" and value != 0}}

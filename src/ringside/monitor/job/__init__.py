@@ -1,0 +1,1 @@
+"""monitor/job/__init__.py"""

@@ -1,0 +1,240 @@
+"""The four questions of every profile, and how a run's records answer them; see docs/questions.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ringside.decoding import UNDECODABLE
+from ringside.monitor.job.collectives import best_buckets, bucket_mb
+from ringside.monitor.job.watcher import MANY, SAVED_AT, SAVED_OF_SYNC, in_bytes, least_of_ranks
+from ringside.monitor.links.sampler import LinkTotals
+from ringside.monitor.run.records import RunInfo
+from ringside.monitor.run.table import Table
+from ringside.monitor.slow_rank.verdict import middle
+from ringside.monitor.stats import Floats
+from ringside.monitor.verdict import Verdict, headline, percent
+
+QUESTIONS = {
+    "communication_dominates": "Does communication dominate after backward finishes?",
+    "similar_step_times": "Do all ranks have similar step times?",
+    "network_between_hosts": "Is the network between hosts the bottleneck?",
+    "small_collectives": "Are too many small collectives launched?",
+}
+"""The four questions, by their names in `questions`."""
+
+Number = float | int | str
+
+DOMINATES = 0.5
+"""Communication dominates after backward if it takes more than this share of what follows the last gradient ..."""
+COUNTS = 0.1
+"""... and more than this share of the step."""
+NETWORK = 0.2
+"""The network holds a job up if transfers that nobody was late for are exposed for this share of the step ..."""
+ON_THE_WIRE = 0.5
+"""... and, where wires were watched, some link is busy for at least this share of that time."""
+SIMILAR = 0.1
+"""Without a verdict, own times are similar while no rank's is more than this above the others' in the median step."""
+FEWEST_STEPS = 3
+"""Fewer steps, all of which allocate and build buckets, answer nothing."""
+
+ONE_RANK = "There is one rank: nobody waits for anybody."
+OWN_TIME_KINDS = ("slow_rank", "uneven_work", "input_bound")
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to one of `QUESTIONS`.
+
+    Args:
+        answer: Yes or no; None where it cannot be told.
+        numbers: What it rests on; durations in seconds, shares as ratios.
+        words: The answer in a sentence, or why there is none.
+    """
+
+    answer: bool | None
+    numbers: dict[str, Number] = {}
+    words: str = ""
+
+
+def asked(answers: Mapping[str, Question]) -> dict[str, dict[str, Any]]:
+    """Return all four questions with their answers as plain data, as they stand in `summary.json`."""
+    nothing = Question(answer=None)
+    return {
+        name: {"question": text, **msgspec.to_builtins(answers.get(name, nothing))} for name, text in QUESTIONS.items()
+    }
+
+
+def read_answers(content: object) -> dict[str, Question]:
+    """Return the answers in a summary's `questions`; what is none is left out."""
+    found = {}
+    given: dict[str, Any] = content if isinstance(content, dict) else {}
+    for name in QUESTIONS:
+        try:
+            found[name] = msgspec.convert(_finite(given[name]), Question)
+        except (KeyError, TypeError, AttributeError, *UNDECODABLE):
+            continue
+    return found
+
+
+def _finite(content: Any) -> Any:
+    """A figure that was not finite is null in a summary, and is left out here."""
+    return {**content, "numbers": {key: value for key, value in content["numbers"].items() if value is not None}}
+
+
+def answer_questions(
+    info: RunInfo, table: Table, verdicts: Sequence[Verdict], links: Sequence[LinkTotals] = ()
+) -> dict[str, Question]:
+    """Return the answers of a run, all four, by their names in `QUESTIONS`.
+
+    Args:
+        info: What was known at its start.
+        table: Its step records.
+        verdicts: What was found.
+        links: What its links carried, where wires were watched.
+    """
+    if len(table) < FEWEST_STEPS:
+        few = "No step was recorded." if not len(table) else f"{len(table)} steps are too few to tell."
+        return dict.fromkeys(QUESTIONS, Question(answer=None, words=few))
+    if info.world_size < 2:
+        return dict.fromkeys(QUESTIONS, Question(answer=False, words=ONE_RANK))
+    return {
+        "communication_dominates": _dominates(table),
+        "similar_step_times": _similar(table, verdicts),
+        "network_between_hosts": _network(info, table, verdicts, links),
+        "small_collectives": _small(table),
+    }
+
+
+def _dominates(table: Table) -> Question:
+    exposed, step = _exposed(table), middle(table["step_seconds"])
+    optimizer = middle(table["optimizer_seconds"])
+    share, after = exposed / max(step, 1e-12), exposed / max(exposed + optimizer, 1e-12)
+    return Question(
+        answer=after > DOMINATES and share > COUNTS,
+        numbers={
+            "step_seconds": step,
+            "exposed_seconds": exposed,
+            "exposed_ratio": share,
+            "optimizer_seconds": optimizer,
+            "communication_after_backward_ratio": after,
+        },
+        words=f"Synchronisation that no backward hides is {percent(share)} of a step, and {percent(after)} of what "
+        f"follows backward.",
+    )
+
+
+def _similar(table: Table, verdicts: Sequence[Verdict]) -> Question:
+    own = np.array([middle(table["own_seconds"][:, rank]) for rank in range(table.ranks)])
+    known = own > 0
+    if known.sum() < 2:
+        return Question(answer=None, words="Own times of fewer than two ranks are known.")
+    others = [middle(own[known & (np.arange(len(own)) != rank)]) for rank in range(len(own))]
+    excess = own / np.array(others) - 1.0
+    worst = int(np.argmax(np.where(known, excess, -np.inf)))
+    numbers: dict[str, Number] = {
+        "step_seconds": middle(table["step_seconds"]),
+        "own_seconds_least": float(own[known].min()),
+        "own_seconds_most": float(own[known].max()),
+        "worst_rank": worst,
+        "worst_excess_ratio": float(excess[worst]),
+    }
+    slow = [verdict for verdict in verdicts if verdict.kind in OWN_TIME_KINDS and verdict.ranks]
+    apart = f"differ by {percent(float(own[known].max() / own[known].min() - 1.0))} at most, in the median step"
+    if slow:
+        named = ", and ".join(map(headline, slow))
+        words = f"{named[:1].upper()}{named[1:]}; over the whole run own times {apart}."
+        return Question(answer=False, numbers=numbers, words=words)
+    similar = bool(excess[worst] <= SIMILAR)
+    who = "" if similar else f"; rank {worst} needs longest, too unsteadily or too briefly for a verdict"
+    return Question(answer=similar, numbers=numbers, words=f"Own times (without waiting) {apart}{who}.")
+
+
+def _network(info: RunInfo, table: Table, verdicts: Sequence[Verdict], links: Sequence[LinkTotals]) -> Question:
+    hosts = {host for host in info.hosts if host}
+    share = _exposed(table) / max(middle(table["step_seconds"]), 1e-12)
+    numbers: dict[str, Number] = {"hosts": len(hosts), "exposed_ratio": share}
+    if len(hosts) == 1 and all(info.hosts) and not links:
+        return Question(answer=False, numbers=numbers, words="All ranks are on one host.")
+    exposed = f"Transfers nobody was late for are exposed for {percent(share)} of a step"
+    slow = [_with_steps(verdict) for verdict in verdicts if verdict.kind == "slow_link"]
+    if not links:
+        if not hosts:
+            return Question(answer=None, numbers=numbers, words=f"The hosts of the ranks are not known. {exposed}.")
+        words = f"{exposed}; no wire between the {len(hosts)} hosts could be watched"
+        return Question(answer=share >= NETWORK, numbers=numbers, words=f"{words}.")
+    worst, wire = links[0], max(link.wire_ratio for link in links)
+    numbers |= {
+        "wire_ratio": wire,
+        "links": len(links),
+        "slowest_src": worst.src,
+        "slowest_dst": worst.dst,
+        "slowest_bytes_per_second": worst.bytes_per_s,
+        "median_bytes_per_second": float(np.median([link.bytes_per_s for link in links])),
+    }
+    words = (
+        f"{exposed}; the busiest link carries data for {percent(wire)} of the time, the slowest ({worst.src} → "
+        f"{worst.dst}) at {worst.bytes_per_s / 1e6:.3g} MB/s"
+    )
+    bottleneck = share >= NETWORK and wire >= ON_THE_WIRE * share
+    return Question(
+        answer=bool(bottleneck or slow), numbers=numbers, words=f"{', and '.join([words, *dict.fromkeys(slow)])}."
+    )
+
+
+def _with_steps(verdict: Verdict) -> str:
+    until = verdict.evidence.get("until_step")
+    return f"{headline(verdict)} from step {verdict.since_step} on" + ("" if until is None else f" until step {until}")
+
+
+def _small(table: Table) -> Question:
+    count, payload = middle(table["collectives"]), middle(table["payload_bytes"])
+    busy, latency = (
+        middle(least_of_ranks(_of_whole_steps(table[name]), positive=True))
+        for name in ("busy_seconds", "latency_seconds")
+    )
+    if not count:
+        return Question(answer=None, words="No collective was recorded.")
+    numbers: dict[str, Number] = {"collectives_per_step": count, "bytes_each": payload / count}
+    words = f"{count:.0f} collective{'' if count == 1 else 's'} of {in_bytes(payload / count)} per step"
+    if not busy:
+        answer = None if count > MANY else False
+        return Question(answer=answer, numbers=numbers, words=f"{words}; what they take was not measured.")
+    best = best_buckets(count, payload, busy, latency)
+    step, saved = middle(table["step_seconds"]), min(best.saved_seconds, _exposed(table))
+    numbers["busy_seconds"] = busy
+    if latency:
+        savings = {"saved_seconds_per_step": saved, "saved_ratio": best.saved_ratio}
+        numbers |= {"latency_seconds": latency, **savings}
+    many = bool(count > MANY and best.saved_ratio >= SAVED_OF_SYNC and saved >= SAVED_AT * step)
+    if many:
+        numbers["bucket_mb"] = bucket_mb(best.bucket_bytes)
+        words += (
+            f"; with buckets of {bucket_mb(best.bucket_bytes)} MB there would be {best.collectives}, which saves about "
+            f"{percent(saved / step)} of a step"
+        )
+    elif latency:
+        words += (
+            f"; each takes {1e3 * latency:.3g} ms apart from its bytes, and larger buckets would save "
+            f"{percent(saved / step)} of a step"
+        )
+    return Question(answer=many, numbers=numbers, words=f"{words}.")
+
+
+def _exposed(table: Table) -> float:
+    """What is exposed in the median step on the rank that was blocked least: nobody's lateness is in it."""
+    return middle(least_of_ranks(_of_whole_steps(table["exposed_seconds"])))
+
+
+def _of_whole_steps(values: Floats) -> Floats:
+    """Return values [steps, ranks] without the steps in which a rank is missing that reports at all.
+
+    It may be the one that the others waited for: what is least among those is nobody's measure.
+    """
+    known = np.isfinite(values)
+    reports = known.any(axis=0)
+    whole = known[:, reports].all(axis=1, keepdims=True)
+    kept: Floats = np.where(whole, values, np.nan)
+    return kept

@@ -1,0 +1,395 @@
+"""Verdicts on a whole job: bound by communication, by its input, or by too many small collectives.
+
+All are shares of the step that *no* rank is spared: a rank that is blocked longer than the one that waits least waits
+for a rank, not for the network, and that is another verdict. The bars are in docs/questions.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+
+from ringside.monitor.job.collectives import best_buckets, bucket_mb
+from ringside.monitor.job.episode import WINDOW_STEPS, Episode
+from ringside.monitor.run.table import Table
+from ringside.monitor.slow_rank.detector import Finding
+from ringside.monitor.stats import Floats
+from ringside.monitor.verdict import Verdict, percent
+from ringside.monitor.watcher import Row
+
+BOUND_AT, BOUND_UNTIL = 0.5, 0.4
+"""A job is bound by communication while it is exposed for this share of the step on every rank."""
+INPUT_AT, INPUT_UNTIL = 0.3, 0.2
+"""A job is bound by its input while every rank spends this share of its step before forward begins."""
+SAVED_AT, SAVED_UNTIL = 0.05, 0.03
+"""Collectives are too small while larger buckets would save this share of the step ..."""
+SAVED_OF_SYNC = 0.25
+"""... and this share of the synchronisation, and there are ..."""
+MANY = 10
+"""... more collectives than this in a step."""
+EVERY = 4
+"""Steps between two looks at that."""
+LASTING_S = 5.0
+"""For how long it must be so."""
+
+BOUND_ADVICE = (
+    "Send fewer bytes (gradients in bfloat16, a compression hook) or send them less often (more samples per step, "
+    "accumulation under no_sync()); ringside probe tells whether the network is as fast as it should be."
+)
+INPUT_ADVICE = (
+    "Give every data loader more workers and prefetching (num_workers, prefetch_factor, persistent_workers), or move "
+    "decoding and storage nearer: no rank is faster than its input."
+)
+
+
+class JobStep(NamedTuple):
+    """One step of a job; seconds, and of what varies between ranks the least of them.
+
+    Args:
+        step: The training step.
+        step_seconds: Its duration.
+        exposed_seconds: Blocked in synchronisation, on the rank that was blocked least.
+        data_seconds: From the previous step's end until forward, on the rank that needed least.
+        busy_seconds: What collectives took one after the other, where that was shortest.
+        latency_seconds: What a collective takes apart from its bytes, where that was least; 0: not known.
+        payload_bytes: Bytes synchronised.
+        collectives: By how many collectives.
+    """
+
+    step: int
+    step_seconds: float
+    exposed_seconds: float
+    data_seconds: float
+    busy_seconds: float
+    latency_seconds: float
+    payload_bytes: float
+    collectives: float
+
+
+def job_step(step: int, row: Row) -> JobStep:
+    """Return what the records of one step say of the job."""
+    records = list(row.values())
+    one = row[min(row)]  # in synchronous training they agree on the rest
+    return JobStep(
+        step=step,
+        step_seconds=_known(one.step_seconds),
+        exposed_seconds=_least(record.exposed_seconds for record in records),
+        data_seconds=_least(record.data_seconds for record in records),
+        busy_seconds=_least(record.busy_seconds for record in records if record.busy_seconds > 0),
+        latency_seconds=_least(record.latency_seconds for record in records if record.latency_seconds > 0),
+        payload_bytes=float(one.payload_bytes),
+        collectives=float(one.collectives),
+    )
+
+
+def saving(one: JobStep) -> tuple[float, float]:
+    """Return what larger buckets would save of this step, seconds, and which share of the synchronisation that is."""
+    best = best_buckets(one.collectives, one.payload_bytes, one.busy_seconds, one.latency_seconds)
+    return min(best.saved_seconds, one.exposed_seconds), best.saved_ratio
+
+
+class Rule(Protocol):
+    """One kind of verdict on a whole job."""
+
+    kind: str
+    episode: Episode
+
+    def share(self, one: JobStep) -> float:
+        """Which share of the step would be saved; 0 where the rule does not hold."""
+
+    def verdict(self, steps: Iterable[JobStep]) -> Verdict:
+        """Return the verdict, from the steps of the episode so far; the watcher fills in since when, and the price."""
+
+
+@dataclass
+class CommunicationBound:
+    """The whole job waits for gradients that have nothing left to hide behind.
+
+    Args:
+        explained: Tells whether something narrower is known to be the reason.
+        lasting_s: For how long it must be so, seconds.
+    """
+
+    explained: Callable[[], bool] = bool
+    lasting_s: float = LASTING_S
+    kind: str = "communication_bound"
+
+    def __post_init__(self) -> None:
+        self.episode = Episode(BOUND_AT, BOUND_UNTIL, self.lasting_s)
+
+    def share(self, one: JobStep) -> float:
+        """Exposed synchronisation over step; 0 while something narrower explains it and no verdict is open."""
+        if not self.episode.is_open and self.explained():
+            self.episode.forget()
+            return 0.0
+        return _ratio(one.exposed_seconds, one.step_seconds)
+
+    def verdict(self, steps: Iterable[JobStep]) -> Verdict:
+        """Return the verdict; see `Rule`."""
+        steps = list(steps)
+        exposed, step = _middle(one.exposed_seconds for one in steps), _middle(one.step_seconds for one in steps)
+        payload = _middle(one.payload_bytes for one in steps)
+        return _verdict(
+            self.kind,
+            _ratio(exposed, step - exposed),
+            f"every rank, the last one to arrive as well, is blocked for {_ms(exposed)} of each step of {_ms(step)}",
+            {
+                "exposed_seconds": exposed,
+                "step_seconds": step,
+                "exposed_ratio": _ratio(exposed, step),
+                "payload_bytes": payload,
+            },
+            BOUND_ADVICE,
+        )
+
+
+@dataclass
+class InputBound:
+    """The whole job waits for its data loaders.
+
+    Args:
+        lasting_s: For how long it must be so, seconds.
+    """
+
+    lasting_s: float = LASTING_S
+    kind: str = "input_bound"
+
+    def __post_init__(self) -> None:
+        self.episode = Episode(INPUT_AT, INPUT_UNTIL, self.lasting_s)
+
+    def share(self, one: JobStep) -> float:
+        """Time before forward over step."""
+        return _ratio(one.data_seconds, one.step_seconds)
+
+    def verdict(self, steps: Iterable[JobStep]) -> Verdict:
+        """Return the verdict; see `Rule`."""
+        steps = list(steps)
+        data, step = _middle(one.data_seconds for one in steps), _middle(one.step_seconds for one in steps)
+        return _verdict(
+            self.kind,
+            _ratio(data, step - data),
+            f"until forward begins every rank needs {_ms(data)} of each step of {_ms(step)}: fetching its input",
+            {"data_seconds": data, "step_seconds": step, "data_ratio": _ratio(data, step)},
+            INPUT_ADVICE,
+        )
+
+
+@dataclass
+class SmallCollectives:
+    """Most of the synchronisation is the latency of collectives that are too small.
+
+    Args:
+        lasting_s: For how long it must be so, seconds.
+    """
+
+    lasting_s: float = LASTING_S
+    kind: str = "small_collectives"
+
+    def __post_init__(self) -> None:
+        self.episode = Episode(SAVED_AT, SAVED_UNTIL, self.lasting_s)
+        self._recent: deque[JobStep] = deque(maxlen=WINDOW_STEPS)
+        self._seen, self._share = 0, 0.0
+
+    def share(self, one: JobStep) -> float:
+        """What larger buckets would save over step, of the typical one of the last steps: single ones vary too much."""
+        self._recent.append(one)
+        if self._seen % EVERY == 0:
+            self._share = self._share_of(typical_step(self._recent))
+        self._seen += 1
+        return self._share
+
+    def _share_of(self, typical: JobStep) -> float:
+        saved, of_sync = saving(typical)
+        least = SAVED_OF_SYNC * (SAVED_UNTIL / SAVED_AT if self.episode.is_open else 1.0)
+        if typical.collectives <= MANY or of_sync < least:
+            return 0.0
+        return _ratio(saved, typical.step_seconds)
+
+    def verdict(self, steps: Iterable[JobStep]) -> Verdict:
+        """Return the verdict; see `Rule`."""
+        one = typical_step(steps)
+        best = best_buckets(one.collectives, one.payload_bytes, one.busy_seconds, one.latency_seconds)
+        saved, _ = saving(one)
+        return _verdict(
+            self.kind,
+            _ratio(saved, one.step_seconds - saved),
+            f"{one.collectives:.0f} collectives of {in_bytes(one.payload_bytes / max(one.collectives, 1))} per step "
+            f"take {_ms(one.latency_seconds)} each before a byte moves: {percent(best.saved_ratio)} of the "
+            f"synchronisation",
+            {
+                "collectives_per_step": one.collectives,
+                "bytes_each": one.payload_bytes / max(one.collectives, 1.0),
+                "latency_seconds": one.latency_seconds,
+                "saved_seconds_per_step": saved,
+                "saved_ratio": best.saved_ratio,
+                "bucket_mb": bucket_mb(best.bucket_bytes),
+            },
+            bucket_advice(bucket_mb(best.bucket_bytes), best.collectives, saved),
+        )
+
+
+def bucket_advice(size_mb: int, collectives: int, saved_seconds: float) -> str:
+    """Return what to do about small collectives."""
+    return (
+        f"DistributedDataParallel(..., bucket_cap_mb={size_mb}) makes {collectives} of them per step and saves about "
+        f"{_ms(saved_seconds)} of each; with gradient accumulation, no_sync() saves whole passes."
+    )
+
+
+class JobWatcher:
+    """Looks out for what holds up a whole job.
+
+    Args:
+        ranks: Number of ranks.
+        rules: The kinds to look out for, narrower ones first.
+    """
+
+    def __init__(self, ranks: int, rules: Iterable[Rule]) -> None:
+        self._ranks = ranks
+        self._rules = list(rules)
+        self._recent: deque[JobStep] = deque(maxlen=WINDOW_STEPS)
+        self._open: dict[str, Verdict] = {}
+
+    def update(self, step: int, row: Row) -> list[Finding]:
+        """Take in a completed step; see `Watcher`.
+
+        Where a rank's record is missing nobody knows what every rank is spared: it may be the one all others wait for.
+        """
+        if len(row) < self._ranks:
+            return []
+        one = job_step(step, row)
+        self._recent.append(one)
+        found = []
+        for rule in self._rules:
+            if (verdict := self._open.get(rule.kind)) is not None:
+                self._open[rule.kind] = dearer(verdict, [one], self._ranks)
+            if rule.episode.update(step, rule.share(one), one.step_seconds):
+                found.append(self._begin(rule, step) if rule.episode.is_open else self._end(rule))
+        return found
+
+    @property
+    def open(self) -> list[Verdict]:
+        """The verdicts whose episodes are not over, with their prices so far."""
+        return list(self._open.values())
+
+    def _begin(self, rule: Rule, step: int) -> Finding:
+        since = rule.episode.since_step
+        episode = [one for one in self._recent if one.step >= since]
+        verdict = msgspec.structs.replace(rule.verdict(episode), since_step=since, detected_step=step)
+        cost = cost_since(verdict, episode, step - since + 1, self._ranks)
+        self._open[rule.kind] = msgspec.structs.replace(verdict, cost_rank_seconds=cost)
+        return Finding(self._open[rule.kind], ended=False)
+
+    def _end(self, rule: Rule) -> Finding:
+        verdict = self._open.pop(rule.kind)
+        evidence = {**verdict.evidence, "until_step": rule.episode.until_step}
+        return Finding(msgspec.structs.replace(verdict, evidence=evidence), ended=True)
+
+
+def lost_seconds(verdict: Verdict, exposed: Floats, data: Floats) -> Floats:
+    """Return what steps lost, on every rank, to a verdict on a whole job or on a link, seconds, float64 [steps].
+
+    What would be saved is replayed: all of the exposed communication or of the input, what larger buckets would save,
+    or what is exposed beyond what was before the link became slow.
+
+    Args:
+        verdict: The verdict.
+        exposed: Blocked in synchronisation, on the rank that was blocked least, seconds, [steps].
+        data: From the previous step's end until forward, on the rank that needed least, seconds, [steps].
+    """
+    if verdict.kind == "input_bound":
+        return data
+    if verdict.kind == "small_collectives":
+        return np.minimum(exposed, float(verdict.evidence.get("saved_seconds_per_step", 0.0)))
+    if verdict.kind == "slow_link":
+        return np.maximum(exposed - float(verdict.evidence.get("usual_exposed_seconds", 0.0)), 0.0)
+    return exposed
+
+
+def dearer(verdict: Verdict, steps: Sequence[JobStep], ranks: int) -> Verdict:
+    """Return the verdict with what these steps lost to it added to its price."""
+    return msgspec.structs.replace(verdict, cost_rank_seconds=verdict.cost_rank_seconds + _cost(verdict, steps, ranks))
+
+
+def cost_since(verdict: Verdict, kept: Sequence[JobStep], steps: int, ranks: int) -> float:
+    """Return what an episode of some steps cost so far, rank-seconds, from those of them that are remembered."""
+    return _cost(verdict, kept, ranks) * steps / max(len(kept), 1)
+
+
+def reprice(verdict: Verdict, episode: Table) -> Verdict:
+    """Return a verdict on a whole job or on a link with its price over all records of its episode."""
+    exposed, data = (least_of_ranks(episode[name]) for name in ("exposed_seconds", "data_seconds"))
+    lost = lost_seconds(verdict, np.nan_to_num(exposed), np.nan_to_num(data))
+    return msgspec.structs.replace(verdict, cost_rank_seconds=float(lost.sum()) * episode.ranks * episode.stride)
+
+
+def least_of_ranks(values: Floats, *, positive: bool = False) -> Floats:
+    """Return the least of every step's values, float64 [steps]; NaN where none is known (or none is positive).
+
+    Args:
+        values: float64 [steps, ranks], NaN = missing.
+        positive: Whether 0 stands for not known as well.
+    """
+    known = np.isfinite(values) & (values > 0 if positive else values >= 0)
+    least = np.where(known, values, np.inf).min(axis=1, initial=np.inf)
+    return np.where(np.isfinite(least), least, np.nan)
+
+
+def _cost(verdict: Verdict, steps: Sequence[JobStep], ranks: int) -> float:
+    exposed, data = ([getattr(one, name) for one in steps] for name in ("exposed_seconds", "data_seconds"))
+    return ranks * float(lost_seconds(verdict, np.array(exposed), np.array(data)).sum())
+
+
+def typical_step(steps: Iterable[JobStep]) -> JobStep:
+    """Return the medians of some steps; of what collectives take, of those steps in which it was known."""
+    steps = list(steps)
+    if not steps:
+        return _NOTHING
+    typical = JobStep(steps[-1].step, *(_middle(column) for column in list(zip(*steps, strict=True))[1:]))
+    return typical._replace(
+        busy_seconds=_middle(one.busy_seconds for one in steps if one.busy_seconds > 0),
+        latency_seconds=_middle(one.latency_seconds for one in steps if one.latency_seconds > 0),
+    )
+
+
+_NOTHING = JobStep(-1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def _verdict(kind: str, excess: float, cause: str, evidence: dict[str, float | int | str], advice: str) -> Verdict:
+    return Verdict(
+        kind=kind, ranks=[], since_step=0, detected_step=0, excess_ratio=excess, cause=cause, evidence=evidence,
+        advice=advice,
+    )  # fmt: skip
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
+def _known(value: float) -> float:
+    return value if 0 <= value < math.inf else 0.0
+
+
+def _least(values: Iterable[float]) -> float:
+    return min((value for value in values if 0 <= value < math.inf), default=0.0)
+
+
+def _middle(values: Iterable[float]) -> float:
+    known = [value for value in values if 0 <= value < math.inf]
+    return float(median(known)) if known else 0.0
+
+
+def in_bytes(count: float) -> str:
+    """Return a number of bytes in words: `25 MB`, `3.2 kB`."""
+    return f"{count / 1e6:.3g} MB" if count >= 1e6 else f"{count / 1e3:.3g} kB"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms"

@@ -1,0 +1,1 @@
+"""monitor/links/__init__.py"""

@@ -1,0 +1,223 @@
+"""Wire per link: what each rank sent to each other host, and for how long the wire had it.
+
+Two numbers of the kernel tell a slow wire from a late peer. A connection is *busy* while data of ours is under way; for
+a part of that the peer's *window* is shut, because it does not read. What is left is wire time. While nobody sends,
+or the peer takes its time before it asks, a connection is idle and nothing is counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import msgspec
+
+from ringside.monitor.links.tcp_info import Connection, Counters, available, connections
+from ringside.monitor.run.records import StepRecord, Wire
+
+PERIOD_S = 1.0
+"""How often connections are looked at: long against the kernel's ticks, short against what a verdict takes."""
+
+QUIET_PERIOD_S = 5.0
+"""How often where there is nothing to see."""
+
+LEAST_BYTES = 1 << 16
+"""Connections that carry less in a period say nothing (stores, logging, heartbeats)."""
+
+MOST_WIRES = 32
+"""Connections that one rank tells of in a period, those that carried most."""
+
+COST_RATIO = 0.002
+"""Looking takes at most this share of one core: with thousands of connections it is done less often."""
+
+RATES_KEPT = 256
+ENDS_KEPT = 1 << 16
+"""Ends of connections that are remembered, those last told of: who connects anew for everything has ever new ones."""
+
+_log = logging.getLogger("ringside")
+Link = tuple[int, int]
+
+
+class LinkSampler:
+    """Makes this rank's `Wire`s: the differences between two looks at its connections.
+
+    Args:
+        look: Returns the connections to other hosts.
+        now: Monotonic seconds.
+        cpu: CPU seconds of the calling thread.
+        period_s: How often it looks.
+
+    Attributes:
+        off: Whether it looks no more: this kernel does not say, or looking failed.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], Iterable[Connection]] = connections,
+        *,
+        now: Callable[[], float] = time.perf_counter,
+        cpu: Callable[[], float] = time.thread_time,
+        period_s: float = PERIOD_S,
+    ) -> None:
+        self.off = look is connections and not available()
+        self._look, self._now, self._cpu, self._period_s = look, now, cpu, period_s
+        self._before: dict[int, Counters] = {}
+        self._looked = self._due = now()
+
+    def add_to(self, batch: list[StepRecord]) -> list[StepRecord]:
+        """Return a batch of records whose newest tells what the links carried, if a period has ended."""
+        try:
+            wires = self.sample() if batch else ()
+        except Exception as error:
+            self.off, wires = True, ()
+            _log.warning("links are not watched any more (%s: %s); training goes on", type(error).__name__, error)
+        return [*batch[:-1], msgspec.structs.replace(batch[-1], wires=wires)] if wires else batch
+
+    def sample(self) -> tuple[Wire, ...]:
+        """Return what was sent in the period that ended, if one did; those that carried most first."""
+        began = self._now()
+        if self.off or began < self._due:
+            return ()
+        cpu_began = self._cpu()
+        seen = list(self._look())
+        seconds, self._looked = began - self._looked, began
+        told = [_difference(self._before[one.inode], one, seconds) for one in seen if one.inode in self._before]
+        self._before = {one.inode: one.counters for one in seen}
+        cost_s = self._cpu() - cpu_began
+        self._due = began + max(self._period_s if seen else QUIET_PERIOD_S, cost_s / COST_RATIO)
+        # Who only receives tells as well: nobody else knows whose that end of the connection is.
+        told = [(moved, wire) for moved, wire in told if moved >= LEAST_BYTES]
+        told.sort(key=lambda pair: -pair[0])
+        return tuple(wire for _, wire in told[:MOST_WIRES])
+
+
+def _difference(was: Counters, one: Connection, seconds: float) -> tuple[int, Wire]:
+    """Return the bytes that went the busier way, and what was sent."""
+    now = one.counters
+    window = max(now.window_seconds - was.window_seconds, 0.0)
+    wire = Wire(
+        seconds=seconds,
+        sent_bytes=max(now.acked_bytes - was.acked_bytes, 0),
+        wire_seconds=max(now.busy_seconds - was.busy_seconds - window, 0.0),
+        window_seconds=window,
+        delivery_bytes_per_s=now.delivery_bytes_per_s,
+        rtt_seconds=now.rtt_seconds,
+        retransmitted_bytes=max(now.retransmitted_bytes - was.retransmitted_bytes, 0),
+        local=str(one.local),
+        remote=str(one.remote),
+    )
+    return max(wire.sent_bytes, now.received_bytes - was.received_bytes), wire
+
+
+class LinkMap:
+    """Who is at the other end: learned from what every rank calls its own end of a connection.
+
+    An end that nobody has called its own is taken for the lowest rank that has a connection from the same address.
+
+    Args:
+        ends_kept: How many ends of connections are known at most; then the oldest go.
+    """
+
+    def __init__(self, ends_kept: int = ENDS_KEPT) -> None:
+        self._ends_kept = ends_kept
+        self._ends: dict[str, int] = {}
+        self._addresses: dict[str, int] = {}
+
+    def resolve(self, record: StepRecord) -> StepRecord:
+        """Return the record with the peers of its wires filled in, as far as they are known by now."""
+        if not record.wires:
+            return record
+        for wire in record.wires:
+            self._ends.pop(wire.local, None)  # the newest last
+            self._ends[wire.local] = record.rank
+            address = _address(wire.local)
+            self._addresses[address] = min(self._addresses.get(address, record.rank), record.rank)
+        while len(self._ends) > self._ends_kept:
+            del self._ends[next(iter(self._ends))]
+        wires = tuple(msgspec.structs.replace(wire, peer=self._peer(wire.remote)) for wire in record.wires)
+        return msgspec.structs.replace(record, wires=wires)
+
+    def _peer(self, remote: str) -> int:
+        return self._ends.get(remote, self._addresses.get(_address(remote), -1))
+
+
+def _address(end: str) -> str:
+    return end.rpartition(" ")[0]
+
+
+def wires_by_link(record: StepRecord) -> dict[Link, list[Wire]]:
+    """Return what a record's rank sent, by link; a rank may have several connections to one peer."""
+    found: defaultdict[Link, list[Wire]] = defaultdict(list)
+    for wire in record.wires:
+        if wire.peer >= 0 and wire.peer != record.rank and wire.sent_bytes >= LEAST_BYTES:
+            found[record.rank, wire.peer].append(wire)
+    return found
+
+
+class LinkTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """One link over a run, as `summary.json` shows it.
+
+    Args:
+        src: The sending rank.
+        dst: The receiving rank.
+        sent_bytes: All it carried.
+        wire_seconds: For how long it carried it.
+        wire_ratio: Which share of the time it was watched that is.
+        bytes_per_s: Its rate: the median over periods.
+        retransmitted_bytes: Bytes sent again.
+    """
+
+    src: int
+    dst: int
+    sent_bytes: int
+    wire_seconds: float
+    wire_ratio: float
+    bytes_per_s: float
+    retransmitted_bytes: int
+
+
+class LinkLedger:
+    """Adds up what links carried; memory is O(links), and `RATES_KEPT` rates of each."""
+
+    def __init__(self) -> None:
+        self._sums: dict[Link, tuple[float, ...]] = {}
+        self._rates: defaultdict[Link, list[float]] = defaultdict(list)
+
+    def reading(self, records: Iterable[StepRecord]) -> Iterator[StepRecord]:
+        """Yield the records, and add up what they tell."""
+        for record in records:
+            for link, wires in wires_by_link(record).items():
+                self._add(link, wires)
+            yield record
+
+    def _add(self, link: Link, wires: Sequence[Wire]) -> None:
+        sent, again = sum(wire.sent_bytes for wire in wires), sum(wire.retransmitted_bytes for wire in wires)
+        seconds = max(wire.seconds for wire in wires)
+        values = (sent, min(sum(wire.wire_seconds for wire in wires), seconds), seconds, again)
+        sums = self._sums.get(link, (0.0,) * len(values))
+        self._sums[link] = tuple(before + value for before, value in zip(sums, values, strict=True))
+        rates = self._rates[link]
+        rates.append(sum(wire.bytes_per_s for wire in wires))
+        if len(rates) > RATES_KEPT:
+            del rates[::2]
+
+    def totals(self, most: int = 64) -> list[LinkTotals]:
+        """Return the links, slowest first; of very many those that carried most."""
+        busiest = sorted(self._sums, key=lambda link: -self._sums[link][0])[:most]
+        found = []
+        for link in busiest:
+            sent, wire, seconds, again = self._sums[link]
+            found.append(
+                LinkTotals(
+                    src=link[0],
+                    dst=link[1],
+                    sent_bytes=int(sent),
+                    wire_seconds=wire,
+                    wire_ratio=wire / seconds if seconds > 0 else 0.0,
+                    bytes_per_s=sorted(self._rates[link])[len(self._rates[link]) // 2],
+                    retransmitted_bytes=int(again),
+                )
+            )
+        return sorted(found, key=lambda one: one.bytes_per_s)

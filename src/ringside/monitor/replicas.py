@@ -1,0 +1,204 @@
+"""Replicas that drift apart: what every rank says of its parameters goes in, verdicts come out. Pure.
+
+In data parallelism all replicas hold the same parameters after every step, to the last bit. Nobody notices when they
+do not: the loss goes on falling. So ranks compare digests now and then. Of three or more, those that differ from the
+largest group that agrees are named; of two, neither can be told right.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from ringside.monitor.hang.detector import Change
+from ringside.monitor.verdict import Verdict, name_ranks
+
+__all__ = ["Check", "Replicas", "odd_ones"]
+
+ADVICE = (
+    "What is trained from here on is wrong: stop, go back to a checkpoint from before step {since}, and look for what "
+    "only some ranks did: an optimizer step skipped or taken twice, a checkpoint or a learning rate that not all got, "
+    "parameters edited by hand, state outside DDP that steers them (buffers, a seed per rank). Where nothing is found, "
+    "test the memory of {who}."
+)
+
+Lists = Callable[[int], Mapping[int, Sequence[int]]]
+"""Gives, for a check's number, the digest of every parameter by rank: of the ranks that still have them."""
+
+
+class Check(msgspec.Struct, frozen=True, array_like=True):
+    """What one rank says of its parameters at one moment.
+
+    Args:
+        number: Gradient synchronisations of the model so far: the same moment on all ranks.
+        step: The training step that had just ended.
+        digest: Of all parameters together, 64 bits.
+        at_s: When, seconds on the rank's own monotonic clock.
+    """
+
+    number: int
+    step: int
+    digest: int
+    at_s: float
+
+
+class Replicas:
+    """Compares the replicas of one model, each disagreement told once.
+
+    Args:
+        ranks: Who holds one, ascending.
+        names: The parameters' names, in the model's order.
+        model: What the model is called.
+
+    Attributes:
+        ranks: Whose word is waited for.
+        judged: Number of the newest check that was compared.
+        open: The verdicts that are not over, by their ranks.
+    """
+
+    def __init__(self, ranks: Sequence[int], names: Sequence[str], model: str = "") -> None:
+        self.ranks = tuple(ranks)
+        self.judged = 0
+        self.open: dict[tuple[int, ...], Verdict] = {}
+        self._names, self._model = list(names), model
+        self._agreed: Check | None = None
+        self._since_s: float | None = None
+
+    def judge(self, told: Mapping[int, Sequence[Check]], lists: Lists) -> list[Change]:
+        """Compare every check that all ranks have told of since the last call, oldest first.
+
+        Args:
+            told: Each rank's newest checks.
+            lists: Asked only where they differ.
+        """
+        by_number: dict[int, dict[int, Check]] = defaultdict(dict)
+        for rank in self.ranks:
+            for check in told.get(rank, ()):
+                by_number[check.number][rank] = check
+        complete = [n for n in sorted(by_number) if n > self.judged and len(by_number[n]) == len(self.ranks)]
+        changes: list[Change] = []
+        for number in complete:
+            self.judged = number
+            changes += self._compare(by_number[number], [n for n in complete if n >= number], lists)
+        return changes
+
+    def without(self, ranks: Sequence[int]) -> None:
+        """Wait no longer for some ranks: they do not take part."""
+        self.ranks = tuple(rank for rank in self.ranks if rank not in ranks)
+
+    def _compare(self, checks: Mapping[int, Check], numbers: Sequence[int], lists: Lists) -> list[Change]:
+        first = checks[self.ranks[0]]
+        if len({check.digest for check in checks.values()}) == 1:
+            return self._agree(first)
+        if self._since_s is None:
+            self._since_s = self._agreed.at_s if self._agreed is not None else first.at_s
+        ranks, decided = odd_ones({rank: check.digest for rank, check in checks.items()})
+        if ranks in self.open:
+            return []
+        known = next((found for n in numbers if len(found := lists(n)) == len(self.ranks)), {})
+        verdict = self.open[ranks] = self._verdict(first, ranks, decided, known)
+        return [Change("verdict", verdict)]
+
+    def _agree(self, check: Check) -> list[Change]:
+        lasted_s = check.at_s - self._since_s if self._since_s is not None else 0.0
+        over = [
+            msgspec.structs.replace(
+                verdict,
+                cause=f"{verdict.cause}; they agree again after step {check.step}",
+                evidence={**verdict.evidence, "until_step": check.step},
+                cost_rank_seconds=lasted_s * len(self.ranks),
+            )
+            for verdict in self.open.values()
+        ]
+        self._agreed, self._since_s = check, None
+        self.open.clear()
+        return [Change("repaired", verdict) for verdict in over]
+
+    def _verdict(
+        self, first: Check, ranks: tuple[int, ...], decided: bool, lists: Mapping[int, Sequence[int]]
+    ) -> Verdict:
+        since = 0 if self._agreed is None else self._agreed.step + 1
+        differing = _differing(lists)
+        evidence: dict[str, float | int | str] = {"first_seen_step": first.step, "decided": int(decided)}
+        if self._agreed is not None:
+            evidence["last_agreed_step"] = self._agreed.step
+        if self._model:
+            evidence["model"] = self._model
+        if differing:
+            evidence["parameter"] = self._name(differing[0])
+            evidence["parameters_differing"] = len(differing)
+        evidence["parameters"] = len(self._names)
+        started_s = self._since_s if self._since_s is not None else first.at_s
+        return Verdict(
+            kind="diverged",
+            ranks=list(ranks),
+            since_step=since,
+            detected_step=first.step,
+            excess_ratio=0.0,
+            cause=self._cause(ranks, decided, differing, lists),
+            evidence=evidence,
+            # All that was trained since they last agreed has to be trained again.
+            cost_rank_seconds=max(first.at_s - started_s, 0.0) * len(self.ranks),
+            advice=ADVICE.format(since=since, who=name_ranks(list(ranks))),
+        )
+
+    def _cause(
+        self, ranks: tuple[int, ...], decided: bool, differing: Sequence[int], lists: Mapping[int, Sequence[int]]
+    ) -> str:
+        others = [rank for rank in self.ranks if rank not in ranks]
+        to_whom = f"from those of {name_ranks(others)}" if decided else "between the ranks"
+        whose = "" if decided else f"; {_tie(len(self.ranks))}"
+        agreed = self._agreed
+        since = "they never agreed" if agreed is None else f"they still agreed after step {agreed.step}"
+        return f"{self._what(differing, lists)} {to_whom}; {since}{self._likely(differing)}{whose}"
+
+    def _what(self, differing: Sequence[int], lists: Mapping[int, Sequence[int]]) -> str:
+        if not differing:
+            same = len({len(digests) for digests in lists.values()}) <= 1
+            return "its parameters differ" if same else "it has other parameters, which differ"
+        name, more = self._name(differing[0]), len(differing) - 1
+        if not more:
+            return f"parameter {name} differs"
+        return f"parameter {name} and {more} more of {len(self._names)} differ"
+
+    def _likely(self, differing: Sequence[int]) -> str:
+        """What such a pattern of parameters mostly comes from."""
+        if not differing:
+            return ""
+        if self._agreed is None:
+            return ": as with different initial values, or a checkpoint that only some ranks loaded"
+        if len(differing) == len(self._names) > 1:
+            return ": all at once, as after an optimizer step or a learning rate that only some ranks had"
+        return ": not all of them, as after an edit by hand or a fault of the memory"
+
+    def _name(self, index: int) -> str:
+        return self._names[index] if index < len(self._names) else f"number {index}"
+
+
+def odd_ones(digests: Mapping[int, int]) -> tuple[tuple[int, ...], bool]:
+    """Return who is outside the largest group that agrees, and True; where none is the largest, all ranks, and False.
+
+    Args:
+        digests: Digest by rank; at least two differ.
+    """
+    groups: dict[int, list[int]] = defaultdict(list)
+    for rank, digest in digests.items():
+        groups[digest].append(rank)
+    sizes = sorted((len(ranks) for ranks in groups.values()), reverse=True)
+    if sizes[0] == sizes[1]:
+        return tuple(sorted(digests)), False
+    right = next(digest for digest, ranks in groups.items() if len(ranks) == sizes[0])
+    return tuple(sorted(rank for rank, digest in digests.items() if digest != right)), True
+
+
+def _differing(lists: Mapping[int, Sequence[int]]) -> list[int]:
+    """Return the places of the parameters that are not the same everywhere."""
+    if len({len(digests) for digests in lists.values()}) != 1:
+        return []
+    return [place for place, column in enumerate(zip(*lists.values(), strict=True)) if len(set(column)) > 1]
+
+
+def _tie(ranks: int) -> str:
+    return "of two, neither can be told right" if ranks == 2 else "no group of them is the largest, so none is right"

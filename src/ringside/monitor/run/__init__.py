@@ -1,0 +1,1 @@
+"""monitor/run/__init__.py"""

@@ -1,0 +1,189 @@
+"""What ranks record: small frozen values, written as they happen, read by detectors and views.
+
+All durations are in seconds on the rank's own monotonic clock; `ended_unix` is wall-clock time. A record's fields
+never change meaning without a new `SCHEMA`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+SCHEMA = 1
+
+# What is larger, or negative, in a file or a message is damage, and no number that is counted with.
+Rank = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+
+
+class Vitals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the kernel and the GPU's driver say of a rank, for the time since it was last asked; None = not known.
+
+    It is asked a few times a second at most, when a batch of records is sent; the oldest of the batch carries it.
+
+    Args:
+        seconds: How long the time is that the figures cover.
+        reading_seconds: What asking took, on the monitor's own thread.
+        cpu_seconds: CPU time of the process, all its threads.
+        cpus: CPUs it may run on.
+        ran_seconds: CPU time of the thread that wanted a CPU longest (that ran or was ready to).
+        waited_seconds: How long that thread was ready to run and had no CPU; on most kernels this has
+            `throttled_seconds` in it.
+        preemptions: Involuntary context switches.
+        major_faults: Page faults for which something was read from a disk.
+        swapped_in_pages: Pages the whole machine read back from swap; asked where there were major faults.
+        throttled_seconds: How long its cgroup stood still because a CPU quota was used up.
+        quota_cpus: That quota.
+        steal_ratio: Of the time in which its CPUs had work, the share that the hypervisor gave to others.
+        memory_stalled_seconds: How long some task of its cgroup (or of the machine) stood still for want of memory.
+        gpu_clock_mhz: Clock of its GPU's multiprocessors.
+        gpu_max_clock_mhz: The highest that this GPU has.
+        gpu_celsius: Temperature of the GPU.
+        gpu_watts: Power the GPU draws.
+        gpu_cap_watts: Power it may draw.
+        gpu_reasons: Why its clock is not higher: NVML's bits of clocks event reasons (`vitals_gpu.REASONS`).
+    """
+
+    seconds: float
+    reading_seconds: float | None = None
+    cpu_seconds: float | None = None
+    cpus: Count | None = None
+    ran_seconds: float | None = None
+    waited_seconds: float | None = None
+    preemptions: Count | None = None
+    major_faults: Count | None = None
+    swapped_in_pages: Count | None = None
+    throttled_seconds: float | None = None
+    quota_cpus: float | None = None
+    steal_ratio: float | None = None
+    memory_stalled_seconds: float | None = None
+    gpu_clock_mhz: float | None = None
+    gpu_max_clock_mhz: float | None = None
+    gpu_celsius: float | None = None
+    gpu_watts: float | None = None
+    gpu_cap_watts: float | None = None
+    gpu_reasons: int | None = None
+
+
+class Wire(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a rank sent to another host over one TCP connection, in one period; see `ringside.monitor.links.sampler`.
+
+    Args:
+        seconds: Length of the period.
+        sent_bytes: Bytes that arrived at the other host.
+        wire_seconds: For how long data was under way while the peer had room for it.
+        window_seconds: For how long the peer had no room: it did not read.
+        delivery_bytes_per_s: The kernel's own rate of the newest stretch of data; 0 where that was too short to tell.
+        rtt_seconds: Round trip, under whatever load there was.
+        retransmitted_bytes: Bytes sent again.
+        local: This end of the connection, `address port`.
+        remote: The other end.
+        peer: The rank at the other end; -1 where it is not known.
+    """
+
+    seconds: float
+    sent_bytes: Count
+    wire_seconds: float
+    window_seconds: float = 0.0
+    delivery_bytes_per_s: float = 0.0
+    rtt_seconds: float = 0.0
+    retransmitted_bytes: Count = 0
+    local: str = ""
+    remote: str = ""
+    peer: int = -1
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The wire's rate: the larger of bytes over wire time and the kernel's own.
+
+        A last acknowledgement that is delayed (by up to 40 ms) makes the first too small, one stretch of data that
+        happened to be delayed the second; a slow wire makes both small.
+        """
+        mean = self.sent_bytes / self.wire_seconds if self.wire_seconds > 0 else 0.0
+        return max(mean, self.delivery_bytes_per_s)
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One training step of one rank.
+
+    A step runs from the end of one optimizer update to the end of the next.
+    `own_seconds` + `exposed_seconds` = `step_seconds`, and `wait_seconds` ≤ `exposed_seconds`.
+
+    Args:
+        step: Training step, from 0.
+        rank: Global rank.
+        ended_unix: Wall-clock time at which the step ended, seconds since 1970.
+        step_seconds: Duration of the whole step.
+        own_seconds: The rank's own work: the step minus the time it was blocked on others.
+        wait_seconds: Its last arrival at a synchronisation until the last rank arrived there (NaN: not known here).
+        exposed_seconds: Time blocked in gradient synchronisation after backward had no work left.
+        sync_seconds: Total time from a bucket's hand-over to its result, summed over buckets (overlapped or not).
+        wire_seconds: Part of `sync_seconds` after the last rank had arrived.
+        data_seconds: End of the previous step until forward began.
+        forward_seconds: Forward passes.
+        backward_seconds: Backward passes without `exposed_seconds`.
+        optimizer_seconds: Optimizer updates.
+        cpu_seconds: CPU time of the process (all its threads) during the step.
+        samples: Samples (or tokens) this rank worked on; 0 where it was not told.
+        payload_bytes: Gradient bytes synchronised.
+        collectives: Number of collectives that carried them.
+        overhead_seconds: Ringside's own bookkeeping inside the step.
+        loss: The rank's loss, where the script gave one.
+        vitals: What held it up, as far as the machine knows; on the oldest record of a batch.
+        busy_seconds: What the collectives took one after the other, without others being late for the first.
+        latency_seconds: What one collective takes whatever its size, as far as this rank could measure; 0: not known.
+        wires: What it sent to other hosts; on the newest record of a batch, about once a second.
+    """
+
+    step: Annotated[int, msgspec.Meta(le=2**53)]  # a larger one is a damaged line, and no int64
+    rank: Rank
+    ended_unix: float
+    step_seconds: float
+    own_seconds: float
+    wait_seconds: float = 0.0
+    exposed_seconds: float = 0.0
+    sync_seconds: float = 0.0
+    wire_seconds: float = 0.0
+    data_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    backward_seconds: float = 0.0
+    optimizer_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    samples: Count = 0
+    payload_bytes: Count = 0
+    collectives: Count = 0
+    overhead_seconds: float = 0.0
+    loss: float | None = None
+    vitals: Vitals | None = None
+    busy_seconds: float = 0.0
+    latency_seconds: float = 0.0
+    wires: tuple[Wire, ...] = ()
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a run when it starts: the content of `run.json`.
+
+    Args:
+        schema: `SCHEMA`.
+        name: The run's name (its directory's last part).
+        started_unix: Wall-clock start, seconds since 1970.
+        command: The command line that was run.
+        world_size: Number of ranks.
+        hosts: Host name of each rank, in rank order.
+        pids: Process id of each rank, in rank order.
+        engine: Who carries gradients: `ringside` or the process group's own (`gloo`, `nccl`).
+        algorithm: The all-reduce algorithm, where it is ours.
+        versions: Versions of ringside, torch, numpy and Python.
+    """
+
+    schema: int
+    name: str
+    started_unix: float
+    command: list[str] = []
+    world_size: int
+    hosts: list[str] = []
+    pids: list[int] = []
+    engine: str
+    algorithm: str = ""
+    versions: dict[str, str] = {}

@@ -1,0 +1,1 @@
+"""monitor/slow_rank/__init__.py"""

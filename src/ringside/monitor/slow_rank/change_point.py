@@ -1,0 +1,307 @@
+"""A jump of one rank's excess, seen at once: windows side by side, for few ranks in rough noise.
+
+`screen.py` asks whether a rank's mean excess is more than chance and habit explain, so it must know how means wander,
+and with few ranks and many late steps it learns that slowly. Here the question is a smaller one: did the level change
+between these steps and those right before? What a rank drifted to earlier does not matter, single late steps do not
+move a median, and an episode that was missed spoils nothing but the steps around its beginning.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringside.monitor.slow_rank.robust import (
+    EFFICIENCY,
+    MEDIAN,
+    autocorrelation,
+    core_scale,
+    divergence,
+    how_often_again,
+    median,
+    no_less_than_usual,
+)
+from ringside.monitor.slow_rank.window_variance import mean_variance
+from ringside.monitor.stats import Floats, student
+
+# -------------------------------------------------------------------------------------------------
+# An excess that lasts, judged by what late steps cannot spoil: medians of windows against the median of all before.
+#
+# `screen.py` does this with means, whose noise a few late steps blow up. Here scale and autocorrelation are those of
+# the core of the noise, and late steps have to be explained by how often they came before (`jump.py`). For few ranks.
+
+WINDOWS = (9, 12, 18, 24, 36, 48)
+LASTING_FEWEST = 24
+YOUNG, YOUNG_REFRESH, LASTING_REFRESH = 256, 2, 16
+CAUTION = 1.2
+"""For several windows at once, and for noise whose core is no normal one."""
+
+PLAIN = 0.4
+"""Noise of no more autocorrelation may be judged by how often steps are late; more of it is not known well enough."""
+
+SMALLEST = 0.004
+"""No noise is taken for smaller than this."""
+
+
+class Lasting:
+    """Levels of windows over `[jobs, ranks]` of log excess, and what chance makes of them.
+
+    Args:
+        shape: `(jobs, ranks)`.
+        z: How rarely a healthy rank may seem late, as standard deviations of a normal variable.
+    """
+
+    def __init__(self, shape: tuple[int, int], z: float) -> None:
+        self._z = z
+        self._usual = np.zeros((len(WINDOWS), *shape))
+        self._bars = np.full((len(WINDOWS), *shape), np.inf)
+        self._least = np.full((len(WINDOWS), *shape), np.inf)
+
+    def is_sure(self, index: int, job: int, rank: int, jump: float) -> bool:
+        """Whether a jump is beyond all doubt about scale and autocorrelation, as far as the noise has a core."""
+        return bool(jump >= self._bars[index, job, rank])
+
+    def look(self, excess: Floats, medians: Floats, steps: int, relief: NDArray[np.int64], warm_up: int) -> Floats:
+        """Return how far the windows that end now lie above all before, where that may be news, [windows, jobs, ranks].
+
+        NaN where it is none.
+
+        Args:
+            excess: The last steps, a ring indexed by number of the step, [kept, jobs, ranks].
+            medians: Medians of the windows that end now, [windows, jobs, ranks].
+            steps: Number of the newest step, from 1.
+            relief: The step at which each rank's last episode ended, [jobs, ranks].
+            warm_up: Steps at the start that count for nothing.
+        """
+        if steps % (YOUNG_REFRESH if steps < YOUNG else LASTING_REFRESH) == 0:
+            self._weigh(excess, steps, relief, warm_up)
+        jumps = medians - self._usual
+        with np.errstate(invalid="ignore"):
+            news: Floats = np.where(jumps >= self._least, jumps, np.nan)
+        return news
+
+    def _weigh(self, excess: Floats, steps: int, relief: NDArray[np.int64], warm_up: int) -> None:
+        """Learn the level and the noise of all before the windows, and set the bars.
+
+        In a young job every window has a past of its own; later it hardly matters where that ends.
+        """
+        young = steps < YOUNG
+        for end, indices in self._ends(steps, young):
+            past = np.arange(max(end - PAST_STEPS, warm_up) + 1, end + 1)
+            if len(past) < LASTING_FEWEST:
+                continue
+            rows = np.where(past.reshape(-1, 1, 1) > relief, excess[past % len(excess)], np.nan)
+            usual = median(rows)
+            scale = np.maximum(1.4826 * median(np.abs(rows - usual)), SMALLEST)
+            known = np.sum(~np.isnan(rows), axis=0)
+            r = no_less_than_usual(autocorrelation(rows - usual, scale), known >= LASTING_FEWEST)
+            for index in indices:
+                self._usual[index] = usual
+                self._set_bars(index, scale, r, known)
+
+    @staticmethod
+    def _ends(steps: int, young: bool) -> list[tuple[int, list[int]]]:
+        if young:
+            return [(steps - length, [index]) for index, length in enumerate(WINDOWS)]
+        return [(steps - WINDOWS[-1], list(range(len(WINDOWS))))]
+
+    def _set_bars(self, index: int, scale: Floats, r: Floats, known: NDArray[np.int64]) -> None:
+        steps = np.maximum(known, 1.0)
+        variance = mean_variance(np.float64(WINDOWS[index]), r) + mean_variance(steps, r)
+        error = np.where(known >= LASTING_FEWEST, scale * np.sqrt(MEDIAN * variance), np.inf)
+        freedom = np.maximum(EFFICIENCY * steps * (1.0 - r * r) / (1.0 + r * r), 2.0)
+        self._bars[index] = CAUTION * student(self._z, freedom) * error
+        self._least[index] = np.where(r <= PLAIN, CAUTION * self._z * error, self._bars[index])
+
+
+PAIRS = ((6, 12), (9, 12), (9, 24), (12, 12), (12, 24), (18, 18), (24, 24), (36, 36), (48, 48))
+"""Steps after and before the place where the level may have changed."""
+
+RAREST = 2.0
+"""A jump must be so many times the greatest difference of the same windows that was seen before."""
+
+AROUND = 48
+"""Steps whose median single steps are held against."""
+
+GROSS, GROSS_STEPS, GROSS_SHARE = 9.0, 24, 0.85
+"""So many standard deviations above everything before, for so many steps, of which so many are late by half of it, are
+no noise, however it wanders."""
+
+PAST_STEPS = 192
+FADING = 0.999
+DOUBT = 1.5
+"""So many late steps are reckoned with beyond those that were seen, among twice as many."""
+
+STRONG = 8.0
+"""A jump of so many standard deviations of the core is beyond its wandering: only late steps could feign it."""
+
+REFRESH = 4
+FEWEST = 20
+"""Before so many steps nothing is known of single late ones."""
+
+
+class Jumps:
+    """Differences of window medians over `[jobs, ranks]` of log excess, and what chance makes of them.
+
+    Args:
+        shape: `(jobs, ranks)`.
+        kept: Steps that are remembered.
+        chance: How rarely a healthy rank may seem to jump, per step.
+        z: The same as standard deviations of a normal variable.
+
+    Attributes:
+        span: Steps that a pair of windows covers, [pairs].
+    """
+
+    def __init__(self, shape: tuple[int, int], kept: int, chance: float, z: float) -> None:
+        self._lasting = Lasting(shape, z)
+        self._after, before = (np.array(side) for side in zip(*PAIRS, strict=True))
+        self.span = self._after + before
+        self._lengths = sorted({AROUND, *WINDOWS, *self._after.tolist(), *before.tolist()})
+        self._slots = [(self._lengths.index(after), self._lengths.index(ahead)) for after, ahead in PAIRS]
+        self._kept, self._rare = kept, math.log(len(PAIRS) / chance)
+        self._medians = np.full((kept, len(self._lengths), *shape), np.nan)
+        self._around = np.full((kept, *shape), np.nan)
+        self._past = np.zeros((kept, len(PAIRS), shape[0], 1))
+        self._seen = np.zeros((len(PAIRS), shape[0], 1))
+        self._looks = np.zeros((len(PAIRS), shape[0], 1))
+
+    def look(
+        self,
+        excess: Floats,
+        steps: int,
+        warm_up: int,
+        clean: NDArray[np.bool_],
+        least: Floats,
+        relief: NDArray[np.int64],
+    ) -> Floats:
+        """Take in the newest step and return the level that each rank has just jumped to.
+
+        Args:
+            excess: The last `kept` steps, a ring indexed by number of the step, [kept, jobs, ranks].
+            steps: Number of the newest step, from 1.
+            warm_up: Steps at the start that count for nothing.
+            clean: Whether both windows of a pair hold nothing of an episode, [pairs, jobs, ranks].
+            least: The level and the jump that are worth reporting, [jobs, ranks] each.
+            relief: The step at which each rank's last episode ended, [jobs, ranks].
+
+        Returns:
+            [jobs, ranks]; NaN where a rank did not jump.
+        """
+        self._take(excess, steps, warm_up)
+        row, kept = steps % self._kept, self._kept
+        after = np.stack([self._medians[row, late] for late, _ in self._slots])
+        places = zip(self._after, self._slots, strict=True)
+        before = np.stack([self._medians[(steps - int(length)) % kept, early] for length, (_, early) in places])
+        self._remember(np.where(clean, np.abs(after - before), np.nan), steps)
+        jumps = after - np.maximum(before, least[0] - least[1])  # who was below the usual may come back to it
+        with np.errstate(invalid="ignore"):
+            bar = np.maximum(RAREST * self._seen, least[1])
+            found = (jumps >= bar) & (after >= least[0]) & (self._looks >= 1.5 * self._after.reshape(-1, 1, 1))
+        found &= is_new(steps, self._after, relief)
+        for pair, job, rank in np.argwhere(found):
+            rows = excess[np.arange(steps - int(self._after[pair]) + 1, steps + 1) % kept, job, rank]
+            half = float(jumps[pair, job, rank]) / 2
+            late = int(np.count_nonzero(rows > after[pair, job, rank] - half))
+            found[pair, job, rank] = self._is_news(late, len(rows), half, steps, int(job), int(rank))
+        gross = self._gross(excess, steps, warm_up, least, relief) if steps % REFRESH == 0 else -np.inf
+        lasting = self._lasts(excess, steps, warm_up, least, relief)
+        level: Floats = np.maximum(np.maximum(np.where(found, after, -np.inf).max(axis=0), gross), lasting)
+        return np.where(np.isfinite(level), level, np.nan)
+
+    def _lasts(self, excess: Floats, steps: int, warm_up: int, least: Floats, relief: NDArray[np.int64]) -> Floats:
+        """Return the level of ranks whose excess has lasted, [jobs, ranks]; else -inf."""
+        medians = self._medians[steps % self._kept][[self._lengths.index(length) for length in WINDOWS]]
+        jumps = self._lasting.look(excess, medians, steps, relief, warm_up)
+        with np.errstate(invalid="ignore"):
+            found = (jumps >= least[1]) & (medians >= least[0])
+        found &= is_new(steps, np.array(WINDOWS), relief)
+        for index, job, rank in np.argwhere(found):
+            length, half = WINDOWS[index], float(jumps[index, job, rank]) / 2
+            rows = excess[np.arange(steps - length + 1, steps + 1) % self._kept, job, rank]
+            late = int(np.count_nonzero(rows > medians[index, job, rank] - half))
+            place = int(job), int(rank)
+            found[index, job, rank] = (
+                self._is_more_than_spikes(late, length, half, self._known(length, steps, *place))
+                if self._lasting.is_sure(index, *place, 2.0 * half)
+                else self._is_news(late, length, half, steps, *place)
+            )
+        level: Floats = np.where(found, medians, -np.inf).max(axis=0)
+        return level
+
+    def _gross(self, excess: Floats, steps: int, warm_up: int, least: Floats, relief: NDArray[np.int64]) -> Floats:
+        """Return the level of ranks that have long been far above all they ever were, [jobs, ranks]; else -inf."""
+        past = np.arange(max(steps - GROSS_STEPS - PAST_STEPS, warm_up) + 1, steps - GROSS_STEPS + 1)
+        if len(past) < FEWEST:
+            return np.full(excess.shape[1:], -np.inf)
+        before, now = excess[past % self._kept], excess[np.arange(steps - GROSS_STEPS + 1, steps + 1) % self._kept]
+        usual, level = median(before), self._medians[steps % self._kept, self._lengths.index(GROSS_STEPS)]
+        jump = level - usual
+        late = (now > level - jump / 2).sum(axis=0) >= GROSS_SHARE * GROSS_STEPS
+        with np.errstate(invalid="ignore"):
+            far = (jump >= GROSS * 1.4826 * median(np.abs(before - usual))) & (jump >= 2.0 * least[1])
+            far &= late & (level >= least[0]) & is_new(steps, np.array([GROSS_STEPS]), relief)[0]
+        gross: Floats = np.where(far, level, -np.inf)
+        return gross
+
+    def _take(self, excess: Floats, steps: int, warm_up: int) -> None:
+        row = steps % self._kept
+        for index, length in enumerate(self._lengths):
+            count = min(length, steps - warm_up) if length == AROUND else length
+            if steps - count < warm_up:
+                self._medians[row, index] = np.nan
+                continue
+            self._medians[row, index] = median(excess[np.arange(steps - count + 1, steps + 1) % self._kept])
+        self._around[row] = excess[row] - self._medians[row, self._lengths.index(AROUND)]
+
+    def _remember(self, sizes: Floats, steps: int) -> None:
+        """Let the greatest of what was seen a while ago count; what may be an episode's beginning not yet."""
+        known = np.isfinite(sizes)
+        self._past[steps % self._kept] = np.where(known, sizes, 0.0).max(axis=2, keepdims=True)
+        for pair, length in enumerate(self._after):
+            then = steps - int(length)
+            if then > 0:
+                past = self._past[then % self._kept, pair]
+                self._looks[pair] += past > 0.0
+                self._seen[pair] = np.maximum(FADING * self._seen[pair], past)
+
+    def _is_news(self, late: int, length: int, half: float, steps: int, job: int, rank: int) -> bool:
+        """Whether so many late steps of a window are more than the late steps seen before explain.
+
+        The bound of Chernoff (1952) on a binomial tail, for as many independent steps as the window holds.
+        """
+        known = self._known(length, steps, job, rank)
+        if len(known) < FEWEST:
+            return False
+        if 2.0 * half >= STRONG * core_scale(known):
+            return self._is_more_than_spikes(late, length, half, known)
+        r = float(autocorrelation(known, np.asarray(core_scale(known))))
+        return length * (1.0 - r) / (1.0 + r) * divergence(late / length, _share(known, half)) >= self._rare
+
+    def _is_more_than_spikes(self, late: int, length: int, half: float, known: Floats) -> bool:
+        """Whether single late steps, and how often one follows another, do not explain so many."""
+        if len(known) < FEWEST:
+            return False
+        share = _share(known, half)
+        share = max(share, how_often_again(np.abs(known) > half, share))
+        return length * divergence(late / length, share) >= self._rare
+
+    def _known(self, length: int, steps: int, job: int, rank: int) -> Floats:
+        """The steps before the window, each minus the median around it."""
+        past = np.arange(max(steps - self._kept + 1, 1), max(steps - length, 0) + 1) % self._kept
+        around = self._around[past, job, rank]
+        known: Floats = around[np.isfinite(around)]
+        return known
+
+
+def _share(known: Floats, half: float) -> float:
+    """How many steps were late by so much, with some doubt."""
+    return float(np.count_nonzero(known > half) + DOUBT) / (len(known) + 2.0 * DOUBT)
+
+
+def is_new(steps: int, lengths: NDArray[np.int64], relief: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether windows of such lengths that end now hold nothing of an episode that is over, [windows, jobs, ranks]."""
+    new: NDArray[np.bool_] = (steps - lengths.reshape(-1, 1, 1) >= relief) | (relief == 0)
+    return new

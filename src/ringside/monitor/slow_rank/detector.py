@@ -1,0 +1,203 @@
+"""Find the rank that holds a job up: from own times to verdicts, over a whole run or one step at a time.
+
+The method and what it reaches (recall, delay, false alarms per day) are in docs/design/0002-detector.md.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ringside.errors import UsageError
+from ringside.monitor.slow_rank.pauses import Pauses, is_of_pauses, judge_pauses, rejudge_pauses
+from ringside.monitor.slow_rank.verdict import judge
+from ringside.monitor.slow_rank.window_test import Screen
+from ringside.monitor.stats import Floats, log_excess, usable
+from ringside.monitor.verdict import Verdict
+
+WINDOW = 128
+"""Steps the on-line detector keeps as evidence."""
+
+
+class Finding(NamedTuple):
+    """What changed at one step.
+
+    Args:
+        verdict: The verdict, as far as it is known at this step.
+        ended: Whether its episode is over; `evidence["until_step"]` then says since when.
+    """
+
+    verdict: Verdict
+    ended: bool
+
+
+class Detector:
+    """Watches one job, step by step; memory is O(ranks) and does not grow with steps.
+
+    Args:
+        ranks: Number of ranks, at least 1 (one rank alone never holds anybody up).
+
+    Raises:
+        UsageError: There are no ranks.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        if ranks < 1:
+            raise UsageError(f"a job has at least one rank; got {ranks}")
+        self.ranks = ranks
+        self._screen, self._pauses = Screen(1, ranks), Pauses(1, ranks)
+        self._open: dict[int, Verdict] = {}
+        self._own = np.full((WINDOW, ranks), np.nan)
+        self._samples = np.full((WINDOW, ranks), np.nan)
+        self._steps = np.zeros(WINDOW, dtype=np.int64)
+
+    @property
+    def open(self) -> list[Verdict]:
+        """The verdicts whose episodes are not over, in order of detection."""
+        return list(self._open.values())
+
+    def update(self, own: ArrayLike, samples: ArrayLike | None = None, *, step: int | None = None) -> list[Finding]:
+        """Take in one training step.
+
+        Args:
+            own: Own times in seconds, float [ranks]; whatever is not positive and finite counts as missing.
+            samples: Samples (or tokens) each rank worked on, [ranks]; 0 or None where not known.
+            step: Number of the training step; by default they are counted from 0.
+
+        Returns:
+            The episodes that began or ended at this step; mostly none.
+        """
+        row = usable(own)
+        if row.shape != (self.ranks,):
+            raise UsageError(f"own times of {self.ranks} ranks are needed; got an array of shape {row.shape}")
+        slot = self._screen.steps % WINDOW
+        self._own[slot] = row
+        self._samples[slot] = np.nan if samples is None else usable(samples)
+        self._steps[slot] = self._screen.steps if step is None else step
+        opened, closed = self._screen.update(log_excess(row)[None])
+        pausing, paused = self._pauses.update(row[None], self._screen.open)
+        if not (opened.any() or closed.any() or pausing.any() or paused.any()):
+            return []
+        now = int(self._steps[slot])
+        paused = paused | (opened & self._pauses.open)  # who is slow in every step is no longer told of its pauses
+        ended = [self._end_of_pauses(int(rank)) for rank in np.flatnonzero(paused[0])]
+        ended += [self._end(int(rank)) for rank in np.flatnonzero(closed[0])]
+        begun = [self._begin(int(rank), now) for rank in np.flatnonzero(opened[0])]
+        begun += [self._begin_of_pauses(int(rank), now) for rank in np.flatnonzero(pausing[0])]
+        return [*(Finding(one, ended=True) for one in ended), *(Finding(one, ended=False) for one in begun)]
+
+    def _begin(self, rank: int, now: int) -> Verdict:
+        onset = int(self._screen.onset[0, rank])
+        own, samples, steps = self._since(onset)
+        verdict = judge(
+            rank,
+            own,
+            samples,
+            since_step=self._number(onset) if onset else int(steps[0]),
+            detected_step=now,
+            usual=self._usual(rank),
+        )
+        self._open[rank] = verdict
+        return verdict
+
+    def _end(self, rank: int) -> Verdict:
+        verdict = self._open.pop(rank)
+        evidence = {**verdict.evidence, "until_step": self._number(int(self._screen.relief[0, rank]))}
+        return msgspec.structs.replace(verdict, evidence=evidence)
+
+    def _begin_of_pauses(self, rank: int, now: int) -> Verdict:
+        rhythm = self._pauses.rhythm[0, rank]
+        since = self._number(rhythm.first - 1)
+        self._open[rank] = judge_pauses(rank, rhythm, self.ranks, since_step=since, detected_step=now)
+        return self._open[rank]
+
+    def _end_of_pauses(self, rank: int) -> Verdict:
+        verdict = self._open.pop(rank)
+        evidence = {**verdict.evidence, "until_step": self._number(self._pauses.last[0, rank])}
+        self._pauses.forget(0, rank)
+        return msgspec.structs.replace(verdict, evidence=evidence)
+
+    def _usual(self, rank: int) -> float:
+        """What the rank's excess was before, where there was a before."""
+        return float(self._screen.usual[0, rank]) if self._screen.onset[0, rank] > 0 else 0.0
+
+    def _number(self, count: int) -> int:
+        """The number of the training step after step count `count`; one that is no longer kept is counted back to."""
+        oldest = max(self._screen.steps - WINDOW, 0)
+        return int(self._steps[max(count, oldest) % WINDOW]) - max(oldest - count, 0)
+
+    def _since(self, count: int) -> tuple[Floats, Floats | None, NDArray[np.int64]]:
+        """Own times, samples and step numbers from step count `count` on, as far back as the window reaches."""
+        total = self._screen.steps
+        slots = np.arange(max(count, total - WINDOW, 0), total) % WINDOW
+        samples = self._samples[slots]
+        return self._own[slots], None if np.isnan(samples).all() else samples, self._steps[slots]
+
+
+def detect(own_seconds: ArrayLike, samples: ArrayLike | None = None) -> list[Verdict]:
+    """Find who held a run up, since when, by how much and at what price.
+
+    A pure function that runs the on-line `Detector` over the rows and then judges every episode on all its steps.
+
+    Args:
+        own_seconds: Own times in seconds, float [steps, ranks]; NaN = missing, and so counts whatever is not
+            positive and finite.
+        samples: Samples (or tokens) each rank worked on, [steps, ranks]; None or 0 where not known. An excess that
+            uneven sample counts explain gives `uneven_work` instead of `slow_rank`.
+
+    Returns:
+        One verdict per culprit and episode, in order of detection. An episode that is over has `until_step` in its
+        evidence; a rank that becomes slow again later gets another verdict.
+
+    Raises:
+        UsageError: The arrays are not two-dimensional or do not fit together.
+    """
+    own, work = _table(own_seconds), None if samples is None else _table(samples)
+    if work is not None and work.shape != own.shape:
+        raise UsageError(f"own times are {own.shape} and samples {work.shape}; both are [steps, ranks]")
+    if own.shape[1] < 2:
+        return []
+    detector = Detector(own.shape[1])
+    found: dict[tuple[int, int], Verdict] = {}
+    for step, row in enumerate(own):
+        for finding in detector.update(row, None if work is None else work[step]):
+            found[finding.verdict.ranks[0], finding.verdict.detected_step] = finding.verdict
+    return [_over_the_whole_episode(verdict, own, work) for verdict in found.values()]
+
+
+def rejudge(verdict: Verdict, own: Floats, samples: Floats | None) -> Verdict:
+    """Return a detector's verdict judged again on all steps of its episode.
+
+    Args:
+        verdict: What `Detector.update` found.
+        own: Own times in seconds over the episode, float [steps, ranks].
+        samples: Samples over the episode, [steps, ranks], or None.
+    """
+    if is_of_pauses(verdict):
+        return rejudge_pauses(verdict, own)
+    again = judge(
+        verdict.ranks[0],
+        own,
+        None if samples is None or not np.isfinite(samples).any() else samples,
+        since_step=verdict.since_step,
+        detected_step=verdict.detected_step,
+        usual=float(np.log1p(float(verdict.evidence.get("usual_excess_ratio", 0.0)))),
+    )
+    return msgspec.structs.replace(again, evidence={**verdict.evidence, **again.evidence})
+
+
+def _over_the_whole_episode(verdict: Verdict, own: Floats, samples: Floats | None) -> Verdict:
+    until = verdict.evidence.get("until_step")
+    begin = verdict.since_step
+    episode = slice(begin, None if until is None else max(int(until), begin + 1))
+    return rejudge(verdict, own[episode], None if samples is None else samples[episode])
+
+
+def _table(values: ArrayLike) -> Floats:
+    table = usable(values)
+    if table.ndim != 2:
+        raise UsageError(f"an array [steps, ranks] is needed; got one of shape {table.shape}")
+    return table

@@ -1,0 +1,325 @@
+"""A rank that pauses again and again: short in its typical step and yet what the others wait for.
+
+Garbage collection, checkpoints, evaluation and logging on one rank make one of its steps in ten or fifty several times
+as long. Means and medians of windows must not count that (`screen.py`: three spikes are no slow rank); what counts here
+is how often it happens to one rank and not to the others, and what the job loses by it. On Python's collector as a
+cause of stragglers: J. Lin et al., Understanding Stragglers in Large Model Training Using What-if Analysis (OSDI 2025).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ringside.monitor.price import spared_rank_seconds
+from ringside.monitor.slow_rank.robust import divergence, median
+from ringside.monitor.stats import Floats, usable
+from ringside.monitor.verdict import Verdict
+
+KEPT = 480
+"""Steps that are looked at."""
+
+EVERY = 24
+"""A look every so many steps."""
+
+TYPICAL = 48
+"""Steps whose median a pause is held against."""
+
+LATE, ROUGH, BEYOND_OTHERS = 1.5, 6.0, 1.25
+"""A step is late from so many times the rank's typical one on, and so many of its standard deviations above it; it is
+the rank's own if it takes so many times what the slowest of the others needs."""
+
+FEWEST, SPAN = 6, 96
+"""Pauses, and steps from the first to now, below which nothing is said."""
+
+LEAST_LOSS = 0.05
+"""The share of the job's time that they cost, at least."""
+
+WEIGHTY = 0.5
+"""Of all pauses, those count that are at least this share of the rank's own median one: a little pause here and there
+on another rank is no other case of what this rank does."""
+
+RARE = 13.0
+"""Nepers: how rarely one rank of many alike has so many of all pauses, at one look."""
+
+PARTS, PART_SHARE = 3, 1 / 6
+"""Of each third of the span so many of the pauses, at least: a burst is over before anybody reads of it."""
+
+SILENCE = 8.0
+"""After so many times the usual distance without one they are over."""
+
+
+class Rhythm(NamedTuple):
+    """How a rank pauses.
+
+    Args:
+        first: Number of the step, from 1, of the first pause that counts.
+        pauses: How many; a pause of several steps is one.
+        typical: The rank's typical step, seconds.
+        bar: From how many seconds on a step was late.
+        extra: What they add up to beyond typical steps, seconds.
+        lost: What the job would have been spared without them, seconds.
+    """
+
+    first: int
+    pauses: int
+    typical: float
+    bar: float
+    extra: float
+    lost: float
+
+
+class Pauses:
+    """Counts late steps of `[jobs, ranks]`, one step at a time; memory is O(ranks).
+
+    Args:
+        jobs: Independent jobs side by side (1 but in benchmarks).
+        ranks: Ranks per job.
+
+    Attributes:
+        steps: How many steps were seen.
+        open: Which ranks are known to pause, bool [jobs, ranks].
+        rhythm: How, by job and rank, of those in `open`.
+        last: Number of the step of each rank's newest pause, int [jobs, ranks].
+    """
+
+    def __init__(self, jobs: int, ranks: int) -> None:
+        self.steps = 0
+        self.open = np.zeros((jobs, ranks), dtype=bool)
+        self.rhythm: dict[tuple[int, int], Rhythm] = {}
+        self.last = np.zeros((jobs, ranks), dtype=np.int64)
+        self._own = np.full((TYPICAL, jobs, ranks), np.nan)
+        self._typical = np.full((jobs, ranks), np.inf)
+        self._bar = np.full((jobs, ranks), np.inf)
+        self._late = np.zeros((KEPT, jobs, ranks), dtype=bool)
+        self._begun = np.zeros((KEPT, jobs, ranks), dtype=bool)
+        self._extra, self._lost = np.zeros((2, KEPT, jobs, ranks), dtype=np.float32)
+        self._whole = np.zeros((KEPT, jobs))
+
+    def update(self, own: Floats, busy: NDArray[np.bool_] | None = None) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Take in one step; return who is known to pause from now on, and who has stopped, bool [jobs, ranks] each.
+
+        Args:
+            own: Own times in seconds, [jobs, ranks]; NaN where missing.
+            busy: Ranks that are known to be slow anyhow: nothing counts that they do, [jobs, ranks].
+        """
+        self.steps += 1
+        self._own[self.steps % TYPICAL] = own
+        self._count(own, self.steps % KEPT, (self.steps - 1) % KEPT, busy)
+        nobody = np.zeros_like(self.open)
+        if self.steps % EVERY:
+            return nobody, nobody
+        opened, closed = self._look(nobody if busy is None else busy) if self.steps >= SPAN else (nobody, nobody)
+        self._learn()
+        return opened, closed
+
+    def forget(self, job: int, rank: int) -> None:
+        """Let nothing count that a rank did so far: it is known for something else."""
+        self.open[job, rank] = False
+        self.rhythm.pop((job, rank), None)
+        for kept in (self._late, self._begun, self._extra, self._lost):
+            kept[:, job, rank] = 0
+
+    def _count(self, own: Floats, slot: int, before: int, busy: NDArray[np.bool_] | None) -> None:
+        times = np.nan_to_num(own)
+        ordered = np.sort(times, axis=-1)
+        slowest, second = ordered[:, -1:], ordered[:, -2:-1]
+        others = np.where(times >= slowest, second, slowest)
+        late = (times > self._bar) & (times > BEYOND_OTHERS * others)
+        if busy is not None:
+            late &= ~busy
+        self._late[slot] = late
+        self.last[late] = self.steps
+        self._begun[slot] = late & ~self._late[before]
+        typical = np.where(late, self._typical, times)
+        self._extra[slot] = times - typical
+        self._lost[slot] = np.where(late, times - np.maximum(others, typical), 0.0)
+        self._whole[slot] = slowest[:, 0]
+
+    def _learn(self) -> None:
+        self._typical = median(self._own)
+        scale = 1.4826 * median(np.abs(self._own - self._typical))
+        bar = np.maximum(LATE * self._typical, self._typical + ROUGH * scale)
+        self._bar = np.where(np.isfinite(bar), bar, np.inf)
+
+    def _look(self, busy: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        opened, closed = np.zeros_like(self.open), np.zeros_like(self.open)
+        for job, rank in self.rhythm:
+            closed[job, rank] = self._is_over(job, rank)
+        for job, rank in np.argwhere(closed):
+            self.forget(int(job), int(rank))
+        counts = self._begun.sum(axis=0)
+        loss = self._lost.sum(axis=0) / np.maximum(self._whole.sum(axis=0), 1e-9)[:, None]
+        for job, rank in np.argwhere((counts >= FEWEST) & (loss >= LEAST_LOSS) & ~self.open & ~busy):
+            if not stands_out(*self._weighty(int(job), int(rank)), counts.shape[1]):
+                continue
+            rhythm = self._rhythm(int(job), int(rank))
+            if rhythm is not None:
+                self.rhythm[int(job), int(rank)] = rhythm
+                opened[job, rank] = True
+        self.open |= opened
+        return opened, closed
+
+    def _rhythm(self, job: int, rank: int) -> Rhythm | None:
+        """Return the pauses of the steps that are kept, if they go on all the time."""
+        numbers = self._numbers(job, rank)
+        span = self.steps - int(numbers[0]) + 1
+        parts = np.bincount((numbers - numbers[0]) * PARTS // span, minlength=PARTS)
+        if span < SPAN or parts.min() < PART_SHARE * len(numbers):
+            return None
+        return Rhythm(
+            first=int(numbers[0]),
+            pauses=len(numbers),
+            typical=float(self._typical[job, rank]),
+            bar=float(self._bar[job, rank]),
+            extra=float(self._extra[:, job, rank].sum()),
+            lost=float(self._lost[:, job, rank].sum()),
+        )
+
+    def _weighty(self, job: int, rank: int) -> tuple[int, int]:
+        """Return how many pauses that weigh as much as a rank's own do it had, and all ranks together."""
+        begun, extra = self._begun[:, job], self._extra[:, job]
+        weighty = begun & (extra >= WEIGHTY * np.median(extra[begun[:, rank], rank]))
+        return int(weighty[:, rank].sum()), int(weighty.sum())
+
+    def _is_over(self, job: int, rank: int) -> bool:
+        numbers = self._numbers(job, rank)
+        if len(numbers) < FEWEST:
+            return True
+        distance = float(numbers[-1] - numbers[0]) / (len(numbers) - 1)
+        return self.steps - int(numbers[-1]) > max(SILENCE * distance, EVERY)
+
+    def _numbers(self, job: int, rank: int) -> NDArray[np.int64]:
+        """The numbers of the steps at which a rank's pauses began, as far as they are kept, ascending."""
+        oldest = max(self.steps - KEPT, 0) + 1
+        numbers = np.arange(oldest, self.steps + 1)
+        kept: NDArray[np.int64] = numbers[self._begun[numbers % KEPT, job, rank]]
+        return kept
+
+
+def stands_out(count: int, total: int, ranks: int) -> bool:
+    """Whether one rank has more of all pauses than chance gives to one of several ranks alike.
+
+    Chernoff's bound (1952) on the tail of a binomial of `total` pauses, each of which is this rank's once in `ranks`
+    times; one that was not seen is added.
+
+    Args:
+        count: Pauses of the rank.
+        total: Pauses of all ranks.
+        ranks: How many ranks there are.
+    """
+    if ranks < 2:
+        return False
+    return (total + 1) * divergence(count / (total + 1), 1.0 / ranks) >= RARE + math.log(ranks)
+
+
+# -------------------------------------------------------------------------------------------------
+# From a rank that pauses again and again to a verdict, its price while it goes on, and both again over a whole run.
+
+ADVICE = (
+    "Look at what it does in those steps that the others do not: garbage collection (gc.freeze(), or collect on all "
+    "ranks in the same step), checkpoints, evaluation, logging; do it on all ranks at once, or beside training."
+)
+
+
+def judge_pauses(rank: int, rhythm: Rhythm, ranks: int, *, since_step: int, detected_step: int) -> Verdict:
+    """Return the verdict on a rank that pauses.
+
+    Args:
+        rank: The culprit.
+        rhythm: How it pauses.
+        ranks: How many ranks wait for it, with itself.
+        since_step: Training step of the first pause.
+        detected_step: Training step at which it was noticed.
+    """
+    span = detected_step - since_step + 1
+    verdict = Verdict(
+        kind="slow_rank",
+        ranks=[rank],
+        since_step=since_step,
+        detected_step=detected_step,
+        excess_ratio=rhythm.extra / max(span * rhythm.typical, 1e-9),
+        evidence={"own_seconds": rhythm.typical, "pause_bar_seconds": rhythm.bar, "usual_excess_ratio": 0.0},
+        cost_rank_seconds=ranks * rhythm.lost,
+        advice=ADVICE,
+    )
+    return _in_words(verdict, rhythm.pauses, rhythm.extra, span)
+
+
+def is_of_pauses(verdict: Verdict) -> bool:
+    """Tell whether a verdict is on a rank's pauses and not on its typical step."""
+    return isinstance(verdict.evidence.get("pause_bar_seconds"), int | float)
+
+
+def rejudge_pauses(verdict: Verdict, own: ArrayLike) -> Verdict:
+    """Return such a verdict judged and priced again on all steps of its episode.
+
+    Args:
+        verdict: What was found.
+        own: Own times in seconds since the first pause, float [steps, ranks].
+    """
+    times, rank = usable(own), verdict.ranks[0]
+    mine = times[:, rank]
+    late = np.isfinite(mine) & (mine > float(verdict.evidence["pause_bar_seconds"]))
+    count = int(np.count_nonzero(late & ~np.append(False, late[:-1])))
+    if not count:
+        return verdict
+    typical = float(np.nanmedian(mine))
+    extra = float((mine[late] - typical).sum())
+    again = msgspec.structs.replace(
+        verdict,
+        excess_ratio=extra / max(len(times) * typical, 1e-9),
+        evidence={**verdict.evidence, "own_seconds": typical},
+        cost_rank_seconds=spared_rank_seconds(times, without_pauses(verdict, times)),
+    )
+    return _in_words(again, count, extra, len(times))
+
+
+def without_pauses(verdict: Verdict, own: Floats) -> Floats:
+    """Return own times, [steps, ranks], with the late steps of the culprit as long as its typical one."""
+    repaired: Floats = own.copy()
+    rank = verdict.ranks[0]
+    with np.errstate(invalid="ignore"):
+        late = repaired[:, rank] > float(verdict.evidence["pause_bar_seconds"])
+    repaired[late, rank] = np.minimum(repaired[late, rank], float(verdict.evidence["own_seconds"]))
+    return repaired
+
+
+class PauseMeter:
+    """The price of a rank's pauses while the run goes on.
+
+    Args:
+        verdict: What was found.
+
+    Attributes:
+        rank_seconds: The price so far.
+    """
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.rank_seconds = verdict.cost_rank_seconds
+        self._verdict = verdict
+
+    def add(self, own: ArrayLike) -> None:
+        """Take in steps, float [steps, ranks] of own seconds."""
+        times = usable(own)
+        self.rank_seconds += spared_rank_seconds(times, without_pauses(self._verdict, times))
+
+
+def _in_words(verdict: Verdict, count: int, extra: float, span: int) -> Verdict:
+    each, distance = extra / count, max(round(span / count), 1)
+    return msgspec.structs.replace(
+        verdict,
+        cause=f"about every {distance} steps one takes {_seconds(each)} longer ({count} times so far); "
+        "between those it is as fast as ever",
+        evidence={**verdict.evidence, "pauses": count, "pause_seconds": each, "steps": span},
+    )
+
+
+def _seconds(value: float) -> str:
+    if value < 0.0995:
+        return f"{1e3 * value:.2g} ms"
+    return f"{value:.2g} s" if value < 9.95 else f"{value:.0f} s"

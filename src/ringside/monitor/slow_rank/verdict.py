@@ -1,0 +1,66 @@
+"""From an episode of one rank to a verdict: slow hardware or more work, with the numbers that say so."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ringside.monitor.price import cost_rank_seconds
+from ringside.monitor.slow_rank.window_test import EFFECT
+from ringside.monitor.stats import Floats, log_excess
+from ringside.monitor.verdict import Verdict
+
+EXPLAINED = 0.7
+"""Uneven work is the verdict when sample counts account for this much of the excess."""
+
+SLOW_CAUSE = "its own work takes longer than the same work elsewhere"
+SLOW_ADVICE = (
+    "Compare this rank's clocks, temperature, CPU steal and neighbours with a healthy rank's; "
+    "move the rank to another device or host if they do not explain it."
+)
+UNEVEN_CAUSE = "it was given more samples per step; per sample it is as fast as the others"
+UNEVEN_ADVICE = "Balance the batches: equal samples (or tokens) per rank, or bucket sequences by length."
+
+
+def judge(
+    rank: int, own: Floats, samples: Floats | None, *, since_step: int, detected_step: int, usual: float = 0.0
+) -> Verdict:
+    """Return the verdict on one rank's episode.
+
+    Args:
+        rank: The culprit.
+        own: Own times in seconds over the episode so far, float [steps, ranks]; NaN = missing.
+        samples: Samples (or tokens) per step and rank, float [steps, ranks]; None where not known.
+        since_step: Training step at which the episode began.
+        detected_step: Training step at which it was noticed.
+        usual: The rank's log excess before the episode.
+    """
+    excess = middle(log_excess(own)[:, rank])
+    more_work = 0.0 if samples is None else middle(log_excess(samples)[:, rank])
+    uneven = more_work > 0 and (excess - more_work < min(EFFECT, excess / 2) or more_work >= EXPLAINED * excess)
+    evidence: dict[str, float | int | str] = {
+        "own_seconds": middle(own[:, rank]),
+        "others_own_seconds": middle(np.delete(own, rank, axis=1).ravel()),
+        "usual_excess_ratio": math.expm1(usual),
+        "steps": len(own),
+    }
+    if samples is not None:
+        evidence["more_samples_ratio"] = math.expm1(more_work)
+    return Verdict(
+        kind="uneven_work" if uneven else "slow_rank",
+        ranks=[rank],
+        since_step=since_step,
+        detected_step=detected_step,
+        excess_ratio=math.expm1(excess),
+        cause=UNEVEN_CAUSE if uneven else SLOW_CAUSE,
+        evidence=evidence,
+        cost_rank_seconds=cost_rank_seconds(own, [rank], [usual]),
+        advice=UNEVEN_ADVICE if uneven else SLOW_ADVICE,
+    )
+
+
+def middle(values: Floats) -> float:
+    """Return the median of what is finite; 0 where nothing is."""
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if known.size else 0.0

@@ -1,0 +1,140 @@
+"""The watcher of ranks' own times: the detector, with causes and prices."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+import msgspec
+import numpy as np
+
+from ringside.monitor.causes.explain import explain
+from ringside.monitor.run.table import Table, tabulate
+from ringside.monitor.slow_rank.detector import WINDOW, Detector, Finding
+from ringside.monitor.slow_rank.meters import Metered, meter_of
+from ringside.monitor.slow_rank.pauses import is_of_pauses
+from ringside.monitor.slow_rank.window_test import PERSISTENCE
+from ringside.monitor.verdict import Verdict
+from ringside.monitor.watcher import Row
+
+RECORDS_KEPT = 16_384
+
+MATERIAL = 0.02
+"""The share of a job's step that a rank's excess must take up. Less holds nobody up: where a link is slow and steps
+take ten times as long, the rank that sends over it may well need a millisecond more for its own work."""
+
+LASTED_S, LOST_S = 0.3, 0.05
+"""Seconds that an excess must have lasted, and must have added up to, and it must still be there. Now and then a
+virtual machine's processor is another's for a fifth of a second, and two ranks on cores that share a physical one lag
+by turns, by a tenth for a dozen steps: that is much where steps take milliseconds, and nobody can do anything about."""
+
+LOOK_AGAIN = 8
+"""Steps between two looks at who is slow and does not matter yet."""
+
+
+def recent_rows(ranks: int) -> deque[Row]:
+    """Return an empty list of the newest steps' records, bounded by ranks."""
+    return deque(maxlen=max(32, min(WINDOW, RECORDS_KEPT // ranks)))
+
+
+class OwnTimeWatcher:
+    """Names ranks whose own time holds the job up: `slow_rank`, `uneven_work`, `input_bound`.
+
+    Args:
+        ranks: Number of ranks.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._detector = Detector(ranks)
+        self._recent = recent_rows(ranks)
+        self._meters: dict[int, Metered] = {}
+        self._open: dict[int, Verdict] = {}
+        self._young: dict[int, Verdict] = {}
+        self._slight: dict[int, Verdict] = {}
+
+    def update(self, step: int, row: Row) -> list[Finding]:
+        """Take in a completed step; see `Watcher`."""
+        self._recent.append(row)
+        own, samples = np.full(self._ranks, np.nan), np.zeros(self._ranks)
+        for rank, record in row.items():
+            own[rank], samples[rank] = record.own_seconds, record.samples
+        findings = self._detector.update(own, samples if samples.any() else None, step=step)
+        for meter in self._meters.values():
+            meter.add(own[None])
+        told = [self._open_or_close(finding) for finding in findings]
+        grown = [rank for rank, verdict in self._young.items() if self._has_lasted(verdict)]
+        self._slight.update({rank: self._young.pop(rank) for rank in grown})
+        told += [self._begin(rank, step) for rank in (grown if step % LOOK_AGAIN else list(self._slight))]
+        return [finding for finding in told if finding is not None]
+
+    @property
+    def open(self) -> list[Verdict]:
+        """The verdicts whose episodes are not over, with their prices so far."""
+        return [self._priced(rank, verdict) for rank, verdict in self._open.items()]
+
+    def _open_or_close(self, finding: Finding) -> Finding | None:
+        rank = finding.verdict.ranks[0]
+        if not finding.ended:
+            self._young[rank] = finding.verdict
+            return None
+        if self._young.pop(rank, None) is not None or self._slight.pop(rank, None) is not None:
+            return None
+        until = finding.verdict.evidence["until_step"]
+        verdict = self._priced(rank, self._open.pop(rank))
+        del self._meters[rank]
+        return Finding(msgspec.structs.replace(verdict, evidence={**verdict.evidence, "until_step": until}), ended=True)
+
+    def _begin(self, rank: int, step: int) -> Finding | None:
+        if not self._matters(self._slight[rank]):
+            return None
+        verdict = self._explained(msgspec.structs.replace(self._slight.pop(rank), detected_step=step))
+        self._meters[rank] = meter_of(verdict)
+        self._open[rank] = verdict
+        return Finding(verdict, ended=False)
+
+    def _has_lasted(self, verdict: Verdict) -> bool:
+        """Whether a rank's excess has lasted and cost enough, and is there in most of the newest steps."""
+        if is_of_pauses(verdict):
+            return True
+        rank, seconds, lost = verdict.ranks[0], 0.0, 0.0
+        late: list[bool] = []
+        for row in filter(None, reversed(self._recent)):
+            if next(iter(row.values())).step < verdict.since_step:
+                break
+            seconds += max(_longest(record.step_seconds, record.own_seconds) for record in row.values())
+            known = {other: record.own_seconds for other, record in row.items() if record.own_seconds > 0}
+            own = known.pop(rank, None)
+            if own is None or not known:
+                continue
+            usual = median(known.values())
+            lost += own - usual
+            late.append(own >= (1.0 + verdict.excess_ratio / 2.0) * usual)
+        else:
+            seconds, lost = LASTED_S, LOST_S  # longer than is remembered
+        newest = late[:PERSISTENCE]
+        return seconds >= LASTED_S and lost >= LOST_S and 2 * sum(newest) >= len(newest)
+
+    def _matters(self, verdict: Verdict) -> bool:
+        """Whether what the rank needs beyond the others is a part of the newest steps that is worth a word."""
+        rows = list(self._recent)[-PERSISTENCE:]
+        steps = [record.step_seconds for row in rows for record in row.values() if record.step_seconds > 0]
+        usual = float(verdict.evidence.get("others_own_seconds", verdict.evidence["own_seconds"]))
+        return not steps or usual * verdict.excess_ratio >= MATERIAL * float(np.median(steps))
+
+    def _explained(self, verdict: Verdict) -> Verdict:
+        if is_of_pauses(verdict):
+            return verdict
+        table = self._table()
+        return explain(verdict, table.between(verdict.since_step), table.before(verdict.since_step))
+
+    def _priced(self, rank: int, verdict: Verdict) -> Verdict:
+        return msgspec.structs.replace(verdict, cost_rank_seconds=self._meters[rank].rank_seconds)
+
+    def _table(self) -> Table:
+        return tabulate((record for row in self._recent for record in row.values()), self._ranks)
+
+
+def _longest(*seconds: float) -> float:
+    """Return the greatest of some durations, leaving out those that are not known."""
+    return max((value for value in seconds if value > 0), default=0.0)

@@ -1,0 +1,1 @@
+"""monitor/step_clock/__init__.py"""

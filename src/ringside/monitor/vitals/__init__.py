@@ -1,0 +1,1 @@
+"""monitor/vitals/__init__.py"""

@@ -1,0 +1,220 @@
+"""The CPU quota that a process lives under, and how long it stood still because of it: cgroup v1 and v2.
+
+A quota of any cgroup above stops the process as well, so all of them that can be seen are asked, and the one that
+stopped it longest counts. A process may be moved while it runs: where it lives is asked every time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+# -------------------------------------------------------------------------------------------------
+# Small files of the kernel that are read again and again: kept open, and simply absent where they cannot be read.
+
+_LARGEST_BYTES = 1 << 18
+
+
+class KeptFile:
+    """A file of `/proc` or a cgroup; every `read` gives what the kernel says now.
+
+    Args:
+        path: Which one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = -1
+
+    def read(self) -> str | None:
+        """Return its text; None where it is missing, gone or not for us to read."""
+        try:
+            if self._fd < 0:
+                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            return os.pread(self._fd, _LARGEST_BYTES, 0).decode(errors="replace")
+        except OSError:
+            self.close()
+            return None
+
+    def close(self) -> None:
+        """Give the descriptor back; the next `read` opens the file anew."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def figures(text: str | None) -> dict[str, float]:
+    """Return lines of `name number` as a dict; whatever is not of that form is left out."""
+    found: dict[str, float] = {}
+    for line in (text or "").splitlines():
+        words = line.split()
+        if len(words) == 2:
+            number = as_number(words[1])
+            if number is not None:
+                found[words[0]] = number
+    return found
+
+
+def as_number(text: str) -> float | None:
+    """Return a whole number in text; None where it is none."""
+    try:
+        return float(int(text))
+    except ValueError:
+        return None
+
+
+_OCTAL = {"\\040": " ", "\\011": "\t", "\\012": "\n", "\\134": "\\"}
+
+
+class Mount(NamedTuple):
+    """A cgroup hierarchy that can bound CPU time.
+
+    Args:
+        version: 1 or 2.
+        root: The cgroup that is mounted there.
+        point: Where it is mounted.
+    """
+
+    version: int
+    root: str
+    point: str
+
+
+class Quota(NamedTuple):
+    """What a CPU quota did since it was last asked.
+
+    Args:
+        throttled_seconds: How long its CPUs stood still, summed over CPUs.
+        cpus: The quota, in CPUs.
+    """
+
+    throttled_seconds: float
+    cpus: float
+
+
+class CpuCgroup:
+    """Asks the cgroups of a process for their quotas.
+
+    Args:
+        root: What `/` is (tests give a tree of their own).
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._where = KeptFile(root / "proc/self/cgroup")
+        self._mounts = read_mounts(KeptFile(root / "proc/self/mountinfo"))
+        self._text: str | None = None
+        self._levels: list[_Level] = []
+
+    def ask(self) -> Quota | None:
+        """Return the quota that stopped this process longest since the last call; None where there is no quota."""
+        text = self._where.read()
+        if text != self._text:
+            self._text = text
+            self._move(list(self._directories(text or "")))
+        quotas = [quota for level in self._levels if (quota := level.ask()) is not None]
+        return max(quotas, default=None, key=lambda quota: (quota.throttled_seconds, -quota.cpus))
+
+    def memory_pressure(self) -> Path | None:
+        """Return the file with the memory pressure of this process's own cgroup, where there is one (v2)."""
+        for version, directory in self._directories(self._text or ""):
+            if version == 2 and (directory / "memory.pressure").exists():
+                return directory / "memory.pressure"
+        return None
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        self._where.close()
+        self._move([])
+
+    def _move(self, directories: list[tuple[int, Path]]) -> None:
+        for level in self._levels:
+            level.close()
+        self._levels = [_Level(version, directory) for version, directory in directories]
+
+    def _directories(self, text: str) -> Iterator[tuple[int, Path]]:
+        """Yield the version and directory of every visible cgroup from its own up to the mounted one."""
+        for line in text.splitlines():
+            number, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            version = 2 if number == "0" and not controllers else 1 if "cpu" in controllers.split(",") else 0
+            for mount in self._mounts:
+                if mount.version == version:
+                    yield from ((version, self._root / part) for part in _upwards(mount, path))
+                    break
+
+
+def read_mounts(file: KeptFile) -> list[Mount]:
+    """Return where cgroups that can bound CPU time are mounted, from `/proc/self/mountinfo`."""
+    text = file.read() or ""
+    file.close()
+    return [mount for line in text.splitlines() if (mount := _mount(line)) is not None]
+
+
+def _mount(line: str) -> Mount | None:
+    ahead, separator, behind = line.partition(" - ")
+    fields, kind = ahead.split(" "), behind.split(" ")
+    if not separator or len(fields) < 5 or len(kind) < 3:
+        return None
+    if kind[0] == "cgroup2":
+        return Mount(2, _plain(fields[3]), _plain(fields[4]))
+    if kind[0] == "cgroup" and "cpu" in kind[2].split(","):
+        return Mount(1, _plain(fields[3]), _plain(fields[4]))
+    return None
+
+
+def _plain(text: str) -> str:
+    for code, character in _OCTAL.items():
+        text = text.replace(code, character)
+    return text
+
+
+def _upwards(mount: Mount, path: str) -> list[str]:
+    """Return a cgroup and those above it as relative paths; only the mounted one if it lies outside of what is seen."""
+    top = PurePosixPath(mount.point.lstrip("/"))
+    try:
+        inside = PurePosixPath(path).relative_to(mount.root)
+    except ValueError:
+        return [str(top)]
+    if ".." in inside.parts:
+        return [str(top)]
+    return [str(top / inside), *(str(top / above) for above in inside.parents)]
+
+
+class _Level:
+    """One cgroup."""
+
+    def __init__(self, version: int, directory: Path) -> None:
+        self._stat = KeptFile(directory / "cpu.stat")
+        names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        self._bounds = [KeptFile(directory / name) for name in names]
+        self._before: float | None = None
+
+    def ask(self) -> Quota | None:
+        """Return what happened since the last call; 0 seconds the first time."""
+        cpus, before = self._cpus(), self._before
+        self._before = None if cpus is None else self._throttled()
+        if cpus is None or self._before is None:
+            return None
+        return Quota(0.0 if before is None else max(self._before - before, 0.0), cpus)
+
+    def close(self) -> None:
+        for file in (self._stat, *self._bounds):
+            file.close()
+
+    def _cpus(self) -> float | None:
+        words: list[str] = []
+        for file in self._bounds:
+            words += (file.read() or "").split()
+            if not words or words[0] in ("max", "-1"):
+                return None
+        quota, period = (as_number(word) for word in words) if len(words) == 2 else (None, None)
+        return quota / period if quota and period else None
+
+    def _throttled(self) -> float | None:
+        known = figures(self._stat.read())
+        if "throttled_usec" in known:
+            return known["throttled_usec"] / 1e6
+        return known["throttled_time"] / 1e9 if "throttled_time" in known else None
