@@ -14,14 +14,13 @@ from types import ModuleType
 
 import numpy as np
 
-from ringside.predict import calibrate, fabric, score
-from ringside.predict.curve import DEPTH, PIPELINE, RAMP
-from ringside.predict.fabric import nvls_rate
-from ringside.predict.knowledge import Knowledge
-from ringside.predict.recognise import recognise
-from ringside.predict.score import Score
-from ringside.predict.summary import summary
-from ringside.predict.tables import ALL_REDUCE, Table, read_tables
+from ringside.predict.laws import calibrate, fabric
+from ringside.predict.laws.curve import DEPTH, PIPELINE, RAMP
+from ringside.predict.laws.fabric import nvls_rate
+from ringside.predict.laws.knowledge import Knowledge, recognise
+from ringside.predict.score import score
+from ringside.predict.score.score import Score, summary
+from ringside.predict.tables.table import ALL_REDUCE, Table, read_tables
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data" / "bandwidth"

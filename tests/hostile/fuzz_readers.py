@@ -326,7 +326,7 @@ def _write_topologies(folder: Path) -> None:
         if one.name.endswith(".toml"):
             (folder / one.name).mkdir(parents=True)
             (folder / one.name / "topology").write_text(one.read_text(encoding="utf-8"))
-    from ringside.predict import topology_toml
+    from ringside.predict.topology import files as topology_toml
 
     text = (topology_toml.__doc__ or "").partition("::\n\n")[2]
     (folder / "full").mkdir()
@@ -341,7 +341,7 @@ def _write_topologies(folder: Path) -> None:
 
 def _topologies(folder: Path) -> Iterator[str]:
     from ringside.errors import UsageError
-    from ringside.predict.topology_read import load_topology
+    from ringside.predict.topology.files import load_topology
 
     with contextlib.suppress(UsageError):
         if load_topology(folder / "topology").ranks > MOST_UNLIKE_RANKS:

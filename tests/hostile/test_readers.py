@@ -33,7 +33,7 @@ from ringside.errors import UsageError
 from ringside.monitor.run.records import RunInfo, StepRecord
 from ringside.monitor.run.table import tabulate
 from ringside.monitor.summary import finish, summarise
-from ringside.predict import tables_osu
+from ringside.predict.tables import osu as tables_osu
 from ringside.text import size_bytes
 from ringside.view.html.waits_ring import longest_waits
 

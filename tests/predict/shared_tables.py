@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ringside.predict.curve import log_times
-from ringside.predict.tables import Figure, Row, Table
+from ringside.predict.laws.curve import log_times
+from ringside.predict.tables.table import Figure, Row, Table
 
 BANDWIDTH = Path(__file__).parents[1] / "data" / "bandwidth"
 

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringside.errors import UsageError
-from ringside.predict.calibrate import expect, fit, vague
-from ringside.predict.curve import BASE, RATE, log_slopes, log_times
-from ringside.predict.fabric import Law
-from ringside.predict.other_scale import posterior, transfer
+from ringside.predict.laws.calibrate import expect, fit, vague
+from ringside.predict.laws.curve import BASE, RATE, log_slopes, log_times
+from ringside.predict.laws.fabric import Law
+from ringside.predict.laws.transfer import posterior, transfer
 
 from .shared_tables import made
 

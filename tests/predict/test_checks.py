@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringside.errors import UsageError
-from ringside.predict.checks import check, infer_ranks, usable
-from ringside.predict.checks_beside import rising
-from ringside.predict.tables import Figure, Row, Table, bus_factor, read_tables
+from ringside.predict.tables.checks import check, infer_ranks, rising, usable
+from ringside.predict.tables.table import Figure, Row, Table, bus_factor, read_tables
 
 from .shared_tables import made, published
 

@@ -20,9 +20,9 @@ from ringside.predict import (
     prices,
     simulate,
 )
-from ringside.predict.closed_form import forms
-from ringside.predict.messages import merged
 from ringside.predict.reference_events import finish_by_events
+from ringside.predict.simulation.closed_form import forms
+from ringside.predict.simulation.messages import merged
 from ringside.schedule import (
     ALGORITHMS,
     COLLECTIVES,
@@ -367,7 +367,7 @@ def test_arrays():
 def test_what_is_not_kept_is_played_again(monkeypatch):
     topology = flat(9).with_slow_link(4, 5, 3.0)
     whole = simulate(ring(9), topology, 1e6, late={2: 1e-4})
-    monkeypatch.setattr("ringside.predict.timeline.KEPT", 10)
+    monkeypatch.setattr("ringside.predict.simulation.timeline.KEPT", 10)
     some = simulate(ring(9), topology, 1e6, late={2: 1e-4})
     assert some.ready_seconds is None
     assert some.every == 4

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from ringside.errors import UsageError
-from ringside.predict.curve import BASE, RATE, log_times
-from ringside.predict.fabric import CHAIN, NETWORK_RING, NETWORK_TREE, NVLS, RING, candidates, law, nvls_rate
-from ringside.predict.recognise import recognise, sized_like
-from ringside.predict.tables import Table, read_tables
-from ringside.predict.topology_read import preset
+from ringside.predict.laws.curve import BASE, RATE, log_times
+from ringside.predict.laws.fabric import CHAIN, NETWORK_RING, NETWORK_TREE, NVLS, RING, candidates, law, nvls_rate
+from ringside.predict.laws.knowledge import recognise, sized_like
+from ringside.predict.tables.table import Table, read_tables
+from ringside.predict.topology.files import preset
 
 from .shared_tables import published
 

@@ -23,21 +23,18 @@ from ringside.predict import (
     prices,
     simulate,
 )
-from ringside.predict.baselines import hockney, nccl_constants
-from ringside.predict.batch import batch
-from ringside.predict.bound import bounds
-from ringside.predict.checks import check
-from ringside.predict.knowledge import Knowledge
-from ringside.predict.memory import fit, state
-from ringside.predict.mpi import pairs_of
-from ringside.predict.options import TREES, collective, names, option, schedule_for
-from ringside.predict.plan import Question, plan
+from ringside.predict.laws.knowledge import Knowledge
+from ringside.predict.laws.mpi import pairs_of
+from ringside.predict.plan.bound import bounds
+from ringside.predict.plan.memory import batch, fit, state
+from ringside.predict.plan.options import TREES, collective, names, option, schedule_for
+from ringside.predict.plan.plan import Question, plan
 from ringside.predict.reference_events import finish_by_events
-from ringside.predict.score import hold_out, larger_sizes, other_scale, preset_only
-from ringside.predict.summary import summary
-from ringside.predict.tables import read_tables
-from ringside.predict.what_if import Change, Step, what_if
-from ringside.predict.what_if_play import played
+from ringside.predict.score.baselines import hockney, nccl_constants
+from ringside.predict.score.score import hold_out, larger_sizes, other_scale, preset_only, summary
+from ringside.predict.tables.checks import check
+from ringside.predict.tables.table import read_tables
+from ringside.predict.what_if.what_if import Change, Step, played, what_if
 from ringside.schedule import COLLECTIVES, by_name, hierarchical, ring
 
 from .shared_tables import published

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from ringside.predict import LinkClass, Topology, preset
-from ringside.predict.buckets import best_buckets
-from ringside.predict.measured import moved, tilted, with_measured
-from ringside.predict.options import option, options
-from ringside.predict.plan import Question, plan
+from ringside.predict.plan.buckets import best_buckets
+from ringside.predict.plan.measured import moved, tilted, with_measured
+from ringside.predict.plan.options import option, options
+from ringside.predict.plan.plan import Question, plan
 
 FLAT = Topology("flat", (1,) * 4, between=LinkClass("ethernet", 30e-6, 1e9))
 

@@ -6,9 +6,9 @@ import pytest
 from ringside.engine.message_order import order_messages
 from ringside.errors import UsageError
 from ringside.predict import LinkClass, LinkOverride, Topology, finish_seconds, price
-from ringside.predict import messages as messages_module
-from ringside.predict.messages import merged, stretches
 from ringside.predict.simulate_messages import simulate_messages
+from ringside.predict.simulation import messages as messages_module
+from ringside.predict.simulation.messages import merged, stretches
 from ringside.schedule import (
     ALGORITHMS,
     by_name,

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from ringside.errors import UsageError
-from ringside.predict.calibrate import expect, fit
-from ringside.predict.checks import check
-from ringside.predict.mpi import Pairs, Processes, pairs_for, pairs_of, process_law
-from ringside.predict.tables import Row, Table, read_tables
+from ringside.predict.laws.calibrate import expect, fit
+from ringside.predict.laws.mpi import Pairs, Processes, pairs_for, pairs_of, process_law
+from ringside.predict.tables.checks import check
+from ringside.predict.tables.table import Row, Table, read_tables
 
 from .shared_tables import published
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ringside.predict import LinkClass, Switch, Topology, price
-from ringside.predict.nvls import nvls
+from ringside.predict.plan.options import nvls
 from ringside.schedule import verify
 
 SWEEP = Path(__file__).parents[1] / "data" / "bandwidth" / "mleng_nvls_gpucount_h200.csv"

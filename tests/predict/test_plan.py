@@ -6,14 +6,12 @@ import pytest
 
 from ringside.errors import UsageError
 from ringside.predict import LinkClass, LinkOverride, Topology, preset
-from ringside.predict.batch import batch
-from ringside.predict.bound import bounds
-from ringside.predict.buckets import best_buckets, exposed_s
-from ringside.predict.memory import fit, state
-from ringside.predict.options import option, options
-from ringside.predict.plan import Question, plan
-from ringside.predict.ranking import contenders, crossovers
-from ringside.predict.sharded import sharded
+from ringside.predict.plan.bound import bounds
+from ringside.predict.plan.buckets import best_buckets, exposed_s
+from ringside.predict.plan.memory import batch, fit, sharded, state
+from ringside.predict.plan.options import option, options
+from ringside.predict.plan.plan import Question, plan
+from ringside.predict.plan.ranking import contenders, crossovers
 from ringside.view.plan_text import long, short
 
 BOX = Topology(

@@ -7,8 +7,8 @@ import pytest
 
 from ringside.errors import UsageError
 from ringside.predict import LinkClass, Topology, preset, price
-from ringside.predict.options import GPU_LINKS, names, option, options
-from ringside.predict.plan import Question, plan
+from ringside.predict.plan.options import GPU_LINKS, names, option, options
+from ringside.predict.plan.plan import Question, plan
 from ringside.schedule import by_name
 
 LINK = LinkClass("ethernet", 10e-6, 1e9)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from ringside.predict import preset
-from ringside.predict.options import option
-from ringside.predict.score import checked, measured
-from ringside.predict.tables import read_tables
+from ringside.predict.plan.options import option
+from ringside.predict.score.score import checked, measured
+from ringside.predict.tables.table import read_tables
 
 from .shared_tables import published
 

@@ -6,13 +6,21 @@ import numpy as np
 import pytest
 
 from ringside.errors import UsageError
-from ringside.predict.baselines import hockney, interpolate, nccl_constants
-from ringside.predict.checks import check
-from ringside.predict.knowledge import Knowledge
-from ringside.predict.score import checked, errors_of, hold_out, larger_sizes, measured, other_scale, preset_only
-from ringside.predict.summary import summary
-from ringside.predict.tables import Row, Table, read_tables
-from ringside.predict.topology_read import preset
+from ringside.predict.laws.knowledge import Knowledge
+from ringside.predict.score.baselines import hockney, interpolate, nccl_constants
+from ringside.predict.score.score import (
+    checked,
+    errors_of,
+    hold_out,
+    larger_sizes,
+    measured,
+    other_scale,
+    preset_only,
+    summary,
+)
+from ringside.predict.tables.checks import check
+from ringside.predict.tables.table import Row, Table, read_tables
+from ringside.predict.topology.files import preset
 
 from .shared_tables import made, published
 

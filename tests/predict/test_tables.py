@@ -5,8 +5,8 @@ import json
 import pytest
 
 from ringside.errors import UsageError
-from ringside.predict.checks import check
-from ringside.predict.tables import bus_factor, figure, read_tables
+from ringside.predict.tables.checks import check
+from ringside.predict.tables.table import bus_factor, figure, read_tables
 from ringside.text import parse_size
 
 from .shared_tables import published

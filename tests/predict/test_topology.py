@@ -19,7 +19,7 @@ from ringside.predict import (
     preset,
     presets,
 )
-from ringside.predict.topology import figures
+from ringside.predict.topology.topology import figures
 
 from .shared_tables import published
 

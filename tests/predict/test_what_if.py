@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from ringside.errors import UsageError
 from ringside.predict import LinkClass, Topology, preset, price
-from ringside.predict.plan import Question, plan
-from ringside.predict.what_if import Change, Step, what_if
-from ringside.predict.what_if_play import played
+from ringside.predict.plan.plan import Question, plan
+from ringside.predict.what_if.what_if import Change, Step, played, what_if
 from ringside.schedule import ring
 
 FLAT = Topology("flat", (1,) * 6, between=LinkClass("ethernet", 10e-6, 1e9))

@@ -15,11 +15,11 @@ from typing import Any
 
 from ringside.errors import RingsideError, UsageError
 from ringside.files import write_user_file
-from ringside.predict.memory import DEVICE_BYTES, WEIGHT_BYTES
-from ringside.predict.options import AUTO
-from ringside.predict.plan import Plan, Question, plan
-from ringside.predict.topology import Topology
-from ringside.predict.topology_read import load_topology, preset, presets
+from ringside.predict.plan.memory import DEVICE_BYTES, WEIGHT_BYTES
+from ringside.predict.plan.options import AUTO
+from ringside.predict.plan.plan import Plan, Question, plan
+from ringside.predict.topology.files import load_topology, preset, presets
+from ringside.predict.topology.topology import Topology
 from ringside.text import size_bytes
 from ringside.view.html.plan import plan_page
 from ringside.view.plan_text import long, short
@@ -198,7 +198,7 @@ def gradient_bytes(args: argparse.Namespace) -> tuple[float, float | None]:
 
 
 def to_json(found: Plan) -> dict[str, Any]:
-    """Return a plan as plain data: the fields of `ringside.predict.plan.Plan`, the topology in words."""
+    """Return a plan as plain data: the fields of `ringside.predict.plan.plan.Plan`, the topology in words."""
     asked = found.question
     data = asdict(found)
     plain = {name: getattr(asked, name) for name in ("size_bytes", "algorithm", "parameters", "dtype", "memory_bytes")}

@@ -42,11 +42,10 @@ from rich.table import Table as Grid
 
 from ringside.commands.predict_plan import write_page
 from ringside.errors import UsageError
-from ringside.predict import score as scoring
-from ringside.predict.knowledge import Knowledge
-from ringside.predict.score import Score
-from ringside.predict.summary import Summary, summary
-from ringside.predict.tables import Table, read_tables
+from ringside.predict.laws.knowledge import Knowledge
+from ringside.predict.score import score as scoring
+from ringside.predict.score.score import Score, Summary, summary
+from ringside.predict.tables.table import Table, read_tables
 from ringside.text import parse_size
 from ringside.text import short_size as size
 from ringside.view.html.score import MODES, score_page

@@ -26,10 +26,10 @@ from ringside.commands.predict_plan import DEFAULT_BYTES, add_hardware, hardware
 from ringside.commands.what_if import link_of
 from ringside.errors import UsageError
 from ringside.lab.units import parse_delay
-from ringside.predict.options import schedule_for
-from ringside.predict.simulate import simulate
-from ringside.predict.simulated_band import UNSEEN, in_words, simulated_band
-from ringside.predict.timeline import Timeline
+from ringside.predict.plan.options import schedule_for
+from ringside.predict.plan.simulated_band import UNSEEN, in_words, simulated_band
+from ringside.predict.simulation.simulate import simulate
+from ringside.predict.simulation.timeline import Timeline
 from ringside.text import size_bytes
 from ringside.view.export.perfetto import write_timeline
 from ringside.view.html.simulation import timeline_page

@@ -42,11 +42,10 @@ from ringside.commands.predict_plan import (
 )
 from ringside.errors import UsageError
 from ringside.predict.band import Band
-from ringside.predict.options import AUTO, option
-from ringside.predict.timeline import Timeline
-from ringside.predict.what_if import Answer, Change, Step, what_if
-from ringside.predict.what_if_play import played
-from ringside.predict.what_if_price import lawful
+from ringside.predict.plan.options import AUTO, option
+from ringside.predict.simulation.timeline import Timeline
+from ringside.predict.what_if.price import lawful
+from ringside.predict.what_if.what_if import Answer, Change, Step, played, what_if
 from ringside.text import size_bytes
 from ringside.view.html.what_if import what_if_page
 from ringside.view.run.recorded import Run

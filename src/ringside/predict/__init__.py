@@ -3,13 +3,12 @@
 `preset("dgx-h100", hosts=16)` is a `Topology`; `price(ring(128), topology, 1e9)` is seconds.
 """
 
-from ringside.predict.closed_form import closed_form
-from ringside.predict.price import price, prices
-from ringside.predict.simulate import finish_seconds, simulate
-from ringside.predict.timeline import Timeline
-from ringside.predict.timeline_path import Guilty, Hop, Sent
-from ringside.predict.topology import KINDS, LinkClass, LinkOverride, Switch, Topology
-from ringside.predict.topology_read import from_probe, from_toml, load_topology, preset, presets
+from ringside.predict.simulation.closed_form import closed_form
+from ringside.predict.simulation.critical_path import Guilty, Hop, Sent
+from ringside.predict.simulation.simulate import finish_seconds, price, prices, simulate
+from ringside.predict.simulation.timeline import Timeline
+from ringside.predict.topology.files import from_probe, from_toml, load_topology, preset, presets
+from ringside.predict.topology.topology import KINDS, LinkClass, LinkOverride, Switch, Topology
 
 __all__ = [
     "KINDS",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from ringside.errors import UsageError
-from ringside.predict.topology import Switch, Topology
+from ringside.predict.topology.topology import Switch, Topology
 from ringside.schedule import Schedule
 
 Key = tuple[str, int]

@@ -8,8 +8,8 @@ from math import inf
 
 import numpy as np
 
-from ringside.predict.topology import Topology
-from ringside.predict.wires import wires_for
+from ringside.predict.topology.topology import Topology
+from ringside.predict.topology.wires import wires_for
 from ringside.schedule import Schedule
 
 Link = tuple[int, int]

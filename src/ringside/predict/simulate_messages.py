@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from ringside.errors import UsageError
 from ringside.predict.simulate_flows import Flows, Link
-from ringside.predict.topology import Topology
+from ringside.predict.topology.topology import Topology
 from ringside.schedule import Schedule
 
 Part = tuple[int, int, int]

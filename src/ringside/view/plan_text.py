@@ -6,14 +6,13 @@ import textwrap
 from collections.abc import Callable, Iterator
 
 from ringside.predict.band import Band
-from ringside.predict.batch import LINEAR, SQUARE_ROOT
-from ringside.predict.bound import Bound
-from ringside.predict.buckets import BACKWARD
-from ringside.predict.memory import STAGE_WORDS, Fit
-from ringside.predict.options import LIBRARY
-from ringside.predict.plan import Plan, Scale
-from ringside.predict.ranking import Priced
-from ringside.predict.topology import Topology
+from ringside.predict.plan.bound import Bound
+from ringside.predict.plan.buckets import BACKWARD
+from ringside.predict.plan.memory import LINEAR, SQUARE_ROOT, STAGE_WORDS, Fit
+from ringside.predict.plan.options import LIBRARY
+from ringside.predict.plan.plan import Plan, Scale
+from ringside.predict.plan.ranking import Priced
+from ringside.predict.topology.topology import Topology
 from ringside.text import digits, duration, size
 
 WIDTH = 80

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ringside.predict.band import Band
-from ringside.predict.timeline import Timeline
-from ringside.predict.what_if import Answer, Change, work
+from ringside.predict.simulation.timeline import Timeline
+from ringside.predict.what_if.what_if import Answer, Change, work
 from ringside.text import digits, duration, share, size
 from ringside.view.plan_text import hardware, wrapped
 

@@ -22,7 +22,7 @@ from ringside.monitor.run.records import RunInfo, StepRecord
 from ringside.monitor.run.table import Table
 from ringside.monitor.stats import Floats, row_medians
 from ringside.monitor.verdict import Verdict, headline
-from ringside.predict.timeline import Timeline
+from ringside.predict.simulation.timeline import Timeline
 from ringside.text import size
 
 Trace = dict[str, Any]

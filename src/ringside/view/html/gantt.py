@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.predict.timeline import Timeline
+from ringside.predict.simulation.timeline import Timeline
 from ringside.text import duration
 
 Floats = NDArray[np.float64]

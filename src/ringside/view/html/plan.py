@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ringside.predict.band import Band
-from ringside.predict.buckets import Buckets
-from ringside.predict.memory import STAGE_WORDS
-from ringside.predict.options import has_library, option
-from ringside.predict.plan import Plan, Scale, busbw
-from ringside.predict.ranking import SIZES, Priced, priced
+from ringside.predict.plan.buckets import Buckets
+from ringside.predict.plan.memory import STAGE_WORDS
+from ringside.predict.plan.options import has_library, option
+from ringside.predict.plan.plan import Plan, Scale, busbw
+from ringside.predict.plan.ranking import SIZES, Priced, priced
 from ringside.text import digits, duration, size
 from ringside.view.html.curves import Axis, Curve, curves
 from ringside.view.html.page import footer, page, table, tiles, verdict

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.predict.calibrate import Prediction
-from ringside.predict.score import Errors, Score, flagged
-from ringside.predict.summary import summary
-from ringside.predict.tables import bus_factor
+from ringside.predict.laws.calibrate import Prediction
+from ringside.predict.score.score import Errors, Score, flagged, summary
+from ringside.predict.tables.table import bus_factor
 from ringside.text import digits, duration, size
 from ringside.view.html.curves import Axis, Curve, curves
 from ringside.view.html.page import footer, page, table, tiles, verdict

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ringside.errors import UsageError
-from ringside.predict.simulated_band import in_words, simulated_band
-from ringside.predict.timeline import Timeline
+from ringside.predict.plan.simulated_band import in_words, simulated_band
+from ringside.predict.simulation.timeline import Timeline
 from ringside.text import digits, duration, size
 from ringside.view.html.gantt import gantt
 from ringside.view.html.page import footer, page, table, tiles, verdict

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ringside.predict.band import Band
-from ringside.predict.timeline import Timeline
-from ringside.predict.what_if import Answer, Change, work
+from ringside.predict.simulation.timeline import Timeline
+from ringside.predict.what_if.what_if import Answer, Change, work
 from ringside.text import digits, duration, share
 from ringside.view.html.gantt import gantt
 from ringside.view.html.page import footer, page, table, tiles, verdict

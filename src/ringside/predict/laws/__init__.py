@@ -1,0 +1,1 @@
+"""predict/laws/__init__.py"""

@@ -1,0 +1,263 @@
+"""A curve fitted to measured rows: physics first, then what the rows say beyond it, and how sure that is.
+
+One Gaussian model in the logarithms of size and time: the curve of `curve.py`, linearised at its most probable figures
+(prior: the fabric's law, or a vague one), plus bumps of protocol and channel switches as a Matérn process over log2 of
+the size, plus noise. Near rows it interpolates, far from them it is the curve and the band widens by what the figures'
+uncertainty means there (C. Rasmussen and C. Williams, "Gaussian Processes for Machine Learning", 2006, section 2.7: a
+Gaussian process with explicit basis functions). Outliers are weighed down as under Student's t. The scale of bumps and
+noise is learnt per table with leave-one-out residuals of the fitted rows; everything else is one constant for all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ringside.errors import UsageError
+from ringside.predict.laws.curve import BASE, RATE, Pipeline
+from ringside.predict.laws.fabric import Law
+from ringside.predict.tables.table import bus_factor
+
+Floats = NDArray[np.float64]
+
+REACH, STEP_REACH = 4.0, 0.7  # of a bump and of a step, in doublings of the size
+BUMP, STEP = 0.18, 0.04  # their standard deviations before a table has spoken, of log time
+NOISE = 0.015
+FREEDOM = 4.0  # of Student's t: how surprising an outlier is
+SMOOTH = 0.5  # least variance of bumps, in units of the usual
+FAR = 16.0  # squares of standardised residuals beyond this count as this
+PATIENCE = 5.0  # rows' worth of belief in BUMP and NOISE
+NEAR, ALIKE = 1.0, 20.0  # doublings over which rows tell how restless sizes are; rows' worth of belief in all alike
+QUANTILE = 2.9  # of the standardised error for a band of 95 %; see docs/design/0020-calibration.md
+LEAST = 1
+NOISY = 7.0  # times the variance, where ranks are processes on CPUs
+MOST = 400  # rows fitted; more are thinned evenly, the cost is cubic
+
+
+def vague(ranks: int = 0, noisy: bool = False) -> Law:
+    """Return the law for ranks of which nothing is known but their number.
+
+    Args:
+        ranks: Latency grows with their logarithm, the rate falls as a ring's; 0: not even the number is known.
+        noisy: They are processes of an operating system (MPI on CPUs), not GPUs.
+    """
+    count = max(ranks, 2)
+    mean = np.log([10e-6 * (1 + np.log2(count)), 2.5, 6.5, 50e9 / bus_factor("all_reduce", count)])
+    spread = np.array([2.0, 0.6, 0.5, 2.5])
+    return Law(mean, spread, "nothing is known of the hardware", noise=NOISY if noisy else 1.0)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Times with their 95 % bands.
+
+    Args:
+        sizes: Bytes, float64 [n].
+        times_s: Median, seconds, float64 [n].
+        low_s: Lower end of the band, float64 [n].
+        high_s: Upper end, float64 [n].
+        extrapolated: Whether no fitted row is within a doubling or lies on both sides, bool [n].
+    """
+
+    sizes: Floats
+    times_s: Floats
+    low_s: Floats
+    high_s: Floats
+    extrapolated: NDArray[np.bool_]
+
+    def covers(self, times_s: ArrayLike) -> NDArray[np.bool_]:
+        """Return which of the measured times lie in their band, bool [n]."""
+        times = np.asarray(times_s, dtype=np.float64)
+        inside: NDArray[np.bool_] = (times >= self.low_s) & (times <= self.high_s)
+        return inside
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """A fitted curve; make one with `fit` or `expect`.
+
+    Args:
+        theta: Logarithms of the most probable figures of the law's backbone (`curve.py`), float64 [k].
+        law: What was expected before.
+        x: log2 of the fitted sizes, float64 [n].
+        pull: What the rows say, weighed: inverse covariance times the residuals, float64 [n].
+        inverse: Inverse covariance of the rows, float64 [n, n].
+        slopes: Derivatives of the curve at the rows, float64 [n, k].
+        scale: Variance of bumps and noise in units of the usual.
+        unrest: What rows left out are off by, squared, in units of their variance, float64 [n].
+    """
+
+    theta: Floats
+    law: Law
+    x: Floats
+    pull: Floats
+    inverse: Floats
+    slopes: Floats
+    scale: float = 1.0
+    unrest: Floats | None = None
+
+    def predict(self, sizes: ArrayLike) -> Prediction:
+        """Return times and bands for sizes in bytes, more than 0."""
+        sizes = np.asarray(sizes, dtype=np.float64)
+        if sizes.size == 0 or not np.all(np.isfinite(sizes) & (sizes > 0)):
+            raise UsageError("sizes are finite numbers of bytes, more than 0, and at least one")
+        x = np.log2(sizes)
+        curve, slopes = self.law.backbone.log_slopes(self.theta, sizes)
+        prior = np.diag(self.law.spread**2)
+        near = bumps(x, self.x, self.scale) + slopes @ prior @ self.slopes.T
+        mean = curve + slopes @ (self.law.mean - self.theta) + near @ self.pull
+        total = (
+            max(self.scale, SMOOTH) * BUMP**2
+            + self.scale * (STEP**2 + NOISE**2)
+            + np.einsum("ij,ij->i", slopes @ prior, slopes)
+        )
+        known = np.einsum("ij,ij->i", near @ self.inverse, near)
+        spread = QUANTILE * np.sqrt(np.maximum(total - known, 1e-8) * self._restless(x))
+        return Prediction(sizes, np.exp(mean), np.exp(mean - spread), np.exp(mean + spread), self._far(x))
+
+    def _restless(self, x: Floats) -> Floats:
+        """Return how many times the table's variance that of some sizes is.
+
+        Jitter is a matter of microseconds: it is a larger share of a small message's time than of a large one's.
+        """
+        if self.unrest is None:
+            return np.ones(len(x))
+        weights = np.exp(-0.5 * ((x[:, None] - self.x[None, :]) / NEAR) ** 2)
+        more: Floats = (ALIKE + weights @ self.unrest) / (ALIKE + weights.sum(axis=1))
+        return np.maximum(more, 1.0)
+
+    def _far(self, x: Floats) -> NDArray[np.bool_]:
+        if not len(self.x):
+            return np.ones(len(x), dtype=np.bool_)
+        far: NDArray[np.bool_] = (x < self.x.min() - 1e-9) | (x > self.x.max() + 1e-9)
+        return far
+
+
+def bumps(a: Floats, b: Floats, scale: float) -> Floats:
+    """Return the covariance of bumps and steps at sizes, float64 [len(a), len(b)], from their log2.
+
+    Bumps are smooth (Matérn-3/2); steps, where a protocol or a count of channels changes, are not (Matérn-1/2). Rows a
+    doubling apart cannot tell a step from noise; dense rows can. However well dense rows agree with their neighbours,
+    that says little of bumps beyond them: their variance does not fall below `SMOOTH` of the usual.
+    """
+    far = np.abs(a[:, None] - b[None, :])
+    smooth = np.sqrt(3.0) * far / REACH
+    wide, narrow = max(scale, SMOOTH) * BUMP**2, scale * STEP**2
+    found: Floats = wide * (1.0 + smooth) * np.exp(-smooth) + narrow * np.exp(-far / STEP_REACH)
+    return found
+
+
+def expect(law: Law) -> Calibration:
+    """Return the law itself, with nothing measured."""
+    none = np.zeros(0)
+    return Calibration(law.mean, law, none, none, np.zeros((0, 0)), np.zeros((0, len(law.mean))), law.noise)
+
+
+def fit(sizes: ArrayLike, times_s: ArrayLike, law: Law | None = None) -> Calibration:
+    """Return the calibration of measured times; deterministic.
+
+    Args:
+        sizes: Bytes, [n], n ≥ 1, more than 0.
+        times_s: Seconds, [n], more than 0.
+        law: What is expected: `fabric.law`; None: nothing in particular (`vague`).
+
+    Raises:
+        UsageError: There is no row, or figures are not positive.
+    """
+    x: Floats = np.asarray(sizes, dtype=np.float64)
+    times: Floats = np.asarray(times_s, dtype=np.float64)
+    return _checked_fit(x, times, law if law is not None else vague())
+
+
+def _checked_fit(sizes: Floats, times: Floats, law: Law) -> Calibration:
+    if sizes.shape != times.shape or sizes.ndim != 1 or len(sizes) < LEAST:
+        raise UsageError(f"a calibration needs as many times as sizes, at least {LEAST}, not {times.shape}")
+    if not np.all(np.isfinite(sizes) & (sizes > 0) & np.isfinite(times) & (times > 0)):
+        raise UsageError("a calibration needs sizes and times more than 0; check() flags rows that are not")
+    if len(sizes) > MOST:
+        kept = np.unique(np.linspace(0, len(sizes) - 1, MOST).round().astype(int))
+        sizes, times = sizes[kept], times[kept]
+    return min((_fit(sizes, np.log(times), law, start) for start in _starts(sizes, times, law)), key=_surprise)[0]
+
+
+def _surprise(fitted: tuple[Calibration, float]) -> float:
+    return fitted[1]
+
+
+def _starts(sizes: Floats, times: Floats, law: Law) -> list[Floats]:
+    """Where the search begins: the law, and what first and last row would mean."""
+    if not isinstance(law.backbone, Pipeline):
+        return [law.mean]
+    guess = law.mean.copy()
+    guess[BASE] = np.log(times.min())
+    guess[RATE] = np.log((sizes / times).max() * 1.2)
+    return [law.mean, guess]
+
+
+def _fit(sizes: Floats, logs: Floats, law: Law, start: Floats) -> tuple[Calibration, float]:
+    x = np.log2(sizes)
+    weights, scale, theta = np.ones(len(x)), law.noise, start
+    surprise = np.inf
+    for _ in range(4):
+        rows = _covariance(x, scale, weights)
+        theta, surprise = _most_probable(sizes, logs, law, _inverse(rows), theta)
+        inverse, pull, slopes = _condition(sizes, logs, law, rows, theta)
+        left = 1.0 / np.diag(inverse)  # leave-one-out variances and residuals, Rasmussen and Williams 5.12
+        squares = (pull * left) ** 2 / left
+        weights = np.clip((FREEDOM + 1.0) / (FREEDOM + squares), 0.02, 1.0)
+        ratio = (PATIENCE * law.noise / scale + np.minimum(squares, FAR).sum()) / (PATIENCE + len(x))
+        scale = float(np.clip(scale * ratio, 0.1, 30.0))
+    rows = _covariance(x, scale, weights)
+    theta, surprise = _most_probable(sizes, logs, law, _inverse(rows), theta)
+    inverse, pull, slopes = _condition(sizes, logs, law, rows, theta)
+    left = 1.0 / np.diag(inverse)
+    plain = np.maximum(left - scale * STEP**2 * (1.0 / weights - 1.0), 1e-8)  # were no row weighed down
+    unrest: Floats = np.minimum((pull * left) ** 2 / plain, FAR)
+    fitted = Calibration(theta, law, x, pull, inverse, slopes, scale, unrest)
+    return fitted, surprise + len(x) * float(np.log(scale))
+
+
+def _inverse(rows: Floats) -> Floats:
+    return np.asarray(np.linalg.inv(rows), dtype=np.float64)
+
+
+def _covariance(x: Floats, scale: float, weights: Floats) -> Floats:
+    """Of the rows about the curve, float64 [n, n]; a row of weight below 1 is that much less sure."""
+    covariance: Floats = bumps(x, x, scale) + scale * np.diag(NOISE**2 + STEP**2 * (1.0 / weights - 1.0))
+    return covariance
+
+
+def _condition(sizes: Floats, logs: Floats, law: Law, rows: Floats, theta: Floats) -> tuple[Floats, Floats, Floats]:
+    curve, slopes = law.backbone.log_slopes(theta, sizes)
+    inverse = np.linalg.inv(rows + slopes @ np.diag(law.spread**2) @ slopes.T)
+    return inverse, inverse @ (logs - curve - slopes @ (law.mean - theta)), slopes
+
+
+def _most_probable(sizes: Floats, logs: Floats, law: Law, inverse: Floats, theta: Floats) -> tuple[Floats, float]:
+    """Return the figures of greatest posterior probability, and twice its negative logarithm (Levenberg–Marquardt)."""
+    belief = np.diag(1.0 / law.spread**2)
+
+    def cost(at: Floats) -> float:
+        error, shift = law.backbone.log_slopes(at, sizes)[0] - logs, at - law.mean
+        return float(error @ inverse @ error + shift @ belief @ shift)
+
+    damping, least = 1e-3, cost(theta)
+    for _ in range(60):
+        curve, slopes = law.backbone.log_slopes(theta, sizes)
+        shift = theta - law.mean
+        matrix = slopes.T @ inverse @ slopes + belief
+        slope = slopes.T @ inverse @ (curve - logs) + belief @ shift
+        step: Floats = np.clip(np.linalg.solve(matrix + damping * np.diag(np.diag(matrix)), -slope), -1.0, 1.0)
+        moved: Floats = theta + step
+        after = cost(moved)
+        if after < least:
+            gain, theta, least, damping = least - after, moved, after, max(damping / 5, 1e-9)
+            if gain < 1e-8:
+                break
+        else:
+            damping *= 5
+            if damping > 1e8:
+                break
+    return theta, least

@@ -1,0 +1,243 @@
+"""What an all-reduce costs on a cluster, from what the cluster is made of: base cost, hops, and the narrowest way.
+
+Base cost plus critical-path hops by link class give the latency; the rate is that of the best algorithm over the
+narrowest link class; `curve.py` joins the two. The laws, with n ranks on h hosts of g:
+
+- ring: every rank sends 2(n-1)/n of the tensor, so algbw = W·n/(2(n-1)); all of a host's interfaces carry the ring.
+- NVLS (a switch that reduces, one host): algbw = W·n/(n+1).
+- tree between two hosts: each host sends the tensor once and receives it once, so algbw is the host's network rate:
+  twice a ring's. From three hosts on an inner host sends it twice. Inside the host the chain passes it up and down.
+- NVLS tree: the same between hosts, the switch inside.
+- switches between hosts that reduce (SHARP): a host sends the tensor once and receives it once, however many there are.
+
+Ranks of a host share its interfaces: the network's rate is the host's, whatever the number of ranks.
+
+The efficiencies are what published tables reach of these laws (docs/predict-score.md says which and how well they hold
+on tables that had no part in them); everything else comes from the topology.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringside.errors import UsageError
+from ringside.predict.laws.curve import PIPELINE, Backbone
+from ringside.predict.tables.table import ALL_REDUCE, bus_factor
+from ringside.predict.topology.topology import Topology
+
+Floats = NDArray[np.float64]
+
+LAUNCH_S = 9e-6  # a kernel launched, a communicator's ranks met; GPU libraries
+RING = 0.98  # of the link's rate
+NVLS = 0.98
+NVLS_RACK, RACK_HOP = 0.86, 4.0  # where NVLink spans a rack: of the rate, and times a hop inside one server
+NVLS_AMONG_HOSTS = 0.92
+CHAIN = 0.53  # of the link's rate: the tensor passes up and down
+NETWORK_RING = 0.98
+NETWORK_TREE = 0.87
+NETWORK_NVLS_TREE = 0.94
+
+PROXY_S = 6e-6  # a proxy thread that hands messages to the network interface
+# The pipeline's fill (curve.py) inside one host, among hosts, and inside a host whose ranks are one hop apart.
+RAMP, DEPTH = (2.0, 4.0, 0.9), (7.5, 7.0, 6.0)
+# What a cluster has beside its topology, as the spread of published tables says: standard deviations of the logarithm.
+SPREAD = (0.40, 0.50, 0.50, 0.17)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One algorithm on a cluster.
+
+    Args:
+        name: `ring`, `tree`, `nvls` or `nvls_tree`.
+        hops_s: Its critical path without bytes, seconds.
+        bytes_per_s: Tensor bytes per second when the pipeline is full (algbw).
+        bound: The link class that limits the rate: `inside` or `between`.
+    """
+
+    name: str
+    hops_s: float
+    bytes_per_s: float
+    bound: str
+
+
+@dataclass(frozen=True)
+class Law:
+    """What is expected of a cluster before anything is measured: a log-normal distribution over the curve's figures.
+
+    Args:
+        mean: Logarithms of t0, ramp, depth and rate (`curve.py`), float64 [4]; of another backbone's figures, [k].
+        spread: Their standard deviations, float64 [k].
+        words: Where it comes from.
+        candidates: The algorithms it was chosen from, best rate first.
+        backbone: The curve that the figures are of.
+        noise: Variance of bumps and noise that is expected, in units of a GPU cluster's.
+    """
+
+    mean: Floats
+    spread: Floats
+    words: str
+    candidates: tuple[Candidate, ...] = ()
+    backbone: Backbone = field(default=PIPELINE)
+    noise: float = 1.0
+
+
+def law(topology: Topology, collective: str = ALL_REDUCE, algorithm: str = "auto") -> Law:
+    """Return what a collective is expected to cost on a topology.
+
+    Args:
+        topology: Its inside, between, nics and nvls are read.
+        collective: `all_reduce`; the others move their bytes as a ring does.
+        algorithm: As a table says it; `Ring`, `Tree` and `NVLS` are taken at their word, all else is NCCL's choice.
+
+    Raises:
+        UsageError: The topology has a single rank: nothing is sent.
+    """
+    if topology.ranks < 2:
+        raise UsageError(f"{topology.name}: one rank has nobody to reduce with; give a topology of two or more")
+    found = candidates(topology) if collective == ALL_REDUCE else [_other(topology, collective)]
+    named = [one for one in (*found, *switched(topology)) if algorithm.lower().startswith(one.name)]
+    chosen = named[0] if named else chosen_by_nccl(found)
+    base = LAUNCH_S + PROXY_S * (topology.hosts > 1) + min(one.hops_s for one in found)
+    place = reach(topology)
+    mean = np.log([base, RAMP[place], DEPTH[place], chosen.bytes_per_s])
+    words = f"{topology.name}: {chosen.name}, {chosen.bound} {chosen.bytes_per_s / 1e9:.4g} GB/s, {base * 1e6:.3g} us"
+    ordered = sorted(found, key=lambda one: -one.bytes_per_s)
+    return Law(mean, np.array(SPREAD), words, tuple(ordered))
+
+
+def reach(topology: Topology) -> int:
+    """Return which of `RAMP` and `DEPTH` is a topology's: 0 inside one host, 1 among hosts, 2 one hop apart."""
+    if topology.hosts > 1:
+        return 1
+    return 2 if topology.inside is not None and topology.inside.kind == "nvlink" else 0
+
+
+def candidates(topology: Topology) -> list[Candidate]:
+    """Return the algorithms for all-reduce that a topology allows."""
+    found = [_ring(topology)]
+    if topology.hosts == 1:
+        if topology.nvls is not None:
+            share = NVLS_RACK if _is_rack(topology) else NVLS
+            rate = share * nvls_rate(topology.nvls.bytes_per_s, topology.ranks)
+            found.append(Candidate("nvls", _inside_hops(topology), rate, "inside"))
+        return found
+    found.append(_tree(topology, "tree", _chain(topology), NETWORK_TREE))
+    if topology.nvls is not None:
+        share = NVLS_RACK if _is_rack(topology) else NVLS_AMONG_HOSTS
+        inside = share * nvls_rate(topology.nvls.bytes_per_s, _largest(topology))
+        found.append(_tree(topology, "nvls_tree", inside, NETWORK_NVLS_TREE))
+    return found
+
+
+def switched(topology: Topology) -> list[Candidate]:
+    """Return the reduction by the switches between hosts, where there are such: NCCL takes it only with a plugin.
+
+    Inside a host NVLS, or a reduce-scatter to the rank of each interface and an all-gather from it (CollNet).
+    """
+    if topology.hosts == 1 or topology.sharp is None or topology.between is None:
+        return []
+    local, share = _largest(topology), NVLS_RACK if _is_rack(topology) else NVLS_AMONG_HOSTS
+    around = RING * _inside(topology) / bus_factor(ALL_REDUCE, local) if local > 1 else math.inf
+    inside = share * nvls_rate(topology.nvls.bytes_per_s, local) if topology.nvls is not None else around
+    wide = replace(topology, between=replace(topology.between, bytes_per_s=topology.sharp.bytes_per_s))
+    network = NETWORK_NVLS_TREE * _network(wide)
+    hops = _inside_hops(topology) + 2 * topology.sharp.alpha_s + topology.overhead_s
+    bound = "inside" if inside < network else "between"
+    return [Candidate("in_network", hops, min(inside, network), bound)]
+
+
+def nvls_rate(bytes_per_s: float, ranks: int) -> float:
+    """Return the algorithm bandwidth of an all-reduce in an NVLink switch: W·n/(n+1).
+
+    A rank sends S/n of each of n parts up once and takes it once for every part, and its own sum once more: (n+1)/n of
+    the tensor crosses its port.
+
+    Args:
+        bytes_per_s: W, of one rank's way to the switch, each direction.
+        ranks: n.
+    """
+    return bytes_per_s * ranks / (ranks + 1)
+
+
+def chosen_by_nccl(found: list[Candidate]) -> Candidate:
+    """Return the algorithm that NCCL takes for large tensors: NVLS where there is one, else the best rate.
+
+    Its tuner (src/graph/tuning.cc) rates NVLS trees above rings on Hopper and later even from three hosts on, where a
+    ring would be faster: published tables show the price.
+    """
+    nvls = [one for one in found if one.name == "nvls_tree"]
+    return nvls[0] if nvls else max(found, key=lambda one: one.bytes_per_s)
+
+
+def _largest(topology: Topology) -> int:
+    return max(topology.ranks_per_host)
+
+
+def _is_rack(topology: Topology) -> bool:
+    return _largest(topology) > 16
+
+
+def _network(topology: Topology) -> float:
+    """Bytes per second of one host's interfaces together; infinite where there is only one host."""
+    if topology.hosts == 1 or topology.between is None:
+        return math.inf
+    slowest = min((min(pair) for pair in topology.host_rates), default=math.inf)
+    return min(topology.nics * topology.between.bytes_per_s, slowest) / topology.oversubscription
+
+
+def _inside(topology: Topology) -> float:
+    """Rate of a ring inside a host: that of a port, and a shared bus divided among those who use it."""
+    if topology.inside is None or _largest(topology) == 1:
+        return math.inf
+    shared = topology.inside.host_bytes_per_s or math.inf
+    return min(topology.inside.bytes_per_s, shared / _largest(topology))
+
+
+def _inside_hops(topology: Topology) -> float:
+    """Up and down inside a host: a tree on a switch, one hop over links from each to each, a chain along a bus."""
+    if topology.inside is None or _largest(topology) == 1:
+        return 0.0
+    ranks = _largest(topology)
+    depth = {"nvswitch": math.log2(ranks), "nvlink": 1.0}.get(topology.inside.kind, ranks - 1.0)
+    return 2 * depth * topology.inside.alpha_s * (RACK_HOP if _is_rack(topology) else 1.0)
+
+
+def _hops(topology: Topology) -> float:
+    """Up and down a tree of hosts and, inside them, of ranks."""
+    between = topology.between.alpha_s if topology.between is not None else 0.0
+    return _inside_hops(topology) + 2 * math.ceil(math.log2(topology.hosts)) * between + topology.overhead_s
+
+
+def _ring(topology: Topology) -> Candidate:
+    inside, network = RING * _inside(topology), NETWORK_RING * _network(topology)
+    rate = min(inside, network) / bus_factor(ALL_REDUCE, topology.ranks)
+    alpha = topology.inside.alpha_s if topology.inside is not None else 0.0
+    far = topology.between.alpha_s if topology.hosts > 1 and topology.between is not None else 0.0
+    steps = 2 * (topology.ranks - 1)
+    hops = (steps - 2 * topology.hosts) * alpha + 2 * topology.hosts * far if topology.hosts > 1 else steps * alpha
+    if topology.inside is not None and topology.inside.kind == "nvlink" and topology.hosts == 1:
+        hops = _inside_hops(topology)
+    # The least of all paths is what small messages take; a ring's is rarely it.
+    return Candidate("ring", max(hops, 0.0) + topology.overhead_s, rate, "inside" if inside < network else "between")
+
+
+def _chain(topology: Topology) -> float:
+    return CHAIN * _inside(topology)
+
+
+def _tree(topology: Topology, name: str, inside: float, efficiency: float) -> Candidate:
+    network = efficiency * _network(topology) / (1 if topology.hosts == 2 else 2)
+    bound = "inside" if inside < network else "between"
+    return Candidate(name, _hops(topology), min(inside, network), bound)
+
+
+def _other(topology: Topology, collective: str) -> Candidate:
+    ring = _ring(topology)
+    bus = ring.bytes_per_s * bus_factor(ALL_REDUCE, topology.ranks)
+    hops = _hops(topology) if topology.hosts > 1 else _inside_hops(topology)
+    return Candidate("ring", hops / 2, bus / bus_factor(collective, topology.ranks), ring.bound)

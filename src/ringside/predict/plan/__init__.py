@@ -1,0 +1,1 @@
+"""predict/plan/__init__.py"""

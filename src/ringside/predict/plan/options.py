@@ -1,0 +1,286 @@
+"""What an all-reduce may be done with on a topology, each way with its price, its band, and what supports it.
+
+Two sources of prices. A GPU *library*'s ways (ring, tree, NVLS, NVLS tree) follow the laws of `fabric.py`, which are
+held against published tables. Every other algorithm is priced by its *schedule*, exactly, on the topology's figures;
+its band is that of the figures, and no table supports it: it is extrapolated.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ringside.errors import UsageError
+from ringside.predict.laws import fabric
+from ringside.predict.laws.calibrate import NOISY, Calibration, Prediction, expect
+from ringside.predict.laws.curve import PIPELINE
+from ringside.predict.laws.fabric import Candidate, Law
+from ringside.predict.laws.schedule_curve import SPREADS, Scheduled
+from ringside.predict.topology.topology import Topology
+from ringside.schedule import ALGORITHMS, Round, Schedule, by_name, hierarchical, in_network, two_tree
+
+# -------------------------------------------------------------------------------------------------
+# NVLS: every GPU reduces its slice by reading it through the switch, and writes the sum through it to all.
+#
+# NVIDIA's NVLink SHARP (NCCL 2.17). A GPU sends its whole tensor for others to add up and its own slice's sum, and
+# receives its slice's sum and the whole result: S + S/n each way. So with W bytes per second of every GPU's way to the
+# switch, algbw tends to W n/(n+1) when it is pipelined; no bus bandwidth of a ring can be read off it.
+
+
+def nvls(n: int) -> Schedule:
+    """Return the NVLS all-reduce of `n` ranks around one switch, vertex n, that reduces and multicasts.
+
+    n chunks, 4 rounds (0 for one rank): all send all chunks up, the switch hands owner r the sum of chunk r, owners
+    send it up again, and the switch hands it to all, the owner too. (n+1)/n of the tensor sent and received per rank
+    over one port. Canonical: the switch adds in rank order. Pipeline it: in 64 segments it is what NVLS does.
+
+    Raises:
+        UsageError: n < 1.
+    """
+    alone = n <= 1
+    return Schedule("nvls", n, max(n, 1), 0 if alone else 4, _nvls_round, (n,), switches=0 if alone else 1)
+
+
+def _nvls_round(n: int, k: int) -> Round:
+    rank = np.arange(n, dtype=np.int32)
+    if k in (1, 2):  # an owner's own chunk
+        switch = np.full(n, n, dtype=np.int32)
+        src, dst, chunk = (switch, rank, rank) if k == 1 else (rank, switch, rank)
+    else:  # everybody's every chunk
+        each, chunk = np.repeat(rank, n), np.tile(rank, n)
+        switch = np.full(n * n, n, dtype=np.int32)
+        src, dst = (each, switch) if k == 0 else (switch, each)
+    return Round(src, dst, chunk, np.full(len(chunk), k == 0))
+
+
+GPU_LINKS = ("nvlink", "nvswitch", "pcie")
+# Published all-reduce tables that the laws were held against (docs/predict-score.md) end here.
+TABLE_HOSTS, TABLE_RACKS, TABLE_BYTES = 4, 2, 17179869184.0
+TREES = ("tree", "two_tree", "chain")  # a library's tree is the pipelined two-tree
+LIBRARY = "library"
+SCHEDULE = "schedule"
+AUTO = "auto"
+IN_NETWORK = "in_network"
+NO_SHARP = "no published table shows switches between hosts that reduce"
+
+
+@dataclass(frozen=True, eq=False)
+class Option:
+    """One way to do an all-reduce on a topology.
+
+    Args:
+        name: Of the algorithm.
+        basis: `library`: a law held against published tables; `schedule`: priced by its transfers.
+        law: What is expected of it.
+        sent: What all ranks send together, in tensors; a switch's sends not counted.
+        host_sent: What the busiest host sends into the network, in tensors; None: not known, or only one host.
+        rounds: Rounds one after the other; None: a library's, which pipelines.
+        beyond: Why its prices are extrapolated at any size; empty: they are not.
+        measured: What was measured of it, and moved the law; None: nothing was.
+        pace: How many times longer what was measured took than its law says.
+    """
+
+    name: str
+    basis: str
+    law: Law
+    sent: float
+    host_sent: float | None
+    rounds: int | None
+    beyond: str = ""
+    measured: Calibration | None = None
+    pace: float = 1.0
+
+    @cached_property
+    def _calibration(self) -> Calibration:
+        return expect(self.law) if self.measured is None else self.measured
+
+    def predict(self, sizes: ArrayLike) -> Prediction:
+        """Return times with 95 % bands for sizes in bytes, more than 0; `extrapolated` where no table supports them."""
+        told = self._calibration.predict(sizes)
+        far = np.full(told.sizes.shape, bool(self.beyond)) | (told.sizes > TABLE_BYTES)
+        return replace(told, extrapolated=far)
+
+    def why_extrapolated(self, size_bytes: float) -> str:
+        """Return why a price is extrapolated; empty where tables support it."""
+        if self.beyond or size_bytes <= TABLE_BYTES:
+            return self.beyond
+        return f"published tables end at {TABLE_BYTES / 1e9:.0f} GB"
+
+
+def has_library(topology: Topology) -> bool:
+    """Whether a GPU library's laws apply: GPU links inside its hosts, and none that differs from its class."""
+    inside = topology.inside
+    return inside is not None and inside.kind in GPU_LINKS and not topology.overrides
+
+
+def names(topology: Topology) -> tuple[str, ...]:
+    """Return the algorithms that a topology allows, a library's first."""
+    library = tuple(one.name for one in _of_fabric(topology)) if has_library(topology) else ()
+    skip = (*library, *(TREES if library and topology.hosts > 1 else ()))
+    return library + tuple(name for name in ALGORITHMS if name not in skip and _possible(name, topology))
+
+
+def option(topology: Topology, name: str = AUTO) -> Option:
+    """Return a way by its name; `auto`: what the library chooses.
+
+    Raises:
+        UsageError: One rank has nobody to reduce with, there is no such algorithm here (the message lists those there
+            are), or `auto` where no library's law applies.
+    """
+    if topology.ranks < 2:
+        raise UsageError(f"{topology.name}: one rank has nobody to reduce with; give more --hosts or --ranks-per-host")
+    if name == AUTO and has_library(topology):
+        return _auto(topology)
+    if has_library(topology):
+        named = [one for one in _of_fabric(topology) if one.name == name]
+        if named:
+            return _of_library(topology, named[0], _own_law(topology, named[0]))
+    if name not in ALGORITHMS or not _possible(name, topology):
+        raise UsageError(f"there is no {name!r} on {topology.name}; there are {', '.join(names(topology))}")
+    return _of_schedule(topology, name)
+
+
+def options(topology: Topology) -> list[Option]:
+    """Return every way that a topology allows; errors as of `option`."""
+    return [option(topology, name) for name in names(topology)]
+
+
+def collective(topology: Topology, name: str) -> Option:
+    """Return an all-gather or a reduce-scatter of a whole tensor, moved as a ring does.
+
+    Args:
+        topology: Of two ranks or more.
+        name: `all_gather` or `reduce_scatter`.
+    """
+    if has_library(topology):
+        doublings, beyond = _beyond_tables(topology)
+        law = fabric.law(topology, name)
+        spread = np.sqrt(law.spread**2 + doublings * PIPELINE.drift**2)
+        return Option(name, LIBRARY, replace(law, spread=spread), topology.ranks - 1.0, None, None, beyond)
+    schedule = by_name(f"ring_{name}", topology.ranks)
+    law = Law(np.zeros(2), SPREADS, name, backbone=Scheduled(schedule, topology), noise=NOISY)
+    beyond = f"no published table of {name} here, priced by its schedule"
+    return Option(name, SCHEDULE, law, topology.ranks - 1.0, None, schedule.rounds, beyond)
+
+
+# ------------------------------------------------------------------------------------------------ a library's
+
+
+def _of_fabric(topology: Topology) -> list[Candidate]:
+    return [*fabric.candidates(topology), *fabric.switched(topology)]
+
+
+def _auto(topology: Topology) -> Option:
+    """What the library chooses: the shortest way for small tensors, its preferred rate for large ones."""
+    chosen = fabric.chosen_by_nccl(fabric.candidates(topology))
+    return _of_library(topology, chosen, fabric.law(topology))
+
+
+def _own_law(topology: Topology, one: Candidate) -> Law:
+    """Return the law of one algorithm with its own latency, not that of the best."""
+    law = fabric.law(topology, algorithm=one.name)
+    mean = law.mean.copy()
+    mean[0] = math.log(fixed_s(topology) + one.hops_s)
+    mean[3] = math.log(one.bytes_per_s)
+    return replace(law, mean=mean)
+
+
+def _of_library(topology: Topology, one: Candidate, law: Law) -> Option:
+    doublings, beyond = _beyond_tables(topology)
+    spread = np.sqrt(law.spread**2 + doublings * PIPELINE.drift**2)
+    n, hosts = topology.ranks, topology.hosts
+    inside = {"nvls": n + 1.0, "nvls_tree": float(n + hosts) + 2.0 * (hosts - 1)}  # every host's switch, and a tree
+    inside[IN_NETWORK] = float(n + 2 * hosts) if topology.nvls is not None else 2.0 * (n - hosts) + hosts
+    sent = inside.get(one.name, 2.0 * (n - 1))
+    around = 2.0 * (n - 1) / n
+    once = one.name == IN_NETWORK or hosts == 2
+    host_sent = None if hosts == 1 else around if one.name == "ring" else 1.0 if once else 2.0
+    rounds = 2 * (n - 1) if one.name == "ring" else None
+    beyond = "; ".join(filter(None, [NO_SHARP if one.name == IN_NETWORK else "", _narrowed(topology), beyond]))
+    return Option(one.name, LIBRARY, replace(law, spread=spread), sent, host_sent, rounds, beyond)
+
+
+def _narrowed(topology: Topology) -> str:
+    """Return why a network that is less than its interfaces is beyond published tables; empty: it is not less."""
+    over = "no published table is of an oversubscribed network" if topology.oversubscription > 1 else ""
+    rail = "no published table is of a host with a rail less" if topology.host_rates else ""
+    return "; ".join(filter(None, [over, rail]))
+
+
+def _beyond_tables(topology: Topology) -> tuple[float, str]:
+    """Return how many doublings of the hosts lie beyond published tables, and that in words."""
+    rack = max(topology.ranks_per_host) > 16
+    most, what = (TABLE_RACKS, "racks") if rack else (TABLE_HOSTS, "hosts")
+    if topology.hosts <= most:
+        return 0.0, ""
+    return math.log2(topology.hosts / most), f"published tables end at {most} {what}"
+
+
+# ------------------------------------------------------------------------------------------------ by schedule
+
+
+def fixed_s(topology: Topology) -> float:
+    """Return what a GPU library spends beside hops, seconds; 0 among processes, whose latencies hold it."""
+    if not has_library(topology):
+        return 0.0
+    return fabric.LAUNCH_S + fabric.PROXY_S * (topology.hosts > 1)
+
+
+def schedule_for(topology: Topology, name: str) -> Schedule:
+    """Return the schedule called `name` for a topology's ranks; `hierarchical` is cut at its hosts.
+
+    So is `in_network` among hosts of several ranks: a rank hands its host's slice to the switches. A library's ways
+    are played by what is like them: NVLS as itself, the NVLS tree as `hierarchical`, the tree as two.
+    """
+    if name in ("hierarchical", "nvls_tree"):
+        return hierarchical(topology.ranks_per_host)
+    if name == IN_NETWORK and 1 < topology.hosts < topology.ranks:
+        return hierarchical(topology.ranks_per_host, outer=in_network)
+    if name == "nvls":
+        return nvls(topology.ranks)
+    if name == "tree" and has_library(topology) and topology.hosts > 1:
+        return two_tree(topology.ranks)
+    return by_name(name, topology.ranks)
+
+
+def _possible(name: str, topology: Topology) -> bool:
+    if name == "hierarchical":
+        return 1 < topology.hosts < topology.ranks
+    if name == IN_NETWORK:
+        return (topology.nvls if topology.hosts == 1 else topology.sharp) is not None
+    return True
+
+
+def _of_schedule(topology: Topology, name: str) -> Option:
+    schedule = schedule_for(topology, name)
+    law = schedule_law(Scheduled(schedule, topology, fixed_s(topology), pipelined=name in TREES))
+    n, hosts = topology.ranks, topology.hosts
+    sent = float(n) if name == IN_NETWORK else float(n) * (n - 1) if name == "one_shot" else 2.0 * (n - 1)
+    if name in ("recursive_doubling", "halving_doubling") or (name == "hierarchical" and hosts > 1):
+        sent = _counted(schedule)
+    around = {"hierarchical": 2.0 * (hosts - 1) / hosts, "ring": 2.0 * (n - 1) / n}
+    beyond = f"no published table of {name} here, priced by its schedule"
+    return Option(name, SCHEDULE, law, sent, around.get(name) if hosts > 1 else None, schedule.rounds, beyond)
+
+
+def schedule_law(backbone: Scheduled) -> Law:
+    """Return what is expected of a schedule: its price, as sure as its topology's latencies and rates are."""
+    schedule, topology = backbone.schedule, backbone.topology
+    words = f"{topology.name}: {schedule.name} by its schedule of {schedule.rounds} rounds"
+    noise = 1.0 if has_library(replace(topology, overrides=())) else NOISY
+    return Law(np.zeros(2), SPREADS, words, backbone=backbone, noise=noise)
+
+
+def _counted(schedule: Schedule) -> float:
+    """Return what all ranks of a schedule send together, in tensors: by closed form, schedules may be huge."""
+    n = schedule.ranks
+    power = 1 << (n.bit_length() - 1)
+    if schedule.name == "recursive_doubling":
+        return power * (power.bit_length() - 1) + 2.0 * (n - power)
+    if schedule.name == "halving_doubling":
+        return 2.0 * (power - 1) + 2.0 * (n - power)
+    return 2.0 * (n - 1)

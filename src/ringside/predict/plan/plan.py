@@ -1,0 +1,258 @@
+"""What synchronising gradients would cost on a topology, as one plain value: `plan(Question(...))` -> `Plan`.
+
+Every duration has its band, and says where no published table supports it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ringside.errors import UsageError
+from ringside.predict.band import Band
+from ringside.predict.plan.bound import Bound, bounds
+from ringside.predict.plan.buckets import COUNTS, Buckets, best_buckets
+from ringside.predict.plan.measured import moved, with_measured
+from ringside.predict.plan.memory import Batch, Fit, Sharded, batch, fit, sharded
+from ringside.predict.plan.options import AUTO, Option, has_library, names, option, options
+from ringside.predict.plan.ranking import SIZES, Crossover, Priced, contenders, crossovers, priced, ranking
+from ringside.predict.tables.table import ALL_REDUCE, bus_factor
+from ringside.predict.topology.topology import Topology
+
+MOST_BYTES = 1e18
+MOST_RANKS = 1 << 18  # schedules of more take minutes to price
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked.
+
+    Args:
+        topology: What it runs over.
+        size_bytes: Of all gradients of a step, more than 0, at most 1e18.
+        algorithm: A name of `options.names`, or `auto`: the library's choice, or the fastest where there is none.
+        parameters: Of the model; None: only bytes are known.
+        dtype: Of weights and gradients.
+        memory_bytes: Of a rank's device; None: not known.
+        compute_s: Forward and backward of a step, seconds; None: not known.
+        batch_per_rank: Samples per rank and micro-step.
+        accumulated: Micro-steps per synchronisation.
+        base_batch: With which the learning rate was found; None: one rank's.
+        measured: Sizes of buckets and what they took in a run, bytes and seconds.
+        ran: Into how many buckets the run cut its gradients; None: there was no run.
+    """
+
+    topology: Topology
+    size_bytes: float
+    algorithm: str = AUTO
+    parameters: float | None = None
+    dtype: str = "bf16"
+    memory_bytes: float | None = None
+    compute_s: float | None = None
+    batch_per_rank: int = 1
+    accumulated: int = 1
+    base_batch: int | None = None
+    measured: tuple[tuple[float, float], ...] = ()
+    ran: int | None = None
+
+
+@dataclass(frozen=True)
+class Wires:
+    """What travels, which is not what busbw says.
+
+    Args:
+        total_bytes: All that ranks send together.
+        per_rank_bytes: Its mean over ranks.
+        host_bytes: What the busiest host sends into the network; None: not known, or one host.
+        interface_bytes_per_s: What each of its interfaces carries meanwhile, with its band; None likewise.
+    """
+
+    total_bytes: float
+    per_rank_bytes: float
+    host_bytes: float | None
+    interface_bytes_per_s: Band | None
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The same on so many hosts.
+
+    Args:
+        hosts: How many.
+        ranks: How many.
+        seconds: Of the all-reduce; None for one rank.
+        busbw: Bytes per second; None for one rank.
+        efficiency: Of a step: computation by computation and what is exposed; None: computation is not known.
+        extrapolated: Why; empty where tables support it.
+    """
+
+    hosts: int
+    ranks: int
+    seconds: Band | None
+    busbw: Band | None
+    efficiency: Band | None
+    extrapolated: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What it would cost.
+
+    Args:
+        question: What was asked.
+        priced: The all-reduce of all gradients in one piece.
+        rounds: Rounds one after the other; None: a library's, which pipelines.
+        busbw: As nccl-tests has it: 2(n-1)/n · S/t, bytes per second.
+        bounds: What the time follows.
+        wires: What travels.
+        here: All algorithms at this size, the fastest first.
+        ranking: The same by size, bytes.
+        contenders: The names of those that `crossovers` is about.
+        crossovers: Where the fastest changes.
+        scaling: From one host up to those that were asked for.
+        batch: And the learning rate.
+        fit: Whether the model fits; None without a model.
+        sharded: What sharded data parallel costs, where plain does not fit and it does.
+        buckets: Best first; empty where computation is not known, or plain data parallel does not fit.
+    """
+
+    question: Question
+    priced: Priced
+    rounds: int | None
+    busbw: Band
+    bounds: tuple[Bound, ...]
+    wires: Wires
+    here: tuple[Priced, ...]
+    ranking: dict[float, tuple[Priced, ...]]
+    contenders: tuple[str, ...]
+    crossovers: tuple[Crossover, ...]
+    scaling: tuple[Scale, ...]
+    batch: Batch
+    fit: Fit | None
+    sharded: Sharded | None
+    buckets: tuple[Buckets, ...]
+
+
+def plan(question: Question) -> Plan:
+    """Return what it would cost.
+
+    Raises:
+        UsageError: The size cannot be, there is one rank only, or more than `MOST_RANKS`, or no such algorithm.
+    """
+    topology, size = question.topology, _checked(question.topology, question.size_bytes)
+    named = option(topology, question.algorithm) if question.algorithm != AUTO or has_library(topology) else None
+    every = options(topology)
+    chosen = named or fastest(every, size)
+    seen = with_measured(chosen, question.measured)
+    every = [moved(one, seen) for one in every]
+    running, sizes = contenders(every), sorted({*SIZES, size})
+    table = ranking(every, sizes)
+    (price,) = priced(seen, [size])
+    memory = _fit(question)
+    refused = memory is not None and memory.refused
+    cut = not refused and question.compute_s is not None
+    name = AUTO if question.algorithm == AUTO and has_library(topology) else chosen.name
+    return Plan(
+        question=question,
+        priced=price,
+        rounds=chosen.rounds,
+        busbw=busbw(size, topology.ranks, price.seconds),
+        bounds=bounds(topology, name, size),
+        wires=_wires(chosen, topology, size, price.seconds),
+        here=tuple(price if _is_seen(one, seen) else one for one in table[size]),
+        ranking=table,
+        contenders=tuple(one.name for one in running),
+        crossovers=crossovers(running, sizes),
+        scaling=_scaling(question, name, seen, refused),
+        batch=batch(topology.ranks, question.batch_per_rank, question.accumulated, question.base_batch),
+        fit=memory,
+        sharded=sharded(topology, memory, question.dtype, question.compute_s) if memory and refused else None,
+        buckets=best_buckets(seen, size, question.compute_s or 0.0, _counts(question)) if cut else (),
+    )
+
+
+def choose(topology: Topology, size_bytes: float, algorithm: str = AUTO) -> Option:
+    """Return the option that is asked for; `auto` without a library is the fastest at this size.
+
+    Args:
+        topology: Of two ranks or more.
+        size_bytes: More than 0.
+        algorithm: As of `Question`; one that this topology does not allow counts as `auto`, `nvls_tree` as `nvls`.
+    """
+    wanted = "nvls" if algorithm == "nvls_tree" and topology.hosts == 1 else algorithm
+    if wanted in names(topology) or has_library(topology):
+        return option(topology, wanted if wanted in names(topology) else AUTO)
+    return fastest(options(topology), size_bytes)
+
+
+def fastest(ways: Sequence[Option], size_bytes: float) -> Option:
+    """Return the one that takes least at a size, by the middle of its band."""
+    return min(ways, key=lambda one: float(one.predict([size_bytes]).times_s[0]))
+
+
+def _is_seen(one: Priced, seen: Option) -> bool:
+    """Whether a row of the ranking is what a run measured."""
+    return seen.measured is not None and one.algorithm == seen.name
+
+
+def _counts(question: Question) -> tuple[int, ...]:
+    """Return the numbers of buckets to try, the run's own among them."""
+    return COUNTS if question.ran is None else tuple(sorted({*COUNTS, question.ran}))
+
+
+def busbw(size_bytes: float, ranks: int, seconds: Band) -> Band:
+    """Return the bus bandwidth of an all-reduce, bytes per second, with its band."""
+    moved = bus_factor(ALL_REDUCE, ranks) * size_bytes
+    return Band(moved / seconds.value, moved / seconds.high, moved / seconds.low)
+
+
+def _checked(topology: Topology, size: float) -> float:
+    if topology.ranks > MOST_RANKS:
+        raise UsageError(f"{topology.name}: {topology.ranks} ranks; a plan is of at most {MOST_RANKS}: fewer --hosts")
+    if not (math.isfinite(size) and 0 < size <= MOST_BYTES):
+        raise UsageError(f"{size:g} bytes of gradients: more than 0 and at most {MOST_BYTES:g}, such as --bytes 1GB")
+    return float(size)
+
+
+def _fit(question: Question) -> Fit | None:
+    if question.parameters is None:
+        return None
+    return fit(question.parameters, question.topology.ranks, question.memory_bytes, question.dtype)
+
+
+def _wires(chosen: Option, topology: Topology, size: float, took: Band) -> Wires:
+    total = chosen.sent * size
+    host = None if chosen.host_sent is None else chosen.host_sent * size
+    each = None if host is None else Band(*(host / topology.nics / one for one in (took.value, took.high, took.low)))
+    return Wires(total, total / topology.ranks, host, each)
+
+
+def _scaling(question: Question, name: str, seen: Option, refused: bool) -> tuple[Scale, ...]:
+    """Return it on 1, 2, 4, ... hosts up to those of the topology, with the same algorithm.
+
+    Hosts of different sizes are not taken apart.
+    """
+    topology = question.topology
+    if len(set(topology.ranks_per_host)) > 1:
+        return ()
+    counts = sorted({1 << power for power in range(topology.hosts.bit_length())} | {topology.hosts})
+    return tuple(
+        _scale(question, name, topology if count == topology.hosts else topology.sized(count), seen, refused)
+        for count in counts
+    )
+
+
+def _scale(question: Question, name: str, topology: Topology, seen: Option, refused: bool) -> Scale:
+    compute = question.compute_s if not refused else None
+    if topology.ranks < 2:
+        alone = Band(1.0, 1.0, 1.0) if compute else None
+        return Scale(topology.hosts, topology.ranks, None, None, alone, "")
+    chosen = seen if topology is question.topology else moved(choose(topology, question.size_bytes, name), seen)
+    (price,) = priced(chosen, [question.size_bytes])
+    rate = busbw(question.size_bytes, topology.ranks, price.seconds)
+    efficiency = None
+    if compute is not None:
+        left = best_buckets(chosen, question.size_bytes, compute)[0].exposed
+        efficiency = Band(*(compute / (compute + one) for one in (left.value, left.high, left.low)))
+    return Scale(topology.hosts, topology.ranks, price.seconds, rate, efficiency, price.extrapolated)

@@ -1,0 +1,31 @@
+"""How sure a simulation is: the band of clusters that are like its topology."""
+
+from __future__ import annotations
+
+from ringside.predict.band import Band
+from ringside.predict.laws.calibrate import expect
+from ringside.predict.laws.schedule_curve import Scheduled
+from ringside.predict.plan.options import schedule_law
+from ringside.predict.simulation.timeline import Timeline
+from ringside.text import ms
+
+UNSEEN = "no published table is of a schedule"
+
+
+def simulated_band(timeline: Timeline) -> Band:
+    """Return what a simulation took, with the band of clusters like its topology, seconds; lateness is as given."""
+    if timeline.schedule.rounds == 0:
+        return Band(timeline.seconds, timeline.seconds, timeline.seconds)
+    law = schedule_law(Scheduled(timeline.schedule, timeline.topology))
+    told = expect(law).predict([max(timeline.size_bytes, 1.0)])
+    middle, low, high = (float(one[0]) for one in (told.times_s, told.low_s, told.high_s))
+    return Band(timeline.seconds, timeline.seconds + low - middle, timeline.seconds + high - middle)
+
+
+def in_words(timeline: Timeline) -> str:
+    """Return in a line how sure a simulation is: it is exact for its topology's figures, and those are not."""
+    ends = simulated_band(timeline)
+    if ends.low == ends.high:
+        return "nothing is sent: exact"
+    band = f"{ms(ends.value)} ({ms(ends.low)} to {ms(ends.high)})"
+    return f"exact for these figures; a cluster like it: {band}, 95 %; extrapolated: {UNSEEN}"

@@ -1,0 +1,1 @@
+"""predict/score/__init__.py"""

@@ -1,0 +1,285 @@
+"""How well predictions meet tables of measurements: hold-out, larger sizes, another scale, no fit at all.
+
+A test row never has a part in its prediction: not in the fit, not in the scale of the band, not in the choice of the
+law, which is made from the table's words and counts. Only the row checks of `checks.py` have seen it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringside.errors import UsageError
+from ringside.predict.laws import mpi
+from ringside.predict.laws.calibrate import Calibration, Prediction, expect, fit, vague
+from ringside.predict.laws.fabric import Law
+from ringside.predict.laws.knowledge import Knowledge, is_mpi
+from ringside.predict.laws.transfer import transfer
+from ringside.predict.score import baselines
+from ringside.predict.tables.checks import check
+from ringside.predict.tables.table import ALL_REDUCE, BUS_FACTORS, Flag, Row, Table
+
+Floats = NDArray[np.float64]
+
+LARGE_BYTES = 1 << 20
+FULL_SWEEP = (18, 1 << 15)  # rows, and how many times the smallest size the largest is, of a sweep from end to end
+LEAST_HELD = 4  # rows for a hold-out
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors of predictions, as ratios to the measured time: 0.07 is 7 %.
+
+    Args:
+        mape: Mean of their absolute values.
+        median: Their median.
+        bias: Their mean with sign: above 0, the prediction is slow.
+        worst_size_bytes: Where the largest is.
+        mape_large: Mean from 1 MB (2²⁰ bytes) up; None where there is no such row.
+    """
+
+    mape: float
+    median: float
+    bias: float
+    worst_size_bytes: int
+    mape_large: float | None
+
+
+@dataclass(frozen=True)
+class Score:
+    """One table, predicted.
+
+    Args:
+        table: As `check` left it.
+        mode: `hold-out`, `larger sizes`, `other scale` or `preset`.
+        words: What the law was made from.
+        fitted: Rows that had a part in the fit.
+        scored: The rows that were predicted.
+        prediction: Their times and bands; None where the table was refused.
+        errors: None where it was refused.
+        baselines: By name; None for one that does not apply.
+        refused: Why it could not be scored; empty if it was.
+    """
+
+    table: Table
+    mode: str
+    words: str = ""
+    fitted: int = 0
+    scored: tuple[Row, ...] = ()
+    prediction: Prediction | None = None
+    errors: Errors | None = None
+    baselines: Mapping[str, Errors | None] = field(default_factory=dict)
+    refused: str = ""
+
+    @property
+    def band_coverage(self) -> float | None:
+        """Share of the scored rows inside their 95 % band."""
+        if self.prediction is None:
+            return None
+        return float(np.mean(self.prediction.covers(measured(self.scored))))
+
+    @property
+    def full_sweep(self) -> bool:
+        """Whether the table goes from small to large sizes."""
+        sizes = _sizes(self.table.rows)
+        return len(sizes) >= FULL_SWEEP[0] and float(sizes.max() / sizes.min()) >= FULL_SWEEP[1]
+
+
+def errors_of(sizes: Floats, times_s: Floats, measured_s: Floats) -> Errors:
+    """Return the errors of predicted times, all float64 [n], n ≥ 1."""
+    error = times_s / measured_s - 1.0
+    size, large = np.abs(error), sizes >= LARGE_BYTES
+    return Errors(
+        float(size.mean()),
+        float(np.median(size)),
+        float(error.mean()),
+        int(sizes[int(size.argmax())]),
+        float(size[large].mean()) if large.any() else None,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ the four ways
+
+
+def hold_out(table: Table, known: Knowledge) -> Score:
+    """Fit rows 0, 2, 4, ... of a checked table and score rows 1, 3, 5, ..."""
+    if len(table.rows) < LEAST_HELD:
+        return _refused(table, "hold-out", f"{len(table.rows)} usable rows; a hold-out needs {LEAST_HELD}")
+    return _fitted(table, "hold-out", table.rows[0::2], table.rows[1::2], known)
+
+
+def larger_sizes(table: Table, known: Knowledge, limit_bytes: float) -> Score:
+    """Fit the rows up to `limit_bytes` and score those above."""
+    small = tuple(row for row in table.rows if row.size_bytes <= limit_bytes)
+    large = tuple(row for row in table.rows if row.size_bytes > limit_bytes)
+    if len(small) < 2 or not large:
+        why = f"{len(small)} usable rows up to {limit_bytes:.0f} bytes and {len(large)} above; 2 and 1 are needed"
+        return _refused(table, "larger sizes", why)
+    return _fitted(table, "larger sizes", small, large, known)
+
+
+def preset_only(table: Table, known: Knowledge) -> Score:
+    """Score all rows without any fit."""
+    if not table.rows:
+        return _refused(table, "preset", "no usable row")
+    found = known.law(table)
+    if found is None:
+        words = "its words name no hardware that is known; say --preset NAME"
+        if is_mpi(table):
+            words = "processes on CPUs: give their point-to-point tables (osu_latency, osu_bw) too, or --preset NAME"
+        return _refused(table, "preset", words)
+    return _scored(table, "preset", found, expect(found), (), table.rows, known)
+
+
+def other_scale(fit_tables: Sequence[Table], test: Table, known: Knowledge) -> Score:
+    """Fit tables of one cluster and score one of another scale."""
+    usable = [table for table in fit_tables if table.rows and table.collective == test.collective]
+    if not usable or not test.rows:
+        return _refused(test, "other scale", "no usable rows to fit or to score")
+    there = known.law(test)
+    laws = [known.law(table) for table in usable]
+    if there is None or any(one is None for one in laws):
+        there = vague(test.ranks, noisy=is_mpi(test))
+        laws = [vague(table.ranks, noisy=is_mpi(table)) for table in usable]
+    fitted = [fit(_sizes(t.rows), measured(t.rows), one) for t, one in zip(usable, laws, strict=True)]
+    moved = transfer(fitted, there)
+    rows = tuple(row for table in usable for row in table.rows)
+    return _scored(test, "other scale", moved, expect(moved), rows, test.rows, known)
+
+
+def _refused(table: Table, mode: str, why: str) -> Score:
+    told = "; ".join(f"line {flag.line}: {flag.reason}" for flag in table.flags[:3])
+    return Score(table, mode, refused=why + (f" ({told})" if told else ""))
+
+
+def _fitted(table: Table, mode: str, rows: Sequence[Row], held: Sequence[Row], known: Knowledge) -> Score:
+    found = known.law_or_vague(table)
+    return _scored(table, mode, found, fit(_sizes(rows), measured(rows), found), rows, held, known)
+
+
+def _scored(
+    table: Table,
+    mode: str,
+    found: Law,
+    calibration: Calibration,
+    rows: Sequence[Row],
+    held: Sequence[Row],
+    known: Knowledge,
+) -> Score:
+    sizes, times = _sizes(held), measured(held)
+    prediction = calibration.predict(sizes)
+    errors = errors_of(sizes, prediction.times_s, times)
+    return Score(
+        table, mode, found.words, len(rows), tuple(held), prediction, errors, _baselines(table, rows, held, known)
+    )
+
+
+def _baselines(table: Table, rows: Sequence[Row], held: Sequence[Row], known: Knowledge) -> dict[str, Errors | None]:
+    sizes, times = _sizes(held), measured(held)
+    found: dict[str, Errors | None] = {"hockney": None, "interpolation": None, "nccl_constants": None}
+    if len(rows) >= 2:
+        fitted = _sizes(rows), measured(rows)
+        found["hockney"] = errors_of(sizes, baselines.hockney(*fitted, sizes), times)
+        found["interpolation"] = errors_of(sizes, baselines.interpolate(*fitted, sizes), times)
+    topology = known.topology(table) if table.collective == ALL_REDUCE and not is_mpi(table) else None
+    if topology is not None and topology.ranks > 1:
+        found["nccl_constants"] = errors_of(sizes, baselines.nccl_constants(topology, sizes), times)
+    return found
+
+
+def _sizes(rows: Sequence[Row]) -> Floats:
+    return np.array([row.size_bytes for row in rows], dtype=np.float64)
+
+
+def measured(rows: Sequence[Row]) -> Floats:
+    """Return the times of rows, seconds, float64 [n]."""
+    return np.array([row.time_s for row in rows], dtype=np.float64)
+
+
+# ------------------------------------------------------------------------------------------------ many tables
+
+
+def checked(tables: Sequence[Table]) -> tuple[list[Table], tuple[mpi.Pairs, ...]]:
+    """Return the collectives among tables, checked, and the point-to-point costs among them.
+
+    Raises:
+        UsageError: There is no table of a collective.
+    """
+    done = [check(table) for table in tables]
+    collectives = [table for table in done if table.collective in BUS_FACTORS]
+    if not collectives:
+        raise UsageError("no table of a collective among these files; point-to-point tables only tell of messages")
+    return collectives, tuple(mpi.pairs_of(done))
+
+
+def flagged(table: Table) -> tuple[Flag, ...]:
+    """Return the flags of a table, each line once."""
+    first = {flag.line: flag for flag in reversed(table.flags)}
+    return tuple(first[line] for line in sorted(first))
+
+
+def same_cluster(fit_tables: Sequence[Table], test: Table) -> list[Table]:
+    """Return the tables of the cluster that `test` is of; all of them where words do not tell several apart."""
+    named = [table for table in fit_tables if table.cluster == test.cluster]
+    different = {table.cluster for table in fit_tables}
+    return named if named and len(different) > 1 else list(fit_tables)
+
+
+def with_ranks(table: Table, ranks: int, hosts: int) -> Table:
+    """Return the table with counts that it did not say."""
+    return replace(table, ranks=table.ranks or ranks, hosts=table.hosts or hosts)
+
+
+# -------------------------------------------------------------------------------------------------
+# Scores of many tables together: medians over tables, coverage over rows.
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Scores pooled: medians over tables, coverage over rows.
+
+    Args:
+        tables: How many were scored.
+        mape: Median over tables.
+        mape_large: Median over tables of the error from 1 MB up.
+        bias: Median over tables.
+        band_coverage: Over all rows.
+        rows: How many rows were scored.
+        baselines: Median error over the tables to which each applies.
+    """
+
+    tables: int
+    mape: float | None
+    mape_large: float | None
+    bias: float | None
+    band_coverage: float | None
+    rows: int
+    baselines: Mapping[str, float | None]
+
+
+def summary(scores: Sequence[Score]) -> Summary:
+    """Return what scores come to together; figures are None where there is nothing to pool."""
+    done = [(one, one.errors, one.prediction) for one in scores if one.errors is not None]
+    hits = [prediction.covers(measured(one.scored)) for one, _, prediction in done if prediction is not None]
+    names = ("hockney", "interpolation", "nccl_constants")
+    return Summary(
+        len(done),
+        _median([errors.mape for _, errors, _ in done if errors]),
+        _median([errors.mape_large for _, errors, _ in done if errors]),
+        _median([errors.bias for _, errors, _ in done if errors]),
+        float(np.mean(np.concatenate(hits))) if hits else None,
+        sum(len(hit) for hit in hits),
+        {name: _median([_mape(one.baselines.get(name)) for one, _, _ in done]) for name in names},
+    )
+
+
+def _mape(errors: Errors | None) -> float | None:
+    return errors.mape if errors is not None else None
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.median(known)) if known else None

@@ -1,0 +1,1 @@
+"""predict/simulation/__init__.py"""

@@ -1,0 +1,1 @@
+"""predict/tables/__init__.py"""

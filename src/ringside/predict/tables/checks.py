@@ -1,0 +1,345 @@
+"""Row checks: which rows of a table are used, and in words why the others are not.
+
+Every threshold here is a constant: a row is judged by its own figures and by the rows of its table, never by how well
+a model would fit it. Two facts of physics find rows that agree with themselves and are still wrong: a message does not
+take longer than a larger one, and not longer than sending it in pieces would.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringside.errors import UsageError
+from ringside.predict.tables.table import ALL_REDUCE, BUS_FACTORS, Figure, Flag, Row, Table, bus_factor
+
+# -------------------------------------------------------------------------------------------------
+# Rows that the rows around them show to be wrong.
+#
+# Two facts of physics: a message does not take longer than a larger one, and not longer than sending it in pieces.
+
+SLOWER_THAN_LARGER = 2.0
+SLOWER_THAN_PIECES = 1.4
+SPIKE = 1.4  # beside both neighbours
+LONG_RUN = 3  # more rows than this in a row are a regime of the cluster, unless they are worse than
+REGIME = 2.5
+
+
+def implausible(rows: list[Row]) -> tuple[list[Row], list[Flag]]:
+    """Flag rows slower than a larger message, or than the same bytes in pieces."""
+    reasons: dict[int, str] = {}
+    times = np.array([row.time_s for row in rows])
+    sizes = np.array([row.size_bytes for row in rows])
+    # Repeats of one size are sorted by time, or the order in the file would decide.
+    order = np.lexsort((times, sizes))
+    times, sizes = times[order], sizes[order]
+    for index in _spikes(times):
+        reasons[index] = f"{_us(times[index])} beside {_us(times[index + 1])} for a larger message: a spike"
+    rules = (
+        (SLOWER_THAN_LARGER, times, -times, "slower than a larger message, or that one is impossibly fast"),
+        (
+            SLOWER_THAN_PIECES,
+            sizes / times,
+            sizes / times,
+            "slower than in smaller pieces, or those are impossibly fast",
+        ),
+    )
+    # One wrong row can make others look wrong by one rule and not by the other: the order that blames fewer is taken.
+    tried = [_blamed(each, set(reasons)) for each in (rules, rules[::-1])]
+    for index, words in min(tried, key=len).items():
+        reasons[index] = f"{_us(times[index])} for {sizes[index]:.0f} B: {words}"
+    kept = [rows[order[i]] for i in range(len(rows)) if i not in reasons]
+    return kept, [Flag(rows[order[i]].line, reasons[i], rows[order[i]].size_bytes) for i in sorted(reasons)]
+
+
+def _blamed(rules: Sequence[tuple[float, Floats, Floats, str]], known: set[int]) -> dict[int, str]:
+    """Return what each rule in turn has against the rows that are left, by row."""
+    found: dict[int, str] = {}
+    for tolerance, judged, better, words in rules:
+        left = np.array([i for i in range(len(judged)) if i not in known and i not in found], dtype=np.int64)
+        found.update((int(left[place]), words) for place in _outside(judged[left], tolerance, better[left]))
+    return found
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:.4g} us"
+
+
+def _spikes(times: Floats) -> list[int]:
+    """Return rows that stand above both neighbours; the first above the next two (it is often a cold start)."""
+    if len(times) < 3:
+        return []
+    found = [0] if times[0] > SPIKE * max(times[1], times[2]) else []
+    before, here, after = times[:-2], times[1:-1], times[2:]
+    # Where the next is below the one before as well, the next is the odd one.
+    above = (here > SPIKE * before) & (here > SPIKE * after) & (after * SPIKE > before)
+    return found + [int(index) + 1 for index in np.flatnonzero(above)]
+
+
+def _outside(values: Floats, tolerance: float, better: Floats) -> list[int]:
+    """Return the rows to leave out so that the rest never falls below its maximum so far by more than `tolerance`.
+
+    Where either of two rows would do, the `better` stays: much makes a message slow and nothing makes it too fast.
+    """
+    ranks = np.argsort(np.argsort(better, kind="stable"), kind="stable")
+    keep = rising(values, tolerance, 1.0 + ranks / (2.0 * max(len(values), 1) ** 2))
+    found: list[int] = []
+    runs = np.split(np.arange(len(values)), np.flatnonzero(np.diff(keep)) + 1) if len(values) else []
+    for run in runs:
+        if keep[run[0]]:
+            continue
+        inside = values[keep]
+        worst = max(_violation(values[i], inside[: keep[:i].sum()], inside[keep[:i].sum() :]) for i in run)
+        if len(run) <= LONG_RUN or worst >= REGIME:
+            found.extend(int(i) for i in run)
+    return found
+
+
+def _violation(value: float, before: Floats, after: Floats) -> float:
+    return float(max(before.max(initial=0.0) / value, value / after.min(initial=np.inf)))
+
+
+def rising(values: Floats, tolerance: float, worth: Floats | None = None) -> NDArray[np.bool_]:
+    """Return a largest subset in which no value is below the largest before it divided by `tolerance`.
+
+    Args:
+        values: Positive, float64 [n].
+        tolerance: 1 asks for a non-decreasing subset.
+        worth: Of each value, float64 [n]; the subset's sum is greatest. None: all are worth 1.
+
+    Returns:
+        Which values are in it, bool [n]. Time and memory O(n²) and O(n).
+    """
+    n = len(values)
+    worth = np.ones(n) if worth is None else worth
+    best = np.zeros(n)  # of subsets whose maximum so far is value i
+    parent = np.full(n, -1, dtype=np.int64)
+    for j in range(n):
+        below = np.flatnonzero(values[:j] <= values[j])
+        within = (values[:j] > values[j]) & (values[:j] <= tolerance * values[j])
+        best[j] = worth[j]
+        if len(below):
+            parent[j] = below[np.argmax(best[below])]
+            best[j] += best[parent[j]]
+        best[:j][within] += worth[j]
+    keep = np.zeros(n, dtype=np.bool_)
+    top, end = (int(np.argmax(best)) if n else -1), n
+    while top >= 0:
+        between = np.arange(top + 1, end)
+        keep[top] = True
+        keep[between[(values[between] < values[top]) & (values[between] * tolerance >= values[top])]] = True
+        top, end = int(parent[top]), top
+    return keep
+
+
+SLACK = 0.012  # of stated bandwidths, beyond their last digit: both are often printed from rounded figures
+MOST_RANKS = 1 << 20
+FASTEST = 20e12  # bytes per second and rank: ten times the fastest link there is
+LONGEST_S = 1e5
+
+Floats = NDArray[np.float64]
+
+
+def check(table: Table) -> Table:
+    """Return the table with its rows sorted by size, what is wrong with others flagged, and its ranks known.
+
+    Where the table does not say how many ranks there were, busbw/algbw tells (2(n-1)/n for all-reduce).
+    """
+    rows, flags = _each(table.rows, _alone)
+    rows, more = _repeats(rows)
+    flags += more
+    table = _with_ranks(table, rows)
+    rows, more = _each(rows, lambda row: _stated(row, table))
+    flags += more
+    rows.sort(key=lambda row: row.size_bytes)
+    if table.collective in BUS_FACTORS or table.collective == "p2p_latency":
+        rows, more = implausible(rows)
+        flags += more
+    return table.with_flags(rows, flags)
+
+
+def _each(rows: Sequence[Row], judge: object) -> tuple[list[Row], list[Flag]]:
+    kept: list[Row] = []
+    flags: list[Flag] = []
+    for row in rows:
+        reason = judge(row)  # type: ignore[operator]
+        if reason:
+            flags.append(Flag(row.line, reason, row.size_bytes))
+        else:
+            kept.append(row)
+    return kept, flags
+
+
+def _alone(row: Row) -> str:
+    """What is wrong with a row whatever stands around it."""
+    if row.size_bytes <= 0:
+        return "size 0: nothing was moved" if row.size_bytes == 0 else "a negative size"
+    if not float(row.size_bytes).is_integer():  # nor is infinity
+        return f"size {row.size_bytes:g} is no whole number of bytes; are the columns mixed up?"
+    if not row.time_s > 0:
+        return f"time {row.time_s * 1e6:g} us: a call takes longer than nothing"
+    if row.time_s > LONGEST_S:
+        return f"time {row.time_s:g} s: longer than a day; is the unit right?"
+    if row.size_bytes / row.time_s > FASTEST:
+        return f"{row.size_bytes / row.time_s / 1e9:.0f} GB/s: faster than any link; are time and unit right?"
+    return ""
+
+
+def _repeats(rows: Sequence[Row]) -> tuple[list[Row], list[Flag]]:
+    kept: dict[tuple[float, float], Row] = {}
+    flags = []
+    for row in rows:
+        first = kept.setdefault((row.size_bytes, row.time_s), row)
+        if first is not row:
+            flags.append(Flag(row.line, f"the same size and time as line {first.line}", row.size_bytes))
+    return list(kept.values()), flags
+
+
+# ------------------------------------------------------------------------------------------------ stated bandwidths
+
+_UNITS = (
+    (8.0, "in Gbit/s (bits, not bytes)"),
+    (1 / 8, "an eighth: is the size in bits?"),
+    (1e3, "a thousand times: is the time in ms, not us?"),
+    (1e-3, "a thousandth: is the time in ns, not us?"),
+    (1e6, "a million times: is the time in s, not us?"),
+    (1 / 1.073741824, "in GiB/s, not GB/s"),
+    (1.073741824, "in GB/s of sizes that are GiB"),
+    (1.048576, "1.0486 times: MiB for MB"),
+    (1 / 1.048576, "1/1.0486: MiB for MB"),
+)
+
+
+def _stated(row: Row, table: Table) -> str:
+    """What is wrong between a row's time and the bandwidths it states."""
+    true = row.size_bytes / row.time_s
+    factor = bus_factor(table.collective, table.ranks) if table.ranks else None
+    if row.algbw is not None and not _agree(row.algbw, true):
+        return f"algbw {_gb(row.algbw.value)} is not size/time = {_gb(true)}{_hint(row.algbw.value / true, factor)}"
+    if row.busbw is None or factor is None:
+        return ""
+    if row.algbw is None and not _agree(row.busbw, true * factor):
+        ratio = row.busbw.value / (true * factor) if factor else math.inf
+        return f"busbw {_gb(row.busbw.value)} is not {factor:.3f} size/time = {_gb(true * factor)}{_hint(ratio, None)}"
+    if not _agree(row.busbw, true * factor):
+        return _other_ranks(row, table, factor, row.busbw.value / true)
+    return ""
+
+
+def _other_ranks(row: Row, table: Table, factor: float, ratio: float) -> str:
+    said = f"busbw/algbw = {ratio:.4g} where {table.ranks} ranks give {factor:.4g}"
+    other = _ranks_of(ratio, table.collective)
+    wide = row.busbw is not None and row.busbw.half_digit > 0.02 * row.busbw.value
+    return said if other is None or wide else f"{said}; it is that of {other} ranks"
+
+
+def _agree(stated: Figure, true: float) -> bool:
+    return abs(stated.value - true) <= 2 * stated.half_digit + SLACK * true
+
+
+def _hint(ratio: float, factor: float | None) -> str:
+    for unit, words in _UNITS:
+        if abs(ratio / unit - 1) < 0.015:
+            return f": {words}"
+    if factor is not None and factor > 1.05 and abs(ratio / factor - 1) < 0.015:
+        return ": it is the bus bandwidth"
+    return ""
+
+
+def _gb(rate: float) -> str:
+    return f"{rate / 1e9:.4g} GB/s"
+
+
+# ------------------------------------------------------------------------------------------------ ranks
+
+
+def _with_ranks(table: Table, rows: Sequence[Row]) -> Table:
+    """Return the table with ranks and collective from busbw/algbw where it does not say."""
+    if table.collective not in BUS_FACTORS:
+        return table
+    if table.ranks == 0:
+        ranks = infer_ranks(rows, table.collective)
+        if ranks == 0 and table.collective == ALL_REDUCE:
+            gathered = infer_ranks(rows, "all_gather")
+            return replace(table, ranks=gathered, collective="all_gather") if gathered else table
+        return replace(table, ranks=ranks)
+    ratios = _ratios(rows)
+    if table.collective == ALL_REDUCE and len(ratios) and table.ranks > 1:
+        # Said nowhere, yet plainly the other collectives' factor: their tables have the same columns.
+        near = [kind for kind in (ALL_REDUCE, "all_gather", "sendrecv") if _fits(ratios, kind, table.ranks)]
+        if near and near[0] != ALL_REDUCE:
+            return replace(table, collective=near[0])
+    return table
+
+
+def _ratios(rows: Sequence[Row]) -> list[tuple[float, float]]:
+    """Return busbw/algbw of rows precise enough to tell, each with its uncertainty."""
+    found = []
+    for row in rows:
+        if row.busbw is None or row.busbw.value <= 0:
+            continue
+        true = row.size_bytes / row.time_s
+        if row.algbw is not None and not _agree(row.algbw, true):
+            continue
+        algbw = row.algbw if row.algbw is not None and row.algbw.value > 0 else Figure(true, 0.0005 * true)
+        ratio = row.busbw.value / algbw.value
+        spread = ratio * (row.busbw.half_digit / row.busbw.value + algbw.half_digit / algbw.value)
+        if spread < 0.05:
+            found.append((ratio, spread))
+    return found
+
+
+def _fits(ratios: Sequence[tuple[float, float]], collective: str, ranks: int) -> bool:
+    factor = bus_factor(collective, ranks)
+    return sum(abs(ratio - factor) <= spread + 0.01 * factor for ratio, spread in ratios) * 2 > len(ratios)
+
+
+def infer_ranks(rows: Sequence[Row], collective: str = ALL_REDUCE) -> int:
+    """Return the number of ranks that busbw/algbw of most rows stands for; 0 where they do not tell."""
+    votes: Counter[int] = Counter()
+    for ratio, spread in _ratios(rows):
+        low, high = (_ranks_of(ratio + sign * spread, collective) for sign in (-1, 1))
+        exact = _ranks_of(ratio, collective)
+        if low is None or exact is None:
+            continue
+        high = min(high if high is not None else MOST_RANKS, 4 * low, MOST_RANKS)
+        for ranks in range(max(low, 2), max(high, exact) + 1):
+            if abs(bus_factor(collective, ranks) - ratio) <= spread:
+                votes[ranks] += 1
+    if not votes:
+        return 0
+    most = max(votes.values())
+    best = sorted(ranks for ranks, count in votes.items() if count == most)
+    # Several counts fit where figures are coarse: take the one machines have.
+    return max(best, key=lambda ranks: (_roundness(ranks), -ranks))
+
+
+def _roundness(ranks: int) -> int:
+    """How often 2 divides the count: clusters are made of eights."""
+    return (ranks & -ranks).bit_length()
+
+
+def _ranks_of(ratio: float, collective: str) -> int | None:
+    a, b = BUS_FACTORS[collective]
+    if b == 0 or not 0 < ratio < a:
+        return None
+    ranks = round(b / (ratio - a))
+    return ranks if 2 <= ranks <= MOST_RANKS else None
+
+
+def usable(table: Table, least: int) -> Table:
+    """Return the table if it has `least` rows left.
+
+    Raises:
+        UsageError: It has fewer; the message says what became of the others.
+    """
+    if len(table.rows) >= least:
+        return table
+    why = "; ".join(dict.fromkeys(flag.reason for flag in table.flags[:3]))
+    told = f" ({len(table.flags)} flagged: {why})" if table.flags else ""
+    raise UsageError(f"{table.name}: {len(table.rows)} usable rows where {least} are needed{told}")

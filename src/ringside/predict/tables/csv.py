@@ -1,0 +1,189 @@
+"""CSV of measurements: columns by any usual name, in any order and unit; several clusters in a file, several tables."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ringside.errors import UsageError
+from ringside.predict.tables.table import ALL_REDUCE, Flag, Row, Table, collective_named, figure
+from ringside.text import parse_size
+
+_SIZE = re.compile(r"^(size|bytes|nbytes|message_?size|size_bytes|sizeb|size_b)$")
+_TIME = re.compile(
+    r"^(?:median_|avg_|mean_)?(?:time|latency|duration|t)(?:_?avg)?_?(us|usec|ms|msec|s|sec|seconds|ns)?$"
+)
+_BAND = re.compile(r"^(alg|bus)_?(bw|bandwidth)_?(.*)$")
+_P2P = re.compile(r"^(median_|avg_)?(bandwidth)_?(mb_?p?s|mbps|mb_s)$")
+_WORDS = {"nodes": "hosts", "hosts": "hosts", "num_nodes": "hosts", "n_nodes": "hosts"}
+_WORDS |= dict.fromkeys(("gpus", "ranks", "nranks", "world_size", "num_gpus", "np", "processes"), "ranks")
+_WORDS |= dict.fromkeys(("cluster", "system", "machine", "hardware"), "cluster")
+_WORDS |= dict.fromkeys(("algo", "algorithm"), "algorithm") | {"collective": "collective"}
+_WORDS |= dict.fromkeys(("min_us", "min"), "low") | dict.fromkeys(("max_us", "max"), "high")
+_SECONDS = {
+    "": 1e-6,
+    "us": 1e-6,
+    "usec": 1e-6,
+    "ms": 1e-3,
+    "msec": 1e-3,
+    "s": 1.0,
+    "sec": 1.0,
+    "seconds": 1.0,
+    "ns": 1e-9,
+}
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Which column says what, and the unit of each."""
+
+    place: Mapping[str, int]
+    scale: Mapping[str, float]
+    width: int
+    collective: str = ALL_REDUCE
+
+
+def read(text: str, stem: str) -> list[Table]:
+    """Return the tables in a CSV's text; rows of one cluster, host count, rank count and algorithm are one table.
+
+    Raises:
+        UsageError: No line names a column of sizes and one of times.
+    """
+    columns: _Columns | None = None
+    groups: dict[tuple[str, ...], tuple[list[Row], list[Flag]]] = {}
+    collectives: dict[tuple[str, ...], str] = {}
+    last: tuple[str, ...] | None = None
+    for line, cells in _records(text):
+        named = _columns(cells)
+        if named is not None:
+            columns = named
+            continue
+        if columns is None:
+            continue
+        key = _key(columns, cells) if len(cells) == columns.width else last
+        key = key if key is not None else ("", "", "", "", "")
+        last = key
+        collectives.setdefault(key, columns.collective)
+        rows, flags = groups.setdefault(key, ([], []))
+        found = _row(columns, line, cells)
+        if isinstance(found, Row):
+            rows.append(found)
+        else:
+            flags.append(found)
+    if columns is None:
+        raise UsageError(
+            f"{stem}: no columns of sizes and times; a CSV names them in its first line, such as size_bytes,time_us"
+        )
+    differ = [len({key[part] for key in groups}) > 1 for part in range(5)]
+    return [_table(stem, key, groups[key], collectives[key], differ) for key in groups]
+
+
+def _records(text: str) -> Iterable[tuple[int, list[str]]]:
+    first = next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
+    mark = max(",;\t", key=first.count)
+    for line, written in enumerate(io.StringIO(text), 1):
+        if written.strip() and not written.lstrip().startswith("#"):
+            # One line at a time: a quote that never closes must not swallow the rows that follow.
+            try:
+                cells = next(csv.reader([written.rstrip("\r\n")], delimiter=mark))
+            except csv.Error:  # a carriage return within, or a cell longer than any: a row that says nothing
+                cells = [written]
+            yield line, [cell.strip() for cell in cells]
+
+
+def _columns(cells: Sequence[str]) -> _Columns | None:
+    """Return what the cells of a header name; None for a row that is no header."""
+    place: dict[str, int] = {}
+    scale: dict[str, float] = {}
+    collective = ALL_REDUCE
+    for index, cell in enumerate(cells):
+        name, unit = _known(cell)
+        if name and name not in place:
+            place[name], scale[name] = index, unit
+            if re.match(r"(median_|avg_)?latency", cell.strip().lower()):
+                collective = "p2p_latency"
+            elif name == "p2p":
+                collective = "p2p_bandwidth"
+    if "size" not in place or not ({"time", "p2p", "efficiency", "busbw", "algbw"} & set(place)):
+        return None
+    return _Columns(place, scale, len(cells), collective)
+
+
+def _known(cell: str) -> tuple[str, float]:
+    plain = re.sub(r"[\s()/\[\]]+", "_", cell.strip()).strip("_")
+    lower = plain.lower()
+    if _SIZE.match(lower):
+        return "size", 1.0
+    if match := _BAND.match(lower):
+        return f"{match[1]}bw", _bandwidth_unit(plain)
+    if _P2P.match(lower):
+        return "p2p", 1e6
+    if match := _TIME.match(lower):
+        return "time", _SECONDS[match[1] or ""]
+    if lower.startswith("efficiency"):
+        return "efficiency", 1.0
+    return _WORDS.get(lower, ""), 1e-6
+
+
+def _bandwidth_unit(name: str) -> float:
+    """Return bytes per second of one unit in a column's name; GB/s where it names none. `b` is a bit, `B` a byte."""
+    match = re.search(r"([KMGT])(i?)([bB])(?=p?s|_?s|_per|$)", name)
+    if match is None:
+        return 1e9
+    base = 1024.0 if match[2] else 1000.0
+    power = float(base ** ("KMGT".index(match[1]) + 1))
+    return power / 8 if match[3] == "b" else power
+
+
+def _key(columns: _Columns, cells: Sequence[str]) -> tuple[str, ...]:
+    names = ("cluster", "hosts", "ranks", "algorithm", "collective")
+    return tuple(cells[columns.place[name]] if name in columns.place else "" for name in names)
+
+
+def _row(columns: _Columns, line: int, cells: Sequence[str]) -> Row | Flag:
+    if len(cells) != columns.width:
+        what = (
+            "cut by a line wrap, or columns are missing" if len(cells) < columns.width else "columns of another table"
+        )
+        return Flag(line, f"{len(cells)} fields where the header has {columns.width}: {what}")
+    place, scale = columns.place, columns.scale
+    size = parse_size(cells[place["size"]], binary=True)
+    if size is None:
+        return Flag(line, f"{cells[place['size']]!r} is no size in bytes")
+    if "p2p" in place:
+        rate = figure(cells[place["p2p"]], scale["p2p"])
+        usable = rate is not None and rate.value > 0
+        return Row(line, size, size / rate.value, rate) if rate and usable else Flag(line, "no bandwidth", size)
+    if "time" not in place:
+        return Flag(line, "the table has no column of times", size)
+    time = figure(cells[place["time"]], scale["time"])
+    if time is None or not math.isfinite(time.value):
+        return Flag(line, f"{cells[place['time']]!r} is no time", size)
+    found = {}
+    for name in ("algbw", "busbw", "low", "high"):
+        text = cells[place[name]] if name in place else ""
+        found[name] = figure(text, scale.get(name, 1.0))
+        if text and found[name] is None:
+            return Flag(line, f"{text!r} in column {name} is no number", size)
+    low, high = (found[name].value if found[name] else None for name in ("low", "high"))  # type: ignore[union-attr]
+    return Row(line, size, time.value, found["algbw"], found["busbw"], low, high)
+
+
+def _table(
+    stem: str, key: tuple[str, ...], found: tuple[list[Row], list[Flag]], kind: str, differ: Sequence[bool]
+) -> Table:
+    cluster, hosts, ranks, algorithm, collective = key
+    told = [cluster, f"{hosts} hosts" if hosts else "", f"{ranks} ranks" if ranks else "", algorithm, collective]
+    parts = [word for word, differs in zip(told, differ, strict=True) if word and differs]
+    name = f"{stem}: {', '.join(parts)}" if parts else stem
+    if kind == ALL_REDUCE or ranks or algorithm:  # a latency among ranks is a collective's, not a pair's
+        kind = collective_named(collective, algorithm) or ALL_REDUCE
+    return Table(name, tuple(found[0]), tuple(found[1]), _int(ranks), _int(hosts), cluster, kind, algorithm)
+
+
+def _int(text: str) -> int:
+    return int(text) if text.isdecimal() and len(text) < 10 else 0

@@ -1,0 +1,126 @@
+"""Raw logs of nccl-tests and rccl-tests, whatever a launcher wrote before each line.
+
+The columns are `size count type [redop] [root]`, then `time algbw busbw #wrong` out of place and again in place. The
+out-of-place figures are taken, as published tables do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ringside.predict.tables.table import ALL_REDUCE, Figure, Flag, Row, Table, collective_named, figure
+
+_HEADER = re.compile(r"#\s+size\s+count\s+type\b")
+_TYPES = r"(?:u?int\d+|float|double|half|bfloat16|u?char|f8e\w+|fp8_\w+|float8_\w+|uint8|int8|float16|float32|float64)"
+_START = re.compile(rf"(?<![\w.])(\d+)\s+(\d+)\s+({_TYPES})\b(.*)$")
+_DEVICE = re.compile(
+    r"#\s+Rank\s+(\d{1,9})\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.+?)\s*$"
+)
+_PROGRAM = re.compile(r"\b(all_reduce|all_gather|reduce_scatter|alltoall|sendrecv|broadcast|reduce)_perf\b")
+_NUMBER = re.compile(r"^-?\d+(?:\.\d+)?(?:e[+-]?\d+)?$", re.IGNORECASE)
+_TAIL = re.compile(r"^(?:\[[^\]]*\](?:<\w+>)?:?\s*)?(?:-?\d[\d.e+]*\s+)*(?:-?\d[\d.e+]*|N/A)$")
+
+
+def recognises(text: str) -> bool:
+    """Whether the text has the header or the rows of nccl-tests."""
+    return _HEADER.search(text) is not None or any(_row(1, line) for line in text.splitlines()[:2000])
+
+
+def read(text: str, stem: str) -> list[Table]:
+    """Return the tables of a log: one for every header that follows rows."""
+    tables: list[Table] = []
+    devices: dict[int, tuple[str, str]] = {}
+    rows: list[Row] = []
+    flags: list[Flag] = []
+    collective = ""
+    cut = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if match := _DEVICE.search(line):
+            if rows:
+                tables.append(_table(stem, len(tables), rows, flags, devices, collective))
+                rows, flags, devices = [], [], {}
+            devices[int(match[1])] = (match[2], match[3])
+        elif match := _PROGRAM.search(line):
+            if rows and collective and collective != match[1] and "concluded" not in line:
+                tables.append(_table(stem, len(tables), rows, flags, devices, collective))
+                rows, flags, devices = [], [], {}
+            collective = match[1]
+        else:
+            cut = _take(number, line, rows, flags, cut)
+    if rows or flags or not tables:
+        tables.append(_table(stem, len(tables), rows, flags, devices, collective))
+    return tables
+
+
+def _take(number: int, line: str, rows: list[Row], flags: list[Flag], cut: bool) -> bool:
+    """Put a line where it belongs; return whether it is a row's beginning without its end."""
+    found = _row(number, line)
+    if isinstance(found, Row):
+        rows.append(found)
+    elif isinstance(found, Flag):
+        flags.append(found)
+        return "line wrap" in found.reason
+    elif cut and line.strip() and _TAIL.match(line.strip()):
+        flags.append(Flag(number, "the end of a row that a line wrap cut"))
+        return True
+    return False
+
+
+def _row(number: int, line: str) -> Row | Flag | None:
+    if "#" in line.split("[", 1)[0][:3]:
+        return None
+    match = _START.search(line)
+    if match is None:
+        return None
+    size = float(match[1])
+    words = match[4].split()
+    words = words[1:] if words and not _NUMBER.match(words[0]) and words[0] != "N/A" else words
+    numbers = [word for word in words if _NUMBER.match(word) or word.upper() in ("N/A", "NAN", "INF", "-NAN", "-INF")]
+    if len(numbers) != len(words):
+        odd = next(word for word in words if word not in numbers)
+        return Flag(number, f"{odd!r} stands among the figures", size)
+    if numbers and _is_root(numbers):
+        numbers = numbers[1:]
+    if len(numbers) < 3:
+        return Flag(number, "cut by a line wrap: time, algbw and busbw do not follow", size)
+    time, algbw, busbw = (figure(word) for word in numbers[:3])
+    if time is None:
+        return Flag(number, f"{numbers[0]!r} is no time", size)
+    return Row(number, size, time.value * 1e-6, _gigabytes(algbw), _gigabytes(busbw))
+
+
+def _is_root(numbers: list[str]) -> bool:
+    """Whether the first figure is the column `root`: a whole number with an odd or full row behind it."""
+    whole = re.fullmatch(r"-?\d+", numbers[0]) is not None
+    return whole and (numbers[0].startswith("-") or len(numbers) in (5, 9) or len(numbers) > 9)
+
+
+def _gigabytes(read: Figure | None) -> Figure | None:
+    return Figure(read.value * 1e9, read.half_digit * 1e9) if read is not None else None
+
+
+def _table(
+    stem: str,
+    index: int,
+    rows: list[Row],
+    flags: list[Flag],
+    devices: dict[int, tuple[str, str]],
+    collective: str,
+) -> Table:
+    hosts = len({host for host, _ in devices.values()})
+    cluster = ", ".join(_unique(device for _, device in devices.values()))
+    return Table(
+        f"{stem} ({index + 1})" if index else stem,
+        tuple(rows),
+        tuple(flags),
+        max(devices) + 1 if devices else 0,
+        hosts,
+        cluster,
+        collective_named(collective) or ALL_REDUCE,
+        "auto",
+    )
+
+
+def _unique(words: Iterator[str]) -> list[str]:
+    return list(dict.fromkeys(words))

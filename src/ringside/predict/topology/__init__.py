@@ -1,0 +1,1 @@
+"""predict/topology/__init__.py"""

@@ -1,0 +1,324 @@
+"""A topology from a preset's name, a TOML file, or what `ringside probe` wrote."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ringside.decoding import UNDECODABLE
+from ringside.errors import UsageError
+from ringside.predict.topology.topology import LinkClass, LinkOverride, Switch, Topology
+
+__all__ = ["from_probe", "from_toml", "load_topology", "preset", "presets"]
+
+
+# -------------------------------------------------------------------------------------------------
+# A topology in TOML; one line per mistake. All it can say::
+#
+# schema = 1
+# name = "two boxes"
+# hosts = 2
+# ranks_per_host = 4              # or one number per host: [4, 2]
+# nics = 1
+# rails = "own"                   # or "pooled": a message uses all interfaces of its host
+# oversubscription = 2.0
+# hosts_per_leaf = 4
+# reduce_bytes_per_s = 10e9
+# overhead_s = 0.0
+# [inside]                        # between ranks of a host
+# kind = "pcie"
+# alpha_s = 2.5e-6
+# bytes_per_s = 24e9
+# host_bytes_per_s = 40e9         # what they carry together
+# [between]                       # between hosts, one interface
+# kind = "roce"
+# alpha_s = 4e-6
+# bytes_per_s = 12e9
+# [nvls]                          # a switch inside that reduces; [sharp]: between
+# alpha_s = 6e-6
+# bytes_per_s = 300e9
+# [[override]]                    # a link that differs, both ways unless one_way = true
+# hosts = [0, 1]                  # or ranks = [3, 4]
+# bytes_per_s = 3e9
+# [source]
+# "inside.alpha_s" = "measured"
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SCHEMA = 1
+_NUMBER, _WHOLE, _TEXT, _FLAG = "a number", "a whole number", "text", "true or false"
+_LINK = {"kind": _TEXT, "alpha_s": _NUMBER, "bytes_per_s": _NUMBER, "host_bytes_per_s": _NUMBER}
+_SWITCH = {"alpha_s": _NUMBER, "bytes_per_s": _NUMBER}
+_OVERRIDE = {"hosts": "pair", "ranks": "pair", "alpha_s": _NUMBER, "bytes_per_s": _NUMBER, "one_way": _FLAG}
+_KEYS = {
+    "schema": _WHOLE,
+    "name": _TEXT,
+    "hosts": _WHOLE,
+    "ranks_per_host": "counts",
+    "nics": _WHOLE,
+    "rails": _TEXT,
+    "oversubscription": _NUMBER,
+    "hosts_per_leaf": _WHOLE,
+    "reduce_bytes_per_s": _NUMBER,
+    "overhead_s": _NUMBER,
+}
+_TABLES = {"inside": _LINK, "between": _LINK, "nvls": _SWITCH, "sharp": _SWITCH}
+_NEEDED = {"inside": ("kind", "alpha_s", "bytes_per_s"), "between": ("kind", "alpha_s", "bytes_per_s")}
+
+
+def from_toml(text: str, origin: str = "topology") -> Topology:
+    """Return the topology that TOML describes; see the module for its keys.
+
+    Args:
+        text: The TOML.
+        origin: What to call it in errors, such as the file's name.
+
+    Raises:
+        UsageError: It is no TOML, a key is unknown, missing or of another type, or the topology cannot be; one line per
+            mistake.
+    """
+    try:
+        data = tomllib.loads(text)
+    except UNDECODABLE as error:
+        raise UsageError(f"{origin}: no TOML: {error}") from None
+    mistakes = _mistakes(data)
+    if mistakes:
+        raise UsageError("\n".join(f"{origin}: {mistake}" for mistake in mistakes))
+    return _built(data, origin)
+
+
+def _mistakes(data: Mapping[str, Any]) -> list[str]:
+    found = [f"{key}: is missing" for key in ("schema", "hosts", "ranks_per_host") if key not in data]
+    if data.get("schema", SCHEMA) != SCHEMA:
+        found.append(f"schema: this is read as {SCHEMA}, not {data['schema']!r}")
+    plain = {key: value for key, value in data.items() if key not in (*_TABLES, "override", "source")}
+    found += _wrong_keys("", plain, _KEYS)
+    for name, keys in _TABLES.items():
+        if name in data:
+            found += _wrong_table(name, data[name], keys, _NEEDED.get(name, ("alpha_s", "bytes_per_s")))
+    overrides = data.get("override", [])
+    if not isinstance(overrides, list):
+        return [*found, "override: begin each with [[override]], in double brackets"]
+    for at, one in enumerate(overrides):
+        found += _wrong_table(f"override {at + 1}", one, _OVERRIDE, ())
+        if isinstance(one, dict) and ("hosts" in one) == ("ranks" in one):
+            found.append(f"override {at + 1}: needs hosts = [a, b] or ranks = [a, b], one of them")
+    source = data.get("source", {})
+    if not isinstance(source, dict) or not all(isinstance(value, str) for value in source.values()):
+        found.append('source: a table of texts, by the name of a number such as "inside.alpha_s"')
+    return found
+
+
+def _wrong_table(name: str, table: Any, keys: Mapping[str, str], needed: tuple[str, ...]) -> list[str]:
+    if not isinstance(table, dict):
+        return [f"{name}: a table, not {table!r}"]
+    missing = [f"{name}.{key}: is missing" for key in needed if key not in table]
+    return missing + _wrong_keys(f"{name}.", table, keys)
+
+
+def _wrong_keys(where: str, table: Mapping[str, Any], keys: Mapping[str, str]) -> list[str]:
+    found = []
+    for key, value in table.items():
+        if key not in keys:
+            found.append(f"{where}{key}: there is no such key; there are {', '.join(keys)}")
+        elif not _CHECKS[keys[key]](value):
+            found.append(f"{where}{key}: {_WORDS.get(keys[key], keys[key])}, not {value!r}")
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    _NUMBER: _is_number,
+    _WHOLE: _is_whole,
+    _TEXT: lambda value: isinstance(value, str),
+    _FLAG: lambda value: isinstance(value, bool),
+    "pair": lambda value: isinstance(value, list) and len(value) == 2 and all(map(_is_whole, value)),
+    "counts": lambda value: (
+        _is_whole(value) or (isinstance(value, list) and bool(value) and all(map(_is_whole, value)))
+    ),
+}
+_WORDS = {"pair": "two whole numbers such as [0, 1]", "counts": "a whole number, or one for every host"}
+
+
+def _built(data: Mapping[str, Any], origin: str) -> Topology:
+    per = data["ranks_per_host"]
+    if isinstance(per, list) and len(per) != data["hosts"]:
+        raise UsageError(f"{origin}: ranks_per_host: {data['hosts']} numbers, one for every host, not {len(per)}")
+    tables: dict[str, Any] = {}
+    for name in _TABLES:
+        if name in data:
+            make = LinkClass if name in _NEEDED else Switch
+            try:
+                tables[name] = make(**data[name])
+            except UsageError as error:
+                raise UsageError("\n".join(f"{origin}: {name}.{line}" for line in str(error).splitlines())) from None
+    simple = {
+        key: data[key] for key in _KEYS if key in data and key not in ("schema", "name", "hosts", "ranks_per_host")
+    }
+    return Topology(
+        name=data.get("name", origin),
+        ranks_per_host=tuple(per) if isinstance(per, list) else (per,) * max(data["hosts"], 0),
+        overrides=tuple(link for one in data.get("override", []) for link in _overrides(one)),
+        sources=dict(data.get("source", {})),
+        **simple,
+        **tables,
+    )
+
+
+def _overrides(one: Mapping[str, Any]) -> list[LinkOverride]:
+    of = "hosts" if "hosts" in one else "ranks"
+    a, b = one[of]
+    pairs = [(a, b)] if one.get("one_way", False) else [(a, b), (b, a)]
+    return [LinkOverride(src, dst, one.get("alpha_s"), one.get("bytes_per_s"), of) for src, dst in pairs]
+
+
+# -------------------------------------------------------------------------------------------------
+# A topology from what `ringside probe` measured.
+
+_ONE_INTERFACE = 1.5
+
+
+def from_probe(data: Any, origin: str = "probe", kind: str = "ethernet") -> Topology:
+    """Return the topology that `ringside probe` measured.
+
+    Args:
+        data: Its JSON, as plain data: every host, its ranks, and every link between hosts.
+        origin: What to call it in errors.
+        kind: Of the links between hosts, which a probe cannot tell.
+
+    Raises:
+        UsageError: It is something else, or a link was broken.
+    """
+    try:
+        if data["kind"] != "ringside topology" or data["schema"] != SCHEMA:
+            raise UsageError(
+                f"{origin}: a {data['kind']} of schema {data['schema']}, not a ringside topology of {SCHEMA}"
+            )
+        ranks = tuple(int(host["ranks"]) for host in data["hosts"])
+        links = [
+            LinkOverride(int(one["src"]), int(one["dst"]), float(one["alpha_s"]), _rate(one["bytes_per_s"]), "hosts")
+            for one in data["links"]
+        ]
+        sides = ("out_bytes_per_s", "in_bytes_per_s")
+        together = [tuple(float(host[side]) for side in sides if host.get(side)) for host in data["hosts"]]
+        reduce, overhead_s = data.get("reduce_bytes_per_s"), float(data.get("overhead_s", 0.0))
+        reduce = float(reduce) if reduce else None
+    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{origin}: no ringside topology: {type(error).__name__} {error}") from None
+    _check_complete(origin, len(ranks), links)
+    known = all(len(rates) == len(sides) for rates in together)
+    fastest = max((link.bytes_per_s or 0.0 for link in links), default=1e9)
+    least = min((link.alpha_s or 0.0 for link in links), default=0.0)
+    several = max(ranks, default=1) > 1
+    source = str(data.get("source", "measured by ringside probe"))
+    return Topology(
+        name=origin,
+        ranks_per_host=ranks,
+        # A probe times links between hosts only; inside, what `ringside.engine.pricing` assumes of messages.
+        inside=LinkClass("shared_memory", 0.7 * least, 1e9) if several else None,
+        between=LinkClass(kind, least, fastest) if links else None,
+        reduce_bytes_per_s=reduce,
+        overhead_s=overhead_s,
+        overrides=tuple(links),
+        host_rates=_interfaces(together, links) if known and links else (),
+        sources={"between.alpha_s": source, "between.bytes_per_s": source},
+    )
+
+
+def _interfaces(together: list[tuple[float, ...]], links: list[LinkOverride]) -> tuple[tuple[float, float], ...]:
+    """Return what every host's links carry together, (out, in) in bytes/s.
+
+    Where that is under 1.5 times what one of them carries alone, they share one interface, and its rate is better known
+    from the single link: a probe times all links together for a few messages only, and bursts flatter them.
+    """
+    found = []
+    for host, rates in enumerate(together):
+        ends = ([one for one in links if one.src == host], [one for one in links if one.dst == host])
+        alone = [median(one.bytes_per_s or 0.0 for one in side) for side in ends]
+        out, into = (
+            min(one, rate) if rate < _ONE_INTERFACE * one else rate for rate, one in zip(rates, alone, strict=True)
+        )
+        found.append((float(out), float(into)))
+    return tuple(found)
+
+
+def _rate(value: Any) -> float:
+    return float(value) if value is not None else 1e15  # no limit was found
+
+
+def _check_complete(origin: str, n: int, links: list[LinkOverride]) -> None:
+    have = {(link.src, link.dst) for link in links}
+    lost = [(a, b) for a in range(n) for b in range(n) if a != b and (a, b) not in have]
+    if lost:
+        more = f" and {len(lost) - 1} others" if len(lost) > 1 else ""
+        raise UsageError(
+            f"{origin}: no link from host {lost[0][0]} to host {lost[0][1]}{more}: it was broken, or not timed"
+        )
+
+
+def presets() -> tuple[str, ...]:
+    """Return the names of the topologies that come with Ringside."""
+    folder = files("ringside.predict").joinpath("presets")
+    return tuple(sorted(one.name.removesuffix(".toml") for one in folder.iterdir() if one.name.endswith(".toml")))
+
+
+def preset(name: str, hosts: int | None = None, ranks_per_host: int | None = None) -> Topology:
+    """Return the topology called `name`, with another number of hosts or ranks on each if they are given.
+
+    Raises:
+        UsageError: There is no such preset (the message lists them), or a count is below 1.
+    """
+    if name not in presets():
+        raise UsageError(f"there is no preset {name!r}; there are {', '.join(presets())}")
+    found = _preset(name)
+    if hosts is None and ranks_per_host is None:
+        return found
+    return found.sized(found.hosts if hosts is None else hosts, ranks_per_host)
+
+
+@cache
+def _preset(name: str) -> Topology:
+    text = files("ringside.predict").joinpath("presets").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+    return from_toml(text, f"preset {name}")
+
+
+def load_topology(name_or_path: str | Path) -> Topology:
+    """Return a preset, or the topology in a file: TOML, or the JSON that `ringside probe -o` writes.
+
+    Raises:
+        UsageError: There is neither, or it describes nothing that can be; one line per mistake.
+    """
+    if str(name_or_path) in presets():
+        return preset(str(name_or_path))
+    path = Path(name_or_path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        kinds = f"presets are {', '.join(presets())}"
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(f"{name_or_path}: neither a preset nor a topology file ({reason}); {kinds}") from None
+    if not text.lstrip().startswith("{"):
+        return from_toml(text, str(name_or_path))
+    try:
+        data = json.loads(text)
+    except UNDECODABLE as error:
+        raise UsageError(f"{name_or_path}: no JSON: {error}") from None
+    return from_probe(data, str(name_or_path))

@@ -1,0 +1,379 @@
+"""Where ranks are and what joins them: hosts, link classes, network interfaces, and the links that differ.
+
+A *host* is what its inside links join at full rate: a server, or a whole rack where NVLink spans one (NVL72). Ranks are
+numbered host by host. Costs follow R. W. Hockney ("The communication challenge for MPP", 1994): a message takes
+`alpha_s` and its bytes at a rate; `ringside.predict.simulate` says what else waits for what.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringside.errors import UsageError
+
+__all__ = ["KINDS", "RAILS", "LinkClass", "LinkOverride", "Switch", "Topology", "figures"]
+
+
+# -------------------------------------------------------------------------------------------------
+# What a link costs: link classes, switches that reduce, links that are not as their class says.
+
+KINDS = ("nvlink", "nvswitch", "pcie", "infiniband", "roce", "ethernet", "loopback", "shared_memory")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkClass:
+    """A kind of link, and what a message over it costs.
+
+    Args:
+        kind: One of `KINDS`.
+        alpha_s: From a message being ready until its receiver has it, without its bytes, seconds.
+        bytes_per_s: Of one rank's port (inside a host) or one network interface (between hosts), each direction.
+        host_bytes_per_s: What all messages of the class inside one host carry together (a memory bus, a PCIe root);
+            None: each port has its full rate at once. Not for links between hosts, whose interfaces say it.
+
+    Raises:
+        UsageError: A figure cannot be; the message has a line for each.
+    """
+
+    kind: str
+    alpha_s: float
+    bytes_per_s: float
+    host_bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        mistakes = [] if self.kind in KINDS else [f"kind {self.kind!r}: there are {', '.join(KINDS)}"]
+        mistakes += wrong_delay("alpha_s", self.alpha_s)
+        mistakes += wrong_rate("bytes_per_s", self.bytes_per_s)
+        mistakes += wrong_rate("host_bytes_per_s", self.host_bytes_per_s)
+        refuse(mistakes)
+
+    @property
+    def seconds_per_byte(self) -> float:
+        """Of one port or interface."""
+        return 1.0 / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """A switch that reduces: NVLS inside a host, SHARP between hosts.
+
+    Args:
+        alpha_s: Of a message to or from it, seconds.
+        bytes_per_s: Of one rank's way to it (inside) or one interface's (between), each direction.
+
+    Raises:
+        UsageError: A figure cannot be.
+    """
+
+    alpha_s: float
+    bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        refuse(wrong_delay("alpha_s", self.alpha_s) + wrong_rate("bytes_per_s", self.bytes_per_s))
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOverride:
+    """One directed link that is not as its class says.
+
+    Args:
+        src: Sending rank, or host.
+        dst: Receiving rank, or host.
+        alpha_s: Its latency, seconds; None: its class's.
+        bytes_per_s: Its rate; None: its class's.
+        of: `ranks` or `hosts`: what `src` and `dst` number. A link of two hosts is that of all their ranks.
+    """
+
+    src: int
+    dst: int
+    alpha_s: float | None = None
+    bytes_per_s: float | None = None
+    of: str = "ranks"
+
+
+def wrong_rate(name: str, value: float | None) -> list[str]:
+    """Return what is wrong with a rate, as lines; None is fine."""
+    if value is None or (math.isfinite(value) and value > 0):
+        return []
+    return [f"{name}: bytes per second, more than 0, not {value:g}"]
+
+
+def wrong_delay(name: str, value: float) -> list[str]:
+    """Return what is wrong with a duration, as lines."""
+    return [] if math.isfinite(value) and value >= 0 else [f"{name}: seconds, 0 or more, not {value:g}"]
+
+
+def refuse(mistakes: Sequence[str]) -> None:
+    """Raise a `UsageError` with one line per mistake, if there is any."""
+    if mistakes:
+        raise UsageError("\n".join(mistakes))
+
+
+RAILS = ("pooled", "own")
+MOST_RANKS = 1 << 24
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Hosts, their ranks, and what joins them. A frozen value.
+
+    Args:
+        name: What it is called.
+        ranks_per_host: Ranks of every host; ranks are numbered host by host.
+        inside: Links between ranks of one host; needed if a host has several.
+        between: Links between hosts, of one network interface; needed if there are several hosts.
+        nics: Network interfaces (rails) of every host.
+        rails: `pooled`: a message uses all interfaces of its host, as NCCL's channels do: every message of the schedule
+            stands for its share in each of them. `own`: rank i of a host with g ranks uses interface i * nics // g, so
+            ranks may share one.
+        oversubscription: 1 for a network that blocks nothing; at o, what leaves a leaf shares 1/o of its hosts' rate.
+        hosts_per_leaf: Hosts under one leaf switch; messages among them do not use its uplinks.
+        nvls: A switch inside every host that reduces; None: there is none.
+        sharp: Switches between hosts that reduce; None: there are none.
+        reduce_bytes_per_s: How fast a rank adds up what it received; None: as fast as it comes (GPU kernels reduce
+            while they receive, and link rates are measured with it).
+        overhead_s: What a rank does for every message that it sends or takes, seconds.
+        overrides: Links that differ.
+        host_rates: For every host what all its links carry together, (out, in) in bytes/s; empty: `nics` interfaces.
+        sources: Where each number comes from, by its name such as `inside.alpha_s`.
+
+    Raises:
+        UsageError: It cannot be; the message has one line per mistake.
+    """
+
+    name: str
+    ranks_per_host: tuple[int, ...]
+    inside: LinkClass | None = None
+    between: LinkClass | None = None
+    nics: int = 1
+    rails: str = "pooled"
+    oversubscription: float = 1.0
+    hosts_per_leaf: int = 1
+    nvls: Switch | None = None
+    sharp: Switch | None = None
+    reduce_bytes_per_s: float | None = None
+    overhead_s: float = 0.0
+    overrides: tuple[LinkOverride, ...] = ()
+    host_rates: tuple[tuple[float, float], ...] = ()
+    sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        mistakes = [*self._wrong_counts(), *self._wrong_links(), *self._wrong_figures()]
+        if not mistakes:
+            mistakes = self._wrong_overrides()
+        refuse([f"topology {self.name!r}: {mistake}" for mistake in mistakes])
+
+    # ---------------------------------------------------------------------------------------------- what it is
+
+    @property
+    def hosts(self) -> int:
+        """Number of hosts."""
+        return len(self.ranks_per_host)
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return sum(self.ranks_per_host)
+
+    @cached_property
+    def host_of(self) -> NDArray[np.int64]:
+        """The host of every rank, int64 [ranks]."""
+        hosts: NDArray[np.int64] = np.repeat(np.arange(self.hosts, dtype=np.int64), self.ranks_per_host)
+        return hosts
+
+    @cached_property
+    def nic_of(self) -> NDArray[np.int64]:
+        """The interface that every rank's messages to other hosts leave by, int64 [ranks]; pooled ones are one."""
+        if self.pooled:
+            return self.host_of
+        sizes = np.array(self.ranks_per_host, dtype=np.int64)
+        first = np.cumsum(sizes) - sizes
+        local = np.arange(self.ranks, dtype=np.int64) - first[self.host_of]
+        nic: NDArray[np.int64] = (self.host_of * self.nics + local * self.nics // sizes[self.host_of]).astype(np.int64)
+        return nic
+
+    @property
+    def pooled(self) -> bool:
+        """Whether a message uses all interfaces of its host."""
+        return self.rails == "pooled" or bool(self.host_rates)
+
+    @property
+    def even(self) -> bool:
+        """Whether all hosts have as many ranks, and no link or interface differs: closed forms apply."""
+        return not self.overrides and not self.host_rates and len(set(self.ranks_per_host)) == 1
+
+    def class_of(self, src: int, dst: int) -> str:
+        """Return the kind of link between two ranks; a switch's number (not below `ranks`) is in the network."""
+        link = self.inside if self._together(src, dst) else self.between
+        return "none" if link is None else link.kind
+
+    def _together(self, src: int, dst: int) -> bool:
+        if max(src, dst) >= self.ranks:
+            return self.hosts == 1
+        return bool(self.host_of[src] == self.host_of[dst])
+
+    # ---------------------------------------------------------------------------------------------- what if
+
+    def sized(self, hosts: int, ranks_per_host: int | Sequence[int] | None = None) -> Topology:
+        """Return it with another number of hosts, all like the first, or of other sizes; overrides are dropped.
+
+        Args:
+            hosts: How many, at least 1.
+            ranks_per_host: Ranks of each; a list: of every one. None: as many as the first has. Hosts of which only
+                some ranks are used keep as many interfaces as those ranks have by right.
+        """
+        per = self.ranks_per_host[0] if ranks_per_host is None else ranks_per_host
+        if not isinstance(per, int) and len(per) != hosts:
+            raise UsageError(f"{hosts} hosts need {hosts} numbers of ranks, not {list(per)}")
+        sizes = (per,) * max(hosts, 0) if isinstance(per, int) else tuple(per)
+        full = self.ranks_per_host[0]
+        share = min(1.0, max(sizes, default=full) / full)
+        nics = max(1, math.ceil(self.nics * share))
+        return replace(self, ranks_per_host=sizes, nics=nics, overrides=(), host_rates=())
+
+    def with_slow_link(self, src: int, dst: int, times: float) -> Topology:
+        """Return it with the link from rank `src` to rank `dst` `times` slower per byte than it is."""
+        if not times > 0 or not math.isfinite(times):
+            raise UsageError(f"a link cannot be {times:g} times slower: give a number above 0, such as 4")
+        link = LinkOverride(src, dst, bytes_per_s=self.rate_of(src, dst) / times)
+        kept = [one for one in self.overrides if (one.of, one.src, one.dst) != ("ranks", src, dst)]
+        before = [one for one in self.overrides if (one.of, one.src, one.dst) == ("ranks", src, dst)]
+        alpha = before[-1].alpha_s if before else None
+        return replace(self, overrides=(*kept, replace(link, alpha_s=alpha)))
+
+    def without_rail(self, host: int) -> Topology:
+        """Return it with one network interface fewer on a host; pooled rails only.
+
+        Raises:
+            UsageError: There is no such host, it has only one interface left, or ranks own their rails.
+        """
+        if not 0 <= host < self.hosts or not self.pooled or self.between is None:
+            raise UsageError(
+                f"host {host} of {self.name!r} has no pooled rail to lose: hosts are 0 to {self.hosts - 1}"
+            )
+        nominal = self.nics * self.between.bytes_per_s
+        rates = list(self.host_rates or ((nominal, nominal),) * self.hosts)
+        left = tuple(rate - nominal / self.nics for rate in rates[host])
+        if min(left) <= 0:
+            raise UsageError(f"host {host} of {self.name!r} has one rail: without it, nothing reaches it")
+        rates[host] = (left[0], left[1])
+        return replace(self, host_rates=tuple(rates))
+
+    def rate_of(self, src: int, dst: int) -> float:
+        """Return the rate of a message from one rank to another with nothing beside it, bytes/s."""
+        self._check_ranks(src, dst)
+        rate = self._class_rate(src, dst)
+        hosts = (int(self.host_of[src]), int(self.host_of[dst]))
+        for of, pair in (("hosts", hosts), ("ranks", (src, dst))):
+            for link in self.overrides:
+                if link.of == of and (link.src, link.dst) == pair and link.bytes_per_s is not None:
+                    rate = link.bytes_per_s
+        return min(rate, self._most(src, dst))
+
+    def _most(self, src: int, dst: int) -> float:
+        """Return what the port or interface at either end carries, bytes/s."""
+        if self._together(src, dst) or not self.host_rates:
+            return self._class_rate(src, dst)
+        return min(self.host_rates[int(self.host_of[src])][0], self.host_rates[int(self.host_of[dst])][1])
+
+    def _class_rate(self, src: int, dst: int) -> float:
+        together = self._together(src, dst)
+        link = self.inside if together else self.between
+        assert link is not None
+        return link.bytes_per_s if together or not self.pooled else link.bytes_per_s * self.nics
+
+    def _check_ranks(self, src: int, dst: int) -> None:
+        if not (0 <= src < self.ranks and 0 <= dst < self.ranks) or src == dst:
+            raise UsageError(f"there is no link from rank {src} to rank {dst}: ranks are 0 to {self.ranks - 1}")
+
+    # ---------------------------------------------------------------------------------------------- what cannot be
+
+    def _wrong_counts(self) -> list[str]:
+        if not self.ranks_per_host:
+            return ["hosts: at least 1, not 0"]
+        mistakes = []
+        if min(self.ranks_per_host) < 1:
+            mistakes.append(f"ranks_per_host: at least 1 on every host, not {min(self.ranks_per_host)}")
+        if self.ranks > MOST_RANKS:
+            mistakes.append(f"{self.ranks} ranks: at most {MOST_RANKS}")
+        if self.nics < 1:
+            mistakes.append(f"nics: at least 1, not {self.nics}; a host without one has no way to the others")
+        if self.hosts_per_leaf < 1:
+            mistakes.append(f"hosts_per_leaf: at least 1, not {self.hosts_per_leaf}")
+        return mistakes
+
+    def _wrong_links(self) -> list[str]:
+        mistakes = []
+        if self.hosts > 1 and self.between is None:
+            mistakes.append(f"between: {self.hosts} hosts and nothing that joins them; say what does")
+        if max(self.ranks_per_host, default=1) > 1 and self.inside is None:
+            mistakes.append("inside: hosts with several ranks and nothing that joins them; say what does")
+        if self.host_rates and len(self.host_rates) != self.hosts:
+            mistakes.append(f"host_rates: one (out, in) for each of {self.hosts} hosts, not {len(self.host_rates)}")
+        return mistakes
+
+    def _wrong_figures(self) -> list[str]:
+        mistakes = [] if self.rails in RAILS else [f"rails {self.rails!r}: pooled or own"]
+        if not (math.isfinite(self.oversubscription) and self.oversubscription >= 1):
+            mistakes.append(f"oversubscription: at least 1 (2 for 2:1), not {self.oversubscription:g}")
+        mistakes += wrong_rate("reduce_bytes_per_s", self.reduce_bytes_per_s)
+        mistakes += wrong_delay("overhead_s", self.overhead_s)
+        for host, rates in enumerate(self.host_rates):
+            for rate in rates:
+                mistakes += wrong_rate(f"host_rates of host {host}", rate)
+        return mistakes
+
+    def _wrong_overrides(self) -> list[str]:
+        mistakes = []
+        for link in self.overrides:
+            most = {"ranks": self.ranks, "hosts": self.hosts}.get(link.of, 0)
+            what = f"override {link.of} {link.src} > {link.dst}"
+            if not (0 <= link.src < most and 0 <= link.dst < most) or link.src == link.dst:
+                mistakes.append(
+                    f"{what}: two different {link.of} of 0 to {most - 1}" if most else f"{what}: of ranks or hosts"
+                )
+            for wrong in wrong_rate("bytes_per_s", link.bytes_per_s) + (
+                [] if link.alpha_s is None else wrong_delay("alpha_s", link.alpha_s)
+            ):
+                mistakes.append(f"{what}: {wrong}")
+        return mistakes
+
+    # ---------------------------------------------------------------------------------------------- words
+
+    def describe(self) -> str:
+        """Return it in one line."""
+        sizes = sorted(set(self.ranks_per_host))
+        per = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        words = [f"{self.name}: {self.hosts} host{'s' * (self.hosts > 1)} of {per} rank{'s' * (per != '1')}"]
+        if self.inside is not None and sizes[-1] > 1:
+            words.append(f"inside {self.inside.kind} {self.inside.bytes_per_s / 1e9:.4g} GB/s")
+        if self.between is not None and self.hosts > 1:
+            nics = f"{self.nics} x " if self.nics > 1 else ""
+            words.append(f"between {nics}{self.between.kind} {self.between.bytes_per_s / 1e9:.4g} GB/s")
+        if self.oversubscription > 1:
+            words.append(f"oversubscribed {self.oversubscription:g}:1")
+        if self.overrides:
+            count = len(self.overrides)
+            words.append("1 link of its own" if count == 1 else f"{count} links of their own")
+        return ", ".join(words)
+
+
+def figures(topology: Topology) -> dict[str, Any]:
+    """Return every number of a topology that needs a source, by its name such as `inside.alpha_s`."""
+    found: dict[str, Any] = {}
+    for part in ("inside", "between", "nvls", "sharp"):
+        value = getattr(topology, part)
+        if value is not None:
+            named = {f"{part}.{one.name}": getattr(value, one.name) for one in fields(value)}
+            found |= {name: number for name, number in named.items() if isinstance(number, int | float)}
+    found |= {"ranks_per_host": topology.ranks_per_host[0], "nics": topology.nics}
+    if topology.reduce_bytes_per_s is not None:
+        found["reduce_bytes_per_s"] = topology.reduce_bytes_per_s
+    return found

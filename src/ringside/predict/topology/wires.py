@@ -1,0 +1,185 @@
+"""A topology as arrays: what a message costs by itself, and what it shares with others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringside.errors import UsageError
+from ringside.predict.topology.topology import LinkClass, Switch, Topology
+from ringside.schedule import Schedule
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Wires:
+    """What joins the vertices of a schedule: the ranks of a topology, and switches after them.
+
+    Args:
+        topology: Of as many ranks as the schedule.
+        switches: Vertices that are switches.
+
+    Raises:
+        UsageError: There are switches, and the topology has none that reduces.
+    """
+
+    topology: Topology
+    switches: int = 0
+
+    def __post_init__(self) -> None:
+        if self.switches and self._switch is None:
+            where, key = ("inside its host", "nvls") if self.topology.hosts == 1 else ("between its hosts", "sharp")
+            raise UsageError(
+                f"topology {self.topology.name!r} has no switch {where} that reduces, and this schedule needs one: "
+                f"add [{key}] with alpha_s and bytes_per_s, or take another algorithm"
+            )
+
+    @property
+    def vertices(self) -> int:
+        """Ranks and switches together."""
+        return self.topology.ranks + self.switches
+
+    @property
+    def _switch(self) -> Switch | None:
+        return self.topology.nvls if self.topology.hosts == 1 else self.topology.sharp
+
+    @cached_property
+    def _host(self) -> Ints:
+        """The host of every vertex; switches have none, -1."""
+        return np.concatenate([self.topology.host_of, np.full(self.switches, -1, dtype=np.int64)])
+
+    @cached_property
+    def _nic(self) -> Ints:
+        return np.concatenate([self.topology.nic_of, np.full(self.switches, -1, dtype=np.int64)])
+
+    def costs(self, src: Ints, dst: Ints) -> tuple[Floats, Floats]:
+        """Return (latency in seconds, seconds per byte) of messages by themselves, float64 [messages] each."""
+        inside, switched = self._kinds(src, dst)
+        alpha, per_byte = np.empty(len(src)), np.empty(len(src))
+        for which, one in ((inside, self.topology.inside), (~inside, self.topology.between), (switched, self._switch)):
+            if one is not None:
+                alpha[which], per_byte[which] = one.alpha_s, 1.0 / self._rate(one)
+        pairs = ~switched
+        for of, key in (
+            ("hosts", self._host[src] * self.topology.hosts + self._host[dst]),
+            ("ranks", self._key(src, dst)),
+        ):
+            keys, alphas, rates = self._overrides(of)
+            if len(keys):
+                at = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
+                hit = pairs & (keys[at] == key) & (~inside if of == "hosts" else True)
+                alpha = np.where(hit & ~np.isnan(alphas[at]), alphas[at], alpha)
+                per_byte = np.where(hit & ~np.isnan(rates[at]), rates[at], per_byte)
+        return alpha, per_byte
+
+    def shares(self, src: Ints, dst: Ints) -> Iterator[tuple[Ints, Floats]]:
+        """Yield, for every kind of thing that messages share, whose each uses, -1: none, and its seconds per byte.
+
+        Ports of ranks (out, in), the memory or bus of a host, network interfaces (out, in), uplinks of leaves (up,
+        down). All the bytes that a round puts through one of them take it their sum.
+        """
+        topology = self.topology
+        inside, switched = self._kinds(src, dst)
+        for vertex in (src, dst):
+            yield self._ports(vertex, inside, switched)
+        if topology.inside is not None and topology.inside.host_bytes_per_s is not None:
+            bus = np.where(inside & ~switched, self._host[src], -1)
+            yield bus, np.full(len(src), 1.0 / topology.inside.host_bytes_per_s)
+        if topology.between is None:
+            return
+        for side, vertex in enumerate((src, dst)):
+            yield self._interfaces(side, vertex, inside, switched)
+        yield from self._uplinks(src, dst, inside)
+
+    # ---------------------------------------------------------------------------------------------- kinds of messages
+
+    def _kinds(self, src: Ints, dst: Ints) -> tuple[Flags, Flags]:
+        """Return whether messages stay in a host, and whether they go to or from a switch."""
+        ranks = self.topology.ranks
+        switched: Flags = (src >= ranks) | (dst >= ranks)
+        if self.topology.hosts == 1:
+            return np.ones(len(src), dtype=np.bool_), switched
+        return (self._host[src] == self._host[dst]) & ~switched, switched
+
+    def _key(self, src: Ints, dst: Ints) -> Ints:
+        return src * self.topology.ranks + dst
+
+    def _rate(self, one: LinkClass | Switch) -> float:
+        """Return the rate of a message by itself."""
+        between = one is self.topology.between or one is self.topology.sharp
+        return one.bytes_per_s * (self.topology.nics if between and self.topology.pooled else 1)
+
+    def _overrides(self, of: str) -> tuple[Ints, Floats, Floats]:
+        """Return (keys, ascending; latencies; seconds per byte) of links of their own, NaN where as their class."""
+        return self._rank_links if of == "ranks" else self._host_links
+
+    @cached_property
+    def _rank_links(self) -> tuple[Ints, Floats, Floats]:
+        return self._sorted("ranks", self.topology.ranks)
+
+    @cached_property
+    def _host_links(self) -> tuple[Ints, Floats, Floats]:
+        return self._sorted("hosts", self.topology.hosts)
+
+    def _sorted(self, of: str, count: int) -> tuple[Ints, Floats, Floats]:
+        known: dict[int, list[float]] = {}
+        for link in self.topology.overrides:
+            if link.of == of:
+                figures = known.setdefault(link.src * count + link.dst, [np.nan, np.nan])
+                if link.alpha_s is not None:
+                    figures[0] = link.alpha_s
+                if link.bytes_per_s is not None:
+                    figures[1] = 1.0 / link.bytes_per_s
+        keys = np.array(sorted(known), dtype=np.int64)
+        values = np.array([known[key] for key in keys.tolist()]).reshape(-1, 2)
+        return keys, values[:, 0], values[:, 1]
+
+    # ---------------------------------------------------------------------------------------------- what is shared
+
+    def _ports(self, vertex: Ints, inside: Flags, switched: Flags) -> tuple[Ints, Floats]:
+        """A rank's port to the others of its host; the switch in a host hangs on it, too."""
+        whose = np.where(inside & (vertex < self.topology.ranks), vertex, -1)
+        usual, reducing = (
+            0.0 if one is None else 1.0 / one.bytes_per_s for one in (self.topology.inside, self._switch)
+        )
+        return whose, np.where(switched, reducing, usual)
+
+    def _interfaces(self, side: int, vertex: Ints, inside: Flags, switched: Flags) -> tuple[Ints, Floats]:
+        topology = self.topology
+        assert topology.between is not None
+        whose = np.where(inside, -1, self._nic[vertex])
+        if topology.host_rates:
+            rates = np.array([*(pair[side] for pair in topology.host_rates), np.inf])
+            return whose, 1.0 / rates[self._host[vertex]]
+        usual, reducing = (0.0 if one is None else 1.0 / self._rate(one) for one in (topology.between, topology.sharp))
+        return whose, np.where(switched, reducing, usual)
+
+    def _uplinks(self, src: Ints, dst: Ints, inside: Flags) -> Iterator[tuple[Ints, Floats]]:
+        topology = self.topology
+        assert topology.between is not None
+        if topology.oversubscription <= 1:
+            return
+        per_host = topology.nics * topology.between.bytes_per_s
+        hosts = np.bincount(np.arange(topology.hosts) // topology.hosts_per_leaf)
+        per_byte = np.append(topology.oversubscription / (hosts * per_host), 0.0)
+        leaf = np.append(np.arange(topology.hosts) // topology.hosts_per_leaf, -1)
+        a, b = leaf[self._host[src]], leaf[self._host[dst]]
+        for end in (a, b):
+            yield np.where(inside | (a == b), -1, end), per_byte[end]
+
+
+def wires_for(schedule: Schedule, topology: Topology) -> Wires:
+    """Return the wires that a schedule runs over; `UsageError` if the two do not fit together."""
+    if schedule.ranks != topology.ranks:
+        raise UsageError(
+            f"{schedule.name} is for {schedule.ranks} ranks, and {topology.name!r} has {topology.ranks} "
+            f"({topology.hosts} hosts): make the schedule for {topology.ranks}, or the topology with .sized(hosts=...)"
+        )
+    return Wires(topology, schedule.switches)

@@ -1,0 +1,1 @@
+"""predict/what_if/__init__.py"""

@@ -1,0 +1,213 @@
+"""What would change in a training step if one thing about it were different: `what_if(step, change)` -> `Answer`.
+
+A step is work and what is left of the synchronisation after it. All ranks wait for the slowest, so work is the mean
+over steps of the longest own time: recorded own times are replayed, as the monitor's prices are. What is left of the
+synchronisation is `buckets.exposed_s` of one bucket's price. Both ends of a difference are priced with the same
+figures, which are wrong together: the band of the difference is that of the figures, not of two prices side by side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ringside.errors import UsageError
+from ringside.predict.band import Band
+from ringside.predict.plan.measured import moved, tilted, with_measured
+from ringside.predict.plan.options import TREES, Option, schedule_for
+from ringside.predict.plan.plan import choose
+from ringside.predict.simulation.simulate import simulate
+from ringside.predict.simulation.timeline import Timeline
+from ringside.predict.what_if.price import Exposed, chosen, exposed, lawful
+from ringside.predict.what_if.step import Change, Floats, Step, changed
+
+__all__ = ["Answer", "Change", "Step", "changed", "what_if", "work_delta"]
+
+
+DAY_S = 86_400.0
+CERTAIN = 1.96  # standard errors of a mean, for 95 %
+TILT = CERTAIN / math.sqrt(2.0)  # two figures that go apart have the square root of two of one's spread
+NOTHING = Band(0.0, 0.0, 0.0)
+Ways = tuple[Option | None, Option | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """The difference.
+
+    Args:
+        before: The step as it is.
+        after: As it would be.
+        delta: What a step takes longer, seconds, with its band; below 0: less.
+        work_delta: Of that, own work.
+        left: What is left of the synchronisation, before and after.
+        extrapolated: Why no data supports it; empty where data does.
+    """
+
+    before: Step
+    after: Step
+    delta: Band
+    work_delta: Band
+    left: tuple[Exposed, Exposed]
+    extrapolated: tuple[str, ...]
+
+    @property
+    def step_s(self) -> tuple[float, float]:
+        """What a step takes before and after, seconds."""
+        return self.before.work_s + self.left[0].seconds.value, self.after.work_s + self.left[1].seconds.value
+
+    @property
+    def steps(self) -> tuple[Band, Band]:
+        """The same with bands: those of the scatter of recorded work, and of what is left of the synchronisation."""
+        before, after = (
+            Band(*(a + b for a, b in zip(work(step).ends, left.seconds.ends, strict=True)))
+            for step, left in zip((self.before, self.after), self.left, strict=True)
+        )
+        return before, after
+
+    @property
+    def knows_work(self) -> bool:
+        """Whether computation is known; where it is not, nothing can be said of a day."""
+        return self.before.work_s > 0
+
+    @property
+    def rank_hours_per_day(self) -> Band | None:
+        """Rank-hours that a day of the slower of the two spends on the difference; below 0: that it could save.
+
+        None: computation is not known.
+        """
+        if not self.knows_work:
+            return None
+        whole, faster = self.after.topology.ranks * DAY_S / 3600.0, min(self.step_s)
+        return Band(*(whole * delta / (faster + abs(delta)) for delta in self.delta.ends))
+
+
+def what_if(step: Step, change: Change) -> Answer:
+    """Return what a change would do to a step.
+
+    Raises:
+        UsageError: The change cannot be: no such rank, link, rail, algorithm; the line says which.
+    """
+    after = changed(step, change)
+    first, second, grows = _left(step, after, change)
+    longer = work_delta(step, after)
+    delta = Band(*(a + b for a, b in zip(longer.ends, grows.ends, strict=True)))
+    why = () if change.of_work and step.recorded else tuple(dict.fromkeys(filter(None, (first.why, second.why))))
+    return Answer(step, after, delta, longer, (first, second), why)
+
+
+def _left(before: Step, after: Step, change: Change) -> tuple[Exposed, Exposed, Band]:
+    """Return what is left of the synchronisation, and by how much that grows.
+
+    Of a recorded run it is what was seen and what the prices grow by, which its measurements moved; never less than 0.
+    """
+    seen = _seen(before)
+    if seen is not None and change.of_work:
+        return Exposed(None, seen, ""), Exposed(None, seen, ""), NOTHING
+    ways = _ways(before, after)
+    first, second = (_exposed(one, way) for one, way in zip((before, after), ways, strict=True))
+    if seen is None:
+        return first, second, _ordered(*(b - a for a, b in zip(first.seconds.ends, second.seconds.ends, strict=True)))
+    grows = _growth(before, after, ways, seen)
+    then = Band(*(max(a + b, 0.0) for a, b in zip(seen.ends, grows.ends, strict=True)))
+    why = second.why or "the run measured only what it had; the change is priced on its topology"
+    return Exposed(first.bucket, seen, ""), Exposed(second.bucket, then, why), grows
+
+
+def _seen(step: Step) -> Band | None:
+    """Return what a run was seen to have left of its synchronisation, mean over steps; None: it was not recorded."""
+    if step.exposed_s is None:
+        return None
+    found = _mean(step.exposed_s)
+    return Band(found.value, max(found.low, 0.0), found.high)
+
+
+def _ordered(value: float, *others: float) -> Band:
+    """Return a value with the least and the most of all as its band."""
+    return Band(value, min(value, *others), max(value, *others))
+
+
+def _growth(before: Step, after: Step, ways: Ways, seen: Band) -> Band:
+    """Return by how much a recorded run would have more left of its synchronisation.
+
+    The same messages over other links are wrong together on both sides; what a change does to them then hangs on how
+    much of their time is latency and how much is wire, and on how steady the run was. Other messages are as sure as
+    their own price is.
+    """
+    alike = [(one.buckets, one.algorithm, one.topology.ranks) for one in (before, after)]
+    if alike[0] == alike[1]:
+        tilts = [_more(before, after, ways, share) for share in (0.0, -TILT, TILT)]
+        ends = [more * end / seen.value for more in tilts for end in seen.ends] if seen.value > 0 else tilts
+        found = _ordered(tilts[0], *ends)
+    else:
+        first, second = (_exposed(one, way).seconds for one, way in zip((before, after), ways, strict=True))
+        found = Band(*(end - first.value for end in second.ends))
+    return Band(*(max(end, -seen.value) for end in found.ends))
+
+
+def _more(before: Step, after: Step, ways: Ways, share: float) -> float:
+    """Return how much more is left if latency is more of a message's time by so many standard deviations, seconds."""
+    tilts = [way and tilted(way, share) for way in ways]
+    first, second = (_exposed(one, way).seconds.value for one, way in zip((before, after), tilts, strict=True))
+    return second - first
+
+
+def _ways(before: Step, after: Step) -> Ways:
+    """Return how buckets are reduced before and after; what was measured before moves both."""
+    first, second = (chosen(one.topology, one.algorithm, one.bucket_bytes) for one in (before, after))
+    seen = None if first is None else with_measured(first, before.measured)
+    return first and moved(first, seen), second and moved(second, seen)
+
+
+def _exposed(step: Step, option: Option | None) -> Exposed:
+    return exposed(option, step.topology, step.bucket_bytes, step.buckets, step.work_s)
+
+
+def work(step: Step) -> Band:
+    """Return the slowest rank's own time, with the band that the steps' scatter leaves; as given where it is told."""
+    return _mean(step.own_s.max(axis=1))
+
+
+def work_delta(before: Step, after: Step) -> Band:
+    """Return by how much the slowest rank's own time grows, with the band that the steps' scatter leaves."""
+    return _mean(after.own_s.max(axis=1) - before.own_s.max(axis=1))
+
+
+def _mean(values: Sequence[float] | Floats) -> Band:
+    """Return the mean of what single steps say, with its 95 % band."""
+    found = np.asarray(values, dtype=np.float64)
+    mean = float(found.mean())
+    error = CERTAIN * float(found.std(ddof=1)) / math.sqrt(len(found)) if len(found) > 1 else 0.0
+    return Band(mean, mean - error, mean + error)
+
+
+# -------------------------------------------------------------------------------------------------
+# A step's synchronisation played: who is guilty, and the times for a picture before and after.
+
+MOST_RANKS = 4096  # a larger simulation takes seconds
+SEGMENTS = 8  # of what is pipelined: a tree, a tensor through a switch
+
+
+def played(step: Step) -> Timeline | None:
+    """Return one bucket's all-reduce, each rank as late as its own work is longer than the shortest.
+
+    A library's algorithm is played by the schedule that is like it (`options.schedule_for`).
+
+    Returns:
+        None where there is nothing to play: one rank, or more than `MOST_RANKS`.
+    """
+    topology = step.topology
+    if not 2 <= topology.ranks <= MOST_RANKS:
+        return None
+    size, plain = step.bucket_bytes, lawful(topology)
+    name = choose(plain, size, step.algorithm).name
+    segments = SEGMENTS if name in (*TREES, "nvls") else 1
+    own = np.median(step.own_s, axis=0)
+    late = {rank: float(more) for rank, more in enumerate(own - own.min()) if more > 0}
+    try:
+        return simulate(schedule_for(plain, name), topology, size, late=late, segments=segments)
+    except UsageError:  # too large to be played
+        return None
