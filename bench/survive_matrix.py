@@ -30,7 +30,7 @@ from tests.survive.real_cases import RANKS, run_case, warm_up
 
 from ringside.lab import Lab
 from ringside.survive.audit import audit
-from ringside.survive.phases import PHASES
+from ringside.survive.cluster.failpoints import PHASES
 
 KINDS = ("kill", "stop")
 LEADERS = ("before_decide", "after_decide")

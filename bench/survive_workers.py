@@ -14,7 +14,7 @@ from tests.survive.counting import Counting, consumed
 from torch import Tensor, nn
 
 from ringside.survive import Training, training
-from ringside.survive.phases import Trap
+from ringside.survive.cluster.failpoints import Trap
 
 PHASES = ("before_send", "after_send", "mid_chunk", "after_sum", "after_receive", "after_ack", "before_apply")
 EVERY = 10

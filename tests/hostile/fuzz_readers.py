@@ -367,7 +367,7 @@ def _state() -> dict[str, Any]:
 
 
 def _write_checkpoints(folder: Path) -> None:
-    from ringside.survive.checkpoint import Checkpoints
+    from ringside.survive.state.checkpoint import Checkpoints
 
     checkpoints = Checkpoints(folder / "job" / "checkpoints")
     for step in (5, 7):
@@ -376,8 +376,8 @@ def _write_checkpoints(folder: Path) -> None:
 
 def _checkpoints(folder: Path) -> Iterator[str]:
     """The newest that is whole; where one is damaged, the other one, and never anything else."""
-    from ringside.survive.checkpoint import Checkpoints
-    from ringside.survive.trees import digest_of
+    from ringside.survive.state.checkpoint import Checkpoints
+    from ringside.survive.state.state import digest_of
 
     found = Checkpoints(folder / "checkpoints").newest()
     both = (folder / "checkpoints" / f"step-{step:08d}" for step in (5, 7))
@@ -391,7 +391,7 @@ def _checkpoints(folder: Path) -> Iterator[str]:
 
 
 def _write_trees(folder: Path) -> None:
-    from ringside.survive.trees import pack, packed_size
+    from ringside.survive.state.state import pack, packed_size
 
     memory = np.zeros(packed_size(_state()), dtype=np.uint8)
     pack(_state(), memory)
@@ -400,7 +400,7 @@ def _write_trees(folder: Path) -> None:
 
 
 def _trees(folder: Path) -> Iterator[str]:
-    from ringside.survive.trees import unpack
+    from ringside.survive.state.state import unpack
 
     unpack(np.frombuffer((folder / "packed").read_bytes(), dtype=np.uint8))
     yield ""
@@ -421,8 +421,8 @@ def _damaged_tree(content: bytes, random: Random) -> bytes:
 def _write_messages(folder: Path) -> None:
     """What ranks, workers and their keepers say to each other, as the code that says it writes it."""
     from ringside.monitor.hang.rank_state import Call, Failure, Standing
-    from ringside.survive.decision import Commit, Decided, Seat, encode_decided
-    from ringside.survive.generation import Generation, encode_generation
+    from ringside.survive.protocol.decision import Commit, Decided, Seat, encode_decided
+    from ringside.survive.protocol.generation import Generation, encode_generation
     from ringside.sync.watch_mail import Letter
 
     seats = (Seat(0, 1), Seat(1, 2))
@@ -462,19 +462,19 @@ def _messages(folder: Path) -> Iterator[str]:
 
 
 def _hear_generation(content: bytes) -> None:
-    from ringside.survive.generation import decode_generation
+    from ringside.survive.protocol.generation import decode_generation
 
     assert all(rank >= 0 for rank in decode_generation(content).ranks)
 
 
 def _hear_decision(content: bytes) -> None:
-    from ringside.survive.decision import decode_decided
+    from ringside.survive.protocol.decision import decode_decided
 
     decode_decided(content)
 
 
 def _hear_founders(content: bytes) -> None:
-    from ringside.survive.meeting import Meeting
+    from ringside.survive.cluster.rendezvous import Meeting
 
     class Registers:
         def read(self, key: str) -> bytes:

@@ -25,7 +25,7 @@ from tests.survive.real_cases import warm_up
 from torch.utils.data import DistributedSampler, RandomSampler, Sampler
 
 from ringside.survive import train as train_module
-from ringside.survive.kept import START
+from ringside.survive.state.kept import START
 from ringside.survive.train import training
 
 SAMPLES, BATCH, EPOCHS = 40, 8, 6

@@ -10,8 +10,8 @@ from ringside.errors import UsageError
 
 torch = pytest.importorskip("torch")
 
-from ringside.survive.samples import Samples, shuffled  # noqa: E402
-from ringside.survive.work import Work  # noqa: E402
+from ringside.survive.data.micro_batches import Work  # noqa: E402
+from ringside.survive.data.samples import Samples, shuffled  # noqa: E402
 
 SCRIPT = str(Path(__file__).with_name("buffering.py"))
 

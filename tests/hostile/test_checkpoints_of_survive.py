@@ -16,7 +16,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ringside.survive.checkpoint import Checkpoints, read  # noqa: E402
+from ringside.survive.state.checkpoint import Checkpoints, read  # noqa: E402
 
 RUN = []
 

@@ -8,11 +8,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from ringside.survive import instructions as i
 from ringside.survive.attempt import Attempt
-from ringside.survive.decision import Tag
-from ringside.survive.generation import Generation
-from ringside.survive.waiting import GaveUp, Superseded
+from ringside.survive.cluster.waiting import GaveUp, Superseded
+from ringside.survive.protocol import instructions as i
+from ringside.survive.protocol.decision import Tag
+from ringside.survive.protocol.generation import Generation
 
 GENERATION = Generation(1, 1, 5)
 

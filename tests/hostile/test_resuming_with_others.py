@@ -8,7 +8,7 @@ from ringside.errors import MismatchError
 
 torch = pytest.importorskip("torch")
 
-from ringside.survive.checkpoint import Checkpoints  # noqa: E402
+from ringside.survive.state.checkpoint import Checkpoints  # noqa: E402
 from ringside.survive.train import training  # noqa: E402
 
 SIZE = 320

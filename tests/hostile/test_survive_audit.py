@@ -4,10 +4,10 @@ import pytest
 
 from ringside.errors import MismatchError, UsageError
 from ringside.survive.audit import audit, committed
-from ringside.survive.decision import Commit, Decisions, Seat, Tag
-from ringside.survive.generation import Generation, encode_generation, generation_key
-from ringside.survive.registers import MemoryRegisters
-from ringside.survive.settings import Settings
+from ringside.survive.cluster.registers import MemoryRegisters
+from ringside.survive.protocol.decision import Commit, Decisions, Seat, Tag
+from ringside.survive.protocol.generation import Generation, encode_generation, generation_key
+from ringside.survive.protocol.settings import Settings
 
 ALONE = (Seat(0, 1),)
 

@@ -8,22 +8,22 @@ import pytest
 from tests.survive.counting import Counting, count
 
 from ringside.errors import FinalStateError, MismatchError
-from ringside.survive.decision import Seat
-from ringside.survive.keeper import Keeper
-from ringside.survive.kept import KEPT, STATE_AT, Head, Kept, Lies, Stage
-from ringside.survive.meeting import Meeting
-from ringside.survive.packing import encode
-from ringside.survive.peers import Place, own_place
-from ringside.survive.registers import MemoryRegisters
+from ringside.survive.cluster.peers import Place, own_place
+from ringside.survive.cluster.registers import MemoryRegisters
+from ringside.survive.cluster.rendezvous import Meeting
+from ringside.survive.protocol.decision import Seat, encode
+from ringside.survive.state.kept import KEPT, STATE_AT, Head, Kept, Lies, Stage
+from ringside.survive.supervisor import Keeper
 
 torch = pytest.importorskip("torch")
 
-from ringside.survive import final_state, passport  # noqa: E402
-from ringside.survive.checkpoint import Checkpoints  # noqa: E402
-from ringside.survive.connecting import Connection  # noqa: E402
-from ringside.survive.final import Final  # noqa: E402
-from ringside.survive.samples import Samples, shuffled  # noqa: E402
-from ringside.survive.state import State  # noqa: E402
+from ringside.survive import connection as passport  # noqa: E402
+from ringside.survive import final_state  # noqa: E402
+from ringside.survive.connection import Connection  # noqa: E402
+from ringside.survive.data.samples import Samples, shuffled  # noqa: E402
+from ringside.survive.state.checkpoint import Checkpoints  # noqa: E402
+from ringside.survive.state.final import Final  # noqa: E402
+from ringside.survive.state.state import State  # noqa: E402
 from ringside.survive.train import agree_on_orders  # noqa: E402
 
 

@@ -14,15 +14,15 @@ from tests.survive.counting import Counting
 
 from ringside.errors import RingsideError
 from ringside.launch.torchrun import StopRequest
-from ringside.survive import store_host
-from ringside.survive.keeper import Keeper, end
-from ringside.survive.kept import Head, Kept, Stage
+from ringside.survive.cluster import store_host
+from ringside.survive.state.kept import Head, Kept, Stage
+from ringside.survive.supervisor import Keeper, end
 
 torch = pytest.importorskip("torch")
 
 from ringside.survive import final_state  # noqa: E402
-from ringside.survive.final import Final  # noqa: E402
-from ringside.survive.state import State  # noqa: E402
+from ringside.survive.state.final import Final  # noqa: E402
+from ringside.survive.state.state import State  # noqa: E402
 
 
 class NoStop:
@@ -122,7 +122,7 @@ def test_what_a_keeper_keeps_is_not_given_to_processes_that_its_worker_starts(tm
 
 
 def test_a_keeper_imports_neither_torch_nor_numpy():
-    words = "import ringside.survive.keeper, sys; print({'torch', 'numpy'} & set(sys.modules))"
+    words = "import ringside.survive.supervisor, sys; print({'torch', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 

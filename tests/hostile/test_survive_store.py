@@ -13,10 +13,10 @@ from torch import nn
 import ringside
 from ringside.errors import MismatchError
 from ringside.survive.audit import Digests, committed
-from ringside.survive.decision import Abort, Commit, Decision, Decisions, Seat, Tag
-from ringside.survive.generation import Generation, encode_generation, generation_key
-from ringside.survive.registers import MemoryRegisters
-from ringside.survive.settings import Settings
+from ringside.survive.cluster.registers import MemoryRegisters
+from ringside.survive.protocol.decision import Abort, Commit, Decision, Decisions, Seat, Tag
+from ringside.survive.protocol.generation import Generation, encode_generation, generation_key
+from ringside.survive.protocol.settings import Settings
 
 SEATS = (Seat(0, 1), Seat(1, 1))
 

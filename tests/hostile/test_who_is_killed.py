@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from ringside.survive.acquaintances import Acquaintances
-from ringside.survive.meeting import Meeting
-from ringside.survive.peers import Place, own_place, state_of
-from ringside.survive.registers import MemoryRegisters
+from ringside.survive.cluster.known_workers import Acquaintances
+from ringside.survive.cluster.peers import Place, own_place, state_of
+from ringside.survive.cluster.registers import MemoryRegisters
+from ringside.survive.cluster.rendezvous import Meeting
 
 WORKER = str(Path(__file__).parent / "scripts" / "marked_worker.py")
 

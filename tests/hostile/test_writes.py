@@ -216,7 +216,7 @@ def test_no_program_of_ours_opens_files_for_writing_in_another_way() -> None:
         "bench/messages.py": "the same",
         "doctor/ringside_run.py": "the same",
         "lab/network.py": "the kernel's switches in /proc/sys",
-        "survive/checkpoint.py": "a directory that it has just made under a name of its own",
+        "survive/state/checkpoint.py": "a directory that it has just made under a name of its own",
     }
     ways = re.compile(r"""\.write_(?:text|bytes)\(|\.touch\(|(?<!fd)open\([^)\n]*["'][wax]b?\+?["']""")
     found = {

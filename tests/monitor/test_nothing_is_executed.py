@@ -13,7 +13,7 @@ from ringside.monitor.summary import finish
 
 UNPACKERS = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}
 RUNNERS = {"eval", "exec", "compile", "__import__"}
-LOADS_PICKLES = {"ringside.doctor.flight_recorder.load", "ringside.survive.dcp_files"}
+LOADS_PICKLES = {"ringside.doctor.flight_recorder.load", "ringside.survive.state.torch_checkpoint"}
 """They read PyTorch's dumps and checkpoints, which are pickles, without unpickling what could run (see their tests)."""
 
 

@@ -21,14 +21,15 @@ from tests.survive.counting import BATCH, SAMPLES, Counting, consumed
 
 from ringside.engine.transports.threads import Switchboard, Threads
 from ringside.errors import StoreGoneError
-from ringside.survive import acquaintances, driver, train
-from ringside.survive.connecting import Connection
-from ringside.survive.decision import Commit
+from ringside.survive import driver, train
+from ringside.survive.cluster import known_workers as acquaintances
+from ringside.survive.cluster.failpoints import Phases, parse_trap
+from ringside.survive.cluster.peers import Peer, Place, state_of
+from ringside.survive.cluster.registers import MemoryRegisters
+from ringside.survive.connection import Connection
 from ringside.survive.job import Step
-from ringside.survive.kept import Kept
-from ringside.survive.peers import Peer, Place, state_of
-from ringside.survive.phases import Phases, parse_trap
-from ringside.survive.registers import MemoryRegisters
+from ringside.survive.protocol.decision import Commit
+from ringside.survive.state.kept import Kept
 from ringside.survive.train import Training, training
 
 LIMIT_S = 60.0

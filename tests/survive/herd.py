@@ -25,9 +25,9 @@ from ringside.lab import Lab
 from ringside.lab.namespaces import enter
 from ringside.lab.wiring import INTERFACE
 from ringside.processes import Process, die_with_parent
-from ringside.survive.kept import KEPT, START, Kept, Stage
-from ringside.survive.peers import state_of
-from ringside.survive.registers import NOBODY_WRITES
+from ringside.survive.cluster.peers import state_of
+from ringside.survive.cluster.registers import NOBODY_WRITES
+from ringside.survive.state.kept import KEPT, START, Kept, Stage
 
 LIMIT_S = 60.0
 WAKE_S = 3.5
@@ -137,7 +137,7 @@ def run_job(
         ranks: How many.
         worker: Returns something that JSON can hold.
         directory: For what they write.
-        trap: What happens to whom; see `ringside.survive.phases`.
+        trap: What happens to whom; see `ringside.survive.cluster.failpoints`.
         respawn: Whether a worker that a signal ended is started anew.
         hosts: On how many hosts the workers think they are, in turn; in a lab they are on its hosts, in turn.
         limit_s: Longest time, seconds.

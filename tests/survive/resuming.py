@@ -20,7 +20,7 @@ from tests.survive.herd import Report, Store, run_job
 from tests.survive.real_cases import warm_up
 from tests.survive.trouble import told
 
-from ringside.survive.checkpoint import Checkpoints
+from ringside.survive.state.checkpoint import Checkpoints
 
 STEPS, RARELY = 30, 1000
 

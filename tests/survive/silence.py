@@ -23,7 +23,7 @@ from tests.survive.trouble import told
 
 from ringside.lab import Lab
 from ringside.survive.audit import audit
-from ringside.survive.settings import Settings
+from ringside.survive.protocol.settings import Settings
 
 STEPS = 30
 SLOW_S = 0.05

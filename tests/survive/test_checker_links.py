@@ -5,13 +5,12 @@ from dataclasses import replace
 import pytest
 
 from ringside.survive import checker_links, checker_moves
+from ringside.survive.all_reduce.ring_order import Way, blamed
 from ringside.survive.checker import Bounds, explore
 from ringside.survive.checker_links import Links, link_of, used_by
-from ringside.survive.decision import Seat
-from ringside.survive.generation import Generation
-from ringside.survive.settings import Rules
-from ringside.survive.succession import Wishes
-from ringside.survive.way import Way, blamed
+from ringside.survive.protocol.decision import Seat
+from ringside.survive.protocol.generation import Generation, Wishes
+from ringside.survive.protocol.settings import Rules
 
 ONE_LINK = Bounds(ranks=2, steps=1, crashes=0, cuts=1)
 SEATS = tuple(Seat(rank, 1) for rank in range(4))

@@ -13,10 +13,10 @@ torch = pytest.importorskip("torch")
 
 from ringside.engine.dtypes import dtype_code  # noqa: E402
 from ringside.errors import RingsideError, UnsupportedError  # noqa: E402
-from ringside.survive.gradients import FlatGradient, Run, add_up, slice_of  # noqa: E402
-from ringside.survive.host_sums import HostSums, Layout, Word  # noqa: E402
-from ringside.survive.memory import Address, OwnArena, read_only  # noqa: E402
-from ringside.survive.peers import Peer, Place, own_place, state_of  # noqa: E402
+from ringside.survive.all_reduce.gradients import FlatGradient, Run, add_up, slice_of  # noqa: E402
+from ringside.survive.all_reduce.one_host import HostSums, Layout, Word  # noqa: E402
+from ringside.survive.cluster.peers import Peer, Place, own_place, state_of  # noqa: E402
+from ringside.survive.cluster.shared_memory import Address, OwnArena, read_only  # noqa: E402
 
 
 def test_only_the_owner_can_write_and_nobody_can_cut_it_short():
@@ -59,7 +59,7 @@ def test_memory_that_is_not_what_was_announced_is_refused():
 
 
 def test_a_stopped_process_is_seen_put_to_death_and_not_mistaken_for_another():
-    worker = "from ringside.survive.peers import Mark; mark = Mark(); print('here', flush=True); input()"
+    worker = "from ringside.survive.cluster.peers import Mark; mark = Mark(); print('here', flush=True); input()"
     child = subprocess.Popen([sys.executable, "-c", worker], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdout.readline() == b"here\n"
     machine = own_place().machine

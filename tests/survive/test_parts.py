@@ -17,24 +17,23 @@ from ringside.engine.transports.threads import Switchboard, Threads
 from ringside.engine.transports.transport import Cause, LinkError
 from ringside.errors import StoreGoneError, UsageError
 from ringside.launch.torchrun import take_apart
+from ringside.survive.all_reduce.ring_order import cut_off, way_around
 from ringside.survive.audit import audit
-from ringside.survive.decision import Abort, Commit, Decisions, Seat, Tag
-from ringside.survive.events import Acknowledgement, DrainWanted, QuotasWanted
-from ringside.survive.generation import Generation, encode_generation, generation_key
-from ringside.survive.handover import giver_for
-from ringside.survive.keeper import REFUSED, Keeper, main
-from ringside.survive.knocking import Door, Knocker, knock_name
-from ringside.survive.listener import EVERY_S, MOST_S, Listener
-from ringside.survive.meeting import Acknowledged, Joining, Knock, Meeting
-from ringside.survive.neighbours import Neighbours
-from ringside.survive.peers import BEATS_S, Place
-from ringside.survive.phases import PHASES, Phases, Trap, parse_trap
-from ringside.survive.registers import MemoryRegisters
-from ringside.survive.store_host import is_needed
-from ringside.survive.stragglers import WINDOW, Stragglers
-from ringside.survive.succession import Wishes
-from ringside.survive.waiting import Lookout, Patience, Superseded
-from ringside.survive.way import cut_off, way_around
+from ringside.survive.cluster.failpoints import PHASES, Phases, Trap, parse_trap
+from ringside.survive.cluster.listener import EVERY_S, MOST_S, Listener
+from ringside.survive.cluster.pairwise import Neighbours
+from ringside.survive.cluster.peers import BEATS_S, Place
+from ringside.survive.cluster.reachability import Door, Knocker, knock_name
+from ringside.survive.cluster.registers import MemoryRegisters
+from ringside.survive.cluster.rendezvous import Acknowledged, Joining, Knock, Meeting
+from ringside.survive.cluster.store_host import is_needed
+from ringside.survive.cluster.waiting import Lookout, Patience, Superseded
+from ringside.survive.data.rebalance import WINDOW, Stragglers
+from ringside.survive.protocol.decision import Abort, Commit, Decisions, Seat, Tag
+from ringside.survive.protocol.events import Acknowledgement, DrainWanted, QuotasWanted
+from ringside.survive.protocol.generation import Generation, Wishes, encode_generation, generation_key
+from ringside.survive.state.transfer import giver_for
+from ringside.survive.supervisor import REFUSED, Keeper, main
 
 A, B = Seat(0, 1), Seat(1, 1)
 
@@ -502,8 +501,8 @@ class Exchangeable:
 
 def test_the_latest_acknowledgement_stands_however_often_a_store_is_asked():
     pytest.importorskip("torch")
-    from ringside.survive.host_sums import Layout
-    from ringside.survive.net_exchange import NetExchange
+    from ringside.survive.all_reduce.between_hosts import NetExchange
+    from ringside.survive.all_reduce.one_host import Layout
 
     record = generation((0, 1))
     layout = Layout(0, [], {0: (), 1: ()})
@@ -543,9 +542,9 @@ def acknowledged(exchange, ack, tries):
 @pytest.mark.parametrize("broken", [(), ((0, 1),)], ids=["ring", "line"])
 def test_members_on_several_hosts_get_the_same_sum_with_or_without_a_ring(per_micro_batch, broken):
     pytest.importorskip("torch")
-    from ringside.survive.gradients import Run
-    from ringside.survive.host_sums import Layout
-    from ringside.survive.net_exchange import NetExchange
+    from ringside.survive.all_reduce.between_hosts import NetExchange
+    from ringside.survive.all_reduce.gradients import Run
+    from ringside.survive.all_reduce.one_host import Layout
 
     record, boards = generation((0, 1, 2), broken), defaultdict(lambda: Switchboard(2))
     slots = {0: (0, 2), 1: (1,), 2: ()} if per_micro_batch else {0: (0,), 1: (1,), 2: (2,)}

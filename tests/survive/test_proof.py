@@ -8,8 +8,6 @@ import pytest
 
 from ringside.schedule import by_name, run
 from ringside.survive.checker import Bounds, explore
-from ringside.survive.decision import Seat, Tag
-from ringside.survive.generation import Generation
 from ringside.survive.proof import process
 from ringside.survive.proof.__main__ import main
 from ringside.survive.proof.controls import break_rule, rules
@@ -22,7 +20,9 @@ from ringside.survive.proof.process import Process
 from ringside.survive.proof.strikes import strike
 from ringside.survive.proof.world import Case, World, WorldRules
 from ringside.survive.protocol import Member
-from ringside.survive.settings import Rules
+from ringside.survive.protocol.decision import Seat, Tag
+from ringside.survive.protocol.generation import Generation
+from ringside.survive.protocol.settings import Rules
 
 
 def test_a_part_of_the_kill_matrix():

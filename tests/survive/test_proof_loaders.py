@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-position = pytest.importorskip("ringside.survive.position")
+position = pytest.importorskip("ringside.survive.data.position")
 
 from ringside.errors import MismatchError  # noqa: E402
-from ringside.survive import passport, train  # noqa: E402
+from ringside.survive import connection as passport  # noqa: E402
+from ringside.survive import train  # noqa: E402
 from ringside.survive.proof import loaders  # noqa: E402
 from ringside.survive.proof.loaders import MICRO_BATCHES, SAMPLERS, SIZE, Shape  # noqa: E402
 

@@ -5,13 +5,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from ringside.errors import UsageError
-from ringside.survive import events as e
-from ringside.survive import instructions as i
-from ringside.survive.decision import Abort, Commit, Seat, Tag
-from ringside.survive.generation import Generation
 from ringside.survive.protocol import Member, Phase
-from ringside.survive.settings import Settings
-from ringside.survive.succession import Wishes, closing, successor
+from ringside.survive.protocol import events as e
+from ringside.survive.protocol import instructions as i
+from ringside.survive.protocol.decision import Abort, Commit, Seat, Tag
+from ringside.survive.protocol.generation import Generation, Wishes, closing, successor
+from ringside.survive.protocol.settings import Settings
 
 SEATS = tuple(Seat(rank, 1) for rank in range(3))
 

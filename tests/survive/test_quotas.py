@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringside.errors import UsageError
-from ringside.survive.quotas import even_quotas, fair_quotas, gain, step_seconds
+from ringside.survive.protocol.settings import even_quotas, fair_quotas, gain, step_seconds
 
 times = st.lists(st.floats(0.1, 10), min_size=1, max_size=3)
 

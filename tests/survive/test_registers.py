@@ -5,10 +5,9 @@ import threading
 import pytest
 
 from ringside.errors import RingsideError, StoreGoneError, UsageError
-from ringside.survive.decision import Abort, Commit, Decided, Seat, decode_decided, encode_decided
-from ringside.survive.generation import Generation, dealt, decode_generation, encode_generation
-from ringside.survive.packing import MOST_BYTES
-from ringside.survive.registers import NOBODY_WRITES, MemoryRegisters, StoreRegisters
+from ringside.survive.cluster.registers import NOBODY_WRITES, MemoryRegisters, StoreRegisters
+from ringside.survive.protocol.decision import MOST_BYTES, Abort, Commit, Decided, Seat, decode_decided, encode_decided
+from ringside.survive.protocol.generation import Generation, dealt, decode_generation, encode_generation
 
 SEATS = (Seat(0, 1), Seat(2, 5))
 COMMIT = Commit(SEATS, 8, 4, 4, "ab12")

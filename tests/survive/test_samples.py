@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from ringside.errors import UsageError
-from ringside.survive.samples import Samples, length_of, shuffled
+from ringside.survive.data.samples import Samples, length_of, shuffled
 
 torch = pytest.importorskip("torch")
 
-from ringside.survive.randomness import drawing_from  # noqa: E402
-from ringside.survive.samplers import drawn_by  # noqa: E402
+from ringside.survive.data.samplers import drawn_by  # noqa: E402
+from ringside.survive.data.samples import drawing_from  # noqa: E402
 
 
 def samples(size=103, batch=16, micro_batches=8, seed=7):

@@ -8,12 +8,21 @@ torch = pytest.importorskip("torch")
 import torch.distributed.checkpoint as dcp  # noqa: E402
 
 from ringside.errors import MismatchError, RingsideError, UnsupportedError  # noqa: E402
-from ringside.survive import passport  # noqa: E402
-from ringside.survive.checkpoint import Checkpoints  # noqa: E402
-from ringside.survive.memory import read_only  # noqa: E402
-from ringside.survive.samples import Samples, shuffled  # noqa: E402
-from ringside.survive.state import Given, State, take_over  # noqa: E402
-from ringside.survive.trees import digest_of, pack, packed_size, put_together, take_apart, unpack  # noqa: E402
+from ringside.survive import connection as passport  # noqa: E402
+from ringside.survive.cluster.shared_memory import read_only  # noqa: E402
+from ringside.survive.data.samples import Samples, shuffled  # noqa: E402
+from ringside.survive.state.checkpoint import Checkpoints  # noqa: E402
+from ringside.survive.state.state import (  # noqa: E402  # noqa: E402
+    Given,
+    State,
+    digest_of,
+    pack,
+    packed_size,
+    put_together,
+    take_apart,
+    take_over,
+    unpack,
+)
 
 
 def trained(seed=0, steps=3, width=4):

@@ -9,12 +9,12 @@ from tests.survive.crew import Crew
 
 from ringside.errors import StoreGoneError
 from ringside.survive import final_state
-from ringside.survive.checkpoint import Checkpoints
-from ringside.survive.decision import decode_decided
-from ringside.survive.events import DrainWanted, QuotasWanted
-from ringside.survive.generation import Generation, decode_generation
-from ringside.survive.kept import Kept, Stage
-from ringside.survive.registers import MemoryRegisters
+from ringside.survive.cluster.registers import MemoryRegisters
+from ringside.survive.protocol.decision import decode_decided
+from ringside.survive.protocol.events import DrainWanted, QuotasWanted
+from ringside.survive.protocol.generation import Generation, decode_generation
+from ringside.survive.state.checkpoint import Checkpoints
+from ringside.survive.state.kept import Kept, Stage
 
 pytest.importorskip("torch")
 

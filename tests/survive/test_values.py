@@ -15,14 +15,17 @@ pytest.importorskip("torch")
 
 import ringside.survive as survive
 from ringside.errors import RingsideError
-from ringside.survive import connecting, events, instructions, knocking, meeting, peers, settings, waiting
-from ringside.survive.decision import Abort, Commit, Decided, Seat, Tag, decode_decided, encode_decided
-from ringside.survive.events import Acknowledgement, Offer
-from ringside.survive.generation import Generation, decode_generation, encode_generation
-from ringside.survive.kept import Head, Kept, Lies, Stage
-from ringside.survive.memory import Address
-from ringside.survive.packing import encode
-from ringside.survive.peers import Place
+from ringside.survive import connection as connecting
+from ringside.survive.cluster import peers, waiting
+from ringside.survive.cluster import reachability as knocking
+from ringside.survive.cluster import rendezvous as meeting
+from ringside.survive.cluster.peers import Place
+from ringside.survive.cluster.shared_memory import Address
+from ringside.survive.protocol import events, instructions, settings
+from ringside.survive.protocol.decision import Abort, Commit, Decided, Seat, Tag, decode_decided, encode, encode_decided
+from ringside.survive.protocol.events import Acknowledgement, Offer
+from ringside.survive.protocol.generation import Generation, decode_generation, encode_generation
+from ringside.survive.state.kept import Head, Kept, Lies, Stage
 
 CHANGE = {"Job", "HostSums", "Keeper", "Lookout", "Phases", "Samples", "Stragglers", "View"}
 COUNT = {"HandedOut", "Ledger", "Moves"}

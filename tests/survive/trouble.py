@@ -22,7 +22,7 @@ from tests.survive.counting import BATCH, SAMPLES, Counting, consumed, count
 from tests.survive.herd import Report, Store, run_job
 from tests.survive.real_cases import warm_up, wrongs
 
-from ringside.survive.checkpoint import Checkpoints
+from ringside.survive.state.checkpoint import Checkpoints
 from ringside.survive.train import training
 
 LIMIT_S = 30.0

@@ -11,8 +11,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ringside.survive.final import final_state as final_state
     from ringside.survive.job import Step as Step
+    from ringside.survive.state.final import final_state as final_state
     from ringside.survive.train import Training as Training
     from ringside.survive.train import training as training
 
@@ -21,7 +21,7 @@ __all__ = ["Step", "Training", "final_state", "training"]
 _LAZY = {
     "Step": "ringside.survive.job",
     "Training": "ringside.survive.train",
-    "final_state": "ringside.survive.final",
+    "final_state": "ringside.survive.state.final",
     "training": "ringside.survive.train",
 }
 

@@ -3,7 +3,7 @@
 import sys
 
 from ringside.errors import UsageError
-from ringside.survive.keeper import main
+from ringside.survive.supervisor import main
 
 try:
     sys.exit(main(sys.argv[1:]))

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ringside.survive import events as e
-from ringside.survive import instructions as i
-from ringside.survive.host_exchange import HostExchange
+from ringside.survive.all_reduce.between_hosts import NetExchange
+from ringside.survive.all_reduce.one_host import HostExchange
+from ringside.survive.cluster.waiting import GaveUp, Superseded
+from ringside.survive.data.micro_batches import Kept
 from ringside.survive.job import Job
-from ringside.survive.net_exchange import NetExchange
-from ringside.survive.waiting import GaveUp, Superseded
-from ringside.survive.work import Kept
+from ringside.survive.protocol import events as e
+from ringside.survive.protocol import instructions as i
 from ringside.sync.digests import digest
 
 AnyExchange = HostExchange | NetExchange

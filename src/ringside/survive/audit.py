@@ -6,9 +6,9 @@ from collections import Counter
 from typing import Protocol
 
 from ringside.errors import MismatchError
-from ringside.survive.decision import Commit, Decided, Tag, decisions_key, decode_decided
-from ringside.survive.generation import decode_generation, generation_key
-from ringside.survive.settings import Settings
+from ringside.survive.protocol.decision import Commit, Decided, Tag, decisions_key, decode_decided
+from ringside.survive.protocol.generation import decode_generation, generation_key
+from ringside.survive.protocol.settings import Settings
 
 _DIGEST = 8
 

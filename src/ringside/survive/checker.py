@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from ringside.survive.checker_graph import Graph
 from ringside.survive.checker_moves import Move, Moves, waits
 from ringside.survive.checker_state import Bounds, Broken, State
-from ringside.survive.settings import Rules
+from ringside.survive.protocol.settings import Rules
 
 
 @dataclass(frozen=True)

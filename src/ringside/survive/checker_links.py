@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from ringside.survive.decision import Seat, Tag
-from ringside.survive.generation import Generation, Link
-from ringside.survive.way import cut_off, way_around
+from ringside.survive.all_reduce.ring_order import cut_off, way_around
+from ringside.survive.protocol.decision import Seat, Tag
+from ringside.survive.protocol.generation import Generation, Link
 
 Waiting = Sequence[tuple[Tag, Seat, Generation, bool]]
 """Whose exchange is under way: the attempt, who, its generation, and whether all members have come to it."""

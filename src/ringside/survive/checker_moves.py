@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from ringside.survive import events as e
-from ringside.survive import instructions as i
+from ringside.survive.all_reduce.ring_order import blamed, cut_off
 from ringside.survive.checker_links import link_of, used_by
 from ringside.survive.checker_state import (
     CRASHES,
@@ -28,11 +27,12 @@ from ringside.survive.checker_state import (
     State,
     place_of,
 )
-from ringside.survive.decision import Abort, Commit, Decided, Decision, Seat, Tag
-from ringside.survive.generation import Generation, Link
 from ringside.survive.protocol import Member, Phase
-from ringside.survive.settings import Rules, Settings
-from ringside.survive.way import blamed, cut_off
+from ringside.survive.protocol import events as e
+from ringside.survive.protocol import instructions as i
+from ringside.survive.protocol.decision import Abort, Commit, Decided, Decision, Seat, Tag
+from ringside.survive.protocol.generation import Generation, Link
+from ringside.survive.protocol.settings import Rules, Settings
 
 
 class Move(NamedTuple):

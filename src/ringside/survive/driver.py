@@ -14,25 +14,23 @@ from msgspec.structs import replace
 
 from ringside.engine.failures import name_ranks
 from ringside.errors import FinalStateError, MismatchError, RingsideError, StoreGoneError
-from ringside.survive import events as e
-from ringside.survive import instructions as i
-from ringside.survive.acquaintances import Acquaintances
-from ringside.survive.arrival import take_seat
+from ringside.survive.all_reduce.between_hosts import NetExchange
+from ringside.survive.all_reduce.one_host import HostExchange, Layout, own_slots
 from ringside.survive.attempt import AnyExchange, Attempt
 from ringside.survive.audit import Digests
-from ringside.survive.decision import Abort, Decision, Decisions, Seat, Tag
-from ringside.survive.generation import Generation, decode_generation, encode_generation, generation_key
-from ringside.survive.handover import Handover, giver_for
-from ringside.survive.host_exchange import HostExchange, own_slots
-from ringside.survive.host_sums import Layout
+from ringside.survive.cluster.known_workers import Acquaintances, take_seat
+from ringside.survive.cluster.listener import Listener
+from ringside.survive.cluster.peers import Peer, comes_again, own_place
+from ringside.survive.cluster.reachability import Door, Knocker
+from ringside.survive.cluster.rendezvous import Joining, Meeting
+from ringside.survive.cluster.waiting import Lookout, Superseded
 from ringside.survive.job import Job, Step
-from ringside.survive.knocking import Door, Knocker
-from ringside.survive.listener import Listener
-from ringside.survive.meeting import Joining, Meeting
-from ringside.survive.net_exchange import NetExchange
-from ringside.survive.peers import Peer, comes_again, own_place
 from ringside.survive.protocol import Member, Phase
-from ringside.survive.waiting import Lookout, Superseded
+from ringside.survive.protocol import events as e
+from ringside.survive.protocol import instructions as i
+from ringside.survive.protocol.decision import Abort, Decision, Decisions, Seat, Tag
+from ringside.survive.protocol.generation import Generation, decode_generation, encode_generation, generation_key
+from ringside.survive.state.transfer import Handover, giver_for
 
 _log = logging.getLogger("ringside")
 _PAUSE_S = 2e-4

@@ -7,16 +7,19 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ringside.survive.checkpoint import Checkpoints
-from ringside.survive.final import Final
-from ringside.survive.meeting import Meeting
-from ringside.survive.neighbours import OpenTransport
-from ringside.survive.phases import Phases
-from ringside.survive.settings import Settings
-from ringside.survive.state import State
-from ringside.survive.stragglers import Stragglers
-from ringside.survive.waiting import Patience
-from ringside.survive.work import Work
+from ringside.errors import StoreGoneError
+from ringside.survive.cluster.failpoints import Phases
+from ringside.survive.cluster.pairwise import OpenTransport
+from ringside.survive.cluster.rendezvous import Meeting
+from ringside.survive.cluster.waiting import Patience
+from ringside.survive.data.micro_batches import Work
+from ringside.survive.data.rebalance import Stragglers
+from ringside.survive.protocol.settings import Settings
+from ringside.survive.state.checkpoint import Checkpoints
+from ringside.survive.state.final import Final
+from ringside.survive.state.state import State
+
+__all__ = ["Afterwards", "GoneRegisters"]
 
 
 @dataclass
@@ -80,3 +83,64 @@ class Step:
     members: tuple[int, ...]
     generation: int
     seconds: float
+
+
+# -------------------------------------------------------------------------------------------------
+# A worker that is started after its job was over: it has the final state, and nothing is left but its last lines.
+
+
+class Afterwards:
+    """Stands in for a driver where an earlier worker of this rank has kept the final state that all agreed on.
+
+    It takes nobody else to go on from there, nor the store: the others may have ended long ago.
+
+    Args:
+        job: What was trained; its state is the final one.
+
+    Attributes:
+        joined, reason, is_over, digests: As of a driver.
+    """
+
+    joined = True
+    reason = ""
+    is_over = True
+    digests = None
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def next_step(self) -> None:
+        """Return that there is none."""
+
+    def end_job(self) -> None:
+        """It has ended."""
+
+    def has_elders(self) -> bool:
+        """Return False: there is nobody to wait for."""
+        return False
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+
+class GoneRegisters:
+    """Registers of a store that is gone: who wants to know what was committed hears why that cannot be.
+
+    Args:
+        why: What is wrong with the store.
+    """
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def create(self, key: str, value: bytes) -> bytes:
+        """Return the value: nobody else is there who could have been first."""
+        return value
+
+    def read(self, key: str) -> bytes | None:
+        """Raise `StoreGoneError`."""
+        raise StoreGoneError(self._why)
+
+    def swap(self, key: str, expected: bytes | None, new: bytes) -> bytes | None:
+        """Raise `StoreGoneError`."""
+        raise StoreGoneError(self._why)

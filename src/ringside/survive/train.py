@@ -27,28 +27,27 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from ringside.errors import FinalStateError, MismatchError, RingsideError, StoreGoneError
-from ringside.survive import passport
-from ringside.survive.afterwards import Afterwards, GoneRegisters
+from ringside.survive import connection as passport
 from ringside.survive.audit import committed
-from ringside.survive.checkpoint import Checkpoints
-from ringside.survive.connecting import Connection, connect, is_again
-from ringside.survive.decision import Commit
+from ringside.survive.cluster.failpoints import Phases
+from ringside.survive.cluster.peers import own_place
+from ringside.survive.cluster.rendezvous import Meeting
+from ringside.survive.cluster.waiting import Patience
+from ringside.survive.connection import Connection, connect, is_again
+from ringside.survive.data.micro_batches import Collate, DataSet, Loss, Work
+from ringside.survive.data.position import Position
+from ringside.survive.data.rebalance import Mode, Rebalance, Stragglers
+from ringside.survive.data.samplers import drawn_by, for_all_ranks
+from ringside.survive.data.samples import Samples, length_of, shuffled
 from ringside.survive.driver import Driver
-from ringside.survive.final import Final
-from ringside.survive.job import Job, Step
-from ringside.survive.keeper import REFUSED
-from ringside.survive.kept import Kept
-from ringside.survive.meeting import Meeting
-from ringside.survive.peers import own_place
-from ringside.survive.phases import Phases
-from ringside.survive.position import Position
-from ringside.survive.samplers import drawn_by, for_all_ranks
-from ringside.survive.samples import Samples, length_of, shuffled
-from ringside.survive.settings import Settings
-from ringside.survive.state import State
-from ringside.survive.stragglers import Mode, Rebalance, Stragglers
-from ringside.survive.waiting import Patience
-from ringside.survive.work import Collate, DataSet, Loss, Work
+from ringside.survive.job import Afterwards, GoneRegisters, Job, Step
+from ringside.survive.protocol.decision import Commit
+from ringside.survive.protocol.settings import Settings
+from ringside.survive.state.checkpoint import Checkpoints
+from ringside.survive.state.final import Final
+from ringside.survive.state.kept import Kept
+from ringside.survive.state.state import State
+from ringside.survive.supervisor import REFUSED
 
 _ELDERS_S = 10.0
 """How long a rank that has joined waits for others to begin an epoch, seconds; they are at the same step."""

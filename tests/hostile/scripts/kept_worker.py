@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 
-from ringside.survive.kept import Kept
+from ringside.survive.state.kept import Kept
 
 kept = Kept.of_environment(os.environ)
 assert kept is not None

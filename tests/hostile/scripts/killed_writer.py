@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from ringside.survive.checkpoint import Checkpoints
+from ringside.survive.state.checkpoint import Checkpoints
 
 FileSystemWriter.finish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 Checkpoints(Path(sys.argv[1])).write({"model": {"w": torch.zeros(1000)}, "step": 7})

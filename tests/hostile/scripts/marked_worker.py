@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ringside.survive.peers import Mark
+from ringside.survive.cluster.peers import Mark
 
 mark = Mark()
 os.set_inheritable(os.open("/dev/null", os.O_RDONLY), True)

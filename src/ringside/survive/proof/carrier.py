@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ringside.survive.decision import Tag
 from ringside.survive.proof.exchange import Exchange, Part
 from ringside.survive.proof.faults import Phase
+from ringside.survive.protocol.decision import Tag
 
 if TYPE_CHECKING:
     from ringside.survive.proof.process import Process

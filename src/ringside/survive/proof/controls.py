@@ -10,7 +10,7 @@ from ringside.survive.proof.faults import Kind, Phase
 from ringside.survive.proof.ledger import INVARIANTS
 from ringside.survive.proof.matrix import LAST_STEP, cases, run_case
 from ringside.survive.proof.world import Case, WorldRules
-from ringside.survive.settings import Rules
+from ringside.survive.protocol.settings import Rules
 
 MOST_TRIED = 400
 ENOUGH = 12

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ringside.schedule import by_name, chunk_bounds
 from ringside.schedule.schedule import Transfer
-from ringside.survive.decision import Tag
+from ringside.survive.protocol.decision import Tag
 
 SEGMENTS = 2
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ringside.survive.decision import Abort, Commit, Decision, Seat, Tag
-from ringside.survive.generation import Generation
 from ringside.survive.proof.model import Counting, Weights, digest
+from ringside.survive.protocol.decision import Abort, Commit, Decision, Seat, Tag
+from ringside.survive.protocol.generation import Generation
 
 SAMPLES = "every sample exactly once"
 DECISIONS = "one decision per step and generation"

@@ -24,7 +24,7 @@ from torch.utils.data import (
 )
 
 from ringside.errors import MismatchError, UsageError
-from ringside.survive.samples import Samples
+from ringside.survive.data.samples import Samples
 
 SIZE, BATCH, MICRO_BATCHES, EPOCHS, RANKS = 24, 6, 3, 3, 3
 STEPS = EPOCHS * SIZE // BATCH

@@ -14,7 +14,7 @@ from ringside.survive.proof.exchange import rounds_of
 from ringside.survive.proof.faults import Fault, Kind, Phase, Point
 from ringside.survive.proof.model import Counting
 from ringside.survive.proof.world import Case, World, WorldRules
-from ringside.survive.settings import Rules
+from ringside.survive.protocol.settings import Rules
 
 RANKS = 4
 STEP = 1

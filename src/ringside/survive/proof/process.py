@@ -7,15 +7,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ringside.survive import events as e
-from ringside.survive import instructions as i
-from ringside.survive.decision import Abort, Commit, Decision, Seat, Tag
-from ringside.survive.generation import Generation
 from ringside.survive.proof.carrier import Carrier
 from ringside.survive.proof.exchange import Exchange, Part, ring_order
 from ringside.survive.proof.faults import Phase, Point
 from ringside.survive.proof.model import Weights, add, digest
 from ringside.survive.protocol import Member
+from ringside.survive.protocol import events as e
+from ringside.survive.protocol import instructions as i
+from ringside.survive.protocol.decision import Abort, Commit, Decision, Seat, Tag
+from ringside.survive.protocol.generation import Generation
 
 if TYPE_CHECKING:
     from ringside.survive.proof.world import World

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ringside.survive import events as e
 from ringside.survive.proof.faults import Kind
+from ringside.survive.protocol import events as e
 
 if TYPE_CHECKING:
     from ringside.survive.proof.process import Process

@@ -11,16 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ringside.survive.decision import Abort, Decision, Decisions, Seat, Tag
-from ringside.survive.generation import Generation, decode_generation, encode_generation, generation_key
+from ringside.survive.cluster.registers import MemoryRegisters
 from ringside.survive.proof.faults import Fault, Point
 from ringside.survive.proof.ledger import ATTENDED, ENDS, Ledger
 from ringside.survive.proof.model import Counting, Weights
 from ringside.survive.proof.network import Network
 from ringside.survive.proof.process import Process
 from ringside.survive.proof.strikes import strike
-from ringside.survive.registers import MemoryRegisters
-from ringside.survive.settings import Rules, Settings
+from ringside.survive.protocol.decision import Abort, Decision, Decisions, Seat, Tag
+from ringside.survive.protocol.generation import Generation, decode_generation, encode_generation, generation_key
+from ringside.survive.protocol.settings import Rules, Settings
 
 T = TypeVar("T")
 LIMIT_S = 15.0

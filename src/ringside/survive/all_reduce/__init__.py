@@ -1,0 +1,1 @@
+"""survive/all_reduce/__init__.py"""

@@ -1,0 +1,268 @@
+"""A generation's exchange between hosts: the engine's interpreter over messages, on links that only this one uses.
+
+A process that was left out still holds connections of the old ones, and nobody listens there any more. Messages are
+carried on a thread, so that the member can be told of other things meanwhile; when it has moved on, the thread's
+connections are closed, which ends all waits.
+
+Sums over ranks travel around a ring, which is laid so that no broken link is in it, or along a line (`way.py`). Per
+micro-batch everybody is given all gradients instead and adds them up in order: that moves as many bytes as there are
+micro-batches, for sums whose bits do not depend on who computed what.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ringside.engine.background import Background, Work
+from ringside.engine.dtypes import DTYPES, OP_CODES
+from ringside.engine.exchange import Exchange
+from ringside.engine.exchange_run import Fold
+from ringside.engine.message_plan import plan_messages
+from ringside.engine.part import ALL_REDUCE
+from ringside.engine.reduction import folder
+from ringside.engine.told import Call, Disagreement
+from ringside.engine.transports.transport import Cause, LinkError
+from ringside.survive.all_reduce.gradients import Run, add_up
+from ringside.survive.all_reduce.one_host import Layout
+from ringside.survive.all_reduce.ring_order import blamed, cut_off, way_around
+from ringside.survive.cluster.failpoints import Phases
+from ringside.survive.cluster.pairwise import Neighbours, OpenTransport
+from ringside.survive.cluster.rendezvous import Meeting
+from ringside.survive.cluster.waiting import GaveUp, Lookout, Superseded
+from ringside.survive.protocol.decision import Seat, Tag, decode, encode
+from ringside.survive.protocol.events import Acknowledgement
+from ringside.survive.protocol.generation import Generation
+
+Bytes = NDArray[np.uint8]
+
+_SUM, _BYTE = OP_CODES["sum"], DTYPES.index("uint8")
+_JUDGE_S = 2.5
+_LOOK_S = 0.01
+
+
+class Shown(msgspec.Struct, frozen=True, array_like=True):
+    """What a member shows the others.
+
+    Args:
+        ack: Its latest acknowledgement.
+        own_s: What a micro-batch took it, seconds; 0: it computed none.
+    """
+
+    ack: Acknowledgement
+    own_s: float
+
+
+_shown = msgspec.msgpack.Decoder(Shown)
+
+
+class NetExchange:
+    """One member's end.
+
+    Args:
+        seat: This member.
+        generation: Whom with.
+        layout: How sums are laid out.
+        meeting: Where acknowledgements are shown.
+        lookout: Waits for the others.
+        phases: Where this process is.
+        open_transport: Makes groups of two, one for each link that is used.
+    """
+
+    def __init__(
+        self,
+        seat: Seat,
+        generation: Generation,
+        layout: Layout,
+        meeting: Meeting,
+        lookout: Lookout,
+        phases: Phases,
+        open_transport: OpenTransport,
+    ) -> None:
+        self.seat, self.generation, self._layout = seat, generation, layout
+        self._meeting, self._lookout, self._phases = meeting, lookout, phases
+        self._me = generation.members.index(seat)
+        self.slots = [np.zeros(layout.size_bytes, dtype=np.uint8) for _ in layout.slots[seat.rank]]
+        self._way = way_around(generation)
+        self._exchange: Exchange | None = None
+        self._own: dict[int, float] = {}
+        self._thread = Background("ringside-survive-exchange")
+        name = f"{generation.incarnation}/group/{generation.number}"
+        self._gone = cut_off(generation)
+        links, size = [] if self._gone else self._way.links_of(self._me), len(generation.members)
+        self._wanted = True
+        self._opening = self._thread.submit(
+            lambda: Neighbours(open_transport, name, self._me, size, links, lambda: self._wanted)
+        )
+
+    def run(self, step: int, into: Bytes) -> None:
+        """All-reduce what the slots hold into private memory, uint8 [size_bytes].
+
+        Raises:
+            GaveUp, Superseded: It cannot be finished.
+        """
+        if len(self.generation.members) == 1:
+            self._alone(into)
+            return
+        if self._gone:
+            raise self._parted()
+        if self._exchange is None:
+            self._exchange = Exchange(self._finished(self._opening))
+        self._phases.reached("before_send")
+        reduce = self._gather if self._per_micro_batch else self._reduce
+        under_way = self._thread.submit(lambda: reduce(into))
+        self._phases.reached("after_send")
+        self._finished(under_way)
+        self._phases.reached("after_sum")
+
+    def tell_own(self, seconds: float) -> None:
+        """Say what a micro-batch took here, seconds."""
+        self._own[self.seat.rank] = seconds
+
+    def own_times(self) -> dict[int, float]:
+        """Return what a micro-batch took every member that has said so, seconds."""
+        return {rank: seconds for rank, seconds in self._own.items() if seconds > 0}
+
+    def acknowledge(self, ack: Acknowledgement) -> None:
+        """Show an acknowledgement to all members."""
+        self._meeting.say(self._ack_key(self.seat), encode(Shown(ack, self._own.get(self.seat.rank, 0.0))))
+
+    def acknowledgements(self, tag: Tag, checked: bool) -> list[Acknowledgement]:
+        """Return the acknowledgements that the others show for an attempt."""
+        found = []
+        for seat in self.generation.members:
+            data = None if seat == self.seat else self._meeting.registers.read(self._ack_key(seat))
+            if data is not None:
+                shown = decode(data, _shown, "an acknowledgement")
+                self._own[seat.rank] = shown.own_s
+                found.append(shown.ack)
+        return [ack for ack in found if ack.tag == tag]
+
+    def ring(self, step: int) -> None:
+        """Nothing is told: the others look at the register."""
+
+    def rung(self, step: int) -> bool:
+        """Tell whether it is worth looking at the register, which it always is."""
+        return True
+
+    def close(self) -> None:
+        """Close all connections and let go of all memory."""
+        self._wanted = False
+        if self._exchange is not None:
+            self._exchange.transport.fail(Cause("left", self._me))
+        elif self._opening.is_completed() and self._opening.exception() is None:
+            self._opening.wait(0).fail(Cause("left", self._me))
+        self._thread.stop(timeout_s=0.0)
+        self.slots = []
+
+    # ------------------------------------------------------------------------------------------ carrying
+
+    @property
+    def _per_micro_batch(self) -> bool:
+        return any(len(slots) > 1 or slots not in ((), (rank,)) for rank, slots in self._layout.slots.items())
+
+    def _alone(self, into: Bytes) -> None:
+        add_up(self._layout.runs, self.slots, into, 0, self._layout.size_bytes)
+
+    def _reduce(self, into: Bytes) -> None:
+        """Add up one sum per rank on the way."""
+        into[:] = self.slots[0] if self.slots else 0
+        assert self._exchange is not None
+        schedule = self._way.all_reduce()
+        plan = plan_messages(schedule, self._me)
+        for run in self._layout.runs:
+            call = Call(ALL_REDUCE, run.dtype, _SUM, run.elements, 1.0, 0, 0)
+            chunks = chunks_of(into, run, schedule.chunks)
+            self._exchange.run(plan, chunks, run.item_bytes, self._noticed(folder(run.dtype, _SUM)), call)
+
+    def _noticed(self, fold: Fold) -> Fold:
+        def noticed(sources: Sequence[int], target: int, elements: int) -> None:
+            self._phases.reached("mid_chunk")
+            fold(sources, target, elements)
+
+        return noticed
+
+    def _gather(self, into: Bytes) -> None:
+        """Give everybody all sums, and add them up in order."""
+        assert self._exchange is not None
+        ranks, size = self.generation.ranks, self._layout.size_bytes
+        counts = [len(self._layout.slots[rank]) for rank in ranks]
+        memory, gather = np.zeros(size * sum(counts), dtype=np.uint8), self._way.all_gather()
+        held = np.split(memory, np.cumsum([size * count for count in counts])[:-1])
+        for at, slot in enumerate(self.slots):
+            held[self._me][at * size : (at + 1) * size] = slot
+        plan = plan_messages(gather or self._way.all_reduce(), self._me)
+        call = Call(ALL_REDUCE, _BYTE, _SUM, size, 1.0, 0, 0)
+        self._exchange.run(plan, held if gather else [memory], 1, folder(_BYTE, _SUM), call)
+        self._phases.reached("mid_chunk")
+        placed = [
+            (of, own[at * size : (at + 1) * size])
+            for rank, own in zip(ranks, held, strict=True)
+            for at, of in enumerate(self._layout.slots[rank])
+        ]
+        add_up(self._layout.runs, [part for _, part in sorted(placed, key=lambda each: each[0])], into, 0, size)
+
+    def _finished(self, work: Work) -> Any:
+        """Wait for what the thread does; attend to other things meanwhile."""
+        others = [seat for seat in self.generation.members if seat != self.seat]
+        try:
+            self._lookout.wait(lambda: [] if work.is_completed() else others)
+            return work.wait(0)
+        except Superseded:
+            self.close()
+            raise
+        except LinkError as error:
+            raise self._blamed(error.cause) from None
+        except (RuntimeError, Disagreement):  # others are at another generation
+            raise GaveUp() from None
+
+    def _blamed(self, cause: Cause) -> GaveUp:
+        """Find out whether a member is dead or only the link to it: give its heart time to beat.
+
+        One that left knows better why: its proposal is awaited.
+        """
+        seat, left = self.generation.members[cause.vertex], cause.kind == "left"
+        until = time.monotonic() + _JUDGE_S * (1 + left)
+        while time.monotonic() < until:
+            if seat in self._lookout.dead():
+                return GaveUp(seat)
+            self._lookout.attend(())
+            self._lookout.pause(_LOOK_S)
+        return GaveUp() if left else self._without_link(seat)
+
+    def _without_link(self, seat: Seat) -> GaveUp:
+        """Go around the link to a member; where there is no way, without those who are cut off."""
+        gone, link = blamed(self.generation, self.seat, seat)
+        return GaveUp(*gone, broken=link)
+
+    def _parted(self) -> GaveUp:
+        """Have those who stay go on without the others, who wait for them to say so."""
+        if self.seat not in self._gone:
+            return GaveUp(*self._gone)
+        self._wait_for_others(_JUDGE_S)
+        return GaveUp()
+
+    def _wait_for_others(self, longest_s: float) -> None:
+        """Wait for the proposal of somebody who knows better."""
+        until = time.monotonic() + longest_s
+        while time.monotonic() < until:
+            self._lookout.attend(())
+            self._lookout.pause(_LOOK_S)
+
+    def _ack_key(self, seat: Seat) -> str:
+        return f"{self.generation.incarnation}/ack/{seat.rank}/{seat.epoch}"
+
+
+def chunks_of(memory: Bytes, run: Run, parts: int) -> list[Bytes]:
+    """Return the elements of a run as nearly equal parts."""
+    bounds = [run.start + run.elements * part // parts * run.item_bytes for part in range(parts + 1)]
+    return [memory[first:last] for first, last in itertools.pairwise(bounds)]
+
+
+__all__ = ["NetExchange", "chunks_of"]

@@ -1,0 +1,303 @@
+"""All-reduce among the workers of one host by pulling: everybody reads everybody's arena, nobody writes another's.
+
+An arena holds a few words, the gradients this rank computed (one per slot) and the slice of the sum that it made:
+
+1.  Write the gradients into the own slots, then say READY.
+2.  When all are READY, add up the own slice of all slots of all ranks, then say SUMMED.
+3.  When all have SUMMED, copy everybody's slice into private memory and take its digest: that is what a rank
+    acknowledges.
+
+Slots are added up in the order of what they hold. With a slot per micro-batch the sum is ((g0 + g1) + g2) + ... in the
+order of micro-batches, whoever computed them, so the bits do not depend on the number of ranks. What was written is
+left alone until the step is decided: nobody overwrites what another may still read.
+
+Words are 64 bits, aligned, written by one process; `_fence` orders them behind the data on machines that reorder
+stores (Arm). Readers check a step's number, so what an earlier step left is never taken for an answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringside.errors import RingsideError
+from ringside.survive.all_reduce.gradients import Run, add_up, slice_of
+from ringside.survive.cluster.failpoints import Phases
+from ringside.survive.cluster.rendezvous import Meeting
+from ringside.survive.cluster.shared_memory import Address, OwnArena, read_only
+from ringside.survive.cluster.waiting import GaveUp, Lookout
+from ringside.survive.protocol.decision import Seat, Tag
+from ringside.survive.protocol.events import Acknowledgement
+from ringside.survive.protocol.generation import Generation
+
+__all__ = ["HostExchange", "own_slots"]
+
+HEADER_BYTES = 4096
+_LINE_WORDS = 8  # a cache line each
+_lock = threading.Lock()
+
+
+class Word(IntEnum):
+    """What a rank says in its arena; the value is a step's number plus one, a digest, or own time per micro-batch."""
+
+    READY = 0
+    SUMMED = 1
+    DIGEST = 2
+    STATE = 3
+    ACKNOWLEDGED = 4
+    DECIDED = 5
+    OWN_NS = 6
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the arenas of a generation are laid out.
+
+    Args:
+        size_bytes: Of one gradient.
+        runs: What lies where in it.
+        slots: For every rank, which gradients it holds, as numbers that give the order of addition.
+    """
+
+    size_bytes: int
+    runs: Sequence[Run]
+    slots: Mapping[int, tuple[int, ...]]
+
+    def arena_bytes(self, rank: int) -> int:
+        """Return how large a rank's arena is."""
+        return HEADER_BYTES + self.stride * (len(self.slots[rank]) + 1)
+
+    @property
+    def stride(self) -> int:
+        """Bytes from one slot to the next."""
+        return self.size_bytes + -self.size_bytes % HEADER_BYTES
+
+
+@dataclass
+class View:
+    """An arena as its layout says: of this process, or of a peer for reading."""
+
+    words: NDArray[np.uint64]
+    slots: list[NDArray[np.uint8]]
+    sums: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, memory: NDArray[np.uint8], slots: int, layout: Layout) -> View:
+        """Cut an arena's bytes."""
+        starts = [HEADER_BYTES + layout.stride * at for at in range(slots + 1)]
+        pieces = [memory[start : start + layout.size_bytes] for start in starts]
+        return cls(memory[:HEADER_BYTES].view(np.uint64)[::_LINE_WORDS], pieces[:-1], pieces[-1])
+
+
+@dataclass
+class HostSums:
+    """The arenas of one generation.
+
+    Args:
+        rank: This rank.
+        layout: How they are laid out; its keys are the members.
+    """
+
+    rank: int
+    layout: Layout
+    views: dict[int, View] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._arena = OwnArena(self.layout.arena_bytes(self.rank))
+        self._members = sorted(self.layout.slots)
+        self.address = self._arena.address
+        self.views[self.rank] = View.of(self._arena.bytes, len(self.layout.slots[self.rank]), self.layout)
+
+    def meet(self, rank: int, address: Address) -> None:
+        """Map a peer's arena; errors as `read_only`."""
+        self.views[rank] = View.of(read_only(address), len(self.layout.slots[rank]), self.layout)
+
+    @property
+    def slots(self) -> list[NDArray[np.uint8]]:
+        """This rank's gradients, uint8 [size_bytes] each, to be written until it says READY."""
+        return self.views[self.rank].slots
+
+    def say(self, word: Word, value: int) -> None:
+        """Say something to the peers, after all that was written before."""
+        _fence()
+        self.views[self.rank].words[word] = value
+
+    def heard(self, rank: int, word: Word) -> int:
+        """Return what a rank says."""
+        value = int(self.views[rank].words[word])
+        _fence()
+        return value
+
+    def silent(self, word: Word, value: int) -> list[int]:
+        """Return the members that have not said `value` yet."""
+        return [rank for rank in self._members if self.heard(rank, word) != value]
+
+    def add_up(self, halfway: Callable[[], object] = int) -> None:
+        """Add up this rank's slice of all gradients; everybody is READY.
+
+        Args:
+            halfway: Called when half of it is done.
+        """
+        placed = [(of, slot) for rank in self._members for of, slot in self._held(rank)]
+        sources = [slot for _, slot in sorted(placed, key=lambda each: each[0])]
+        first, last = self._slice(self.rank)
+        middle = first + slice_of(last - first, 0, 2)[1]
+        add_up(self.layout.runs, sources, self.views[self.rank].sums, first, middle)
+        halfway()
+        add_up(self.layout.runs, sources, self.views[self.rank].sums, middle, last)
+
+    def collect(self, into: NDArray[np.uint8]) -> None:
+        """Copy everybody's slice of the sum into private memory, uint8 [size_bytes]; everybody has SUMMED."""
+        for rank in self._members:
+            first, last = self._slice(rank)
+            into[first:last] = self.views[rank].sums[first:last]
+
+    def close(self) -> None:
+        """Let go of all arenas."""
+        self.views.clear()
+        self._arena.close()
+
+    def _slice(self, rank: int) -> tuple[int, int]:
+        return slice_of(self.layout.size_bytes, self._members.index(rank), len(self._members))
+
+    def _held(self, rank: int) -> list[tuple[int, NDArray[np.uint8]]]:
+        return list(zip(self.layout.slots[rank], self.views[rank].slots, strict=True))
+
+
+def _fence() -> None:
+    """Order stores and loads before it against those after it: two critical sections do not overlap."""
+    with _lock:
+        pass
+    with _lock:
+        pass
+
+
+# -------------------------------------------------------------------------------------------------
+# A generation's exchange on one host: sums in arenas, acknowledgements and the decision's bell in their words.
+
+Bytes = NDArray[np.uint8]
+
+
+class HostExchange:
+    """One member's end.
+
+    Args:
+        seat: This member.
+        generation: Whom with.
+        layout: How arenas are laid out.
+        meeting: Where members say where theirs lie.
+        lookout: Waits for the others.
+        phases: Where this process is.
+    """
+
+    def __init__(
+        self, seat: Seat, generation: Generation, layout: Layout, meeting: Meeting, lookout: Lookout, phases: Phases
+    ) -> None:
+        self.seat, self.generation = seat, generation
+        self._seats = {member.rank: member for member in generation.members}
+        self._sums = HostSums(seat.rank, layout)
+        self._meeting, self._lookout, self._phases = meeting, lookout, phases
+        meeting.show(generation.incarnation, generation.number, seat, self._sums.address)
+
+    @property
+    def slots(self) -> list[Bytes]:
+        """Where this member's gradients go, in the order of its layout."""
+        return self._sums.slots
+
+    def run(self, step: int, into: Bytes) -> None:
+        """All-reduce what the slots hold into private memory, uint8 [size_bytes].
+
+        Raises:
+            GaveUp, Superseded: It cannot be finished.
+        """
+        self._meet_all()
+        self._phases.reached("before_send")
+        self._sums.say(Word.READY, step + 1)
+        self._phases.reached("after_send")
+        self._await(Word.READY, step)
+        self._sums.add_up(lambda: self._phases.reached("mid_chunk"))
+        self._sums.say(Word.SUMMED, step + 1)
+        self._phases.reached("after_sum")
+        self._await(Word.SUMMED, step)
+        self._sums.collect(into)
+
+    def tell_own(self, seconds: float) -> None:
+        """Say what a micro-batch took here, seconds."""
+        self._sums.say(Word.OWN_NS, int(1e9 * seconds))
+
+    def own_times(self) -> dict[int, float]:
+        """Return what a micro-batch took every member that has said so, seconds."""
+        said = {rank: 1e-9 * self._sums.heard(rank, Word.OWN_NS) for rank in self._sums.views}
+        return {rank: seconds for rank, seconds in said.items() if seconds > 0}
+
+    def acknowledge(self, ack: Acknowledgement) -> None:
+        """Show an acknowledgement to all members."""
+        self._sums.say(Word.DIGEST, int(ack.digest, 16))
+        self._sums.say(Word.STATE, int(ack.state or "0", 16))
+        self._sums.say(Word.ACKNOWLEDGED, ack.tag.step + 1)
+
+    def acknowledgements(self, tag: Tag, checked: bool) -> list[Acknowledgement]:
+        """Return the acknowledgements that the others show for an attempt.
+
+        Args:
+            tag: The attempt.
+            checked: Whether digests of the state belong to them.
+        """
+        met = [rank for rank in self._seats if rank != self.seat.rank and self._meets(rank)]
+        return [self._shown(rank, tag, checked) for rank in met if self._has(rank, Word.ACKNOWLEDGED, tag.step)]
+
+    def ring(self, step: int) -> None:
+        """Tell the members that a step is decided, so that they read how."""
+        self._sums.say(Word.DECIDED, step + 1)
+
+    def rung(self, step: int) -> bool:
+        """Tell whether the leader says that a step is decided."""
+        leader = self.generation.leader.rank
+        return leader in self._sums.views and self._has(leader, Word.DECIDED, step)
+
+    def close(self) -> None:
+        """Let go of all memory."""
+        self._sums.close()
+
+    def _meet_all(self) -> None:
+        for rank, seat in self._seats.items():
+            if rank not in self._sums.views:
+                self._lookout.wait(lambda seat=seat: self._unmet(seat))  # type: ignore[misc]
+
+    def _meets(self, rank: int) -> bool:
+        """Tell whether a member's memory can be read; after the last step nobody has waited for that."""
+        with contextlib.suppress(GaveUp):  # its death is noticed otherwise
+            return rank in self._sums.views or not self._unmet(self._seats[rank])
+        return False
+
+    def _unmet(self, seat: Seat) -> list[Seat]:
+        address = self._meeting.shown(self.generation.incarnation, self.generation.number, seat)
+        if address is None:
+            return [seat]
+        try:
+            self._sums.meet(seat.rank, address)
+        except RingsideError:
+            raise GaveUp(seat) from None
+        return []
+
+    def _await(self, word: Word, step: int) -> None:
+        self._lookout.wait(lambda: [self._seats[rank] for rank in self._sums.silent(word, step + 1)])
+
+    def _has(self, rank: int, word: Word, step: int) -> bool:
+        return self._sums.heard(rank, word) == step + 1
+
+    def _shown(self, rank: int, tag: Tag, checked: bool) -> Acknowledgement:
+        digest, state = (f"{self._sums.heard(rank, word):016x}" for word in (Word.DIGEST, Word.STATE))
+        return Acknowledgement(tag, self._seats[rank], digest, state if checked else "")
+
+
+def own_slots(generation: Generation, rank: int, per_micro_batch: bool) -> tuple[int, ...]:
+    """Return what a member's slots hold, as numbers in the order of addition: micro-batches, or all of a rank's."""
+    mine = generation.micro_batches_of(rank)
+    return mine if per_micro_batch else (rank,) if mine else ()

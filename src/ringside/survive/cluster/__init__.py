@@ -1,0 +1,1 @@
+"""survive/cluster/__init__.py"""

@@ -1,0 +1,176 @@
+"""Peers as processes of this host: who they are, whether they live, and making sure that one is dead.
+
+Whoever is suspected is killed through its pidfd and waited for before anything goes on without it, so that "suspected"
+and "dead" are the same on one host. Of a peer on another host nothing is known here; deadlines and the store decide.
+
+Anybody who reaches the store can write any process number into it. So a process is killed only if it shows itself that
+it is a worker of this job: by memory of its own that is named after the job and holds its number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import signal
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from ringside.engine.roster import machine_id
+from ringside.processes import Process, hold
+from ringside.survive.state.kept import START
+
+BEATS_S = 2.0
+"""A process on another host that gives no sign of life for so long is taken for dead."""
+KILL_S = 5.0
+"""How long a process that was sent SIGKILL may take to end (a page being read from a disk holds it up)."""
+
+
+_MARK_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+_log = logging.getLogger("ringside")
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a worker runs, as it tells the others.
+
+    Args:
+        machine: What processes have in common that see each other's memory and numbers.
+        pid: Its process number.
+        started: When it started, in the kernel's ticks: tells it from a later process of the same number.
+        life: Counts the seats that this process has had.
+        step: The next step that the state is good for which it brings.
+        keeper: The process that starts it again when it dies, and when that started; (0, 0): none does.
+    """
+
+    machine: str
+    pid: int
+    started: int
+    life: int = 0
+    step: int = 0
+    keeper: tuple[int, int] = (0, 0)
+
+
+def own_place(life: int = 0, step: int = 0) -> Place:
+    """Return this process's."""
+    numbers = os.stat("/proc/self/ns/pid").st_ino
+    keeper = os.getppid() if START in os.environ else 0
+    held = (keeper, state_of(keeper)[1]) if keeper else (0, 0)
+    return Place(f"{machine_id()}/{numbers}", os.getpid(), state_of(os.getpid())[1], life, step, held)
+
+
+def comes_again(place: Place, machine: str) -> bool:
+    """Tell whether a process may live, or somebody who starts it again; elsewhere that is not known."""
+    numbers = ((place.pid, place.started), place.keeper)
+    return place.machine != machine or any(pid and _runs(pid, started) for pid, started in numbers)
+
+
+def _runs(pid: int, started: int) -> bool:
+    state, began = state_of(pid)
+    return state not in "XZ" and began == started
+
+
+class Mark:
+    """Shows that this process is a worker of its job. A child may inherit the memory; its number is another one."""
+
+    def __init__(self) -> None:
+        fd = os.memfd_create(_mark_name(), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._close = weakref.finalize(self, os.close, fd)
+        os.write(fd, str(os.getpid()).encode())
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _MARK_SEALS)
+
+    def close(self) -> None:
+        """Be no worker any more."""
+        self._close()
+
+
+def is_worker(pid: int) -> bool:
+    """Tell whether a process of this host and user shows that it is a worker of this process's own job."""
+    with contextlib.suppress(OSError):
+        if os.stat(f"/proc/{pid}").st_uid == os.geteuid():
+            return any(_is_mark(path, pid) for path in Path(f"/proc/{pid}/fd").iterdir())
+    return False
+
+
+def _is_mark(path: Path, pid: int) -> bool:
+    with contextlib.suppress(OSError):  # a descriptor that was closed meanwhile
+        return os.readlink(path) == f"/memfd:{_mark_name()} (deleted)" and path.read_bytes() == str(pid).encode()
+    return False
+
+
+def _mark_name() -> str:
+    """Return what the memory is called by all workers of a job, and by no other job of this host."""
+    job = [os.environ.get(name, "") for name in ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")]
+    return f"ringside-survive-worker-{hashlib.sha256(repr(job).encode()).hexdigest()[:32]}"
+
+
+class Peer:
+    """A worker, held so that its process number cannot come to mean another.
+
+    Args:
+        place: Where it says it runs.
+        machine: This process's own machine.
+        silent_s: Tells for how long one that is elsewhere has not given a sign of life, seconds.
+
+    Attributes:
+        here: Whether it is on this host.
+    """
+
+    def __init__(self, place: Place, machine: str, silent_s: Callable[[], float] = float) -> None:
+        self.place, self.here = place, place.machine == machine
+        self._silent_s = silent_s
+        self._process = self._held() if self.here else None
+
+    @property
+    def is_this_process(self) -> bool:
+        """Whether it is the process that asks, under an earlier seat."""
+        return self.here and self.place.pid == os.getpid()
+
+    def ended(self) -> bool:
+        """Tell whether it is known to have ended; elsewhere it is taken for dead when it gives no sign of life."""
+        if not self.here:
+            return self._silent_s() > BEATS_S
+        return self._process is None or not self._process.alive()
+
+    def stopped(self) -> bool:
+        """Tell whether somebody stopped it (SIGSTOP), so that it does nothing though it lives."""
+        return self.here and not self.ended() and state_of(self.place.pid)[0] in "Tt"
+
+    def put_to_death(self) -> bool:
+        """Kill it and wait until it has ended; return whether it has. Elsewhere nothing is done.
+
+        A process that is no worker of this job, or none any more, is left alone: it takes no part.
+        """
+        if self._process is None:
+            return self.here
+        if self._process.alive() and not is_worker(self.place.pid):
+            _log.warning("process %d is said to be a rank, but shows no sign of it: it is left alone", self.place.pid)
+            return True
+        self._process.send(signal.SIGKILL)
+        return self._process.wait(KILL_S)
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+    def _held(self) -> Process | None:
+        process = hold(self.place.pid)
+        if process is not None and state_of(self.place.pid)[1] != self.place.started:
+            process.close()
+            return None
+        return process
+
+
+def state_of(pid: int) -> tuple[str, int]:
+    """Return (state, start in ticks) of a process; of one that has gone ("X", -1)."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return fields[0], int(fields[19])
+    return "X", -1

@@ -1,0 +1,144 @@
+"""Before a process asks to be a member it knocks: whoever cannot be reached would keep the others from every step.
+
+It opens a connection to a member, which answers on a thread beside its training; if none comes about, to the next one.
+If nobody can be reached, the process says so in one line and knocks again later, each time after twice as long, and the
+members lose nothing by it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from ringside.engine.background import Background, Work
+from ringside.engine.failures import name_ranks
+from ringside.survive.cluster.pairwise import OpenTransport
+from ringside.survive.cluster.rendezvous import Knock, Meeting
+from ringside.survive.protocol.decision import Seat
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
+PATIENCE_S = 5.0
+"""How long one end waits for the other to come, seconds."""
+_LET_GO_S = 1.0
+_ANSWERED, _KNOCKED = 0, 1
+
+_log = logging.getLogger("ringside")
+
+
+class Knocker:
+    """Knocks at members, one after the other, until one of them answers.
+
+    Args:
+        seat: Who knocks.
+        incarnation: In which incarnation.
+        meeting: Where it is said that it knocks.
+        open_transport: Makes a group of two.
+        clock: Seconds.
+
+    Attributes:
+        unreached: The members that it got no connection to.
+    """
+
+    def __init__(
+        self,
+        seat: Seat,
+        incarnation: int,
+        meeting: Meeting,
+        open_transport: OpenTransport,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._seat, self._incarnation, self._meeting = seat, incarnation, meeting
+        self._open, self._clock = open_transport, clock
+        self._thread: Background | None = None
+        self._under_way: Work | None = None
+        self._number = 0
+        self._forget(())
+
+    def let_in(self, members: Sequence[Seat]) -> bool:
+        """Tell whether one of some members can be reached; knock, if that is not known. It is not waited for."""
+        if tuple(members) != self._members:
+            self._forget(tuple(members))
+        if self._under_way is not None and self._under_way.is_completed():
+            self._take_note(self._under_way)
+        if not self._let_in and self._under_way is None and self._clock() >= self._not_before:
+            self._knock(self._members[self._tried % len(self._members)])
+        return self._let_in
+
+    def close(self) -> None:
+        """Wait a moment for a knock that is under way."""
+        if self._thread is not None:
+            self._thread.join(_LET_GO_S)
+
+    def _forget(self, members: tuple[Seat, ...]) -> None:
+        """Begin anew: others are there now."""
+        self._members, self._let_in, self._under_way, self._tried = members, False, None, 0
+        self._pause_s, self._not_before = FIRST_PAUSE_S, 0.0
+        self.unreached: set[Seat] = set()
+
+    def _knock(self, member: Seat) -> None:
+        self._number += 1
+        knock = Knock(self._seat, self._number)
+        self._meeting.send(self._incarnation, member, knock)
+        name = knock_name(self._incarnation, knock, member)
+        self._thread, self._under_way = _opening(self._open, name, _KNOCKED)
+
+    def _take_note(self, work: Work) -> None:
+        member = self._members[self._tried % len(self._members)]
+        self._under_way, self._let_in = None, work.exception() is None
+        if self._let_in:
+            self.unreached.discard(member)
+            return
+        self.unreached.add(member)
+        self._tried += 1
+        if self._tried % len(self._members) == 0:
+            whom = name_ranks(tuple(seat.rank for seat in self._members))
+            _log.warning(
+                "rank %d gets no connection to %s: it asks to join again in %g s", self._seat.rank, whom, self._pause_s
+            )
+            self._not_before = self._clock() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+
+
+class Door:
+    """Answers those who knock at this process, each on a thread of its own.
+
+    Args:
+        seat: Who answers.
+        incarnation: In which incarnation.
+        open_transport: Makes a group of two; None: between hosts there is nothing.
+    """
+
+    def __init__(self, seat: Seat, incarnation: int, open_transport: OpenTransport | None) -> None:
+        self._seat, self._incarnation, self._open = seat, incarnation, open_transport
+        self._threads: list[Background] = []
+
+    def answer(self, knock: Knock) -> None:
+        """Open the connection that a process asks for; it is not waited for."""
+        carry, name = self._open, knock_name(self._incarnation, knock, self._seat)
+        if carry is not None:
+            self._threads = [thread for thread in self._threads if not thread.idle]
+            self._threads.append(_opening(carry, name, _ANSWERED)[0])
+
+    def close(self) -> None:
+        """Wait a moment for those who still knock."""
+        for thread in self._threads:
+            thread.join(_LET_GO_S)
+
+
+def knock_name(incarnation: int, knock: Knock, member: Seat) -> str:
+    """Return what a knock's connection is called: no two have one name."""
+    seat = knock.seat
+    return f"{incarnation}/knock/{seat.rank}.{seat.epoch}/{member.rank}.{member.epoch}/{knock.number}"
+
+
+def _opening(open_transport: OpenTransport, name: str, end: int) -> tuple[Background, Work]:
+    """Return a thread that opens a connection and closes it again, and its work."""
+    until = time.monotonic() + PATIENCE_S
+    thread = Background("ringside-survive-knock")
+    work = thread.submit(lambda: open_transport(name, end, 2, lambda: time.monotonic() < until).close())
+    thread.stop(timeout_s=0.0)  # when that is done
+    return thread, work
+
+
+__all__ = ["Door", "Knocker", "knock_name"]

@@ -1,0 +1,114 @@
+"""Waiting for members, and noticing while it lasts that one of them is dead, stopped or silent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ringside.survive.cluster.peers import Peer
+from ringside.survive.protocol.decision import Seat
+from ringside.survive.protocol.generation import Link
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 1e-3
+_LOOK_AROUND_S = 0.002
+
+
+class GaveUp(Exception):
+    """An exchange cannot be finished.
+
+    Args:
+        suspects: Who is dead, does not answer or cannot be reached; nobody: it is not known.
+        broken: The link that carries nothing though both of its ends live.
+    """
+
+    def __init__(self, *suspects: Seat, broken: Link | None = None) -> None:
+        super().__init__(", ".join(map(str, suspects)) or str(broken or "the exchange failed"))
+        self.suspects = suspects
+        self.broken: tuple[Link, ...] = () if broken is None else (broken,)
+
+
+class Superseded(Exception):
+    """The member is at something else now: what is under way leads nowhere."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long what may last, seconds.
+
+    Args:
+        stopped_s: A process that somebody stopped (SIGSTOP) is given up after so long.
+        silent_s: One that lives and takes no part, after so long: the longest that a rank may be later than another.
+    """
+
+    stopped_s: float = 1.0
+    silent_s: float = 60.0
+
+
+@dataclass
+class Lookout:
+    """Waits for members of one generation.
+
+    Args:
+        peers: The other members.
+        attend: Called several hundred times a second while something is waited for, with those who are dead or silent;
+            it raises `Superseded` to end the wait.
+        patience: When whom to give up.
+        clock: Seconds.
+        pause: Does nothing for so many seconds.
+    """
+
+    peers: Mapping[Seat, Peer]
+    attend: Callable[[Sequence[Seat]], object]
+    patience: Patience = Patience()
+    clock: Callable[[], float] = time.monotonic
+    pause: Callable[[float], object] = time.sleep
+    _stopped_since: dict[Seat, float] = field(default_factory=dict)
+    _dead: list[Seat] = field(default_factory=list)
+    _looked: float = -1.0
+
+    def wait(self, late: Callable[[], Sequence[Seat]]) -> None:
+        """Return when nobody is late any more.
+
+        Args:
+            late: Returns who is.
+
+        Raises:
+            Superseded: There is nothing to wait for any more.
+        """
+        began = attended = self.clock()
+        for pause_s in _pauses():
+            missing = late()
+            if not missing:
+                return
+            now = self.clock()
+            if now - attended > _LOOK_AROUND_S:
+                attended = now
+                self.attend([*self.dead(), *self._silent(missing, now - began)])
+            self.pause(pause_s)
+
+    def dead(self) -> list[Seat]:
+        """Return the members that are known to have ended, or were stopped for too long, as of a moment ago."""
+        if self.clock() - self._looked > _LOOK_AROUND_S:
+            self._looked = self.clock()
+            self._dead = [seat for seat in self.peers if self._given_up(seat)]
+        return self._dead
+
+    def _silent(self, late: Sequence[Seat], waited_s: float) -> list[Seat]:
+        return [seat for seat in late if seat in self.peers] if waited_s > self.patience.silent_s else []
+
+    def _given_up(self, seat: Seat) -> bool:
+        peer, now = self.peers[seat], self.clock()
+        if peer.ended():
+            return True
+        if not peer.stopped():
+            self._stopped_since.pop(seat, None)
+            return False
+        return now - self._stopped_since.setdefault(seat, now) > self.patience.stopped_s
+
+
+def _pauses() -> Iterator[float]:
+    pause_s = 0.0
+    while True:
+        yield pause_s
+        pause_s = min(max(_FIRST_PAUSE_S, 1.5 * pause_s), _LONGEST_PAUSE_S)

@@ -1,0 +1,1 @@
+"""survive/data/__init__.py"""

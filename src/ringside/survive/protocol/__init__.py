@@ -1,0 +1,72 @@
+"""One member of a job as a state machine without I/O: events in, instructions out, replayable.
+
+What it does lies in `machine/`; here is how it all goes, and why it is right.
+
+A training step is a transaction. A healthy one of members 0 (the leader), 1 and 2; `decide` and `generation` are
+registers (`registers.py`), everything between members is a message that says its tag::
+
+      0                      1                      2            decide(step k, generation g)
+      │ Compute(k, g)        │ Compute(k, g)        │ Compute(k, g)
+      │→WorkDone             │→WorkDone             │→WorkDone
+      │ Exchange ◄──────────►│ Exchange ◄──────────►│ Exchange
+      │→ResultReady          │→ResultReady          │→ResultReady          each has a private copy now
+      │◄──────────PublishAck─│ ReadDecision ···     │
+      │◄──────────PublishAck─┼──────────────────────│ ReadDecision ···
+      │→AckSeen ×2: all digests equal                                    │
+      │ TryCommit ──────────────────────────────────────────────────────►│ COMMIT
+      │→DecisionRead(COMMIT) │→DecisionRead(COMMIT) │→DecisionRead(COMMIT)
+      │ Apply, Compute(k+1)  │ Apply, Compute(k+1)  │ Apply, Compute(k+1)
+
+Member 2 dies in step k; whoever notices first replaces the generation, and both settle step k in the old one::
+
+      0                      1                                     generation     decide(k, g)
+      │                      │→PeerSuspected(2)                    g
+      │                      │ ProposeGeneration(g → g+1 = {0, 1})►g+1
+      │→NewerHeardOf, or Tick│→GenerationRead(g+1)                 │
+      │ ReadGeneration ─────────────────────────────────────────── │
+      │→GenerationRead(g+1)  │ TryAbort(k, g) ────────────────────────────────►│ ABORT, if COMMIT does not stand
+      │ TryAbort(k, g) ───────────────────────────────────────────────────────►│
+      │→DecisionRead(ABORT)  │→DecisionRead(ABORT)       (→DecisionRead(COMMIT): Apply, and TryAbort(k+1, g))
+      │ Discard              │ Discard
+      │ Settle(g+1)          │ Settle(g+1)               fresh memory; 2 is killed and awaited where it is at hand
+      │ Compute(k, g+1)      │ Compute(k, g+1)           only what 2 owed; the rest was computed already
+
+A process joins; members go on with their micro-batches while it fetches, and the step waits for its acknowledgement::
+
+      0 (leader)             1                      3 (new, or back with a new epoch)
+      │                      │                      │ Started(step=None), ReadGeneration, AskToJoin ··· every tick
+      │→JoinRequested(3)     │→JoinRequested(3)     │
+      │ after step k: ProposeGeneration({0, 1, 3}, joining 3)
+      │ TryAbort(k+1, g), Settle(g+1), OfferState(k+1) ────►│→StateOffered
+      │ Compute(k+1, g+1)    │ the same             │ Settle(g+1), FetchState ─►StateFetched: digest as offered
+      │                      │                      │ Compute(k+1, g+1)
+
+All who held state are gone: a process without state gets `NobodyLeft`, closes the generation register, fences every
+generation that may still commit (`fence.py`), and is told `OpenIncarnation`.
+
+Why no sample counts twice or never:
+
+1.  COMMIT needs the acknowledgement of every member, so whoever reads it has the copy, or is no member any more.
+2.  ABORT is written only once a later generation stands. A member enters a later generation only after it has aborted
+    its step in its own, or has applied what stands there; from then on it acknowledges nothing in the old one, so
+    nothing can be committed there, nor in a generation that it skipped.
+3.  Both stand in one register that is written once: a leader that wakes up late reads ABORT.
+4.  What a member is at differs by one step at most (rule 1), so all enter a generation at the same step, and state
+    that is offered stays as it is until those who join have acknowledged (rule 1 again).
+5.  Seats carry an epoch: a process that was left out cannot come back as the one it was.
+"""
+
+from __future__ import annotations
+
+from ringside.survive.protocol.member import Member
+from ringside.survive.protocol.state import Phase
+
+__all__ = ["Member", "Phase"]
+
+
+# -------------------------------------------------------------------------------------------------
+# The parts of the state machine that `protocol.py` describes.
+#
+# `member.py` is the machine: an event goes to its handler, and what is unanswered is asked again. `standing.py` is
+# what a member knows. The handlers are functions of a standing, one concept a file: `entering` generations, the
+# `working` of a step, `voting` on its result, `deciding`, `membership`, `joining`, and how it comes to an `ending`.

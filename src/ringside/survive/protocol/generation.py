@@ -1,0 +1,335 @@
+"""Who takes part: the record that stands in an incarnation's generation register, replaced by compare-and-set only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ringside.errors import UsageError
+from ringside.survive.protocol.decision import Count, Digest, Seat, Tag
+from ringside.survive.protocol.decision import decode as _decode
+from ringside.survive.protocol.decision import encode as _encode
+from ringside.survive.protocol.settings import Quotas
+
+__all__ = [
+    "Fence",
+    "Generation",
+    "Wishes",
+    "closing",
+    "dealt",
+    "decode_generation",
+    "encode_generation",
+    "ending",
+    "generation_key",
+    "successor",
+    "unsettled_after",
+]
+
+Link = tuple[Count, Count]
+
+
+class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One membership of the job.
+
+    Args:
+        incarnation: Counts resumptions from a checkpoint.
+        number: Counts up by one with every change, from 1.
+        step: The step that its maker was at; its first step is this one or the next.
+        attempt: How many generations before this one began at the same step.
+        members: The processes, by ascending rank; none: the incarnation is closed.
+        owners: The rank that computes each micro-batch of every step, by number; as long as the incarnation lives.
+        joining: Ranks of members that bring no state, ascending: they fetch it before they compute.
+        broken: Links to go around, as (lower rank, higher rank), ascending.
+        drained: Ranks that were asked to leave for good, ascending.
+        left: The last process of every rank that has none now, by rank; none of them is ever a member again.
+        unsettled: Generations before this one in which, for all its maker knows, a step could still be committed, as
+            (number, step they were made at), ascending. Whoever gives an incarnation up has to fence them off.
+        over: Closed because the job is at its end: every member has kept the final state.
+        last: How many steps the job has, where a rank has ended it before the last one; None: as many as was said.
+        final: Digest of the final state; "": it is not over.
+        without: Ranks that have not got the final state and are not awaited, ascending.
+
+    Raises:
+        UsageError: Members are not in order, or somebody else owns a micro-batch.
+    """
+
+    incarnation: Count
+    number: Count
+    step: Count
+    attempt: Count = 0
+    members: tuple[Seat, ...] = ()
+    owners: tuple[Count, ...] = ()
+    joining: tuple[Count, ...] = ()
+    broken: tuple[Link, ...] = ()
+    drained: tuple[Count, ...] = ()
+    left: tuple[Seat, ...] = ()
+    unsettled: tuple[tuple[Count, Count], ...] = ()
+    over: bool = False
+    last: Count | None = None
+    final: Digest = ""
+    without: tuple[Count, ...] = ()
+
+    def __post_init__(self) -> None:
+        ranks = list(self.ranks)
+        if ranks != sorted(set(ranks)) or not set(self.owners) <= set(ranks):
+            raise UsageError("a generation needs members by ascending rank, who own all of its micro-batches")
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The members' ranks, ascending."""
+        return tuple(seat.rank for seat in self.members)
+
+    @property
+    def epochs(self) -> dict[int, int]:
+        """By rank, the epoch of the last process that was a member: who comes must have a later one."""
+        return {seat.rank: seat.epoch for seat in (*self.left, *self.members)}
+
+    @property
+    def closed(self) -> bool:
+        """Whether nobody takes part any more."""
+        return not self.members
+
+    @property
+    def leader(self) -> Seat:
+        """The member that counts acknowledgements and writes COMMIT: the lowest rank."""
+        return self.members[0]
+
+    @property
+    def holders(self) -> tuple[Seat, ...]:
+        """The members that brought state."""
+        return tuple(seat for seat in self.members if seat.rank not in self.joining)
+
+    def tag(self, step: int) -> Tag:
+        """Return what messages about a step say in this generation."""
+        return Tag(self.incarnation, self.number, step, self.attempt)
+
+    def micro_batches_of(self, rank: int) -> tuple[int, ...]:
+        """Return the numbers of the micro-batches that a member computes in every step, ascending."""
+        return tuple(number for number, owner in enumerate(self.owners) if owner == rank)
+
+
+def dealt(owners: Sequence[int], quotas: Mapping[int, int]) -> tuple[int, ...]:
+    """Return who computes which micro-batch: everybody keeps what they had, as far as the quotas go.
+
+    So survivors compute of a step only what the dead rank owed; what they have done already stays theirs.
+
+    Args:
+        owners: The rank of each micro-batch until now; ranks without a quota give all of theirs away.
+        quotas: Whole numbers by rank; their sum is the number of micro-batches.
+
+    Raises:
+        UsageError: The quotas' sum is another.
+    """
+    if sum(quotas.values()) != len(owners):
+        raise UsageError(f"quotas {dict(quotas)} do not add up to {len(owners)} micro-batches")
+    left = dict(quotas)
+    kept: list[int | None] = []
+    for owner in owners:
+        stays = left.get(owner, 0) > 0
+        if stays:
+            left[owner] -= 1
+        kept.append(owner if stays else None)
+    spare = (rank for rank in sorted(left) for _ in range(left[rank]))
+    return tuple(next(spare) if owner is None else owner for owner in kept)
+
+
+_decoder = msgspec.msgpack.Decoder(Generation)
+
+
+def encode_generation(generation: Generation) -> bytes:
+    """Return what is written into the register."""
+    return _encode(generation)
+
+
+def decode_generation(data: bytes) -> Generation:
+    """Return the generation that stands in a register.
+
+    Raises:
+        RingsideError: The bytes are no generation.
+    """
+    return _decode(data, _decoder, "a generation")
+
+
+def generation_key(incarnation: int) -> str:
+    """Return the key of an incarnation's generation register."""
+    return f"{incarnation}/generation"
+
+
+# -------------------------------------------------------------------------------------------------
+# Which generation should follow: a pure function of the one that stands and of what a member wishes.
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a member would change in the membership.
+
+    Args:
+        suspects: Processes that are dead or silent.
+        newcomers: Processes that asked to join; each stands for the death of older ones of its rank.
+        drains: Ranks that are to leave for good.
+        broken: Links to go around.
+        quotas: (rank, micro-batches) of every member; (): as it comes.
+        again: The same members shall try once more.
+        ends: The job shall end with the step at hand, and whoever was drained come back for the final state.
+    """
+
+    suspects: frozenset[Seat] = field(default_factory=frozenset)
+    newcomers: frozenset[Seat] = field(default_factory=frozenset)
+    drains: frozenset[int] = field(default_factory=frozenset)
+    broken: frozenset[Link] = field(default_factory=frozenset)
+    quotas: tuple[tuple[int, int], ...] = ()
+    again: bool = False
+    ends: bool = False
+
+    def lost(self, base: Generation) -> frozenset[Seat]:
+        """Return the members that are no more."""
+        reborn = {new.rank: new.epoch for new in self.newcomers}
+        replaced = {seat for seat in base.members if seat.epoch < reborn.get(seat.rank, 0)}
+        return frozenset((self.suspects & set(base.members)) | replaced)
+
+    def urgent(self, base: Generation) -> bool:
+        """Tell whether the step at hand cannot be finished in this generation."""
+        return self.again or bool(self.lost(base) or self.broken - set(base.broken))
+
+    def patient(self, base: Generation) -> bool:
+        """Tell whether something is to change that can wait until a step is done."""
+        return bool(self.arriving(base) or self.drains & set(base.ranks) or self._wants_other_quotas(base))
+
+    def arriving(self, base: Generation) -> frozenset[Seat]:
+        """Return the newcomers that are not members yet and were not asked to leave: the last process of each rank."""
+        latest = {seat.rank: seat for seat in sorted(self.newcomers)}
+        epochs = base.epochs
+        return frozenset(
+            seat
+            for seat in latest.values()
+            if seat.epoch > epochs.get(seat.rank, -1)
+            and seat not in self.suspects
+            and seat.rank not in self.drains.union(base.drained)
+        )
+
+    def left_after(self, base: Generation) -> Wishes:
+        """Return what is still wished for once a generation stands."""
+        epochs = base.epochs
+        waiting = frozenset(new for new in self.newcomers if new.epoch > epochs.get(new.rank, -1))
+        quotas = self.quotas if self._wants_other_quotas(base) else ()
+        suspects = self.suspects & (waiting | set(base.members))
+        broken = frozenset(link for link in self.broken - set(base.broken) if set(base.ranks).issuperset(link))
+        ends = self.ends and base.last is None
+        return Wishes(suspects, waiting, self.drains - set(base.drained), broken, quotas, ends=ends)
+
+    def quotas_of(self, ranks: tuple[int, ...], owners: tuple[int, ...], share_out: Quotas) -> dict[int, int]:
+        """Return how many micro-batches each of some ranks takes."""
+        return self._quotas_for(ranks) or dict(zip(ranks, share_out(ranks, len(owners)), strict=True))
+
+    def _wants_other_quotas(self, base: Generation) -> bool:
+        wanted = self._quotas_for(base.ranks)
+        return any(base.owners.count(rank) != quota for rank, quota in wanted.items())
+
+    def _quotas_for(self, ranks: tuple[int, ...]) -> dict[int, int]:
+        return dict(self.quotas) if tuple(sorted(rank for rank, _ in self.quotas)) == ranks else {}
+
+
+def successor(base: Generation, wishes: Wishes, step: int | None, settled: bool, share_out: Quotas) -> Generation:
+    """Return the generation that follows `base`.
+
+    Args:
+        base: What stands; its successor has the next number.
+        wishes: What is to change.
+        step: The step that the maker is at; None: it has no state.
+        settled: The maker has state and `base` is in force for it: in no generation before can a step be committed.
+        share_out: Gives quotas where the wishes name none.
+    """
+    arriving = wishes.arriving(base)
+    leaving = wishes.lost(base) | {seat for seat in base.members if seat.rank in wishes.drains}
+    members = tuple(sorted((set(base.members) - leaving) | arriving))
+    ranks = tuple(seat.rank for seat in members)
+    same = set(ranks) == set(base.ranks) and not wishes.quotas
+    at = base.step if step is None else step
+    last = step if wishes.ends and settled and base.last is None else base.last
+    quotas = wishes.quotas_of(ranks, base.owners, share_out)
+    return Generation(
+        incarnation=base.incarnation,
+        number=base.number + 1,
+        step=at,
+        attempt=base.attempt + 1 if at == base.step else 0,
+        members=members,
+        owners=base.owners if same or not ranks else dealt(base.owners, quotas),
+        joining=_joining(base, members, arriving, worked=settled and at > base.step + 1),
+        broken=_broken(base, wishes, {seat.rank for seat in set(members) & set(base.members)}),
+        drained=tuple(sorted(set(base.drained) | wishes.drains)) if last is None else (),
+        left=tuple(Seat(rank, epoch) for rank, epoch in sorted(base.epochs.items()) if rank not in ranks),
+        unsettled=unsettled_after(base, settled),
+        last=last,
+    )
+
+
+def closing(base: Generation, settled: bool) -> Generation:
+    """Return the record that gives an incarnation up after `base`: nobody takes part any more."""
+    return Generation(base.incarnation, base.number + 1, base.step, unsettled=unsettled_after(base, settled))
+
+
+def ending(base: Generation, last: int, final: str, ranks: int) -> Generation:
+    """Return the record that ends the job after `base`: all of its members have kept the final state.
+
+    Args:
+        base: What stands.
+        last: How many steps the job has.
+        final: Digest of the final state.
+        ranks: How many ranks the job was started with.
+    """
+    without = tuple(rank for rank in range(ranks) if rank not in base.ranks)
+    return Generation(base.incarnation, base.number + 1, last, over=True, last=last, final=final, without=without)
+
+
+def unsettled_after(base: Generation, settled: bool) -> tuple[tuple[int, int], ...]:
+    """Return the generations up to `base` in which a step could still be committed."""
+    return (*(() if settled else base.unsettled), (base.number, base.step))
+
+
+def _broken(base: Generation, wishes: Wishes, staying: set[int]) -> tuple[Link, ...]:
+    """Return the links to go around: those of a process that has gone say nothing of the one that comes."""
+    return tuple(link for link in sorted(set(base.broken) | wishes.broken) if staying.issuperset(link))
+
+
+def _joining(base: Generation, members: Iterable[Seat], arriving: frozenset[Seat], worked: bool) -> tuple[int, ...]:
+    """Return who brings no state: once a step was committed in a generation, all of its members had it."""
+    before = () if worked else base.joining
+    return tuple(seat.rank for seat in members if seat in arriving or seat.rank in before)
+
+
+# -------------------------------------------------------------------------------------------------
+# Giving an incarnation up: ABORT is won wherever one of its generations could still commit a step.
+#
+# All who held state are gone, or seem to be. A stopped one may wake up, find all acknowledgements there, and commit;
+# and all of them may wake up and go on. So before the job resumes from a checkpoint the generation register is closed
+# (no later generation will be), and every generation that may still be alive is ended: its decisions share a register,
+# in which an ABORT behind what is committed lets nothing follow.
+
+
+@dataclass(frozen=True)
+class Fence:
+    """How far the fencing is.
+
+    Args:
+        closed: The record that closes the incarnation.
+        left: Numbers of the generations still to be fenced off.
+    """
+
+    closed: Generation
+    left: tuple[int, ...]
+
+    @classmethod
+    def around(cls, closed: Generation) -> Fence:
+        """Return the fence to be built once `closed` stands."""
+        return cls(closed, tuple(number for number, _ in closed.unsettled))
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing of the incarnation can be committed any more."""
+        return not self.left
+
+    def after(self, number: int) -> Fence:
+        """Return the fence once a generation has ended."""
+        return Fence(self.closed, tuple(each for each in self.left if each != number))

@@ -1,0 +1,161 @@
+"""What the state machine of a member is told once: the job's shape, its patience, and the rules it keeps."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ringside.errors import UsageError
+
+__all__ = ["Quotas", "Rules", "Settings", "Stretch", "evenly"]
+
+
+# -------------------------------------------------------------------------------------------------
+# How many micro-batches each rank computes: whole numbers from their own times, the sum always the same.
+#
+# A step lasts as long as the rank that finishes last. With `t[r]` seconds per micro-batch the least possible longest
+# time is found greedily: every micro-batch goes to the rank that would finish it first, which is optimal for equal
+# parts (Graham 1969 bounds the general case). The gradient is a sum over micro-batches, so it does not change.
+
+GAIN_WORTH = 0.05
+"""A step must become shorter by at least this share before quotas change."""
+
+
+def even_quotas(ranks: int, micro_batches: int) -> tuple[int, ...]:
+    """Return equal quotas; the first ranks take what does not divide."""
+    share, rest = divmod(micro_batches, ranks)
+    return tuple(share + (rank < rest) for rank in range(ranks))
+
+
+def fair_quotas(seconds: Sequence[float], micro_batches: int) -> tuple[int, ...]:
+    """Return the quotas with which the rank that finishes last finishes earliest.
+
+    Args:
+        seconds: Own time of every rank for one micro-batch, more than 0.
+        micro_batches: How many there are.
+
+    Returns:
+        One whole number per rank; their sum is `micro_batches`. Of equal choices the lower rank gets more.
+
+    Raises:
+        UsageError: A time is not a number above 0.
+    """
+    if not seconds or not all(0 < s < math.inf for s in seconds):
+        raise UsageError(f"quotas need a time above 0 seconds of every rank, not {list(seconds)}")
+    quotas = [0] * len(seconds)
+    next_end = [(own, rank) for rank, own in enumerate(seconds)]
+    heapq.heapify(next_end)
+    for _ in range(micro_batches):
+        end, rank = heapq.heappop(next_end)
+        quotas[rank] += 1
+        heapq.heappush(next_end, (end + seconds[rank], rank))
+    return tuple(quotas)
+
+
+def step_seconds(seconds: Sequence[float], quotas: Sequence[int]) -> float:
+    """Return how long the ranks compute with such quotas: as long as the last."""
+    return max(own * quota for own, quota in zip(seconds, quotas, strict=True))
+
+
+def gain(seconds: Sequence[float], before: Sequence[int], after: Sequence[int]) -> float:
+    """Return how much shorter the ranks' computation becomes, as a share of what it was: 0.25 is a quarter less."""
+    was = step_seconds(seconds, before)
+    return 1.0 - step_seconds(seconds, after) / was if was > 0 else 0.0
+
+
+Quotas = Callable[[Sequence[int], int], Sequence[int]]
+"""Ranks, ascending, and the number of micro-batches → how many each takes."""
+Stretch = Callable[[int], tuple[int, int]]
+"""Step → position of its first sample in the job's sequence of samples, and how many."""
+
+
+def evenly(ranks: Sequence[int], micro_batches: int) -> Sequence[int]:
+    """Return equal quotas, the first ranks taking what does not divide."""
+    return even_quotas(len(ranks), micro_batches)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules that exactly-once rests on. All are kept; the proof breaks them one by one, to see that it notices.
+
+    Args:
+        every_ack: COMMIT is written only after every member acknowledged a private copy.
+        equal_digests: COMMIT is written, and applied, only for equal digests.
+        tagged_acks: An acknowledgement counts only for the attempt that it names.
+        abort_first: A later generation runs a step only after ABORT stands for the earlier one.
+        take_commit: Where COMMIT stands for the earlier one, its result is taken.
+        keep_copy: Nothing is discarded before a decision stands.
+        read_first: Nobody applies without having read COMMIT.
+        epochs: A process that comes back is not the one that went, though it has the same rank.
+        verify_state: State that was fetched counts only with the digest that was offered.
+        fence: An incarnation is given up only after ABORT was won in all its open generations.
+        committed_only: Only committed steps get into a checkpoint.
+        keep_final: The final state is kept where it outlives its process before that is acknowledged.
+        all_come: The job is over only when every rank that can come has the final state.
+        final_only: Whoever has not got the final state does not come to what a script does after its last step.
+    """
+
+    every_ack: bool = True
+    equal_digests: bool = True
+    tagged_acks: bool = True
+    abort_first: bool = True
+    take_commit: bool = True
+    keep_copy: bool = True
+    read_first: bool = True
+    epochs: bool = True
+    verify_state: bool = True
+    fence: bool = True
+    committed_only: bool = True
+    keep_final: bool = True
+    all_come: bool = True
+    final_only: bool = True
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A job's shape and patience; equal on all members.
+
+    Args:
+        micro_batches: Parts that every step is cut into.
+        samples: Which samples a step takes.
+        steps: How many steps there are; None: without end.
+        mean: The divisor is the number of samples; False: 1, the gradient is a sum.
+        quotas: Shares micro-batches out when the membership changes.
+        checkpoint_every: A checkpoint whenever so many steps are committed; 0: none.
+        least_members: With fewer the job halts.
+        ranks: How many ranks the job was started with: at its end all are waited for; 0: only the members are.
+        most_attempts: How often one step may be begun.
+        retry_s: Whatever was not answered is asked again after so long, seconds.
+        patience_s: How long a member with a private copy waits for the others before it suspects them, seconds.
+        fetch_patience_s: The same in a generation's first step while somebody fetches state, seconds.
+        end_patience_s: How long a rank is waited for at the end of which nobody knows whether it comes, seconds.
+        store_patience_s: How long registers may not answer before the job halts, seconds.
+        rules: What is kept.
+
+    Raises:
+        UsageError: A number is out of range.
+    """
+
+    micro_batches: int
+    samples: Stretch
+    steps: int | None = None
+    mean: bool = True
+    quotas: Quotas = evenly
+    checkpoint_every: int = 0
+    least_members: int = 1
+    ranks: int = 0
+    most_attempts: int = 32
+    retry_s: float = 0.05
+    patience_s: float = 2.0
+    fetch_patience_s: float = 60.0
+    end_patience_s: float = 300.0
+    store_patience_s: float = 30.0
+    rules: Rules = field(default_factory=Rules)
+
+    def __post_init__(self) -> None:
+        if min(self.micro_batches, self.least_members, self.most_attempts) < 1:
+            raise UsageError("micro_batches, least_members and most_attempts are at least 1")
+        if not 0 < self.retry_s <= self.patience_s <= min(self.fetch_patience_s, self.store_patience_s):
+            raise UsageError("patience must grow: 0 < retry_s <= patience_s <= fetch_patience_s and store_patience_s")

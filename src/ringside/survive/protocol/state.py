@@ -1,0 +1,146 @@
+"""What a member knows, and what it is about: plain attributes, and what can be read off them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+from ringside.survive.protocol import events as e
+from ringside.survive.protocol import instructions as i
+from ringside.survive.protocol.decision import Seat, Tag
+from ringside.survive.protocol.generation import Fence, Generation, Wishes
+from ringside.survive.protocol.settings import Settings
+
+Instructions = list[i.Instruction]
+
+
+class Phase(Enum):
+    """What a member is about."""
+
+    OUTSIDE = "outside"  # no member (yet)
+    FETCHING = "fetching"  # a member without state
+    WORKING = "working"  # computes its micro-batches
+    EXCHANGING = "exchanging"  # all-reduces
+    VOTING = "voting"  # has a private copy, waits for the decision
+    RESOLVING = "resolving"  # a later generation stands; settles its step in its own
+    FENCING = "fencing"  # gives an incarnation up
+    KEEPING = "keeping"  # has applied the last step, keeps the final state
+    CLOSING = "closing"  # has kept it, waits until every rank has
+    ENDED = "ended"
+
+
+class Standing:
+    """Where one process of one incarnation stands.
+
+    Its attributes are values that are replaced, never changed in place: `copy.copy` makes an independent one, and
+    equal `key`s mean equal behaviour from here on.
+
+    Args:
+        seat: Which process.
+        incarnation: Which incarnation of the job.
+        settings: Equal on all members.
+
+    Attributes:
+        phase: What it is about.
+        generation: The generation in force for it; None: none yet.
+        newest: The newest generation it has read of.
+        step: The next step its state is good for; None: no state.
+        own: Its acknowledgement of the private copy it holds; None: it holds none.
+        acks: The newest acknowledgement of every member.
+        wishes: What it would change in the membership.
+        founders: All processes that begin the incarnation together; (): it joins what there is.
+        entered_at: The step at which it entered the generation in force; -1: it has entered none.
+        offer: The offer of state that it takes up; None: none.
+        fence: How far the fencing of an incarnation is that it gives up; None: not begun.
+        proposal: The generation it has proposed last, since it read of another or asked again; None: none.
+        now: The time it was told last, seconds.
+        since: When it came into its phase, where that matters, seconds.
+        asked: When it last asked again, seconds.
+        unanswered: Since when a register owes it an answer, seconds; None: none does.
+        gone: Ranks that do not come any more.
+    """
+
+    def __init__(self, seat: Seat, incarnation: int, settings: Settings) -> None:
+        self.seat, self.incarnation, self.settings = seat, incarnation, settings
+        self.phase = Phase.OUTSIDE
+        self.generation: Generation | None = None
+        self.newest: Generation | None = None
+        self.step: int | None = None
+        self.own: e.Acknowledgement | None = None
+        self.acks: dict[Seat, e.Acknowledgement] = {}
+        self.wishes = Wishes()
+        self.founders: tuple[Seat, ...] = ()
+        self.entered_at = -1
+        self.offer: e.Offer | None = None
+        self.fence: Fence | None = None
+        self.proposal: Generation | None = None
+        self.now = self.since = self.asked = 0.0
+        self.unanswered: float | None = None
+        self.gone: frozenset[int] = frozenset()
+
+    @property
+    def last(self) -> int | None:
+        """How many steps the job has; None: it has no end."""
+        record = self.generation
+        return self.settings.steps if record is None or record.last is None else record.last
+
+    @property
+    def has_last(self) -> bool:
+        """Whether its state is the final one."""
+        return self.step is not None and self.last is not None and self.step >= self.last
+
+    @property
+    def tag(self) -> Tag | None:
+        """The attempt it is at: what messages of its own say, and what messages of others must say."""
+        if self.phase is Phase.FETCHING:
+            return None if self.offer is None else self.offer.tag
+        return None if self.generation is None or self.step is None else self.generation.tag(self.step)
+
+    @property
+    def members(self) -> tuple[Seat, ...]:
+        """Whom it takes part with, itself among them."""
+        return () if self.generation is None else self.generation.members
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether it counts acknowledgements in the generation in force."""
+        return self.generation is not None and self.is_own(self.generation.leader)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has state and the newest generation it knows is in force for it."""
+        return self.step is not None and self.generation is not None and self.generation == self.newest
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Everything that its further behaviour depends on, hashable, but for the settings and the time."""
+        timeless = (self.seat, self.incarnation, self.phase, self.generation, self.newest, self.step, self.own)
+        acks = tuple(sorted(self.acks.items()))
+        wanted = (self.wishes, self.founders, self.entered_at, self.offer, self.fence, self.proposal, self.gone)
+        return (*timeless, acks, *wanted)
+
+    def is_own(self, seat: Seat) -> bool:
+        """Tell whether a seat is this process's."""
+        return seat == self.seat or (seat.rank == self.seat.rank and not self.settings.rules.epochs)
+
+    def is_among(self, seats: tuple[Seat, ...]) -> bool:
+        """Tell whether one of some seats is this process's."""
+        return any(self.is_own(seat) for seat in seats)
+
+    def suspect(self, *seats: Seat) -> None:
+        """Wish to go on without some processes; nobody suspects himself."""
+        others = {seat for seat in seats if not self.is_own(seat)}
+        self.wishes = replace(self.wishes, suspects=self.wishes.suspects | others)
+
+    def enter_phase(self, phase: Phase) -> None:
+        """Come into a phase, now."""
+        self.phase, self.since = phase, self.now
+
+    def end(self, last: i.Instruction) -> Instructions:
+        """Come to the end, with a last instruction."""
+        self.phase = Phase.ENDED
+        return [last]
+
+
+__all__ = ["Instructions", "Phase", "Standing"]

@@ -1,0 +1,1 @@
+"""survive/state/__init__.py"""
