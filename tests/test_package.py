@@ -271,6 +271,6 @@ def test_a_wheel_without_the_native_core_is_pure(tmp_path):
     (wheel,) = tmp_path.glob("ringside-*.whl")
     assert wheel.name.endswith("-py3-none-any.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert "ringside/schedule/ring.py" in names
+    assert "ringside/schedule/algorithms/ring.py" in names
     assert "ringside/py.typed" in names
     assert not [name for name in names if name.endswith((".so", ".cpp", ".hpp"))]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ringside._core import twins
+from ringside._core import numpy_kernels as twins
 from ringside.engine.dtypes import DTYPES, FLOATING, OPS, is_allowed
 from ringside.schedule import by_name
 from ringside.schedule.reference import run

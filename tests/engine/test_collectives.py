@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.support.ranks import communicator, on_ranks, place
 
-from ringside._core import twins
+from ringside._core import numpy_kernels as twins
 from ringside.engine.calls import KINDS
 from ringside.engine.dtypes import DTYPES
 from ringside.engine.log import PATHS

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringside import _core
-from ringside._core import twins
+from ringside._core import numpy_kernels as twins
 
 
 def random_bytes(size: int) -> np.ndarray:

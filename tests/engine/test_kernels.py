@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ringside import _core
-from ringside._core import twins
+from ringside._core import numpy_kernels as twins
 from ringside.engine.dtypes import DTYPES, FLOATING, ITEM_BYTES, OPS, is_allowed
 
 pytestmark = pytest.mark.native

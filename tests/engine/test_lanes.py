@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.support.ranks import communicator, on_ranks, place
 
-from ringside._core import twins
+from ringside._core import numpy_kernels as twins
 from ringside.engine.dtypes import FLOATING
 from ringside.engine.log import PATHS
 from ringside.engine.regions import Storage

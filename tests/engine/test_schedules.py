@@ -12,8 +12,8 @@ from tests.support.ranks import communicator, on_ranks
 from ringside import schedule
 from ringside.errors import UnsupportedError, UsageError
 from ringside.schedule import ALGORITHMS, by_name
+from ringside.schedule.algorithms.tree import tree
 from ringside.schedule.combine import pipelined
-from ringside.schedule.tree import tree
 
 from .oracle import ALLOWED, as_argument, difference, digest, elements, expected
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.support.ranks import communicator, on_ranks
 
-from ringside._core import twins
+from ringside._core import numpy_kernels as twins
 from ringside.engine.dtypes import FLOATING
 from ringside.errors import MismatchError, UnsupportedError, UsageError
 from ringside.schedule import by_name, run

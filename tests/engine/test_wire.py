@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringside._core import twins
+from ringside._core import numpy_kernels as twins
 from ringside.engine.dtypes import DTYPES
 from ringside.engine.exchange import Exchange
 from ringside.engine.mail import HEADER_BYTES

@@ -29,8 +29,7 @@ from ringside.schedule import (
     two_tree,
     verify,
 )
-from ringside.schedule.tree import parents
-from ringside.schedule.two_tree import second_order
+from ringside.schedule.algorithms.tree import parents, second_order
 
 from .conformance import check_schedule
 

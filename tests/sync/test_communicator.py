@@ -12,7 +12,7 @@ from tests.engine.oracle import ALLOWED, digest
 from tests.support.ranks import on_ranks, place
 
 from ringside import Communicator
-from ringside._core import twins
+from ringside._core import numpy_kernels as twins
 from ringside.engine.choice import Choice
 from ringside.errors import UnsupportedError, UsageError
 

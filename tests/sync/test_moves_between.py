@@ -9,7 +9,7 @@ import pytest
 from tests.engine.oracle import ALLOWED, difference, elements
 from tests.support.ranks import on_ranks, place
 
-from ringside._core import twins
+from ringside._core import numpy_kernels as twins
 from ringside.engine.dtypes import FLOATING
 from ringside.errors import MismatchError
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside import _core
-from ringside._core import twins
+from ringside._core import numpy_kernels as twins
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OP_CODES, OPS
 
 _native: Any = _core.native() if _core.available() else None

@@ -4,27 +4,32 @@
 them, the predictor prices them, the drawing shows them.
 """
 
-from ringside.schedule.audit import Audit, Problem
-from ringside.schedule.binomial import binomial_broadcast, binomial_reduce
-from ringside.schedule.catalogue import ALGORITHMS, COLLECTIVES, by_name
-from ringside.schedule.chain import chain, chain_broadcast, chain_reduce
+from ringside.schedule.algorithms.chain import chain, chain_broadcast, chain_reduce
+from ringside.schedule.algorithms.direct import (
+    direct,
+    direct_all_gather,
+    direct_reduce_scatter,
+    one_shot,
+    parameter_server,
+)
+from ringside.schedule.algorithms.doubling import halving_doubling, recursive_doubling
+from ringside.schedule.algorithms.exchange import (
+    direct_all_to_all,
+    direct_gather,
+    direct_scatter,
+    dissemination_barrier,
+)
+from ringside.schedule.algorithms.hierarchical import hierarchical, host_sizes, in_network
+from ringside.schedule.algorithms.ring import ring, ring_all_gather, ring_reduce_scatter
+from ringside.schedule.algorithms.tree import binomial_broadcast, binomial_reduce, tree, two_tree
 from ringside.schedule.collective import Collective
 from ringside.schedule.combine import on_group, pipelined, relabel, reverse, striped
-from ringside.schedule.direct import direct, direct_all_gather, direct_reduce_scatter
-from ringside.schedule.exchange import direct_all_to_all, direct_gather, direct_scatter, dissemination_barrier
-from ringside.schedule.halving_doubling import halving_doubling
-from ringside.schedule.hierarchical import hierarchical, host_sizes
-from ringside.schedule.in_network import in_network
-from ringside.schedule.one_shot import one_shot
-from ringside.schedule.parameter_server import parameter_server
-from ringside.schedule.recursive_doubling import recursive_doubling
+from ringside.schedule.proof.audit import Audit, Problem
+from ringside.schedule.proof.verify import verify
 from ringside.schedule.reference import chunk_bounds, contributions, run
-from ringside.schedule.ring import ring, ring_all_gather, ring_reduce_scatter
+from ringside.schedule.registry import ALGORITHMS, COLLECTIVES, by_name
 from ringside.schedule.schedule import Round, Schedule, from_rounds
 from ringside.schedule.traffic import Traffic, traffic
-from ringside.schedule.tree import tree
-from ringside.schedule.two_tree import two_tree
-from ringside.schedule.verify import verify
 
 __all__ = [
     "ALGORITHMS",

@@ -24,7 +24,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.nn.parallel import DistributedDataParallel
 
 from ringside import _core
-from ringside._core import twins
+from ringside._core import numpy_kernels as twins
 from ringside.monitor.alerts.book import as_text
 from ringside.monitor.hang.detector import Change
 from ringside.monitor.replicas import Check, Replicas

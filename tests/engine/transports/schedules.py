@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from tests.engine.oracle import ALLOWED, as_argument, difference, digest, elements
 
-from ringside._core import twins
+from ringside._core import numpy_kernels as twins
 from ringside.engine.dtypes import DTYPES, FLOATING, ITEM_BYTES, OP_CODES
 from ringside.engine.exchange import Exchange
 from ringside.engine.message_plan import plan_messages

@@ -260,7 +260,7 @@ def test_the_groups_own_begins_nothing_after_it_was_given_up() -> None:
 
 
 def as_dtype(values: Any, dtype: str) -> Any:
-    from ringside._core import twins
+    from ringside._core import numpy_kernels as twins
 
     if dtype in ("float16", "bfloat16"):
         return twins.narrow(np.asarray(values, dtype=np.float32), dtype)

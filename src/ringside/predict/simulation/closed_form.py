@@ -26,7 +26,7 @@ from ringside.schedule import (
     ring_all_gather,
     ring_reduce_scatter,
 )
-from ringside.schedule.powers import largest_power
+from ringside.schedule.algorithms.doubling import largest_power
 
 # -------------------------------------------------------------------------------------------------
 # A topology whose hosts and links are all alike, as the few numbers that formulas need.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ringside.errors import UsageError
 from ringside.schedule import Round, Schedule, halving_doubling, one_shot, reverse
-from ringside.schedule.powers import fold_in, fold_out, largest_power, workers
+from ringside.schedule.algorithms.doubling import fold_in, fold_out, largest_power, workers
 
 Ints = NDArray[np.int64]
 

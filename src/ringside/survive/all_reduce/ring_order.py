@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ringside.schedule import Schedule, chain, relabel, ring
-from ringside.schedule.ring import ring_all_gather
+from ringside.schedule.algorithms.ring import ring_all_gather
 from ringside.survive.protocol.decision import Seat
 from ringside.survive.protocol.generation import Generation, Link
 

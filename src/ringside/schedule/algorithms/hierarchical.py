@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.errors import UsageError
+from ringside.schedule.algorithms.direct import direct_reduce_scatter
+from ringside.schedule.algorithms.ring import ring
 from ringside.schedule.collective import ALL_REDUCE, REDUCE_SCATTER
 from ringside.schedule.combine import joined, refined, reverse
-from ringside.schedule.direct import direct_reduce_scatter
-from ringside.schedule.ring import ring
 from ringside.schedule.schedule import Round, Schedule
 
 # Hosts of 5, 7, 9, 11 and 13 ranks would need 45045 slices to share the work exactly; this many share it within 0.1 %.
@@ -153,3 +153,33 @@ def _carriers(inners: tuple[Schedule, ...], outer: Schedule, slices: int) -> NDA
         first += s.ranks
     rows += [np.full(slices, first + switch) for switch in range(outer.switches)]
     return np.stack(rows)
+
+
+# -------------------------------------------------------------------------------------------------
+# In-network reduction.
+
+
+def in_network(n: int) -> Schedule:
+    """In-network reduction: the switch adds. One round up, one down, whatever the number of ranks.
+
+    R. Graham et al.: "Scalable Hierarchical Aggregation Protocol (SHArP): a hardware architecture for efficient data
+    reduction", COM-HPC 2016.
+
+    Return the all-reduce of `n` ranks around one switch, vertex n, that reduces.
+
+    Round 0: everybody sends the tensor up, and the switch adds in rank order; round 1: it sends the sum down to all.
+    One chunk, 2 rounds, one tensor sent and received per rank over one port: less than any schedule without such a
+    switch can do. Canonical. A single rank needs neither rounds nor a switch.
+
+    Raises:
+        UsageError: n < 1.
+    """
+    alone = n <= 1
+    return Schedule("in_network", n, 1, 0 if alone else 2, _switch_round, (n,), switches=0 if alone else 1)
+
+
+def _switch_round(n: int, k: int) -> Round:
+    ranks = np.arange(n, dtype=np.int32)
+    switch = np.full(n, n, dtype=np.int32)
+    src, dst = (ranks, switch) if k == 0 else (switch, ranks)
+    return Round(src, dst, np.zeros_like(ranks), np.full(n, k == 0))

@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ringside.errors import UsageError
-from ringside.schedule.binomial import binomial_broadcast, binomial_reduce
-from ringside.schedule.chain import chain, chain_broadcast, chain_reduce
-from ringside.schedule.direct import direct, direct_all_gather, direct_reduce_scatter
-from ringside.schedule.exchange import direct_all_to_all, direct_gather, direct_scatter, dissemination_barrier
-from ringside.schedule.halving_doubling import halving_doubling
-from ringside.schedule.hierarchical import square_hierarchical
-from ringside.schedule.in_network import in_network
-from ringside.schedule.one_shot import one_shot
-from ringside.schedule.parameter_server import parameter_server
-from ringside.schedule.recursive_doubling import recursive_doubling
-from ringside.schedule.ring import ring, ring_all_gather, ring_reduce_scatter
+from ringside.schedule.algorithms.chain import chain, chain_broadcast, chain_reduce
+from ringside.schedule.algorithms.direct import (
+    direct,
+    direct_all_gather,
+    direct_reduce_scatter,
+    one_shot,
+    parameter_server,
+)
+from ringside.schedule.algorithms.doubling import halving_doubling, recursive_doubling
+from ringside.schedule.algorithms.exchange import (
+    direct_all_to_all,
+    direct_gather,
+    direct_scatter,
+    dissemination_barrier,
+)
+from ringside.schedule.algorithms.hierarchical import in_network, square_hierarchical
+from ringside.schedule.algorithms.ring import ring, ring_all_gather, ring_reduce_scatter
+from ringside.schedule.algorithms.tree import binomial_broadcast, binomial_reduce, tree, two_tree
 from ringside.schedule.schedule import Schedule
-from ringside.schedule.tree import tree
-from ringside.schedule.two_tree import two_tree
 
 Make = Callable[[int], Schedule]
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.schedule.audit import Problem
 from ringside.schedule.collective import Collective, Table
-from ringside.schedule.expressions import Expressions, Ids
+from ringside.schedule.proof.audit import Problem
+from ringside.schedule.proof.expressions import Expressions, Ids
 from ringside.text import named_vertices as named
 
 

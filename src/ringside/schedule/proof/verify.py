@@ -12,12 +12,12 @@ from functools import partial
 import numpy as np
 
 from ringside.errors import UsageError
-from ringside.schedule import orbit
-from ringside.schedule.audit import Audit, Problem
 from ringside.schedule.collective import Table
-from ringside.schedule.expressions import Expressions, Ids, advance
-from ringside.schedule.results import Outcome, canonical, wrong_results
-from ringside.schedule.safety import deadlocks, malformed, unordered_writes
+from ringside.schedule.proof import symmetry as orbit
+from ringside.schedule.proof.audit import Audit, Problem
+from ringside.schedule.proof.expressions import Expressions, Ids, advance
+from ringside.schedule.proof.results import Outcome, canonical, wrong_results
+from ringside.schedule.proof.safety import deadlocks, malformed, unordered_writes
 from ringside.schedule.schedule import Schedule
 from ringside.schedule.traffic import Tally, well_formed
 
@@ -32,12 +32,13 @@ def verify(schedule: Schedule, *, buffers: int = 1, by_symmetry: bool | None = N
     that all ranks compute each chunk by the same expression, up to the order of the two operands of one addition (which
     IEEE 754 leaves without effect), so that results are equal bit for bit; that no two writes into one chunk are
     unordered; and that no round can deadlock when a rank has room for `buffers` messages that it has received but not
-    stored (`ringside.schedule.deadlock`). If a transfer is malformed, nothing else is looked at.
+    stored (`ringside.schedule.proof.safety`). If a transfer is malformed, nothing else is looked at.
 
     Args:
         schedule: Any schedule; a broken one is reported, not raised.
         buffers: Messages a rank can hold, at least 1.
-        by_symmetry: Prove a rotational schedule from one orbit (`ringside.schedule.orbit`), or not; None: if it is
+        by_symmetry: Prove a rotational schedule from one orbit (`ringside.schedule.proof.symmetry`), or not; None: if
+        it is
             large. It makes no difference to the verdict.
 
     Returns:

@@ -18,11 +18,10 @@ from functools import partial
 
 import numpy as np
 
-from ringside.schedule.audit import Audit, Problem
-from ringside.schedule.deadlock import cycles
-from ringside.schedule.expressions import Expressions, Ids
-from ringside.schedule.results import Outcome, wrong_results
-from ringside.schedule.safety import deadlocks, malformed, unordered_writes
+from ringside.schedule.proof.audit import Audit, Problem
+from ringside.schedule.proof.expressions import Expressions, Ids
+from ringside.schedule.proof.results import Outcome, wrong_results
+from ringside.schedule.proof.safety import cycles, deadlocks, malformed, unordered_writes
 from ringside.schedule.schedule import Round, Schedule, Transfer
 from ringside.schedule.traffic import Counts, all_representatives, rotational_traffic, well_formed
 

@@ -1,0 +1,1 @@
+"""schedule/algorithms/__init__.py"""

@@ -1,0 +1,1 @@
+"""schedule/proof/__init__.py"""
