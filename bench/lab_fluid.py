@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 
 from lab_law import LARGE, busiest, messages_of, schedule_of
 
-from ringside.engine.message_order import order_messages
-from ringside.engine.message_plan import plan_messages
-from ringside.engine.message_rounds import rounds_apart
-from ringside.engine.message_size import MessageSize
+from ringside.engine.net.exchange.message_size import MessageSize, rounds_apart
+from ringside.engine.net.exchange.ordering import order_messages
+from ringside.engine.net.exchange.plan import plan_messages
 from ringside.schedule import Schedule
 
 Link = tuple[int, int]

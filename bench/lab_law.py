@@ -12,15 +12,15 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.engine.choice import NATIVE, Choice
-from ringside.engine.message_order import slots_of
-from ringside.engine.message_size import MessageSize, size_of
+from ringside.engine.algorithm import NATIVE, Choice
+from ringside.engine.net.exchange.message_size import MessageSize, size_of
+from ringside.engine.net.exchange.ordering import slots_of
 from ringside.engine.settings import Settings
 from ringside.schedule import Schedule, traffic
 
 LARGE = MessageSize(Settings().message_bytes, 4)
 """The largest messages between hosts, and on a link how many of them have a place that is posted ahead
-(`ringside.engine.exchange.Exchange`)."""
+(`ringside.engine.net.exchange.exchange.Exchange`)."""
 
 SEGMENT_BYTES = LARGE.segment_bytes
 """What one of them carries: a chunk may be on its next way when its first segment has come."""

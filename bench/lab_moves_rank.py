@@ -52,7 +52,7 @@ def _gloo(what: str, group: Any, array: np.ndarray[Any, Any], part: np.ndarray[A
 
 def _over_ranks(call: Call) -> Call:
     """Let ours take every rank for a host of its own meanwhile."""
-    from ringside.engine import moves_hosts
+    from ringside.engine.net import hierarchical_collectives as moves_hosts
 
     def without() -> None:
         kept = dict(moves_hosts.BY_KIND)

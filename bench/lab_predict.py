@@ -26,9 +26,9 @@ from lab_law import messages_of
 from lab_report import Floor, Row, Section, say, size_words
 from lab_sections import SWITCHED
 
-from ringside.engine.choice import Choice
-from ringside.engine.message_order import Order, order_messages
-from ringside.engine.message_size import LEAST_ORDERED_BYTES
+from ringside.engine.algorithm import Choice
+from ringside.engine.net.exchange.message_size import LEAST_ORDERED_BYTES
+from ringside.engine.net.exchange.ordering import Order, order_messages
 from ringside.lab import Lab, payload_bytes_per_second
 from ringside.predict import Switch, Topology, load_topology, price
 from ringside.predict.simulate_messages import simulate_messages

@@ -266,10 +266,10 @@ def test_the_native_core_is_asked_for_by_the_marker() -> None:
     "code",
     [
         "selector._prober.most(1)",
-        "from ringside.engine.turns import _nothing",
+        "from ringside.engine.runtime.queue import _nothing",
         "monkeypatch.setattr(selector, '_prober', None)",
         "getattr(x, '_prober')",
-        "WHERE = 'ringside.engine.select:Selector._prober'",
+        "WHERE = 'ringside.engine.tuner.selector:Selector._prober'",
         "SCRIPT = '''\nimport os\nprint(selector._prober)\n'''",
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from ringside.engine.cores import usable_cores
+from ringside.engine.settings import usable_cores
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "tutorial.md").read_text()
 (SCRIPT,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

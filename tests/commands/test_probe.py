@@ -9,8 +9,8 @@ import pytest
 
 from ringside.commands import build_parser
 from ringside.commands.probe import tables, to_json, verdict
-from ringside.engine.network import Network
-from ringside.engine.probing import Probe
+from ringside.engine.cost.network import Network
+from ringside.engine.probe.prober import Probe
 from ringside.errors import UsageError
 from ringside.lab import Lab
 

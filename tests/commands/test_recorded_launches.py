@@ -18,7 +18,7 @@ from tests.commands.recorded_launch import Recorded
 
 from ringside.commands import demo, demo_kill, main
 from ringside.commands import run as run_command
-from ringside.engine.cores import usable_cores
+from ringside.engine.settings import usable_cores
 from ringside.processes import Death
 
 RUN = "demo --nproc-per-node 2 --seed 5 --steps 110 --run-dir here"

@@ -10,7 +10,7 @@ import pytest
 from tests.support.ranks import communicator, on_ranks, place
 
 from ringside.engine.dtypes import DTYPES
-from ringside.engine.log import PATHS
+from ringside.engine.shm.log import PATHS
 from ringside.errors import UnsupportedError, UsageError
 
 from .oracle import ALLOWED, Brain, as_argument, difference, digest, elements, expected, stored

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from ringside.engine.audition import (
+from ringside.engine.algorithm import NATIVE
+from ringside.engine.tuner.table import Rank, Row
+from ringside.engine.tuner.trials import (
     MORE_LARGE,
     MOST,
     TURNS_LARGE,
@@ -18,8 +20,6 @@ from ringside.engine.audition import (
     invited,
     settled,
 )
-from ringside.engine.choice import NATIVE
-from ringside.engine.selection_table import Rank, Row
 
 MB = 1 << 20
 

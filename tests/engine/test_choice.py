@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringside.engine.choice import NATIVE, Choice
+from ringside.engine.algorithm import NATIVE, Choice
 from ringside.errors import UsageError
 from ringside.schedule import ALGORITHMS, by_name, pipelined, relabel, verify
 

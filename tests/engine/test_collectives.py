@@ -11,9 +11,9 @@ import pytest
 from tests.support.ranks import communicator, on_ranks, place
 
 from ringside._core import numpy_kernels as twins
-from ringside.engine.calls import KINDS
 from ringside.engine.dtypes import DTYPES
-from ringside.engine.log import PATHS
+from ringside.engine.request import KINDS
+from ringside.engine.shm.log import PATHS
 from ringside.errors import MismatchError, UnsupportedError, UsageError
 
 from .oracle import ALLOWED, difference, elements

@@ -1,6 +1,6 @@
 import os
 
-from ringside.engine.cores import usable_cores
+from ringside.engine.settings import usable_cores
 
 
 def test_a_quota_counts(tmp_path):

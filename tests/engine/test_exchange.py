@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringside.engine.across import Across, Reduction
-from ringside.engine.choice import Choice
+from ringside.engine.algorithm import Choice
 from ringside.engine.dtypes import DTYPES
-from ringside.engine.exchange import Exchange
-from ringside.engine.mail import HEADER_BYTES
-from ringside.engine.told import Disagreement
+from ringside.engine.net.exchange.exchange import Exchange
+from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES
+from ringside.engine.net.exchange.signature import Disagreement
+from ringside.engine.net.hierarchical import Across, Reduction
+from ringside.engine.transports.base import Cause, LinkError
 from ringside.engine.transports.threads import Switchboard, Threads
-from ringside.engine.transports.transport import Cause, LinkError
 from ringside.schedule import by_name, pipelined, ring, run, tree
 
 from .oracle import difference, elements

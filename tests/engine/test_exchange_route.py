@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from ringside.engine.exchange_route import Length, Route, Taking, is_large, route_of
-from ringside.engine.message_plan import plan_messages
+from ringside.engine.net.exchange.plan import plan_messages
+from ringside.engine.net.exchange.route import Length, Route, Taking, is_large, route_of
 from ringside.schedule import Schedule, by_name, pipelined
 
 from .transports.schedules import schedules

@@ -9,15 +9,15 @@ import time
 import numpy as np
 import pytest
 
-from ringside.engine.across import Across, Reduction
-from ringside.engine.choice import Choice
+from ringside.engine.algorithm import Choice
 from ringside.engine.dtypes import DTYPES
-from ringside.engine.exchange import Exchange
-from ringside.engine.exchange_run import AHEAD
-from ringside.engine.flow import Bell, Course, Stream, lane_bounds, lay_out
-from ringside.engine.message_plan import plan_messages
-from ringside.engine.part import part_of, told_of
-from ringside.engine.roster import Roster
+from ringside.engine.net.exchange.exchange import Exchange
+from ringside.engine.net.exchange.pipeline import Bell, Course, Stream, lane_bounds, lay_out
+from ringside.engine.net.exchange.plan import plan_messages
+from ringside.engine.net.exchange.run import AHEAD
+from ringside.engine.net.hierarchical import Across, Reduction
+from ringside.engine.net.rank_map import Roster
+from ringside.engine.net.reduction import part_of, told_of
 from ringside.engine.transports.threads import Threads
 from ringside.errors import ClosedError
 from ringside.schedule import ALGORITHMS, by_name

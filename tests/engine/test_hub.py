@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from ringside.engine import rendezvous
-from ringside.engine.rendezvous import Hub, receive_message, send_message, send_problem
+from ringside.engine.shm import rendezvous
+from ringside.engine.shm.rendezvous import Hub, receive_message, send_message, send_problem
 from ringside.errors import DeadlineError, MismatchError, PeerLostError, RingsideError, UnsupportedError
 
 WAIT_S = 20.0

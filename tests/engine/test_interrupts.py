@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ringside.engine.interrupts import interruptible
+from ringside.engine.runtime.interrupts import interruptible
 
 BOUND_S = 20.0
 

@@ -10,10 +10,10 @@ import pytest
 from tests.support.ranks import communicator, on_ranks, place
 
 from ringside._core import numpy_kernels as twins
+from ringside.engine.buffers import flatten
 from ringside.engine.dtypes import FLOATING
-from ringside.engine.log import PATHS
-from ringside.engine.regions import Storage
-from ringside.engine.tensors import flatten
+from ringside.engine.shm.log import PATHS
+from ringside.engine.shm.memory import Storage
 from ringside.errors import MismatchError, UnsupportedError, UsageError
 
 from .oracle import ALLOWED, as_argument, difference, elements, stored

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringside.engine.across import Across, Reduction
-from ringside.engine.choice import Choice
+from ringside.engine.algorithm import Choice
 from ringside.engine.dtypes import DTYPES
-from ringside.engine.flow import lay_out
-from ringside.engine.large import Large, lane_lengths
-from ringside.engine.message_plan import plan_messages
-from ringside.engine.reduction import AVG
+from ringside.engine.net.exchange.pipeline import lay_out
+from ringside.engine.net.exchange.plan import plan_messages
+from ringside.engine.net.hierarchical import Across, Reduction
+from ringside.engine.net.persistent import Large, lane_lengths
+from ringside.engine.net.reduction import AVG
 from ringside.errors import UsageError
 from ringside.schedule import by_name
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ringside.engine.log import PATHS, AcrossLog
+from ringside.engine.shm.log import PATHS, AcrossLog
 
 
 def test_sums_begin_anew_when_they_were_read() -> None:

@@ -6,17 +6,8 @@ from collections import defaultdict, deque
 
 import pytest
 
-from ringside.engine.message_order import (
-    RULES,
-    WORTH_IT,
-    Game,
-    Order,
-    Play,
-    by_tail,
-    order_messages,
-    slots_of,
-)
-from ringside.engine.message_plan import plan_messages
+from ringside.engine.net.exchange.ordering import RULES, WORTH_IT, Game, Order, Play, by_tail, order_messages, slots_of
+from ringside.engine.net.exchange.plan import plan_messages
 from ringside.schedule import Schedule, by_name, pipelined, traffic
 
 from .transports.schedules import schedules

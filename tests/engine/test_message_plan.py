@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import pytest
 
-from ringside.engine.message_plan import MessagePlan, plan_messages
+from ringside.engine.net.exchange.plan import MessagePlan, plan_messages
 from ringside.schedule import COLLECTIVES, Schedule, by_name, direct, ring, two_tree
 
 from .transports.schedules import schedules

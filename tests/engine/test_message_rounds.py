@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringside.engine.across import Across, Reduction
-from ringside.engine.choice import Choice
-from ringside.engine.exchange import Exchange
-from ringside.engine.exchange_run import Run
-from ringside.engine.message_rounds import rounds_apart
-from ringside.engine.tensors import address_of
+from ringside.engine.algorithm import Choice
+from ringside.engine.buffers import address_of
+from ringside.engine.net.exchange.exchange import Exchange
+from ringside.engine.net.exchange.message_size import rounds_apart
+from ringside.engine.net.exchange.run import Run
+from ringside.engine.net.hierarchical import Across, Reduction
 from ringside.engine.transports.threads import Threads
 from ringside.schedule import ALGORITHMS, by_name, pipelined, run
 

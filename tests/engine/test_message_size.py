@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringside.engine.across import Across, Reduction
-from ringside.engine.choice import Choice
+from ringside.engine.algorithm import Choice
 from ringside.engine.dtypes import DTYPES
-from ringside.engine.exchange import Exchange
-from ringside.engine.mail import HEADER_BYTES, Inbox, Mail
-from ringside.engine.message_plan import plan_messages
-from ringside.engine.message_size import MessageSize, size_of
-from ringside.engine.reduction import folder
-from ringside.engine.small import MOST_BYTES
-from ringside.engine.told import Call, Disagreement
+from ringside.engine.net.exchange.compression import Wire
+from ringside.engine.net.exchange.exchange import Exchange
+from ringside.engine.net.exchange.message_size import MessageSize, size_of
+from ringside.engine.net.exchange.plan import plan_messages
+from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, Inbox, Mail
+from ringside.engine.net.exchange.signature import Call, Disagreement
+from ringside.engine.net.hierarchical import Across, Reduction
+from ringside.engine.net.persistent import MOST_BYTES
+from ringside.engine.net.reduction import folder
+from ringside.engine.transports.base import Bytes
 from ringside.engine.transports.threads import Threads
-from ringside.engine.transports.transport import Bytes
-from ringside.engine.wire import Wire
 from ringside.schedule import ALGORITHMS, by_name, chain, pipelined, tree, two_tree
 
 from .threaded import on_threads

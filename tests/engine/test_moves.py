@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringside.engine.across import Across, Reduction
-from ringside.engine.calls import Call, bounds_of_one, equal_bounds
-from ringside.engine.choice import Choice
+from ringside.engine.algorithm import Choice
+from ringside.engine.buffers import flatten
 from ringside.engine.dtypes import DTYPES, OP_CODES
-from ringside.engine.moves import SMALL_BYTES, carry_out
-from ringside.engine.tensors import flatten
+from ringside.engine.net.collectives import SMALL_BYTES, carry_out
+from ringside.engine.net.hierarchical import Across, Reduction
+from ringside.engine.request import Call, bounds_of_one, equal_bounds
 from ringside.errors import MismatchError, UnsupportedError
 
 from .threaded import on_threads

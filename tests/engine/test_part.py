@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringside.engine.choice import Choice
+from ringside.engine.algorithm import Choice
 from ringside.engine.dtypes import DTYPES, OP_CODES
-from ringside.engine.part import Part, Reduction, part_of, told_of
-from ringside.engine.roster import Roster
-from ringside.engine.told import OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16
-from ringside.engine.wire import Wire
+from ringside.engine.net.exchange.compression import Wire
+from ringside.engine.net.exchange.signature import OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16
+from ringside.engine.net.rank_map import Roster
+from ringside.engine.net.reduction import Part, Reduction, part_of, told_of
 
 SUM, AVG = OP_CODES["sum"], OP_CODES["avg"]
 FLOAT32, FLOAT16 = DTYPES.index("float32"), DTYPES.index("float16")

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from ringside.engine.choice import Choice
-from ringside.engine.network import Network
-from ringside.engine.pricing import SEGMENT_BYTES, Cluster, price, price_choice, price_sizes
+from ringside.engine.algorithm import Choice
+from ringside.engine.cost.model import SEGMENT_BYTES, Cluster, price, price_choice, price_sizes
+from ringside.engine.cost.network import Network
 from ringside.errors import UsageError
 from ringside.schedule import ALGORITHMS, by_name, pipelined, relabel, ring, traffic
 

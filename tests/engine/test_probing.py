@@ -8,11 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ringside.engine.choice import Choice
-from ringside.engine.cores import usable_cores
-from ringside.engine.doubts import without_doubt
-from ringside.engine.exchange_run import Hop
-from ringside.engine.links import (
+from ringside.engine.algorithm import Choice
+from ringside.engine.cost.network import Network
+from ringside.engine.net.exchange.run import Hop
+from ringside.engine.probe.links import (
     beside,
     best_ring_order,
     doubted,
@@ -21,10 +20,10 @@ from ringside.engine.links import (
     slowest_of_ring,
     tournament,
 )
-from ringside.engine.network import Network
-from ringside.engine.probe_schedules import rate_together
-from ringside.engine.probing import Effort, Probe, Prober
-from ringside.engine.reachability import Listener, own_address, unreachable
+from ringside.engine.probe.prober import Effort, Probe, Prober, without_doubt
+from ringside.engine.probe.reachability import Listener, own_address, unreachable
+from ringside.engine.probe.schedules import rate_together
+from ringside.engine.settings import usable_cores
 
 from .threaded import on_threads
 

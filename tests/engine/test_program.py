@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringside.engine.program import compile_schedule
+from ringside.engine.shm.program import compile_schedule
 from ringside.errors import UnsupportedError
 from ringside.schedule import ALGORITHMS, by_name, pipelined, relabel
 

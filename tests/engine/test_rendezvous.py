@@ -15,7 +15,7 @@ import pytest
 from tests.support.ranks import Team, communicator, hear, on_ranks, outcomes_of, place, say
 
 from ringside.engine import Communicator, Settings, init
-from ringside.engine.meeting_place import address_of
+from ringside.engine.shm.meeting_place import address_of
 from ringside.errors import DeadlineError, MismatchError, RingsideError, SyncError, UnsupportedError, UsageError
 
 from .exchanges import before_its_exchange

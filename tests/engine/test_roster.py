@@ -7,7 +7,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from ringside.engine.roster import Offer, exchange_offers, machine_id, make_roster, own_offer
+from ringside.engine.net.rank_map import Offer, exchange_offers, machine_id, make_roster, own_offer
 from ringside.errors import DeadlineError, MismatchError, UsageError
 
 SAME = {"version": "1", "size": "4"}

@@ -10,21 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ringside.engine.across import Across
-from ringside.engine.choice import NATIVE, Choice
-from ringside.engine.drift import DRIFT, EVERY_LARGE, EVERY_MIDDLE, EVERY_NOTED, EVERY_SMALL, Drift
+from ringside.engine.algorithm import NATIVE, Choice
+from ringside.engine.cost.model import Cluster
+from ringside.engine.cost.network import Network
 from ringside.engine.dtypes import DTYPES, OP_CODES
-from ringside.engine.explanation import Explanation
-from ringside.engine.first import First
-from ringside.engine.measuring import Measuring
-from ringside.engine.network import Network
-from ringside.engine.pricing import Cluster
-from ringside.engine.probing import QUICK, Probe, Prober
-from ringside.engine.race import Race, best_at
-from ringside.engine.select import PROBE_S, Selector
-from ringside.engine.selection_cache import Mode, alike, cache_path, load, store
-from ringside.engine.selection_table import LADDER, Table, Timings, candidates, make_table, predicted_at, priced
-from ringside.engine.wire import Wire
+from ringside.engine.net.exchange.compression import Wire
+from ringside.engine.net.hierarchical import Across
+from ringside.engine.probe.prober import QUICK, Probe, Prober
+from ringside.engine.tuner.cache import Mode, alike, cache_path, load, store
+from ringside.engine.tuner.drift import DRIFT, EVERY_LARGE, EVERY_MIDDLE, EVERY_NOTED, EVERY_SMALL, Drift
+from ringside.engine.tuner.explain import Explanation
+from ringside.engine.tuner.selector import PROBE_S, Selector
+from ringside.engine.tuner.table import LADDER, Table, Timings, candidates, make_table, predicted_at, priced
+from ringside.engine.tuner.timing import First, Measuring, Race, best_at
 from ringside.errors import UsageError
 from ringside.lab import Lab
 

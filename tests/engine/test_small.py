@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringside.engine.across import Across, Reduction
-from ringside.engine.choice import NATIVE, Choice
+from ringside.engine.algorithm import NATIVE, Choice
+from ringside.engine.buffers import address_of
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OP_CODES
-from ringside.engine.exchange import Exchange
-from ringside.engine.exchange_script import Script
-from ringside.engine.message_plan import plan_messages
-from ringside.engine.reduction import folder
-from ringside.engine.small import MOST_BYTES, Small
-from ringside.engine.tensors import address_of
-from ringside.engine.told import Call, Disagreement
+from ringside.engine.net.exchange.exchange import Exchange
+from ringside.engine.net.exchange.persistent import Script
+from ringside.engine.net.exchange.plan import plan_messages
+from ringside.engine.net.exchange.signature import Call, Disagreement
+from ringside.engine.net.hierarchical import Across, Reduction
+from ringside.engine.net.persistent import MOST_BYTES, Small
+from ringside.engine.net.reduction import folder
 from ringside.engine.transports.threads import Threads
 from ringside.schedule import by_name
 from ringside.schedule.combine import relabel

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tests.support.ranks import Team, communicator, on_ranks, say
 
-from ringside.engine.calls import KINDS
-from ringside.engine.communicator import Communicator
+from ringside.engine.request import KINDS
+from ringside.engine.shm.communicator import Communicator
 from ringside.errors import ClosedError, PeerLostError, UsageError
 
 pytestmark = pytest.mark.native

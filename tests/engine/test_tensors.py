@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from ringside.engine.calls import bounds_of_one, checked_bounds, checked_op, equal_bounds
-from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OPS, dtype_code, is_allowed
-from ringside.engine.tensors import Flat, flatten, flatten_to_move, flatten_to_read, result_for, tensor_of
-from ringside.engine.weights import own_weight
+from ringside.engine.buffers import Flat, flatten, flatten_to_move, flatten_to_read, result_for, tensor_of
+from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OPS, dtype_code, is_allowed, own_weight
+from ringside.engine.request import bounds_of_one, checked_bounds, checked_op, equal_bounds
 from ringside.errors import UnsupportedError, UsageError
 
 Array = np.ndarray[Any, Any]

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from tests.support.waiting import until
 
-from ringside.engine.alarm import KernelAlarm, PlainAlarm, new_alarm
-from ringside.engine.turns import Turn, Turns
+from ringside.engine.runtime.queue import Turn, Turns
+from ringside.engine.runtime.timer import KernelAlarm, PlainAlarm, new_alarm
 from ringside.errors import ClosedError, SyncError
 
 LIMIT_S = 20.0
@@ -26,7 +26,7 @@ LATER_S = 1e6  # longer than any test: the thread does not come by itself
 
 @pytest.fixture(params=[KernelAlarm, PlainAlarm])
 def turns(request, monkeypatch) -> Iterator[Turns]:
-    monkeypatch.setattr("ringside.engine.turns.new_alarm", request.param)
+    monkeypatch.setattr("ringside.engine.runtime.queue.new_alarm", request.param)
     line = Turns("ringside-turns", "closed")
     yield line
     line.stop(LIMIT_S)
@@ -145,7 +145,7 @@ def test_the_thread_is_not_woken_for_what_others_carry_out(monkeypatch):
             slept.append(time.monotonic())
             super().sleep()
 
-    monkeypatch.setattr("ringside.engine.turns.new_alarm", Noted)
+    monkeypatch.setattr("ringside.engine.runtime.queue.new_alarm", Noted)
     turns = Turns("ringside-turns", "closed")
     for _ in range(50):
         assert turns.start(lambda: None, 0.5).wait()

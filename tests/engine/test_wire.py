@@ -9,11 +9,11 @@ import pytest
 
 from ringside._core import numpy_kernels as twins
 from ringside.engine.dtypes import DTYPES
-from ringside.engine.exchange import Exchange
-from ringside.engine.mail import HEADER_BYTES
-from ringside.engine.part import Reduction, told_of
-from ringside.engine.told import OWN_SCALE, WIRE_BFLOAT16, WIRE_FLOAT16
-from ringside.engine.wire import Wire
+from ringside.engine.net.exchange.compression import Wire
+from ringside.engine.net.exchange.exchange import Exchange
+from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES
+from ringside.engine.net.exchange.signature import OWN_SCALE, WIRE_BFLOAT16, WIRE_FLOAT16
+from ringside.engine.net.reduction import Reduction, told_of
 from ringside.errors import UsageError
 from ringside.schedule import by_name
 

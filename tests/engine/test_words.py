@@ -6,15 +6,23 @@ from typing import Any
 
 import pytest
 
-from ringside.engine.blame import cause_of, explain
-from ringside.engine.calls import KINDS
 from ringside.engine.dtypes import DTYPES, OP_CODES
-from ringside.engine.explanation import Explanation
 from ringside.engine.failures import error_of, name_ranks
-from ringside.engine.roster import Roster
-from ringside.engine.selection_table import Row
-from ringside.engine.told import OWN_SCALE, WIRE_BFLOAT16, WIRE_FLOAT16, Call, Disagreement, Doing, Header
-from ringside.engine.transports.transport import NOBODY, Cause, LinkError
+from ringside.engine.net.attribution import cause_of, explain
+from ringside.engine.net.exchange.signature import (
+    OWN_SCALE,
+    WIRE_BFLOAT16,
+    WIRE_FLOAT16,
+    Call,
+    Disagreement,
+    Doing,
+    Header,
+)
+from ringside.engine.net.rank_map import Roster
+from ringside.engine.request import KINDS
+from ringside.engine.transports.base import NOBODY, Cause, LinkError
+from ringside.engine.tuner.explain import Explanation
+from ringside.engine.tuner.table import Row
 from ringside.errors import ClosedError, DeadlineError, MismatchError, PeerLostError, SyncError, UsageError
 
 MISMATCH, PEER_LOST, DEADLINE, INTERRUPTED, CLOSED, NO_WEIGHT = 1, 2, 3, 4, 5, 7

@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ringside.engine.across import Across, Reduction
-from ringside.engine.choice import Choice
+from ringside.engine.algorithm import Choice
 from ringside.engine.dtypes import ITEM_BYTES
-from ringside.engine.exchange import Exchange
-from ringside.engine.roster import Roster
+from ringside.engine.net.exchange.exchange import Exchange
+from ringside.engine.net.hierarchical import Across, Reduction
+from ringside.engine.net.rank_map import Roster
 from ringside.engine.transports.threads import Switchboard, Threads
 
 

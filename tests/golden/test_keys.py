@@ -14,8 +14,8 @@ from tests.support.golden import Golden, keys_of
 
 from ringside.bench import launch
 from ringside.commands import bench, lab, probe
-from ringside.engine.network import Network
-from ringside.engine.probing import Probe
+from ringside.engine.cost.network import Network
+from ringside.engine.probe.prober import Probe
 from ringside.lab.places import places
 from ringside.lab.running import RankResult, RunResult
 from ringside.monitor.run.records import RunInfo, StepRecord

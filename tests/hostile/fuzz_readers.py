@@ -319,7 +319,7 @@ MOST_UNLIKE_RANKS = 1000
 def _write_topologies(folder: Path) -> None:
     import importlib.resources
 
-    from ringside.engine.network import Network
+    from ringside.engine.cost.network import Network
 
     presets = importlib.resources.files("ringside.predict").joinpath("presets")
     for one in presets.iterdir():
@@ -518,7 +518,7 @@ def _hear_records(content: bytes) -> None:
 
 
 def _hear_hello(content: bytes) -> None:
-    from ringside.engine.rendezvous import receive_message
+    from ringside.engine.shm.rendezvous import receive_message
 
     here, there = socket.socketpair()
     with here, there:
@@ -562,7 +562,7 @@ def _damaged_message(content: bytes, random: Random) -> bytes:
 
 def _write_pages(folder: Path) -> None:
     """Pages of the hang watch, an entry of the registry, and a table of choices."""
-    from ringside.engine.selection_table import Rank, Row, Table
+    from ringside.engine.tuner.table import Rank, Row, Table
     from ringside.monitor.run import registry
     from ringside.sync.watch_board import PAGE_BYTES, Board
 
@@ -588,7 +588,7 @@ def _write_pages(folder: Path) -> None:
 
 
 def _probed() -> dict[str, Any]:
-    from ringside.engine.network import Network
+    from ringside.engine.cost.network import Network
 
     latency = np.array([[0, 2e-5, 3e-5], [2e-5, 0, 4e-5], [3e-5, 4e-5, 0]])
     nic = np.array([1e-8, 1e-8, 2e-8])
@@ -613,8 +613,8 @@ def _look_at_page(path: Path) -> None:
 
 
 def _look_at_table(path: Path) -> None:
-    from ringside.engine.network import Network
-    from ringside.engine.selection_cache import load
+    from ringside.engine.cost.network import Network
+    from ringside.engine.tuner.cache import load
 
     table = load(path, {"world": "2"}, Network.from_topology(_probed()))
     if table is not None:

@@ -26,7 +26,7 @@ from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside.engine import interrupts  # noqa: E402
+from ringside.engine.runtime import interrupts  # noqa: E402
 from ringside.errors import RingsideError  # noqa: E402
 
 pytestmark = pytest.mark.native

@@ -18,9 +18,9 @@ from tests.recorded_runs import own_times, write_run
 
 from ringside import commands
 from ringside.doctor import examine
-from ringside.engine.network import Network
-from ringside.engine.rendezvous import receive_message
-from ringside.engine.selection_table import Rank, Row, Table
+from ringside.engine.cost.network import Network
+from ringside.engine.shm.rendezvous import receive_message
+from ringside.engine.tuner.table import Rank, Row, Table
 from ringside.errors import RingsideError, UsageError
 from ringside.monitor.alerts.book import AlertBook
 from ringside.monitor.alerts.counters import Tally

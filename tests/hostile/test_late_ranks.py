@@ -121,7 +121,7 @@ def shared_again() -> list[float]:
     """A bucket that a failed communicator made private is not shared by the next one."""
     import torch
 
-    from ringside.engine.tensors import flatten
+    from ringside.engine.buffers import flatten
     from ringside.sync.storage import empty_shared, storage_of
 
     x = empty_shared(50_000, torch.float32).fill_(1.0)
@@ -162,7 +162,7 @@ def one_fails_beside_another() -> tuple[str, str, list[float]]:
     """Two communicators reduce a half each of the same memory; one fails while the other waits for rank 1."""
     import torch
 
-    from ringside.engine.tensors import flatten
+    from ringside.engine.buffers import flatten
     from ringside.sync.storage import empty_shared, storage_of
 
     x = empty_shared(100_000, torch.float32).fill_(1.0)

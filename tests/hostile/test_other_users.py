@@ -21,10 +21,11 @@ import pytest
 from tests.support.ranks import on_ranks
 
 from ringside import _core
-from ringside.engine import init, meeting_place
-from ringside.engine.log import PATHS
-from ringside.engine.regions import Storage
-from ringside.engine.tensors import flatten
+from ringside.engine import init
+from ringside.engine.buffers import flatten
+from ringside.engine.shm import meeting_place
+from ringside.engine.shm.log import PATHS
+from ringside.engine.shm.memory import Storage
 from ringside.errors import UsageError
 
 pytestmark = pytest.mark.native

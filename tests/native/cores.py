@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from ringside import _core
-from ringside.engine.calls import KINDS
 from ringside.engine.dtypes import DTYPES, OPS
-from ringside.engine.log import PATHS, CollectiveLog
+from ringside.engine.request import KINDS
+from ringside.engine.shm.log import PATHS, CollectiveLog
 
 Array = np.ndarray[Any, Any]
 

@@ -15,8 +15,8 @@ import pytest
 
 from ringside import _core
 from ringside.engine.dtypes import DTYPES, OP_CODES
-from ringside.engine.log import PATHS, CollectiveLog
-from ringside.engine.program import compile_schedule
+from ringside.engine.shm.log import PATHS, CollectiveLog
+from ringside.engine.shm.program import compile_schedule
 from ringside.schedule import ALGORITHMS, Schedule, by_name
 
 from .cores import (

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from ringside import _core
-from ringside.engine.regions import Storage, SymmetricMemory
+from ringside.engine.shm.memory import Storage, SymmetricMemory
 from ringside.errors import DeadlineError, PeerLostError
 
 from .cores import (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.support.mangle import mangled
 
-from ringside.engine.network import Network
+from ringside.engine.cost.network import Network
 from ringside.errors import UsageError
 from ringside.predict import (
     LinkClass,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ringside.engine.message_order import order_messages
+from ringside.engine.net.exchange.ordering import order_messages
 from ringside.errors import UsageError
 from ringside.predict import LinkClass, LinkOverride, Topology, finish_seconds, price
 from ringside.predict.simulate_messages import simulate_messages

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from ringside.engine.network import Network
+from ringside.engine.cost.network import Network
 from ringside.errors import UsageError
 from ringside.predict import (
     LinkClass,

@@ -13,8 +13,8 @@ import pytest
 from ringside.commands.demo_kill import MARK, Story
 from ringside.commands.run_survive import kept
 from ringside.engine.dtypes import dtype_code
+from ringside.engine.transports.base import Cause, LinkError
 from ringside.engine.transports.threads import Switchboard, Threads
-from ringside.engine.transports.transport import Cause, LinkError
 from ringside.errors import StoreGoneError, UsageError
 from ringside.launch.torchrun import take_apart
 from ringside.survive.all_reduce.ring_order import cut_off, way_around

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import ringside  # noqa: E402
 from ringside import _core  # noqa: E402
-from ringside.engine.turns import Turn  # noqa: E402
+from ringside.engine.runtime.queue import Turn  # noqa: E402
 
 from .training import (  # noqa: E402
     Plan,

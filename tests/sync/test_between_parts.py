@@ -16,9 +16,9 @@ from tests.support.ranks import on_ranks, place  # noqa: E402
 from tests.sync.groups import communicator, meeting_point, process_group  # noqa: E402
 
 from ringside import _core  # noqa: E402
-from ringside.engine.choice import Choice  # noqa: E402
-from ringside.engine.drift import EVERY_NOTED, LARGE_BYTES  # noqa: E402
-from ringside.engine.tensors import flatten  # noqa: E402
+from ringside.engine.algorithm import Choice  # noqa: E402
+from ringside.engine.buffers import flatten  # noqa: E402
+from ringside.engine.tuner.drift import EVERY_NOTED, LARGE_BYTES  # noqa: E402
 from ringside.errors import ClosedError, MismatchError, UsageError  # noqa: E402
 from ringside.monitor.job.collectives import Span  # noqa: E402
 from ringside.monitor.step_clock.draft import SyncTimes  # noqa: E402

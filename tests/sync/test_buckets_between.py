@@ -11,11 +11,11 @@ pytest.importorskip("torch")
 
 from tests.engine.threaded import on_threads
 
-from ringside.engine.choice import Choice
+from ringside.engine.algorithm import Choice
+from ringside.engine.buffers import Flat
 from ringside.engine.dtypes import DTYPES
-from ringside.engine.select import Selector
-from ringside.engine.selection_table import Rank, Row, Table
-from ringside.engine.tensors import Flat
+from ringside.engine.tuner.selector import Selector
+from ringside.engine.tuner.table import Rank, Row, Table
 from ringside.sync.communicator_between import Between
 from ringside.sync.communicator_options import Options
 

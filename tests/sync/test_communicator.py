@@ -13,7 +13,7 @@ from tests.support.ranks import on_ranks, place
 
 from ringside import Communicator
 from ringside._core import numpy_kernels as twins
-from ringside.engine.choice import Choice
+from ringside.engine.algorithm import Choice
 from ringside.errors import UnsupportedError, UsageError
 
 from .groups import communicator, meeting_point
@@ -194,7 +194,8 @@ def over_a_narrow_wire(path: str, hosts: list[int], wire: str) -> list[int] | No
                 inputs = [tensor("float32", 9001, rank) for rank in range(size)]
                 x = inputs[comm.rank].clone()
                 comm.all_reduce(x, op, algorithm=form)
-                # As `ringside.engine.wire` states it: k rounds in which partial sums travel, and one more at the end.
+                # As `ringside.engine.net.exchange.compression` states it: k rounds in which partial sums travel, and
+                # one more at the end.
                 units = (choice.schedule(vertices).rounds + 1) * UNIT[wire] / UNIT["float32"]
                 fault = wrong(x, inputs, "float32", op, roundings=units + size + 3)
                 assert not fault, f"{form} {op} over {wire}: {fault}"

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import on_ranks  # noqa: E402
 
-from ringside.engine.message_plan import plan_messages  # noqa: E402
-from ringside.engine.transports.torch_device import DevicePeers  # noqa: E402
+from ringside.engine.net.exchange.device import DevicePeers  # noqa: E402
+from ringside.engine.net.exchange.plan import plan_messages  # noqa: E402
 from ringside.errors import SyncError, UnsupportedError, UsageError  # noqa: E402
 from ringside.schedule import halving_doubling, ring  # noqa: E402
 from ringside.sync import communicator_device  # noqa: E402

@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import on_ranks, place  # noqa: E402
 
-from ringside.engine.links import SlowLink  # noqa: E402
-from ringside.engine.revision import Revision  # noqa: E402
-from ringside.engine.roster import Offer, Roster, make_roster, own_offer  # noqa: E402
+from ringside.engine.net.rank_map import Offer, Roster, make_roster, own_offer  # noqa: E402
+from ringside.engine.probe.links import SlowLink  # noqa: E402
+from ringside.engine.tuner.explain import Revision  # noqa: E402
 from ringside.errors import UsageError  # noqa: E402
 from ringside.sync import probing, revisions  # noqa: E402
 from ringside.sync import session as sessions  # noqa: E402

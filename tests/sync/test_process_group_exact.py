@@ -151,7 +151,7 @@ def test_every_collective_gives_these_numbers_on_one_host() -> None:
 
 
 def between_hosts(path: str) -> dict[str, Any]:
-    from ringside.engine import roster
+    from ringside.engine.net import rank_map as roster
 
     roster.machine_id = lambda: f"host {place().rank}"
     with backend(path) as rank:

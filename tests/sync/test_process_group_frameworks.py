@@ -27,7 +27,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside.engine.log import PATHS  # noqa: E402
+from ringside.engine.shm.log import PATHS  # noqa: E402
 from ringside.sync import carried  # noqa: E402
 from ringside.sync.process_group_fsdp import SharedAllGather, SharedReduceScatter  # noqa: E402
 

@@ -18,7 +18,7 @@ import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import Team, hear, on_ranks, place, say  # noqa: E402
 from tests.support.waiting import until  # noqa: E402
 
-from ringside.engine.turns import Turn  # noqa: E402
+from ringside.engine.runtime.queue import Turn  # noqa: E402
 from ringside.errors import ClosedError  # noqa: E402
 
 from .groups import meeting_point  # noqa: E402

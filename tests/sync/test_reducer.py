@@ -17,7 +17,7 @@ from tests.support.ranks import on_ranks, outcomes_of, place  # noqa: E402
 from tests.sync.groups import meeting_point, process_group  # noqa: E402
 
 from ringside import Communicator, _core  # noqa: E402
-from ringside.engine.roster import Offer, make_roster  # noqa: E402
+from ringside.engine.net.rank_map import Offer, make_roster  # noqa: E402
 from ringside.errors import UsageError  # noqa: E402
 from ringside.sync import communicator as communicators  # noqa: E402
 from ringside.sync import reducer  # noqa: E402

@@ -9,9 +9,9 @@ torch = pytest.importorskip("torch")
 from tests.support.ranks import on_ranks  # noqa: E402
 from tests.sync.groups import communicator, meeting_point  # noqa: E402
 
-from ringside.engine import message_order  # noqa: E402
-from ringside.engine.choice import Choice  # noqa: E402
-from ringside.engine.part import Reduction  # noqa: E402
+from ringside.engine.algorithm import Choice  # noqa: E402
+from ringside.engine.net.exchange import ordering as message_order  # noqa: E402
+from ringside.engine.net.reduction import Reduction  # noqa: E402
 
 pytestmark = pytest.mark.native
 

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ringside  # noqa: E402
-from ringside.engine.reproducible import canonical_algorithms  # noqa: E402
+from ringside.engine.algorithm import canonical_algorithms  # noqa: E402
 from ringside.schedule import by_name, verify  # noqa: E402
 
 from .training import ddp_outcomes, ddp_ranks, group  # noqa: E402

@@ -1,4 +1,4 @@
-// The core as Python sees it. Addresses, counts and codes come in; a status comes out. engine/communicator.py is the
+// The core as Python sees it. Addresses, counts and codes come in; a status comes out. engine/shm/communicator.py is the
 // only caller and turns statuses into errors.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -310,7 +310,7 @@ nb::bytes drain(Communicator& c) {
   return nb::bytes(reinterpret_cast<const char*>(rows.data()), rows.size() * sizeof(uint64_t));
 }
 
-// The log summed up and drained: (rows, sync ns, wire ns, last wait ns, bytes, rows by path), as engine/log.py tells.
+// The log summed up and drained: (rows, sync ns, wire ns, last wait ns, bytes, rows by path), as engine/shm/log.py tells.
 nb::tuple drain_totals(Communicator& c) {
   const std::vector<uint64_t> rows = c.drain();
   const size_t width = c.log_width();

@@ -7,7 +7,7 @@
 //   one_shot   every rank reads everybody's payload from the arrival slots: no exit, for small tensors
 //   push       owner k reduces slice k of all tensors and writes the sum into all of them: all tensors are mapped
 //   staged     the same through the arena in pipelined segments: at least one tensor is private
-//   program    any schedule, compiled to one rank's instructions by engine/program.py
+//   program    any schedule, compiled to one rank's instructions by engine/shm/program.py
 //
 // The collectives over lanes (lanes.cpp) have three, of the same names: the payload next to the flag; straight out of the
 // others' memory, where it is mapped; through the arena.

@@ -38,9 +38,8 @@ from ringside.bench import launch, peers, plan, table
 from ringside.bench.messages import Begin, Message, Skipped
 from ringside.bench.plan import Plan
 from ringside.bench.result import Result, merge
-from ringside.engine.cores import usable_cores
 from ringside.engine.dtypes import OPS, dtype_code, is_allowed, op_code
-from ringside.engine.settings import cache_bytes
+from ringside.engine.settings import cache_bytes, usable_cores
 from ringside.errors import UnsupportedError, UsageError
 from ringside.schedule import ALGORITHMS
 

@@ -47,7 +47,7 @@ from rich.text import Text
 from ringside.commands import demo_kill
 from ringside.demo.corpus import sources
 from ringside.demo.reveal import comparison_lines, draw, injected, reveal
-from ringside.engine.cores import usable_cores
+from ringside.engine.settings import usable_cores
 from ringside.errors import RingsideError, UsageError
 from ringside.faults.inject import Fault, Hang, Stop, parse_fault
 from ringside.files import append_to_file

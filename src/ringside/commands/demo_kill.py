@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.text import Text
 
 from ringside.demo.corpus import sources
-from ringside.engine.cores import usable_cores
+from ringside.engine.settings import usable_cores
 from ringside.errors import RingsideError, UsageError
 from ringside.launch.torchrun import Launch, StopRequest, stop_requests
 from ringside.processes import hold

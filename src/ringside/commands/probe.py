@@ -38,8 +38,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringside.engine.links import SlowLink, slowest_of_ring
-from ringside.engine.network import TOPOLOGY_SCHEMA, Floats
+from ringside.engine.cost.network import TOPOLOGY_SCHEMA, Floats
+from ringside.engine.probe.links import SlowLink, slowest_of_ring
 from ringside.errors import RingsideError, UsageError
 from ringside.files import write_user_file
 from ringside.processes import die_with_parent

@@ -27,7 +27,7 @@ import sys
 from pathlib import Path
 
 from ringside.commands import run_survive
-from ringside.engine.cores import usable_cores
+from ringside.engine.settings import usable_cores
 from ringside.launch.follow import choose_directory, conclude, environment, follow
 from ringside.launch.torchrun import Launch, signals_to_handle, stop_requests, take_apart, with_defaults
 from ringside.monitor.alerts.live import afterwards

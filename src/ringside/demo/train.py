@@ -29,7 +29,7 @@ from ringside.demo.compare import compare
 from ringside.demo.corpus import Corpus
 from ringside.demo.model import SIZES, ByteGPT
 from ringside.demo.reveal import names
-from ringside.engine.cores import usable_cores
+from ringside.engine.settings import usable_cores
 from ringside.errors import PeerLostError, RingsideError
 from ringside.faults.inject import Fault, Kill, Pause, first_step, inject, parse_fault
 from ringside.processes import die_with_parent

@@ -6,9 +6,9 @@ import itertools
 import os
 from collections.abc import Mapping
 
-from ringside.engine.background import Work
-from ringside.engine.communicator import Communicator
+from ringside.engine.runtime.worker import Work
 from ringside.engine.settings import Settings
+from ringside.engine.shm.communicator import Communicator
 from ringside.errors import UnsupportedError, UsageError
 
 __all__ = ["Communicator", "Settings", "Work", "init"]

@@ -6,10 +6,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ringside.engine.calls import Call, bounds_of_one, checked_bounds, checked_op, equal_bounds
-from ringside.engine.lifetime import Lifetime
-from ringside.engine.regions import Storage
-from ringside.engine.tensors import Flat, flatten, flatten_to_move, flatten_to_read, result_for
+from ringside.engine.buffers import Flat, flatten, flatten_to_move, flatten_to_read, result_for
+from ringside.engine.request import Call, bounds_of_one, checked_bounds, checked_op, equal_bounds
+from ringside.engine.runtime.lifecycle import Lifetime
+from ringside.engine.shm.memory import Storage
 from ringside.errors import UsageError
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ringside.engine.calls import KINDS
 from ringside.engine.dtypes import DTYPES, OPS
+from ringside.engine.request import KINDS
 from ringside.errors import ClosedError, DeadlineError, MismatchError, PeerLostError, RingsideError, UsageError
 
 _MISMATCH, _PEER_LOST, _DEADLINE, _INTERRUPTED, _CLOSED = 1, 2, 3, 4, 5

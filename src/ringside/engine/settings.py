@@ -103,3 +103,31 @@ def cache_bytes(caches: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> in
         unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
         best = max(best, int(text.rstrip("KM") or 0) * unit)
     return best or 32 << 20
+
+
+# -------------------------------------------------------------------------------------------------
+# How many cores this process may really use.
+
+
+def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the number of cores: those it may run on, or fewer where its container has a CPU quota.
+
+    Args:
+        cgroup: Where control groups are mounted (version 2: `cpu.max`; version 1: `cpu/cpu.cfs_quota_us`).
+    """
+    allowed = len(os.sched_getaffinity(0))
+    quota = _quota(cgroup)
+    return max(min(allowed, math.ceil(quota)), 1) if quota > 0 else allowed
+
+
+def _quota(cgroup: Path) -> float:
+    """Return the quota in cores; 0 where there is none."""
+    try:
+        if (cgroup / "cpu.max").exists():
+            quota, period = (cgroup / "cpu.max").read_text().split()
+        else:
+            quota = (cgroup / "cpu/cpu.cfs_quota_us").read_text()
+            period = (cgroup / "cpu/cpu.cfs_period_us").read_text()
+        return max(int(quota) / int(period), 0.0)
+    except (OSError, ValueError, ZeroDivisionError):  # "max": no quota
+        return 0.0

@@ -19,8 +19,8 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 import ringside
 from ringside.decoding import UNDECODABLE
-from ringside.engine.transports.torch_p2p import TorchPeerToPeer
-from ringside.engine.transports.transport import Transport
+from ringside.engine.transports.base import Transport
+from ringside.engine.transports.gloo import TorchPeerToPeer
 from ringside.errors import MismatchError, RingsideError, UsageError
 from ringside.survive.cluster.registers import MemoryRegisters, Registers, StoreRegisters
 from ringside.survive.data.samples import Samples

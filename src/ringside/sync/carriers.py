@@ -20,13 +20,13 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from ringside.engine.communicator import Communicator
-from ringside.engine.interrupts import interruptible
-from ringside.engine.lifetime import FINISH_S
-from ringside.engine.log import PATHS, Totals
+from ringside.engine.buffers import flatten
+from ringside.engine.runtime.interrupts import interruptible
+from ringside.engine.runtime.lifecycle import FINISH_S
+from ringside.engine.runtime.queue import PATIENCE_S, Turn, Turns
 from ringside.engine.settings import Settings
-from ringside.engine.tensors import flatten
-from ringside.engine.turns import PATIENCE_S, Turn, Turns
+from ringside.engine.shm.communicator import Communicator
+from ringside.engine.shm.log import PATHS, Totals
 from ringside.errors import UnsupportedError
 from ringside.monitor.job.collectives import CollectiveMeter, Span
 from ringside.monitor.step_clock.device_events import Marks

@@ -16,19 +16,18 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside import _core
 from ringside.engine import Communicator as HostCommunicator
-from ringside.engine import groups
-from ringside.engine.at_exit import AtExit
-from ringside.engine.calls import Call, checked_op
+from ringside.engine.buffers import Flat, flatten
 from ringside.engine.collectives import Collectives
-from ringside.engine.dtypes import dtype_code
-from ringside.engine.exchange_run import Hop
-from ringside.engine.interrupts import interruptible
-from ringside.engine.log import AcrossLog, CollectiveLog
-from ringside.engine.moves import carry_out
-from ringside.engine.regions import Storage
-from ringside.engine.roster import Roster, exchange_offers, make_roster, own_offer
-from ringside.engine.tensors import Flat, flatten
-from ringside.engine.weights import own_weight
+from ringside.engine.dtypes import dtype_code, own_weight
+from ringside.engine.net.collectives import carry_out
+from ringside.engine.net.exchange.run import Hop
+from ringside.engine.net.rank_map import Roster, exchange_offers, make_roster, own_offer
+from ringside.engine.request import Call, checked_op
+from ringside.engine.runtime.interrupts import interruptible
+from ringside.engine.runtime.lifecycle import AtExit
+from ringside.engine.shm import split as groups
+from ringside.engine.shm.log import AcrossLog, CollectiveLog
+from ringside.engine.shm.memory import Storage
 from ringside.errors import ClosedError, UnsupportedError, UsageError
 from ringside.schedule import Schedule
 from ringside.sync.communicator_between import Between, Key
@@ -52,9 +51,9 @@ class Communicator(Collectives):
         group: A process group with at least 2 ranks, this one among them; None: the default group.
         timeout_s: Longest wait for other ranks in one collective, seconds (default RINGSIDE_TIMEOUT_S, else 1800).
         algorithm: How all-reduces between hosts are carried out, such as `ring` or `hosts/ring`
-            (`ringside.engine.choice.Choice`; default RINGSIDE_ALGORITHM); None: chosen by measurement.
+            (`ringside.engine.algorithm.Choice`; default RINGSIDE_ALGORITHM); None: chosen by measurement.
         wire_dtype: `bfloat16` or `float16`: how float32 elements travel between hosts (default RINGSIDE_WIRE_DTYPE);
-            the error is stated in `ringside.engine.wire`.
+            the error is stated in `ringside.engine.net.exchange.compression`.
         reproducible: Results do not depend on algorithm, message size, bucket layout or the ranks' hosts: every
             element is ((x0 + x1) + x2) + ... (default RINGSIDE_REPRODUCIBLE=1).
         switch: A reducer takes part as an additional vertex (`algorithm="in_network"`).

@@ -12,17 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ringside.engine.across import Across, Reduction
-from ringside.engine.calls import Call
-from ringside.engine.choice import Choice
+from ringside.engine.algorithm import Choice, canonical_choice, refuse_other_orders
+from ringside.engine.buffers import Flat, flatten
 from ringside.engine.dtypes import ITEM_BYTES
-from ringside.engine.log import AcrossLog
-from ringside.engine.moves import carry_out
-from ringside.engine.regions import Storage
-from ringside.engine.reproducible import canonical_choice, refuse_other_orders
-from ringside.engine.select import Selector
-from ringside.engine.tensors import Flat, flatten
-from ringside.engine.under_way import UnderWay
+from ringside.engine.net.collectives import carry_out
+from ringside.engine.net.hierarchical import Across, Reduction, UnderWay
+from ringside.engine.request import Call
+from ringside.engine.shm.log import AcrossLog
+from ringside.engine.shm.memory import Storage
+from ringside.engine.tuner.selector import Selector
 from ringside.errors import MismatchError, UsageError
 from ringside.schedule import Schedule
 from ringside.sync.communicator_options import Options
@@ -92,7 +90,7 @@ class Between:
             dtype: Code of the element type.
             op: Code of the reduction.
             scale: Multiplies each contribution.
-            weight: This rank's, and what tells lists of weights apart (`ringside.engine.weights`); None: there is none.
+            weight: This rank's, and what tells lists of weights apart (`ringside.engine.dtypes`); None: there is none.
         """
         if weight is None:
             return Reduction(dtype, op, scale, wire=self._options.wire)

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringside.engine.choice import NATIVE, Choice
-from ringside.engine.dtypes import DTYPES, FLOATING, dtype_code, is_allowed, op_code
-from ringside.engine.message_plan import plan_messages
-from ringside.engine.transports.torch_device import DevicePeers
-from ringside.engine.transports.torch_native import REDUCE_OPS
-from ringside.engine.weights import own_weight
+from ringside.engine.algorithm import NATIVE, Choice
+from ringside.engine.dtypes import DTYPES, FLOATING, dtype_code, is_allowed, op_code, own_weight
+from ringside.engine.net.exchange.device import DevicePeers
+from ringside.engine.net.exchange.plan import plan_messages
+from ringside.engine.transports.gloo_all_reduce import REDUCE_OPS
 from ringside.errors import SyncError, UnsupportedError, UsageError
 from ringside.schedule import Schedule, chunk_bounds
 

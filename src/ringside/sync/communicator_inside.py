@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ringside.engine import Communicator as HostCommunicator
-from ringside.engine.choice import NATIVE, Choice
-from ringside.engine.reproducible import refuse_other_orders
-from ringside.engine.tensors import flatten
+from ringside.engine.algorithm import NATIVE, Choice, refuse_other_orders
+from ringside.engine.buffers import flatten
 from ringside.errors import UnsupportedError
 from ringside.schedule import Schedule
 from ringside.sync.communicator_device import OnDevice, on_device

@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.engine import Communicator as HostCommunicator
-from ringside.engine.across import Across
-from ringside.engine.exchange import Exchange
-from ringside.engine.local_lanes import LocalLanes
-from ringside.engine.roster import Roster
+from ringside.engine.net.exchange.exchange import Exchange
+from ringside.engine.net.hierarchical import Across
+from ringside.engine.net.host_slices import LocalLanes
+from ringside.engine.net.rank_map import Roster
 from ringside.engine.settings import Settings
-from ringside.engine.transports.torch_native import TorchNative
-from ringside.engine.transports.torch_p2p import TorchPeerToPeer
+from ringside.engine.transports.gloo import TorchPeerToPeer
+from ringside.engine.transports.gloo_all_reduce import TorchNative
 from ringside.sync.switch import join_switch
 
 

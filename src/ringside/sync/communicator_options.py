@@ -8,9 +8,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ringside.engine.choice import Choice
+from ringside.engine.algorithm import Choice
+from ringside.engine.net.exchange.compression import Wire
 from ringside.engine.settings import Settings
-from ringside.engine.wire import Wire
 from ringside.errors import UsageError
 
 

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ringside.engine.across import Across, Reduction
-from ringside.engine.choice import Choice
-from ringside.engine.drift import EVERY_NOTED, LARGE_BYTES
+from ringside.engine.algorithm import Choice
+from ringside.engine.buffers import Flat
 from ringside.engine.dtypes import ITEM_BYTES
-from ringside.engine.select import Selector
-from ringside.engine.tensors import Flat
+from ringside.engine.net.hierarchical import Across, Reduction
+from ringside.engine.tuner.drift import EVERY_NOTED, LARGE_BYTES
+from ringside.engine.tuner.selector import Selector
 
 
 class Ready(NamedTuple):

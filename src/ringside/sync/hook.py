@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from ringside.engine.interrupts import ctrl_c
+from ringside.engine.runtime.interrupts import ctrl_c
 from ringside.errors import ClosedError
 from ringside.monitor.step_clock.clock import StepClock
 from ringside.monitor.step_clock.device_events import Marks

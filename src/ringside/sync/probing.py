@@ -15,15 +15,15 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ringside.engine.across import Across
-from ringside.engine.choice import Choice
-from ringside.engine.exchange import Exchange
-from ringside.engine.links import SlowLink
-from ringside.engine.probing import QUICK, THOROUGH, Effort, Probe, Prober
-from ringside.engine.reachability import Listener, own_address, unreachable
-from ringside.engine.roster import Roster, make_roster, own_offer
-from ringside.engine.transports.torch_native import TorchNative
-from ringside.engine.transports.torch_p2p import TorchPeerToPeer
+from ringside.engine.algorithm import Choice
+from ringside.engine.net.exchange.exchange import Exchange
+from ringside.engine.net.hierarchical import Across
+from ringside.engine.net.rank_map import Roster, make_roster, own_offer
+from ringside.engine.probe.links import SlowLink
+from ringside.engine.probe.prober import QUICK, THOROUGH, Effort, Probe, Prober
+from ringside.engine.probe.reachability import Listener, own_address, unreachable
+from ringside.engine.transports.gloo import TorchPeerToPeer
+from ringside.engine.transports.gloo_all_reduce import TorchNative
 from ringside.errors import SyncError, UsageError
 
 RING_BYTES = 4 << 20

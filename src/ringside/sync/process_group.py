@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ringside.engine.regions import Storage
+from ringside.engine.shm.memory import Storage
 from ringside.sync import process_group_collectives as collectives
 from ringside.sync.process_group_buckets import SharedBuckets
 from ringside.sync.process_group_calls import limit_of, settled

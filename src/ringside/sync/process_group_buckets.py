@@ -16,8 +16,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ringside.engine import Communicator
+from ringside.engine.buffers import flatten
 from ringside.engine.dtypes import FLOATING
-from ringside.engine.tensors import flatten
 from ringside.sync.storage import storage_of
 
 LARGE_BYTES = 256 << 10

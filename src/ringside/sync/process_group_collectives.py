@@ -14,10 +14,10 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from ringside.engine import Communicator as HostCommunicator
-from ringside.engine.calls import Call, checked_op, equal_bounds
+from ringside.engine.buffers import Flat, flatten
 from ringside.engine.dtypes import ITEM_BYTES, dtype_code
-from ringside.engine.regions import Storage
-from ringside.engine.tensors import Flat, flatten
+from ringside.engine.request import Call, checked_op, equal_bounds
+from ringside.engine.shm.memory import Storage
 from ringside.errors import UsageError
 from ringside.sync.process_group_checks import check_parts, in_turn, lane_of, parts_of
 from ringside.sync.process_group_exchange import exchange

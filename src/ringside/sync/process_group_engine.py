@@ -9,11 +9,10 @@ from typing import Any
 from torch.distributed.distributed_c10d import Store
 
 from ringside.engine import Communicator as HostCommunicator
-from ringside.engine.at_exit import AtExit
-from ringside.engine.lifetime import Lifetime
+from ringside.engine.buffers import Flat
+from ringside.engine.runtime.lifecycle import AtExit, Lifetime
+from ringside.engine.runtime.queue import PATIENCE_S, Turn, Turns
 from ringside.engine.settings import Settings
-from ringside.engine.tensors import Flat
-from ringside.engine.turns import PATIENCE_S, Turn, Turns
 from ringside.errors import ClosedError
 from ringside.sync.communicator import Communicator
 

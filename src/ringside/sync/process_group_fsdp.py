@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from ringside.engine.regions import Storage
+from ringside.engine.shm.memory import Storage
 from ringside.sync.process_group import RingsideGroup
 from ringside.sync.storage import empty_shared, storage_of
 

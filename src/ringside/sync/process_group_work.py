@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringside.engine.turns import Turn
+from ringside.engine.runtime.queue import Turn
 from ringside.errors import DeadlineError
 
 Future = torch.futures.Future

@@ -24,13 +24,13 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import Store
 
 from ringside.engine.dtypes import ITEM_BYTES
-from ringside.engine.exchange import Exchange
-from ringside.engine.message_plan import MessagePlan, plan_messages
-from ringside.engine.reduction import folder
-from ringside.engine.told import OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16, Disagreement
-from ringside.engine.transports.torch_p2p import TorchPeerToPeer
-from ringside.engine.transports.transport import Cause, LinkError
-from ringside.engine.wire import Wire
+from ringside.engine.net.exchange.compression import Wire
+from ringside.engine.net.exchange.exchange import Exchange
+from ringside.engine.net.exchange.plan import MessagePlan, plan_messages
+from ringside.engine.net.exchange.signature import OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16, Disagreement
+from ringside.engine.net.reduction import folder
+from ringside.engine.transports.base import Cause, LinkError
+from ringside.engine.transports.gloo import TorchPeerToPeer
 from ringside.errors import RingsideError, UsageError
 from ringside.schedule import in_network
 from ringside.sync.switch import meet_ranks

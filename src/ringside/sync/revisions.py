@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringside.engine.links import SlowLink
-from ringside.engine.revision import Revision
-from ringside.engine.roster import Roster
+from ringside.engine.net.rank_map import Roster
+from ringside.engine.probe.links import SlowLink
+from ringside.engine.tuner.explain import Revision
 from ringside.sync import session as sessions
 
 

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ringside.engine.communicator import Communicator
-from ringside.engine.regions import Storage
+from ringside.engine.shm.communicator import Communicator
+from ringside.engine.shm.memory import Storage
 
 _log = logging.getLogger("ringside")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ringside.engine.roster import Roster
+from ringside.engine.net.rank_map import Roster
 from ringside.errors import UsageError
 
 _PREFIX = "ringside/switch"

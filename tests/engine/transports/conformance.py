@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringside.engine.transports.transport import Cause, LinkError, Transport
+from ringside.engine.transports.base import Cause, LinkError, Transport
 
 Array = np.ndarray[Any, Any]
 

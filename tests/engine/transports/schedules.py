@@ -16,10 +16,10 @@ from tests.engine.oracle import ALLOWED, as_argument, difference, digest, elemen
 
 from ringside._core import numpy_kernels as twins
 from ringside.engine.dtypes import DTYPES, FLOATING, ITEM_BYTES, OP_CODES
-from ringside.engine.exchange import Exchange
-from ringside.engine.message_plan import plan_messages
-from ringside.engine.reduction import folder
-from ringside.engine.told import Call
+from ringside.engine.net.exchange.exchange import Exchange
+from ringside.engine.net.exchange.plan import plan_messages
+from ringside.engine.net.exchange.signature import Call
+from ringside.engine.net.reduction import folder
 from ringside.schedule import ALGORITHMS, Schedule, by_name, chunk_bounds, pipelined, relabel, run
 
 Array = np.ndarray[Any, Any]

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from ringside.engine.transports.connections import watched_connections
+from ringside.engine.transports.gloo_internals import watched_connections
 from ringside.lab import Lab
 from ringside.lab.tools import batch
 

@@ -14,11 +14,11 @@ from tests.engine.oracle import digest
 from tests.support.ranks import Team, communicator, hear, on_ranks, place
 
 from ringside.engine.dtypes import DTYPES, OP_CODES
-from ringside.engine.exchange import Exchange
-from ringside.engine.message_plan import plan_messages
-from ringside.engine.reduction import folder
-from ringside.engine.told import Call, Disagreement
-from ringside.engine.transports.transport import NOBODY, Cause, LinkError
+from ringside.engine.net.exchange.exchange import Exchange
+from ringside.engine.net.exchange.plan import plan_messages
+from ringside.engine.net.exchange.signature import Call, Disagreement
+from ringside.engine.net.reduction import folder
+from ringside.engine.transports.base import NOBODY, Cause, LinkError
 from ringside.errors import UnsupportedError
 from ringside.schedule import Schedule, chunk_bounds, direct, tree
 
@@ -86,7 +86,7 @@ def on_a_device(path: str) -> list[list[int]]:
     import torch
     import torch.distributed as dist
 
-    from ringside.engine.transports.torch_device import DevicePeers
+    from ringside.engine.net.exchange.device import DevicePeers
 
     here, digests = place(), []
     store = dist.PrefixStore(here.job, dist.FileStore(path, -1))
@@ -132,7 +132,7 @@ def native_over(store: Any, lost: Sequence[int] = (), **how: float) -> Any:
     """Return the group's own all-reduce of these ranks, to which some count as lost."""
     from torch.distributed import PrefixStore
 
-    from ringside.engine.transports.torch_native import TorchNative
+    from ringside.engine.transports.gloo_all_reduce import TorchNative
 
     here = place()
     names = PrefixStore(here.job, store)
@@ -215,7 +215,7 @@ def with_a_rank_that_left(path: str) -> Cause | None:
     """Rank 1 leaves in good order before the first one."""
     import torch.distributed as dist
 
-    from ringside.engine.transports.torch_native import TorchNative
+    from ringside.engine.transports.gloo_all_reduce import TorchNative
 
     transport, here = peer_to_peer(path), place()
     try:

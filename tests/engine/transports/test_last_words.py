@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from ringside.engine.transports.last_words import LastWords, Word, find_late, tell_apart
-from ringside.engine.transports.transport import NOBODY, Cause
+from ringside.engine.transports.abort import LastWords, Word, find_late, tell_apart
+from ringside.engine.transports.base import NOBODY, Cause
 
 LATE = Cause("late", NOBODY)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ringside.engine.transports.base import Cause, LinkError
 from ringside.engine.transports.threads import Switchboard, Threads
-from ringside.engine.transports.transport import Cause, LinkError
 
 from .conformance import CHECKS, FAILURES, place
 from .vertices import on_threads

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from tests.support.ranks import Team, hear, on_ranks, place, say
 
-from ringside.engine.transports.connections import watched_connections
-from ringside.engine.transports.last_words import LastWords, Word
-from ringside.engine.transports.transport import NOBODY, Cause, LinkError
+from ringside.engine.transports.abort import LastWords, Word
+from ringside.engine.transports.base import NOBODY, Cause, LinkError
+from ringside.engine.transports.gloo_internals import watched_connections
 from ringside.engine.transports.waits import Wait, long_awaited
 
 from . import conformance

@@ -11,8 +11,8 @@ from typing import Any
 
 from tests.support.ranks import place
 
+from ringside.engine.transports.base import Cause
 from ringside.engine.transports.threads import Switchboard, Threads
-from ringside.engine.transports.transport import Cause
 
 LIMIT_S = 60.0
 
@@ -52,7 +52,7 @@ def peer_to_peer(path: str, timeout_s: float = 30.0, name: str = "", size: int =
     """Return this rank's end of a group of the first `size` ranks (0: all) that meet through a file."""
     import torch.distributed as dist
 
-    from ringside.engine.transports.torch_p2p import TorchPeerToPeer
+    from ringside.engine.transports.gloo import TorchPeerToPeer
 
     here = place()
     store = dist.PrefixStore(f"{here.job}/{name}", dist.FileStore(path, -1))

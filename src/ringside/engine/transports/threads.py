@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringside.engine.transports.transport import NOBODY, Bytes, Cause, Kept, LinkError
+from ringside.engine.transports.base import NOBODY, Bytes, Cause, Kept, LinkError
 
 
 @dataclass

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ringside.engine.transports.transport import NOBODY
+from ringside.engine.transports.base import NOBODY
 
 PROD_S = 0.75
 """A wait that has lasted for so long is looked into."""

@@ -232,7 +232,7 @@ def from_probe(data: Any, origin: str = "probe", kind: str = "ethernet") -> Topo
     return Topology(
         name=origin,
         ranks_per_host=ranks,
-        # A probe times links between hosts only; inside, what `ringside.engine.pricing` assumes of messages.
+        # A probe times links between hosts only; inside, what `ringside.engine.cost.model` assumes of messages.
         inside=LinkClass("shared_memory", 0.7 * least, 1e9) if several else None,
         between=LinkClass(kind, least, fastest) if links else None,
         reduce_bytes_per_s=reduce,

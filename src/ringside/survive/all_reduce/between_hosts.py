@@ -20,15 +20,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.engine.background import Background, Work
 from ringside.engine.dtypes import DTYPES, OP_CODES
-from ringside.engine.exchange import Exchange
-from ringside.engine.exchange_run import Fold
-from ringside.engine.message_plan import plan_messages
-from ringside.engine.part import ALL_REDUCE
-from ringside.engine.reduction import folder
-from ringside.engine.told import Call, Disagreement
-from ringside.engine.transports.transport import Cause, LinkError
+from ringside.engine.net.exchange.exchange import Exchange
+from ringside.engine.net.exchange.plan import plan_messages
+from ringside.engine.net.exchange.run import Fold
+from ringside.engine.net.exchange.signature import Call, Disagreement
+from ringside.engine.net.reduction import ALL_REDUCE, folder
+from ringside.engine.runtime.worker import Background, Work
+from ringside.engine.transports.base import Cause, LinkError
 from ringside.survive.all_reduce.gradients import Run, add_up
 from ringside.survive.all_reduce.one_host import Layout
 from ringside.survive.all_reduce.ring_order import blamed, cut_off, way_around

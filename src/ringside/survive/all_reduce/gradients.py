@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from ringside.engine.dtypes import OP_CODES, dtype_code
-from ringside.engine.reduction import fold
+from ringside.engine.net.reduction import fold
 from ringside.errors import UnsupportedError
 
 ALIGN_BYTES = 64

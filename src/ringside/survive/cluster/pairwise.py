@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ringside.engine.transports.transport import NOBODY, Bytes, Cause, Kept, LinkError, Pending, Transport
+from ringside.engine.transports.base import NOBODY, Bytes, Cause, Kept, LinkError, Pending, Transport
 
 OpenTransport = Callable[[str, int, int, Callable[[], bool]], Transport]
 """(a name that only this group uses, own number, how many, whether it is still wanted) → the group's transport.

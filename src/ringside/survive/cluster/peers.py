@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from ringside.engine.roster import machine_id
+from ringside.engine.net.rank_map import machine_id
 from ringside.processes import Process, hold
 from ringside.survive.state.kept import START
 

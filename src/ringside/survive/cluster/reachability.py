@@ -11,8 +11,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from ringside.engine.background import Background, Work
 from ringside.engine.failures import name_ranks
+from ringside.engine.runtime.worker import Background, Work
 from ringside.survive.cluster.pairwise import OpenTransport
 from ringside.survive.cluster.rendezvous import Knock, Meeting
 from ringside.survive.protocol.decision import Seat

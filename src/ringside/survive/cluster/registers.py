@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ringside.engine.background import Background
+from ringside.engine.runtime.worker import Background
 from ringside.errors import StoreGoneError, UsageError
 
 NOBODY_WRITES = b"\x00ringside: nobody writes this"

@@ -10,8 +10,8 @@ from threading import Event
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.engine.background import Background, Work
-from ringside.engine.transports.transport import Cause, LinkError, Transport
+from ringside.engine.runtime.worker import Background, Work
+from ringside.engine.transports.base import Cause, LinkError, Transport
 from ringside.errors import RingsideError
 from ringside.survive.cluster.known_workers import Acquaintances
 from ringside.survive.cluster.pairwise import OpenTransport

@@ -9,8 +9,8 @@ import time
 import numpy as np
 import torch.distributed as dist
 
-from ringside.engine.transports.torch_p2p import TorchPeerToPeer
-from ringside.engine.transports.transport import LinkError
+from ringside.engine.transports.base import LinkError
+from ringside.engine.transports.gloo import TorchPeerToPeer
 
 rank = int(os.environ["RANK"])
 store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 2, rank == 0)

@@ -1,0 +1,1 @@
+"""engine/cost/__init__.py"""

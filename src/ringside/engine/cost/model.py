@@ -1,0 +1,227 @@
+"""What an all-reduce will take, worked out from its schedule and what is known of the links. Pure NumPy.
+
+`price` replays a schedule over a `Network` (R. W. Hockney, "The communication challenge for MPP", 1994: every message
+costs a latency and a time per byte; `ringside.engine.cost.replay` says what overlaps). `price_choice` prices a
+`Choice`: shared memory inside the hosts and the schedule between them, in the blocks in which it is carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from ringside.engine.algorithm import NATIVE, Choice
+from ringside.engine.cost.network import Network
+from ringside.engine.cost.replay import Clock, replay
+from ringside.errors import UsageError
+from ringside.schedule import Schedule
+
+SEGMENT_BYTES = 1 << 18
+BLOCK_BYTES = 4 << 20
+PIECES = 16  # in which a large tensor passes through shared memory (`ringside.engine.net.exchange.pipeline`)
+LEAST_OVERHEAD_S = 5e-5  # of a message between processes that share cores: a switch from one to another
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a schedule takes, and what dominates it.
+
+    Args:
+        seconds: Until the last vertex has everything.
+        latency_s: What it takes with no bytes at all: rounds and messages.
+        round: The round that puts off the end by most; -1 if there is none.
+        round_s: By how much, seconds.
+        link: (src, dst) of the link whose messages take longest by themselves; None if nothing is sent. Of a schedule
+            priced by symmetry rank 0's, and all others are the same.
+        link_s: How long they take, seconds.
+    """
+
+    seconds: float
+    latency_s: float
+    round: int
+    round_s: float
+    link: tuple[int, int] | None
+    link_s: float
+
+    def why(self) -> str:
+        """Say what dominates."""
+        if self.seconds <= 0 or self.link is None:
+            return "nothing is sent"
+        if self.latency_s >= 0.5 * self.seconds:
+            return f"{100 * self.latency_s / self.seconds:.0f} % is latency of rounds and messages"
+        share = min(100 * self.link_s / self.seconds, 100)
+        return f"link {self.link[0]}>{self.link[1]} carries data {share:.0f} % of the time"
+
+
+def price(schedule: Schedule, size_bytes: float, network: Network, *, segment_bytes: int = SEGMENT_BYTES) -> Price:
+    """Return what an all-reduce (or any collective) of one size takes.
+
+    Args:
+        schedule: Without switches, of as many ranks as the network has vertices.
+        size_bytes: Of the tensor.
+        network: The links.
+        segment_bytes: What one message carries at most.
+
+    Raises:
+        UsageError: The schedule and the network do not fit together.
+    """
+    return price_sizes(schedule, [size_bytes], network, segment_bytes=segment_bytes)[0]
+
+
+def price_sizes(
+    schedule: Schedule, sizes: Sequence[float], network: Network, *, segment_bytes: int = SEGMENT_BYTES
+) -> list[Price]:
+    """Return what a schedule takes for each of several sizes; one replay prices all. Arguments as for `price`."""
+    if schedule.switches or schedule.ranks != network.size:
+        raise UsageError(
+            f"{schedule.name} of {schedule.ranks} ranks and {schedule.switches} switches cannot be priced on a network "
+            f"of {network.size} vertices"
+        )
+    clock = replay(schedule, np.array([*sizes, 0.0]), network, segment_bytes=segment_bytes)
+    return [_price(clock, at, network.size) for at in range(len(sizes))]
+
+
+def _price(clock: Clock, at: int, n: int) -> Price:
+    advance, busy = clock.advance[:, at], clock.busy[:, at]
+    if not len(advance):
+        return Price(0.0, 0.0, -1, 0.0, None, 0.0)
+    slowest, link = int(advance.argmax()), int(busy.argmax())
+    return Price(
+        float(clock.seconds[at]),
+        float(clock.seconds[-1]),
+        slowest,
+        float(advance[slowest]),
+        (link // n, link % n),
+        float(busy[link]),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Cluster:
+    """What all-reduces between hosts depend on.
+
+    Args:
+        between: The hosts' links.
+        hosts: The ranks of each host.
+        local_s: What passing a tensor through shared memory takes at least, seconds (adding up and sharing).
+        local_seconds_per_byte: What it takes per byte more.
+        inside: (latency in seconds, seconds per byte) of a *message* between two ranks of one host.
+        segment_bytes: What one message carries at most.
+        block_bytes: `native` goes over hosts in blocks of this size.
+        wire_share: Bytes of a message of ours per byte of tensor; less than 1 with a narrow wire dtype. `native` always
+            sends all.
+        machines: The machine that each host's processes run on, by host; hosts that share one (containers, network
+            namespaces) share its cores. Empty: each host is a machine.
+        cores: Cores that the processes of each host may use, by host; empty: enough.
+    """
+
+    between: Network
+    hosts: tuple[tuple[int, ...], ...]
+    local_s: float = 0.0
+    local_seconds_per_byte: float = 0.0
+    inside: tuple[float, float] = (5e-5, 5e-10)
+    segment_bytes: int = SEGMENT_BYTES
+    block_bytes: int = BLOCK_BYTES
+    wire_share: float = 1.0
+    machines: tuple[int, ...] = ()
+    cores: tuple[int, ...] = ()
+
+    @cached_property
+    def ranks(self) -> Network:
+        """The network of all ranks."""
+        return self.between.expanded(self.hosts, *self.inside)
+
+    def crowding(self, over: str) -> float:
+        """Return how many processes share a core where most do, of those that exchange messages; at least 1.
+
+        Args:
+            over: `ranks`, `hosts` or `leaders`.
+        """
+        if not self.cores:
+            return 1.0
+        talkers = [len(ranks) if over == "ranks" else self.lanes if over == "hosts" else 1 for ranks in self.hosts]
+        machines = self.machines or tuple(range(len(talkers)))
+        together = np.bincount(machines, weights=talkers)[list(machines)]
+        return max(1.0, float((together / self.cores).max()))
+
+    @property
+    def lanes(self) -> int:
+        """How many ranks of every host carry a slice."""
+        return min(map(len, self.hosts))
+
+    @property
+    def shared(self) -> bool:
+        """Whether some host has several ranks."""
+        return max(map(len, self.hosts)) > 1
+
+
+def price_choice(choice: Choice, sizes: Sequence[int], cluster: Cluster) -> list[Price]:
+    """Return what an all-reduce by a choice takes for each of several sizes, in bytes.
+
+    Links were timed while one rank per host talked. Where more do than there are cores, every message waits for its
+    turn on a core, at its sender and its receiver, in proportion (`Cluster.crowding`).
+
+    Between hosts the lanes together send what one carrier would: 1/lanes of the bytes each, on one link. `native` is
+    priced as a ring, which is what Gloo runs; its real share is measured anyway.
+
+    Raises:
+        UsageError: The choice needs a switch, or an order of other vertices.
+    """
+    share, native = cluster.wire_share, choice.algorithm == NATIVE
+    if native:
+        choice, share = Choice("ring", choice.over), 1.0
+    segment = cluster.segment_bytes
+    network = _as_felt(cluster.ranks if choice.over == "ranks" else cluster.between, share, choice.over, cluster)
+    schedule = choice.schedule(network.size)
+    if choice.over == "ranks":
+        return price_sizes(schedule, [size * share for size in sizes], network, segment_bytes=segment)
+    segment *= cluster.lanes if choice.over == "hosts" else 1
+    whole = not native
+    blocks = [size if whole else min(size, cluster.block_bytes) for size in sizes]
+    prices = price_sizes(schedule, [block * share for block in blocks], network, segment_bytes=segment)
+    inside = [_local(cluster, block) for block in blocks]
+    if whole:
+        return [
+            _streamed(one, _local(cluster, min(size, max(size // PIECES, segment))), here, size >= 2 * segment)
+            for one, here, size in zip(prices, inside, sizes, strict=True)
+        ]
+    return [
+        _in_blocks(one, max(size / max(block, 1), 1.0), here)
+        for one, size, block, here in zip(prices, sizes, blocks, inside, strict=True)
+    ]
+
+
+def _local(cluster: Cluster, size: float) -> float:
+    """Return what adding up and sharing a part of a tensor inside the hosts takes, seconds."""
+    return cluster.local_s + cluster.local_seconds_per_byte * size if cluster.shared else 0.0
+
+
+def _as_felt(network: Network, share: float, over: str, cluster: Cluster) -> Network:
+    """Return the network as messages of a choice find it: more of them per core, and narrow while elements are not."""
+    crowding = cluster.crowding(over) / cluster.crowding("leaders")  # the links were timed by leaders alone
+    reduce, overhead_s = network.reduce / share, network.overhead_s
+    if crowding > 1.0:
+        overhead_s = crowding * max(overhead_s, LEAST_OVERHEAD_S)
+    if (reduce, overhead_s) == (network.reduce, network.overhead_s):
+        return network
+    return replace(network, reduce=reduce, overhead_s=overhead_s)
+
+
+def _streamed(one: Price, piece_s: float, local_s: float, large: bool) -> Price:
+    """Return the price of a tensor that passes through shared memory, large ones piece by piece beside the messages."""
+    seconds = piece_s + max(one.seconds, local_s) if large else one.seconds + local_s
+    return replace(one, seconds=seconds, latency_s=one.latency_s + piece_s)
+
+
+def _in_blocks(one: Price, blocks: float, local_s: float) -> Price:
+    """Return the price of several blocks, each passed through shared memory while another is between hosts."""
+    seconds = local_s + one.seconds + (blocks - 1) * max(local_s, one.seconds)
+    return Price(
+        seconds, blocks * one.latency_s + local_s, one.round, blocks * one.round_s, one.link, blocks * one.link_s
+    )
+
+
+__all__ = ["Cluster", "Network", "Price", "price", "price_choice", "price_sizes"]

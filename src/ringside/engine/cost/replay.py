@@ -1,0 +1,240 @@
+"""A schedule replayed as a max-plus clock: when every chunk is where, given a network. Vectorised over sizes.
+
+What is replayed is what `ringside.engine.net.exchange.exchange` does, and no more:
+
+-   A vertex takes the messages of a round before those of the next; it sends a chunk as soon as it has it, whatever
+    round that belongs to.
+-   A chunk travels in segments: its first one may be on its next way before its last has come.
+-   A link carries one message after the other; messages that share a site's interface share its rate.
+
+All times are arrays [..., sizes], so that one replay prices a whole ladder of sizes.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringside.engine.cost.network import Floats, Network
+from ringside.schedule import Schedule
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One round, ready for the replay; arrays are [transfers].
+
+    Args:
+        src: Sender.
+        dst: Receiver.
+        reads: The cell (vertex * chunks + chunk) that is sent.
+        writes: The cell that it goes into.
+        reduces: 1.0 where it is added, 0.0 where it overwrites.
+        sent: How many messages its sender sent before it in this round, plus one.
+        arrivals: Messages that each vertex takes in this round, [vertices].
+        folds: Those of them that are added up, [vertices].
+        distinct: Whether every vertex sends and receives at most one message, so that no two meet.
+    """
+
+    src: Ints
+    dst: Ints
+    reads: Ints
+    writes: Ints
+    reduces: Floats
+    sent: Floats
+    arrivals: Floats
+    folds: Floats
+    distinct: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Traffic:
+    """How the messages of a round share links and interfaces of given sites; arrays are [transfers].
+
+    Args:
+        link: The link between sites, a number.
+        place: Its place among the messages of the round on that link, from 0.
+        out: Messages of the round that leave its sender's site.
+        into: Messages of the round that enter its receiver's site.
+        away: 1.0 where it leaves its site, 0.0 where not.
+    """
+
+    link: Ints
+    place: Floats
+    out: Floats
+    into: Floats
+    away: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Clock:
+    """What a replay ends with.
+
+    Args:
+        seconds: When the last vertex has everything, float64 [sizes].
+        advance: How much each round put that off, float64 [rounds, sizes].
+        busy: How long the messages of each link take by themselves, float64 [links, sizes]; link src * ranks + dst, and
+            of a schedule replayed by symmetry those of rank 0.
+    """
+
+    seconds: Floats
+    advance: Floats
+    busy: Floats
+
+
+def replay(schedule: Schedule, sizes: Floats, network: Network, *, segment_bytes: float) -> Clock:
+    """Replay a schedule for several sizes at once.
+
+    Args:
+        schedule: Any without switches, of as many ranks as the network has vertices.
+        sizes: Bytes, float64 [sizes].
+        network: Of its ranks.
+        segment_bytes: What a message carries at most.
+    """
+    folded = schedule.rotational and network.even
+    chunk = sizes / schedule.chunks
+    state = _State(1 if folded else schedule.ranks, schedule.chunks, chunk, np.minimum(chunk, segment_bytes), network)
+    for k, step in enumerate(steps(schedule, folded)):
+        state.take(k, step, traffic(schedule, k, folded, _signature(network)))
+    return Clock(state.clock.max(axis=0), np.array(state.advance).reshape(-1, len(sizes)), state.busy)
+
+
+class _State:
+    def __init__(self, vertices: int, chunks: int, chunk: Floats, segment: Floats, network: Network) -> None:
+        self.network, self.chunk, self.segment = network, chunk, segment
+        self.rest = 1.0 - np.divide(segment, chunk, out=np.ones_like(chunk), where=chunk > 0)
+        self.messages = np.maximum(np.ceil(chunk / np.maximum(segment, 1.0)), 1.0)
+        width = len(chunk)
+        links = network.size**2 if vertices > 1 else network.size
+        self.head, self.tail = np.zeros((vertices * chunks, width)), np.zeros((vertices * chunks, width))
+        self.clock = np.zeros((vertices, width))
+        self.free, self.busy = np.zeros((links, width)), np.zeros((links, width))
+        self.out, self.into = np.zeros((network.size, width)), np.zeros((network.size, width))
+        self.advance: list[Floats] = []
+
+    def take(self, k: int, step: Step, way: Traffic) -> None:
+        before = self.clock.max(axis=0)
+        network = self.network
+        offset = (step.dst if len(self.clock) > 1 else way.link) % network.size
+        per_byte = network.seconds_per_byte[step.src, offset][:, None]
+        latency = network.latency_s[step.src, offset][:, None]
+        overhead = network.overhead_s * self.messages
+        head, tail = self.head[step.reads], self.tail[step.reads]
+        start = np.maximum(head + step.sent[:, None] * overhead, self.free[way.link])
+        took = per_byte * self.chunk
+        begun, start = start, start + way.place[:, None] * took
+        done = np.maximum(start + took, tail + per_byte * self.segment)
+        np.maximum.at(self.free, way.link, done)
+        np.add.at(self.busy, way.link, took)
+        done = self._shared(step, way, begun, done)
+        first = done - (done - start) * self.rest  # its first segment
+        self._fold(step, first + latency, done + latency)
+        self.advance.append(self.clock.max(axis=0) - before)
+
+    def _shared(self, step: Step, way: Traffic, start: Floats, done: Floats) -> Floats:
+        """Hold back what the interfaces of its sites cannot carry in time."""
+        network = self.network
+        for per_byte, free, vertex, count in (
+            (network.out, self.out, step.src, way.out),
+            (network.into, self.into, step.dst, way.into),
+        ):
+            if per_byte is None:
+                continue
+            at = network.sites[vertex] if len(self.clock) > 1 else np.zeros_like(vertex)
+            took = (per_byte[at] * count)[:, None] * self.chunk
+            through = (np.maximum(start, free[at]) + took) * way.away[:, None]
+            np.maximum.at(free, at, through)
+            done = np.maximum(done, through)
+        return done
+
+    def _fold(self, step: Step, head: Floats, tail: Floats) -> None:
+        """Let the receivers take what has arrived."""
+        network = self.network
+        clock = self.clock[step.dst]
+        work = (network.reduce * step.reduces)[:, None] * self.segment + network.overhead_s
+        head, tail = np.maximum(head, clock) + work, np.maximum(tail, clock) + work
+        if step.distinct:
+            self.head[step.writes], self.tail[step.writes] = head, tail
+        else:
+            np.maximum.at(self.head, step.writes, head)
+            np.maximum.at(self.tail, step.writes, tail)
+        self.clock += (network.reduce * step.folds)[:, None] * self.chunk
+        self.clock += (network.overhead_s * step.arrivals)[:, None] * self.messages
+        np.maximum.at(self.clock, step.dst, tail)
+
+
+@functools.lru_cache(maxsize=256)
+def _kept(schedule: Schedule, folded: bool) -> tuple[Step, ...]:
+    return tuple(_step(schedule, k, folded) for k in range(schedule.rounds))
+
+
+def steps(schedule: Schedule, folded: bool) -> tuple[Step, ...] | map[Step]:
+    """Return the rounds of a schedule, those of small ones made only once; `folded`: one vertex's share of each."""
+    if schedule.rounds * (1 if folded else schedule.ranks) <= 1 << 13:
+        return _kept(schedule, folded)
+    return map(functools.partial(_step, schedule, folded=folded), range(schedule.rounds))
+
+
+@functools.lru_cache(maxsize=256)  # a round's step and its traffic are made one soon after the other
+def _transfers(schedule: Schedule, k: int, folded: bool) -> tuple[Ints, Ints, Ints, Floats]:
+    """Return (src, dst, chunk, 1.0 where it is added) of a round."""
+    step = schedule.representatives(k) if folded else schedule.round(k)
+    src, dst, chunk = (array.astype(np.int64) for array in (step.src, step.dst, step.chunk))
+    return src, dst, chunk, step.reduce.astype(np.float64)
+
+
+def _step(schedule: Schedule, k: int, folded: bool) -> Step:
+    n, chunks = schedule.ranks, schedule.chunks
+    src, dst, chunk, reduces = _transfers(schedule, k, folded)
+    if folded:  # rank 0 sends chunk c to rank d, so rank 0 gets the chunk that is c seen from rank d
+        turned = (chunk - dst * (chunks // n)) % chunks
+        src, dst, reads, writes, vertices = np.zeros_like(src), np.zeros_like(dst), chunk, turned, 1
+    else:
+        reads, writes, vertices = src * chunks + chunk, dst * chunks + chunk, n
+    return Step(
+        src,
+        dst,
+        reads,
+        writes,
+        reduces,
+        places(src) + 1.0,
+        np.bincount(dst, minlength=vertices).astype(np.float64),
+        np.bincount(dst, weights=reduces, minlength=vertices).astype(np.float64),
+        len(np.unique(writes)) == len(writes),
+    )
+
+
+@functools.lru_cache(maxsize=1 << 13)
+def traffic(schedule: Schedule, k: int, folded: bool, sites: tuple[int, ...] | None) -> Traffic:
+    """Return how the messages of round k share links and interfaces; `sites`: of each vertex, None: its own."""
+    src, dst, _, _ = _transfers(schedule, k, folded)
+    n = schedule.ranks
+    if folded:
+        ones = np.full(len(src), float(len(src)))
+        return Traffic(dst, places(dst), ones, ones, np.ones(len(src)))
+    site = np.arange(n) if sites is None else np.array(sites, dtype=np.int64)
+    a, b = site[src], site[dst]
+    away = (a != b) if sites is not None else np.ones(len(src), dtype=np.bool_)
+    first = np.unique(site, return_index=True)[1]  # a site's first vertex stands for all of them
+    link = np.where(away, first[a] * n + first[b], src * n + dst)
+    out, into = (np.bincount(side[away], minlength=n).astype(np.float64)[side] for side in (a, b))
+    return Traffic(link, places(link), out, into, away.astype(np.float64))
+
+
+def places(keys: Ints) -> Floats:
+    """Return for each element how many equal ones come before it, float64."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    first = np.concatenate([[True], ordered[1:] != ordered[:-1]]) if len(keys) else np.zeros(0, dtype=np.bool_)
+    at = np.arange(len(keys))
+    result = np.empty(len(keys), dtype=np.float64)
+    result[order] = at - np.maximum.accumulate(np.where(first, at, 0)) if len(keys) else 0.0
+    return result
+
+
+def _signature(network: Network) -> tuple[int, ...] | None:
+    return None if network.site is None else tuple(network.sites.tolist())

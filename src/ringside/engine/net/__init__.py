@@ -1,0 +1,1 @@
+"""engine/net/__init__.py"""

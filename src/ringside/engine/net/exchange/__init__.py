@@ -1,0 +1,1 @@
+"""engine/net/exchange/__init__.py"""

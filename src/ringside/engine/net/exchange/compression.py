@@ -1,0 +1,89 @@
+"""How f32 elements travel when half of the bits shall do: rounded to bfloat16 or float16 by the sender, in place.
+
+Whatever a rank sends it first rounds in its own memory too, so that sender and receiver go on with the same value; at
+the end every rank rounds its result once more (which changes nothing where it was sent or received). So all ranks still
+end with identical bits. Each value is rounded once per round in which a partial sum of it is sent: with unit roundoff u
+(2⁻⁸ for bfloat16, 2⁻¹¹ for float16) and k such rounds the result differs from the f32 sum by at most about
+(k+1)·u·Σ|x|; float16 overflows to infinity beyond 65504.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ringside import _core
+from ringside.engine.buffers import address_of
+from ringside.engine.transports.base import Bytes
+from ringside.errors import UsageError
+
+WireDtype = Literal["bfloat16", "float16"]
+
+_native: Any = _core.native() if _core.available() else None
+
+
+@dataclass(frozen=True)
+class Wire:
+    """Rounds f32 elements for the wire and back.
+
+    Args:
+        dtype: `bfloat16` or `float16`.
+    """
+
+    dtype: WireDtype
+    item_bytes: int = 2
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("bfloat16", "float16"):
+            raise UsageError(f"gradients cannot travel as {self.dtype!r}; there are bfloat16 and float16")
+
+    def narrow(self, data: Bytes) -> Bytes:
+        """Return f32 elements (as bytes) in the wire's dtype, and round them where they lie."""
+        if _native is not None:
+            half = np.empty(len(data) // 2, dtype=np.uint8)
+            _native.narrow(
+                address_of(data), address_of(half), len(data) // 4, self.dtype == "bfloat16", address_of(data)
+            )
+            return half
+        return self.narrow_by_numpy(data)
+
+    def narrow_by_numpy(self, data: Bytes) -> Bytes:
+        """Do what `narrow` does, without the native core."""
+        wide = data.view(np.float32)
+        if self.dtype == "float16":
+            with np.errstate(over="ignore"):
+                rounded = wide.astype(np.float16)
+            wide[:] = rounded
+            return rounded.view(np.uint8)
+        bits = wide.view(np.uint32)
+        odd = (bits >> 16) & 1
+        odd += 0x7FFF
+        odd += bits
+        nan = np.isnan(wide)
+        half16 = (odd >> 16).astype(np.uint16)
+        if nan.any():
+            half16[nan] = 0x7FC0
+        np.left_shift(half16, 16, out=bits, dtype=np.uint32)
+        return half16.view(np.uint8)
+
+    def widen(self, data: Bytes) -> Bytes:
+        """Return what arrived as f32 elements (as bytes)."""
+        if _native is not None:
+            wide = np.empty(2 * len(data), dtype=np.uint8)
+            _native.widen(address_of(data), address_of(wide), len(data) // 2, self.dtype == "bfloat16")
+            return wide
+        return self.widen_by_numpy(data)
+
+    def widen_by_numpy(self, data: Bytes) -> Bytes:
+        """Do what `widen` does, without the native core."""
+        if self.dtype == "float16":
+            return data.view(np.float16).astype(np.float32).view(np.uint8)
+        bits = data.view(np.uint16).astype(np.uint32)
+        bits <<= 16
+        return bits.view(np.uint8)
+
+    def round(self, data: Bytes) -> None:
+        """Round f32 elements (as bytes) where they lie."""
+        self.narrow(data)

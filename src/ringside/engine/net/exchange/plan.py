@@ -1,0 +1,214 @@
+"""Compile a schedule into what one vertex sends and receives, for transports that carry messages.
+
+The interpreter (`ringside.engine.net.exchange.exchange`) walks the rounds in order and waits for messages only where it
+uses them. What both ends of a link must agree on is the order of its messages: round by round, in a round segment by
+segment, in a segment by the chunks' first appearance among the receiver's. The compiler also works out which receives a
+message has to wait for: the last one before it that writes its chunk.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import zlib
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ringside.schedule import Round, Schedule
+
+
+class Receive(NamedTuple):
+    """What arrives for one chunk in one round.
+
+    Args:
+        chunk: Where it goes.
+        overwrite: It replaces the chunk (one source), instead of being reduced into it.
+        sources: Senders, ascending.
+    """
+
+    chunk: int
+    overwrite: bool
+    sources: tuple[int, ...]
+
+
+class Send(NamedTuple):
+    """One chunk on its way to one vertex.
+
+    Args:
+        dst: The receiver.
+        chunk: What is sent.
+        after: Index of the receive that it waits for (in order of all receives of this vertex); -1: none.
+        round: Its round.
+    """
+
+    dst: int
+    chunk: int
+    after: int
+    round: int
+
+
+@dataclass(frozen=True, eq=False)
+class MessagePlan:
+    """One vertex's part of a schedule.
+
+    Args:
+        name: The schedule's name.
+        ranks: Number of ranks that contribute; this vertex is a switch if its number is not below.
+        chunks: Parts of the tensor.
+        hash: Identifies the schedule; ranks compare it.
+        rounds: For every round, what is received, in order of first appearance.
+        links: By receiver, what is sent to it, in order.
+        sources: Who sends anything to this vertex, ascending.
+        whole_folds: Every reduction into a chunk adds up the contributions of all ranks at once.
+        dependents: By index of a receive, the receivers to whom something can be sent after it.
+        finals: Indices of the receives after which a chunk has its last content here.
+        schedule: What it is a part of.
+        finished: What is copied at the very end was at its sender's end already: whoever adds up last may divide.
+    """
+
+    name: str
+    ranks: int
+    chunks: int
+    hash: int
+    rounds: tuple[tuple[Receive, ...], ...]
+    links: dict[int, tuple[Send, ...]]
+    sources: tuple[int, ...]
+    whole_folds: bool
+    dependents: tuple[tuple[int, ...], ...]
+    finals: frozenset[int]
+    schedule: Schedule
+    finished: bool
+
+    @property
+    def switches(self) -> int:
+        """Number of switches of the schedule."""
+        return self.schedule.switches
+
+    @functools.cached_property
+    def outgoing(self) -> dict[int, tuple[tuple[Send, ...], ...]]:
+        """By receiver, what is sent to it, round by round."""
+        return {
+            dst: tuple(tuple(group) for _, group in itertools.groupby(sends, key=lambda send: send.round))
+            for dst, sends in self.links.items()
+        }
+
+    @functools.cached_property
+    def incoming(self) -> tuple[dict[int, tuple[int, ...]], ...]:
+        """By round and sender, the chunks that come from it, in order, where there are several."""
+        found: list[dict[int, tuple[int, ...]]] = []
+        for receives in self.rounds:
+            chunks: defaultdict[int, list[int]] = defaultdict(list)
+            for receive in receives:
+                for src in receive.sources:
+                    chunks[src].append(receive.chunk)
+            found.append({src: tuple(several) for src, several in chunks.items() if len(several) > 1})
+        return tuple(found)
+
+    @functools.cached_property
+    def receives(self) -> dict[tuple[int, int], int]:
+        """Index of a receive, by (round, chunk)."""
+        parts = ((k, receive.chunk) for k, receives in enumerate(self.rounds) for receive in receives)
+        return {part: index for index, part in enumerate(parts)}
+
+
+@functools.lru_cache(maxsize=256)
+def plan_messages(schedule: Schedule, vertex: int) -> MessagePlan:
+    """Return the part of `vertex` in a verified schedule; the same schedule is compiled only once."""
+    rounds: list[tuple[Receive, ...]] = []
+    links: dict[int, list[Send]] = defaultdict(list)
+    dependents: list[set[int]] = []
+    written: dict[int, int] = {}
+    whole = True
+    checksum = zlib.crc32(f"{schedule.name}/{schedule.ranks}/{schedule.chunks}".encode())
+    for k in range(schedule.rounds):
+        step = schedule.round(k)
+        for array in (step.src, step.dst, step.chunk, step.reduce):
+            checksum = zlib.crc32(np.ascontiguousarray(array).tobytes(), checksum)
+        whole = whole and _folds_all(step, schedule)
+        for dst, chunk in _outgoing(step, vertex):
+            after = written.get(chunk, -1)
+            links[dst].append(Send(dst, chunk, after, k))
+            if after >= 0:
+                dependents[after].add(dst)
+        receives = _incoming(step, vertex)
+        for receive in receives:
+            written[receive.chunk] = len(dependents)
+            dependents.append(set())
+        rounds.append(receives)
+    return MessagePlan(
+        schedule.name,
+        schedule.ranks,
+        schedule.chunks,
+        checksum,
+        tuple(rounds),
+        {dst: tuple(sends) for dst, sends in links.items()},
+        tuple(sorted({src for receives in rounds for receive in receives for src in receive.sources})),
+        whole,
+        tuple(tuple(sorted(dsts)) for dsts in dependents),
+        frozenset(written.values()),
+        schedule,
+        _finished(schedule),
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _finished(schedule: Schedule) -> bool:
+    """Tell whether every copy that a chunk ends with was sent after its sender's own last write of that chunk."""
+    last = np.full((schedule.vertices, schedule.chunks), -1)
+    for k in range(schedule.rounds):
+        step = schedule.round(k)
+        last[step.dst, step.chunk] = k
+    for k in range(schedule.rounds):
+        copies = schedule.round(k).where(~schedule.round(k).reduce)
+        ends = last[copies.dst, copies.chunk] == k
+        if (last[copies.src, copies.chunk][ends] >= k).any():
+            return False
+    return True
+
+
+def _folds_all(step: Round, schedule: Schedule) -> bool:
+    """Tell whether whoever reduces in a round has all ranks' contributions then (a switch none of its own)."""
+    adds = step.where(step.reduce)
+    target, counts = np.unique(adds.dst.astype(np.int64) * schedule.chunks + adds.chunk, return_counts=True)
+    everybody = np.where(target // schedule.chunks < schedule.ranks, schedule.ranks - 1, schedule.ranks)
+    return bool((counts == everybody).all())
+
+
+def _incoming(step: Round, vertex: int) -> tuple[Receive, ...]:
+    return tuple(
+        Receive(chunk, overwrite, tuple(sorted(sources)))
+        for chunk, (overwrite, sources) in _by_chunk(step, vertex).items()
+    )
+
+
+def _by_chunk(step: Round, vertex: int) -> dict[int, tuple[bool, list[int]]]:
+    """Return what arrives at a vertex, by chunk, in order of first appearance."""
+    found: dict[int, tuple[bool, list[int]]] = {}
+    mine = step.dst == vertex
+    rows = zip(
+        step.src[mine].tolist(),
+        step.chunk[mine].tolist(),
+        step.reduce[mine].tolist(),
+        strict=True,
+    )
+    for src, chunk, reduce in rows:
+        found.setdefault(chunk, (not reduce, []))[1].append(src)
+    return found
+
+
+def _outgoing(step: Round, vertex: int) -> list[tuple[int, int]]:
+    """Return what a vertex sends, (dst, chunk), per receiver in the order in which that one takes chunks."""
+    mine = step.src == vertex
+    sent = list(zip(step.dst[mine].tolist(), step.chunk[mine].tolist(), strict=True))
+    per_receiver: dict[int, int] = defaultdict(int)
+    for dst, _ in sent:
+        per_receiver[dst] += 1
+    order: dict[tuple[int, int], int] = {}
+    for dst, count in per_receiver.items():
+        if count > 1:
+            for place, chunk in enumerate(_by_chunk(step, dst)):
+                order[dst, chunk] = place
+    return sorted(sent, key=lambda pair: order.get(pair, 0))

@@ -1,0 +1,104 @@
+"""What vertices tell each other of a collective before its first element: who called what."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import NamedTuple
+
+from ringside.engine.dtypes import DTYPES, OPS
+from ringside.engine.request import KINDS
+from ringside.engine.transports.base import Bytes
+
+OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16 = 1, 2, 4, 8
+_HEADER = struct.Struct("<QIIQdIBBBB")  # seq, plan, segment, then a Call: elements, extra, tag, kind, dtype, op, flags
+
+
+class Call(NamedTuple):
+    """What a rank called, as its peers are told.
+
+    Args:
+        kind: Code of the collective.
+        dtype: Code of the element type.
+        op: Code of the reduction.
+        elements: Elements of the tensor.
+        extra: A number that must be equal, such as the root or the scale.
+        tag: Hash of whatever else must be equal, such as bounds.
+        flags: How it is carried out, where a vertex that was not called itself must know: `OWN_SCALE`, `WHOLE_FOLD`,
+            `WIRE_BFLOAT16`, `WIRE_FLOAT16`.
+    """
+
+    kind: int
+    dtype: int
+    op: int
+    elements: int
+    extra: float = 0.0
+    tag: int = 0
+    flags: int = 0
+
+    def __str__(self) -> str:
+        name = KINDS[self.kind] if self.kind < len(KINDS) else f"collective {self.kind}"
+        extra = "" if self.extra in (0.0, 1.0) or math.isnan(self.extra) else f", {self.extra:g}"
+        extra += f", of hash {self.tag:08x}" if self.tag else ""
+        extra += ", weighted" if self.flags & OWN_SCALE else ""
+        extra += ", as bfloat16" if self.flags & WIRE_BFLOAT16 else ", as float16" if self.flags & WIRE_FLOAT16 else ""
+        op = f"{OPS[self.op]}, " if "reduce" in name else ""
+        return f"{name}({op}{DTYPES[self.dtype]}, {self.elements} elements{extra})"
+
+
+class Doing(NamedTuple):
+    """What a rank is about, as the others are told when something goes wrong.
+
+    Args:
+        call: What it called.
+        way: How that is carried out.
+    """
+
+    call: Call
+    way: str
+
+    def __str__(self) -> str:
+        return f"{self.call} by {self.way}"
+
+
+class Header(NamedTuple):
+    """What the first message of a link in each collective begins with; equal at both ends, or they disagree.
+
+    Args:
+        seq: Number of the collective on this link.
+        plan: Hash of the schedule.
+        segment: Bytes of a tensor that one message carries at most.
+        call: What was called.
+    """
+
+    seq: int
+    plan: int
+    segment: int
+    call: Call
+
+    def write(self, message: Bytes) -> None:
+        """Put it at the beginning of a message."""
+        call = self.call
+        fields = (call.elements, call.extra, call.tag, call.kind, call.dtype, call.op, call.flags)
+        _HEADER.pack_into(message.data, 0, self.seq, self.plan, self.segment, *fields)
+
+    @staticmethod
+    def read(message: Bytes) -> Header:
+        """Return the header that a message begins with."""
+        seq, plan, segment, elements, extra, tag, *codes = _HEADER.unpack_from(message.data)
+        kind, dtype, op, flags = codes
+        return Header(seq, plan, segment, Call(kind, dtype, op, elements, extra, tag, flags))
+
+
+class Disagreement(Exception):
+    """A peer called something else.
+
+    Args:
+        peer: The vertex.
+        theirs: What it said.
+        ours: What this vertex says.
+    """
+
+    def __init__(self, peer: int, theirs: Header, ours: Header) -> None:
+        super().__init__(f"vertex {peer} called {theirs}, this one {ours}")
+        self.peer, self.theirs, self.ours = peer, theirs, ours

@@ -1,0 +1,195 @@
+"""What is to be done to the elements of a tensor, and one rank's part in it between hosts."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringside import _core
+from ringside._core import numpy_kernels as twins
+from ringside.engine.algorithm import NATIVE, Choice
+from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OP_CODES, OPS
+from ringside.engine.net.exchange.compression import Wire
+from ringside.engine.net.exchange.plan import MessagePlan, plan_messages
+from ringside.engine.net.exchange.run import Fold
+from ringside.engine.net.exchange.signature import OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16, Call
+from ringside.engine.net.rank_map import Roster
+from ringside.engine.request import KINDS
+from ringside.engine.shm.memory import Storage
+
+__all__ = ["ALL_REDUCE", "Part", "Reduction", "part_of", "safe_mean", "told_of"]
+
+
+# -------------------------------------------------------------------------------------------------
+# Elementwise reduction of memory by address: the native kernels where they are built, their NumPy twins elsewhere.
+
+_native: Any = _core.native() if _core.available() else None
+SUM, AVG = OP_CODES["sum"], OP_CODES["avg"]
+
+
+def fold(
+    sources: Sequence[int],
+    target: int,
+    elements: int,
+    dtype: int,
+    op: int,
+    *,
+    scale: float = 1.0,
+    scales: Sequence[float] = (),
+    divisor: float = 1.0,
+) -> None:
+    """Fold arrays left to right into one that may be one of them.
+
+    Args:
+        sources: Addresses of the arrays, in order.
+        target: Address of the result.
+        elements: Length of each.
+        dtype: Code of the element type.
+        op: Code of the reduction.
+        scale: Multiplies each contribution first (floating dtypes, sum and avg).
+        scales: One for each source, in place of `scale`.
+        divisor: What avg divides the finished sum by.
+    """
+    if _native is not None:
+        _native.fold(list(sources), [target], elements, dtype, op, scale, divisor, False, "", list(scales))
+        return
+    name = DTYPES[dtype]
+    arrays = [_array(address, elements, dtype) for address in sources]
+    _array(target, elements, dtype)[...] = twins.fold(
+        arrays, name, OPS[op], scale=scale, scales=scales or None, divisor=divisor
+    )
+
+
+def folder(
+    dtype: int, op: int, *, scale: float = 1.0, scales: Sequence[float] = (), divisor: float = 1.0
+) -> Callable[[Sequence[int], int, int], None]:
+    """Return `fold` for one dtype and reduction; without a divisor an average is only summed."""
+    step = SUM if op == AVG and divisor == 1.0 else op
+
+    def run(sources: Sequence[int], target: int, elements: int) -> None:
+        fold(sources, target, elements, dtype, step, scale=scale, scales=scales, divisor=divisor)
+
+    return run
+
+
+def memory(address: int, size_bytes: int) -> NDArray[np.uint8]:
+    """Return the bytes at an address as a writable array; it does not keep them alive."""
+    if size_bytes == 0:
+        return np.empty(0, dtype=np.uint8)
+    raw: Any = (ctypes.c_uint8 * size_bytes).from_address(address)
+    array: NDArray[np.uint8] = np.frombuffer(raw, dtype=np.uint8)
+    return array
+
+
+def _array(address: int, elements: int, dtype: int) -> NDArray[Any]:
+    name = DTYPES[dtype]
+    return memory(address, elements * ITEM_BYTES[dtype]).view(twins.STORED_AS.get(name, np.dtype(name)))
+
+
+ALL_REDUCE = KINDS.index("all_reduce")
+_HALVES = (DTYPES.index("float16"), DTYPES.index("bfloat16"))
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """What is to be done to the elements.
+
+    Args:
+        dtype: Code of the element type.
+        op: Code of the reduction.
+        scale: Multiplies this rank's contribution first.
+        scales: All ranks' scales, by rank, where they may differ; empty: all have `scale`.
+        divisor: What avg divides the sum by; 0: the number of ranks.
+        wire: How float32 elements travel between ranks; None: as they are.
+        storage: The shareable storage the tensor lies in, if the host's ranks may not have mapped it yet.
+    """
+
+    dtype: int
+    op: int
+    scale: float = 1.0
+    scales: tuple[float, ...] = ()
+    divisor: float = 0.0
+    wire: Wire | None = None
+    storage: Storage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one rank does between hosts, worked out from a choice.
+
+    Args:
+        plan: Its part of the schedule; None: it calls the group's own all-reduce.
+        what: The reduction, an average of halves as a sum of shares.
+        call: What peers are told.
+        fold: The reduction of what arrives.
+        last_fold: The same, after which a chunk is complete.
+        first: Multiplies the elements before anything is sent; 1.0: nothing does.
+        divisor: What the elements are divided by at the very end; 0.0: by nothing.
+    """
+
+    plan: MessagePlan | None
+    what: Reduction
+    call: Call
+    fold: Fold
+    last_fold: Fold
+    first: float = 1.0
+    divisor: float = 0.0
+
+    @property
+    def native_op(self) -> int:
+        """The reduction that the group's own all-reduce does."""
+        return SUM if self.what.op == AVG else self.what.op
+
+
+def part_of(choice: Choice, members: Sequence[int] | None, what: Reduction, call: Call, roster: Roster) -> Part:
+    """Return this rank's part in a reduction over all ranks, or over one of every host.
+
+    Args:
+        choice: How.
+        members: One rank per host; None: all ranks, host borders ignored.
+        what: The reduction.
+        call: What was called.
+        roster: Who is where.
+    """
+    plan = None
+    if choice.algorithm != NATIVE:
+        vertices, me = (roster.size, roster.rank) if members is None else (len(members), roster.host)
+        plan = plan_messages(choice.schedule(vertices), me)
+    # A plan that adds up all contributions in one fold scales and divides in it, so that nothing is rounded twice.
+    whole = plan is not None and plan.whole_folds and what.wire is None and not (what.scales and plan.switches)
+    if not whole:
+        what = safe_mean(what, roster.size)
+    divisor = what.divisor or roster.size
+    if plan is not None and plan.switches:  # the reducer does what it is told, which may be less than was called
+        call = call._replace(op=what.op, extra=what.scale if whole else 1.0)
+    if whole:
+        all_at_once = folder(what.dtype, what.op, scale=what.scale, scales=what.scales, divisor=divisor)
+        return Part(plan, what, call._replace(flags=call.flags | WHOLE_FOLD), all_at_once, all_at_once)
+    fold_by = last = folder(what.dtype, what.op)
+    if what.op == AVG and plan is not None and plan.finished and not plan.switches:
+        last = folder(what.dtype, AVG, divisor=divisor)
+    left = divisor if what.op == AVG and last is fold_by else 0.0
+    return Part(plan, what, call, fold_by, last, what.scale, left)
+
+
+def told_of(what: Reduction, elements: int) -> Call:
+    """Return what peers are told of an all-reduce; scales that may differ are not compared."""
+    flags = OWN_SCALE if what.scales else 0
+    if what.wire is not None:
+        flags |= WIRE_BFLOAT16 if what.wire.dtype == "bfloat16" else WIRE_FLOAT16
+    return Call(ALL_REDUCE, what.dtype, what.op, elements, 1.0 if what.scales else what.scale, 0, flags)
+
+
+def safe_mean(what: Reduction, size: int) -> Reduction:
+    """Return an average of halves (in memory or on the wire) as a sum of shares, which cannot overflow on its way."""
+    narrow = what.dtype in _HALVES or (what.wire is not None and what.wire.dtype == "float16")
+    if what.op != AVG or not narrow:
+        return what
+    divisor = what.divisor or size
+    scales = tuple(scale / divisor for scale in what.scales)
+    return replace(what, op=SUM, scale=what.scale / divisor, scales=scales)

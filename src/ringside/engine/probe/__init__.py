@@ -1,0 +1,1 @@
+"""engine/probe/__init__.py"""

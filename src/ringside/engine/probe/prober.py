@@ -1,0 +1,454 @@
+"""Times the links between hosts (or ranks): latency, rate, and what a host's links carry together.
+
+A probe is a schedule like any other and runs over the same `Across`: a *ping* goes to and fro between two vertices on
+one message, a *bulk* goes one way in many segments, a *flood* goes from everybody to everybody. Pairs take turns as in
+a round-robin tournament, disjoint pairs at once, so that no link or interface is used twice in one turn. Every rank
+times what it receives on its own clock; the sums of what all have found are the same matrix on all ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringside.engine.algorithm import Choice
+from ringside.engine.buffers import address_of
+from ringside.engine.cost.model import Cluster
+from ringside.engine.cost.network import Floats, Network
+from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OP_CODES
+from ringside.engine.net.exchange.compression import Wire
+from ringside.engine.net.exchange.run import Hop
+from ringside.engine.net.exchange.signature import Call
+from ringside.engine.net.hierarchical import Across, Reduction
+from ringside.engine.net.reduction import fold
+from ringside.engine.probe.links import (
+    SLOW,
+    SlowLink,
+    beside,
+    best_ring_order,
+    doubted,
+    plainly_slow,
+    slow_links,
+    slowest_of_ring,
+    tournament,
+    usual_beside,
+)
+from ringside.engine.probe.schedules import everybody, one_way, probe_schedule, rate_of, rate_together, to_and_fro
+from ringside.engine.settings import usable_cores
+
+__all__ = ["QUICK", "THOROUGH", "Effort", "Probe", "Prober", "without_doubt"]
+
+
+# -------------------------------------------------------------------------------------------------
+# Links that look slow are timed again before anybody is told so, or goes around them.
+
+_LEAST_AGAIN = 3  # turns, however long they take: links so slow are timed for long each time
+
+
+def without_doubt(prober: Prober, upper: Floats, known: Floats) -> Floats:
+    """Time links that look slow again, and return the rates to go by: only what is plainly slow stays so.
+
+    In the first place a link has three timings, on a busy machine one.
+
+    Args:
+        prober: Times links; every rank of the group calls this alike.
+        upper: Bytes per second of each link, as it looked, float64 [n, n].
+        known: A first idea of the same.
+    """
+    suspects = doubted(upper) if prober.effort.again else []
+    if not suspects:
+        return upper
+    n, began = len(prober.vertices), prober.clock()
+    rows = [[link, *beside(link, suspects, n)] for link in suspects]
+    turns: list[list[list[float]]] = []
+    for turn in range(prober.effort.again):
+        if turn >= _LEAST_AGAIN and prober.late(began, prober.effort.again_s):
+            break
+        turns.append([[prober.bulk_rate(link, float(known[link])) for link in row] for row in rows])
+    width = max(map(len, rows))
+    padded = np.array([[row + [0.0] * (width - len(row)) for row in turn] for turn in turns])
+    times = prober.total(padded)
+    sure: Floats = upper.copy()
+    for at, row in enumerate(rows):
+        own, others = times[:, at, 0], times[:, at, 1 : len(row)].ravel()
+        if not plainly_slow(own.tolist(), others.tolist()):
+            sure[row[0]] = max(float(np.percentile(own, 75)), SLOW * usual_beside(upper, row[0]))
+    return sure
+
+
+PROBE = 100  # code of the collective, for messages about ranks that call different things
+PING_BYTES = 64
+_U8, _F32, _F64 = (DTYPES.index(name) for name in ("uint8", "float32", "float64"))
+_SUM, _MAX = OP_CODES["sum"], OP_CODES["max"]
+_SHARE = Choice("recursive_doubling")
+_LOCAL_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How thoroughly links are timed.
+
+    Args:
+        pings: Round trips per pair.
+        bulk_s: How long one bulk should take, seconds.
+        repeats: Bulks per direction; the median counts.
+        most_bytes: Largest bulk.
+        alone: Time every pair once more with nothing else under way.
+        flood: Find out what a vertex's links carry together.
+        again: Turns in which links that look slow are timed again, beside others; 0: what was seen counts.
+        again_s: When these are over on rank 0's clock, a few such turns must do, seconds.
+        budget_s: When this is over on rank 0's clock, what is only there to be more exact is left out, seconds.
+    """
+
+    pings: int = 8
+    bulk_s: float = 0.006
+    repeats: int = 3
+    most_bytes: int = 8 << 20
+    alone: bool = False
+    flood: bool = True
+    again: int = 8
+    again_s: float = 0.4
+    budget_s: float = math.inf
+
+
+QUICK = Effort()
+THOROUGH = Effort(pings=30, bulk_s=0.03, repeats=5, most_bytes=64 << 20, alone=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """What a probe found; equal on all ranks.
+
+    Args:
+        network: The links between the vertices.
+        vertices: The rank that stood for each vertex.
+        upper: Bytes per second of each link, the upper quartile, float64 [n, n]: what else the machine does makes a
+            link look slow now and then, nothing makes a slow one look fast.
+        latency_spread: Of the pings of each pair, (90th - 10th percentile) / median, float64 [n, n].
+        rate_spread: Of the bulks of each link, likewise.
+        alone: Bytes per second of each link with nothing else under way, float64 [n, n]; None: not timed.
+        seconds: What the probe took.
+    """
+
+    network: Network
+    vertices: tuple[int, ...]
+    upper: Floats
+    latency_spread: Floats
+    rate_spread: Floats
+    alone: Floats | None = None
+    seconds: float = 0.0
+
+    @property
+    def rates(self) -> Floats:
+        """Bytes per second of each link, the better one of alone and beside others, float64 [n, n]."""
+        return self.network.rates if self.alone is None else np.maximum(self.network.rates, self.alone)
+
+    @property
+    def usual_rate(self) -> float | None:
+        """Bytes per second of most links, the median; None where there are none."""
+        links = self.rates[~np.eye(len(self.rates), dtype=np.bool_)]
+        return float(np.median(links)) if len(links) else None
+
+    @property
+    def better_order(self) -> tuple[int, ...]:
+        """An order of a ring whose slowest link is at least a tenth faster than as they are; empty if there is none."""
+        order = best_ring_order(self.upper)
+        gain = slowest_of_ring(self.upper, order) / max(slowest_of_ring(self.upper, range(len(order))), 1e-9)
+        return order if gain > 1.1 else ()
+
+    @property
+    def fine(self) -> bool:
+        """Whether no link is slow."""
+        return not self.slow
+
+    @property
+    def slow(self) -> list[SlowLink]:
+        """The slow links, slowest first."""
+        return slow_links(self.upper)
+
+
+@dataclass(eq=False)
+class Prober:
+    """Times links over the messages of an `Across`. Every rank of the group makes one and calls it alike.
+
+    Args:
+        across: The group.
+        vertices: The ranks to time links between; default: the first of every host.
+        effort: How thoroughly.
+        wire: How float32 elements travel in the all-reduces that are timed; None: as they are.
+    """
+
+    across: Across
+    vertices: tuple[int, ...] = ()
+    effort: Effort = QUICK
+    clock: Callable[[], float] = field(default=time.perf_counter)
+    wire: Wire | None = None
+
+    def __post_init__(self) -> None:
+        self.vertices = self.vertices or tuple(ranks[0] for ranks in self.across.roster.hosts)
+        rank = self.across.roster.rank
+        self._me = self.vertices.index(rank) if rank in self.vertices else -1
+        self._began = self.clock()
+
+    def probe(self) -> Probe:
+        """Time everything. A collective; a link that breaks meanwhile raises as any collective does."""
+        began = self._began = self.clock()
+        turns = tournament(len(self.vertices))
+        latency, latency_spread, rates = self._first_look(turns)
+        sizes = self._bulk_sizes(rates)
+        _, upper, rate_spread = self._bulks(turns, sizes, rates)
+        alone = None
+        if self.effort.alone:
+            alone, above, _ = self._bulks([[pair] for turn in turns for pair in turn], sizes, rates)
+            upper = np.maximum(upper, above)
+        upper = without_doubt(self, upper, rates)
+        # A machine that is busy elsewhere takes from the rate of the moment, not from the link.
+        network = self._network(latency, upper)
+        return Probe(network, self.vertices, upper, latency_spread, rate_spread, alone, self.clock() - began)
+
+    # -------------------------------------------------------------------------------------------- turns
+
+    def _first_look(self, turns: Sequence[Sequence[tuple[int, int]]]) -> tuple[Floats, Floats, Floats]:
+        """Return latency, its spread and a first idea of the rate of each link."""
+        n, segment = len(self.vertices), self.across.exchange.segment_bytes
+        found = np.zeros((3, n, n))
+        for at, pairs in enumerate(turns):
+            late = at > 0 and not self._in_time(0.5)
+            hops = self._run(to_and_fro(pairs, 3 if late else self.effort.pings), [PING_BYTES])
+            trips = np.diff([hop.last for hop in hops])
+            for a, b in pairs:
+                if self._me == a and len(trips):
+                    low, middle, high = np.percentile(trips, (10, 50, 90)) / 2
+                    found[0, a, b] = found[0, b, a] = middle
+                    found[1, a, b] = found[1, b, a] = (high - low) / middle
+            for direction in (pairs, [(b, a) for a, b in pairs]):
+                for hop in self._run(one_way(direction), [2 * segment]):
+                    found[2, self.vertices.index(hop.src), self._me] = rate_of(hop, segment)
+        latency, spread, rates = self.total(found)
+        return latency, spread, rates
+
+    def _bulk_sizes(self, rates: Floats) -> NDArray[np.int64]:
+        """Return for each link how many bytes take about as long as they should; whole segments, at least three."""
+        segment = self.across.exchange.segment_bytes
+        segments = np.ceil(rates * self.effort.bulk_s / segment) + 1
+        sizes: NDArray[np.int64] = (np.clip(segments, 3, self.effort.most_bytes // segment) * segment).astype(np.int64)
+        return sizes
+
+    def _bulks(
+        self, turns: Sequence[Sequence[tuple[int, int]]], sizes: NDArray[np.int64], known: Floats
+    ) -> tuple[Floats, Floats, Floats]:
+        """Return the rate of each link, the upper quartile of it, and its spread."""
+        segment, limit_s = self.across.exchange.segment_bytes, max(0.1, 10 * self.effort.bulk_s)
+        seen: defaultdict[int, list[float]] = defaultdict(list)
+        for _ in range(self.effort.repeats):
+            if not self._in_time(0.75):
+                break
+            for pairs in turns:
+                if self.effort.alone:  # those that have nothing to do wait here, and so for no longer than one turn
+                    self.most(np.zeros(1))
+                for direction in (pairs, [(b, a) for a, b in pairs]):
+                    # Of a link so slow that even three segments take long, the first look is as good.
+                    quick = [(a, b) for a, b in direction if known[a, b] * limit_s > 3 * segment]
+                    mine = [pair for pair in quick if self._me in pair]
+                    size = int(sizes[mine[0]]) if mine else 0
+                    for hop in self._run(one_way(quick), [size]) if quick else []:
+                        seen[self.vertices.index(hop.src)].append(rate_of(hop, segment))
+        found = np.zeros((3, *sizes.shape))
+        for src, got in seen.items():
+            low, middle, upper, high = np.percentile(got, (10, 50, 75, 90))
+            found[:, src, self._me] = middle, upper, (high - low) / middle
+        rates, uppers, spread = self.total(found)
+        best, above = (np.where(figures > 0, figures, known) for figures in (rates, uppers))
+        return best, above, spread
+
+    def bulk_rate(self, link: tuple[int, int], known: float) -> float:
+        """Send one bulk along a link, (sender, receiver), and return bytes per second at the receiver, 0.0 elsewhere.
+
+        A collective.
+
+        Args:
+            link: Numbers of vertices.
+            known: A first idea of its rate, which says how much is sent.
+        """
+        segment = self.across.exchange.segment_bytes
+        quick = known * max(0.1, 10 * self.effort.bulk_s) > 3 * segment
+        hops = self._run(one_way([link]), [(3 if quick else 2) * segment])
+        return rate_of(hops[-1], segment) if hops else 0.0
+
+    def _network(self, latency: Floats, rates: Floats) -> Network:
+        n = len(self.vertices)
+        off = ~np.eye(n, dtype=np.bool_)
+        with np.errstate(divide="ignore"):
+            per_byte = np.where(off, 1.0 / np.where(rates > 0, rates, 1.0), 0.0)
+        reduce = self._reduce()
+        if n < 3 or not self.effort.flood:
+            return Network(latency, per_byte, reduce=reduce)
+        together, overhead_s = self._flood(rates, latency)
+        nic = 1.0 / together
+        return Network(np.maximum(latency - 2 * overhead_s, 0.1 * latency), per_byte, nic, nic, reduce, overhead_s)
+
+    def _flood(self, rates: Floats, latency: Floats) -> tuple[Floats, float]:
+        """Return what enters each vertex while all send, bytes/s, and what a vertex does for each message, seconds.
+
+        An interface is taken to be as fast outwards as inwards. Slow links take no part: they would only hold up.
+        """
+        n, segment = len(self.vertices), self.across.exchange.segment_bytes
+        off = ~np.eye(n, dtype=np.bool_)
+        found = np.zeros((2, n))
+        hops = self._run(everybody(n, self.effort.pings if self._in_time(0.8) else 2), [PING_BYTES] * n)
+        ends = [max(hop.last for hop in hops if hop.round == k) for k in sorted({hop.round for hop in hops})]
+        if len(ends) > 1:
+            found[1, self._me] = float(np.median(np.diff(ends))) / n
+        fast = rates >= 0.5 * float(np.median(rates[off]))
+        turn = [(v, w, v) for v, w, _ in everybody(n, 1)[0] if fast[v, w]]
+        found[0, self._me] = rate_together(self._run([turn], [3 * segment] * n), segment) if self._me >= 0 else 0.0
+        together, per_message = self.total(found)
+        # Per message of a turn in which every vertex sends and takes n - 1, beyond those of a ping.
+        turn_s, ping_s = float(per_message.sum()), float(np.median(latency[off]))
+        overhead_s = min(max(turn_s - ping_s, 0.0) / (2 * (n - 1)), 0.45 * ping_s)
+        carried: Floats = np.clip(together, rates.max(axis=0), rates.sum(axis=0))
+        return carried, overhead_s
+
+    def _reduce(self) -> float:
+        """Return seconds per byte of adding up, of the slowest rank."""
+        a, b = np.zeros(_LOCAL_BYTES // 4, dtype=np.float32), np.zeros(_LOCAL_BYTES // 4, dtype=np.float32)
+        sources = [address_of(a), address_of(b)]
+        took = [self._timed(lambda: fold(sources, sources[0], a.size, _F32, _SUM)) for _ in range(5)]
+        return float(self.most(np.array([np.median(took)]))[0]) / _LOCAL_BYTES
+
+    # -------------------------------------------------------------------------------------------- shared by all
+
+    def most(self, values: Floats) -> Floats:
+        """Return the largest of all ranks' values, elementwise. A collective."""
+        return self._agreed(values, _MAX)
+
+    def local_cost(self) -> tuple[float, float]:
+        """Return what passing a tensor through the hosts' shared memory takes, at least and per byte. A collective."""
+        local, roster = self.across.local, self.across.roster
+        took = np.zeros(2)
+        if local is not None:
+            for at, elements in enumerate((1024, _LOCAL_BYTES // 4)):
+                data = np.zeros(elements, dtype=np.float32)
+                per = -(-elements // roster.lanes)
+                bounds = [min(elements, per * min(lane, roster.lanes)) for lane in range(roster.local_size + 1)]
+
+                def once(data: NDArray[np.float32] = data, bounds: list[int] = bounds) -> None:
+                    local.reduce_lanes(address_of(data), bounds, _F32, _SUM, 1.0, False, None)
+                    local.gather_lanes(address_of(data), bounds, _F32, None)
+
+                once()
+                took[at] = np.median([self._timed(once) for _ in range(3)])
+        small, large = self.most(took).tolist()
+        return small, max(large - small, 0.0) / _LOCAL_BYTES
+
+    def cluster(self, network: Network) -> Cluster:
+        """Return all that pricing needs. A collective; the vertices are the hosts."""
+        latency = network.latency_s[~np.eye(network.size, dtype=np.bool_)]
+        inside = 0.7 * float(np.median(latency)), 1e-9
+        small, per_byte = self.local_cost()
+        machines, cores = self._machines()
+        return Cluster(
+            network,
+            self.across.roster.hosts,
+            small,
+            per_byte,
+            inside,
+            self.across.exchange.segment_bytes,
+            self.across._block_bytes,
+            1.0 if self.wire is None else self.wire.item_bytes / ITEM_BYTES[_F32],
+            machines,
+            cores,
+        )
+
+    def _machines(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the machine of each host and the cores there, as each host's first rank sees it. A collective."""
+        roster = self.across.roster
+        found = np.zeros((2, len(roster.hosts)))
+        if roster.local_rank == 0:
+            found[:, roster.host] = _shared_cores(), usable_cores()
+        marks, cores = self.total(found)
+        _, machines = np.unique(marks, return_inverse=True)
+        return tuple(machines.tolist()), tuple(int(count) for count in cores)
+
+    def warm_up(self, choice: Choice) -> None:
+        """Carry out a choice on one element, so that connections are made before it is timed. A collective."""
+        self.time_once(choice, np.zeros(1, dtype=np.float32))
+
+    def rehearse(self, choice: Choice, count: int) -> None:
+        """Work out how the messages of so many elements are ordered, so that this is not timed. Local."""
+        self.across.rehearse(count, Reduction(_F32, _SUM, wire=self.wire), choice)
+
+    def time_once(self, choice: Choice, data: NDArray[np.float32]) -> float:
+        """Return what an all-reduce by a choice takes on this rank, seconds. A collective."""
+        what = Reduction(_F32, _SUM, wire=self.wire)
+        return self._timed(lambda: self.across.all_reduce(address_of(data), data.size, what, choice))
+
+    def time_choice(self, choice: Choice, size_bytes: int, repeats: int) -> list[float]:
+        """Return what all-reduces by a choice take on the slowest rank, each of `repeats`, seconds. A collective."""
+        data = np.zeros(max(size_bytes // 4, 1), dtype=np.float32)
+        self.rehearse(choice, data.size)
+        self.warm_up(choice)
+        took = [self.time_once(choice, data) for _ in range(repeats)]
+        slowest: list[float] = self.most(np.array(took)).tolist()
+        return slowest
+
+    def total(self, values: Floats) -> Floats:
+        """Return the sum of all ranks' values, elementwise. A collective."""
+        return self._agreed(values, _SUM)
+
+    def _agreed(self, values: Floats, op: int) -> Floats:
+        data: Floats = np.ascontiguousarray(values, dtype=np.float64).copy()
+        self.across.all_reduce(address_of(data), data.size, Reduction(_F64, op), _SHARE)
+        return data
+
+    def _in_time(self, share: float) -> bool:
+        """Tell whether rank 0's clock is within a share of the budget. A collective, unless there is no budget."""
+        if math.isinf(self.effort.budget_s):
+            return True
+        return not self.late(self._began, share * self.effort.budget_s)
+
+    def late(self, began: float, budget_s: float) -> bool:
+        """Tell whether a budget is over on rank 0's clock. A collective."""
+        late = self.across.roster.rank == 0 and self.clock() - began > budget_s
+        return bool(self.most(np.array([float(late)]))[0])
+
+    def _timed(self, job: Callable[[], None]) -> float:
+        began = self.clock()
+        job()
+        return self.clock() - began
+
+    def _run(self, rounds: Iterable[Sequence[tuple[int, int, int]]], sizes: Sequence[int]) -> list[Hop]:
+        """Carry out rounds of (source, target, chunk) among the vertices; return what this rank received, in order."""
+        sizes = [*sizes]
+        schedule = probe_schedule(self.across.roster.size, self.vertices, len(sizes), tuple(map(tuple, rounds)))
+        if self._me < 0:
+            return []
+        chunks = [np.zeros(size, dtype=np.uint8) for size in sizes]
+        began = time.perf_counter()
+        self.across.run(schedule, chunks, 1, Call(PROBE, _U8, _SUM, len(sizes)))
+        mine: list[Hop] = []
+        for hop in reversed(self.across.exchange.hops):
+            if hop.waited < began:
+                break
+            mine.append(hop)
+        return mine[::-1]
+
+
+def _shared_cores(proc: Path = Path("/proc")) -> float:
+    """Return a number that processes have in common which take their cores from the same ones, exact as float64."""
+    boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
+    try:
+        group = os.stat(proc / "self/ns/cgroup").st_ino  # containers have one each, network namespaces do not
+    except OSError:
+        group = 0
+    text = f"{boot}/{group}/{sorted(os.sched_getaffinity(0))}"
+    return float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big"))

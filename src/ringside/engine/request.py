@@ -1,0 +1,114 @@
+"""A collective as the core takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ringside.engine.buffers import Flat
+from ringside.engine.dtypes import DTYPES, FLOATING, is_allowed, op_code
+from ringside.errors import UnsupportedError, UsageError
+
+# Positions are the core's enum values (_core/core.hpp).
+KINDS = (
+    "barrier",
+    "all_reduce",
+    "empty",
+    "reduce_scatter_",
+    "all_gather_",
+    "reduce_scatter",
+    "all_gather",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "split",
+)
+
+
+_CODES = {name: code for code, name in enumerate(KINDS)}
+
+
+class Call(NamedTuple):
+    """One collective of one rank; what `_core`'s `collective` needs besides where the tensor is shared.
+
+    Args:
+        kind: A name of `KINDS`.
+        flat: The tensor it works on, or takes its input from.
+        out: Address of the result, 0: in place.
+        numel: Elements that `bounds` divide; may be more than `flat` has, where that is one lane.
+        op: Code of the reduction.
+        way: Code of the algorithm.
+        scale: Multiplies this rank's contribution.
+        own_scale: Ranks may have different scales; avg then divides by their sum.
+        root: The rank that gives or gets alone, or -1.
+        tag: Hash of whatever else must be equal on all ranks.
+        bounds: Element offsets of the ranks' lanes, ranks + 1 of them; empty: no lanes.
+        program: The schedule to run, or -1.
+        keeps: Whose memory `out` is: kept alive as long as the call.
+    """
+
+    kind: str
+    flat: Flat
+    numel: int
+    bounds: Sequence[int] = ()
+    out: int = 0
+    op: int = 0
+    way: int = 0
+    scale: float = 1.0
+    own_scale: bool = False
+    root: int = -1
+    tag: int = 0
+    program: int = -1
+    keeps: Any = None
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Return the leading arguments of `collective`, up to the shape."""
+        return (
+            _CODES[self.kind],
+            self.flat.address,
+            self.out,
+            self.numel,
+            self.flat.dtype,
+            self.op,
+            self.way,
+            self.scale,
+            self.own_scale,
+            self.root,
+            self.tag,
+            self.bounds,
+            self.flat.shape,
+        )
+
+
+def checked_op(flat: Flat, op: str, *, scaled: bool = False) -> int:
+    """Return the code of a reduction; refuse one that is not defined for the tensor's dtype, or cannot be scaled."""
+    code = op_code(op)
+    name = DTYPES[flat.dtype]
+    if not is_allowed(flat.dtype, code):
+        raise UnsupportedError(f"{op} of {name} is not defined: bitwise reductions need integers, avg needs numbers")
+    if scaled and (op not in ("sum", "avg") or name not in FLOATING):
+        raise UnsupportedError(f"scale and weights work with sum and avg of floating dtypes, not with {op} of {name}")
+    return code
+
+
+def checked_bounds(bounds: Sequence[int], ranks: int, numel: int) -> list[int]:
+    """Return lanes' bounds as a list of ints; `UsageError` where they do not ascend from 0 to at most `numel`."""
+    values = [int(bound) for bound in bounds]
+    ascending = values == sorted(values)
+    if len(values) != ranks + 1 or not ascending or values[0] < 0 or values[-1] > numel:
+        raise UsageError(
+            f"bounds must be {ranks + 1} ascending element offsets between 0 and {numel}, a lane per rank, not {values}"
+        )
+    return values
+
+
+def equal_bounds(lane: int, ranks: int) -> list[int]:
+    """Return the bounds of `ranks` lanes of `lane` elements each."""
+    return list(range(0, lane * ranks + 1, lane)) if lane else [0] * (ranks + 1)
+
+
+def bounds_of_one(rank: int, ranks: int, numel: int) -> list[int]:
+    """Return bounds that give everything to one rank."""
+    return [0] * (rank + 1) + [numel] * (ranks - rank)

@@ -1,0 +1,1 @@
+"""engine/runtime/__init__.py"""

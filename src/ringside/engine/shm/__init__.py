@@ -1,0 +1,1 @@
+"""engine/shm/__init__.py"""

@@ -1,0 +1,440 @@
+"""One rank's end of a group of ranks that share a host: all-reduce, barrier, symmetric memory, sub-groups."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ringside import _core
+from ringside.engine import failures
+from ringside.engine.buffers import Flat, flatten, tensor_of
+from ringside.engine.collectives import Collectives
+from ringside.engine.dtypes import ITEM_BYTES, OP_CODES, dtype_code, own_weight
+from ringside.engine.request import Call, checked_op, equal_bounds
+from ringside.engine.runtime.lifecycle import AtExit
+from ringside.engine.runtime.worker import Work
+from ringside.engine.settings import Settings, cache_bytes, patience, usable_cores
+from ringside.engine.shm import split as groups
+from ringside.engine.shm.log import CollectiveLog
+from ringside.engine.shm.memory import Storage, SymmetricMemory, share_arena
+from ringside.engine.shm.program import compile_schedule
+from ringside.engine.shm.rendezvous import meet
+from ringside.errors import DeadlineError, PeerLostError, UsageError
+from ringside.schedule import ALGORITHMS, Schedule, by_name
+
+_LONG_WAY, _OK, _EXCHANGE = -1, 0, 6
+_REUNION_S = 30.0
+_AUTOMATIC, _ONE_SHOT, _DIRECT, _PROGRAM = range(4)
+
+
+class Communicator(Collectives):
+    """Collectives among the processes of one host, through memory they share.
+
+    Every rank must call the same collectives in the same order. Use it from one thread at a time; asynchronous
+    collectives run in order on a thread of its own.
+
+    Args:
+        key: Names this communicator; equal on all its ranks and on nobody else's on this host.
+        rank: This rank.
+        size: Number of ranks.
+        settings: Tuning; must agree on all ranks.
+        members: For a sub-group the ranks of the communicator it was split from, by rank here.
+
+    Attributes:
+        members: As given; of a communicator that is no sub-group its own ranks.
+        inline_bytes: Largest payload that travels next to a rank's arrival flag, and so can be posted.
+
+    Raises:
+        UnsupportedError: The native core is not installed.
+        DeadlineError, MismatchError: Ranks did not come, or do not fit together.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        rank: int,
+        size: int,
+        settings: Settings | None = None,
+        *,
+        members: Sequence[int] | None = None,
+    ) -> None:
+        self._native = _core.native()
+        self.settings = settings or Settings.of_environment()
+        if not 1 <= size <= self._native.MAX_RANKS:
+            raise UsageError(f"{size} ranks: a communicator has 1 to {self._native.MAX_RANKS}")
+        self.rank, self.size = rank, size
+        self.members = tuple(range(size) if members is None else members)
+        self._group = "" if members is None else f" of a sub-group (of {failures.name_ranks(self.members)})"
+        self._splits = 0
+        # The members of a sub-group have just met in its parent.
+        timeout_s = self.settings.timeout_s if members is None else min(self.settings.timeout_s, _REUNION_S)
+        self._hub = meet(key, rank, size, self.settings.agreed(), timeout_s=timeout_s)
+        try:
+            self._core = self._open_core()
+        except BaseException:
+            self._hub.close()
+            raise
+        self.memory = SymmetricMemory(self._core, self._hub, self.settings.timeout_s)
+        self.log = CollectiveLog(self._core)
+        self.inline_bytes: int = self._native.INLINE_BYTES
+        self._programs: dict[str | Schedule, int] = {}
+        self._begin()
+        _at_exit.add(self)
+
+    # -------------------------------------------------------------------------------------------- collectives
+
+    def all_reduce(
+        self,
+        x: Any,
+        op: str = "sum",
+        async_op: bool = False,
+        *,
+        scale: float = 1.0,
+        algorithm: str | Schedule | None = None,
+        weights: float | Sequence[float] | None = None,
+    ) -> Any:
+        """Reduce a tensor over all ranks, in place; every rank ends with bit-identical elements.
+
+        Contributions are folded in rank order (`direct`, `one_shot`) or in the order of the schedule named. f16 and
+        bf16 are folded in f32 and rounded once.
+
+        Args:
+            x: torch CPU tensor or NumPy array of any shape, equal shape and dtype on all ranks; dtypes float32,
+                float64, float16, bfloat16, int8, uint8, int16, int32, int64, bool. Symmetric memory (`empty`) is
+                fastest; non-contiguous tensors are copied.
+            op: sum, avg, prod, min, max, band, bor or bxor. avg divides the sum by the number of ranks (integers
+                truncate); min and max let a NaN win.
+            async_op: Return a `Work` at once; the tensor is ready after its `wait()`.
+            scale: Multiply each contribution first (floating dtypes with sum or avg only), as NCCL's PreMulSum does.
+            algorithm: None chooses by size; `one_shot`, `direct`, the name of any schedule of
+                `ringside.schedule.ALGORITHMS`, or a schedule of one's own (that `verify` has found right).
+            weights: With avg of a floating dtype, a weighted mean: this rank's own weight, or one weight per rank (the
+                same sequence on all ranks), at least 0, such as numbers of samples. Every rank ends with
+                `sum of w[r] * x[r] / sum of w[r]`, computed in the dtype that sums are folded in.
+
+        Returns:
+            `x` itself, or a `Work` whose `wait()` returns it.
+
+        Raises:
+            UsageError, UnsupportedError: This call cannot be; nothing was sent. On all ranks alike where their weights
+                sum to 0.
+            MismatchError: Ranks called different things; no tensor was changed and the communicator stays usable.
+            PeerLostError, DeadlineError: The tensor's content is undefined and the communicator is broken.
+        """
+        if weights is not None:
+            return self._weighted_mean(x, op, async_op, scale, algorithm, weights)
+        code = OP_CODES.get(op, -1) if op.__class__ is str else -1
+        if x.__class__ is np.ndarray and 0 <= code < 5 and scale == 1.0 and not async_op and self._background is None:
+            status = self._core.all_reduce_array(x, code, *self._way(algorithm))
+            if status == _OK:
+                return x
+            if status != _LONG_WAY:
+                self._resolve(status, "all_reduce")
+                return x
+        flat = flatten(x)
+        if code < 0 or scale != 1.0 or code >= 5 or flat.dtype == 9:
+            code = checked_op(flat, op, scaled=scale != 1.0)
+        way, program = self._way(algorithm)
+        background = self._background
+        if async_op:
+            return self._submit(flat, x, code, way, scale, program)
+        if background is not None and self._must_queue():
+            return self._submit(flat, x, code, way, scale, program).wait()
+        status = self._core.all_reduce(
+            flat.address, flat.numel, flat.dtype, code, way, scale, flat.shape, 0, -1, 0, False, program, False
+        )
+        if status != _OK:
+            self._resolve(status, "all_reduce")
+        if flat.copy_back is not None:
+            flat.write_back()
+        return x
+
+    def post(self, flat: Flat, op: int = 0, scale: float = 1.0) -> Callable[[], None]:
+        """Begin a small all-reduce without waiting for anybody, and return what waits for the others and finishes it.
+
+        In between the tensor is to be left alone, and nothing else may be called.
+
+        Args:
+            flat: The tensor, of at most `inline_bytes`.
+            op: Code of the reduction, as `checked_op` gives it.
+            scale: As for `all_reduce`, which other ranks may call with `algorithm="one_shot"` instead.
+        """
+        status = self._core.post(flat.address, flat.numel, flat.dtype, op, scale, flat.shape)
+        if status != _OK:
+            self._resolve(status, "all_reduce")
+        return self._finish_posted
+
+    def _finish_posted(self) -> None:
+        status = self._core.finish_posted()
+        if status != _OK:
+            self._resolve(status, "all_reduce")
+
+    def all_reduce_storage(self, flat: Flat, storage: Storage | None, *, scale: float, stamp_ns: int) -> None:
+        """All-reduce (sum) a tensor that lies in a shareable storage which peers may not have mapped yet.
+
+        Called by `sync/` on the communicator's background thread.
+
+        Args:
+            flat: The tensor.
+            storage: The storage it lies in; None: a private tensor.
+            scale: Multiplies each contribution.
+            stamp_ns: When the tensor was ready, on the monotonic clock.
+        """
+        region, offset, fresh = -1, 0, False
+        if storage is not None:
+            region, fresh = self.memory.announce(storage)
+            offset = flat.address - storage.address
+        status = self._core.all_reduce(
+            flat.address,
+            flat.numel,
+            flat.dtype,
+            0,
+            _AUTOMATIC,
+            scale,
+            flat.shape,
+            stamp_ns,
+            region,
+            offset,
+            fresh,
+            -1,
+            True,
+        )
+        self._resolve(status, "all_reduce of a gradient bucket")
+
+    def _weighted_mean(
+        self,
+        x: Any,
+        op: str,
+        async_op: bool,
+        scale: float,
+        algorithm: str | Schedule | None,
+        weights: float | Sequence[float],
+    ) -> Any:
+        if op != "avg" or scale != 1.0:
+            raise UsageError(f"weights= is for op='avg' without a scale, not for op={op!r}, scale={scale!r}")
+        flat = flatten(x)
+        code = checked_op(flat, op, scaled=True)
+        own, tag = own_weight(weights, self.rank, self.size)
+        way, program = self._way(algorithm)
+        call = Call(
+            "all_reduce", flat, flat.numel, op=code, way=way, scale=own, own_scale=True, tag=tag, program=program
+        )
+        return self._perform(call, lambda: x, async_op)
+
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+        if self._must_queue():
+            self.submit(self._barrier).wait()
+        else:
+            self._barrier()
+
+    def empty(self, shape: int | Sequence[int], dtype: Any = np.float32) -> Any:
+        """Return a new zero-filled tensor in memory that all ranks have mapped; every rank must call it alike.
+
+        Args:
+            shape: Equal on all ranks.
+            dtype: A NumPy dtype gives a NumPy array, a torch dtype a torch CPU tensor.
+
+        Raises:
+            MismatchError: Ranks asked for different shapes or dtypes.
+            RingsideError: There is not enough memory on some rank; nobody got any.
+        """
+        shape = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
+        code = dtype_code(dtype)
+        size_bytes = math.prod(shape) * ITEM_BYTES[code]
+        if min(shape, default=0) < 0:
+            raise UsageError(f"a tensor cannot have the shape {shape}")
+        if size_bytes >= 1 << 60:
+            raise UsageError(f"no memory is large enough for the shape {shape}")
+        if self._must_queue():
+            raw = self.submit(lambda: self._empty(size_bytes, code, shape)).wait()
+        else:
+            raw = self._empty(size_bytes, code, shape)
+        return tensor_of(raw[:size_bytes], shape, dtype)
+
+    def split(self, color: int | None, key: int | None = None) -> Communicator | None:
+        """Return a communicator over the ranks that give the same color; every rank must call it.
+
+        The groups are disjoint and work at the same time, beside this communicator, which stays usable.
+
+        Args:
+            color: Names this rank's group; None: this rank is in none.
+            key: Ranks in the group are ordered by it, and where it is equal by rank here; None: by rank here.
+
+        Returns:
+            The group's communicator (of one rank, if nobody else gave this color), or None without a color.
+
+        Raises:
+            UsageError: `color` or `key` is not an integer of 64 bits.
+            MismatchError, PeerLostError, DeadlineError: As for every collective.
+        """
+        rows = np.zeros((self.size, 3), np.int64)
+        rows[self.rank] = groups.request(color, key, self.rank)
+        call = Call("split", flatten(rows), rows.size, equal_bounds(3, self.size))
+        self._perform(call, lambda: rows, False)
+        self._splits += 1
+        if color is None:
+            return None
+        members = groups.members_of(rows, self.rank)
+        name = f"{self._secret}/split {self._splits}/{int(color)}"
+        try:
+            return Communicator(name, members.index(self.rank), len(members), self.settings, members=members)
+        except DeadlineError:
+            dead = [r for r in members if groups.is_dead(self._hub.pidfds[r])]
+            if not dead:
+                raise
+            raise PeerLostError(f"split on rank {self.rank}: {failures.name_ranks(dead)} died", dead) from None
+
+    # -------------------------------------------------------------------------------------------- life
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Wait no longer than that for other ranks in one collective from now on, seconds."""
+        self.settings = replace(self.settings, timeout_s=timeout_s)
+        self.memory.timeout_s = timeout_s
+        self._core.set_timeout(timeout_s)
+
+    def absent(self) -> list[int]:
+        """Return the ranks that have not arrived where this one waits; may be asked on any thread."""
+        return list(self._core.absent())
+
+    def _let_go(self, finish_s: float) -> None:
+        self._core.close()
+        if self._background is not None:
+            self._background.join()  # what still waited has been woken by now
+        self._hub.close()
+
+    def __repr__(self) -> str:
+        return f"<ringside.Communicator rank {self.rank} of {self.size}{', closed' if self._closed else ''}>"
+
+    # -------------------------------------------------------------------------------------------- inside
+
+    def _open_core(self) -> Any:
+        stage = self.settings.stage_bytes
+        cores = usable_cores()
+        fd, self._secret = share_arena(self._native, self._hub, stage, self.settings.timeout_s)
+        try:
+            core = self._native.open_communicator(
+                arena_fd=fd,
+                stage_bytes=stage,
+                rank=self.rank,
+                ranks=self.size,
+                pidfds=self._hub.pidfds,
+                patience=patience(self.settings, self.size, cores, False),
+                background=patience(self.settings, self.size, cores, True),
+                timeout_s=self.settings.timeout_s,
+                one_shot_bytes=self.settings.one_shot_bytes,
+                segment_bytes=self.settings.segment_bytes,
+                stream_bytes=self.settings.stream_bytes or cache_bytes(),
+            )
+            self._hub.pidfds, self._hub.lent = core.pidfds(), True
+            return core
+        finally:
+            os.close(fd)
+
+    def _way(self, algorithm: str | Schedule | None) -> tuple[int, int]:
+        if algorithm is None:
+            return _AUTOMATIC, -1
+        if algorithm == "one_shot":
+            return _ONE_SHOT, -1
+        if algorithm == "direct":
+            return _DIRECT, -1
+        if algorithm not in self._programs:
+            program = compile_schedule(self._schedule(algorithm), self.rank)
+            self._programs[algorithm] = self._core.add_program(
+                program.hash, program.rounds, program.chunks, program.rows
+            )
+        return _PROGRAM, self._programs[algorithm]
+
+    def _schedule(self, algorithm: str | Schedule) -> Schedule:
+        """Return the all-reduce schedule that is meant; `UsageError` where it cannot be one of this communicator."""
+        if not isinstance(algorithm, Schedule):
+            if algorithm not in ALGORITHMS:
+                known = sorted({"one_shot", *ALGORITHMS})
+                raise UsageError(f"there is no algorithm {algorithm!r}; there are {', '.join(known)}")
+            return by_name(algorithm, self.size)
+        if algorithm.ranks != self.size:
+            raise UsageError(f"{algorithm.name} is for {algorithm.ranks} ranks, and there are {self.size}")
+        if algorithm.collective.name != "all_reduce":
+            raise UsageError(f"{algorithm.name} is a {algorithm.collective.name}, not an all-reduce")
+        return algorithm
+
+    def _submit(self, flat: Flat, x: Any, code: int, way: int, scale: float, program: int) -> Work:
+        stamp = self._native.now_ns()
+
+        def job() -> Any:
+            status = self._core.all_reduce(
+                flat.address, flat.numel, flat.dtype, code, way, scale, flat.shape, stamp, -1, 0, False, program, True
+            )
+            self._resolve(status, "all_reduce")
+            flat.write_back()
+            return x
+
+        return self.submit(job)
+
+    def _perform(self, call: Call, result: Callable[[], Any], async_op: bool) -> Any:
+        """Carry out a collective here or, in its turn, on the communicator's thread; return what `result` gives."""
+
+        def job(stamp_ns: int = 0, background: bool = False) -> Any:
+            self.carry(call, stamp_ns, background)
+            call.flat.write_back()
+            return result()
+
+        if not async_op and not self._must_queue():
+            return job()
+        stamp_ns = self._native.now_ns()
+        work = self.submit(lambda: job(stamp_ns, True))
+        return work if async_op else work.wait()
+
+    def carry(self, call: Call, stamp_ns: int, background: bool, storage: Storage | None = None) -> None:
+        """Enter the core with a collective, on the thread that calls, whatever is queued.
+
+        Args:
+            call: What to do.
+            stamp_ns: When the tensor was ready, on the monotonic clock; 0: now.
+            background: Wait as beside a thread that computes.
+            storage: The storage that the tensor lies in, which peers may not have mapped yet.
+        """
+        region, offset, fresh = -1, 0, False
+        if storage is not None:
+            region, fresh = self.memory.announce(storage)
+            offset = call.flat.address - storage.address
+        status = self._core.collective(*call.arguments(), stamp_ns, region, offset, fresh, call.program, background)
+        self._resolve(status, call.kind)
+
+    def prepared(self, call: Call, storage: Storage | None = None) -> Callable[[], None]:
+        """Return `carry` of a collective in the background that is called again and again; arguments as for that."""
+        enter, arguments = self._core.collective, call.arguments()
+        announce, offset = self.memory.announce, 0 if storage is None else call.flat.address - storage.address
+
+        def again() -> None:
+            region, fresh = (-1, False) if storage is None else announce(storage)
+            status = enter(*arguments, 0, region, offset, fresh, call.program, True)
+            if status != _OK:
+                self._resolve(status, call.kind)
+
+        return again
+
+    def _barrier(self) -> None:
+        self._resolve(self._core.barrier(), "barrier")
+
+    def _empty(self, size_bytes: int, code: int, shape: tuple[int, ...]) -> Any:
+        self._resolve(self._core.agree_on_empty(size_bytes, code, shape), "empty")
+        raw = self.memory.allocate(size_bytes)
+        self._resolve(self._core.agree_on_empty(size_bytes, code, shape), "empty")  # everybody has it, or nobody
+        return raw
+
+    def _resolve(self, status: int, what: str) -> None:
+        """Finish a collective that needs the peers' new memory first; raise where it failed."""
+        if status == _EXCHANGE:
+            self.memory.exchange()
+            status = self._core.resume()
+        if status != _OK:
+            raise failures.error_of(self._core.failure(), what, self.rank, self.settings.timeout_s, self._group)
+
+
+_at_exit = AtExit()

@@ -1,0 +1,163 @@
+"""Symmetric memory: pieces of memory of every rank that all the others have mapped."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ringside.engine.shm.rendezvous import Hub, Parcel
+from ringside.errors import DeadlineError, PeerLostError, RingsideError
+
+_PEER_LOST, _DEADLINE, _INTERRUPTED = 2, 3, 4
+
+
+def _check_memory(size_bytes: int) -> None:
+    """Refuse what cannot be: taking the pages would bring the kernel to kill this process instead."""
+    if size_bytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        raise OSError(errno.ENOMEM, f"all ranks together ask for {size_bytes} bytes, more than this host has")
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A piece of this rank's memory that can be shared by descriptor.
+
+    Args:
+        inode: (device, inode) of the file behind it: its identity, since addresses and descriptors are used again.
+        fd: Descriptor of that file; stays the owner's.
+        address: Where it is mapped in this process.
+        size_bytes: Its size.
+        owner: What keeps it mapped as long as it is known here; None: nothing, and it may go at any time.
+    """
+
+    inode: tuple[int, int]
+    fd: int
+    address: int
+    size_bytes: int
+    owner: Any = field(default=None, compare=False)
+
+
+class SymmetricMemory:
+    """The regions of one communicator: makes them, tells the peers, forgets the dead ones.
+
+    Every method but `announce` and `retire` is a collective.
+    """
+
+    def __init__(self, core: Any, hub: Hub, timeout_s: float) -> None:
+        self._core, self._hub, self.timeout_s = core, hub, timeout_s
+        self._regions: dict[tuple[int, int], int] = {}
+        self._owners: dict[int, Any] = {}  # of regions; a communicator that fails may be about to make them private
+        self._fresh: dict[int, Storage] = {}
+
+    def allocate(self, size_bytes: int) -> Any:
+        """Make `size_bytes` of symmetric memory on every rank; return this rank's as a uint8 array (page-rounded)."""
+        try:
+            _check_memory(size_bytes * self._hub.ranks)
+            fd, region, raw = self._core.new_region(size_bytes)
+        except OSError as error:
+            fd, region, raw, problem = -1, -1, None, f"rank {self._hub.rank} has no memory for it: {error}"
+        else:
+            problem = ""
+        self._trade([] if problem else [(region, raw.size)], [] if problem else [fd], problem, needed=True)
+        return raw
+
+    def announce(self, storage: Storage) -> tuple[int, bool]:
+        """Return the region of a storage and whether the peers still have to be told of it; -1: it cannot be shared."""
+        region = self._regions.get(storage.inode)
+        if region is None:
+            region = self._core.adopt_region(storage.address, storage.size_bytes, storage.fd)
+            if region < 0:
+                return -1, False
+            self._regions[storage.inode], self._owners[region] = region, storage.owner
+            self._fresh[region] = storage
+        return region, region in self._fresh
+
+    def retire(self, inode: tuple[int, int]) -> None:
+        """Forget a storage that is gone; the peers unmap it at the next exchange."""
+        region = self._regions.pop(inode, None)
+        if region is not None:
+            self._fresh.pop(region, None)
+            self._core.retire_region(region)
+            del self._owners[region]
+
+    def exchange(self) -> None:
+        """Tell the peers of this rank's new storages and learn of theirs."""
+        fresh, self._fresh = self._fresh, {}
+        rows = [(region, storage.size_bytes) for region, storage in fresh.items()]
+        self._trade(rows, [storage.fd for storage in fresh.values()], "")
+
+    def _trade(self, rows: list[tuple[int, int]], fds: list[int], problem: str, *, needed: bool = False) -> None:
+        """Exchange regions; a region that anybody failed to map is given up by everybody.
+
+        Args:
+            rows: (region, bytes) of this rank's new ones.
+            fds: Of each.
+            problem: Why this rank has none, in words; "": it has.
+            needed: Without any of them it is an error.
+        """
+        own = {"new": rows, "dead": self._core.take_dead_regions(), "problem": problem}
+        parcels = self._exchange(own, fds)
+        failed: list[tuple[int, int]] = []
+        for rank, parcel in enumerate(parcels):
+            failed += self._map(rank, parcel)
+            for fd in parcel.fds:
+                os.close(fd)
+        problems = [parcel.value["problem"] for parcel in parcels if parcel.value["problem"]]
+        verdicts = self._exchange(failed)
+        given_up = {(rank, region) for verdict in verdicts for rank, region in verdict.value}
+        for rank, region in given_up:
+            self._core.drop_region(rank, region)
+        if problems or (given_up and needed):
+            raise RingsideError("; ".join(problems) or "a rank could not map its peers' symmetric memory")
+
+    def _exchange(self, value: Any, fds: Sequence[int] = ()) -> list[Parcel]:
+        """Exchange through the hub; where that fails the ranks are out of step, and the communicator has to end."""
+        try:
+            return self._hub.exchange(value, fds, timeout_s=self.timeout_s)
+        except (PeerLostError, DeadlineError) as error:
+            self._core.give_up(_DEADLINE if isinstance(error, DeadlineError) else _PEER_LOST, list(error.ranks))
+            raise
+        except BaseException:
+            self._core.give_up(_INTERRUPTED, [])
+            raise
+
+    def _map(self, rank: int, parcel: Parcel) -> list[tuple[int, int]]:
+        """Map a peer's new regions and unmap its dead ones; return those that could not be mapped."""
+        for region in parcel.value["dead"]:
+            if rank != self._hub.rank:
+                self._core.drop_region(rank, region)
+        if rank == self._hub.rank:
+            return []
+        new = parcel.value["new"]
+        pairs = zip(new, parcel.fds or (-1,) * len(new), strict=True)  # none: too many files are open somewhere
+        return [(rank, region) for (region, size), fd in pairs if not self._core.map_region(rank, region, fd, size)]
+
+
+# -------------------------------------------------------------------------------------------------
+# The memory that all ranks of a communicator share, handed from rank 0 to the others.
+
+
+def share_arena(native: Any, hub: Hub, stage_bytes: int, timeout_s: float) -> tuple[int, str]:
+    """Make the arena on rank 0; return a descriptor of it on every rank, and a text that only these ranks know."""
+    fds: tuple[int, ...] = ()
+    problem = ""
+    if hub.rank == 0:
+        try:
+            fds = (native.create_arena(hub.ranks, stage_bytes),)
+        except OSError as error:
+            problem = str(error)
+    parcels = hub.exchange((problem, secrets.token_hex(16)), fds, timeout_s=timeout_s)
+    for fd in fds:
+        os.close(fd)
+    problem, secret = parcels[0].value
+    if problem:
+        raise RingsideError(f"rank 0 cannot make shared memory: {problem}")
+    if not parcels[0].fds:
+        raise RingsideError(f"rank {hub.rank} has too many files open to receive shared memory: raise `ulimit -n`")
+    for parcel in parcels[1:]:
+        for fd in parcel.fds:
+            os.close(fd)
+    return parcels[0].fds[0], secret

@@ -1,0 +1,218 @@
+"""The process group's own all-reduce, as a candidate beside our schedules."""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from ringside.engine.dtypes import DTYPES, FLOATING, OPS
+from ringside.engine.transports.base import NOBODY, Bytes, Cause, LinkError
+from ringside.engine.transports.gloo_internals import (
+    DEAD_AFTER_S,
+    Connections,
+    close_connections,
+    patient_io_threads,
+    watched_connections,
+)
+from ringside.errors import UnsupportedError
+
+REDUCE_OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "prod": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "band": dist.ReduceOp.BAND,
+    "bor": dist.ReduceOp.BOR,
+    "bxor": dist.ReduceOp.BXOR,
+}
+"""What torch calls reductions; it is told to sum where avg is asked for."""
+
+_DTYPES = [getattr(torch, name) for name in DTYPES]
+
+
+@functools.cache
+def _options(op: int) -> Any:
+    options: Any = dist.AllreduceOptions()
+    options.reduceOp = REDUCE_OPS[OPS[op]]
+    return options
+
+
+Begin = Callable[[], Callable[[], None]]
+"""Begins something and returns what waits for its end."""
+
+JOINING_S = 60.0  # the ranks are all there
+_LOOK = datetime.timedelta(seconds=0.25)
+_COME_S, _MOST_COME_S = 0.005, 0.1
+_MOMENT_S, _LOOK_AT_ALL_S = 0.05, 1.0
+_NOT_YET = "Operation timed out"  # how torch says that a wait is over and the work is not
+
+
+class TorchNative:
+    """All-reduce by Gloo, over all ranks or over one rank per host.
+
+    Args:
+        store: A part of the job's store that only this uses.
+        rank: This rank.
+        size: Number of ranks.
+        timeout_s: Longest wait, seconds.
+        has_lost: Tells whether a rank is lost, or (if told so) left: `TorchPeerToPeer.has_lost`. Asked about all who
+            take part once a connection was closed: Gloo may not say so where a part of a message is there (`half_way`).
+        dead_after_s: As for `TorchPeerToPeer`.
+        joining_s: Longest wait for each other while a group is made, once all ranks are there, seconds.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        *,
+        timeout_s: float,
+        has_lost: Callable[[int, bool], bool],
+        dead_after_s: float = DEAD_AFTER_S,
+        joining_s: float = JOINING_S,
+    ) -> None:
+        self._dead_after_s, self._joining = dead_after_s, datetime.timedelta(seconds=joining_s)
+        self._store, self._rank, self._size = store, rank, size
+        self._everybody = tuple(range(size))
+        self._timeout_s = timeout_s
+        self._has_lost = has_lost
+        self._groups: dict[tuple[int, ...], Any] = {}
+        self._connections: dict[tuple[int, ...], Connections] = {}
+        self._over = self._doubtful = False
+        self._left: list[Any] = []  # works that somebody gave up waiting for
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Wait so long from now on, seconds."""
+        self._timeout_s = timeout_s
+        for group in list(self._groups.values()):
+            group._set_default_timeout(datetime.timedelta(seconds=timeout_s))
+
+    def check(self, dtype: int, op: int) -> None:
+        """Raise `UnsupportedError` for what Gloo cannot reduce."""
+        name = "sum" if OPS[op] == "avg" else OPS[op]
+        bitwise = name in ("band", "bor", "bxor")
+        if DTYPES[dtype] in ("int16", "bool") or (bitwise and DTYPES[dtype] in FLOATING):
+            raise UnsupportedError(f"Gloo has no {name} of {DTYPES[dtype]}: name another algorithm than native")
+
+    def all_reduce(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> None:
+        """Reduce in place; see `ringside.engine.net.hierarchical.Native`."""
+        if len(data):
+            self.prepare(data, dtype, op, members)()()
+
+    def prepare(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> Begin:
+        """Return what begins `all_reduce` of data that are not empty and stay where they are; that returns its end."""
+        tensors = [torch.from_numpy(data).view(_DTYPES[dtype])]
+        return functools.partial(self._begin, tensors, _options(op), tuple(members or self._everybody))
+
+    def _begin(self, tensors: list[torch.Tensor], options: Any, members: tuple[int, ...]) -> Callable[[], None]:
+        try:
+            group = self._groups.get(members) or self._new_group(members)
+            return functools.partial(self._finish, group.allreduce(tensors, options), members)
+        except RuntimeError as error:
+            raise _in_words(error) from None
+
+    def _finish(self, work: Any, members: tuple[int, ...]) -> None:
+        try:
+            while not _ended(work):
+                self._doubtful |= self._connections[members].some_closed()
+                self._look(members, or_left=False)  # one that left may have done its part
+        except RuntimeError as error:
+            raise _in_words(error) from None
+        except BaseException:
+            self._left.append(work)
+            if self._over:
+                _await(work)
+            raise
+
+    def close(self) -> None:
+        """Leave; see `ringside.engine.net.hierarchical.Native`."""
+        for group in list(self._groups.values()):
+            close_connections(group)
+
+    def abandon(self) -> None:
+        """End what is under way; see `ringside.engine.net.hierarchical.Native`."""
+        self._over = True
+        for group in list(self._groups.values()):
+            _keep_for_ever(group)
+        self.close()
+        for work in self._left:
+            _await(work)
+
+    def _new_group(self, members: tuple[int, ...]) -> Any:
+        store = PrefixStore(",".join(map(str, members)), self._store)
+        self._meet(store, members)
+        gloo: Any = dist.ProcessGroupGloo
+        timeout = datetime.timedelta(seconds=self._timeout_s)
+        with watched_connections(self._dead_after_s) as connections, patient_io_threads():
+            group = gloo(store, members.index(self._rank), len(members), min(timeout, self._joining))
+        group._set_default_timeout(timeout)
+        self._groups[members], self._connections[members] = group, connections
+        if self._over:  # since before it was there
+            _keep_for_ever(group)
+            close_connections(group)
+            raise LinkError(Cause("lost", NOBODY), "given up")
+        return group
+
+    def _meet(self, store: Store, members: tuple[int, ...]) -> None:
+        """Return when all members have come: what Gloo waits for cannot be given up."""
+        store.set(f"come/{self._rank}", "1")
+        began = looked = time.monotonic()
+        pause_s = _COME_S
+        for rank in members:
+            while rank != self._rank and not store.check([f"come/{rank}"]):
+                now = time.monotonic()
+                if now - began > self._timeout_s:
+                    raise LinkError(Cause("late", rank), "it has not come")
+                if now - looked > _LOOK_AT_ALL_S:
+                    self._look(members, or_left=True)
+                    looked = now
+                time.sleep(pause_s)
+                pause_s = min(1.3 * pause_s, _MOST_COME_S)
+
+    def _look(self, members: tuple[int, ...], *, or_left: bool) -> None:
+        """Raise `LinkError` where it makes no sense to wait any longer."""
+        if self._over:
+            raise LinkError(Cause("lost", NOBODY), "given up")
+        if not or_left and not self._doubtful:
+            return
+        if any(self._has_lost(rank, or_left) for rank in members if rank != self._rank):
+            raise LinkError(Cause("lost", NOBODY), "a connection is broken")  # who is to blame, the transport finds out
+
+
+def _ended(work: Any) -> bool:
+    """Wait a moment; tell whether the work has ended, or raise how it did."""
+    try:
+        work.wait(_LOOK)
+    except RuntimeError as error:
+        if _NOT_YET not in str(error):
+            raise
+        if not work.is_completed():
+            return False
+        work.wait()  # it ended just then, well or with words of its own
+    return True
+
+
+def _await(work: Any) -> None:
+    """Wait a moment for the end of what was given up: it works in the caller's memory. What is half way has none."""
+    deadline = time.monotonic() + _MOMENT_S
+    while not work.is_completed() and time.monotonic() < deadline:
+        time.sleep(_COME_S / 5)
+
+
+def _keep_for_ever(group: Any) -> None:
+    """See to it that nobody waits for the end of a group: its thread waits for what does not come, until its time."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+def _in_words(error: RuntimeError) -> LinkError:
+    late = "Timed out" in str(error)
+    return LinkError(Cause("late" if late else "lost", NOBODY), str(error)[:300])

@@ -1,0 +1,1 @@
+"""engine/tuner/__init__.py"""

@@ -1,0 +1,137 @@
+"""Why an all-reduce goes the way it goes, as a value and as text of 80 columns."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ringside.engine.probe.links import SlowLink
+from ringside.engine.probe.prober import Probe
+from ringside.engine.tuner.table import Rank, Row
+
+__all__ = ["Revision", "difference"]
+
+_WIDTH = 80
+_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The choices for a size, ranked.
+
+    Args:
+        size_bytes: What was asked for.
+        choice: What is chosen.
+        why: In a sentence.
+        rows: All that was considered, the fastest expected first; empty if nothing was measured.
+        table_bytes: The size of the table's rank that holds for it.
+        history: What was changed during the run, in words.
+    """
+
+    size_bytes: int
+    choice: str
+    why: str
+    rows: tuple[Row, ...] = ()
+    table_bytes: int = 0
+    history: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(size_bytes: int, rank: Rank, history: tuple[str, ...] = ()) -> Explanation:
+        """Return the explanation that a rank of the table gives."""
+        return Explanation(size_bytes, rank.winner, rank.why, rank.rows, rank.size_bytes, history)
+
+    def __str__(self) -> str:
+        """Say it: the verdict, then the ranking."""
+        lines = textwrap.wrap(f"{_size(self.size_bytes)}: {self.choice}. {self.why}.", _WIDTH)
+        if self.rows:
+            lines += [
+                "",
+                f"{'':2}{f'at {_size(self.table_bytes)}':<30}{'predicted':>14}{'measured':>14}{'expected':>14}",
+            ]
+            lines += [self._line(row) for row in self._shown()]
+            if len(self.rows) > _SHOWN:
+                lines.append(f"  and {len(self.rows) - len(self._shown())} more")
+        for entry in self.history:
+            lines += textwrap.wrap(entry, _WIDTH, initial_indent="changed: ", subsequent_indent="  ")
+        return "\n".join(lines)
+
+    def _shown(self) -> list[Row]:
+        """Return the best, and native and the winner wherever they are."""
+        return [row for at, row in enumerate(self.rows) if at < _SHOWN or row.choice in (self.choice, "native")]
+
+    def _line(self, row: Row) -> str:
+        mark = ">" if row.choice == self.choice else " "
+        measured = "" if row.measured_s is None else _time(row.measured_s)
+        return f"{mark} {row.choice[:29]:<30}{_time(row.predicted_s):>14}{measured:>14}{_time(row.expected_s):>14}"
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{1e3 * seconds:.2f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.0f} us"
+
+
+def _size(size_bytes: int) -> str:
+    for unit, name in ((1 << 20, "MB"), (1 << 10, "KB")):
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:g} {name}" if size_bytes % unit == 0 else f"{size_bytes / unit:.1f} {name}"
+    return f"{size_bytes} B"
+
+
+# -------------------------------------------------------------------------------------------------
+# What was decided anew during a run, and why: a value, and its words for the log.
+
+
+@dataclass(frozen=True)
+class Revision:
+    """What a selector decided when all-reduces took longer than they should.
+
+    Args:
+        size_bytes: Of the all-reduces that asked for it.
+        before, after: How they were carried out before and are from now on; equal if that stays.
+        others_changed: Whether other sizes go another way.
+        reason: Why links and choices were timed again, in words.
+        slow: The links that are slow now, slowest first, by numbers of hosts.
+        found: What became of the links, in words.
+        seconds: What timing and deciding took.
+    """
+
+    size_bytes: int
+    before: str
+    after: str
+    others_changed: bool
+    reason: str
+    slow: tuple[SlowLink, ...]
+    found: str
+    seconds: float
+
+    @property
+    def words(self) -> str:
+        """All of it in one line."""
+        stays = f"{self.before} stays" + (", other sizes change" if self.others_changed else "")
+        turn = stays if self.before == self.after else f"{self.before} -> {self.after}"
+        return f"{self.reason}; {self.found}; {turn}"
+
+
+def difference(before: Probe | None, now: Probe, names: Sequence[str]) -> str:
+    """Say what became of the links, in a few words.
+
+    Args:
+        before: What was known of them.
+        now: What is.
+        names: Of the hosts.
+    """
+    slow = now.slow
+    if slow:
+        link = slow[0]
+        where = names[link.src] if link.dst < 0 else f"{names[link.src]} > {names[link.dst]}"
+        return f"{where} carries {link.bytes_per_s / 1e6:.0f} MB/s, others {link.usual / 1e6:.0f} MB/s"
+    if before is None:
+        return "no link is slow"
+    off = ~np.eye(now.network.size, dtype=np.bool_)
+    share = math.exp(float(np.mean(np.log(now.rates[off] / before.rates[off]))))
+    return f"links carry {share:.2f} times what they did"

@@ -1,0 +1,323 @@
+"""Which all-reduce for which size, and why: a table that all ranks hold alike. Pure; no messages, no files."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ringside.decoding import UNDECODABLE
+from ringside.engine.algorithm import NATIVE, Choice
+from ringside.engine.cost.model import BLOCK_BYTES, Cluster, Price, price_choice
+from ringside.errors import UsageError
+from ringside.schedule import ALGORITHMS
+
+SCHEMA = 5
+LADDER = (4, *(1024 * 4**k for k in range(9)))  # one element, and 1 KB to 64 MB
+MOST_SAFE = 0.97  # of native's expected time, where a size was not timed itself
+WORTH_IT = 0.9  # of the present choice's expected time, for a change during training
+TOLERATED = 1.05  # of native's: beyond, a choice is left even if the gain is small
+
+_CUT = ("chain", "tree", "two_tree")
+_SEGMENTS = (4, 16)
+_LEFT_OUT = ("in_network", "hierarchical")  # need a reducer at the switch; is what `hosts/` does
+_FLAT = ("ring", "direct", "recursive_doubling", "one_shot")
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One choice at one size.
+
+    Args:
+        choice: As `Choice` writes it.
+        predicted_s: By pricing, seconds.
+        measured_s: Median of all-reduces for real, seconds; None: not timed at this size.
+        expected_s: The prediction times what measured and predicted differ by at the sizes that were timed.
+        eligible: Whether it was timed beside `native`, at the nearest size that was, and was at least as fast.
+    """
+
+    choice: str
+    predicted_s: float
+    measured_s: float | None
+    expected_s: float
+    eligible: bool
+
+
+class Rank(msgspec.Struct, frozen=True):
+    """All choices at one size, the fastest expected first.
+
+    Args:
+        size_bytes: The size.
+        winner: What is chosen.
+        why: In a sentence.
+        rows: The choices.
+        turns: How often the promising ones took turns in the job's own all-reduces; 0: not yet.
+    """
+
+    size_bytes: int
+    winner: str
+    why: str
+    rows: tuple[Row, ...]
+    turns: int = 0
+
+
+class Table(msgspec.Struct, frozen=True):
+    """What was decided, and from what.
+
+    Args:
+        key: What it depends on.
+        topology: The links, as `Network.to_topology` writes them.
+        ranks: By size, ascending.
+        schema: Of this form.
+    """
+
+    key: dict[str, str]
+    topology: dict[str, Any]
+    ranks: tuple[Rank, ...]
+    schema: int = SCHEMA
+
+    def encode(self) -> bytes:
+        """Return it as JSON that people can read."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=1)
+
+    @staticmethod
+    def decode(data: bytes) -> Table:
+        """Return the table that `encode` wrote; `UsageError` for anything else."""
+        try:
+            table = msgspec.json.decode(data, type=Table)
+            for rank in table.ranks:
+                Choice.parse(rank.winner)
+        except (*UNDECODABLE, UsageError) as error:
+            raise UsageError(f"this is no selection table: {error}") from None
+        sizes = [0, *(rank.size_bytes for rank in table.ranks), 1 << 63]
+        if any(a >= b for a, b in itertools.pairwise(sizes)):
+            raise UsageError("this is no selection table: its sizes do not ascend")
+        if table.schema != SCHEMA or not table.ranks:
+            raise UsageError(f"this is a selection table of schema {table.schema}, not {SCHEMA}, or an empty one")
+        return table
+
+    def at(self, size_bytes: int) -> Rank:
+        """Return the choices at the size nearest to this one."""
+        return self.ranks[bisect_left(self.bounds(), size_bytes)]
+
+    def bounds(self) -> list[float]:
+        """Return the sizes at which one rank ends and the next begins, one fewer than ranks."""
+        sizes = [rank.size_bytes for rank in self.ranks]
+        return [math.sqrt(a * b) for a, b in itertools.pairwise(sizes)]
+
+    def timings(self) -> dict[tuple[str, int], float]:
+        """Return what was timed, seconds by (choice, size in bytes)."""
+        return {
+            (row.choice, rank.size_bytes): row.measured_s
+            for rank in self.ranks
+            for row in rank.rows
+            if row.measured_s is not None
+        }
+
+    def prices(self) -> dict[str, list[Price]]:
+        """Return what was predicted, of choices that are priced at every size, without what dominates it."""
+        found: dict[str, list[Price]] = {}
+        for rank in self.ranks:
+            for row in rank.rows:
+                found.setdefault(row.choice, []).append(Price(row.predicted_s, 0.0, -1, 0.0, None, 0.0))
+        return {choice: prices for choice, prices in found.items() if len(prices) == len(self.ranks)}
+
+    def expected_s(self, size_bytes: int, choice: str) -> float | None:
+        """Return what an all-reduce should take; None: this choice is not in the table."""
+        sizes = [rank.size_bytes for rank in self.ranks]
+        times = [next((row.expected_s for row in rank.rows if row.choice == choice), None) for rank in self.ranks]
+        known = [(size, time) for size, time in zip(sizes, times, strict=True) if time is not None]
+        if not known:
+            return None
+        if size_bytes >= known[-1][0]:
+            return known[-1][1] * size_bytes / known[-1][0]
+        above = next(index for index, (size, _) in enumerate(known) if size > size_bytes)
+        if above == 0:
+            return known[0][1]
+        (low, fast), (high, slow) = known[above - 1], known[above]
+        return fast + (slow - fast) * (size_bytes - low) / (high - low)
+
+
+@dataclass(frozen=True)
+class Timings:
+    """All-reduces that were carried out for real.
+
+    Args:
+        seconds: By (choice, size in bytes), the median.
+    """
+
+    seconds: Mapping[tuple[str, int], float]
+
+    @property
+    def sizes(self) -> list[int]:
+        """The sizes at which `native` was timed too, ascending."""
+        return sorted({size for choice, size in self.seconds if choice == NATIVE})
+
+    def of(self, choice: str) -> list[tuple[int, float]]:
+        """Return (size, seconds) of a choice, by size."""
+        return sorted((size, seconds) for (name, size), seconds in self.seconds.items() if name == choice)
+
+
+def candidates(cluster: Cluster, order: Sequence[int] = ()) -> list[Choice]:
+    """Return the choices that make sense.
+
+    Args:
+        cluster: The hosts.
+        order: A better order of the hosts for rings; empty: there is none.
+    """
+    hosts, ranks = cluster.between.size, cluster.ranks.size
+    ways = ["ranks"] if not cluster.shared else ["hosts", *(["leaders"] if cluster.lanes > 1 else [])]
+    names = [name for name in ALGORITHMS if name not in _LEFT_OUT and (name != "one_shot" or hosts <= 16)]
+    found = [Choice(NATIVE)]
+    for over in ways:
+        found += [Choice(NATIVE, over)] if over == "hosts" else []
+        found += [Choice(name, over) for name in names]
+        found += [Choice(name, over, segments) for name in _CUT for segments in _SEGMENTS]
+        if order:
+            found += [Choice("ring", over, order=tuple(order)), Choice("chain", over, _SEGMENTS[-1], tuple(order))]
+    if cluster.shared and ranks <= 64:
+        found += [Choice(name) for name in _FLAT if name != "one_shot" or ranks <= 16]
+    return found
+
+
+def priced(choices: Iterable[Choice], cluster: Cluster, sizes: Sequence[int] = LADDER) -> dict[str, list[Price]]:
+    """Return the price of every choice at every size."""
+    return {str(choice): price_choice(choice, sizes, cluster) for choice in choices}
+
+
+def make_table(
+    prices: Mapping[str, Sequence[Price]],
+    timings: Timings,
+    key: dict[str, str],
+    topology: dict[str, Any],
+    *,
+    sizes: Sequence[int] = LADDER,
+    before: Table | None = None,
+    fresh: Iterable[int] | None = None,
+) -> Table:
+    """Return the table that follows from predictions and timings.
+
+    A choice other than `native` wins only where it was timed beside `native` at the nearest size and was at least as
+    fast; a table in use is changed only for a gain of a tenth, or to keep that promise, and at sizes far from those
+    that were timed anew only where the prices on the links as they are now differ by as much.
+
+    Args:
+        prices: By choice, one per size.
+        timings: What was timed.
+        key: What the table depends on.
+        topology: The links.
+        sizes: In bytes, ascending.
+        before: The table in use.
+        fresh: With `before`, the sizes that were timed anew; None: all.
+    """
+    anew = None if fresh is None else tuple(fresh)
+    return Table(
+        key,
+        topology,
+        tuple(_rank(at, size, prices, timings, before, anew) for at, size in enumerate(sizes)),
+    )
+
+
+def _rank(
+    at: int,
+    size: int,
+    prices: Mapping[str, Sequence[Price]],
+    timings: Timings,
+    before: Table | None,
+    fresh: Sequence[int] | None,
+) -> Rank:
+    nearest = min(timings.sizes, key=lambda timed: abs(math.log(timed / size)), default=None)
+    usual = _usual_ratio(nearest, prices, timings)
+    expected = {
+        choice: of_size[at].seconds * (_ratio(choice, size, of_size, timings) or usual)
+        for choice, of_size in prices.items()
+    }
+    eligible = {choice for choice in prices if _eligible(choice, size, nearest, expected, timings)}
+    rows = sorted(
+        (
+            Row(choice, prices[choice][at].seconds, timings.seconds.get((choice, size)), seconds, choice in eligible)
+            for choice, seconds in expected.items()
+        ),
+        key=lambda row: (row.expected_s, row.choice),
+    )
+    winner = next((row.choice for row in rows if row.eligible), NATIVE)
+    if before is not None:
+        old = before.at(size).winner
+        winner = _kept(old, winner, expected)
+        known = fresh is None or any(_near(size, timed) for timed in fresh)
+        if winner != old and old in prices and not known:
+            cheaper = prices[winner][at].seconds < WORTH_IT * prices[old][at].seconds
+            winner = winner if cheaper else old
+    turns = before.at(size).turns if before is not None and winner == before.at(size).winner else 0
+    why = _why(winner, prices[winner][at] if winner in prices else None, rows)
+    return Rank(size, winner, why, tuple(rows), turns)
+
+
+def _eligible(choice: str, size: int, nearest: int | None, expected: Mapping[str, float], timings: Timings) -> bool:
+    if choice == NATIVE:
+        return True
+    if nearest is None or (choice, nearest) not in timings.seconds:
+        return False
+    safe = 1.0 if size == nearest else MOST_SAFE
+    return (
+        timings.seconds[choice, nearest] <= timings.seconds[NATIVE, nearest]
+        and expected[choice] <= safe * expected[NATIVE]
+    )
+
+
+def _near(size: int, timed: int) -> bool:
+    """Tell whether what was timed at a size says something of another: beyond a block all sizes rank alike."""
+    return max(size, timed) <= 4 * min(size, timed) or min(size, timed) >= BLOCK_BYTES
+
+
+def _kept(old: str, new: str, expected: Mapping[str, float]) -> str:
+    """Return the old choice unless leaving it is worth it."""
+    if old not in expected or expected[new] < WORTH_IT * expected[old]:
+        return new
+    return new if expected[old] > TOLERATED * expected[NATIVE] else old
+
+
+def _ratio(choice: str, size: int, of_size: Sequence[Price], timings: Timings) -> float | None:
+    """Return measured / predicted of a choice at a size: between the sizes that were timed, in log-log."""
+    ratios = [(timed, seconds / predicted_at(timed, of_size)) for timed, seconds in timings.of(choice)]
+    if not ratios:
+        return None
+    if size <= ratios[0][0]:
+        return ratios[0][1]
+    for (low, a), (high, b) in itertools.pairwise(ratios):
+        if size <= high:
+            share = math.log(size / low) / math.log(high / low)
+            return math.exp((1 - share) * math.log(a) + share * math.log(b))
+    return ratios[-1][1]
+
+
+def _usual_ratio(nearest: int | None, prices: Mapping[str, Sequence[Price]], timings: Timings) -> float:
+    """Return the median of measured / predicted at a size, for choices that were never timed."""
+    ratios = sorted(
+        seconds / predicted_at(size, prices[choice])
+        for (choice, size), seconds in timings.seconds.items()
+        if size == nearest and choice in prices
+    )
+    return ratios[len(ratios) // 2] if ratios else 1.0
+
+
+def predicted_at(size: int, of_size: Sequence[Price], sizes: Sequence[int] = LADDER) -> float:
+    """Return the prediction at a size of the ladder, or at the nearest, seconds; never 0."""
+    at = min(range(len(of_size)), key=lambda index: abs(math.log(sizes[index] / size)))
+    return max(of_size[at].seconds, 1e-9)
+
+
+def _why(winner: str, price: Price | None, rows: Sequence[Row]) -> str:
+    other = next((row for row in rows if row.choice != winner), None)
+    own = next((row for row in rows if row.choice == winner), None)
+    parts = [f"{winner}: {price.why()}" if price is not None else winner]
+    if other is not None and own is not None:
+        more = 100 * (other.expected_s / own.expected_s - 1)
+        cost = f"{more:.0f} % more" if more >= 0 else f"{-more:.0f} % less"
+        note = "" if other.eligible or more >= 0 else ", but was not measured to be faster than native"
+        parts.append(f"{other.choice} would take {cost}{note}")
+    return "; ".join(parts)

@@ -1,0 +1,258 @@
+"""Prices the candidates, times the best few of them, and makes the table of choices of it; alike on all ranks."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ringside.engine.algorithm import NATIVE, Choice
+from ringside.engine.cost.model import Cluster, Price
+from ringside.engine.dtypes import DTYPES
+from ringside.engine.net.exchange.signature import Call
+from ringside.engine.net.hierarchical import Across
+from ringside.engine.net.rank_map import Roster
+from ringside.engine.probe.prober import PROBE, Probe, Prober
+from ringside.engine.tuner.table import LADDER, Table, Timings, candidates, make_table, predicted_at, priced
+from ringside.schedule import binomial_broadcast
+
+# -------------------------------------------------------------------------------------------------
+# Which choices are timed at a size, turn by turn, and which of them are given up. Pure.
+
+MOST_TIMED = 4 << 20
+"""Larger tensors go in blocks of this size: their ranking is that of one block."""
+HOPELESS = 2.0
+"""A choice that takes so many times what the best of a turn does is not timed again."""
+
+_FEWEST = "leaders/parameter_server"  # it has the fewest messages; their price does not tell how busy cores will be
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What rank 0 has all ranks time: choices per size."""
+
+    turns: list[tuple[int, list[str]]]
+
+
+@dataclass(eq=False)
+class Race:
+    """The choices that are timed at one size, turn by turn; the same on all ranks."""
+
+    size: int
+    names: list[str]
+    keep: frozenset[str]
+
+    def __post_init__(self) -> None:
+        self.data = np.zeros(max(self.size // 4, 1), dtype=np.float32)
+        self.going = list(range(len(self.names)))
+        self.turns: list[np.ndarray[Any, np.dtype[np.float64]]] = []
+
+    def took(self, seconds: np.ndarray[Any, np.dtype[np.float64]]) -> None:
+        """Take a turn's times of the slowest rank, -1 where a choice was not timed, and leave out the hopeless."""
+        self.turns.append(seconds)
+        best = min(float(seconds[at]) for at in self.going)
+        self.going = [at for at in self.going if self.names[at] in self.keep or seconds[at] <= HOPELESS * best]
+
+    def cost_s(self) -> float:
+        """Return what the next turn takes, if it takes what the last one did."""
+        return sum(max(float(self.turns[-1][at]), 0.0) for at in self.going)
+
+    def medians(self) -> dict[tuple[str, int], float]:
+        """Return the median of each choice's turns."""
+        if not self.turns:
+            return {}
+        took = np.array(self.turns)
+        times = zip(self.names, (column[column >= 0] for column in took.T), strict=True)
+        return {(name, self.size): float(np.median(seconds)) for name, seconds in times if len(seconds)}
+
+
+def best_at(prices: Mapping[str, Sequence[Price]], size: int) -> list[str]:
+    """Return the choices to time at a size, the most promising first after native, of every way by turns.
+
+    These are the native ones, and the best by price over leaders, hosts and ranks each.
+    """
+    ways: list[list[str]] = []
+    shared = f"hosts/{NATIVE}" in prices
+    for over, small, large, block in (("leaders", 3, 1, 0), ("hosts", 2, 2, 1), ("ranks", 1 if shared else 4, 3, 2)):
+        count = small if size < 1 << 20 else large if size < MOST_TIMED else block
+        if over == "ranks" and shared and size >= 1 << 20:
+            count = 0  # every byte would leave a host as often as it has ranks
+        if over == "hosts" and size <= LADDER[0]:
+            count = 0  # a single element is carried by one rank of a host, as by a leader
+        ours = [name for name in prices if not name.endswith(NATIVE) and Choice.parse(name).over == over]
+        if size < 1 << 16:  # nothing to cut in pieces
+            ours = [name for name in ours if Choice.parse(name).segments == 1]
+        ways.append(sorted(ours, key=lambda choice: predicted_at(size, prices[choice]))[:count])
+    if size < 1 << 16 and _FEWEST in prices and _FEWEST not in ways[0]:
+        ways[0].append(_FEWEST)
+    if size >= 1 << 20:
+        ways = [ways[1], ways[0], ways[2]]
+    found = [name for names in itertools.zip_longest(*ways) for name in names if name is not None]
+    return [NATIVE, *found, *([f"hosts/{NATIVE}"] if shared else [])]
+
+
+# -------------------------------------------------------------------------------------------------
+# Rank 0's word: what the first rank decides, given to all byte for byte.
+
+
+class First:
+    """This rank's part in what rank 0 tells everybody.
+
+    Args:
+        across: The group.
+
+    Attributes:
+        here: Whether this is rank 0.
+    """
+
+    def __init__(self, across: Across) -> None:
+        self._across = across
+        self.here = across.roster.rank == 0
+
+    def tell(self, data: bytes) -> bytes:
+        """Return what rank 0 gives; what others give counts for nothing. A collective."""
+        size = np.array([len(data)], dtype=np.int64)
+        self._broadcast(size.view(np.uint8))
+        content = np.zeros(int(size[0]), dtype=np.uint8)
+        if not len(content):
+            return b""
+        if self.here:
+            content[:] = np.frombuffer(data, dtype=np.uint8)
+        self._broadcast(content)
+        return content.tobytes()
+
+    def _broadcast(self, data: Any) -> None:
+        call = Call(PROBE, DTYPES.index("uint8"), 0, len(data))
+        self._across.run(binomial_broadcast(self._across.roster.size), [data], 1, call)
+
+
+_TIMED = (4 << 10, 1 << 20, 64 << 10, 4 << 20, 4, 256 << 10)  # in this order, as far as the budget goes
+_REPEATS = 3
+_FEW = 3  # choices that are timed where there is no time for more
+_MOST_PACE = 2.0  # what choices take over what they should, as the smaller sizes tell of larger ones
+_MUST, _MUST_S = _TIMED[:3], 0.1  # are timed once even late, unless that is to take so long
+
+
+class Measuring:
+    """One rank's part in timing choices.
+
+    Args:
+        roster: Who is where.
+        first: Rank 0's word.
+        prober: Times links and choices.
+        clock: Seconds.
+
+    Attributes:
+        timings: What choices took, seconds, by choice and size; on rank 0.
+        prices: What they should take; on rank 0.
+        pace: What choices take over what they should, as far as they have been timed; None: none has been.
+    """
+
+    def __init__(self, roster: Roster, first: First, prober: Prober, clock: Callable[[], float]) -> None:
+        self._roster, self._first, self._prober, self._clock = roster, first, prober, clock
+        self.timings: dict[tuple[str, int], float] = {}
+        self.prices: dict[str, list[Price]] = {}
+        self.pace: float | None = None
+
+    def go_on_from(self, table: Table) -> None:
+        """Take the figures of a table that was kept."""
+        self.timings, self.prices = table.timings(), table.prices()
+
+    def table(self, probe: Probe, budget_s: float, key: dict[str, str], before: Table | None, asked: int) -> bytes:
+        """Price, time and decide; return the table as all ranks have it. A collective.
+
+        Args:
+            probe: The links as they are.
+            budget_s: For how long to time, seconds; rank 0's clock counts.
+            key: What the choice depends on.
+            before: The table in use; None: there is none, and every size is timed.
+            asked: The size that led to this, bytes: the one that is timed again.
+        """
+        deadline = self._clock() + budget_s
+        cluster = self._prober.cluster(probe.network)
+        plan = self._plan(probe, cluster, before, asked) if self._first.here else Plan([])
+        plan = msgspec.json.decode(self._first.tell(msgspec.json.encode(plan)), type=Plan)
+        used = {rank.winner for rank in before.ranks} if before is not None else set()
+        timings = self._time(plan, used, deadline)
+        if not self._first.here:
+            return self._first.tell(b"")
+        self.timings.update(timings)
+        topology = self._topology(cluster)
+        fresh = {size for _, size in timings}
+        table = make_table(self.prices, Timings(self.timings), key, topology, before=before, fresh=fresh)
+        return self._first.tell(table.encode())
+
+    def _plan(self, probe: Probe, cluster: Cluster, before: Table | None, asked: int) -> Plan:
+        """Price the candidates and say which are to be timed, rank 0 only."""
+        prices = priced(candidates(cluster, probe.better_order), cluster)
+        if before is None:
+            self.prices = prices
+            return Plan([(size, best_at(prices, size)) for size in _TIMED])
+        used = {rank.winner for rank in before.ranks} - prices.keys()
+        prices |= priced((Choice.parse(text) for text in used), cluster)
+        self.timings = {
+            (choice, size): seconds * predicted_at(size, prices[choice]) / predicted_at(size, self.prices[choice])
+            for (choice, size), seconds in self.timings.items()
+            if choice in prices and choice in self.prices
+        }
+        self.prices = prices
+        size = min(LADDER[bisect_left(before.bounds(), asked)], MOST_TIMED)
+        names = [before.at(asked).winner, *best_at(prices, size)]
+        return Plan([(size, list(dict.fromkeys(names)))])
+
+    def _time(self, plan: Plan, used: Set[str], deadline: float) -> dict[tuple[str, int], float]:
+        """Time what the plan says, in turns, as far as rank 0's clock allows; the medians of the slowest rank."""
+        races = [Race(size, names, frozenset({NATIVE, *used})) for size, names in plan.turns]
+        warm: set[str] = set()
+        self.pace = None
+        for turn in range(_REPEATS):
+            for race in races:
+                count = int.from_bytes(
+                    self._first.tell(self.affordable(race, turn, deadline).to_bytes(2, "little")), "little"
+                )
+                if count:
+                    self._take_turn(race, count, turn, warm)
+        return {key: seconds for race in races for key, seconds in race.medians().items()}
+
+    def affordable(self, race: Race, turn: int, deadline: float) -> int:
+        """Return how many choices, the first ones, the budget has room for in one more turn; rank 0's word counts."""
+        if not self._first.here or (turn > 0 and not race.turns):
+            return 0
+        left_s = deadline - self._clock()
+        if turn > 0:
+            return len(race.names) if race.cost_s() < left_s else 0
+        few = min(_FEW, len(race.names))
+        cost_s, few_s = (self._cost_s(race.size, race.names[:count]) for count in (len(race.names), few))
+        if cost_s < left_s:
+            return len(race.names)
+        must = self.pace is None or (race.size in _MUST and few_s < _MUST_S * self.pace)
+        return few if must or few_s < left_s else 0
+
+    def _cost_s(self, size: int, names: Sequence[str]) -> float:
+        return (self.pace or 1.0) * sum(predicted_at(size, self.prices[name]) for name in names)
+
+    def _take_turn(self, race: Race, count: int, turn: int, warm: set[str]) -> None:
+        race.going = [at for at in race.going if at < count]
+        for at in race.going:
+            if turn == 0:
+                self._prober.rehearse(Choice.parse(race.names[at]), race.data.size)
+            if race.names[at] not in warm:
+                warm.add(race.names[at])
+                self._prober.warm_up(Choice.parse(race.names[at]))
+        if turn == 0:
+            self._prober.most(np.zeros(1))  # whoever comes later than others would be charged to the first
+        took = np.full(len(race.names), -1.0)
+        for at in np.roll(race.going, -turn).tolist():
+            took[at] = self._prober.time_once(Choice.parse(race.names[at]), race.data)
+        race.took(self._prober.most(took))
+        if self._first.here and turn == 0:
+            predicted_s = sum(predicted_at(race.size, self.prices[race.names[at]]) for at in np.flatnonzero(took >= 0))
+            self.pace = min(max(float(race.turns[0][took >= 0].sum()) / predicted_s, 1.0), _MOST_PACE)
+
+    def _topology(self, cluster: Cluster) -> dict[str, Any]:
+        ranks = [len(ranks) for ranks in self._roster.hosts]
+        return cluster.between.to_topology(self._roster.names, ranks, "measured by ringside at start-up")
