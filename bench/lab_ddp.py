@@ -331,7 +331,7 @@ def _balanced(model: Any, compute: str, wanted_s: float) -> Work:
 
 def _let_it_settle(model: Any) -> None:
     """Take steps that compute nothing until all buckets' sizes are decided: what is measured is what comes after."""
-    from ringside.sync.ddp_methods import own_hook
+    from ringside.pytorch.ddp.ddp_methods import own_hook
 
     hook = own_hook(model)
     assert hook is not None

@@ -30,8 +30,8 @@ import ringside
 from ringside.demo.model import SIZES, ByteGPT
 from ringside.monitor import StepRecord
 from ringside.monitor.run.directory import RunReader
-from ringside.sync import Session
-from ringside.sync.digests import Digests
+from ringside.pytorch import Session
+from ringside.pytorch.recording.parameter_digests import Digests
 
 ENGINES = {"ringside": "Ringside's engine", "native": "stock Gloo (watching)"}
 TARGET_S, TARGET_RATIO = 100e-6, 0.005
@@ -188,7 +188,7 @@ def parameters(model: str) -> int:
 
 def make_step(
     engine: str, model: str, run_dir: str | None, digest_every: int = 0
-) -> tuple[Step, ringside.sync.Session | None]:
+) -> tuple[Step, ringside.pytorch.Session | None]:
     """Return a training step of a fresh model, watched where there is a run directory, and its session."""
     ddp = DistributedDataParallel(build(model))
     attachment = ringside.attach(

@@ -1,9 +1,9 @@
 """A training job of many processes whose compute is slept, watched by the real monitor.
 
-Every rank is a process, forked from one parent, with a real `ringside.sync.session.Session`: its step clock, its
-thread, its outbox into a real `TCPStore`; rank 0's collects, judges and writes the run. Only gradients are missing: the
-process group is torch's "fake" one, and ranks sleep until the moment at which a synchronous job would have finished the
-step. The parent keeps the store, so that its share is measured by itself.
+Every rank is a process, forked from one parent, with a real `ringside.pytorch.recording.session.Session`: its step
+clock, its thread, its outbox into a real `TCPStore`; rank 0's collects, judges and writes the run. Only gradients are
+missing: the process group is torch's "fake" one, and ranks sleep until the moment at which a synchronous job would have
+finished the step. The parent keeps the store, so that its share is measured by itself.
 """
 
 from __future__ import annotations

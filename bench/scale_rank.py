@@ -20,8 +20,8 @@ from torch.testing._internal.distributed import fake_pg
 
 from ringside.monitor.step_clock.draft import SyncTimes
 from ringside.monitor.verdict import Verdict
-from ringside.sync import session as sessions
-from ringside.sync.session_settings import Settings
+from ringside.pytorch.recording import session as sessions
+from ringside.pytorch.recording.settings import Settings
 
 assert fake_pg  # importing it is what makes the "fake" backend known
 

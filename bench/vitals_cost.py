@@ -16,8 +16,8 @@ from statistics import median
 import numpy as np
 
 from ringside.monitor.vitals.process import LARGEST_SHARE, VitalSigns
-from ringside.sync.session import BATCH_SECONDS
-from ringside.sync.vitals import RankVitals
+from ringside.pytorch.recording.session import BATCH_SECONDS
+from ringside.pytorch.recording.vitals import RankVitals
 
 STEPS = 20_000
 

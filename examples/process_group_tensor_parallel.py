@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import ringside  # noqa: F401 - makes the backend known (torch finds it by itself since 2.5)
-from ringside.sync import carried
+from ringside.pytorch import carried
 
 
 def main() -> None:

@@ -85,7 +85,7 @@ IMPORT_TORCH = [
     "ringside.engine.transports",
     "ringside.integrations",
     "ringside.survive",
-    "ringside.sync",
+    "ringside.pytorch",
 ]
 
 
@@ -207,7 +207,7 @@ def test_every_form_of_an_import_is_seen(tmp_path):
     code = """
         import json, torch.nn as nn
         from torch import distributed
-        from ringside import sync, __version__
+        from ringside import pytorch as sync, __version__
         from ringside import text as units
         from ringside.errors import UsageError
         from . import runner
@@ -221,7 +221,7 @@ def test_every_form_of_an_import_is_seen(tmp_path):
                 importlib.import_module("ringside.doctor")
     """
     wanted = (
-        "json torch.nn torch ringside.sync ringside ringside.text ringside.errors ringside.bench ringside.lab "
+        "json torch.nn torch ringside.pytorch ringside ringside.text ringside.errors ringside.bench ringside.lab "
         "ringside.monitor.run.records ringside.predict ringside.doctor"
     )
     (tmp_path / "module.py").write_text(textwrap.dedent(code))

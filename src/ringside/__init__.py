@@ -27,9 +27,9 @@ from ringside.errors import (
 if TYPE_CHECKING:
     from ringside import survive as survive
     from ringside.engine import init as init
-    from ringside.sync import attach as attach
-    from ringside.sync import log as log
-    from ringside.sync.communicator import Communicator as Communicator
+    from ringside.pytorch import attach as attach
+    from ringside.pytorch import log as log
+    from ringside.pytorch.communicator.communicator import Communicator as Communicator
     from ringside.view.run.recorded import Run as Run
 
 __version__ = "0.1.0"
@@ -54,10 +54,10 @@ __all__ = [
 
 _LAZY = {
     "init": "ringside.engine",
-    "Communicator": "ringside.sync.communicator",
+    "Communicator": "ringside.pytorch.communicator.communicator",
     "Run": "ringside.view.run.recorded",
-    "attach": "ringside.sync",
-    "log": "ringside.sync",
+    "attach": "ringside.pytorch",
+    "log": "ringside.pytorch",
 }
 
 

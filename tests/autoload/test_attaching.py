@@ -18,7 +18,7 @@ from tests.sync.training import Said, ddp_ranks, group  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from ringside.autoload import ringside_autoload, ringside_backend  # noqa: E402
-from ringside.sync import attachment_of  # noqa: E402
+from ringside.pytorch import attachment_of  # noqa: E402
 
 PR_GET_PDEATHSIG = 2
 

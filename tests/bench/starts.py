@@ -46,7 +46,7 @@ def answer(script: Path, answers: SimpleQueue[str]) -> None:
 
 def main() -> None:
     """Start all of them."""
-    for module in ("ringside.sync.attachment", "ringside.survive.train"):  # once for all, as most import them
+    for module in ("ringside.pytorch.ddp.attach", "ringside.survive.train"):  # once for all, as most import them
         importlib.import_module(module)
 
     context = multiprocessing.get_context("fork")

@@ -12,7 +12,7 @@ import pytest
 
 from ringside.commands import build_parser, lab, main
 from ringside.lab import Lab
-from ringside.lab.names import namespaces_there
+from ringside.lab.namespaces import namespaces_there
 
 needs_lab = pytest.mark.skipif(bool(Lab.unavailable()), reason=Lab.unavailable())
 

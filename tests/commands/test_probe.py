@@ -27,7 +27,7 @@ def run(*argv: str) -> int:
 
 
 def outcome(n: int = 4, slow: dict[tuple[int, int], float] | None = None, **more):
-    from ringside.sync.probing import Outcome
+    from ringside.pytorch.job_probe import Outcome
 
     per_byte = np.full((n, n), 1e-8)
     for pair, share in (slow or {}).items():

@@ -40,8 +40,8 @@ def job(port: int, path: str, engine: str, fault: str, steps: int = MOST_STEPS, 
     """Train on this rank until somebody was named, or for so many steps; return how many it were."""
     import real_rank
 
-    from ringside.sync import session
-    from ringside.sync.session_settings import Settings
+    from ringside.pytorch.recording import session
+    from ringside.pytorch.recording.settings import Settings
 
     with pytest.MonkeyPatch.context() as patch, group(port):
         patch.setenv("RINGSIDE_DIGEST_EVERY", str(DIGEST_EVERY))

@@ -16,11 +16,10 @@ from ringside.bench import launch
 from ringside.commands import bench, lab, probe
 from ringside.engine.cost.network import Network
 from ringside.engine.probe.prober import Probe
-from ringside.lab.places import places
-from ringside.lab.running import RankResult, RunResult
+from ringside.lab.processes import RankResult, RunResult, places
 from ringside.monitor.run.records import RunInfo, StepRecord
 from ringside.monitor.verdict import Verdict
-from ringside.sync.probing import Outcome
+from ringside.pytorch.job_probe import Outcome
 
 H100 = "--preset dgx-h100 --hosts 4"
 COMMANDS = {

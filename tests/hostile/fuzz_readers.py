@@ -421,9 +421,9 @@ def _damaged_tree(content: bytes, random: Random) -> bytes:
 def _write_messages(folder: Path) -> None:
     """What ranks, workers and their keepers say to each other, as the code that says it writes it."""
     from ringside.monitor.hang.rank_state import Call, Failure, Standing
+    from ringside.pytorch.hang_watch.store_channel import Letter
     from ringside.survive.protocol.decision import Commit, Decided, Seat, encode_decided
     from ringside.survive.protocol.generation import Generation, encode_generation
-    from ringside.sync.watch_mail import Letter
 
     seats = (Seat(0, 1), Seat(1, 2))
     pack = msgspec.msgpack.Encoder().encode
@@ -486,7 +486,7 @@ def _hear_founders(content: bytes) -> None:
 def _hear_letter(content: bytes) -> None:
     """What another host says of its ranks, and the verdict on it."""
     from ringside.monitor.hang.detector import HangWatch
-    from ringside.sync import watch_mail
+    from ringside.pytorch.hang_watch import store_channel as watch_mail
 
     try:
         standings = watch_mail.letter_of(content).standings
@@ -503,7 +503,7 @@ def _hear_records(content: bytes) -> None:
     from ringside.monitor.collector import Collector
     from ringside.monitor.run.records import RunInfo
     from ringside.monitor.watchers import standard_watchers
-    from ringside.sync import delivery
+    from ringside.pytorch.recording import record_transport as delivery
     from ringside.view.export.prometheus import render
 
     try:
@@ -564,7 +564,7 @@ def _write_pages(folder: Path) -> None:
     """Pages of the hang watch, an entry of the registry, and a table of choices."""
     from ringside.engine.tuner.table import Rank, Row, Table
     from ringside.monitor.run import registry
-    from ringside.sync.watch_board import PAGE_BYTES, Board
+    from ringside.pytorch.hang_watch.board import PAGE_BYTES, Board
 
     board = Board()
     try:
@@ -604,7 +604,7 @@ def _pages(folder: Path) -> Iterator[str]:
 
 def _look_at_page(path: Path) -> None:
     from ringside.monitor.hang.detector import HangWatch
-    from ringside.sync.watch_board import PAGE_BYTES, View
+    from ringside.pytorch.hang_watch.board import PAGE_BYTES, View
 
     view = View(1, path.read_bytes()[:PAGE_BYTES].ljust(PAGE_BYTES, b"\0"))
     machine = HangWatch([1, 2])

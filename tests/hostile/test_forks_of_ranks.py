@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ringside.sync.storage import empty_shared, storage_of  # noqa: E402
+from ringside.pytorch.shared_storage import empty_shared, storage_of  # noqa: E402
 
 
 def scribble(tensors, queue):

@@ -25,7 +25,7 @@ from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside.sync.storage import Buckets, empty_shared  # noqa: E402
+from ringside.pytorch.shared_storage import Buckets, empty_shared  # noqa: E402
 
 pytestmark = pytest.mark.native
 

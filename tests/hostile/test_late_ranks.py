@@ -122,7 +122,7 @@ def shared_again() -> list[float]:
     import torch
 
     from ringside.engine.buffers import flatten
-    from ringside.sync.storage import empty_shared, storage_of
+    from ringside.pytorch.shared_storage import empty_shared, storage_of
 
     x = empty_shared(50_000, torch.float32).fill_(1.0)
     storage = storage_of(x)
@@ -163,7 +163,7 @@ def one_fails_beside_another() -> tuple[str, str, list[float]]:
     import torch
 
     from ringside.engine.buffers import flatten
-    from ringside.sync.storage import empty_shared, storage_of
+    from ringside.pytorch.shared_storage import empty_shared, storage_of
 
     x = empty_shared(100_000, torch.float32).fill_(1.0)
     mine, beside = x[:50_000], x[50_000:]

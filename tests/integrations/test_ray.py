@@ -34,7 +34,7 @@ def worker(port: int, run: str) -> bool:
     from torch.nn.parallel import DistributedDataParallel
 
     from ringside.integrations.ray import watched
-    from ringside.sync import session
+    from ringside.pytorch.recording import session
 
     def train(steps: int) -> None:
         model = DistributedDataParallel(torch.nn.Linear(4, 4))

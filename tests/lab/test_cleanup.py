@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from ringside.lab import Lab, remove_leftovers
-from ringside.lab.names import namespaces_there
-from ringside.lab.namespaces import processes_in
+from ringside.lab.namespaces import namespaces_there, processes_in
 from ringside.processes import Process, children
 
 from .factory import LabFactory
@@ -41,7 +40,7 @@ def owner(delay_s: float = 0.0) -> Iterator[tuple[subprocess.Popen[str], str, li
             name = child.stdout.readline().strip()
             assert [child.stdout.readline(), child.stdout.readline()] == ["rank\n", "rank\n"]
             below = [Process(pid) for pid in children(child.pid)]
-            (guard,) = (process for process in below if b"ringside.lab.guard" in command_of(process))
+            (guard,) = (process for process in below if b"ringside.lab.namespaces" in command_of(process))
             yield child, name, below, guard
             for process in below:
                 wait_for_end(process)
@@ -76,7 +75,7 @@ def test_a_lab_that_cannot_be_built_leaves_nothing(monkeypatch: pytest.MonkeyPat
     if reason := Lab.unavailable():
         pytest.skip(reason)
     from ringside.errors import RingsideError
-    from ringside.lab import shaping
+    from ringside.lab import network as shaping
 
     monkeypatch.setattr(shaping, "limit", lambda device, rate: [f"qdisc replace dev {device} root no-such-filter"])
     with pytest.raises(RingsideError, match="tc refused a command"), Lab(hosts=2):

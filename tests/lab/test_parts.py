@@ -19,13 +19,15 @@ import pytest
 from tests.support.ranks import on_ranks
 
 from ringside.errors import RingsideError, UnsupportedError, UsageError
-from ringside.lab import Lab, delay, measure, names, network, shaping, tools
+from ringside.lab import Lab, delay, measure, network
+from ringside.lab import iproute2 as tools
 from ringside.lab import lab as labs
-from ringside.lab.counters import _parse
-from ringside.lab.names import LabName
-from ringside.lab.places import Place, defaults
-from ringside.lab.running import RankResult, Ranks
-from ringside.lab.units import parse_delay, parse_rate, payload_bytes_per_second
+from ringside.lab import namespaces as names
+from ringside.lab import network as shaping
+from ringside.lab.iproute2 import parse_delay, parse_rate, payload_bytes_per_second
+from ringside.lab.namespaces import LabName
+from ringside.lab.network import _parse
+from ringside.lab.processes import Place, RankResult, Ranks, defaults
 from ringside.lab.wiring import mesh, star
 
 PATIENCE_S = 60.0
@@ -421,7 +423,7 @@ def test_a_rank_whose_child_keeps_its_pipe_open_has_ended() -> None:
 def test_who_is_left_after_a_failure_has_a_limited_time_and_is_ended_with_all_below(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ringside.lab.running.GRACE_S", 0.3)
+    monkeypatch.setattr("ringside.lab.processes.GRACE_S", 0.3)
     finished, results = run(
         ["exit 5", "sleep 1000", "trap '' TERM; while true; do sleep 0.05; done", "exit 0"], after_failure_s=0.3
     )

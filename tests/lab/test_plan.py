@@ -7,11 +7,12 @@ import os
 import pytest
 
 from ringside.errors import RingsideError, UsageError
-from ringside.lab import Lab, shaping, tools
+from ringside.lab import Lab
+from ringside.lab import iproute2 as tools
+from ringside.lab import network as shaping
 from ringside.lab.delay import DelayLine
-from ringside.lab.names import LabName
-from ringside.lab.places import Place, defaults, environment, places, ranks_on
-from ringside.lab.running import RankResult, RunResult
+from ringside.lab.namespaces import LabName
+from ringside.lab.processes import Place, RankResult, RunResult, defaults, environment, places, ranks_on
 from ringside.lab.wiring import SWITCH, address_of, mesh, routes, star
 
 

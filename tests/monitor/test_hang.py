@@ -18,7 +18,7 @@ from ringside.monitor.verdict import headline
 
 LONG_S = LIMIT_S + 1
 TICK_S = 0.25
-"""How often a watcher looks (ringside.sync.watch)."""
+"""How often a watcher looks (ringside.pytorch.hang_watch.watch)."""
 ASLEEP = Process(state="S", cpu_share=0.0, kernel_function="futex_wait_queue")
 STOPPED = Process(state="T")
 GONE = Process(state="Z", gone_s=1.0, signal=9)

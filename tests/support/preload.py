@@ -11,7 +11,7 @@ for name in (
     "torch.nn.parallel",
     "torch.optim",
     "torch._dynamo",  # the first DDP imports it
-    "ringside.sync",
+    "ringside.pytorch",
 ):
     with contextlib.suppress(ImportError):  # tests that need torch are skipped without it
         importlib.import_module(name)

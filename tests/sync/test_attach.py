@@ -275,7 +275,7 @@ def test_ranks_on_several_hosts_are_carried_by_us_with_gloo_results(ranks_per_ho
 
 def cannot_open(port: int) -> tuple[str, str]:
     """Rank 1 can offer the engine and then fails to open it (no pidfd, no memory)."""
-    import ringside.sync.attachment as module
+    import ringside.pytorch.ddp.attach as module
 
     class Failing(module.Communicator):
         def __init__(self, *args: Any) -> None:

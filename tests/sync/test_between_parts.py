@@ -22,8 +22,8 @@ from ringside.engine.tuner.drift import EVERY_NOTED, LARGE_BYTES  # noqa: E402
 from ringside.errors import ClosedError, MismatchError, UsageError  # noqa: E402
 from ringside.monitor.job.collectives import Span  # noqa: E402
 from ringside.monitor.step_clock.draft import SyncTimes  # noqa: E402
+from ringside.pytorch.ddp.reducers import HookCarrier, NativeCarrier, RingsideCarrier  # noqa: E402
 from ringside.schedule import by_name  # noqa: E402
-from ringside.sync.carriers import HookCarrier, NativeCarrier, RingsideCarrier  # noqa: E402
 
 from .training import ddp_ranks, group  # noqa: E402
 

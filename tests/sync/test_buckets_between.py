@@ -16,8 +16,8 @@ from ringside.engine.buffers import Flat
 from ringside.engine.dtypes import DTYPES
 from ringside.engine.tuner.selector import Selector
 from ringside.engine.tuner.table import Rank, Row, Table
-from ringside.sync.communicator_between import Between
-from ringside.sync.communicator_options import Options
+from ringside.pytorch.communicator.between_hosts import Between
+from ringside.pytorch.communicator.options import Options
 
 MB = 1 << 20
 FLOAT32, FLOAT64 = DTYPES.index("float32"), DTYPES.index("float64")

@@ -14,9 +14,9 @@ from tests.support.ranks import on_ranks  # noqa: E402
 from ringside.engine.net.exchange.device import DevicePeers  # noqa: E402
 from ringside.engine.net.exchange.plan import plan_messages  # noqa: E402
 from ringside.errors import SyncError, UnsupportedError, UsageError  # noqa: E402
+from ringside.pytorch.communicator import gpu as communicator_device  # noqa: E402
+from ringside.pytorch.communicator.gpu import OnDevice  # noqa: E402
 from ringside.schedule import halving_doubling, ring  # noqa: E402
-from ringside.sync import communicator_device  # noqa: E402
-from ringside.sync.communicator_device import OnDevice  # noqa: E402
 
 from .groups import communicator, meeting_point, process_group  # noqa: E402
 
@@ -105,8 +105,8 @@ def test_what_cannot_be_is_refused_before_anything_is_sent() -> None:
 
 def through_the_communicator(path: str, hosts: Sequence[int], algorithm: str | None) -> tuple[list[float], str]:
     """Complex numbers, which the engine does not take, are taken for a tensor on a GPU."""
-    import ringside.sync.communicator as between
-    import ringside.sync.communicator_inside as inside
+    import ringside.pytorch.communicator.communicator as between
+    import ringside.pytorch.communicator.one_host as inside
 
     def pretended(x: Any) -> bool:
         return isinstance(x, torch.Tensor) and x.dtype == torch.complex64

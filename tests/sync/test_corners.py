@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside.sync.group import group_store  # noqa: E402
+from ringside.pytorch.store import group_store  # noqa: E402
 
 from .training import ddp_outcomes, ddp_ranks, group  # noqa: E402
 

@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from ringside.monitor import StepRecord  # noqa: E402
-from ringside.sync import delivery  # noqa: E402
-from ringside.sync.delivery import Inbox, Outbox, batch_seconds, can_append  # noqa: E402
+from ringside.pytorch.recording import record_transport as delivery  # noqa: E402
+from ringside.pytorch.recording.record_transport import Inbox, Outbox, batch_seconds, can_append  # noqa: E402
 
 RANKS = 70  # more than two boxes
 

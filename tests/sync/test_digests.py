@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 import ringside  # noqa: E402
 from ringside import _core  # noqa: E402
 from ringside._core import numpy_kernels as twins  # noqa: E402
-from ringside.sync import digests  # noqa: E402
+from ringside.pytorch.recording import parameter_digests as digests  # noqa: E402
 
 from .training import LIMIT_S, Plan, Said, build, free_port, group, one_step, small_attachment, steps  # noqa: E402
 

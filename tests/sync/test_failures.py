@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
 from ringside.monitor.verdict import Verdict  # noqa: E402
-from ringside.sync.session import Session  # noqa: E402
+from ringside.pytorch.recording.session import Session  # noqa: E402
 
 from . import namespaces  # noqa: E402
 from .training import (  # noqa: E402
@@ -307,7 +307,7 @@ def test_small_dev_shm_on_one_rank(privileged: Team) -> None:
 
 def without_memfds(port: int) -> tuple[bool, dict[str, int], list[str]]:
     """Train where the system gives rank 1 no memory that can be mapped, once Ringside's own is there."""
-    from ringside.sync import storage
+    from ringside.pytorch import shared_storage as storage
 
     from . import training
 

@@ -16,8 +16,8 @@ from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside.sync.ddp_methods import own_hook  # noqa: E402
-from ringside.sync.left_to_ddp import LeftToDdp  # noqa: E402
+from ringside.pytorch.ddp.ddp_methods import own_hook  # noqa: E402
+from ringside.pytorch.ddp.reducers import LeftToDdp  # noqa: E402
 
 from .training import LIMIT_S, free_port, group  # noqa: E402
 

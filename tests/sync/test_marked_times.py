@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 import ringside  # noqa: E402
 from ringside.monitor.run.directory import RunReader  # noqa: E402
 from ringside.monitor.run.records import StepRecord  # noqa: E402
-from ringside.sync import attachment as attachments  # noqa: E402
-from ringside.sync.cuda_marks import marker_of, runtime_in  # noqa: E402
+from ringside.pytorch.ddp import attach as attachments  # noqa: E402
+from ringside.pytorch.ddp.cuda_events import marker_of, runtime_in  # noqa: E402
 
 from .training import Said, build, ddp_ranks, group, small_attachment, steps  # noqa: E402
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from ringside.errors import SyncError
-from ringside.sync.pipeline import Pipeline
+from ringside.pytorch.ddp.bucket_pipeline import Pipeline
 
 
 class Buckets:

@@ -15,9 +15,10 @@ from ringside.engine.net.rank_map import Offer, Roster, make_roster, own_offer  
 from ringside.engine.probe.links import SlowLink  # noqa: E402
 from ringside.engine.tuner.explain import Revision  # noqa: E402
 from ringside.errors import UsageError  # noqa: E402
-from ringside.sync import probing, revisions  # noqa: E402
-from ringside.sync import session as sessions  # noqa: E402
-from ringside.sync.probing import Outcome, probe_job  # noqa: E402
+from ringside.pytorch import job_probe as probing  # noqa: E402
+from ringside.pytorch.job_probe import Outcome, probe_job  # noqa: E402
+from ringside.pytorch.recording import algorithm_changes as revisions  # noqa: E402
+from ringside.pytorch.recording import session as sessions  # noqa: E402
 
 from .training import free_port  # noqa: E402
 

@@ -16,7 +16,7 @@ from tests.support.ranks import on_ranks, place  # noqa: E402
 from torch.distributed import distributed_c10d as c10d  # noqa: E402
 
 from ringside.errors import UsageError  # noqa: E402
-from ringside.sync import carried  # noqa: E402
+from ringside.pytorch import carried  # noqa: E402
 
 from .groups import meeting_point  # noqa: E402
 from .process_groups import LIMIT_S, on_both, on_ours, under  # noqa: E402

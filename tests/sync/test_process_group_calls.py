@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from ringside.errors import DeadlineError, UsageError  # noqa: E402
-from ringside.sync.process_group_calls import settled  # noqa: E402
-from ringside.sync.process_group_collectives import TABLE, all_gather, broadcast  # noqa: E402
+from ringside.pytorch.process_group.arguments import settled  # noqa: E402
+from ringside.pytorch.process_group.collectives import TABLE, all_gather, broadcast  # noqa: E402
 
 from .process_groups import on_both, on_ours  # noqa: E402
 

@@ -16,8 +16,9 @@ from torch.distributed import distributed_c10d as c10d  # noqa: E402
 
 from ringside.autoload import ringside_backend  # noqa: E402
 from ringside.errors import UsageError  # noqa: E402
-from ringside.sync import carried, process_group_making  # noqa: E402
-from ringside.sync.process_group_collectives import TABLE  # noqa: E402
+from ringside.pytorch import carried  # noqa: E402
+from ringside.pytorch.process_group import creation as process_group_making  # noqa: E402
+from ringside.pytorch.process_group.collectives import TABLE  # noqa: E402
 
 pytestmark = pytest.mark.native
 

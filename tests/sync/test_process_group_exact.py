@@ -11,8 +11,8 @@ import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import on_ranks, place  # noqa: E402
 
 from ringside import _core  # noqa: E402
-from ringside.sync.process_group_counters import Counters  # noqa: E402
-from ringside.sync.process_group_fsdp import SharedAllGather, SharedReduceScatter  # noqa: E402
+from ringside.pytorch.fsdp import SharedAllGather, SharedReduceScatter  # noqa: E402
+from ringside.pytorch.process_group.counters import Counters  # noqa: E402
 
 from .groups import meeting_point  # noqa: E402
 from .process_groups import backend, on_ours  # noqa: E402

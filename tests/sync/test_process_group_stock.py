@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import BuiltinCommHookType  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-from ringside.sync import carried  # noqa: E402
+from ringside.pytorch import carried  # noqa: E402
 
 from .process_groups import on_both, on_ours  # noqa: E402
 from .training import same_bits  # noqa: E402

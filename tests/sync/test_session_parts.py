@@ -19,10 +19,10 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from ringside.monitor.run.directory import RunReader  # noqa: E402
-from ringside.sync import session as sessions  # noqa: E402
-from ringside.sync.chief import READY  # noqa: E402
-from ringside.sync.session import Session  # noqa: E402
-from ringside.sync.session_settings import Settings  # noqa: E402
+from ringside.pytorch.recording import session as sessions  # noqa: E402
+from ringside.pytorch.recording.rank0 import READY  # noqa: E402
+from ringside.pytorch.recording.session import Session  # noqa: E402
+from ringside.pytorch.recording.settings import Settings  # noqa: E402
 
 from .training import Said, ddp_ranks, group  # noqa: E402
 

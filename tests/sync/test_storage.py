@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from tests.support.ranks import on_ranks  # noqa: E402
 
 from ringside.engine.shm.communicator import Communicator  # noqa: E402
-from ringside.sync.storage import Buckets, empty_shared, storage_of  # noqa: E402
+from ringside.pytorch.shared_storage import Buckets, empty_shared, storage_of  # noqa: E402
 
 from .training import Said  # noqa: E402
 

@@ -33,11 +33,11 @@ import ringside  # noqa: E402
 from ringside.monitor.run.directory import RunReader  # noqa: E402
 from ringside.monitor.run.records import StepRecord, Wire  # noqa: E402
 from ringside.monitor.summary import finish  # noqa: E402
-from ringside.sync import session as sessions  # noqa: E402
-from ringside.sync.chief import Chief  # noqa: E402
-from ringside.sync.delivery import Inbox, Outbox  # noqa: E402
-from ringside.sync.fuse import Fuse  # noqa: E402
-from ringside.sync.session_settings import Settings  # noqa: E402
+from ringside.pytorch.isolation import Fuse  # noqa: E402
+from ringside.pytorch.recording import session as sessions  # noqa: E402
+from ringside.pytorch.recording.rank0 import Chief  # noqa: E402
+from ringside.pytorch.recording.record_transport import Inbox, Outbox  # noqa: E402
+from ringside.pytorch.recording.settings import Settings  # noqa: E402
 
 from .training import (  # noqa: E402
     LIMIT_S,
@@ -78,25 +78,25 @@ INSTRUMENTS = {
     "a step begins": "ringside.monitor.step_clock.clock:StepClock.forward_begins",
     "forward ends": "ringside.monitor.step_clock.clock:StepClock.forward_ends",
     "backward ends": "ringside.monitor.step_clock.clock:StepClock.backward_ends",
-    "what the engine's log says": "ringside.sync.carriers:NativeCarrier.take",
-    "what it took": "ringside.sync.carriers:SyncTimes",
+    "what the engine's log says": "ringside.pytorch.ddp.reducers:NativeCarrier.take",
+    "what it took": "ringside.pytorch.ddp.reducers:SyncTimes",
     "the update begins": "ringside.monitor.step_clock.clock:StepClock.optimizer_begins",
     "the update ends": "ringside.monitor.step_clock.clock:StepClock.optimizer_ends",
     "buffers": "ringside.monitor.step_clock.clock:StepClock.blocked",
-    "a collective begins": "ringside.sync.watch_board:Board.enters",
-    "a collective ends": "ringside.sync.watch_board:Board.goes_on",
-    "the hang watch": "ringside.sync.watch:Watch.tick",
-    "digests": "ringside.sync.digests:Digests.take",
-    "comparing": "ringside.sync.digests:Comparison.changes",
+    "a collective begins": "ringside.pytorch.hang_watch.board:Board.enters",
+    "a collective ends": "ringside.pytorch.hang_watch.board:Board.goes_on",
+    "the hang watch": "ringside.pytorch.hang_watch.watch:Watch.tick",
+    "digests": "ringside.pytorch.recording.parameter_digests:Digests.take",
+    "comparing": "ringside.pytorch.recording.parameter_digests:Comparison.changes",
     "vitals": "ringside.monitor.vitals.process:VitalSigns.since",
     "links": "ringside.monitor.links.sampler:LinkSampler.add_to",
-    "the outbox": "ringside.sync.delivery:Outbox.send",
-    "the inbox": "ringside.sync.delivery:Inbox.poll",
+    "the outbox": "ringside.pytorch.recording.record_transport:Outbox.send",
+    "the inbox": "ringside.pytorch.recording.record_transport:Inbox.poll",
     "the collector": "ringside.monitor.collector:Collector.add",
     "the detector": "ringside.monitor.detect:Detector.update",
     "alerts": "ringside.monitor.alerts.book:AlertBook.tick",
     "the run directory": "ringside.monitor.run.directory:append_to_file",
-    "the summary": "ringside.sync.chief:finish",
+    "the summary": "ringside.pytorch.recording.rank0:finish",
     "log": "ringside.monitor.step_clock.clock:StepClock.log",
 }
 
@@ -163,10 +163,10 @@ def test_an_instrument_that_breaks_harms_no_training_and_is_said_once(tmp_path: 
 @pytest.mark.parametrize(
     "where",
     [
-        "ringside.sync.chief:RunWriter",
-        "ringside.sync.chief:Alarm",
-        "ringside.sync.session:RankVitals",
-        "ringside.sync.watch:Watch",
+        "ringside.pytorch.recording.rank0:RunWriter",
+        "ringside.pytorch.recording.rank0:Alarm",
+        "ringside.pytorch.recording.session:RankVitals",
+        "ringside.pytorch.hang_watch.watch:Watch",
     ],
 )
 def test_a_monitor_that_cannot_start_harms_no_training(tmp_path: Path, where: str) -> None:

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from ringside.errors import DeadlineError, MismatchError, PeerLostError, SyncError  # noqa: E402
 from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS  # noqa: E402
 from ringside.monitor.hang.rank_state import Call, Failure, Process, Standing  # noqa: E402
-from ringside.sync.watch_board import CALLS_KEPT, Board, NoBoard, View  # noqa: E402
+from ringside.pytorch.hang_watch.board import CALLS_KEPT, Board, NoBoard, View  # noqa: E402
 
 NUMBERS = {"left": 1, "step": 7, "group_seq": 9, "call_bytes": 1 << 40, "episode": 3, "dumped": 2, "spoken": 5}
 

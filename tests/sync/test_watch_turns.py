@@ -25,11 +25,13 @@ from ringside.monitor.hang.rank_state import (  # noqa: E402
     Standing,
     read_stat,
 )
-from ringside.sync import watch, watch_host, watch_mail  # noqa: E402
-from ringside.sync.watch_board import Board  # noqa: E402
-from ringside.sync.watch_host import Hello, Host, path_as_text, path_of_text  # noqa: E402
-from ringside.sync.watch_mail import FRESH_S, Mail  # noqa: E402
-from ringside.sync.watch_stacks import Stacks  # noqa: E402
+from ringside.pytorch.hang_watch import host as watch_host  # noqa: E402
+from ringside.pytorch.hang_watch import store_channel as watch_mail  # noqa: E402
+from ringside.pytorch.hang_watch import watch  # noqa: E402
+from ringside.pytorch.hang_watch.board import Board  # noqa: E402
+from ringside.pytorch.hang_watch.host import Hello, Host, path_as_text, path_of_text  # noqa: E402
+from ringside.pytorch.hang_watch.stacks import Stacks  # noqa: E402
+from ringside.pytorch.hang_watch.store_channel import FRESH_S, Mail  # noqa: E402
 
 PATIENCE_S = 30.0
 

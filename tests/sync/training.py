@@ -29,7 +29,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ringside
-from ringside.sync import Attachment, session
+from ringside.pytorch import Attachment
+from ringside.pytorch.recording import session
 
 LIMIT_S = 90.0
 

@@ -33,6 +33,6 @@ def _register(c10d: ModuleType) -> None:
 
 
 def _make(options: Any, wishes: Any) -> Any:
-    from ringside.sync.process_group_making import make
+    from ringside.pytorch.process_group.creation import make
 
     return make(options, wishes)

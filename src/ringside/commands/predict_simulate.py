@@ -25,7 +25,7 @@ from typing import Any
 from ringside.commands.predict_plan import DEFAULT_BYTES, add_hardware, hardware, write_page
 from ringside.commands.what_if import link_of
 from ringside.errors import UsageError
-from ringside.lab.units import parse_delay
+from ringside.lab.iproute2 import parse_delay
 from ringside.predict.plan.options import schedule_for
 from ringside.predict.plan.simulated_band import UNSEEN, in_words, simulated_band
 from ringside.predict.simulation.simulate import simulate

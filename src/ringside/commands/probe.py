@@ -46,7 +46,7 @@ from ringside.processes import die_with_parent
 from ringside.text import ms
 
 if TYPE_CHECKING:
-    from ringside.sync.probing import Outcome
+    from ringside.pytorch.job_probe import Outcome
 
 HELP = "time the links between hosts; name the slow or broken one"
 
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _probe(**asked: Any) -> Outcome:
     try:
-        from ringside.sync.probing import probe_job
+        from ringside.pytorch.job_probe import probe_job
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringside
 from ringside.monitor.run.records import StepRecord
-from ringside.sync import Session
+from ringside.pytorch import Session
 
 BLOCK_STEPS = 8
 SETTLE_STEPS = 3

@@ -33,7 +33,7 @@ from ringside.engine.settings import usable_cores
 from ringside.errors import PeerLostError, RingsideError
 from ringside.faults.inject import Fault, Kill, Pause, first_step, inject, parse_fault
 from ringside.processes import die_with_parent
-from ringside.sync import Session
+from ringside.pytorch import Session
 
 LEARNING_RATE = 2e-3
 WARM_UP_STEPS = 10

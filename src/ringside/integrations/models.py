@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ringside import sync
+from ringside import pytorch as sync
 from ringside.integrations.work import WorkCount
-from ringside.sync import Attachment
+from ringside.pytorch import Attachment
 
 _log = logging.getLogger("ringside")
 

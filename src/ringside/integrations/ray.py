@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ringside.integrations.models import hold
 from ringside.integrations.needs import package
-from ringside.sync import session as sessions
+from ringside.pytorch.recording import session as sessions
 
 Loop = Callable[..., Any]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ringside.sync import Attachment
-from ringside.sync.fuse import Fuse
+from ringside.pytorch import Attachment
+from ringside.pytorch.isolation import Fuse
 
 TOKENS = "input_ids"
 """What Hugging Face calls a batch's tokens."""

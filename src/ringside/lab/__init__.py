@@ -1,10 +1,9 @@
 """The network lab: hosts as network namespaces on one machine, for tests, benchmarks and `ringside lab`."""
 
+from ringside.lab.iproute2 import parse_delay, parse_rate, payload_bytes_per_second
 from ringside.lab.lab import Lab
 from ringside.lab.namespaces import remove_leftovers
-from ringside.lab.places import Place
-from ringside.lab.running import RankResult, RunResult
-from ringside.lab.units import parse_delay, parse_rate, payload_bytes_per_second
+from ringside.lab.processes import Place, RankResult, RunResult
 
 __all__ = [
     "Lab",

@@ -11,14 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TypeVar
 
 from ringside.errors import UnsupportedError, UsageError
-from ringside.lab import network, tools
-from ringside.lab.counters import interface_bytes
-from ringside.lab.guard import start_guard
-from ringside.lab.names import LabName
-from ringside.lab.namespaces import inside, remove, remove_leftovers
-from ringside.lab.places import Place, defaults, environment, places, ranks_on
-from ringside.lab.running import Ranks, RunResult, Sink
-from ringside.lab.units import parse_delay, parse_rate
+from ringside.lab import iproute2 as tools
+from ringside.lab import network
+from ringside.lab.iproute2 import parse_delay, parse_rate
+from ringside.lab.namespaces import LabName, inside, remove, remove_leftovers, start_guard
+from ringside.lab.network import interface_bytes
+from ringside.lab.processes import Place, Ranks, RunResult, Sink, defaults, environment, places, ranks_on
 from ringside.lab.wiring import BRIDGE, SWITCH, WIRINGS, Link, address_of, node_of, switch_address
 
 _FIRST_PORT = 29500

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from ringside.lab.iproute2 import payload_bytes_per_second
 from ringside.lab.lab import Lab
-from ringside.lab.units import payload_bytes_per_second
 
 _PIECE_BYTES = 1 << 18
 _LIMIT_S = 30.0

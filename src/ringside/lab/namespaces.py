@@ -4,19 +4,92 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import logging
 import os
+import re
 import select
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from ringside.errors import RingsideError
-from ringside.lab.names import DIRECTORY, LabName, namespaces_there
 from ringside.processes import Process, hold
+
+# -------------------------------------------------------------------------------------------------
+# What a lab's network namespaces are called: the name says who owns them, so that anybody can tell whether he lives.
+#
+# `ringside-<owner's pid>-<owner's start time>-<count>-<node>`: a process number comes to mean another process one day,
+# a number together with a start time does not.
+
+DIRECTORY = Path("/run/netns")
+"""Where `ip netns` keeps names."""
+
+_count = itertools.count()
+_PATTERN = re.compile(r"ringside-(\d+)-(\d+)-(\d+)-(h\d+|switch)")
+
+
+@dataclass(frozen=True)
+class LabName:
+    """The name of a lab.
+
+    Args:
+        pid: Process number of its owner.
+        start: When the owner started, clock ticks since boot.
+        count: How many labs the owner made before.
+    """
+
+    pid: int
+    start: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"ringside-{self.pid}-{self.start}-{self.count}"
+
+    @classmethod
+    def new(cls) -> LabName:
+        """Return a name that no other lab has, owned by this process."""
+        start = start_time(os.getpid())
+        assert start is not None
+        return cls(os.getpid(), start, next(_count))
+
+    @classmethod
+    def of_namespace(cls, namespace: str) -> LabName | None:
+        """Return the lab that a namespace belongs to; None if it belongs to none."""
+        match = _PATTERN.fullmatch(namespace)
+        return None if match is None else cls(int(match[1]), int(match[2]), int(match[3]))
+
+    def namespace(self, node: str) -> str:
+        """Return the name of a node's namespace (`h0`, `h1`, ..., `switch`)."""
+        return f"{self}-{node}"
+
+    def owner_lives(self) -> bool:
+        """Tell whether the process that made the lab still lives."""
+        return start_time(self.pid) == self.start
+
+
+def start_time(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot; None where there is none, or it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def namespaces_there() -> list[str]:
+    """Return the names of all namespaces that belong to a lab, of whomever."""
+    try:
+        return sorted(name for name in os.listdir(DIRECTORY) if _PATTERN.fullmatch(name))
+    except OSError:
+        return []
+
 
 _CLONE_NEWNET = 0x40000000
 _MNT_DETACH = 2
@@ -151,3 +224,37 @@ def _unname(path: Path) -> None:
             path.unlink()
     except OSError as error:
         raise RingsideError(f"cannot remove the namespace {path.name}: {error.strerror}; try ip netns delete") from None
+
+
+# -------------------------------------------------------------------------------------------------
+# A process beside every lab that waits for the lab's owner to die, and then removes the lab.
+#
+# It covers every way a process can end without cleaning up: SIGKILL, SIGTERM without a handler, the OOM killer, a
+# crash. Should it be killed as well, the next lab that starts removes what is left (`remove_leftovers`).
+
+
+def start_guard(lab: LabName) -> subprocess.Popen[bytes]:
+    """Start the guard of a lab that this process is about to build; it is to be killed once the lab is removed."""
+    words = [str(number) for number in (lab.pid, lab.start, lab.count)]
+    # In a session of its own: Ctrl-C at the terminal is for the owner.
+    return subprocess.Popen(
+        [sys.executable, "-m", "ringside.lab.namespaces", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def main(words: list[str]) -> None:
+    """Wait for the owner to end, then remove its lab."""
+    pid, start, count = map(int, words)
+    lab = LabName(pid, start, count)
+    owner = hold(pid)
+    if owner is not None and lab.owner_lives():
+        select.select([owner], [], [])
+    remove(lab)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

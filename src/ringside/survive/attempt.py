@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ringside.pytorch.recording.parameter_digests import digest
 from ringside.survive.all_reduce.between_hosts import NetExchange
 from ringside.survive.all_reduce.one_host import HostExchange
 from ringside.survive.cluster.waiting import GaveUp, Superseded
@@ -16,7 +17,6 @@ from ringside.survive.data.micro_batches import Kept
 from ringside.survive.job import Job
 from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
-from ringside.sync.digests import digest
 
 AnyExchange = HostExchange | NetExchange
 

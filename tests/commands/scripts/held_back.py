@@ -12,7 +12,7 @@ from torch.distributed import PrefixStore
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ringside.demo.agreement import Agreement
-from ringside.sync import session as sessions
+from ringside.pytorch.recording import session as sessions
 
 
 class Works(torch.nn.Module):

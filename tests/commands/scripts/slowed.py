@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ringside.demo.agreement import Agreement
 from ringside.faults.inject import inject, parse_fault
-from ringside.sync import session as sessions
+from ringside.pytorch.recording import session as sessions
 
 
 class Sleepy(torch.nn.Module):

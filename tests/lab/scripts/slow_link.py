@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ringside
-from ringside.sync import session as sessions
-from ringside.sync.session_settings import Settings
+from ringside.pytorch.recording import session as sessions
+from ringside.pytorch.recording.settings import Settings
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()

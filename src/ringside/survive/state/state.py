@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from ringside.decoding import UNDECODABLE
 from ringside.errors import MismatchError, RingsideError, UnsupportedError
+from ringside.pytorch.recording.parameter_digests import digest
 from ringside.survive.cluster.shared_memory import OwnArena
 from ringside.survive.data.position import Position
-from ringside.sync.digests import digest
 
 # -------------------------------------------------------------------------------------------------
 # State as a tree of plain values with tensors at its leaves: taken apart, packed into bytes, and put together again.

@@ -1,0 +1,1 @@
+"""pytorch/communicator/__init__.py"""

@@ -1,0 +1,380 @@
+"""`Communicator(group)`: Ringside's collectives among the ranks of a process group, on one host or several."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from ringside import _core
+from ringside.engine import Communicator as HostCommunicator
+from ringside.engine.buffers import Flat, flatten
+from ringside.engine.collectives import Collectives
+from ringside.engine.dtypes import dtype_code, own_weight
+from ringside.engine.net.collectives import carry_out
+from ringside.engine.net.exchange.run import Hop
+from ringside.engine.net.rank_map import Roster, exchange_offers, make_roster, own_offer
+from ringside.engine.request import Call, checked_op
+from ringside.engine.runtime.interrupts import interruptible
+from ringside.engine.runtime.lifecycle import AtExit
+from ringside.engine.shm import split as groups
+from ringside.engine.shm.log import AcrossLog, CollectiveLog
+from ringside.engine.shm.memory import Storage
+from ringside.errors import ClosedError, UnsupportedError, UsageError
+from ringside.pytorch.communicator.between_hosts import Between, Key
+from ringside.pytorch.communicator.gpu import OnDevice, on_device
+from ringside.pytorch.communicator.one_host import Inside, open_across, open_local
+from ringside.pytorch.communicator.options import Options
+from ringside.pytorch.store import group_store
+from ringside.schedule import Schedule
+
+_ABANDON_S = 2.0  # what this rank has sent last may still be on its way
+
+
+class Communicator(Collectives):
+    """Collectives among the ranks of a torch.distributed process group.
+
+    Ranks that can share memory are found and use it; between hosts messages travel over a Gloo group of our own, made
+    over the job's store. Making one is a collective: every rank of the group makes it, in the same order. Use it from
+    one thread at a time; asynchronous collectives run in order on a thread of its own.
+
+    Args:
+        group: A process group with at least 2 ranks, this one among them; None: the default group.
+        timeout_s: Longest wait for other ranks in one collective, seconds (default RINGSIDE_TIMEOUT_S, else 1800).
+        algorithm: How all-reduces between hosts are carried out, such as `ring` or `hosts/ring`
+            (`ringside.engine.algorithm.Choice`; default RINGSIDE_ALGORITHM); None: chosen by measurement.
+        wire_dtype: `bfloat16` or `float16`: how float32 elements travel between hosts (default RINGSIDE_WIRE_DTYPE);
+            the error is stated in `ringside.engine.net.exchange.compression`.
+        reproducible: Results do not depend on algorithm, message size, bucket layout or the ranks' hosts: every
+            element is ((x0 + x1) + x2) + ... (default RINGSIDE_REPRODUCIBLE=1).
+        switch: A reducer takes part as an additional vertex (`algorithm="in_network"`).
+        machine: What tells hosts apart, in place of what the kernel says (for tests): ranks with equal values share
+            memory.
+
+    Attributes:
+        rank: This rank.
+        size: Number of ranks.
+        roster: Which ranks are on which host.
+
+    Raises:
+        MismatchError: Ranks run different versions or have different settings; names who differs.
+        UsageError: The group has fewer than 2 ranks, or there is no such algorithm.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        *,
+        timeout_s: float | None = None,
+        algorithm: str | None = None,
+        wire_dtype: str | None = None,
+        reproducible: bool | None = None,
+        switch: bool = False,
+        machine: str = "",
+    ) -> None:
+        group = group if group is not None else dist.distributed_c10d._get_default_group()
+        store = group_store(group, "communicator")
+        options, problem = Options.or_problem(timeout_s, algorithm, wire_dtype, reproducible, switch)
+        self._device = OnDevice(group, options.choice)
+        self._build(store, dist.get_rank(group), dist.get_world_size(group), options, machine, problem)
+
+    @staticmethod
+    def over(store: Store, rank: int, size: int, *, timeout_s: float | None = None) -> Communicator:
+        """Return a communicator of ranks that have a store in common and no process group; all of them make it.
+
+        Args:
+            store: A part of the job's store that only this communicator uses.
+            rank: This rank.
+            size: Number of ranks, at least 2.
+            timeout_s: Longest wait for other ranks in one collective, seconds (default as for `Communicator`).
+        """
+        options, problem = Options.or_problem(timeout_s, None, None, None, False)
+        communicator = object.__new__(Communicator)
+        communicator._build(store, rank, size, options, "", problem)
+        return communicator
+
+    _device: OnDevice | None = None
+    """Reduces tensors on GPUs; None: there is no process group that could."""
+
+    def _build(self, store: Store, rank: int, size: int, options: Options, machine: str, problem: str = "") -> None:
+        self.rank, self.size, self._options, self._machine = rank, size, options, machine
+        self.settings = options.settings
+        self._store = store
+        self._splits = itertools.count(1)
+        objection = "" if _core.available() else "the native core is not installed"
+        offer = own_offer(options.agreed(), objection, machine, problem)
+        offers = exchange_offers(store, rank, size, offer, timeout_s=options.settings.timeout_s)
+        self.roster: Roster = make_roster(rank, offers)
+        self._begin()
+        self.local: HostCommunicator | None = None
+        self._between: Between | None = None
+        _at_exit.add(self)
+        try:
+            self._open()
+        except BaseException:
+            self._leave(0.0)
+            raise
+
+    def _open(self) -> None:
+        several = len(self.roster.hosts) > 1
+        switch = self._options.switch
+        if switch and not several:
+            raise UsageError("switch=True needs ranks on several hosts: on one host there is no switch to reduce at")
+        self.local = open_local(self.roster, self.settings)
+        if self.local is not None and not several:
+            self._stay_inside(self.local)
+            return
+        across = open_across(self._store, self.roster, self.settings, self.local, switch=switch)
+        self._between = Between(across, self._options)
+        self.log: AcrossLog | CollectiveLog = self._between.log
+        self._between.start()
+
+    def _stay_inside(self, local: HostCommunicator) -> None:
+        """All ranks share memory: call the host's communicator straight."""
+        names = [name for name, value in vars(Collectives).items() if callable(value) and not name.startswith("_")]
+        for name in (*names, "all_reduce_storage", "barrier", "empty", "split", "submit"):
+            setattr(self, name, getattr(local, name))
+        self.all_reduce = Inside(local, self._options, self._device).all_reduce  # type: ignore[method-assign]
+        self.log = local.log
+
+    # -------------------------------------------------------------------------------------------- collectives
+
+    def all_reduce(
+        self,
+        x: Any,
+        op: str = "sum",
+        async_op: bool = False,
+        *,
+        scale: float = 1.0,
+        algorithm: str | Schedule | None = None,
+        weights: float | Sequence[float] | None = None,
+    ) -> Any:
+        """Reduce a tensor over all ranks, in place; every rank ends with bit-identical elements.
+
+        Args:
+            x: torch tensor or NumPy array of any shape, equal shape and dtype on all ranks. One on a GPU is reduced
+                there, by the process group's own collective or, where an algorithm is given, by that schedule over
+                the group's point-to-point.
+            op: sum, avg, prod, min, max, band, bor or bxor.
+            async_op: Return a `Work` at once; the tensor is ready after its `wait()`.
+            scale: Multiply each contribution first (floating dtypes with sum or avg only).
+            algorithm: How, such as `ring` or `hosts/ring`; None: as the communicator was made.
+            weights: With avg of a floating dtype, a weighted mean: this rank's own weight, or one weight per rank.
+
+        Returns:
+            `x` itself, or a `Work` whose `wait()` returns it.
+
+        Raises:
+            UsageError, UnsupportedError: This call cannot be; nothing was sent.
+            MismatchError, PeerLostError, DeadlineError: The tensor's content is undefined and, between hosts, the
+                communicator is broken; they name the rank and its host.
+        """
+        try:
+            flat = flatten(x)
+        except UnsupportedError:
+            if self._device is None or not on_device(x):
+                raise
+            return self._device.all_reduce(x, op, async_op, scale=scale, algorithm=algorithm, weights=weights)
+        key = None
+        if op.__class__ is str and (algorithm is None or algorithm.__class__ is str) and scale == 1.0:
+            key = flat.numel, flat.dtype, op, algorithm
+            if weights is None and not async_op and self._at_once(key, flat):
+                return x
+        code = checked_op(flat, op, scaled=scale != 1.0 or weights is not None)
+        if weights is not None and (op != "avg" or scale != 1.0):
+            raise UsageError(f"weights= is for op='avg' without a scale, not for op={op!r}, scale={scale!r}")
+        own = own_weight(weights, self.rank, self.size) if weights is not None else None
+        between = self._several
+        fixed = between.fixed(algorithm, flat)
+
+        def job() -> Any:
+            between.all_reduce(flat, between.reduction(flat.dtype, code, scale, own), fixed, key)
+            flat.write_back()
+            return x
+
+        return self._in_turn(job, async_op)
+
+    def all_reduce_storage(self, flat: Flat, storage: Storage | None, *, scale: float, stamp_ns: int) -> None:
+        """All-reduce (sum) a gradient bucket on the thread that calls; see the communicator of one host.
+
+        Args:
+            flat: The tensor.
+            storage: The shareable storage it lies in; None: a private tensor.
+            scale: Multiplies each contribution.
+            stamp_ns: When the tensor was ready, on the monotonic clock.
+        """
+        finish = self.begin_storage(flat, storage, scale=scale, stamp_ns=stamp_ns)
+        if finish is not None:
+            finish()
+
+    def begin_storage(
+        self, flat: Flat, storage: Storage | None, *, scale: float, stamp_ns: int
+    ) -> Callable[[], None] | None:
+        """Begin to all-reduce a bucket, and return what finishes it: the next one may be begun before.
+
+        None is returned where it is done already. Arguments as for `all_reduce_storage`; all ranks begin and finish
+        in the same order.
+        """
+        if self._between is None:
+            self.all_reduce_storage(flat, storage, scale=scale, stamp_ns=stamp_ns)
+            return None
+        return self._between.begin_storage(flat, storage, scale=scale, stamp_ns=stamp_ns)
+
+    def interruptible(self) -> interruptible | None:
+        """Return what makes Ctrl-C end what others carry out here, while the main thread waits for it in torch.
+
+        None: all ranks are on one host, where nobody is to wait like that.
+        """
+        return None if self._between is None else self._between.across.interruptible()
+
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+        nothing = Flat(0, 0, 0, (0,), None)
+        self._perform(Call("barrier", nothing, 0), lambda: None, False)
+
+    def empty(self, shape: int | Sequence[int], dtype: Any = np.float32) -> Any:
+        """Return a new zero-filled tensor in memory that the ranks of this host have mapped; all call it alike.
+
+        Args:
+            shape: Equal on all ranks.
+            dtype: A NumPy dtype gives a NumPy array, a torch dtype a torch CPU tensor.
+        """
+        dtype_code(dtype)
+        if self.local is None:
+            return torch.zeros(shape, dtype=dtype) if str(dtype).startswith("torch.") else np.zeros(shape, dtype)
+        return self._in_turn(functools.partial(self.local.empty, shape, dtype), False)
+
+    def split(self, color: int | None, key: int | None = None) -> Communicator | HostCommunicator | None:
+        """Return a communicator over the ranks that give the same color; every rank must call it.
+
+        Args:
+            color: Names this rank's group; None: this rank is in none.
+            key: Ranks in the group are ordered by it, and where it is equal by rank here; None: by rank here.
+
+        Returns:
+            The group's communicator (of one rank, if nobody else gave this color), or None without a color.
+        """
+        rows = self.all_gather(np.array([groups.request(color, key, self.rank)], dtype=np.int64))
+        number = next(self._splits)
+        if color is None:
+            return None
+        members = groups.members_of(rows, self.rank)
+        if len(members) == 1:
+            return HostCommunicator(f"{self.roster.keys[0]}/{number}/{color}", 0, 1, self.settings)
+        child = object.__new__(Communicator)
+        store = PrefixStore(f"split/{number}/{color}", self._store)
+        options = self._options.without_switch()
+        child._build(store, members.index(self.rank), len(members), options, self._machine)
+        return child
+
+    def explain(self, size_bytes: int) -> str:
+        """Say how an all-reduce of float32 of that size is carried out and why: a ranked table, predicted and measured.
+
+        Args:
+            size_bytes: Of the tensor.
+        """
+        if self._between is None:
+            return f"{size_bytes} bytes: shared memory, all {self.size} ranks are on one host"
+        return self._between.explain(size_bytes)
+
+    def settled(self, size_bytes: int) -> bool:
+        """Tell whether it is decided how all-reduces of float32 of that size are carried out.
+
+        The first few of a size are carried out by the promising choices in turn.
+
+        Args:
+            size_bytes: Of the tensor.
+        """
+        selector = self._between.selector if self._between is not None else None
+        return selector is None or selector.settled(size_bytes)
+
+    @property
+    def inside(self) -> HostCommunicator | None:
+        """The host's communicator where it may be called straight: all ranks share memory, nothing is asked for."""
+        plain = self._between is None and self._options.choice is None and not self._options.reproducible
+        return self.local if plain else None
+
+    @property
+    def revisions(self) -> tuple[str, ...]:
+        """What was changed during the run because the network had changed, and why, in words, oldest first."""
+        selector = self._between.selector if self._between is not None else None
+        return () if selector is None else tuple(selector.history)
+
+    @property
+    def startup_s(self) -> float:
+        """What timing links and choices took when this was made, seconds; 0.0: nothing was timed."""
+        selector = self._between.selector if self._between is not None else None
+        return 0.0 if selector is None else selector.startup_s
+
+    @property
+    def hops(self) -> list[Hop]:
+        """What each message between hosts took, the latest 65,536: time to first byte, first to last byte."""
+        return [] if self._between is None else list(self._between.across.exchange.hops)
+
+    # -------------------------------------------------------------------------------------------- life
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Wait no longer than that for other ranks in one collective from now on, seconds."""
+        self.settings = replace(self.settings, timeout_s=timeout_s)
+        if self.local is not None:
+            self.local.set_timeout(timeout_s)
+        if self._between is not None:
+            self._between.across.set_timeout(timeout_s)
+
+    def __repr__(self) -> str:
+        hosts = f" on {len(self.roster.hosts)} hosts" if len(self.roster.hosts) > 1 else ""
+        return f"<ringside.Communicator rank {self.rank} of {self.size}{hosts}{', closed' if self._closed else ''}>"
+
+    def _let_go(self, finish_s: float) -> None:
+        if self._between is not None:
+            self._between.across.close(patience_s=max(finish_s, _ABANDON_S))
+        if self.local is not None:
+            (self.local.close if finish_s else self.local.abandon)()
+
+    # -------------------------------------------------------------------------------------------- inside
+
+    def _perform(self, call: Call, result: Callable[[], Any], async_op: bool) -> Any:
+        def job() -> Any:
+            self.carry(call, 0, False)
+            call.flat.write_back()
+            return result()
+
+        return self._in_turn(job, async_op)
+
+    def carry(self, call: Call, stamp_ns: int, background: bool, storage: Storage | None = None) -> None:
+        """Carry out a collective on the thread that calls; see `Collectives`."""
+        carry_out(self._several.across, call, canonical=self._options.reproducible)
+
+    @property
+    def _several(self) -> Between:
+        assert self._between is not None, "on one host the communicator of that host is called"
+        return self._between
+
+    def _in_turn(self, job: Callable[[], Any], async_op: bool) -> Any:
+        """Run a job here, or after those under way."""
+        if self._is_forked():
+            raise ClosedError("this is a forked child: the communicator is its parent's")
+        if async_op:
+            return self.submit(job)
+        if self._must_queue():
+            return self.submit(job).wait()
+        if self._closed:
+            raise ClosedError("the communicator is closed on this rank")
+        return job()
+
+    def _at_once(self, key: Key, flat: Flat) -> bool:
+        """Carry out a small all-reduce that was called before, if nothing is in its way; False: it cannot be."""
+        if self._closed or self._background is not None or self._owner_pid != os.getpid():
+            return False
+        return self._several.again(key, flat)
+
+
+_at_exit = AtExit()

@@ -1,0 +1,99 @@
+"""All-reduces of a communicator whose ranks all share memory: the host's own, by the algorithm that was asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from ringside.engine import Communicator as HostCommunicator
+from ringside.engine.algorithm import NATIVE, Choice, refuse_other_orders
+from ringside.engine.buffers import flatten
+from ringside.engine.net.exchange.exchange import Exchange
+from ringside.engine.net.hierarchical import Across
+from ringside.engine.net.host_slices import LocalLanes
+from ringside.engine.net.rank_map import Roster
+from ringside.engine.settings import Settings
+from ringside.engine.transports.gloo import TorchPeerToPeer
+from ringside.engine.transports.gloo_all_reduce import TorchNative
+from ringside.errors import UnsupportedError
+from ringside.lab.in_network_reducer import join_switch
+from ringside.pytorch.communicator.gpu import OnDevice, on_device
+from ringside.pytorch.communicator.options import Options
+from ringside.schedule import Schedule
+
+_PATHS = ("one_shot", "direct")  # inside a host these are ways of their own, not programs
+
+
+class Inside:
+    """Gives all-reduces to the host's communicator; there is nothing between hosts that a choice could be about.
+
+    Args:
+        local: The host's communicator.
+        options: What the communicator was asked for.
+        device: Reduces tensors on GPUs; None: nothing does.
+    """
+
+    def __init__(self, local: HostCommunicator, options: Options, device: OnDevice | None) -> None:
+        self._local, self._options, self._device = local, options, device
+
+    def all_reduce(
+        self, x: Any, op: str = "sum", async_op: bool = False, *, algorithm: str | Schedule | None = None, **how: Any
+    ) -> Any:
+        """All-reduce as `Communicator.all_reduce`; a schedule of one's own may be given, too."""
+        try:
+            way = algorithm if isinstance(algorithm, Schedule) else self._way(algorithm, x)
+            return self._local.all_reduce(x, op, async_op, algorithm=way, **how)
+        except UnsupportedError:
+            if self._device is None or not on_device(x):
+                raise
+            return self._device.all_reduce(x, op, async_op, algorithm=algorithm, **how)
+
+    def _way(self, algorithm: str | None, x: Any) -> str | Schedule | None:
+        choice = Choice.parse(algorithm) if algorithm else self._options.choice
+        if choice is None or choice.over != "ranks" or choice.algorithm == NATIVE:
+            return None
+        if self._options.reproducible:
+            refuse_other_orders(choice, self._local.size, flatten(x).dtype)
+        return choice.algorithm if choice.algorithm in _PATHS else choice.schedule(self._local.size)
+
+
+# -------------------------------------------------------------------------------------------------
+# What a communicator is made of: the memory of each host, and what carries messages between hosts.
+
+
+def open_local(roster: Roster, settings: Settings) -> HostCommunicator | None:
+    """Return the communicator of this host's ranks, who all make it; None where there is one rank."""
+    if roster.local_size == 1:
+        return None
+    return HostCommunicator(roster.keys[roster.host], roster.local_rank, roster.local_size, settings)
+
+
+def open_across(
+    store: Store, roster: Roster, settings: Settings, local: HostCommunicator | None, *, switch: bool
+) -> Across:
+    """Return what carries all-reduces out between hosts. A collective of all ranks.
+
+    Args:
+        store: The communicator's part of the job's store.
+        roster: Which ranks are on which host.
+        settings: Tuning.
+        local: The communicator of this host's ranks; None: there is one rank.
+        switch: A reducer takes part as an additional vertex.
+    """
+    messages: Store = PrefixStore("messages", store)
+    if switch:
+        messages = join_switch(store, roster, settings.message_bytes)
+    transport = TorchPeerToPeer(messages, roster.rank, roster.size + switch, timeout_s=settings.timeout_s)
+    native = TorchNative(
+        PrefixStore("native", store),
+        roster.rank,
+        roster.size,
+        timeout_s=settings.timeout_s,
+        has_lost=transport.has_lost,
+    )
+    lanes = LocalLanes(local) if local is not None else None
+    exchange = Exchange(transport, segment_bytes=settings.message_bytes)
+    across = Across(roster, exchange, lanes, native, timeout_s=settings.timeout_s, block_bytes=settings.block_bytes)
+    across.on_timeout = (transport.set_timeout, native.set_timeout)
+    return across

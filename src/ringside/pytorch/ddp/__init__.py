@@ -1,0 +1,1 @@
+"""pytorch/ddp/__init__.py"""

@@ -1,0 +1,1 @@
+"""pytorch/hang_watch/__init__.py"""

@@ -1,0 +1,166 @@
+"""The ranks of this host as one of them sees the others: their pages, their processes, their stacks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from threading import Event
+from typing import NamedTuple
+
+import msgspec
+
+from ringside.monitor.hang.rank_state import Observer, Process, Standing
+from ringside.pytorch.hang_watch.board import Board, View
+from ringside.pytorch.hang_watch.stacks import ask, written
+
+FRESH_S = 2.0
+"""A watcher that has said nothing for so long leaves its part to the next rank."""
+LOOK_S = 1.0
+"""From this wait or silence on the kernel is asked about the processes."""
+OWN_STACKS_S, ASKED_STACKS_S, POLL_S = 0.8, 0.5, 0.02
+
+_HERE = Process(state="S")
+"""A process of this host that there is no reason to ask the kernel about."""
+
+_log = logging.getLogger("ringside")
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True):
+    """How one rank can be seen.
+
+    Args:
+        rank: Global rank.
+        host: Ranks with equal values see each other's processes.
+        pid: Its process id.
+        started: When its process started (`read_stat`).
+        board: File descriptor of its page.
+        stacks: File descriptor of its stacks.
+        signal: The signal that makes it write its stacks; 0: none.
+        path: On rank 0 the run directory, by `path_as_text`.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    started: int
+    board: int
+    stacks: int
+    signal: int
+    path: str = ""
+
+
+def path_as_text(path: Path) -> str:
+    """Return a path, which may be no UTF-8, as text that can be sent."""
+    return os.fsencode(path).decode("latin-1")
+
+
+def path_of_text(text: str) -> Path:
+    """Return the path of such a text."""
+    return Path(os.fsdecode(text.encode("latin-1")))
+
+
+class _Peer(NamedTuple):
+    hello: Hello
+    view: View
+    observer: Observer
+
+
+class Host:
+    """What one rank sees of the ranks of its host, itself among them.
+
+    Args:
+        rank: This rank.
+        board: Its page.
+        hellos: The ranks of this host.
+    """
+
+    def __init__(self, rank: int, board: Board, hellos: Sequence[Hello]) -> None:
+        self._rank = rank
+        self._peers: dict[int, _Peer] = {}
+        for hello in hellos:
+            try:
+                own = hello.rank == rank
+                view = board.view(rank) if own else View.of_process(hello.rank, hello.pid, hello.board)
+            except OSError as error:
+                _log.info("the hang watch cannot see rank %d (%s)", hello.rank, error)
+                continue
+            self._peers[hello.rank] = _Peer(hello, view, Observer(hello.pid, hello.started))
+
+    @property
+    def spoken(self) -> int:
+        """How many verdicts ranks of this host have told."""
+        return sum(int(peer.view.number("spoken")) for peer in self._peers.values())
+
+    def leader(self, now: float, unable: Collection[int] = ()) -> int:
+        """Return the lowest rank of the host whose watcher works: it speaks for the host.
+
+        Args:
+            now: Monotonic seconds.
+            unable: Ranks that are known not to, whatever they said a moment ago.
+        """
+        for rank in sorted(set(self._peers).difference(unable)):
+            view = self._peers[rank].view
+            if rank == self._rank or (not view.number("left") and now - view.number("beat_at") < FRESH_S):
+                return rank
+        return self._rank
+
+    def episode_of(self, rank: int) -> int:
+        """Return the number of the hang that a rank says is going on; 0: none."""
+        return int(self._peers[rank].view.number("episode")) if rank in self._peers else 0
+
+    def standings(self, now: float, *, ask_kernel: bool = False) -> list[Standing]:
+        """Return where the ranks of this host stand."""
+        seen = [(peer, peer.view.standing(now)) for peer in self._peers.values()]
+        someone_waits = ask_kernel or any(standing.waiting_s > LOOK_S for _, standing in seen)
+        return [
+            msgspec.structs.replace(standing, process=peer.observer.look(now))
+            if someone_waits or standing.silent_s > LOOK_S
+            else msgspec.structs.replace(standing, process=_HERE)
+            for peer, standing in seen
+        ]
+
+    def stacks(self, episode: int, ended: Event) -> dict[int, str]:
+        """Return the Python stacks of every rank of this host that can give them.
+
+        The ranks' own watchers write them; those whose Python does not run are sent their signal.
+
+        Args:
+            episode: The number of the hang, which this rank's page says is going on.
+            ended: Stop waiting.
+        """
+        able = {rank: peer for rank, peer in self._peers.items() if self._can_answer(peer)}
+        self._await(able, episode, OWN_STACKS_S, ended)
+        late = {rank: peer for rank, peer in able.items() if peer.view.number("dumped") < episode}
+        before = {rank: written(peer.hello.pid, peer.hello.stacks) for rank, peer in late.items()}
+        for peer in late.values():
+            ask(peer.hello.pid, peer.hello.started, peer.hello.signal)
+        self._await_asked(late, before, ended)
+        texts = {rank: written(peer.hello.pid, peer.hello.stacks) for rank, peer in able.items()}
+        return {rank: text for rank, text in texts.items() if text}
+
+    def close(self) -> None:
+        """Unmap the others' pages."""
+        for rank, peer in self._peers.items():
+            if rank != self._rank:
+                peer.view.close()
+        self._peers = {}
+
+    def _can_answer(self, peer: _Peer) -> bool:
+        process = peer.observer.look(time.monotonic())
+        return not (process.gone or process.stopped)
+
+    def _await(self, peers: Mapping[int, _Peer], episode: int, limit_s: float, ended: Event) -> None:
+        deadline = time.monotonic() + limit_s
+        while any(peer.view.number("dumped") < episode for peer in peers.values()):
+            if time.monotonic() > deadline or ended.wait(POLL_S):
+                return
+
+    def _await_asked(self, peers: Mapping[int, _Peer], before: Mapping[int, str], ended: Event) -> None:
+        deadline = time.monotonic() + ASKED_STACKS_S
+        while any(written(peer.hello.pid, peer.hello.stacks) == before[rank] for rank, peer in peers.items()):
+            if time.monotonic() > deadline or ended.wait(POLL_S):
+                return
+        ended.wait(POLL_S)  # the rest of what is being written

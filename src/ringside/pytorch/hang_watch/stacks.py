@@ -1,0 +1,191 @@
+"""Where a thread of this process is: in which collective of PyTorch's, and in which line of the script."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import sysconfig
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from ringside.monitor.hang.rank_state import catches, read_stat
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_LIBRARY = os.path.join(sysconfig.get_paths()["stdlib"], "")
+_COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
+_DDP = os.path.join("torch", "nn", "parallel", "distributed.py")
+_CALLS = frozenset(
+    (
+        "all_gather",
+        "all_gather_coalesced",
+        "all_gather_into_tensor",
+        "all_gather_object",
+        "all_reduce",
+        "all_reduce_coalesced",
+        "all_to_all",
+        "all_to_all_single",
+        "barrier",
+        "broadcast",
+        "broadcast_object_list",
+        "gather",
+        "gather_object",
+        "monitored_barrier",
+        "recv",
+        "recv_object_list",
+        "reduce",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        "scatter",
+        "scatter_object_list",
+        "send",
+        "send_object_list",
+        "new_group",
+        "destroy_process_group",
+    )
+)
+_BUFFERS = frozenset(("_distributed_broadcast_coalesced", "_default_broadcast_coalesced"))
+_TENSORS = ("tensor", "input_tensor", "output_tensor", "input", "output")
+_DEEPEST = 400
+
+
+class Place(NamedTuple):
+    """Where a thread is.
+
+    Args:
+        call: The collective it is inside of, as the script called it; empty: none.
+        size_bytes: Size of its tensor; 0 where not known.
+        where: The innermost line of the script, such as `train.py:37 in validate`.
+    """
+
+    call: str
+    size_bytes: int
+    where: str
+
+
+def place_of(thread: int) -> Place:
+    """Return where a thread of this process is.
+
+    Args:
+        thread: Its identifier (`threading.get_ident()`).
+    """
+    frame = sys._current_frames().get(thread)
+    call, size_bytes, where, innermost = "", 0, "", ""
+    depth = 0
+    while frame is not None and depth < _DEEPEST:
+        name = _call_of(frame)
+        if name:  # the outermost one is what the script called
+            call, size_bytes = name, _size_of(frame)
+        if not where and not _is_library(frame.f_code.co_filename):
+            where = _line(frame)
+        innermost = innermost or _line(frame)
+        frame, depth = frame.f_back, depth + 1
+    return Place(call, size_bytes, where or innermost)
+
+
+def _call_of(frame: FrameType) -> str:
+    path, name = frame.f_code.co_filename, frame.f_code.co_name
+    if name in _CALLS and path.endswith(_COLLECTIVES):
+        return name
+    return "broadcast of buffers" if name in _BUFFERS and path.endswith(_DDP) else ""
+
+
+def _size_of(frame: FrameType) -> int:
+    """Return the size of the tensor that a collective was given; its thread is blocked in it while we look."""
+    values: dict[str, Any] = frame.f_locals
+    tensor = next((values[name] for name in _TENSORS if hasattr(values.get(name), "numel")), None)
+    return int(tensor.numel() * tensor.element_size()) if tensor is not None else 0
+
+
+def _is_library(path: str) -> bool:
+    return path.startswith((_TORCH, _OURS, _LIBRARY, "<frozen")) or "site-packages" in path
+
+
+def _line(frame: FrameType) -> str:
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+# -------------------------------------------------------------------------------------------------
+# Python stacks of the ranks of a host: a rank writes its own, and of one whose Python does not run a signal gets them.
+#
+# `faulthandler` answers the signal without the GIL, from inside the signal handler; a stopped process cannot answer it.
+
+MOST_BYTES = 65536
+
+
+class Stacks:
+    """Where this process's stacks are written to when somebody asks.
+
+    Attributes:
+        fd: An anonymous file that other processes of this host can read.
+        signal: The signal that makes this process write its stacks; 0: all are taken.
+    """
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("ringside-stacks")
+        self.signal = _free_signal()
+        if self.signal:
+            faulthandler.register(self.signal, file=self.fd, all_threads=True)
+
+    def dump(self) -> None:
+        """Write this process's stacks, after those that a signal may have made it write."""
+        faulthandler.dump_traceback(file=self.fd, all_threads=True)
+
+    def clear(self) -> None:
+        """Forget what was written: that hang is over."""
+        if os.fstat(self.fd).st_size:
+            os.ftruncate(self.fd, 0)
+            os.lseek(self.fd, 0, os.SEEK_SET)
+
+    def close(self) -> None:
+        """Give the signal back."""
+        if self.fd < 0:
+            return
+        if self.signal:
+            faulthandler.unregister(self.signal)
+        os.close(self.fd)
+        self.fd = -1
+
+
+def ask(pid: int, started: int, number: int) -> None:
+    """Make another process write its stacks; nothing happens if it is not the one meant or would not survive it.
+
+    Args:
+        pid: Its id.
+        started: When it started (`read_stat`).
+        number: The signal it told.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        pidfd = os.pidfd_open(pid)
+        try:
+            stat = read_stat(pid)
+            if number and stat is not None and stat.started == started and catches(pid, number):
+                signal.pidfd_send_signal(pidfd, number)
+        finally:
+            os.close(pidfd)
+
+
+def written(pid: int, fd: int) -> str:
+    """Return what a process of this host has written of its stacks; empty where it has not or is not ours to read."""
+    try:
+        with open(f"/proc/{pid}/fd/{fd}", "rb") as file:
+            return file.read(MOST_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _free_signal() -> int:
+    """Return the highest real-time signal that this process neither handles, ignores nor blocks; 0 if there is none."""
+    try:
+        with open("/proc/self/status") as file:
+            masks = dict(line.split(":", 1) for line in file if line.startswith(("Sig", "Shd")))
+        taken = int(masks["SigCgt"], 16) | int(masks["SigIgn"], 16) | int(masks["SigBlk"], 16)
+        first, last = int(signal.SIGRTMIN), int(signal.SIGRTMAX)
+    except (OSError, KeyError, ValueError, AttributeError):
+        return 0
+    return next((number for number in range(last, first - 1, -1) if not taken >> (number - 1) & 1), 0)

@@ -1,0 +1,416 @@
+"""The hang watch of one process: says where this rank stands, looks at the others, and tells who keeps the job up.
+
+Every rank has a watcher; the lowest one of a host that works speaks for the host, and the first host for the job. So a
+stopped rank 0 is named by rank 1. Inside a host all is read from memory that the ranks share and from /proc: no store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from ringside.files import append_to_file, replace_file
+from ringside.monitor.hang.attribution import LIMIT_S
+from ringside.monitor.hang.detector import Change, HangWatch
+from ringside.monitor.hang.rank_state import Standing, read_stat
+from ringside.monitor.hang.verdict_text import STACKS
+from ringside.monitor.run.directory import EVENTS, RUN, finite
+from ringside.monitor.verdict import Verdict, headline
+from ringside.pytorch.hang_watch.board import Board, NoBoard
+from ringside.pytorch.hang_watch.host import Hello, Host, path_as_text, path_of_text
+from ringside.pytorch.hang_watch.stacks import Stacks, place_of
+from ringside.pytorch.hang_watch.store_channel import Mail
+
+TICK_S = 0.25
+STILL_S = 0.8
+"""From this standstill on a watcher looks where its training thread is."""
+HELLO_S = 30.0
+LAST_LOOK_S = 1.0
+OTHER_HOSTS_STACKS_S = 4.0
+STORE_SILENT_S = 2.0
+
+_log = logging.getLogger("ringside")
+_NOBODY = NoBoard()
+_encode = msgspec.msgpack.Encoder().encode
+_hello = msgspec.msgpack.Decoder(Hello).decode
+_hellos = msgspec.msgpack.Decoder(list[Hello]).decode
+Tell = Callable[[str, dict[str, Any]], None]
+
+
+class Watch:
+    """The watcher of this process.
+
+    Args:
+        store: The session's part of the job's store.
+        rank: This rank.
+        size: Number of ranks.
+        step: Returns this rank's training step.
+        path: On rank 0 the run directory.
+        tell: On rank 0 puts an event into the run.
+        hang_s: Least wait that is called a hang.
+
+    Attributes:
+        board: Told by the communication hook what this rank hands over and waits for.
+        pending: Tells whether the gradient collectives handed over last are under way, where nobody waits for them.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        *,
+        step: Callable[[], int],
+        path: Path | None,
+        tell: Tell | None,
+        hang_s: float = LIMIT_S,
+    ) -> None:
+        self.board = Board(hang_s=hang_s)
+        self._hang_s = hang_s
+        self.pending: Callable[[], bool] | None = None
+        self._store = PrefixStore("watch", store)
+        self._rank, self._size, self._step = rank, size, step
+        self._path, self._tell = path, tell
+        self._stacks = Stacks()
+        self._training_thread = threading.get_ident()
+        self._group = dist.group.WORLD
+        self._host: Host | None = None
+        self._mail: Mail | None = None
+        self._hellos: list[Hello] = []
+        self._machine = HangWatch(limit_s=hang_s)
+        self._known = 0
+        self._pending_since = 0.0
+        self._dumped = 0
+        self._shared: set[int] = set()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ringside-watch", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Look one last time, say that this rank has left in good order, and stop."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        self._thread.join(3.0)
+        if self._thread.is_alive():
+            return  # it waits for a store that does not answer; what it holds goes with the process
+        try:
+            self._say(time.monotonic())
+            self._look_last()
+        except Exception as error:
+            _log.info("the last look of the hang watch failed: %s", error)
+        self.board.put("left", 1)
+        for part in (self._mail, self._host, self._stacks, self.board):
+            if part is not None:
+                part.close()
+
+    @property
+    def has_met(self) -> bool:
+        """Whether it sees where the others stand: it has met those of its host, and heard of those of other hosts."""
+        return self._host is not None and (self._mail is None or self._mail.has_heard)
+
+    # -------------------------------------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        try:
+            if self._meet():
+                while not self._ended.wait(TICK_S):
+                    self.tick(time.monotonic())
+        except Exception as error:
+            if not self._ended.is_set():
+                _log.warning("the hang watch stopped (%s: %s); training goes on", type(error).__name__, error)
+
+    def _meet(self) -> bool:
+        """Learn how the other ranks can be seen; return False where the session ends before."""
+        own = self._own_hello()
+        self._store.set(str(self._rank), _encode(own))  # type: ignore[arg-type]  # bytes are taken as they are
+        if self._rank == 0:
+            self._store.set("all", _encode(self._gather(own)))  # type: ignore[arg-type]
+        elif not self._wait_for("all", None):
+            return False
+        self._hellos = _hellos(self._store.get("all"))
+        hosts: dict[str, list[Hello]] = {}
+        for hello in self._hellos:
+            hosts.setdefault(hello.host, []).append(hello)
+        self._host = Host(self._rank, self.board, hosts.get(own.host, [own]))
+        self._path = self._path or next((path_of_text(hello.path) for hello in self._hellos if hello.path), None)
+        if len(hosts) > 1:
+            ranks = [[hello.rank for hello in group] for group in hosts.values()]
+            self._mail = Mail(self._store, list(hosts).index(own.host), ranks)
+        self._machine = self._new_machine()
+        return not self._ended.is_set()
+
+    def _gather(self, own: Hello) -> list[Hello]:
+        """Return the hellos of all ranks that come soon: a rank that watches no model never does."""
+        hellos, deadline = [own], time.monotonic() + HELLO_S
+        for rank in range(1, self._size):
+            if self._wait_for(str(rank), deadline):
+                hellos.append(_hello(self._store.get(str(rank))))
+        return hellos
+
+    def _wait_for(self, key: str, deadline: float | None) -> bool:
+        pause = 0.01
+        while not self._store.check([key]):
+            if self._ended.wait(pause) or (deadline is not None and time.monotonic() > deadline):
+                return False
+            pause = min(pause * 1.5, 1.0)
+        return True
+
+    def _own_hello(self) -> Hello:
+        stat = read_stat(os.getpid())
+        started = stat.started if stat is not None else 0
+        path = path_as_text(self._path.absolute()) if self._path is not None else ""
+        stacks = self._stacks
+        return Hello(self._rank, host_key(), os.getpid(), started, self.board.fd, stacks.fd, stacks.signal, path)
+
+    def _new_machine(self) -> HangWatch:
+        pids = {hello.rank: hello.pid for hello in self._hellos}
+        return HangWatch([pids.get(rank, 0) for rank in range(self._size)], self._hang_s)
+
+    def tick(self, now: float) -> None:
+        """Say where this rank stands, and look at the others where that is this rank's part; its thread calls it.
+
+        Args:
+            now: Monotonic seconds.
+        """
+        assert self._host is not None
+        self._say(now)
+        leader = self._host.leader(now)
+        if leader == self._rank:
+            self._lead(now)
+        else:
+            self._machine.stay_awake(now)
+            self._follow(leader)
+
+    # -------------------------------------------------------------------------------------------- about this rank
+
+    def _say(self, now: float) -> None:
+        """Bring this rank's page up to date."""
+        board = self.board
+        board.put("beat_at", now)
+        board.put("step", self._step())
+        view = board.view(self._rank)
+        sequence = self._sequence_number()
+        if sequence != view.number("group_seq"):
+            board.put("group_seq", sequence)
+            board.put("group_moved_at", now)
+        moved = max(view.number("moved_at"), view.number("group_moved_at"))
+        self._say_pending(now, moved)
+        if now - moved < STILL_S:
+            if view.number("call_since"):
+                board.put("call_since", 0.0)
+            return
+        place = place_of(self._training_thread)
+        board.write("where", place.where)
+        board.write("call", place.call)
+        board.put("call_bytes", place.size_bytes)
+        board.put("call_since", moved if place.call else 0.0)
+
+    def _say_pending(self, now: float, moved: float) -> None:
+        """Where nobody waits for gradients on the host (CUDA), look whether they are still under way."""
+        if self.pending is None:
+            return
+        if now - moved >= STILL_S and self.pending():
+            self._pending_since = moved
+            self.board.put("waiting_since", moved)
+        elif self._pending_since:
+            self._pending_since = 0.0
+            self.board.put("waiting_since", 0.0)
+
+    def _sequence_number(self) -> int:
+        """Return how many collectives of any kind this rank has begun on the default group; 0 where it cannot tell."""
+        try:
+            return int(self._group._get_sequence_number_for_group())  # type: ignore[union-attr]
+        except (RuntimeError, AttributeError, TypeError):
+            return 0
+
+    def _dump(self, episode: int) -> None:
+        if episode > self._dumped:
+            self._dumped = episode
+            self._stacks.dump()
+            self.board.put("dumped", episode)
+
+    # -------------------------------------------------------------------------------------------- about the others
+
+    def _follow(self, leader: int) -> None:
+        """Give stacks when the leader asks for them, and be ready to take its place."""
+        assert self._host is not None
+        episode = self._host.episode_of(leader)
+        if episode:
+            self._dump(episode)
+            return
+        self._stacks.clear()
+        self._known = self._host.spoken
+        if self._machine.open is not None:
+            self._machine = self._new_machine()
+            self._machine.stay_awake(time.monotonic())
+
+    def _lead(self, now: float) -> None:
+        assert self._host is not None
+        standings = self._host.standings(now)
+        if self._mail is not None:
+            self._mail.post(standings, int(self.board.view(self._rank).number("episode")))
+            chief = self._mail.chief(now)
+            if chief != self._mail.host:
+                self._machine.stay_awake(now)
+                self._hand_over(self._mail.episode(chief))
+                return
+            standings = standings + self._mail.others(now)
+        change = self._machine.look(standings, now)
+        if change is not None:
+            self._speak(self._with_store(change, now))
+        elif self._machine.open is None:
+            self._known = self._host.spoken
+
+    def _with_store(self, change: Change, now: float) -> Change:
+        """Say so where the job's store does not answer: what is known of other hosts is as old as that."""
+        silence_s = self._mail.silence_s(now) if self._mail is not None else 0.0
+        if silence_s < STORE_SILENT_S:
+            return change
+        verdict = change.verdict
+        words = f"{verdict.cause}; the job's store has not answered for {silence_s:.1f} s"
+        evidence = {**verdict.evidence, "store_silent_seconds": round(silence_s, 3)}
+        return Change(change.kind, msgspec.structs.replace(verdict, cause=words, evidence=evidence))
+
+    def _hand_over(self, episode: int) -> None:
+        """Give the speaking host the stacks of this host's ranks, once per hang."""
+        assert self._host is not None
+        assert self._mail is not None
+        self.board.put("episode", episode)
+        if not episode or episode in self._shared:
+            return
+        self._shared.add(episode)
+        self._dump(episode)
+        self._mail.post_stacks(episode, self._host.stacks(episode, self._ended))
+
+    def _speak(self, change: Change) -> None:
+        assert self._host is not None
+        if change.kind == "repaired":
+            self.board.put("episode", 0)
+            self._stacks.clear()
+            self._put(change)
+            return
+        spoken = self._host.spoken
+        if spoken > self._known:  # another rank has told of it, and is gone or comes back
+            self._known = spoken
+            return
+        self._known = spoken + 1
+        self.board.put("spoken", self.board.view(self._rank).number("spoken") + 1)
+        self.board.put("episode", self._known)
+        self._put(change)
+        self._collect(self._known)
+
+    def _collect(self, episode: int) -> None:
+        """Put every rank's stacks into the run."""
+        assert self._host is not None
+        self._dump(episode)
+        texts = self._host.stacks(episode, self._ended)
+        if self._mail is not None:
+            self._mail.announce(episode)
+            texts.update(self._mail.stacks(episode, OTHER_HOSTS_STACKS_S))
+        names = self._write_stacks(episode, texts)
+        if names:
+            self._event("stacks", {"episode": episode, "ranks": sorted(texts), "files": names})
+
+    def _write_stacks(self, episode: int, texts: dict[int, str]) -> list[str]:
+        if self._path is None or not (self._path / RUN).exists():
+            return []
+        try:
+            (self._path / STACKS).mkdir(exist_ok=True)
+            names = [f"{STACKS}/hang-{episode}-rank-{rank}.txt" for rank in sorted(texts)]
+            for name, rank in zip(names, sorted(texts), strict=True):
+                replace_file(self._path / name, texts[rank].encode(errors="replace"), own_folder=True)
+        except OSError as error:
+            _log.warning("the stacks of the hung ranks cannot be written: %s", error.strerror or error)
+            return []
+        return names
+
+    # -------------------------------------------------------------------------------------------- telling
+
+    def _put(self, change: Change) -> None:
+        fields = {"step": change.verdict.detected_step, "verdict": msgspec.to_builtins(change.verdict)}
+        self._event(change.kind, fields)
+        if self._tell is None and change.kind == "verdict" and "RINGSIDE_LAUNCHED" not in os.environ:
+            _log.warning("%s", sentence(change.verdict))
+
+    def _event(self, kind: str, fields: dict[str, Any]) -> None:
+        """Put an event into the run: through rank 0's session, or where rank 0 cannot, straight into its directory."""
+        if self._tell is not None:
+            self._tell(kind, fields)
+            return
+        if self._path is None or not (self._path / RUN).exists():
+            return
+        line = msgspec.json.encode(finite({"unix": time.time(), "kind": kind, **fields})) + b"\n"
+        with contextlib.suppress(OSError):
+            append_to_file(self._path / EVENTS, line)
+
+    def _look_last(self) -> None:
+        """Tell why this rank's training failed before its process ends, if nobody else is there to tell."""
+        if self._host is None or self._mail is not None:
+            return
+        failed = self.board.view(self._rank).text("failure") != ""
+        deadline = time.monotonic() + (LAST_LOOK_S if failed else 0.0)
+        while True:
+            now = time.monotonic()
+            standings = self._host.standings(now, ask_kernel=True)
+            if self._host.leader(now, {s.rank for s in standings if s.process.gone or s.process.stopped}) == self._rank:
+                change = self._machine.look(standings, now, at_end=True)
+                if change is not None:
+                    self._speak(change)
+                    return
+            if now > deadline or _all_known(standings, self._rank):
+                return
+            time.sleep(0.02)  # a process that ends gives no event that all its peers can wait for
+
+
+def _all_known(standings: list[Standing], rank: int) -> bool:
+    return all(standing.left or standing.process.gone for standing in standings if standing.rank != rank)
+
+
+def sentence(verdict: Verdict) -> str:
+    """Return a verdict of the hang watch as a line of the log."""
+    return f"{headline(verdict)} (step {verdict.since_step}): {verdict.cause}. {verdict.advice}"
+
+
+def host_key() -> str:
+    """Return what ranks have in common that see each other's processes: boot, process namespace, user."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}/{os.getuid()}"
+    except OSError:
+        return f"pid {os.getpid()}"
+
+
+def begin(
+    store: Store,
+    rank: int,
+    size: int,
+    *,
+    step: Callable[[], int],
+    path: Path | None,
+    tell: Tell | None,
+    hang_s: float = LIMIT_S,
+) -> Watch | None:
+    """Return this process's watcher; None where it is turned off (RINGSIDE_WATCH=off), not needed or cannot be."""
+    if size < 2 or os.environ.get("RINGSIDE_WATCH", "").lower() in ("off", "0"):
+        return None
+    try:
+        return Watch(store, rank, size, step=step, path=path, tell=tell, hang_s=hang_s)
+    except Exception as error:
+        _log.warning("hangs are not watched for here (%s: %s); training goes on", type(error).__name__, error)
+        return None
+
+
+def board_of(watch: Watch | None) -> Board | NoBoard:
+    """Return where the communication hook says what this rank does."""
+    return _NOBODY if watch is None else watch.board

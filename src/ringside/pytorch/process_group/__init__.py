@@ -1,0 +1,1 @@
+"""pytorch/process_group/__init__.py"""

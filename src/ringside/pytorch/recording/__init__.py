@@ -1,0 +1,1 @@
+"""pytorch/recording/__init__.py"""
