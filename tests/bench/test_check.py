@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringside.bench.check import PERIOD, contribution, count_wrong, expected, fill, to_storage
 from ringside.bench.plan import ITEM_BYTES
+from ringside.bench.worker import PERIOD, contribution, count_wrong, expected, fill, to_storage
 
 LENGTH = 3 * PERIOD + 17
 

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringside.bench import check, launch, measure, worker
-from ringside.bench.contender import Contender
-from ringside.bench.measure import Meter
+from ringside.bench import launch, worker
+from ringside.bench import worker as check
+from ringside.bench import worker as measure
 from ringside.bench.messages import Begin, Done, Failed, Hello, Message, Skipped
+from ringside.bench.peers.contender import Contender
 from ringside.bench.plan import ITEM_BYTES, Plan
+from ringside.bench.worker import Meter
 from ringside.errors import RingsideError
 
 RIGHT = np.resize(check.expected(2, "float32", "sum"), 1 << 20)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringside.bench import table
+from ringside.bench import result as table
 from ringside.bench.messages import Done, Limit, Message, Sample, Skipped
 from ringside.bench.plan import Plan
 from ringside.bench.result import Result, merge

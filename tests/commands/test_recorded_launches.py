@@ -262,7 +262,7 @@ def test_the_victim_is_killed_when_training_has_settled_and_its_return_is_told(
     ]
     assert launch.arguments == [
         "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=3", "-m", "ringside.survive", "-m",
-        "ringside.demo.survival", "--steps=400", f"--seed={SEED}", "--size=small",
+        "ringside.demo.survive", "--steps=400", f"--seed={SEED}", "--size=small",
     ]  # fmt: skip
     assert launch.environ["OMP_NUM_THREADS"] == str(max(usable_cores() // 3, 1))
 

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("torch")
 from torch.distributed import HashStore
 
-from ringside.demo.agreement import EVERY, Agreement
+from ringside.demo.train import EVERY, Agreement
 
 
 def walk(store, rank, limit, decide, done):

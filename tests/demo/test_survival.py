@@ -19,8 +19,8 @@ import torch
 from tests.support.ranks import on_ranks
 from tests.sync.training import LIMIT_S, free_port
 
-from ringside.demo import survival
-from ringside.demo.corpus import Corpus
+from ringside.demo import survive as survival
+from ringside.demo.model import Corpus
 
 
 @pytest.fixture

@@ -16,10 +16,13 @@ torch = pytest.importorskip("torch")
 from tests.integrations.frameworks import entry_points  # noqa: E402
 
 from ringside.errors import UsageError  # noqa: E402
-from ringside.integrations import lightning_hooks, models  # noqa: E402
+from ringside.integrations import (  # noqa: E402
+    lightning_hooks,
+    models,
+    package,
+)
 from ringside.integrations.accelerate import attach, attachment_of  # noqa: E402
 from ringside.integrations.lightning_hooks import Automatic, LightningHooks  # noqa: E402
-from ringside.integrations.needs import package  # noqa: E402
 
 
 def trainer(*callbacks: LightningHooks) -> Any:

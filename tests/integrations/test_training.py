@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from ringside.integrations import accelerate, models  # noqa: E402
 from ringside.integrations.lightning_hooks import Automatic, LightningHooks  # noqa: E402
-from ringside.integrations.work import WorkCount  # noqa: E402
+from ringside.integrations.models import WorkCount  # noqa: E402
 from ringside.monitor.run.directory import RunReader  # noqa: E402
 from ringside.monitor.run.records import StepRecord  # noqa: E402
 

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ringside.integrations.work import work_of  # noqa: E402
+from ringside.integrations.models import work_of  # noqa: E402
 
 
 @pytest.mark.parametrize(

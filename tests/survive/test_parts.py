@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ringside.commands.demo_kill import MARK, Story
-from ringside.commands.run_survive import kept
+from ringside.commands.run import kept
 from ringside.engine.dtypes import dtype_code
 from ringside.engine.transports.base import Cause, LinkError
 from ringside.engine.transports.threads import Switchboard, Threads

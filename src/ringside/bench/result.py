@@ -6,13 +6,13 @@ and busbw is algbw·2(n−1)/n. The figure of an engine is the median of its rou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from ringside.bench.messages import Limit, Message, Sample, Skipped
-from ringside.bench.plan import ITEM_BYTES, Plan
+from ringside.bench.plan import ITEM_BYTES, ROTATION, Plan, format_size
 
 SCHEMA = 1
 
@@ -144,3 +144,136 @@ def _limit(reports: Sequence[Sequence[Message]]) -> float:
     seconds = [[s for limit in of_rank for s in limit.seconds] for of_rank in limits]
     slowest: list[float] = [max(times) for times in zip(*seconds, strict=True)]
     return median(t / s for t, s in zip(traffic, slowest, strict=True))
+
+
+# -------------------------------------------------------------------------------------------------
+# A run as text: the verdict, what each peer takes over what we take, and nccl-tests' table.
+
+NAMES = {"ringside": "Ringside", "gloo": "Gloo", "mpi": "Open MPI"}
+_SHORT = {"symmetric": "symm", "private": "priv"}
+_LANDMARKS = (4, 1 << 10, 1 << 20, 64 << 20, 256 << 20)
+WIDE = 100  # columns from which type, redop and root are repeated in every row
+
+
+def render(result: Result, width: int = 80) -> str:
+    """Return the whole report, lines of at most `width` columns (80 at least)."""
+    parts = [*verdict(result), "", *ratios(result), "", *rows(result, width), "", *notes(result)]
+    return "\n".join(parts)
+
+
+def verdict(result: Result) -> list[str]:
+    """Return the lines that say it in one breath: wrong results first, then how we stand."""
+    plan = result.plan
+    lines = [f"{plan.ranks} ranks on {result.cores} cores, {plan.dtype} {plan.op}, in place"]
+    wrong = [row for row in result.rows if row.wrong]
+    if wrong:
+        lines.insert(0, f"WRONG RESULTS in {len(wrong)} of {len(result.rows)} rows, first: {_describe(wrong[0])}")
+    ours = [r for r in result.rows if _is_first_of_ours(result, r) and r.sample.tensor == "symmetric"]
+    ours = [r for r in ours if r.sample.cache != "cold"]
+    marks = [r for r in ours if r.sample.size_bytes in _LANDMARKS] or ours[:1] + ours[-1:]
+    return lines + [f"  {format_size(row.sample.size_bytes):>6}: {_breath(result, row)}" for row in marks]
+
+
+def ratios(result: Result) -> list[str]:
+    """Return the table of ratios, symmetric beside private."""
+    peers = [peer for peer in result.plan.peers if any(r.sample.engine == peer for r in result.rows)]
+    heads = [f"{'':>6} {'':>5}  {'symmetric':<{11 + 10 * len(peers)}}        {'private':<8}".rstrip()]
+    columns = "".join(f" {'x ' + NAMES[peer]:>10}" for peer in peers)
+    heads.append(f"{'size':>6} {'cache':>5} {'time(us)':>10}{columns} {'limit':>6} {'time(us)':>10}{columns}")
+    if result.plan.algorithms[0] != "auto":
+        heads.insert(0, f"algorithm {result.plan.algorithms[0]}")
+    symmetric = [r for r in result.rows if _is_first_of_ours(result, r) and r.sample.tensor == "symmetric"]
+    private = [r for r in result.rows if _is_first_of_ours(result, r) and r.sample.tensor == "private"]
+    lines = []
+    for one, other in zip(symmetric, private, strict=True):
+        share = "" if one.limit_share is None else f"{one.limit_share:.0%}"
+        lines.append(
+            f"{format_size(one.sample.size_bytes).replace(' ', ''):>6} {one.sample.cache:>5}"
+            f" {_us(one)}{_times(result, one, peers)} {share:>6} {_us(other)}{_times(result, other, peers)}"
+        )
+    return heads + lines
+
+
+def rows(result: Result, width: int = 80) -> list[str]:
+    """Return nccl-tests' table, one row per size, engine, tensor and cache state."""
+    wide = width >= WIDE
+    labels = [_label(row) for row in result.rows]
+    room = max(map(len, labels), default=0)
+    kind = f" {'type':>8} {'redop':>5} {'root':>4}" if wide else ""
+    units = f" {'':>8} {'':>5} {'':>4}" if wide else ""
+    lines = [
+        f"# {'size':>9} {'count':>9}{kind} {'engine':<{room}} cache {'time':>10} {'algbw':>7} {'busbw':>7} #wrong",
+        f"# {'(B)':>9} {'(elems)':>9}{units} {'':<{room}}       {'(us)':>10} {'(GB/s)':>7} {'(GB/s)':>7}",
+    ]
+    fixed = f" {result.plan.dtype:>8} {result.plan.op:>5} {-1:>4}" if wide else ""
+    for label, row in zip(labels, result.rows, strict=True):
+        s, bus = row.sample, row.busbw(result.plan.ranks)
+        lines.append(
+            f"{s.size_bytes:>11} {s.size_bytes // ITEM_BYTES[result.plan.dtype]:>9}{fixed} {label:<{room}}"
+            f" {s.cache:>5} {_us(row)} {row.algbw / 1e9:>7.2f} {bus / 1e9:>7.2f} {row.wrong:>6}"
+        )
+    return lines
+
+
+def notes(result: Result) -> list[str]:
+    """Return what a reader needs to know about the numbers."""
+    cache = format_size(result.plan.cache_bytes)
+    lines = [
+        f"streaming limit {result.limit / 1e9:.1f} GB/s: 2 reads + 2 non-temporal writes on every rank;",
+        "  limit% is the part of it that symmetric tensors larger than the cache reach",
+        f"  (2n bytes move per payload byte). Last-level cache {cache}.",
+        f"cache: warm the same buffer again; cold rotating through {format_size(ROTATION * result.plan.cache_bytes)}",
+        "  over all ranks; any: one tensor is that large. Tiny sizes have no cold row",
+        "  (it would take too many buffers).",
+        "x Gloo: Gloo's time over ours. Median of rounds taken in turn; an iteration is",
+        "  the mean of a round on the slowest rank.",
+        "symm: symmetric memory (comm.empty); priv: any other memory.",
+    ]
+    return lines + [f"{NAMES[skip.peer]} skipped: {skip.reason}" for skip in result.skipped]
+
+
+def _is_first_of_ours(result: Result, row: Row) -> bool:
+    return row.sample.engine == "ringside" and row.sample.algorithm == result.plan.algorithms[0]
+
+
+def _breath(result: Result, row: Row) -> str:
+    told = [(peer, result.ratio(row, peer)) for peer in result.plan.peers]
+    words = [f"{_short_number(ratio)}x {NAMES[peer]}" for peer, ratio in told if ratio is not None]
+    figure = f"{row.time_s * 1e6:.2f} us" if row.time_s < 1e-3 else f"{row.time_s * 1e3:.1f} ms"
+    if row.limit_share is not None:
+        words.append(f"{row.limit_share:.0%} of the streaming limit")
+    return ", ".join([figure, *words])
+
+
+def _describe(row: Row) -> str:
+    s = row.sample
+    return f"{_label(row)}, {format_size(s.size_bytes)}, {s.cache}: {row.wrong} elements"
+
+
+def _label(row: Row) -> str:
+    s = row.sample
+    if s.engine != "ringside":
+        return s.engine
+    return f"ringside {_SHORT[s.tensor]}" + ("" if s.algorithm == "auto" else f" {s.algorithm}")
+
+
+def _times(result: Result, row: Row, peers: Sequence[str]) -> str:
+    return "".join(f" {_cell(result.ratio(row, peer)):>10}" for peer in peers)
+
+
+def _cell(ratio: float | None) -> str:
+    return "" if ratio is None else f"{_short_number(ratio)}x"
+
+
+def _short_number(x: float) -> str:
+    return f"{x:.0f}" if x >= 99.5 else f"{x:.1f}" if x >= 9.95 else f"{x:.2f}"
+
+
+def _us(row: Row) -> str:
+    us = row.time_s * 1e6
+    return f"{us:>10.2f}" if us < 1e5 else f"{us:>10.0f}"
+
+
+def widest(lines: Iterable[str]) -> int:
+    """Return the number of columns the longest line takes."""
+    return max(map(len, lines), default=0)

@@ -34,7 +34,8 @@ import time
 import uuid
 
 from ringside import _core
-from ringside.bench import launch, peers, plan, table
+from ringside.bench import launch, peers, plan
+from ringside.bench import result as table
 from ringside.bench.messages import Begin, Message, Skipped
 from ringside.bench.plan import Plan
 from ringside.bench.result import Result, merge

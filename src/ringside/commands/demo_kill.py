@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from ringside.demo.corpus import sources
+from ringside.demo.model import sources
 from ringside.engine.settings import usable_cores
 from ringside.errors import RingsideError, UsageError
 from ringside.launch.torchrun import Launch, StopRequest, stop_requests
@@ -125,7 +125,7 @@ def _torchrun(args: argparse.Namespace, ranks: int, seed: int) -> list[str]:
     given = [f"--steps={10 * args.steps}", f"--seed={seed}", f"--size={args.size}"]
     given += [f"--corpus={args.corpus}"] if args.corpus else []
     launcher = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}"]
-    return [*launcher, "-m", "ringside.survive", "-m", "ringside.demo.survival", *given]
+    return [*launcher, "-m", "ringside.survive", "-m", "ringside.demo.survive", *given]
 
 
 def _follow(launch: Launch, story: Story, console: Console, stop: StopRequest) -> int:

@@ -26,16 +26,58 @@ import os
 import sys
 from pathlib import Path
 
-from ringside.commands import run_survive
 from ringside.engine.settings import usable_cores
+from ringside.errors import UsageError
 from ringside.launch.follow import choose_directory, conclude, environment, follow
-from ringside.launch.torchrun import Launch, signals_to_handle, stop_requests, take_apart, with_defaults
+from ringside.launch.torchrun import CommandLine, Launch, signals_to_handle, stop_requests, take_apart, with_defaults
 from ringside.monitor.alerts.live import afterwards
 from ringside.monitor.alerts.settings import DIGEST_EVERY, METRICS_PORT, ON_VERDICT, AlertSettings, digest_steps
 from ringside.monitor.run.directory import RUN
 from ringside.monitor.verdict import Verdict, name_ranks
 from ringside.view.run.live import Finding, Following
 from ringside.view.terminal import closing, open_console, verdict_line
+
+__all__ = ["FLAG", "kept", "run_surviving"]
+
+
+# -------------------------------------------------------------------------------------------------
+# `ringside run --survive`: torchrun with a keeper per rank, so that a worker that dies is started again.
+
+FLAG = "--survive"
+_LOOK_S = 0.2
+
+
+def run_surviving(line: CommandLine, processes: str) -> int:
+    """Run a script that trains with `ringside.survive.training`; return torchrun's exit status.
+
+    Args:
+        line: The command line.
+        processes: How many ranks to start where nobody says.
+
+    Raises:
+        UsageError: It asks for what is not done here.
+    """
+    others = sorted(line.ours.keys() - {FLAG})
+    if others:
+        raise UsageError(f"{FLAG} records nothing yet: leave out {', '.join(others)}")
+    line = kept(line)
+    status: int | None = None
+    with stop_requests() as stop:
+        launch = Launch(with_defaults(line, processes), os.environ)
+        while status is None:
+            status = launch.wait(_LOOK_S)
+            if status is None and stop.signum:
+                launch.end(stop.signum, stop.hurry)
+                status = stop.exit_status
+    return status
+
+
+def kept(line: CommandLine) -> CommandLine:
+    """Return a command line in which keepers run what it says."""
+    module = [] if not line.names & {"-m", "--module"} else ["-m"]
+    flags = tuple(flag for flag in line.flags if flag not in ("-m", "--module"))
+    return CommandLine((*flags, "-m"), line.names | {"-m"}, ("ringside.survive", *module, *line.script), line.ours)
+
 
 HELP = "watch an unmodified DDP script, started as by torchrun"
 
@@ -60,11 +102,11 @@ def run(args: argparse.Namespace) -> int:
     if args.words[:1] in (["-h"], ["--help"]):
         args.print_help()
         return 0
-    line = take_apart(args.words, ours=OURS, switches=(run_survive.FLAG,))
+    line = take_apart(args.words, ours=OURS, switches=(FLAG,))
     line.check_script()
     line.check_ranks()
-    if run_survive.FLAG in line.ours:
-        return run_survive.run(line, _processes())
+    if FLAG in line.ours:
+        return run_surviving(line, _processes())
     alerts = {name: line.ours[flag] for flag, name in ALERTS.items() if flag in line.ours}
     if "--digest-every" in line.ours:
         alerts[DIGEST_EVERY] = str(digest_steps(line.ours["--digest-every"]))

@@ -32,14 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from ringside.commands.predict_plan import (
-    add_hardware,
-    add_size,
-    gradient_bytes,
-    hardware,
-    hardware_of,
-    write_page,
-)
+from ringside.commands.predict.plan import add_hardware, add_size, gradient_bytes, hardware, hardware_of, write_page
 from ringside.errors import UsageError
 from ringside.predict.band import Band
 from ringside.predict.plan.options import AUTO, option

@@ -10,7 +10,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,16 +24,47 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 import ringside
-from ringside.demo.agreement import Agreement
-from ringside.demo.compare import compare
-from ringside.demo.corpus import Corpus
-from ringside.demo.model import SIZES, ByteGPT
-from ringside.demo.reveal import names
+from ringside.demo.compare import compare, names
+from ringside.demo.model import SIZES, ByteGPT, Corpus
 from ringside.engine.settings import usable_cores
 from ringside.errors import PeerLostError, RingsideError
 from ringside.faults.inject import Fault, Kill, Pause, first_step, inject, parse_fault
 from ringside.processes import die_with_parent
 from ringside.pytorch import Session
+
+# -------------------------------------------------------------------------------------------------
+# How the ranks of the demo agree on when training ends, without a collective that would disturb what is measured.
+
+EVERY = 8
+"""Steps between two looks; what rank 0 decides at one look, all ranks read at the next."""
+
+
+class Agreement:
+    """The end of training, decided by rank 0 while it runs.
+
+    Args:
+        store: The job's store.
+        rank: This rank.
+        limit: The number of steps never exceeded.
+        decide: On rank 0, returns how many steps there shall be as far as is known now.
+    """
+
+    def __init__(self, store: Store, rank: int, limit: int, decide: Callable[[], int]) -> None:
+        self._store, self._rank, self._decide = store, rank, decide
+        self._end = limit
+
+    def goes_on(self, step: int) -> bool:
+        """Tell whether training step number `step` shall be done; every rank asks before every step."""
+        look, rest = divmod(step, EVERY)
+        if not rest:
+            if self._rank == 0:
+                soonest = (look + 1) * EVERY
+                self._end = min(self._end, max(self._decide(), soonest))
+                self._store.set(f"end/{look + 1}", str(self._end))
+            if look:
+                self._end = int(self._store.get(f"end/{look}"))
+        return step < self._end
+
 
 LEARNING_RATE = 2e-3
 WARM_UP_STEPS = 10

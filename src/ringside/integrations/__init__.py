@@ -10,3 +10,33 @@
 
 Nothing here is imported before it is used, and no framework is needed but one's own.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from ringside.errors import UsageError
+
+# -------------------------------------------------------------------------------------------------
+# The frameworks themselves: imported when they are needed, and one sentence where they are not installed.
+
+
+def package(name: str) -> Any:
+    """Return a framework's module.
+
+    Args:
+        name: The module, such as `lightning.pytorch`; its first part is what pip calls it.
+
+    Raises:
+        UsageError: It is not installed; the message has the pip command.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        wanted = name.split(".")[0]
+        if (error.name or "").split(".")[0] != wanted:
+            raise  # it is there, and lacks something of its own
+        pip_name = wanted.replace("_", "-")
+        ours = __name__.rpartition(".")[0]
+        raise UsageError(f"{ours}.{wanted} needs {pip_name}, which is not installed: pip install {pip_name}") from None

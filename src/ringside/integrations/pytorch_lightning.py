@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ringside.integrations import package
 from ringside.integrations.lightning_hooks import Automatic, LightningHooks, wanted
-from ringside.integrations.needs import package
 
 Callback: Any = package("pytorch_lightning").Callback
 

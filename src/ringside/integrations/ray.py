@@ -12,8 +12,8 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
+from ringside.integrations import package
 from ringside.integrations.models import hold
-from ringside.integrations.needs import package
 from ringside.pytorch.recording import session as sessions
 
 Loop = Callable[..., Any]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ringside.integrations import package
 from ringside.integrations.models import Holder, wrapper_of
-from ringside.integrations.needs import package
 
 TrainerCallback: Any = package("transformers").TrainerCallback
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from ringside.demo.agreement import Agreement
+from ringside.demo.train import Agreement
 from ringside.pytorch.recording import session as sessions
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from ringside.bench.contender import Contender
+from ringside.bench.peers.contender import Contender
 from ringside.bench.peers.torch_tensors import as_torch
 
 TIMEOUT = timedelta(minutes=5)

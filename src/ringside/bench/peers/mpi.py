@@ -11,7 +11,7 @@ mpi4py.rc.threads = False
 
 from mpi4py import MPI  # noqa: E402
 
-from ringside.bench.contender import Contender  # noqa: E402
+from ringside.bench.peers.contender import Contender  # noqa: E402
 from ringside.errors import UnsupportedError  # noqa: E402
 
 KINDS = {

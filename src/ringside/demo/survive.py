@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ringside.demo.corpus import Corpus
-from ringside.demo.model import SIZES, ByteGPT
+from ringside.demo.model import SIZES, ByteGPT, Corpus
 from ringside.demo.train import make_optimizer
 from ringside.engine.settings import usable_cores
 from ringside.survive import Step, Training, training
@@ -111,7 +110,7 @@ def _conclude(t: Training, last: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train on this rank; return the exit status."""
-    parser = argparse.ArgumentParser(prog="ringside.demo.survival")
+    parser = argparse.ArgumentParser(prog="ringside.demo.survive")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--size", choices=SIZES, default="small")

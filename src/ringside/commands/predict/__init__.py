@@ -27,7 +27,9 @@ from __future__ import annotations
 
 import argparse
 
-from ringside.commands import predict_plan, predict_score, predict_simulate
+from ringside.commands.predict import plan as predict_plan
+from ringside.commands.predict import score as predict_score
+from ringside.commands.predict import simulate as predict_simulate
 
 HELP = "what collectives cost on hardware that is described or was measured"
 

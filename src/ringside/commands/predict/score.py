@@ -40,7 +40,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as Grid
 
-from ringside.commands.predict_plan import write_page
+from ringside.commands.predict.plan import write_page
 from ringside.errors import UsageError
 from ringside.predict.laws.knowledge import Knowledge
 from ringside.predict.score import score as scoring

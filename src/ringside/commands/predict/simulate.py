@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ringside.commands.predict_plan import DEFAULT_BYTES, add_hardware, hardware, write_page
+from ringside.commands.predict.plan import DEFAULT_BYTES, add_hardware, hardware, write_page
 from ringside.commands.what_if import link_of
 from ringside.errors import UsageError
 from ringside.lab.iproute2 import parse_delay
