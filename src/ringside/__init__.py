@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ringside._version import __version__ as __version__
 from ringside.autoload.ringside_backend import offer
 from ringside.errors import (
     ClosedError,
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from ringside.pytorch import log as log
     from ringside.pytorch.communicator.communicator import Communicator as Communicator
     from ringside.view.run.recorded import Run as Run
-
-__version__ = "0.1.0"
 
 __all__ = [
     "ClosedError",

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
 
+from ringside._version import __version__
 from ringside.errors import RingsideError, UsageError
 from ringside.view.tui.console import never_raises, printable_lines
 
@@ -107,6 +108,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _version() -> str:
-    from ringside import __version__
-
     return f"ringside {__version__}"

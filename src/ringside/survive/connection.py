@@ -17,7 +17,7 @@ from torch import nn
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore
 
-import ringside
+from ringside._version import __version__
 from ringside.decoding import UNDECODABLE
 from ringside.engine.transports.base import Transport
 from ringside.engine.transports.gloo import TorchPeerToPeer
@@ -134,7 +134,7 @@ def passport_of(
 ) -> dict[str, str]:
     """Return what this worker is, by name."""
     return {
-        "the version of ringside": ringside.__version__,
+        "the version of ringside": __version__,
         "the version of torch": str(torch.__version__),
         "the script": _script(),
         "the model": _hash(_shapes(model)),

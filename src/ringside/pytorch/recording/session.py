@@ -26,6 +26,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from ringside._version import __version__
 from ringside.engine.failures import name_ranks
 from ringside.monitor.alerts.book import as_text
 from ringside.monitor.links.sampler import LinkSampler
@@ -480,8 +481,6 @@ def _places(store: Store, ranks: range, hello_s: float) -> list[tuple[str, int]]
 
 
 def _versions() -> dict[str, str]:
-    from ringside import __version__
-
     return {
         "ringside": __version__,
         "torch": torch.__version__,
