@@ -20,7 +20,8 @@ from ringside.predict.laws.fabric import nvls_rate
 from ringside.predict.laws.knowledge import Knowledge, recognise
 from ringside.predict.score import score
 from ringside.predict.score.score import Score, summary
-from ringside.predict.tables.table import ALL_REDUCE, Table, read_tables
+from ringside.predict.tables import read_tables
+from ringside.predict.tables.table import ALL_REDUCE, Table
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data" / "bandwidth"

@@ -26,7 +26,7 @@ from ringside.monitor.alerts.book import AlertBook
 from ringside.monitor.alerts.counters import Tally
 from ringside.monitor.run import registry
 from ringside.monitor.run.directory import RunReader
-from ringside.predict.tables.table import read_tables
+from ringside.predict.tables import read_tables
 from ringside.predict.topology.files import load_topology
 from ringside.view.export.prometheus import render
 from ringside.view.html.doctor import render_page

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringside.errors import UsageError
+from ringside.predict.tables import read_tables
 from ringside.predict.tables.checks import check, infer_ranks, rising, usable
-from ringside.predict.tables.table import Figure, Row, Table, bus_factor, read_tables
+from ringside.predict.tables.table import Figure, Row, Table, bus_factor
 
 from .shared_tables import made, published
 

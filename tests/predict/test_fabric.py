@@ -10,7 +10,8 @@ from ringside.errors import UsageError
 from ringside.predict.laws.curve import BASE, RATE, log_times
 from ringside.predict.laws.fabric import CHAIN, NETWORK_RING, NETWORK_TREE, NVLS, RING, candidates, law, nvls_rate
 from ringside.predict.laws.knowledge import recognise, sized_like
-from ringside.predict.tables.table import Table, read_tables
+from ringside.predict.tables import read_tables
+from ringside.predict.tables.table import Table
 from ringside.predict.topology.files import preset
 
 from .shared_tables import published

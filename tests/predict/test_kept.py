@@ -32,8 +32,8 @@ from ringside.predict.plan.plan import Question, plan
 from ringside.predict.reference_events import finish_by_events
 from ringside.predict.score.baselines import hockney, nccl_constants
 from ringside.predict.score.score import hold_out, larger_sizes, other_scale, preset_only, summary
+from ringside.predict.tables import read_tables
 from ringside.predict.tables.checks import check
-from ringside.predict.tables.table import read_tables
 from ringside.predict.what_if.what_if import Change, Step, played, what_if
 from ringside.schedule import COLLECTIVES, by_name, hierarchical, ring
 

@@ -6,8 +6,9 @@ import pytest
 from ringside.errors import UsageError
 from ringside.predict.laws.calibrate import expect, fit
 from ringside.predict.laws.mpi import Pairs, Processes, pairs_for, pairs_of, process_law
+from ringside.predict.tables import read_tables
 from ringside.predict.tables.checks import check
-from ringside.predict.tables.table import Row, Table, read_tables
+from ringside.predict.tables.table import Row, Table
 
 from .shared_tables import published
 

@@ -6,7 +6,7 @@ import pytest
 from ringside.predict import preset
 from ringside.predict.plan.options import option
 from ringside.predict.score.score import checked, measured
-from ringside.predict.tables.table import read_tables
+from ringside.predict.tables import read_tables
 
 from .shared_tables import published
 

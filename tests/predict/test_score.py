@@ -18,8 +18,9 @@ from ringside.predict.score.score import (
     preset_only,
     summary,
 )
+from ringside.predict.tables import read_tables
 from ringside.predict.tables.checks import check
-from ringside.predict.tables.table import Row, Table, read_tables
+from ringside.predict.tables.table import Row, Table
 from ringside.predict.topology.files import preset
 
 from .shared_tables import made, published

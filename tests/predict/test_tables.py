@@ -5,8 +5,9 @@ import json
 import pytest
 
 from ringside.errors import UsageError
+from ringside.predict.tables import read_tables
 from ringside.predict.tables.checks import check
-from ringside.predict.tables.table import bus_factor, figure, read_tables
+from ringside.predict.tables.table import bus_factor, figure
 from ringside.text import parse_size
 
 from .shared_tables import published

@@ -17,7 +17,7 @@ from ringside.predict import Timeline, preset, simulate
 from ringside.predict.laws.knowledge import Knowledge
 from ringside.predict.plan.plan import Question, plan
 from ringside.predict.score import score
-from ringside.predict.tables.table import read_tables
+from ringside.predict.tables import read_tables
 from ringside.predict.what_if.what_if import Change, Step, played, what_if
 from ringside.schedule import contributions, hierarchical, ring
 from ringside.view.export.perfetto import write_timeline

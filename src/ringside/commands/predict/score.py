@@ -45,7 +45,8 @@ from ringside.errors import UsageError
 from ringside.predict.laws.knowledge import Knowledge
 from ringside.predict.score import score as scoring
 from ringside.predict.score.score import Score, Summary, summary
-from ringside.predict.tables.table import Table, read_tables
+from ringside.predict.tables import read_tables
+from ringside.predict.tables.table import Table
 from ringside.text import parse_size
 from ringside.text import short_size as size
 from ringside.view.html.score import MODES, score_page

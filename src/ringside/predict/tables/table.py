@@ -1,9 +1,4 @@
-"""Tables of measured collectives: one value for all the forms in which they are published.
-
-`read_tables` recognises a file by its content: a log of nccl-tests (`tables_nccl.py`), its JSON (`tables_json.py`), the
-output of the OSU micro-benchmarks (`tables_osu.py`), else CSV (`tables_csv.py`). Nothing is judged here but what cannot
-be read at all; `checks.py` does.
-"""
+"""A table of measured collectives: one value for all the forms in which they are published."""
 
 from __future__ import annotations
 
@@ -11,9 +6,6 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-
-from ringside.errors import UsageError
 
 ALL_REDUCE = "all_reduce"
 # Bus bandwidth over algorithm bandwidth for n ranks, as nccl-tests' PERFORMANCE.md defines it.
@@ -26,7 +18,6 @@ BUS_FACTORS: Mapping[str, tuple[float, float]] = {  # a + b/n
     "broadcast": (1.0, 0.0),
     "reduce": (1.0, 0.0),
 }
-MOST_BYTES = 256 << 20  # of one file; a table of 10,000 rows has 2 MB
 
 
 @dataclass(frozen=True)
@@ -121,45 +112,6 @@ def bus_factor(collective: str, ranks: int) -> float:
     """Return busbw/algbw of a collective among `ranks`; 1 where the collective is not known."""
     a, b = BUS_FACTORS.get(collective, (1.0, 0.0))
     return a + b / max(ranks, 1)
-
-
-def read_tables(path: Path | str) -> list[Table]:
-    """Return the tables of a file.
-
-    Raises:
-        UsageError: It cannot be opened, is no table of a known form, or is too large.
-    """
-    from ringside.predict.tables import (
-        csv as tables_csv,
-    )
-    from ringside.predict.tables import (
-        json as tables_json,
-    )
-    from ringside.predict.tables import (
-        nccl_tests as tables_nccl,
-    )
-    from ringside.predict.tables import (
-        osu as tables_osu,
-    )
-
-    path = Path(path)
-    text = _text(path)
-    for reader in (tables_json, tables_nccl, tables_osu):
-        if reader.recognises(text):
-            return [replace(table, path=str(path)) for table in reader.read(text, path.stem)]
-    return [replace(table, path=str(path)) for table in tables_csv.read(text, path.stem)]
-
-
-def _text(path: Path) -> str:
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise UsageError(f"{path}: larger than {MOST_BYTES >> 20} MiB; a table of measurements is smaller")
-        text = path.read_bytes().decode("utf-8-sig", errors="replace")
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}") from None
-    if "\0" in text:
-        raise UsageError(f"{path} is not a text file; give a CSV, a log of nccl-tests, its JSON or OSU's output")
-    return text
 
 
 # ------------------------------------------------------------------------------------------------ words and figures
