@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from docs.generate.commands import handbook
 
 from ringside.commands import SHELLS, VERBS, main
-from ringside.commands.handbook import handbook
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "commands.md"
 # What bash does when somebody presses Tab: the words so far, the last of them not ended.
@@ -19,7 +19,7 @@ ASK = 'source "$1"; shift; COMP_WORDS=(ringside "$@"); COMP_CWORD=$#; _shtab_rin
 
 
 def test_the_page_of_commands_says_what_help_says() -> None:
-    assert PAGE.read_text() == handbook(), "run `python -m ringside.commands.handbook > docs/commands.md`"
+    assert PAGE.read_text() == handbook(), "run `python -m docs.generate.commands > docs/commands.md`"
     assert re.findall(r"^## ringside (\w[\w-]*)$", PAGE.read_text(), re.MULTILINE) == list(VERBS)
 
 

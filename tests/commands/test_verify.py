@@ -67,11 +67,6 @@ def test_a_barrier_carries_nothing(capsys: pytest.CaptureFixture[str]):
     assert rows(capsys.readouterr().out)[0][4:8] == ["0.000"] * 4
 
 
-def test_the_guide_is_printed(capsys: pytest.CaptureFixture[str]):
-    assert run("--docs") == 0
-    assert capsys.readouterr().out.startswith("# Algorithms\n")
-
-
 def test_progress_goes_to_a_terminal_only(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     assert run("ring", "--ranks", "2") == 0
     assert capsys.readouterr().err == ""

@@ -56,7 +56,7 @@ class _PrintCompletion(argparse.Action):
         from ringside.commands.completion import completion
 
         try:
-            print(completion(str(values)))
+            print(completion(parser, str(values)))
         except UsageError as error:
             parser.exit(error.exit_status, f"ringside: {error}\n")
         parser.exit()
@@ -64,6 +64,12 @@ class _PrintCompletion(argparse.Action):
 
 def _command(verb: str) -> Command:
     return cast("Command", importlib.import_module(f"ringside.commands.{verb.replace('-', '_')}"))
+
+
+def parts_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return a parser's sub-parsers by name."""
+    found = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return {name: part for action in found for name, part in action.choices.items()}
 
 
 def build_parser(verbs: Sequence[str] = VERBS) -> argparse.ArgumentParser:

@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Iterable
 from typing import Any
 
-from ringside.commands import build_parser, run
-from ringside.commands.handbook import parts_of
+from ringside.commands import parts_of, run
 from ringside.errors import UsageError
 from ringside.launch.torchrun import PLACES, SWITCHES
 
@@ -18,8 +17,12 @@ PATHS = {
 """Arguments that are paths, by what help calls them."""
 
 
-def completion(shell: str) -> str:
+def completion(parser: argparse.ArgumentParser, shell: str) -> str:
     """Return the script that a shell is to read.
+
+    Args:
+        parser: Of the command line.
+        shell: bash, zsh or fish.
 
     Raises:
         UsageError: shtab, which writes it, is not installed.
@@ -28,7 +31,6 @@ def completion(shell: str) -> str:
         import shtab
     except ImportError:
         raise UsageError("shell completion needs shtab: pip install 'ringside[completion]'") from None
-    parser = build_parser()
     verbs = parts_of(parser)
     _add_flags_of_run(verbs["run"])
     for verb in (*verbs.values(), *parts_of(verbs["predict"]).values()):

@@ -40,16 +40,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--buffers", type=int, default=1, metavar="B", help="messages a rank can hold (default: 1)")
     parser.add_argument("--json", action="store_true", help="print JSON; bytes are fractions of the tensor")
     parser.add_argument("--links", action="store_true", help="with --json: what every link carries as well")
-    parser.add_argument("--docs", action="store_true", help="print docs/algorithms.md, made from the schedules")
 
 
 def run(args: argparse.Namespace) -> int:
     """Verify, print verdict and table; return 1 if a schedule is wrong."""
-    if args.docs:
-        from ringside.schedule.guide import guide
-
-        print(guide(), end="")
-        return 0
     names = list(dict.fromkeys(args.algorithms))
     if args.all or not names:
         names = [*ALGORITHMS, *COLLECTIVES]

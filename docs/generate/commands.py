@@ -1,6 +1,6 @@
 """docs/commands.md, made from the parsers: what `--help` says, the same on every Python and in every terminal.
 
-`python -m ringside.commands.handbook > docs/commands.md` writes it; a test fails when it is stale.
+`python -m docs.generate.commands > docs/commands.md` writes it; a test fails when it is stale.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from ringside.commands import build_parser
+from ringside.commands import build_parser, parts_of
 
 _HEAD = """# Commands
 
-Made from the parsers by `python -m ringside.commands.handbook`; `ringside VERB --help` says the same. Exit statuses:
+Made from the parsers by `python -m docs.generate.commands`; `ringside VERB --help` says the same. Exit statuses:
 0 fine, 1 it ran and found something wrong, 2 it was asked for something that cannot be, 130 interrupted; where a verb
 has others, it says so. Data goes to stdout, progress and warnings to stderr. `ringside --version` says which Ringside
 this is.
@@ -31,12 +31,6 @@ ringside --print-completion fish > ~/.config/fish/completions/ringside.fish
 def handbook() -> str:
     """Return the text of docs/commands.md."""
     return _HEAD + "".join(text for parser in parts_of(build_parser()).values() for text in _section(parser))
-
-
-def parts_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Return a parser's sub-parsers by name."""
-    found = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return {name: part for action in found for name, part in action.choices.items()}
 
 
 def _section(parser: argparse.ArgumentParser, level: str = "##") -> Iterator[str]:

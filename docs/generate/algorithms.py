@@ -1,6 +1,6 @@
 """docs/algorithms.md, made from the schedules: every figure in it is counted by `verify`, so it cannot lie.
 
-`ringside verify --docs > docs/algorithms.md` writes it; a test fails when it is stale, and another when a law that is
+`python -m docs.generate.algorithms > docs/algorithms.md` writes it; a test fails when it is stale, and another when a law that is
 written here does not hold for every number of ranks up to 64.
 """
 
@@ -204,7 +204,7 @@ def busiest(audit: Audit) -> Fraction:
 
 _HEAD = """# Algorithms
 
-Made from the schedules by `ringside verify --docs`; every figure is counted, none is typed in. S is the tensor's size.
+Made from the schedules by `python -m docs.generate.algorithms`; every figure is counted, none is typed in. S is the tensor's size.
 *Rounds* are those of the form that is not pipelined. *Sent* and *received* are the busiest rank's; *link* is what the
 busiest link carries in one direction. *Ports* are the most peers of a rank in one round. With one port per rank and no
 switch that reduces, an all-reduce takes at least ⌈log2 n⌉ rounds and 2(n−1)/n · S sent and received per rank: `direct`,
@@ -285,3 +285,7 @@ def _short_section(name: str) -> str:
         f"- **{name}**: {entry.rounds.text} {'round' if entry.rounds is _ONE else 'rounds'}; busiest rank "
         f"{entry.sent.text}; ports {entry.ports.text}. For {entry.wins}."
     )
+
+
+if __name__ == "__main__":
+    print(guide(), end="")
