@@ -261,3 +261,11 @@ def size_bytes(text: str, option: str) -> float:
     if not found > 0:
         raise UsageError(f"{option} {text}: more than 0 bytes")
     return found
+
+
+def size_words(size_bytes: float) -> str:
+    """Return a size in the decimal unit that suits it, four digits."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if size_bytes >= scale:
+            return f"{size_bytes / scale:.4g} {unit}"
+    return f"{size_bytes:.4g} B"

@@ -378,15 +378,6 @@ def test_what_is_not_kept_is_played_again(monkeypatch):
         assert one.arrive_s == pytest.approx(other.arrive_s)
 
 
-def test_notebooks():
-    page = simulate(ring(128), preset("dgx-h100", hosts=16), 1e9, late={5: 1e-2})._repr_html_()
-    assert page.startswith("<div>")
-    assert "late rank 5 costs 10 ms" in page
-    assert page.count("<rect") == 64
-    assert "wire nvswitch" in page
-    assert "nobody" in simulate(ring(4), flat(4), 1e6)._repr_html_()
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [

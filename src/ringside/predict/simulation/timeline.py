@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,11 +13,10 @@ from numpy.typing import NDArray
 from ringside.predict.simulation.critical_path import Guilty, Hop, Sent, hop_before, who_is_guilty
 from ringside.predict.simulation.messages import stretches
 from ringside.predict.simulation.rounds import Prepared
-from ringside.predict.simulation.timeline_page import bars, size_words, table
 from ringside.predict.topology.topology import Topology
 from ringside.predict.topology.wires import wires_for
 from ringside.schedule import Schedule
-from ringside.text import ms
+from ringside.text import ms, size_words
 
 Floats = NDArray[np.float64]
 
@@ -194,13 +192,6 @@ class Timeline:
                 f"guilty: {self.guilty}",
             ]
         )
-
-    def _repr_html_(self) -> str:
-        """Return it as a page fragment for notebooks: the sentence, a bar per rank, the critical path's shares."""
-        from ringside.predict.plan.simulated_band import in_words  # which prices with this module
-
-        lines = [f"<p>{html.escape(line)}</p>" for line in (*self.describe().splitlines(), in_words(self))]
-        return f"<div>{''.join(lines)}{bars(self)}{table(self)}</div>"
 
 
 def checkpoint_every(schedule: Schedule) -> int:
