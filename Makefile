@@ -41,7 +41,7 @@ lint: $(READY) ## ruff, mypy --strict of the package, and whether tests, bench a
 	@$(BIN)/python -m ruff check .
 	@$(BIN)/python -m ruff format --check .
 	@$(BIN)/python -m mypy
-	@$(BIN)/python -m mypy --config-file tests/mypy.ini tests bench examples
+	@$(BIN)/python -m mypy --config-file tests/mypy.ini tests bench examples docs/generate
 
 bench: $(READY) ## our all-reduce beside Gloo and Open MPI, then the DDP step
 	@$(BIN)/ringside bench --peers gloo,mpi $(ARGS)

@@ -1,7 +1,7 @@
 """docs/algorithms.md, made from the schedules: every figure in it is counted by `verify`, so it cannot lie.
 
-`python -m docs.generate.algorithms > docs/algorithms.md` writes it; a test fails when it is stale, and another when a law that is
-written here does not hold for every number of ranks up to 64.
+`python -m docs.generate.algorithms > docs/algorithms.md` writes it; a test fails when it is stale, and another when a
+law that is written here does not hold for every number of ranks up to 64.
 """
 
 from __future__ import annotations
@@ -204,11 +204,12 @@ def busiest(audit: Audit) -> Fraction:
 
 _HEAD = """# Algorithms
 
-Made from the schedules by `python -m docs.generate.algorithms`; every figure is counted, none is typed in. S is the tensor's size.
-*Rounds* are those of the form that is not pipelined. *Sent* and *received* are the busiest rank's; *link* is what the
-busiest link carries in one direction. *Ports* are the most peers of a rank in one round. With one port per rank and no
-switch that reduces, an all-reduce takes at least ⌈log2 n⌉ rounds and 2(n−1)/n · S sent and received per rank: `direct`,
-`one_shot` and `parameter_server` use n−1 ports and `in_network` a switch, so they may stay below.
+Made from the schedules by `python -m docs.generate.algorithms`; every figure is counted, none is typed in. S is the
+tensor's size. *Rounds* are those of the form that is not pipelined. *Sent* and *received* are the busiest rank's;
+*link* is what the busiest link carries in one direction. *Ports* are the most peers of a rank in one round. With one
+port per rank and no switch that reduces, an all-reduce takes at least ⌈log2 n⌉ rounds and 2(n−1)/n · S sent and
+received per rank: `direct`, `one_shot` and `parameter_server` use n−1 ports and `in_network` a switch, so they may
+stay below.
 
 A sum is *canonical* when it is ((x0+x1)+x2)+... on every rank, in every chunk: then its bits do not depend on the
 algorithm, on the size, or on where the tensor is cut. All algorithms give the same bits on all ranks.

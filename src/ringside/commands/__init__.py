@@ -66,12 +66,6 @@ def _command(verb: str) -> Command:
     return cast("Command", importlib.import_module(f"ringside.commands.{verb.replace('-', '_')}"))
 
 
-def parts_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Return a parser's sub-parsers by name."""
-    found = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return {name: part for action in found for name, part in action.choices.items()}
-
-
 def build_parser(verbs: Sequence[str] = VERBS) -> argparse.ArgumentParser:
     """Return the parser for `ringside`, with a sub-parser for each of `verbs`."""
     parser = argparse.ArgumentParser(

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable
 from typing import Any
 
-from ringside.commands import parts_of, run
+from ringside.commands.run import OURS
 from ringside.errors import UsageError
 from ringside.launch.torchrun import PLACES, SWITCHES
 
@@ -38,10 +38,16 @@ def completion(parser: argparse.ArgumentParser, shell: str) -> str:
     return str(shtab.complete(parser, shell))
 
 
+def parts_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return a parser's sub-parsers by name."""
+    found = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return {name: part for action in found for name, part in action.choices.items()}
+
+
 def _add_flags_of_run(parser: argparse.ArgumentParser) -> None:
     """Add what `ringside run` takes apart by itself, and torchrun's flags that need no torch to be known."""
     parser.prefix_chars = "-"
-    for flag in run.OURS:
+    for flag in OURS:
         parser.add_argument(flag, metavar="DIR" if flag == "--run-dir" else "VALUE")
     for flag in sorted(PLACES | {"--nproc-per-node"}):
         parser.add_argument(flag, metavar="VALUE", help="as of torchrun")

@@ -1,8 +1,11 @@
 """Tables of measured collectives, in all the forms in which they are published.
 
-`read_tables` recognises a file by its content: a log of nccl-tests (`nccl_tests`), its JSON (`json`), the output of
-the OSU micro-benchmarks (`osu`), else CSV (`csv`). Nothing is judged there but what cannot be read at all; `checks`
-does. What all of them return is in `table`.
+checks      Row checks: which rows of a table are used, and in words why the others are not
+csv         CSV of measurements: columns by any usual name, in any order and unit
+json        The JSON that nccl-tests writes with `-J FILE` (`--output_file`): `config`, `devices` and `results`
+nccl_tests  Raw logs of nccl-tests and rccl-tests, whatever a launcher wrote before each line
+osu         The output of the OSU micro-benchmarks: `osu_allreduce`, and `osu_latency` and `osu_bw` between two ranks
+table       A table of measured collectives: one value for all the forms in which they are published
 """
 
 from __future__ import annotations
