@@ -31,7 +31,7 @@ test-all: $(READY) ## run all tests but the long ones, with Chromium, labs and r
 	@$(PYTEST) $(ARGS)
 
 test-long: $(READY) ## run those that take longest: script zoo, fuzzing, sanitizers
-	@$(PYTEST) -m long $(ARGS)
+	@$(PYTEST) -m "long or zoo" $(ARGS)
 
 SEED ?= 1
 mutate: $(READY) ## put small faults into copies of Ringside, and see which the tests notice: two hours (SEED=2 draws others)

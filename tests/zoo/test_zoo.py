@@ -28,7 +28,7 @@ class Row:
     Args:
         words: The script and its arguments.
         kind: What users do there.
-        mark: Where it runs: "core": in `make test`, "thorough": in `make test-all`, "long": in `make test-long`.
+        mark: Where it runs, besides `make test-long`, which runs all: "core": in `make test`, "thorough": in `make test-all`.
         status: torchrun's exit status.
         ours: That of `ringside run`, where the documentation says that it is another one.
         ulps: How far halves may lie apart, in units in the last place.
@@ -61,8 +61,8 @@ ZOO = (
     Row("swa.py", "stochastic weight averaging, update_bn, the average saved whole"),
     Row("copies.py", "deepcopy of the DDP model; copies train"),
     Row("whole.py", "torch.save and pickle of everything, and the way back", mark="core"),
-    Row("gan.py", "two DDP models, two optimizers"),
-    Row("accumulate.py", "gradient accumulation, clipping, a graph that is kept"),
+    Row("gan.py", "two DDP models, two optimizers", mark="core"),
+    Row("accumulate.py", "gradient accumulation, clipping, a graph that is kept", mark="core"),
     Row("accumulate.py views", "the same with gradients as views of buckets"),
     Row("amp.py", "autocast to bfloat16, GradScaler, an overflow on one rank"),
     Row("resume.py", "checkpoint and resume, a second process group"),
@@ -76,7 +76,7 @@ ZOO = (
     Row("own_hook.py power", "PyTorch's PowerSGD hook", only_watched=True),
     Row("own_hook.py builtin", "DDP's builtin hook for halves", only_watched=True),
     Row("own_hook.py sum", "a communication hook of the script's own", only_watched=True),
-    Row("sparse.py", "sparse gradients"),
+    Row("sparse.py", "sparse gradients", mark="core"),
     Row("groups.py", "several groups and models, collectives beside"),
     Row("evaluate.py", "evaluation between steps, by all ranks and by rank 0 alone"),
     Row("caught.py loader", "exceptions before a step, caught"),
@@ -156,6 +156,7 @@ SURVIVORS = (
 )
 
 
+@pytest.mark.zoo
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.words, marks=getattr(pytest.mark, row.mark)) for row in ZOO])
 def test_a_script_does_what_it_does_under_torchrun(row: Row, tmp_path: Path) -> None:
     if row.shm and not has_small_shm():
