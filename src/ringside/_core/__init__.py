@@ -1,7 +1,7 @@
 """The native core, where it could be built; it knows nothing of torch.
 
 Importing this package never fails: `native()` gives the extension module or raises one clear error, and
-`available()` tells which. The NumPy twins of its kernels are in `twins.py`.
+`available()` tells which. The NumPy twins of its kernels are in `numpy_kernels.py`.
 """
 
 from __future__ import annotations

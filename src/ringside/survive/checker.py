@@ -1,4 +1,4 @@
-"""An explicit-state model checker for the very state machine of `protocol.py`: every order of what can happen.
+"""An explicit-state model checker for the very state machine of `protocol/__init__.py`: every order of what can happen.
 
 A state is: every process's machine and the register call it has under way, what stands in the registers, and the
 messages sent so far (each can arrive at any time, more than once, or never). From it everything leads on that can

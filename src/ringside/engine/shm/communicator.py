@@ -177,7 +177,7 @@ class Communicator(Collectives):
     def all_reduce_storage(self, flat: Flat, storage: Storage | None, *, scale: float, stamp_ns: int) -> None:
         """All-reduce (sum) a tensor that lies in a shareable storage which peers may not have mapped yet.
 
-        Called by `sync/` on the communicator's background thread.
+        Called by `pytorch/` on the communicator's background thread.
 
         Args:
             flat: The tensor.

@@ -47,7 +47,7 @@ class Offered(msgspec.Struct, frozen=True, tag="offer"):
 
 
 class Knock(msgspec.Struct, frozen=True, tag="knock"):
-    """A message: a process wants to know whether it can reach who reads this; see `knocking.py`.
+    """A message: a process wants to know whether it can reach who reads this; see `reachability.py`.
 
     Args:
         seat: Which.

@@ -1,6 +1,9 @@
 """One member of a job as a state machine without I/O: events in, instructions out, replayable.
 
-What it does lies in `machine/`; here is how it all goes, and why it is right.
+`member` is the machine: an event goes to its handler, and what is unanswered is asked again. `state` is what a member
+knows. `transitions` are the handlers: entering generations, the work of a step, voting on its result, deciding, membership,
+joining, and the end. `generation` and `decision` are the two registers, `events` and `instructions` what goes in and
+comes out, `settings` its patience. Here is how it all goes, and why it is right.
 
 A training step is a transaction. A healthy one of members 0 (the leader), 1 and 2; `decide` and `generation` are
 registers (`registers.py`), everything between members is a message that says its tag::
@@ -42,7 +45,7 @@ A process joins; members go on with their micro-batches while it fetches, and th
       │                      │                      │ Compute(k+1, g+1)
 
 All who held state are gone: a process without state gets `NobodyLeft`, closes the generation register, fences every
-generation that may still commit (`fence.py`), and is told `OpenIncarnation`.
+generation that may still commit (`generation.py`), and is told `OpenIncarnation`.
 
 Why no sample counts twice or never:
 
@@ -62,11 +65,3 @@ from ringside.survive.protocol.member import Member
 from ringside.survive.protocol.state import Phase
 
 __all__ = ["Member", "Phase"]
-
-
-# -------------------------------------------------------------------------------------------------
-# The parts of the state machine that `protocol.py` describes.
-#
-# `member.py` is the machine: an event goes to its handler, and what is unanswered is asked again. `standing.py` is
-# what a member knows. The handlers are functions of a standing, one concept a file: `entering` generations, the
-# `working` of a step, `voting` on its result, `deciding`, `membership`, `joining`, and how it comes to an `ending`.

@@ -1,4 +1,4 @@
-"""What a member of a job is told: the events of the state machine in `protocol.py`, plain values.
+"""What a member of a job is told: the events of the state machine in `__init__.py`, plain values.
 
 Whoever carries messages between processes carries `Acknowledgement`, `Offer` and `Seat` (of those who ask to join);
 everything else is made by the driver that runs on the same process.

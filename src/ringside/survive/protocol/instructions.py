@@ -1,4 +1,4 @@
-"""What a member of a job is to do: the instructions of the state machine in `protocol.py`, plain values.
+"""What a member of a job is to do: the instructions of the state machine in `__init__.py`, plain values.
 
 A driver carries them out in order. It skips `Compute`, `Exchange` and `FetchState` whose tag is no longer `Member.tag`,
 and gives up one of them that is under way once the tag has moved on.

@@ -5,7 +5,7 @@ is on the disk. Its tensors have the names that DCP gives a nested state (`model
 `dcp.load({"model": model.state_dict()}, checkpoint_id=...)` reads it without Ringside; `ringside.skeleton` holds the
 rest. `ringside.json` holds a digest of every file, compared before any of it is read, and one of the whole state.
 Whoever can write the directory can write digests, too: so the files are read without running anything that lies in them
-(`dcp_files.py`).
+(`torch_checkpoint.py`).
 
 One that is torn is passed over, and set aside (`torn-step-00000120`) when the same step is written again. What a writer
 that was killed left beside is removed by the next one.
