@@ -1,8 +1,8 @@
 """A job whose ranks are threads of this process, over registers in memory: `training` itself, in a second or less.
 
-A rank dies by an exception at a named phase (`survive/cluster/failpoints.py`). To the others it is a process, which is killed then: a child
-that does nothing stands for it. Where it is told to it comes back, as a keeper would start it. With `hosts` every rank
-is on a host of its own: nothing is shared, and sums and state go through transports.
+A rank dies by an exception at a named phase (`survive/cluster/failpoints.py`). To the others it is a process, which is
+killed then: a child that does nothing stands for it. Where it is told to it comes back, as a keeper would start it.
+With `hosts` every rank is on a host of its own: nothing is shared, and sums and state go through transports.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ class Row:
     Args:
         words: The script and its arguments.
         kind: What users do there.
-        mark: Where it runs, besides `make test-long`, which runs all: "core": in `make test`, "thorough": in `make test-all`.
+        mark: Where it runs, besides `make test-long`, which runs all: "core": in `make test`, "thorough": in `make
+        test-all`.
         status: torchrun's exit status.
         ours: That of `ringside run`, where the documentation says that it is another one.
         ulps: How far halves may lie apart, in units in the last place.

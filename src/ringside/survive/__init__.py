@@ -1,8 +1,8 @@
 """Training that survives: a rank dies in the middle of an all-reduce, the others finish the step, no sample is lost.
 
 `training` is the door for users; `torchrun ... -m ringside.survive train.py` starts a keeper per rank that starts its
-worker anew when it dies. The rest is one idea a file: the state machine of a member (`protocol/__init__.py`, no I/O), what
-carries out its instructions (`driver.py`), and what that stands on. Importing this imports no torch.
+worker anew when it dies. The rest is one idea a file: the state machine of a member (`protocol/__init__.py`, no I/O),
+what carries out its instructions (`driver.py`), and what that stands on. Importing this imports no torch.
 """
 
 from __future__ import annotations

@@ -473,7 +473,7 @@ def _is_alone(state: State, node: Node) -> bool:
 
 
 def _is_let_in(state: State, node: Node) -> bool:
-    """Tell whether a process that wants to be a member reaches one: whoever does not, does not ask (`cluster/reachability.py`)."""
+    """Tell whether a process that wants to be a member reaches one: whoever does not, does not ask."""
     record = node.member.newest
     others = [] if record is None else [seat for seat in record.members if seat.rank != node.seat.rank]
     knocks = node.member.phase is Phase.OUTSIDE and others

@@ -1,9 +1,9 @@
 """A jump of one rank's excess, seen at once: windows side by side, for few ranks in rough noise.
 
-`window_test.py` asks whether a rank's mean excess is more than chance and habit explain, so it must know how means wander,
-and with few ranks and many late steps it learns that slowly. Here the question is a smaller one: did the level change
-between these steps and those right before? What a rank drifted to earlier does not matter, single late steps do not
-move a median, and an episode that was missed spoils nothing but the steps around its beginning.
+`window_test.py` asks whether a rank's mean excess is more than chance and habit explain, so it must know how means
+wander, and with few ranks and many late steps it learns that slowly. Here the question is a smaller one: did the level
+change between these steps and those right before? What a rank drifted to earlier does not matter, single late steps do
+not move a median, and an episode that was missed spoils nothing but the steps around its beginning.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from ringside.monitor.stats import Floats, student
 # -------------------------------------------------------------------------------------------------
 # An excess that lasts, judged by what late steps cannot spoil: medians of windows against the median of all before.
 #
-# `window_test.py` does this with means, whose noise a few late steps blow up. Here scale and autocorrelation are those of
-# the core of the noise, and late steps have to be explained by how often they came before (`change_point.py`). For few ranks.
+# `window_test.py` does this with means, whose noise a few late steps blow up. Here scale and autocorrelation are those
+# of the core of the noise, and late steps have to be explained by how often they came before (`change_point.py`). For
+# few ranks.
 
 WINDOWS = (9, 12, 18, 24, 36, 48)
 LASTING_FEWEST = 24

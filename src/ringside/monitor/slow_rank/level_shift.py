@@ -1,9 +1,9 @@
 """A level that shifted and stayed: the steps since then against all before, with the noise learnt from both sides.
 
-`change_point.py` knows the noise from what was before; where that was short, or healthier than what follows, its bars stay
-too high for good. Here a place is assumed at which the level changed, both sides' residuals tell how noisy the job is,
-and the difference of the two levels is held against that. It takes longer windows than any other way, so it is the last
-to speak: it finds what is plain to see in a whole run although no ten steps of it are. For few ranks.
+`change_point.py` knows the noise from what was before; where that was short, or healthier than what follows, its bars
+stay too high for good. Here a place is assumed at which the level changed, both sides' residuals tell how noisy the job
+is, and the difference of the two levels is held against that. It takes longer windows than any other way, so it is the
+last to speak: it finds what is plain to see in a whole run although no ten steps of it are. For few ranks.
 """
 
 from __future__ import annotations
@@ -199,9 +199,9 @@ def _is_carried(since: Floats, middle: Floats) -> NDArray[np.bool_]:
 # -------------------------------------------------------------------------------------------------
 # Whether an episode is over, by what few great steps cannot spoil: medians, and how few of the last steps are late.
 #
-# `window_test.py` ends an episode when the mean of a window is surely too small for it, and the noise of means is what it
-# learnt from all that happened, interruptions included. Where those are rough and rare, that takes hundreds of steps
-# although everybody sees at once that it is over. For few ranks.
+# `window_test.py` ends an episode when the mean of a window is surely too small for it, and the noise of means is what
+# it learnt from all that happened, interruptions included. Where those are rough and rare, that takes hundreds of
+# steps although everybody sees at once that it is over. For few ranks.
 
 MENDED_LENGTHS = (12, 18, 24, 36, 48, 96)
 """Steps whose median is held against the bar."""

@@ -1,8 +1,8 @@
 """A rank that pauses again and again: short in its typical step and yet what the others wait for.
 
 Garbage collection, checkpoints, evaluation and logging on one rank make one of its steps in ten or fifty several times
-as long. Means and medians of windows must not count that (`window_test.py`: three spikes are no slow rank); what counts here
-is how often it happens to one rank and not to the others, and what the job loses by it. On Python's collector as a
+as long. Means and medians of windows must not count that (`window_test.py`: three spikes are no slow rank); what counts
+here is how often it happens to one rank and not to the others, and what the job loses by it. On Python's collector as a
 cause of stragglers: J. Lin et al., Understanding Stragglers in Large Model Training Using What-if Analysis (OSDI 2025).
 """
 

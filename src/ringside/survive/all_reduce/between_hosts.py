@@ -4,9 +4,9 @@ A process that was left out still holds connections of the old ones, and nobody 
 carried on a thread, so that the member can be told of other things meanwhile; when it has moved on, the thread's
 connections are closed, which ends all waits.
 
-Sums over ranks travel around a ring, which is laid so that no broken link is in it, or along a line (`ring_order.py`). Per
-micro-batch everybody is given all gradients instead and adds them up in order: that moves as many bytes as there are
-micro-batches, for sums whose bits do not depend on who computed what.
+Sums over ranks travel around a ring, which is laid so that no broken link is in it, or along a line (`ring_order.py`).
+Per micro-batch everybody is given all gradients instead and adds them up in order: that moves as many bytes as there
+are micro-batches, for sums whose bits do not depend on who computed what.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One member of a job as a state machine without I/O: events in, instructions out, replayable.
 
 `member` is the machine: an event goes to its handler, and what is unanswered is asked again. `state` is what a member
-knows. `transitions` are the handlers: entering generations, the work of a step, voting on its result, deciding, membership,
-joining, and the end. `generation` and `decision` are the two registers, `events` and `instructions` what goes in and
-comes out, `settings` its patience. Here is how it all goes, and why it is right.
+knows. `transitions` are the handlers: entering generations, the work of a step, voting on its result, deciding,
+membership, joining, and the end. `generation` and `decision` are the two registers, `events` and `instructions` what
+goes in and comes out, `settings` its patience. Here is how it all goes, and why it is right.
 
 A training step is a transaction. A healthy one of members 0 (the leader), 1 and 2; `decide` and `generation` are
 registers (`registers.py`), everything between members is a message that says its tag::
