@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ringside.lab.in_network_reducer import main
+from ringside.pytorch.in_network_reducer import main
 
 if __name__ == "__main__":
     for port in sys.argv[1:]:

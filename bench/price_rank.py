@@ -22,7 +22,7 @@ from real_rank import GPT, MODELS, burn_of
 from torch.nn.parallel import DistributedDataParallel
 
 import ringside
-from ringside.demo.model import Corpus
+from ringside.demo.corpus import Corpus
 from ringside.faults.inject import inject, parse_fault
 from ringside.processes import die_with_parent
 

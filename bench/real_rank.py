@@ -23,7 +23,8 @@ from torch.distributed import PrefixStore
 from torch.nn.parallel import DistributedDataParallel
 
 import ringside
-from ringside.demo.model import ByteGPT, Corpus, Size
+from ringside.demo.corpus import Corpus
+from ringside.demo.model import ByteGPT, Size
 from ringside.demo.train import Agreement
 from ringside.faults.inject import inject, parse_fault
 from ringside.monitor.verdict import Verdict

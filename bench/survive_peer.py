@@ -18,7 +18,8 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from ringside.demo.model import SIZES, ByteGPT, Corpus
+from ringside.demo.corpus import Corpus
+from ringside.demo.model import SIZES, ByteGPT
 from ringside.demo.survive import Windows
 from ringside.demo.train import make_optimizer
 

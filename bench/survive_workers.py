@@ -113,7 +113,8 @@ def uneven(steps: int, slow: float, mode: str, rank: int, directory: Path) -> di
 
 def gpt(steps: int, size: str, rank: int, directory: Path) -> dict[str, Any]:
     """Train the demo's GPT; return seconds per step and what they were spent on."""
-    from ringside.demo.model import SIZES, ByteGPT, Corpus
+    from ringside.demo.corpus import Corpus
+    from ringside.demo.model import SIZES, ByteGPT
     from ringside.demo.survive import Windows, summed_loss
     from ringside.demo.train import make_optimizer
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from ringside.demo import model as corpus
-from ringside.demo.model import Corpus, sources
+from ringside.demo import corpus
+from ringside.demo.corpus import Corpus, sources
 from ringside.errors import UsageError
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from ringside.demo.compare import comparison_lines, draw, injected, reveal
+from ringside.demo.reveal import comparison_lines, draw, injected, reveal
 from ringside.faults.inject import Slow, parse_fault
 from ringside.monitor.verdict import Verdict
 

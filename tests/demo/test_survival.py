@@ -20,7 +20,7 @@ from tests.support.ranks import on_ranks
 from tests.sync.training import LIMIT_S, free_port
 
 from ringside.demo import survive as survival
-from ringside.demo.model import Corpus
+from ringside.demo.corpus import Corpus
 
 
 @pytest.fixture

@@ -184,15 +184,18 @@ def test_ranks_may_have_scales_of_their_own(size: int, memory: str) -> None:
 # ------------------------------------------------------------------------------- storages
 
 
-def storages() -> list[str]:
+def storages(sealed: bool) -> list[str]:
+    import fcntl
     import mmap
     import os
     import time
 
     with communicator(segment_bytes=4096) as comm:
         for count in (1000, 40_000, 40_000, 90_000):
-            fd = os.memfd_create("ringside-test-storage")
+            fd = os.memfd_create("ringside-test-storage", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(fd, count * 4 + 64)
+            if sealed:
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             with mmap.mmap(fd, count * 4 + 64) as room:
                 x = np.frombuffer(room, np.float32, count, 64)
                 storage = Storage((os.fstat(fd).st_dev, os.fstat(fd).st_ino), fd, x.ctypes.data - 64, count * 4 + 64)
@@ -219,10 +222,17 @@ def storages() -> list[str]:
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_storages_are_exchanged_and_used_in_place(size: int) -> None:
-    for paths in on_ranks(size, storages):
+    for paths in on_ranks(size, storages, True):
         if size > 1:
             assert paths[4:] == ["push", "push", "push", "staged"] * 3
             assert paths[:4] == ["one_shot"] * 4
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_storages_that_peers_do_not_map_are_copied(size: int) -> None:
+    """Files whose size is not sealed: all ranks give them up."""
+    for paths in on_ranks(size, storages, False):
+        assert size == 1 or "push" not in paths
 
 
 # ------------------------------------------------------------------------------- refusals, mismatches, the log

@@ -45,7 +45,7 @@ def test_ranks_are_grouped_by_the_hosts_they_are_on(lab_factory: LabFactory) -> 
 def test_a_reducer_at_the_switch_adds_up(lab_factory: LabFactory) -> None:
     lab = lab_factory(hosts=3, ranks_per_host=2)
     env = {"MASTER_ADDR": lab.address(0), "MASTER_PORT": "29641"}
-    reducer = lab.run_switch([sys.executable, "-m", "ringside.lab.in_network_reducer"], env)
+    reducer = lab.run_switch([sys.executable, "-m", "ringside.pytorch.in_network_reducer"], env)
     for found in run(lab, "at_the_switch", env=env):
         assert len(found) == 31
         assert all(found)
@@ -60,7 +60,7 @@ def test_a_reducer_takes_less_of_each_link_than_a_ring(lab_factory: LabFactory) 
     sent = {}
     for port, name in enumerate(("in_network", "ring")):
         env = {"MASTER_ADDR": lab.address(0), "MASTER_PORT": str(29642 + port)}
-        reducer = lab.run_switch([sys.executable, "-m", "ringside.lab.in_network_reducer"], env)
+        reducer = lab.run_switch([sys.executable, "-m", "ringside.pytorch.in_network_reducer"], env)
         before = lab.interface_bytes(1)[1]
         assert run(lab, "once", name, env=env) == [4.0] * 4
         reducer.wait(20)

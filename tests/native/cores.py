@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
 import threading
@@ -199,8 +200,9 @@ class Memory:
 
     def __init__(self, size_bytes: int = PAGE) -> None:
         self.size_bytes = size_bytes
-        self.fd = os.memfd_create("test-of-ringside")
+        self.fd = os.memfd_create("test-of-ringside", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, size_bytes)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         self._at = map_pages(None, size_bytes, mmap.MAP_SHARED, self.fd)
         self.x = np.ctypeslib.as_array(ctypes.cast(self._at, ctypes.POINTER(ctypes.c_float)), (size_bytes // 4,))
 
@@ -226,5 +228,5 @@ def share(cores: Sequence[Any], memories: Sequence[Memory]) -> list[int]:
     for rank, core in enumerate(cores):
         for peer, memory in enumerate(memories):
             if peer != rank:
-                assert core.map_region(peer, regions[peer], memory.fd, memory.size_bytes, False)
+                assert core.map_region(peer, regions[peer], memory.fd, memory.size_bytes)
     return regions

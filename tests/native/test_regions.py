@@ -56,29 +56,25 @@ def memories() -> Iterator[list[Memory]]:
 
 
 @pytest.mark.parametrize(
-    ("seals", "file_bytes", "sealed", "taken"),
+    ("seals", "file_bytes", "taken"),
     [
-        (SIZE_SEALS, 2 * PAGE, True, True),
-        (SIZE_SEALS, PAGE, True, True),
-        (SIZE_SEALS, PAGE - 1, True, False),
-        (SIZE_SEALS | fcntl.F_SEAL_SEAL, PAGE, True, True),
-        (fcntl.F_SEAL_SHRINK, PAGE, True, False),
-        (fcntl.F_SEAL_GROW, PAGE, True, False),
-        (0, PAGE, True, False),
-        (0, PAGE, False, True),
-        (0, PAGE - 1, False, False),
+        (SIZE_SEALS, 2 * PAGE, True),
+        (SIZE_SEALS, PAGE, True),
+        (SIZE_SEALS, PAGE - 1, False),
+        (SIZE_SEALS | fcntl.F_SEAL_SEAL, PAGE, True),
+        (fcntl.F_SEAL_SHRINK, PAGE, False),
+        (fcntl.F_SEAL_GROW, PAGE, False),
+        (0, PAGE, False),
     ],
 )
-def test_memory_that_could_shrink_or_is_too_small_is_not_taken(
-    seals: int, file_bytes: int, sealed: bool, taken: bool
-) -> None:
+def test_memory_that_could_shrink_or_is_too_small_is_not_taken(seals: int, file_bytes: int, taken: bool) -> None:
     fd = os.memfd_create("test-of-ringside", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, file_bytes)
         if seals:
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
         with opened(2) as (core, _):
-            assert core.map_region(1, 0, fd, PAGE, sealed) == taken
+            assert core.map_region(1, 0, fd, PAGE) == taken
     finally:
         os.close(fd)
 
@@ -86,8 +82,7 @@ def test_memory_that_could_shrink_or_is_too_small_is_not_taken(
 def test_a_file_that_cannot_have_seals_is_not_taken_for_a_sealed_one(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w+b") as file, opened(2) as (core, _):
         file.truncate(PAGE)
-        assert not core.map_region(1, 0, file.fileno(), PAGE, True)
-        assert core.map_region(1, 0, file.fileno(), PAGE, False)
+        assert not core.map_region(1, 0, file.fileno(), PAGE)
 
 
 def test_new_memory_is_whole_pages_of_zeros_whose_size_stays() -> None:
@@ -126,7 +121,7 @@ def over_new_memory(begin: int, count: int) -> list[list[str]]:
                 pair = next((at for at in ends if at + PAGE in ends), None)
                 assert len(pieces[rank]) < 100, "the kernel lays nothing side by side"
             for fd, region, _ in made:
-                assert cores[1 - rank].map_region(rank, region, fd, PAGE, True)
+                assert cores[1 - rank].map_region(rank, region, fd, PAGE)
             made.clear()
             both = np.ctypeslib.as_array(ctypes.cast(pair, ctypes.POINTER(ctypes.c_float)), (PAGE // 2,))
             xs.append(both[begin : begin + count])
@@ -173,7 +168,7 @@ def test_what_a_peer_says_is_believed_as_far_as_its_memory_reaches(memories: lis
         regions = [core.adopt_region(address(m.x), PAGE // 2, m.fd) for core, m in zip(cores, memories, strict=True)]
         for rank, core in enumerate(cores):
             other = 1 - rank
-            assert core.map_region(other, regions[other], memories[other].fd, PAGE // 2, False)
+            assert core.map_region(other, regions[other], memories[other].fd, PAGE // 2)
         assert sum_of(cores, memories, regions, (0, 0), PAGE // 2) == ["push"]
         assert sum_of(cores, memories, regions, (PAGE // 2 - 64, 0), 64) == ["push"]
         assert sum_of(cores, memories, regions, (PAGE // 2 - 64, 0), 128) == ["staged"]
@@ -205,7 +200,7 @@ def test_new_memory_is_told_of_before_a_collective_uses_it(memories: list[Memory
         region = core.adopt_region(address(xs[0]), PAGE, memories[0].fd)
         calls = [partial(all_reduce, core, xs[0], region=region, fresh=True), partial(all_reduce, other, xs[1])]
         assert together(calls) == [EXCHANGE, EXCHANGE]
-        assert other.map_region(0, region, memories[0].fd, PAGE, False)
+        assert other.map_region(0, region, memories[0].fd, PAGE)
         assert together([core.resume, other.resume]) == [OK, OK]
         assert all((x == 3).all() for x in xs)
         assert core.seq() == other.seq() == 1

@@ -19,9 +19,9 @@ from tests.sync.groups import meeting_point, process_group  # noqa: E402
 from ringside import Communicator, _core  # noqa: E402
 from ringside.engine.net.rank_map import Offer, make_roster  # noqa: E402
 from ringside.errors import UsageError  # noqa: E402
-from ringside.lab import in_network_reducer as reducer  # noqa: E402
-from ringside.lab.in_network_reducer import SwitchPlan, join_switch, meet_ranks  # noqa: E402
+from ringside.pytorch import in_network_reducer as reducer  # noqa: E402
 from ringside.pytorch.communicator import communicator as communicators  # noqa: E402
+from ringside.pytorch.in_network_reducer import SwitchPlan, join_switch, meet_ranks  # noqa: E402
 
 from .training import free_port  # noqa: E402
 
@@ -134,7 +134,7 @@ def test_ranks_tell_the_reducer_who_they_are_and_only_once() -> None:
 
 
 def a_whole_job(port: int) -> Any:
-    """As `python -m ringside.lab.in_network_reducer` runs, beside two ranks over the job's own store."""
+    """As `python -m ringside.pytorch.in_network_reducer` runs, beside two ranks over the job's own store."""
     os.environ["MASTER_PORT"] = str(port)
     rank = place().rank
     if rank == 2:

@@ -93,7 +93,7 @@ INSTRUMENTS = {
     "the outbox": "ringside.pytorch.recording.record_transport:Outbox.send",
     "the inbox": "ringside.pytorch.recording.record_transport:Inbox.poll",
     "the collector": "ringside.monitor.collector:Collector.add",
-    "the detector": "ringside.monitor.detect:Detector.update",
+    "the detector": "ringside.monitor.slow_rank.detector:Detector.update",
     "alerts": "ringside.monitor.alerts.book:AlertBook.tick",
     "the run directory": "ringside.monitor.run.directory:append_to_file",
     "the summary": "ringside.pytorch.recording.rank0:finish",

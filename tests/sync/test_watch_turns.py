@@ -595,7 +595,7 @@ def test_a_watch_is_for_jobs_of_several_ranks_that_want_it(
 
 
 def test_a_watch_that_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def breaks() -> None:
+    def breaks(**settings: float) -> None:
         raise OSError("no memory")
 
     monkeypatch.setattr(watch, "Board", breaks)

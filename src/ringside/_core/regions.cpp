@@ -168,7 +168,7 @@ int64_t Communicator::adopt_region(unsigned char* base, size_t bytes, bool find,
 void Communicator::retire_region(uint32_t id) {
   std::lock_guard<std::mutex> withdrawing(process->guard);
   std::lock_guard<std::mutex> guard(regions_guard_);
-  regions_[size_t(rank_)].at(id).alive->store(false);
+  if (const auto& alive = regions_[size_t(rank_)].at(id).alive) alive->store(false);  // null: given up by all ranks
 }
 
 std::vector<uint32_t> Communicator::take_dead_regions() {
@@ -210,7 +210,8 @@ bool Communicator::locate(const Request& r) {
 void Communicator::use_region(Call* call) {
   if (call->place == Place::hidden) return;
   std::lock_guard<std::mutex> guard(regions_guard_);
-  if (regions_[size_t(rank_)][call->region].alive->load())
+  const auto& alive = regions_[size_t(rank_)][call->region].alive;
+  if (alive && alive->load())  // null: a peer could not map it, or would not, so all ranks gave it up
     in_use_ = int64_t(call->region);
   else
     call->place = Place::hidden;

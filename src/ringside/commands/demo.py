@@ -45,8 +45,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from ringside.commands import demo_kill
-from ringside.demo.compare import comparison_lines, draw, injected, reveal
-from ringside.demo.model import sources
+from ringside.demo.corpus import sources
+from ringside.demo.reveal import comparison_lines, draw, injected, reveal
 from ringside.engine.settings import usable_cores
 from ringside.errors import RingsideError, UsageError
 from ringside.faults.inject import Fault, Hang, Stop, parse_fault

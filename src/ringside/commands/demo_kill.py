@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from ringside.demo.model import sources
+from ringside.demo.corpus import sources
 from ringside.engine.settings import usable_cores
 from ringside.errors import RingsideError, UsageError
 from ringside.launch.torchrun import Launch, StopRequest, stop_requests

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ringside.demo.model import SIZES, ByteGPT, Corpus
+from ringside.demo.corpus import Corpus
+from ringside.demo.model import SIZES, ByteGPT
 from ringside.demo.train import make_optimizer
 from ringside.engine.settings import usable_cores
 from ringside.survive import Step, Training, training

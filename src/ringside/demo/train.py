@@ -24,8 +24,10 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 import ringside
-from ringside.demo.compare import compare, names
-from ringside.demo.model import SIZES, ByteGPT, Corpus
+from ringside.demo.compare import compare
+from ringside.demo.corpus import Corpus
+from ringside.demo.model import SIZES, ByteGPT
+from ringside.demo.reveal import names
 from ringside.engine.settings import usable_cores
 from ringside.errors import PeerLostError, RingsideError
 from ringside.faults.inject import Fault, Kill, Pause, first_step, inject, parse_fault

@@ -38,5 +38,6 @@ def package(name: str) -> Any:
         if (error.name or "").split(".")[0] != wanted:
             raise  # it is there, and lacks something of its own
         pip_name = wanted.replace("_", "-")
-        ours = __name__.rpartition(".")[0]
-        raise UsageError(f"{ours}.{wanted} needs {pip_name}, which is not installed: pip install {pip_name}") from None
+        raise UsageError(
+            f"{__name__}.{wanted} needs {pip_name}, which is not installed: pip install {pip_name}"
+        ) from None

@@ -290,7 +290,7 @@ class Across:
         schedule = choice.schedule(self.roster.size if choice.over == "ranks" else len(self.roster.hosts))
         if schedule.switches and self.exchange.transport.size == self.roster.size:
             raise UsageError(
-                f"{choice} needs a reducer at the switch: start `python -m ringside.lab.in_network_reducer` there "
+                f"{choice} needs a reducer at the switch: start `python -m ringside.pytorch.in_network_reducer` there "
                 "and make the communicator with switch=True"
             )
         if choice.over == "hosts" and schedule.switches:

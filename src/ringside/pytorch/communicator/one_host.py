@@ -17,9 +17,9 @@ from ringside.engine.settings import Settings
 from ringside.engine.transports.gloo import TorchPeerToPeer
 from ringside.engine.transports.gloo_all_reduce import TorchNative
 from ringside.errors import UnsupportedError
-from ringside.lab.in_network_reducer import join_switch
 from ringside.pytorch.communicator.gpu import OnDevice, on_device
 from ringside.pytorch.communicator.options import Options
+from ringside.pytorch.in_network_reducer import join_switch
 from ringside.schedule import Schedule
 
 _PATHS = ("one_shot", "direct")  # inside a host these are ways of their own, not programs

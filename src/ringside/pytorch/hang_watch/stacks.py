@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+import ringside.errors
 from ringside.monitor.hang.rank_state import catches, read_stat
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_OURS = os.path.dirname(os.path.abspath(ringside.errors.__file__)) + os.sep
 _LIBRARY = os.path.join(sysconfig.get_paths()["stdlib"], "")
 _COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
 _DDP = os.path.join("torch", "nn", "parallel", "distributed.py")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from html import escape
-from pathlib import Path
+from importlib import resources
 
 import numpy as np
 
@@ -308,5 +308,5 @@ def _point(point: Point) -> str:
 
 
 def asset(name: str) -> str:
-    """Return a file that lies beside this one."""
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+    """Return a file of `view/`: a style or a script."""
+    return resources.files("ringside.view").joinpath(name).read_text(encoding="utf-8")

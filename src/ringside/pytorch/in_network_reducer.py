@@ -156,7 +156,7 @@ def _connected(address: str, port: int, timeout_s: float) -> TCPStore:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve the job that MASTER_ADDR and MASTER_PORT name; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m ringside.lab.in_network_reducer", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m ringside.pytorch.in_network_reducer", description=__doc__)
     parser.add_argument("--timeout", type=float, default=IDLE_S, metavar="S", help="longest idle time, seconds")
     args = parser.parse_args(argv)
     try:
