@@ -15,7 +15,6 @@ import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import on_ranks, place  # noqa: E402
 from tests.sync.groups import communicator, meeting_point, process_group  # noqa: E402
 
-from ringside import _core  # noqa: E402
 from ringside.engine.algorithm import Choice  # noqa: E402
 from ringside.engine.buffers import flatten  # noqa: E402
 from ringside.engine.tuner.drift import EVERY_NOTED, LARGE_BYTES  # noqa: E402
@@ -27,7 +26,7 @@ from ringside.schedule import by_name  # noqa: E402
 
 from .training import ddp_ranks, group  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 
 WAY = "recursive_doubling"  # of which small ones can be made ready
