@@ -308,5 +308,5 @@ def _point(point: Point) -> str:
 
 
 def asset(name: str) -> str:
-    """Return a file that lies beside this one."""
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+    """Return a style or script of pages; they lie above the packages that make those."""
+    return (Path(__file__).parents[1] / name).read_text(encoding="utf-8")
