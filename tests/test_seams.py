@@ -14,9 +14,7 @@ from tests.support.modules import modules
 
 ROOT = Path(__file__).parent.parent
 NOT_YET = {
-    "tests/sync/test_between_parts.py",
     "tests/sync/test_session_parts.py",
-    "tests/sync/test_watch_turns.py",
 }
 """Tests that were written while this was made, and still touch insides or import from one another."""
 SOURCES = {
@@ -50,6 +48,7 @@ OTHERS = {
     ("tests/sync/test_process_group_frameworks.py", "_buffers"): "a torch module's",
     ("tests/sync/test_process_group_stock.py", "_register_builtin_comm_hook"): "DDP's",
     ("tests/sync/test_process_group_stock.py", "_set_pg_timeout"): "torch.distributed's",
+    ("tests/sync/test_watch_turns.py", "_replace"): "a named tuple's",
     ("tests/view/test_notebook.py", "_esm"): "anywidget's",
     ("tests/view/test_top_app.py", "_driver"): "a textual app's",
     ("tests/zoo/scripts/own_hook.py", "_register_builtin_comm_hook"): "DDP's",
