@@ -16,7 +16,7 @@ from statistics import median
 import numpy as np
 
 from ringside.monitor.vitals.process import LARGEST_SHARE, VitalSigns
-from ringside.pytorch.recording.session import BATCH_SECONDS
+from ringside.pytorch.recording.record_transport import BATCH_SECONDS
 from ringside.pytorch.recording.vitals import RankVitals
 
 STEPS = 20_000

@@ -93,7 +93,7 @@ def registered_anew(how: str) -> list[Any]:
     return [
         backend.backend_list.count("ringside"),
         plugin.extended_api,
-        plugin.creator_fn is ringside_backend._make,
+        plugin.creator_fn is ringside_backend.make,
         backend.backend_capability["ringside"],
     ]
 

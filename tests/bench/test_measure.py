@@ -22,8 +22,8 @@ from ringside.errors import RingsideError
 RIGHT = np.resize(check.expected(2, "float32", "sum"), 1 << 20)
 
 
-class Clock:
-    """Time that passes where a contender works."""
+class Work:
+    """Stands for the module `time`; it passes where a contender works."""
 
     def __init__(self) -> None:
         self.now = 5.0
@@ -54,7 +54,7 @@ class Alone:
 class Engine:
     """A contender that takes known times, and doubles what it is given, as two ranks of equal numbers do."""
 
-    def __init__(self, clock: Clock, *seconds: float, name: str = "ringside", tensor: str = "symmetric") -> None:
+    def __init__(self, clock: Work, *seconds: float, name: str = "ringside", tensor: str = "symmetric") -> None:
         self.clock, self.seconds = clock, list(seconds)
         self.given: list[Any] = []
         self.spoil = 0
@@ -68,8 +68,8 @@ class Engine:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Work:
+    made = Work()
     monkeypatch.setattr(measure, "time", made)
     return made
 
@@ -79,7 +79,7 @@ def meter(*engines: Engine, comm: Alone | None = None, **asked: Any) -> Meter:
     return Meter(comm or Alone(), Plan(**values), [engine.contender for engine in engines])  # type: ignore[arg-type]
 
 
-def test_a_turn_has_as_many_calls_as_fit_and_engines_take_turns(clock: Clock) -> None:
+def test_a_turn_has_as_many_calls_as_fit_and_engines_take_turns(clock: Work) -> None:
     comm = Alone()
     fast, slow = Engine(clock, 0.001), Engine(clock, 0.01, name="gloo", tensor="private")
     one, other = meter(fast, slow, comm=comm).case(4096, "warm", 1)
@@ -95,7 +95,7 @@ def test_a_turn_has_as_many_calls_as_fit_and_engines_take_turns(clock: Clock) ->
     assert len(fast.given) == 1 + 5 + 4 * one.iterations
 
 
-def test_how_many_calls_is_what_was_asked_for_or_within_bounds(clock: Clock) -> None:
+def test_how_many_calls_is_what_was_asked_for_or_within_bounds(clock: Work) -> None:
     for seconds, iterations, expected in (
         (0.001, 7, 7),
         (1e-9, 0, measure.MAX_ITERATIONS),
@@ -106,7 +106,7 @@ def test_how_many_calls_is_what_was_asked_for_or_within_bounds(clock: Clock) -> 
         assert sample.iterations == pytest.approx(expected, abs=1 if expected == 49 else 0)
 
 
-def test_the_slowest_rank_says_how_long_it_takes(clock: Clock) -> None:
+def test_the_slowest_rank_says_how_long_it_takes(clock: Work) -> None:
     comm = Alone()
     comm.slower = 10.0
     (sample,) = meter(Engine(clock, 0.001), comm=comm, rounds=1).case(64, "warm", 1)
@@ -114,7 +114,7 @@ def test_the_slowest_rank_says_how_long_it_takes(clock: Clock) -> None:
     assert sample.seconds == pytest.approx((0.001,))
 
 
-def test_where_one_call_takes_longer_than_a_turn_three_rounds_do(clock: Clock) -> None:
+def test_where_one_call_takes_longer_than_a_turn_three_rounds_do(clock: Work) -> None:
     engines = Engine(clock, 0.001), Engine(clock, 0.2)
     for rounds, taken in ((5, 3), (2, 2)):
         for sample in meter(*engines, rounds=rounds).case(64, "warm", 1):
@@ -123,7 +123,7 @@ def test_where_one_call_takes_longer_than_a_turn_three_rounds_do(clock: Clock) -
     assert len(sample.seconds) == 5
 
 
-def test_a_turn_that_lasted_too_long_makes_the_next_one_shorter(clock: Clock) -> None:
+def test_a_turn_that_lasted_too_long_makes_the_next_one_shorter(clock: Work) -> None:
     engine = Engine(clock, *[0.001] * 6, *[0.01] * 50, 0.01)
     (sample,) = meter(engine, rounds=3).case(64, "warm", 1)
     assert sample.iterations == pytest.approx(5, abs=1)
@@ -133,7 +133,7 @@ def test_a_turn_that_lasted_too_long_makes_the_next_one_shorter(clock: Clock) ->
     assert sample.iterations == pytest.approx(50, abs=1)
 
 
-def test_the_fastest_of_a_few_trials_counts_and_one_where_it_is_large(clock: Clock) -> None:
+def test_the_fastest_of_a_few_trials_counts_and_one_where_it_is_large(clock: Work) -> None:
     engine = Engine(clock, 9.0, 9.0, 9.0, 0.01, 9.0, 9.0, 0.01)
     (sample,) = meter(engine, rounds=1).case((4 << 20) - 64, "warm", 1)
     assert sample.iterations == pytest.approx(5, abs=1)
@@ -142,7 +142,7 @@ def test_the_fastest_of_a_few_trials_counts_and_one_where_it_is_large(clock: Clo
     assert sample.iterations == pytest.approx(5, abs=1)
 
 
-def test_buffers_are_rotated_and_lie_apart_and_wrong_elements_are_counted(clock: Clock) -> None:
+def test_buffers_are_rotated_and_lie_apart_and_wrong_elements_are_counted(clock: Work) -> None:
     engine = Engine(clock, 0.001)
     engine.spoil = 3
     (sample,) = meter(engine, iterations=3, rounds=2, sizes_bytes=(100,)).case(100, "cold", 3)
@@ -156,16 +156,16 @@ def test_buffers_are_rotated_and_lie_apart_and_wrong_elements_are_counted(clock:
     assert order[1:] == [number % 3 for number in range(5 + 2 * 3)]
 
 
-def test_between_cold_turns_the_cache_is_swept(clock: Clock) -> None:
+def test_between_cold_turns_the_cache_is_swept(clock: Work) -> None:
     for cache, swept in (("warm", 0), ("cold", 4)):
         made = meter(Engine(clock, 0.001), Engine(clock, 0.001), rounds=2, iterations=1)
         made.case(64, cache, 1)
-        assert set(made._sweep[[0, -1]]) == {swept}
-    assert made._sweep.nbytes == 4 << 20
+        assert set(made.sweep[[0, -1]]) == {swept}
+    assert made.sweep.nbytes == 4 << 20
 
 
 def test_the_streaming_limit_is_the_mean_of_a_few_passes_without_the_first_round(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes: list[Any] = []
 
@@ -216,11 +216,11 @@ def test_numbers_differ_as_much_as_their_sum_stays_exact(dtype: str) -> None:
         (64, "sum", max(1, min(16, most // 64))),
         (200, "sum", None),
     ):
-        numbers = check._numbers(0, ranks, dtype, op)
+        numbers = check.numbers(0, ranks, dtype, op)
         assert numbers.min() == 1
         assert numbers.max() == (top or max(1, min(16, most // 200)))
-    assert set(check._numbers(0, 64, dtype, "prod")) == {1, 2}
-    assert np.mean(check._numbers(0, 64, dtype, "prod") == 2) == pytest.approx(1 / 8, abs=0.01)
+    assert set(check.numbers(0, 64, dtype, "prod")) == {1, 2}
+    assert np.mean(check.numbers(0, 64, dtype, "prod") == 2) == pytest.approx(1 / 8, abs=0.01)
 
 
 def test_a_mean_of_whole_numbers_is_cut_and_one_of_others_is_not() -> None:
@@ -246,7 +246,7 @@ def test_what_is_wrong_is_counted_over_many_periods() -> None:
 
 def told(*reports: list[Message], log: str = "", returned: tuple[int | None, ...] = ()) -> str:
     processes: Any = [SimpleNamespace(returncode=status) for status in returned or (0,) * len(reports)]
-    return launch._what_happened(processes, list(reports), log)
+    return launch.what_happened(processes, list(reports), log)
 
 
 def test_what_happened_is_told_of_the_cause_and_not_of_what_follows() -> None:
@@ -297,7 +297,7 @@ class Child:
 
 def test_who_is_left_is_asked_to_end_and_then_killed() -> None:
     children: list[Any] = [Child(0), Child(None), Child(None, stubborn=True)]
-    launch._end(children)
+    launch.end(children)
     assert [child.told for child in children] == [
         ["wait"], ["terminate", "wait"], ["terminate", "wait", "kill", "wait"],
     ]  # fmt: skip
@@ -310,11 +310,11 @@ def test_after_a_failure_the_others_have_the_time_to_say_what_they_saw(monkeypat
     seen: list[Any] = []
     reader: Any = SimpleNamespace(read=lambda: [Hello(len(seen))])
     reports: Any = [[], []]
-    launch._follow([Child(None, 0), Child(0)], [reader, reader], reports, lambda rank, m: seen.append((rank, m)))  # type: ignore[list-item]
+    launch.follow([Child(None, 0), Child(0)], [reader, reader], reports, lambda rank, m: seen.append((rank, m)))  # type: ignore[list-item]
     assert [rank for rank, _ in seen] == [0, 1] * 2
     assert [len(report) for report in reports] == [2, 2]
     assert now[0] == pytest.approx(100.1)
-    launch._follow([Child(None), Child(None, None, 1)], [reader, reader], reports, lambda *_: None)  # type: ignore[list-item]
+    launch.follow([Child(None), Child(None, None, 1)], [reader, reader], reports, lambda *_: None)  # type: ignore[list-item]
     assert now[0] == pytest.approx(100.1 + 0.2 + 3.0, abs=0.15)
 
 
@@ -325,7 +325,7 @@ def test_a_rank_starts_with_one_thread_unless_the_user_says_so(monkeypatch: pyte
             monkeypatch.setenv("OMP_NUM_THREADS", given)
         with (tmp_path / "log").open("wb") as log:
             script = "echo $OMP_NUM_THREADS $RANK; ps -o sid= -p $$; echo $$ >&2"
-            child = launch._start(["sh", "-c", script], {"RANK": "7"}, log.fileno())
+            child = launch.start(["sh", "-c", script], {"RANK": "7"}, log.fileno())
         assert child.wait(60) == 0
         told, session, pid = (tmp_path / "log").read_text().splitlines()
         assert (told, int(session)) == (expected, int(pid))
@@ -352,13 +352,13 @@ def test_a_peer_that_cannot_is_skipped_with_the_first_line_of_why(
     def cannot(*_: Any) -> Any:
         raise RingsideError("\nno such thing\nat all")
 
-    monkeypatch.setattr(worker, "_open_gloo", cannot)
-    assert worker._peer("gloo", asked, 0, tmp_path, writer) is None
+    monkeypatch.setattr(worker, "open_gloo", cannot)
+    assert worker.open_peer("gloo", asked, 0, tmp_path, writer) is None
     assert sent == [Skipped("gloo", "max of bfloat16: no such thing")]
     tried: list[Any] = []
     peer = Contender("mpi", "private", lambda array: array, tried.append)
-    monkeypatch.setattr(worker, "_open_mpi", lambda plan: peer)
-    assert worker._peer("mpi", asked, 0, tmp_path, writer) is peer
+    monkeypatch.setattr(worker, "open_mpi", lambda plan: peer)
+    assert worker.open_peer("mpi", asked, 0, tmp_path, writer) is peer
     assert [(array.dtype, array.tolist()) for array in tried] == [(np.dtype("int16"), [0])]
     assert len(sent) == 1
 

@@ -118,9 +118,15 @@ def test_the_page_as_data() -> None:
 
 
 def test_ratios_have_three_digits() -> None:
-    assert [table._short_number(x) for x in (0.5, 9.949, 9.95001, 10.0, 99.49, 99.5, 1234.4)] == [
-        "0.50", "9.95", "10.0", "10.0", "99.5", "100", "1234",
-    ]  # fmt: skip
+    plan = Plan(key="test", ranks=2, sizes_bytes=(8,), peers=("gloo",))
+    said = []
+    for ratio in (0.5, 9.949, 9.95001, 10.0, 99.49, 99.5, 1234.4):
+        report: list[Message] = [Limit(8, (1.0,)), Sample("gloo", "auto", "private", "warm", 8, 1, 1, (ratio,), 0)]
+        report += [
+            Sample("ringside", "auto", tensor, "warm", 8, 1, 1, (1.0,), 0) for tensor in ("symmetric", "private")
+        ]
+        said.append(table.verdict(merge(plan, 2, [report] * 2))[1])
+    assert [line.split()[-2] for line in said] == ["0.50x", "9.95x", "10.0x", "10.0x", "99.5x", "100x", "1234x"]
 
 
 def test_where_no_size_is_a_landmark_the_first_and_the_last_are_told() -> None:

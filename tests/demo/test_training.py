@@ -93,7 +93,7 @@ def ended_by(name: str, signals: list[int]) -> tuple[str | int, bool]:
                "stopped": KeyboardInterrupt()}[name]  # fmt: skip
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "_train", training)
+        patch.setattr(train, "run", training)
         try:
             status: str | int = train.main(["--steps=1"])
         except RuntimeError as error:
@@ -183,7 +183,7 @@ def test_of_every_step_the_rank_that_waited_for_nobody_counts_and_of_steps_the_m
     ours = np.array([[[0.10, 0.02, 0.05]] * 3, [[0.20, 0.01, 0.03]] * 3])
     ours[0, 2] = (9.0, 9.0, 9.0)  # one step that something else disturbed on one rank
     theirs = np.array([[[0.30, 0.06, 0.09]] * 4])
-    found = compare._result(("ringside", ours), ("gloo", theirs))
+    found = compare.summarize(("ringside", ours), ("gloo", theirs))
     assert found["ours"] == pytest.approx(
         {"step_seconds": 0.1, "exposed_seconds": 0.01, "sync_seconds": 0.03, "share": 0.1}
     )
@@ -224,7 +224,7 @@ def test_sides_take_turns_so_that_a_drift_hits_both_alike_and_steps_that_settle_
 
 
 def test_the_script_takes_what_its_parent_hands_on():
-    assert train._parse(["--steps=3"]) == argparse.Namespace(
+    assert train.parse(["--steps=3"]) == argparse.Namespace(
         steps=3, seed=0, size="small", inject="none", corpus=None, compare=0
     )
     fault = parse_fault("slow:rank=1,factor=1.3,from_step=40", 2)

@@ -84,3 +84,24 @@ def job_log(
     return interleaved(
         [log_of_rank(rank, places, **{**options, **change(rank)}) for rank in range(len(places))]  # type: ignore[arg-type]
     )
+
+
+OLD_2_4 = """
+node01:2771:2771 [0] NCCL INFO NET/Socket : Using [0]eno1:192.168.50.11<0>
+NCCL version 2.4.8+cuda10.0
+node01:2771:2801 [0] NCCL INFO Channel 00 :    0   1
+node01:2771:2801 [0] NCCL INFO Ring 00 : 1 -> 0 [receive] via NET/IB/0
+node02:2771:2802 [0] NCCL INFO Ring 00 : 0 -> 1 [receive] via NET/IB/0
+node01:2771:2801 [0] NCCL INFO Ring 00 : 0 -> 1 [send] via NET/IB/0
+node01:2771:2801 [0] NCCL INFO comm 0x7f3fd4001980 rank 0 nranks 2 cudaDev 0 nvmlDev 0 - Init COMPLETE
+node02:2771:2802 [0] NCCL INFO comm 0x7f3fd4001980 rank 1 nranks 2 cudaDev 0 nvmlDev 0 - Init COMPLETE
+"""
+
+
+BUS_IDS_2_10 = """
+a:1:11 [0] NCCL INFO Channel 00/02 :    0   1
+a:1:11 [0] NCCL INFO Channel 00 : 0[7000] -> 1[a000] via P2P/IPC/read
+a:2:12 [1] NCCL INFO Channel 00 : 1[a000] -> 0[7000] via direct shared memory
+a:1:11 [0] NCCL INFO comm 0x7f00 rank 0 nranks 2 cudaDev 0 busId 7000 - Init COMPLETE
+a:2:12 [1] NCCL INFO comm 0x7f01 rank 1 nranks 2 cudaDev 1 busId a000 - Init COMPLETE
+"""

@@ -1,18 +1,10 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from ringside.doctor import examine
 
-
-def error_file(folder: Path, rank: int, message: str, time: int) -> None:
-    """Write what `torch.distributed.elastic`'s error handler writes."""
-    folder.joinpath(str(rank)).mkdir(parents=True)
-    content = {
-        "message": {"message": message, "extraInfo": {"py_callstack": "Traceback\n  train()", "timestamp": str(time)}}
-    }
-    folder.joinpath(str(rank), "error.json").write_text(json.dumps(content))
+from .torch_logs import error_file
 
 
 def test_the_first_error_that_is_no_lost_peer_names_the_rank(tmp_path: Path) -> None:

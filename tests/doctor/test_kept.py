@@ -21,15 +21,13 @@ from ringside.doctor.kineto.straggler import persistent_rank
 
 from .dumps import START_NS, call, dump, world, write
 from .kineto_maker import OLD, RCCL, Job
-from .nccl_logs import hosts_of, interleaved, job_log, log_of_rank
+from .nccl_logs import BUS_IDS_2_10, OLD_2_4, hosts_of, interleaved, job_log, log_of_rank
+from .noisy_ranks import KINDS, noisy_times
+from .scans import EVENTS, scanned
 from .shared_data import shared
-from .test_error_file import error_file
-from .test_kineto_persistent import KINDS, noisy_times
-from .test_kineto_stream import EVENTS, scanned
-from .test_nccl_log import BUS_IDS_2_10, OLD_2_4
-from .test_ringside_run import write_run
-from .test_torch_log import ELASTIC, standing, timeout
 from .timeline_maker import Shape, run
+from .torch_logs import ELASTIC, error_file, standing, timeout
+from .written_run import write_run
 
 pytestmark = pytest.mark.core
 USUAL = [*map(call, range(1, 6)), call(6, done=False)]

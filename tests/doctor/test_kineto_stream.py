@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from typing import Any
 
@@ -11,19 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringside.doctor.files import chrome_trace as kineto_stream
-from ringside.doctor.files.chrome_trace import Scan
-from ringside.doctor.kineto.events import Event
 
-EVENTS = [
-    {"ph": "X", "cat": "cpu_op", "name": f'odd "}}, {{ ] name {number}', "ts": number + 0.5, "dur": 1, "pid": 1,
-     "tid": "a", "args": {"list": [{"a": 1}, {"b": [1, 2]}], "text": "}, {"}}
-    for number in range(50)
-]  # fmt: skip
-
-
-def scanned(text: bytes) -> tuple[list[Event], Scan[Event]]:
-    scan = Scan(io.BytesIO(text), Event)
-    return [event for batch in scan.batches() for event in batch], scan
+from .scans import EVENTS, scanned
 
 
 @pytest.fixture(params=[64, 700, 4096, 1 << 22])

@@ -10,25 +10,7 @@ from ringside.doctor.nccl_log.communicators import Communicators
 from ringside.doctor.nccl_log.lines import nccl_lines
 from ringside.doctor.nccl_log.rings import ring_order, transport
 
-from .nccl_logs import hosts_of, job_log, log_of_rank
-
-OLD_2_4 = """
-node01:2771:2771 [0] NCCL INFO NET/Socket : Using [0]eno1:192.168.50.11<0>
-NCCL version 2.4.8+cuda10.0
-node01:2771:2801 [0] NCCL INFO Channel 00 :    0   1
-node01:2771:2801 [0] NCCL INFO Ring 00 : 1 -> 0 [receive] via NET/IB/0
-node02:2771:2802 [0] NCCL INFO Ring 00 : 0 -> 1 [receive] via NET/IB/0
-node01:2771:2801 [0] NCCL INFO Ring 00 : 0 -> 1 [send] via NET/IB/0
-node01:2771:2801 [0] NCCL INFO comm 0x7f3fd4001980 rank 0 nranks 2 cudaDev 0 nvmlDev 0 - Init COMPLETE
-node02:2771:2802 [0] NCCL INFO comm 0x7f3fd4001980 rank 1 nranks 2 cudaDev 0 nvmlDev 0 - Init COMPLETE
-"""
-BUS_IDS_2_10 = """
-a:1:11 [0] NCCL INFO Channel 00/02 :    0   1
-a:1:11 [0] NCCL INFO Channel 00 : 0[7000] -> 1[a000] via P2P/IPC/read
-a:2:12 [1] NCCL INFO Channel 00 : 1[a000] -> 0[7000] via direct shared memory
-a:1:11 [0] NCCL INFO comm 0x7f00 rank 0 nranks 2 cudaDev 0 busId 7000 - Init COMPLETE
-a:2:12 [1] NCCL INFO comm 0x7f01 rank 1 nranks 2 cudaDev 1 busId a000 - Init COMPLETE
-"""
+from .nccl_logs import BUS_IDS_2_10, OLD_2_4, hosts_of, job_log, log_of_rank
 
 
 def look_at(tmp_path: Path, text: str) -> Findings:

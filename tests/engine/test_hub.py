@@ -85,14 +85,14 @@ def test_who_does_not_take_part_is_named_to_all(monkeypatch: pytest.MonkeyPatch)
         assert kinds(found) == [(DeadlineError, (1,))] * 2
         assert str(found[0]) == str(found[1]) == "rank 1 did not take part in exchanging memory in time"
         assert not made[0].sockets
-    monkeypatch.setattr(rendezvous, "_GRACE_S", 0.1)
+    monkeypatch.setattr(rendezvous, "GRACE_S", 0.1)
     with hubs(3) as made:
         found = together([partial(made[rank].exchange, 1, timeout_s=0.1) for rank in (1, 2)])
         assert kinds(found) == [(DeadlineError, (0,))] * 2
 
 
 def test_who_leaves_is_named_whoever_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_DEATH_GRACE_S", 0.01)
+    monkeypatch.setattr(rendezvous, "DEATH_GRACE_S", 0.01)
     for leaving in (1, 2):
         with hubs(3) as made:
             made[leaving].close()

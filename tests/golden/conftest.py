@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.golden.calls import Call
 from tests.support.golden import Golden
 
 from ringside.commands import main
 
 RUNS = Path(__file__).parent / "runs"
-Call = Callable[[str], tuple[int, str, str]]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.golden.conftest import Call
+from tests.golden.calls import Call
 from tests.support.golden import Golden, rounded
 
 from ringside.commands import bench, build_parser, lab, probe, serve, top
@@ -54,7 +54,7 @@ def test_a_benchmarks_plan_is_as_it_was(golden: Golden) -> None:
 def test_a_lab_is_made_as_it_was(golden: Golden) -> None:
     def made(args: argparse.Namespace) -> str:
         found = lab.make_lab(args)
-        return f"{found.hosts} hosts, {found.ranks_per_host}, {found.wiring}, {found.delay_s} s, {found._rate} bit/s"
+        return f"{found.hosts} hosts, {found.ranks_per_host}, {found.wiring}, {found.delay_s} s, {found.rate} bit/s"
 
     golden.check("asked/lab.txt", told("lab", LAB, made))
 
@@ -64,7 +64,7 @@ def test_a_probe_asks_for_what_it_did(place: Path, golden: Golden, monkeypatch: 
         monkeypatch.setenv(variable, "0")
     asked: list[dict[str, Any]] = []
     fine = argparse.Namespace(rank=1, trouble="", probe=None, broken=(), fine=True)
-    monkeypatch.setattr(probe, "_probe", lambda **words: asked.append(words) or fine)
+    monkeypatch.setattr(probe, "probe_job", lambda **words: asked.append(words) or fine)
     for words in PROBE:
         assert probe.run(parsed("probe", words)) == 0
     lines = [f"probe {words}\n    {what}\n" for words, what in zip(PROBE, asked, strict=True)]

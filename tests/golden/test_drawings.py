@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.golden.conftest import Call
+from tests.golden.calls import Call
 from tests.support.golden import Golden, broken_up, without_own_files
 
 from ringside.schedule import ALGORITHMS, COLLECTIVES

@@ -6,7 +6,7 @@ import re
 import sys
 
 import pytest
-from tests.golden.conftest import Call
+from tests.golden.calls import Call
 from tests.support.golden import Golden
 
 from ringside.commands import VERBS

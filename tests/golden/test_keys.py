@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-from tests.bench.test_result import PLAN, report
-from tests.golden.conftest import Call
+from tests.bench.reports import PLAN, report
+from tests.golden.calls import Call
 from tests.support.golden import Golden, keys_of
 
 from ringside.bench import launch
 from ringside.commands import bench, lab, probe
 from ringside.engine.cost.network import Network
 from ringside.engine.probe.prober import Probe
-from ringside.lab.processes import RankResult, RunResult, places
+from ringside.lab.processes import Place, RankResult, RunResult, places
 from ringside.monitor.run.records import RunInfo, StepRecord
 from ringside.monitor.verdict import Verdict
 from ringside.pytorch.job_probe import Outcome
@@ -75,7 +76,7 @@ def test_a_probe_is_told_as_it_was(
 ) -> None:
     for variable in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(variable, "0")
-    monkeypatch.setattr(probe, "_probe", lambda **_: outcome(slow=slow))
+    monkeypatch.setattr(probe, "probe_job", lambda **_: outcome(slow=slow))
     assert command("probe --json -o topology.json") == (status, Path("topology.json").read_text(), "")
     golden.check(f"keys/{name}.txt", keys_of(json.loads(Path("topology.json").read_text())))
     found, out, _ = command("probe")
@@ -93,7 +94,7 @@ class _Recorded:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def run(self, argv: list[str], *, sink: lab._Prefixed, **_: object) -> RunResult:
+    def run(self, argv: list[str], *, sink: Callable[[Place, str, str], None], **_: object) -> RunResult:
         first, second = places([1, 1])
         sink(first, "stdout", "epoch 1")
         sink(second, "stderr", "a warning")

@@ -8,7 +8,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
-from tests.golden.conftest import Call
+from tests.golden.calls import Call
 from tests.support.golden import ROOT, Golden
 
 from ringside.commands import VERBS

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.golden.conftest import Call
+from tests.golden.calls import Call
 from tests.support.golden import Golden, broken_up, rounded, without_own_files
 
 from ringside.doctor.findings import Findings, Hop, Lane, Note, Question, Rings, Sheet, Span, Unjudged

@@ -20,7 +20,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-from tests.sync.test_gradients_between import own_machines  # noqa: E402
+from tests.sync.groups import own_machines  # noqa: E402
 from tests.sync.training import LIMIT_S, Plan, ddp_ranks, group, one_step, small_attachment, steps  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 import ringside  # noqa: E402
 from ringside.engine.runtime import interrupts  # noqa: E402
 from ringside.errors import RingsideError  # noqa: E402
+from ringside.pytorch.ddp.ddp_methods import own_hook  # noqa: E402
 
 pytestmark = pytest.mark.native
 
@@ -72,9 +73,9 @@ def place(between: bool) -> contextlib.AbstractContextManager[None]:
     return own_machines() if between else contextlib.nullcontext()
 
 
-def waits_and(attachment: Any, do: Any) -> None:
+def waits_and(model: DistributedDataParallel, do: Any) -> None:
     """Have a thread do something once this rank has begun to wait in backward."""
-    carrier = attachment._hook.carrier
+    carrier: Any = own_hook(model).carrier
     before = carrier.leave, carrier.wait
 
     def then(call: Any) -> Any:  # one of these is the last that is called before the wait
@@ -102,7 +103,7 @@ def pressed(port: int, engine: str, between: bool, options: dict[str, bool]) -> 
         steps(model, optimizer, rank, 3)
         told = "ended"
         if rank == 0:
-            waits_and(attachment, press)
+            waits_and(model, press)
         else:
             store.wait(["said"])
         # Where DDP waits, Python hears of nothing before the others come.
@@ -228,7 +229,7 @@ def fails(port: int, how: str, between: bool, options: dict[str, Any], then: str
                     time.sleep(0.01)
                 press()
 
-            waits_and(attachment, press_twice)
+            waits_and(model, press_twice)
         told = ["", "", ""]
         try:
             one_step(model, optimizer, Plan(), rank, 4)

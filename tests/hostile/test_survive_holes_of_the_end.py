@@ -121,33 +121,12 @@ def test_a_job_whose_final_state_cannot_be_kept_is_not_over(tmp_path, monkeypatc
 
 # ------------------------------------------------------------------------------------------ training twice
 
-TWICE = """
-import os, signal, sys
-from pathlib import Path
-import torch
-from tests.survive.counting import Counting, consumed
-from ringside.survive.train import training
-
-model = Counting(24)
-optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-died = Path(sys.argv[1]) / "died"
-for number, steps in ((1, 2), (2, 6)):
-    with training(model, optimizer, range(24), loss=consumed, batch=24, micro_batches=1, mean=False, steps=steps) as t:
-        steps = 0
-        for step in t:
-            steps += 1
-            if (number, step.number) == (2, 3) and not died.exists():
-                died.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-    print(number, t.step, steps, sorted(set(model.counts.tolist())), flush=True)
-"""
-
 
 def test_a_second_training_of_a_script_trains_and_finds_its_own_end_and_the_first_ones_again(tmp_path, capfd):
-    (tmp_path / "train.py").write_text(TWICE)
+    script = Path(__file__).parent / "scripts" / "trains_twice.py"
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     kept = Kept()
-    assert Keeper([str(tmp_path / "train.py"), str(tmp_path)], environ, kept=kept).run(NoStop()) == 0
+    assert Keeper([str(script), str(tmp_path)], environ, kept=kept).run(NoStop()) == 0
     out = capfd.readouterr().out.splitlines()
     assert out == ["1 2 2 [2.0]", "1 2 0 [2.0]", "2 6 6 [8.0]"]
 

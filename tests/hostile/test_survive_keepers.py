@@ -172,7 +172,7 @@ class Stopped(Keeper):
         self.status = status
 
     def _run_once(self, stop):
-        stop._handle(signal.SIGTERM, None)
+        stop.handle(signal.SIGTERM, None)
         return self.status
 
 

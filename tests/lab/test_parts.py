@@ -26,20 +26,12 @@ from ringside.lab import namespaces as names
 from ringside.lab import network as shaping
 from ringside.lab.iproute2 import parse_delay, parse_rate, payload_bytes_per_second
 from ringside.lab.namespaces import LabName
-from ringside.lab.network import _parse
+from ringside.lab.network import bytes_by_device
 from ringside.lab.processes import Place, RankResult, Ranks, defaults
 from ringside.lab.wiring import mesh, star
 
 PATIENCE_S = 60.0
 NAME = LabName(7, 100, 0)
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    return found
 
 
 # ------------------------------------------------------------------------------------------------ commands
@@ -207,7 +199,7 @@ def test_why_there_is_no_lab_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_counters_of_the_kernel_are_read_by_device() -> None:
     text = "Inter-|   Receive\n face |bytes packets\n  lo: 1 0 0 0 0 0 0 0 2 0\nlab0:30 1 1 1 1 1 1 1 40 9 9\n"
-    assert _parse(text) == {"lo": (1, 2), "lab0": (30, 40)}
+    assert bytes_by_device(text) == {"lo": (1, 2), "lab0": (30, 40)}
 
 
 def test_names_say_when_their_owner_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -242,19 +234,27 @@ def test_one_rank_alone_may_use_all_cores() -> None:
 class Opened:
     """A lab whose network is only told of: what would be built, shaped, cut and removed."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, bin_: Path) -> None:
         self.done: list[Any] = []
+        self.guarded: list[LabName] = []
+        tool = bin_ / "ip"
+        tool.write_text('#!/bin/sh\nshift 3\nexec "$@"\n')  # of `ip netns exec NAME`: here
+        tool.chmod(0o755)
+        monkeypatch.setenv("PATH", str(bin_), prepend=os.pathsep)
         self.guard = subprocess.Popen(["sleep", "1000"])
         self.delays = subprocess.Popen(["sleep", "1000"], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.counts = iter(range(1, 10**6))
         monkeypatch.setattr(Lab, "unavailable", staticmethod(lambda delay=False: "no TAP" if delay else ""))
-        monkeypatch.setattr(Lab, "_command", lambda lab, node, argv: list(argv))
         monkeypatch.setattr(labs, "remove_leftovers", lambda: self.done.append("leftovers"))
         monkeypatch.setattr(labs, "remove", lambda name: self.done.append(f"remove {name}"))
-        monkeypatch.setattr(labs, "start_guard", lambda name: self.guard)
+        monkeypatch.setattr(labs, "start_guard", self._guards)
         monkeypatch.setattr(labs, "interface_bytes", self._bytes)
         for step in ("build", "shape", "cut"):
             monkeypatch.setattr(network, step, lambda name, *asked, step=step: self._did(step, *asked))
+
+    def _guards(self, name: LabName) -> Any:
+        self.guarded.append(name)
+        return self.guard
 
     def _did(self, step: str, *asked: Any) -> Any:
         self.done.append((step, *asked))
@@ -267,8 +267,8 @@ class Opened:
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
-    made = Opened(monkeypatch)
+def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Opened]:
+    made = Opened(monkeypatch, tmp_path)
     yield made
     for child in (made.guard, made.delays):
         child.kill()
@@ -278,8 +278,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
 def test_a_lab_is_built_once_and_removed_with_all_that_it_started(opened: Opened) -> None:
     lab = Lab(hosts=2, rate="10mbit")
     with lab:
-        assert opened.done == ["leftovers", ("build", lab._plan, 10e6)]
-        assert lab.name == str(lab._name)
+        assert opened.done == ["leftovers", ("build", star(2, 0.0), 10e6)]
+        assert [lab.name] == [str(name) for name in opened.guarded]
         assert (lab.address(1), lab.switch_address) == ("10.77.0.2", "10.77.0.254")
         assert lab.namespace(1) == f"{lab.name}-h1"
         spawned = [lab.spawn(0, ["sleep", "1000"]), lab.run_switch(["sleep", "1000"], stdout=subprocess.PIPE)]
@@ -313,14 +313,14 @@ def test_a_fork_of_the_owner_removes_nothing(opened: Opened, monkeypatch: pytest
     own = os.getpid
     with Lab(hosts=1) as lab:
         monkeypatch.setattr(labs.os, "getpid", lambda: 1)
-        lab._close()
+        lab.__exit__()
         assert not any(str(step).startswith("remove") for step in opened.done)
         monkeypatch.setattr(labs.os, "getpid", own)
 
 
 def test_rates_and_cuts_are_of_all_links_of_a_host_or_of_a_pair(opened: Opened) -> None:
     with Lab(hosts=3, wiring="mesh", rate="10mbit") as lab:
-        ab, ac, bc = lab._plan.links
+        ab, ac, bc = mesh(3, 0.0).links
         opened.done.clear()
         lab.set_rate("20mbit", host=0)
         lab.cut(link=(1, 2))
@@ -449,7 +449,7 @@ def frames_between_sockets() -> list[Any]:
         end.setblocking(False)
     line = delay.DelayLine(0.05)
     ways = {a.fileno(): b.fileno(), b.fileno(): a.fileno()}
-    threading.Thread(target=delay._pass_on, args=(line, ways), daemon=True).start()
+    threading.Thread(target=delay.pass_on, args=(line, ways), daemon=True).start()
     took, came = [], []
     for number in range(5):
         began = time.monotonic()
@@ -470,7 +470,7 @@ def test_every_frame_is_passed_on_in_order_after_the_delay_both_ways() -> None:
 
 
 def test_how_late_it_wakes_up_is_learnt_slowly_and_within_bounds() -> None:
-    lateness = delay._Lateness()
+    lateness = delay.Lateness()
     lateness.learn(80e-6)
     assert lateness.usual_s == pytest.approx(10e-6)
     lateness.learn(-1.0)
@@ -483,7 +483,7 @@ def test_how_late_it_wakes_up_is_learnt_slowly_and_within_bounds() -> None:
 def test_a_delay_process_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RingsideError, match=r"did not start: .*No such file or directory: '/run/netns/nowhere-at-all'"):
         delay.start_delay(0.01, [(("nowhere-at-all", "a"), ("nowhere-at-all", "b"))])
-    monkeypatch.setattr(delay, "_READY_S", 0.05)
+    monkeypatch.setattr(delay, "READY_S", 0.05)
     monkeypatch.setattr(sys, "executable", "/bin/sleep")
     with pytest.raises(RingsideError, match="did not start"):
         delay.start_delay(0.01, [])
@@ -503,7 +503,7 @@ def test_streams_and_round_trips_are_measured_by_what_the_receiver_saw() -> None
     lab: Any = Here()
     flows = measure.stream(lab, [(0, 1), (1, 2)], 3_000_001)
     for flow in flows:
-        assert 3_000_001 - measure._PIECE_BYTES <= flow.size_bytes < 3_000_001
+        assert 3_000_001 - measure.PIECE_BYTES <= flow.size_bytes < 3_000_001
         assert flow.first_s <= flow.last_s
     assert measure.together(flows) > 0
     took = measure.round_trips(lab, 0, 1, 5, 100_000)
@@ -516,7 +516,7 @@ def test_streams_and_round_trips_are_measured_by_what_the_receiver_saw() -> None
         here.sendall(b"abc")
         here.close()
         with pytest.raises(ConnectionError, match="closed the connection"):
-            measure._receive(there, 4)
+            measure.receive(there, 4)
 
 
 def test_flows_together_count_from_the_first_byte_to_the_last() -> None:

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 from tests.support.kept import Kept
+from tests.support.waiting import Clock
 
 from ringside.monitor import RunInfo, StepRecord, Verdict, detect
 from ringside.monitor.alerts.book import AlertBook
@@ -47,9 +48,9 @@ from ringside.monitor.verdict import KINDS, headline
 from ringside.monitor.vitals.process import Used, VitalSigns
 from ringside.monitor.watcher import Row
 
+from .jobs import event
 from .machines import Machine
-from .test_alerts import Clock, event
-from .test_step_clock import World
+from .turned_clock import World
 
 pytestmark = pytest.mark.core
 
@@ -316,7 +317,8 @@ def test_replicas_that_drift_apart(kept: Kept) -> None:
     for seed in range(16):
         random = np.random.default_rng(seed)
         ranks = pick(random, 2, 3, 4, 5)
-        replicas = Replicas(range(ranks), [f"p{n}" for n in range(pick(random, 1, 3))], pick(random, "", "net"))
+        names = [f"p{n}" for n in range(pick(random, 1, 3))]
+        replicas = Replicas(range(ranks), names, pick(random, "", "net"))
         lists: dict[int, dict[int, list[int]]] = {}
         checks: dict[int, list[Check]] = {rank: [] for rank in range(ranks)}
         odd: list[int] = []
@@ -324,7 +326,7 @@ def test_replicas_that_drift_apart(kept: Kept) -> None:
             if random.random() < 0.4:
                 odd = sorted({int(random.integers(ranks)) for _ in range(int(random.integers(0, 3)))})
             lists[number] = {
-                rank: [100 + place + (rank in odd) * (place % 2 == number % 2) for place in range(len(replicas._names))]
+                rank: [100 + place + (rank in odd) * (place % 2 == number % 2) for place in range(len(names))]
                 for rank in range(ranks)
                 if random.random() < 0.97
             }

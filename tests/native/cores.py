@@ -7,7 +7,6 @@ import fcntl
 import mmap
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -91,14 +90,6 @@ def together(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
         if isinstance(value, BaseException):
             raise value
     return found
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Return when something holds that another thread of this process brings about."""
-    ends_by = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < ends_by, "it has not come about"
-        time.sleep(1e-4)
 
 
 def address(x: Array) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.waiting import until
 
 from ringside import _core
 from ringside.engine.dtypes import DTYPES, OP_CODES
@@ -36,10 +37,9 @@ from .cores import (
     opened,
     paths,
     together,
-    until,
 )
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 LINE = 64  # bytes of a cache line
 

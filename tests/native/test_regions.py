@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+from tests.support.waiting import until
 
-from ringside import _core
 from ringside.engine.shm.memory import Storage, SymmetricMemory
 from ringside.errors import DeadlineError, PeerLostError
 
@@ -37,10 +37,9 @@ from .cores import (
     paths,
     share,
     together,
-    until,
 )
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 

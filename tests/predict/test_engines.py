@@ -42,7 +42,6 @@ from ringside.schedule.schedule import Round, Schedule
 
 CLOSE = 1e-9
 ALL = [*ALGORITHMS, *COLLECTIVES]
-WITH_FORMS = [*forms(), "ring_reduce_scatter", "ring_all_gather", "direct_reduce_scatter", "direct_all_gather"]
 
 alphas = st.floats(0.0, 1e-3)
 rates = st.floats(1e6, 1e12)

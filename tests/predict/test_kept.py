@@ -38,9 +38,9 @@ from ringside.predict.what_if.what_if import Change, Step, played, what_if
 from ringside.schedule import COLLECTIVES, by_name, hierarchical, ring
 
 from .shared_tables import published
-from .test_engines import WITH_FORMS
-from .test_tables import LOG, ROWS, result
-from .test_topology import BOXES
+from .with_forms import WITH_FORMS
+from .written_tables import LOG, ROWS, result
+from .written_topologies import BOXES
 
 pytestmark = pytest.mark.core
 SIZES = (8.0, 65_536.0, 1e6, 3e8, 3e10)

@@ -22,6 +22,7 @@ from ringside.predict import (
 from ringside.predict.topology.topology import figures
 
 from .shared_tables import published
+from .written_topologies import BOXES
 
 WANTED = "dgx-a100 dgx-h100 dgx-h200 dgx-b200 gb200-nvl72 p4de p5 pcie-box ethernet-10g ethernet-100g loopback"
 NVLINK = LinkClass("nvlink", 2e-6, 300e9)
@@ -35,31 +36,6 @@ SOURCE = re.compile(
 )
 """Somebody who can be asked, or a word that there is nobody."""
 TABLE = re.compile(r"\w+\.csv\b")
-
-BOXES = """
-schema = 1
-name = "boxes"
-hosts = 2
-ranks_per_host = [4, 2]
-nics = 2
-rails = "own"
-oversubscription = 2.0
-[inside]
-kind = "pcie"
-alpha_s = 2.5e-6
-bytes_per_s = 24e9
-[between]
-kind = "roce"
-alpha_s = 4e-6
-bytes_per_s = 12e9
-[[override]]
-hosts = [0, 1]
-bytes_per_s = 3e9
-[[override]]
-ranks = [1, 2]
-alpha_s = 1e-5
-one_way = true
-"""
 
 
 def test_every_preset_is_there():

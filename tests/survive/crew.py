@@ -159,7 +159,7 @@ class Crew:
             return peer.here and peer.place.pid == local.process.pid
 
         self.monkeypatch.setattr(train, "connect", connect)
-        self.monkeypatch.setattr(train, "_job", lambda: (local.process.pid, 0, ""))
+        self.monkeypatch.setattr(train, "own_job", lambda: (local.process.pid, 0, ""))
         self.monkeypatch.setattr(Peer, "is_this_process", property(is_this))
         self.monkeypatch.setattr(train.Kept, "of_environment", lambda _: self.kept.get(local.rank))
         self.monkeypatch.setattr(train.Phases, "of_environment", laid)

@@ -59,9 +59,9 @@ def test_an_answer_that_comes_after_the_incarnation_it_is_of_is_not_told():
     world = World(Case(5, ()), Rules(), WorldRules())
     here = Process(world, Seat(0, 1))
     here.member = Member(here.seat, 2, world.settings)
-    here._generation_stands(Generation(1, 3, 0))
+    here.generation_stands(Generation(1, 3, 0))
     assert here.member.newest is None
-    here._generation_stands(Generation(2, 1, 0))
+    here.generation_stands(Generation(2, 1, 0))
     assert here.member.newest == Generation(2, 1, 0)
 
 

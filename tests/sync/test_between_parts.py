@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from types import SimpleNamespace
@@ -15,19 +16,19 @@ import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import on_ranks, place  # noqa: E402
 from tests.sync.groups import communicator, meeting_point, process_group  # noqa: E402
 
-from ringside import _core  # noqa: E402
 from ringside.engine.algorithm import Choice  # noqa: E402
 from ringside.engine.buffers import flatten  # noqa: E402
 from ringside.engine.tuner.drift import EVERY_NOTED, LARGE_BYTES  # noqa: E402
 from ringside.errors import ClosedError, MismatchError, UsageError  # noqa: E402
 from ringside.monitor.job.collectives import Span  # noqa: E402
 from ringside.monitor.step_clock.draft import SyncTimes  # noqa: E402
+from ringside.pytorch.communicator import between_hosts  # noqa: E402
 from ringside.pytorch.ddp.reducers import HookCarrier, NativeCarrier, RingsideCarrier  # noqa: E402
 from ringside.schedule import by_name  # noqa: E402
 
 from .training import ddp_ranks, group  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 
 WAY = "recursive_doubling"  # of which small ones can be made ready
@@ -41,6 +42,10 @@ class Chooser:
         self.told: list[tuple[Any, ...]] = []
         self.version, self.calls, self.startup_s = 1, {7: 0}, 1.5
         self.history = ["first", "second"]
+        self.listeners: list[Any] = []
+
+    def start(self) -> None:
+        pass
 
     def choose(self, size_bytes: int, dtype: int, op: int) -> Choice:
         self.told.append(("choose", size_bytes, dtype, op))
@@ -76,12 +81,16 @@ class Chooser:
 def chooses(path: str, tries: bool, settled: bool) -> dict[str, Any]:
     """All-reduce with a chooser: twice the same small one, a large one, buckets begun before others are finished."""
     found: dict[str, Any] = {}
-    with communicator(path, [0, 1]) as comm:
-        between, rehearsed = comm._between, []
-        between._options = SimpleNamespace(choice=None, reproducible=False, wire=None)
-        between.selector = chooser = Chooser(tries, settled)
-        rehearse = between.across.rehearse
-        between.across.rehearse = lambda *words: (rehearsed.append(words[0]), rehearse(*words))
+    chooser, rehearsed = Chooser(tries, settled), []
+
+    def choose_by_it(across: Any, *_: Any, **how: Any) -> Chooser:
+        rehearse = across.rehearse
+        across.rehearse = lambda *words: (rehearsed.append(words[0]), rehearse(*words))
+        return chooser
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        patch.setattr(between_hosts, "Selector", choose_by_it)
+        comm = stack.enter_context(communicator(path, [0, 1], algorithm=None))
         sums = [comm.all_reduce(torch.full((8,), 1.0 + comm.rank)).tolist() for _ in range(2 * EVERY_NOTED)]
         found["sums"] = sums == [[3.0] * 8] * len(sums)
         found["small"] = chooser.heard()
@@ -102,7 +111,7 @@ def chooses(path: str, tries: bool, settled: bool) -> dict[str, Any]:
             comm.begin_storage(flatten(bucket), None, scale=0.5, stamp_ns=time.monotonic_ns()) for bucket in buckets
         ]
         found["left"] = [one is not None for one in finish]
-        found["pending"] = len(between._begun)
+        found["done"] = comm.log.totals().collectives
         for one in finish:
             if one is not None:
                 one()
@@ -110,7 +119,7 @@ def chooses(path: str, tries: bool, settled: bool) -> dict[str, Any]:
         found["buckets"] = [bucket.tolist() for bucket in buckets] == [[0.5 + number] * 16 for number in range(3)]
         found["told"] = chooser.heard()
         found["rehearsed"] = rehearsed
-        totals = between.log.totals()
+        totals = comm.log.totals()
         found["log"] = (totals.collectives, totals.payload_bytes, dict(totals.by_name), totals.sync_ns > 0)
         found["words"] = (comm.explain(64), comm.settled(64), comm.startup_s, comm.revisions, comm.inside is None)
     return found
@@ -129,7 +138,7 @@ def test_who_chooses_is_told_of_every_size_and_of_one_in_some_of_those_that_are_
             assert found["asked for"] == ["choose", "tries", "after", "choose"]  # the weighted one
             assert found["large"] == ["choose", "tries", "after"] * 2
             assert found["left"] == [True] * 3
-            assert found["pending"] == 3
+            assert found["done"] == 0
             assert found["buckets"]
             assert (
                 found["told"] == [("choose", 64, 0, 0), ("tries", 64, WAY, 0)] * 3 + [("after", 64, WAY, 0, True)] * 3
@@ -144,7 +153,7 @@ def test_a_way_that_is_tried_out_is_rehearsed_and_has_the_links_for_itself() -> 
         for found in on_ranks(2, chooses, path, True, False):
             assert found["small"] == [SMALL[0], SMALL[1], ("assemble",), SMALL[2]] * (2 * EVERY_NOTED)
             assert found["left"] == [False] * 3
-            assert found["pending"] == 0
+            assert found["done"] == 3
             assert found["buckets"]
             assert [word for word, *_ in found["told"]] == ["choose", "tries", "assemble", "after"] * 3
             assert found["rehearsed"] == [16] * 3
@@ -268,8 +277,10 @@ def natively(port: int) -> list[Any]:
         times = carrier.take()()
         found += [times.collectives, times.payload_bytes, 0 < times.sync_seconds < 60, math.isnan(times.wait_seconds)]
         found += [carrier.idle, dict(carrier.counters)]
-        carrier._spans.extend([Span(1.0, 3.0, 10), Span(2.0, 2.5, 20)])
+        marks: Any = SimpleNamespace(timed=lambda spans: [Span(1.0, 3.0, 10), Span(2.0, 2.5, 20)])
+        carrier.marks = marks  # as if these had been timed by a device
         times = carrier.take()()
+        carrier.marks = None
         found += [times.sync_seconds, times.payload_bytes, times.collectives, times.busy_seconds]
         hook = HookCarrier(dist.group.WORLD, 3.0, scaled, carrier.counters)
         return [*found, carried(hook), dict(hook.counters), hook.leave(), carrier.carries]

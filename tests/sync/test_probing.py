@@ -34,8 +34,9 @@ def machine_of(machines: str) -> Any:
 
 def probes(port: int, machines: str, **how: Any) -> Outcome:
     os.environ["MASTER_PORT"] = str(port)
-    probing.own_offer = machine_of(machines)
-    return probe_job(thorough=False, **how)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probing, "own_offer", machine_of(machines))
+        return probe_job(thorough=False, **how)
 
 
 def every_rank(port: int, machines: str) -> Any:
@@ -84,8 +85,13 @@ def test_ranks_that_do_not_come_are_named() -> None:
 
 def cut_off(port: int, machines: str, wall: int) -> Any:
     """Nothing comes through between the first host and that of number `wall`."""
-    probing.unreachable = lambda others, limit_s: [v for v in others if place().rank == 0 and v == wall]
-    return probes(port, machines)
+
+    def unreachable(others: Any, limit_s: float) -> list[int]:
+        return [v for v in others if place().rank == 0 and v == wall]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probing, "unreachable", unreachable)
+        return probes(port, machines)
 
 
 def test_links_that_carry_nothing_are_named_from_both_ends_and_nothing_is_timed() -> None:
@@ -99,8 +105,9 @@ def breaks_while_timed(port: int, machines: str) -> Any:
     def fails(self: Any) -> Any:
         raise RuntimeError("connection reset\nby somebody")
 
-    probing.Prober.probe = fails  # type: ignore[method-assign]
-    return probes(port, machines)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probing.Prober, "probe", fails)
+        return probes(port, machines)
 
 
 def test_what_fails_while_links_are_timed_is_told_in_one_line() -> None:
@@ -142,7 +149,7 @@ def test_whoever_launched_the_job_may_have_made_its_store(monkeypatch: pytest.Mo
     for rank, agent, makes in (("0", "", True), ("1", "", False), ("0", "True", False)):
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
-        store: Any = probing._store(4.0)
+        store: Any = probing.job_store(4.0)
         assert given[-1][:4] == ("node-0", 7, None, makes)
         assert given[-1][4].total_seconds() == 4.0
         store.set("key", "value")
@@ -176,7 +183,7 @@ def test_only_a_session_of_the_same_ranks_is_told(monkeypatch: pytest.MonkeyPatc
             told.append(fields)
 
     revisions.tell_run(ROSTER, REVISED)  # there is none
-    monkeypatch.setattr(sessions, "_current", Session())
+    monkeypatch.setattr(sessions, "current", Session)
     revisions.tell_run(make_roster(0, [own_offer({}) for _ in range(2)]), REVISED)
     assert told == []
     revisions.tell_run(ROSTER, REVISED)

@@ -10,14 +10,14 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import on_ranks, place  # noqa: E402
 
-from ringside import _core  # noqa: E402
 from ringside.pytorch.fsdp import SharedAllGather, SharedReduceScatter  # noqa: E402
 from ringside.pytorch.process_group.counters import Counters  # noqa: E402
+from ringside.pytorch.shared_storage import storage_of  # noqa: E402
 
 from .groups import meeting_point  # noqa: E402
 from .process_groups import backend, on_ours  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 RANKS = 2
 
@@ -151,11 +151,10 @@ def test_every_collective_gives_these_numbers_on_one_host() -> None:
 
 
 def between_hosts(path: str) -> dict[str, Any]:
-    from ringside.engine.net import rank_map as roster
-
-    roster.machine_id = lambda: f"host {place().rank}"
-    with backend(path) as rank:
-        return collectives(rank)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RINGSIDE_MACHINE", f"host {place().rank}")
+        with backend(path) as rank:
+            return collectives(rank)
 
 
 # ------------------------------------------------------------------------------------------------ what is counted
@@ -219,9 +218,12 @@ def buffers_of_fsdp(rank: int) -> dict[str, Any]:
     work.wait()
     found["private"] = out.tolist() == [0, 1, 2, 10, 11, 12]
 
+    places = set()
     for name, op, expected in (("sum", dist.ReduceOp.SUM, 1.0), ("avg", dist.ReduceOp.AVG, 0.5)):
         x = scatter.allocate((6,), **place_of)
         x.copy_(numbers(rank))
+        places.add(x.data_ptr())
+        found[f"shared {name}"] = storage_of(x) is not None
         part = torch.empty(3)
         scatter(part, x, group, op)
         total = (numbers(0) + numbers(1)) * expected
@@ -230,8 +232,7 @@ def buffers_of_fsdp(rank: int) -> dict[str, Any]:
     part, x = torch.empty(3), numbers(rank)
     scatter(part, x, group, dist.ReduceOp.SUM, async_op=True).wait()
     found["of a private one"] = torch.equal(part, (numbers(0) + numbers(1))[3 * rank : 3 * rank + 3])
-    shared = [each for known in scatter._buffers.values() for each in known]
-    found["shared"] = len(shared) == 1 and shared[0].storage is not None
+    found["used again"] = len(places) == 1
     return {name: value for name, value in found.items() if value is not True}
 
 

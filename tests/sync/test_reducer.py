@@ -16,7 +16,7 @@ import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import on_ranks, outcomes_of, place  # noqa: E402
 from tests.sync.groups import meeting_point, process_group  # noqa: E402
 
-from ringside import Communicator, _core  # noqa: E402
+from ringside import Communicator  # noqa: E402
 from ringside.engine.net.rank_map import Offer, make_roster  # noqa: E402
 from ringside.errors import UsageError  # noqa: E402
 from ringside.pytorch import in_network_reducer as reducer  # noqa: E402
@@ -25,19 +25,25 @@ from ringside.pytorch.in_network_reducer import SwitchPlan, join_switch, meet_ra
 
 from .training import free_port  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not _core.available(), reason="needs the native core")
+pytestmark = pytest.mark.native
 
 COUNTS = (1, 5, 100_003)
 
 
+def abandon(comm: Communicator) -> None:
+    """Leave it; the reducer hears of that at once, and not some seconds later."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(communicators, "ABANDON_S", 0.1)
+        comm.abandon()
+
+
 @contextlib.contextmanager
 def switched(path: str, hosts: Sequence[int], **options: Any) -> Iterator[Communicator]:
-    """A communicator with a reducer, which hears at once that this rank has left; it would 5 s later."""
+    """A communicator with a reducer."""
     with process_group(path, len(hosts)):
         comm = Communicator(machine=f"host {hosts[place().rank]}", switch=True, timeout_s=30.0, **options)
         yield comm
-        communicators._ABANDON_S = 0.1
-        comm.abandon()
+        abandon(comm)
 
 
 def contribution(rank: int, count: int) -> torch.Tensor:
@@ -144,8 +150,7 @@ def a_whole_job(port: int) -> Any:
     comm = Communicator(machine=f"host {rank}", switch=True, timeout_s=30.0, algorithm="in_network")
     found = comm.all_reduce(torch.ones(3)).tolist()
     dist.barrier()
-    communicators._ABANDON_S = 0.1
-    comm.abandon()
+    abandon(comm)
     return found
 
 
@@ -164,7 +169,7 @@ def test_without_a_job_the_program_says_what_it_needs(monkeypatch: pytest.Monkey
 
 
 def test_a_job_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reducer, "_TRY", datetime.timedelta(milliseconds=50))
+    monkeypatch.setattr(reducer, "TRY", datetime.timedelta(milliseconds=50))
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
     with pytest.raises(RuntimeError):

@@ -19,6 +19,8 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from ringside.monitor.run.directory import RunReader  # noqa: E402
+from ringside.monitor.run.records import StepRecord  # noqa: E402
+from ringside.monitor.step_clock.draft import Draft  # noqa: E402
 from ringside.pytorch.recording import session as sessions  # noqa: E402
 from ringside.pytorch.recording.rank0 import READY  # noqa: E402
 from ringside.pytorch.recording.session import Session  # noqa: E402
@@ -29,7 +31,6 @@ from .training import Said, ddp_ranks, group  # noqa: E402
 
 def quiet(patch: pytest.MonkeyPatch) -> None:
     """The monitor's thread sends nothing before the session ends."""
-    patch.setattr(sessions, "BATCH_SECONDS", 1e6)
     patch.setattr(sessions, "batch_seconds", lambda size: 1e6)
 
 
@@ -161,14 +162,15 @@ def steps_are_kept(port: int, run: str) -> list[Any]:
         for _ in range(3):
             step(session)
         session.clock.flush()
-        kept = len(session._batch)
+        kept = session.unsent
         session.end()
-        waits = session._thread.is_alive()
+        (thread,) = (one for one in threading.enumerate() if one.name == "ringside-monitor")
+        waits = thread.is_alive()
         step(session)
         session.clock.flush()
-        left = len(session._batch)
+        left = session.unsent
         answers.set()
-        session._thread.join(60)
+        thread.join(60)
         return [kept, waits, left, [line.partition(" for ")[0] for line in said.lines]]
 
 
@@ -185,17 +187,26 @@ def the_newest_are_kept(port: int, run: str) -> list[Any]:
         quiet(patch)
         patch.setattr(sessions, "DRAFTS_KEPT", 3)
         session = begin(run, records_kept=5)
-        for _ in range(7):
-            step(session)
-        session.clock.flush()
-        found = [(draft.step, draft._record is not None) for draft in session._batch]
+        worked_out: list[int] = []
+        record = Draft.record
+
+        def noted(draft: Draft) -> StepRecord:
+            worked_out.append(draft.step)
+            return record(draft)
+
+        with pytest.MonkeyPatch.context() as while_training:
+            while_training.setattr(Draft, "record", noted)
+            for _ in range(7):
+                step(session)
+            session.clock.flush()
         session.end()
-        return found
+        return worked_out
 
 
 def test_of_steps_that_nobody_fetches_the_newest_are_kept_and_worked_out(tmp_path: Path) -> None:
     (found,) = ddp_ranks(1, the_newest_are_kept, str(tmp_path / "run"))
-    assert found == [(2, False), (3, True), (4, True), (5, True), (6, True)]
+    assert found == [3, 4, 5, 6]
+    assert [record.step for record in RunReader(tmp_path / "run").poll()] == [2, 3, 4, 5, 6]
 
 
 def forks(port: int, run: str) -> list[Any]:
@@ -209,12 +220,12 @@ def forks(port: int, run: str) -> list[Any]:
         child = os.fork()
         if child == 0:
             try:
-                kept = len(session._batch)
+                kept = session.unsent
                 step(session)
                 session.clock.flush()
                 session.event("note", text="of a child")
                 found = [
-                    sessions.current() is None, len(session._batch) - kept, session.verdicts, session._stopped,
+                    sessions.current() is None, session.unsent - kept, session.verdicts, session._stopped,
                     session.watch is None or session.watch.board.fd == -1,
                 ]  # fmt: skip
                 session.end()
@@ -281,7 +292,7 @@ def stops(port: int, run: str, error: type[Exception]) -> list[Any]:
         ready = session._store.check([READY])
         step(session)
         session.clock.flush()
-        taken = len(session._batch)
+        taken = session.unsent
         dist.barrier()
         session.end()
         return [ready, taken, [line.partition(":")[0] for line in said.lines]]
@@ -303,10 +314,10 @@ def test_a_monitor_that_stops_says_so_and_ends_what_others_send(
 def test_ranks_that_do_not_come_are_nowhere_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
     store = dist.HashStore()
     store.set("who/2", json.dumps(["node-2", 17]))
-    assert sessions._places(store, range(1, 4), 0.05) == [("", 0), ("node-2", 17), ("", 0)]
+    assert sessions.places(store, range(1, 4), 0.05) == [("", 0), ("node-2", 17), ("", 0)]
     assert "the monitor has not heard of ranks 1, 3 within 0.05 s" in caplog.text
     caplog.clear()
-    assert sessions._places(store, range(2, 3), 0.05) == [("node-2", 17)]
+    assert sessions.places(store, range(2, 3), 0.05) == [("node-2", 17)]
     assert caplog.text == ""
 
 

@@ -9,26 +9,19 @@ from collections.abc import Iterator
 import pytest
 
 torch = pytest.importorskip("torch")
+from tests.support.waiting import Clock  # noqa: E402
 
 from ringside.errors import DeadlineError, MismatchError, PeerLostError, SyncError  # noqa: E402
 from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS  # noqa: E402
 from ringside.monitor.hang.rank_state import Call, Failure, Process, Standing  # noqa: E402
-from ringside.pytorch.hang_watch.board import CALLS_KEPT, Board, NoBoard, View  # noqa: E402
+from ringside.pytorch.hang_watch.board import CALLS_KEPT, PAGE_BYTES, Board, NoBoard, View  # noqa: E402
 
 NUMBERS = {"left": 1, "step": 7, "group_seq": 9, "call_bytes": 1 << 40, "episode": 3, "dumped": 2, "spoken": 5}
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1000.0)
 
 
 @pytest.fixture
@@ -76,7 +69,8 @@ def test_a_text_has_its_room_and_takes_nobody_elses(board: Board, others: View) 
         board.write(name, name[0] * 5000)
     assert [len(others.text(name)) for name in ("call", "where", "failure")] == [62, 254, 4094]
     assert [set(others.text(name)) for name in ("call", "where", "failure")] == [{"c"}, {"w"}, {"f"}]
-    board._page[2240:2242] = b"\xff\xff"  # half of a change
+    with mmap.mmap(board.fd, PAGE_BYTES) as page:
+        page[2240:2242] = b"\xff\xff"  # half of a change
     assert len(others.text("where")) == 254
 
 
@@ -108,7 +102,8 @@ def test_the_newest_calls_are_kept_over_many_rounds(board: Board, others: View) 
         board.enters(seq * 10)
     last = 3 * CALLS_KEPT + 5
     assert others.standing(0.0).calls == [Call(seq, "all_reduce", seq * 10) for seq in range(last - 7, last + 1)]
-    board._page[512 + last % CALLS_KEPT * 24] ^= 1  # half of a change
+    with mmap.mmap(board.fd, PAGE_BYTES) as page:
+        page[512 + last % CALLS_KEPT * 24] ^= 1  # half of a change
     assert [call.seq for call in others.standing(0.0).calls] == list(range(last - 7, last))
     assert board.entered == last
 
@@ -192,10 +187,9 @@ def test_a_number_that_is_another_file_by_now_is_refused(tmp_path: object) -> No
 
 def test_a_view_can_be_closed(board: Board) -> None:
     view = View.of_process(0, os.getpid(), board.fd)
-    page = view._page
-    assert isinstance(page, mmap.mmap)
     view.close()
-    assert page.closed
+    with pytest.raises(ValueError, match="closed"):
+        view.number("step")
 
 
 def test_where_nobody_watches_nothing_is_said() -> None:

@@ -19,6 +19,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
+from tests.support.waiting import Clock, until  # noqa: E402
 
 from ringside.monitor.hang.rank_state import (  # noqa: E402
     Process,
@@ -28,21 +29,12 @@ from ringside.monitor.hang.rank_state import (  # noqa: E402
 from ringside.pytorch.hang_watch import host as watch_host  # noqa: E402
 from ringside.pytorch.hang_watch import store_channel as watch_mail  # noqa: E402
 from ringside.pytorch.hang_watch import watch  # noqa: E402
-from ringside.pytorch.hang_watch.board import Board  # noqa: E402
+from ringside.pytorch.hang_watch.board import Board, NoBoard, View  # noqa: E402
 from ringside.pytorch.hang_watch.host import Hello, Host, path_as_text, path_of_text  # noqa: E402
 from ringside.pytorch.hang_watch.stacks import Stacks  # noqa: E402
 from ringside.pytorch.hang_watch.store_channel import FRESH_S, Mail  # noqa: E402
 
 PATIENCE_S = 30.0
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    """Return what a condition gives once it is true; other threads bring it about and tell nobody."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    return found
 
 
 # ------------------------------------------------------------------------------------------------ letters of hosts
@@ -108,15 +100,19 @@ def test_who_does_not_speak_reads_no_more_than_who_does(hosts: Callable[[int], M
     assert second.others(time.monotonic())[-1].entered == 1
 
 
-def test_what_was_heard_grows_old_where_nothing_new_comes(hosts: Callable[[int], Mail]) -> None:
+def test_what_was_heard_grows_old_where_nothing_new_comes(
+    hosts: Callable[[int], Mail], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(watch_mail, "time", SimpleNamespace(monotonic=clock))
     first, second = hosts(0), hosts(1)
     told = [
         Standing(rank=0, waiting_s=1.0, still_s=2.0, silent_s=0.25, process=Process(state="S")),
         Standing(rank=1, waiting_s=0.0, still_s=9.0, silent_s=8.0, process=Process(state="R")),
     ]
     first.post(told, episode=0)
-    until(lambda: second.chief(time.monotonic()) == 0)
-    heard = second._heard[0][0]
+    until(lambda: second.chief(clock.now) == 0)
+    heard = clock.now
     fresh = second.others(heard + FRESH_S)[:2]
     assert fresh == [
         Standing(rank=0, waiting_s=1 + FRESH_S, still_s=2 + FRESH_S, silent_s=0.25 + FRESH_S, process=told[0].process),
@@ -127,7 +123,7 @@ def test_what_was_heard_grows_old_where_nothing_new_comes(hosts: Callable[[int],
         Standing(rank=0, waiting_s=1.0, still_s=3 + FRESH_S, silent_s=FRESH_S + 1.0),
         Standing(rank=1, still_s=10 + FRESH_S, silent_s=8.0),
     ]
-    unheard = second.others(second._began + 3.0)[-1]
+    unheard = second.others(clock.now + 3.0)[-1]  # nothing since it began
     assert (unheard.rank, unheard.still_s, unheard.silent_s) == (3, 3.0, 3.0)
 
 
@@ -315,7 +311,7 @@ class Job:
         store = dist.HashStore()
         self.watches = [self._watch(store, rank) for rank in range(2)]
         for one in self.watches:
-            until(lambda one=one: one._machine._pids)  # the last thing that it makes when ranks meet
+            assert one.met.wait(PATIENCE_S)
         self.now = time.monotonic()
 
     def _watch(self, store: Any, rank: int) -> watch.Watch:
@@ -385,7 +381,7 @@ def test_a_rank_that_others_wait_for_is_told_of_once_with_all_stacks_and_again_w
     assert job.kinds() == ["verdict", "stacks", "repaired"]
     assert job.watches[0].board.view(0).number("episode") == 0
     for rank, one in enumerate(job.watches):
-        assert os.fstat(one._stacks.fd).st_size == 0, f"the stacks of rank {rank}"
+        assert os.fstat(one.stacks.fd).st_size == 0, f"the stacks of rank {rank}"
     job.watches[0].board.enters(4096)
     job.watches[0].board.waits()
     for _ in range(7):
@@ -457,7 +453,7 @@ def test_what_a_rank_says_of_itself(job: Job, monkeypatch: pytest.MonkeyPatch) -
     one = job.watches[0]
     page = one.board.view(0)
     sequence = [5]
-    monkeypatch.setattr(one, "_group", SimpleNamespace(_get_sequence_number_for_group=lambda: sequence[0]))
+    monkeypatch.setattr(one, "group", SimpleNamespace(_get_sequence_number_for_group=lambda: sequence[0]))
     one.board.enters(8)
     job.now, job.steps = time.monotonic(), [11, 0]
     job.look(0, seconds=0.1)
@@ -469,15 +465,15 @@ def test_what_a_rank_says_of_itself(job: Job, monkeypatch: pytest.MonkeyPatch) -
     assert page.text("where").startswith("test_watch_turns.py:")
     assert page.text("call") == ""
     assert page.number("call_since") == 0.0
-    place = watch.place_of(one._training_thread)._replace(call="barrier", size_bytes=48)
-    monkeypatch.setattr(watch, "place_of", lambda thread: place if thread == one._training_thread else None)
+    place = watch.place_of(one.training_thread)._replace(call="barrier", size_bytes=48)
+    monkeypatch.setattr(watch, "place_of", lambda thread: place if thread == one.training_thread else None)
     moved = page.number("group_moved_at")
     job.look(0, seconds=0.1)
     assert (page.text("call"), page.number("call_bytes"), page.number("call_since")) == ("barrier", 48, moved)
     sequence[0] = 6
     job.look(0, seconds=0.1)
     assert page.number("call_since") == 0.0
-    monkeypatch.setattr(one, "_group", None)  # it cannot tell
+    monkeypatch.setattr(one, "group", None)  # it cannot tell
     job.look(0, seconds=0.1)
     assert page.number("group_seq") == 0
 
@@ -522,19 +518,22 @@ def test_between_hosts_the_first_one_speaks_and_the_other_hands_over_its_stacks(
     (tmp_path / "run.json").write_text("{}")
     job = between_hosts(monkeypatch, tmp_path)
     first, second = job.watches
-    assert [one._mail is not None for one in job.watches] == [True, True]
+    assert [one.mail is not None for one in job.watches] == [True, True]
     job.train(3)
     second.board.enters(4096)
     second.board.waits()
     job.look(1)  # it has heard of nobody, and speaks for the job until it has
-    until(lambda: first._mail._heard)  # type: ignore[union-attr]
+    until(lambda: first.has_met)
     job.look(0)
-    until(lambda: second._mail._heard)  # type: ignore[union-attr]
-    monkeypatch.setattr(first._mail, "silence_s", lambda now: 2.5)
+    until(lambda: second.has_met)
+    assert first.mail is not None
+    assert second.mail is not None
+    mail = first.mail
+    monkeypatch.setattr(mail, "silence_s", lambda now: 2.5)
     for _ in range(6):
+        job.steps[1] += 1
         job.look(1)
-        sent = second._mail._own.number  # type: ignore[union-attr]
-        until(lambda sent=sent: first._mail._heard[1][1].number >= sent)  # type: ignore[union-attr]
+        until(lambda: mail.others(job.now)[0].step == job.steps[1])
         job.look(0, seconds=0.0)
     assert job.kinds() == ["verdict", "stacks"]
     verdict = job.told[0][1]["verdict"]
@@ -542,10 +541,10 @@ def test_between_hosts_the_first_one_speaks_and_the_other_hands_over_its_stacks(
     assert verdict["cause"].endswith("; the job's store has not answered for 2.5 s")
     assert verdict["evidence"]["store_silent_seconds"] == 2.5
     assert events(tmp_path) == []
-    until(lambda: second._mail.episode(0) == 1)  # type: ignore[union-attr]
+    until(lambda: second.mail is not None and second.mail.episode(0) == 1)
     job.look(1)
     assert second.board.view(1).number("episode") == second.board.view(1).number("dumped") == 1
-    texts = first._mail.stacks(1, PATIENCE_S)  # type: ignore[union-attr]
+    texts = mail.stacks(1, PATIENCE_S)
     assert list(texts) == [1]
     assert "test_between_hosts_the_first_one_speaks" in texts[1]
     for one in job.watches:
@@ -567,10 +566,11 @@ def test_a_rank_that_failed_tells_why_before_it_ends(job: Job) -> None:
 
 
 def test_the_end_in_good_order_is_no_verdict_and_is_said(job: Job) -> None:
-    page = job.watches[1]._host._peers[0].view  # type: ignore[union-attr]
+    page = View.of_process(0, os.getpid(), job.watches[0].board.fd)
     job.train(3)
     job.watches[0].end()
     assert page.number("left") == 1
+    page.close()
     assert job.told == []
     job.watches[1].end()
     assert events(job.run) == []
@@ -589,13 +589,13 @@ def test_a_watch_is_for_jobs_of_several_ranks_that_want_it(
     monkeypatch.setenv("RINGSIDE_WATCH", environ)
     found = watch.begin(dist.HashStore(), 0, size, step=lambda: 0, path=None, tell=None)
     assert (found is not None) is watches
-    assert (watch.board_of(found) is watch._NOBODY) is not watches
+    assert isinstance(watch.board_of(found), NoBoard) is not watches
     if found is not None:
         found.end()
 
 
 def test_a_watch_that_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def breaks(**settings: float) -> None:
+    def breaks(**_: object) -> None:
         raise OSError("no memory")
 
     monkeypatch.setattr(watch, "Board", breaks)
@@ -611,12 +611,13 @@ def test_ranks_that_never_come_are_not_waited_for(monkeypatch: pytest.MonkeyPatc
     first = watch.begin(store, 0, 3, step=lambda: 0, path=tmp_path, tell=lambda kind, fields: None)
     assert first is not None
     assert last is not None
-    until(lambda: first._host and last._host)
-    assert [hello.rank for hello in last._hellos] == [0, 2]
-    assert last._path == tmp_path
-    assert first._mail is None, "they are on one host"
+    assert first.met.wait(PATIENCE_S)
+    assert last.met.wait(PATIENCE_S)
+    assert [hello.rank for hello in last.hellos] == [0, 2]
+    assert last.path == tmp_path
+    assert first.mail is None, "they are on one host"
     alone = watch.begin(dist.HashStore(), 1, 2, step=lambda: 0, path=None, tell=None)
     assert alone is not None
     for one in (alone, first, last):
         one.end()  # also while it waits for rank 0
-    assert alone._host is None
+    assert not alone.met.is_set()

@@ -29,10 +29,11 @@ def register() -> None:
 
 def _register(c10d: ModuleType) -> None:
     if NAME not in c10d.Backend.backend_list:
-        c10d.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu", "cuda"])
+        c10d.Backend.register_backend(NAME, make, extended_api=True, devices=["cpu", "cuda"])
 
 
-def _make(options: Any, wishes: Any) -> Any:
-    from ringside.pytorch.process_group.creation import make
+def make(options: Any, wishes: Any) -> Any:
+    """Make a process group; torch calls it for whoever asks for this backend."""
+    from ringside.pytorch.process_group import creation
 
-    return make(options, wishes)
+    return creation.make(options, wishes)

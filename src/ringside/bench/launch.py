@@ -46,12 +46,12 @@ def run_ranks(plan: Plan, observe: Observer = lambda rank, message: None) -> Rep
         try:
             with (directory / _LOG).open("wb") as log:
                 for command, environment in commands(plan, directory):
-                    processes.append(_start(command, environment, log.fileno()))
-            _follow(processes, readers, reports, observe)
+                    processes.append(start(command, environment, log.fileno()))
+            follow(processes, readers, reports, observe)
             if not all(any(isinstance(m, Done) for m in report) for report in reports):
-                raise RingsideError(_what_happened(processes, reports, (directory / _LOG).read_text(errors="replace")))
+                raise RingsideError(what_happened(processes, reports, (directory / _LOG).read_text(errors="replace")))
         finally:
-            _end(processes)
+            end(processes)
             for reader in readers:
                 reader.close()
         return reports
@@ -66,7 +66,8 @@ def commands(plan: Plan, directory: Path) -> list[tuple[list[str], Mapping[str, 
     return [(["mpirun", *root, "--oversubscribe", "--bind-to", "none", "-n", str(plan.ranks), *worker], {})]
 
 
-def _start(command: list[str], environment: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
+def start(command: list[str], environment: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
+    """Start a rank; `log` is the descriptor that takes what it writes."""
     # One compute thread per rank, as torchrun does; a session of its own, so that Ctrl-C reaches only the parent.
     return subprocess.Popen(
         command,
@@ -79,7 +80,7 @@ def _start(command: list[str], environment: Mapping[str, str], log: int) -> subp
     )
 
 
-def _follow(
+def follow(
     processes: list[subprocess.Popen[bytes]], readers: list[Reader], reports: Reports, observe: Observer
 ) -> None:
     """Read messages until every process ended, or one failed and the others had time to say what they saw."""
@@ -97,7 +98,7 @@ def _follow(
         time.sleep(POLL_S)
 
 
-def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+def end(processes: list[subprocess.Popen[bytes]]) -> None:
     """End what still runs: politely, so that mpirun ends its ranks, then for good."""
     for process in processes:
         if process.poll() is None:
@@ -113,7 +114,7 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
 # ---------------------------------------------------------------------------------------------- what went wrong
 
 
-def _what_happened(processes: list[subprocess.Popen[bytes]], reports: Reports, log: str) -> str:
+def what_happened(processes: list[subprocess.Popen[bytes]], reports: Reports, log: str) -> str:
     """Say in one line which rank failed, how, and during what."""
     killed = _killed(processes, log)
     if killed is not None:

@@ -44,13 +44,13 @@ _FOLDS = {"sum": np.add, "avg": np.add, "prod": np.multiply, "min": np.minimum, 
 
 def contribution(rank: int, ranks: int, dtype: str, op: str) -> Array:
     """Return one period of a rank's tensor, shape [PERIOD], in the dtype it is stored as."""
-    return to_storage(_numbers(rank, ranks, dtype, op), dtype)
+    return to_storage(numbers(rank, ranks, dtype, op), dtype)
 
 
 def expected(ranks: int, dtype: str, op: str) -> Array:
     """Return one period of the result on every rank, shape [PERIOD], in the dtype it is stored as."""
     wide = "int64" if "int" in dtype else "float64"
-    stack = np.stack([_numbers(rank, ranks, dtype, op).astype(wide) for rank in range(ranks)])
+    stack = np.stack([numbers(rank, ranks, dtype, op).astype(wide) for rank in range(ranks)])
     with np.errstate(over="ignore"):
         result: Array = _FOLDS[op].reduce(stack, axis=0)
     if op == "avg":
@@ -85,7 +85,8 @@ def count_wrong(array: Array, period: Array) -> int:
     return wrong
 
 
-def _numbers(rank: int, ranks: int, dtype: str, op: str) -> Array:
+def numbers(rank: int, ranks: int, dtype: str, op: str) -> Array:
+    """Return the whole numbers, shape [PERIOD], of which a rank's tensor is made: their reduction is exact."""
     random = np.random.default_rng((rank, 20260101))
     if op == "prod":  # powers of two, few enough to stay finite in float16 for up to 64 ranks
         return np.where(random.integers(0, 8, PERIOD) == 0, 2, 1)
@@ -141,12 +142,15 @@ class Meter:
         comm: Used for agreement and for barriers between turns.
         plan: What to measure.
         contenders: Engines, in the order they take turns.
+
+    Attributes:
+        sweep: What is read and written before a cold turn, so that the caches hold nothing else.
     """
 
     def __init__(self, comm: Communicator, plan: Plan, contenders: Sequence[Contender]) -> None:
         self._comm, self._plan, self._contenders = comm, plan, contenders
         self._pools = {"symmetric": comm.empty(plan.pool_bytes, np.uint8), "private": aligned(plan.pool_bytes)}
-        self._sweep = aligned(plan.limit_bytes)
+        self.sweep = aligned(plan.limit_bytes)
         self._own = contribution(comm.rank, plan.ranks, plan.dtype, plan.op)
         self._expected = expected(plan.ranks, plan.dtype, plan.op)
 
@@ -157,7 +161,7 @@ class Meter:
         for _ in range(min(_SLOW_ROUNDS, self._plan.rounds) if slow else self._plan.rounds):
             for turn in turns:
                 if cache == "cold":
-                    np.add(self._sweep, 1, out=self._sweep)  # the turn before may have left buffers in the cache
+                    np.add(self.sweep, 1, out=self.sweep)  # the turn before may have left buffers in the cache
                 self._take(turn)
         return [turn.sample(cache, size_bytes, buffers) for turn in turns]
 
@@ -258,7 +262,7 @@ def main(directory: Path) -> None:
 def run(plan: Plan, rank: int, directory: Path, writer: Writer) -> None:
     """Measure everything in the plan."""
     with Communicator(plan.key, rank, plan.ranks) as comm:
-        peers = [peer for name in plan.peers if (peer := _peer(name, plan, rank, directory, writer))]
+        peers = [peer for name in plan.peers if (peer := open_peer(name, plan, rank, directory, writer))]
         meter = Meter(comm, plan, [*ours(comm, plan.dtype, plan.op, plan.algorithms), *peers])
         gc.disable()
         writer.send(Begin("the streaming limit", 0.0))
@@ -274,11 +278,11 @@ def run(plan: Plan, rank: int, directory: Path, writer: Writer) -> None:
             peer.close()
 
 
-def _peer(name: str, plan: Plan, rank: int, directory: Path, writer: Writer) -> Contender | None:
+def open_peer(name: str, plan: Plan, rank: int, directory: Path, writer: Writer) -> Contender | None:
     """Open a peer and try it on one element; report why it cannot do this dtype and reduction."""
     opened: dict[str, Callable[[], Contender]] = {
-        "gloo": lambda: _open_gloo(plan, rank, directory),
-        "mpi": lambda: _open_mpi(plan),
+        "gloo": lambda: open_gloo(plan, rank, directory),
+        "mpi": lambda: open_mpi(plan),
     }
     try:
         peer = opened[name]()
@@ -290,16 +294,18 @@ def _peer(name: str, plan: Plan, rank: int, directory: Path, writer: Writer) -> 
     return peer
 
 
-def _open_gloo(plan: Plan, rank: int, directory: Path) -> Contender:
-    from ringside.bench.peers.gloo import open_gloo
+def open_gloo(plan: Plan, rank: int, directory: Path) -> Contender:
+    """Open Gloo, which loads torch only now."""
+    from ringside.bench.peers import gloo
 
-    return open_gloo(rank, plan.ranks, plan.dtype, plan.op, directory)
+    return gloo.open_gloo(rank, plan.ranks, plan.dtype, plan.op, directory)
 
 
-def _open_mpi(plan: Plan) -> Contender:
-    from ringside.bench.peers.mpi import open_mpi
+def open_mpi(plan: Plan) -> Contender:
+    """Open MPI, which loads mpi4py only now."""
+    from ringside.bench.peers import mpi
 
-    return open_mpi(plan.ranks, plan.dtype, plan.op)
+    return mpi.open_mpi(plan.ranks, plan.dtype, plan.op)
 
 
 def rank_of_environment() -> int:

@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
             "this process is no rank (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not set): start it by "
             "`torchrun ... -m ringside probe` or `ringside lab ... -- ringside probe`, or try --nproc 2"
         )
-    outcome = _probe(every_rank=args.ranks, order=order, thorough=not args.quick, patience_s=args.timeout)
+    outcome = probe_job(every_rank=args.ranks, order=order, thorough=not args.quick, patience_s=args.timeout)
     if outcome.rank == 0:
         _report(outcome, args)
     elif outcome.trouble and outcome.probe is None and not outcome.broken:
@@ -86,14 +86,15 @@ def run(args: argparse.Namespace) -> int:
     return 0 if outcome.fine else 1
 
 
-def _probe(**asked: Any) -> Outcome:
+def probe_job(**asked: Any) -> Outcome:
+    """Probe the job that this process is a rank of; `RingsideError` where there is no torch."""
     try:
-        from ringside.pytorch.job_probe import probe_job
+        from ringside.pytorch import job_probe
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise RingsideError("ringside probe needs torch: pip install 'ringside[torch]'") from None
-    return probe_job(**asked)
+    return job_probe.probe_job(**asked)
 
 
 def _order(text: str) -> tuple[int, ...]:

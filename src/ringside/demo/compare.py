@@ -66,7 +66,7 @@ def compare(
             del side.rows[before : before + SETTLE_STEPS]
     now.clear()
     ours, peer = ((side.engine, _gather(side.rows)) for side in sides)
-    return _result(ours, peer)
+    return summarize(ours, peer)
 
 
 def _side(model: nn.Module, engine: str | None, make_optimizer: Callable[[nn.Module], Any]) -> Side:
@@ -87,7 +87,13 @@ def _gather(rows: list[tuple[float, ...]]) -> Seconds:
     return np.array([each[:steps] for each in everybody], dtype=np.float64).reshape(-1, steps, len(FIELDS))
 
 
-def _result(ours: tuple[str, Seconds], peer: tuple[str, Seconds]) -> dict[str, Any]:
+def summarize(ours: tuple[str, Seconds], peer: tuple[str, Seconds]) -> dict[str, Any]:
+    """Return how two sides compare.
+
+    Args:
+        ours: The engine's name, and what every rank's steps took: seconds, float64 [ranks, steps, `FIELDS`].
+        peer: The same of the other side.
+    """
     (engine, mine), (name, theirs) = (ours[0], _middles(ours[1])), (peer[0], _middles(peer[1]))
     return {
         "engine": engine,

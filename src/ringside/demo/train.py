@@ -146,9 +146,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stopped: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda signum, frame: _stop(stopped, signum, frame))
-    options = _parse(arguments)
+    options = parse(arguments)
     try:
-        _train(options)
+        run(options)
     except KeyboardInterrupt:
         pass
     except PeerLostError as error:
@@ -163,7 +163,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 128 + stopped[0] if stopped else 0
 
 
-def _train(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
+    """Train on this rank."""
     torch.set_num_threads(max(usable_cores() // int(os.environ["LOCAL_WORLD_SIZE"]), 1))
     store, rank, ranks = next(rendezvous("env://"))
     dist.init_process_group("gloo", store=PrefixStore("group", store), rank=rank, world_size=ranks)
@@ -182,7 +183,8 @@ def _stop(stopped: list[int], signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return what the command line asks for."""
     parser = argparse.ArgumentParser(prog="ringside.demo.train")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)

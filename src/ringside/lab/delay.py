@@ -25,7 +25,7 @@ from ringside.errors import RingsideError
 from ringside.lab.namespaces import enter
 
 _READY = "ready"
-_READY_S = 30.0
+READY_S = 30.0
 _MOST_LATENESS_S = 0.5e-3
 _FRAMES_AT_ONCE = 64
 _FRAME_BYTES = 10 + 14 + 65536 + 64
@@ -87,7 +87,7 @@ def start_delay(delay_s: float, cables: Iterable[Cable]) -> subprocess.Popen[str
     )
     assert child.stdout is not None
     assert child.stderr is not None
-    readable, _, _ = select.select([child.stdout], [], [], _READY_S)
+    readable, _, _ = select.select([child.stdout], [], [], READY_S)
     if not readable or child.stdout.readline().strip() != _READY:
         child.kill()
         said = child.communicate()[1].strip().splitlines()
@@ -106,22 +106,24 @@ def main(asked: str) -> None:
         way_out[a], way_out[b] = b, a
     _hurry()
     print(_READY, flush=True)
-    _pass_on(DelayLine(delay_s), way_out)
+    pass_on(DelayLine(delay_s), way_out)
 
 
-class _Lateness:
+class Lateness:
     """How long this process takes to wake up, seconds: learnt from its timer, and taken off what frames are held."""
 
     def __init__(self) -> None:
         self.usual_s = 0.0
 
     def learn(self, late_s: float) -> None:
+        """Take in how late its timer woke it up once."""
         self.usual_s += (min(max(late_s, 0.0), _MOST_LATENESS_S) - self.usual_s) / 8
 
 
-def _pass_on(line: DelayLine, way_out: dict[int, int]) -> None:
+def pass_on(line: DelayLine, way_out: dict[int, int]) -> None:
+    """Pass frames on for ever, from each descriptor to that which belongs to it."""
     timer = _check(_libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK))
-    lateness, rings_at_s = _Lateness(), 0.0
+    lateness, rings_at_s = Lateness(), 0.0
     poll = select.epoll()
     for fd in (timer, *way_out):
         poll.register(fd, select.EPOLLIN)

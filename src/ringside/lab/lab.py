@@ -38,6 +38,9 @@ class Lab:
             round trip takes twice as long. 0: what the machine takes.
         wiring: "star" or "mesh".
 
+    Attributes:
+        rate: What links are made with, bit/s; None for no limit.
+
     Raises:
         UsageError: That cannot be; on entering the `with` statement: `unavailable()` says why it cannot be here.
         RingsideError: It could not be built, on entering.
@@ -59,8 +62,8 @@ class Lab:
             raise UsageError(f"unknown wiring {wiring!r}; there are {', '.join(WIRINGS)}")
         self.wiring = wiring
         self._plan = WIRINGS[wiring](hosts, self.delay_s)
-        self._rate = None if rate is None else parse_rate(rate)
-        self._rates: dict[Link, float | None] = dict.fromkeys(self._plan.links, self._rate)
+        self.rate = None if rate is None else parse_rate(rate)
+        self._rates: dict[Link, float | None] = dict.fromkeys(self._plan.links, self.rate)
         self._cut: set[Link] = set()
         self._ports = itertools.count(_FIRST_PORT)
         self._name: LabName | None = None
@@ -83,7 +86,7 @@ class Lab:
         self._name = LabName.new()
         try:
             self._guard = start_guard(self._name)
-            self._delays = network.build(self._name, self._plan, self._rate)
+            self._delays = network.build(self._name, self._plan, self.rate)
         except BaseException:
             self._close()
             raise

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from ringside.lab.iproute2 import payload_bytes_per_second
 from ringside.lab.lab import Lab
 
-_PIECE_BYTES = 1 << 18
+PIECE_BYTES = 1 << 18
 _LIMIT_S = 30.0
 
 
@@ -64,7 +64,7 @@ def stream(lab: Lab, flows: Sequence[tuple[int, int]], size_bytes: int) -> list[
     with contextlib.ExitStack() as stack:
         pairs = [stack.enter_context(connection(lab, source, target)) for source, target in flows]
         pool = stack.enter_context(ThreadPoolExecutor(2 * len(pairs), "ringside-lab-stream"))
-        received = [pool.submit(_receive, target, size_bytes) for _, target in pairs]
+        received = [pool.submit(receive, target, size_bytes) for _, target in pairs]
         sent = [pool.submit(_send, source, size_bytes) for source, _ in pairs]
         for future in sent:
             future.result()
@@ -97,13 +97,14 @@ def connection(lab: Lab, a: int, b: int) -> Iterator[tuple[socket.socket, socket
 
 
 def _send(end: socket.socket, size_bytes: int) -> None:
-    piece = bytes(_PIECE_BYTES)
-    for start in range(0, size_bytes, _PIECE_BYTES):
-        end.sendall(piece[: min(_PIECE_BYTES, size_bytes - start)])
+    piece = bytes(PIECE_BYTES)
+    for start in range(0, size_bytes, PIECE_BYTES):
+        end.sendall(piece[: min(PIECE_BYTES, size_bytes - start)])
 
 
-def _receive(end: socket.socket, size_bytes: int) -> Flow:
-    buffer = bytearray(_PIECE_BYTES)
+def receive(end: socket.socket, size_bytes: int) -> Flow:
+    """Receive so many bytes; `ConnectionError` if the connection is closed before."""
+    buffer = bytearray(PIECE_BYTES)
     first = end.recv_into(buffer)
     since, got = time.monotonic(), first
     while got < size_bytes:

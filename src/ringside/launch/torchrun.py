@@ -283,7 +283,8 @@ class StopRequest:
         """What a program ended by that signal returns: 130 for Ctrl-C."""
         return 128 + self.signum
 
-    def _handle(self, signum: int, frame: FrameType | None) -> None:
+    def handle(self, signum: int, frame: FrameType | None) -> None:
+        """Note a signal: a handler of Python's."""
         self.signum = self.signum or signum
         self.times += 1
 
@@ -293,7 +294,7 @@ def stop_requests(more: Collection[signal.Signals] = ()) -> Iterator[StopRequest
     """Within it, SIGINT, SIGTERM, SIGHUP and whatever more is named are noted instead of ending the process."""
     request = StopRequest()
     signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *more}
-    before = {number: signal.signal(number, request._handle) for number in signals}
+    before = {number: signal.signal(number, request.handle) for number in signals}
     try:
         yield request
     finally:

@@ -83,7 +83,7 @@ def meet_ranks(store: Store) -> tuple[SwitchPlan, Store]:
 _log = logging.getLogger("ringside")
 IDLE_S = 86400.0
 _LEAVING_S = 1.0
-_TRY = datetime.timedelta(seconds=5)
+TRY = datetime.timedelta(seconds=5)
 
 
 def serve(store: Store, *, timeout_s: float = IDLE_S) -> int:
@@ -145,7 +145,7 @@ def _connected(address: str, port: int, timeout_s: float) -> TCPStore:
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            store = TCPStore(address, port, is_master=False, timeout=_TRY, wait_for_workers=False)
+            store = TCPStore(address, port, is_master=False, timeout=TRY, wait_for_workers=False)
             break
         except RuntimeError:
             if time.monotonic() > deadline:

@@ -85,14 +85,14 @@ def probe_job(
     if size < 2:
         raise UsageError(f"there are no links among {size} ranks: start at least 2")
     try:
-        store = _store(patience_s)
+        store = job_store(patience_s)
     except (RuntimeError, OSError, ValueError):
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         return Outcome(rank, size, trouble=f"{socket.gethostname()} (rank {rank}) does not reach rank 0 at {where}")
     return _Job(store, rank, size, patience_s).probe(every_rank, tuple(order), THOROUGH if thorough else QUICK)
 
 
-def _store(patience_s: float) -> Store:
+def job_store(patience_s: float) -> Store:
     """Return a part of the job's store; torchrun's agent has made one, elsewhere rank 0 does."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     makes_it = os.environ["RANK"] == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"

@@ -122,7 +122,7 @@ class Driver:
         """
         self._ends = True
         while self.member.phase is not Phase.ENDED or self._todo:
-            self._tell(e.EndWanted())
+            self.tell(e.EndWanted())
             self.next_step()
 
     @property
@@ -163,7 +163,7 @@ class Driver:
         if fresh:  # who was left out comes back to the same ones
             self._founders = self._await_founders(incarnation)
         step = job.state.step if seat in self._founders else None
-        self._tell(e.Started(time.monotonic(), step, self._founders if step is not None else ()))
+        self.tell(e.Started(time.monotonic(), step, self._founders if step is not None else ()))
 
     def _open_door(self, seat: Seat, incarnation: int) -> None:
         """Begin to listen, and to answer those who knock; be ready to knock."""
@@ -197,7 +197,8 @@ class Driver:
 
     # ------------------------------------------------------------------------------------------ events
 
-    def _tell(self, event: e.Event) -> None:
+    def tell(self, event: e.Event) -> None:
+        """Tell the member what has happened; what follows of it is done in turn."""
         self._tick()
         self._todo.extend(self.member.handle(event))
 
@@ -215,7 +216,7 @@ class Driver:
             self._refuse_alone(record)
         found = [*self._listener.events(), *self._acks(), *self._deaths(), *self._missing()]
         for event in found:
-            self._tell(event)
+            self.tell(event)
         return bool(found)
 
     def _rest(self) -> None:
@@ -227,7 +228,7 @@ class Driver:
         """Do what is to be done in the middle of a wait; raise `Superseded` once it leads nowhere."""
         doing, known = self._doing, self.member.wishes.suspects
         for event in (*self._listener.events(), *(e.PeerSuspected(seat) for seat in suspects if seat not in known)):
-            self._tell(event)
+            self.tell(event)
         self._tick()
         while self._todo and self._at == doing:
             self._carry_out(self._todo.popleft())
@@ -322,7 +323,7 @@ class Driver:
         event = handler(self, instruction)
         self.spent[type(instruction).__name__] += time.perf_counter() - began
         if event is not None:
-            self._tell(event)
+            self.tell(event)
 
     def _read_generation(self, _: i.ReadGeneration) -> e.Event:
         data = self.job.meeting.registers.read(generation_key(self.member.incarnation))
@@ -458,7 +459,7 @@ class Driver:
             quotas = {rank: len(record.micro_batches_of(rank)) for rank in record.ranks}
             wanted = self.job.stragglers.add(record.number, quotas, self._exchange.own_times())
             if wanted is not None:
-                self._tell(wanted)
+                self.tell(wanted)
 
     def _checkpoint(self, checkpoint: i.Checkpoint) -> None:
         if self.job.checkpoints is not None and self.member.is_leader:

@@ -187,7 +187,7 @@ def training(
     """
     samples = samples_of(dataset, batch, micro_batches, seed, sampler)
     shape = _Shape(steps, mean, checkpoint_every if checkpoint_dir is not None else 0, least_ranks)
-    number = _ended[_job()]
+    number = _ended[own_job()]
     final = Final(_kept(number), checkpoint_dir)
     with _connection(final, number) as connection:
         own = passport.passport_of(model, optimizer, dataset, samples, seed)
@@ -219,7 +219,7 @@ def training(
                 driver.end_job()
             finally:
                 samples.agree = None  # it knows the driver, which knows the samples: memory is not to wait for that
-                _ended[_job()] += driver.is_over
+                _ended[own_job()] += driver.is_over
 
 
 def samples_of(
@@ -256,7 +256,7 @@ _ended: Counter[tuple[int, int, str]] = Counter()
 """How often a job was trained to its end in this process; another `training` is another job, with names of its own."""
 
 
-def _job() -> tuple[int, int, str]:
+def own_job() -> tuple[int, int, str]:
     """Return what this process is a worker of: also a forked one, or one whose environment was changed, begins anew."""
     names = ("RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     kept = Kept.of_environment(os.environ)

@@ -39,8 +39,8 @@ PROTOCOL = 1
 _MAX_MESSAGE = 1 << 24
 _FDS_PER_MESSAGE = 200  # the kernel's limit is 253
 _FD_BYTES = struct.calcsize("i")
-_DEATH_GRACE_S = 0.25
-_GRACE_S = 1.0  # how much longer ranks wait for rank 0's word than rank 0 waits for them: it knows who is missing
+DEATH_GRACE_S = 0.25
+GRACE_S = 1.0  # how much longer ranks wait for rank 0's word than rank 0 waits for them: it knows who is missing
 _REFUSAL_S = 2.0  # how long rank 0 still waits for others once it knows that somebody does not fit
 
 Clock = Callable[[], float]
@@ -87,7 +87,7 @@ class Hub:
             else:
                 self._send(0, value, fds, deadline)
                 while len(parcels) < self.ranks:
-                    parcels.append(self._receive(0, deadline + _GRACE_S))
+                    parcels.append(self._receive(0, deadline + GRACE_S))
         except BaseException as error:
             for parcel in parcels:
                 for fd in parcel.fds:
@@ -169,7 +169,7 @@ class Hub:
     def _lost(self, peer: int, error: Exception) -> PeerLostError | DeadlineError:
         if isinstance(error, TimeoutError):
             return DeadlineError(f"rank {peer} did not take part in exchanging memory in time", [peer])
-        dead = self._dead(_DEATH_GRACE_S) or [peer]
+        dead = self._dead(DEATH_GRACE_S) or [peer]
         return PeerLostError(f"rank {_names(dead)} died or left while ranks exchanged memory ({error})", dead)
 
     def _dead(self, grace_s: float) -> list[int]:
@@ -262,7 +262,7 @@ def _accept(listener: Listener, hub: Hub, deadline: float) -> tuple[socket.socke
             sock, _ = server.accept()
             try:
                 if credentials(sock)[1] == os.getuid():
-                    sock.settimeout(_remaining(min(deadline, time.monotonic() + _GRACE_S)))
+                    sock.settimeout(_remaining(min(deadline, time.monotonic() + GRACE_S)))
                     return sock, receive_message(sock).value
             except (OSError, EOFError, msgspec.MsgspecError):
                 pass  # it died, or does not speak our language
@@ -303,7 +303,7 @@ def _connect(key: str, rank: int, ranks: int, settings: tuple[int, ...], deadlin
     hub = Hub(rank, ranks, {0: sock}, [])
     try:
         hub._send(0, {"rank": rank, "ranks": ranks, "protocol": PROTOCOL, "settings": settings}, (), deadline)
-        welcome = hub._receive(0, deadline + _GRACE_S)
+        welcome = hub._receive(0, deadline + GRACE_S)
         if not welcome.fds:
             raise RingsideError(f"rank {rank} has too many files open to watch its peers: raise `ulimit -n`")
     except BaseException:

@@ -36,7 +36,7 @@ from ringside.pytorch.communicator.options import Options
 from ringside.pytorch.store import group_store
 from ringside.schedule import Schedule
 
-_ABANDON_S = 2.0  # what this rank has sent last may still be on its way
+ABANDON_S = 2.0  # what this rank has sent last may still be on its way
 
 
 class Communicator(Collectives):
@@ -335,7 +335,7 @@ class Communicator(Collectives):
 
     def _let_go(self, finish_s: float) -> None:
         if self._between is not None:
-            self._between.across.close(patience_s=max(finish_s, _ABANDON_S))
+            self._between.across.close(patience_s=max(finish_s, ABANDON_S))
         if self.local is not None:
             (self.local.close if finish_s else self.local.abandon)()
 

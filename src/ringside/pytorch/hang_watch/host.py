@@ -20,7 +20,9 @@ FRESH_S = 2.0
 """A watcher that has said nothing for so long leaves its part to the next rank."""
 LOOK_S = 1.0
 """From this wait or silence on the kernel is asked about the processes."""
-OWN_STACKS_S, ASKED_STACKS_S, POLL_S = 0.8, 0.5, 0.02
+OWN_STACKS_S = 0.8
+ASKED_STACKS_S = 0.5
+POLL_S = 0.02
 
 _HERE = Process(state="S")
 """A process of this host that there is no reason to ask the kernel about."""

@@ -62,6 +62,13 @@ class Watch:
     Attributes:
         board: Told by the communication hook what this rank hands over and waits for.
         pending: Tells whether the gradient collectives handed over last are under way, where nobody waits for them.
+        met: Set once it knows how the others can be seen.
+        hellos: What those have said of themselves that it met.
+        mail: What goes to and comes from other hosts; None while, or where, there are none.
+        stacks: Those of this rank.
+        training_thread: The thread that made it.
+        group: Whose collectives this rank counts.
+        path: The run's directory, where it is known.
     """
 
     def __init__(
@@ -80,13 +87,14 @@ class Watch:
         self.pending: Callable[[], bool] | None = None
         self._store = PrefixStore("watch", store)
         self._rank, self._size, self._step = rank, size, step
-        self._path, self._tell = path, tell
-        self._stacks = Stacks()
-        self._training_thread = threading.get_ident()
-        self._group = dist.group.WORLD
+        self.path, self._tell = path, tell
+        self.stacks = Stacks()
+        self.training_thread = threading.get_ident()
+        self.group = dist.group.WORLD
         self._host: Host | None = None
-        self._mail: Mail | None = None
-        self._hellos: list[Hello] = []
+        self.met = threading.Event()
+        self.mail: Mail | None = None
+        self.hellos: list[Hello] = []
         self._machine = HangWatch(limit_s=hang_s)
         self._known = 0
         self._pending_since = 0.0
@@ -110,14 +118,14 @@ class Watch:
         except Exception as error:
             _log.info("the last look of the hang watch failed: %s", error)
         self.board.put("left", 1)
-        for part in (self._mail, self._host, self._stacks, self.board):
+        for part in (self.mail, self._host, self.stacks, self.board):
             if part is not None:
                 part.close()
 
     @property
     def has_met(self) -> bool:
         """Whether it sees where the others stand: it has met those of its host, and heard of those of other hosts."""
-        return self._host is not None and (self._mail is None or self._mail.has_heard)
+        return self.met.is_set() and (self.mail is None or self.mail.has_heard)
 
     # -------------------------------------------------------------------------------------------- the thread
 
@@ -138,16 +146,17 @@ class Watch:
             self._store.set("all", _encode(self._gather(own)))  # type: ignore[arg-type]
         elif not self._wait_for("all", None):
             return False
-        self._hellos = _hellos(self._store.get("all"))
+        self.hellos = _hellos(self._store.get("all"))
         hosts: dict[str, list[Hello]] = {}
-        for hello in self._hellos:
+        for hello in self.hellos:
             hosts.setdefault(hello.host, []).append(hello)
         self._host = Host(self._rank, self.board, hosts.get(own.host, [own]))
-        self._path = self._path or next((path_of_text(hello.path) for hello in self._hellos if hello.path), None)
+        self.path = self.path or next((path_of_text(hello.path) for hello in self.hellos if hello.path), None)
         if len(hosts) > 1:
             ranks = [[hello.rank for hello in group] for group in hosts.values()]
-            self._mail = Mail(self._store, list(hosts).index(own.host), ranks)
+            self.mail = Mail(self._store, list(hosts).index(own.host), ranks)
         self._machine = self._new_machine()
+        self.met.set()
         return not self._ended.is_set()
 
     def _gather(self, own: Hello) -> list[Hello]:
@@ -169,12 +178,12 @@ class Watch:
     def _own_hello(self) -> Hello:
         stat = read_stat(os.getpid())
         started = stat.started if stat is not None else 0
-        path = path_as_text(self._path.absolute()) if self._path is not None else ""
-        stacks = self._stacks
+        path = path_as_text(self.path.absolute()) if self.path is not None else ""
+        stacks = self.stacks
         return Hello(self._rank, host_key(), os.getpid(), started, self.board.fd, stacks.fd, stacks.signal, path)
 
     def _new_machine(self) -> HangWatch:
-        pids = {hello.rank: hello.pid for hello in self._hellos}
+        pids = {hello.rank: hello.pid for hello in self.hellos}
         return HangWatch([pids.get(rank, 0) for rank in range(self._size)], self._hang_s)
 
     def tick(self, now: float) -> None:
@@ -210,7 +219,7 @@ class Watch:
             if view.number("call_since"):
                 board.put("call_since", 0.0)
             return
-        place = place_of(self._training_thread)
+        place = place_of(self.training_thread)
         board.write("where", place.where)
         board.write("call", place.call)
         board.put("call_bytes", place.size_bytes)
@@ -230,14 +239,14 @@ class Watch:
     def _sequence_number(self) -> int:
         """Return how many collectives of any kind this rank has begun on the default group; 0 where it cannot tell."""
         try:
-            return int(self._group._get_sequence_number_for_group())  # type: ignore[union-attr]
+            return int(self.group._get_sequence_number_for_group())  # type: ignore[union-attr]
         except (RuntimeError, AttributeError, TypeError):
             return 0
 
     def _dump(self, episode: int) -> None:
         if episode > self._dumped:
             self._dumped = episode
-            self._stacks.dump()
+            self.stacks.dump()
             self.board.put("dumped", episode)
 
     # -------------------------------------------------------------------------------------------- about the others
@@ -249,7 +258,7 @@ class Watch:
         if episode:
             self._dump(episode)
             return
-        self._stacks.clear()
+        self.stacks.clear()
         self._known = self._host.spoken
         if self._machine.open is not None:
             self._machine = self._new_machine()
@@ -258,14 +267,14 @@ class Watch:
     def _lead(self, now: float) -> None:
         assert self._host is not None
         standings = self._host.standings(now)
-        if self._mail is not None:
-            self._mail.post(standings, int(self.board.view(self._rank).number("episode")))
-            chief = self._mail.chief(now)
-            if chief != self._mail.host:
+        if self.mail is not None:
+            self.mail.post(standings, int(self.board.view(self._rank).number("episode")))
+            chief = self.mail.chief(now)
+            if chief != self.mail.host:
                 self._machine.stay_awake(now)
-                self._hand_over(self._mail.episode(chief))
+                self._hand_over(self.mail.episode(chief))
                 return
-            standings = standings + self._mail.others(now)
+            standings = standings + self.mail.others(now)
         change = self._machine.look(standings, now)
         if change is not None:
             self._speak(self._with_store(change, now))
@@ -274,7 +283,7 @@ class Watch:
 
     def _with_store(self, change: Change, now: float) -> Change:
         """Say so where the job's store does not answer: what is known of other hosts is as old as that."""
-        silence_s = self._mail.silence_s(now) if self._mail is not None else 0.0
+        silence_s = self.mail.silence_s(now) if self.mail is not None else 0.0
         if silence_s < STORE_SILENT_S:
             return change
         verdict = change.verdict
@@ -285,19 +294,19 @@ class Watch:
     def _hand_over(self, episode: int) -> None:
         """Give the speaking host the stacks of this host's ranks, once per hang."""
         assert self._host is not None
-        assert self._mail is not None
+        assert self.mail is not None
         self.board.put("episode", episode)
         if not episode or episode in self._shared:
             return
         self._shared.add(episode)
         self._dump(episode)
-        self._mail.post_stacks(episode, self._host.stacks(episode, self._ended))
+        self.mail.post_stacks(episode, self._host.stacks(episode, self._ended))
 
     def _speak(self, change: Change) -> None:
         assert self._host is not None
         if change.kind == "repaired":
             self.board.put("episode", 0)
-            self._stacks.clear()
+            self.stacks.clear()
             self._put(change)
             return
         spoken = self._host.spoken
@@ -315,21 +324,21 @@ class Watch:
         assert self._host is not None
         self._dump(episode)
         texts = self._host.stacks(episode, self._ended)
-        if self._mail is not None:
-            self._mail.announce(episode)
-            texts.update(self._mail.stacks(episode, OTHER_HOSTS_STACKS_S))
+        if self.mail is not None:
+            self.mail.announce(episode)
+            texts.update(self.mail.stacks(episode, OTHER_HOSTS_STACKS_S))
         names = self._write_stacks(episode, texts)
         if names:
             self._event("stacks", {"episode": episode, "ranks": sorted(texts), "files": names})
 
     def _write_stacks(self, episode: int, texts: dict[int, str]) -> list[str]:
-        if self._path is None or not (self._path / RUN).exists():
+        if self.path is None or not (self.path / RUN).exists():
             return []
         try:
-            (self._path / STACKS).mkdir(exist_ok=True)
+            (self.path / STACKS).mkdir(exist_ok=True)
             names = [f"{STACKS}/hang-{episode}-rank-{rank}.txt" for rank in sorted(texts)]
             for name, rank in zip(names, sorted(texts), strict=True):
-                replace_file(self._path / name, texts[rank].encode(errors="replace"), own_folder=True)
+                replace_file(self.path / name, texts[rank].encode(errors="replace"), own_folder=True)
         except OSError as error:
             _log.warning("the stacks of the hung ranks cannot be written: %s", error.strerror or error)
             return []
@@ -348,15 +357,15 @@ class Watch:
         if self._tell is not None:
             self._tell(kind, fields)
             return
-        if self._path is None or not (self._path / RUN).exists():
+        if self.path is None or not (self.path / RUN).exists():
             return
         line = msgspec.json.encode(finite({"unix": time.time(), "kind": kind, **fields})) + b"\n"
         with contextlib.suppress(OSError):
-            append_to_file(self._path / EVENTS, line)
+            append_to_file(self.path / EVENTS, line)
 
     def _look_last(self) -> None:
         """Tell why this rank's training failed before its process ends, if nobody else is there to tell."""
-        if self._host is None or self._mail is not None:
+        if self._host is None or self.mail is not None:
             return
         failed = self.board.view(self._rank).text("failure") != ""
         deadline = time.monotonic() + (LAST_LOOK_S if failed else 0.0)

@@ -39,7 +39,7 @@ from ringside.pytorch.hang_watch import watch
 from ringside.pytorch.isolation import Fuse
 from ringside.pytorch.recording.parameter_digests import Comparison, Digests, shared_store
 from ringside.pytorch.recording.rank0 import READY, Chief
-from ringside.pytorch.recording.record_transport import BATCH_SECONDS, Outbox, batch_seconds
+from ringside.pytorch.recording.record_transport import Outbox, batch_seconds
 from ringside.pytorch.recording.settings import Settings
 from ringside.pytorch.recording.vitals import RankVitals
 from ringside.pytorch.store import group_store, host_name
@@ -287,7 +287,7 @@ class Session:
     def _run(self) -> None:
         """Carry records until the session ends; whatever goes wrong here, training goes on."""
         try:
-            pause = BATCH_SECONDS if self.chief is not None else batch_seconds(self.size)
+            pause = batch_seconds(1 if self.chief is not None else self.size)
             while not self._ended.wait(pause):
                 self._settle(self._waiting.take())
                 self._carry()
@@ -444,7 +444,7 @@ class Session:
 
     def _info(self, store: Store, engine: str) -> RunInfo:
         """Learn where every rank runs, on rank 0."""
-        rows = [(host_name(), os.getpid()), *_places(store, range(1, self.size), self._settings.hello_s)]
+        rows = [(host_name(), os.getpid()), *places(store, range(1, self.size), self._settings.hello_s)]
         return RunInfo(
             schema=SCHEMA,
             name="",
@@ -459,7 +459,7 @@ class Session:
         )
 
 
-def _places(store: Store, ranks: range, hello_s: float) -> list[tuple[str, int]]:
+def places(store: Store, ranks: range, hello_s: float) -> list[tuple[str, int]]:
     """Return host and process id of each rank; of ranks that do not come soon, as they may watch no model, ("", 0)."""
     rows, missing = [], []
     deadline = time.monotonic() + hello_s

@@ -175,12 +175,13 @@ class Process:
 
     def _read_generation(self, _: i.ReadGeneration) -> None:
         incarnation = self.member.incarnation
-        self.world.ask(self, lambda: self.world.read_generation(incarnation), self._generation_stands)
+        self.world.ask(self, lambda: self.world.read_generation(incarnation), self.generation_stands)
 
     def _propose(self, wanted: i.ProposeGeneration) -> None:
-        self.world.ask(self, lambda: self.world.swap_generation(wanted.expected, wanted.new), self._generation_stands)
+        self.world.ask(self, lambda: self.world.swap_generation(wanted.expected, wanted.new), self.generation_stands)
 
-    def _generation_stands(self, record: Generation | None) -> None:
+    def generation_stands(self, record: Generation | None) -> None:
+        """Take the answer of the store: unless it is of an earlier incarnation, the member hears of it."""
         if record is None or record.incarnation == self.member.incarnation:
             self.feed(e.GenerationRead(record))
 
