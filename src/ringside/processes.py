@@ -81,9 +81,10 @@ def hold(pid: int) -> Process | None:
 def children(pid: int) -> list[int]:
     """Return the numbers of a process's children."""
     found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found.extend(map(int, path.read_text().split()))
+    with contextlib.suppress(OSError):  # it ends meanwhile
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                found.extend(map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split()))
     return found
 
 

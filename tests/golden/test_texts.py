@@ -54,7 +54,6 @@ TEXTS = {
     "what-if/run-on-hardware": "what-if hosts --preset ethernet-10g --hosts 2 --ranks-per-host 4 --bucket 2MB --sharp",
     "verify/all": "verify --all --ranks 1-8",
     "verify/some": "verify ring two_tree --ranks 2,5,16 --buffers 2",
-    "verify/docs": "verify --docs",
 }
 
 
