@@ -178,6 +178,7 @@ def test_rank_that_does_not_come(tmp_path: Path, engine: str, case: str, why: st
     assert [told["kind"] for told in summary["verdicts"]] == ["hang"]
 
 
+@pytest.mark.noisy
 def test_rank_whose_python_does_not_run_gives_its_stacks(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with Team(2) as team:
