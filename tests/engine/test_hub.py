@@ -6,12 +6,13 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import pytest
+from tests.support.threads import together
 
 from ringside.engine.shm import rendezvous
 from ringside.engine.shm.rendezvous import Hub, receive_message, send_message, send_problem
@@ -30,25 +31,6 @@ def hubs(ranks: int) -> Iterator[list[Hub]]:
     finally:
         for hub in made:
             hub.close()
-
-
-def together(jobs: list[Callable[[], Any]]) -> list[Any]:
-    """Run every rank's job, each on a thread; return what each returned or raised."""
-    found: list[Any] = [None] * len(jobs)
-
-    def run(rank: int) -> None:
-        try:
-            found[rank] = jobs[rank]()
-        except BaseException as error:
-            found[rank] = error
-
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(len(jobs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT_S)
-    assert not any(thread.is_alive() for thread in threads), "a rank waits for ever"
-    return found
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

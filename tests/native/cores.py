@@ -6,12 +6,12 @@ import ctypes
 import fcntl
 import mmap
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from tests.support import threads
 
 from ringside import _core
 from ringside.engine.dtypes import DTYPES, OPS
@@ -71,21 +71,8 @@ def opened(
 
 
 def together(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Run every rank's job, each on a thread; return what each returned."""
-    found: list[Any] = [None] * len(jobs)
-
-    def run(rank: int) -> None:
-        try:
-            found[rank] = jobs[rank]()
-        except BaseException as error:
-            found[rank] = error
-
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(len(jobs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT_S)
-    assert not any(thread.is_alive() for thread in threads), "a rank waits for ever"
+    """Run every rank's job, each on a thread; return what each returned, or raise what the first one raised."""
+    found = threads.together(jobs)
     for value in found:
         if isinstance(value, BaseException):
             raise value

@@ -200,12 +200,12 @@ def _rank_rows(evidence: Evidence) -> list[list[Number | None]]:
             [
                 rank.rank,
                 len(rank.numbers),
-                *(_kineto_sheets_mean(column) for column in columns),
+                *(_mean_or_none(column) for column in columns),
                 late_or_none(waits, index),
                 late_or_none(late, index),
                 float(clocks[index]) if len(matched.parts) else None,
-                _kineto_sheets_mean(rank.collectives.astype(np.float64)),
-                _kineto_sheets_mean(rank.nbytes),
+                _mean_or_none(rank.collectives.astype(np.float64)),
+                _mean_or_none(rank.nbytes),
             ]
         )
     return rows
@@ -223,7 +223,7 @@ def _means(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
     return means
 
 
-def _kineto_sheets_mean(values: np.ndarray[Any, np.dtype[np.float64]]) -> float | None:
+def _mean_or_none(values: np.ndarray[Any, np.dtype[np.float64]]) -> float | None:
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else None
 

@@ -170,7 +170,7 @@ class _Native:
 
 
 def _nothing() -> None:
-    """Nothing is under way."""
+    """Nothing is under way, or a rank alone on its host shares with nobody."""
 
 
 # -------------------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ class Large:
             step, own = SUM if what.op == AVG else what.op, bool(what.scales)
             pairs = [local.prepared(at, bounds, dtype, step, what.scale, own, what.storage) for at, bounds in places]
             return [add for add, _ in pairs], [spread for _, spread in pairs]
-        nothing = [_large_nothing] * len(places)
+        nothing = [_nothing] * len(places)
         if what.scale == 1.0:
             return None, nothing
         scaled = functools.partial(fold, dtype=dtype, op=SUM, scale=what.scale)
@@ -303,7 +303,3 @@ def lane_lengths(layout: Layout, local_rank: int, item_bytes: int) -> list[list[
     for piece in layout.pieces:
         lengths[piece.chunk].append((piece.bounds[local_rank + 1] - piece.bounds[local_rank]) * item_bytes)
     return lengths
-
-
-def _large_nothing() -> None:
-    """A rank alone on its host shares with nobody."""
