@@ -119,6 +119,7 @@ class Account:
                 self._add(report.nodeid.split("::")[0].rpartition("/")[0], [*value, 1])
                 self._cases[_function(report.nodeid)].append(max(value[1] + value[2], value[0] / 2))
 
+    @pytest.hookimpl(optionalhook=True)  # without xdist there are no workers
     def pytest_testnodedown(self, node: Any) -> None:
         """Take what a worker of xdist has counted by itself."""
         self._add("(starting, collecting)", [*getattr(node, "workeroutput", {}).get(_KEY, ()), 0])

@@ -32,6 +32,8 @@ def process_group(path: str, size: int) -> Iterator[Any]:
     store = dist.PrefixStore(here.job, dist.FileStore(path, -1))
     limit = datetime.timedelta(seconds=LIMIT_S / 2)
     dist.init_process_group("gloo", store=store, rank=here.rank, world_size=size, timeout=limit)
+    store.set(f"in/{here.rank}", "")  # torch returns on each rank as soon as its own connections stand
+    store.wait([f"in/{rank}" for rank in range(size)], limit)
     try:
         yield dist.group.WORLD
     finally:

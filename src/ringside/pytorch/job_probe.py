@@ -22,9 +22,10 @@ from ringside.engine.net.rank_map import Roster, make_roster, own_offer
 from ringside.engine.probe.links import SlowLink
 from ringside.engine.probe.prober import QUICK, THOROUGH, Effort, Probe, Prober
 from ringside.engine.probe.reachability import Listener, own_address, unreachable
+from ringside.engine.transports.base import LinkError
 from ringside.engine.transports.gloo import TorchPeerToPeer
 from ringside.engine.transports.gloo_all_reduce import TorchNative
-from ringside.errors import SyncError, UsageError
+from ringside.errors import UsageError
 
 RING_BYTES = 4 << 20
 _LOOK_S = 0.02
@@ -153,7 +154,7 @@ class _Job:
             rings = dict.fromkeys([tuple(range(len(roster.hosts))), order, probe.better_order])
             ring_s = {ring: self._ring_s(prober, ring) for ring in rings if ring}
             return replace(known, probe=probe, ring_s=ring_s)
-        except (SyncError, RuntimeError) as error:
+        except (LinkError, RuntimeError) as error:
             broken = self._broken(roster, addresses)
             return replace(known, broken=broken, trouble=str(error).partition("\n")[0])
         finally:

@@ -25,6 +25,8 @@ class Group:
         ends.append(self)
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Work:
+        if peer in self.gone:
+            raise RuntimeError("it is gone")
         self.places[peer, tag] = tensors[0]
         return self.Work()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import signal
 import socket
@@ -12,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.ranks import Team, hear, on_ranks, place, say
+import torch.distributed as dist
+from tests.support.ranks import Team, hear, on_ranks, outcomes_of, place, say
 
 from ringside.engine.transports.abort import LastWords, Word
 from ringside.engine.transports.base import NOBODY, Cause, LinkError
@@ -167,6 +169,25 @@ def wait_for_the_left(path: str) -> Cause:
         return raised.value.cause
     finally:
         transport.close()
+
+
+def dies_while_others_connect(path: str) -> Cause | None:
+    """Rank 1 dies when the first of its two groups stands."""
+    here = place()
+    if here.rank == 1:
+        store = dist.PrefixStore("data", dist.PrefixStore(f"{here.job}/", dist.FileStore(path, -1)))
+        dist.ProcessGroupGloo(store, 1, 2, datetime.timedelta(seconds=30))
+        os._exit(7)
+    with pytest.raises(LinkError) as raised:
+        peer_to_peer(path, joining_s=1.0)
+    return raised.value.cause
+
+
+def test_a_death_while_the_connections_are_made_is_an_error_of_the_link() -> None:
+    with store_file() as path:
+        alive, died = outcomes_of(2, dies_while_others_connect, path)
+    assert died.exit_status == 7
+    assert alive.value == Cause("lost", NOBODY), alive.trace
 
 
 def test_everybody_hears_who_died() -> None:

@@ -48,7 +48,7 @@ def store_file() -> Iterator[str]:
         yield os.path.join(directory, "store")
 
 
-def peer_to_peer(path: str, timeout_s: float = 30.0, name: str = "", size: int = 0) -> Any:
+def peer_to_peer(path: str, timeout_s: float = 30.0, name: str = "", size: int = 0, **options: Any) -> Any:
     """Return this rank's end of a group of the first `size` ranks (0: all) that meet through a file."""
     import torch.distributed as dist
 
@@ -56,4 +56,4 @@ def peer_to_peer(path: str, timeout_s: float = 30.0, name: str = "", size: int =
 
     here = place()
     store = dist.PrefixStore(f"{here.job}/{name}", dist.FileStore(path, -1))
-    return TorchPeerToPeer(store, here.rank, size or here.size, timeout_s=timeout_s)
+    return TorchPeerToPeer(store, here.rank, size or here.size, timeout_s=timeout_s, **options)

@@ -71,7 +71,10 @@ class LastWords:
     def __init__(self, group: Any, rank: int, size: int) -> None:
         self._group = group
         self._places = {peer: np.zeros(_BYTES, dtype=np.uint8) for peer in range(size) if peer != rank}
-        self._pending = [group.recv([torch.from_numpy(place)], peer, _TAG) for peer, place in self._places.items()]
+        self._pending = []
+        for peer, place in self._places.items():
+            with contextlib.suppress(RuntimeError):  # dead already: it says nothing, and is found broken when needed
+                self._pending.append(group.recv([torch.from_numpy(place)], peer, _TAG))
 
     def tell(self, word: Word) -> None:
         """Send a word to every peer that can be reached; a rank says only one."""

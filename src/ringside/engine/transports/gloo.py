@@ -62,7 +62,7 @@ class TorchPeerToPeer:
             up after five times as long, by Gloo.
 
     Raises:
-        RuntimeError: The group could not be made (a rank did not come, no interface).
+        LinkError: The group could not be made (a rank died or did not come, no interface); Gloo names nobody.
     """
 
     def __init__(
@@ -83,10 +83,13 @@ class TorchPeerToPeer:
         self._timeout = datetime.timedelta(seconds=timeout_s)
         gloo: Any = dist.ProcessGroupGloo
         joining = datetime.timedelta(seconds=joining_s)
-        with watched_connections(dead_after_s) as self._connections, patient_io_threads():
-            self._group = gloo(PrefixStore("data", store), rank, size, joining)
-        with watched_connections(dead_after_s), patient_io_threads():
-            words = gloo(PrefixStore("words", store), rank, size, joining)
+        try:
+            with watched_connections(dead_after_s) as self._connections, patient_io_threads():
+                self._group = gloo(PrefixStore("data", store), rank, size, joining)
+            with watched_connections(dead_after_s), patient_io_threads():
+                words = gloo(PrefixStore("words", store), rank, size, joining)
+        except RuntimeError as error:
+            raise LinkError(Cause("lost", NOBODY), str(error).partition("\n")[0][:300]) from None
         self._words = LastWords(words, rank, size)
         self._own = Wait()
         self._waits = [self._own]

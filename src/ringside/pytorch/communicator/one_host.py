@@ -9,11 +9,13 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ringside.engine import Communicator as HostCommunicator
 from ringside.engine.algorithm import NATIVE, Choice, refuse_other_orders
 from ringside.engine.buffers import flatten
+from ringside.engine.net.attribution import explain
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.hierarchical import Across
 from ringside.engine.net.host_slices import LocalLanes
 from ringside.engine.net.rank_map import Roster
 from ringside.engine.settings import Settings
+from ringside.engine.transports.base import LinkError
 from ringside.engine.transports.gloo import TorchPeerToPeer
 from ringside.engine.transports.gloo_all_reduce import TorchNative
 from ringside.errors import UnsupportedError
@@ -80,11 +82,17 @@ def open_across(
         settings: Tuning.
         local: The communicator of this host's ranks; None: there is one rank.
         switch: A reducer takes part as an additional vertex.
+
+    Raises:
+        PeerLostError: A rank died or cannot be reached while all connect to each other.
     """
     messages: Store = PrefixStore("messages", store)
     if switch:
         messages = join_switch(store, roster, settings.message_bytes)
-    transport = TorchPeerToPeer(messages, roster.rank, roster.size + switch, timeout_s=settings.timeout_s)
+    try:
+        transport = TorchPeerToPeer(messages, roster.rank, roster.size + switch, timeout_s=settings.timeout_s)
+    except LinkError as error:
+        raise explain("connecting", error.cause, error, roster, settings.timeout_s) from error
     native = TorchNative(
         PrefixStore("native", store),
         roster.rank,

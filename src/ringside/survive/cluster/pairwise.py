@@ -84,7 +84,7 @@ class Neighbours:
     def _opened(self, open_pair: OpenTransport, name: str, peer: int, wanted: Callable[[], bool]) -> Transport:
         try:
             return open_pair(name, int(self.rank > peer), 2, wanted)
-        except RuntimeError as error:
+        except (LinkError, RuntimeError) as error:
             self.fail(Cause("lost", peer))
             raise LinkError(Cause("lost", peer), str(error).partition("\n")[0]) from None
 
