@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ringside.lab import Lab, Place
+from ringside.lab import Lab, RankPlacement
 
 GLOO_TIMEOUT_S = 30
 LIMIT_S = 150.0
@@ -105,7 +105,7 @@ def heard_s(case: Case, engine: str) -> float:
             else:
                 os.kill(pid, signal.SIGKILL)
 
-        def sink(place: Place, _stream: str, line: str) -> None:
+        def sink(place: RankPlacement, _stream: str, line: str) -> None:
             words = line.split()
             if words[:1] == ["ready"]:
                 ready[place.rank] = int(words[1])

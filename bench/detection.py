@@ -26,9 +26,9 @@ from detection_rules import RULES, Alarm
 from numpy.typing import NDArray
 
 from ringside.monitor import Detector, StepRecord, detect
-from ringside.monitor.collector import Collector
+from ringside.monitor.collector import StepCollector
 from ringside.monitor.slow_rank.pauses import Pauses
-from ringside.monitor.slow_rank.window_test import Screen
+from ringside.monitor.slow_rank.window_test import WindowTest
 from ringside.monitor.stats import log_excess
 
 RANKS = (2, 4, 8, 128)
@@ -56,7 +56,7 @@ def healthy(noise: Noise, steps: int) -> Task:
 
     def task(rng: np.random.Generator) -> Figures:
         jobs = max(min(CELLS // noise.ranks, steps // 5_000, 52), 4)
-        screen, pauses, alarms = Screen(jobs, noise.ranks), Pauses(jobs, noise.ranks), 0
+        screen, pauses, alarms = WindowTest(jobs, noise.ranks), Pauses(jobs, noise.ranks), 0
         begin = time.perf_counter()
         for row in own_times(rng, noise, Fault(), -(-steps // jobs), jobs):
             alarms += int(judged(screen, pauses, row).sum())
@@ -69,7 +69,7 @@ def fresh(noise: Noise, jobs: int) -> Task:
     """Count the alarms in the first 300 steps of healthy jobs, where little is known."""
 
     def task(rng: np.random.Generator) -> Figures:
-        screen, pauses, alarms = Screen(jobs, noise.ranks), Pauses(jobs, noise.ranks), 0
+        screen, pauses, alarms = WindowTest(jobs, noise.ranks), Pauses(jobs, noise.ranks), 0
         for row in own_times(rng, noise, Fault(), 300, jobs):
             alarms += int(judged(screen, pauses, row).sum())
         return {"alarms": alarms, "jobs": jobs}
@@ -77,7 +77,7 @@ def fresh(noise: Noise, jobs: int) -> Task:
     return task
 
 
-def judged(screen: Screen, pauses: Pauses, row: Floats) -> NDArray[np.bool_]:
+def judged(screen: WindowTest, pauses: Pauses, row: Floats) -> NDArray[np.bool_]:
     """Show log own times [jobs, ranks] to both; return who was named for either, as `Detector` does."""
     own = np.exp(row)
     opened, _ = screen.update(log_excess(own))
@@ -89,7 +89,7 @@ def injected(noise: Noise, fault: Fault, jobs: int) -> Task:
     """Let something go wrong in each of many jobs and score who is named when."""
 
     def task(rng: np.random.Generator) -> Figures:
-        screen, pauses = Screen(jobs, noise.ranks), Pauses(jobs, noise.ranks)
+        screen, pauses = WindowTest(jobs, noise.ranks), Pauses(jobs, noise.ranks)
         alarms: list[Alarm] = []
         steps = fault.onset + (300 + AFTER if fault.kind in LENGTHY else AFTER)
         for step, row in enumerate(own_times(rng, noise, fault, steps, jobs)):
@@ -154,7 +154,7 @@ def cost(ranks: int, steps: int) -> Task:
 
     def task(rng: np.random.Generator) -> Figures:
         own = 0.1 * np.exp(rng.normal(0, 0.02, (steps, ranks)))
-        detector, collector = Detector(ranks), Collector(ranks)
+        detector, collector = Detector(ranks), StepCollector(ranks)
         batches = [
             [
                 StepRecord(step=step, rank=rank, ended_unix=0.0, step_seconds=0.1, own_seconds=float(value))

@@ -14,7 +14,7 @@ from typing import Any
 
 from lab_report import say
 
-from ringside.lab import Lab, Place
+from ringside.lab import Lab, RankPlacement
 
 HERE = Path(__file__).parent
 MB, KB = 1 << 20, 1 << 10
@@ -182,7 +182,7 @@ def run_ranks(lab: Lab, script: str, plan: dict[str, Any], env: dict[str, str] |
     return [json.loads(rank.stdout.strip().rpartition("\n")[2]) for rank in result.ranks]
 
 
-def _progress(place: Place, stream: str, line: str) -> None:
+def _progress(place: RankPlacement, stream: str, line: str) -> None:
     if place.rank == 0 and stream == "stderr":
         say(f"    {line}")
 

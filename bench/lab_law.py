@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.engine.algorithm import NATIVE, Choice
+from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.net.exchange.message_size import MessageSize, size_of
 from ringside.engine.net.exchange.ordering import slots_of
 from ringside.engine.settings import Settings
@@ -36,8 +36,8 @@ def schedule_of(algorithm: str, vertices: int) -> Schedule:
 
     Gloo (`gloo`, `native`) has no schedule of ours; for large tensors it runs a ring.
     """
-    choice = Choice.parse(NATIVE if algorithm == "gloo" else algorithm)
-    return (Choice("ring") if choice.algorithm == NATIVE else choice).schedule(vertices)
+    choice = AlgorithmSpec.parse(NATIVE if algorithm == "gloo" else algorithm)
+    return (AlgorithmSpec("ring") if choice.algorithm == NATIVE else choice).schedule(vertices)
 
 
 def host_bytes(algorithm: str, size_bytes: int, ranks_per_host: Sequence[int]) -> list[tuple[float, float]]:
@@ -48,7 +48,7 @@ def host_bytes(algorithm: str, size_bytes: int, ranks_per_host: Sequence[int]) -
         size_bytes: Of the tensor.
         ranks_per_host: Ranks of each host, numbered host by host.
     """
-    over_ranks = algorithm == "gloo" or Choice.parse(algorithm).over == "ranks"
+    over_ranks = algorithm == "gloo" or AlgorithmSpec.parse(algorithm).over == "ranks"
     sizes = list(ranks_per_host) if over_ranks else [1] * len(ranks_per_host)
     schedule = schedule_of(algorithm, sum(sizes))
     # A switch is no host: what goes there leaves a host and enters none.

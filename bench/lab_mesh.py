@@ -13,7 +13,7 @@ from typing import Any
 from lab_jobs import HERE, MB
 from lab_report import Floor, Row, Section, say, size_words
 
-from ringside.lab import Lab, Place
+from ringside.lab import Lab, RankPlacement
 
 HOSTS, RATE, CUT, LINK, SIZE = 4, "1gbit", "250mbit", (0, 1), 4 * MB
 NAMES = ("native", "ring", "ring@0,2,1,3", "halving_doubling", "direct", "two_tree*16", "chain*16@0,2,1,3")
@@ -67,7 +67,7 @@ def _run(rounds: int) -> list[dict[str, Any]]:
             json.dumps({"size_bytes": SIZE, "go": str(go), "most": _MOST, "rounds": rounds, "names": NAMES})
         )
 
-        def sink(place: Place, stream: str, line: str) -> None:
+        def sink(place: RankPlacement, stream: str, line: str) -> None:
             if line == "READY":
                 lab.set_rate(CUT, link=LINK)
                 go.touch()

@@ -26,9 +26,9 @@ from lab_law import messages_of
 from lab_report import Floor, Row, Section, say, size_words
 from lab_sections import SWITCHED
 
-from ringside.engine.algorithm import Choice
+from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.net.exchange.message_size import LEAST_ORDERED_BYTES
-from ringside.engine.net.exchange.ordering import Order, order_messages
+from ringside.engine.net.exchange.ordering import MessageOrder, order_messages
 from ringside.lab import Lab, payload_bytes_per_second
 from ringside.predict import Switch, Topology, load_topology, price
 from ringside.predict.simulate_messages import simulate_messages
@@ -138,7 +138,7 @@ def probed(lab: Lab) -> Topology:
 
 
 def _row(name: str, size: int, seconds: float, topology: Topology) -> Row:
-    schedule = Choice.parse(name).schedule(topology.ranks)
+    schedule = AlgorithmSpec.parse(name).schedule(topology.ranks)
     sent, order = messages_of(schedule, size), orders(schedule, size)
     messages = float(
         simulate_messages(
@@ -157,7 +157,7 @@ def _row(name: str, size: int, seconds: float, topology: Topology) -> Row:
     return row | {"rounds_ms": rounds * 1e3, "rounds_error": rounds / seconds - 1}
 
 
-def orders(schedule: Schedule, size: int) -> Sequence[Order] | None:
+def orders(schedule: Schedule, size: int) -> Sequence[MessageOrder] | None:
     """Return the order in which the engine sends and takes, by vertex; None: that of the rounds."""
     chunk, sent = size / schedule.chunks, messages_of(schedule, size)
     if chunk < LEAST_ORDERED_BYTES or schedule.switches:

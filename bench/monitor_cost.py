@@ -31,7 +31,7 @@ from ringside.demo.model import SIZES, ByteGPT
 from ringside.monitor import StepRecord
 from ringside.monitor.run.directory import RunReader
 from ringside.pytorch import Session
-from ringside.pytorch.recording.parameter_digests import Digests
+from ringside.pytorch.recording.parameter_digests import ParameterDigests
 
 ENGINES = {"ringside": "Ringside's engine", "native": "stock Gloo (watching)"}
 TARGET_S, TARGET_RATIO = 100e-6, 0.005
@@ -135,14 +135,14 @@ def block(step: Step, steps: int) -> float:
 def comparing() -> dict[str, Any]:
     """Measure what comparing the parameters of a larger model costs."""
     checks: list[float] = []
-    take = Digests.take
+    take = ParameterDigests.take
 
-    def timed(self: Digests, number: int, step: int) -> None:
+    def timed(self: ParameterDigests, number: int, step: int) -> None:
         began = time.perf_counter()
         take(self, number, step)
         checks.append(time.perf_counter() - began)
 
-    Digests.take = timed  # type: ignore[method-assign]
+    ParameterDigests.take = timed  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory() as directory:
             step, session = make_step("ringside", "large", f"{directory}/run", digest_every=1)
@@ -151,7 +151,7 @@ def comparing() -> dict[str, Any]:
             step_s = median(block(step, 1) for _ in range(25))
             session.end()
     finally:
-        Digests.take = take  # type: ignore[method-assign]
+        ParameterDigests.take = take  # type: ignore[method-assign]
     low, middle, high = quantiles(checks, n=4)
     return {
         "what": "comparing",

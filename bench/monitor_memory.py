@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from ringside.monitor.alerts.book import AlertBook
-from ringside.monitor.collector import Collector
+from ringside.monitor.collector import StepCollector
 from ringside.monitor.run.directory import FULL_BYTES, RunWriter
 from ringside.monitor.run.records import RunInfo, StepRecord
 from ringside.monitor.watchers import standard_watchers
@@ -42,7 +42,7 @@ def main() -> None:
         writer = RunWriter(Path(directory) / "run", info, full_bytes=args.full_bytes)
         book = AlertBook("memory")
         watchers = [] if args.only_collect else standard_watchers(args.ranks, hosts)
-        collector = Collector(args.ranks, writer, watchers=watchers, listeners=[book.hear])
+        collector = StepCollector(args.ranks, writer, watchers=watchers, listeners=[book.hear])
         began, first = time.perf_counter(), 0.0
         rng = np.random.default_rng(0)
         for step in range(0, args.steps, BLOCK):

@@ -23,7 +23,7 @@ from ringside.launch.follow import conclude, environment, follow
 from ringside.launch.torchrun import Launch, StopRequest, stop_requests
 from ringside.monitor.run.directory import RunReader
 from ringside.monitor.verdict import Verdict
-from ringside.view.run.live import Finding, Following
+from ringside.view.run.live import RunFollower, ShownFinding
 
 ENGINES = {"ringside": "ringside", "gloo": "native"}
 """What a job's engine is called here, and what `attach()` calls it."""
@@ -127,7 +127,7 @@ _named: dict[int, float] = {}
 
 
 def _watch(
-    job: Job, launch: Launch, stop: StopRequest, began: float, run: Following, found: list[Finding]
+    job: Job, launch: Launch, stop: StopRequest, began: float, run: RunFollower, found: list[ShownFinding]
 ) -> None:  # fmt: skip
     """End a job that hangs for good once it was named, and any that takes too long."""
     now = time.monotonic()

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from ringside.monitor import RunInfo, StepRecord
-from ringside.monitor.collector import Collector
+from ringside.monitor.collector import StepCollector
 from ringside.monitor.run.directory import RunWriter
 from ringside.monitor.run.records import SCHEMA
 
@@ -53,7 +53,7 @@ def alone(own_s: np.ndarray, run_dir: Path) -> Alone:
         pids=[0] * ranks,
         engine="native",
     )
-    collector = Collector(ranks, RunWriter(run_dir, info))
+    collector = StepCollector(ranks, RunWriter(run_dir, info))
     decode, decoder = 0.0, msgspec.msgpack.Decoder(list[StepRecord])
     began = time.process_time()
     encoding = 0.0

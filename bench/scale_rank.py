@@ -21,7 +21,7 @@ from torch.testing._internal.distributed import fake_pg
 from ringside.monitor.step_clock.draft import SyncTimes
 from ringside.monitor.verdict import Verdict
 from ringside.pytorch.recording import session as sessions
-from ringside.pytorch.recording.settings import Settings
+from ringside.pytorch.recording.settings import RecordingSettings
 
 assert fake_pg  # importing it is what makes the "fake" backend known
 
@@ -121,7 +121,7 @@ def _join(job: Job, rank: int, run_dir: Path, shared: Shared) -> sessions.Sessio
         time.sleep(0.05)
     store = TCPStore("127.0.0.1", int(shared.port[0]), None, False, timedelta(seconds=SETTLE_S))
     dist.init_process_group("fake", store=store, rank=rank, world_size=job.ranks)
-    session = sessions.begin(run_dir, "native", Settings(hello_s=SETTLE_S, goodbye_s=SETTLE_S))
+    session = sessions.begin(run_dir, "native", RecordingSettings(hello_s=SETTLE_S, goodbye_s=SETTLE_S))
     if rank == 0:
         _listen(session, run_dir, shared)
     return session

@@ -14,7 +14,7 @@ from tests.survive.counting import Counting, consumed
 from torch import Tensor, nn
 
 from ringside.survive import Training, training
-from ringside.survive.cluster.failpoints import Trap
+from ringside.survive.cluster.failpoints import Failpoint
 
 PHASES = ("before_send", "after_send", "mid_chunk", "after_sum", "after_receive", "after_ack", "before_apply")
 EVERY = 10
@@ -53,7 +53,7 @@ def arm(t: Training, step: Any, last: int) -> None:
         if t.rank == victim:
             phases = t._driver.job.phases
             here = {"epoch": phases.epoch, "incarnation": phases.incarnation}
-            phases.traps = (Trap(signal.SIGKILL, victim, phase, step.number + 1, **here),)
+            phases.traps = (Failpoint(signal.SIGKILL, victim, phase, step.number + 1, **here),)
 
 
 def soak_counting(steps: int, rank: int, directory: Path) -> dict[str, Any]:

@@ -54,7 +54,8 @@ def main() -> None:
     )  # fmt: skip
     trainer.fit(Patterns(), DataLoader(patterns(steps * 64), batch_size=16))
 
-    watching = [callback for callback in trainer.callbacks if getattr(callback, "attachment", None)]
+    callbacks = trainer.callbacks  # type: ignore[attr-defined, unused-ignore]  # Lightning sets it elsewhere
+    watching = [callback for callback in callbacks if getattr(callback, "attachment", None)]
     if trainer.is_global_zero and watching:
         attachment = watching[0].attachment
         print("gradients carried by", ", ".join(f"{who}: {count}" for who, count in attachment.counters.items()))

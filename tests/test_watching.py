@@ -19,7 +19,7 @@ from ringside.launch.torchrun import StopRequest
 from ringside.monitor.run.directory import RUN, RunReader, RunWriter
 from ringside.monitor.verdict import Verdict
 from ringside.processes import Death
-from ringside.view.run.live import Finding, Following
+from ringside.view.run.live import RunFollower, ShownFinding
 
 KILLED = Death(rank=1, pid=101, status=None, signum=signal.SIGKILL)
 SEEN = Verdict(
@@ -160,10 +160,10 @@ class Launcher:
         self.ended.append((signum, hurry))
 
 
-def shown_of(path: Path, launcher: Launcher, stop: StopRequest) -> tuple[int, list[tuple[int, list[Finding]]]]:
-    shown: list[tuple[int, list[Finding]]] = []
+def shown_of(path: Path, launcher: Launcher, stop: StopRequest) -> tuple[int, list[tuple[int, list[ShownFinding]]]]:
+    shown: list[tuple[int, list[ShownFinding]]] = []
 
-    def show(run: Following, new: list[Finding]) -> None:
+    def show(run: RunFollower, new: list[ShownFinding]) -> None:
         shown.append((run.step, new))
 
     return follow(launcher, path, stop, show), shown  # type: ignore[arg-type]

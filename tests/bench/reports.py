@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ringside.bench.messages import Done, Limit, Message, Sample, Skipped
-from ringside.bench.plan import Plan
+from ringside.bench.plan import BenchPlan
 
 SIZE = 64 << 20
-PLAN = Plan(key="test", ranks=2, sizes_bytes=(1024, SIZE), peers=("gloo", "mpi"))
+PLAN = BenchPlan(key="test", ranks=2, sizes_bytes=(1024, SIZE), peers=("gloo", "mpi"))
 
 
 def sample(

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from ringside.bench.launch import commands, run_ranks
-from ringside.bench.messages import Begin, Done, Hello, Limit, Message, Reader, Sample, Writer
-from ringside.bench.plan import Plan
+from ringside.bench.messages import Begin, Done, Limit, Message, MessageReader, Sample, WorkerHello, Writer
+from ringside.bench.plan import BenchPlan
 from ringside.errors import RingsideError
 
 
-def plan(**changed: object) -> Plan:
+def plan(**changed: object) -> BenchPlan:
     values = {"key": f"test/{uuid.uuid4()}", "ranks": 2, "sizes_bytes": (4, 65536), "rounds": 1, "cache_bytes": 1 << 20}
-    return Plan(**{**values, "iterations": 2, **changed})  # type: ignore[arg-type]
+    return BenchPlan(**{**values, "iterations": 2, **changed})  # type: ignore[arg-type]
 
 
 def alive(pid: int) -> bool:
@@ -27,7 +27,7 @@ def test_every_rank_reports_every_case():
     reports = run_ranks(plan(sizes_bytes=(8, 65536), dtype="float64", op="max"))
     for report in reports:
         kinds = [type(m) for m in report if not isinstance(m, Begin)]
-        assert kinds == [Hello, Limit, *[Sample] * 8, Limit, Done]
+        assert kinds == [WorkerHello, Limit, *[Sample] * 8, Limit, Done]
         samples = [m for m in report if isinstance(m, Sample)]
         assert {(s.size_bytes, s.cache, s.tensor) for s in samples} >= {
             (8, "warm", "private"),
@@ -41,7 +41,7 @@ def test_a_rank_that_dies_is_named_and_the_others_end():
     pids: dict[int, int] = {}
 
     def kill_rank_1(rank: int, message: Message) -> None:
-        if isinstance(message, Hello):
+        if isinstance(message, WorkerHello):
             pids[rank] = message.pid
         if rank == 1 and isinstance(message, Begin):
             os.kill(pids[1], signal.SIGKILL)
@@ -58,7 +58,7 @@ def test_an_interrupt_ends_every_rank():
     pids: list[int] = []
 
     def interrupt(rank: int, message: Message) -> None:
-        if isinstance(message, Hello):
+        if isinstance(message, WorkerHello):
             pids.append(message.pid)
         if isinstance(message, Begin):
             raise KeyboardInterrupt
@@ -84,11 +84,11 @@ def test_mpi_takes_one_mpirun_and_nothing_else_does(tmp_path: Path):
 
 
 def test_messages_are_read_while_they_are_written(tmp_path: Path):
-    reader = Reader(tmp_path, 0)
+    reader = MessageReader(tmp_path, 0)
     assert reader.read() == []
     writer = Writer(tmp_path, 0)
-    writer.send(Hello(7))
-    assert reader.read() == [Hello(7)]
+    writer.send(WorkerHello(7))
+    assert reader.read() == [WorkerHello(7)]
     (path,) = tmp_path.iterdir()
     with path.open("ab", buffering=0) as file:
         file.write(b'{"type":"Be')

@@ -13,10 +13,10 @@ import pytest
 from ringside.bench import launch, worker
 from ringside.bench import worker as check
 from ringside.bench import worker as measure
-from ringside.bench.messages import Begin, Done, Failed, Hello, Message, Skipped
+from ringside.bench.messages import Begin, Done, Failed, Message, Skipped, WorkerHello
 from ringside.bench.peers.contender import Contender
-from ringside.bench.plan import ITEM_BYTES, Plan
-from ringside.bench.worker import Meter
+from ringside.bench.plan import ITEM_BYTES, BenchPlan
+from ringside.bench.worker import BenchMeter
 from ringside.errors import RingsideError
 
 RIGHT = np.resize(check.expected(2, "float32", "sum"), 1 << 20)
@@ -74,9 +74,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Work:
     return made
 
 
-def meter(*engines: Engine, comm: Alone | None = None, **asked: Any) -> Meter:
+def meter(*engines: Engine, comm: Alone | None = None, **asked: Any) -> BenchMeter:
     values = {"key": "test", "ranks": 2, "sizes_bytes": (4096,), "cache_bytes": 1 << 14, "rounds": 4, **asked}
-    return Meter(comm or Alone(), Plan(**values), [engine.contender for engine in engines])  # type: ignore[arg-type]
+    return BenchMeter(comm or Alone(), BenchPlan(**values), [engine.contender for engine in engines])  # type: ignore[arg-type]
 
 
 def test_a_turn_has_as_many_calls_as_fit_and_engines_take_turns(clock: Work) -> None:
@@ -250,8 +250,8 @@ def told(*reports: list[Message], log: str = "", returned: tuple[int | None, ...
 
 
 def test_what_happened_is_told_of_the_cause_and_not_of_what_follows() -> None:
-    measuring: list[Message] = [Hello(1), Begin("4 B", 0.0), Begin("8 B", 0.5)]
-    assert told([*measuring], [Hello(2)], returned=(1, -9)) == (
+    measuring: list[Message] = [WorkerHello(1), Begin("4 B", 0.0), Begin("8 B", 0.5)]
+    assert told([*measuring], [WorkerHello(2)], returned=(1, -9)) == (
         "rank 1 died (SIGKILL) while joining the others; the other ranks were ended"
     )
     assert told([], [], returned=(-77, None)) == (
@@ -260,7 +260,7 @@ def test_what_happened_is_told_of_the_cause_and_not_of_what_follows() -> None:
     lost, cause = Failed("PeerLostError", "rank 1 left", (1,)), Failed("ValueError", "no")
     assert told([*measuring, lost], [*measuring, cause]) == "rank 1 failed while measuring 8 B: ValueError: no"
     assert told([*measuring, lost], [*measuring]) == "rank 0 failed while measuring 8 B: PeerLostError: rank 1 left"
-    assert told([Done()], [Hello(2)], log="first\n\nlast\n \n") == (
+    assert told([Done()], [WorkerHello(2)], log="first\n\nlast\n \n") == (
         "rank 1 ended while joining the others; its last words: last"
     )
     assert told([], [Done()]) == "rank 0 ended before it started; its last words: none"
@@ -308,7 +308,7 @@ def test_after_a_failure_the_others_have_the_time_to_say_what_they_saw(monkeypat
     monkeypatch.setattr(launch, "time", SimpleNamespace(
         monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds)))  # fmt: skip
     seen: list[Any] = []
-    reader: Any = SimpleNamespace(read=lambda: [Hello(len(seen))])
+    reader: Any = SimpleNamespace(read=lambda: [WorkerHello(len(seen))])
     reports: Any = [[], []]
     launch.follow([Child(None, 0), Child(0)], [reader, reader], reports, lambda rank, m: seen.append((rank, m)))  # type: ignore[list-item]
     assert [rank for rank, _ in seen] == [0, 1] * 2
@@ -332,7 +332,7 @@ def test_a_rank_starts_with_one_thread_unless_the_user_says_so(monkeypatch: pyte
 
 
 def test_open_mpi_starts_as_root_only_where_it_is_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked = Plan(key="test", ranks=3, sizes_bytes=(4,), peers=("gloo", "mpi"))
+    asked = BenchPlan(key="test", ranks=3, sizes_bytes=(4,), peers=("gloo", "mpi"))
     for user, flags in ((0, ["--allow-run-as-root"]), (1000, [])):
         monkeypatch.setattr(launch.os, "geteuid", lambda user=user: user)
         ((command, environ),) = launch.commands(asked, tmp_path)
@@ -347,7 +347,7 @@ def test_a_peer_that_cannot_is_skipped_with_the_first_line_of_why(
 ) -> None:
     sent: list[Message] = []
     writer: Any = SimpleNamespace(send=sent.append)
-    asked = Plan(key="test", ranks=2, sizes_bytes=(4,), dtype="bfloat16", op="max")
+    asked = BenchPlan(key="test", ranks=2, sizes_bytes=(4,), dtype="bfloat16", op="max")
 
     def cannot(*_: Any) -> Any:
         raise RingsideError("\nno such thing\nat all")

@@ -6,10 +6,10 @@ import pytest
 
 from ringside.bench import result as table
 from ringside.bench.messages import Done, Limit, Message, Sample, Skipped
-from ringside.bench.plan import Plan
-from ringside.bench.result import Result, merge
+from ringside.bench.plan import BenchPlan
+from ringside.bench.result import BenchResult, merge
 
-PLAN = Plan(
+PLAN = BenchPlan(
     key="test", ranks=4, sizes_bytes=(1 << 20, 3 << 20), dtype="float64", op="max", algorithms=("ring", "auto"),
     peers=("gloo", "mpi"), cache_bytes=4 << 20,
 )  # fmt: skip
@@ -37,7 +37,7 @@ def report(wrong: int = 0) -> list[Message]:
     ]
 
 
-def result(wrong: int = 0) -> Result:
+def result(wrong: int = 0) -> BenchResult:
     skipped = [Skipped("mpi", "not on Sundays")]
     return merge(PLAN, 2, [report(wrong), report(), report(wrong), report()], skipped)
 
@@ -118,7 +118,7 @@ def test_the_page_as_data() -> None:
 
 
 def test_ratios_have_three_digits() -> None:
-    plan = Plan(key="test", ranks=2, sizes_bytes=(8,), peers=("gloo",))
+    plan = BenchPlan(key="test", ranks=2, sizes_bytes=(8,), peers=("gloo",))
     said = []
     for ratio in (0.5, 9.949, 9.95001, 10.0, 99.49, 99.5, 1234.4):
         report: list[Message] = [Limit(8, (1.0,)), Sample("gloo", "auto", "private", "warm", 8, 1, 1, (ratio,), 0)]
@@ -130,7 +130,7 @@ def test_ratios_have_three_digits() -> None:
 
 
 def test_where_no_size_is_a_landmark_the_first_and_the_last_are_told() -> None:
-    plan = Plan(key="test", ranks=2, sizes_bytes=(8, 16, 32))
+    plan = BenchPlan(key="test", ranks=2, sizes_bytes=(8, 16, 32))
     reports = [
         [Limit(8, (1.0,)), *(Sample("ringside", "auto", tensor, "warm", size, 1, 1, (size * 1e-4,), 0)
                              for size in plan.sizes_bytes for tensor in ("symmetric", "private"))]

@@ -8,7 +8,7 @@ from ringside.bench.plan import (
     ITEM_BYTES,
     MAX_BUFFERS,
     ROTATION,
-    Plan,
+    BenchPlan,
     dtype_named,
     format_size,
     parse_size,
@@ -22,8 +22,8 @@ from ringside.errors import UsageError
 CACHE = 1 << 20
 
 
-def plan(*sizes: int, ranks: int = 2) -> Plan:
-    return Plan(key="test", ranks=ranks, sizes_bytes=sizes, cache_bytes=CACHE)
+def plan(*sizes: int, ranks: int = 2) -> BenchPlan:
+    return BenchPlan(key="test", ranks=ranks, sizes_bytes=sizes, cache_bytes=CACHE)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_cold_buffers_leave_the_cache_and_large_tensors_have_one_case():
 
 
 def test_sizes_that_cannot_fill_the_cache_are_measured_warm_only():
-    asked = Plan(key="test", ranks=2, sizes_bytes=(4,), cache_bytes=64 * MAX_BUFFERS * 2)
+    asked = BenchPlan(key="test", ranks=2, sizes_bytes=(4,), cache_bytes=64 * MAX_BUFFERS * 2)
     assert asked.states(4) == [("warm", 1)]
 
 
@@ -86,23 +86,23 @@ def test_what_a_plan_takes_is_counted_to_the_byte():
     assert asked.pool_bytes == CACHE
     assert plan(4, 4096, ranks=3).pool_bytes == 171 * 4096
     assert asked.limit_bytes == 4 << 20
-    assert Plan(key="test", ranks=3, sizes_bytes=(4,)).limit_bytes == (64 << 20) // 3 // 4096 * 4096
+    assert BenchPlan(key="test", ranks=3, sizes_bytes=(4,)).limit_bytes == (64 << 20) // 3 // 4096 * 4096
     each = 2 * CACHE + (100 << 20) + 4 * (4 << 20)
     assert asked.needed_bytes == 3 * each
-    with_peers = Plan(key="test", ranks=3, sizes_bytes=(4, CACHE), cache_bytes=CACHE, peers=("gloo",))
+    with_peers = BenchPlan(key="test", ranks=3, sizes_bytes=(4, CACHE), cache_bytes=CACHE, peers=("gloo",))
     assert with_peers.needed_bytes == 3 * (each + 2 * CACHE)
 
 
 def test_a_tensor_is_cold_up_to_the_size_that_fills_the_cache_and_warm_only_where_too_many_would_be_needed():
     assert plan(CACHE - 64).states(CACHE - 64) == [("warm", 1), ("cold", 2)]
-    most = Plan(key="test", ranks=2, sizes_bytes=(4,), cache_bytes=64 * 65536)
+    most = BenchPlan(key="test", ranks=2, sizes_bytes=(4,), cache_bytes=64 * 65536)
     assert most.states(4) == [("warm", 1), ("cold", 65536)]
     assert msgspec.structs.replace(most, cache_bytes=64 * 65536 + 64).states(4) == [("warm", 1)]
     assert [stride_of(size) for size in (1, 64, 65)] == [64, 64, 128]
 
 
 def test_what_is_asked_where_nothing_is():
-    asked = Plan(key="test", ranks=2, sizes_bytes=(4,))
+    asked = BenchPlan(key="test", ranks=2, sizes_bytes=(4,))
     assert (asked.rounds, asked.iterations, asked.round_seconds, asked.cache_bytes) == (5, 0, 0.05, 32 << 20)
     assert (asked.dtype, asked.op, asked.algorithms, asked.peers) == ("float32", "sum", ("auto",), ())
 

@@ -3,17 +3,17 @@ from __future__ import annotations
 import pytest
 
 from ringside.bench import result as table
-from ringside.bench.result import Result, merge
+from ringside.bench.result import BenchResult, merge
 
 from .reports import PLAN, SIZE, report
 
 
 @pytest.fixture
-def result() -> Result:
+def result() -> BenchResult:
     return merge(PLAN, 2, [report(0.0), report(2e-6)])
 
 
-def test_an_iteration_takes_what_the_slowest_rank_takes_and_rounds_their_median(result: Result):
+def test_an_iteration_takes_what_the_slowest_rank_takes_and_rounds_their_median(result: BenchResult):
     first = result.rows[0]
     assert first.rounds_s == pytest.approx((2e-6, 3e-6, 9e-6))
     assert first.time_s == pytest.approx(3e-6)
@@ -22,7 +22,7 @@ def test_an_iteration_takes_what_the_slowest_rank_takes_and_rounds_their_median(
     assert first.busbw(4) == pytest.approx(1.5 * 1024 / 3e-6)
 
 
-def test_ratios_are_the_peers_time_over_ours(result: Result):
+def test_ratios_are_the_peers_time_over_ours(result: BenchResult):
     assert result.ratio(result.rows[0], "gloo") == pytest.approx(200 / 3)
     assert result.ratio(result.rows[0], "mpi") is None
     data = result.to_json()["rows"]
@@ -30,7 +30,7 @@ def test_ratios_are_the_peers_time_over_ours(result: Result):
     assert data[2]["ratios"] == {}
 
 
-def test_the_share_of_the_streaming_limit_is_for_symmetric_tensors_beyond_the_cache(result: Result):
+def test_the_share_of_the_streaming_limit_is_for_symmetric_tensors_beyond_the_cache(result: BenchResult):
     assert result.limit == pytest.approx(4 * 1000 * 2 / 2e-6)
     shares = [row.limit_share for row in result.rows]
     assert [share is not None for share in shares] == [False, False, False, True, False, False]
@@ -43,7 +43,7 @@ def test_wrong_elements_of_all_ranks_are_added_and_come_first():
     assert table.verdict(result)[0] == "WRONG RESULTS in 1 of 6 rows, first: ringside symm, 1 KB, warm: 7 elements"
 
 
-def test_the_verdict_names_the_ratios(result: Result):
+def test_the_verdict_names_the_ratios(result: BenchResult):
     head, small, large = table.verdict(result)
     assert head == "2 ranks on 2 cores, float32 sum, in place"
     assert small.strip() == "1 KB: 3.00 us, 66.7x Gloo"
@@ -51,7 +51,7 @@ def test_the_verdict_names_the_ratios(result: Result):
     assert large.endswith("% of the streaming limit")
 
 
-def test_the_report_fits_a_terminal_and_a_wide_one_has_all_of_nccl_tests_columns(result: Result):
+def test_the_report_fits_a_terminal_and_a_wide_one_has_all_of_nccl_tests_columns(result: BenchResult):
     narrow, wide = table.render(result, 80), table.render(result, 120)
     assert max(map(len, narrow.splitlines())) <= 80
     assert "redop" not in narrow

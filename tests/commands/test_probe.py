@@ -9,7 +9,7 @@ import pytest
 
 from ringside.commands import build_parser
 from ringside.commands.probe import tables, to_json, verdict
-from ringside.engine.cost.network import Network
+from ringside.engine.cost.network import CostNetwork
 from ringside.engine.probe.prober import Probe
 from ringside.errors import UsageError
 from ringside.lab import Lab
@@ -27,15 +27,15 @@ def run(*argv: str) -> int:
 
 
 def outcome(n: int = 4, slow: dict[tuple[int, int], float] | None = None, **more):
-    from ringside.pytorch.job_probe import Outcome
+    from ringside.pytorch.job_probe import ProbeOutcome
 
     per_byte = np.full((n, n), 1e-8)
     for pair, share in (slow or {}).items():
         per_byte[pair] /= share
-    network = Network(np.full((n, n), 1e-4), per_byte, np.full(n, 5e-9), np.full(n, 5e-9))
+    network = CostNetwork(np.full((n, n), 1e-4), per_byte, np.full(n, 5e-9), np.full(n, 5e-9))
     still = np.zeros((n, n))
     probe = Probe(network, tuple(range(n)), network.rates, still, still)
-    return Outcome(0, n, tuple(f"node-{v}" for v in range(n)), (1,) * n, **{"probe": probe, **more})
+    return ProbeOutcome(0, n, tuple(f"node-{v}" for v in range(n)), (1,) * n, **{"probe": probe, **more})
 
 
 def test_fine_links_say_so_in_one_line():
@@ -80,7 +80,7 @@ def test_many_hosts_show_the_slowest_links():
 def test_the_json_is_a_topology():
     found = outcome(slow={(0, 1): 0.25}, ring_s={(0, 1, 2, 3): 0.2})
     data = json.loads(json.dumps(to_json(found)))
-    network = Network.from_topology(data)
+    network = CostNetwork.from_topology(data)
     assert network.seconds_per_byte[0, 1] == pytest.approx(4e-8)
     assert data["hosts"][1]["name"] == "node-1"
     assert (data["ok"], data["better_order"] is not None, data["broken"]) == (False, True, [])
@@ -124,7 +124,7 @@ def test_local_ranks_are_started_and_probed(tmp_path):
     data = json.loads(out)
     assert status == (0 if data["ok"] else 1), err
     assert data == json.loads(path.read_text())
-    assert Network.from_topology(data).size == 2
+    assert CostNetwork.from_topology(data).size == 2
     assert [host["ranks"] for host in data["hosts"]] == [1, 1]
     assert data["rings"][0]["order"] == [0, 1]
 

@@ -41,12 +41,12 @@ def job(port: int, path: str, engine: str, fault: str, steps: int = MOST_STEPS, 
     import real_rank
 
     from ringside.pytorch.recording import session
-    from ringside.pytorch.recording.settings import Settings
+    from ringside.pytorch.recording.settings import RecordingSettings
 
     with pytest.MonkeyPatch.context() as patch, group(port):
         patch.setenv("RINGSIDE_DIGEST_EVERY", str(DIGEST_EVERY))
         if fault.startswith("hang"):
-            session.begin(path, engine, Settings(hang_s=HANG_S))
+            session.begin(path, engine, RecordingSettings(hang_s=HANG_S))
         return len(real_rank.train(model, steps, fault, engine=engine, run_dir=path, enough=bool))
 
 

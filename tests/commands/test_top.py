@@ -16,7 +16,7 @@ from ringside.commands import build_parser
 from ringside.commands import top as command
 from ringside.errors import RingsideError, UsageError
 from ringside.monitor.run import registry
-from ringside.view.tui.rank_table import Order
+from ringside.view.tui.rank_table import SortOrder
 from ringside.view.tui.source import Local
 
 VERDICT = {
@@ -91,7 +91,7 @@ class Slow(Local):
 
 def test_once_waits_for_whoever_only_begins_to_read(run: Path) -> None:
     stream = io.StringIO()
-    assert command.print_once(Slow(run), Order(), stream, as_data=False) == 0
+    assert command.print_once(Slow(run), SortOrder(), stream, as_data=False) == 0
     assert stream.getvalue() == GOLDEN
 
 

@@ -65,7 +65,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def test_training_ends_when_everybody_is_back_for_a_while():
     def end_of(memberships: list[int], joined: bool) -> int | None:
-        end = survival.End(3, joined)
+        end = survival.TrainingEnd(3, joined)
         for number, count in enumerate(memberships):
             if end.reached(SimpleNamespace(members=range(count))):
                 return number

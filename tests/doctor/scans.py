@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from ringside.doctor.files.chrome_trace import Scan
-from ringside.doctor.kineto.events import Event
+from ringside.doctor.kineto.events import TraceEvent
 
 EVENTS = [
     {"ph": "X", "cat": "cpu_op", "name": f'odd "}}, {{ ] name {number}', "ts": number + 0.5, "dur": 1, "pid": 1,
@@ -14,6 +14,6 @@ EVENTS = [
 ]  # fmt: skip
 
 
-def scanned(text: bytes) -> tuple[list[Event], Scan[Event]]:
-    scan = Scan(io.BytesIO(text), Event)
+def scanned(text: bytes) -> tuple[list[TraceEvent], Scan[TraceEvent]]:
+    scan = Scan(io.BytesIO(text), TraceEvent)
     return [event for batch in scan.batches() for event in batch], scan

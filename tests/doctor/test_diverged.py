@@ -10,7 +10,7 @@ import pytest
 
 from ringside.doctor import examine
 from ringside.monitor import RunInfo, StepRecord
-from ringside.monitor.replicas import Check, Replicas
+from ringside.monitor.replicas import Check, ReplicaCheck
 from ringside.monitor.run.directory import RunWriter
 from ringside.monitor.summary import finish
 from ringside.view.findings_text import tell
@@ -28,7 +28,7 @@ def run(tmp_path: Path) -> Path:
         for step in range(30)
         for rank in range(4)
     )
-    replicas = Replicas(range(4), ["a", "b"])
+    replicas = ReplicaCheck(range(4), ["a", "b"])
     for number, digests in ((10, [1, 1, 1, 1]), (20, [1, 2, 1, 3])):
         told = {rank: [Check(number, number - 1, digest, float(number))] for rank, digest in enumerate(digests)}
         for change in replicas.judge(told, lambda _: {rank: [5, rank % 2 * rank] for rank in range(4)}):

@@ -7,10 +7,10 @@ import pytest
 
 from ringside.doctor.ringside_run import WARM_UP_STEPS, what_if
 from ringside.monitor import StepRecord
-from ringside.monitor.run.table import Table, tabulate
+from ringside.monitor.run.table import StepTable, tabulate
 
 
-def table_of(own: np.ndarray, transfer_s: float = 0.01) -> Table:
+def table_of(own: np.ndarray, transfer_s: float = 0.01) -> StepTable:
     step = own.max(axis=1) + transfer_s
     return tabulate(
         (

@@ -12,8 +12,8 @@ import pytest
 
 from ringside.doctor import examine
 from ringside.doctor.pipeline.recording import prepare
-from ringside.doctor.pipeline.timeline import Event, Meta, build, looks_like_meta, parse_meta
-from ringside.doctor.replay.graph import Graph, replay
+from ringside.doctor.pipeline.timeline import Meta, TimelineEvent, build, looks_like_meta, parse_meta
+from ringside.doctor.replay.graph import DependencyGraph, replay
 from ringside.doctor.replay.stragglers import WhatIf, answer
 from ringside.errors import UsageError
 
@@ -28,7 +28,7 @@ def usual(kind: str, *_: int) -> float:
 
 
 def answered(shape: Shape) -> WhatIf:
-    events = msgspec.convert(shape.events, list[Event])
+    events = msgspec.convert(shape.events, list[TimelineEvent])
     meta = Meta(dp_size=shape.replicas, pp_size=shape.stages, vpp_size=shape.chunks)
     return answer(prepare(build(events, meta)).recording)
 
@@ -162,13 +162,13 @@ def test_metadata(tmp_path: Path):
 
 def test_replay_by_hand():
     # a, then a transfer of both lanes together, then b; lane 1 is late
-    graph = Graph(names=["a", "t", "b"], after=[[], [0], [1]], groups=[[1]], across=frozenset({1}))
+    graph = DependencyGraph(names=["a", "t", "b"], after=[[], [0], [1]], groups=[[1]], across=frozenset({1}))
     seconds = np.array([[[1.0, 3.0]], [[0.5, 0.5]], [[2.0, 1.0]]])
     assert replay(graph, seconds).tolist() == [5.5]
 
 
 def test_a_circle_is_named():
-    graph = Graph(names=["a", "b"], after=[[1], [0]], groups=[])
+    graph = DependencyGraph(names=["a", "b"], after=[[1], [0]], groups=[])
     with pytest.raises(UsageError, match="circle, a among them"):
         replay(graph, np.ones((2, 1, 1)))
 
@@ -199,7 +199,7 @@ def test_however_a_timeline_and_its_metadata_are_given(tmp_path, wrapped, packed
 def test_interleaving_that_the_metadata_does_not_tell_is_seen(tmp_path):
     shape = Shape(stages=2, replicas=2, micro_batches=4, chunks=2)
     run(shape, usual)
-    events = msgspec.convert(shape.events, list[Event])
+    events = msgspec.convert(shape.events, list[TimelineEvent])
     untold = answer(prepare(build(events, Meta(dp_size=2, pp_size=2))).recording)
     assert untold.step_s == pytest.approx(answered(shape).step_s)
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from ringside.engine import Communicator
+from ringside.engine import HostCommunicator
 
 
 @contextlib.contextmanager
-def before_its_exchange(comm: Communicator, job: Callable[[], object]) -> Iterator[None]:
+def before_its_exchange(comm: HostCommunicator, job: Callable[[], object]) -> Iterator[None]:
     """Inside, `comm.empty` has this rank agree with the others, and do something before it gives and takes memory."""
     allocate = comm.memory.allocate
 

@@ -9,13 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from ringside.engine.algorithm import NATIVE
-from ringside.engine.tuner.table import Rank, Row
+from ringside.engine.tuner.table import Rank, TimingRow
 from ringside.engine.tuner.trials import (
     MORE_LARGE,
     MOST,
     TURNS_LARGE,
     TURNS_SMALL,
-    Audition,
+    OnlineTrials,
     audition_of,
     invited,
     settled,
@@ -25,11 +25,11 @@ MB = 1 << 20
 
 
 def rank(expected: dict[str, float], winner: str) -> Rank:
-    rows = tuple(Row(name, s, None, s, True) for name, s in sorted(expected.items(), key=lambda pair: pair[1]))
+    rows = tuple(TimingRow(name, s, None, s, True) for name, s in sorted(expected.items(), key=lambda pair: pair[1]))
     return Rank(16 * MB, winner, "", rows)
 
 
-def play(audition: Audition, seconds: dict[str, float], stalls: dict[int, float] | None = None) -> list[str]:
+def play(audition: OnlineTrials, seconds: dict[str, float], stalls: dict[int, float] | None = None) -> list[str]:
     """Carry out all-reduces until it is decided; `stalls` adds seconds to the n-th of them."""
     called = []
     while not audition.over:
@@ -54,7 +54,7 @@ def test_the_promising_take_part_and_the_present_choice_first() -> None:
 
 
 def test_all_have_their_turns_and_each_begins_one() -> None:
-    audition = Audition(["a", "b", "c"], 3)
+    audition = OnlineTrials(["a", "b", "c"], 3)
     called = play(audition, {"a": 1.0, "b": 1.1, "c": 1.2})
     assert Counter(called) == {"a": 3, "b": 3, "c": 3}
     assert {called[0], called[3], called[6]} == {"a", "b", "c"}
@@ -62,7 +62,7 @@ def test_all_have_their_turns_and_each_begins_one() -> None:
 
 
 def test_the_hopeless_leave_and_a_single_stall_decides_nothing() -> None:
-    audition = Audition(["a", "b", "c"], 5)
+    audition = OnlineTrials(["a", "b", "c"], 5)
     called = play(audition, {"a": 1.0, "b": 0.95, "c": 3.1}, stalls={5: 0.4})
     assert Counter(called)["c"] == 1
     assert Counter(called)["b"] == 5
@@ -70,22 +70,22 @@ def test_the_hopeless_leave_and_a_single_stall_decides_nothing() -> None:
 
 
 def test_the_first_turn_only_warms_up() -> None:
-    audition = Audition(["a", "b"], 5)
+    audition = OnlineTrials(["a", "b"], 5)
     play(audition, {"a": 1.0, "b": 0.9}, stalls={2: 1.0})
     assert audition.result() == pytest.approx({"a": 1.0, "b": 0.9})
     assert audition.winner() == "b"
 
 
 def test_one_that_is_left_alone_wins_at_once() -> None:
-    audition = Audition(["a", "b"], 8)
+    audition = OnlineTrials(["a", "b"], 8)
     assert len(play(audition, {"a": 1.0, "b": 5.0})) == 2
 
 
 def test_a_network_that_changes_meanwhile_leaves_what_does_not_fit_together() -> None:
-    audition = Audition(["a", "b"], 5)
+    audition = OnlineTrials(["a", "b"], 5)
     play(audition, {"a": 1.0, "b": 1.4})
     assert audition.odds < 1, "who left was slower and is"
-    changed = Audition(["a", "b"], 5)
+    changed = OnlineTrials(["a", "b"], 5)
     for level in (1.0, 1.0, 2.4, 2.4, 2.4):
         turn = {"a": level, "b": 1.6}
         while not changed.complete:
@@ -127,7 +127,7 @@ def test_small_ones_stay_in_the_race_for_longer() -> None:
 
 
 def test_small_ones_are_called_several_times_in_a_row_and_the_first_does_not_count() -> None:
-    audition = Audition(["a", "b"], 4, calls=3)
+    audition = OnlineTrials(["a", "b"], 4, calls=3)
     for seconds in (9.0, 1.0, 2.0):
         assert audition.current == "a"
         audition.took(seconds)
@@ -146,21 +146,25 @@ def test_who_had_an_audition_needs_none() -> None:
 def test_a_large_size_is_not_decided_by_what_small_ones_took() -> None:
     """What was timed is native's; the others' times are guesses from the pace of small ones in a busy moment."""
     rows = (
-        Row("hosts/native", 0.22, None, 0.25, True),
-        Row("hosts/halving_doubling", 0.18, None, 0.26, True),
-        Row("hosts/direct", 0.18, None, 0.57, False),
-        Row("hosts/ring", 0.22, None, 0.52, False),
-        Row("leaders/ring", 0.23, None, 0.52, False),
+        TimingRow("hosts/native", 0.22, None, 0.25, True),
+        TimingRow("hosts/halving_doubling", 0.18, None, 0.26, True),
+        TimingRow("hosts/direct", 0.18, None, 0.57, False),
+        TimingRow("hosts/ring", 0.22, None, 0.52, False),
+        TimingRow("leaders/ring", 0.23, None, 0.52, False),
     )
     names = invited(Rank(16 * MB, "hosts/native", "", rows))
     assert set(names) == {"hosts/native", "hosts/halving_doubling", "hosts/direct", "hosts/ring", "leaders/ring"}
-    rows = (*rows[:3], Row("leaders/ring", 0.21, None, 0.52, False), Row("hosts/ring", 0.22, None, 0.52, False))
+    rows = (
+        *rows[:3],
+        TimingRow("leaders/ring", 0.21, None, 0.52, False),
+        TimingRow("hosts/ring", 0.22, None, 0.52, False),
+    )
     assert {"hosts/ring", "leaders/ring"} <= set(invited(Rank(16 * MB, "hosts/native", "", rows))), (
         "whichever is cheaper"
     )
 
 
-def busy(audition: Audition, seconds: dict[str, float], noise: float, seed: int) -> str:
+def busy(audition: OnlineTrials, seconds: dict[str, float], noise: float, seed: int) -> str:
     """Carry it out on a machine that does something else now and then, for about as long as a turn lasts."""
     random = np.random.default_rng(seed)
     while not audition.over:
@@ -174,28 +178,28 @@ def busy(audition: Audition, seconds: dict[str, float], noise: float, seed: int)
 def test_close_ones_are_compared_side_by_side_on_a_busy_machine() -> None:
     """The machine wanders by 80 %, the choices differ by 4: nearly always the better one is found."""
     seconds = {NATIVE: 1.04, "ring": 1.0, "tree": 1.06}
-    won = Counter(busy(Audition([*seconds], TURNS_LARGE, MORE_LARGE), seconds, 0.02, seed) for seed in range(200))
+    won = Counter(busy(OnlineTrials([*seconds], TURNS_LARGE, MORE_LARGE), seconds, 0.02, seed) for seed in range(200))
     assert won["ring"] >= 185
 
 
 def test_close_ones_go_on_until_one_is_plainly_ahead() -> None:
-    level = Audition(["a", "b"], TURNS_LARGE, MORE_LARGE)
+    level = OnlineTrials(["a", "b"], TURNS_LARGE, MORE_LARGE)
     while not level.over:
         level.took(1.0)
         level.took(1.0)
         level.judge(level.times)
     assert level.turns == TURNS_LARGE + MORE_LARGE
-    ahead = Audition(["a", "b"], TURNS_LARGE, MORE_LARGE)
+    ahead = OnlineTrials(["a", "b"], TURNS_LARGE, MORE_LARGE)
     play(ahead, {"a": 1.0, "b": 0.99})
     assert (ahead.turns, ahead.winner()) == (TURNS_LARGE, "b")
-    apart = Audition(["a", "b", "c"], 3, MORE_LARGE)
+    apart = OnlineTrials(["a", "b", "c"], 3, MORE_LARGE)
     play(apart, {"a": 1.0, "b": 1.13, "c": 1.14})
     assert apart.turns == 3, "nobody else is close"
 
 
 def test_what_close_ones_took_stands_in_the_order_in_which_they_were_found() -> None:
     """A stall of the machine in one's turn must not make the table say that the other one was faster."""
-    audition = Audition(["a", "b"], TURNS_LARGE, MORE_LARGE)
+    audition = OnlineTrials(["a", "b"], TURNS_LARGE, MORE_LARGE)
     busy(audition, {"a": 1.02, "b": 1.0}, 0.004, 7)
     heard = audition.result()
     assert min(heard, key=lambda name: heard[name]) == audition.winner() == "b"
@@ -204,7 +208,7 @@ def test_what_close_ones_took_stands_in_the_order_in_which_they_were_found() -> 
 
 def test_whoever_was_faster_in_most_turns_wins_whatever_the_machine_did_in_the_others() -> None:
     """A turn counts for what the choices took beside each other in it, not for how slow it was for both."""
-    audition = turns(Audition(["a", "b"], 4), {"a": [1.0, 1.0, 2.0, 0.9], "b": [1.0, 1.1, 1.8, 0.81]})
+    audition = turns(OnlineTrials(["a", "b"], 4), {"a": [1.0, 1.0, 2.0, 0.9], "b": [1.0, 1.1, 1.8, 0.81]})
     assert audition.turns == 4
     assert audition.winner() == "b"
     assert audition.result()["b"] / audition.result()["a"] == pytest.approx(0.9)
@@ -212,11 +216,11 @@ def test_whoever_was_faster_in_most_turns_wins_whatever_the_machine_did_in_the_o
 
 def test_small_ones_that_are_cheap_take_part_whatever_a_busy_moment_said() -> None:
     rows = (
-        Row("leaders/direct", 0.86e-3, None, 3.7e-3, True),
-        Row("leaders/ring", 1.09e-3, 4.9e-3, 4.9e-3, True),
-        Row("leaders/recursive_doubling", 0.93e-3, 9e-3, 9e-3, True),
-        Row("leaders/one_shot", 0.90e-3, None, 9.5e-3, False),
-        Row("one_shot", 2.2e-3, None, 9.6e-3, False),
+        TimingRow("leaders/direct", 0.86e-3, None, 3.7e-3, True),
+        TimingRow("leaders/ring", 1.09e-3, 4.9e-3, 4.9e-3, True),
+        TimingRow("leaders/recursive_doubling", 0.93e-3, 9e-3, 9e-3, True),
+        TimingRow("leaders/one_shot", 0.90e-3, None, 9.5e-3, False),
+        TimingRow("one_shot", 2.2e-3, None, 9.6e-3, False),
     )
     names = invited(Rank(16 << 10, "leaders/direct", "", rows))
     assert set(names) == {"leaders/direct", "leaders/ring", "leaders/recursive_doubling", "leaders/one_shot"}
@@ -231,7 +235,7 @@ def test_the_group_s_own_is_compared_until_another_one_is_plainly_ahead(rivals: 
         count = 0
         for seed in range(100):
             rng = np.random.default_rng(seed)
-            audition = Audition([NATIVE, *others], TURNS_LARGE, MORE_LARGE)
+            audition = OnlineTrials([NATIVE, *others], TURNS_LARGE, MORE_LARGE)
             while not audition.over:
                 audition.took((1.0 if audition.current == NATIVE else gain) * (1 + 0.02 * rng.standard_normal()))
                 if audition.complete:
@@ -243,7 +247,7 @@ def test_the_group_s_own_is_compared_until_another_one_is_plainly_ahead(rivals: 
     assert won(0.95) == 0
 
 
-def turns(audition: Audition, seconds: dict[str, list[float]]) -> Audition:
+def turns(audition: OnlineTrials, seconds: dict[str, list[float]]) -> OnlineTrials:
     """Let every choice take in each turn what is given for it, the last one on and on."""
     turn = 0
     while not audition.over:
@@ -257,23 +261,23 @@ def turns(audition: Audition, seconds: dict[str, list[float]]) -> Audition:
 
 def test_the_group_s_own_does_not_leave_for_a_few_bad_turns() -> None:
     for name, left in ((NATIVE, False), ("direct", True)):
-        lasting = Audition([name, "ring"], TURNS_LARGE, MORE_LARGE)
+        lasting = OnlineTrials([name, "ring"], TURNS_LARGE, MORE_LARGE)
         audition = turns(lasting, {name: [1.0, 1.4, 1.4, 1.0], "ring": [1.04]})
         assert (audition.winner() == "ring") == left
-    gone = turns(Audition([NATIVE, "ring"], TURNS_LARGE, MORE_LARGE), {NATIVE: [1.6], "ring": [1.0]})
+    gone = turns(OnlineTrials([NATIVE, "ring"], TURNS_LARGE, MORE_LARGE), {NATIVE: [1.6], "ring": [1.0]})
     assert gone.turns == 2, "it leaves where it is far behind"
-    behind = turns(Audition([NATIVE, "ring"], TURNS_LARGE, MORE_LARGE), {NATIVE: [1.2], "ring": [1.0]})
+    behind = turns(OnlineTrials([NATIVE, "ring"], TURNS_LARGE, MORE_LARGE), {NATIVE: [1.2], "ring": [1.0]})
     assert (behind.turns, behind.winner()) == (TURNS_LARGE, "ring"), "nor is it kept where it is plainly behind"
 
 
 def test_the_group_s_own_takes_part_even_where_it_was_timed_as_slow() -> None:
-    rows = (Row("ring", 1.0, 1.0, 1.0, True), Row(NATIVE, 2.5, 2.5, 2.5, True))
+    rows = (TimingRow("ring", 1.0, 1.0, 1.0, True), TimingRow(NATIVE, 2.5, 2.5, 2.5, True))
     for size_bytes in (4, MB // 4, MB):
         assert invited(Rank(size_bytes, "ring", "", rows)) == ["ring", NATIVE]
 
 
-def small_audition(*names: str) -> Audition:
-    rows = tuple(Row(name, 1.0, 1.0, 1.0, True) for name in names)
+def small_audition(*names: str) -> OnlineTrials:
+    rows = tuple(TimingRow(name, 1.0, 1.0, 1.0, True) for name in names)
     audition = audition_of(Rank(4, names[0], "", rows))
     assert audition is not None
     return audition
@@ -293,7 +297,7 @@ def test_of_small_tensors_the_group_s_own_stays_while_there_is_doubt() -> None:
 
 def test_where_the_group_s_own_wins_for_want_of_a_better_one_the_table_says_so() -> None:
     audition = turns(small_audition("ring", NATIVE), {NATIVE: [1.0, 1.1] * 8, "ring": [1.05, 1.0] * 8})
-    rows = tuple(Row(name, 1.0, 1.0, 1.0, True) for name in ("ring", NATIVE))
+    rows = tuple(TimingRow(name, 1.0, 1.0, 1.0, True) for name in ("ring", NATIVE))
     rank = settled(Rank(4, "ring", "", rows), audition)
     assert rank.winner == NATIVE
     assert rank.why.startswith(f"{NATIVE}: ")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringside.engine.algorithm import NATIVE, Choice
+from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.errors import UsageError
 from ringside.schedule import ALGORITHMS, by_name, pipelined, relabel, verify
 
@@ -12,28 +12,33 @@ from ringside.schedule import ALGORITHMS, by_name, pipelined, relabel, verify
 @pytest.mark.parametrize(
     ("text", "choice"),
     [
-        ("ring", Choice("ring")),
-        ("native", Choice(NATIVE)),
-        ("hosts/ring", Choice("ring", "hosts")),
-        ("leaders/tree*4", Choice("tree", "leaders", 4)),
-        ("hosts/native", Choice(NATIVE, "hosts")),
-        ("ring@0,2,1", Choice("ring", order=(0, 2, 1))),
-        ("hosts/two_tree*8@1,0", Choice("two_tree", "hosts", 8, (1, 0))),
+        ("ring", AlgorithmSpec("ring")),
+        ("native", AlgorithmSpec(NATIVE)),
+        ("hosts/ring", AlgorithmSpec("ring", "hosts")),
+        ("leaders/tree*4", AlgorithmSpec("tree", "leaders", 4)),
+        ("hosts/native", AlgorithmSpec(NATIVE, "hosts")),
+        ("ring@0,2,1", AlgorithmSpec("ring", order=(0, 2, 1))),
+        ("hosts/two_tree*8@1,0", AlgorithmSpec("two_tree", "hosts", 8, (1, 0))),
     ],
 )
-def test_reads_what_it_writes(text: str, choice: Choice) -> None:
-    assert Choice.parse(text) == choice
+def test_reads_what_it_writes(text: str, choice: AlgorithmSpec) -> None:
+    assert AlgorithmSpec.parse(text) == choice
     assert str(choice) == text
 
 
 def test_what_can_be_left_out() -> None:
-    assert Choice.parse("ranks/ring") == Choice.parse("ring*1") == Choice.parse("ring*0") == Choice("ring")
+    assert (
+        AlgorithmSpec.parse("ranks/ring")
+        == AlgorithmSpec.parse("ring*1")
+        == AlgorithmSpec.parse("ring*0")
+        == AlgorithmSpec("ring")
+    )
 
 
 @pytest.mark.parametrize("name", [*ALGORITHMS, NATIVE])
 def test_every_algorithm_has_three_forms(name: str) -> None:
     for over in ("ranks", "hosts", "leaders"):
-        assert Choice.parse(f"{over}/{name}") == Choice(name, over)
+        assert AlgorithmSpec.parse(f"{over}/{name}") == AlgorithmSpec(name, over)
 
 
 @pytest.mark.parametrize(
@@ -41,17 +46,17 @@ def test_every_algorithm_has_three_forms(name: str) -> None:
 )
 def test_what_is_none_is_refused_with_what_there_is(text: str) -> None:
     with pytest.raises(UsageError) as raised:
-        Choice.parse(text)
+        AlgorithmSpec.parse(text)
     assert repr(text) in str(raised.value)
     for name in (*ALGORITHMS, NATIVE):
         assert name in str(raised.value)
 
 
 def test_schedules() -> None:
-    assert Choice("ring").schedule(5) == by_name("ring", 5)
-    assert Choice("tree", "leaders", 4).schedule(5) == pipelined(by_name("tree", 5), 4)
-    assert Choice("ring", order=(0, 2, 1)).schedule(3) == relabel(by_name("ring", 3), (0, 2, 1))
-    both = Choice("tree", "hosts", 3, (3, 1, 0, 2)).schedule(4)
+    assert AlgorithmSpec("ring").schedule(5) == by_name("ring", 5)
+    assert AlgorithmSpec("tree", "leaders", 4).schedule(5) == pipelined(by_name("tree", 5), 4)
+    assert AlgorithmSpec("ring", order=(0, 2, 1)).schedule(3) == relabel(by_name("ring", 3), (0, 2, 1))
+    both = AlgorithmSpec("tree", "hosts", 3, (3, 1, 0, 2)).schedule(4)
     assert both == pipelined(relabel(by_name("tree", 4), (3, 1, 0, 2)), 3)
     assert verify(both).ok
 
@@ -59,4 +64,4 @@ def test_schedules() -> None:
 @pytest.mark.parametrize("order", [(0, 1), (0, 1, 3), (0, 0, 1), (0, 1, 2, 3)])
 def test_an_order_is_one_of_all(order: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match="is not an order of 3 vertices"):
-        Choice("ring", order=order).schedule(3)
+        AlgorithmSpec("ring", order=order).schedule(3)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringside.engine.algorithm import Choice
+from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.dtypes import DTYPES
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES
-from ringside.engine.net.exchange.signature import Disagreement
-from ringside.engine.net.hierarchical import Across, Reduction
-from ringside.engine.transports.base import Cause, LinkError
+from ringside.engine.net.exchange.signature import SignatureMismatch
+from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
+from ringside.engine.transports.base import LinkError, LinkFailure
 from ringside.engine.transports.threads import Switchboard, Threads
 from ringside.schedule import by_name, pipelined, ring, run, tree
 
@@ -223,8 +223,8 @@ def test_who_called_something_else_is_found(difference_in: str) -> None:
         schedule = pipelined(ring(4), 2) if odd and difference_in == "schedule" else ring(4)
         try:
             carry_out(exchange, schedule, np.ones(count, dtype=dtype), dtype, op)
-        except Disagreement as error:
-            end.fail(Cause("disagreed", error.peer))
+        except SignatureMismatch as error:
+            end.fail(LinkFailure("disagreed", error.peer))
             return "found" if 2 in (error.peer, end.rank) else f"blames {error.peer}"
         except LinkError as error:
             return f"told: {error.cause.kind}"
@@ -245,8 +245,8 @@ def test_a_collective_more_on_one_rank_is_found() -> None:
                 carry_out(exchange, ring(3), np.ones(10, dtype=np.float32))
             if end.rank == 0:
                 carry_out(exchange, ring(3), np.ones(11, dtype=np.float32))
-        except (Disagreement, LinkError):
-            end.fail(Cause("disagreed", end.rank))
+        except (SignatureMismatch, LinkError):
+            end.fail(LinkFailure("disagreed", end.rank))
             return "refused"
         return "finished"
 
@@ -257,7 +257,7 @@ def test_a_collective_more_on_one_rank_is_found() -> None:
 def test_small_chunks_of_a_round_share_a_message(name: str, messages: int) -> None:
     """Halving-doubling of 8 ranks moves 14 chunks in six rounds to one rank each: six messages, not 14."""
 
-    def job(across: Across) -> tuple[int, bool]:
+    def job(across: HierarchicalEngine) -> tuple[int, bool]:
         counts: list[int] = []
         send = across.exchange.transport.send
         across.exchange.transport.send = lambda peer, data: counts.append(peer) or send(peer, data)  # type: ignore
@@ -265,7 +265,7 @@ def test_small_chunks_of_a_round_share_a_message(name: str, messages: int) -> No
         for count in (1000, 3, 100_000):
             counts.clear()
             x = np.arange(count, dtype=np.float32) + across.roster.rank
-            across.all_reduce(x.ctypes.data, count, Reduction(DTYPES.index("float32"), 0), Choice(name))
+            across.all_reduce(x.ctypes.data, count, Reduction(DTYPES.index("float32"), 0), AlgorithmSpec(name))
             right = right and bool((x == 8 * np.arange(count, dtype=np.float32) + 28).all())
             if count == 1000:
                 small = len(counts)

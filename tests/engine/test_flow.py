@@ -9,14 +9,14 @@ import time
 import numpy as np
 import pytest
 
-from ringside.engine.algorithm import Choice
+from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.dtypes import DTYPES
 from ringside.engine.net.exchange.exchange import Exchange
-from ringside.engine.net.exchange.pipeline import Bell, Course, Stream, lane_bounds, lay_out
+from ringside.engine.net.exchange.pipeline import SegmentPipeline, SegmentPlan, WakeUp, lane_bounds, lay_out
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.run import AHEAD
-from ringside.engine.net.hierarchical import Across, Reduction
-from ringside.engine.net.rank_map import Roster
+from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
+from ringside.engine.net.rank_map import RankMap
 from ringside.engine.net.reduction import part_of, told_of
 from ringside.engine.transports.threads import Threads
 from ringside.errors import ClosedError
@@ -79,9 +79,9 @@ def test_lanes_share_a_part_evenly_and_ranks_beyond_have_none() -> None:
     assert lane_bounds(1, 4, 4) == (0, 1, 1, 1, 1)
 
 
-def stream() -> Stream:
+def stream() -> SegmentPipeline:
     layout = lay_out(plan_messages(by_name("ring", 2), 0), 4000, 1000, 1000, 1, 1)
-    return Stream(Course(layout, [2] * len(layout.pieces)))
+    return SegmentPipeline(SegmentPlan(layout, [2] * len(layout.pieces)))
 
 
 def test_messages_wait_for_what_is_added_up_and_sharing_for_all_segments() -> None:
@@ -124,14 +124,14 @@ def test_when_one_half_fails_the_other_does_not_wait() -> None:
 
 def test_a_piece_without_messages_of_this_rank_is_ended_at_once() -> None:
     layout = lay_out(plan_messages(by_name("ring", 2), 0), 4000, 1000, 1000, 1, 2)
-    course = Course(layout, [0] * len(layout.pieces))
+    course = SegmentPlan(layout, [0] * len(layout.pieces))
     assert course.ends
-    assert all(Stream(course).ended(piece) for piece in course.ends)
+    assert all(SegmentPipeline(course).ended(piece) for piece in course.ends)
 
 
 def test_a_bell_wakes_whoever_sleeps_each_time() -> None:
     """Two threads hand a number to and fro; a ring that is lost would leave both asleep."""
-    here, there, turns = Bell(), Bell(), 3000
+    here, there, turns = WakeUp(), WakeUp(), 3000
     said = {"here": 0, "there": 0}
 
     def answers() -> None:
@@ -154,7 +154,7 @@ def test_a_bell_wakes_whoever_sleeps_each_time() -> None:
 
 
 def test_a_bell_gives_up_after_a_time_whatever_was_rung_before() -> None:
-    bell, looks = Bell(), 0
+    bell, looks = WakeUp(), 0
 
     def never() -> bool:
         nonlocal looks
@@ -172,8 +172,8 @@ def test_a_bell_gives_up_after_a_time_whatever_was_rung_before() -> None:
 
 def test_adding_up_waits_until_messages_need_more() -> None:
     layout = lay_out(plan_messages(by_name("ring", 2), 0), 40_000, 1000, 1000, 1, 1)
-    course = Course(layout, [1] * len(layout.pieces))
-    flow, filled, enough = Stream(course, 10 * WAIT_S), 0, threading.Semaphore(0)
+    course = SegmentPlan(layout, [1] * len(layout.pieces))
+    flow, filled, enough = SegmentPipeline(course, 10 * WAIT_S), 0, threading.Semaphore(0)
 
     def fill() -> None:
         nonlocal filled
@@ -221,7 +221,7 @@ def test_a_vertex_sends_its_own_only_a_little_ahead_of_what_comes() -> None:
         exchange, feed = Exchange(end, segment_bytes=64), Recorded()
         chunks = [[np.ones(16, np.float32).view(np.uint8) for _ in range(segments)] for _ in range(3)]
         what = Reduction(DTYPES.index("float32"), 0)
-        part = part_of(Choice("ring"), None, what, told_of(what, 960), roster(3, end.rank))
+        part = part_of(AlgorithmSpec("ring"), None, what, told_of(what, 960), roster(3, end.rank))
         assert part.plan is not None
         exchange.run(part.plan, chunks, item, part.fold, part.call, last_fold=part.last_fold, ordered=True, feed=feed)
         assert all((one.view(np.float32) == 3).all() for several in chunks for one in several)
@@ -234,20 +234,20 @@ def test_a_vertex_sends_its_own_only_a_little_ahead_of_what_comes() -> None:
             assert asked.index((own, segment)) > asked.index((coming, segment - AHEAD - 1))
 
 
-def roster(hosts: int, rank: int) -> Roster:
-    return Roster(rank, tuple((r,) for r in range(hosts)), tuple(map(str, range(hosts))), ("",) * hosts)
+def roster(hosts: int, rank: int) -> RankMap:
+    return RankMap(rank, tuple((r,) for r in range(hosts)), tuple(map(str, range(hosts))), ("",) * hosts)
 
 
 @pytest.mark.parametrize(("hosts", "window"), [(2, 1), (3, 4), (5, 1)])
 @pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"in_network"}))
 def test_streams_end_with_the_sum_whatever_the_schedule(name: str, hosts: int, window: int) -> None:
     """Two at a time, the second begun while the first is between hosts."""
-    count, choice, what = 30_000, Choice(name, "hosts"), Reduction(DTYPES.index("float32"), 0)
+    count, choice, what = 30_000, AlgorithmSpec(name, "hosts"), Reduction(DTYPES.index("float32"), 0)
     all_done = threading.Barrier(hosts)
 
     def vertex(end: Threads) -> list[np.ndarray]:
         exchange = Exchange(end, segment_bytes=1000, window=window)
-        across = Across(roster(hosts, end.rank), exchange, None, NoNative(), timeout_s=WAIT_S)
+        across = HierarchicalEngine(roster(hosts, end.rank), exchange, None, NoNative(), timeout_s=WAIT_S)
         tensors = [np.arange(count, dtype=np.float32) % 97 + end.rank for _ in range(2)]
         under_way = [across.begin(x.__array_interface__["data"][0], count, what, choice) for x in tensors]
         for one in under_way:
@@ -264,11 +264,13 @@ def test_streams_end_with_the_sum_whatever_the_schedule(name: str, hosts: int, w
 
 def test_one_that_is_held_up_does_not_hold_up_the_one_begun_behind_it() -> None:
     """Whichever host is the slow one: what was begun second travels on links of its own."""
-    count, choice, what = 20_000, Choice("ring", "hosts"), Reduction(DTYPES.index("float32"), 0)
+    count, choice, what = 20_000, AlgorithmSpec("ring", "hosts"), Reduction(DTYPES.index("float32"), 0)
     go_on, second_is_there = threading.Event(), threading.Barrier(2)
 
     def vertex(end: Threads) -> None:
-        across = Across(roster(2, end.rank), Exchange(end, segment_bytes=1000), None, NoNative(), timeout_s=WAIT_S)
+        across = HierarchicalEngine(
+            roster(2, end.rank), Exchange(end, segment_bytes=1000), None, NoNative(), timeout_s=WAIT_S
+        )
         if end.rank == 1:
             across.start(functools.partial(go_on.wait, WAIT_S))  # nothing of the first one leaves this host before that
         tensors = [np.full(count, end.rank + 1.0, dtype=np.float32) for _ in range(3)]

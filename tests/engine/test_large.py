@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringside.engine.algorithm import Choice
+from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.dtypes import DTYPES
 from ringside.engine.net.exchange.pipeline import lay_out
 from ringside.engine.net.exchange.plan import plan_messages
-from ringside.engine.net.hierarchical import Across, Reduction
-from ringside.engine.net.persistent import Large, lane_lengths
+from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
+from ringside.engine.net.persistent import PersistentLarge, lane_lengths
 from ringside.engine.net.reduction import AVG
 from ringside.errors import UsageError
 from ringside.schedule import by_name
@@ -27,11 +27,11 @@ F32 = DTYPES.index("float32")
 ELEMENTS = 300_001  # of 1.2 MB: several messages of a link
 
 
-def on_ranks(count: int, job: Callable[[Across], Any]) -> list[Any]:
+def on_ranks(count: int, job: Callable[[HierarchicalEngine], Any]) -> list[Any]:
     """Run a job on ranks that are hosts of their own, and have them leave when all are through."""
     through = threading.Barrier(count, timeout=30.0)
 
-    def one(across: Across) -> Any:
+    def one(across: HierarchicalEngine) -> Any:
         try:
             found = job(across)
             through.wait()
@@ -42,7 +42,7 @@ def on_ranks(count: int, job: Callable[[Across], Any]) -> list[Any]:
     return on_threads(count, one)
 
 
-def reduced(across: Across, x: np.ndarray, what: Reduction, choice: Choice) -> None:
+def reduced(across: HierarchicalEngine, x: np.ndarray, what: Reduction, choice: AlgorithmSpec) -> None:
     across.all_reduce(x.ctypes.data, x.size, what, choice)
 
 
@@ -51,9 +51,9 @@ class Made:
 
     def __init__(self) -> None:
         self.ranks: list[int] = []
-        self._alive = [weakref.WeakSet[Large]() for _ in range(3)]
+        self._alive = [weakref.WeakSet[PersistentLarge]() for _ in range(3)]
 
-    def note(self, one: Large, rank: int) -> None:
+    def note(self, one: PersistentLarge, rank: int) -> None:
         self.ranks.append(rank)
         self._alive[rank].add(one)
 
@@ -64,24 +64,24 @@ class Made:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Made:
-    found, make = Made(), Large.__init__
+    found, make = Made(), PersistentLarge.__init__
 
-    def noted(self: Large, across: Across, *args: Any) -> None:
+    def noted(self: PersistentLarge, across: HierarchicalEngine, *args: Any) -> None:
         found.note(self, across.roster.rank)
         make(self, across, *args)
 
-    monkeypatch.setattr(Large, "__init__", noted)
+    monkeypatch.setattr(PersistentLarge, "__init__", noted)
     return found
 
 
 @pytest.mark.parametrize("name", ["ring", "tree*4", "halving_doubling", "two_tree"])
 def test_the_same_tensor_again_and_again(name: str, made: Made) -> None:
 
-    def rank(across: Across) -> list[np.ndarray]:
+    def rank(across: HierarchicalEngine) -> list[np.ndarray]:
         x, found = np.empty(ELEMENTS, np.float32), []
         for turn in range(3):
             x[:] = (across.roster.rank + 1) * (turn + 1)
-            reduced(across, x, Reduction(F32, AVG, scale=0.5), Choice.parse(f"hosts/{name}"))
+            reduced(across, x, Reduction(F32, AVG, scale=0.5), AlgorithmSpec.parse(f"hosts/{name}"))
             found.append(x.copy())
         return found
 
@@ -94,15 +94,15 @@ def test_the_same_tensor_again_and_again(name: str, made: Made) -> None:
 def test_what_has_changed_is_made_ready_anew(made: Made) -> None:
     """Another place, another reduction, another way, and links of which more is known since."""
 
-    def rank(across: Across) -> None:
+    def rank(across: HierarchicalEngine) -> None:
         x, y = np.ones((2, ELEMENTS), np.float32)
-        ring, total = Choice.parse("hosts/ring"), Reduction(F32, 0)
+        ring, total = AlgorithmSpec.parse("hosts/ring"), Reduction(F32, 0)
         for tensor, what, choice in (
             (x, total, ring),
             (x, total, ring),
             (y, total, ring),
             (x, Reduction(F32, 0, scale=2.0), ring),
-            (x, total, Choice.parse("leaders/ring")),
+            (x, total, AlgorithmSpec.parse("leaders/ring")),
         ):
             tensor[:] = 1.0
             reduced(across, tensor, what, choice)
@@ -117,13 +117,13 @@ def test_what_has_changed_is_made_ready_anew(made: Made) -> None:
 
 
 def test_no_more_are_kept_than_that(made: Made) -> None:
-    def rank(across: Across) -> int:
+    def rank(across: HierarchicalEngine) -> int:
         across.most_large = 2
         tensors = np.ones((3, ELEMENTS), np.float32)
         for _ in range(2):
             tensors[:] = 1.0
             for tensor in tensors:
-                reduced(across, tensor, Reduction(F32, 0), Choice.parse("hosts/ring"))
+                reduced(across, tensor, Reduction(F32, 0), AlgorithmSpec.parse("hosts/ring"))
             assert (tensors == 2).all()
         return made.kept(across.roster.rank)
 
@@ -132,9 +132,9 @@ def test_no_more_are_kept_than_that(made: Made) -> None:
 
 
 def test_two_beside_each_other_and_what_cannot_be_is_refused_every_time() -> None:
-    def rank(across: Across) -> None:
+    def rank(across: HierarchicalEngine) -> None:
         x, y = np.ones((2, ELEMENTS), np.float32)
-        what, ring = Reduction(F32, 0), Choice.parse("hosts/ring")
+        what, ring = Reduction(F32, 0), AlgorithmSpec.parse("hosts/ring")
         for _ in range(3):
             x[:], y[:] = 1.0, 2.0
             first = across.begin(x.ctypes.data, x.size, what, ring)
@@ -145,7 +145,7 @@ def test_two_beside_each_other_and_what_cannot_be_is_refused_every_time() -> Non
             assert (x == 3).all()
             assert (y == 6).all()
             with pytest.raises(UsageError, match="switch"):
-                across.begin(x.ctypes.data, x.size, what, Choice.parse("leaders/in_network"))
+                across.begin(x.ctypes.data, x.size, what, AlgorithmSpec.parse("leaders/in_network"))
 
     on_ranks(3, rank)
 

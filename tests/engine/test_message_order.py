@@ -6,7 +6,16 @@ from collections import defaultdict, deque
 
 import pytest
 
-from ringside.engine.net.exchange.ordering import RULES, WORTH_IT, Game, Order, Play, by_tail, order_messages, slots_of
+from ringside.engine.net.exchange.ordering import (
+    RULES,
+    WORTH_IT,
+    Game,
+    MessageOrder,
+    Play,
+    by_tail,
+    order_messages,
+    slots_of,
+)
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.schedule import Schedule, by_name, pipelined, traffic
 
@@ -15,7 +24,7 @@ from .transports.schedules import schedules
 WINDOW = 4
 
 
-def orders(s: Schedule, segments: int, window: int = WINDOW) -> list[Order]:
+def orders(s: Schedule, segments: int, window: int = WINDOW) -> list[MessageOrder]:
     """Every vertex's order by each rule's play, whether it pays or not; none if no play comes to its end."""
     plays = [Play(Game(s), [segments] * s.chunks, window, rule) for rule in RULES]
     done = [play for play in plays if play.complete]
@@ -70,7 +79,7 @@ def test_nobody_waits_in_a_circle_in_an_order_that_is_used(ranks: int, window: i
     assert walked >= 3
 
 
-def walk(s: Schedule, all_orders: list[Order], window: int, first: int = 0, ahead: int = 0) -> None:
+def walk(s: Schedule, all_orders: list[MessageOrder], window: int, first: int = 0, ahead: int = 0) -> None:
     """Arguments beyond `window`: places of a link before anything is taken from it; takes ahead that have places."""
     plans = [plan_messages(s, vertex) for vertex in range(s.vertices)]
     after = [

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringside.engine.algorithm import Choice
+from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.buffers import address_of
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.message_size import rounds_apart
-from ringside.engine.net.exchange.run import Run
-from ringside.engine.net.hierarchical import Across, Reduction
+from ringside.engine.net.exchange.run import ExchangeRun
+from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
 from ringside.engine.transports.threads import Threads
 from ringside.schedule import ALGORITHMS, by_name, pipelined, run
 
@@ -66,9 +66,9 @@ def test_nobody_sends_of_a_round_before_all_of_those_before_it_have_come(
     """And where rounds are not kept apart, the same calls do send ahead."""
     size, count = 4, 1 << 17
     ahead, guard = [0] * size, threading.Lock()
-    send = Run._send
+    send = ExchangeRun._send
 
-    def noted(self: Run, outbox: Any, parts: Any) -> None:
+    def noted(self: ExchangeRun, outbox: Any, parts: Any) -> None:
         before = sum(len(receives) for receives in self.plan.rounds[: _round_of(self, outbox.peer, parts)])
         due = [
             done < len(self.parts[receive.chunk])
@@ -78,7 +78,7 @@ def test_nobody_sends_of_a_round_before_all_of_those_before_it_have_come(
             ahead[self.me] += any(due[:before])
         send(self, outbox, parts)
 
-    monkeypatch.setattr(Run, "_send", noted)
+    monkeypatch.setattr(ExchangeRun, "_send", noted)
 
     def vertex(end: Threads) -> Any:
         x = elements("float32", count, end.rank)
@@ -97,7 +97,7 @@ def test_nobody_sends_of_a_round_before_all_of_those_before_it_have_come(
         assert min(ahead) > 0
 
 
-def _round_of(one: Run, peer: int, parts: Any) -> int:
+def _round_of(one: ExchangeRun, peer: int, parts: Any) -> int:
     """The round of a message: that of the send to this peer that carries the chunk after that receive."""
     chunk, _, after = parts[0]
     return next(send.round for send in one.plan.links[peer] if (send.chunk, send.after) == (chunk, after))
@@ -129,19 +129,19 @@ def test_results_are_what_they_were_and_any_number_of_places_is_enough(name: str
 def test_a_tensor_that_is_added_up_piece_by_piece_goes_round_by_round_too(monkeypatch: pytest.MonkeyPatch) -> None:
     size, count = 4, 1 << 20
     reached, guard, over = list[int](), threading.Lock(), threading.Barrier(size)
-    reach = Run._reach
+    reach = ExchangeRun._reach
 
-    def noted(self: Run, k: int) -> None:
+    def noted(self: ExchangeRun, k: int) -> None:
         with guard:
             if self.feed is not None and self.round < k <= self.plan.schedule.rounds:
                 reached.append(k)
         reach(self, k)
 
-    monkeypatch.setattr(Run, "_reach", noted)
+    monkeypatch.setattr(ExchangeRun, "_reach", noted)
 
-    def job(across: Across) -> Any:
+    def job(across: HierarchicalEngine) -> Any:
         x = elements("float32", count, across.roster.rank)
-        choice = Choice("halving_doubling", "hosts")
+        choice = AlgorithmSpec("halving_doubling", "hosts")
         across.all_reduce(address_of(x), count, Reduction(0, 0), choice)
         over.wait(60.0)
         across.close()

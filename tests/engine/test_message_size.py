@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringside.engine.algorithm import Choice
+from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.dtypes import DTYPES
-from ringside.engine.net.exchange.compression import Wire
+from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.message_size import MessageSize, size_of
 from ringside.engine.net.exchange.plan import plan_messages
-from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, Inbox, Mail
-from ringside.engine.net.exchange.signature import Call, Disagreement
-from ringside.engine.net.hierarchical import Across, Reduction
+from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, ReceiveBuffers, ReceiveQueue
+from ringside.engine.net.exchange.signature import CollectiveSignature, SignatureMismatch
+from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
 from ringside.engine.net.persistent import MOST_BYTES
 from ringside.engine.net.reduction import folder
 from ringside.engine.transports.base import Bytes
@@ -102,7 +102,7 @@ def test_what_is_cut_evenly_fits_its_places(
     elements: int, segment_bytes: int, item: int, parts: int, narrow: bool
 ) -> None:
     """Every message does, none has half as much as another, and as many are foreseen as there are."""
-    item, wire = (4, Wire("bfloat16")) if narrow else (item, None)
+    item, wire = (4, WireCompression("bfloat16")) if narrow else (item, None)
     exchange, large = Exchange(Posted(), segment_bytes=segment_bytes), MessageSize(segment_bytes, 4)
     size = large.smaller(parts) if parts > 1 else large
     memory = np.arange(elements * item, dtype=np.uint8)
@@ -149,11 +149,11 @@ class Posted:
 def test_messages_that_may_be_large_meet_large_places(collectives: list[tuple[int, bool, bool, int]]) -> None:
     """Whatever comes in turn: messages in number, small or not, expected one by one or not, and how far ahead."""
     links = Posted()
-    inbox = Inbox(links, 1, 400, 4)
+    inbox = ReceiveBuffers(links, 1, 400, 4)
     may_be_large: list[bool] = []
     for count, small, paced, ahead in collectives:
         inbox.have_small(100, 12)
-        mail = Mail(inbox, lambda place: None, paced=paced, small=count if small else 0, window=16)
+        mail = ReceiveQueue(inbox, lambda place: None, paced=paced, small=count if small else 0, window=16)
         for number in range(count):
             if paced:
                 mail.expect(min(number + ahead, count - 1))
@@ -167,15 +167,15 @@ def test_messages_that_may_be_large_meet_large_places(collectives: list[tuple[in
 
 def test_small_places_are_posted_as_far_as_there_are_messages() -> None:
     links = Posted()
-    inbox = Inbox(links, 1, 400, 4)
+    inbox = ReceiveBuffers(links, 1, 400, 4)
     inbox.have_small(100, 12)
-    mail = Mail(inbox, lambda place: None, small=9, window=16)
+    mail = ReceiveQueue(inbox, lambda place: None, small=9, window=16)
     mail.take_next()
     assert links.places == [400] * 4 + [100] * 5
-    other = Inbox(links, 1, 400, 4)
+    other = ReceiveBuffers(links, 1, 400, 4)
     del links.places[:]
     other.have_small(100, 12)
-    Mail(other, lambda place: None, small=90, window=16).take_next()
+    ReceiveQueue(other, lambda place: None, small=90, window=16).take_next()
     assert links.places == [100] * 12
 
 
@@ -183,17 +183,17 @@ def test_small_places_are_posted_as_far_as_there_are_messages() -> None:
 def test_there_are_no_small_places_before_the_header_has_been_compared(paced: bool) -> None:
     """Whoever called something else may send messages of any length, and one that is too long ends the process."""
     links = Posted()
-    inbox = Inbox(links, 1, 400, 4)
+    inbox = ReceiveBuffers(links, 1, 400, 4)
     inbox.have_small(100, 12)
 
     def compare(place: Bytes) -> None:
         assert links.places == [400] * 4
-        raise Disagreement(1, None, None)  # type: ignore[arg-type]
+        raise SignatureMismatch(1, None, None)  # type: ignore[arg-type]
 
-    mail = Mail(inbox, compare, paced=paced, small=50, window=16)
+    mail = ReceiveQueue(inbox, compare, paced=paced, small=50, window=16)
     if paced:
         mail.expect(30)
-    with pytest.raises(Disagreement):
+    with pytest.raises(SignatureMismatch):
         mail.take_next()
     assert links.places == [400] * 4
 
@@ -207,17 +207,17 @@ WAYS = ("tree", "ring", "halving_doubling", "two_tree*4", "recursive_doubling", 
 def test_collectives_of_small_and_of_large_messages_follow_each_other(ranks: int) -> None:
     """A place that is too small would be refused by the threads' transport; ranks run as far ahead as they like."""
 
-    def job(across: Across) -> list[int]:
+    def job(across: HierarchicalEngine) -> list[int]:
         across.exchange = Exchange(across.exchange.transport, segment_bytes=1 << 16)
         sizes = []
         for turn in range(2 * len(WAYS)):
             across.exchange.bytes_per_s = (None, 1e6)[turn % 2]  # as all agree, between two collectives
             name, count = WAYS[(3 * turn) % len(WAYS)], (150_000, 400_000, 20)[turn % 3]
             x = np.arange(count, dtype=np.float32) % 97 + across.roster.rank
-            across.all_reduce(x.ctypes.data, count, Reduction(DTYPES.index("float32"), 0), Choice.parse(name))
+            across.all_reduce(x.ctypes.data, count, Reduction(DTYPES.index("float32"), 0), AlgorithmSpec.parse(name))
             want = np.arange(count) % 97 * ranks + ranks * (ranks - 1) / 2
             assert (x == want).all(), f"{name}, {count} elements"
-            schedule = Choice.parse(name).schedule(ranks)
+            schedule = AlgorithmSpec.parse(name).schedule(ranks)
             sizes.append(across.exchange.size_of(schedule, 4 * count, 4, None).segment_bytes)
         return sizes
 
@@ -237,7 +237,7 @@ def test_small_messages_are_sent() -> None:
         x = np.ones(50_000, dtype=np.float32)
         code = DTYPES.index("float32")
         plan, size = plan_messages(tree(3), end.rank), exchange.size_of(tree(3), x.nbytes, x.itemsize, None)
-        call = Call(0, code, 0, len(x))
+        call = CollectiveSignature(0, code, 0, len(x))
         exchange.run(plan, [x.view(np.uint8)], 4, folder(code, 0), call, ordered=True, size=size)
         assert (x == 3).all()
         return lengths

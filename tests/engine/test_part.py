@@ -5,30 +5,30 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringside.engine.algorithm import Choice
+from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.dtypes import DTYPES, OP_CODES
-from ringside.engine.net.exchange.compression import Wire
+from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.signature import OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16
-from ringside.engine.net.rank_map import Roster
-from ringside.engine.net.reduction import Part, Reduction, part_of, told_of
+from ringside.engine.net.rank_map import RankMap
+from ringside.engine.net.reduction import Reduction, ReductionPlan, part_of, told_of
 
 SUM, AVG = OP_CODES["sum"], OP_CODES["avg"]
 FLOAT32, FLOAT16 = DTYPES.index("float32"), DTYPES.index("float16")
 WEIGHTS = (1.0, 2.0, 3.0, 2.0)
 # Rank 1 of four ranks on two hosts. "in pieces": partial sums travel; "at once": one fold adds up all contributions.
 WAYS = {"the group's own": "native", "in pieces": "ring", "at once": "one_shot", "a switch": "in_network"}
-ROSTER = Roster(1, ((0, 1), (2, 3)), ("left", "right"), ("", ""))
+ROSTER = RankMap(1, ((0, 1), (2, 3)), ("left", "right"), ("", ""))
 
 SUM_OF_3 = Reduction(FLOAT32, SUM, scale=3.0)
 MEAN = Reduction(FLOAT32, AVG)
 WEIGHTED = Reduction(FLOAT32, AVG, scale=2.0, scales=WEIGHTS, divisor=8.0)
 HALVES = Reduction(FLOAT16, AVG)
-NARROW = Reduction(FLOAT32, AVG, wire=Wire("float16"))
-BRAIN = Reduction(FLOAT32, AVG, wire=Wire("bfloat16"))
+NARROW = Reduction(FLOAT32, AVG, wire=WireCompression("float16"))
+BRAIN = Reduction(FLOAT32, AVG, wire=WireCompression("bfloat16"))
 
 
-def part(way: str, what: Reduction) -> Part:
-    return part_of(Choice.parse(WAYS[way]), None, what, told_of(what, 10), ROSTER)
+def part(way: str, what: Reduction) -> ReductionPlan:
+    return part_of(AlgorithmSpec.parse(WAYS[way]), None, what, told_of(what, 10), ROSTER)
 
 
 @pytest.mark.parametrize(
@@ -89,14 +89,14 @@ def test_peers_are_told_what_was_called_and_a_switch_what_it_has_to_do() -> None
     assert [part(way, BRAIN).call.flags for way in WAYS] == [WIRE_BFLOAT16] * 4
     assert [part(way, NARROW).call.op for way in WAYS] == [AVG, AVG, AVG, SUM], "the shares are summed"
     assert [part(way, SUM_OF_3).call.extra for way in WAYS] == [3.0] * 4
-    wide = Reduction(FLOAT32, SUM, scale=3.0, wire=Wire("float16"))
+    wide = Reduction(FLOAT32, SUM, scale=3.0, wire=WireCompression("float16"))
     assert [part(way, wide).call.extra for way in WAYS] == [3.0, 3.0, 3.0, 1.0], "the ranks have multiplied"
     assert [part(way, what).native_op for way in WAYS for what in (MEAN, HALVES, SUM_OF_3)] == [SUM] * 12
     assert part("in pieces", Reduction(FLOAT32, OP_CODES["max"])).native_op == OP_CODES["max"]
 
 
 def test_between_hosts_the_vertices_are_the_hosts() -> None:
-    found = part_of(Choice.parse("hosts/tree"), (1, 3), MEAN, told_of(MEAN, 10), ROSTER)
+    found = part_of(AlgorithmSpec.parse("hosts/tree"), (1, 3), MEAN, told_of(MEAN, 10), ROSTER)
     assert found.plan is not None
     assert set(found.plan.links) <= {0, 1}
     assert part("the group's own", MEAN).plan is None

@@ -8,20 +8,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ringside.engine.algorithm import Choice
-from ringside.engine.cost.network import Network
-from ringside.engine.net.exchange.run import Hop
+from ringside.engine.algorithm import AlgorithmSpec
+from ringside.engine.cost.network import CostNetwork
+from ringside.engine.net.exchange.run import LinkBuffers
 from ringside.engine.probe.links import (
     beside,
     best_ring_order,
     doubted,
     plainly_slow,
+    round_robin,
     slow_links,
     slowest_of_ring,
-    tournament,
 )
 from ringside.engine.probe.prober import Effort, Probe, Prober, without_doubt
-from ringside.engine.probe.reachability import Listener, own_address, unreachable
+from ringside.engine.probe.reachability import ProbeListener, own_address, unreachable
 from ringside.engine.probe.schedules import rate_together
 from ringside.engine.settings import usable_cores
 
@@ -40,7 +40,7 @@ def rates_of(n: int, *slow: tuple[int, int, float]) -> np.ndarray:
 
 @pytest.mark.parametrize("n", range(9))
 def test_in_a_tournament_every_two_meet_once_and_nobody_twice_in_a_turn(n: int):
-    turns = tournament(n)
+    turns = round_robin(n)
     assert sorted(pair for turn in turns for pair in turn) == list(itertools.combinations(range(n), 2))
     assert len(turns) == (0 if n < 2 else n - 1 + n % 2)
     for turn in turns:
@@ -203,20 +203,24 @@ def test_a_probe_stops_refining_when_rank_0s_time_is_over():
 
 
 def test_what_arrives_together_is_one_rate():
-    hops = [Hop(1, 0, 1, 300, 0.0, 1.0, 5.0), Hop(1, 0, 2, 300, 5.0, 5.0, 5.0), Hop(1, 0, 3, 300, 5.0, 5.0, 9.0)]
+    hops = [
+        LinkBuffers(1, 0, 1, 300, 0.0, 1.0, 5.0),
+        LinkBuffers(1, 0, 2, 300, 5.0, 5.0, 5.0),
+        LinkBuffers(1, 0, 3, 300, 5.0, 5.0, 9.0),
+    ]
     assert rate_together(hops, 100) == pytest.approx(100.0)
     assert rate_together([], 100) == 0.0
 
 
 def test_the_cluster_knows_who_shares_cores():
-    of = on_threads(3, lambda across: Prober(across).cluster(Network.uniform(3, 1e-4, 1e-8)))[0]
+    of = on_threads(3, lambda across: Prober(across).cluster(CostNetwork.uniform(3, 1e-4, 1e-8)))[0]
     assert of.machines == (0, 0, 0)
     assert of.cores == (usable_cores(),) * 3
     assert of.wire_share == 1.0
 
 
 def test_choices_are_timed_alike_on_all_ranks():
-    times = on_threads(3, lambda across: Prober(across).time_choice(Choice("ring"), 4096, 4))
+    times = on_threads(3, lambda across: Prober(across).time_choice(AlgorithmSpec("ring"), 4096, 4))
     assert times[0] == times[1] == times[2]
     assert len(times[0]) == 4
     assert min(times[0]) > 0
@@ -226,7 +230,7 @@ def test_a_probe_is_fine_or_knows_a_better_order():
     def probe(rates: np.ndarray) -> Probe:
         with np.errstate(divide="ignore"):
             per_byte = np.where(rates > 0, 1 / rates, 0.0)
-        network = Network(np.full(rates.shape, 1e-4), per_byte)
+        network = CostNetwork(np.full(rates.shape, 1e-4), per_byte)
         return Probe(network, tuple(range(len(rates))), rates, np.zeros(rates.shape), np.zeros(rates.shape))
 
     assert probe(rates_of(4)).fine
@@ -239,7 +243,7 @@ def test_a_probe_is_fine_or_knows_a_better_order():
 
 
 def test_who_answers_is_reachable_and_who_does_not_is_named_in_time():
-    with Listener("127.0.0.1") as listener, socket.socket() as deaf:
+    with ProbeListener("127.0.0.1") as listener, socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))  # nobody listens there
         silent = socket.create_server(("127.0.0.1", 0))  # accepts, and says nothing
         with silent:

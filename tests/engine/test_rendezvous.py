@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tests.support.ranks import Team, communicator, hear, on_ranks, outcomes_of, place, say
 
-from ringside.engine import Communicator, Settings, init
+from ringside.engine import HostCommunicator, Settings, init
 from ringside.engine.shm.meeting_place import address_of
 from ringside.errors import DeadlineError, MismatchError, RingsideError, SyncError, UnsupportedError, UsageError
 
@@ -93,7 +93,7 @@ def test_a_missing_rank_is_named_on_every_rank(absent: int) -> None:
 
 def open_as(rank: list[int], size: list[int], segments: list[int], timeout_s: float = 2.0) -> None:
     me = place().rank
-    Communicator(place().job, rank[me], size[me], Settings(timeout_s=timeout_s, segment_bytes=segments[me])).close()
+    HostCommunicator(place().job, rank[me], size[me], Settings(timeout_s=timeout_s, segment_bytes=segments[me])).close()
 
 
 @pytest.mark.parametrize(

@@ -7,17 +7,17 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from ringside.engine.net.rank_map import Offer, exchange_offers, machine_id, make_roster, own_offer
+from ringside.engine.net.rank_map import RankInfo, exchange_rank_infos, machine_id, make_rank_map, own_rank_info
 from ringside.errors import DeadlineError, MismatchError, UsageError
 
 SAME = {"version": "1", "size": "4"}
 
 
-def offers(machines: str, objections: str = "") -> list[Offer]:
+def offers(machines: str, objections: str = "") -> list[RankInfo]:
     """One offer per letter: the machine; a rank with an "x" under it cannot share memory."""
     padded = objections.ljust(len(machines))
     return [
-        Offer(machine, f"node-{machine}", SAME, "no core" if no == "x" else "", nonce=f"nonce{rank}")
+        RankInfo(machine, f"node-{machine}", SAME, "no core" if no == "x" else "", nonce=f"nonce{rank}")
         for rank, (machine, no) in enumerate(zip(machines, padded, strict=True))
     ]
 
@@ -37,7 +37,7 @@ def offers(machines: str, objections: str = "") -> list[Offer]:
 def test_ranks_that_share_memory_are_a_host(machines: str, objections: str, hosts: list[tuple[int, ...]]) -> None:
     """Ranks ascending, hosts by their lowest rank; every rank sees the same."""
     for rank in range(len(machines)):
-        roster = make_roster(rank, offers(machines, objections))
+        roster = make_rank_map(rank, offers(machines, objections))
         assert list(roster.hosts) == hosts
         assert roster.size == len(machines)
         assert rank in roster.hosts[roster.host]
@@ -50,12 +50,12 @@ def test_ranks_that_share_memory_are_a_host(machines: str, objections: str, host
 
 
 def test_hosts_are_named() -> None:
-    assert make_roster(0, offers("aab")).describe(2) == "rank 2 on host node-b"
+    assert make_rank_map(0, offers("aab")).describe(2) == "rank 2 on host node-b"
 
 
 def test_hosts_of_one_name_are_numbered() -> None:
     """As network namespaces of one machine are, and ranks that cannot share memory."""
-    roster = make_roster(0, offers("aab", "xx"))
+    roster = make_rank_map(0, offers("aab", "xx"))
     assert [roster.describe(rank) for rank in range(3)] == [
         "rank 0 on host node-a#0",
         "rank 1 on host node-a#1",
@@ -65,9 +65,9 @@ def test_hosts_of_one_name_are_numbered() -> None:
 
 def test_who_differs_is_named_and_in_what() -> None:
     group = offers("aabb")
-    group[2] = Offer("b", "node-b", {"version": "2", "size": "4", "new": "1"})
+    group[2] = RankInfo("b", "node-b", {"version": "2", "size": "4", "new": "1"})
     with pytest.raises(MismatchError) as raised:
-        make_roster(0, group)
+        make_rank_map(0, group)
     assert raised.value.ranks == (2,)
     assert str(raised.value).startswith(
         "rank 2 on host node-b differs from rank 0 on host node-a in "
@@ -78,7 +78,7 @@ def test_who_differs_is_named_and_in_what() -> None:
 @pytest.mark.parametrize("ranks", [0, 1])
 def test_a_group_needs_two(ranks: int) -> None:
     with pytest.raises(UsageError, match=f"at least 2 ranks, not {ranks}"):
-        make_roster(0, offers("a" * ranks))
+        make_rank_map(0, offers("a" * ranks))
 
 
 class Shelf(dict[str, bytes]):
@@ -96,29 +96,29 @@ class Shelf(dict[str, bytes]):
 
 
 def test_offers_travel_through_the_store() -> None:
-    mine, other = own_offer(SAME, "cannot"), own_offer(SAME, machine="elsewhere")
+    mine, other = own_rank_info(SAME, "cannot"), own_rank_info(SAME, machine="elsewhere")
     shelf = Shelf({"offer/1": msgspec.json.encode(other)})
-    assert exchange_offers(shelf, 0, 2, mine) == [mine, other]
-    assert msgspec.json.decode(shelf["offer/0"], type=Offer) == mine
+    assert exchange_rank_infos(shelf, 0, 2, mine) == [mine, other]
+    assert msgspec.json.decode(shelf["offer/0"], type=RankInfo) == mine
     assert mine.machine == machine_id()
     assert other.machine == "elsewhere"
     assert mine.nonce != other.nonce
 
 
 def test_a_rank_that_makes_no_communicator_is_named() -> None:
-    shelf = Shelf({"offer/1": msgspec.json.encode(own_offer(SAME))})
+    shelf = Shelf({"offer/1": msgspec.json.encode(own_rank_info(SAME))})
     with pytest.raises(DeadlineError, match=r"rank 2 did not make the communicator within 0\.1 s") as raised:
-        exchange_offers(shelf, 0, 3, own_offer(SAME), timeout_s=0.1)
+        exchange_rank_infos(shelf, 0, 3, own_rank_info(SAME), timeout_s=0.1)
     assert raised.value.ranks == (2,)
 
 
 def test_two_processes_of_one_rank_are_refused() -> None:
     class Later(Shelf):
         def set(self, key: str, value: str) -> None:
-            super().set(key, msgspec.json.encode(own_offer(SAME)).decode())
+            super().set(key, msgspec.json.encode(own_rank_info(SAME)).decode())
 
     with pytest.raises(UsageError, match="two processes both say they are rank 0"):
-        exchange_offers(Later({"offer/1": msgspec.json.encode(own_offer(SAME))}), 0, 2, own_offer(SAME))
+        exchange_rank_infos(Later({"offer/1": msgspec.json.encode(own_rank_info(SAME))}), 0, 2, own_rank_info(SAME))
 
 
 def test_who_cannot_take_part_is_named_with_the_reason_before_anything_else_is_compared() -> None:
@@ -126,5 +126,5 @@ def test_who_cannot_take_part_is_named_with_the_reason_before_anything_else_is_c
     told[1] = msgspec.structs.replace(told[1], problem="no such dtype", settings={})
     for rank, words in ((0, "rank 1 on host node-a: no such dtype"), (1, "no such dtype")):
         with pytest.raises(UsageError) as raised:
-            make_roster(rank, told)
+            make_rank_map(rank, told)
         assert str(raised.value) == words

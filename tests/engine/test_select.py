@@ -10,19 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ringside.engine.algorithm import NATIVE, Choice
+from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.cost.model import Cluster
-from ringside.engine.cost.network import Network
+from ringside.engine.cost.network import CostNetwork
 from ringside.engine.dtypes import DTYPES, OP_CODES
-from ringside.engine.net.exchange.compression import Wire
-from ringside.engine.net.hierarchical import Across
+from ringside.engine.net.exchange.compression import WireCompression
+from ringside.engine.net.hierarchical import HierarchicalEngine
 from ringside.engine.probe.prober import QUICK, Probe, Prober
 from ringside.engine.tuner.cache import Mode, alike, cache_path, load, store
 from ringside.engine.tuner.drift import DRIFT, EVERY_LARGE, EVERY_MIDDLE, EVERY_NOTED, EVERY_SMALL, Drift
 from ringside.engine.tuner.explain import Explanation
-from ringside.engine.tuner.selector import PROBE_S, Selector
-from ringside.engine.tuner.table import LADDER, Table, Timings, candidates, make_table, predicted_at, priced
-from ringside.engine.tuner.timing import First, Measuring, Race, best_at
+from ringside.engine.tuner.selector import PROBE_S, Tuner
+from ringside.engine.tuner.table import LADDER, Timings, TimingTable, candidates, make_table, predicted_at, priced
+from ringside.engine.tuner.timing import First, Race, StartupTiming, best_at
 from ringside.errors import UsageError
 from ringside.lab import Lab
 
@@ -37,11 +37,13 @@ def cluster(hosts: int = 4, ranks: int = 1, slow: tuple[int, int] | None = None)
     per_byte = np.full((hosts, hosts), 1 / 118e6)
     if slow:
         per_byte[slow] = per_byte[slow[::-1]] = 4 / 118e6
-    network = Network(np.full((hosts, hosts), 1e-4), per_byte)
+    network = CostNetwork(np.full((hosts, hosts), 1e-4), per_byte)
     return Cluster(network, tuple(tuple(range(h * ranks, (h + 1) * ranks)) for h in range(hosts)))
 
 
-def table(timings: dict[tuple[str, int], float], before: Table | None = None, of: Cluster | None = None) -> Table:
+def table(
+    timings: dict[tuple[str, int], float], before: TimingTable | None = None, of: Cluster | None = None
+) -> TimingTable:
     of = of or cluster()
     prices = priced(candidates(of), of)
     return make_table(prices, Timings(timings), KEY, of.between.to_topology(), before=before)
@@ -121,7 +123,7 @@ def test_sizes_that_were_not_timed_anew_change_only_for_their_price():
         for price, ring in zip(prices["direct"], prices["ring"], strict=True)
     ]
 
-    def revised() -> Table:
+    def revised() -> TimingTable:
         return make_table(prices, Timings(now), KEY, of.between.to_topology(), before=before, fresh=[4 * MB])
 
     assert revised().at(4 * MB).winner == revised().at(64 * MB).winner == revised().at(MB).winner == "direct"
@@ -132,7 +134,7 @@ def test_sizes_that_were_not_timed_anew_change_only_for_their_price():
 
 def test_a_table_gives_back_the_figures_it_was_made_from():
     timings = {(NATIVE, MB): 0.02, ("ring", MB): 0.015, (NATIVE, 4096): 0.002}
-    made = Table.decode(table(timings).encode())
+    made = TimingTable.decode(table(timings).encode())
     assert made.timings() == timings
     prices = priced(candidates(cluster()), cluster())
     assert {name: [price.seconds for price in row] for name, row in made.prices().items()} == {
@@ -144,7 +146,7 @@ def test_few_are_timed_of_every_way_and_the_hopeless_only_once():
     of = cluster(4, 2)
     names = best_at(priced(candidates(of), of), 4096)
     assert names[0] == NATIVE
-    assert {Choice.parse(name).over for name in names} == {"ranks", "hosts", "leaders"}
+    assert {AlgorithmSpec.parse(name).over for name in names} == {"ranks", "hosts", "leaders"}
     assert len(names) == len(set(names)) <= 10
     race = Race(4096, [NATIVE, "ring", "direct"], frozenset({NATIVE}))
     race.took(np.array([0.9, 0.1, 0.3]))
@@ -162,12 +164,12 @@ def timed(size: int, of: Cluster) -> tuple[list[str], dict[str, int]]:
     assert len(names) == len(set(names))
     assert names[0] == NATIVE
     assert (names[-1] == "hosts/native") == ("hosts/native" in prices)
-    ways = [Choice.parse(name).over for name in names[1:] if not name.endswith(NATIVE)]
+    ways = [AlgorithmSpec.parse(name).over for name in names[1:] if not name.endswith(NATIVE)]
     for way in dict.fromkeys(ways):
-        ours = [name for name in names if Choice.parse(name).over == way and not name.endswith(NATIVE)]
+        ours = [name for name in names if AlgorithmSpec.parse(name).over == way and not name.endswith(NATIVE)]
         cost = [predicted_at(size, prices[name]) for name in ours if name != "leaders/parameter_server"]
         assert cost == sorted(cost), "the most promising first"
-    assert size >= 1 << 16 or all(Choice.parse(name).segments == 1 for name in names)
+    assert size >= 1 << 16 or all(AlgorithmSpec.parse(name).segments == 1 for name in names)
     return list(dict.fromkeys(ways)), dict(Counter(ways))
 
 
@@ -195,7 +197,7 @@ def test_of_ranks_that_are_alone_on_their_hosts_so_many_are_timed(size: int, cou
 
 def test_what_is_timed_depends_on_what_time_is_left():
     def job(across):
-        measuring = Measuring(across.roster, First(across), Prober(across), lambda: 10.0)
+        measuring = StartupTiming(across.roster, First(across), Prober(across), lambda: 10.0)
         measuring.prices = priced(candidates(cluster()), cluster())
         names = ["native", "ring", "direct", "chain", "tree"]
         new = Race(MB, names, frozenset())
@@ -223,23 +225,23 @@ def test_a_table_is_json_and_comes_back():
     data = made.encode()
     assert json.loads(data)["ranks"][5]["winner"] == made.ranks[5].winner
     assert b"\n" in data
-    assert Table.decode(data) == made
-    assert Table.decode(data).encode() == data
+    assert TimingTable.decode(data) == made
+    assert TimingTable.decode(data).encode() == data
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff\xfe", b'{"schema":1}'])
 def test_what_is_no_table_is_refused(data: bytes):
     with pytest.raises(UsageError):
-        Table.decode(data)
+        TimingTable.decode(data)
 
 
 def test_tables_of_another_schema_or_with_unknown_algorithms_are_refused():
     data = json.loads(table({(NATIVE, MB): 0.020}).encode())
     with pytest.raises(UsageError, match="schema 7"):
-        Table.decode(json.dumps({**data, "schema": 7}).encode())
+        TimingTable.decode(json.dumps({**data, "schema": 7}).encode())
     data["ranks"][0]["winner"] = "butterfly"
     with pytest.raises(UsageError, match="butterfly"):
-        Table.decode(json.dumps(data).encode())
+        TimingTable.decode(json.dumps(data).encode())
 
 
 def test_the_explanation_fits_and_marks_the_winner():
@@ -433,24 +435,24 @@ def test_a_disk_that_refuses_is_only_logged(tmp_path, caplog: pytest.LogCaptureF
 
 
 def test_links_are_alike_within_what_probing_can_tell():
-    one = Network.uniform(4, 1e-4, 1 / 118e6)
-    assert alike(one, Network.uniform(4, 3e-4, 1 / 100e6))
+    one = CostNetwork.uniform(4, 1e-4, 1 / 118e6)
+    assert alike(one, CostNetwork.uniform(4, 3e-4, 1 / 100e6))
     noisy = 1 / (118e6 * np.random.default_rng(1).uniform(0.7, 1.4, (4, 4)))
-    assert alike(one, Network(one.latency_s, noisy))
+    assert alike(one, CostNetwork(one.latency_s, noisy))
     cut = cluster(slow=(0, 1)).between
     assert alike(cut, cluster(slow=(0, 1)).between)
     assert not alike(cut, one)
     assert not alike(cut, cluster(slow=(2, 3)).between)
-    assert not alike(one, Network.uniform(4, 1e-4, 1 / 50e6))
-    assert not alike(one, Network.uniform(4, 1e-3, 1 / 118e6))
-    assert not alike(one, Network.uniform(3, 1e-4, 1 / 118e6))
+    assert not alike(one, CostNetwork.uniform(4, 1e-4, 1 / 50e6))
+    assert not alike(one, CostNetwork.uniform(4, 1e-3, 1 / 118e6))
+    assert not alike(one, CostNetwork.uniform(3, 1e-4, 1 / 118e6))
 
 
 # ------------------------------------------------------------------------------------------------ all of it
 
 
-def started(across, environ) -> Selector:
-    selector = Selector(across, {"version": "test"}, environ=environ)
+def started(across, environ) -> Tuner:
+    selector = Tuner(across, {"version": "test"}, environ=environ)
     selector.start()
     return selector
 
@@ -472,7 +474,7 @@ def test_all_ranks_hold_the_same_table_and_keep_it(tmp_path):
 class Knowing(Prober):
     """Finds links that are given."""
 
-    def __init__(self, across: Across, network: Network) -> None:
+    def __init__(self, across: HierarchicalEngine, network: CostNetwork) -> None:
         super().__init__(across, effort=replace(QUICK, budget_s=PROBE_S))
         self.network = network
 
@@ -484,19 +486,19 @@ class Knowing(Prober):
 class NativeIsFast(Knowing):
     """Finds that the group's own takes 20 ms, and all others 30."""
 
-    def time_once(self, choice: Choice, data: np.ndarray) -> float:
+    def time_once(self, choice: AlgorithmSpec, data: np.ndarray) -> float:
         return 0.02 if choice.algorithm == NATIVE else 0.03
 
 
-def steady(across, environ, network: Network) -> Selector:
+def steady(across, environ, network: CostNetwork) -> Tuner:
     """Start a selector that finds these links, whatever threads on a busy machine are like."""
-    selector = Selector(across, {"version": "test"}, environ=environ, prober=Knowing(across, network))
+    selector = Tuner(across, {"version": "test"}, environ=environ, prober=Knowing(across, network))
     selector.start()
     return selector
 
 
 def test_a_kept_table_is_used_where_the_links_are_as_they_were_and_fresh_ignores_it(tmp_path, caplog):
-    path, links = tmp_path / "mine.json", Network.uniform(2, 1e-4, 1 / 118e6)
+    path, links = tmp_path / "mine.json", CostNetwork.uniform(2, 1e-4, 1 / 118e6)
     environ = {"RINGSIDE_SELECTION": str(path)}
     on_threads(2, lambda across: steady(across, environ, links))
     data = json.loads(path.read_text())
@@ -504,27 +506,27 @@ def test_a_kept_table_is_used_where_the_links_are_as_they_were_and_fresh_ignores
         rank["winner"] = "direct"
     path.write_text(json.dumps(data))
     again = on_threads(2, lambda across: steady(across, environ, links))
-    assert [selector.choose(MB) for selector in again] == [Choice("direct")] * 2
-    slower = on_threads(2, lambda across: steady(across, environ, Network.uniform(2, 1e-4, 1 / 30e6)))
+    assert [selector.choose(MB) for selector in again] == [AlgorithmSpec("direct")] * 2
+    slower = on_threads(2, lambda across: steady(across, environ, CostNetwork.uniform(2, 1e-4, 1 / 30e6)))
     assert slower[0].table == slower[1].table != again[0].table
-    assert Table.decode(path.read_bytes()) == again[0].table  # somebody's own file is not overwritten
+    assert TimingTable.decode(path.read_bytes()) == again[0].table  # somebody's own file is not overwritten
     assert "the links are other ones now" in caplog.text
     assert "stays as it is" in caplog.text
     directory = {"RINGSIDE_CACHE_DIR": str(tmp_path / "cache"), "RINGSIDE_SELECTION": "fresh"}
     for _ in range(2):
         fresh = on_threads(2, lambda across: steady(across, directory, links))
         (file,) = (tmp_path / "cache").iterdir()
-        assert Table.decode(file.read_bytes()) == fresh[0].table
+        assert TimingTable.decode(file.read_bytes()) == fresh[0].table
         file.write_text("spoilt")
 
 
 def with_table(tmp_path, timings, job):
     """Run a job on two ranks, given each one's selector: it has kept the table that follows from some timings."""
-    path, links = tmp_path / "mine.json", Network.uniform(2, 1e-4, 1 / 118e6)
+    path, links = tmp_path / "mine.json", CostNetwork.uniform(2, 1e-4, 1 / 118e6)
     environ = {"RINGSIDE_SELECTION": str(path)}
     on_threads(2, lambda across: steady(across, environ, links))
-    key, made = Table.decode(path.read_bytes()).key, table(timings, of=cluster(2))
-    path.write_bytes(Table(key, made.topology, made.ranks).encode())
+    key, made = TimingTable.decode(path.read_bytes()).key, table(timings, of=cluster(2))
+    path.write_bytes(TimingTable(key, made.topology, made.ranks).encode())
     return on_threads(2, lambda across: job(steady(across, environ, links)))
 
 
@@ -541,7 +543,7 @@ def test_choices_that_take_turns_at_other_sizes_are_compared_by_what_they_would_
             name = str(selector.choose(4 * MB))
             size = sizes.get(name, 4 * MB)
             slower = 1.0 if name == "direct" else 1.3
-            selector.after(size, Choice.parse(name), slower * before.expected_s(size, name))
+            selector.after(size, AlgorithmSpec.parse(name), slower * before.expected_s(size, name))
         return str(selector.choose(4 * MB)), before, selector.table
 
     for winner, before, after in with_table(tmp_path, LARGE_TIMES, job):
@@ -573,7 +575,7 @@ def test_what_is_tried_out_with_float32_does_not_concern_other_element_types(tmp
 
 def test_how_large_messages_are_hangs_on_the_links_as_all_ranks_know_them(tmp_path):
     def job(across):
-        selector = steady(across, {"RINGSIDE_CACHE_DIR": str(tmp_path)}, Network.uniform(2, 1e-4, 1 / 30e6))
+        selector = steady(across, {"RINGSIDE_CACHE_DIR": str(tmp_path)}, CostNetwork.uniform(2, 1e-4, 1 / 30e6))
         return across.exchange.bytes_per_s, selector.probe.usual_rate
 
     assert on_threads(2, job) == [(pytest.approx(30e6), pytest.approx(30e6))] * 2
@@ -588,13 +590,13 @@ def test_switched_off_nothing_is_measured():
 
     for selector in on_threads(2, job):
         assert (selector.table, selector.probe) == (None, None)
-        assert selector.choose(MB) == Choice("ring", "hosts")
+        assert selector.choose(MB) == AlgorithmSpec("ring", "hosts")
         assert "RINGSIDE_SELECTION=off" in str(selector.explain(MB))
 
 
 def test_dtypes_that_native_lacks_get_another_choice():
     def job(across):
-        selector = Selector(across, environ={})
+        selector = Tuner(across, environ={})
         selector.use(table({}).encode())
         return selector
 
@@ -609,7 +611,7 @@ def test_dtypes_that_native_lacks_get_another_choice():
 
 def test_without_native_the_fastest_of_ours_takes_its_place_hosts_or_not():
     def job(across):
-        selector = Selector(across, environ={})
+        selector = Tuner(across, environ={})
         timings = {
             (NATIVE, MB): 0.03,
             ("hosts/native", MB): 0.01,
@@ -620,13 +622,13 @@ def test_without_native_the_fastest_of_ours_takes_its_place_hosts_or_not():
         return selector
 
     selector = on_threads(2, job)[0]
-    assert selector.choose(MB) == Choice(NATIVE, "hosts")
+    assert selector.choose(MB) == AlgorithmSpec(NATIVE, "hosts")
     table_rows = [row.choice for row in selector.table.at(MB).rows if not row.choice.endswith(NATIVE)]
     assert str(selector.choose(MB, 0, OP_CODES["max"])) == table_rows[0]
 
 
 def test_the_key_has_all_that_a_ranking_hangs_on():
-    key = on_threads(2, lambda across: Selector(across, {"torch": "2.13", "ringside": "0.1"}, environ={}).key)[0]
+    key = on_threads(2, lambda across: Tuner(across, {"torch": "2.13", "ringside": "0.1"}, environ={}).key)[0]
     assert {"torch", "ringside", "hosts", "message_bytes", "block_bytes", "window", "machine"} <= key.keys()
     assert all(type(value) is str for value in key.values())
 
@@ -635,8 +637,10 @@ def test_with_a_wire_dtype_all_reduces_are_timed_and_expected_that_way():
     wires = set()
 
     def job(across):
-        prober = Prober(across, wire=Wire("bfloat16"))
-        selector = Selector(across, environ={"RINGSIDE_SELECTION": "fresh"}, wire=Wire("bfloat16"), prober=prober)
+        prober = Prober(across, wire=WireCompression("bfloat16"))
+        selector = Tuner(
+            across, environ={"RINGSIDE_SELECTION": "fresh"}, wire=WireCompression("bfloat16"), prober=prober
+        )
         inner = across.all_reduce
 
         def all_reduce(address, elements, what, choice):
@@ -644,13 +648,13 @@ def test_with_a_wire_dtype_all_reduces_are_timed_and_expected_that_way():
             inner(address, elements, what, choice)
 
         across.all_reduce = all_reduce
-        prober.time_once(Choice("ring"), np.zeros(1000, dtype=np.float32))
-        shared = prober.cluster(Network.uniform(2, ALPHA, 1 / 118e6))
+        prober.time_once(AlgorithmSpec("ring"), np.zeros(1000, dtype=np.float32))
+        shared = prober.cluster(CostNetwork.uniform(2, ALPHA, 1 / 118e6))
         selector.use(table({(NATIVE, MB): 0.02, ("ring", MB): 0.01}).encode())
         drifts = []
         for seconds, dtype in ((0.01, "float32"), (0.05, "float64"), (0.05, "float32")):
             for _ in range(12):
-                selector.observe(MB, Choice("ring"), seconds, DTYPES.index(dtype))
+                selector.observe(MB, AlgorithmSpec("ring"), seconds, DTYPES.index(dtype))
             selector.due(MB)
             drifts.append(selector.vote())
         return shared.wire_share, drifts
@@ -658,7 +662,7 @@ def test_with_a_wire_dtype_all_reduces_are_timed_and_expected_that_way():
     for share, drifts in on_threads(2, job):
         assert share == 0.5
         assert drifts == [False, False, True]  # of float64, which travels whole, what was timed says nothing
-    assert ("float32", Wire("bfloat16")) in wires
+    assert ("float32", WireCompression("bfloat16")) in wires
     assert {wire for dtype, wire in wires if dtype != "float32"} == {None}
 
 
@@ -689,16 +693,16 @@ def test_drift_on_all_ranks_revises_and_on_one_does_not(tmp_path):
 
 
 def test_the_first_revision_that_changes_nothing_pauses_and_what_was_kept_stays(tmp_path):
-    path, links = tmp_path / "mine.json", Network.uniform(2, 1e-4, 1 / 118e6)
+    path, links = tmp_path / "mine.json", CostNetwork.uniform(2, 1e-4, 1 / 118e6)
     made = table({(NATIVE, size): 0.02 for size in (4096, 65536)} | {("ring", 4096): 0.01}, of=cluster(2))
     assert made.at(4096).winner == "ring"
     environ = {"RINGSIDE_SELECTION": str(path)}
 
     def job(across):
         if across.roster.rank == 0:  # who reads it
-            key = Selector(across, {"version": "test"}, environ={}).key
-            path.write_bytes(Table(key, made.topology, made.ranks).encode())
-        selector = Selector(across, {"version": "test"}, environ=environ, prober=NativeIsFast(across, links))
+            key = Tuner(across, {"version": "test"}, environ={}).key
+            path.write_bytes(TimingTable(key, made.topology, made.ranks).encode())
+        selector = Tuner(across, {"version": "test"}, environ=environ, prober=NativeIsFast(across, links))
         selector.start()
         kept = selector.table
 

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringside.engine.algorithm import NATIVE, Choice
+from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.buffers import address_of
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OP_CODES
 from ringside.engine.net.exchange.exchange import Exchange
-from ringside.engine.net.exchange.persistent import Script
+from ringside.engine.net.exchange.persistent import PersistentExchange
 from ringside.engine.net.exchange.plan import plan_messages
-from ringside.engine.net.exchange.signature import Call, Disagreement
-from ringside.engine.net.hierarchical import Across, Reduction
-from ringside.engine.net.persistent import MOST_BYTES, Small
+from ringside.engine.net.exchange.signature import CollectiveSignature, SignatureMismatch
+from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
+from ringside.engine.net.persistent import MOST_BYTES, PersistentSmall
 from ringside.engine.net.reduction import folder
 from ringside.engine.transports.threads import Threads
 from ringside.schedule import by_name
@@ -31,13 +31,17 @@ F32, SUM = DTYPES.index("float32"), OP_CODES["sum"]
 WAYS = ("parameter_server", "recursive_doubling", "one_shot", "tree", "chain")
 
 
-def by_script(exchange: Exchange, name: str, x: Any, size: int, *, order: tuple[int, ...] = (), tag: int = 0) -> Script:
+def by_script(
+    exchange: Exchange, name: str, x: Any, size: int, *, order: tuple[int, ...] = (), tag: int = 0
+) -> PersistentExchange:
     schedule = by_name(name, size)
     plan = plan_messages(relabel(schedule, order) if order else schedule, exchange.transport.rank)
     chunk = x.view(np.uint8)
-    assert Script.fits(exchange, plan, len(chunk))
+    assert PersistentExchange.fits(exchange, plan, len(chunk))
     fold = folder(F32, SUM)
-    return Script(exchange, plan, chunk, 4, fold, fold, Call(1, F32, SUM, len(x), tag=tag), None)
+    return PersistentExchange(
+        exchange, plan, chunk, 4, fold, fold, CollectiveSignature(1, F32, SUM, len(x), tag=tag), None
+    )
 
 
 @pytest.mark.parametrize("name", WAYS)
@@ -56,7 +60,9 @@ def test_a_script_and_the_interpreter_understand_each_other(name: str, size: int
                 script.rest()
             else:
                 plan = plan_messages(by_name(name, size), end.rank)
-                exchange.run(plan, [x.view(np.uint8)], 4, folder(F32, SUM), Call(1, F32, SUM, 7), ordered=True)
+                exchange.run(
+                    plan, [x.view(np.uint8)], 4, folder(F32, SUM), CollectiveSignature(1, F32, SUM, 7), ordered=True
+                )
             found.append(x.copy())
         return [np.stack(found), dict(exchange.sent_bytes), len(exchange.hops)]
 
@@ -76,7 +82,7 @@ def test_a_script_finds_who_called_something_else() -> None:
         x = np.zeros(3, np.float32)
         try:
             by_script(exchange, "one_shot", x, 3, tag=end.rank == 2).run()
-        except Disagreement as error:
+        except SignatureMismatch as error:
             return str(error.peer)
         return ""
 
@@ -91,16 +97,16 @@ def test_ready_or_not_the_bits_are_the_same(name: str, dtype: str) -> None:
     cases = [(count, op, 1.0) for count in (1, 33, MOST_BYTES // item, MOST_BYTES // item + 1) for op in ("sum", "avg")]
     cases += [(33, "sum", 0.5), (33, "avg", 3.0)] if dtype != "int64" else []
 
-    def job(across: Across) -> list[bytes]:
+    def job(across: HierarchicalEngine) -> list[bytes]:
         found = []
         for count, op, scale in cases:
             what = Reduction(code, OP_CODES[op], scale)
             for ready in (True, False, True):
                 x = elements(dtype, count, across.roster.rank)
                 if ready:
-                    across.all_reduce(address_of(x), count, what, Choice.parse(name))
+                    across.all_reduce(address_of(x), count, what, AlgorithmSpec.parse(name))
                 else:
-                    across.begin(address_of(x), count, what, Choice.parse(name)).finish()
+                    across.begin(address_of(x), count, what, AlgorithmSpec.parse(name)).finish()
                 found.append(x.tobytes())
         return found
 
@@ -111,18 +117,18 @@ def test_ready_or_not_the_bits_are_the_same(name: str, dtype: str) -> None:
 
 
 def test_of_many_kinds_the_old_ones_are_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, make = [weakref.WeakSet[Small]() for _ in range(4)], Small.__init__
+    made, make = [weakref.WeakSet[PersistentSmall]() for _ in range(4)], PersistentSmall.__init__
 
-    def noted(self: Small, across: Across, *args: Any) -> None:
+    def noted(self: PersistentSmall, across: HierarchicalEngine, *args: Any) -> None:
         made[across.roster.rank].add(self)
         make(self, across, *args)
 
-    monkeypatch.setattr(Small, "__init__", noted)
+    monkeypatch.setattr(PersistentSmall, "__init__", noted)
 
-    def job(across: Across) -> bool:
+    def job(across: HierarchicalEngine) -> bool:
         for count in (*range(1, 200), 5):
             x = np.full(count, across.roster.rank + 1, np.float32)
-            across.all_reduce(address_of(x), count, Reduction(F32, SUM), Choice("parameter_server"))
+            across.all_reduce(address_of(x), count, Reduction(F32, SUM), AlgorithmSpec("parameter_server"))
             assert (x == 10).all()
         gc.collect()
         return 0 < len(made[across.roster.rank]) < 199
@@ -131,13 +137,13 @@ def test_of_many_kinds_the_old_ones_are_put_away(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_failed_leaves_the_tensor_as_it_was() -> None:
-    def job(across: Across) -> bool:
+    def job(across: HierarchicalEngine) -> bool:
         x = np.full(4, 7.0, np.float32)
         if across.roster.rank == 3:
             across.close()
             return True
         with pytest.raises(Exception, match="rank 3"):
-            across.all_reduce(address_of(x), 4, Reduction(F32, SUM), Choice("parameter_server"))
+            across.all_reduce(address_of(x), 4, Reduction(F32, SUM), AlgorithmSpec("parameter_server"))
         return bool((x == 7.0).all())
 
     assert all(across_threads(4, job))

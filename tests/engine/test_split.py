@@ -12,7 +12,7 @@ import pytest
 from tests.support.ranks import Team, communicator, on_ranks, say
 
 from ringside.engine.request import KINDS
-from ringside.engine.shm.communicator import Communicator
+from ringside.engine.shm.communicator import HostCommunicator
 from ringside.errors import ClosedError, PeerLostError, UsageError
 
 pytestmark = pytest.mark.native
@@ -168,7 +168,7 @@ def test_a_death_is_told_in_the_ranks_of_the_group() -> None:
 
 def test_errors_of_a_sub_group_say_whose_ranks_they_count() -> None:
     for members, words in ((None, "on rank 0: the"), ((3,), r"on rank 0 of a sub-group \(of rank 3\): the")):
-        group = Communicator("test of words", 0, 1, members=members)
+        group = HostCommunicator("test of words", 0, 1, members=members)
         group.close()
         with pytest.raises(ClosedError, match=words):
             group.all_reduce(np.ones(3))

@@ -16,18 +16,18 @@ from typing import Any
 import pytest
 from tests.support.waiting import until
 
-from ringside.engine.runtime.queue import Turn, Turns
-from ringside.engine.runtime.timer import KernelAlarm, PlainAlarm, new_alarm
+from ringside.engine.runtime.queue import CollectiveQueue, QueuedCollective
+from ringside.engine.runtime.timer import KernelTimer, ThreadTimer, new_alarm
 from ringside.errors import ClosedError, SyncError
 
 LIMIT_S = 20.0
 LATER_S = 1e6  # longer than any test: the thread does not come by itself
 
 
-@pytest.fixture(params=[KernelAlarm, PlainAlarm])
-def turns(request, monkeypatch) -> Iterator[Turns]:
+@pytest.fixture(params=[KernelTimer, ThreadTimer])
+def turns(request, monkeypatch) -> Iterator[CollectiveQueue]:
     monkeypatch.setattr("ringside.engine.runtime.queue.new_alarm", request.param)
-    line = Turns("ringside-turns", "closed")
+    line = CollectiveQueue("ringside-turns", "closed")
     yield line
     line.stop(LIMIT_S)
     line.join(LIMIT_S)
@@ -135,18 +135,18 @@ def test_several_threads_wait_for_one_that_another_carries_out(turns):
 
 def test_the_thread_is_not_woken_for_what_others_carry_out(monkeypatch):
     """By the kernel's timer; without one it is woken each time."""
-    if not isinstance(alarm := new_alarm(), KernelAlarm):
+    if not isinstance(alarm := new_alarm(), KernelTimer):
         pytest.skip("this kernel has no timers to wait for (timerfd)")
     alarm.close()
     slept: list[float] = []
 
-    class Noted(KernelAlarm):
+    class Noted(KernelTimer):
         def sleep(self) -> None:
             slept.append(time.monotonic())
             super().sleep()
 
     monkeypatch.setattr("ringside.engine.runtime.queue.new_alarm", Noted)
-    turns = Turns("ringside-turns", "closed")
+    turns = CollectiveQueue("ringside-turns", "closed")
     for _ in range(50):
         assert turns.start(lambda: None, 0.5).wait()
     assert len(slept) <= 1  # when it begins
@@ -215,7 +215,7 @@ def test_callbacks_call_more_at_once_and_wait_for_what_is_behind(turns):
 
 
 def test_a_collective_that_waits_for_itself_is_refused(turns):
-    turn: list[Turn] = []
+    turn: list[QueuedCollective] = []
     turn.append(turns.start(lambda: turn[0].wait(), LATER_S))
     with pytest.raises(SyncError, match="very thread"):
         turn[0].wait()
@@ -264,7 +264,7 @@ def test_the_thread_survives_what_is_raised_there(turns):
 
 
 def test_stop_carries_out_what_is_lined_up_and_takes_no_more():
-    turns, notes = Turns("ringside-turns", "it is closed"), Notes()
+    turns, notes = CollectiveQueue("ringside-turns", "it is closed"), Notes()
     started = [turns.start(notes.job(k), LATER_S) for k in range(3)]
     turns.stop(LIMIT_S)
     assert notes.names == [0, 1, 2]
@@ -275,7 +275,7 @@ def test_stop_carries_out_what_is_lined_up_and_takes_no_more():
 
 
 def test_who_stops_it_from_inside_does_not_wait_for_itself():
-    turns, notes = Turns("ringside-turns", "closed"), Notes()
+    turns, notes = CollectiveQueue("ringside-turns", "closed"), Notes()
     first, second = turns.start(lambda: turns.stop(LIMIT_S), LATER_S), turns.start(notes.job(2), LATER_S)
     assert first.wait()
     assert second.wait()
@@ -334,7 +334,7 @@ def test_any_mix_of_threads_carries_out_each_once_in_order_and_one_at_a_time(tur
 @pytest.mark.parametrize("way", ["run", "start", "post"])
 def test_ctrl_c_at_any_moment_leaves_no_line_stuck(way):
     """Real signals, each at another moment of a call; then nobody carries out, and the next call goes through."""
-    ways: dict[str, Callable[[Turns], Any]] = {
+    ways: dict[str, Callable[[CollectiveQueue], Any]] = {
         "run": lambda line: line.run(lambda: None),
         "start": lambda line: line.start(lambda: None, LATER_S).wait(),
         "post": lambda line: (posted := line.post(lambda: lambda: None)) and posted.wait(),
@@ -346,7 +346,7 @@ def test_ctrl_c_at_any_moment_leaves_no_line_stuck(way):
             armed[0] = False
             raise KeyboardInterrupt
 
-    line = Turns("ringside-turns", "closed")
+    line = CollectiveQueue("ringside-turns", "closed")
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         for _ in range(1500):
@@ -373,7 +373,7 @@ def test_without_another_thread_nothing_is_lined_up_and_closing_goes_on(monkeypa
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    line, notes = Turns("ringside-turns", "it is closed"), Notes()
+    line, notes = CollectiveQueue("ringside-turns", "it is closed"), Notes()
     posted = line.post(lambda: notes.job("posted"))
     assert posted is not None
     monkeypatch.setattr(threading.Thread, "start", refuse)

@@ -9,7 +9,7 @@ import pytest
 
 from ringside._core import numpy_kernels as twins
 from ringside.engine.dtypes import DTYPES
-from ringside.engine.net.exchange.compression import Wire
+from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES
 from ringside.engine.net.exchange.signature import OWN_SCALE, WIRE_BFLOAT16, WIRE_FLOAT16
@@ -41,14 +41,14 @@ ODD = [
 ]
 
 
-class ByNumpy(Wire):
+class ByNumpy(WireCompression):
     """What takes the core's place where there is none."""
 
-    narrow = Wire.narrow_by_numpy
-    widen = Wire.widen_by_numpy
+    narrow = WireCompression.narrow_by_numpy
+    widen = WireCompression.widen_by_numpy
 
 
-either = pytest.mark.parametrize("make", [pytest.param(Wire, marks=pytest.mark.native), ByNumpy])
+either = pytest.mark.parametrize("make", [pytest.param(WireCompression, marks=pytest.mark.native), ByNumpy])
 
 
 def numbers(count: int) -> np.ndarray[Any, Any]:
@@ -59,7 +59,7 @@ def numbers(count: int) -> np.ndarray[Any, Any]:
 
 @either
 @pytest.mark.parametrize("dtype", UNIT)
-def test_rounds_to_nearest_even(make: type[Wire], dtype: Any) -> None:
+def test_rounds_to_nearest_even(make: type[WireCompression], dtype: Any) -> None:
     """All bit patterns' kinds; sender and receiver hold the same afterwards."""
     x = numbers(20_000)
     with np.errstate(all="ignore"):
@@ -78,7 +78,7 @@ def test_rounds_to_nearest_even(make: type[Wire], dtype: Any) -> None:
 
 @either
 @pytest.mark.parametrize("dtype", UNIT)
-def test_error_is_half_a_unit(make: type[Wire], dtype: Any) -> None:
+def test_error_is_half_a_unit(make: type[WireCompression], dtype: Any) -> None:
     x = np.random.default_rng(3).uniform(1e-3, 6e4, 10_000).astype(np.float32)
     rounded = x.copy()
     make(dtype).round(rounded.view(np.uint8))
@@ -90,7 +90,7 @@ def test_error_is_half_a_unit(make: type[Wire], dtype: Any) -> None:
 def test_over_a_schedule(name: str, dtype: Any) -> None:
     """All ranks end with the same bits, within the stated error; half the bytes travel."""
     ranks, count = 4, 3000
-    schedule, wire = by_name(name, ranks), Wire(dtype)
+    schedule, wire = by_name(name, ranks), WireCompression(dtype)
     inputs = [np.random.default_rng(r).standard_normal(count).astype(np.float32) for r in range(ranks)]
 
     def vertex(end: Any) -> tuple[Any, int]:
@@ -112,14 +112,17 @@ def test_over_a_schedule(name: str, dtype: Any) -> None:
 
 def test_other_dtypes_are_refused() -> None:
     with pytest.raises(UsageError, match="'int8'; there are bfloat16 and float16"):
-        Wire("int8")  # type: ignore[arg-type]
+        WireCompression("int8")  # type: ignore[arg-type]
 
 
 def test_peers_are_told_how_elements_travel() -> None:
     """So that ranks that were set differently find out, and a switch that was not called itself knows."""
     float32 = DTYPES.index("float32")
-    told = [told_of(Reduction(float32, 0, wire=wire), 9) for wire in (None, Wire("bfloat16"), Wire("float16"))]
+    told = [
+        told_of(Reduction(float32, 0, wire=wire), 9)
+        for wire in (None, WireCompression("bfloat16"), WireCompression("float16"))
+    ]
     assert [call.flags for call in told] == [0, WIRE_BFLOAT16, WIRE_FLOAT16]
-    weighted = told_of(Reduction(float32, 0, scale=3.0, scales=(3.0, 5.0), wire=Wire("float16")), 9)
+    weighted = told_of(Reduction(float32, 0, scale=3.0, scales=(3.0, 5.0), wire=WireCompression("float16")), 9)
     assert weighted.flags == OWN_SCALE | WIRE_FLOAT16
     assert (weighted.extra, told_of(Reduction(float32, 0, scale=3.0), 9).extra) == (1.0, 3.0)

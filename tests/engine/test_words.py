@@ -13,16 +13,16 @@ from ringside.engine.net.exchange.signature import (
     OWN_SCALE,
     WIRE_BFLOAT16,
     WIRE_FLOAT16,
-    Call,
-    Disagreement,
-    Doing,
-    Header,
+    CollectiveSignature,
+    MessageHeader,
+    Operation,
+    SignatureMismatch,
 )
-from ringside.engine.net.rank_map import Roster
+from ringside.engine.net.rank_map import RankMap
 from ringside.engine.request import KINDS
-from ringside.engine.transports.base import NOBODY, Cause, LinkError
+from ringside.engine.transports.base import NOBODY, LinkError, LinkFailure
 from ringside.engine.tuner.explain import Explanation
-from ringside.engine.tuner.table import Row
+from ringside.engine.tuner.table import TimingRow
 from ringside.errors import ClosedError, DeadlineError, MismatchError, PeerLostError, SyncError, UsageError
 
 MISMATCH, PEER_LOST, DEADLINE, INTERRUPTED, CLOSED, NO_WEIGHT = 1, 2, 3, 4, 5, 7
@@ -104,76 +104,76 @@ def test_a_mismatch_says_what_each_side_called(told: tuple[Any, ...], words: str
 
 # ------------------------------------------------------------------------------------------------ between hosts
 
-ROSTER = Roster(1, ((0, 1), (2, 3)), ("left", "right"), ("", ""))
+ROSTER = RankMap(1, ((0, 1), (2, 3)), ("left", "right"), ("", ""))
 
 
 @pytest.mark.parametrize(
     ("raised", "cause"),
     [
-        (LinkError(Cause("late", 3)), Cause("late", 3)),
-        (PeerLostError("", [0]), Cause("lost", 0)),
-        (DeadlineError("", [1]), Cause("late", 1)),
-        (DeadlineError("", []), Cause("late", 1)),
-        (MismatchError("", [0]), Cause("disagreed", 1)),
-        (KeyboardInterrupt(), Cause("left", 1)),
-        (ClosedError(""), Cause("left", 1)),
+        (LinkError(LinkFailure("late", 3)), LinkFailure("late", 3)),
+        (PeerLostError("", [0]), LinkFailure("lost", 0)),
+        (DeadlineError("", [1]), LinkFailure("late", 1)),
+        (DeadlineError("", []), LinkFailure("late", 1)),
+        (MismatchError("", [0]), LinkFailure("disagreed", 1)),
+        (KeyboardInterrupt(), LinkFailure("left", 1)),
+        (ClosedError(""), LinkFailure("left", 1)),
     ],
 )
-def test_what_goes_wrong_here_is_told_as(raised: BaseException, cause: Cause) -> None:
+def test_what_goes_wrong_here_is_told_as(raised: BaseException, cause: LinkFailure) -> None:
     assert cause_of(raised, ROSTER) == cause
 
 
 def test_ranks_of_a_host_are_those_of_the_group() -> None:
     """Errors of shared memory count ranks within the host."""
-    roster = Roster(3, ROSTER.hosts, ROSTER.names, ROSTER.keys)
-    assert cause_of(PeerLostError("", [0]), roster) == Cause("lost", 2)
-    assert cause_of(DeadlineError("", []), roster) == Cause("late", 3)
+    roster = RankMap(3, ROSTER.hosts, ROSTER.names, ROSTER.keys)
+    assert cause_of(PeerLostError("", [0]), roster) == LinkFailure("lost", 2)
+    assert cause_of(DeadlineError("", []), roster) == LinkFailure("late", 3)
 
 
-def explained(cause: Cause, raised: BaseException | None = None) -> SyncError:
+def explained(cause: LinkFailure, raised: BaseException | None = None) -> SyncError:
     return explain("all_reduce", cause, raised or LinkError(cause), ROSTER, 2.5)
 
 
 def test_causes_become_errors_that_name_the_culprit_and_its_host() -> None:
-    late = explained(Cause("late", 2))
+    late = explained(LinkFailure("late", 2))
     assert (type(late), late.ranks) == (DeadlineError, (2,))
     assert str(late).startswith("all_reduce on rank 1 on host left: rank 2 on host right did not send within 2.5 s")
-    left = explained(Cause("left", 3))
+    left = explained(LinkFailure("left", 3))
     assert (type(left), left.ranks) == (PeerLostError, (3,))
     assert "rank 3 on host right gave up; restart" in str(left)
-    lost = explained(Cause("lost", NOBODY))
+    lost = explained(LinkFailure("lost", NOBODY))
     assert (type(lost), lost.ranks) == (PeerLostError, ())
     assert "another rank died or cannot be reached; restart" in str(lost)
-    assert "the reducer at the switch died" in str(explained(Cause("lost", 4)))
-    assert "rank 3 on host right died" in str(explained(Cause("lost", 3)))
-    odd = explained(Cause("disagreed", 2, "this and that"))
+    assert "the reducer at the switch died" in str(explained(LinkFailure("lost", 4)))
+    assert "rank 3 on host right died" in str(explained(LinkFailure("lost", 3)))
+    odd = explained(LinkFailure("disagreed", 2, "this and that"))
     assert (type(odd), odd.ranks) == (MismatchError, (2,))
     assert "different things: this and that (rank 2 on host right differs)" in str(odd)
     own = ClosedError("mine")
-    assert explained(Cause("left", 1), own) is own
-    other = explained(Cause("left", 1), OSError("no memory"))
+    assert explained(LinkFailure("left", 1), own) is own
+    other = explained(LinkFailure("left", 1), OSError("no memory"))
     assert (type(other), other.ranks) == (ClosedError, ())
     assert "OSError: no memory" in str(other)
 
 
 def test_what_differs_is_said_most_telling_first() -> None:
-    ours = Header(4, 0xAB, 64, Call(1, 0, 0, 10))
+    ours = MessageHeader(4, 0xAB, 64, CollectiveSignature(1, 0, 0, 10))
     for theirs, words in (
         (ours._replace(seq=3, plan=1), "rank 2 on host right is at collective 3 on this link, this rank at 4"),
         (
-            ours._replace(call=Call(1, 0, 0, 11), plan=1),
+            ours._replace(call=CollectiveSignature(1, 0, 0, 11), plan=1),
             "rank 2 on host right called all_reduce(sum, float32, 11 elements), this rank all_reduce(sum, float32, 10 "
             "elements)",
         ),
         (ours._replace(segment=65, plan=1), "rank 2 on host right cuts messages of 65 bytes, this rank of 64"),
         (ours._replace(plan=0xCD), "rank 2 on host right runs another schedule (000000cd) than this rank (000000ab)"),
     ):
-        cause = cause_of(Disagreement(2, theirs, ours), ROSTER)
+        cause = cause_of(SignatureMismatch(2, theirs, ours), ROSTER)
         assert (cause.kind, cause.vertex, cause.detail) == ("disagreed", 2, words)
 
 
 def test_a_call_is_said_with_what_is_not_usual_in_it() -> None:
-    base = Call(KINDS.index("all_reduce"), 0, OP_CODES["sum"], 10)
+    base = CollectiveSignature(KINDS.index("all_reduce"), 0, OP_CODES["sum"], 10)
     said = {
         base: "",
         base._replace(extra=1.0): "",
@@ -189,7 +189,7 @@ def test_a_call_is_said_with_what_is_not_usual_in_it() -> None:
     assert str(base._replace(kind=KINDS.index("broadcast"))) == "broadcast(float32, 10 elements)"
     assert str(base._replace(kind=len(KINDS) - 1)) == "split(float32, 10 elements)"
     assert str(base._replace(kind=len(KINDS))) == f"collective {len(KINDS)}(float32, 10 elements)"
-    assert str(Doing(base, "a ring")) == "all_reduce(sum, float32, 10 elements) by a ring"
+    assert str(Operation(base, "a ring")) == "all_reduce(sum, float32, 10 elements) by a ring"
 
 
 # ------------------------------------------------------------------------------------------------ explanations
@@ -212,8 +212,8 @@ def test_sizes_are_said_in_the_unit_of_their_size(size_bytes: int, words: str) -
 
 
 def test_rows_have_the_times_in_units_and_the_best_twelve_are_shown() -> None:
-    rows = [Row(f"tree*{at}", 0.5e-3, 1.25e-3, 1.0 + at, True) for at in range(13)]
-    rows += [Row("ring", 1.0, None, 999e-6, True), Row("native", 1e-3, 2.0, 3.0, True)]
+    rows = [TimingRow(f"tree*{at}", 0.5e-3, 1.25e-3, 1.0 + at, True) for at in range(13)]
+    rows += [TimingRow("ring", 1.0, None, 999e-6, True), TimingRow("native", 1e-3, 2.0, 3.0, True)]
     text = str(Explanation(4, "ring", "so it is", tuple(rows), 8)).splitlines()
     assert text[2].split() == ["at", "8", "B", "predicted", "measured", "expected"]
     assert len({len(line) for line in text[2:-1]}) == 1, "a table"

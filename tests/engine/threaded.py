@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ringside.engine.algorithm import Choice
+from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.exchange.exchange import Exchange
-from ringside.engine.net.hierarchical import Across, Reduction
-from ringside.engine.net.rank_map import Roster
+from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
+from ringside.engine.net.rank_map import RankMap
 from ringside.engine.transports.threads import Switchboard, Threads
 
 
@@ -57,16 +57,18 @@ class NativeByThreads:
         if self._pause_s:
             threading.Event().wait(self._pause_s)
         address = data.__array_interface__["data"][0]
-        self._across.all_reduce(address, len(data) // ITEM_BYTES[dtype], Reduction(dtype, op), Choice("ring"))
+        self._across.all_reduce(address, len(data) // ITEM_BYTES[dtype], Reduction(dtype, op), AlgorithmSpec("ring"))
 
 
-def make_across(board: Switchboard, rank: int, native: Any = None) -> Across:
+def make_across(board: Switchboard, rank: int, native: Any = None) -> HierarchicalEngine:
     n = board.size
-    roster = Roster(rank, tuple((r,) for r in range(n)), tuple(f"host{r}" for r in range(n)), ("",) * n)
-    return Across(roster, Exchange(Threads(board, rank)), None, native or NoNative(), timeout_s=board.timeout_s)
+    roster = RankMap(rank, tuple((r,) for r in range(n)), tuple(f"host{r}" for r in range(n)), ("",) * n)
+    return HierarchicalEngine(
+        roster, Exchange(Threads(board, rank)), None, native or NoNative(), timeout_s=board.timeout_s
+    )
 
 
-def on_threads(n: int, job: Callable[[Across], Any], *, native_pause_s: float = 0.0) -> list[Any]:
+def on_threads(n: int, job: Callable[[HierarchicalEngine], Any], *, native_pause_s: float = 0.0) -> list[Any]:
     """Run a job on n ranks, each a thread and a host of its own; return what each returned, by rank."""
     board, own = Switchboard(n), Switchboard(n)
     results: list[Any] = [None] * n

@@ -15,12 +15,12 @@ from tests.support.golden import Golden, keys_of
 
 from ringside.bench import launch
 from ringside.commands import bench, lab, probe
-from ringside.engine.cost.network import Network
+from ringside.engine.cost.network import CostNetwork
 from ringside.engine.probe.prober import Probe
-from ringside.lab.processes import Place, RankResult, RunResult, places
+from ringside.lab.processes import RankPlacement, RankResult, RunResult, places
 from ringside.monitor.run.records import RunInfo, StepRecord
 from ringside.monitor.verdict import Verdict
-from ringside.pytorch.job_probe import Outcome
+from ringside.pytorch.job_probe import ProbeOutcome
 
 H100 = "--preset dgx-h100 --hosts 4"
 COMMANDS = {
@@ -59,15 +59,15 @@ def test_bench_has_the_keys_it_had(command: Call, golden: Golden, monkeypatch: p
     golden.check("texts/bench.txt", out.replace(f"on {bench.usable_cores()} cores", "on (this machine's) cores"))
 
 
-def outcome(*, slow: float = 1.0) -> Outcome:
+def outcome(*, slow: float = 1.0) -> ProbeOutcome:
     """What a probe of four hosts found, one link of which has `slow` times the others' rate."""
     per_byte = np.full((4, 4), 1e-8)
     per_byte[0, 1] = per_byte[1, 0] = 1e-8 / slow
-    network = Network(np.full((4, 4), 1e-4), per_byte, np.full(4, 5e-9), np.full(4, 5e-9))
+    network = CostNetwork(np.full((4, 4), 1e-4), per_byte, np.full(4, 5e-9), np.full(4, 5e-9))
     still = np.zeros((4, 4))
     found = Probe(network, (0, 1, 2, 3), network.rates, still, still)
     rings = {(0, 1, 2, 3): 0.2, (0, 2, 1, 3): 0.05}
-    return Outcome(0, 4, tuple(f"node-{v}" for v in range(4)), (1,) * 4, probe=found, ring_s=rings)
+    return ProbeOutcome(0, 4, tuple(f"node-{v}" for v in range(4)), (1,) * 4, probe=found, ring_s=rings)
 
 
 @pytest.mark.parametrize(("name", "slow", "status"), [("probe", 1.0, 0), ("probe-slow", 0.25, 1)])
@@ -94,7 +94,7 @@ class _Recorded:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def run(self, argv: list[str], *, sink: Callable[[Place, str, str], None], **_: object) -> RunResult:
+    def run(self, argv: list[str], *, sink: Callable[[RankPlacement, str, str], None], **_: object) -> RunResult:
         first, second = places([1, 1])
         sink(first, "stdout", "epoch 1")
         sink(second, "stderr", "a warning")

@@ -16,7 +16,7 @@ import pytest
 from tests.golden.calls import Call
 from tests.support.golden import Golden, broken_up, rounded, without_own_files
 
-from ringside.doctor.findings import Findings, Hop, Lane, Note, Question, Rings, Sheet, Span, Unjudged
+from ringside.doctor.findings import EvidenceHop, Findings, Lane, Note, Question, Rings, Sheet, TimeSpan, Unjudged
 from ringside.monitor.verdict import KINDS, Verdict
 from ringside.view.html.doctor import render_page
 from ringside.view.run.recorded import Run
@@ -57,21 +57,25 @@ def rings(ranks: int) -> Rings:
     """Two channels among so many ranks, three to a host, by every transport there is; one hop is broken."""
     vias = ("NVLink P2P", "PCIe P2P", "SHM", "NET/Socket", "NET/IB", "NET/IB GDRDMA", "")
     hops = [
-        Hop(src=rank, dst=(rank + 1) % ranks, via=vias[rank % len(vias)], between_hosts=rank % 3 == 2)
+        EvidenceHop(src=rank, dst=(rank + 1) % ranks, via=vias[rank % len(vias)], between_hosts=rank % 3 == 2)
         for rank in range(ranks if ranks > 1 else 0)
     ]
-    back = [Hop(src=hop.dst, dst=hop.src, via=hop.via, wrong="never connected" if hop.src == 1 else "") for hop in hops]
-    trees = {0: [Hop(src=rank, dst=(rank - 1) // 2, via="NET/IB") for rank in range(1, ranks)]}
+    back = [
+        EvidenceHop(src=hop.dst, dst=hop.src, via=hop.via, wrong="never connected" if hop.src == 1 else "")
+        for hop in hops
+    ]
+    trees = {0: [EvidenceHop(src=rank, dst=(rank - 1) // 2, via="NET/IB") for rank in range(1, ranks)]}
     hosts = [f"a-host-with-a-long-name-{rank // 3}" for rank in range(ranks)]
     return Rings(title=f"group of {ranks}", nranks=ranks, hosts=hosts, rings={0: hops, 1: back}, trees=trees, note="so")
 
 
-def spans(rank: int) -> list[Span]:
+def spans(rank: int) -> list[TimeSpan]:
     """One of every kind, later on later ranks."""
     kinds = ("compute", "communication", "hidden", "wait", "idle", "missing")
     begins = [k / 4 + rank / 64 for k in range(len(kinds))]
     return [
-        Span(start_s=at, end_s=at + 0.2, kind=kind, name=f"a {kind}") for at, kind in zip(begins, kinds, strict=True)
+        TimeSpan(start_s=at, end_s=at + 0.2, kind=kind, name=f"a {kind}")
+        for at, kind in zip(begins, kinds, strict=True)
     ]
 
 

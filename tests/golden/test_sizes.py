@@ -26,15 +26,15 @@ from ringside.schedule import ALGORITHMS, COLLECTIVES, Schedule, by_name, hierar
 from ringside.view.export.markdown import render_markdown
 from ringside.view.export.perfetto import trace_events
 from ringside.view.html.run_report import render_report
-from ringside.view.run.live import Following, Live
+from ringside.view.run.live import LiveRun, RunFollower
 from ringside.view.run.recorded import Run
 from ringside.view.schedule.arrange import arranged
 from ringside.view.schedule.drawing import schedule_html, schedule_svg
-from ringside.view.schedule.frames import Story
-from ringside.view.schedule.layout import Layout
+from ringside.view.schedule.frames import ScheduleFrames
+from ringside.view.schedule.layout import GraphLayout
 from ringside.view.schedule.text import schedule_text
 from ringside.view.terminal import closing, picture, status_line
-from ringside.view.tui.rank_table import SORTS, Order
+from ringside.view.tui.rank_table import SORTS, SortOrder
 from ringside.view.tui.source import Local, look
 from ringside.view.tui.text import first_line, once_lines, verdict_block
 
@@ -47,7 +47,7 @@ def checksum(text: str) -> str:
 
 
 def line_of(name: str, schedule: Schedule) -> str:
-    layout = arranged(Story(schedule))
+    layout = arranged(ScheduleFrames(schedule))
     box = " ".join(f"{value:.1f}" for value in layout.box)
     ends = " ".join(f"({layout.nodes[k].x:.1f} {layout.nodes[k].y:.1f})" for k in (0, -1))
     drawn = [schedule_svg(schedule, k) for k in sorted({0, min(1, schedule.rounds), schedule.rounds})]
@@ -57,7 +57,7 @@ def line_of(name: str, schedule: Schedule) -> str:
     return f"{name:28} box {box:28} ends {ends:30} {words:8} {len(layout.rooms)} rooms  {_spread(layout)}  {sums}\n"
 
 
-def _spread(layout: Layout) -> str:
+def _spread(layout: GraphLayout) -> str:
     return f"disc {layout.sizes.disc:g} cell {layout.sizes.cell:g} bend {layout.bend:g} labels {layout.labels:d}"
 
 
@@ -134,13 +134,15 @@ def test_a_terminal_of_any_size_shows_what_it_did(run: str, place: Path, golden:
     snapshot = look(Local(Path(run)), 1)
     told = []
     for width in (10, 16, 24, 40, 56, 72, 80, 120, 200):
-        told += [f"== top, {width} columns", *once_lines(snapshot, Order(), width)]
+        told += [f"== top, {width} columns", *once_lines(snapshot, SortOrder(), width)]
         told += [first_line(snapshot, width, remarks=["paused", "filtered"]).plain]
     for height in range(12):
         told += [f"== verdicts in {height} lines", verdict_block(snapshot, 60, height).plain]
     for sort in SORTS:
         for reverse in (False, True):
-            rows = list(once_lines(snapshot, Order(sort=sort, reverse=reverse), 60))[-snapshot.info.world_size - 1 :]
+            rows = list(once_lines(snapshot, SortOrder(sort=sort, reverse=reverse), 60))[
+                -snapshot.info.world_size - 1 :
+            ]
             told += [f"== by {sort}{', the other way round' if reverse else ''}", *rows]
     golden.check(f"sizes/top-{run}.txt", "\n".join(told) + "\n")
 
@@ -155,7 +157,7 @@ def shown(renderable: object, width: int) -> str:
 def test_a_picture_of_a_running_job_is_as_it_was(run: str, place: Path, golden: Golden) -> None:
     reader = RunReader(run)
     records, events = reader.poll(), reader.poll_events()
-    following = Following()
+    following = RunFollower()
     pieces = [f"== before\n{shown(picture(following, 'a job', 0.0, 80), 80)}{status_line(following, 0.0)}\n"]
     following.start(reader.info)
     half = len(records) // 2
@@ -173,6 +175,6 @@ def test_a_picture_of_a_running_job_is_as_it_was(run: str, place: Path, golden: 
 def test_what_is_kept_of_a_live_run_is_bounded(place: Path) -> None:
     with Path("demo", "events.jsonl").open("a") as events:
         events.writelines(f'{{"unix": {k}, "kind": "note"}}\n' for k in range(500))
-    live = Live(Path("demo"))
+    live = LiveRun(Path("demo"))
     live.poll()
     assert [event["unix"] for event in live.events] == list(range(300, 500))

@@ -261,16 +261,16 @@ def _value(folder: Path) -> Iterator[str]:
 def _watched(folder: Path) -> Iterator[str]:
     """As `ringside top` and `ringside serve` follow a run."""
     from ringside.view.export.prometheus import render
-    from ringside.view.server.feed import Feed
-    from ringside.view.tui.rank_table import Order
+    from ringside.view.server.feed import PageFeed
+    from ringside.view.tui.rank_table import SortOrder
     from ringside.view.tui.source import Local, look
     from ringside.view.tui.text import as_json, once_lines
 
     snapshot = look(Local(folder / "run"), 1)
-    order = Order(sort="excess", reverse=False, filter="")
+    order = SortOrder(sort="excess", reverse=False, filter="")
     yield "\n".join(once_lines(snapshot, order, 100))
     yield json.dumps(as_json(snapshot, order))
-    feed = Feed(folder / "run", poll_s=0.001, quiet_s=0.0)
+    feed = PageFeed(folder / "run", poll_s=0.001, quiet_s=0.0)
     try:
         deadline = threading.Event()
         while not feed.number and not deadline.wait(0.002):
@@ -319,7 +319,7 @@ MOST_UNLIKE_RANKS = 1000
 def _write_topologies(folder: Path) -> None:
     import importlib.resources
 
-    from ringside.engine.cost.network import Network
+    from ringside.engine.cost.network import CostNetwork
 
     presets = importlib.resources.files("ringside.predict").joinpath("presets")
     for one in presets.iterdir():
@@ -333,7 +333,7 @@ def _write_topologies(folder: Path) -> None:
     (folder / "full" / "topology").write_text(text)
     latency = np.array([[0, 2e-5, 3e-5], [2e-5, 0, 4e-5], [3e-5, 4e-5, 0]])
     nic = np.array([1e-8, 1e-8, 2e-8])
-    network = Network(latency, latency / 1e3, nic, nic, reduce=1e-10, overhead_s=1e-6)
+    network = CostNetwork(latency, latency / 1e3, nic, nic, reduce=1e-10, overhead_s=1e-6)
     probed = network.to_topology(["a", "b", "c"], [2, 1, 1], "measured")
     (folder / "probe").mkdir()
     (folder / "probe" / "topology").write_text(json.dumps(probed))
@@ -420,21 +420,23 @@ def _damaged_tree(content: bytes, random: Random) -> bytes:
 
 def _write_messages(folder: Path) -> None:
     """What ranks, workers and their keepers say to each other, as the code that says it writes it."""
-    from ringside.monitor.hang.rank_state import Call, Failure, Standing
-    from ringside.pytorch.hang_watch.store_channel import Letter
-    from ringside.survive.protocol.decision import Commit, Decided, Seat, encode_decided
+    from ringside.monitor.hang.rank_state import Failure, RankState, WaitingCall
+    from ringside.pytorch.hang_watch.store_channel import HostReport
+    from ringside.survive.protocol.decision import Commit, Decided, MemberId, encode_decided
     from ringside.survive.protocol.generation import Generation, encode_generation
 
-    seats = (Seat(0, 1), Seat(1, 2))
+    seats = (MemberId(0, 1), MemberId(1, 2))
     pack = msgspec.msgpack.Encoder().encode
-    standing = Standing(rank=1, step=4, entered=9, waiting_s=3.0, still_s=3.0, failure=Failure("lost", [0], "it died"))
-    calls = [Call(9, "all_reduce", 1000)]
+    standing = RankState(rank=1, step=4, entered=9, waiting_s=3.0, still_s=3.0, failure=Failure("lost", [0], "it died"))
+    calls = [WaitingCall(9, "all_reduce", 1000)]
     records = msgspec.json.decode(b"[" + b",".join(_records(4)) + b"]")
     for name, content in {
-        "generation": encode_generation(Generation(1, 2, 30, 0, seats, (0, 1), broken=((0, 1),), left=(Seat(0, 0),))),
+        "generation": encode_generation(
+            Generation(1, 2, 30, 0, seats, (0, 1), broken=((0, 1),), left=(MemberId(0, 0),))
+        ),
         "decision": encode_decided(Decided().after(3, Commit(seats, 0, 64, 64, "f7ab"))),
         "founders": pack(seats),
-        "letter": pack(Letter(1, 0, [standing, msgspec.structs.replace(standing, rank=0, calls=calls)])),
+        "letter": pack(HostReport(1, 0, [standing, msgspec.structs.replace(standing, rank=0, calls=calls)])),
         "records": pack(records),
     }.items():
         (folder / name).mkdir(parents=True)
@@ -474,33 +476,33 @@ def _hear_decision(content: bytes) -> None:
 
 
 def _hear_founders(content: bytes) -> None:
-    from ringside.survive.cluster.rendezvous import Meeting
+    from ringside.survive.cluster.rendezvous import Rendezvous
 
     class Registers:
         def read(self, key: str) -> bytes:
             return content
 
-    Meeting(Registers(), 2).founders(1, 0.0, lambda seat: True)
+    Rendezvous(Registers(), 2).founders(1, 0.0, lambda seat: True)
 
 
 def _hear_letter(content: bytes) -> None:
     """What another host says of its ranks, and the verdict on it."""
-    from ringside.monitor.hang.detector import HangWatch
+    from ringside.monitor.hang.detector import HangDetector
     from ringside.pytorch.hang_watch import store_channel as watch_mail
 
     try:
         standings = watch_mail.letter_of(content).standings
     except UNDECODABLE:
         return  # the thread that reads letters says so, and ends
-    machine = HangWatch([1, 2])
+    machine = HangDetector([1, 2])
     for now in (0.0, 100.0, 200.0):
         machine.look(standings, now)
 
 
 def _hear_records(content: bytes) -> None:
     """What ranks send to rank 0: it collects, judges and counts them."""
-    from ringside.monitor.alerts.counters import Tally
-    from ringside.monitor.collector import Collector
+    from ringside.monitor.alerts.counters import MetricCounters
+    from ringside.monitor.collector import StepCollector
     from ringside.monitor.run.records import RunInfo
     from ringside.monitor.watchers import standard_watchers
     from ringside.pytorch.recording import record_transport as delivery
@@ -511,7 +513,7 @@ def _hear_records(content: bytes) -> None:
     except UNDECODABLE:
         return
     info = RunInfo(schema=1, name="x", started_unix=0.0, world_size=2, hosts=["a", "b"], engine="gloo")
-    collector, tally = Collector(2, watchers=standard_watchers(2, ["a", "b"])), Tally(info)
+    collector, tally = StepCollector(2, watchers=standard_watchers(2, ["a", "b"])), MetricCounters(info)
     collector.add(records)
     tally.add(records, collector)
     render(tally.figures((), {}, {}))
@@ -562,11 +564,11 @@ def _damaged_message(content: bytes, random: Random) -> bytes:
 
 def _write_pages(folder: Path) -> None:
     """Pages of the hang watch, an entry of the registry, and a table of choices."""
-    from ringside.engine.tuner.table import Rank, Row, Table
+    from ringside.engine.tuner.table import Rank, TimingRow, TimingTable
     from ringside.monitor.run import registry
-    from ringside.pytorch.hang_watch.board import PAGE_BYTES, Board
+    from ringside.pytorch.hang_watch.board import PAGE_BYTES, ProgressPage
 
-    board = Board()
+    board = ProgressPage()
     try:
         for seq in range(12):
             board.enters(1000 * seq)
@@ -577,9 +579,9 @@ def _write_pages(folder: Path) -> None:
         (folder / "page" / "page").write_bytes(os.pread(board.fd, PAGE_BYTES, 0))
     finally:
         board.close()
-    rows = (Row("native", 1e-4, 1.1e-4, 1.1e-4, True), Row("ring", 2e-4, None, 2e-4, False))
+    rows = (TimingRow("native", 1e-4, 1.1e-4, 1.1e-4, True), TimingRow("ring", 2e-4, None, 2e-4, False))
     ranks = tuple(Rank(size, "native", "it is the fastest", rows) for size in (4, 1024, 1 << 20))
-    table = Table({"world": "2"}, _probed(), ranks)
+    table = TimingTable({"world": "2"}, _probed(), ranks)
     (folder / "table").mkdir()
     (folder / "table" / "table").write_bytes(table.encode())
     entry = registry.Entry(path=b"/runs/x", pid=os.getpid(), born=1, started_unix=1.7e9, world_size=4)
@@ -588,11 +590,11 @@ def _write_pages(folder: Path) -> None:
 
 
 def _probed() -> dict[str, Any]:
-    from ringside.engine.cost.network import Network
+    from ringside.engine.cost.network import CostNetwork
 
     latency = np.array([[0, 2e-5, 3e-5], [2e-5, 0, 4e-5], [3e-5, 4e-5, 0]])
     nic = np.array([1e-8, 1e-8, 2e-8])
-    network = Network(latency, latency / 1e3, nic, nic, reduce=1e-10, overhead_s=1e-6)
+    network = CostNetwork(latency, latency / 1e3, nic, nic, reduce=1e-10, overhead_s=1e-6)
     return network.to_topology(["a", "b", "c"], [2, 1, 1], "measured")
 
 
@@ -603,20 +605,20 @@ def _pages(folder: Path) -> Iterator[str]:
 
 
 def _look_at_page(path: Path) -> None:
-    from ringside.monitor.hang.detector import HangWatch
-    from ringside.pytorch.hang_watch.board import PAGE_BYTES, View
+    from ringside.monitor.hang.detector import HangDetector
+    from ringside.pytorch.hang_watch.board import PAGE_BYTES, ProgressView
 
-    view = View(1, path.read_bytes()[:PAGE_BYTES].ljust(PAGE_BYTES, b"\0"))
-    machine = HangWatch([1, 2])
+    view = ProgressView(1, path.read_bytes()[:PAGE_BYTES].ljust(PAGE_BYTES, b"\0"))
+    machine = HangDetector([1, 2])
     for now in (0.0, 1e5, 2e5):
         machine.look([msgspec.structs.replace(view.standing(now), rank=0), view.standing(now)], now)
 
 
 def _look_at_table(path: Path) -> None:
-    from ringside.engine.cost.network import Network
+    from ringside.engine.cost.network import CostNetwork
     from ringside.engine.tuner.cache import load
 
-    table = load(path, {"world": "2"}, Network.from_topology(_probed()))
+    table = load(path, {"world": "2"}, CostNetwork.from_topology(_probed()))
     if table is not None:
         for size in (1, 5000, 1 << 40):
             table.at(size)

@@ -10,7 +10,7 @@ from ringside.errors import UsageError
 
 torch = pytest.importorskip("torch")
 
-from ringside.survive.data.micro_batches import Work  # noqa: E402
+from ringside.survive.data.micro_batches import StepWork  # noqa: E402
 from ringside.survive.data.samples import Samples, shuffled  # noqa: E402
 
 SCRIPT = str(Path(__file__).with_name("buffering.py"))
@@ -40,7 +40,7 @@ def work_of(change, **buffers):
 
 
 def computing(model, loss):
-    return Work(model, loss, torch.ones(8, 2), Samples(8, 8, 2, shuffled(8, 0)), 0, torch.stack)
+    return StepWork(model, loss, torch.ones(8, 2), Samples(8, 8, 2, shuffled(8, 0)), 0, torch.stack)
 
 
 def compute(work):

@@ -18,12 +18,12 @@ from tests.recorded_runs import own_times, write_run
 
 from ringside import commands
 from ringside.doctor import examine
-from ringside.engine.cost.network import Network
+from ringside.engine.cost.network import CostNetwork
 from ringside.engine.shm.rendezvous import receive_message
-from ringside.engine.tuner.table import Rank, Row, Table
+from ringside.engine.tuner.table import Rank, TimingRow, TimingTable
 from ringside.errors import RingsideError, UsageError
 from ringside.monitor.alerts.book import AlertBook
-from ringside.monitor.alerts.counters import Tally
+from ringside.monitor.alerts.counters import MetricCounters
 from ringside.monitor.run import registry
 from ringside.monitor.run.directory import RunReader
 from ringside.predict.tables import read_tables
@@ -47,7 +47,7 @@ def error_file(folder: Path, rank: int, inner: Any, more: str = "") -> None:
 
 def probed() -> dict[str, Any]:
     latency = np.array([[0, 2e-5], [2e-5, 0]])
-    network = Network(latency, latency / 1e3, np.full(2, 1e-8), np.full(2, 1e-8), reduce=1e-10, overhead_s=1e-6)
+    network = CostNetwork(latency, latency / 1e3, np.full(2, 1e-8), np.full(2, 1e-8), reduce=1e-10, overhead_s=1e-6)
     return network.to_topology(["a", "b"], [1, 1], "measured")
 
 
@@ -75,7 +75,7 @@ def test_what_is_nested_too_deep_is_refused_in_words(tmp_path: Path, monkeypatch
     with pytest.raises(RingsideError, match=r"run\.json"):
         RunReader(run)
     with pytest.raises(UsageError, match="no selection table"):
-        Table.decode(f'{{"key": {{}}, "topology": {{"x": {DEEP}}}}}'.encode())
+        TimingTable.decode(f'{{"key": {{}}, "topology": {{"x": {DEEP}}}}}'.encode())
     (tmp_path / "topology.json").write_text(f'{{"kind": {DEEP}}}')
     with pytest.raises(UsageError):
         load_topology(tmp_path / "topology.json")
@@ -219,7 +219,7 @@ def test_pages_and_metrics_hold_no_control_characters(tmp_path: Path) -> None:
     (run / "run.json").write_text(json.dumps({**info, "name": ESCAPES, "hosts": [ESCAPES, "b"]}))
     assert commands.main(["report", str(run)]) == 0
     assert "\x1b" not in (run / "report.html").read_text()
-    assert b"\x1b" not in render(Tally(RunReader(run).info).figures([], {}, {}))[0]
+    assert b"\x1b" not in render(MetricCounters(RunReader(run).info).figures([], {}, {}))[0]
 
 
 def test_an_error_that_quotes_a_file_is_printed_without_control_characters(
@@ -297,7 +297,7 @@ def test_a_probe_with_a_figure_that_is_none_is_refused_in_words(tmp_path: Path, 
         path = tmp_path / "probe.json"
         path.write_text(json.dumps(damaged))
         with pytest.raises(UsageError):
-            Network.from_topology(damaged)
+            CostNetwork.from_topology(damaged)
         with pytest.raises(UsageError):
             load_topology(path)
 
@@ -313,10 +313,10 @@ def test_a_probe_whose_host_has_a_rate_that_is_none_is_refused_in_words(tmp_path
 
 @pytest.mark.parametrize("sizes", [(4, -4), (1024, 4), (0, 4), (4, 1 << 63)])
 def test_a_selection_table_whose_sizes_do_not_ascend_is_none(sizes: tuple[int, ...]) -> None:
-    rows = (Row("native", 1e-4, None, 1e-4, True),)
-    table = Table({}, probed(), tuple(Rank(size, "native", "x", rows) for size in sizes))
+    rows = (TimingRow("native", 1e-4, None, 1e-4, True),)
+    table = TimingTable({}, probed(), tuple(Rank(size, "native", "x", rows) for size in sizes))
     with pytest.raises(UsageError, match="ascend"):
-        Table.decode(msgspec.json.encode(table))
+        TimingTable.decode(msgspec.json.encode(table))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside.pytorch.shared_storage import Buckets, empty_shared  # noqa: E402
+from ringside.pytorch.shared_storage import SharedStorages, empty_shared  # noqa: E402
 
 pytestmark = pytest.mark.native
 
@@ -218,7 +218,7 @@ def test_there_is_one_copy_of_the_buckets_and_none_of_models_that_are_gone() -> 
 def freed_too_early() -> tuple[int, int]:
     """Free a bucket that is announced, then retire it; return how many are mapped after each."""
     with communicator() as comm:
-        buckets = Buckets(comm)
+        buckets = SharedStorages(comm)
         bucket = empty_shared(1000, torch.float32)
         storage = buckets.storage_of(0, bucket)
         assert storage is not None

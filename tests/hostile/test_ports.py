@@ -241,7 +241,7 @@ def test_users_are_found_by_either_kind_of_address() -> None:
 
 
 def test_a_connection_that_asks_for_nothing_is_closed(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringside.view.server.app.Connection.asking_s", 0.2)
+    monkeypatch.setattr("ringside.view.server.app.PageConnection.asking_s", 0.2)
     with dribbling(page, 1) as (client,):
         assert ends(client)
 
@@ -249,14 +249,14 @@ def test_a_connection_that_asks_for_nothing_is_closed(page: str, monkeypatch: py
 def test_a_cookie_of_any_length_is_read_in_one_pass() -> None:
     """`http.cookies` takes quadratic time for backslashes."""
     pytest.importorskip("starlette")
-    from ringside.view.server.guard import Guard
+    from ringside.view.server.guard import HttpGuard
 
     answered: list[int] = []
 
     async def send(message: Any) -> None:
         answered.extend([message["status"]] if message["type"] == "http.response.start" else [])
 
-    guard = Guard(None, token="sesame")  # type: ignore[arg-type]
+    guard = HttpGuard(None, token="sesame")  # type: ignore[arg-type]
 
     def asked(size: int) -> None:
         cookie = b'a="' + b"\\0" * size + b'"'

@@ -23,11 +23,11 @@ from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Source
 from ringside.doctor.findings import Findings
 from ringside.doctor.flight_recorder.dump import P2P
-from ringside.doctor.kineto.events import Event, kernel
+from ringside.doctor.kineto.events import TraceEvent, kernel
 from ringside.doctor.nccl_log.communicators import Communicators
 from ringside.doctor.nccl_log.faults import fault_of, is_abort
 from ringside.doctor.nccl_log.lines import Line, nccl_lines
-from ringside.doctor.nccl_log.settings import Settings
+from ringside.doctor.nccl_log.settings import NcclSettings
 from ringside.doctor.nccl_log.torch_watchdog import TorchLines
 from ringside.errors import UsageError
 from ringside.monitor.run.records import RunInfo, StepRecord
@@ -177,7 +177,7 @@ def line(text: str, level: str = "WARN") -> Line:
 def take(text: str) -> None:
     """All that looks at a line of a log."""
     Communicators().add(line(text))
-    Settings().add(line(text))
+    NcclSettings().add(line(text))
     fault_of(line(text), 0)
     is_abort(line(text))
     TorchLines().add(text)
@@ -222,7 +222,7 @@ def test_no_line_of_a_log_takes_more_than_its_length(name: str) -> None:
 
 
 def scanned(text: bytes) -> None:
-    list(Scan(io.BytesIO(text), Event).batches())
+    list(Scan(io.BytesIO(text), TraceEvent).batches())
 
 
 @pytest.mark.parametrize(

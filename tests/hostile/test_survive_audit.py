@@ -5,14 +5,14 @@ import pytest
 from ringside.errors import MismatchError, UsageError
 from ringside.survive.audit import audit, committed
 from ringside.survive.cluster.registers import MemoryRegisters
-from ringside.survive.protocol.decision import Commit, Decisions, Seat, Tag
+from ringside.survive.protocol.decision import Commit, Decisions, MemberId, Tag
 from ringside.survive.protocol.generation import Generation, encode_generation, generation_key
-from ringside.survive.protocol.settings import Settings
+from ringside.survive.protocol.settings import ProtocolSettings
 
-ALONE = (Seat(0, 1),)
+ALONE = (MemberId(0, 1),)
 
 
-SETTINGS = Settings(micro_batches=1, samples=lambda step: (8 * step, 8))
+SETTINGS = ProtocolSettings(micro_batches=1, samples=lambda step: (8 * step, 8))
 
 
 def registers_of(*incarnations):
@@ -47,6 +47,6 @@ def test_samples_that_were_left_out_are_not_counted():
     decisions = Decisions(registers := registers_of(range(3)))
     with pytest.raises(UsageError, match="step 3 from sample 32 on cannot be committed"):
         decisions.decide(Tag(1, 1, 3, 0), Commit(ALONE, 32, 8, 8, "sum"))
-    others = Settings(micro_batches=1, samples=lambda step: (4 * step, 4))
+    others = ProtocolSettings(micro_batches=1, samples=lambda step: (4 * step, 4))
     with pytest.raises(MismatchError, match="not those of its step"):
         committed(registers, 3, others)

@@ -8,22 +8,22 @@ import pytest
 from tests.survive.counting import Counting, count
 
 from ringside.errors import FinalStateError, MismatchError
-from ringside.survive.cluster.peers import Place, own_place
+from ringside.survive.cluster.peers import PeerPlace, own_place
 from ringside.survive.cluster.registers import MemoryRegisters
-from ringside.survive.cluster.rendezvous import Meeting
-from ringside.survive.protocol.decision import Seat, encode
+from ringside.survive.cluster.rendezvous import Rendezvous
+from ringside.survive.protocol.decision import MemberId, encode
 from ringside.survive.state.kept import KEPT, STATE_AT, Head, Kept, Lies, Stage
-from ringside.survive.supervisor import Keeper
+from ringside.survive.supervisor import Supervisor
 
 torch = pytest.importorskip("torch")
 
 from ringside.survive import connection as passport  # noqa: E402
 from ringside.survive import final_state  # noqa: E402
-from ringside.survive.connection import Connection  # noqa: E402
+from ringside.survive.connection import StoreConnection  # noqa: E402
 from ringside.survive.data.samples import Samples, shuffled  # noqa: E402
 from ringside.survive.state.checkpoint import Checkpoints  # noqa: E402
 from ringside.survive.state.final import Final  # noqa: E402
-from ringside.survive.state.state import State  # noqa: E402
+from ringside.survive.state.state import JobState  # noqa: E402
 from ringside.survive.train import agree_on_orders  # noqa: E402
 
 
@@ -37,7 +37,7 @@ class NoStop:
 def a_state(step=7, filled=3.0):
     model = Counting(8)
     torch.nn.init.constant_(model.counts, filled)
-    state = State(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    state = JobState(model, torch.optim.SGD(model.parameters(), lr=1.0))
     state.step = step
     return state
 
@@ -126,7 +126,7 @@ def test_a_second_training_of_a_script_trains_and_finds_its_own_end_and_the_firs
     script = Path(__file__).parent / "scripts" / "trains_twice.py"
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     kept = Kept()
-    assert Keeper([str(script), str(tmp_path)], environ, kept=kept).run(NoStop()) == 0
+    assert Supervisor([str(script), str(tmp_path)], environ, kept=kept).run(NoStop()) == 0
     out = capfd.readouterr().out.splitlines()
     assert out == ["1 2 2 [2.0]", "1 2 0 [2.0]", "2 6 6 [8.0]"]
 
@@ -149,7 +149,7 @@ def test_a_checkpoint_that_does_not_say_where_it_is_is_refused_by_name(tmp_path)
 
 def orders(registers, seed, has_elders):
     samples = Samples(8, 4, 1, shuffled(8, seed))
-    agree_on_orders(samples, Connection(0, 2, registers, registers), None, has_elders)
+    agree_on_orders(samples, StoreConnection(0, 2, registers, registers), None, has_elders)
     return samples
 
 
@@ -169,21 +169,21 @@ class Watched(MemoryRegisters):
 
 def long_dead(number):
     """Return where a process of this host ran that is no more."""
-    return Place(own_place().machine, 2**30 + number, 1)
+    return PeerPlace(own_place().machine, 2**30 + number, 1)
 
 
 @pytest.mark.parametrize("seats", [{}, {1: long_dead(5), 2: long_dead(6)}])
 def test_the_only_rank_that_is_not_refused_does_not_train_alone(tmp_path, monkeypatch, seats):
     """The others were refused before they had a seat, or for the order that they drew when they had one."""
     registers = MemoryRegisters()
-    meeting = Meeting(registers, 3)
+    meeting = Rendezvous(registers, 3)
     for rank in (1, 2):
         meeting.refuse(rank, seats.get(rank, long_dead(7)))
         if rank in seats:
             meeting.claim(1, rank, seats[rank])
-    registers.create("1/founders", encode((Seat(0, 1),)))
+    registers.create("1/founders", encode((MemberId(0, 1),)))
     monkeypatch.setattr(
-        "ringside.survive.train.connect", lambda environ, number: Connection(0, 3, registers, registers)
+        "ringside.survive.train.connect", lambda environ, number: StoreConnection(0, 3, registers, registers)
     )
     with pytest.raises(MismatchError, match="rank 0 is the only one left, every other one was refused"):
         count(2, tmp_path)
@@ -192,24 +192,24 @@ def test_the_only_rank_that_is_not_refused_does_not_train_alone(tmp_path, monkey
 
 def test_who_is_no_member_leaves_with_a_status_of_its_own_and_says_in_what_it_differs(tmp_path, monkeypatch, caplog):
     registers = MemoryRegisters()
-    monkeypatch.setattr("ringside.survive.train.connect", lambda *_: Connection(1, 2, registers, registers))
+    monkeypatch.setattr("ringside.survive.train.connect", lambda *_: StoreConnection(1, 2, registers, registers))
     registers.create("passport", passport.encode({"the batch": "7 samples"}))
     with pytest.raises(SystemExit, match="77"):
         count(2, tmp_path)
     assert "rank 1 is refused" in caplog.text
     assert "the batch (24 samples here, 7 samples there)" in caplog.text
-    assert Meeting(registers, 2).refused(1) == own_place()
+    assert Rendezvous(registers, 2).refused(1) == own_place()
     caplog.clear()
 
 
 def test_who_comes_back_as_somebody_else_does_not_end_the_job_that_it_was_in(tmp_path, monkeypatch):
     registers = MemoryRegisters()
-    meeting = Meeting(registers, 2)
+    meeting = Rendezvous(registers, 2)
     meeting.claim(1, 1, long_dead(5))
     meeting.refuse(1, long_dead(6))
-    registers.create("1/founders", encode((Seat(0, 1),)))
+    registers.create("1/founders", encode((MemberId(0, 1),)))
     monkeypatch.setattr(
-        "ringside.survive.train.connect", lambda environ, number: Connection(0, 2, registers, registers)
+        "ringside.survive.train.connect", lambda environ, number: StoreConnection(0, 2, registers, registers)
     )
     counted = count(2, tmp_path)
     assert (counted["step"], counted["wrong"], counted["left"]) == (2, {}, "")

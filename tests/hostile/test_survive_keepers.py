@@ -16,20 +16,20 @@ from ringside.errors import RingsideError
 from ringside.launch.torchrun import StopRequest
 from ringside.survive.cluster import store_host
 from ringside.survive.state.kept import Head, Kept, Stage
-from ringside.survive.supervisor import Keeper, end
+from ringside.survive.supervisor import Supervisor, end
 
 torch = pytest.importorskip("torch")
 
 from ringside.survive import final_state  # noqa: E402
 from ringside.survive.state.final import Final  # noqa: E402
-from ringside.survive.state.state import State  # noqa: E402
+from ringside.survive.state.state import JobState  # noqa: E402
 
 
 class NoStop:
     signum = 0
 
 
-class Failing(Keeper):
+class Failing(Supervisor):
     """A keeper whose worker ends with a status, each time after a while."""
 
     def __init__(self, status):
@@ -57,7 +57,7 @@ def kept_at_the_end(directory):
     """Return memory as the worker of a job that was over left it."""
     model = Counting(8)
     torch.nn.init.constant_(model.counts, 3.0)
-    state = State(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    state = JobState(model, torch.optim.SGD(model.parameters(), lr=1.0))
     state.step = 7
     kept = Kept()
     final = Final(kept, directory)
@@ -68,7 +68,7 @@ def kept_at_the_end(directory):
 
 def run_keeper(kept, *words):
     script = Path(__file__).parent / "scripts" / "kept_worker.py"
-    return Keeper([str(script), *words], {**os.environ, "RANK": "0"}, kept=kept).run(NoStop())
+    return Supervisor([str(script), *words], {**os.environ, "RANK": "0"}, kept=kept).run(NoStop())
 
 
 def test_last_lines_that_fail_each_time_leave_the_final_state_in_a_file_that_is_named(tmp_path, capfd):
@@ -164,7 +164,7 @@ def test_a_worker_that_is_told_to_stop_has_most_of_the_time_that_torchrun_gives(
     assert 0.8 * given_s < worker.waited[0] < given_s, "what is left is for the final state"
 
 
-class Stopped(Keeper):
+class Stopped(Supervisor):
     """A keeper that is told to stop while its worker runs, which ends with a status then."""
 
     def __init__(self, rank, status, kept):

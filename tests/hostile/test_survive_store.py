@@ -12,13 +12,13 @@ from torch import nn
 
 import ringside
 from ringside.errors import MismatchError
-from ringside.survive.audit import Digests, committed
+from ringside.survive.audit import SampleDigests, committed
 from ringside.survive.cluster.registers import MemoryRegisters
-from ringside.survive.protocol.decision import Abort, Commit, Decision, Decisions, Seat, Tag
+from ringside.survive.protocol.decision import Abort, Commit, Decision, Decisions, MemberId, Tag
 from ringside.survive.protocol.generation import Generation, encode_generation, generation_key
-from ringside.survive.protocol.settings import Settings
+from ringside.survive.protocol.settings import ProtocolSettings
 
-SEATS = (Seat(0, 1), Seat(1, 1))
+SEATS = (MemberId(0, 1), MemberId(1, 1))
 
 
 def commit(step: int) -> Commit:
@@ -127,7 +127,7 @@ def test_a_generation_of_many_steps_is_ended_in_as_many_calls_as_one_of_few() ->
 
 
 def test_every_step_that_was_applied_here_has_the_digest_of_its_result() -> None:
-    digests, registers = Digests(), MemoryRegisters()
+    digests, registers = SampleDigests(), MemoryRegisters()
     decisions, record = Decisions(registers), Generation(1, 2, 0, 0, SEATS, (0, 1))
     registers.create(generation_key(1), encode_generation(record))
     for step in range(6):
@@ -136,12 +136,12 @@ def test_every_step_that_was_applied_here_has_the_digest_of_its_result() -> None
         decisions.decide(tag, decision)
         if step >= 2:  # as one that has joined
             digests.add(tag, decision.digest)
-    settings = Settings(2, lambda step: (8 * step, 8))
+    settings = ProtocolSettings(2, lambda step: (8 * step, 8))
     found = [each.digest for _, each in committed(registers, 6, settings, digests)]
     assert found == ["", "", *(f"{step:016x}" for step in range(2, 6))]
     newest = [each.digest for _, each in committed(registers, 6, settings)]
     assert newest == ["", "", "", f"{3:016x}", "", f"{5:016x}"]
-    other = Digests()
+    other = SampleDigests()
     other.add(Tag(1, 2, 5, 0), "f" * 16)
     with pytest.raises(MismatchError, match="had the result 0000000000000005, not ffffffffffffffff"):
         committed(registers, 6, settings, other)

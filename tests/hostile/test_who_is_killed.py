@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from ringside.survive.cluster.known_workers import Acquaintances
-from ringside.survive.cluster.peers import Place, own_place, state_of
+from ringside.survive.cluster.known_workers import KnownWorkers
+from ringside.survive.cluster.peers import PeerPlace, own_place, state_of
 from ringside.survive.cluster.registers import MemoryRegisters
-from ringside.survive.cluster.rendezvous import Meeting
+from ringside.survive.cluster.rendezvous import Rendezvous
 
 WORKER = str(Path(__file__).parent / "scripts" / "marked_worker.py")
 
@@ -42,8 +42,8 @@ def start():
 
 @pytest.fixture
 def known():
-    meeting = Meeting(MemoryRegisters(), 2)
-    found = Acquaintances(meeting, lambda _: 0.0)
+    meeting = Rendezvous(MemoryRegisters(), 2)
+    found = KnownWorkers(meeting, lambda _: 0.0)
     yield meeting, found
     found.close()
 
@@ -51,7 +51,7 @@ def known():
 def bury(known, pid):
     """Leave a rank out that the store says is a process; return whether that one lives on."""
     meeting, found = known
-    seat = meeting.claim(1, 1, Place(own_place().machine, pid, state_of(pid)[1]))
+    seat = meeting.claim(1, 1, PeerPlace(own_place().machine, pid, state_of(pid)[1]))
     found.bury(seat, 1)
     found.forget()
     return state_of(pid)[0] not in "XZ"

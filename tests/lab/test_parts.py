@@ -27,7 +27,7 @@ from ringside.lab import network as shaping
 from ringside.lab.iproute2 import parse_delay, parse_rate, payload_bytes_per_second
 from ringside.lab.namespaces import LabName
 from ringside.lab.network import bytes_by_device
-from ringside.lab.processes import Place, RankResult, Ranks, defaults
+from ringside.lab.processes import RankPlacement, RankProcesses, RankResult, defaults
 from ringside.lab.wiring import mesh, star
 
 PATIENCE_S = 60.0
@@ -387,9 +387,9 @@ def test_ranks_find_who_they_are_and_runs_do_not_share_a_port(opened: Opened, mo
 
 
 def run(scripts: Sequence[str], timeout_s: float = PATIENCE_S, **how: Any) -> tuple[bool, tuple[RankResult, ...]]:
-    with Ranks(how.pop("sink", None)) as ranks:
+    with RankProcesses(how.pop("sink", None)) as ranks:
         for number, script in reversed(list(enumerate(scripts))):
-            ranks.start(Place(number, number // 2, number % 2), ["sh", "-c", script], os.environ)
+            ranks.start(RankPlacement(number, number // 2, number % 2), ["sh", "-c", script], os.environ)
         finished = ranks.wait(timeout_s, **how)
         ranks.end()
         return finished, ranks.results()
@@ -433,7 +433,7 @@ def test_who_is_left_after_a_failure_has_a_limited_time_and_is_ended_with_all_be
 
 
 def test_a_signal_has_its_name_in_words() -> None:
-    place = Place(2, 1, 0)
+    place = RankPlacement(2, 1, 0)
     assert RankResult(place, -signal.SIGSEGV, "", "", 1.0, False).words() == "rank 2 on host 1 was ended by SIGSEGV"
     assert RankResult(place, -77, "", "", 1.0, False).words() == "rank 2 on host 1 was ended by signal 77"
 

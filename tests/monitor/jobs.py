@@ -9,7 +9,7 @@ import numpy as np
 
 from ringside.monitor import RunInfo
 from ringside.monitor.run.records import StepRecord
-from ringside.monitor.slow_rank.detector import Finding
+from ringside.monitor.slow_rank.detector import VerdictEvent
 from ringside.monitor.verdict import Verdict
 from ringside.monitor.watcher import Row, Watcher
 
@@ -44,7 +44,7 @@ def row(
     }
 
 
-def watch(watcher: Watcher, rows: Iterable[Row]) -> list[Finding]:
+def watch(watcher: Watcher, rows: Iterable[Row]) -> list[VerdictEvent]:
     """Show rows to a watcher; return what it found."""
     return [finding for one in rows for finding in watcher.update(min(one.values(), key=_step).step, one)]
 
@@ -53,7 +53,7 @@ def _step(record: StepRecord) -> int:
     return record.step
 
 
-def opened(findings: Iterable[Finding]) -> list[Verdict]:
+def opened(findings: Iterable[VerdictEvent]) -> list[Verdict]:
     """The verdicts that began."""
     return [finding.verdict for finding in findings if not finding.ended]
 

@@ -17,9 +17,9 @@ from ringside.monitor.causes.explain import AS_MUCH_CPU, DESCHEDULED, RUNNING, U
 from ringside.monitor.causes.signs import SIGN_EVIDENCE
 from ringside.monitor.run.directory import RunWriter
 from ringside.monitor.run.records import Vitals
-from ringside.monitor.run.table import Table, tabulate
+from ringside.monitor.run.table import StepTable, tabulate
 from ringside.monitor.slow_rank.detector import detect
-from ringside.monitor.slow_rank.watcher import OwnTimeWatcher
+from ringside.monitor.slow_rank.watcher import SlowRankWatcher
 from ringside.monitor.summary import finish
 
 STEPS, ONSET, RANKS, CULPRIT = 120, 60, 4, 2
@@ -394,7 +394,7 @@ def test_more_samples_stay_more_samples() -> None:
 def test_the_live_watcher_tells_it_and_the_report_shows_it(tmp_path: Path, make_info: Callable[..., RunInfo]) -> None:
     now, usual, words, _, _ = CAUSES["quota"]
     made = records(only_culprit(now, usual))
-    watcher, told = OwnTimeWatcher(RANKS), []
+    watcher, told = SlowRankWatcher(RANKS), []
     for step in range(STEPS):
         row = {one.rank: one for one in made if one.step == step}
         told += [finding.verdict for finding in watcher.update(step, row)]
@@ -413,7 +413,7 @@ def test_a_claim_that_all_records_do_not_bear_out_is_taken_back() -> None:
     now, usual, words, _, _ = CAUSES["quota"]
     early = verdict_on(records(only_culprit(now, usual)))
     assert words in early.cause
-    table: Table = tabulate(records(only_culprit({}, usual)), RANKS)
+    table: StepTable = tabulate(records(only_culprit({}, usual)), RANKS)
     late = explain(early, table.between(ONSET), table.before(ONSET))
     assert words not in late.cause
     assert not set(late.evidence) & SIGN_EVIDENCE

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringside.monitor.job.collectives import CollectiveMeter, Span, best_buckets, bucket_mb
+from ringside.monitor.job.collectives import CollectiveMeter, CollectiveSpan, best_buckets, bucket_mb
 
 
-def one_pass(sizes: list[int], latency: float, bytes_per_s: float, noise: np.random.Generator) -> list[Span]:
+def one_pass(sizes: list[int], latency: float, bytes_per_s: float, noise: np.random.Generator) -> list[CollectiveSpan]:
     """A backward pass that hands over everything at once: collectives queue, and some wait for a late rank."""
     spans, now = [], 0.0
     for size in sizes:
         now += (latency + size / bytes_per_s) * (1 + 0.05 * noise.random())
         now += (not spans and noise.random() < 0.9) * 30 * latency
-        spans.append(Span(0.0, now, size))
+        spans.append(CollectiveSpan(0.0, now, size))
     return spans
 
 
@@ -32,19 +32,21 @@ def test_the_latency_is_told_from_the_bytes_though_some_wait_for_a_late_rank() -
 def test_collectives_that_end_in_pairs_take_what_they_take_on_average() -> None:
     meter = CollectiveMeter()
     for _ in range(20):
-        meter.add([Span(0.0, 1e-3 * (number // 2 + 1), 1000) for number in range(61)])
+        meter.add([CollectiveSpan(0.0, 1e-3 * (number // 2 + 1), 1000) for number in range(61)])
     assert meter.latency_seconds == pytest.approx(0.5e-3, rel=0.05)
 
 
 def test_others_being_late_is_not_what_collectives_take() -> None:
     meter, late = CollectiveMeter(), 0.5
     for _ in range(20):
-        busy = meter.add([Span(0.0, late + 1e-3 * (number + 1), 1000) for number in range(10)])
+        busy = meter.add([CollectiveSpan(0.0, late + 1e-3 * (number + 1), 1000) for number in range(10)])
     assert busy == pytest.approx(10e-3, rel=0.01)
 
 
 def test_gaps_between_collectives_are_not_busy() -> None:
-    assert CollectiveMeter().add([Span(0.0, 1.0, 8), Span(0.5, 2.0, 8), Span(5.0, 6.0, 8)]) == pytest.approx(3.0)
+    assert CollectiveMeter().add(
+        [CollectiveSpan(0.0, 1.0, 8), CollectiveSpan(0.5, 2.0, 8), CollectiveSpan(5.0, 6.0, 8)]
+    ) == pytest.approx(3.0)
     assert CollectiveMeter().add([]) == 0.0
 
 
@@ -60,7 +62,13 @@ def test_where_all_have_one_size_only_small_ones_tell(size: int, known: bool) ->
 def test_ever_larger_collectives_have_no_negative_latency() -> None:
     meter = CollectiveMeter()
     for _ in range(20):
-        meter.add([Span(0.0, 1e-6, 1000), Span(1.0, 1.0 + 1e-6, 1000), Span(2.0, 2.5, 1_000_000)])
+        meter.add(
+            [
+                CollectiveSpan(0.0, 1e-6, 1000),
+                CollectiveSpan(1.0, 1.0 + 1e-6, 1000),
+                CollectiveSpan(2.0, 2.5, 1_000_000),
+            ]
+        )
     assert meter.latency_seconds == 0.0
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ringside.errors import UsageError
 from ringside.monitor import Detector, Verdict, detect
 from ringside.monitor.slow_rank.detector import WINDOW
-from ringside.monitor.slow_rank.window_test import Screen
+from ringside.monitor.slow_rank.window_test import WindowTest
 from ringside.monitor.stats import log_excess
 
 Make = Callable[..., np.ndarray]
@@ -174,7 +174,7 @@ def test_a_drift_does_not_teach_that_such_noise_is_usual() -> None:
     """Of many ranks in autocorrelated noise one becomes 30 % slower within 400 steps, which looks like more of it."""
     rng = np.random.default_rng(0)
     state = rng.normal(0, 0.02, (6, 64))
-    screen, seen = Screen(6, 64), np.full(6, 1_000)
+    screen, seen = WindowTest(6, 64), np.full(6, 1_000)
     for step in range(300):
         state = 0.9 * state + rng.normal(0, 0.02 * np.sqrt(1 - 0.81), state.shape)
         own = np.exp(state)
@@ -366,7 +366,7 @@ def test_a_rank_that_becomes_slow_early_is_found_too(
 def test_two_ranks_that_wander_are_no_verdict(count: int) -> None:
     """10 % jitter of autocorrelation 0.9: as far apart as a slow rank would be, and for dozens of steps."""
     rng = np.random.default_rng(3)
-    screen, opened = Screen(count, 2), 0
+    screen, opened = WindowTest(count, 2), 0
     state = rng.normal(0, 0.1, (count, 2))
     for _ in range(300):
         state = 0.9 * state + rng.normal(0, 0.1 * np.sqrt(1 - 0.81), state.shape)

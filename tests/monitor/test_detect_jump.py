@@ -9,7 +9,7 @@ import pytest
 
 from ringside.monitor import detect
 from ringside.monitor.slow_rank.robust import divergence
-from ringside.monitor.slow_rank.window_test import Screen
+from ringside.monitor.slow_rank.window_test import WindowTest
 from ringside.monitor.stats import log_excess
 
 
@@ -72,7 +72,7 @@ def test_two_ranks_that_take_turns_to_lag_by_little_are_rarely_called_slow():
     own[116:158, :, 1] *= 1.055
     own[158:184, :, 0] *= 1.075
     own = np.where(rng.random(own.shape) < 0.06, own * rng.uniform(1.1, 1.5, own.shape), own)
-    screen, named = Screen(jobs, 2), np.zeros(jobs, dtype=bool)
+    screen, named = WindowTest(jobs, 2), np.zeros(jobs, dtype=bool)
     for row in own:
         opened, _ = screen.update(np.stack([log_excess(times[None])[0] for times in row]))
         named |= opened.any(axis=1)

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from ringside.monitor.slow_rank.noise import MANY
-from ringside.monitor.slow_rank.window_test import WINDOWS, Screen
+from ringside.monitor.slow_rank.window_test import WINDOWS, WindowTest
 from ringside.monitor.slow_rank.window_variance import mean_variance
 from ringside.monitor.stats import log_excess, student
 
 
-def watched(rows: np.ndarray) -> Screen:
+def watched(rows: np.ndarray) -> WindowTest:
     """A screen that has seen log own times [steps, jobs, ranks]."""
-    screen = Screen(*rows.shape[1:])
+    screen = WindowTest(*rows.shape[1:])
     for row in rows:
         screen.update(log_excess(np.exp(row)))
     return screen

@@ -10,7 +10,7 @@ import pytest
 from ringside.errors import UsageError
 from ringside.monitor.alerts.book import AlertBook
 from ringside.monitor.alerts.settings import digest_steps
-from ringside.monitor.replicas import Check, Replicas, odd_ones
+from ringside.monitor.replicas import Check, ReplicaCheck, odd_ones
 from ringside.monitor.verdict import headline
 
 NAMES = ["body.weight", "body.bias", "head.weight"]
@@ -51,7 +51,7 @@ def test_the_minority_is_named_and_a_tie_is_said_to_be_one(
 
 
 def test_agreement_says_nothing() -> None:
-    replicas = Replicas(range(3), NAMES)
+    replicas = ReplicaCheck(range(3), NAMES)
     assert replicas.judge(said(1, 7, 7, 7), none_left) == []
     assert replicas.judge(said(100, 8, 8, 8), none_left) == []
     assert replicas.judged == 100
@@ -59,7 +59,7 @@ def test_agreement_says_nothing() -> None:
 
 def test_a_rank_that_drifts_is_told_once_with_its_parameter_and_resolved_when_it_is_back() -> None:
     lists = {200: {0: [1, 2, 3], 1: [1, 9, 3], 2: [1, 2, 3]}}
-    replicas = Replicas(range(3), NAMES, "Net")
+    replicas = ReplicaCheck(range(3), NAMES, "Net")
     assert replicas.judge(said(100, 4, 4, 4), none_left) == []
     (change,) = replicas.judge(said(200, 5, 6, 5), lists.__getitem__)
     verdict = change.verdict
@@ -89,14 +89,14 @@ def test_a_rank_that_drifts_is_told_once_with_its_parameter_and_resolved_when_it
 
 
 def test_a_second_rank_that_follows_is_told_too_and_both_end_together() -> None:
-    replicas = Replicas(range(4), NAMES)
+    replicas = ReplicaCheck(range(4), NAMES)
     assert [c.verdict.ranks for c in replicas.judge(said(1, 1, 1, 1, 2), none_left)] == [[3]]
     assert [c.verdict.ranks for c in replicas.judge(said(2, 1, 1, 3, 2), none_left)] == [[2, 3]]
     assert [c.kind for c in replicas.judge(said(3, 1, 1, 1, 1), none_left)] == ["repaired", "repaired"]
 
 
 def test_of_two_neither_can_be_told_right() -> None:
-    replicas = Replicas(range(2), NAMES)
+    replicas = ReplicaCheck(range(2), NAMES)
     (change,) = replicas.judge(said(1, 1, 2), {1: {0: [1, 2, 3], 1: [4, 5, 6]}}.__getitem__)
     verdict = change.verdict
     assert verdict.ranks == [0, 1]
@@ -109,7 +109,7 @@ def test_of_two_neither_can_be_told_right() -> None:
 
 
 def test_several_checks_at_once_in_any_order_and_what_not_all_have_told_waits() -> None:
-    replicas = Replicas(range(2), NAMES)
+    replicas = ReplicaCheck(range(2), NAMES)
     told = merged(said(3, 5, 6), said(1, 4, 4), said(2, 5, 5))
     told[1] = [check for check in told[1] if check.number != 3]
     assert replicas.judge(told, none_left) == []
@@ -119,7 +119,7 @@ def test_several_checks_at_once_in_any_order_and_what_not_all_have_told_waits() 
 
 
 def test_a_parameter_is_named_from_a_later_check_where_the_first_lists_are_gone() -> None:
-    replicas = Replicas(range(2), NAMES)
+    replicas = ReplicaCheck(range(2), NAMES)
     lists: Lists = {1: {0: [1, 2, 3]}, 2: {0: [1, 2, 3], 1: [1, 2, 4]}}
     (change,) = replicas.judge(merged(said(1, 1, 2), said(2, 1, 2)), lists.__getitem__)
     assert change.verdict.evidence["parameter"] == "head.weight"
@@ -127,18 +127,18 @@ def test_a_parameter_is_named_from_a_later_check_where_the_first_lists_are_gone(
 
 
 def test_without_lists_there_is_a_verdict_all_the_same() -> None:
-    (change,) = Replicas(range(2), NAMES).judge(said(1, 1, 2), none_left)
+    (change,) = ReplicaCheck(range(2), NAMES).judge(said(1, 1, 2), none_left)
     assert "parameter" not in change.verdict.evidence
     assert change.verdict.cause.startswith("its parameters differ between the ranks")
 
 
 def test_other_parameters_are_said_to_be_others() -> None:
-    (change,) = Replicas(range(2), NAMES).judge(said(1, 1, 2), {1: {0: [1, 2, 3], 1: [1, 2]}}.__getitem__)
+    (change,) = ReplicaCheck(range(2), NAMES).judge(said(1, 1, 2), {1: {0: [1, 2, 3], 1: [1, 2]}}.__getitem__)
     assert "it has other parameters" in change.verdict.cause
 
 
 def test_who_takes_no_part_is_not_waited_for() -> None:
-    replicas = Replicas(range(3), NAMES)
+    replicas = ReplicaCheck(range(3), NAMES)
     told = {rank: checks for rank, checks in said(1, 1, 1, 2).items() if rank != 1}
     assert replicas.judge(told, none_left) == []
     replicas.without([1])
@@ -148,7 +148,7 @@ def test_who_takes_no_part_is_not_waited_for() -> None:
 def test_an_alert_fires_is_resolved_when_they_agree_again_and_not_by_the_end_of_the_run() -> None:
     now = [0.0]
     book = AlertBook("run", now=lambda: now[0])
-    replicas = Replicas(range(3), NAMES)
+    replicas = ReplicaCheck(range(3), NAMES)
     told: list[tuple[str, str]] = []
     for number, digests in enumerate(([1, 1, 1], [1, 2, 1], [3, 3, 3], [4, 5, 4]), start=1):
         for change in replicas.judge(said(number, *digests), none_left):

@@ -11,36 +11,36 @@ import msgspec
 import pytest
 
 from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS, OWN_CALL_S, WARM_UP_S, judge, limit_s
-from ringside.monitor.hang.detector import HangWatch
-from ringside.monitor.hang.rank_state import Call, Failure, Observer, Process, Standing, catches, read_stat
+from ringside.monitor.hang.detector import HangDetector
+from ringside.monitor.hang.rank_state import Failure, Observer, ProcessState, RankState, WaitingCall, catches, read_stat
 from ringside.monitor.hang.verdict_text import verdict_of
 from ringside.monitor.verdict import headline
 
 LONG_S = LIMIT_S + 1
 TICK_S = 0.25
 """How often a watcher looks (ringside.pytorch.hang_watch.watch)."""
-ASLEEP = Process(state="S", cpu_share=0.0, kernel_function="futex_wait_queue")
-STOPPED = Process(state="T")
-GONE = Process(state="Z", gone_s=1.0, signal=9)
+ASLEEP = ProcessState(state="S", cpu_share=0.0, kernel_function="futex_wait_queue")
+STOPPED = ProcessState(state="T")
+GONE = ProcessState(state="Z", gone_s=1.0, signal=9)
 
 
-def waits(rank: int, seq: int = 41, seconds: float = LONG_S, **more: Any) -> Standing:
-    calls = [Call(number, "all_reduce", 4096) for number in range(seq - 2, seq + 1)]
+def waits(rank: int, seq: int = 41, seconds: float = LONG_S, **more: Any) -> RankState:
+    calls = [WaitingCall(number, "all_reduce", 4096) for number in range(seq - 2, seq + 1)]
     known = {"step": 7, "entered": seq, "synced": 20, "waiting_s": seconds, "still_s": seconds, "calls": calls}
-    return Standing(**{"rank": rank, "process": ASLEEP, **known, **more})
+    return RankState(**{"rank": rank, "process": ASLEEP, **known, **more})
 
 
-def works(rank: int, seq: int = 40, seconds: float = LONG_S + 1, **more: Any) -> Standing:
-    calls = [Call(number, "all_reduce", 4096) for number in range(seq - 2, seq + 1)]
+def works(rank: int, seq: int = 40, seconds: float = LONG_S + 1, **more: Any) -> RankState:
+    calls = [WaitingCall(number, "all_reduce", 4096) for number in range(seq - 2, seq + 1)]
     known = {"step": 7, "entered": seq, "synced": 20, "still_s": seconds, "calls": calls, "where": "train.py:9 in f"}
-    return Standing(**{"rank": rank, "process": ASLEEP, **known, **more})
+    return RankState(**{"rank": rank, "process": ASLEEP, **known, **more})
 
 
-def in_call(rank: int, call: str = "barrier", number: int = 6, seconds: float = LONG_S, **more: Any) -> Standing:
+def in_call(rank: int, call: str = "barrier", number: int = 6, seconds: float = LONG_S, **more: Any) -> RankState:
     return works(rank, seconds=seconds, waiting_s=seconds, call=call, group_seq=number, **more)
 
 
-def blames(*standings: Standing) -> tuple[str, str, tuple[int, ...]] | None:
+def blames(*standings: RankState) -> tuple[str, str, tuple[int, ...]] | None:
     found = judge(standings)
     return None if found is None else (found.kind, found.why, found.ranks)
 
@@ -53,14 +53,14 @@ def blames(*standings: Standing) -> tuple[str, str, tuple[int, ...]] | None:
     [
         (STOPPED, {}, "stopped"),
         (ASLEEP, {}, "asleep"),
-        (Process(state="D"), {}, "disk"),
-        (Process(state="R", cpu_share=0.98), {}, "busy"),
-        (Process(state="R", cpu_share=0.98), {"silent_s": LONG_S}, "no_answer"),
-        (Process(), {"silent_s": LONG_S}, "unheard"),
+        (ProcessState(state="D"), {}, "disk"),
+        (ProcessState(state="R", cpu_share=0.98), {}, "busy"),
+        (ProcessState(state="R", cpu_share=0.98), {"silent_s": LONG_S}, "no_answer"),
+        (ProcessState(), {"silent_s": LONG_S}, "unheard"),
         (GONE, {"left": True}, "left"),
     ],
 )
-def test_a_rank_that_does_not_come(process: Process, more: dict[str, Any], why: str) -> None:
+def test_a_rank_that_does_not_come(process: ProcessState, more: dict[str, Any], why: str) -> None:
     assert blames(waits(0), works(1, process=process, **more), waits(2)) == ("hang", why, (1,))
     found = judge([waits(0), works(1, process=process, **more), waits(2)])
     assert found is not None
@@ -91,7 +91,7 @@ def test_ranks_in_different_collectives() -> None:
 
 
 def test_ranks_with_different_sizes() -> None:
-    other = [Call(40, "all_reduce", 4096), Call(41, "all_reduce", 512)]
+    other = [WaitingCall(40, "all_reduce", 4096), WaitingCall(41, "all_reduce", 512)]
     standings = [waits(0), waits(1, calls=other), waits(2)]
     assert blames(*standings) == ("mismatch", "sizes", (1,))
     found = judge(standings)
@@ -102,11 +102,11 @@ def test_ranks_with_different_sizes() -> None:
 
 def test_all_arrived_and_it_does_not_end() -> None:
     assert blames(waits(0), waits(1)) == ("hang", "inside", ())
-    assert blames(waits(0), waits(1, process=Process(), silent_s=60.0)) == ("hang", "unheard", (1,))
+    assert blames(waits(0), waits(1, process=ProcessState(), silent_s=60.0)) == ("hang", "unheard", (1,))
 
 
 def test_a_host_that_was_never_heard_of() -> None:
-    never = Standing(rank=1, entered=-1, still_s=60.0, silent_s=60.0)
+    never = RankState(rank=1, entered=-1, still_s=60.0, silent_s=60.0)
     found = judge([waits(0), never])
     assert found is not None
     assert (found.why, found.ranks, found.seq, found.missing) == ("unheard", (1,), 41, (1,))
@@ -147,7 +147,7 @@ def test_dead_ranks() -> None:
     ],
     ids=["validation", "short", "slow", "compiles", "one compiles", "one compiles later", "checkpoint", "usual"],
 )
-def test_normal_pauses(standings: list[Standing]) -> None:
+def test_normal_pauses(standings: list[RankState]) -> None:
     assert judge(standings) is None
 
 
@@ -169,13 +169,13 @@ def test_the_limit_keeps_the_promise(longest: float) -> None:
 
 
 class Looks:
-    """A `HangWatch` that is shown standings twice a second."""
+    """A `HangDetector` that is shown standings twice a second."""
 
     def __init__(self) -> None:
-        self.watch, self.now = HangWatch([100, 101]), 1000.0
+        self.watch, self.now = HangDetector([100, 101]), 1000.0
         self.told: list[tuple[str, Any]] = []
 
-    def see(self, *standings: Standing, seconds: float = 0.5) -> None:
+    def see(self, *standings: RankState, seconds: float = 0.5) -> None:
         change = self.watch.look(standings, self.now)
         self.now += seconds
         if change is not None:
@@ -198,7 +198,7 @@ class Looks:
 @pytest.mark.parametrize("phase", [0.0, 0.13, 0.24])
 def test_a_rank_is_named_in_time(longest: float, phase: float) -> None:
     """Within max(5 s, 3 × the longest normal wait), and no normal wait is called a hang: on a virtual clock."""
-    watch, began, told = HangWatch(), 100.0 + phase, None
+    watch, began, told = HangDetector(), 100.0 + phase, None
     for tick in range(1200):
         now = 95.0 + tick * TICK_S
         waited = max(now - began, 0.0)
@@ -274,8 +274,8 @@ def test_nobody_is_blamed_for_a_pause_of_the_watcher_itself() -> None:
     assert looks.kinds == ["verdict"]
 
 
-@pytest.mark.parametrize("why", [STOPPED, ASLEEP, Process(state="R", cpu_share=1.0), Process(state="D")])
-def test_every_verdict_says_who_what_and_what_next(why: Process) -> None:
+@pytest.mark.parametrize("why", [STOPPED, ASLEEP, ProcessState(state="R", cpu_share=1.0), ProcessState(state="D")])
+def test_every_verdict_says_who_what_and_what_next(why: ProcessState) -> None:
     standings = [waits(0), works(1, process=why), waits(2)]
     found = judge(standings)
     assert found is not None

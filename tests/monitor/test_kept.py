@@ -18,29 +18,29 @@ from tests.support.waiting import Clock
 
 from ringside.monitor import RunInfo, StepRecord, Verdict, detect
 from ringside.monitor.alerts.book import AlertBook
-from ringside.monitor.alerts.counters import Tally
+from ringside.monitor.alerts.counters import MetricCounters
 from ringside.monitor.causes.explain import explain
-from ringside.monitor.collector import Collector
+from ringside.monitor.collector import StepCollector
 from ringside.monitor.hang.attribution import judge
-from ringside.monitor.hang.detector import HangWatch
-from ringside.monitor.hang.rank_state import Call, Failure, Process, Standing
+from ringside.monitor.hang.detector import HangDetector
+from ringside.monitor.hang.rank_state import Failure, ProcessState, RankState, WaitingCall
 from ringside.monitor.hang.verdict_text import verdict_of
-from ringside.monitor.job.collectives import CollectiveMeter, Span, best_buckets, bucket_mb
+from ringside.monitor.job.collectives import CollectiveMeter, CollectiveSpan, best_buckets, bucket_mb
 from ringside.monitor.job.questions import answer_questions
 from ringside.monitor.job.watcher import CommunicationBound, InputBound, JobWatcher, SmallCollectives
 from ringside.monitor.links.sampler import LinkTotals
 from ringside.monitor.links.slow_link import LinkState, judge_link
 from ringside.monitor.links.watcher import LinkWatcher
-from ringside.monitor.replicas import Check, Replicas
+from ringside.monitor.replicas import Check, ReplicaCheck
 from ringside.monitor.run.directory import STEPS as STEPS_FILE
 from ringside.monitor.run.directory import RunReader, RunWriter
-from ringside.monitor.run.records import Vitals, Wire
+from ringside.monitor.run.records import Vitals, WireFormat
 from ringside.monitor.run.table import tabulate
 from ringside.monitor.run.vitals_table import VitalsGatherer
-from ringside.monitor.slow_rank.change_point import WINDOWS, Jumps, Lasting
-from ringside.monitor.slow_rank.level_shift import Shifts, compare
+from ringside.monitor.slow_rank.change_point import WINDOWS, ChangePoint, SustainedShift
+from ringside.monitor.slow_rank.level_shift import LevelShift, compare
 from ringside.monitor.slow_rank.pauses import PauseMeter, Pauses, judge_pauses, rejudge_pauses
-from ringside.monitor.slow_rank.window_test import KEPT, Screen
+from ringside.monitor.slow_rank.window_test import KEPT, WindowTest
 from ringside.monitor.stats import log_excess
 from ringside.monitor.step_clock.draft import SyncTimes
 from ringside.monitor.summary import assess
@@ -61,20 +61,20 @@ def pick(random: np.random.Generator, *values: Any) -> Any:
     return values[int(random.integers(len(values)))]
 
 
-def standings(random: np.random.Generator) -> list[Standing]:
+def standings(random: np.random.Generator) -> list[RankState]:
     """Ranks of which most wait in one collective, with ages on the judge's limits and beside them."""
     waited = pick(random, 3.9, 4.0, 4.1, 5.0, 11.0, 11.1, 30.0, 31.0, 120.0, 121.0)
     own = random.random() < 0.3
     return [_standing(random, rank, waited, own) for rank in range(int(random.integers(2, 6)))]
 
 
-def _standing(random: np.random.Generator, rank: int, waited: float, own: bool) -> Standing:
+def _standing(random: np.random.Generator, rank: int, waited: float, own: bool) -> RankState:
     entered = pick(random, 40, 41, 41, 41, 41) if random.random() < 0.95 else pick(random, -1, 0, 1)
     size = pick(random, 4096, 4096, 4096, 4096, 4096, 4096, 8192)
     waits = random.random() < (0.9 if entered == 41 else 0.3)
     state = pick(random, "S", "S", "S", "R", "R", "D", "T", "t", "", "", "Z", "gone") if random.random() < 0.4 else "S"
     failed = random.random() < 0.03
-    return Standing(
+    return RankState(
         rank=rank,
         step=pick(random, 6, 7),
         entered=entered,
@@ -82,14 +82,14 @@ def _standing(random: np.random.Generator, rank: int, waited: float, own: bool) 
         waiting_s=waited - 0.1 * (rank % 2) if waits else 0.0,
         still_s=pick(random, 3.0, 4.0, 4.1, 6.0) if random.random() < 0.1 else waited + 1.0,
         longest_s=pick(random, 1.4, 1.5, 4.0) if random.random() < 0.15 else 0.5,
-        calls=[Call(number, "all_reduce", size) for number in range(entered - 2, entered + 1)],
+        calls=[WaitingCall(number, "all_reduce", size) for number in range(entered - 2, entered + 1)],
         group_seq=pick(random, 5, 6, 6),
         call=pick(random, "barrier", "barrier", "barrier", "broadcast") if own and random.random() < 0.8 else "",
         call_bytes=pick(random, 0, 64),
         where=pick(random, "train.py:9 in f", ""),
         silent_s=pick(random, 2.0, 2.1, 4.0, 4.1, 11.1) if random.random() < 0.3 else 0.1,
         left=random.random() < 0.05,
-        process=Process(
+        process=ProcessState(
             state=state,
             gone_s=pick(random, 0.3, 0.4, 0.5, 2.0) if state in ("Z", "gone") else 0.0,
             signal=pick(random, 0, 9, 11, int(signal.SIGTERM), 2, 1, 99) if state in ("Z", "gone") else 0,
@@ -133,7 +133,7 @@ def test_hangs_that_begin_and_end(kept: Kept) -> None:
     told = []
     for seed in range(60):
         random = np.random.default_rng(seed)
-        watch, now, entered, since = HangWatch([7, 8, 9]), 100.0, 41, 0.0
+        watch, now, entered, since = HangDetector([7, 8, 9]), 100.0, 41, 0.0
         culprit, why = int(random.integers(3)), pick(random, "S", "S", "R", "D", "T", "")
         for _ in range(16):
             now += pick(random, 1.0, 1.0, 2.0, 2.0, 2.1) if random.random() < 0.95 else 9.0
@@ -141,11 +141,11 @@ def test_hangs_that_begin_and_end(kept: Kept) -> None:
                 entered, since = entered + 1, now
             dead = random.random() < 0.02
             ranks = [
-                Standing(
+                RankState(
                     rank=rank, step=entered, entered=entered - (rank == culprit), synced=20,
                     waiting_s=0.0 if rank == culprit else now - since, still_s=now - since, where="train.py:9",
                     silent_s=(now - since) * (why == ""),
-                    process=Process(state="Z" if dead else why if rank == culprit else "S", gone_s=9.0 * dead),
+                    process=ProcessState(state="Z" if dead else why if rank == culprit else "S", gone_s=9.0 * dead),
                 )
                 for rank in range(3)
             ]  # fmt: skip
@@ -172,7 +172,7 @@ def test_every_number_of_a_links_state(kept: Kept) -> None:
                 share = 1.0 if step < 14 and link != (3, 0) else pick(random, *_SHARES)
                 delivery = 100.0 * MB * (share if random.random() < 0.7 else pick(random, *_SHARES))
                 sent = pick(random, 20 * MB, 20 * MB, 20 * MB, 1 << 18, (1 << 18) - 1, 2 * MB)
-                wires = [Wire(seconds=1.0, sent_bytes=sent, wire_seconds=sent / (80.0 * MB * share), peer=link[1],
+                wires = [WireFormat(seconds=1.0, sent_bytes=sent, wire_seconds=sent / (80.0 * MB * share), peer=link[1],
                               delivery_bytes_per_s=delivery, rtt_seconds=1e-3, retransmitted_bytes=step)]  # fmt: skip
                 counts = state.add(step, wires, step * 1.0)
                 slow = judge_link(link, states, wires, pick(random, math.inf, 100.0 * MB)) if counts else None
@@ -199,7 +199,7 @@ def test_a_link_has_become_slow_of_itself_if_it_kept_at_most_seven_tenths_of_wha
     for step in range(30):
         for link, state in states.items():
             share = 1.0 if step < 20 else 0.42 if link == (0, 1) else others
-            wire = Wire(seconds=1.0, sent_bytes=30 * MB, wire_seconds=0.3 / share, peer=link[1])
+            wire = WireFormat(seconds=1.0, sent_bytes=30 * MB, wire_seconds=0.3 / share, peer=link[1])
             if not state.add(step, [wire], float(step)):
                 continue
             if link == (0, 1) and (slow := judge_link(link, states, [wire])) is not None:
@@ -240,7 +240,7 @@ def _row_of_links(step: int, rates: dict[tuple[int, int], float], own: float) ->
         for rank in range(4)
     }  # fmt: skip
     for (src, dst), rate in rates.items():
-        wire = Wire(seconds=1.0, sent_bytes=20 * MB, wire_seconds=20 * MB / rate, peer=dst, rtt_seconds=2e-4,
+        wire = WireFormat(seconds=1.0, sent_bytes=20 * MB, wire_seconds=20 * MB / rate, peer=dst, rtt_seconds=2e-4,
                     retransmitted_bytes=step % 3)  # fmt: skip
         records[src] = msgspec.structs.replace(records[src], wires=(*records[src].wires, wire))
     return records
@@ -290,7 +290,7 @@ def test_what_a_collective_takes_whatever_its_size(kept: Kept) -> None:
             spans = []
             for size in sizes:
                 took = 3e-4 + size / 2e8 + float(random.exponential(5e-5))
-                spans.append(Span(now, now + took, size))
+                spans.append(CollectiveSpan(now, now + took, size))
                 now += took * pick(random, 1.0, 1.0, 0.5)
             busy = meter.add(reversed(spans) if number % 3 else spans)
             if number % 4 == 3:
@@ -318,7 +318,7 @@ def test_replicas_that_drift_apart(kept: Kept) -> None:
         random = np.random.default_rng(seed)
         ranks = pick(random, 2, 3, 4, 5)
         names = [f"p{n}" for n in range(pick(random, 1, 3))]
-        replicas = Replicas(range(ranks), names, pick(random, "", "net"))
+        replicas = ReplicaCheck(range(ranks), names, pick(random, "", "net"))
         lists: dict[int, dict[int, list[int]]] = {}
         checks: dict[int, list[Check]] = {rank: [] for rank in range(ranks)}
         odd: list[int] = []
@@ -349,7 +349,7 @@ def test_what_a_collector_makes_of_records_that_come_late_twice_or_never(kept: K
     for seed in range(8):
         random = np.random.default_rng(seed)
         info = RunInfo(schema=1, name="run", started_unix=0.0, world_size=3, engine="gloo")
-        collector, tally = Collector(3, clock=lambda: 5.0, watchers=[]), Tally(info, wall=lambda: 1_000.0)
+        collector, tally = StepCollector(3, clock=lambda: 5.0, watchers=[]), MetricCounters(info, wall=lambda: 1_000.0)
         seconds = (0.004, 0.05, 0.3, 3.0)[seed % 4]
         records = [
             StepRecord(step=step, rank=rank, ended_unix=900.0 + step, step_seconds=seconds * 1.1, payload_bytes=8,
@@ -376,7 +376,7 @@ def test_what_a_collector_makes_of_records_that_come_late_twice_or_never(kept: K
     kept("collector", told)
 
 
-def _figures(tally: Tally) -> list[Any]:
+def _figures(tally: MetricCounters) -> list[Any]:
     figures = tally.figures([], {}, {})
     return [figures.steps, figures.rank_totals, figures.rank_recent, figures.job_totals, figures.step_counts,
             figures.step_sum, figures.last_step_unix, figures.lag_seconds, figures.lag_steps, figures.records,
@@ -676,7 +676,7 @@ def troubled(jobs: int, steps: int, ranks: int, seed: int) -> np.ndarray:
 @pytest.mark.parametrize("ranks", [2, 4, 32])
 def test_when_episodes_of_many_jobs_begin_and_end(kept: Kept, ranks: int) -> None:
     jobs, steps = {2: 64, 4: 96, 32: 24}[ranks], 170
-    own, screen, told = troubled(jobs, steps, ranks, ranks), Screen(jobs, ranks), []
+    own, screen, told = troubled(jobs, steps, ranks, ranks), WindowTest(jobs, ranks), []
     for step in range(steps):
         opened, closed = screen.update(log_excess(own[step]))
         told += [[step, "opened", job, rank, screen.onset[job, rank], screen.usual[job, rank]]
@@ -692,8 +692,8 @@ def test_when_episodes_of_many_jobs_begin_and_end(kept: Kept, ranks: int) -> Non
 
 def test_levels_that_ranks_of_few_jump_or_shift_to(kept: Kept) -> None:
     jobs, ranks, warm_up, chance = 40, 3, 3, 1e-4
-    jumps = Jumps((jobs, ranks), KEPT, chance, NormalDist().inv_cdf(1.0 - chance))
-    shifts, lasting, told = Shifts((jobs, ranks), chance), Lasting((jobs, ranks), 3.0), []
+    jumps = ChangePoint((jobs, ranks), KEPT, chance, NormalDist().inv_cdf(1.0 - chance))
+    shifts, lasting, told = LevelShift((jobs, ranks), chance), SustainedShift((jobs, ranks), 3.0), []
     ring, least = np.full((KEPT, jobs, ranks), np.nan), np.full((2, jobs, ranks), 0.05)
     relief = np.where(np.arange(jobs)[:, None] % 5 == 0, 45, np.zeros((jobs, ranks), dtype=np.int64))
     for step, own in enumerate(troubled(jobs, 170, ranks, seed=11), 1):

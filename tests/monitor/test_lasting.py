@@ -7,7 +7,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from ringside.monitor.slow_rank.change_point import WINDOWS, YOUNG_REFRESH, Lasting
+from ringside.monitor.slow_rank.change_point import WINDOWS, YOUNG_REFRESH, SustainedShift
 from ringside.monitor.slow_rank.robust import median
 from ringside.monitor.stats import Floats, log_excess
 
@@ -40,7 +40,7 @@ def sure(excess: Floats, length: int) -> Floats:
     rows = excess[:steps]
     ring = np.concatenate([rows[:1], rows])  # indexed by number of the step, from 1
     shape = rows.shape[1:]
-    lasting = Lasting(shape, Z)
+    lasting = SustainedShift(shape, Z)
     medians = np.stack([median(rows[-window:]) for window in WINDOWS])
     index = WINDOWS.index(length)
     jumps = lasting.look(ring, medians, steps, np.zeros(shape, dtype=np.int64), WARM_UP)[index]

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from ringside.monitor.job.collectives import Span
+from ringside.monitor.job.collectives import CollectiveSpan
 from ringside.monitor.run.records import StepRecord
 from ringside.monitor.step_clock.clock import StepClock
-from ringside.monitor.step_clock.device_events import KEPT, LOOKS, MOST_LAPS, Marks, Waiting
+from ringside.monitor.step_clock.device_events import KEPT, LOOKS, MOST_LAPS, DeviceEvents, UnreachedSteps
 from ringside.monitor.step_clock.draft import SyncTimes, Told
 
 from .device import FakeDevice
@@ -24,13 +24,13 @@ class World:
     def __init__(self) -> None:
         self.device, self.time = FakeDevice(), 0.0
         self.errors: list[Exception] = []
-        self.marks = Marks(self.device, self.errors.append)
-        self.waiting = Waiting()
+        self.marks = DeviceEvents(self.device, self.errors.append)
+        self.waiting = UnreachedSteps()
         self.clock = StepClock(
             2, lambda draft: self.waiting.add(draft, True), now=lambda: self.time, cpu=lambda: 0.0, wall=lambda: 0.0
         )
         self.clock.time_by(self.marks)
-        self.spans: list[Span] = []
+        self.spans: list[CollectiveSpan] = []
 
     def queues(self, seconds: float) -> None:
         self.time += HOST_SECONDS
@@ -50,7 +50,7 @@ class World:
         self.queues(3.0)
         self.clock.backward_ends()
         self.queues(exposed)
-        self.spans.append(Span(began, self.marks.mark(), 100))
+        self.spans.append(CollectiveSpan(began, self.marks.mark(), 100))
         self.clock.sync_ends(self.take)
         self.clock.optimizer_begins()
         self.queues(1.0)
@@ -246,8 +246,13 @@ def test_an_error_between_two_marks_of_a_step_drops_the_step() -> None:
 def test_spans_whose_marks_are_missing_or_not_reached_are_left_out() -> None:
     world = World()
     world.device.done = 10.0
-    spans = [Span(1.0, 2.5, 10), Span(None, 3.0, 20), Span(3.0, 4.0, 30), Span(4.0, 11.0, 40)]  # type: ignore[arg-type]
-    assert world.marks.timed(spans) == [Span(0.0, 1.5, 10), Span(2.0, 3.0, 30)]
+    spans = [
+        CollectiveSpan(1.0, 2.5, 10),
+        CollectiveSpan(None, 3.0, 20),
+        CollectiveSpan(3.0, 4.0, 30),
+        CollectiveSpan(4.0, 11.0, 40),
+    ]  # type: ignore[arg-type]
+    assert world.marks.timed(spans) == [CollectiveSpan(0.0, 1.5, 10), CollectiveSpan(2.0, 3.0, 30)]
     assert world.marks.timed([]) == []
 
 

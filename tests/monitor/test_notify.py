@@ -22,8 +22,8 @@ from ringside.monitor.alerts.hooks import (
     DROPPED,
     FAILED,
     CommandHook,
-    Courier,
     DeliveryError,
+    HookQueue,
     Webhook,
     parse_hooks,
 )
@@ -45,8 +45,8 @@ def alert(rank: int = 1) -> Alert:
     return made
 
 
-def courier_of(hook: object, **how: object) -> Courier:
-    return Courier(hook, **{"pauses_s": (0.0, 0.0), **how})  # type: ignore[arg-type]
+def courier_of(hook: object, **how: object) -> HookQueue:
+    return HookQueue(hook, **{"pauses_s": (0.0, 0.0), **how})  # type: ignore[arg-type]
 
 
 class Remembering:
@@ -253,7 +253,7 @@ def test_what_fails_is_said_once_and_the_next_is_tried(error: Exception, caplog:
     assert len(warnings_in(caplog)) == 1
 
 
-def drain(courier: Courier) -> None:
+def drain(courier: HookQueue) -> None:
     """Wait until nothing is left to deliver, while the run still goes on."""
     until(courier.counts.total)
 

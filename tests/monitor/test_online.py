@@ -17,11 +17,11 @@ from ringside.monitor.collector import (
     GIVEN_UP_STEPS,
     LARGEST_STEP,
     PENDING_RECORDS,
-    Collector,
+    StepCollector,
     with_waits,
 )
 from ringside.monitor.run.directory import RunReader, RunWriter
-from ringside.monitor.slow_rank.detector import Finding
+from ringside.monitor.slow_rank.detector import VerdictEvent
 from ringside.monitor.watcher import Row
 
 Make = Callable[..., np.ndarray]
@@ -32,7 +32,7 @@ def test_a_slow_rank_is_named_while_the_run_goes_on(make_own: Make, make_records
     own = make_own(200, 4)
     own[100:160, 2] *= 1.3
     heard: list[dict[str, object]] = []
-    collector = Collector(4, listeners=[heard.append], clock=lambda: 42.0)
+    collector = StepCollector(4, listeners=[heard.append], clock=lambda: 42.0)
     records = make_records(own)
     for step in range(200):
         collector.add(records[4 * step : 4 * step + 4])
@@ -53,7 +53,7 @@ class Rows:
         self.open: list[Verdict] = []
         self.seen: list[tuple[int, dict[int, float]]] = []
 
-    def update(self, step: int, row: Row) -> list[Finding]:
+    def update(self, step: int, row: Row) -> list[VerdictEvent]:
         self.seen.append((step, {rank: row[rank].own_seconds for rank in sorted(row)}))
         return []
 
@@ -69,7 +69,7 @@ def test_the_order_of_records_does_not_matter(seed: int, batch: int) -> None:
     ]
     records.sort(key=lambda record: record.step + 5 * random.Random(seed + 7 * record.step + record.rank).random())
     rows = Rows()
-    collector = Collector(3, watchers=[rows])
+    collector = StepCollector(3, watchers=[rows])
     for begin in range(0, len(records), batch):
         collector.add(records[begin : begin + batch])
     collector.close()
@@ -78,7 +78,7 @@ def test_the_order_of_records_does_not_matter(seed: int, batch: int) -> None:
 
 
 def test_a_rank_that_falls_silent_is_not_waited_for(make_own: Make, make_records: Records) -> None:
-    collector = Collector(3)
+    collector = StepCollector(3)
     records = make_records(make_own(150, 3))
     for step in range(150):
         collector.add(record for record in records[3 * step : 3 * step + 3] if record.rank < 2 or step < 10)
@@ -89,7 +89,7 @@ def test_a_rank_that_falls_silent_is_not_waited_for(make_own: Make, make_records
 
 def test_ranks_whose_batches_come_in_turn_are_awaited_however_short_their_steps_are() -> None:
     """Steps of 4 ms in batches of a quarter of a second: a rank is 62 steps behind before it is its turn."""
-    collector = Collector(4)
+    collector = StepCollector(4)
     for turn in range(6):
         for rank in range(4):
             steps = range(62 * turn, 62 * turn + 62)
@@ -100,7 +100,7 @@ def test_ranks_whose_batches_come_in_turn_are_awaited_however_short_their_steps_
 
 
 def test_of_short_steps_those_of_two_seconds_are_awaited_and_not_more() -> None:
-    collector = Collector(2, watchers=[])
+    collector = StepCollector(2, watchers=[])
     for step in range(1_000):
         collector.add([StepRecord(step=step, rank=0, ended_unix=0, step_seconds=0.004, own_seconds=0.003)])
     assert collector.newest == 999  # the other rank was missing in GIVEN_UP_STEPS steps
@@ -112,14 +112,14 @@ def test_of_short_steps_those_of_two_seconds_are_awaited_and_not_more() -> None:
 
 def test_of_many_ranks_fewer_steps_are_awaited_so_that_what_is_kept_stays_bounded() -> None:
     """Two seconds are 2,000 of these steps; 1,024 ranks would have sent two million records by then."""
-    collector = Collector(1_024, watchers=[])
+    collector = StepCollector(1_024, watchers=[])
     for step in range(100):
         collector.add([StepRecord(step=step, rank=0, ended_unix=0, step_seconds=0.001, own_seconds=0.001)])
     assert collector.newest == 99 - PENDING_RECORDS // 1_024
 
 
 def test_a_rank_that_is_known_to_be_lost_is_not_waited_for_at_all(make_own: Make, make_records: Records) -> None:
-    collector = Collector(3)
+    collector = StepCollector(3)
     assert collector.lost(2, "killed") is None
     records = make_records(make_own(5, 3))
     collector.add(record for record in records if record.rank < 2)
@@ -128,7 +128,7 @@ def test_a_rank_that_is_known_to_be_lost_is_not_waited_for_at_all(make_own: Make
 
 def test_a_late_record_is_kept_and_not_analysed(tmp_path: Path, make_info: Callable[..., RunInfo]) -> None:
     writer = RunWriter(tmp_path, make_info(2))
-    collector = Collector(2, writer)
+    collector = StepCollector(2, writer)
     for step in range(30):
         collector.add([StepRecord(step=step, rank=0, ended_unix=0, step_seconds=1, own_seconds=1)])
     assert collector.steps == 10
@@ -142,7 +142,7 @@ def test_of_two_records_of_one_step_and_rank_the_first_counts(
     tmp_path: Path, make_info: Callable[..., RunInfo]
 ) -> None:
     writer = RunWriter(tmp_path, make_info(2))
-    collector = Collector(2, writer)
+    collector = StepCollector(2, writer)
     for rank, own in ((0, 0.1), (0, 9.0), (1, 0.2)):
         collector.add([StepRecord(step=0, rank=rank, ended_unix=0, step_seconds=1, own_seconds=own)])
     assert [state.own_seconds for state in collector.states()] == [0.1, 0.2]
@@ -150,7 +150,7 @@ def test_of_two_records_of_one_step_and_rank_the_first_counts(
 
 
 def test_impossible_records_count_for_nothing() -> None:
-    collector = Collector(2)
+    collector = StepCollector(2)
     bad = [(-1, 0), (0, 2), (0, -1)]
     collector.add(StepRecord(step=s, rank=r, ended_unix=0, step_seconds=1, own_seconds=1) for s, r in bad)
     collector.add(
@@ -166,7 +166,7 @@ def test_a_step_that_cannot_be_is_dropped_and_the_ranks_are_watched_on(
 ) -> None:
     own = make_own(160, 4)
     own[100:, 2] *= 1.3
-    collector, records = Collector(4), make_records(own)
+    collector, records = StepCollector(4), make_records(own)
     damaged = [StepRecord(step=1 << 62, rank=1, ended_unix=0, step_seconds=1, own_seconds=1.0)]
     with caplog.at_level(logging.WARNING):
         collector.add(damaged)
@@ -191,7 +191,7 @@ def test_a_step_that_cannot_be_is_dropped_and_the_ranks_are_watched_on(
 def test_a_step_is_within_a_million_of_the_newest_or_the_first_below_two_to_the_48(
     newest: int | None, step: int, taken: bool
 ) -> None:
-    collector = Collector(1, watchers=[])
+    collector = StepCollector(1, watchers=[])
     for number in (newest, step):
         if number is not None:
             collector.add([StepRecord(step=number, rank=0, ended_unix=0, step_seconds=1, own_seconds=1)])
@@ -213,7 +213,7 @@ def test_a_listener_that_raises_is_dropped(make_own: Make, caplog: pytest.LogCap
         raise ValueError("no")
 
     heard: list[dict[str, object]] = []
-    collector = Collector(2, listeners=[broken, heard.append])
+    collector = StepCollector(2, listeners=[broken, heard.append])
     with caplog.at_level(logging.ERROR):
         collector.note("note", text="a")
         collector.note("note", text="b")
@@ -224,7 +224,7 @@ def test_a_listener_that_raises_is_dropped(make_own: Make, caplog: pytest.LogCap
 def test_memory_is_bounded_by_ranks_not_steps(make_own: Make, make_records: Records) -> None:
     import pickle
 
-    collector = Collector(2, clock=float)
+    collector = StepCollector(2, clock=float)
     records = make_records(make_own(700, 2))
     sizes = []
     for step in range(700):
@@ -235,9 +235,9 @@ def test_memory_is_bounded_by_ranks_not_steps(make_own: Make, make_records: Reco
 
 
 def test_states_are_medians_of_what_was_kept(make_records: Records) -> None:
-    collector = Collector(2)
+    collector = StepCollector(2)
     collector.add(make_records(np.array([[0.1, 0.2]] * 9)))
     first, second = collector.states()
     assert (first.own_seconds, first.wait_seconds) == (pytest.approx(0.1), pytest.approx(0.1))
     assert (second.step, second.wait_seconds) == (8, pytest.approx(0.0))
-    assert math.isnan(Collector(1).states()[0].own_seconds)
+    assert math.isnan(StepCollector(1).states()[0].own_seconds)

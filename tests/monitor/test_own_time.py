@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from ringside.monitor import StepRecord
-from ringside.monitor.slow_rank.watcher import OwnTimeWatcher
+from ringside.monitor.slow_rank.watcher import SlowRankWatcher
 
 
 def watched(own, step_seconds):
     """What a watcher tells of own times [steps, ranks] in steps that take as long as is said, [steps]."""
-    watcher, told = OwnTimeWatcher(own.shape[1]), []
+    watcher, told = SlowRankWatcher(own.shape[1]), []
     for step, row in enumerate(own):
         records = {
             rank: StepRecord(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ringside.monitor import StepRecord, Verdict, detect
-from ringside.monitor.collector import Collector
+from ringside.monitor.collector import StepCollector
 from ringside.monitor.slow_rank.detector import Detector
 from ringside.monitor.slow_rank.pauses import rejudge_pauses, stands_out
 from ringside.monitor.verdict import headline
@@ -89,7 +89,7 @@ def test_a_slow_rank_is_not_named_a_second_time_for_its_pauses():
 
 def test_while_it_goes_on_the_price_is_that_of_the_whole_run():
     own = pausing(3, 500)
-    collector = Collector(3, clock=lambda: 0.0)
+    collector = StepCollector(3, clock=lambda: 0.0)
     for step, row in enumerate(own):
         collector.add(
             StepRecord(step=step, rank=rank, ended_unix=0, step_seconds=1, own_seconds=float(seconds))

@@ -15,10 +15,10 @@ from ringside.monitor.run.directory import RunWriter
 from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.summary import finish
 from ringside.view.export.markdown import render_markdown
-from ringside.view.run.live import Live
+from ringside.view.run.live import LiveRun
 from ringside.view.server.state import now
 from ringside.view.terminal import closing
-from ringside.view.tui.rank_table import Order
+from ringside.view.tui.rank_table import SortOrder
 from ringside.view.tui.source import Local, look
 from ringside.view.tui.text import all_verdicts, as_json, verdict_block
 
@@ -113,7 +113,7 @@ def test_the_summary_and_the_reports_tell_of_it(run: Path) -> None:
 
 
 def test_live_views_tell_of_it(run: Path) -> None:
-    live = Live(run)
+    live = LiveRun(run)
     live.poll()
     assert now(live, [], None)["notes"] == [WORDS]
     snapshot = look(Local(run))
@@ -123,4 +123,4 @@ def test_live_views_tell_of_it(run: Path) -> None:
     assert len(lines) <= 9
     assert max(map(len, lines)) <= 60
     assert WORDS in " ".join(all_verdicts(snapshot, 60).plain.split())
-    assert as_json(snapshot, Order())["notes"] == [WORDS]
+    assert as_json(snapshot, SortOrder())["notes"] == [WORDS]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringside.monitor.slow_rank.level_shift import EVERY, Shifts, compare
+from ringside.monitor.slow_rank.level_shift import EVERY, LevelShift, compare
 
 LEAST = 0.05
 
@@ -21,7 +21,7 @@ def noise(seed: int, steps: int, jobs: int, scale: float, slow: float) -> np.nda
 
 def looked_at(excess: np.ndarray, relief: int = 0) -> list[tuple[int, int]]:
     """Return step and rank of every shift in a job of two ranks whose second exceeds the first by `excess`."""
-    shifts, ring = Shifts((1, 2), 1e-6), np.full((400, 1, 2), np.nan)
+    shifts, ring = LevelShift((1, 2), 1e-6), np.full((400, 1, 2), np.nan)
     found = []
     for step, value in enumerate(excess, start=1):
         ring[step % 400] = [[-value, value]]

@@ -16,7 +16,7 @@ import pytest
 from ringside.errors import RingsideError
 from ringside.monitor import RunInfo, StepRecord, Verdict, detect
 from ringside.monitor.causes.explain import explain
-from ringside.monitor.collector import Collector
+from ringside.monitor.collector import StepCollector
 from ringside.monitor.run.directory import RunReader, RunWriter
 from ringside.monitor.run.table import tabulate
 from ringside.monitor.summary import finish, summarise
@@ -31,7 +31,7 @@ VERDICT_KEYS = list(Verdict.__struct_fields__)
 
 
 def collected_run(path: Path, own: np.ndarray, info: RunInfo, records: list[StepRecord]) -> None:
-    collector = Collector(own.shape[1], RunWriter(path, info), clock=lambda: 1.0)
+    collector = StepCollector(own.shape[1], RunWriter(path, info), clock=lambda: 1.0)
     for begin in range(0, len(records), own.shape[1]):
         collector.add(records[begin : begin + own.shape[1]])
     collector.close()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from ringside.monitor.links import tcp_info
-from ringside.monitor.links.tcp_info import Connection, Endpoint, connections, read_counters
+from ringside.monitor.links.tcp_info import TcpConnection, TcpEndpoint, connections, read_counters
 
 pytestmark = pytest.mark.skipif(not tcp_info.available(), reason="this kernel's TCP_INFO holds too little")
 
@@ -37,8 +37,8 @@ def pair(*, room: int = 0) -> Iterator[tuple[socket.socket, socket.socket]]:
         yield sender, receiver
 
 
-def look(sock: socket.socket) -> Connection:
-    (found,) = [one for one in connections(within_host=True) if one.local == Endpoint(*sock.getsockname())]
+def look(sock: socket.socket) -> TcpConnection:
+    (found,) = [one for one in connections(within_host=True) if one.local == TcpEndpoint(*sock.getsockname())]
     return found
 
 
@@ -48,7 +48,7 @@ def drain(sock: socket.socket, size: int) -> None:
         left -= len(sock.recv(min(left, 1 << 20)))
 
 
-def acknowledged(sender: socket.socket, size: int) -> Connection:
+def acknowledged(sender: socket.socket, size: int) -> TcpConnection:
     """Return the connection once the peer's kernel has acknowledged so much."""
     deadline = time.monotonic() + LIMIT_S
     while (found := look(sender)).counters.acked_bytes < size:

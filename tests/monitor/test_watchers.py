@@ -13,10 +13,10 @@ import pytest
 
 from ringside.monitor import RunInfo
 from ringside.monitor.alerts.book import FIRING, RESOLVED, AlertBook, severity_of
-from ringside.monitor.collector import Collector
+from ringside.monitor.collector import StepCollector
 from ringside.monitor.run.directory import RunReader, RunWriter
-from ringside.monitor.run.records import Wire
-from ringside.monitor.slow_rank.detector import Finding
+from ringside.monitor.run.records import WireFormat
+from ringside.monitor.slow_rank.detector import VerdictEvent
 from ringside.monitor.summary import finish
 from ringside.monitor.verdict import Verdict
 from ringside.monitor.watcher import Row
@@ -34,7 +34,7 @@ class Counting:
     def __init__(self, raises_at: int = -1) -> None:
         self.steps, self.raises_at = 0, raises_at
 
-    def update(self, step: int, row: Row) -> list[Finding]:
+    def update(self, step: int, row: Row) -> list[VerdictEvent]:
         self.steps += 1
         if step == self.raises_at:
             raise ZeroDivisionError
@@ -45,7 +45,7 @@ class Counting:
         return []
 
 
-def feed(collector: Collector, steps: range, ranks: int = 2, **how: Any) -> None:
+def feed(collector: StepCollector, steps: range, ranks: int = 2, **how: Any) -> None:
     noise = np.random.default_rng(steps.start)
     for step in steps:
         collector.add(row(step, ranks, noise, **how).values())
@@ -53,7 +53,7 @@ def feed(collector: Collector, steps: range, ranks: int = 2, **how: Any) -> None
 
 def test_any_watcher_plugs_in_and_one_that_raises_is_dropped_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     good, bad = Counting(), Counting(raises_at=5)
-    collector = Collector(2, watchers=[bad, good])
+    collector = StepCollector(2, watchers=[bad, good])
     with caplog.at_level(logging.ERROR):
         feed(collector, range(20))
     assert (good.steps, bad.steps) == (20, 6)
@@ -65,7 +65,7 @@ def test_a_jobs_verdict_reaches_events_alerts_and_the_summary_and_is_over(tmp_pa
     book = AlertBook("run", keep_firing_s=0.0)
     told: list[str] = []
     writer = RunWriter(tmp_path / "run", make_info(2))
-    collector = Collector(2, writer, listeners=[lambda event: told.extend(one.status for one in book.hear(event))])
+    collector = StepCollector(2, writer, listeners=[lambda event: told.extend(one.status for one in book.hear(event))])
     feed(collector, range(50))
     feed(collector, range(50, 200), exposed=0.2)
     (so_far,) = collector.verdicts
@@ -87,13 +87,15 @@ def test_severities_of_the_jobs_kinds() -> None:
 
 
 def test_wires_find_their_peers_and_are_written_with_them(tmp_path: Path, make_info: Info) -> None:
-    collector = Collector(2, RunWriter(tmp_path / "run", make_info(2)))
+    collector = StepCollector(2, RunWriter(tmp_path / "run", make_info(2)))
     noise = np.random.default_rng(0)
     for step in range(20):
         one = row(step, 2, noise)
         ends = ("10.0.0.1 11", "10.0.0.2 22")
         for rank in (0, 1):
-            wire = Wire(seconds=1.0, sent_bytes=MB, wire_seconds=0.1, local=ends[rank], remote=ends[1 - rank], peer=-1)
+            wire = WireFormat(
+                seconds=1.0, sent_bytes=MB, wire_seconds=0.1, local=ends[rank], remote=ends[1 - rank], peer=-1
+            )
             one[rank] = msgspec.structs.replace(one[rank], wires=(wire,))
         collector.add(one.values())
     collector.close()
@@ -109,14 +111,14 @@ def test_wires_find_their_peers_and_are_written_with_them(tmp_path: Path, make_i
 @pytest.mark.parametrize("slow_link", [False, True])
 def test_communication_is_not_blamed_where_a_link_explains_it(slow_link: bool) -> None:
     """A link slows down and with it the job; without wires to tell it, the job is bound by communication."""
-    collector, noise = Collector(2), np.random.default_rng(0)
+    collector, noise = StepCollector(2), np.random.default_rng(0)
     for step in range(80):
         slow = step >= 40
         one = row(step, 2, noise, own=0.4, exposed=0.6 if slow else 0.1)
         if slow_link:
-            wire = Wire(seconds=0.5, sent_bytes=MB, wire_seconds=0.6 if slow else 0.05, peer=1)
+            wire = WireFormat(seconds=0.5, sent_bytes=MB, wire_seconds=0.6 if slow else 0.05, peer=1)
             wire = msgspec.structs.replace(wire, local="10.0.0.1 1", remote="10.0.0.2 2")
-            back = Wire(seconds=0.5, sent_bytes=0, wire_seconds=0.0, local="10.0.0.2 2", remote="10.0.0.1 1")
+            back = WireFormat(seconds=0.5, sent_bytes=0, wire_seconds=0.0, local="10.0.0.2 2", remote="10.0.0.1 1")
             one[0] = msgspec.structs.replace(one[0], wires=(wire,))
             one[1] = msgspec.structs.replace(one[1], wires=(back,))
         collector.add(one.values())
@@ -125,6 +127,6 @@ def test_communication_is_not_blamed_where_a_link_explains_it(slow_link: bool) -
 
 @pytest.mark.parametrize("steps", [400, pytest.param(2_000, marks=pytest.mark.thorough)])
 def test_healthy_jobs_with_standard_watchers_say_nothing(steps: int) -> None:
-    collector = Collector(4, watchers=standard_watchers(4, ["a", "a", "b", "b"]))
+    collector = StepCollector(4, watchers=standard_watchers(4, ["a", "a", "b", "b"]))
     feed(collector, range(steps), 4, exposed=0.02, data_seconds=0.004, collectives=3, payload_bytes=10 * MB)
     assert collector.verdicts == []

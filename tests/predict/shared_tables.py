@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from ringside.predict.laws.curve import log_times
-from ringside.predict.tables.table import Figure, Row, Table
+from ringside.predict.tables.table import Figure, Table, TableRow
 
 BANDWIDTH = Path(__file__).parents[1] / "data" / "bandwidth"
 
@@ -25,5 +25,5 @@ def made(theta, sizes, noise=0.0, seed=0, ranks=8, name="made"):
     for line, (size, time) in enumerate(zip(sizes, times, strict=True), 2):
         algbw = round(size / time / 1e9, 2) * 1e9
         busbw = round(size / time * factor / 1e9, 2) * 1e9
-        rows.append(Row(line, float(size), float(time), Figure(algbw, 5e6), Figure(busbw, 5e6)))
+        rows.append(TableRow(line, float(size), float(time), Figure(algbw, 5e6), Figure(busbw, 5e6)))
     return Table(name, tuple(rows), ranks=ranks, hosts=1)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ringside.errors import UsageError
 from ringside.predict.tables import read_tables
 from ringside.predict.tables.checks import check, infer_ranks, rising, usable
-from ringside.predict.tables.table import Figure, Row, Table, bus_factor
+from ringside.predict.tables.table import Figure, Table, TableRow, bus_factor
 
 from .shared_tables import made, published
 
@@ -26,7 +26,7 @@ def changed(table, index, **changes):
         "algbw": old.algbw,
         "busbw": old.busbw,
     }
-    rows[index] = Row(**{**fields, **changes})
+    rows[index] = TableRow(**{**fields, **changes})
     return Table(table.name, tuple(rows), ranks=table.ranks, hosts=table.hosts)
 
 
@@ -76,7 +76,7 @@ def test_a_forged_row_is_named_and_no_other(forge, what):
 def test_a_whole_table_in_other_units_is_refused_row_by_row():
     table = made(THETA, SIZES[12:])
     rows = tuple(
-        Row(row.line, row.size_bytes, row.time_s, Figure(row.algbw.value / 1.073741824, 5e6), row.busbw)
+        TableRow(row.line, row.size_bytes, row.time_s, Figure(row.algbw.value / 1.073741824, 5e6), row.busbw)
         for row in table.rows
     )
     found = check(Table("gib", rows, ranks=8))
@@ -89,9 +89,9 @@ def test_a_whole_table_in_other_units_is_refused_row_by_row():
 def test_repeated_rows_are_named_and_repeats_of_a_measurement_are_kept():
     table = made(THETA, SIZES)
     sixth = table.rows[5]
-    again = Table("twice", (*table.rows, Row(40, sixth.size_bytes, sixth.time_s, sixth.algbw)), ranks=8)
+    again = Table("twice", (*table.rows, TableRow(40, sixth.size_bytes, sixth.time_s, sixth.algbw)), ranks=8)
     assert "the same size and time as line 7" in only_flag(again).reason
-    other = Row(99, table.rows[5].size_bytes, table.rows[5].time_s * 1.02)
+    other = TableRow(99, table.rows[5].size_bytes, table.rows[5].time_s * 1.02)
     assert not check(Table("more", (*table.rows, other), ranks=8)).flags
 
 
@@ -106,7 +106,7 @@ def test_a_dip_in_bandwidth_is_found_but_a_lasting_drop_is_a_regime():
     dip = changed(table, 18, time_s=table.rows[18].time_s * 1.9, algbw=None, busbw=None)
     assert only_flag(dip).line == table.rows[18].line
     drop = tuple(
-        Row(row.line, row.size_bytes, row.time_s * (1.8 if index >= 14 else 1.0))
+        TableRow(row.line, row.size_bytes, row.time_s * (1.8 if index >= 14 else 1.0))
         for index, row in enumerate(table.rows)
     )
     assert not check(Table("slower from 16 MB on", drop, ranks=8)).flags
@@ -120,7 +120,7 @@ def test_ranks_are_inferred_from_the_ratio_of_bandwidths(ranks):
 
 def test_the_ratio_of_an_all_gather_is_known_too():
     rows = [
-        Row(i, size, 1e-4 * size / 1e6, Figure(10e9, 5e6), Figure(10e9 * bus_factor("all_gather", 16), 5e6))
+        TableRow(i, size, 1e-4 * size / 1e6, Figure(10e9, 5e6), Figure(10e9 * bus_factor("all_gather", 16), 5e6))
         for i, size in enumerate(SIZES[14:])
     ]
     found = check(Table("gathered", tuple(rows), ranks=16))
@@ -129,7 +129,7 @@ def test_the_ratio_of_an_all_gather_is_known_too():
 
 
 def test_rows_too_coarse_to_tell_say_nothing():
-    assert infer_ranks([Row(1, 8, 1e-5, Figure(0.0, 5e6), Figure(0.0, 5e6))]) == 0
+    assert infer_ranks([TableRow(1, 8, 1e-5, Figure(0.0, 5e6), Figure(0.0, 5e6))]) == 0
 
 
 @given(st.lists(st.floats(0.1, 100), max_size=12), st.floats(1, 3))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.support.mangle import mangled
 
-from ringside.engine.cost.network import Network
+from ringside.engine.cost.network import CostNetwork
 from ringside.errors import UsageError
 from ringside.predict import (
     LinkClass,
@@ -28,13 +28,13 @@ from ringside.predict.laws.mpi import pairs_of
 from ringside.predict.plan.bound import bounds
 from ringside.predict.plan.memory import batch, fit, state
 from ringside.predict.plan.options import TREES, collective, names, option, schedule_for
-from ringside.predict.plan.plan import Question, plan
+from ringside.predict.plan.plan import PlanQuestion, plan
 from ringside.predict.reference_events import finish_by_events
 from ringside.predict.score.baselines import hockney, nccl_constants
 from ringside.predict.score.score import hold_out, larger_sizes, other_scale, preset_only, summary
 from ringside.predict.tables import read_tables
 from ringside.predict.tables.checks import check
-from ringside.predict.what_if.what_if import Change, Step, played, what_if
+from ringside.predict.what_if.what_if import PredictedStep, StepChange, played, what_if
 from ringside.schedule import COLLECTIVES, by_name, hierarchical, ring
 
 from .shared_tables import published
@@ -113,11 +113,11 @@ def test_every_schedule_priced_and_played(kept, name):
 
 
 QUESTIONS = {
-    "h100": Question(preset("dgx-h100", 4), 14e9, parameters=7e9, memory_bytes=80e9, compute_s=0.4, accumulated=2),
-    "too_large": Question(preset("dgx-h100", 4), 140e9, parameters=70e9, memory_bytes=80e9, compute_s=2.0),
-    "ethernet": Question(preset("ethernet-10g", 6), 1e8, compute_s=0.2, batch_per_rank=32, base_batch=64),
-    "measured": Question(preset("dgx-a100", 2), 2e9, measured=((25e6, 4e-4), (1e8, 1e-3)), compute_s=0.1, ran=20),
-    "ring": Question(preset("dgx-h100", 3), 1e9, algorithm="ring"),
+    "h100": PlanQuestion(preset("dgx-h100", 4), 14e9, parameters=7e9, memory_bytes=80e9, compute_s=0.4, accumulated=2),
+    "too_large": PlanQuestion(preset("dgx-h100", 4), 140e9, parameters=70e9, memory_bytes=80e9, compute_s=2.0),
+    "ethernet": PlanQuestion(preset("ethernet-10g", 6), 1e8, compute_s=0.2, batch_per_rank=32, base_batch=64),
+    "measured": PlanQuestion(preset("dgx-a100", 2), 2e9, measured=((25e6, 4e-4), (1e8, 1e-3)), compute_s=0.1, ran=20),
+    "ring": PlanQuestion(preset("dgx-h100", 3), 1e9, algorithm="ring"),
 }
 
 
@@ -135,21 +135,23 @@ def test_plans(kept, name):
 OWN = 0.1 * np.exp(np.random.default_rng(3).normal(0, 0.02, (20, 32)))
 H100 = preset("dgx-h100", 4)
 STEPS = {
-    "described": Step(H100, 1e9, np.full((1, 32), 0.2), buckets=10),
-    "recorded": Step(H100, 1e9, OWN, buckets=40, exposed_s=np.linspace(0.01, 0.03, 20), measured=((25e6, 6e-4),)),
-    "unknown": Step(preset("ethernet-10g", 6), 1e8, np.zeros((1, 6)), algorithm="ring"),
+    "described": PredictedStep(H100, 1e9, np.full((1, 32), 0.2), buckets=10),
+    "recorded": PredictedStep(
+        H100, 1e9, OWN, buckets=40, exposed_s=np.linspace(0.01, 0.03, 20), measured=((25e6, 6e-4),)
+    ),
+    "unknown": PredictedStep(preset("ethernet-10g", 6), 1e8, np.zeros((1, 6)), algorithm="ring"),
 }
 CHANGES = {
-    "slower": Change(slower={3: 0.12}),
-    "repaired": Change(repaired=(0, 5)),
-    "slow_link": Change(slow_links=((1, 2, 4.0),)),
-    "rail": Change(lost_rails=(1, 2)),
-    "leaves": Change(oversubscription=2.0),
-    "sharp": Change(sharp=True),
-    "buckets": Change(bucket_bytes=5e7),
-    "hosts": Change(hosts=8),
-    "fewer": Change(hosts=1),
-    "tree": Change(algorithm="tree"),
+    "slower": StepChange(slower={3: 0.12}),
+    "repaired": StepChange(repaired=(0, 5)),
+    "slow_link": StepChange(slow_links=((1, 2, 4.0),)),
+    "rail": StepChange(lost_rails=(1, 2)),
+    "leaves": StepChange(oversubscription=2.0),
+    "sharp": StepChange(sharp=True),
+    "buckets": StepChange(bucket_bytes=5e7),
+    "hosts": StepChange(hosts=8),
+    "fewer": StepChange(hosts=1),
+    "tree": StepChange(algorithm="tree"),
 }
 
 
@@ -268,7 +270,7 @@ def test_what_is_read_of_tables_that_were_cut_wrapped_and_edited(kept, tmp_path,
 
 def test_what_is_read_of_topologies_that_were_edited(kept):
     random, found = np.random.default_rng(9), []
-    network = Network(
+    network = CostNetwork(
         np.array([[0, 2e-5, 3e-5], [2e-5, 0, 4e-5], [3e-5, 4e-5, 0]]),
         np.array([[0, 1e-8, 1e-8], [1e-8, 0, 4e-8], [1e-8, 2e-8, 0]]),
         np.array([1e-8, 1e-8, 2e-8]), np.array([1e-8, 1e-8, 2e-8]), reduce=1e-10, overhead_s=1e-6,
@@ -323,11 +325,11 @@ def test_what_cannot_be_is_refused_and_what_can_is_not(kept):
         "size": lambda odd: simulate(by_name("ring", 8), flat, odd).seconds,
         "late": lambda odd: simulate(by_name("ring", 8), flat, 8, late={1: odd}).seconds,
         "late_rank": lambda odd: simulate(by_name("ring", 8), flat, 8, late={odd: 1.0}).seconds,
-        "gradients": lambda odd: plan(Question(preset("ethernet-10g", 2), odd, algorithm="ring")).rounds,
-        "buckets": lambda odd: what_if(STEPS["unknown"], Change(bucket_bytes=odd)).after.buckets,
-        "slower": lambda odd: what_if(STEPS["described"], Change(slower={0: odd})).delta.value,
-        "slower_rank": lambda odd: what_if(STEPS["described"], Change(slower={odd: 0.5})).delta.value,
-        "repaired": lambda odd: what_if(STEPS["recorded"], Change(repaired=(odd,))).delta.value,
+        "gradients": lambda odd: plan(PlanQuestion(preset("ethernet-10g", 2), odd, algorithm="ring")).rounds,
+        "buckets": lambda odd: what_if(STEPS["unknown"], StepChange(bucket_bytes=odd)).after.buckets,
+        "slower": lambda odd: what_if(STEPS["described"], StepChange(slower={0: odd})).delta.value,
+        "slower_rank": lambda odd: what_if(STEPS["described"], StepChange(slower={odd: 0.5})).delta.value,
+        "repaired": lambda odd: what_if(STEPS["recorded"], StepChange(repaired=(odd,))).delta.value,
     }
     for name, call in calls.items():
         found[name] = []

@@ -7,7 +7,7 @@ from ringside.predict import LinkClass, Topology, preset
 from ringside.predict.plan.buckets import best_buckets
 from ringside.predict.plan.measured import moved, tilted, with_measured
 from ringside.predict.plan.options import option, options
-from ringside.predict.plan.plan import Question, plan
+from ringside.predict.plan.plan import PlanQuestion, plan
 
 FLAT = Topology("flat", (1,) * 4, between=LinkClass("ethernet", 30e-6, 1e9))
 
@@ -50,7 +50,7 @@ def test_a_tilt_trades_latency_for_wire():
 
 
 def test_what_a_plan_says_of_one_thing_is_one_number():
-    found = plan(Question(FLAT, 1e7, compute_s=0.05, measured=((1e7, 0.4),), ran=1))
+    found = plan(PlanQuestion(FLAT, 1e7, compute_s=0.05, measured=((1e7, 0.4),), ran=1))
     (row,) = [one for one in found.here if one.algorithm == found.priced.algorithm]
     assert row.seconds == found.priced.seconds == found.scaling[-1].seconds
     assert found.here[0].seconds.value == pytest.approx(0.4, rel=0.1)

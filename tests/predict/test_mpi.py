@@ -8,7 +8,7 @@ from ringside.predict.laws.calibrate import expect, fit
 from ringside.predict.laws.mpi import Pairs, Processes, pairs_for, pairs_of, process_law
 from ringside.predict.tables import read_tables
 from ringside.predict.tables.checks import check
-from ringside.predict.tables.table import Row, Table
+from ringside.predict.tables.table import Table, TableRow
 
 from .shared_tables import published
 
@@ -65,8 +65,8 @@ def test_what_point_to_point_costs_do_not_tell_is_refused(hosts, ranks):
 
 
 def test_tables_find_the_costs_of_their_cluster():
-    rows = tuple(Row(i, size, 1e-5, None, None, 0.9e-5, 2e-5) for i, size in enumerate((1.0, 2.0, 4096.0)))
-    rates = tuple(Row(i, size, size / 9e9) for i, size in enumerate((1024.0, 4096.0)))
+    rows = tuple(TableRow(i, size, 1e-5, None, None, 0.9e-5, 2e-5) for i, size in enumerate((1.0, 2.0, 4096.0)))
+    rates = tuple(TableRow(i, size, size / 9e9) for i, size in enumerate((1024.0, 4096.0)))
     tables = [
         Table("l", rows, hosts=32, cluster="a", collective="p2p_latency"),
         Table("b", rates, hosts=32, cluster="a", collective="p2p_bandwidth"),

@@ -10,7 +10,7 @@ from ringside.predict.plan.bound import bounds
 from ringside.predict.plan.buckets import best_buckets, exposed_s
 from ringside.predict.plan.memory import batch, fit, sharded, state
 from ringside.predict.plan.options import option, options
-from ringside.predict.plan.plan import Question, plan
+from ringside.predict.plan.plan import PlanQuestion, plan
 from ringside.predict.plan.ranking import contenders, crossovers
 from ringside.view.plan_text import long, short
 
@@ -57,14 +57,14 @@ def test_at_a_crossover_both_take_as_long():
 
 
 def test_the_fastest_of_a_schedules_ranking_is_what_auto_takes():
-    found = plan(Question(BOX, 1e7))
+    found = plan(PlanQuestion(BOX, 1e7))
     assert found.priced.algorithm == found.here[0].algorithm
     times = [one.seconds.value for one in found.here]
     assert times == sorted(times)
 
 
 def test_what_tables_support_comes_before_schedules_alone():
-    lines = long(plan(Question(preset("dgx-h100", 2), 65536)))
+    lines = long(plan(PlanQuestion(preset("dgx-h100", 2), 65536)))
     alone = next(i for i, line in enumerate(lines) if "schedules alone" in line)
     assert any(line.startswith("  ring") for line in lines[:alone])
     assert any(line.startswith("  direct") for line in lines[alone:])
@@ -74,7 +74,7 @@ def test_what_tables_support_comes_before_schedules_alone():
 
 
 def test_efficiency_falls_with_hosts_and_lies_in_its_band():
-    found = plan(Question(preset("ethernet-10g", 6), 1e8, compute_s=0.2))
+    found = plan(PlanQuestion(preset("ethernet-10g", 6), 1e8, compute_s=0.2))
     assert [one.hosts for one in found.scaling] == [1, 2, 4, 6]
     middle = [one.efficiency.value for one in found.scaling]
     assert middle[0] == 1.0
@@ -84,7 +84,7 @@ def test_efficiency_falls_with_hosts_and_lies_in_its_band():
 
 
 def test_an_nvls_tree_scales_from_nvls_on_one_host():
-    found = plan(Question(preset("dgx-h100", 4), 1e9, algorithm="nvls_tree"))
+    found = plan(PlanQuestion(preset("dgx-h100", 4), 1e9, algorithm="nvls_tree"))
     assert found.scaling[0].seconds.value == pytest.approx(
         float(option(preset("dgx-h100", 1), "nvls").predict([1e9]).times_s[0])
     )
@@ -92,7 +92,7 @@ def test_an_nvls_tree_scales_from_nvls_on_one_host():
 
 def test_hosts_of_different_sizes_are_priced_but_not_taken_apart():
     uneven = Topology("uneven", (4, 2), inside=BOX.inside, between=BOX.between)
-    found = plan(Question(uneven, 1e6))
+    found = plan(PlanQuestion(uneven, 1e6))
     assert found.scaling == ()
     assert found.priced.seconds.value > 0
 
@@ -132,7 +132,7 @@ def test_where_latency_is_dear_there_are_few_buckets():
 
 def test_computation_takes_time():
     with pytest.raises(UsageError, match="--compute-seconds 0"):
-        plan(Question(BOX, 1e6, compute_s=0.0))
+        plan(PlanQuestion(BOX, 1e6, compute_s=0.0))
 
 
 # ------------------------------------------------------------------------------------------------ batch, memory
@@ -158,7 +158,7 @@ def test_stages_are_zeros():
 
 
 def test_70b_in_plain_data_parallel_on_80_gb_is_refused_and_sharded_is_priced():
-    found = plan(Question(preset("dgx-h100", 16), 140e9, parameters=70e9, memory_bytes=80e9))
+    found = plan(PlanQuestion(preset("dgx-h100", 16), 140e9, parameters=70e9, memory_bytes=80e9))
     assert found.fit.refused
     assert found.fit.states[0].total_bytes == 1120e9
     assert (found.fit.stage, found.fit.least_ranks) == (3, 14)
@@ -197,12 +197,12 @@ def test_what_fits_no_way_says_how_many_ranks_it_takes():
 @pytest.mark.parametrize("size", [0.0, -1.0, math.nan, math.inf, 1e19])
 def test_impossible_sizes_are_refused(size):
     with pytest.raises(UsageError, match="more than 0"):
-        plan(Question(BOX, size))
+        plan(PlanQuestion(BOX, size))
 
 
 def test_a_byte_and_a_petabyte_are_priced():
     for cluster in (preset("ethernet-10g", 3), preset("dgx-h100", 2)):
-        small, large = (plan(Question(cluster, size)).priced for size in (1.0, 1e15))
+        small, large = (plan(PlanQuestion(cluster, size)).priced for size in (1.0, 1e15))
         assert 0 < small.seconds.value < 1e-3
         assert 1e3 < large.seconds.value < 1e7
         assert large.extrapolated
@@ -211,7 +211,7 @@ def test_a_byte_and_a_petabyte_are_priced():
 @pytest.mark.parametrize("name", ["dgx-h100", "gb200-nvl72", "pcie-box", "ethernet-10g", "loopback"])
 @pytest.mark.parametrize("parameters", [1e7, 70e9, 1e13])
 def test_the_short_form_fits_a_terminal(name, parameters):
-    asked = Question(preset(name), 2 * parameters, parameters=parameters, memory_bytes=80e9, compute_s=1.0)
+    asked = PlanQuestion(preset(name), 2 * parameters, parameters=parameters, memory_bytes=80e9, compute_s=1.0)
     found = plan(asked)
     lines = short(found)
     assert len(lines) <= 24

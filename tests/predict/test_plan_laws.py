@@ -8,7 +8,7 @@ import pytest
 from ringside.errors import UsageError
 from ringside.predict import LinkClass, Topology, preset, price
 from ringside.predict.plan.options import GPU_LINKS, names, option, options
-from ringside.predict.plan.plan import Question, plan
+from ringside.predict.plan.plan import PlanQuestion, plan
 from ringside.schedule import by_name
 
 LINK = LinkClass("ethernet", 10e-6, 1e9)
@@ -29,7 +29,7 @@ def seconds(topology, name, size):
 @pytest.mark.parametrize("n", [2, 3, 8, 17])
 def test_a_ring_takes_2n_minus_2_rounds_and_sends_2n_minus_2_by_n_of_the_tensor(n):
     size = 1e9
-    found = plan(Question(flat(n), size, algorithm="ring"))
+    found = plan(PlanQuestion(flat(n), size, algorithm="ring"))
     assert found.rounds == 2 * (n - 1)
     assert found.wires.per_rank_bytes == pytest.approx(2 * (n - 1) / n * size)
     assert found.priced.seconds.value == pytest.approx(2 * (n - 1) * (10e-6 + size / n / 1e9))
@@ -103,7 +103,7 @@ def test_mistake_network_latency_on_every_hop_of_a_node_major_ring():
 
 def test_mistake_busbw_is_the_wires_speed_with_nvls():
     cluster = preset("dgx-h100", 1)
-    found = plan(Question(cluster, 8e9))
+    found = plan(PlanQuestion(cluster, 8e9))
     assert found.priced.algorithm == "nvls"
     wire = found.wires.per_rank_bytes / found.priced.seconds.value
     assert wire <= cluster.nvls.bytes_per_s
@@ -112,7 +112,7 @@ def test_mistake_busbw_is_the_wires_speed_with_nvls():
 
 def test_mistake_busbw_is_the_wires_speed_with_a_tree_of_two_hosts():
     cluster = preset("p4de", 2)
-    found = plan(Question(cluster, 8e9))
+    found = plan(PlanQuestion(cluster, 8e9))
     assert found.priced.algorithm == "tree"
     assert found.wires.interface_bytes_per_s.value < cluster.between.bytes_per_s
     assert found.busbw.value > 1.4 * cluster.nics * cluster.between.bytes_per_s
@@ -131,10 +131,10 @@ def test_mistake_a_ring_of_1024_takes_1024_steps():
 
 def test_mistake_8_gpus_with_50_gb_put_400_gb_on_the_wires():
     cluster = preset("dgx-h100", 1)
-    ring = plan(Question(cluster, 50e9, algorithm="ring")).wires
+    ring = plan(PlanQuestion(cluster, 50e9, algorithm="ring")).wires
     assert ring.total_bytes == pytest.approx(700e9)
     assert ring.per_rank_bytes == pytest.approx(87.5e9)
-    nvls = plan(Question(cluster, 50e9, algorithm="nvls")).wires
+    nvls = plan(PlanQuestion(cluster, 50e9, algorithm="nvls")).wires
     assert nvls.total_bytes == pytest.approx(450e9)
 
 
@@ -176,7 +176,7 @@ def test_one_rank_and_unknown_algorithms_are_refused_with_what_exists():
     with pytest.raises(UsageError, match="nobody to reduce with"):
         option(flat(1))
     with pytest.raises(UsageError, match="ring, direct") as caught:
-        plan(Question(flat(4), 1e6, algorithm="nvls"))
+        plan(PlanQuestion(flat(4), 1e6, algorithm="nvls"))
     assert "halving_doubling" in str(caught.value)
 
 

@@ -20,7 +20,7 @@ from ringside.predict.score.score import (
 )
 from ringside.predict.tables import read_tables
 from ringside.predict.tables.checks import check
-from ringside.predict.tables.table import Row, Table
+from ringside.predict.tables.table import Table, TableRow
 from ringside.predict.topology.files import preset
 
 from .shared_tables import made, published
@@ -97,7 +97,7 @@ def test_a_wrong_preset_is_refused():
 
 def test_point_to_point_tables_alone_are_refused():
     with pytest.raises(UsageError, match="no table of a collective"):
-        checked([Table("p", (Row(1, 8, 1e-5),), collective="p2p_latency")])
+        checked([Table("p", (TableRow(1, 8, 1e-5),), collective="p2p_latency")])
 
 
 # ------------------------------------------------------------------------------------------------ baselines

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from ringside.engine.cost.network import Network
+from ringside.engine.cost.network import CostNetwork
 from ringside.errors import UsageError
 from ringside.predict import (
     LinkClass,
@@ -153,7 +153,7 @@ def test_what_the_probe_writes_is_a_topology(tmp_path):
     latency = np.array([[0, 2e-5, 3e-5], [2e-5, 0, 4e-5], [3e-5, 4e-5, 0]])
     per_byte = np.array([[0, 1e-8, 1e-8], [1e-8, 0, 4e-8], [1e-8, 2e-8, 0]])
     nic = np.array([1e-8, 1e-8, 2e-8])
-    network = Network(latency, per_byte, nic, nic, reduce=1e-10, overhead_s=1e-6)
+    network = CostNetwork(latency, per_byte, nic, nic, reduce=1e-10, overhead_s=1e-6)
     path = tmp_path / "topology.json"
     path.write_text(json.dumps(network.to_topology(["a", "b", "c"], [2, 1, 1], "measured")))
     topology = load_topology(path)

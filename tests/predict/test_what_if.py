@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ringside.errors import UsageError
 from ringside.predict import LinkClass, Topology, preset, price
-from ringside.predict.plan.plan import Question, plan
-from ringside.predict.what_if.what_if import Change, Step, played, what_if
+from ringside.predict.plan.plan import PlanQuestion, plan
+from ringside.predict.what_if.what_if import PredictedStep, StepChange, played, what_if
 from ringside.schedule import ring
 
 FLAT = Topology("flat", (1,) * 6, between=LinkClass("ethernet", 10e-6, 1e9))
@@ -18,11 +18,11 @@ H100 = preset("dgx-h100", 4)
 
 
 def step(topology=FLAT, size=1e8, compute=0.25, **others):
-    return Step(topology, size, np.full((1, topology.ranks), compute), **others)
+    return PredictedStep(topology, size, np.full((1, topology.ranks), compute), **others)
 
 
 def test_a_slow_rank_costs_its_own_excess_and_is_named():
-    found = what_if(step(H100, buckets=20), Change(slower={3: 0.12}))
+    found = what_if(step(H100, buckets=20), StepChange(slower={3: 0.12}))
     assert found.delta.value == pytest.approx(0.03)
     assert found.extrapolated == ()
     day = found.rank_hours_per_day
@@ -35,7 +35,7 @@ def test_a_slow_rank_costs_its_own_excess_and_is_named():
 @pytest.mark.parametrize("share", [-0.5, 0.0, 0.07])
 def test_who_is_not_the_slowest_costs_nothing_until_he_is(share):
     own = np.array([[0.1, 0.2, 0.11]])
-    found = what_if(Step(preset("loopback", 1, 3), 1e6, own), Change(slower={0: share}))
+    found = what_if(PredictedStep(preset("loopback", 1, 3), 1e6, own), StepChange(slower={0: share}))
     assert found.delta.value == 0
 
 
@@ -43,12 +43,12 @@ def test_who_is_not_the_slowest_costs_nothing_until_he_is(share):
 @given(st.integers(2, 5), st.integers(0, 4), st.floats(0.01, 3.0), st.integers(0, 1000))
 def test_recorded_own_times_are_replayed_exactly(ranks, slow, share, seed):
     own = np.exp(np.random.default_rng(seed).normal(-2, 0.1, (40, ranks)))
-    recorded = Step(preset("loopback", 1, ranks), 1e6, own, exposed_s=np.full(40, 0.004))
+    recorded = PredictedStep(preset("loopback", 1, ranks), 1e6, own, exposed_s=np.full(40, 0.004))
     slow %= ranks
     slower = own.copy()
     slower[:, slow] *= 1 + share
     exact = (slower.max(axis=1) - own.max(axis=1)).mean()
-    found = what_if(recorded, Change(slower={slow: share}))
+    found = what_if(recorded, StepChange(slower={slow: share}))
     assert found.delta.value == pytest.approx(exact)
     assert found.delta.low <= exact <= found.delta.high
     assert found.step_s[0] == pytest.approx(own.max(axis=1).mean() + 0.004)
@@ -59,16 +59,16 @@ def test_a_repaired_rank_gives_back_what_it_costs():
     own = np.full((50, 4), 0.1) + np.linspace(0, 1e-3, 50)[:, None]
     slow = own.copy()
     slow[:, 2] *= 1.3
-    recorded = Step(preset("loopback", 1, 4), 1e6, slow, exposed_s=np.full(50, 0.01))
-    found = what_if(recorded, Change(repaired=(2,)))
+    recorded = PredictedStep(preset("loopback", 1, 4), 1e6, slow, exposed_s=np.full(50, 0.01))
+    found = what_if(recorded, StepChange(repaired=(2,)))
     assert found.delta.value == pytest.approx(-(0.3 * own[:, 0]).mean())
     assert -4 * 24 < found.rank_hours_per_day.low <= found.rank_hours_per_day.high < 0
     with pytest.raises(UsageError, match="others' median"):
-        what_if(recorded, Change(repaired=(0, 1, 2, 3)))
+        what_if(recorded, StepChange(repaired=(0, 1, 2, 3)))
 
 
 def test_a_slow_link_costs_its_exact_delay_and_is_named():
-    found = what_if(step(compute=0.0, algorithm="ring"), Change(slow_links=((1, 2, 4.0),)))
+    found = what_if(step(compute=0.0, algorithm="ring"), StepChange(slow_links=((1, 2, 4.0),)))
     exact = price(ring(6), FLAT.with_slow_link(1, 2, 4.0), 1e8) - price(ring(6), FLAT, 1e8)
     assert found.delta.value == pytest.approx(exact)
     assert played(found.after).guilty[:2] == ("slow link", (1, 2))
@@ -78,7 +78,7 @@ def test_a_slow_link_costs_its_exact_delay_and_is_named():
 @pytest.mark.parametrize("link", [(7, 15, 4.0), (3, 4, 4.0)])
 def test_a_link_of_a_gpu_cluster_moves_the_librarys_law(link):
     plain = step(H100, 28e6, 0.0)
-    found = what_if(plain, Change(slow_links=(link,)))
+    found = what_if(plain, StepChange(slow_links=(link,)))
     before, after = (one.bucket.value for one in found.left)
     assert 1.3 * before < after < 4 * before
     assert found.delta.low < found.delta.value < found.delta.high
@@ -87,9 +87,9 @@ def test_a_link_of_a_gpu_cluster_moves_the_librarys_law(link):
 
 
 def test_a_lost_rail_and_an_oversubscribed_network_narrow_the_network():
-    base = what_if(step(H100, 1e9, 0.0), Change(bucket_bytes=1e9)).left[0].bucket.value
-    rail = what_if(step(H100, 1e9, 0.0), Change(lost_rails=(2,)))
-    half = what_if(step(H100, 1e9, 0.0), Change(oversubscription=2.0))
+    base = what_if(step(H100, 1e9, 0.0), StepChange(bucket_bytes=1e9)).left[0].bucket.value
+    rail = what_if(step(H100, 1e9, 0.0), StepChange(lost_rails=(2,)))
+    half = what_if(step(H100, 1e9, 0.0), StepChange(oversubscription=2.0))
     assert base * 7 / 8 < rail.left[1].bucket.value * 7 / 8 < 1.01 * base
     assert 1.7 * base < half.left[1].bucket.value < 2.01 * base
     assert played(rail.after).guilty[:2] == ("narrow host", (2,))
@@ -97,12 +97,12 @@ def test_a_lost_rail_and_an_oversubscribed_network_narrow_the_network():
 
 def test_switches_between_hosts_pay_from_three_hosts_on_and_no_table_shows_it():
     """A tree's inner host sends the tensor twice; a switch takes it once. Between two hosts a tree is as good."""
-    many, two = (what_if(step(preset("dgx-h100", hosts), 1e9, 0.0), Change(sharp=True)) for hosts in (16, 2))
+    many, two = (what_if(step(preset("dgx-h100", hosts), 1e9, 0.0), StepChange(sharp=True)) for hosts in (16, 2))
     assert many.delta.high < 0
     assert abs(two.delta.value) < 0.1 * two.left[0].bucket.value
     assert any("no published table shows switches" in why for why in many.extrapolated)
     with pytest.raises(UsageError, match="there is no 'in_network'"):
-        what_if(step(), Change(sharp=True))
+        what_if(step(), StepChange(sharp=True))
 
 
 @pytest.mark.parametrize(
@@ -110,45 +110,49 @@ def test_switches_between_hosts_pay_from_three_hosts_on_and_no_table_shows_it():
     [("dgx-h100", 8 * 48e9), ("dgx-a100", 232e9)],  # all interfaces of a host; NVLink without a switch that adds
 )
 def test_a_host_sends_its_tensor_once_to_a_switch_whatever_the_number_of_hosts(name, most):
-    rates = [1e9 / what_if(step(preset(name, h), 1e9, 0.0), Change(sharp=True)).left[1].bucket.value for h in (4, 64)]
+    rates = [
+        1e9 / what_if(step(preset(name, h), 1e9, 0.0), StepChange(sharp=True)).left[1].bucket.value for h in (4, 64)
+    ]
     assert rates[1] == pytest.approx(rates[0], rel=0.02)
     assert rates[0] < most
 
 
 def test_a_day_holds_no_more_than_its_hours():
-    alone = what_if(step(), Change(hosts=1))
+    alone = what_if(step(), StepChange(hosts=1))
     assert alone.left[1].seconds.value == 0
     assert -24 < alone.rank_hours_per_day.low < alone.rank_hours_per_day.high < 0
     assert played(alone.after) is None
 
 
 def test_buckets_hosts_and_algorithms():
-    fewer = what_if(step(size=1e8, buckets=40), Change(bucket_bytes=25e6))
+    fewer = what_if(step(size=1e8, buckets=40), StepChange(bucket_bytes=25e6))
     assert fewer.after.buckets == 4
-    more = what_if(step(H100, 1e9, 0.2, buckets=40), Change(hosts=16))
+    more = what_if(step(H100, 1e9, 0.2, buckets=40), StepChange(hosts=16))
     assert (more.after.topology.ranks, more.after.own_s.shape) == (128, (1, 128))
     assert any("published tables end at 4 hosts" in why for why in more.extrapolated)
-    ring_instead = what_if(step(H100, 1e6, 0.0), Change(algorithm="ring"))
+    ring_instead = what_if(step(H100, 1e6, 0.0), StepChange(algorithm="ring"))
     assert ring_instead.delta.value > 0
 
 
 def test_a_recorded_run_moves_as_its_prices_move():
     own = np.full((30, 6), 0.1)
-    recorded = Step(FLAT, 1e8, own, buckets=1, algorithm="ring", exposed_s=np.full(30, 0.5), measured=((1e8, 0.5),))
-    found = what_if(recorded, Change(slow_links=((0, 1, 2.0),)))
+    recorded = PredictedStep(
+        FLAT, 1e8, own, buckets=1, algorithm="ring", exposed_s=np.full(30, 0.5), measured=((1e8, 0.5),)
+    )
+    found = what_if(recorded, StepChange(slow_links=((0, 1, 2.0),)))
     assert found.left[0].seconds.value == 0.5
     factor = price(ring(6), FLAT.with_slow_link(0, 1, 2.0), 1e8) / price(ring(6), FLAT, 1e8)
     assert found.left[1].seconds.value == pytest.approx(0.5 * factor, rel=0.05)
     assert found.left[1].seconds.high < 1.2 * found.left[1].seconds.value  # the same messages: only the link differs
     assert found.extrapolated
-    smaller = what_if(recorded, Change(bucket_bytes=1e7)).left[1].seconds
+    smaller = what_if(recorded, StepChange(bucket_bytes=1e7)).left[1].seconds
     assert smaller.high > 1.5 * smaller.value  # nobody has seen such messages
 
 
 def test_the_scatter_of_a_recorded_run_is_in_the_band_of_its_difference():
     own, seen = np.full((30, 6), 0.1), 0.5 + 0.1 * np.resize([-1.0, 1.0], 30)
-    recorded = Step(FLAT, 1e8, own, algorithm="ring", exposed_s=seen, measured=((1e8, 0.5),))
-    found = what_if(recorded, Change(slow_links=((0, 1, 2.0),)))
+    recorded = PredictedStep(FLAT, 1e8, own, algorithm="ring", exposed_s=seen, measured=((1e8, 0.5),))
+    found = what_if(recorded, StepChange(slow_links=((0, 1, 2.0),)))
     left, delta = found.left[0].seconds, found.delta
     assert left.low < 0.47 < 0.53 < left.high
     assert delta.low / delta.value < left.low / left.value < left.high / left.value < delta.high / delta.value
@@ -158,32 +162,34 @@ def test_the_scatter_of_a_recorded_run_is_in_the_band_of_its_difference():
 def test_a_run_grows_by_no_more_than_its_messages_do():
     """What a run had left may be more than its last bucket: it is no factor for what is hidden until then."""
     own = np.full((30, 6), 0.1)
-    recorded = Step(FLAT, 1e8, own, 20, "ring", exposed_s=np.full(30, 0.05), measured=((5e6, 2e-3),))
-    found = what_if(recorded, Change(slow_links=((0, 1, 4.0),)))
+    recorded = PredictedStep(FLAT, 1e8, own, 20, "ring", exposed_s=np.full(30, 0.05), measured=((5e6, 2e-3),))
+    found = what_if(recorded, StepChange(slow_links=((0, 1, 4.0),)))
     before, after = (one.bucket.value for one in found.left)
     assert 0 < found.delta.value <= 20 * (after - before)
-    faster = what_if(recorded, Change(bucket_bytes=1e6))
+    faster = what_if(recorded, StepChange(bucket_bytes=1e6))
     assert faster.left[1].seconds.low >= 0
     assert faster.delta.low >= -0.05
 
 
 def test_no_table_is_of_a_narrowed_network_and_that_is_said():
-    for change in (Change(lost_rails=(2,)), Change(oversubscription=2.0)):
+    for change in (StepChange(lost_rails=(2,)), StepChange(oversubscription=2.0)):
         (why,) = what_if(step(H100, 1e9, 0.0), change).extrapolated
         assert why.startswith("no published table is of ")
 
 
 def test_latency_and_wire_are_told_apart_by_nobody_and_the_band_says_so():
     """What a slow link does to a message hangs on how much of its time is wire; one measured size does not tell."""
-    small = Step(
+    small = PredictedStep(
         FLAT, 2e5, np.full((30, 6), 0.1), algorithm="ring", exposed_s=np.full(30, 1e-3), measured=((2e5, 1e-3),)
     )
-    delta = what_if(small, Change(slow_links=((0, 1, 4.0),))).delta
+    delta = what_if(small, StepChange(slow_links=((0, 1, 4.0),))).delta
     assert delta.low < 0.9 * delta.value < 1.1 * delta.value < delta.high
 
 
 def test_what_was_measured_moves_a_plan():
-    plain, seen = (plan(Question(FLAT, 1e8, "ring", compute_s=0.2, measured=points)) for points in ((), ((5e7, 0.4),)))
+    plain, seen = (
+        plan(PlanQuestion(FLAT, 1e8, "ring", compute_s=0.2, measured=points)) for points in ((), ((5e7, 0.4),))
+    )
     assert plain.priced.seconds.value < 0.5 * seen.priced.seconds.value
     width = [one.priced.seconds.high / one.priced.seconds.low for one in (plain, seen)]
     assert width[1] < 0.5 * width[0]
@@ -192,21 +198,21 @@ def test_what_was_measured_moves_a_plan():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (Change(slower={9: 0.1}), "there is no rank 9: ranks are 0 to 5"),
-        (Change(slower={1: -2.0}), "more than -100 %"),
-        (Change(slower={1: math.nan}), "more than -100 %"),
-        (Change(slow_links=((0, 9, 2.0),)), "no link from rank 0 to rank 9"),
-        (Change(slow_links=((0, 1, 0.0),)), "give a number above 0"),
+        (StepChange(slower={9: 0.1}), "there is no rank 9: ranks are 0 to 5"),
+        (StepChange(slower={1: -2.0}), "more than -100 %"),
+        (StepChange(slower={1: math.nan}), "more than -100 %"),
+        (StepChange(slow_links=((0, 9, 2.0),)), "no link from rank 0 to rank 9"),
+        (StepChange(slow_links=((0, 1, 0.0),)), "give a number above 0"),
         (
-            Change(slow_links=((0, 3, 2.0),)),
+            StepChange(slow_links=((0, 3, 2.0),)),
             "ring sends nothing from rank 0 to rank 3: take a link it uses, such as 0:1",
         ),
-        (Change(lost_rails=(0,)), "has one rail"),
-        (Change(lost_rails=(7,)), "hosts are 0 to 5"),
-        (Change(oversubscription=0.5), "at least 1"),
-        (Change(bucket_bytes=0.0), "more than 0"),
-        (Change(hosts=0), "at least 1"),
-        (Change(algorithm="magic"), "there is no 'magic'"),
+        (StepChange(lost_rails=(0,)), "has one rail"),
+        (StepChange(lost_rails=(7,)), "hosts are 0 to 5"),
+        (StepChange(oversubscription=0.5), "at least 1"),
+        (StepChange(bucket_bytes=0.0), "more than 0"),
+        (StepChange(hosts=0), "at least 1"),
+        (StepChange(algorithm="magic"), "there is no 'magic'"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(change, reason):
@@ -216,4 +222,4 @@ def test_what_cannot_be_is_refused_in_words(change, reason):
 
 def test_a_share_of_unknown_work_is_refused():
     with pytest.raises(UsageError, match="--compute-seconds"):
-        what_if(step(compute=0.0), Change(slower={1: 0.1}))
+        what_if(step(compute=0.0), StepChange(slower={1: 0.1}))

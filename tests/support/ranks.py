@@ -86,10 +86,10 @@ def place() -> Place:
 
 def communicator(name: str = "", **settings: Any) -> Any:
     """Open a communicator over all ranks of the call under way; `name` tells several apart."""
-    from ringside.engine import Communicator, Settings
+    from ringside.engine import HostCommunicator, Settings
 
     settings = {"timeout_s": 20.0, **settings}
-    return Communicator(f"{_here.job}/{name}", _here.rank, _here.size, Settings(**settings))
+    return HostCommunicator(f"{_here.job}/{name}", _here.rank, _here.size, Settings(**settings))
 
 
 # ------------------------------------------------------------------------------------------------ the caller's side

@@ -23,10 +23,10 @@ from ringside.engine.transports.threads import Switchboard, Threads
 from ringside.errors import StoreGoneError
 from ringside.survive import driver, train
 from ringside.survive.cluster import known_workers as acquaintances
-from ringside.survive.cluster.failpoints import Phases, parse_trap
-from ringside.survive.cluster.peers import Peer, Place, state_of
+from ringside.survive.cluster.failpoints import Failpoints, parse_trap
+from ringside.survive.cluster.peers import Peer, PeerPlace, state_of
 from ringside.survive.cluster.registers import MemoryRegisters
-from ringside.survive.connection import Connection
+from ringside.survive.connection import StoreConnection
 from ringside.survive.job import Step
 from ringside.survive.protocol.decision import Commit
 from ringside.survive.state.kept import Kept
@@ -109,23 +109,23 @@ class Crew:
         )
         crew = self
 
-        class Shared(Connection):
+        class Shared(StoreConnection):
             def open_transport(self, name: str, rank: int, ranks: int, wanted: Callable[[], bool]) -> Any:
                 with guard:
                     return Threads(boards[name], rank)
 
-        def connect(*_: Any) -> Connection:
+        def connect(*_: Any) -> StoreConnection:
             store = object() if self.hosts else None
             return Shared(local.rank, self.ranks, self.registers, self.registers, store)
 
-        def laid(rank: int, _: Any) -> Phases:
+        def laid(rank: int, _: Any) -> Failpoints:
             traps = tuple(map(parse_trap, filter(None, self.traps.split(";"))))
 
             def spring(_: int) -> None:
                 local.process.kill()
                 raise Dies
 
-            phases = Phases(rank, traps, spring)
+            phases = Failpoints(rank, traps, spring)
             reached = phases.reached
 
             def noted(phase: str) -> None:
@@ -136,10 +136,10 @@ class Crew:
             phases.reached = noted  # type: ignore[method-assign]
             return phases
 
-        def place(life: int = 0, step: int = 0) -> Place:
+        def place(life: int = 0, step: int = 0) -> PeerPlace:
             machine = f"host {local.rank}" if self.hosts else "here"
             keeper = (os.getpid(), state_of(os.getpid())[1]) if self.comes_back else (0, 0)
-            return Place(machine, local.process.pid, state_of(local.process.pid)[1], life, step, keeper)
+            return PeerPlace(machine, local.process.pid, state_of(local.process.pid)[1], life, step, keeper)
 
         def work(rank: int) -> None:
             local.rank = rank
@@ -162,7 +162,7 @@ class Crew:
         self.monkeypatch.setattr(train, "own_job", lambda: (local.process.pid, 0, ""))
         self.monkeypatch.setattr(Peer, "is_this_process", property(is_this))
         self.monkeypatch.setattr(train.Kept, "of_environment", lambda _: self.kept.get(local.rank))
-        self.monkeypatch.setattr(train.Phases, "of_environment", laid)
+        self.monkeypatch.setattr(train.Failpoints, "of_environment", laid)
         for module in (driver, train, acquaintances):
             self.monkeypatch.setattr(module, "own_place", place)
         threads = [threading.Thread(target=work, args=(rank,), name=f"rank {rank}") for rank in range(self.ranks)]

@@ -23,7 +23,7 @@ from tests.survive.trouble import told
 
 from ringside.lab import Lab
 from ringside.survive.audit import audit
-from ringside.survive.protocol.settings import Settings
+from ringside.survive.protocol.settings import ProtocolSettings
 
 STEPS = 30
 SLOW_S = 0.05
@@ -58,7 +58,10 @@ def _counted(steps: int, given: dict[str, Any], rank: int, directory: Path) -> A
     settings = {key: value for key, value in given.items() if key != "pause_s"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tempfile.tempdir", str(directory))  # where the final state is left if rank 0 does not come
-        patch.setattr("ringside.survive.train.Settings", functools.partial(Settings, end_patience_s=END_PATIENCE_S))
+        patch.setattr(
+            "ringside.survive.train.ProtocolSettings",
+            functools.partial(ProtocolSettings, end_patience_s=END_PATIENCE_S),
+        )
         return count(steps, directory, loss=loss, **settings)
 
 

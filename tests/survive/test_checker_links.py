@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 
 from ringside.survive import checker_links, checker_moves
-from ringside.survive.all_reduce.ring_order import Way, blamed
+from ringside.survive.all_reduce.ring_order import RingOrder, blamed
 from ringside.survive.checker import Bounds, explore
 from ringside.survive.checker_links import Links, link_of, used_by
-from ringside.survive.protocol.decision import Seat
-from ringside.survive.protocol.generation import Generation, Wishes
+from ringside.survive.protocol.decision import MemberId
+from ringside.survive.protocol.generation import Generation, MembershipChange
 from ringside.survive.protocol.settings import Rules
 
 ONE_LINK = Bounds(ranks=2, steps=1, crashes=0, cuts=1)
-SEATS = tuple(Seat(rank, 1) for rank in range(4))
+SEATS = tuple(MemberId(rank, 1) for rank in range(4))
 
 
 def of(ranks, broken=()):
@@ -25,7 +25,7 @@ def of(ranks, broken=()):
 def nobody_goes_around(monkeypatch):
     """Lay every way around the members in ascending order, whatever is broken."""
     plain = {
-        "way_around": lambda record: Way(tuple(range(len(record.members))), True),
+        "way_around": lambda record: RingOrder(tuple(range(len(record.members))), True),
         "cut_off": lambda record: (),
         "blamed": lambda record, own, peer: ((), link_of(own, peer)),
     }
@@ -59,8 +59,10 @@ def test_it_is_noticed_when_nobody_goes_around_a_link():
 
 
 def test_it_is_noticed_when_somebody_goes_around_a_link_to_one_who_has_gone(monkeypatch):
-    kept = Wishes.left_after
-    monkeypatch.setattr(Wishes, "left_after", lambda self, base: replace(kept(self, base), broken=self.broken))
+    kept = MembershipChange.left_after
+    monkeypatch.setattr(
+        MembershipChange, "left_after", lambda self, base: replace(kept(self, base), broken=self.broken)
+    )
     monkeypatch.setattr(checker_moves, "MOST_ATTEMPTS", 4)  # or it takes longer
     assert explore(ONE_LINK).broken[0].startswith("rank 0 (epoch 1) halts: step 0 was begun 4 times in vain")
 

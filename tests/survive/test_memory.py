@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch")
 
 from ringside.engine.dtypes import dtype_code  # noqa: E402
 from ringside.errors import RingsideError, UnsupportedError  # noqa: E402
-from ringside.survive.all_reduce.gradients import FlatGradient, Run, add_up, slice_of  # noqa: E402
-from ringside.survive.all_reduce.one_host import HostSums, Layout, Word  # noqa: E402
-from ringside.survive.cluster.peers import Peer, Place, own_place, state_of  # noqa: E402
+from ringside.survive.all_reduce.gradients import AttemptRun, FlatGradient, add_up, slice_of  # noqa: E402
+from ringside.survive.all_reduce.one_host import AttemptWord, HostLayout, HostSums  # noqa: E402
+from ringside.survive.cluster.peers import Peer, PeerPlace, own_place, state_of  # noqa: E402
 from ringside.survive.cluster.shared_memory import Address, OwnArena, read_only  # noqa: E402
 
 
@@ -64,9 +64,9 @@ def test_a_stopped_process_is_seen_put_to_death_and_not_mistaken_for_another():
     assert child.stdout.readline() == b"here\n"
     machine = own_place().machine
     started = state_of(child.pid)[1]
-    peer = Peer(Place(machine, child.pid, started), machine)
-    stranger = Peer(Place(machine, child.pid, started - 1), machine)
-    elsewhere = Peer(Place("another", child.pid, started), machine)
+    peer = Peer(PeerPlace(machine, child.pid, started), machine)
+    stranger = Peer(PeerPlace(machine, child.pid, started - 1), machine)
+    elsewhere = Peer(PeerPlace("another", child.pid, started), machine)
     assert (peer.ended(), stranger.ended(), elsewhere.ended()) == (False, True, False)
     child.send_signal(signal.SIGSTOP)
     os.waitpid(child.pid, os.WUNTRACED)
@@ -114,7 +114,7 @@ def test_slices_cover_everything_once(parts):
 def reduced(slots, step, gradients):
     """Run one all-reduce among HostSums of this process and return every rank's result."""
     packing, _ = packed()
-    layout = Layout(packing.size_bytes, packing.runs, slots)
+    layout = HostLayout(packing.size_bytes, packing.runs, slots)
     ranks = {rank: HostSums(rank, layout) for rank in slots}
     for rank, one in ranks.items():
         for other in slots:
@@ -123,14 +123,14 @@ def reduced(slots, step, gradients):
         for of, slot in zip(slots[rank], one.slots, strict=True):
             for view, value in zip(packing.views(slot), gradients[of], strict=True):
                 view.copy_(value)
-        assert ranks[rank].silent(Word.READY, step) == sorted(slots)[sorted(slots).index(rank) :]
-        one.say(Word.READY, step)
+        assert ranks[rank].silent(AttemptWord.READY, step) == sorted(slots)[sorted(slots).index(rank) :]
+        one.say(AttemptWord.READY, step)
     for one in ranks.values():
         one.add_up()
-        one.say(Word.SUMMED, step)
+        one.say(AttemptWord.SUMMED, step)
     results = [np.zeros(packing.size_bytes, dtype=np.uint8) for _ in ranks]
     for one, result in zip(ranks.values(), results, strict=True):
-        assert one.silent(Word.SUMMED, step) == []
+        assert one.silent(AttemptWord.SUMMED, step) == []
         one.collect(result)
     for one in ranks.values():
         one.close()
@@ -166,7 +166,7 @@ def test_sums_of_a_part_leave_the_rest_alone():
 
 
 def test_a_slice_is_added_up_in_two_halves_of_whole_numbers():
-    sums = HostSums(0, Layout(8192, [Run(dtype_code("float64"), 8, 0, 1024)], {0: (0, 1)}))
+    sums = HostSums(0, HostLayout(8192, [AttemptRun(dtype_code("float64"), 8, 0, 1024)], {0: (0, 1)}))
     for at, slot in enumerate(sums.slots):
         slot.view(np.float64)[:] = 10.0**at
     seen = []

@@ -10,78 +10,78 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from ringside.commands.demo_kill import MARK, Story
+from ringside.commands.demo_kill import MARK, KillStory
 from ringside.commands.run import kept
 from ringside.engine.dtypes import dtype_code
-from ringside.engine.transports.base import Cause, LinkError
+from ringside.engine.transports.base import LinkError, LinkFailure
 from ringside.engine.transports.threads import Switchboard, Threads
 from ringside.errors import StoreGoneError, UsageError
 from ringside.launch.torchrun import take_apart
 from ringside.survive.all_reduce.ring_order import cut_off, way_around
 from ringside.survive.audit import audit
-from ringside.survive.cluster.failpoints import PHASES, Phases, Trap, parse_trap
-from ringside.survive.cluster.listener import EVERY_S, MOST_S, Listener
-from ringside.survive.cluster.pairwise import Neighbours
-from ringside.survive.cluster.peers import BEATS_S, Place
-from ringside.survive.cluster.reachability import Door, Knocker, knock_name
+from ringside.survive.cluster.failpoints import PHASES, Failpoint, Failpoints, parse_trap
+from ringside.survive.cluster.listener import EVERY_S, MOST_S, WorkerListener
+from ringside.survive.cluster.pairwise import PairwiseTransport
+from ringside.survive.cluster.peers import BEATS_S, PeerPlace
+from ringside.survive.cluster.reachability import ReachabilityProbe, ReachabilityResponder, knock_name
 from ringside.survive.cluster.registers import MemoryRegisters
-from ringside.survive.cluster.rendezvous import Acknowledged, Joining, Knock, Meeting
+from ringside.survive.cluster.rendezvous import Acknowledged, Joining, Knock, Rendezvous
 from ringside.survive.cluster.store_host import is_needed
-from ringside.survive.cluster.waiting import Lookout, Patience, Superseded
+from ringside.survive.cluster.waiting import Patience, PeerWait, Superseded
 from ringside.survive.data.rebalance import WINDOW, Stragglers
-from ringside.survive.protocol.decision import Abort, Commit, Decisions, Seat, Tag
+from ringside.survive.protocol.decision import Abort, Commit, Decisions, MemberId, Tag
 from ringside.survive.protocol.events import Acknowledgement, DrainWanted, QuotasWanted
-from ringside.survive.protocol.generation import Generation, Wishes, encode_generation, generation_key
+from ringside.survive.protocol.generation import Generation, MembershipChange, encode_generation, generation_key
 from ringside.survive.state.transfer import giver_for
-from ringside.survive.supervisor import REFUSED, Keeper, main
+from ringside.survive.supervisor import REFUSED, Supervisor, main
 
-A, B = Seat(0, 1), Seat(1, 1)
+A, B = MemberId(0, 1), MemberId(1, 1)
 
 
 # ------------------------------------------------------------------------------------------------ meeting
 
 
 def test_a_rank_that_comes_again_gets_another_seat_and_its_own_mail():
-    meeting = Meeting(MemoryRegisters(), 2)
-    place = Place("here", 7, 8, 0)
-    first, second = (meeting.claim(1, 1, Place("here", 7, 8, life)) for life in (1, 2))
-    assert (first, second) == (Seat(1, 1), Seat(1, 2))
+    meeting = Rendezvous(MemoryRegisters(), 2)
+    place = PeerPlace("here", 7, 8, 0)
+    first, second = (meeting.claim(1, 1, PeerPlace("here", 7, 8, life)) for life in (1, 2))
+    assert (first, second) == (MemberId(1, 1), MemberId(1, 2))
     meeting.send(1, second, Joining(A))
     meeting.send(1, second, Acknowledged(Acknowledgement(Tag(1, 1, 0, 0), A, "x")))
     assert meeting.receive(1, first) == []
     assert [type(message) for message in meeting.receive(1, second)] == [Joining, Acknowledged]
     assert meeting.receive(1, second) == []
-    assert meeting.place(1, first) == Place("here", 7, 8, 1) != place
+    assert meeting.place(1, first) == PeerPlace("here", 7, 8, 1) != place
 
 
 def test_two_senders_and_a_message_that_nobody_understands():
     registers = MemoryRegisters()
-    one, other = Meeting(registers, 2), Meeting(registers, 2)
+    one, other = Rendezvous(registers, 2), Rendezvous(registers, 2)
     one.send(1, B, Joining(A))
     registers.create("1/mail/1/1/1", b"\xff")
-    other.send(1, B, Joining(Seat(2, 1)))
-    assert one.receive(1, B) == [Joining(A), Joining(Seat(2, 1))]
+    other.send(1, B, Joining(MemberId(2, 1)))
+    assert one.receive(1, B) == [Joining(A), Joining(MemberId(2, 1))]
 
 
 def test_founders_are_the_living_ones_and_the_first_list_stands():
     registers = MemoryRegisters()
-    meeting = Meeting(registers, 2)
+    meeting = Rendezvous(registers, 2)
     for rank, life in ((0, 1), (1, 1), (1, 2)):
-        meeting.claim(1, rank, Place("here", rank, 0, life))
-    assert meeting.founders(1, 5.0, lambda seat: True) == (Seat(0, 1), Seat(1, 2))
-    assert meeting.founders(1, 5.0, lambda seat: False) == (Seat(0, 1), Seat(1, 2))
-    late = Meeting(MemoryRegisters(), 2)
-    late.claim(1, 0, Place("here", 0, 0, 1))
-    assert late.founders(1, 0.0, lambda seat: True) == (Seat(0, 1),)
+        meeting.claim(1, rank, PeerPlace("here", rank, 0, life))
+    assert meeting.founders(1, 5.0, lambda seat: True) == (MemberId(0, 1), MemberId(1, 2))
+    assert meeting.founders(1, 5.0, lambda seat: False) == (MemberId(0, 1), MemberId(1, 2))
+    late = Rendezvous(MemoryRegisters(), 2)
+    late.claim(1, 0, PeerPlace("here", 0, 0, 1))
+    assert late.founders(1, 0.0, lambda seat: True) == (MemberId(0, 1),)
 
 
 def test_incarnations_only_go_up_and_what_one_process_says_is_replaced():
-    meeting = Meeting(MemoryRegisters(), 2)
+    meeting = Rendezvous(MemoryRegisters(), 2)
     assert (meeting.incarnation(), meeting.open(2), meeting.open(2), meeting.open(1)) == (1, 2, 2, 2)
     for number in (1, 2):
         meeting.beat(1, A, number)
         assert meeting.beat_of(1, A) == number
-    again = Meeting(meeting.registers, 2)
+    again = Rendezvous(meeting.registers, 2)
     again.beat(1, A, 5)
     assert meeting.beat_of(1, A) == 5
 
@@ -121,9 +121,9 @@ def test_whoever_is_dead_stopped_or_silent_is_told_while_waiting(peer, patience)
             raise Superseded
 
     with pytest.raises(Superseded):
-        Lookout({B: peer}, attend, patience, clock, pause=float).wait(lambda: [B])
+        PeerWait({B: peer}, attend, patience, clock, pause=float).wait(lambda: [B])
     assert told == [B]
-    Lookout({B: peer}, attend, patience, clock, pause=float).wait(list)
+    PeerWait({B: peer}, attend, patience, clock, pause=float).wait(list)
 
 
 # ------------------------------------------------------------------------------------------------ stragglers
@@ -204,8 +204,8 @@ def test_the_audit_finds_steps_that_are_missing_or_committed_twice():
 def test_a_trap_springs_once_where_it_was_laid():
     sprung = []
     traps = tuple(map(parse_trap, ("kill:rank=1,step=3,phase=mid_chunk", "stop:rank=1,epoch=2,phase=rejoin")))
-    assert traps[0] == Trap(signal.SIGKILL, 1, "mid_chunk", 3)
-    here = Phases(1, traps, sprung.append)
+    assert traps[0] == Failpoint(signal.SIGKILL, 1, "mid_chunk", 3)
+    here = Failpoints(1, traps, sprung.append)
     for step, phase in ((2, "mid_chunk"), (3, "compute"), (4, "mid_chunk"), (5, "mid_chunk"), (5, "rejoin")):
         here.step = step
         here.reached(phase)
@@ -226,7 +226,7 @@ def test_traps_that_are_none_are_refused(spec):
 STORE_GONE = StoreGoneError.exit_status
 
 
-class Ends(Keeper):
+class Ends(Supervisor):
     """A keeper whose worker ends as told: with a status, or in a pair with the step that the job had come to."""
 
     def __init__(self, *ends):
@@ -295,7 +295,7 @@ def test_a_command_line_is_given_to_keepers(words, script):
 
 
 def test_the_demo_tells_a_kill_the_healing_and_the_return_once():
-    story = Story(3, victim=2)
+    story = KillStory(3, victim=2)
 
     def step(number, at, members):
         story.add(
@@ -323,7 +323,7 @@ def test_the_demo_tells_a_kill_the_healing_and_the_return_once():
 
 
 def generation(ranks, broken=(), joining=()):
-    seats = tuple(Seat(rank, 1) for rank in ranks)
+    seats = tuple(MemberId(rank, 1) for rank in ranks)
     return Generation(1, 4, 0, 0, seats, (ranks[0],) * 6, broken=broken, joining=joining)
 
 
@@ -377,7 +377,7 @@ def test_where_no_way_is_left_whoever_brought_the_state_does_not_go(ranks, broke
 
 
 def test_a_link_of_somebody_who_has_gone_is_no_wish_any_more():
-    wishes = Wishes(suspects=frozenset({Seat(1, 1)}), broken=frozenset({(0, 1)}))
+    wishes = MembershipChange(suspects=frozenset({MemberId(1, 1)}), broken=frozenset({(0, 1)}))
     both, alone = generation((0, 1)), generation((0,))
     assert wishes.urgent(both)
     assert not wishes.left_after(alone).urgent(alone)
@@ -385,8 +385,8 @@ def test_a_link_of_somebody_who_has_gone_is_no_wish_any_more():
 
 
 def test_a_process_that_got_no_time_to_listen_takes_nobody_for_dead():
-    now, meeting = [0.0], Meeting(MemoryRegisters(), 2)
-    listener = Listener(meeting, 1, A, clock=lambda: now[0])
+    now, meeting = [0.0], Rendezvous(MemoryRegisters(), 2)
+    listener = WorkerListener(meeting, 1, A, clock=lambda: now[0])
     listener.close()  # it looks when it is told to
 
     def looked_after(seconds):
@@ -426,7 +426,7 @@ def asked_until(knocker, outcome, *members):
 
 def test_whoever_gets_no_connection_knocks_less_and_less_often_and_says_so(caplog):
     now, carry, registers = [0.0], Unreached(), MemoryRegisters()
-    knocker = Knocker(B, 1, Meeting(registers, 2), carry, clock=lambda: now[0])
+    knocker = ReachabilityProbe(B, 1, Rendezvous(registers, 2), carry, clock=lambda: now[0])
     for pause in (5, 10, 20):
         asked_until(knocker, False, A)
         assert caplog.messages[-1] == f"rank 1 gets no connection to rank 0: it asks to join again in {pause} s"
@@ -437,17 +437,17 @@ def test_whoever_gets_no_connection_knocks_less_and_less_often_and_says_so(caplo
         now[0] += 0.2
     carry.carries = True
     assert asked_until(knocker, True, A)
-    letters = Meeting(registers, 2).receive(1, A)
+    letters = Rendezvous(registers, 2).receive(1, A)
     assert letters == [Knock(B, number) for number in (1, 2, 3, 4)]
     assert carry.names == [(knock_name(1, letter, A), 1, 2) for letter in letters]
-    door = Door(A, 1, carry)
+    door = ReachabilityResponder(A, 1, carry)
     door.answer(letters[-1])
     door.close()
     assert carry.names[-1] == (knock_name(1, letters[-1], A), 0, 2)
     carry.carries = False
-    asked_until(knocker, False, A, Seat(2, 1))  # others are there now: nothing is known of the way to them
+    asked_until(knocker, False, A, MemberId(2, 1))  # others are there now: nothing is known of the way to them
     assert caplog.messages[-1] == "rank 1 gets no connection to ranks 0, 2: it asks to join again in 5 s"
-    assert knocker.unreached == {A, Seat(2, 1)}
+    assert knocker.unreached == {A, MemberId(2, 1)}
 
 
 @pytest.mark.parametrize(
@@ -455,7 +455,7 @@ def test_whoever_gets_no_connection_knocks_less_and_less_often_and_says_so(caplo
     [((2,), (), 0), ((2,), (0,), 1), ((1, 2), (0,), 1), ((0, 2), (), 1), ((0, 2), (1,), 0), ((2,), (0, 1), 0)],
 )
 def test_who_joins_is_given_the_state_by_the_first_it_reaches(joining, unreached, giver):
-    seats = tuple(Seat(rank, 1) for rank in range(3))
+    seats = tuple(MemberId(rank, 1) for rank in range(3))
     record = Generation(1, 4, 0, 0, seats, (0,) * 6, joining=joining)
     assert giver_for(seats[2], record, [seats[rank] for rank in unreached]) == seats[giver]
 
@@ -502,23 +502,23 @@ class Exchangeable:
 def test_the_latest_acknowledgement_stands_however_often_a_store_is_asked():
     pytest.importorskip("torch")
     from ringside.survive.all_reduce.between_hosts import NetExchange
-    from ringside.survive.all_reduce.one_host import Layout
+    from ringside.survive.all_reduce.one_host import HostLayout
 
     record = generation((0, 1))
-    layout = Layout(0, [], {0: (), 1: ()})
+    layout = HostLayout(0, [], {0: (), 1: ()})
 
     def end_of(seat, meeting):
         others = {other: Stub() for other in record.members if other != seat}
-        phases, lookout = Phases(seat.rank), Lookout(others, list)
+        phases, lookout = Failpoints(seat.rank), PeerWait(others, list)
         return NetExchange(seat, record, layout, meeting, lookout, phases, Unreached())
 
-    asked = {seat: Exchangeable(Meeting(Faulty(), 2)) for seat in record.members}
+    asked = {seat: Exchangeable(Rendezvous(Faulty(), 2)) for seat in record.members}
     ends = {seat: end_of(seat, asked[seat]) for seat in record.members}
     leader, other = ends[record.leader], ends[record.members[1]]
     for faults in itertools.product(("", "twice", "lost", "unanswered"), repeat=4):
         registers = Faulty(faults)
         for one in asked.values():
-            one.meeting = Meeting(registers, 2)
+            one.meeting = Rendezvous(registers, 2)
         for step in range(6):
             ack = Acknowledgement(record.tag(step), other.seat, f"{step:016x}")
             if not acknowledged(other, ack, tries=1 + step % 2):
@@ -543,12 +543,12 @@ def acknowledged(exchange, ack, tries):
 def test_members_on_several_hosts_get_the_same_sum_with_or_without_a_ring(per_micro_batch, broken):
     pytest.importorskip("torch")
     from ringside.survive.all_reduce.between_hosts import NetExchange
-    from ringside.survive.all_reduce.gradients import Run
-    from ringside.survive.all_reduce.one_host import Layout
+    from ringside.survive.all_reduce.gradients import AttemptRun
+    from ringside.survive.all_reduce.one_host import HostLayout
 
     record, boards = generation((0, 1, 2), broken), defaultdict(lambda: Switchboard(2))
     slots = {0: (0, 2), 1: (1,), 2: ()} if per_micro_batch else {0: (0,), 1: (1,), 2: (2,)}
-    layout = Layout(40, [Run(dtype_code("float64"), 8, 0, 5)], slots)
+    layout = HostLayout(40, [AttemptRun(dtype_code("float64"), 8, 0, 5)], slots)
     guard, opened, all_have_it = threading.Lock(), [], threading.Barrier(3)
 
     def pair(name, number, size, wanted):
@@ -558,8 +558,8 @@ def test_members_on_several_hosts_get_the_same_sum_with_or_without_a_ring(per_mi
 
     def summed(seat):
         others = {other: Stub() for other in record.members if other != seat}
-        meeting = Meeting(MemoryRegisters(), 3)
-        exchange = NetExchange(seat, record, layout, meeting, Lookout(others, list), Phases(seat.rank), pair)
+        meeting = Rendezvous(MemoryRegisters(), 3)
+        exchange = NetExchange(seat, record, layout, meeting, PeerWait(others, list), Failpoints(seat.rank), pair)
         for of, slot in zip(slots[seat.rank], exchange.slots, strict=True):
             slot.view(np.float64)[:] = np.arange(5) + 10.0**of
         total = np.zeros(40, dtype=np.uint8)
@@ -584,7 +584,7 @@ class Pair:
         self.name, self.number, self.failed = name, number, []
 
     def send(self, peer, data):
-        raise LinkError(Cause("lost", peer))
+        raise LinkError(LinkFailure("lost", peer))
 
     def fail(self, cause):
         self.failed.append(cause)
@@ -600,13 +600,13 @@ def test_neighbours_name_who_is_at_the_end_of_a_link_that_failed():
         opened.append(Pair(name, number, size))
         return opened[-1]
 
-    ring = Neighbours(pair, "1/group/4", 3, 4, [(1, 3), (2, 3)], bool)
+    ring = PairwiseTransport(pair, "1/group/4", 3, 4, [(1, 3), (2, 3)], bool)
     assert [(one.name, one.number) for one in opened] == [("1/group/4/1-3", 1), ("1/group/4/2-3", 1)]
     with pytest.raises(LinkError) as caught:
         ring.send(2, b"")
-    assert caught.value.cause == Cause("lost", 2)
-    ring.fail(Cause("left", 3))
-    assert [one.failed for one in opened] == [[Cause("left", 1), "closed"]] * 2
+    assert caught.value.cause == LinkFailure("lost", 2)
+    ring.fail(LinkFailure("left", 3))
+    assert [one.failed for one in opened] == [[LinkFailure("left", 1), "closed"]] * 2
     with pytest.raises(LinkError) as caught:
-        Neighbours(pair, "g", 1, 3, [(0, 1), (1, 2)], bool)
-    assert caught.value.cause == Cause("lost", 0)
+        PairwiseTransport(pair, "g", 1, 3, [(0, 1), (1, 2)], bool)
+    assert caught.value.cause == LinkFailure("lost", 0)

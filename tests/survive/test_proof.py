@@ -20,7 +20,7 @@ from ringside.survive.proof.process import Process
 from ringside.survive.proof.strikes import strike
 from ringside.survive.proof.world import Case, World, WorldRules
 from ringside.survive.protocol import Member
-from ringside.survive.protocol.decision import Seat, Tag
+from ringside.survive.protocol.decision import MemberId, Tag
 from ringside.survive.protocol.generation import Generation
 from ringside.survive.protocol.settings import Rules
 
@@ -49,7 +49,7 @@ def test_without_faults_everything_is_done_once():
 
 def test_who_is_started_again_before_there_was_a_generation_founds_one():
     world = World(Case(5, ()), Rules(), WorldRules())
-    world.after(0.01, lambda: strike(Kind.ALL_GONE, world, world.processes[Seat(0, 1)]))
+    world.after(0.01, lambda: strike(Kind.ALL_GONE, world, world.processes[MemberId(0, 1)]))
     ledger = world.run()
     assert (ledger.broken, ledger.commits, world.incarnation) == ({}, Counting().steps, 1)
     assert all(seat.epoch == 2 for seat, process in world.processes.items() if process.finished)
@@ -57,7 +57,7 @@ def test_who_is_started_again_before_there_was_a_generation_founds_one():
 
 def test_an_answer_that_comes_after_the_incarnation_it_is_of_is_not_told():
     world = World(Case(5, ()), Rules(), WorldRules())
-    here = Process(world, Seat(0, 1))
+    here = Process(world, MemberId(0, 1))
     here.member = Member(here.seat, 2, world.settings)
     here.generation_stands(Generation(1, 3, 0))
     assert here.member.newest is None

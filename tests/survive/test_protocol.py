@@ -5,21 +5,23 @@ from dataclasses import dataclass, field
 import pytest
 
 from ringside.errors import UsageError
-from ringside.survive.protocol import Member, Phase
+from ringside.survive.protocol import Member, MemberPhase
 from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
-from ringside.survive.protocol.decision import Abort, Commit, Seat, Tag
-from ringside.survive.protocol.generation import Generation, Wishes, closing, successor
-from ringside.survive.protocol.settings import Settings
+from ringside.survive.protocol.decision import Abort, Commit, MemberId, Tag
+from ringside.survive.protocol.generation import Generation, MembershipChange, closing, successor
+from ringside.survive.protocol.settings import ProtocolSettings
 
-SEATS = tuple(Seat(rank, 1) for rank in range(3))
+SEATS = tuple(MemberId(rank, 1) for rank in range(3))
 
 
 @dataclass
 class Job:
     """Members of one job and their registers; what they are told to do is kept, calls to registers are answered."""
 
-    settings: Settings = field(default_factory=lambda: Settings(6, lambda step: (6 * step, 6), most_attempts=4))
+    settings: ProtocolSettings = field(
+        default_factory=lambda: ProtocolSettings(6, lambda step: (6 * step, 6), most_attempts=4)
+    )
     records: dict[int, Generation] = field(default_factory=dict)
     decisions: dict[tuple[int, int], object] = field(default_factory=dict)
     members: dict[int, Member] = field(default_factory=dict)
@@ -162,7 +164,7 @@ def test_acknowledgements_of_another_attempt_or_of_strangers_count_for_nothing()
     job = Job().founded()
     job.work(0, 1)
     job.deliver(1)
-    for seat, tag in [(SEATS[2], Tag(1, 0, 0, 0)), (Seat(2, 9), Tag(1, 1, 0, 0)), (SEATS[2], Tag(2, 1, 0, 0))]:
+    for seat, tag in [(SEATS[2], Tag(1, 0, 0, 0)), (MemberId(2, 9), Tag(1, 1, 0, 0)), (SEATS[2], Tag(2, 1, 0, 0))]:
         job.tell(0, e.AckSeen(e.Acknowledgement(tag, seat, "sum", "state")))
     assert not job.decisions
 
@@ -176,8 +178,8 @@ def test_an_acknowledgement_of_another_incarnation_does_not_hide_the_one_that_is
 
 
 def test_of_two_halves_with_different_results_neither_goes():
-    seats = (*SEATS, Seat(3, 1))
-    job = Job(Settings(8, lambda step: (8 * step, 8), most_attempts=4))
+    seats = (*SEATS, MemberId(3, 1))
+    job = Job(ProtocolSettings(8, lambda step: (8 * step, 8), most_attempts=4))
     for seat in seats:
         job.start(seat, 0, seats)
     for attempt in range(3):
@@ -208,7 +210,7 @@ def test_a_step_that_never_works_halts_the_job():
         job.tell(0, e.WorkDone(job.members[0].tag))
         job.tell(0, e.AttemptFailed(job.members[0].tag))
     assert "step 0 was begun 4 times in vain" in job.of(i.Halt, 0)[0].reason
-    assert job.members[0].phase is Phase.ENDED
+    assert job.members[0].phase is MemberPhase.ENDED
 
 
 def test_a_link_that_carries_nothing_is_gone_around_by_the_same_members():
@@ -224,7 +226,7 @@ def test_whoever_comes_back_is_not_gone_around_because_of_a_link_of_the_one_that
     job.tell(1, e.WorkDone(job.members[1].tag))
     job.tell(1, e.AttemptFailed(job.members[1].tag, (), ((0, 1),)))
     job.tick(0, 2)
-    back = Seat(1, 2)
+    back = MemberId(1, 2)
     job.tell(0, e.JoinRequested(back))
     assert job.records[1].members == (SEATS[0], back, SEATS[2])
     assert job.records[1].broken == ()
@@ -232,23 +234,23 @@ def test_whoever_comes_back_is_not_gone_around_because_of_a_link_of_the_one_that
 
 def joined(job):
     """Rank 2 dies and comes back with a new epoch; it has been offered state, and fetches it."""
-    back = Seat(2, 2)
+    back = MemberId(2, 2)
     job.start(back)
     job.tell(0, e.JoinRequested(back))
     job.tick(1, 2)
     (offer,) = job.of(i.OfferState, 0)
-    job.tell(2, e.StateOffered(e.Offer(offer.tag, SEATS[0], "state")))
+    job.tell(2, e.StateOffered(e.RankOffered(offer.tag, SEATS[0], "state")))
     return offer.tag
 
 
 def test_who_comes_back_replaces_who_went_and_begins_with_verified_state():
     job = Job().founded()
     tag = joined(job)
-    assert job.records[1].members == (*SEATS[:2], Seat(2, 2))
+    assert job.records[1].members == (*SEATS[:2], MemberId(2, 2))
     assert job.records[1].joining == (2,)
     job.tell(2, e.StateFetched(tag, "torn"))
-    assert job.members[2].phase is Phase.FETCHING
-    job.tell(2, e.StateOffered(e.Offer(tag, SEATS[1], "state")))
+    assert job.members[2].phase is MemberPhase.FETCHING
+    job.tell(2, e.StateOffered(e.RankOffered(tag, SEATS[1], "state")))
     job.tell(2, e.StateFetched(tag, "state"))
     assert job.of(i.Compute, 2)[-1] == i.Compute(tag, (4, 5), check_state=True)
     job.work(0, 1, 2)
@@ -259,15 +261,19 @@ def test_who_comes_back_replaces_who_went_and_begins_with_verified_state():
 
 def test_a_joiner_takes_no_state_of_whoever_is_no_member():
     job = Job().founded()
-    back = Seat(2, 2)
+    back = MemberId(2, 2)
     job.start(back)
     job.tell(0, e.JoinRequested(back))
     job.tick(1, 2)
     tag = job.of(i.OfferState, 0)[0].tag
-    for stranger in (Seat(2, 1), Seat(0, 2), Seat(7, 1)):  # itself as it was, a member as it is not yet, nobody
-        job.tell(2, e.StateOffered(e.Offer(tag, stranger, "state")))
+    for stranger in (
+        MemberId(2, 1),
+        MemberId(0, 2),
+        MemberId(7, 1),
+    ):  # itself as it was, a member as it is not yet, nobody
+        job.tell(2, e.StateOffered(e.RankOffered(tag, stranger, "state")))
     assert job.of(i.FetchState) == []
-    job.tell(2, e.StateOffered(e.Offer(tag, SEATS[1], "state")))
+    job.tell(2, e.StateOffered(e.RankOffered(tag, SEATS[1], "state")))
     assert job.of(i.FetchState) == [i.FetchState(SEATS[1], tag, "state")]
 
 
@@ -278,11 +284,11 @@ def test_a_joiner_whose_helper_dies_is_helped_by_another():
     job.tick(1, 2)
     assert job.records[1].joining == (2,)
     job.tell(2, e.StateFetched(tag, "state"))  # of a generation that is over
-    assert job.members[2].phase is Phase.FETCHING
-    job.tell(1, e.JoinRequested(Seat(2, 2)))
+    assert job.members[2].phase is MemberPhase.FETCHING
+    job.tell(1, e.JoinRequested(MemberId(2, 2)))
     offer = job.of(i.OfferState, 1)[-1]
     assert offer.tag.generation == job.records[1].number
-    job.tell(2, e.StateOffered(e.Offer(offer.tag, SEATS[1], "state")))
+    job.tell(2, e.StateOffered(e.RankOffered(offer.tag, SEATS[1], "state")))
     job.tell(2, e.StateFetched(offer.tag, "state"))
     assert job.members[2].tag == job.members[1].tag
 
@@ -290,8 +296,8 @@ def test_a_joiner_whose_helper_dies_is_helped_by_another():
 def test_a_request_to_join_that_comes_late_brings_nobody_back():
     job = Job().founded()
     joined(job)
-    job.tell(0, e.PeerSuspected(Seat(2, 2)))
-    for late in (Seat(2, 2), Seat(2, 1)):
+    job.tell(0, e.PeerSuspected(MemberId(2, 2)))
+    for late in (MemberId(2, 2), MemberId(2, 1)):
         job.tell(1, e.JoinRequested(late))
         job.tell(0, e.JoinRequested(late))
     job.tick(0, 1)
@@ -299,23 +305,23 @@ def test_a_request_to_join_that_comes_late_brings_nobody_back():
     job.deliver(1)
     job.tick(1)
     assert job.records[1].members == SEATS[:2]
-    assert job.records[1].left == (Seat(2, 2),)
-    job.tell(0, e.JoinRequested(Seat(2, 3)))
+    assert job.records[1].left == (MemberId(2, 2),)
+    job.tell(0, e.JoinRequested(MemberId(2, 3)))
     job.work(0, 1)
     job.deliver(1)
-    assert job.records[1].members == (*SEATS[:2], Seat(2, 3))
+    assert job.records[1].members == (*SEATS[:2], MemberId(2, 3))
     assert job.records[1].left == ()
 
 
 def test_newcomers_wait_for_a_committed_step_so_that_there_is_one():
     job = Job().founded()
-    job.tell(0, e.JoinRequested(Seat(3, 1)))
+    job.tell(0, e.JoinRequested(MemberId(3, 1)))
     job.tell(1, e.PeerSuspected(SEATS[2]))
     job.tick(0)
     assert job.records[1].members == SEATS[:2]
     job.work(0, 1)
     job.deliver(1)
-    assert job.records[1].members == (*SEATS[:2], Seat(3, 1))
+    assert job.records[1].members == (*SEATS[:2], MemberId(3, 1))
     assert job.steps()[0] == 1
 
 
@@ -335,7 +341,7 @@ def test_drains_and_quotas_wait_until_a_step_is_done():
     (left,) = job.of(i.Leave, 2)
     assert "was drained" in left.reason
     assert job.records[1].number == 3
-    job.start(Seat(2, 2))
+    job.start(MemberId(2, 2))
     job.tick(2)
     assert job.of(i.AskToJoin, 2) == []  # it waits until the job ends
 
@@ -356,11 +362,11 @@ def test_impatience_falls_on_who_did_not_acknowledge_and_on_a_silent_leader():
 
 def ending(steps=1, **settings):
     """Return a job of three ranks whose last step all have applied."""
-    job = Job(Settings(6, lambda step: (6 * step, 6), steps=steps, ranks=3, **settings)).founded()
+    job = Job(ProtocolSettings(6, lambda step: (6 * step, 6), steps=steps, ranks=3, **settings)).founded()
     job.work(0, 1, 2)
     job.deliver(1, 2)
     job.tick(1, 2)
-    assert job.phases() == [Phase.KEEPING] * 3
+    assert job.phases() == [MemberPhase.KEEPING] * 3
     return job
 
 
@@ -375,7 +381,7 @@ def test_the_job_is_over_when_every_rank_has_kept_the_same_state():
     assert (job.records[1].over, job.records[1].final, job.records[1].without) == (True, "final", ())
     job.tick(1, 2)
     assert job.of(i.Finish) == [i.Finish("final")] * 3
-    job.start(Seat(2, 2))  # what it has kept decides whether it goes on
+    job.start(MemberId(2, 2))  # what it has kept decides whether it goes on
     assert job.of(i.Finish, 2)[1:] == [i.Finish("final")]
 
 
@@ -390,12 +396,12 @@ def test_who_comes_at_the_end_is_let_in_and_gets_the_final_state():
     job.deliver(1)
     job.tick(0, 1)
     assert not job.records[1].over  # rank 2 is awaited
-    job.start(Seat(2, 2))
-    job.tell(0, e.JoinRequested(Seat(2, 2)))
+    job.start(MemberId(2, 2))
+    job.tell(0, e.JoinRequested(MemberId(2, 2)))
     job.tick(0, 1, 2)
-    assert (job.records[1].members, job.records[1].joining) == ((*SEATS[:2], Seat(2, 2)), (2,))
+    assert (job.records[1].members, job.records[1].joining) == ((*SEATS[:2], MemberId(2, 2)), (2,))
     tag = job.members[0].tag
-    job.tell(2, e.StateOffered(e.Offer(tag, SEATS[0], "final")))
+    job.tell(2, e.StateOffered(e.RankOffered(tag, SEATS[0], "final")))
     job.tell(2, e.StateFetched(tag, "final"))
     job.keep(0, 1, 2)
     job.deliver(1, 2)
@@ -434,12 +440,12 @@ def test_different_final_states_are_not_the_end():
 
 
 def test_whoever_was_drained_comes_back_at_the_end():
-    job = Job(Settings(6, lambda step: (6 * step, 6), steps=2, ranks=3)).founded()
+    job = Job(ProtocolSettings(6, lambda step: (6 * step, 6), steps=2, ranks=3)).founded()
     job.tell(0, e.DrainWanted(2))
     job.work(0, 1, 2)
     job.deliver(1, 2)
     job.tick(1, 2)
-    job.start(Seat(2, 2))
+    job.start(MemberId(2, 2))
     assert job.records[1].drained == (2,)
     job.work(0, 1)
     job.deliver(1)
@@ -449,14 +455,14 @@ def test_whoever_was_drained_comes_back_at_the_end():
 
 
 def test_a_rank_that_wants_no_further_step_ends_the_job_with_the_state_it_has():
-    job = Job(Settings(6, lambda step: (6 * step, 6), ranks=3)).founded()
+    job = Job(ProtocolSettings(6, lambda step: (6 * step, 6), ranks=3)).founded()
     job.work(0, 1, 2)
     job.deliver(1, 2)
     job.tick(1, 2)
     job.tell(1, e.EndWanted())
     job.tick(0, 2)
     assert job.records[1].last == 1
-    assert job.phases() == [Phase.KEEPING] * 3
+    assert job.phases() == [MemberPhase.KEEPING] * 3
     assert {member.step for member in job.members.values()} == {1}
 
 
@@ -479,7 +485,7 @@ def test_a_silent_store_halts_the_job():
 def test_an_incarnation_is_given_up_only_when_nothing_can_be_committed_in_it():
     job = Job().founded()
     job.work(0, 1, 2)
-    back = Seat(1, 2)
+    back = MemberId(1, 2)
     job.start(back)
     job.tell(1, e.NobodyLeft())
     assert job.records[1].closed
@@ -493,7 +499,7 @@ def test_an_incarnation_is_given_up_only_when_nothing_can_be_committed_in_it():
 
 def test_a_fence_ends_every_generation_in_which_a_step_could_be_committed_with_one_call_each():
     closed = Generation(1, 6, 10, unsettled=((4, 9), (5, 10)))
-    member = Member(Seat(3, 1), 1, Job().settings)
+    member = Member(MemberId(3, 1), 1, Job().settings)
     member.handle(e.Started(0.0))
     assert member.handle(e.GenerationRead(closed)) == [i.EndGeneration(1, 4, 6)]
     assert member.handle(e.GenerationEnded(5)) == [i.EndGeneration(1, 4, 6)], "an answer that comes twice, or late"
@@ -502,12 +508,12 @@ def test_a_fence_ends_every_generation_in_which_a_step_could_be_committed_with_o
 
 
 def test_members_none_of_whom_brought_state_give_the_incarnation_up_after_a_while():
-    settings = Settings(2, lambda step: (2 * step, 2), patience_s=2.0)
+    settings = ProtocolSettings(2, lambda step: (2 * step, 2), patience_s=2.0)
     record = Generation(1, 3, 4, 0, SEATS[:2], (0, 1), joining=(0, 1))
     member = Member(SEATS[0], 1, settings)
     member.handle(e.Started(0.0))
     member.handle(e.GenerationRead(record))
-    assert member.phase is Phase.FETCHING
+    assert member.phase is MemberPhase.FETCHING
     assert member.handle(e.Tick(1.9)) == [i.ReadGeneration(), i.AskToJoin(SEATS[0])]
     assert member.handle(e.GenerationRead(record)) == []
     closed = closing(record, settled=False)
@@ -524,15 +530,15 @@ def test_a_founder_with_another_checkpoint_is_sent_to_fetch_state():
 
 def test_generations_that_may_still_live_are_remembered():
     first = Generation(1, 1, 0, members=SEATS, owners=(0, 1, 2))
-    lost = Wishes(suspects=frozenset({SEATS[2]}))
+    lost = MembershipChange(suspects=frozenset({SEATS[2]}))
     second = successor(first, lost, 3, True, Job().settings.quotas)
     assert (second.unsettled, second.step, second.attempt) == (((1, 0),), 3, 0)
-    third = successor(second, Wishes(again=True), 3, False, Job().settings.quotas)
+    third = successor(second, MembershipChange(again=True), 3, False, Job().settings.quotas)
     assert (third.unsettled, third.attempt) == (((1, 0), (2, 3)), 1)
-    assert successor(second, Wishes(again=True), 4, True, Job().settings.quotas).unsettled == ((2, 3),)
+    assert successor(second, MembershipChange(again=True), 4, True, Job().settings.quotas).unsettled == ((2, 3),)
 
 
 def test_settings_that_make_no_sense_are_refused():
     for wrong in ({"micro_batches": 0}, {"micro_batches": 1, "retry_s": 9.0}, {"micro_batches": 1, "most_attempts": 0}):
         with pytest.raises(UsageError):
-            Settings(samples=lambda step: (0, 1), **wrong)
+            ProtocolSettings(samples=lambda step: (0, 1), **wrong)

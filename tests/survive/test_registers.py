@@ -6,10 +6,18 @@ import pytest
 
 from ringside.errors import RingsideError, StoreGoneError, UsageError
 from ringside.survive.cluster.registers import NOBODY_WRITES, MemoryRegisters, StoreRegisters
-from ringside.survive.protocol.decision import MOST_BYTES, Abort, Commit, Decided, Seat, decode_decided, encode_decided
+from ringside.survive.protocol.decision import (
+    MOST_BYTES,
+    Abort,
+    Commit,
+    Decided,
+    MemberId,
+    decode_decided,
+    encode_decided,
+)
 from ringside.survive.protocol.generation import Generation, dealt, decode_generation, encode_generation
 
-SEATS = (Seat(0, 1), Seat(2, 5))
+SEATS = (MemberId(0, 1), MemberId(2, 5))
 COMMIT = Commit(SEATS, 8, 4, 4, "ab12")
 
 
@@ -110,7 +118,7 @@ def test_hostile_records_are_refused_in_one_line(decode, data):
     [
         lambda: Commit((), 0, 1, 1, ""),
         lambda: Commit((SEATS[1], SEATS[0]), 0, 1, 1, ""),
-        lambda: Generation(1, 1, 0, members=(Seat(1, 1), Seat(1, 2))),
+        lambda: Generation(1, 1, 0, members=(MemberId(1, 1), MemberId(1, 2))),
         lambda: Generation(1, 1, 0, members=SEATS, owners=(0, 1)),
         lambda: dealt((0, 1), {0: 1}),
     ],

@@ -14,7 +14,7 @@ from ringside.survive.data.samples import Samples, shuffled  # noqa: E402
 from ringside.survive.state.checkpoint import Checkpoints  # noqa: E402
 from ringside.survive.state.state import (  # noqa: E402  # noqa: E402
     Given,
-    State,
+    JobState,
     digest_of,
     pack,
     packed_size,
@@ -35,7 +35,7 @@ def trained(seed=0, steps=3, width=4):
         model(torch.randn(5, 3)).sum().backward()
         optimizer.step()
         scheduler.step()
-    state = State(model, optimizer, {"scheduler": scheduler})
+    state = JobState(model, optimizer, {"scheduler": scheduler})
     state.step = steps
     return state
 

@@ -19,15 +19,24 @@ from ringside.survive import connection as connecting
 from ringside.survive.cluster import peers, waiting
 from ringside.survive.cluster import reachability as knocking
 from ringside.survive.cluster import rendezvous as meeting
-from ringside.survive.cluster.peers import Place
+from ringside.survive.cluster.peers import PeerPlace
 from ringside.survive.cluster.shared_memory import Address
 from ringside.survive.protocol import events, instructions, settings
-from ringside.survive.protocol.decision import Abort, Commit, Decided, Seat, Tag, decode_decided, encode, encode_decided
-from ringside.survive.protocol.events import Acknowledgement, Offer
+from ringside.survive.protocol.decision import (
+    Abort,
+    Commit,
+    Decided,
+    MemberId,
+    Tag,
+    decode_decided,
+    encode,
+    encode_decided,
+)
+from ringside.survive.protocol.events import Acknowledgement, RankOffered
 from ringside.survive.protocol.generation import Generation, decode_generation, encode_generation
 from ringside.survive.state.kept import Head, Kept, Lies, Stage
 
-CHANGE = {"Job", "HostSums", "Keeper", "Lookout", "Phases", "Samples", "Stragglers", "View"}
+CHANGE = {"SurviveJob", "HostSums", "Supervisor", "PeerWait", "Failpoints", "Samples", "Stragglers", "HostView"}
 COUNT = {"HandedOut", "Ledger", "Moves"}
 """What is no value: parts of a worker, and what the proof keeps count in."""
 
@@ -57,7 +66,7 @@ def test_what_a_member_hears_and_is_told_to_do_is_all_that_there_is():
     told = {kind for kind in vars(events).values() if inspect.isclass(kind) and issubclass(kind, msgspec.Struct)}
     assert set(get_args(events.Event)) == {kind for kind in told if kind.__module__ == events.__name__} - {
         Acknowledgement,
-        Offer,
+        RankOffered,
     }
     done = {kind for kind in vars(instructions).values() if inspect.isclass(kind) and issubclass(kind, msgspec.Struct)}
     assert set(get_args(instructions.Instruction)) == {
@@ -65,13 +74,13 @@ def test_what_a_member_hears_and_is_told_to_do_is_all_that_there_is():
     }
 
 
-A, B = Seat(0, 1), Seat(1, 2)
+A, B = MemberId(0, 1), MemberId(1, 2)
 TAG = Tag(1, 2, 3, 4)
 WRITTEN = {
     "seat": (A, b"\x92\x00\x01"),
     "tag": (TAG, b"\x94\x01\x02\x03\x04"),
     "ack": (Acknowledgement(TAG, B, "d", "s"), b"\x94\x94\x01\x02\x03\x04\x92\x01\x02\xa1d\xa1s"),
-    "offer": (Offer(TAG, B, "d"), b"\x93\x94\x01\x02\x03\x04\x92\x01\x02\xa1d"),
+    "offer": (RankOffered(TAG, B, "d"), b"\x93\x94\x01\x02\x03\x04\x92\x01\x02\xa1d"),
     "abort": (Abort(7), b"\x82\xa4type\xa5abort\xaageneration\x07"),
 }
 
@@ -88,7 +97,7 @@ def test_records_are_read_back_and_what_they_do_not_have_is_refused():
     decided = Decided(2, 16, 3, commit, Abort(5))
     assert decode_decided(encode_decided(decided)) == decided
     record = Generation(
-        *(1, 5, 3, 2, (A, B), (0, 1, 1), (1,), ((0, 1),), (2,), (Seat(3, 1),), ((4, 3),)),
+        *(1, 5, 3, 2, (A, B), (0, 1, 1), (1,), ((0, 1),), (2,), (MemberId(3, 1),), ((4, 3),)),
         over=True, last=9, final="f", without=(2,)
     )  # fmt: skip
     assert decode_generation(encode_generation(record)) == record
@@ -98,9 +107,9 @@ def test_records_are_read_back_and_what_they_do_not_have_is_refused():
             read(msgspec.msgpack.encode({**plain, "more": 1}))
         with pytest.raises(RingsideError):
             read(data[:-1])
-    place = Place("machine", 7, 8, 1, 2, (3, 4))
-    assert msgspec.msgpack.decode(encode(place), type=Place) == place
-    message = meeting.Offered(Offer(TAG, B, "d"), Address(1, 2, 3, 4))
+    place = PeerPlace("machine", 7, 8, 1, 2, (3, 4))
+    assert msgspec.msgpack.decode(encode(place), type=PeerPlace) == place
+    message = meeting.Offered(RankOffered(TAG, B, "d"), Address(1, 2, 3, 4))
     assert msgspec.msgpack.decode(encode(message), type=meeting.Message) == message
 
 
@@ -123,7 +132,7 @@ def test_the_head_of_what_a_keeper_keeps_is_read_as_it_was_written():
 
 
 TOLD = [
-    (r"its host is silent\) is waited for (\d+) s", settings.Settings(1, lambda step: (0, 1)).end_patience_s),
+    (r"its host is silent\) is waited for (\d+) s", settings.ProtocolSettings(1, lambda step: (0, 1)).end_patience_s),
     (r"the others go on after some (\d+) s", peers.BEATS_S),
     (r"Its worker says why after (\d+) s", connecting.CALL_S),
     (r"asks to join again in (\d+) s", knocking.FIRST_PAUSE_S),

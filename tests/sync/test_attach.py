@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import ringside  # noqa: E402
 from ringside import _core  # noqa: E402
-from ringside.engine.runtime.queue import Turn  # noqa: E402
+from ringside.engine.runtime.queue import QueuedCollective  # noqa: E402
 
 from .training import (  # noqa: E402
     Plan,
@@ -277,7 +277,7 @@ def cannot_open(port: int) -> tuple[str, str]:
     """Rank 1 can offer the engine and then fails to open it (no pidfd, no memory)."""
     import ringside.pytorch.ddp.attach as module
 
-    class Failing(module.Communicator):
+    class Failing(module.HostCommunicator):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             self.close()
@@ -492,7 +492,7 @@ def uneven(port: int) -> tuple[bool, dict[str, int], int]:
                     optimizer.step()
             digests.append(digest(ddp))
         assert attachment is not None
-        kept = sum(isinstance(one, Turn) for one in gc.get_objects())
+        kept = sum(isinstance(one, QueuedCollective) for one in gc.get_objects())
         return digests[0] == digests[1], attachment.counters, kept
 
 

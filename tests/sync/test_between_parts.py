@@ -16,14 +16,14 @@ import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import on_ranks, place  # noqa: E402
 from tests.sync.groups import communicator, meeting_point, process_group  # noqa: E402
 
-from ringside.engine.algorithm import Choice  # noqa: E402
+from ringside.engine.algorithm import AlgorithmSpec  # noqa: E402
 from ringside.engine.buffers import flatten  # noqa: E402
 from ringside.engine.tuner.drift import EVERY_NOTED, LARGE_BYTES  # noqa: E402
 from ringside.errors import ClosedError, MismatchError, UsageError  # noqa: E402
-from ringside.monitor.job.collectives import Span  # noqa: E402
+from ringside.monitor.job.collectives import CollectiveSpan  # noqa: E402
 from ringside.monitor.step_clock.draft import SyncTimes  # noqa: E402
 from ringside.pytorch.communicator import between_hosts  # noqa: E402
-from ringside.pytorch.ddp.reducers import HookCarrier, NativeCarrier, RingsideCarrier  # noqa: E402
+from ringside.pytorch.ddp.reducers import NativeReducer, RingsideReducer, UserHookReducer  # noqa: E402
 from ringside.schedule import by_name  # noqa: E402
 
 from .training import ddp_ranks, group  # noqa: E402
@@ -47,21 +47,21 @@ class Chooser:
     def start(self) -> None:
         pass
 
-    def choose(self, size_bytes: int, dtype: int, op: int) -> Choice:
+    def choose(self, size_bytes: int, dtype: int, op: int) -> AlgorithmSpec:
         self.told.append(("choose", size_bytes, dtype, op))
-        return Choice.parse(WAY)
+        return AlgorithmSpec.parse(WAY)
 
-    def tries(self, size_bytes: int, choice: Choice, dtype: int) -> bool:
+    def tries(self, size_bytes: int, choice: AlgorithmSpec, dtype: int) -> bool:
         self.told.append(("tries", size_bytes, str(choice), dtype))
         return self.tried
 
     def assemble(self) -> None:
         self.told.append(("assemble",))
 
-    def after(self, size_bytes: int, choice: Choice, seconds: float, *, dtype: int) -> None:
+    def after(self, size_bytes: int, choice: AlgorithmSpec, seconds: float, *, dtype: int) -> None:
         self.told.append(("after", size_bytes, str(choice), dtype, 0 < seconds < 60))
 
-    def note(self, size_bytes: int, choice: Choice, seconds: float, dtype: int) -> None:
+    def note(self, size_bytes: int, choice: AlgorithmSpec, seconds: float, dtype: int) -> None:
         self.told.append(("note", size_bytes, str(choice), dtype, 0 < seconds < 60))
 
     def settled(self, size_bytes: int) -> bool:
@@ -89,7 +89,7 @@ def chooses(path: str, tries: bool, settled: bool) -> dict[str, Any]:
         return chooser
 
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
-        patch.setattr(between_hosts, "Selector", choose_by_it)
+        patch.setattr(between_hosts, "Tuner", choose_by_it)
         comm = stack.enter_context(communicator(path, [0, 1], algorithm=None))
         sums = [comm.all_reduce(torch.full((8,), 1.0 + comm.rank)).tolist() for _ in range(2 * EVERY_NOTED)]
         found["sums"] = sums == [[3.0] * 8] * len(sums)
@@ -272,17 +272,17 @@ def carried(carrier: Any, share: float | None = None, dtype: torch.dtype = torch
 
 def natively(port: int) -> list[Any]:
     with group(port):
-        carrier = NativeCarrier(dist.group.WORLD)
+        carrier = NativeReducer(dist.group.WORLD)
         found = [carried(carrier), carried(carrier, 0.25), carrier.idle, carrier.ended() > 0, carrier.pending()]
         times = carrier.take()()
         found += [times.collectives, times.payload_bytes, 0 < times.sync_seconds < 60, math.isnan(times.wait_seconds)]
         found += [carrier.idle, dict(carrier.counters)]
-        marks: Any = SimpleNamespace(timed=lambda spans: [Span(1.0, 3.0, 10), Span(2.0, 2.5, 20)])
+        marks: Any = SimpleNamespace(timed=lambda spans: [CollectiveSpan(1.0, 3.0, 10), CollectiveSpan(2.0, 2.5, 20)])
         carrier.marks = marks  # as if these had been timed by a device
         times = carrier.take()()
         carrier.marks = None
         found += [times.sync_seconds, times.payload_bytes, times.collectives, times.busy_seconds]
-        hook = HookCarrier(dist.group.WORLD, 3.0, scaled, carrier.counters)
+        hook = UserHookReducer(dist.group.WORLD, 3.0, scaled, carrier.counters)
         return [*found, carried(hook), dict(hook.counters), hook.leave(), carrier.carries]
 
 
@@ -311,7 +311,7 @@ def by_the_engine(path: str, hosts: list[int]) -> list[Any]:
             machine=f"host {hosts[place().rank]}", algorithm="ring" if hosts[-1] else None, timeout_s=30
         )
         told: list[dict[str, int]] = []
-        carrier = RingsideCarrier(comm if hosts[-1] else comm.local, dist.group.WORLD)
+        carrier = RingsideReducer(comm if hosts[-1] else comm.local, dist.group.WORLD)
         carrier.on_memory = told.append
         found = [carried(carrier), carried(carrier, 0.25), carrier.ended() > 0]
         told_native = carried(carrier, None, torch.complex64) if not hosts[-1] else None

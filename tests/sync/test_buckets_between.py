@@ -11,12 +11,12 @@ pytest.importorskip("torch")
 
 from tests.engine.threaded import on_threads
 
-from ringside.engine.algorithm import Choice
+from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.buffers import Flat
 from ringside.engine.dtypes import DTYPES
-from ringside.engine.tuner.selector import Selector
-from ringside.engine.tuner.table import Rank, Row, Table
-from ringside.pytorch.communicator.between_hosts import Between
+from ringside.engine.tuner.selector import Tuner
+from ringside.engine.tuner.table import Rank, TimingRow, TimingTable
+from ringside.pytorch.communicator.between_hosts import BetweenHosts
 from ringside.pytorch.communicator.options import Options
 
 MB = 1 << 20
@@ -24,13 +24,13 @@ FLOAT32, FLOAT64 = DTYPES.index("float32"), DTYPES.index("float64")
 
 
 class Recorded:
-    """An `Across` and a `Selector` that only say what is asked of them, in order."""
+    """An `Across` and a `Tuner` that only say what is asked of them, in order."""
 
     def __init__(self, tried: set[int]) -> None:
         self.said: list[str] = []
         self.tried = tried
 
-    def begin(self, address: int, elements: int, what: Any, choice: Choice) -> Recorded.Bucket:
+    def begin(self, address: int, elements: int, what: Any, choice: AlgorithmSpec) -> Recorded.Bucket:
         self.said.append(f"begin {elements}")
         return Recorded.Bucket(self, elements)
 
@@ -38,31 +38,31 @@ class Recorded:
         def __init__(self, by: Recorded, elements: int) -> None:
             self.finish: Callable[[], None] = lambda: by.said.append(f"finish {elements}")
 
-    def choose(self, size_bytes: int, dtype: int, op: int) -> Choice:
-        return Choice("ring")
+    def choose(self, size_bytes: int, dtype: int, op: int) -> AlgorithmSpec:
+        return AlgorithmSpec("ring")
 
-    def tries(self, size_bytes: int, choice: Choice, dtype: int) -> bool:
+    def tries(self, size_bytes: int, choice: AlgorithmSpec, dtype: int) -> bool:
         return size_bytes // 4 in self.tried
 
-    def rehearse(self, elements: int, what: Any, choice: Choice) -> None:
+    def rehearse(self, elements: int, what: Any, choice: AlgorithmSpec) -> None:
         self.said.append(f"rehearse {elements}")
 
     def assemble(self) -> None:
         self.said.append("assemble")
 
-    def after(self, size_bytes: int, choice: Choice, seconds: float, dtype: int) -> None:
+    def after(self, size_bytes: int, choice: AlgorithmSpec, seconds: float, dtype: int) -> None:
         self.said.append(f"after {size_bytes // 4}")
 
 
-def between(recorded: Any) -> Between:
+def between(recorded: Any) -> BetweenHosts:
     options, problem = Options.or_problem(None, None, None, None, False)
     assert not problem
-    one = Between(recorded, options)
+    one = BetweenHosts(recorded, options)
     one.selector = recorded
     return one
 
 
-def bucket(one: Between, elements: int) -> Callable[[], None] | None:
+def bucket(one: BetweenHosts, elements: int) -> Callable[[], None] | None:
     return one.begin_storage(Flat(0, elements, FLOAT32, (elements,), None), None, scale=0.5, stamp_ns=0)
 
 
@@ -91,14 +91,14 @@ def test_what_is_decided_is_begun_before_the_one_before_it_is_finished() -> None
 
 def test_only_large_float32_ones_of_the_choice_whose_turn_it_is_are_tried() -> None:
     def rank(size_bytes: int) -> Rank:
-        rows = tuple(Row(name, 1.0, None, 1.0, True) for name in ("ring", "direct", "native"))
+        rows = tuple(TimingRow(name, 1.0, None, 1.0, True) for name in ("ring", "direct", "native"))
         return Rank(size_bytes, "ring", "", rows)
 
-    selector, _ = on_threads(2, lambda across: Selector(across, environ={}))
-    assert not selector.tries(MB, Choice("ring"))
-    selector.use(Table({}, {}, (rank(4), rank(MB))).encode())
+    selector, _ = on_threads(2, lambda across: Tuner(across, environ={}))
+    assert not selector.tries(MB, AlgorithmSpec("ring"))
+    selector.use(TimingTable({}, {}, (rank(4), rank(MB))).encode())
     turn = selector.choose(MB, FLOAT32)
     assert selector.tries(MB, turn, FLOAT32)
     assert not selector.tries(MB, turn, FLOAT64)
-    assert not selector.tries(MB, Choice("tree"), FLOAT32), "asked for by name, or for another reduction"
+    assert not selector.tries(MB, AlgorithmSpec("tree"), FLOAT32), "asked for by name, or for another reduction"
     assert not selector.tries(4, selector.choose(4, FLOAT32), FLOAT32), "small ones are called several times in a row"

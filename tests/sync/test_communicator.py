@@ -13,7 +13,7 @@ from tests.support.ranks import on_ranks, place
 
 from ringside import Communicator
 from ringside._core import numpy_kernels as twins
-from ringside.engine.algorithm import Choice
+from ringside.engine.algorithm import AlgorithmSpec
 from ringside.errors import UnsupportedError, UsageError
 
 from .groups import communicator, meeting_point
@@ -53,7 +53,7 @@ def forms_for(hosts: list[int]) -> list[str]:
     sizes = {"": len(hosts), "hosts": len(set(hosts))}
     fitting = [text for text in FORMS if "@" not in text]
     for text in set(FORMS) - set(fitting):
-        if len(Choice.parse(text).order) == sizes[text.rpartition("/")[0]]:
+        if len(AlgorithmSpec.parse(text).order) == sizes[text.rpartition("/")[0]]:
             fitting.append(text)
     return sorted(fitting)
 
@@ -188,7 +188,7 @@ def over_a_narrow_wire(path: str, hosts: list[int], wire: str) -> list[int] | No
         return None
     with communicator(path, hosts, wire_dtype=wire) as comm:
         for form in ("ring", "tree", "direct", "halving_doubling", "hosts/ring", "hosts/tree", "leaders/ring*2"):
-            choice = Choice.parse(form)
+            choice = AlgorithmSpec.parse(form)
             vertices = size if choice.over == "ranks" else len(set(hosts))
             for op in ("sum", "avg"):
                 inputs = [tensor("float32", 9001, rank) for rank in range(size)]

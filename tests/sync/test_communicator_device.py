@@ -72,7 +72,7 @@ def reduces(path: str, size: int) -> None:
             assert torch.equal(leaf.detach(), torch.full((3,), 3.0))
         empty = torch.zeros(0)
         device.all_reduce(empty, algorithm="ring")
-        assert plan_of(OnDevice(group, communicator_device.Choice.parse("ring")), torch.ones(3)) == "ring"
+        assert plan_of(OnDevice(group, communicator_device.AlgorithmSpec.parse("ring")), torch.ones(3)) == "ring"
 
 
 def test_every_way_gives_the_same() -> None:

@@ -15,7 +15,7 @@ import torch.distributed as dist  # noqa: E402
 
 from ringside.monitor import StepRecord  # noqa: E402
 from ringside.pytorch.recording import record_transport as delivery  # noqa: E402
-from ringside.pytorch.recording.record_transport import Inbox, Outbox, batch_seconds, can_append  # noqa: E402
+from ringside.pytorch.recording.record_transport import RecordReceiver, RecordSender, batch_seconds, can_append  # noqa: E402
 
 RANKS = 70  # more than two boxes
 
@@ -52,8 +52,8 @@ def record(step: int, rank: int) -> StepRecord:
 
 
 def test_every_record_arrives_once_and_in_its_ranks_order(store: dist.Store) -> None:
-    outboxes = [Outbox(store, rank) for rank in range(RANKS)]
-    inbox = Inbox(store, RANKS)
+    outboxes = [RecordSender(store, rank) for rank in range(RANKS)]
+    inbox = RecordReceiver(store, RANKS)
     assert inbox.poll() == []
     arrived: list[StepRecord] = []
     for turn in range(6):
@@ -70,8 +70,8 @@ def test_every_record_arrives_once_and_in_its_ranks_order(store: dist.Store) -> 
 
 
 def test_the_inbox_is_open_until_every_rank_has_said_that_nothing_more_will_come(store: dist.Store) -> None:
-    inbox = Inbox(store, 3)
-    outboxes = [Outbox(store, rank) for rank in range(3)]
+    inbox = RecordReceiver(store, 3)
+    outboxes = [RecordSender(store, rank) for rank in range(3)]
     outboxes[1].send([])
     outboxes[2].send([record(0, 2)])
     assert (inbox.poll(), inbox.open) == ([record(0, 2)], True)
@@ -81,13 +81,13 @@ def test_the_inbox_is_open_until_every_rank_has_said_that_nothing_more_will_come
 
 
 def test_records_that_were_sent_before_rank_0_was_there_are_kept(store: dist.Store) -> None:
-    Outbox(store, 1).send([record(0, 1)])
-    assert Inbox(store, 2).poll() == [record(0, 1)]
+    RecordSender(store, 1).send([record(0, 1)])
+    assert RecordReceiver(store, 2).poll() == [record(0, 1)]
 
 
 def test_an_outbox_counts_what_it_sends(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "BATCH_RECORDS", 4)
-    outbox, inbox = Outbox(store, 0), Inbox(store, 1)
+    outbox, inbox = RecordSender(store, 0), RecordReceiver(store, 1)
     records = [record(step, 0) for step in range(10)]
     outbox.send(records)
     assert outbox.messages == 3
@@ -115,10 +115,10 @@ def test_what_comes_into_a_box_while_it_is_emptied_is_read_next(
 ) -> None:
     """The store is asked to empty a box that holds more by then: nothing is lost, and nothing comes twice."""
     monkeypatch.setattr(delivery, "EMPTIED_BYTES", 0)
-    outbox = Outbox(appending, 0)
+    outbox = RecordSender(appending, 0)
     late = iter([[record(1, 0)], [record(2, 0)], [record(3, 0)]])
     fill = lambda: [outbox.send(batch) for batch in itertools.islice(late, 1)]  # noqa: E731
-    inbox = Inbox(FilledMeanwhile(appending, fill), 1)  # type: ignore[arg-type]
+    inbox = RecordReceiver(FilledMeanwhile(appending, fill), 1)  # type: ignore[arg-type]
     outbox.send([record(0, 0)])
     assert [one.step for _ in range(5) for one in inbox.poll()] == [0, 1, 2, 3]
     assert appending.get("box/0") == b""
@@ -126,10 +126,10 @@ def test_what_comes_into_a_box_while_it_is_emptied_is_read_next(
 
 def test_boxes_that_many_threads_fill_lose_nothing() -> None:
     server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    inbox = Inbox(dist.PrefixStore("p", server), 8)
+    inbox = RecordReceiver(dist.PrefixStore("p", server), 8)
 
     def fill(rank: int) -> None:
-        outbox = Outbox(dist.PrefixStore("p", dist.TCPStore("127.0.0.1", server.port, None, False)), rank)
+        outbox = RecordSender(dist.PrefixStore("p", dist.TCPStore("127.0.0.1", server.port, None, False)), rank)
         for step in range(300):
             outbox.send([record(step, rank)])
         outbox.send([])
@@ -152,7 +152,7 @@ def test_a_box_too_full_to_be_compared_is_thrown_away_once_read(
     appending: dist.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery, "BOX_BYTES", 1_000)
-    outbox, inbox = Outbox(appending, 0), Inbox(appending, 1)
+    outbox, inbox = RecordSender(appending, 0), RecordReceiver(appending, 1)
     records = [record(step, 0) for step in range(50)]
     outbox.send(records)
     assert inbox.poll() == records
@@ -166,8 +166,8 @@ def test_of_many_ranks_each_sends_less_often() -> None:
 
 
 def test_a_damaged_batch_costs_only_itself(store: dist.Store, caplog: pytest.LogCaptureFixture) -> None:
-    inbox = Inbox(store, 2)
-    first, second = Outbox(store, 0), Outbox(store, 1)
+    inbox = RecordReceiver(store, 2)
+    first, second = RecordSender(store, 0), RecordSender(store, 1)
     first.post(b"\xc1 no msgpack")
     second.send([record(0, 1)])
     first.send([record(1, 0)])

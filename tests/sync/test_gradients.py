@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside.engine import Communicator  # noqa: E402
+from ringside.engine import HostCommunicator  # noqa: E402
 from ringside.pytorch.ddp.ddp_methods import own_hook  # noqa: E402
 
 from .plans import PLANS, VIEW, assert_ours, both  # noqa: E402
@@ -114,13 +114,13 @@ def carried_here(port: int) -> tuple[list[list[bool]], list[bool]]:
     with group(port) as rank, pytest.MonkeyPatch.context() as patch:
         model = DistributedDataParallel(build("mlp"), bucket_cap_mb=0.001)
         here: list[bool] = []
-        reduce = Communicator.all_reduce_storage
+        reduce = HostCommunicator.all_reduce_storage
 
         def noted(*args: Any, **named: Any) -> None:
             here.append(threading.get_ident() == threading.main_thread().ident)
             reduce(*args, **named)
 
-        patch.setattr(Communicator, "all_reduce_storage", noted)
+        patch.setattr(HostCommunicator, "all_reduce_storage", noted)
         ringside.attach(model, monitor=False)
         carrier = own_hook(model).carrier
         carrier.patience_s = 600.0  # else the thread may come first where this one gets no processor

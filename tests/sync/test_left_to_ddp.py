@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
 from ringside.pytorch.ddp.ddp_methods import own_hook  # noqa: E402
-from ringside.pytorch.ddp.reducers import LeftToDdp  # noqa: E402
+from ringside.pytorch.ddp.reducers import DeferredErrors  # noqa: E402
 
 from .training import LIMIT_S, free_port, group  # noqa: E402
 
@@ -32,7 +32,7 @@ BOUND_S = 5.0
 
 
 def test_what_goes_wrong_is_raised_afterwards() -> None:
-    left = LeftToDdp()
+    left = DeferredErrors()
     left.begin()
     left.is_heard = True
     assert left.is_fine
@@ -46,13 +46,13 @@ def test_what_goes_wrong_is_raised_afterwards() -> None:
 
 
 def test_where_nobody_asks_the_future_tells() -> None:
-    left = LeftToDdp()
+    left = DeferredErrors()
     left.begin()
     assert not left.takes(ValueError("early")), "nobody calls `end`"
 
 
 def test_a_backward_that_was_broken_off_leaves_nothing_behind() -> None:
-    left = LeftToDdp()
+    left = DeferredErrors()
     left.is_heard = True
     left.takes(ValueError("old"))
     left.begin()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from ringside.errors import SyncError
-from ringside.pytorch.ddp.bucket_pipeline import Pipeline
+from ringside.pytorch.ddp.bucket_pipeline import BucketPipeline
 
 
 class Buckets:
@@ -16,7 +16,7 @@ class Buckets:
     def __init__(self, at_once: str = "", fails_in_begin: str = "", fails_in_finish: str = "") -> None:
         self.said: list[str] = []
         self._at_once, self._begin, self._finish = at_once, fails_in_begin, fails_in_finish
-        self.pipeline = Pipeline()
+        self.pipeline = BucketPipeline()
 
     def add(self, name: str, *, last: bool = False) -> None:
         def begin() -> Callable[[], None] | None:
@@ -77,7 +77,7 @@ def test_an_error_reaches_all_that_are_open(where: str) -> None:
 
 @pytest.mark.parametrize("where", ["begin", "finish"])
 def test_ctrl_c_is_raised_and_told_as_an_error(where: str) -> None:
-    pipeline, told = Pipeline(), list[Exception | None]()
+    pipeline, told = BucketPipeline(), list[Exception | None]()
 
     def interrupted() -> None:
         raise KeyboardInterrupt

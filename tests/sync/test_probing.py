@@ -11,12 +11,12 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import on_ranks, place  # noqa: E402
 
-from ringside.engine.net.rank_map import Offer, Roster, make_roster, own_offer  # noqa: E402
-from ringside.engine.probe.links import SlowLink  # noqa: E402
-from ringside.engine.tuner.explain import Revision  # noqa: E402
+from ringside.engine.net.rank_map import RankInfo, RankMap, make_rank_map, own_rank_info  # noqa: E402
+from ringside.engine.probe.links import MeasuredSlowLink  # noqa: E402
+from ringside.engine.tuner.explain import AlgorithmChange  # noqa: E402
 from ringside.errors import UsageError  # noqa: E402
 from ringside.pytorch import job_probe as probing  # noqa: E402
-from ringside.pytorch.job_probe import Outcome, probe_job  # noqa: E402
+from ringside.pytorch.job_probe import ProbeOutcome, probe_job  # noqa: E402
 from ringside.pytorch.recording import algorithm_changes as revisions  # noqa: E402
 from ringside.pytorch.recording import session as sessions  # noqa: E402
 
@@ -24,15 +24,15 @@ from .training import free_port  # noqa: E402
 
 
 def machine_of(machines: str) -> Any:
-    """Return what stands for `own_offer` where each rank is on the machine of its letter."""
+    """Return what stands for `own_rank_info` where each rank is on the machine of its letter."""
 
-    def offer(settings: dict[str, str], machine: str = "") -> Offer:
-        return own_offer(settings, machine=machine or f"machine {machines[place().rank]}")
+    def offer(settings: dict[str, str], machine: str = "") -> RankInfo:
+        return own_rank_info(settings, machine=machine or f"machine {machines[place().rank]}")
 
     return offer
 
 
-def probes(port: int, machines: str, **how: Any) -> Outcome:
+def probes(port: int, machines: str, **how: Any) -> ProbeOutcome:
     os.environ["MASTER_PORT"] = str(port)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probing, "own_offer", machine_of(machines))
@@ -78,7 +78,7 @@ def alone_of_three(port: int) -> Any:
 
 def test_ranks_that_do_not_come_are_named() -> None:
     (outcome,) = on_ranks(1, alone_of_three, free_port())
-    assert outcome == Outcome(0, 3, missing=(1, 2))
+    assert outcome == ProbeOutcome(0, 3, missing=(1, 2))
     assert not outcome.fine
     assert outcome.slow == []
 
@@ -158,8 +158,10 @@ def test_whoever_launched_the_job_may_have_made_its_store(monkeypatch: pytest.Mo
 
 # ------------------------------------------------------------------------------------------------ what is decided anew
 
-ROSTER = Roster(1, ((0, 1), (2, 3)), ("node-0", "node-1"), ("k0", "k1"))
-REVISED = Revision(4096, "ring", "tree", True, "slow", (SlowLink(0, 1, 1e6, 9e6), SlowLink(1, -1, 2e6, 9e6)), "", 0.5)
+ROSTER = RankMap(1, ((0, 1), (2, 3)), ("node-0", "node-1"), ("k0", "k1"))
+REVISED = AlgorithmChange(
+    4096, "ring", "tree", True, "slow", (MeasuredSlowLink(0, 1, 1e6, 9e6), MeasuredSlowLink(1, -1, 2e6, 9e6)), "", 0.5
+)
 
 
 def test_a_revision_names_links_by_the_first_ranks_of_their_hosts() -> None:
@@ -184,7 +186,7 @@ def test_only_a_session_of_the_same_ranks_is_told(monkeypatch: pytest.MonkeyPatc
 
     revisions.tell_run(ROSTER, REVISED)  # there is none
     monkeypatch.setattr(sessions, "current", Session)
-    revisions.tell_run(make_roster(0, [own_offer({}) for _ in range(2)]), REVISED)
+    revisions.tell_run(make_rank_map(0, [own_rank_info({}) for _ in range(2)]), REVISED)
     assert told == []
     revisions.tell_run(ROSTER, REVISED)
     assert told == [revisions.fields(ROSTER, REVISED)]

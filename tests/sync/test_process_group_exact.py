@@ -11,7 +11,7 @@ import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import on_ranks, place  # noqa: E402
 
 from ringside.pytorch.fsdp import SharedAllGather, SharedReduceScatter  # noqa: E402
-from ringside.pytorch.process_group.counters import Counters  # noqa: E402
+from ringside.pytorch.process_group.counters import GroupCounters  # noqa: E402
 from ringside.pytorch.shared_storage import storage_of  # noqa: E402
 
 from .groups import meeting_point  # noqa: E402
@@ -177,7 +177,7 @@ class Inner:
 
 def test_collectives_are_counted_once_by_who_carries_them() -> None:
     inner = Inner()
-    counters = Counters(inner)
+    counters = GroupCounters(inner)
     assert (counters.total(), counters.table()) == (0, {})
     for name in ("all_reduce", "barrier", "all_reduce"):
         counters.add(name, "ringside")

@@ -17,7 +17,7 @@ from tests.support.ranks import on_ranks, outcomes_of, place  # noqa: E402
 from tests.sync.groups import meeting_point, process_group  # noqa: E402
 
 from ringside import Communicator  # noqa: E402
-from ringside.engine.net.rank_map import Offer, make_roster  # noqa: E402
+from ringside.engine.net.rank_map import RankInfo, make_rank_map  # noqa: E402
 from ringside.errors import UsageError  # noqa: E402
 from ringside.pytorch import in_network_reducer as reducer  # noqa: E402
 from ringside.pytorch.communicator import communicator as communicators  # noqa: E402
@@ -128,16 +128,16 @@ def test_a_rank_that_dies_ends_the_reducer_with_an_error() -> None:
 def test_ranks_tell_the_reducer_who_they_are_and_only_once() -> None:
     root = dist.HashStore()
     store = dist.PrefixStore("b", dist.PrefixStore("a", root))
-    offers = [Offer(f"machine {host}", f"node-{host}", {}, "", "") for host in (0, 0, 1)]
+    offers = [RankInfo(f"machine {host}", f"node-{host}", {}, "", "") for host in (0, 0, 1)]
     for rank in (2, 1, 0):
-        messages = join_switch(store, make_roster(rank, offers), 4096)
+        messages = join_switch(store, make_rank_map(rank, offers), 4096)
         messages.set(f"from {rank}", "hello")
     plan, messages = meet_ranks(root)
     assert plan == SwitchPlan(3, [0, 2], 4096)
     assert [messages.get(f"from {rank}") for rank in range(3)] == [b"hello"] * 3
     for rank in (0, 1):
         with pytest.raises(UsageError, match="serves one communicator"):
-            join_switch(store, make_roster(rank, offers), 4096)
+            join_switch(store, make_rank_map(rank, offers), 4096)
 
 
 def a_whole_job(port: int) -> Any:

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from tests.support.ranks import on_ranks  # noqa: E402
 from tests.sync.groups import communicator, meeting_point  # noqa: E402
 
-from ringside.engine.algorithm import Choice  # noqa: E402
+from ringside.engine.algorithm import AlgorithmSpec  # noqa: E402
 from ringside.engine.net.exchange import ordering as message_order  # noqa: E402
 from ringside.engine.net.reduction import Reduction  # noqa: E402
 
@@ -30,7 +30,7 @@ def worked_out(path: str, rehearses: bool) -> list[int]:
             comm.all_reduce(torch.zeros(4), algorithm=form)
             for count in COUNTS:
                 if rehearses:
-                    across.rehearse(count, Reduction(0, 0), Choice.parse(form))
+                    across.rehearse(count, Reduction(0, 0), AlgorithmSpec.parse(form))
                 before = message_order.play_through.cache_info().misses
                 comm.all_reduce(torch.zeros(count), algorithm=form)
                 found.append(message_order.play_through.cache_info().misses - before)

@@ -24,7 +24,7 @@ from ringside.monitor.step_clock.draft import Draft  # noqa: E402
 from ringside.pytorch.recording import session as sessions  # noqa: E402
 from ringside.pytorch.recording.rank0 import READY  # noqa: E402
 from ringside.pytorch.recording.session import Session  # noqa: E402
-from ringside.pytorch.recording.settings import Settings  # noqa: E402
+from ringside.pytorch.recording.settings import RecordingSettings  # noqa: E402
 
 from .training import Said, ddp_ranks, group  # noqa: E402
 
@@ -44,7 +44,7 @@ def step(session: Session, **logged: Any) -> None:
 
 
 def begin(run: str, **settings: Any) -> Session:
-    session = sessions.begin(run, "native", Settings(**settings))
+    session = sessions.begin(run, "native", RecordingSettings(**settings))
     session.clock.always_synced = True
     dist.barrier()  # rank 0 has said that it takes records in
     return session
@@ -108,7 +108,7 @@ def silent(port: int, run: str) -> list[Any]:
     """The store has been asked at 100 and does not answer; return what had been said after each look."""
     with pytest.MonkeyPatch.context() as patch, group(port), Said() as said:
         quiet(patch)
-        session, limit_s = begin(run), Settings().silent_s
+        session, limit_s = begin(run), RecordingSettings().silent_s
         said.setLevel("WARNING")
         session._asking_since = 100.0
         counts = []
@@ -130,7 +130,7 @@ def stopped_as_a_whole(port: int, run: str) -> list[str]:
     """A process finds its own question old, answers it a moment later, and is stopped again."""
     with pytest.MonkeyPatch.context() as patch, group(port), Said() as said:
         quiet(patch)
-        session, limit_s = begin(run), Settings().silent_s
+        session, limit_s = begin(run), RecordingSettings().silent_s
         for asked in (100.0, 200.0, 300.0):
             session._asking_since = asked
             session._notice_silence(asked + 2 * limit_s)

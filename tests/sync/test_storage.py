@@ -12,14 +12,14 @@ torch = pytest.importorskip("torch")
 
 from tests.support.ranks import on_ranks  # noqa: E402
 
-from ringside.engine.shm.communicator import Communicator  # noqa: E402
-from ringside.pytorch.shared_storage import Buckets, empty_shared, storage_of  # noqa: E402
+from ringside.engine.shm.communicator import HostCommunicator  # noqa: E402
+from ringside.pytorch.shared_storage import SharedStorages, empty_shared, storage_of  # noqa: E402
 
 from .training import Said  # noqa: E402
 
 
 class Host:
-    """Two ranks of a host, as far as `Buckets` asks; notes what was forgotten."""
+    """Two ranks of a host, as far as `SharedStorages` asks; notes what was forgotten."""
 
     size = 2
 
@@ -31,9 +31,9 @@ class Host:
         self.retired.append(inode)
 
 
-def buckets() -> tuple[Buckets, Host]:
+def buckets() -> tuple[SharedStorages, Host]:
     host = Host()
-    return Buckets(cast(Communicator, host)), host
+    return SharedStorages(cast(HostCommunicator, host)), host
 
 
 def memfds() -> int:

@@ -16,7 +16,7 @@ from ringside import _core  # noqa: E402
 from ringside.monitor.collector import with_waits  # noqa: E402
 from ringside.monitor.run.records import StepRecord  # noqa: E402
 from ringside.pytorch.ddp.ddp_methods import own_hook  # noqa: E402
-from ringside.pytorch.ddp.reducers import RingsideCarrier  # noqa: E402
+from ringside.pytorch.ddp.reducers import RingsideReducer  # noqa: E402
 
 from .training import ddp_ranks, group, run_directory, small_attachment, steps  # noqa: E402
 
@@ -63,7 +63,7 @@ def overlap(port: int) -> list[bool]:
         attachment, hook = ringside.attach(ddp, monitor=False), own_hook(ddp)
         assert hook is not None
         carrier, clock = hook.carrier, hook.clock
-        assert isinstance(carrier, RingsideCarrier)
+        assert isinstance(carrier, RingsideReducer)
         log = carrier.communicator.log
         totals, ended = log.totals, clock.backward_ends
         seen: dict[str, Any] = {}

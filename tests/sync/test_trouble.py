@@ -31,13 +31,13 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
 from ringside.monitor.run.directory import RunReader  # noqa: E402
-from ringside.monitor.run.records import StepRecord, Wire  # noqa: E402
+from ringside.monitor.run.records import StepRecord, WireFormat  # noqa: E402
 from ringside.monitor.summary import finish  # noqa: E402
-from ringside.pytorch.isolation import Fuse  # noqa: E402
+from ringside.pytorch.isolation import Guard  # noqa: E402
 from ringside.pytorch.recording import session as sessions  # noqa: E402
-from ringside.pytorch.recording.rank0 import Chief  # noqa: E402
-from ringside.pytorch.recording.record_transport import Inbox, Outbox  # noqa: E402
-from ringside.pytorch.recording.settings import Settings  # noqa: E402
+from ringside.pytorch.recording.rank0 import Rank0Recorder  # noqa: E402
+from ringside.pytorch.recording.record_transport import RecordReceiver, RecordSender  # noqa: E402
+from ringside.pytorch.recording.settings import RecordingSettings  # noqa: E402
 
 from .training import (  # noqa: E402
     LIMIT_S,
@@ -208,7 +208,7 @@ def test_odd_values_from_the_script(tmp_path: Path) -> None:
 
 def test_a_fuse_blows_once(caplog: pytest.LogCaptureFixture) -> None:
     calls: list[int] = []
-    fuse = Fuse("the test")
+    fuse = Guard("the test")
 
     @fuse.guard
     def call(number: int) -> None:
@@ -224,7 +224,7 @@ def test_a_fuse_blows_once(caplog: pytest.LogCaptureFixture) -> None:
     assert fuse.blown
     assert len(caplog.records) == 1
     with pytest.raises(KeyboardInterrupt):
-        Fuse("the test").run(interrupt)
+        Guard("the test").run(interrupt)
 
 
 def interrupt() -> None:
@@ -292,7 +292,7 @@ def without_store(port: int, path: str, again: bool) -> dict[str, Any]:
     store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=here.rank, world_size=here.size)
     with Said() as said:
-        session = sessions.begin(path, "native", Settings(silent_s=0.5, goodbye_s=2.0))
+        session = sessions.begin(path, "native", RecordingSettings(silent_s=0.5, goodbye_s=2.0))
         ddp, _, optimizer = small_attachment(run_dir=path, engine="native")
         steps(ddp, optimizer, here.rank, 5)
         dist.barrier()
@@ -362,11 +362,11 @@ def test_a_store_that_stops_answering(tmp_path: Path, again: bool) -> None:
 def trains_on(port: int, path: str, breaks: bool) -> tuple[int, int]:
     """Rank 0's monitor is over and both ranks train on; return batches that were sent meanwhile, and records kept."""
     with group(port) as rank, pytest.MonkeyPatch.context() as patch:
-        session = sessions.begin(path, "native", Settings(heard_s=0.0, goodbye_s=0.1, records_kept=20))
+        session = sessions.begin(path, "native", RecordingSettings(heard_s=0.0, goodbye_s=0.1, records_kept=20))
         ddp, _, optimizer = small_attachment(run_dir=path, engine="native")
         train_until(lambda: rank == 0 or session.heard, ddp, optimizer, rank)
         if rank == 0 and breaks:
-            patch.setattr(Chief, "compare", lambda chief: 1 / 0)
+            patch.setattr(Rank0Recorder, "compare", lambda chief: 1 / 0)
             until(lambda: "ringside-monitor" not in {thread.name for thread in threading.enumerate()})
         elif rank == 0:
             session.end()
@@ -385,10 +385,10 @@ def test_nothing_is_sent_and_little_kept_once_rank_0_takes_nothing_in(tmp_path: 
 
 def test_damaged_batches_are_left_out_and_said_once() -> None:
     store = PrefixStore("test", HashStore())
-    inbox, good = Inbox(store, 4), Outbox(store, 1)
+    inbox, good = RecordReceiver(store, 4), RecordSender(store, 1)
     record = StepRecord(step=1, rank=1, ended_unix=0.0, step_seconds=1.0, own_seconds=1.0)
     with Said() as said:
-        no_text = Wire(seconds=1.0, sent_bytes=1, wire_seconds=1.0, local="here")
+        no_text = WireFormat(seconds=1.0, sent_bytes=1, wire_seconds=1.0, local="here")
         told = msgspec.msgpack.encode([msgspec.structs.replace(record, wires=(no_text,))])
         for damaged in (b"\xff\xff\xff", b"\x91\x01", b"\xc1", told.replace(b"here", b"\xff\xfe\xfd\xfc")):
             good.post(damaged)
@@ -451,7 +451,7 @@ def comes_late(port: int, path: str) -> list[str]:
         store = dist.distributed_c10d._get_default_store()
         if rank == 1:
             patch.setattr(sessions, "host_name", lambda: store.get("rank 0 is through") and "late")
-        session = sessions.begin(path, "native", Settings(hello_s=0.05))
+        session = sessions.begin(path, "native", RecordingSettings(hello_s=0.05))
         if rank == 0:
             store.set("rank 0 is through", "yes")
         else:

@@ -23,10 +23,10 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
 from ringside.pytorch.ddp.ddp_methods import own_hook  # noqa: E402
-from ringside.pytorch.ddp.reducers import NativeCarrier  # noqa: E402
+from ringside.pytorch.ddp.reducers import NativeReducer  # noqa: E402
 from ringside.pytorch.hang_watch import watch  # noqa: E402
 from ringside.pytorch.recording import session as sessions  # noqa: E402
-from ringside.pytorch.recording.settings import Settings  # noqa: E402
+from ringside.pytorch.recording.settings import RecordingSettings  # noqa: E402
 
 from .training import compares_models_first, free_port, group, small_attachment, steps  # noqa: E402
 
@@ -47,7 +47,7 @@ PATIENCE_S = 30.0
 def job(port: int, path: str, engine: str, limit_s: float, culprit: int, case: str) -> int:
     """Train, meet, let one rank do something else while the others train on, and train on together."""
     with group(port) as rank:
-        sessions.begin(path, engine, Settings(hang_s=limit_s))
+        sessions.begin(path, engine, RecordingSettings(hang_s=limit_s))
         ddp, attachment, optimizer = small_attachment(run_dir=path, engine=engine)
         steps(ddp, optimizer, rank, 6)
         await_meeting(attachment.session.watch)
@@ -241,7 +241,7 @@ def test_what_the_engine_found_out_is_a_verdict(tmp_path: Path) -> None:
 def pauses(port: int, path: str, engine: str) -> list[str]:
     """Train with a slow first step, a pause of one rank that is short, and one of all ranks that is long."""
     with group(port) as rank:
-        sessions.begin(path, engine, Settings(hang_s=PAUSES_S))
+        sessions.begin(path, engine, RecordingSettings(hang_s=PAUSES_S))
         ddp, attachment, optimizer = small_attachment(run_dir=path, engine=engine)
         await_meeting(attachment.session.watch)
         dist.barrier()
@@ -298,7 +298,7 @@ def test_pauses_are_no_hang(tmp_path: Path, engine: str) -> None:
     assert events(tmp_path / "run", "verdict", "repaired", "stacks") == []
 
 
-class Launches(NativeCarrier):
+class Launches(NativeReducer):
     """Stands in for NCCL's collectives: whoever is asked says whether they are done, and nobody waits on the host."""
 
     def __init__(self, group: Any, done: threading.Event) -> None:
@@ -318,7 +318,7 @@ class Launches(NativeCarrier):
 def device_job(port: int, path: str) -> int:
     """A step as on a GPU: gradients are handed over, the host goes on, and stands where it needs a result."""
     with group(port) as rank:
-        sessions.begin(path, "native", Settings(hang_s=SHORT_S))
+        sessions.begin(path, "native", RecordingSettings(hang_s=SHORT_S))
         ddp, attachment, optimizer = small_attachment(run_dir=path, engine="native")
         steps(ddp, optimizer, rank, 6)
         await_meeting(attachment.session.watch)

@@ -22,17 +22,17 @@ import torch.distributed as dist  # noqa: E402
 from tests.support.waiting import Clock, until  # noqa: E402
 
 from ringside.monitor.hang.rank_state import (  # noqa: E402
-    Process,
-    Standing,
+    ProcessState,
+    RankState,
     read_stat,
 )
 from ringside.pytorch.hang_watch import host as watch_host  # noqa: E402
 from ringside.pytorch.hang_watch import store_channel as watch_mail  # noqa: E402
 from ringside.pytorch.hang_watch import watch  # noqa: E402
-from ringside.pytorch.hang_watch.board import Board, NoBoard, View  # noqa: E402
-from ringside.pytorch.hang_watch.host import Hello, Host, path_as_text, path_of_text  # noqa: E402
+from ringside.pytorch.hang_watch.board import NoBoard, ProgressPage, ProgressView  # noqa: E402
+from ringside.pytorch.hang_watch.host import Host, RankHandle, path_as_text, path_of_text  # noqa: E402
 from ringside.pytorch.hang_watch.stacks import Stacks  # noqa: E402
-from ringside.pytorch.hang_watch.store_channel import FRESH_S, Mail  # noqa: E402
+from ringside.pytorch.hang_watch.store_channel import FRESH_S, StoreChannel  # noqa: E402
 
 PATIENCE_S = 30.0
 
@@ -41,21 +41,21 @@ PATIENCE_S = 30.0
 
 
 @pytest.fixture
-def hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Mail]]:
+def hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], StoreChannel]]:
     """Opens the end of one of three hosts, of two ranks, one and one, in one store."""
     monkeypatch.setattr(watch_mail, "MAIL_S", 0.002)
     store = dist.HashStore()
     with contextlib.ExitStack() as stack:
 
-        def open_mail(host: int) -> Mail:
-            mail = Mail(store, host, [[0, 1], [2], [3]])
+        def open_mail(host: int) -> StoreChannel:
+            mail = StoreChannel(store, host, [[0, 1], [2], [3]])
             stack.callback(mail.close)
             return mail
 
         yield open_mail
 
 
-def test_hosts_hear_where_the_others_ranks_stand(hosts: Callable[[int], Mail]) -> None:
+def test_hosts_hear_where_the_others_ranks_stand(hosts: Callable[[int], StoreChannel]) -> None:
     first, second = hosts(0), hosts(1)
     first.announce(9)  # nothing was posted yet: there is nothing to send
     now = time.monotonic()
@@ -63,21 +63,21 @@ def test_hosts_hear_where_the_others_ranks_stand(hosts: Callable[[int], Mail]) -
     assert {s.entered for s in second.others(now)} == {-1}
     assert second.chief(now) == 1
     assert second.episode(0) == 0
-    first.post([Standing(rank=0, entered=5), Standing(rank=1, entered=4)], episode=0)
+    first.post([RankState(rank=0, entered=5), RankState(rank=1, entered=4)], episode=0)
     until(lambda: second.chief(time.monotonic()) == 0)
     assert [(s.rank, s.entered) for s in second.others(time.monotonic())] == [(0, 5), (1, 4), (3, -1)]
     assert first.chief(time.monotonic()) == 0
-    second.post([Standing(rank=2, entered=3)], episode=0)
+    second.post([RankState(rank=2, entered=3)], episode=0)
     until(lambda: [s.entered for s in first.others(time.monotonic())] == [3, -1])  # the first host reads all
     first.announce(2)
     until(lambda: second.episode(0) == 2)
     assert [s.entered for s in second.others(time.monotonic())][:2] == [5, 4]
-    first.post([Standing(rank=0, entered=6)], episode=3)
+    first.post([RankState(rank=0, entered=6)], episode=3)
     until(lambda: second.episode(0) == 3)
     assert second.silence_s(time.monotonic() + 7.0) == pytest.approx(7.0, abs=2.0)
 
 
-def test_who_speaks_is_the_first_host_that_was_heard_of_lately(hosts: Callable[[int], Mail]) -> None:
+def test_who_speaks_is_the_first_host_that_was_heard_of_lately(hosts: Callable[[int], StoreChannel]) -> None:
     first, second, third = hosts(0), hosts(1), hosts(2)
     second.post([], episode=0)
     until(lambda: third.chief(time.monotonic()) == 1)
@@ -89,46 +89,46 @@ def test_who_speaks_is_the_first_host_that_was_heard_of_lately(hosts: Callable[[
     assert second.chief(heard + FRESH_S) == 1
 
 
-def test_who_does_not_speak_reads_no_more_than_who_does(hosts: Callable[[int], Mail]) -> None:
+def test_who_does_not_speak_reads_no_more_than_who_does(hosts: Callable[[int], StoreChannel]) -> None:
     first, second, third = hosts(0), hosts(1), hosts(2)
-    third.post([Standing(rank=3, entered=1)], episode=0)
+    third.post([RankState(rank=3, entered=1)], episode=0)
     until(lambda: second.others(time.monotonic())[-1].entered == 1)  # the first was never heard of: the second speaks
     first.post([], episode=0)
     until(lambda: second.chief(time.monotonic()) == 0)
-    third.post([Standing(rank=3, entered=2)], episode=0)
+    third.post([RankState(rank=3, entered=2)], episode=0)
     until(lambda: first.others(time.monotonic())[-1].entered == 2)
     assert second.others(time.monotonic())[-1].entered == 1
 
 
 def test_what_was_heard_grows_old_where_nothing_new_comes(
-    hosts: Callable[[int], Mail], monkeypatch: pytest.MonkeyPatch
+    hosts: Callable[[int], StoreChannel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(watch_mail, "time", SimpleNamespace(monotonic=clock))
     first, second = hosts(0), hosts(1)
     told = [
-        Standing(rank=0, waiting_s=1.0, still_s=2.0, silent_s=0.25, process=Process(state="S")),
-        Standing(rank=1, waiting_s=0.0, still_s=9.0, silent_s=8.0, process=Process(state="R")),
+        RankState(rank=0, waiting_s=1.0, still_s=2.0, silent_s=0.25, process=ProcessState(state="S")),
+        RankState(rank=1, waiting_s=0.0, still_s=9.0, silent_s=8.0, process=ProcessState(state="R")),
     ]
     first.post(told, episode=0)
     until(lambda: second.chief(clock.now) == 0)
     heard = clock.now
     fresh = second.others(heard + FRESH_S)[:2]
     assert fresh == [
-        Standing(rank=0, waiting_s=1 + FRESH_S, still_s=2 + FRESH_S, silent_s=0.25 + FRESH_S, process=told[0].process),
-        Standing(rank=1, still_s=9 + FRESH_S, silent_s=8 + FRESH_S, process=told[1].process),
+        RankState(rank=0, waiting_s=1 + FRESH_S, still_s=2 + FRESH_S, silent_s=0.25 + FRESH_S, process=told[0].process),
+        RankState(rank=1, still_s=9 + FRESH_S, silent_s=8 + FRESH_S, process=told[1].process),
     ]
     old = second.others(heard + FRESH_S + 1.0)[:2]
     assert old == [
-        Standing(rank=0, waiting_s=1.0, still_s=3 + FRESH_S, silent_s=FRESH_S + 1.0),
-        Standing(rank=1, still_s=10 + FRESH_S, silent_s=8.0),
+        RankState(rank=0, waiting_s=1.0, still_s=3 + FRESH_S, silent_s=FRESH_S + 1.0),
+        RankState(rank=1, still_s=10 + FRESH_S, silent_s=8.0),
     ]
     unheard = second.others(clock.now + 3.0)[-1]  # nothing since it began
     assert (unheard.rank, unheard.still_s, unheard.silent_s) == (3, 3.0, 3.0)
 
 
 def test_stacks_come_once_from_each_host_and_those_that_do_not_are_left_out(
-    hosts: Callable[[int], Mail], monkeypatch: pytest.MonkeyPatch
+    hosts: Callable[[int], StoreChannel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second, third = hosts(0), hosts(1), hosts(2)
     second.post_stacks(1, {2: "in validate"})
@@ -163,7 +163,7 @@ def test_a_store_that_is_gone_is_said_once_and_only_while_it_matters(
 ) -> None:
     monkeypatch.setattr(watch_mail, "MAIL_S", 0.002)
     caplog.set_level("INFO", "ringside")
-    mail = Mail(Breaks(), 0, [[0], [1]])
+    mail = StoreChannel(Breaks(), 0, [[0], [1]])
     until(lambda: "hears nothing of other hosts any more (connection reset)" in caplog.text)
     assert mail.silence_s(time.monotonic() + 3.0) >= 3.0
     mail.close()
@@ -177,17 +177,17 @@ class Ranks:
     """Pages and stacks of some ranks, all of them in this process, and how one of them sees the others."""
 
     def __init__(self, count: int) -> None:
-        self.boards = [Board() for _ in range(count)]
+        self.boards = [ProgressPage() for _ in range(count)]
         self.stacks = [Stacks() for _ in range(count)]
         stat = read_stat(os.getpid())
         assert stat is not None
         self.hellos = [
-            Hello(rank, "here", os.getpid(), stat.started, board.fd, stacks.fd, stacks.signal)
+            RankHandle(rank, "here", os.getpid(), stat.started, board.fd, stacks.fd, stacks.signal)
             for rank, (board, stacks) in enumerate(zip(self.boards, self.stacks, strict=True))
         ]
         self.opened: list[Host] = []
 
-    def seen_by(self, rank: int, *more: Hello) -> Host:
+    def seen_by(self, rank: int, *more: RankHandle) -> Host:
         self.opened.append(Host(rank, self.boards[rank], [*self.hellos, *more]))
         return self.opened[-1]
 
@@ -220,7 +220,7 @@ def test_the_lowest_rank_whose_watcher_works_speaks_for_the_host(ranks: Ranks) -
 
 def test_a_rank_whose_page_is_gone_is_not_seen_and_that_is_said(ranks: Ranks, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "ringside")
-    gone = Hello(7, "here", 2**22 + 1, 1, 3, 4, 0)
+    gone = RankHandle(7, "here", 2**22 + 1, 1, 3, 4, 0)
     host = ranks.seen_by(0, gone)
     assert "the hang watch cannot see rank 7" in caplog.text
     assert [standing.rank for standing in host.standings(time.monotonic())] == [0, 1, 2]
@@ -263,7 +263,7 @@ def test_the_kernel_is_asked_where_somebody_waits_or_is_silent(ranks: Ranks) -> 
 def test_ranks_that_do_not_write_their_stacks_are_made_to(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_host, "OWN_STACKS_S", 0.05)
     monkeypatch.setattr(watch_host, "ASKED_STACKS_S", 0.3)
-    other = Hello(5, "here", os.getpid(), ranks.hellos[0].started + 1, ranks.boards[0].fd, ranks.stacks[0].fd, 0)
+    other = RankHandle(5, "here", os.getpid(), ranks.hellos[0].started + 1, ranks.boards[0].fd, ranks.stacks[0].fd, 0)
     host = ranks.seen_by(0, other)  # of a process that is gone: another one has its number
     ranks.stacks[0].dump()
     ranks.boards[0].put("dumped", 2)
@@ -314,7 +314,7 @@ class Job:
             assert one.met.wait(PATIENCE_S)
         self.now = time.monotonic()
 
-    def _watch(self, store: Any, rank: int) -> watch.Watch:
+    def _watch(self, store: Any, rank: int) -> watch.HangWatch:
         tell = (lambda kind, fields: self.told.append((kind, fields))) if rank == 0 else None
         path = self.run if rank == 0 else None
         found = watch.begin(store, rank, 2, step=lambda: self.steps[rank], path=path, tell=tell)
@@ -566,7 +566,7 @@ def test_a_rank_that_failed_tells_why_before_it_ends(job: Job) -> None:
 
 
 def test_the_end_in_good_order_is_no_verdict_and_is_said(job: Job) -> None:
-    page = View.of_process(0, os.getpid(), job.watches[0].board.fd)
+    page = ProgressView.of_process(0, os.getpid(), job.watches[0].board.fd)
     job.train(3)
     job.watches[0].end()
     assert page.number("left") == 1
@@ -598,7 +598,7 @@ def test_a_watch_that_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch, caplog:
     def breaks(**_: object) -> None:
         raise OSError("no memory")
 
-    monkeypatch.setattr(watch, "Board", breaks)
+    monkeypatch.setattr(watch, "ProgressPage", breaks)
     assert watch.begin(dist.HashStore(), 0, 2, step=lambda: 0, path=None, tell=None) is None
     assert "hangs are not watched for here (OSError: no memory); training goes on" in caplog.text
 

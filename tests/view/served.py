@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ringside.view.server.app import PageServer
-from ringside.view.server.feed import Feed
+from ringside.view.server.feed import PageFeed
 from ringside.view.server.runs import Runs
 
 LIMIT_S = 60.0
@@ -20,10 +20,10 @@ LIMIT_S = 60.0
 
 @contextmanager
 def serving(
-    path: Path, under: Path | None = None, make: Callable[[Path], Feed] | None = None, port: int = 0, **how: Any
+    path: Path, under: Path | None = None, make: Callable[[Path], PageFeed] | None = None, port: int = 0, **how: Any
 ) -> Iterator[str]:
     """Serve a run directory; the page's address."""
-    runs = Runs(path, under or path.parent / "none", make or (lambda path: Feed(path, poll_s=0.05, quiet_s=0.3)))
+    runs = Runs(path, under or path.parent / "none", make or (lambda path: PageFeed(path, poll_s=0.05, quiet_s=0.3)))
     server = PageServer(runs, "127.0.0.1", port, **how)
     thread = threading.Thread(target=server.run, name="page-server")
     thread.start()

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from ringside.doctor.findings import Findings, Hop, Lane, Note, Question, Rings, Sheet, Span, Unjudged
+from ringside.doctor.findings import EvidenceHop, Findings, Lane, Note, Question, Rings, Sheet, TimeSpan, Unjudged
 from ringside.monitor.verdict import KINDS, Verdict
 from ringside.text import figure, title
 from ringside.view.findings_text import tell, what_if_line
@@ -76,9 +76,11 @@ def test_the_page_says_first_what_is_known() -> None:
 def test_lanes_mark_waits_and_culprits() -> None:
     lanes = [
         Lane(
-            title="t", rank=0, spans=[Span(start_s=0, end_s=1, kind="compute"), Span(start_s=1, end_s=3, kind="wait")]
+            title="t",
+            rank=0,
+            spans=[TimeSpan(start_s=0, end_s=1, kind="compute"), TimeSpan(start_s=1, end_s=3, kind="wait")],
         ),
-        Lane(title="t", rank=1, spans=[Span(start_s=0, end_s=3, kind="compute")], note="culprit"),
+        Lane(title="t", rank=1, spans=[TimeSpan(start_s=0, end_s=3, kind="compute")], note="culprit"),
     ]
     page = render_page(Findings(verdicts=[verdict()], lanes=lanes, notes=[NOTE]))
     assert 'aria-label="rank 0: waited 2.00 s"' in page
@@ -89,9 +91,9 @@ def test_lanes_mark_waits_and_culprits() -> None:
 
 def test_rings_show_hosts_transports_and_breaks() -> None:
     hops = [
-        Hop(src=0, dst=1, via="NVLink P2P"),
-        Hop(src=1, dst=2, via="NET/IB GDRDMA", between_hosts=True),
-        Hop(src=2, dst=0, wrong="never connected", between_hosts=True),
+        EvidenceHop(src=0, dst=1, via="NVLink P2P"),
+        EvidenceHop(src=1, dst=2, via="NET/IB GDRDMA", between_hosts=True),
+        EvidenceHop(src=2, dst=0, wrong="never connected", between_hosts=True),
     ]
     rings = Rings(
         title="comm", nranks=3, hosts=["left", "left", "right"], rings={0: hops, 1: hops}, trees={0: hops[:1]}

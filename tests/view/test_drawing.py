@@ -33,7 +33,7 @@ from ringside.schedule import (
     two_tree,
 )
 from ringside.view.schedule.drawing import schedule_html, schedule_sheet, schedule_svg
-from ringside.view.schedule.frames import Story
+from ringside.view.schedule.frames import ScheduleFrames
 from ringside.view.schedule.svg import rank_colour
 
 EVERY = [*ALGORITHMS, *COLLECTIVES]
@@ -176,7 +176,7 @@ def test_both_trees_of_a_two_tree_are_drawn(n: int):
 
 def test_chunks_that_travel_alike_are_one_part():
     schedule = hierarchical([3, 2, 4])
-    story = Story(schedule)
+    story = ScheduleFrames(schedule)
     assert schedule.chunks == 36
     assert len(story.members) == 18
     assert sorted(itertools.chain(*story.members)) == list(range(36))
@@ -192,7 +192,7 @@ def test_chunks_that_travel_alike_are_one_part():
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 16])
 def test_all_of_every_algorithm_ends_complete(name: str, n: int):
     schedule = by_name(name, n)
-    story = Story(schedule)
+    story = ScheduleFrames(schedule)
     last = list(story.frames())[-1]
     assert last.complete == story.to_complete
     assert not last.double.any()

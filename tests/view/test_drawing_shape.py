@@ -26,32 +26,32 @@ from ringside.schedule import (
 )
 from ringside.view.schedule import layout as drawing_layout
 from ringside.view.schedule.arrange import arranged, columns_of
-from ringside.view.schedule.frames import Story
-from ringside.view.schedule.layout import Layout, Pills
-from ringside.view.schedule.shape import Shape, hosts_of, shape_of
+from ringside.view.schedule.frames import ScheduleFrames
+from ringside.view.schedule.layout import GraphLayout, Pills
+from ringside.view.schedule.shape import ScheduleShape, hosts_of, shape_of
 
 Box = tuple[float, float, float, float]
 
 
-def shape(schedule) -> Shape:
-    return shape_of(Story(schedule))
+def shape(schedule) -> ScheduleShape:
+    return shape_of(ScheduleFrames(schedule))
 
 
 def test_a_ring_is_a_circle_in_its_own_order():
-    assert shape(ring(4)) == Shape("circle", (0, 1, 2, 3), closed=True)
+    assert shape(ring(4)) == ScheduleShape("circle", (0, 1, 2, 3), closed=True)
     assert shape(relabel(ring(4), [0, 2, 1, 3])).order == (0, 2, 1, 3)
     assert not shape(direct(4)).closed
 
 
 def test_a_chain_is_a_line_also_pipelined():
-    assert shape(chain(6)) == Shape("line", (0, 1, 2, 3, 4, 5))
+    assert shape(chain(6)) == ScheduleShape("line", (0, 1, 2, 3, 4, 5))
     assert shape(pipelined(chain(5), 3)).kind == "line"
     assert shape(chain(2)).kind == shape(ring(2)).kind == "line"
 
 
 def test_a_server_is_in_the_middle_and_so_is_a_switch():
-    assert shape(parameter_server(5)) == Shape("circle", (1, 2, 3, 4), centre=(0,))
-    assert shape(in_network(3)) == Shape("circle", (0, 1, 2), centre=(3,))
+    assert shape(parameter_server(5)) == ScheduleShape("circle", (1, 2, 3, 4), centre=(0,))
+    assert shape(in_network(3)) == ScheduleShape("circle", (0, 1, 2), centre=(3,))
 
 
 @pytest.mark.parametrize("n", [3, 7, 8, 15, 64])
@@ -89,7 +89,7 @@ def test_trees_of_a_two_tree_cross_nowhere_and_stand_above_each_other(n: int):
         assert columns[0] == (n if number and n % 2 else 0)
 
 
-def boxes(layout: Layout) -> list[tuple[int, Box]]:
+def boxes(layout: GraphLayout) -> list[tuple[int, Box]]:
     """Everything drawn of vertices as boxes: discs and cells, or what holds both."""
     found: list[tuple[int, Box]] = []
     for index, node in enumerate(layout.nodes):
@@ -112,7 +112,7 @@ def boxes(layout: Layout) -> list[tuple[int, Box]]:
     ],
 )
 def test_nothing_overlaps_and_all_is_in_the_box(name: str, n: int):
-    layout = arranged(Story(by_name(name, n)))
+    layout = arranged(ScheduleFrames(by_name(name, n)))
     x, y, wide, high = layout.box
     drawn = boxes(layout)
     for _, (left, top, right, bottom) in drawn:
@@ -127,7 +127,7 @@ def test_nothing_overlaps_and_all_is_in_the_box(name: str, n: int):
 
 @pytest.mark.parametrize("schedule", [tree(15), pipelined(two_tree(16), 4), chain(9), hierarchical([3, 2, 4])])
 def test_cells_of_a_node_lie_in_its_card(schedule):
-    layout = arranged(Story(schedule))
+    layout = arranged(ScheduleFrames(schedule))
     for index, node in enumerate(layout.nodes):
         wide, high = layout.sizes.card(len(node.parts))
         for u, v in layout.cell_at(index):
@@ -136,7 +136,7 @@ def test_cells_of_a_node_lie_in_its_card(schedule):
 
 
 def test_arrows_end_at_their_vertices_and_the_two_directions_keep_apart():
-    layout = arranged(Story(direct(5)))
+    layout = arranged(ScheduleFrames(direct(5)))
     start, _, end = layout.curve(0, 2)
     back = layout.curve(2, 0)
     assert math.dist(start, (layout.nodes[0].x, layout.nodes[0].y)) == pytest.approx(layout.sizes.disc + 3)
@@ -145,7 +145,7 @@ def test_arrows_end_at_their_vertices_and_the_two_directions_keep_apart():
 
 
 def test_labels_make_way_for_each_other():
-    layout = arranged(Story(direct(5)))
+    layout = arranged(ScheduleFrames(direct(5)))
     pills, curve = Pills(layout), layout.curve(0, 2)
     first, second = pills.free(curve, 0.5, 30, 12), pills.free(curve, 0.5, 30, 12)
     assert first

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from tests.recorded_runs import own_times, slow_run, write_run
 
-from ringside.view.run.live import FEW, Live
+from ringside.view.run.live import FEW, LiveRun
 
 
 def test_a_run_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
-    live = Live(tmp_path / "run")
+    live = LiveRun(tmp_path / "run")
     assert not live.poll()
     assert live.now() == []
     write_run(tmp_path / "run", own_times(20, 4))
@@ -25,7 +25,7 @@ def test_a_run_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
 
 def test_a_long_run_is_read_piece_by_piece(tmp_path: Path) -> None:
     path = slow_run(tmp_path / "run", steps=20, onset=10)
-    live, whole, pieces = Live(path, at_once=7), Live(path), 0
+    live, whole, pieces = LiveRun(path, at_once=7), LiveRun(path), 0
     whole.poll()
     while live.poll() and live.behind:
         pieces += 1
@@ -40,14 +40,14 @@ def test_a_long_run_is_read_piece_by_piece(tmp_path: Path) -> None:
 
 
 def test_only_the_newest_steps_are_kept(tmp_path: Path) -> None:
-    live = Live(write_run(tmp_path / "run", own_times(100, 2)), steps_kept=32)
+    live = LiveRun(write_run(tmp_path / "run", own_times(100, 2)), steps_kept=32)
     live.poll()
     assert live.steps().tolist() == list(range(68, 100))
     assert live.rows("wait_seconds").shape == (32, 2)
 
 
 def test_figures_are_of_the_last_steps_and_excess_leaves_the_rank_out(tmp_path: Path) -> None:
-    live = Live(slow_run(tmp_path / "run"))
+    live = LiveRun(slow_run(tmp_path / "run"))
     live.poll()
     now = live.now()
     assert [rank.step for rank in now] == [119] * 4
@@ -57,7 +57,7 @@ def test_figures_are_of_the_last_steps_and_excess_leaves_the_rank_out(tmp_path: 
 
 
 def test_another_run_in_the_same_place_is_followed_anew(tmp_path: Path) -> None:
-    live = Live(write_run(tmp_path / "run", own_times(50, 4)))
+    live = LiveRun(write_run(tmp_path / "run", own_times(50, 4)))
     live.poll()
     before = live.version
     shutil.rmtree(tmp_path / "run")
@@ -72,7 +72,7 @@ def test_memory_is_bounded_by_ranks(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", own_times(FEW + 4, 2))
     tracemalloc.start()
     try:
-        live = Live(path, steps_kept=10**9)
+        live = LiveRun(path, steps_kept=10**9)
         live.poll()
         held, _ = tracemalloc.get_traced_memory()
     finally:
@@ -82,7 +82,7 @@ def test_memory_is_bounded_by_ranks(tmp_path: Path) -> None:
 
 def test_a_verdict_marks_its_ranks_while_it_is_open(tmp_path: Path) -> None:
     path = slow_run(tmp_path / "run")
-    live = Live(path)
+    live = LiveRun(path)
     live.poll()
     verdict = '{"kind": "slow_rank", "ranks": [2], "since_step": 60, "detected_step": 66, "excess_ratio": 0.3}'
     with (path / "events.jsonl").open("a") as file:
@@ -115,7 +115,7 @@ def test_a_verdict_marks_its_ranks_while_it_is_open(tmp_path: Path) -> None:
 def test_an_event_that_is_not_what_it_should_be_is_passed_over(tmp_path: Path, event: str) -> None:
     path = write_run(tmp_path / "run", own_times(20, 4))
     (path / "events.jsonl").write_text(event + "\n")
-    live = Live(path)
+    live = LiveRun(path)
     assert live.poll()
     assert live.steps().tolist() == list(range(20))
     assert live.findings == []
@@ -129,13 +129,13 @@ def test_a_price_is_the_same_read_at_once_or_as_the_run_grew(tmp_path: Path) -> 
     }  # fmt: skip
     event = json.dumps({"unix": 1.0, "kind": "verdict", "step": 70, "verdict": verdict}) + "\n"
     lines = (run / "steps.jsonl").read_text().splitlines(keepends=True)
-    growing = Live(run)
+    growing = LiveRun(run)
     (run / "steps.jsonl").write_text("".join(lines[: 4 * 72]))
     growing.poll()
     (run / "events.jsonl").write_text(event)
     (run / "steps.jsonl").write_text("".join(lines))
     growing.poll()
-    at_once = Live(run)
+    at_once = LiveRun(run)
     at_once.poll()
     (price,) = [finding.cost_rank_seconds for finding in at_once.findings]
     assert price == pytest.approx(1.0 + 49 * 4 * 0.03, rel=0.2)  # each step after it costs four ranks 30 ms

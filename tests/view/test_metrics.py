@@ -22,10 +22,10 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from ringside.errors import UsageError
-from ringside.monitor.alerts.counters import Figures, Tally
-from ringside.monitor.alerts.live import Alarm
+from ringside.monitor.alerts.counters import MetricCounters, MetricsSnapshot
+from ringside.monitor.alerts.live import AlertService
 from ringside.monitor.alerts.settings import AlertSettings, Endpoint, parse_endpoint
-from ringside.monitor.collector import Collector
+from ringside.monitor.collector import StepCollector
 from ringside.view.export.prometheus import PLACES, RANKS_SHOWN, WORST_SHOWN, MetricsServer, render
 
 LIMIT_S = 30.0
@@ -37,8 +37,8 @@ class Job:
 
     def __init__(self, ranks: int, tmp_path: Path, name: str = "test") -> None:
         info = run_info(ranks, name)
-        self.alarm = Alarm(info, tmp_path, AlertSettings(endpoint=Endpoint("127.0.0.1", 0)))
-        self.collector = Collector(ranks, listeners=[self.alarm.hear])
+        self.alarm = AlertService(info, tmp_path, AlertSettings(endpoint=Endpoint("127.0.0.1", 0)))
+        self.collector = StepCollector(ranks, listeners=[self.alarm.hear])
 
     def feed(self, own: np.ndarray, batch: int = 7) -> None:
         records = records_of(own, payload_bytes=1000, overhead_seconds=0.001)
@@ -61,7 +61,7 @@ def make_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
         job.alarm.close()
 
 
-def samples(figures: Figures) -> Samples:
+def samples(figures: MetricsSnapshot) -> Samples:
     page, _ = render(figures)
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -170,7 +170,7 @@ def test_many_ranks_have_few_series(make_job: Callable[..., Job]) -> None:
 
 
 def test_before_the_first_step_nothing_is_made_up() -> None:
-    found = samples(Tally(run_info(3)).figures([], {}, {}))
+    found = samples(MetricCounters(run_info(3)).figures([], {}, {}))
     assert found["ringside_steps_total", ()] == 0
     assert "ringside_last_step_timestamp_seconds" not in {name for name, _ in found}
     assert all(math.isfinite(value) for value in found.values())
@@ -181,7 +181,7 @@ HOSTILE = 'evil"} 1\nringside_steps_total 9\n\\' + "x" * 500 + "\udcff"
 
 def test_hostile_text_stays_inside_its_label() -> None:
     info = msgspec.structs.replace(run_info(2), name=HOSTILE, engine="\udcff\n")
-    found = samples(Tally(info).figures([], {}, {}))
+    found = samples(MetricCounters(info).figures([], {}, {}))
     ((_, labels),) = [key for key in found if key[0] == "ringside_run_info"]
     assert dict(labels)["run"] == HOSTILE[:128]
     assert dict(labels)["engine"] == "\\udcff\n"
@@ -260,7 +260,7 @@ def test_a_port_that_is_taken_is_said_once(tmp_path: Path, caplog: pytest.LogCap
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         endpoint = Endpoint("127.0.0.1", taken.getsockname()[1])
-        alarm = Alarm(run_info(2), tmp_path, AlertSettings(endpoint=endpoint))
+        alarm = AlertService(run_info(2), tmp_path, AlertSettings(endpoint=endpoint))
         alarm.close()
     assert alarm.url == ""
     (line,) = [record.getMessage() for record in caplog.records]
@@ -294,7 +294,7 @@ def test_what_the_environment_asks_for_in_vain_is_said_and_the_rest_holds(
     monkeypatch.setenv("RINGSIDE_ON_VERDICT", "say 'hello")
     monkeypatch.setenv("RINGSIDE_METRICS_PORT", "0")
     monkeypatch.delenv("RINGSIDE_METRICS_TOKEN", raising=False)
-    alarm = Alarm(run_info(2), tmp_path)
+    alarm = AlertService(run_info(2), tmp_path)
     try:
         assert get(alarm.url)[0] == 200
     finally:

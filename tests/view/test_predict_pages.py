@@ -15,10 +15,10 @@ import pytest
 from ringside.errors import UsageError
 from ringside.predict import Timeline, preset, simulate
 from ringside.predict.laws.knowledge import Knowledge
-from ringside.predict.plan.plan import Question, plan
+from ringside.predict.plan.plan import PlanQuestion, plan
 from ringside.predict.score import score
 from ringside.predict.tables import read_tables
-from ringside.predict.what_if.what_if import Change, Step, played, what_if
+from ringside.predict.what_if.what_if import PredictedStep, StepChange, played, what_if
 from ringside.schedule import contributions, hierarchical, ring
 from ringside.view.export.perfetto import write_timeline
 from ringside.view.html.gantt import gantt, shown_lanes
@@ -38,12 +38,12 @@ def late_ring() -> Timeline:
 
 
 def a_plan() -> str:
-    return plan_page(plan(Question(H100, 1e9, parameters=7e9, memory_bytes=80e9, compute_s=0.2)))
+    return plan_page(plan(PlanQuestion(H100, 1e9, parameters=7e9, memory_bytes=80e9, compute_s=0.2)))
 
 
 def a_what_if() -> str:
-    change = Change(slower={3: 0.1}, slow_links=((0, 4, 2.0),))
-    answer = what_if(Step(H100, 1e9, np.full((1, 8), 0.2), 40), change)
+    change = StepChange(slower={3: 0.1}, slow_links=((0, 4, 2.0),))
+    answer = what_if(PredictedStep(H100, 1e9, np.full((1, 8), 0.2), 40), change)
     return what_if_page(answer, change, (played(answer.before), played(answer.after)), Rates(2.0, 700.0))
 
 

@@ -24,7 +24,7 @@ from tests.view.served import LIMIT_S, ask, serving, told
 
 from ringside.commands import main
 from ringside.errors import UsageError
-from ringside.view.run.live import Live
+from ringside.view.run.live import LiveRun
 from ringside.view.server import feed as serve_feed
 from ringside.view.server.guard import check_address, holder, listen
 from ringside.view.server.runs import key_of, newest_run
@@ -247,10 +247,10 @@ def test_a_run_is_read_without_a_pause_as_far_as_it_goes_and_then_looked_at_now_
 ) -> None:
     path = write_run(tmp_path / "run", own_times(200, 4))
     looks: list[bool] = []
-    poll = Live.poll
-    monkeypatch.setattr(Live, "poll", lambda live: looks.append(True) or poll(live))
+    poll = LiveRun.poll
+    monkeypatch.setattr(LiveRun, "poll", lambda live: looks.append(True) or poll(live))
     monkeypatch.setattr(serve_feed, "AT_ONCE", 100)  # of 800 records
-    feed = serve_feed.Feed(path, poll_s=3600.0)
+    feed = serve_feed.PageFeed(path, poll_s=3600.0)
     until(lambda: json.loads(feed.rows(0, ""))["rows"] == 200)
     feed.close()
     assert len(looks) <= 10
@@ -324,9 +324,9 @@ def test_what_an_algorithm_connects_is_drawn_while_it_can_be() -> None:
 
 
 def test_state_of_many_ranks_is_small(tmp_path: Path) -> None:
-    from ringside.view.run.live import Live
+    from ringside.view.run.live import LiveRun
 
-    live = Live(write_run(tmp_path / "run", own_times(17, 1024)))
+    live = LiveRun(write_run(tmp_path / "run", own_times(17, 1024)))
     live.poll()
     state = now(live, [], None)
     assert len(json.dumps(state)) < 64_000

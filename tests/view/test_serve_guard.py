@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ringside.view.server.guard import Guard, Message, Receive, Scope, Send
+from ringside.view.server.guard import HttpGuard, Message, Receive, Scope, Send
 
 TOKEN = "secret"
 
@@ -25,7 +25,7 @@ class Page:
             await send({"type": "http.response.body", "body": b""})
 
 
-def ask(guard: Guard, kind: str = "http", query: str = "", **headers: str) -> list[Message]:
+def ask(guard: HttpGuard, kind: str = "http", query: str = "", **headers: str) -> list[Message]:
     """Return what is sent in answer to a request for /, which calls this host by its address."""
     sent: list[Message] = []
 
@@ -52,7 +52,7 @@ def status_of(answer: list[Message]) -> int:
     return status
 
 
-def cookie_of(guard: Guard) -> str:
+def cookie_of(guard: HttpGuard) -> str:
     """Return the cookie that a guard gives to who knows the token."""
     headers = dict(ask(guard, query=f"token={TOKEN}")[0]["headers"])
     cookie: str = headers[b"set-cookie"].decode().split(";")[0]
@@ -60,7 +60,7 @@ def cookie_of(guard: Guard) -> str:
 
 
 def test_a_cookie_opens_the_server_that_gave_it_and_no_other_with_the_same_token() -> None:
-    one, other = (Guard(Page(), token=TOKEN) for _ in range(2))
+    one, other = (HttpGuard(Page(), token=TOKEN) for _ in range(2))
     assert status_of(ask(one, cookie=cookie_of(one))) == 200
     assert status_of(ask(other, cookie=cookie_of(one))) == 401
 
@@ -68,7 +68,7 @@ def test_a_cookie_opens_the_server_that_gave_it_and_no_other_with_the_same_token
 @pytest.mark.parametrize("token", ["", TOKEN])
 def test_of_what_is_no_request_only_the_servers_own_start_and_end_reach_the_page(token: str) -> None:
     page = Page()
-    guard = Guard(page, token=token)
+    guard = HttpGuard(page, token=token)
     assert ask(guard, "websocket", authorization=f"Bearer {TOKEN}") == []
     assert page.reached == []
     ask(guard, "lifespan")

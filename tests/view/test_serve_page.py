@@ -24,7 +24,7 @@ from playwright.sync_api import sync_playwright
 from tests.view.served import LIMIT_S, serving
 
 from ringside.text import digits, duration, share
-from ringside.view.server.feed import Feed, packed_rows
+from ringside.view.server.feed import PageFeed, packed_rows
 from ringside.view.server.history import Rows
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -232,7 +232,7 @@ def test_numbers_are_written_as_in_the_report(tmp_path: Path, open_page: Callabl
 RANKS, STEPS, PIECE = 1024, 10_000, 1500
 
 
-class Large(Feed):
+class Large(PageFeed):
     """1,024 ranks × 10,000 steps, without the four gigabytes of lines that they would be on disk."""
 
     def rows(self, since: int, epoch: str) -> bytes:

@@ -10,7 +10,7 @@ from ringside.monitor.summary import summarise
 from ringside.monitor.verdict import Verdict
 from ringside.text import ms, sparkline
 from ringside.text import short_size as size
-from ringside.view.run.live import Following
+from ringside.view.run.live import RunFollower
 from ringside.view.terminal import closing, picture, status_line, verdict_line
 
 FLOATS = st.lists(st.floats(-1e6, 1e6), max_size=300)
@@ -62,7 +62,7 @@ def verdict(**changes):
 
 
 def following(ranks=2, slow=1):
-    run = Following()
+    run = RunFollower()
     run.start(info(ranks))
     run.feed(records(ranks, 20), [{"kind": "stage", "stage": "training", "of": 100}])
     run.feed(records(ranks, 10, first=20, slow=slow), [{"kind": "verdict", "verdict": verdict(ranks=[slow])}])
@@ -103,7 +103,7 @@ def test_the_price_grows_with_every_step_after_the_verdict():
 
 
 def test_a_run_that_has_not_begun_and_one_that_compares():
-    run = Following()
+    run = RunFollower()
     assert lines(picture(run, "demo", 0.0))
     assert "starting" in status_line(run, 3.0)
     run = following()
@@ -114,7 +114,7 @@ def test_a_run_that_has_not_begun_and_one_that_compares():
 
 
 def test_torn_steps_unknown_events_and_damaged_verdicts_are_passed_over():
-    run = Following()
+    run = RunFollower()
     run.start(info(3))
     some = [record for record in records(3, 6) if record.rank != 2 or record.step % 2]
     assert run.feed(some, [{"kind": "verdict", "verdict": {"kind": "?"}}, {"kind": "verdict"}, {"kind": "new"}]) == []

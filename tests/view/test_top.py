@@ -17,7 +17,7 @@ from tests.recorded_runs import own_times, slow_run, write_run
 from ringside.errors import RingsideError
 from ringside.view.run.live import RankNow
 from ringside.view.tui.console import in_ascii, printable, speaks_utf8
-from ringside.view.tui.rank_table import SORTS, Order, Sparks, arrange, fit_columns, heading, matches, row
+from ringside.view.tui.rank_table import SORTS, SortOrder, Sparks, arrange, fit_columns, heading, matches, row
 from ringside.view.tui.source import Local, Snapshot, look
 from ringside.view.tui.text import all_verdicts, as_json, first_line, once_lines, rank_detail, verdict_block
 
@@ -55,7 +55,7 @@ def plain(lines: object) -> str:
 )
 def test_order_puts_what_is_not_known_last(sort: str, reverse: bool, expected: list[int]) -> None:
     ranks = [rank(0, 0.2), rank(1, 0.3), rank(2, 0.1), rank(3, math.nan)]
-    assert [one.rank for one in arrange(ranks, Order(sort, reverse))] == expected
+    assert [one.rank for one in arrange(ranks, SortOrder(sort, reverse))] == expected
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_everything_fits_whatever_the_size(width: int, height: int, verdict: boo
     columns = fit_columns(snapshot, width)
     assert all(len(row(one, columns, "▁" * 80)) <= width for one in snapshot.ranks)
     for sort in SORTS:
-        assert len(heading(columns, Order(sort)).rstrip()) <= max(width, 1)
+        assert len(heading(columns, SortOrder(sort)).rstrip()) <= max(width, 1)
     for text in (rank_detail(snapshot, 2, width), all_verdicts(snapshot, width)):
         assert text.plain
 
@@ -199,7 +199,7 @@ def test_nothing_that_a_terminal_acts_upon_gets_through(tmp_path: Path) -> None:
     (path / "run.json").write_text(json.dumps(info))
     snapshot = look(Local(path), 2)
     texts = [
-        *once_lines(snapshot, Order(), 120), first_line(snapshot, 80, remarks=[HOSTILE]).plain,
+        *once_lines(snapshot, SortOrder(), 120), first_line(snapshot, 80, remarks=[HOSTILE]).plain,
         *plain(rank_detail(snapshot, 2, 80)).split("\n"), *plain(all_verdicts(snapshot, 80)).split("\n"),
         *plain(verdict_block(replace(snapshot, trouble=HOSTILE), 80, 9)).split("\n"),
     ]  # fmt: skip
@@ -282,7 +282,7 @@ def test_hostile_events_leave_the_ranks_on_the_screen(tmp_path: Path, event: str
     snapshot = look(source)
     assert [one.rank for one in snapshot.ranks] == [0, 1, 2, 3]
     assert math.isfinite(snapshot.ranks[2].own_seconds)
-    assert list(once_lines(snapshot, Order(), 80))
+    assert list(once_lines(snapshot, SortOrder(), 80))
 
 
 def test_records_of_a_rank_come_from_the_end_of_a_large_file(tmp_path: Path) -> None:
@@ -296,6 +296,6 @@ def test_records_of_a_rank_come_from_the_end_of_a_large_file(tmp_path: Path) -> 
 
 def test_json_knows_no_nan(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", own_times(3, 1))
-    content = json.loads(json.dumps(as_json(look(Local(path)), Order()), allow_nan=False))
+    content = json.loads(json.dumps(as_json(look(Local(path)), SortOrder()), allow_nan=False))
     assert content["ranks"][0]["excess_ratio"] is None
     assert content["ranks"][0]["own_seconds"] == pytest.approx(0.1, rel=0.2)

@@ -16,7 +16,7 @@ pytest.importorskip("textual", reason="textual is not installed here")
 from textual import events
 
 from ringside.view.tui.app import Page, TopApp
-from ringside.view.tui.rank_table import Order, RankTable
+from ringside.view.tui.rank_table import RankTable, SortOrder
 from ringside.view.tui.source import Local
 
 VERDICT = {
@@ -95,7 +95,7 @@ def test_sorting_and_turning_round(run: Path) -> None:
             await pilot.press("r")
             assert shown_ranks(app) == list(range(7, -1, -1))
             await pilot.press("S", "S", "S")
-            assert app.order == Order("wait")
+            assert app.order == SortOrder("wait")
             assert shown_ranks(app)[-1] == 5  # who holds the others up waits least
             await pilot.press("s", "s", "s", "s", "s")
             assert app.order.sort == "wait"
@@ -105,7 +105,7 @@ def test_sorting_and_turning_round(run: Path) -> None:
 
 def test_filter_while_it_is_typed_and_taken_back(run: Path) -> None:
     async def play(_: Any) -> None:
-        app = app_on(run, order=Order("rank"))
+        app = app_on(run, order=SortOrder("rank"))
         async with app.run_test(size=(80, 24)) as pilot:
             await settled(app, pilot)
             await pilot.press("slash", *"host-1")
@@ -129,7 +129,7 @@ def test_filter_while_it_is_typed_and_taken_back(run: Path) -> None:
 
 def test_keys_typed_ahead_go_into_the_filter(run: Path) -> None:
     async def play(_: Any) -> None:
-        app = app_on(run, order=Order("rank"))
+        app = app_on(run, order=SortOrder("rank"))
         async with app.run_test(size=(80, 24)) as pilot:
             await settled(app, pilot)
             assert app._driver is not None
@@ -195,7 +195,7 @@ def test_the_cursor_stays_on_its_rank_and_the_list_scrolls(tmp_path: Path) -> No
     path = write_run(tmp_path / "run", own_times(40, 100))
 
     async def play(_: Any) -> None:
-        app = app_on(path, order=Order("rank"))
+        app = app_on(path, order=SortOrder("rank"))
         async with app.run_test(size=(80, 24)) as pilot:
             await settled(app, pilot)
             table = app.query_one(RankTable)
@@ -373,7 +373,7 @@ def test_no_colour(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_only_lines_that_changed_are_drawn_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def play(_: Any) -> None:
-        app = app_on(run, order=Order("rank"))
+        app = app_on(run, order=SortOrder("rank"))
         async with app.run_test(size=(80, 24)) as pilot:
             await settled(app, pilot)
             table, drawn = app.query_one(RankTable), []

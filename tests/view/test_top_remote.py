@@ -16,9 +16,9 @@ from tests.recorded_runs import slow_run
 from tests.support.waiting import until
 
 from ringside.errors import RingsideError, UsageError
-from ringside.view.server.feed import Feed
+from ringside.view.server.feed import PageFeed
 from ringside.view.tui import remote as top_remote
-from ringside.view.tui.rank_table import Order, Sparks
+from ringside.view.tui.rank_table import SortOrder, Sparks
 from ringside.view.tui.remote import Remote
 from ringside.view.tui.source import Local, look
 from ringside.view.tui.text import once_lines, rank_detail, verdict_block
@@ -70,14 +70,14 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def feed(run: Path) -> Iterator[Feed]:
-    feed = Feed(run, poll_s=0.01)
+def feed(run: Path) -> Iterator[PageFeed]:
+    feed = PageFeed(run, poll_s=0.01)
     until(lambda: b"slow_rank" in feed.state()[1] and bool(json.loads(feed.rows(0, ""))["rows"]))
     yield feed
     feed.close()
 
 
-def as_served(feed: Feed) -> Callable[[str, dict[str, str]], Answer]:
+def as_served(feed: PageFeed) -> Callable[[str, dict[str, str]], Answer]:
     def answer(path: str, headers: dict[str, str]) -> Answer:
         parts = urlsplit(path)
         asked = {name: values[0] for name, values in parse_qs(parts.query).items()}
@@ -91,7 +91,7 @@ def as_served(feed: Feed) -> Callable[[str, dict[str, str]], Answer]:
     return answer
 
 
-def test_a_run_looks_the_same_from_afar(run: Path, feed: Feed, serve: Callable[..., str]) -> None:
+def test_a_run_looks_the_same_from_afar(run: Path, feed: PageFeed, serve: Callable[..., str]) -> None:
     far, near = look(Remote(serve(as_served(feed))), 2), look(Local(run), 2)
     assert far.trouble == ""
     assert [(one.rank, one.host, one.step, one.verdicts) for one in far.ranks] == [
@@ -109,7 +109,7 @@ def test_a_run_looks_the_same_from_afar(run: Path, feed: Feed, serve: Callable[.
     assert "over its last 120 steps" in rank_detail(far, 2, 80).plain
 
 
-def test_only_what_is_new_is_asked_for(run: Path, feed: Feed, serve: Callable[..., str]) -> None:
+def test_only_what_is_new_is_asked_for(run: Path, feed: PageFeed, serve: Callable[..., str]) -> None:
     asked: list[str] = []
     served = as_served(feed)
 
@@ -135,7 +135,7 @@ def test_only_what_is_new_is_asked_for(run: Path, feed: Feed, serve: Callable[..
     assert "since=0" not in " ".join(asked)
 
 
-def test_a_run_that_begins_between_two_requests_is_seen_whole(feed: Feed, serve: Callable[..., str]) -> None:
+def test_a_run_that_begins_between_two_requests_is_seen_whole(feed: PageFeed, serve: Callable[..., str]) -> None:
     told = [b'{"ranks": 0, "step": -1}']
     served = as_served(feed)
     remote = Remote(serve(lambda path, headers: (200, told.pop()) if told and "now" in path else served(path, headers)))
@@ -144,7 +144,7 @@ def test_a_run_that_begins_between_two_requests_is_seen_whole(feed: Feed, serve:
     assert (len(snapshot.ranks), len(snapshot.steps)) == (4, 120)
 
 
-def test_the_token_goes_with_the_request_and_not_into_the_picture(feed: Feed, serve: Callable[..., str]) -> None:
+def test_the_token_goes_with_the_request_and_not_into_the_picture(feed: PageFeed, serve: Callable[..., str]) -> None:
     def answer(path: str, headers: dict[str, str]) -> Answer:
         return as_served(feed)(path, headers) if headers.get("Authorization") == "Bearer s3cret" else (401, b"")
 
@@ -154,7 +154,7 @@ def test_the_token_goes_with_the_request_and_not_into_the_picture(feed: Feed, se
     for remote in (Remote(f"{address}/?token=s3cret"), Remote(address, "s3cret")):
         snapshot = look(remote)
         assert (snapshot.trouble, len(snapshot.ranks)) == ("", 4)
-        assert "s3cret" not in remote.where + "".join(once_lines(snapshot, Order(), 200))
+        assert "s3cret" not in remote.where + "".join(once_lines(snapshot, SortOrder(), 200))
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_rows_and_figures_that_do_not_fit_are_left_out(serve: Callable[..., str]
     assert [(one.rank, one.host) for one in snapshot.ranks] == [(0, ""), (1, ""), (2, "")]
     assert snapshot.ranks[0].own_seconds == 1.0
     assert not len(snapshot.steps)
-    assert list(once_lines(snapshot, Order(), 80))
+    assert list(once_lines(snapshot, SortOrder(), 80))
 
 
 def test_an_answer_without_end_is_given_up(serve: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def test_an_answer_without_end_is_given_up(serve: Callable[..., str], monkeypatc
         Remote(serve(lambda path, headers: (200, b" " * 3_000_000))).poll()
 
 
-def test_nobody_there_is_told_and_what_was_seen_stays(feed: Feed, serve: Callable[..., str]) -> None:
+def test_nobody_there_is_told_and_what_was_seen_stays(feed: PageFeed, serve: Callable[..., str]) -> None:
     alive = [True]
     served = as_served(feed)
     remote = Remote(serve(lambda path, headers: served(path, headers) if alive else (503, b"")))

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from ringside.bench.messages import Begin, Done, Failed, Hello, Message, Reader
-from ringside.bench.plan import Plan
+from ringside.bench.messages import Begin, Done, Failed, Message, MessageReader, WorkerHello
+from ringside.bench.plan import BenchPlan
 from ringside.bench.worker import PLAN, die_with_parent
 from ringside.errors import RingsideError
 
@@ -27,7 +27,7 @@ Observer = Callable[[int, Message], None]
 Reports = list[list[Message]]
 
 
-def run_ranks(plan: Plan, observe: Observer = lambda rank, message: None) -> Reports:
+def run_ranks(plan: BenchPlan, observe: Observer = lambda rank, message: None) -> Reports:
     """Run a plan to its end and return the messages of each rank.
 
     Args:
@@ -40,7 +40,7 @@ def run_ranks(plan: Plan, observe: Observer = lambda rank, message: None) -> Rep
     with tempfile.TemporaryDirectory(prefix="ringside-bench-") as name:
         directory = Path(name)
         (directory / PLAN).write_bytes(msgspec.json.encode(plan))
-        readers = [Reader(directory, rank) for rank in range(plan.ranks)]
+        readers = [MessageReader(directory, rank) for rank in range(plan.ranks)]
         reports: Reports = [[] for _ in readers]
         processes: list[subprocess.Popen[bytes]] = []
         try:
@@ -57,7 +57,7 @@ def run_ranks(plan: Plan, observe: Observer = lambda rank, message: None) -> Rep
         return reports
 
 
-def commands(plan: Plan, directory: Path) -> list[tuple[list[str], Mapping[str, str]]]:
+def commands(plan: BenchPlan, directory: Path) -> list[tuple[list[str], Mapping[str, str]]]:
     """Return the processes to start, as (command, variables): one mpirun if MPI takes part, else one per rank."""
     worker = [sys.executable, "-m", "ringside.bench.worker", str(directory)]
     if "mpi" not in plan.peers:
@@ -81,7 +81,7 @@ def start(command: list[str], environment: Mapping[str, str], log: int) -> subpr
 
 
 def follow(
-    processes: list[subprocess.Popen[bytes]], readers: list[Reader], reports: Reports, observe: Observer
+    processes: list[subprocess.Popen[bytes]], readers: list[MessageReader], reports: Reports, observe: Observer
 ) -> None:
     """Read messages until every process ended, or one failed and the others had time to say what they saw."""
     deadline = float("inf")
@@ -144,7 +144,7 @@ def _during(report: list[Message]) -> str:
     begun = [message.what for message in report if isinstance(message, Begin)]
     if begun:
         return f"while measuring {begun[-1]}"
-    return "while joining the others" if any(isinstance(m, Hello) for m in report) else "before it started"
+    return "while joining the others" if any(isinstance(m, WorkerHello) for m in report) else "before it started"
 
 
 def _signal_name(number: int) -> str:

@@ -8,7 +8,7 @@ from typing import IO
 import msgspec
 
 
-class Hello(msgspec.Struct, frozen=True, tag=True):
+class WorkerHello(msgspec.Struct, frozen=True, tag=True):
     """The rank runs, as process `pid`."""
 
     pid: int
@@ -73,8 +73,8 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """The rank finished."""
 
 
-Message = Hello | Skipped | Begin | Limit | Sample | Failed | Done
-_decoder = msgspec.json.Decoder(type=Hello | Skipped | Begin | Limit | Sample | Failed | Done)
+Message = WorkerHello | Skipped | Begin | Limit | Sample | Failed | Done
+_decoder = msgspec.json.Decoder(type=WorkerHello | Skipped | Begin | Limit | Sample | Failed | Done)
 
 
 def report_path(directory: Path, rank: int) -> Path:
@@ -97,7 +97,7 @@ class Writer:
         self._file.close()
 
 
-class Reader:
+class MessageReader:
     """Follows a rank's file while it grows."""
 
     def __init__(self, directory: Path, rank: int) -> None:

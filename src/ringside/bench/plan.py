@@ -30,7 +30,7 @@ _ALIGN = 64
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
-class Plan(msgspec.Struct, frozen=True):
+class BenchPlan(msgspec.Struct, frozen=True):
     """One run of the benchmark; written by the parent, read by every rank.
 
     Args:

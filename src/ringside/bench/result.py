@@ -12,13 +12,13 @@ from statistics import median
 from typing import Any
 
 from ringside.bench.messages import Limit, Message, Sample, Skipped
-from ringside.bench.plan import ITEM_BYTES, ROTATION, Plan, format_size
+from ringside.bench.plan import ITEM_BYTES, ROTATION, BenchPlan, format_size
 
 SCHEMA = 1
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One engine on one size, over all ranks.
 
     Args:
@@ -49,7 +49,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Result:
+class BenchResult:
     """A whole run.
 
     Args:
@@ -60,9 +60,9 @@ class Result:
         skipped: Peers that did not take part, with the reason.
     """
 
-    plan: Plan
+    plan: BenchPlan
     cores: int
-    rows: tuple[Row, ...]
+    rows: tuple[BenchRow, ...]
     limit: float
     skipped: tuple[Skipped, ...] = ()
 
@@ -71,12 +71,12 @@ class Result:
         """Wrong elements, all rows together."""
         return sum(row.wrong for row in self.rows)
 
-    def peer_row(self, row: Row, peer: str) -> Row | None:
+    def peer_row(self, row: BenchRow, peer: str) -> BenchRow | None:
         """Return a peer's row of the same size and cache state."""
         key = (peer, row.sample.size_bytes, row.sample.cache)
         return next((r for r in self.rows if (r.sample.engine, r.sample.size_bytes, r.sample.cache) == key), None)
 
-    def ratio(self, row: Row, peer: str) -> float | None:
+    def ratio(self, row: BenchRow, peer: str) -> float | None:
         """Return the peer's time over this row's, or None where the peer was not measured."""
         other = self.peer_row(row, peer)
         return None if other is None else other.time_s / row.time_s
@@ -94,7 +94,7 @@ class Result:
             "rows": [self._row_json(row) for row in self.rows],
         }
 
-    def _row_json(self, row: Row) -> dict[str, Any]:
+    def _row_json(self, row: BenchRow) -> dict[str, Any]:
         sample, ratios = row.sample, {peer: self.ratio(row, peer) for peer in self.plan.peers}
         return {
             "size_bytes": sample.size_bytes,
@@ -118,23 +118,25 @@ class Result:
         }
 
 
-def merge(plan: Plan, cores: int, reports: Sequence[Sequence[Message]], skipped: Sequence[Skipped] = ()) -> Result:
+def merge(
+    plan: BenchPlan, cores: int, reports: Sequence[Sequence[Message]], skipped: Sequence[Skipped] = ()
+) -> BenchResult:
     """Merge what the ranks reported; `skipped` are peers that were not even tried."""
     limit = _limit(reports)
     samples = [[m for m in report if isinstance(m, Sample)] for report in reports]
     rows = [_row(plan, list(of_ranks), limit) for of_ranks in zip(*samples, strict=True)]
     refused = [m for m in reports[0] if isinstance(m, Skipped)]
-    return Result(plan, cores, tuple(rows), limit, (*skipped, *refused))
+    return BenchResult(plan, cores, tuple(rows), limit, (*skipped, *refused))
 
 
-def _row(plan: Plan, of_ranks: list[Sample], limit: float) -> Row:
+def _row(plan: BenchPlan, of_ranks: list[Sample], limit: float) -> BenchRow:
     first = of_ranks[0]
     rounds = tuple(max(times) for times in zip(*(sample.seconds for sample in of_ranks), strict=True))
-    row = Row(first, rounds, sum(sample.wrong for sample in of_ranks))
+    row = BenchRow(first, rounds, sum(sample.wrong for sample in of_ranks))
     if first.cache != "any" or first.tensor != "symmetric" or first.algorithm not in ("auto", "direct"):
         return row
     traffic = 2 * plan.ranks * first.size_bytes  # every rank's tensor is read once and written once
-    return Row(first, rounds, row.wrong, traffic / row.time_s / limit)
+    return BenchRow(first, rounds, row.wrong, traffic / row.time_s / limit)
 
 
 def _limit(reports: Sequence[Sequence[Message]]) -> float:
@@ -155,13 +157,13 @@ _LANDMARKS = (4, 1 << 10, 1 << 20, 64 << 20, 256 << 20)
 WIDE = 100  # columns from which type, redop and root are repeated in every row
 
 
-def render(result: Result, width: int = 80) -> str:
+def render(result: BenchResult, width: int = 80) -> str:
     """Return the whole report, lines of at most `width` columns (80 at least)."""
     parts = [*verdict(result), "", *ratios(result), "", *rows(result, width), "", *notes(result)]
     return "\n".join(parts)
 
 
-def verdict(result: Result) -> list[str]:
+def verdict(result: BenchResult) -> list[str]:
     """Return the lines that say it in one breath: wrong results first, then how we stand."""
     plan = result.plan
     lines = [f"{plan.ranks} ranks on {result.cores} cores, {plan.dtype} {plan.op}, in place"]
@@ -174,7 +176,7 @@ def verdict(result: Result) -> list[str]:
     return lines + [f"  {format_size(row.sample.size_bytes):>6}: {_breath(result, row)}" for row in marks]
 
 
-def ratios(result: Result) -> list[str]:
+def ratios(result: BenchResult) -> list[str]:
     """Return the table of ratios, symmetric beside private."""
     peers = [peer for peer in result.plan.peers if any(r.sample.engine == peer for r in result.rows)]
     heads = [f"{'':>6} {'':>5}  {'symmetric':<{11 + 10 * len(peers)}}        {'private':<8}".rstrip()]
@@ -194,7 +196,7 @@ def ratios(result: Result) -> list[str]:
     return heads + lines
 
 
-def rows(result: Result, width: int = 80) -> list[str]:
+def rows(result: BenchResult, width: int = 80) -> list[str]:
     """Return nccl-tests' table, one row per size, engine, tensor and cache state."""
     wide = width >= WIDE
     labels = [_label(row) for row in result.rows]
@@ -215,7 +217,7 @@ def rows(result: Result, width: int = 80) -> list[str]:
     return lines
 
 
-def notes(result: Result) -> list[str]:
+def notes(result: BenchResult) -> list[str]:
     """Return what a reader needs to know about the numbers."""
     cache = format_size(result.plan.cache_bytes)
     lines = [
@@ -232,11 +234,11 @@ def notes(result: Result) -> list[str]:
     return lines + [f"{NAMES[skip.peer]} skipped: {skip.reason}" for skip in result.skipped]
 
 
-def _is_first_of_ours(result: Result, row: Row) -> bool:
+def _is_first_of_ours(result: BenchResult, row: BenchRow) -> bool:
     return row.sample.engine == "ringside" and row.sample.algorithm == result.plan.algorithms[0]
 
 
-def _breath(result: Result, row: Row) -> str:
+def _breath(result: BenchResult, row: BenchRow) -> str:
     told = [(peer, result.ratio(row, peer)) for peer in result.plan.peers]
     words = [f"{_short_number(ratio)}x {NAMES[peer]}" for peer, ratio in told if ratio is not None]
     figure = f"{row.time_s * 1e6:.2f} us" if row.time_s < 1e-3 else f"{row.time_s * 1e3:.1f} ms"
@@ -245,19 +247,19 @@ def _breath(result: Result, row: Row) -> str:
     return ", ".join([figure, *words])
 
 
-def _describe(row: Row) -> str:
+def _describe(row: BenchRow) -> str:
     s = row.sample
     return f"{_label(row)}, {format_size(s.size_bytes)}, {s.cache}: {row.wrong} elements"
 
 
-def _label(row: Row) -> str:
+def _label(row: BenchRow) -> str:
     s = row.sample
     if s.engine != "ringside":
         return s.engine
     return f"ringside {_SHORT[s.tensor]}" + ("" if s.algorithm == "auto" else f" {s.algorithm}")
 
 
-def _times(result: Result, row: Row, peers: Sequence[str]) -> str:
+def _times(result: BenchResult, row: BenchRow, peers: Sequence[str]) -> str:
     return "".join(f" {_cell(result.ratio(row, peer)):>10}" for peer in peers)
 
 
@@ -269,7 +271,7 @@ def _short_number(x: float) -> str:
     return f"{x:.0f}" if x >= 99.5 else f"{x:.1f}" if x >= 9.95 else f"{x:.2f}"
 
 
-def _us(row: Row) -> str:
+def _us(row: BenchRow) -> str:
     us = row.time_s * 1e6
     return f"{us:>10.2f}" if us < 1e5 else f"{us:>10.0f}"
 

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside import _core
-from ringside.bench.messages import Begin, Done, Failed, Hello, Limit, Sample, Skipped, Writer
+from ringside.bench.messages import Begin, Done, Failed, Limit, Sample, Skipped, WorkerHello, Writer
 from ringside.bench.peers.contender import Contender, ours
-from ringside.bench.plan import Plan, format_size, storage_dtype, stride_of
-from ringside.engine import Communicator
+from ringside.bench.plan import BenchPlan, format_size, storage_dtype, stride_of
+from ringside.engine import HostCommunicator
 from ringside.errors import SyncError
 
 # -------------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class _Turns:
         )
 
 
-class Meter:
+class BenchMeter:
     """Measures cases (size × cache state) on this rank; every rank must ask for the same ones.
 
     Args:
@@ -147,7 +147,7 @@ class Meter:
         sweep: What is read and written before a cold turn, so that the caches hold nothing else.
     """
 
-    def __init__(self, comm: Communicator, plan: Plan, contenders: Sequence[Contender]) -> None:
+    def __init__(self, comm: HostCommunicator, plan: BenchPlan, contenders: Sequence[Contender]) -> None:
         self._comm, self._plan, self._contenders = comm, plan, contenders
         self._pools = {"symmetric": comm.empty(plan.pool_bytes, np.uint8), "private": aligned(plan.pool_bytes)}
         self.sweep = aligned(plan.limit_bytes)
@@ -244,10 +244,10 @@ _PR_SET_PDEATHSIG = 1
 def main(directory: Path) -> None:
     """Run this rank to its end; a failure is reported and ends the process at once."""
     die_with_parent()
-    plan = msgspec.json.decode((directory / PLAN).read_bytes(), type=Plan)
+    plan = msgspec.json.decode((directory / PLAN).read_bytes(), type=BenchPlan)
     rank = rank_of_environment()
     writer = Writer(directory, rank)
-    writer.send(Hello(os.getpid()))
+    writer.send(WorkerHello(os.getpid()))
     try:
         run(plan, rank, directory, writer)
     except Exception as error:
@@ -259,11 +259,11 @@ def main(directory: Path) -> None:
     writer.close()
 
 
-def run(plan: Plan, rank: int, directory: Path, writer: Writer) -> None:
+def run(plan: BenchPlan, rank: int, directory: Path, writer: Writer) -> None:
     """Measure everything in the plan."""
-    with Communicator(plan.key, rank, plan.ranks) as comm:
+    with HostCommunicator(plan.key, rank, plan.ranks) as comm:
         peers = [peer for name in plan.peers if (peer := open_peer(name, plan, rank, directory, writer))]
-        meter = Meter(comm, plan, [*ours(comm, plan.dtype, plan.op, plan.algorithms), *peers])
+        meter = BenchMeter(comm, plan, [*ours(comm, plan.dtype, plan.op, plan.algorithms), *peers])
         gc.disable()
         writer.send(Begin("the streaming limit", 0.0))
         writer.send(meter.limit())
@@ -278,7 +278,7 @@ def run(plan: Plan, rank: int, directory: Path, writer: Writer) -> None:
             peer.close()
 
 
-def open_peer(name: str, plan: Plan, rank: int, directory: Path, writer: Writer) -> Contender | None:
+def open_peer(name: str, plan: BenchPlan, rank: int, directory: Path, writer: Writer) -> Contender | None:
     """Open a peer and try it on one element; report why it cannot do this dtype and reduction."""
     opened: dict[str, Callable[[], Contender]] = {
         "gloo": lambda: open_gloo(plan, rank, directory),
@@ -294,14 +294,14 @@ def open_peer(name: str, plan: Plan, rank: int, directory: Path, writer: Writer)
     return peer
 
 
-def open_gloo(plan: Plan, rank: int, directory: Path) -> Contender:
+def open_gloo(plan: BenchPlan, rank: int, directory: Path) -> Contender:
     """Open Gloo, which loads torch only now."""
     from ringside.bench.peers import gloo
 
     return gloo.open_gloo(rank, plan.ranks, plan.dtype, plan.op, directory)
 
 
-def open_mpi(plan: Plan) -> Contender:
+def open_mpi(plan: BenchPlan) -> Contender:
     """Open MPI, which loads mpi4py only now."""
     from ringside.bench.peers import mpi
 

@@ -37,8 +37,8 @@ from ringside import _core
 from ringside.bench import launch, peers, plan
 from ringside.bench import result as table
 from ringside.bench.messages import Begin, Message, Skipped
-from ringside.bench.plan import Plan
-from ringside.bench.result import Result, merge
+from ringside.bench.plan import BenchPlan
+from ringside.bench.result import BenchResult, merge
 from ringside.engine.dtypes import OPS, dtype_code, is_allowed, op_code
 from ringside.engine.settings import cache_bytes, usable_cores
 from ringside.errors import UnsupportedError, UsageError
@@ -82,14 +82,14 @@ def run(args: argparse.Namespace) -> int:
     return 1 if result.wrong else 0
 
 
-def make_plan(args: argparse.Namespace) -> tuple[Plan, list[Skipped]]:
+def make_plan(args: argparse.Namespace) -> tuple[BenchPlan, list[Skipped]]:
     """Return what the arguments ask for and the peers that cannot run here; `UsageError` for what cannot be."""
     dtype, op = plan.dtype_named(args.dtype), args.op
     if not is_allowed(dtype_code(plan.storage_dtype(dtype)) if dtype != "bfloat16" else 3, op_code(op)):
         raise UnsupportedError(f"{op} of {dtype} is not defined: bitwise reductions need integers")
     named = _listed(args.peers, plan.PEERS, "peer")
     reasons = {peer: peers.why_not(peer) for peer in named}
-    asked = Plan(
+    asked = BenchPlan(
         key=f"bench/{uuid.uuid4()}",
         ranks=_ranks(args.ranks),
         sizes_bytes=plan.whole_items(_sizes(args), dtype),
@@ -140,14 +140,14 @@ def _at_least(number: int, option: str) -> int:
     return number
 
 
-def _check_memory(asked: Plan) -> None:
+def _check_memory(asked: BenchPlan) -> None:
     free = plan.free_memory_bytes()
     if asked.needed_bytes > free:
         need, have = plan.format_size(asked.needed_bytes), plan.format_size(free)
         raise UsageError(f"these sizes on {asked.ranks} ranks take {need}, and {have} are free: lower -e or --sizes")
 
 
-def _print(result: Result, as_json: bool) -> None:
+def _print(result: BenchResult, as_json: bool) -> None:
     if as_json:
         json.dump(result.to_json(), sys.stdout, indent=2)
         print()
@@ -158,7 +158,7 @@ def _print(result: Result, as_json: bool) -> None:
 class _Progress:
     """What happens now, on stderr: one line that is overwritten on a terminal, a line now and then elsewhere."""
 
-    def __init__(self, asked: Plan) -> None:
+    def __init__(self, asked: BenchPlan) -> None:
         self._what = f"{asked.ranks} ranks, " + (" against ".join(["ours", *asked.peers]))
         self._live = sys.stderr.isatty()
         self._since = self._last = time.monotonic()

@@ -27,7 +27,7 @@ from ringside.errors import UsageError
 from ringside.monitor.run.directory import finite
 from ringside.monitor.verdict import headline
 from ringside.text import duration, share
-from ringside.view.run.comparison import WARM_UP_STEPS, Change, Comparison, compare
+from ringside.view.run.comparison import WARM_UP_STEPS, RunChange, RunComparison, compare
 from ringside.view.run.recorded import Run
 from ringside.view.tui.console import SafeConsole
 
@@ -76,7 +76,7 @@ def parse_share(text: str) -> float:
     return value
 
 
-def print_comparison(found: Comparison, limit: float | None, failed: bool, console: Console) -> None:
+def print_comparison(found: RunComparison, limit: float | None, failed: bool, console: Console) -> None:
     """Print what was found, the answer first; it fits 80 columns."""
     console.print(Text(_answer(found.step), style="bold red" if failed else "bold"))
     if limit is not None:
@@ -89,14 +89,14 @@ def print_comparison(found: Comparison, limit: float | None, failed: bool, conso
         console.print(Text(f"Note: {remark}.", style="dim"))
 
 
-def _answer(step: Change) -> str:
+def _answer(step: RunChange) -> str:
     interval = f"95 % interval {share(step.low)} to {share(step.high)}"
     if not step.is_certain:
         return f"No difference beyond chance: a step takes {share(step.ratio)} ({interval})."
     return f"B is {'slower' if step.ratio > 0 else 'faster'}: a step takes {share(step.ratio)} ({interval})."
 
 
-def _table(changes: list[Change]) -> Table:
+def _table(changes: list[RunChange]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("per step", no_wrap=True)
     for name in ("A", "B", "change", "95 % interval"):

@@ -54,7 +54,7 @@ from ringside.files import append_to_file
 from ringside.launch.follow import Show, choose_directory, conclude, environment, follow
 from ringside.launch.torchrun import Launch, stop_requests
 from ringside.monitor.verdict import Verdict
-from ringside.view.run.live import Finding, Following
+from ringside.view.run.live import RunFollower, ShownFinding
 from ringside.view.terminal import closing, open_console, picture, status_line, verdict_line
 
 HELP = "train a small GPT here, slow a rank down, and see it named"
@@ -119,7 +119,7 @@ def _ending_hangs(launch: Launch, fault: Fault | None, show: Show) -> Show:
     """Return `show` that also ends the job a little after a hang that was asked for was named."""
     named: list[float] = []
 
-    def look(run: Following, found: list[Finding]) -> None:
+    def look(run: RunFollower, found: list[ShownFinding]) -> None:
         show(run, found)
         if isinstance(fault, Hang | Stop) and any(f.verdict.kind == "hang" for f in found):
             named.append(time.monotonic())
@@ -184,7 +184,7 @@ class _Show:
     """The live picture on a terminal; lines every few seconds elsewhere."""
 
     def __init__(self, console: Console) -> None:
-        self.run = Following()
+        self.run = RunFollower()
         self._console = console
         self._began = time.monotonic()
         self._last_line = -LINE_EVERY_S
@@ -199,7 +199,7 @@ class _Show:
         if self._live is not None:
             self._live.stop()
 
-    def __call__(self, run: Following, found: list[Finding]) -> None:
+    def __call__(self, run: RunFollower, found: list[ShownFinding]) -> None:
         self.run = run
         elapsed = time.monotonic() - self._began
         if self._live is not None:

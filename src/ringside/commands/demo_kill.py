@@ -35,7 +35,7 @@ LINE_EVERY_S = 5.0
 
 
 @dataclass
-class Story:
+class KillStory:
     """What the workers have said so far.
 
     Args:
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--kill takes at least 2 ranks (--nproc-per-node) and {2 * SETTLED} steps (--steps)")
     sources(args.corpus)
     seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
-    story = Story(ranks, victim=random.Random(seed).randrange(ranks))
+    story = KillStory(ranks, victim=random.Random(seed).randrange(ranks))
     console = open_console(stderr=True)
     environ = {**os.environ, "OMP_NUM_THREADS": str(max(usable_cores() // ranks, 1))}
     with stop_requests() as stop:
@@ -128,7 +128,7 @@ def _torchrun(args: argparse.Namespace, ranks: int, seed: int) -> list[str]:
     return [*launcher, "-m", "ringside.survive", "-m", "ringside.demo.survive", *given]
 
 
-def _follow(launch: Launch, story: Story, console: Console, stop: StopRequest) -> int:
+def _follow(launch: Launch, story: KillStory, console: Console, stop: StopRequest) -> int:
     live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
     last_line = -LINE_EVERY_S
     status: int | None = None
@@ -152,7 +152,7 @@ def _follow(launch: Launch, story: Story, console: Console, stop: StopRequest) -
     return status
 
 
-def _kill_when_settled(story: Story) -> None:
+def _kill_when_settled(story: KillStory) -> None:
     if story.killed_at or not story.step or story.step["step"] < SETTLED or story.victim not in story.pids:
         return
     process = hold(story.pids[story.victim])
@@ -164,7 +164,7 @@ def _kill_when_settled(story: Story) -> None:
     process.close()
 
 
-def _conclude(story: Story, console: Console, args: argparse.Namespace) -> int:
+def _conclude(story: KillStory, console: Console, args: argparse.Namespace) -> int:
     end = next(iter(story.ends.values()))
     digests = {said["digest"] for said in story.ends.values()}
     lost, twice = (max(said[name] for said in story.ends.values()) for name in ("lost", "twice"))

@@ -34,7 +34,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 from ringside.errors import UsageError
-from ringside.lab import Lab, Place, RunResult, parse_delay, parse_rate
+from ringside.lab import Lab, RankPlacement, RunResult, parse_delay, parse_rate
 from ringside.lab.wiring import WIRINGS
 from ringside.text import short_size as size
 
@@ -110,7 +110,7 @@ class _Prefixed:
     def __init__(self, all_to_stderr: bool) -> None:
         self._stdout = sys.stderr if all_to_stderr else sys.stdout
 
-    def __call__(self, place: Place, stream: str, line: str) -> None:
+    def __call__(self, place: RankPlacement, stream: str, line: str) -> None:
         out = self._stdout if stream == "stdout" else sys.stderr
         print(f"[rank {place.rank} host {place.host}] {line}", file=out, flush=True)
 

@@ -39,14 +39,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringside.engine.cost.network import TOPOLOGY_SCHEMA, Floats
-from ringside.engine.probe.links import SlowLink, slowest_of_ring
+from ringside.engine.probe.links import MeasuredSlowLink, slowest_of_ring
 from ringside.errors import RingsideError, UsageError
 from ringside.files import write_user_file
 from ringside.processes import die_with_parent
 from ringside.text import ms
 
 if TYPE_CHECKING:
-    from ringside.pytorch.job_probe import Outcome
+    from ringside.pytorch.job_probe import ProbeOutcome
 
 HELP = "time the links between hosts; name the slow or broken one"
 
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if outcome.fine else 1
 
 
-def probe_job(**asked: Any) -> Outcome:
+def probe_job(**asked: Any) -> ProbeOutcome:
     """Probe the job that this process is a rank of; `RingsideError` where there is no torch."""
     try:
         from ringside.pytorch import job_probe
@@ -135,7 +135,7 @@ def _start_ranks(args: argparse.Namespace) -> int:
 # ------------------------------------------------------------------------------------------------ what is said
 
 
-def _report(outcome: Outcome, args: argparse.Namespace) -> None:
+def _report(outcome: ProbeOutcome, args: argparse.Namespace) -> None:
     data = to_json(outcome)
     if args.output:
         try:
@@ -151,7 +151,7 @@ def _report(outcome: Outcome, args: argparse.Namespace) -> None:
         print("\n".join(["", *tables(outcome)]))
 
 
-def to_json(outcome: Outcome) -> dict[str, Any]:
+def to_json(outcome: ProbeOutcome) -> dict[str, Any]:
     """Return the outcome as plain data: a topology, and what is wrong with it."""
     probe = outcome.probe
     if probe is not None:
@@ -181,7 +181,7 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def verdict(outcome: Outcome) -> list[str]:
+def verdict(outcome: ProbeOutcome) -> list[str]:
     """Return what is to be known first, a line each."""
     names, probe = outcome.names, outcome.probe
     if outcome.missing:
@@ -203,12 +203,12 @@ def verdict(outcome: Outcome) -> list[str]:
     return [*lines, *_order_words(outcome, probe.rates, probe.better_order)]
 
 
-def _slow_words(link: SlowLink, names: Sequence[str]) -> str:
+def _slow_words(link: MeasuredSlowLink, names: Sequence[str]) -> str:
     which = f"slow link: {names[link.src]} > {names[link.dst]}" if link.dst >= 0 else f"slow host: {names[link.src]}"
     return f"{which} carries {link.bytes_per_s / 1e6:.3g} MB/s, others {link.usual / 1e6:.3g} MB/s"
 
 
-def _order_words(outcome: Outcome, rates: Floats, order: tuple[int, ...]) -> list[str]:
+def _order_words(outcome: ProbeOutcome, rates: Floats, order: tuple[int, ...]) -> list[str]:
     if not order:
         return []
     plain = tuple(range(len(order)))
@@ -219,7 +219,7 @@ def _order_words(outcome: Outcome, rates: Floats, order: tuple[int, ...]) -> lis
     return lines
 
 
-def tables(outcome: Outcome) -> list[str]:
+def tables(outcome: ProbeOutcome) -> list[str]:
     """Return the links, as a matrix where it fits into 80 columns, and the rings that were timed."""
     probe = outcome.probe
     assert probe is not None

@@ -34,7 +34,7 @@ from ringside.monitor.alerts.live import afterwards
 from ringside.monitor.alerts.settings import DIGEST_EVERY, METRICS_PORT, ON_VERDICT, AlertSettings, digest_steps
 from ringside.monitor.run.directory import RUN
 from ringside.monitor.verdict import Verdict, name_ranks
-from ringside.view.run.live import Finding, Following
+from ringside.view.run.live import RunFollower, ShownFinding
 from ringside.view.terminal import closing, open_console, verdict_line
 
 __all__ = ["FLAG", "kept", "run_surviving"]
@@ -152,7 +152,7 @@ def _processes() -> str:
     return "gpu" if Path("/dev/nvidia0").exists() else str(usable_cores())
 
 
-def _show(run: Following, found: list[Finding]) -> None:
+def _show(run: RunFollower, found: list[ShownFinding]) -> None:
     for finding in found:
         _say(f"● {verdict_line(finding)}")
 

@@ -31,9 +31,9 @@ from ringside.errors import RingsideError, UsageError
 from ringside.monitor.run.directory import RUN, runs_under
 from ringside.monitor.run.registry import running
 from ringside.view.tui.console import in_ascii, printable, speaks_utf8
-from ringside.view.tui.rank_table import SORTS, Order
+from ringside.view.tui.rank_table import SORTS, SortOrder
 from ringside.view.tui.remote import Remote
-from ringside.view.tui.source import Local, Snapshot, Source, look
+from ringside.view.tui.source import Local, RunSource, Snapshot, look
 from ringside.view.tui.text import as_json, once_lines
 
 HELP = "watch a running job from another shell, rank by rank"
@@ -60,7 +60,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Show a run until somebody quits, or once."""
     source, remark = choose(args.run)
-    order = Order(sort=args.sort, reverse=args.reverse, filter=args.filter)
+    order = SortOrder(sort=args.sort, reverse=args.reverse, filter=args.filter)
     if args.json or args.once or not can_draw(os.environ, sys.stdin, sys.stdout):
         if remark:
             print(in_ascii(remark), file=sys.stderr)
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     return _draw(source, order, remark)
 
 
-def choose(run: str | None) -> tuple[Source, str]:
+def choose(run: str | None) -> tuple[RunSource, str]:
     """Return the run to show, and a sentence on why this one where nobody said which.
 
     Raises:
@@ -101,7 +101,7 @@ def can_draw(environment: Mapping[str, str], stdin: TextIO, stdout: TextIO) -> b
     return stdin.isatty() and stdout.isatty() and environment.get("TERM", "dumb") not in ("dumb", "unknown", "")
 
 
-def print_once(source: Source, order: Order, stream: TextIO, *, as_data: bool) -> int:
+def print_once(source: RunSource, order: SortOrder, stream: TextIO, *, as_data: bool) -> int:
     """Print a run once.
 
     Raises:
@@ -120,7 +120,7 @@ def print_once(source: Source, order: Order, stream: TextIO, *, as_data: bool) -
     return 0
 
 
-def _look_until_it_is_known(source: Source) -> Snapshot:
+def _look_until_it_is_known(source: RunSource) -> Snapshot:
     """Whoever serves a run begins to read it when it is asked for the first time."""
     until = time.monotonic() + KNOWN_WITHIN_S
     while True:
@@ -130,7 +130,7 @@ def _look_until_it_is_known(source: Source) -> Snapshot:
         time.sleep(0.1)
 
 
-def _draw(source: Source, order: Order, remark: str) -> int:
+def _draw(source: RunSource, order: SortOrder, remark: str) -> int:
     try:
         from ringside.view.tui.app import TopApp
     except ImportError:

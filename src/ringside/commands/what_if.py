@@ -38,7 +38,7 @@ from ringside.predict.band import Band
 from ringside.predict.plan.options import AUTO, option
 from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.what_if.price import lawful
-from ringside.predict.what_if.what_if import Answer, Change, Step, played, what_if
+from ringside.predict.what_if.what_if import Answer, PredictedStep, StepChange, played, what_if
 from ringside.text import size_bytes
 from ringside.view.html.what_if import what_if_page
 from ringside.view.run.recorded import Run
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
 # ------------------------------------------------------------------------------------------------ what is asked
 
 
-def step_of(args: argparse.Namespace, change: Change) -> Step:
+def step_of(args: argparse.Namespace, change: StepChange) -> PredictedStep:
     """Return the step that is to change.
 
     Raises:
@@ -118,7 +118,7 @@ def _algorithm(args: argparse.Namespace) -> str:
     return name.lower().replace("-", "_")
 
 
-def _described(args: argparse.Namespace) -> Step:
+def _described(args: argparse.Namespace) -> PredictedStep:
     topology = hardware(args)
     size, _ = gradient_bytes(args)
     compute = args.compute_seconds
@@ -128,12 +128,12 @@ def _described(args: argparse.Namespace) -> Step:
         raise UsageError(f"--buckets {args.buckets}: at least 1")
     own = np.full((1, topology.ranks), compute or 0.0)
     count = args.buckets or max(-(-int(size) // DEFAULT_BUCKET), 1)
-    return Step(topology, size, own, count, _algorithm(args))
+    return PredictedStep(topology, size, own, count, _algorithm(args))
 
 
-def change_of(args: argparse.Namespace) -> Change:
+def change_of(args: argparse.Namespace) -> StepChange:
     """Return the change that the arguments describe; raise `UsageError` where there is none, or it cannot be read."""
-    change = Change(
+    change = StepChange(
         slower=dict(_each(args.slow_rank, _slower)),
         repaired=tuple(args.repair),
         slow_links=tuple(_each(args.slow_link, link_of)),
@@ -144,7 +144,7 @@ def change_of(args: argparse.Namespace) -> Change:
         hosts=args.to_hosts,
         algorithm=args.to_algorithm and args.to_algorithm.lower().replace("-", "_"),
     )
-    if change == Change():
+    if change == StepChange():
         raise UsageError("what if what? Say --slow-rank 3=12%, --slow-link 7:8=4, --lose-rail 0, --to-hosts 32, ...")
     return change
 
@@ -178,7 +178,7 @@ def _rate(args: argparse.Namespace, name: str) -> float | None:
 # ------------------------------------------------------------------------------------------------ what is said
 
 
-def to_json(answer: Answer, change: Change, after: Timeline | None, rates: Rates) -> dict[str, Any]:
+def to_json(answer: Answer, change: StepChange, after: Timeline | None, rates: Rates) -> dict[str, Any]:
     """Return the answer as plain data; the keys are those of the module's text."""
     step, hours = answer.after, answer.rank_hours_per_day
     return {

@@ -49,7 +49,7 @@ class Windows(torch.utils.data.Dataset[Tensor]):
         return torch.from_numpy(self._text[start : start + self._context + 1].astype("int64"))
 
 
-class End:
+class TrainingEnd:
     """When all ranks may stop: some steps after the membership is whole again.
 
     Args:
@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> None:
     dataset = Windows(Corpus(options.corpus, 0, 1, size.context), size.context)
     settings = {"batch": size.batch * ranks, "steps": options.steps, "seed": options.seed}
     with training(model, make_optimizer(model), dataset, loss=summed_loss, **settings) as t:
-        end, last = End(ranks, joined=t.joined), -1
+        end, last = TrainingEnd(ranks, joined=t.joined), -1
         say(event="up", joined=t.joined, pid=os.getpid())
         for step in t:
             last = step.number

@@ -56,7 +56,7 @@ class Unjudged(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-class Span(msgspec.Struct, frozen=True, kw_only=True):
+class TimeSpan(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of a lane.
 
     Args:
@@ -77,7 +77,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 
     title: str
     rank: int
-    spans: list[Span]
+    spans: list[TimeSpan]
     note: str = ""
 
 
@@ -91,7 +91,7 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
-class Hop(msgspec.Struct, frozen=True, kw_only=True):
+class EvidenceHop(msgspec.Struct, frozen=True, kw_only=True):
     """One hop of a drawn ring or tree: ranks of the communicator, how it travels, and what is wrong with it."""
 
     src: int
@@ -116,8 +116,8 @@ class Rings(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     nranks: int
     hosts: list[str] = []
-    rings: dict[int, list[Hop]] = {}
-    trees: dict[int, list[Hop]] = {}
+    rings: dict[int, list[EvidenceHop]] = {}
+    trees: dict[int, list[EvidenceHop]] = {}
     note: str = ""
 
 

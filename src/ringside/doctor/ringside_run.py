@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Source
 from ringside.doctor.files.streams import BUFFER_BYTES
-from ringside.doctor.findings import Findings, Lane, Note, Sheet, Span, Unjudged, merge
+from ringside.doctor.findings import Findings, Lane, Note, Sheet, TimeSpan, Unjudged, merge
 from ringside.doctor.kineto.straggler import LEAST_STEPS
 from ringside.doctor.replay.stragglers import answer, as_dict, step_recording
 from ringside.errors import RingsideError
 from ringside.monitor.job.questions import read_answers
 from ringside.monitor.run.directory import EVENTS, RUN, STEPS, SUMMARY, RunReader
-from ringside.monitor.run.table import Table, fill_waits, tabulate
+from ringside.monitor.run.table import StepTable, fill_waits, tabulate
 from ringside.monitor.summary import finish
 from ringside.monitor.verdict import Verdict
 from ringside.text import counted
@@ -38,7 +38,7 @@ TIMES = ("own_seconds", "exposed_seconds", "step_seconds")
 """What a replay needs of every rank."""
 
 
-def whole_steps(table: Table) -> tuple[Table, NDArray[np.bool_]]:
+def whole_steps(table: StepTable) -> tuple[StepTable, NDArray[np.bool_]]:
     """Return a run's records without the warm-up of long runs, and which of its steps all ranks recorded.
 
     Args:
@@ -52,7 +52,7 @@ def whole_steps(table: Table) -> tuple[Table, NDArray[np.bool_]]:
     return table, whole
 
 
-def what_if(folder: str, table: Table) -> tuple[dict[str, Any] | None, list[Unjudged]]:
+def what_if(folder: str, table: StepTable) -> tuple[dict[str, Any] | None, list[Unjudged]]:
     """Return what a run would have lost nothing of, and what of it could not be replayed.
 
     Args:
@@ -153,7 +153,9 @@ def _copy(source: Source, path: Path) -> None:
             file.write(block)
 
 
-def _findings(folder: str, files: dict[str, Source], summary: dict[str, Any], table: Table, *, ended: bool) -> Findings:
+def _findings(
+    folder: str, files: dict[str, Source], summary: dict[str, Any], table: StepTable, *, ended: bool
+) -> Findings:
     verdicts = [_verdict(content) for content in summary["verdicts"]]
     steps, ranks = summary["steps"], summary["world_size"]
     cut = "" if ended else "; it was cut off (its events have no end), what had been written is whole"
@@ -179,7 +181,7 @@ def _verdict(content: dict[str, Any]) -> Verdict:
     return msgspec.convert({**lenient, "evidence": evidence}, Verdict)
 
 
-def _lanes(folder: str, table: Table, culprits: set[int]) -> list[Lane]:
+def _lanes(folder: str, table: StepTable, culprits: set[int]) -> list[Lane]:
     """The last steps of every rank: own work, then the wait and the rest of the exposed synchronisation."""
     last = table.between(int(table.steps[max(len(table) - SHOWN_STEPS, 0)]))
     own, step, wait = last["own_seconds"], last["step_seconds"], fill_waits(last)
@@ -195,9 +197,9 @@ def _lanes(folder: str, table: Table, culprits: set[int]) -> list[Lane]:
                 waited = middle + float(np.nan_to_num(wait[row, rank]))
                 end = max(begin + float(np.nan_to_num(step[row, rank])), waited)
                 name = f"step {int(last.steps[row])}"
-                spans.append(Span(start_s=begin, end_s=middle, kind="compute", name=f"{name}: own work"))
-                spans.append(Span(start_s=middle, end_s=waited, kind="wait", name=f"{name}: wait"))
-                spans.append(Span(start_s=waited, end_s=end, kind="communication", name=f"{name}: synchronisation"))
+                spans.append(TimeSpan(start_s=begin, end_s=middle, kind="compute", name=f"{name}: own work"))
+                spans.append(TimeSpan(start_s=middle, end_s=waited, kind="wait", name=f"{name}: wait"))
+                spans.append(TimeSpan(start_s=waited, end_s=end, kind="communication", name=f"{name}: synchronisation"))
         note = "culprit" if rank in culprits else ""
         title = f"The last {counted(len(last), 'step')} of the run {folder}"
         lanes.append(Lane(title=title, rank=rank, spans=[s for s in spans if s.end_s > s.start_s], note=note))

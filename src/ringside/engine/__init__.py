@@ -8,15 +8,15 @@ from collections.abc import Mapping
 
 from ringside.engine.runtime.worker import Work
 from ringside.engine.settings import Settings
-from ringside.engine.shm.communicator import Communicator
+from ringside.engine.shm.communicator import HostCommunicator
 from ringside.errors import UnsupportedError, UsageError
 
-__all__ = ["Communicator", "Settings", "Work", "init"]
+__all__ = ["HostCommunicator", "Settings", "Work", "init"]
 
 _counter = itertools.count()
 
 
-def init(*, timeout_s: float | None = None, environ: Mapping[str, str] = os.environ) -> Communicator:
+def init(*, timeout_s: float | None = None, environ: Mapping[str, str] = os.environ) -> HostCommunicator:
     """Return a communicator over the ranks that torchrun (or anything that sets its variables) started.
 
     Reads RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Without RANK and WORLD_SIZE it is a world of
@@ -39,7 +39,7 @@ def init(*, timeout_s: float | None = None, environ: Mapping[str, str] = os.envi
         )
     parts = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     key = "/".join([*(environ.get(part, "") for part in parts), str(next(_counter))])
-    return Communicator(key, rank, size, Settings.of_environment(environ, timeout_s=timeout_s))
+    return HostCommunicator(key, rank, size, Settings.of_environment(environ, timeout_s=timeout_s))
 
 
 def _place(environ: Mapping[str, str]) -> tuple[int, int]:

@@ -14,7 +14,7 @@ NATIVE = "native"
 
 
 @dataclass(frozen=True)
-class Choice:
+class AlgorithmSpec:
     """How: an algorithm, and what it runs over.
 
     Written as `ring` (over all ranks, host borders ignored), `hosts/ring` (shared memory inside the hosts, the
@@ -42,7 +42,7 @@ class Choice:
 
     @staticmethod
     @functools.lru_cache(maxsize=1024)
-    def parse(text: str) -> Choice:
+    def parse(text: str) -> AlgorithmSpec:
         """Return the choice written as `text`; `UsageError` lists what exists."""
         over, slash, rest = text.rpartition("/")
         rest, _, order = rest.partition("@")
@@ -55,7 +55,7 @@ class Choice:
                 f"there is no algorithm {text!r}; there are {', '.join(sorted(known))}, each also as hosts/NAME and "
                 "leaders/NAME (shared memory inside a host)"
             )
-        return Choice(name, over or "ranks", max(int(segments or 1), 1), tuple(map(int, places)))
+        return AlgorithmSpec(name, over or "ranks", max(int(segments or 1), 1), tuple(map(int, places)))
 
     def schedule(self, vertices: int) -> Schedule:
         """Return the schedule that runs among `vertices` ranks or hosts."""
@@ -63,7 +63,7 @@ class Choice:
 
 
 @functools.lru_cache(maxsize=256)
-def _schedule(choice: Choice, vertices: int) -> Schedule:
+def _schedule(choice: AlgorithmSpec, vertices: int) -> Schedule:
     schedule = by_name(choice.algorithm, vertices)
     if choice.order:
         if sorted(choice.order) != list(range(vertices)):
@@ -85,12 +85,12 @@ _PROVED_RANKS = 16  # that a schedule is canonical is proved for up to so many r
 _HALVES = ("float16", "bfloat16")
 
 
-def canonical_choice(size_bytes: int, ranks: int) -> Choice:
+def canonical_choice(size_bytes: int, ranks: int) -> AlgorithmSpec:
     """Return how to reduce a tensor of that size reproducibly: one round for small ones, the fewest bytes else."""
-    return Choice("one_shot" if size_bytes * (ranks - 1) <= SMALL_BYTES * 8 else "direct")
+    return AlgorithmSpec("one_shot" if size_bytes * (ranks - 1) <= SMALL_BYTES * 8 else "direct")
 
 
-def refuse_other_orders(choice: Choice, ranks: int, dtype: int) -> None:
+def refuse_other_orders(choice: AlgorithmSpec, ranks: int, dtype: int) -> None:
     """Raise `UsageError` unless a choice gives the same bits as every other canonical one.
 
     Args:

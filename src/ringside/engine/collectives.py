@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ringside.engine.buffers import Flat, flatten, flatten_to_move, flatten_to_read, result_for
-from ringside.engine.request import Call, bounds_of_one, checked_bounds, checked_op, equal_bounds
-from ringside.engine.runtime.lifecycle import Lifetime
+from ringside.engine.request import CoreRequest, bounds_of_one, checked_bounds, checked_op, equal_bounds
+from ringside.engine.runtime.lifecycle import Closeable
 from ringside.engine.shm.memory import Storage
 from ringside.errors import UsageError
 
 
-class Collectives(Lifetime):
+class Collectives(Closeable):
     """Collectives of a group of ranks; every rank must call the same ones in the same order.
 
     Common to all of them: tensors are NumPy arrays or torch CPU tensors, of equal shape and dtype on all ranks; those
@@ -36,11 +36,11 @@ class Collectives(Lifetime):
     size: int
 
     @abstractmethod
-    def _perform(self, call: Call, result: Callable[[], Any], async_op: bool) -> Any:
+    def _perform(self, call: CoreRequest, result: Callable[[], Any], async_op: bool) -> Any:
         """Carry out a collective, here or in the background, and return what `result` gives."""
 
     @abstractmethod
-    def carry(self, call: Call, stamp_ns: int, background: bool, storage: Storage | None = None) -> None:
+    def carry(self, call: CoreRequest, stamp_ns: int, background: bool, storage: Storage | None = None) -> None:
         """Carry out a collective on the thread that calls, whatever is queued: for jobs given to `submit`."""
 
     # -------------------------------------------------------------------------------------------- new tensors
@@ -62,7 +62,7 @@ class Collectives(Lifetime):
         rows = self._rows(x)
         y, to = result_for(x, flat, (rows, *x.shape[1:]), out)
         bounds = equal_bounds(to.numel, self.size)
-        call = Call("reduce_scatter", flat, flat.numel, bounds, out=to.address, op=code, keeps=to)
+        call = CoreRequest("reduce_scatter", flat, flat.numel, bounds, out=to.address, op=code, keeps=to)
         return self._perform(call, lambda: y, async_op)
 
     def all_gather(self, x: Any, async_op: bool = False, *, out: Any = None) -> Any:
@@ -80,7 +80,7 @@ class Collectives(Lifetime):
         shape = tuple(x.shape) or (1,)
         y, to = result_for(x, flat, (self.size * shape[0], *shape[1:]), out)
         bounds = equal_bounds(flat.numel, self.size)
-        call = Call("all_gather", flat, to.numel, bounds, out=to.address, tag=tag, keeps=to)
+        call = CoreRequest("all_gather", flat, to.numel, bounds, out=to.address, tag=tag, keeps=to)
         return self._perform(call, lambda: y, async_op)
 
     def gather(self, x: Any, root: int = 0, async_op: bool = False, *, out: Any = None) -> Any:
@@ -102,7 +102,7 @@ class Collectives(Lifetime):
             y, to = result_for(x, flat, (self.size, *x.shape), out)
         bounds = equal_bounds(flat.numel, self.size)
         address = 0 if to is None else to.address
-        call = Call("gather", flat, bounds[-1], bounds, out=address, root=root, tag=tag, keeps=to)
+        call = CoreRequest("gather", flat, bounds[-1], bounds, out=address, root=root, tag=tag, keeps=to)
         return self._perform(call, lambda: y, async_op)
 
     def all_to_all(self, x: Any, async_op: bool = False, *, out: Any = None) -> Any:
@@ -120,7 +120,7 @@ class Collectives(Lifetime):
         flat, tag = flatten_to_move(x)
         y, to = result_for(x, flat, tuple(x.shape), out)
         bounds = equal_bounds(flat.numel // self.size, self.size)
-        call = Call("all_to_all", flat, flat.numel, bounds, out=to.address, tag=tag, keeps=to)
+        call = CoreRequest("all_to_all", flat, flat.numel, bounds, out=to.address, tag=tag, keeps=to)
         return self._perform(call, lambda: y, async_op)
 
     # -------------------------------------------------------------------------------------------- in place
@@ -139,7 +139,9 @@ class Collectives(Lifetime):
         self._check_root(root)
         flat, tag = flatten_to_move(x, writes=self.rank != root)
         bounds = bounds_of_one(root, self.size, flat.numel)
-        return self._perform(Call("broadcast", flat, flat.numel, bounds, root=root, tag=tag), lambda: x, async_op)
+        return self._perform(
+            CoreRequest("broadcast", flat, flat.numel, bounds, root=root, tag=tag), lambda: x, async_op
+        )
 
     def reduce(self, x: Any, root: int = 0, op: str = "sum", async_op: bool = False) -> Any:
         """Reduce a tensor over all ranks into that of one rank.
@@ -155,7 +157,7 @@ class Collectives(Lifetime):
         """
         self._check_root(root)
         flat = flatten(x) if self.rank == root else flatten_to_read(x)
-        call = Call("reduce", flat, flat.numel, op=checked_op(flat, op), root=root)
+        call = CoreRequest("reduce", flat, flat.numel, op=checked_op(flat, op), root=root)
         return self._perform(call, lambda: x, async_op)
 
     def scatter(self, out: Any, x: Any = None, root: int = 0, async_op: bool = False) -> Any:
@@ -184,7 +186,7 @@ class Collectives(Lifetime):
                 )
             flat = given._replace(shape=to.shape)
         bounds = equal_bounds(to.numel, self.size)
-        call = Call("scatter", flat, bounds[-1], bounds, out=to.address, root=root, tag=tag, keeps=to)
+        call = CoreRequest("scatter", flat, bounds[-1], bounds, out=to.address, root=root, tag=tag, keeps=to)
 
         def result() -> Any:
             to.write_back()
@@ -227,7 +229,7 @@ class Collectives(Lifetime):
         flat = flatten(x)
         code = checked_op(flat, op, scaled=own_scale or scale != 1.0)
         bounds = checked_bounds(bounds, self.size, flat.numel)
-        call = Call("reduce_scatter_", flat, flat.numel, bounds, op=code, scale=scale, own_scale=own_scale)
+        call = CoreRequest("reduce_scatter_", flat, flat.numel, bounds, op=code, scale=scale, own_scale=own_scale)
         return self._perform(call, lambda: x, async_op)
 
     def all_gather_(self, x: Any, bounds: Sequence[int], async_op: bool = False) -> Any:
@@ -246,7 +248,7 @@ class Collectives(Lifetime):
         """
         flat = flatten(x)
         bounds = checked_bounds(bounds, self.size, flat.numel)
-        return self._perform(Call("all_gather_", flat, flat.numel, bounds), lambda: x, async_op)
+        return self._perform(CoreRequest("all_gather_", flat, flat.numel, bounds), lambda: x, async_op)
 
     def reduce_scatter_storage_(
         self,
@@ -267,7 +269,7 @@ class Collectives(Lifetime):
             stamp_ns: When the tensor was ready, on the monotonic clock; 0: now.
         """
         bounds = checked_bounds(bounds, self.size, flat.numel)
-        call = Call("reduce_scatter_", flat, flat.numel, bounds, scale=scale, own_scale=own_scale)
+        call = CoreRequest("reduce_scatter_", flat, flat.numel, bounds, scale=scale, own_scale=own_scale)
         self.carry(call, stamp_ns, True, storage)
 
     def all_gather_storage_(
@@ -275,7 +277,7 @@ class Collectives(Lifetime):
     ) -> None:
         """`all_gather_` of a tensor in a shareable storage, on the thread that calls; see `reduce_scatter_storage_`."""
         bounds = checked_bounds(bounds, self.size, flat.numel)
-        self.carry(Call("all_gather_", flat, flat.numel, bounds), stamp_ns, True, storage)
+        self.carry(CoreRequest("all_gather_", flat, flat.numel, bounds), stamp_ns, True, storage)
 
     # -------------------------------------------------------------------------------------------- inside
 

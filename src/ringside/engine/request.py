@@ -30,7 +30,7 @@ KINDS = (
 _CODES = {name: code for code, name in enumerate(KINDS)}
 
 
-class Call(NamedTuple):
+class CoreRequest(NamedTuple):
     """One collective of one rank; what `_core`'s `collective` needs besides where the tensor is shared.
 
     Args:

@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from ringside.integrations.models import Holder, ddp_of
+from ringside.integrations.models import ModelHolder, ddp_of
 
 _log = logging.getLogger("ringside")
 
 
-class LightningHooks(Holder):
+class LightningHooks(ModelHolder):
     """Synchronises and watches what a Lightning `Trainer` fits by DDP, with its tokens or samples and its loss.
 
     On one process nothing happens; a model that is sharded (FSDP, DeepSpeed) is left alone, which is said once.
 
-    Arguments and `attachment` as of `Holder`.
+    Arguments and `attachment` as of `ModelHolder`.
     """
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:

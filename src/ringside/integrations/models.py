@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ringside import pytorch as sync
 from ringside.pytorch import Attachment
-from ringside.pytorch.isolation import Fuse
+from ringside.pytorch.isolation import Guard
 
 # -------------------------------------------------------------------------------------------------
 # How much work a batch is: tokens where it shows them, else samples.
@@ -68,7 +68,7 @@ class WorkCount:
     def __init__(self, attachment: Attachment) -> None:
         self._session = attachment.session
         self._step, self._sum = -1, 0
-        self.count = Fuse("counting the work of this rank's batches").guard(self._count)
+        self.count = Guard("counting the work of this rank's batches").guard(self._count)
 
     def _count(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         session = self._session
@@ -104,7 +104,7 @@ def wrapper_of(module: nn.Module) -> DistributedDataParallel | None:
     return around[-1] if around else None
 
 
-class Holder:
+class ModelHolder:
     """What callbacks of frameworks have in common: what the script asked for, and the hold on its model.
 
     Args:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from ringside.integrations import package
-from ringside.integrations.models import Holder, wrapper_of
+from ringside.integrations.models import ModelHolder, wrapper_of
 
 TrainerCallback: Any = package("transformers").TrainerCallback
 
 
-class RingsideCallback(Holder, TrainerCallback):  # type: ignore[misc]
+class RingsideCallback(ModelHolder, TrainerCallback):  # type: ignore[misc]
     """Synchronises and watches what a `transformers.Trainer` trains, with its tokens (or samples) and its loss.
 
     On one process nothing happens; a model that is sharded (FSDP, DeepSpeed) is left alone, which is said once.
 
-    Arguments and `attachment` as of `Holder`.
+    Arguments and `attachment` as of `ModelHolder`.
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

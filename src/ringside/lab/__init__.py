@@ -3,11 +3,11 @@
 from ringside.lab.iproute2 import parse_delay, parse_rate, payload_bytes_per_second
 from ringside.lab.lab import Lab
 from ringside.lab.namespaces import remove_leftovers
-from ringside.lab.processes import Place, RankResult, RunResult
+from ringside.lab.processes import RankPlacement, RankResult, RunResult
 
 __all__ = [
     "Lab",
-    "Place",
+    "RankPlacement",
     "RankResult",
     "RunResult",
     "parse_delay",

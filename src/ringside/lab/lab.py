@@ -16,8 +16,17 @@ from ringside.lab import network
 from ringside.lab.iproute2 import parse_delay, parse_rate
 from ringside.lab.namespaces import LabName, inside, remove, remove_leftovers, start_guard
 from ringside.lab.network import interface_bytes
-from ringside.lab.processes import Place, Ranks, RunResult, Sink, defaults, environment, places, ranks_on
-from ringside.lab.wiring import BRIDGE, SWITCH, WIRINGS, Link, address_of, node_of, switch_address
+from ringside.lab.processes import (
+    RankPlacement,
+    RankProcesses,
+    RunResult,
+    Sink,
+    defaults,
+    environment,
+    places,
+    ranks_on,
+)
+from ringside.lab.wiring import BRIDGE, SWITCH, WIRINGS, LabLink, address_of, node_of, switch_address
 
 _FIRST_PORT = 29500
 _T = TypeVar("_T")
@@ -63,8 +72,8 @@ class Lab:
         self.wiring = wiring
         self._plan = WIRINGS[wiring](hosts, self.delay_s)
         self.rate = None if rate is None else parse_rate(rate)
-        self._rates: dict[Link, float | None] = dict.fromkeys(self._plan.links, self.rate)
-        self._cut: set[Link] = set()
+        self._rates: dict[LabLink, float | None] = dict.fromkeys(self._plan.links, self.rate)
+        self._cut: set[LabLink] = set()
         self._ports = itertools.count(_FIRST_PORT)
         self._name: LabName | None = None
         self._delays: subprocess.Popen[str] | None = None
@@ -150,7 +159,7 @@ class Lab:
         _check_command(argv)
         port = next(self._ports)
         before = self._all_bytes()
-        with Ranks(sink) as ranks:
+        with RankProcesses(sink) as ranks:
             for place in places(self.ranks_per_host):
                 ranks.start(place, self._command(node_of(place.host), argv), self._environ(env, place, port))
             finished = ranks.wait(timeout_s, after_failure_s)
@@ -270,7 +279,7 @@ class Lab:
         if not self._plan.has_switch:
             raise UsageError(f"a {self.wiring} has no switch; use wiring='star'")
 
-    def _chosen(self, host: int | None, link: tuple[int, int] | None) -> list[Link]:
+    def _chosen(self, host: int | None, link: tuple[int, int] | None) -> list[LabLink]:
         if host is not None and link is not None:
             raise UsageError("name a host or a link, not both")
         if link is not None:
@@ -283,7 +292,9 @@ class Lab:
     def _all_bytes(self) -> list[tuple[int, int]]:
         return [self.interface_bytes(host) for host in range(self.hosts)]
 
-    def _environ(self, env: Mapping[str, str] | None, place: Place | None = None, port: int = 0) -> dict[str, str]:
+    def _environ(
+        self, env: Mapping[str, str] | None, place: RankPlacement | None = None, port: int = 0
+    ) -> dict[str, str]:
         given = {**os.environ, **(env or {})}
         own = {} if place is None else environment(place, self.ranks_per_host, port)
         return {**given, **defaults(given, sum(self.ranks_per_host)), **own, **(env or {})}

@@ -11,7 +11,7 @@ from pathlib import Path
 from ringside.lab.delay import start_delay
 from ringside.lab.iproute2 import MTU_BYTES, batch
 from ringside.lab.namespaces import LabName, inside
-from ringside.lab.wiring import BRIDGE, SWITCH, End, Link, Wiring, routes
+from ringside.lab.wiring import BRIDGE, SWITCH, LabLink, LinkEnd, Wiring, routes
 
 # -------------------------------------------------------------------------------------------------
 # A link's rate, as commands for `tc` and `ip`.
@@ -116,17 +116,17 @@ def build(lab: LabName, wiring: Wiring, rate: float | None) -> subprocess.Popen[
     return delays
 
 
-def shape(lab: LabName, rates: Mapping[Link, float | None]) -> None:
+def shape(lab: LabName, rates: Mapping[LabLink, float | None]) -> None:
     """Give links a rate in bit/s, or none, at both ends."""
     attached = {end: pieces(end.device, rate) for link, rate in rates.items() for end in link.ends}
     if any(end.node == SWITCH for end in attached):  # what a process at the switch hands down goes through the bridge
         slowest = min(rates.values(), key=lambda rate: math.inf if rate is None else rate)
-        attached[End(SWITCH, BRIDGE)] = pieces(BRIDGE, slowest)
+        attached[LinkEnd(SWITCH, BRIDGE)] = pieces(BRIDGE, slowest)
     _on_ends(lab, "ip", attached)
     _on_ends(lab, "tc", {end: limit(end.device, rate) for link, rate in rates.items() for end in link.ends})
 
 
-def cut(lab: LabName, links: list[Link]) -> None:
+def cut(lab: LabName, links: list[LabLink]) -> None:
     """Have links drop every frame at both ends."""
     _on_ends(lab, "tc", {end: drop_all(end.device) for link in links for end in link.ends})
 
@@ -153,7 +153,7 @@ def _switch_on(lab: LabName, wiring: Wiring) -> None:
         batch("ip", lines, lab.namespace(node))
 
 
-def _on_ends(lab: LabName, tool: str, commands: Mapping[End, Sequence[str]]) -> None:
+def _on_ends(lab: LabName, tool: str, commands: Mapping[LinkEnd, Sequence[str]]) -> None:
     by_node: dict[str, list[str]] = {}
     for end, mine in commands.items():
         by_node.setdefault(end.node, []).extend(mine)

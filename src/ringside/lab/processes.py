@@ -22,7 +22,7 @@ from ringside.processes import Process, descendants, hold
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlacement:
     """Where a rank runs.
 
     Args:
@@ -58,13 +58,13 @@ def ranks_on(hosts: int, ranks_per_host: int | Sequence[int]) -> tuple[int, ...]
     return sizes
 
 
-def places(sizes: Sequence[int]) -> list[Place]:
+def places(sizes: Sequence[int]) -> list[RankPlacement]:
     """Return where each rank runs: those of host 0 first, as torchrun numbers them."""
     spots = [(host, local) for host, size in enumerate(sizes) for local in range(size)]
-    return [Place(rank, host, local) for rank, (host, local) in enumerate(spots)]
+    return [RankPlacement(rank, host, local) for rank, (host, local) in enumerate(spots)]
 
 
-def environment(place: Place, sizes: Sequence[int], port: int) -> dict[str, str]:
+def environment(place: RankPlacement, sizes: Sequence[int], port: int) -> dict[str, str]:
     """Return the variables that tell a rank who it is.
 
     Args:
@@ -103,7 +103,7 @@ def defaults(given: Mapping[str, str], ranks: int) -> dict[str, str]:
 GRACE_S = 3.0
 """How long a process has between SIGTERM and SIGKILL."""
 
-Sink = Callable[[Place, str, str], None]
+Sink = Callable[[RankPlacement, str, str], None]
 """Takes (place, "stdout" or "stderr", line without its end), as soon as a rank has written the line."""
 
 
@@ -120,7 +120,7 @@ class RankResult:
         ended: Whether it did not end by itself but was ended by the lab, because time was up.
     """
 
-    place: Place
+    place: RankPlacement
     status: int
     stdout: str
     stderr: str
@@ -194,7 +194,7 @@ class RunResult:
         return self
 
 
-class Ranks:
+class RankProcesses:
     """Processes that run together; to be used in a `with` statement, which ends those that are left.
 
     Args:
@@ -207,14 +207,14 @@ class Ranks:
         self._all: list[_Rank] = []
         self._selector = selectors.DefaultSelector()
 
-    def __enter__(self) -> Ranks:
+    def __enter__(self) -> RankProcesses:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.end()
         self._selector.close()
 
-    def start(self, place: Place, command: Sequence[str], environ: Mapping[str, str]) -> None:
+    def start(self, place: RankPlacement, command: Sequence[str], environ: Mapping[str, str]) -> None:
         """Start a rank."""
         child = subprocess.Popen(
             command,
@@ -305,7 +305,7 @@ class Ranks:
 
 @dataclass
 class _Rank:
-    place: Place
+    place: RankPlacement
     child: subprocess.Popen[bytes]
     process: Process
     alive: bool = True

@@ -16,7 +16,7 @@ _SWITCH_ADDRESS = "10.77.0.254"
 
 
 @dataclass(frozen=True)
-class End:
+class LinkEnd:
     """One end of a link.
 
     Args:
@@ -29,7 +29,7 @@ class End:
 
 
 @dataclass(frozen=True)
-class Link:
+class LabLink:
     """A cable between two nodes.
 
     Args:
@@ -39,7 +39,7 @@ class Link:
     """
 
     hosts: tuple[int, ...]
-    ends: tuple[End, End]
+    ends: tuple[LinkEnd, LinkEnd]
     delay_s: float
 
 
@@ -56,7 +56,7 @@ class Wiring:
 
     hosts: int
     nodes: tuple[str, ...]
-    links: tuple[Link, ...]
+    links: tuple[LabLink, ...]
     setup: dict[str, tuple[str, ...]]
 
     @property
@@ -64,11 +64,11 @@ class Wiring:
         """Whether there is a switch."""
         return SWITCH in self.nodes
 
-    def links_of(self, host: int) -> list[Link]:
+    def links_of(self, host: int) -> list[LabLink]:
         """Return the links that end at a host."""
         return [link for link in self.links if host in link.hosts]
 
-    def link_between(self, a: int, b: int) -> Link:
+    def link_between(self, a: int, b: int) -> LabLink:
         """Return the link of a pair of hosts.
 
         Raises:
@@ -112,11 +112,11 @@ def star(hosts: int, delay_s: float) -> Wiring:
         hosts: How many.
         delay_s: From host to host, one way, seconds: half of it on each of the two links in between.
     """
-    ends = [(End(node_of(host), INTERFACE), End(SWITCH, f"port{host}")) for host in range(hosts)]
+    ends = [(LinkEnd(node_of(host), INTERFACE), LinkEnd(SWITCH, f"port{host}")) for host in range(hosts)]
     setup: dict[str, tuple[str, ...]] = {node_of(host): (_address(host, 24),) for host in range(hosts)}
     ports = (f"link set {port.device} master {BRIDGE}" for _, port in ends)
     setup[SWITCH] = (*_bridge(BRIDGE), f"addr add {_SWITCH_ADDRESS}/24 dev {BRIDGE}", *ports)
-    links = tuple(Link((host,), pair, delay_s / 2) for host, pair in enumerate(ends))
+    links = tuple(LabLink((host,), pair, delay_s / 2) for host, pair in enumerate(ends))
     return Wiring(hosts, tuple(setup), links, setup)
 
 
@@ -130,7 +130,7 @@ def mesh(hosts: int, delay_s: float) -> Wiring:
         delay_s: From host to host, one way, seconds.
     """
     links = tuple(
-        Link((a, b), (End(node_of(a), f"to{b}"), End(node_of(b), f"to{a}")), delay_s)
+        LabLink((a, b), (LinkEnd(node_of(a), f"to{b}"), LinkEnd(node_of(b), f"to{a}")), delay_s)
         for a in range(hosts)
         for b in range(a + 1, hosts)
     )
@@ -141,7 +141,7 @@ def mesh(hosts: int, delay_s: float) -> Wiring:
 WIRINGS = {"star": star, "mesh": mesh}
 
 
-def routes(link: Link) -> list[tuple[str, str]]:
+def routes(link: LabLink) -> list[tuple[str, str]]:
     """Return (node, command of `ip`) for the routes over a link of a mesh; a link to a switch needs none."""
     if len(link.hosts) == 1:
         return []

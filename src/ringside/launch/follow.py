@@ -23,7 +23,7 @@ from ringside.monitor.run.table import tabulate
 from ringside.monitor.summary import finish
 from ringside.monitor.verdict import Verdict
 from ringside.processes import Death
-from ringside.view.run.live import Finding, Following
+from ringside.view.run.live import RunFollower, ShownFinding
 
 POLL_S = 0.12
 ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -33,7 +33,7 @@ DEAD_ADVICE = (
 )
 
 _log = logging.getLogger(__name__)
-Show = Callable[[Following, list[Finding]], None]
+Show = Callable[[RunFollower, list[ShownFinding]], None]
 
 
 def choose_directory(asked: Path | None, prefix: str) -> tuple[Path, str]:
@@ -82,7 +82,7 @@ def follow(launch: Launch, path: Path, stop: StopRequest, show: Show) -> int:
         stop: Whether somebody asked to stop.
         show: Called several times a second with the run as it is and the verdicts that are new.
     """
-    run, tail = Following(), _Tail(path)
+    run, tail = RunFollower(), _Tail(path)
     status: int | None = None
     while status is None:
         status = launch.wait(POLL_S)
@@ -101,7 +101,7 @@ class _Tail:
         self._reader: RunReader | None = None
         self._failed = False
 
-    def read_into(self, run: Following) -> list[Finding]:
+    def read_into(self, run: RunFollower) -> list[ShownFinding]:
         if self._failed:
             return []
         try:

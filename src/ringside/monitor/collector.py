@@ -15,7 +15,7 @@ import numpy as np
 from ringside.monitor.links.sampler import LinkMap
 from ringside.monitor.run.directory import Event, RunWriter
 from ringside.monitor.run.records import StepRecord
-from ringside.monitor.slow_rank.detector import Finding
+from ringside.monitor.slow_rank.detector import VerdictEvent
 from ringside.monitor.slow_rank.watcher import recent_rows
 from ringside.monitor.verdict import Verdict
 from ringside.monitor.watcher import Row, Watcher
@@ -52,7 +52,7 @@ class RankState(NamedTuple):
     wait_seconds: float
 
 
-class Collector:
+class StepCollector:
     """Completes steps, watches them and writes them; memory is bounded by ranks, not by steps.
 
     It never raises because of what a record holds, and a listener that raises is dropped and logged.
@@ -153,7 +153,7 @@ class Collector:
 
     def _complete(self, done: list[StepRecord], *, everything: bool) -> list[Event]:
         """Complete every step that can be, oldest first, and write all of them in one batch."""
-        findings: list[Finding] = []
+        findings: list[VerdictEvent] = []
         while self._pending:
             step = min(self._pending)
             row = self._pending[step]
@@ -188,14 +188,14 @@ class Collector:
             if self._missed[rank] >= GIVEN_UP_STEPS:
                 self._absent.add(rank)
 
-    def _watch(self, step: int, row: Row) -> list[Finding]:
+    def _watch(self, step: int, row: Row) -> list[VerdictEvent]:
         self.newest, self.steps = step, self.steps + 1
         self._recent.append(row)
         findings = [finding for watcher in list(self._watchers) for finding in self._ask(watcher, step, row)]
         self._ended.extend(finding.verdict for finding in findings if finding.ended)
         return findings
 
-    def _ask(self, watcher: Watcher, step: int, row: Row) -> list[Finding]:
+    def _ask(self, watcher: Watcher, step: int, row: Row) -> list[VerdictEvent]:
         """Show a watcher a step; one that raises is dropped, as a job is worth more than a kind of verdict."""
         try:
             return watcher.update(step, row)
@@ -204,7 +204,7 @@ class Collector:
             _log.exception("A watcher of the monitor failed and was dropped; the run goes on.")
             return []
 
-    def _announce(self, finding: Finding) -> Event:
+    def _announce(self, finding: VerdictEvent) -> Event:
         kind = "repaired" if finding.ended else "verdict"
         return self._emit({"kind": kind, "step": self.newest, "verdict": msgspec.to_builtins(finding.verdict)})
 

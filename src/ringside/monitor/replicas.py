@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from ringside.monitor.hang.detector import Change
+from ringside.monitor.hang.detector import HangChange
 from ringside.monitor.verdict import Verdict, name_ranks
 
-__all__ = ["Check", "Replicas", "odd_ones"]
+__all__ = ["Check", "ReplicaCheck", "odd_ones"]
 
 ADVICE = (
     "What is trained from here on is wrong: stop, go back to a checkpoint from before step {since}, and look for what "
@@ -44,7 +44,7 @@ class Check(msgspec.Struct, frozen=True, array_like=True):
     at_s: float
 
 
-class Replicas:
+class ReplicaCheck:
     """Compares the replicas of one model, each disagreement told once.
 
     Args:
@@ -66,7 +66,7 @@ class Replicas:
         self._agreed: Check | None = None
         self._since_s: float | None = None
 
-    def judge(self, told: Mapping[int, Sequence[Check]], lists: Lists) -> list[Change]:
+    def judge(self, told: Mapping[int, Sequence[Check]], lists: Lists) -> list[HangChange]:
         """Compare every check that all ranks have told of since the last call, oldest first.
 
         Args:
@@ -78,7 +78,7 @@ class Replicas:
             for check in told.get(rank, ()):
                 by_number[check.number][rank] = check
         complete = [n for n in sorted(by_number) if n > self.judged and len(by_number[n]) == len(self.ranks)]
-        changes: list[Change] = []
+        changes: list[HangChange] = []
         for number in complete:
             self.judged = number
             changes += self._compare(by_number[number], [n for n in complete if n >= number], lists)
@@ -88,7 +88,7 @@ class Replicas:
         """Wait no longer for some ranks: they do not take part."""
         self.ranks = tuple(rank for rank in self.ranks if rank not in ranks)
 
-    def _compare(self, checks: Mapping[int, Check], numbers: Sequence[int], lists: Lists) -> list[Change]:
+    def _compare(self, checks: Mapping[int, Check], numbers: Sequence[int], lists: Lists) -> list[HangChange]:
         first = checks[self.ranks[0]]
         if len({check.digest for check in checks.values()}) == 1:
             return self._agree(first)
@@ -99,9 +99,9 @@ class Replicas:
             return []
         known = next((found for n in numbers if len(found := lists(n)) == len(self.ranks)), {})
         verdict = self.open[ranks] = self._verdict(first, ranks, decided, known)
-        return [Change("verdict", verdict)]
+        return [HangChange("verdict", verdict)]
 
-    def _agree(self, check: Check) -> list[Change]:
+    def _agree(self, check: Check) -> list[HangChange]:
         lasted_s = check.at_s - self._since_s if self._since_s is not None else 0.0
         over = [
             msgspec.structs.replace(
@@ -114,7 +114,7 @@ class Replicas:
         ]
         self._agreed, self._since_s = check, None
         self.open.clear()
-        return [Change("repaired", verdict) for verdict in over]
+        return [HangChange("repaired", verdict) for verdict in over]
 
     def _verdict(
         self, first: Check, ranks: tuple[int, ...], decided: bool, lists: Mapping[int, Sequence[int]]

@@ -22,7 +22,7 @@ from ringside.monitor.price import repair, spared_rank_seconds
 from ringside.monitor.run.algorithm_changes import Revised, revisions
 from ringside.monitor.run.directory import REPORT, SUMMARY, Event, RunReader, finite
 from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
-from ringside.monitor.run.table import Table, fill_waits, tabulate
+from ringside.monitor.run.table import StepTable, fill_waits, tabulate
 from ringside.monitor.slow_rank.detector import detect, rejudge
 from ringside.monitor.slow_rank.pauses import is_of_pauses, without_pauses
 from ringside.monitor.slow_rank.verdict import middle
@@ -50,7 +50,7 @@ RECKONED_WITH = (
 
 def summarise(
     run_info: RunInfo,
-    records: Iterable[StepRecord] | Table,
+    records: Iterable[StepRecord] | StepTable,
     verdicts: Sequence[Verdict],
     *,
     links: Sequence[LinkTotals] = (),
@@ -69,7 +69,7 @@ def summarise(
         memory: How many gradient buckets were shared and copied, and their bytes.
         extra: Parts to pass through (see `PASSED_THROUGH`); other keys are left out.
     """
-    table = records if isinstance(records, Table) else tabulate(records, run_info.world_size)
+    table = records if isinstance(records, StepTable) else tabulate(records, run_info.world_size)
     summary = {
         "schema": SCHEMA,
         "world_size": run_info.world_size,
@@ -118,7 +118,7 @@ def finish(run_dir: str | os.PathLike[str], *, extra: Mapping[str, Any] | None =
     return summary
 
 
-def assess(reader: RunReader, *, extra: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], Table]:
+def assess(reader: RunReader, *, extra: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], StepTable]:
     """Return what `finish` writes as `summary.json`, and the records as a table; nothing is written.
 
     Args:
@@ -144,12 +144,12 @@ def _written_stride(events: Sequence[Event]) -> int:
     return max((stride for stride in told if isinstance(stride, int) and 1 <= stride <= MOST_STRIDE), default=1)
 
 
-def _loss_anew(table: Table) -> dict[str, Any]:
+def _loss_anew(table: StepTable) -> dict[str, Any]:
     loss = _loss(table)
     return {"loss": loss} if loss else {}
 
 
-def _verdicts(events: Sequence[Event], table: Table) -> list[Verdict]:
+def _verdicts(events: Sequence[Event], table: StepTable) -> list[Verdict]:
     """The verdicts of the events, each in its last version, or the detector's where the run was cut before any."""
     recorded: dict[tuple[str, tuple[int, ...], int], Verdict] = {}
     for event in events:
@@ -162,7 +162,7 @@ def _verdicts(events: Sequence[Event], table: Table) -> list[Verdict]:
     return _with_cost_together([review(verdict, table) for verdict in verdicts], table)
 
 
-def _with_cost_together(verdicts: list[Verdict], table: Table) -> list[Verdict]:
+def _with_cost_together(verdicts: list[Verdict], table: StepTable) -> list[Verdict]:
     if len({verdict.ranks[0] for verdict in verdicts if verdict.kind in JUDGED_KINDS and verdict.ranks}) < 2:
         return verdicts
     together = cost_together(verdicts, table)
@@ -192,7 +192,7 @@ def _with_numbers(content: object) -> object:
     return {**content, **numbers, "evidence": evidence}
 
 
-def _in_steps(verdict: Verdict, table: Table) -> Verdict:
+def _in_steps(verdict: Verdict, table: StepTable) -> Verdict:
     """Turn row numbers of a table into training steps."""
     last = len(table) - 1
     evidence = dict(verdict.evidence)
@@ -202,7 +202,7 @@ def _in_steps(verdict: Verdict, table: Table) -> Verdict:
     return msgspec.structs.replace(verdict, since_step=since, detected_step=detected, evidence=evidence)
 
 
-def review(verdict: Verdict, table: Table) -> Verdict:
+def review(verdict: Verdict, table: StepTable) -> Verdict:
     """Return a verdict on a rank's own time judged, explained and priced again on all records of its episode.
 
     One on the whole job or on a link is only priced again. Verdicts of other kinds, and on ranks without records,
@@ -230,7 +230,7 @@ def _until(verdict: Verdict) -> int | None:
     return None if until is None else int(until)
 
 
-def cost_together(verdicts: Sequence[Verdict], table: Table) -> float:
+def cost_together(verdicts: Sequence[Verdict], table: StepTable) -> float:
     """Return what all slow ranks of a run cost together, in rank-seconds, over the steps since the first began.
 
     Each verdict's own price repairs that rank alone: of two equally slow ranks neither alone is worth much. A rank is
@@ -256,16 +256,16 @@ def _overlap(one: slice, other: slice) -> bool:
     return bool(max(one.start, other.start) < min(one.stop, other.stop))
 
 
-def _steps(table: Table) -> int:
+def _steps(table: StepTable) -> int:
     return 0 if not len(table) else int((table.steps[-1] - table.steps[0]) // table.stride + 1) * table.stride
 
 
-def _job(table: Table) -> Floats:
+def _job(table: StepTable) -> Floats:
     """Duration of each step of the job: the median over ranks (in synchronous training they agree)."""
     return row_medians(table["step_seconds"])
 
 
-def _ranks(run_info: RunInfo, table: Table) -> list[dict[str, Any]]:
+def _ranks(run_info: RunInfo, table: StepTable) -> list[dict[str, Any]]:
     own = [_middle_or_nan(table["own_seconds"][:, rank]) for rank in range(table.ranks)]
     excess = _excess(np.array(own)).tolist()
     waits = fill_waits(table)
@@ -295,7 +295,7 @@ def _excess(own: Floats) -> Floats:
     return excess
 
 
-def _sync(run_info: RunInfo, table: Table) -> dict[str, Any]:
+def _sync(run_info: RunInfo, table: StepTable) -> dict[str, Any]:
     return {
         "engine": run_info.engine,
         "algorithm": run_info.algorithm,
@@ -305,14 +305,14 @@ def _sync(run_info: RunInfo, table: Table) -> dict[str, Any]:
     }
 
 
-def _overhead(table: Table) -> dict[str, float]:
+def _overhead(table: StepTable) -> dict[str, float]:
     # The mean: comparing parameters takes its time in one step of a hundred.
     known = table["overhead_seconds"][np.isfinite(table["overhead_seconds"])]
     seconds, step = float(known.mean()) if known.size else 0.0, middle(table["step_seconds"])
     return {"seconds_per_step": seconds, "ratio": seconds / step if step > 0 else 0.0}
 
 
-def _loss(table: Table) -> dict[str, float] | None:
+def _loss(table: StepTable) -> dict[str, float] | None:
     """Mean loss of the first and the last few steps; None where the script gave none."""
     losses = table["loss"]
     known = np.flatnonzero(np.isfinite(losses).any(axis=1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ringside.monitor.run.records import StepRecord
-from ringside.monitor.slow_rank.detector import Finding
+from ringside.monitor.slow_rank.detector import VerdictEvent
 from ringside.monitor.verdict import Verdict
 
 Row = dict[int, StepRecord]
@@ -15,7 +15,7 @@ Row = dict[int, StepRecord]
 class Watcher(Protocol):
     """Looks out for some kinds of verdicts. Its memory does not grow with steps."""
 
-    def update(self, step: int, row: Row) -> list[Finding]:
+    def update(self, step: int, row: Row) -> list[VerdictEvent]:
         """Take in a completed step, in order; return the episodes that began or ended at it, mostly none.
 
         A verdict that ended has its final price, and `until_step` in its evidence.

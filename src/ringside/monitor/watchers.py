@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ringside.monitor.job.watcher import LASTING_S, CommunicationBound, InputBound, JobWatcher, SmallCollectives
 from ringside.monitor.links.watcher import LinkWatcher
-from ringside.monitor.slow_rank.watcher import OwnTimeWatcher
+from ringside.monitor.slow_rank.watcher import SlowRankWatcher
 from ringside.monitor.watcher import Watcher
 
 
@@ -23,7 +23,7 @@ def standard_watchers(ranks: int, hosts: Sequence[str] = (), *, lasting_s: float
     """
     links, small = LinkWatcher(ranks, hosts), SmallCollectives(lasting_s)
     bound = CommunicationBound(Explained(links, small), lasting_s)
-    return [OwnTimeWatcher(ranks), links, JobWatcher(ranks, [small, bound, InputBound(lasting_s)])]
+    return [SlowRankWatcher(ranks), links, JobWatcher(ranks, [small, bound, InputBound(lasting_s)])]
 
 
 @dataclass(frozen=True)

@@ -25,14 +25,14 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.engine.dtypes import ITEM_BYTES
-from ringside.engine.net.exchange.compression import Wire
+from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.plan import MessagePlan, plan_messages
-from ringside.engine.net.exchange.signature import OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16, Disagreement
-from ringside.engine.net.rank_map import Roster
+from ringside.engine.net.exchange.signature import OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16, SignatureMismatch
+from ringside.engine.net.rank_map import RankMap
 from ringside.engine.net.reduction import folder
-from ringside.engine.transports.base import Cause, LinkError
-from ringside.engine.transports.gloo import TorchPeerToPeer
+from ringside.engine.transports.base import LinkError, LinkFailure
+from ringside.engine.transports.gloo import GlooTransport
 from ringside.errors import RingsideError, UsageError
 from ringside.schedule import in_network
 
@@ -56,7 +56,7 @@ class SwitchPlan(msgspec.Struct):
     message_bytes: int
 
 
-def join_switch(store: Store, roster: Roster, message_bytes: int) -> Store:
+def join_switch(store: Store, roster: RankMap, message_bytes: int) -> Store:
     """Return the part of the store over which ranks and the reducer meet; rank 0 tells the reducer who there is.
 
     Raises:
@@ -100,7 +100,7 @@ def serve(store: Store, *, timeout_s: float = IDLE_S) -> int:
         LinkError: A rank died, or ranks called different things.
     """
     told, messages = meet_ranks(store)
-    transport = TorchPeerToPeer(messages, told.ranks, told.ranks + 1, timeout_s=timeout_s)
+    transport = GlooTransport(messages, told.ranks, told.ranks + 1, timeout_s=timeout_s)
     exchange = Exchange(transport, segment_bytes=told.message_bytes)
     plans = {
         plan.hash: (plan, members)
@@ -117,8 +117,8 @@ def serve(store: Store, *, timeout_s: float = IDLE_S) -> int:
         if error.cause.kind != "left":
             raise
         return done
-    except Disagreement:
-        transport.fail(Cause("disagreed", told.ranks))
+    except SignatureMismatch:
+        transport.fail(LinkFailure("disagreed", told.ranks))
         raise
     finally:  # a thread that is inside of torch when the interpreter ends would abort the process
         transport.close(patience_s=_LEAVING_S)
@@ -128,15 +128,21 @@ def _serve_one(exchange: Exchange, plans: dict[int, tuple[MessagePlan, list[int]
     """Wait for rank 0 to begin a collective and take part in it; it is in every one, as itself or as a leader."""
     hash_of_plan, call = exchange.peek(0)
     if hash_of_plan not in plans:
-        raise LinkError(Cause("disagreed", switch), "rank 0 runs a schedule that is not in_network")
+        raise LinkError(LinkFailure("disagreed", switch), "rank 0 runs a schedule that is not in_network")
     plan, members = plans[hash_of_plan]
     chunk = np.empty(call.elements * ITEM_BYTES[call.dtype], dtype=np.uint8)
     fold = folder(call.dtype, call.op)
     if call.flags & OWN_SCALE and call.flags & WHOLE_FOLD:
-        raise LinkError(Cause("disagreed", switch, "the reducer does not know the ranks' own weights"))
+        raise LinkError(LinkFailure("disagreed", switch, "the reducer does not know the ranks' own weights"))
     if call.flags & WHOLE_FOLD:
         fold = folder(call.dtype, call.op, scale=call.extra, divisor=switch)
-    wire = Wire("bfloat16") if call.flags & WIRE_BFLOAT16 else Wire("float16") if call.flags & WIRE_FLOAT16 else None
+    wire = (
+        WireCompression("bfloat16")
+        if call.flags & WIRE_BFLOAT16
+        else WireCompression("float16")
+        if call.flags & WIRE_FLOAT16
+        else None
+    )
     exchange.run(plan, [chunk], ITEM_BYTES[call.dtype], fold, call, members=[*members, switch], wire=wire)
 
 

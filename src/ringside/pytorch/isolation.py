@@ -9,7 +9,7 @@ from typing import Any
 _log = logging.getLogger("ringside")
 
 
-class Fuse:
+class Guard:
     """Runs the calls of one instrument until the first that raises.
 
     Args:

@@ -15,16 +15,16 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ringside.engine.algorithm import Choice
+from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.net.exchange.exchange import Exchange
-from ringside.engine.net.hierarchical import Across
-from ringside.engine.net.rank_map import Roster, make_roster, own_offer
-from ringside.engine.probe.links import SlowLink
+from ringside.engine.net.hierarchical import HierarchicalEngine
+from ringside.engine.net.rank_map import RankMap, make_rank_map, own_rank_info
+from ringside.engine.probe.links import MeasuredSlowLink
 from ringside.engine.probe.prober import QUICK, THOROUGH, Effort, Probe, Prober
-from ringside.engine.probe.reachability import Listener, own_address, unreachable
+from ringside.engine.probe.reachability import ProbeListener, own_address, unreachable
 from ringside.engine.transports.base import LinkError
-from ringside.engine.transports.gloo import TorchPeerToPeer
-from ringside.engine.transports.gloo_all_reduce import TorchNative
+from ringside.engine.transports.gloo import GlooTransport
+from ringside.engine.transports.gloo_all_reduce import GlooAllReduce
 from ringside.errors import UsageError
 
 RING_BYTES = 4 << 20
@@ -32,7 +32,7 @@ _LOOK_S = 0.02
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProbeOutcome:
     """What a probe of a job found, as this rank knows it.
 
     Args:
@@ -58,7 +58,7 @@ class Outcome:
     trouble: str = ""
 
     @property
-    def slow(self) -> list[SlowLink]:
+    def slow(self) -> list[MeasuredSlowLink]:
         """The slow links, slowest first."""
         return [] if self.probe is None else self.probe.slow
 
@@ -70,7 +70,7 @@ class Outcome:
 
 def probe_job(
     *, every_rank: bool = False, order: Sequence[int] = (), thorough: bool = True, patience_s: float = 10.0
-) -> Outcome:
+) -> ProbeOutcome:
     """Probe the links of the job that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe. All ranks call it.
 
     Args:
@@ -89,7 +89,9 @@ def probe_job(
         store = job_store(patience_s)
     except (RuntimeError, OSError, ValueError):
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        return Outcome(rank, size, trouble=f"{socket.gethostname()} (rank {rank}) does not reach rank 0 at {where}")
+        return ProbeOutcome(
+            rank, size, trouble=f"{socket.gethostname()} (rank {rank}) does not reach rank 0 at {where}"
+        )
     return _Job(store, rank, size, patience_s).probe(every_rank, tuple(order), THOROUGH if thorough else QUICK)
 
 
@@ -110,42 +112,42 @@ class _Job:
         self.store, self.rank, self.size, self.patience_s = store, rank, size, patience_s
         self.turn = itertools.count()
 
-    def probe(self, every_rank: bool, order: tuple[int, ...], effort: Effort) -> Outcome:
+    def probe(self, every_rank: bool, order: tuple[int, ...], effort: Effort) -> ProbeOutcome:
         """Find who is where and who reaches whom, then time the links."""
         toward = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        with Listener(own_address(*toward)) as listener:
-            offer = {"machine": own_offer({}).machine, "host": socket.gethostname(), "listens": listener.address}
+        with ProbeListener(own_address(*toward)) as listener:
+            offer = {"machine": own_rank_info({}).machine, "host": socket.gethostname(), "listens": listener.address}
             offers = self._shared(offer)
             missing = tuple(r for r in range(self.size) if r not in offers)
             if missing:
-                return Outcome(self.rank, self.size, missing=missing)
+                return ProbeOutcome(self.rank, self.size, missing=missing)
             roster, ranks = self._roster(offers, every_rank)
             if order and sorted(order) != list(range(len(roster.hosts))):
                 raise UsageError(f"--order names each of 0 to {len(roster.hosts) - 1} once, not {list(order)}")
-            known = Outcome(self.rank, self.size, roster.names, ranks)
+            known = ProbeOutcome(self.rank, self.size, roster.names, ranks)
             addresses = {r: tuple(offers[r]["listens"]) for r in offers}
             if broken := self._broken(roster, addresses):
                 return replace(known, broken=broken)
             return self._timed(known, roster, addresses, order, effort)
 
-    def _roster(self, offers: dict[int, Any], every_rank: bool) -> tuple[Roster, tuple[int, ...]]:
+    def _roster(self, offers: dict[int, Any], every_rank: bool) -> tuple[RankMap, tuple[int, ...]]:
         """Return the vertices as hosts of a roster, and the ranks of each."""
-        made = [own_offer({}, machine=offers[r]["machine"]) for r in range(self.size)]
-        hosts = make_roster(self.rank, [_named(one, offers[r]["host"]) for r, one in enumerate(made)])
+        made = [own_rank_info({}, machine=offers[r]["machine"]) for r in range(self.size)]
+        hosts = make_rank_map(self.rank, [_named(one, offers[r]["host"]) for r, one in enumerate(made)])
         if not every_rank and len(hosts.hosts) > 1:
             return hosts, tuple(map(len, hosts.hosts))
         names = tuple(f"{hosts.names[hosts.host_of(r)]}/rank{r}" for r in range(self.size))
         alone = tuple((r,) for r in range(self.size))
-        return Roster(self.rank, alone, names, names), (1,) * self.size
+        return RankMap(self.rank, alone, names, names), (1,) * self.size
 
     def _timed(
         self,
-        known: Outcome,
-        roster: Roster,
+        known: ProbeOutcome,
+        roster: RankMap,
         addresses: dict[int, tuple[str, int]],
         order: tuple[int, ...],
         effort: Effort,
-    ) -> Outcome:
+    ) -> ProbeOutcome:
         across = None
         try:
             across = self._open(roster)
@@ -161,23 +163,23 @@ class _Job:
             if across is not None:
                 across.close()
 
-    def _open(self, roster: Roster) -> Across:
+    def _open(self, roster: RankMap) -> HierarchicalEngine:
         """Connect everybody; shared memory plays no part."""
         limit_s = max(self.patience_s / 2, 4.0)  # for one message, and for all connections
-        transport = TorchPeerToPeer(
+        transport = GlooTransport(
             PrefixStore("messages", self.store), self.rank, self.size, timeout_s=limit_s, dead_after_s=3.0
         )
-        native = TorchNative(
+        native = GlooAllReduce(
             PrefixStore("native", self.store), self.rank, self.size, timeout_s=limit_s, has_lost=transport.has_lost
         )
-        return Across(roster, Exchange(transport), None, native, timeout_s=limit_s)
+        return HierarchicalEngine(roster, Exchange(transport), None, native, timeout_s=limit_s)
 
     def _ring_s(self, prober: Prober, order: tuple[int, ...]) -> float:
         """Return the median time of an all-reduce around a ring of the first rank of every host."""
-        choice = Choice("ring", "leaders", order=order)
+        choice = AlgorithmSpec("ring", "leaders", order=order)
         return sorted(prober.time_choice(choice, RING_BYTES, 5))[2]
 
-    def _broken(self, roster: Roster, addresses: dict[int, tuple[str, int]]) -> tuple[tuple[int, int], ...]:
+    def _broken(self, roster: RankMap, addresses: dict[int, tuple[str, int]]) -> tuple[tuple[int, int], ...]:
         """Return the pairs of vertices of which one does not reach the other; every rank tries its own."""
         limit_s = max(self.patience_s / 5, 0.5)
         leaders = [ranks[0] for ranks in roster.hosts]

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ringside.engine.shm.communicator import Communicator
+from ringside.engine.shm.communicator import HostCommunicator
 from ringside.engine.shm.memory import Storage
 
 _log = logging.getLogger("ringside")
@@ -55,14 +55,14 @@ def storage_of(tensor: torch.Tensor) -> Storage | None:
     return made[1] if made is not None and made[1].address == raw.data_ptr() else None
 
 
-class Buckets:
+class SharedStorages:
     """Which shared memory each bucket of one model lies in.
 
     Args:
         communicator: The ranks of this host; None for a rank alone on its host, which shares nothing.
     """
 
-    def __init__(self, communicator: Communicator | None) -> None:
+    def __init__(self, communicator: HostCommunicator | None) -> None:
         self._memory = communicator.memory if communicator is not None and communicator.size > 1 else None
         # As made, and as announced: with its owner, so that it is not freed before it is retired.
         self._held: dict[int, tuple[Storage, Storage]] = {}

@@ -19,7 +19,7 @@ from ringside.engine.net.rank_map import machine_id
 
 
 @dataclass(frozen=True)
-class Decision:
+class EngineDecision:
     """Who carries gradients, and why.
 
     Args:
@@ -100,7 +100,7 @@ class OwnTimeout:
         return None if last is None or last == dist.distributed_c10d.default_pg_timeout else last.total_seconds()
 
 
-def decide(group: dist.ProcessGroup, wish: str, objection: str) -> Decision:
+def decide(group: dist.ProcessGroup, wish: str, objection: str) -> EngineDecision:
     """Agree with all ranks of the group on the engine. A collective.
 
     Args:
@@ -115,7 +115,7 @@ def decide(group: dist.ProcessGroup, wish: str, objection: str) -> Decision:
     if rank == 0:
         offers = [msgspec.json.decode(store.get(f"offer/{r}"), type=_Offer) for r in range(size)]
         store.set("decision", msgspec.json.encode(_choose(offers, wish)).decode())
-    return msgspec.json.decode(store.get("decision"), type=Decision)
+    return msgspec.json.decode(store.get("decision"), type=EngineDecision)
 
 
 def first_problem(group: dist.ProcessGroup, problem: str) -> str:
@@ -126,11 +126,11 @@ def first_problem(group: dist.ProcessGroup, problem: str) -> str:
     return next((f"rank {r}: {text}" for r, text in enumerate(problems) if text), "")
 
 
-def _choose(offers: list[_Offer], wish: str) -> Decision:
+def _choose(offers: list[_Offer], wish: str) -> EngineDecision:
     if wish == "native":
-        return Decision("native", why="asked for")
+        return EngineDecision("native", why="asked for")
     for rank, offer in enumerate(offers):
         if offer.objection:
-            return Decision("native", why=f"rank {rank}: {offer.objection}")
+            return EngineDecision("native", why=f"rank {rank}: {offer.objection}")
     machines = {offer.host for offer in offers}
-    return Decision("ringside", key=str(uuid.uuid4()), hosts=len(machines))
+    return EngineDecision("ringside", key=str(uuid.uuid4()), hosts=len(machines))

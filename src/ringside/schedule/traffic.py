@@ -101,7 +101,7 @@ def traffic(schedule: Schedule) -> Traffic:
     """
     if schedule.rotational:
         return rotational_traffic(schedule, *all_representatives(schedule))
-    tally = Tally(schedule)
+    tally = TrafficTally(schedule)
     for k in range(schedule.rounds):
         step = schedule.round(k)
         tally.count(step.where(well_formed(schedule, step)))
@@ -116,7 +116,7 @@ def well_formed(schedule: Schedule, step: Round) -> NDArray[np.bool_]:
     return inside
 
 
-class Tally:
+class TrafficTally:
     """Counts the well-formed rounds of a schedule, one after the other."""
 
     def __init__(self, schedule: Schedule) -> None:

@@ -13,8 +13,8 @@ from ringside.pytorch.recording.parameter_digests import digest
 from ringside.survive.all_reduce.between_hosts import NetExchange
 from ringside.survive.all_reduce.one_host import HostExchange
 from ringside.survive.cluster.waiting import GaveUp, Superseded
-from ringside.survive.data.micro_batches import Kept
-from ringside.survive.job import Job
+from ringside.survive.data.micro_batches import KeptBatch
+from ringside.survive.job import SurviveJob
 from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
 
@@ -32,10 +32,10 @@ class Attempt:
         total: The private copy of the sums, uint8 [size_bytes].
     """
 
-    def __init__(self, job: Job, spent: MutableMapping[str, float]) -> None:
+    def __init__(self, job: SurviveJob, spent: MutableMapping[str, float]) -> None:
         self._job, self._spent = job, spent
         self.total: NDArray[np.uint8] = np.zeros(job.work.flat.size_bytes, dtype=np.uint8)
-        self._kept: list[Kept] = []
+        self._kept: list[KeptBatch] = []
         self._check_state = False
 
     def compute(self, compute: i.Compute, exchange: AnyExchange) -> e.Event:
@@ -43,18 +43,18 @@ class Attempt:
         job, step = self._job, compute.tag.step
         job.phases.step = step
         job.work.begin(step)
-        filled: list[Kept] = []
+        filled: list[KeptBatch] = []
         computed, began = 0, time.perf_counter()
         for slot, wanted in zip(exchange.slots, self._wanted(compute.micro_batches), strict=True):
             computed += job.work.fill(step, wanted, slot, self._kept)
-            filled.append(Kept(step, frozenset(wanted), slot))
+            filled.append(KeptBatch(step, frozenset(wanted), slot))
             job.phases.reached("compute")
         if computed:
             exchange.tell_own((time.perf_counter() - began) / computed)
         self._kept, self._check_state = filled, compute.check_state
         return e.WorkDone(compute.tag)
 
-    def add_up(self, wanted: i.Exchange, exchange: AnyExchange) -> e.Event | None:
+    def add_up(self, wanted: i.RunExchange, exchange: AnyExchange) -> e.Event | None:
         """Make the private copy of the sums over all members; None: it is not wanted any more."""
         try:
             exchange.run(wanted.tag.step, self.total)

@@ -8,12 +8,12 @@ from typing import Protocol
 from ringside.errors import MismatchError
 from ringside.survive.protocol.decision import Commit, Decided, Tag, decisions_key, decode_decided
 from ringside.survive.protocol.generation import decode_generation, generation_key
-from ringside.survive.protocol.settings import Settings
+from ringside.survive.protocol.settings import ProtocolSettings
 
 _DIGEST = 8
 
 
-class Digests:
+class SampleDigests:
     """Digests of the results that one process has applied: registers hold them of the newest of each generation only.
 
     Eight bytes a step.
@@ -34,7 +34,7 @@ class Digests:
         return digests[at : at + _DIGEST].hex() if at >= 0 else ""
 
 
-class Readable(Protocol):
+class ReadableState(Protocol):
     """Registers that are only read."""
 
     def read(self, key: str) -> bytes | None:
@@ -42,7 +42,7 @@ class Readable(Protocol):
 
 
 def committed(
-    registers: Readable, steps: int, settings: Settings, digests: Digests | None = None
+    registers: ReadableState, steps: int, settings: ProtocolSettings, digests: SampleDigests | None = None
 ) -> list[tuple[Tag, Commit]]:
     """Return the COMMITs that count for the steps before `steps`, by step.
 
@@ -78,7 +78,7 @@ def committed(
     return sorted(found, key=lambda each: each[0].step)
 
 
-def every_commit(registers: Readable, steps: int) -> list[tuple[Tag, Decided, Commit]]:
+def every_commit(registers: ReadableState, steps: int) -> list[tuple[Tag, Decided, Commit]]:
     """Return every step before `steps` that was committed, with its generation's record: by generation and step."""
     found: list[tuple[Tag, Decided, Commit]] = []
     incarnation = 1
@@ -93,7 +93,7 @@ def every_commit(registers: Readable, steps: int) -> list[tuple[Tag, Decided, Co
     return found
 
 
-def audit(registers: Readable, steps: int, *, resumed: bool = False) -> list[str]:
+def audit(registers: ReadableState, steps: int, *, resumed: bool = False) -> list[str]:
     """Return what is wrong with a job's decisions, in words.
 
     Args:

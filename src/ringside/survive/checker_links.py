@@ -16,10 +16,10 @@ from functools import cache
 from typing import NamedTuple
 
 from ringside.survive.all_reduce.ring_order import cut_off, way_around
-from ringside.survive.protocol.decision import Seat, Tag
+from ringside.survive.protocol.decision import MemberId, Tag
 from ringside.survive.protocol.generation import Generation, Link
 
-Waiting = Sequence[tuple[Tag, Seat, Generation, bool]]
+Waiting = Sequence[tuple[Tag, MemberId, Generation, bool]]
 """Whose exchange is under way: the attempt, who, its generation, and whether all members have come to it."""
 
 
@@ -34,13 +34,13 @@ class Links(NamedTuple):
 
     silent: tuple[Link, ...] = ()
     passed: frozenset[Tag] = frozenset()
-    starved: frozenset[tuple[Tag, Seat]] = frozenset()
+    starved: frozenset[tuple[Tag, MemberId]] = frozenset()
 
-    def carry(self, one: Seat, other: Seat) -> bool:
+    def carry(self, one: MemberId, other: MemberId) -> bool:
         """Tell whether there is a connection between two processes."""
         return link_of(one, other) not in self.silent
 
-    def give(self, tag: Tag, seat: Seat, generation: Generation) -> bool:
+    def give(self, tag: Tag, seat: MemberId, generation: Generation) -> bool:
         """Tell whether the exchange of an attempt that all have come to ends for a member."""
         if cut_off(generation) if generation.broken else ():
             return False
@@ -59,7 +59,7 @@ class Links(NamedTuple):
             yield Links(silent, passed, self.starved | lost)
 
 
-def link_of(one: Seat, other: Seat) -> Link:
+def link_of(one: MemberId, other: MemberId) -> Link:
     """Return the link between the ranks of two processes."""
     low, high = sorted((one.rank, other.rank))
     return low, high
@@ -71,7 +71,7 @@ def used_by(generation: Generation) -> frozenset[Link]:
     return frozenset(way_around(generation).joins(generation.ranks))
 
 
-def _starving(seats: Sequence[Seat], link: Link) -> list[tuple[Seat, ...]]:
+def _starving(seats: Sequence[MemberId], link: Link) -> list[tuple[MemberId, ...]]:
     """Return who may be left without a result: nobody, or some of them, an end of the link among them."""
     sizes = range(1, len(seats) + 1)
     some = itertools.chain.from_iterable(itertools.combinations(seats, size) for size in sizes)

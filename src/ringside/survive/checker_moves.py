@@ -27,12 +27,12 @@ from ringside.survive.checker_state import (
     State,
     place_of,
 )
-from ringside.survive.protocol import Member, Phase
+from ringside.survive.protocol import Member, MemberPhase
 from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
-from ringside.survive.protocol.decision import Abort, Commit, Decided, Decision, Seat, Tag
+from ringside.survive.protocol.decision import Abort, Commit, Decided, Decision, MemberId, Tag
 from ringside.survive.protocol.generation import Generation, Link
-from ringside.survive.protocol.settings import Rules, Settings
+from ringside.survive.protocol.settings import ProtocolSettings, Rules
 
 
 class Move(NamedTuple):
@@ -51,7 +51,7 @@ class Move(NamedTuple):
 
 MOST_ATTEMPTS = 6
 """So little may happen that whoever begins a step more often than that would do so for ever."""
-_SENDING = (Phase.EXCHANGING, Phase.FETCHING, Phase.OUTSIDE)
+_SENDING = (MemberPhase.EXCHANGING, MemberPhase.FETCHING, MemberPhase.OUTSIDE)
 
 
 @dataclass
@@ -65,12 +65,12 @@ class Moves:
 
     bounds: Bounds
     rules: Rules
-    settings: Settings = field(init=False)
+    settings: ProtocolSettings = field(init=False)
     _numbers: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         long = 1e12  # ticks repeat what was asked; patience is what wrong suspicions stand for
-        self.settings = Settings(
+        self.settings = ProtocolSettings(
             micro_batches=self.bounds.ranks,
             samples=lambda step: (step, 1),
             steps=self.bounds.steps,
@@ -86,7 +86,7 @@ class Moves:
 
     def begin(self) -> State:
         """Return the state in which all processes have just been started."""
-        seats = tuple(Seat(rank, 1) for rank in range(self.bounds.ranks))
+        seats = tuple(MemberId(rank, 1) for rank in range(self.bounds.ranks))
         state = State((), left=self._all_left())
         for seat in seats:
             state = self._add(state, seat, e.Started(0.0, 0, seats))
@@ -96,7 +96,7 @@ class Moves:
         b = self.bounds
         return (b.crashes, b.mistakes, b.returns, b.retries, b.cuts, b.quits, b.drains, b.differences)
 
-    def _add(self, state: State, seat: Seat, started: e.Started) -> State:
+    def _add(self, state: State, seat: MemberId, started: e.Started) -> State:
         member = Member(seat, 1, self.settings)
         node = Node(member, self._number(member), state=-1 if started.step is None else started.step)
         at = len(state.nodes)
@@ -126,11 +126,11 @@ class Moves:
             yield Move(f"{seat}: {type(node.todo[0]).__name__}", partial(self._next_call, state, at))
         else:
             yield Move(f"{seat}: tick", partial(self._tell, state, at, e.Tick(node.member.now + 2.0)))
-        if self.bounds.gives_up and node.member.step is None and node.member.phase is not Phase.FENCING:
+        if self.bounds.gives_up and node.member.step is None and node.member.phase is not MemberPhase.FENCING:
             yield Move(f"{seat} finds nobody", partial(self._tell, state, at, e.NobodyLeft()), True)
         tag = node.member.tag
         yield from self._ends(state, at, node)
-        if node.member.phase is not Phase.EXCHANGING or tag is None:
+        if node.member.phase is not MemberPhase.EXCHANGING or tag is None:
             return
         record = node.member.generation
         assert record is not None
@@ -151,13 +151,13 @@ class Moves:
         For one that lives and that it has no link to, its patience ends.
         """
         seat, member = node.seat, node.member
-        if state.left[QUITS] and member.phase is Phase.EXCHANGING:
+        if state.left[QUITS] and member.phase is MemberPhase.EXCHANGING:
             yield Move(f"{seat} wants to end", partial(self._tell, state.spend(QUITS), at, e.EndWanted()), True)
-        if state.left[DRAINS] and member.is_leader and member.phase is Phase.EXCHANGING:
+        if state.left[DRAINS] and member.is_leader and member.phase is MemberPhase.EXCHANGING:
             for rank in range(self.bounds.ranks):
                 drained = partial(self._tell, state.spend(DRAINS), at, e.DrainWanted(rank))
                 yield Move(f"rank {rank} is to be drained", drained, True)
-        if member.phase is not Phase.CLOSING or not member.is_leader:
+        if member.phase is not MemberPhase.CLOSING or not member.is_leader:
             return
         able = [peer.seat for peer in state.nodes if peer.alive and not peer.ended]
         there = {other.rank for other in able if other == seat or state.links.carry(seat, other)}
@@ -192,10 +192,10 @@ class Moves:
         record = node.member.generation
         if record is None:
             return
-        tag, stranger = record.tag(record.step), Seat(self.bounds.ranks, 1)
+        tag, stranger = record.tag(record.step), MemberId(self.bounds.ranks, 1)
         sent: list[e.Event] = []
-        if node.member.phase is Phase.FETCHING:
-            sent.append(e.StateOffered(e.Offer(tag, stranger, str(record.step))))
+        if node.member.phase is MemberPhase.FETCHING:
+            sent.append(e.StateOffered(e.RankOffered(tag, stranger, str(record.step))))
         if node.member.is_leader:
             elsewhere = [(seat, replace(tag, incarnation=tag.incarnation + 1)) for seat in record.members[1:]]
             sent += [e.AckSeen(e.Acknowledgement(of, seat, "sum")) for seat, of in [(stranger, tag), *elsewhere]]
@@ -214,7 +214,7 @@ class Moves:
             gone = not node.alive or (node.ended and not node.done)
             gone = gone and seat.rank not in state.gone | state.late
             if state.left[RETURNS] and latest and gone:
-                back = Seat(seat.rank, seat.epoch + 1)
+                back = MemberId(seat.rank, seat.epoch + 1)
                 yield Move(f"{back} begins", partial(self._add, state.spend(RETURNS), back, e.Started(0.0)), True)
 
     def _cuts(self, state: State) -> Iterator[Move]:
@@ -225,12 +225,12 @@ class Moves:
             tag, record, phase = node.member.tag, node.member.generation, node.member.phase
             if not node.alive or phase not in _SENDING:
                 continue
-            if phase is Phase.EXCHANGING and tag is not None and record is not None:
+            if phase is MemberPhase.EXCHANGING and tag is not None and record is not None:
                 waiting.append((tag, node.seat, record, _all_there(state, node)))
                 wanted |= used_by(record)
             else:
                 ranks = range(self.bounds.ranks)
-                wanted |= {link_of(node.seat, Seat(rank, 0)) for rank in ranks if rank != node.seat.rank}
+                wanted |= {link_of(node.seat, MemberId(rank, 0)) for rank in ranks if rank != node.seat.rank}
         for link in sorted(wanted.difference(state.links.silent)):
             for links in state.links.fates(link, waiting):
                 yield Move(f"link {link} falls silent", partial(state.spend(CUTS)._replace, links=links), True)
@@ -274,7 +274,7 @@ class Moves:
         match instruction:
             case i.Compute(tag):
                 return self._tell(state, at, e.WorkDone(tag)) if tag == node.member.tag else state
-            case i.Exchange(tag):
+            case i.RunExchange(tag):
                 return state._replace(taking_part=state.taking_part | {(tag, me)})
             case i.PublishAck(ack, to):
                 if node.lost == ack.tag or state.links.carry(me, to):
@@ -287,7 +287,7 @@ class Moves:
                     state = state if peer.seat == me else state.send(peer.seat, e.JoinRequested(seat))
                 return state
             case i.OfferState(tag, joining):
-                offer = e.StateOffered(e.Offer(tag, me, str(node.state)))
+                offer = e.StateOffered(e.RankOffered(tag, me, str(node.state)))
                 for seat in node.members:
                     state = state.send(seat, offer) if seat.rank in joining else state
                 return state
@@ -310,7 +310,7 @@ class Moves:
                 return state
         return state.put(at, node._replace(todo=(*node.todo, instruction)))
 
-    def _fetch(self, state: State, at: int, source: Seat, tag: Tag) -> State:
+    def _fetch(self, state: State, at: int, source: MemberId, tag: Tag) -> State:
         peer = next((n for n in state.nodes if n.seat == source), None)
         if peer is None:
             raise Broken(f"{state.nodes[at].seat} fetches state from {source}, who is no member")
@@ -476,7 +476,7 @@ def _is_let_in(state: State, node: Node) -> bool:
     """Tell whether a process that wants to be a member reaches one: whoever does not, does not ask."""
     record = node.member.newest
     others = [] if record is None else [seat for seat in record.members if seat.rank != node.seat.rank]
-    knocks = node.member.phase is Phase.OUTSIDE and others
+    knocks = node.member.phase is MemberPhase.OUTSIDE and others
     return not knocks or any(state.links.carry(node.seat, seat) for seat in others)
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ringside.survive.checker_links import Links
-from ringside.survive.protocol import Member, Phase
+from ringside.survive.protocol import Member, MemberPhase
 from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
-from ringside.survive.protocol.decision import Decision, Seat, Tag
+from ringside.survive.protocol.decision import Decision, MemberId, Tag
 from ringside.survive.protocol.generation import Generation
 
 Place = tuple[int, int, int]  # incarnation, step, generation
@@ -78,17 +78,17 @@ class Node(NamedTuple):
     done: bool = False
 
     @property
-    def seat(self) -> Seat:
+    def seat(self) -> MemberId:
         """Which process."""
         return self.member.seat
 
     @property
     def ended(self) -> bool:
         """Whether its machine is at an end."""
-        return self.member.phase is Phase.ENDED
+        return self.member.phase is MemberPhase.ENDED
 
     @property
-    def members(self) -> tuple[Seat, ...]:
+    def members(self) -> tuple[MemberId, ...]:
         """Whom it takes part with."""
         return self.member.members
 
@@ -120,8 +120,8 @@ class State(NamedTuple):
     records: tuple[tuple[int, Generation], ...] = ()
     decisions: tuple[tuple[Place, Decision], ...] = ()
     messages: frozenset[tuple[int, e.Event]] = frozenset()
-    taking_part: frozenset[tuple[Tag, Seat]] = frozenset()
-    copies: frozenset[tuple[Tag, Seat]] = frozenset()
+    taking_part: frozenset[tuple[Tag, MemberId]] = frozenset()
+    copies: frozenset[tuple[Tag, MemberId]] = frozenset()
     left: tuple[int, ...] = (0,) * 8
     links: Links = Links()
     given_up: bool = False
@@ -150,7 +150,7 @@ class State(NamedTuple):
         node = self.nodes[at]
         return self.put(at, node._replace(todo=(event, *node.todo[1:])))
 
-    def send(self, to: Seat, event: e.Event) -> State:
+    def send(self, to: MemberId, event: e.Event) -> State:
         """Return this with a message under way; to nobody, if there is no such process."""
         at = next((k for k, node in enumerate(self.nodes) if node.seat == to), None)
         return self if at is None else self._replace(messages=self.messages | {(at, event)})

@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from ringside._version import __version__
 from ringside.decoding import UNDECODABLE
 from ringside.engine.transports.base import Transport
-from ringside.engine.transports.gloo import TorchPeerToPeer
+from ringside.engine.transports.gloo import GlooTransport
 from ringside.errors import MismatchError, RingsideError, UsageError
 from ringside.survive.cluster.registers import MemoryRegisters, Registers, StoreRegisters
 from ringside.survive.data.samples import Samples
@@ -39,7 +39,7 @@ _CONNECT_AGAIN_S = 10.0
 
 
 @dataclass(frozen=True)
-class Connection:
+class StoreConnection:
     """A worker's way to the job's registers.
 
     Args:
@@ -60,7 +60,7 @@ class Connection:
         """Make a group that exchanges messages between hosts; see `OpenTransport`."""
         store = PrefixStore(name, self.store.clone())
         _meet(store, rank, ranks, wanted)
-        return TorchPeerToPeer(store, rank, ranks, timeout_s=MESSAGE_S, joining_s=JOINING_S)
+        return GlooTransport(store, rank, ranks, timeout_s=MESSAGE_S, joining_s=JOINING_S)
 
     def close(self) -> None:
         """End the threads that wait for the store."""
@@ -79,7 +79,7 @@ def _meet(store: Any, rank: int, ranks: int, wanted: Callable[[], bool]) -> None
         time.sleep(_COME_S)  # a store could be waited on, but not given up
 
 
-def connect(environ: Mapping[str, str], number: int = 0) -> Connection:
+def connect(environ: Mapping[str, str], number: int = 0) -> StoreConnection:
     """Return the registers of the job that torchrun describes; those of this process alone where nobody launched it.
 
     Args:
@@ -92,7 +92,7 @@ def connect(environ: Mapping[str, str], number: int = 0) -> Connection:
     """
     if "RANK" not in environ:
         alone = MemoryRegisters()
-        return Connection(0, 1, alone, alone)
+        return StoreConnection(0, 1, alone, alone)
     try:
         rank, ranks = int(environ["RANK"]), int(environ["WORLD_SIZE"])
         address, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
@@ -101,7 +101,7 @@ def connect(environ: Mapping[str, str], number: int = 0) -> Connection:
             f"{error} is missing in the environment or no number: start it by `torchrun ... -m ringside.survive`"
         ) from None
     first = _store(address, port, environ, number)
-    return Connection(rank, ranks, StoreRegisters(first, CALL_S), StoreRegisters(first.clone(), CALL_S), first)
+    return StoreConnection(rank, ranks, StoreRegisters(first, CALL_S), StoreRegisters(first.clone(), CALL_S), first)
 
 
 def is_again(environ: Mapping[str, str]) -> bool:

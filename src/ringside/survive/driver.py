@@ -15,20 +15,20 @@ from msgspec.structs import replace
 from ringside.engine.failures import name_ranks
 from ringside.errors import FinalStateError, MismatchError, RingsideError, StoreGoneError
 from ringside.survive.all_reduce.between_hosts import NetExchange
-from ringside.survive.all_reduce.one_host import HostExchange, Layout, own_slots
+from ringside.survive.all_reduce.one_host import HostExchange, HostLayout, own_slots
 from ringside.survive.attempt import AnyExchange, Attempt
-from ringside.survive.audit import Digests
-from ringside.survive.cluster.known_workers import Acquaintances, take_seat
-from ringside.survive.cluster.listener import Listener
+from ringside.survive.audit import SampleDigests
+from ringside.survive.cluster.known_workers import KnownWorkers, take_seat
+from ringside.survive.cluster.listener import WorkerListener
 from ringside.survive.cluster.peers import Peer, comes_again, own_place
-from ringside.survive.cluster.reachability import Door, Knocker
-from ringside.survive.cluster.rendezvous import Joining, Meeting
-from ringside.survive.cluster.waiting import Lookout, Superseded
-from ringside.survive.job import Job, Step
-from ringside.survive.protocol import Member, Phase
+from ringside.survive.cluster.reachability import ReachabilityProbe, ReachabilityResponder
+from ringside.survive.cluster.rendezvous import Joining, Rendezvous
+from ringside.survive.cluster.waiting import PeerWait, Superseded
+from ringside.survive.job import Step, SurviveJob
+from ringside.survive.protocol import Member, MemberPhase
 from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
-from ringside.survive.protocol.decision import Abort, Decision, Decisions, Seat, Tag
+from ringside.survive.protocol.decision import Abort, Decision, Decisions, MemberId, Tag
 from ringside.survive.protocol.generation import Generation, decode_generation, encode_generation, generation_key
 from ringside.survive.state.transfer import Handover, giver_for
 
@@ -54,24 +54,24 @@ class Driver:
         digests: Of the results that were applied here.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: SurviveJob) -> None:
         self.job = job
         self.spent: defaultdict[str, float] = defaultdict(float)
         self.reason = ""
-        self.digests = Digests()
+        self.digests = SampleDigests()
         self._initial = job.state.copied()
         self._todo: deque[i.Instruction] = deque()
-        self._known = Acquaintances(job.meeting, lambda seat: self._listener.silent_s(seat))
+        self._known = KnownWorkers(job.meeting, lambda seat: self._listener.silent_s(seat))
         self._attempt = Attempt(job, self.spent)
         self._handover = Handover(job)
         self._exchange: AnyExchange | None = None
-        self._lookout: Lookout | None = None
-        self._doing: tuple[Phase, Tag | None] | None = None
+        self._lookout: PeerWait | None = None
+        self._doing: tuple[MemberPhase, Tag | None] | None = None
         self._asked: dict[Any, float] = {}
         self._ticked = self._applied_at = time.monotonic()
         self._step: Step | None = None
         self._life = 0
-        self._founders: tuple[Seat, ...] = ()
+        self._founders: tuple[MemberId, ...] = ()
         self._ends = self._is_over = False
         self._decisions = Decisions(job.meeting.registers)
         self._begin(job.meeting.incarnation(), fresh=True)
@@ -86,7 +86,7 @@ class Driver:
         """
         self._step = None
         try:
-            while self._step is None and (self._todo or self.member.phase is not Phase.ENDED):
+            while self._step is None and (self._todo or self.member.phase is not MemberPhase.ENDED):
                 try:
                     self._go_on()
                 except StoreGoneError:
@@ -106,7 +106,7 @@ class Driver:
 
     def _go_on_without_store(self) -> None:
         """End with the final state, where this rank has it; raise the error that is handled elsewhere."""
-        if self.member.phase not in (Phase.KEEPING, Phase.CLOSING):
+        if self.member.phase not in (MemberPhase.KEEPING, MemberPhase.CLOSING):
             raise
         _log.warning("the store is lost after the last step: rank %d ends with the state of that", self.job.rank)
         self._todo.clear()
@@ -121,7 +121,7 @@ class Driver:
             RingsideError: As `next_step`.
         """
         self._ends = True
-        while self.member.phase is not Phase.ENDED or self._todo:
+        while self.member.phase is not MemberPhase.ENDED or self._todo:
             self.tell(e.EndWanted())
             self.next_step()
 
@@ -165,13 +165,13 @@ class Driver:
         step = job.state.step if seat in self._founders else None
         self.tell(e.Started(time.monotonic(), step, self._founders if step is not None else ()))
 
-    def _open_door(self, seat: Seat, incarnation: int) -> None:
+    def _open_door(self, seat: MemberId, incarnation: int) -> None:
         """Begin to listen, and to answer those who knock; be ready to knock."""
         job, carry = self.job, self.job.open_transport
-        self._door = Door(seat, incarnation, carry)
-        self._knocker = None if carry is None else Knocker(seat, incarnation, job.meeting, carry)
-        mail = Meeting(job.listening.registers, job.listening.ranks)
-        self._listener = Listener(mail, incarnation, seat, self._door.answer)
+        self._door = ReachabilityResponder(seat, incarnation, carry)
+        self._knocker = None if carry is None else ReachabilityProbe(seat, incarnation, job.meeting, carry)
+        mail = Rendezvous(job.listening.registers, job.listening.ranks)
+        self._listener = WorkerListener(mail, incarnation, seat, self._door.answer)
 
     def _close_door(self) -> None:
         self._listener.close()
@@ -179,8 +179,8 @@ class Driver:
         if self._knocker is not None:
             self._knocker.close()
 
-    def _await_founders(self, incarnation: int) -> tuple[Seat, ...]:
-        def alive(seat: Seat) -> bool:
+    def _await_founders(self, incarnation: int) -> tuple[MemberId, ...]:
+        def alive(seat: MemberId) -> bool:
             return not self._known.peer(seat, incarnation).ended()
 
         come = self.job.meeting.founders(incarnation, self.job.founding_s, alive)
@@ -220,11 +220,11 @@ class Driver:
         return bool(found)
 
     def _rest(self) -> None:
-        waits = self.member.phase in (Phase.OUTSIDE, Phase.CLOSING)
+        waits = self.member.phase in (MemberPhase.OUTSIDE, MemberPhase.CLOSING)
         time.sleep(_LOOK_S if waits else _PAUSE_S)
         self._tick()
 
-    def _attend(self, suspects: Sequence[Seat]) -> None:
+    def _attend(self, suspects: Sequence[MemberId]) -> None:
         """Do what is to be done in the middle of a wait; raise `Superseded` once it leads nowhere."""
         doing, known = self._doing, self.member.wishes.suspects
         for event in (*self._listener.events(), *(e.PeerSuspected(seat) for seat in suspects if seat not in known)):
@@ -236,7 +236,7 @@ class Driver:
             raise Superseded
 
     @property
-    def _at(self) -> tuple[Phase, Tag | None]:
+    def _at(self) -> tuple[MemberPhase, Tag | None]:
         return self.member.phase, self.member.tag
 
     def _acks(self) -> Sequence[e.Event]:
@@ -255,7 +255,7 @@ class Driver:
     def _missing(self) -> Sequence[e.Event]:
         """Find out at the end which of the ranks that are not there do not come any more."""
         record, member = self.member.generation, self.member
-        if member.phase is not Phase.CLOSING or not member.is_leader or record is None:
+        if member.phase is not MemberPhase.CLOSING or not member.is_leader or record is None:
             return []
         missing = [rank for rank in range(self.job.settings.ranks) if rank not in record.ranks]
         if not missing or not self._time_to(_ASK_AGAIN_S / 4, "missing"):
@@ -341,15 +341,15 @@ class Driver:
             self._known.bury(seat, record.incarnation)
         self._let_go()
         others = {seat: self._peer(seat) for seat in record.members if seat != self.member.seat}
-        self._lookout = Lookout(others, self._attend, job.patience)
+        self._lookout = PeerWait(others, self._attend, job.patience)
         slots = {rank: own_slots(record, rank, job.per_micro_batch) for rank in record.ranks}
-        layout = Layout(job.work.flat.size_bytes, job.work.flat.runs, slots)
+        layout = HostLayout(job.work.flat.size_bytes, job.work.flat.runs, slots)
         self._exchange = self._new_exchange(record, layout, self._lookout)
         ranks = ", ".join(map(str, record.ranks))
         _log.info("generation %d: ranks %s go on with step %d", record.number, ranks, record.step)
         self._refuse_alone(record)
 
-    def _new_exchange(self, record: Generation, layout: Layout, lookout: Lookout) -> AnyExchange:
+    def _new_exchange(self, record: Generation, layout: HostLayout, lookout: PeerWait) -> AnyExchange:
         job, seat = self.job, self.member.seat
         if all(peer.here for peer in lookout.peers.values()) or job.open_transport is None:
             return HostExchange(seat, record, layout, job.meeting, lookout, job.phases)
@@ -369,9 +369,9 @@ class Driver:
         others = [seat for seat in record.members if seat.rank != self.job.rank]
         if self._knocker is None or not others or any(self._peer(seat).here for seat in others):
             return True
-        return self.member.phase is Phase.FETCHING or self._knocker.let_in(others)
+        return self.member.phase is MemberPhase.FETCHING or self._knocker.let_in(others)
 
-    def _unreached(self) -> set[Seat]:
+    def _unreached(self) -> set[MemberId]:
         return self._handover.unreached | (set() if self._knocker is None else self._knocker.unreached)
 
     def _offer_state(self, offer: i.OfferState) -> None:
@@ -395,7 +395,7 @@ class Driver:
             return None
         return self._attempt.compute(compute, self._exchange)
 
-    def _exchange_sums(self, wanted: i.Exchange) -> e.Event | None:
+    def _exchange_sums(self, wanted: i.RunExchange) -> e.Event | None:
         if self._exchange is None or wanted.tag != self.member.tag:
             return None
         self._doing = self._at
@@ -536,7 +536,7 @@ class Driver:
 
     # ------------------------------------------------------------------------------------------ small things
 
-    def _peer(self, seat: Seat) -> Peer:
+    def _peer(self, seat: MemberId) -> Peer:
         return self._known.peer(seat, self.member.incarnation)
 
     def _reached(self, phase: str) -> None:
@@ -569,7 +569,7 @@ _HANDLERS: dict[type, Callable[[Driver, Any], e.Event | None]] = {
     i.OfferState: Driver._offer_state,
     i.FetchState: Driver._fetch_state,
     i.Compute: Driver._compute,
-    i.Exchange: Driver._exchange_sums,
+    i.RunExchange: Driver._exchange_sums,
     i.PublishAck: Driver._publish,
     i.TryCommit: Driver._try_commit,
     i.TryAbort: Driver._try_abort,

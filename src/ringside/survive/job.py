@@ -8,22 +8,22 @@ from dataclasses import dataclass, field
 import torch
 
 from ringside.errors import StoreGoneError
-from ringside.survive.cluster.failpoints import Phases
+from ringside.survive.cluster.failpoints import Failpoints
 from ringside.survive.cluster.pairwise import OpenTransport
-from ringside.survive.cluster.rendezvous import Meeting
+from ringside.survive.cluster.rendezvous import Rendezvous
 from ringside.survive.cluster.waiting import Patience
-from ringside.survive.data.micro_batches import Work
+from ringside.survive.data.micro_batches import StepWork
 from ringside.survive.data.rebalance import Stragglers
-from ringside.survive.protocol.settings import Settings
+from ringside.survive.protocol.settings import ProtocolSettings
 from ringside.survive.state.checkpoint import Checkpoints
 from ringside.survive.state.final import Final
-from ringside.survive.state.state import State
+from ringside.survive.state.state import JobState
 
 __all__ = ["Afterwards", "GoneRegisters"]
 
 
 @dataclass
-class Job:
+class SurviveJob:
     """What one worker trains.
 
     Args:
@@ -47,18 +47,18 @@ class Job:
     """
 
     rank: int
-    meeting: Meeting
-    listening: Meeting
-    settings: Settings
-    state: State
+    meeting: Rendezvous
+    listening: Rendezvous
+    settings: ProtocolSettings
+    state: JobState
     optimizer: torch.optim.Optimizer
-    work: Work
+    work: StepWork
     on_apply: Callable[[], object] = int
     checkpoints: Checkpoints | None = None
     per_micro_batch: bool = True
     patience: Patience = field(default_factory=Patience)
     founding_s: float = 60.0
-    phases: Phases = field(default_factory=lambda: Phases(0))
+    phases: Failpoints = field(default_factory=lambda: Failpoints(0))
     stragglers: Stragglers = field(default_factory=lambda: Stragglers("alert"))
     open_transport: OpenTransport | None = None
     final: Final = field(default_factory=lambda: Final(None))
@@ -106,7 +106,7 @@ class Afterwards:
     is_over = True
     digests = None
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: SurviveJob) -> None:
         self.job = job
 
     def next_step(self) -> None:

@@ -39,7 +39,7 @@ _SHARE = 0.9
 
 
 @dataclass
-class Keeper:
+class Supervisor:
     """Keeps one worker running.
 
     Args:
@@ -162,7 +162,7 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help") or (arguments[0] == "-m" and len(arguments) < 2):
         raise UsageError("which script? torchrun --nproc-per-node 4 -m ringside.survive train.py --epochs 3")
     with stop_requests() as stop, _store(os.environ):
-        return Keeper(arguments, os.environ).run(stop)
+        return Supervisor(arguments, os.environ).run(stop)
 
 
 @contextlib.contextmanager

@@ -29,24 +29,24 @@ from torch.utils.data import default_collate
 from ringside.errors import FinalStateError, MismatchError, RingsideError, StoreGoneError
 from ringside.survive import connection as passport
 from ringside.survive.audit import committed
-from ringside.survive.cluster.failpoints import Phases
+from ringside.survive.cluster.failpoints import Failpoints
 from ringside.survive.cluster.peers import own_place
-from ringside.survive.cluster.rendezvous import Meeting
+from ringside.survive.cluster.rendezvous import Rendezvous
 from ringside.survive.cluster.waiting import Patience
-from ringside.survive.connection import Connection, connect, is_again
-from ringside.survive.data.micro_batches import Collate, DataSet, Loss, Work
+from ringside.survive.connection import StoreConnection, connect, is_again
+from ringside.survive.data.micro_batches import Collate, DataSet, Loss, StepWork
 from ringside.survive.data.position import Position
 from ringside.survive.data.rebalance import Mode, Rebalance, Stragglers
 from ringside.survive.data.samplers import drawn_by, for_all_ranks
 from ringside.survive.data.samples import Samples, length_of, shuffled
 from ringside.survive.driver import Driver
-from ringside.survive.job import Afterwards, GoneRegisters, Job, Step
+from ringside.survive.job import Afterwards, GoneRegisters, Step, SurviveJob
 from ringside.survive.protocol.decision import Commit
-from ringside.survive.protocol.settings import Settings
+from ringside.survive.protocol.settings import ProtocolSettings
 from ringside.survive.state.checkpoint import Checkpoints
 from ringside.survive.state.final import Final
 from ringside.survive.state.kept import Kept
-from ringside.survive.state.state import State
+from ringside.survive.state.state import JobState
 from ringside.survive.supervisor import REFUSED
 
 _ELDERS_S = 10.0
@@ -192,23 +192,23 @@ def training(
     with _connection(final, number) as connection:
         own = passport.passport_of(model, optimizer, dataset, samples, seed)
         moved = {} if scheduler is None else {"scheduler": scheduler}
-        state = State(model, optimizer, moved, Position(own, samples))
+        state = JobState(model, optimizer, moved, Position(own, samples))
         if not final.is_over:
             _admit(connection, own)
-        job = Job(
+        job = SurviveJob(
             rank=connection.rank,
-            meeting=Meeting(connection.registers, connection.ranks),
-            listening=Meeting(connection.listening, connection.ranks),
+            meeting=Rendezvous(connection.registers, connection.ranks),
+            listening=Rendezvous(connection.listening, connection.ranks),
             settings=_settings(samples, shape, connection.ranks),
             state=state,
             optimizer=optimizer,
-            work=Work(model, loss, dataset, samples, seed, collate),
+            work=StepWork(model, loss, dataset, samples, seed, collate),
             on_apply=int if scheduler is None else scheduler.step,
             checkpoints=_resumed(state, checkpoint_dir, final),
             final=final,
             per_micro_batch=reproducible,
             patience=Patience(silent_s=silent_s),
-            phases=Phases.of_environment(connection.rank, os.environ),
+            phases=Failpoints.of_environment(connection.rank, os.environ),
             stragglers=Stragglers(on_straggler),
             open_transport=None if connection.store is None else connection.open_transport,
         )
@@ -234,13 +234,13 @@ def samples_of(
     return Samples(length_of(drawn), batch, parts, drawn_by(drawn, seed))  # type: ignore[arg-type]
 
 
-def _settings(samples: Samples, shape: _Shape, ranks: int) -> Settings:
+def _settings(samples: Samples, shape: _Shape, ranks: int) -> ProtocolSettings:
     def stretch(step: int) -> tuple[int, int]:
         epoch, at = divmod(step, samples.steps_per_epoch)
         first = at * samples.batch
         return epoch * samples.size + first, min(samples.batch, samples.size - first)
 
-    return Settings(
+    return ProtocolSettings(
         micro_batches=samples.micro_batches,
         samples=stretch,
         steps=shape.steps,
@@ -272,7 +272,7 @@ def _kept(number: int) -> Kept | None:
 
 
 @contextlib.contextmanager
-def _connection(final: Final, number: int) -> Iterator[Connection]:
+def _connection(final: Final, number: int) -> Iterator[StoreConnection]:
     """Give the job's registers; leave the program where they cannot be reached any more."""
     connection = _connected(final, number)
     try:
@@ -282,13 +282,13 @@ def _connection(final: Final, number: int) -> Iterator[Connection]:
         raise SystemExit(error.exit_status) from None
     except SystemExit as left:
         if left.code == REFUSED:  # so that nobody waits for this rank at the end
-            Meeting(connection.registers, connection.ranks).refuse(connection.rank, own_place())
+            Rendezvous(connection.registers, connection.ranks).refuse(connection.rank, own_place())
         raise
     finally:
         connection.close()
 
 
-def _connected(final: Final, number: int) -> Connection:
+def _connected(final: Final, number: int) -> StoreConnection:
     """Return the job's registers; leave the program where a worker that was started again finds none."""
     try:
         return connect(os.environ, number)
@@ -297,12 +297,12 @@ def _connected(final: Final, number: int) -> Connection:
             raise
         if final.is_over:
             gone = GoneRegisters(f"the job is over, and its store is gone: {error}")
-            return Connection(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), gone, gone)
+            return StoreConnection(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), gone, gone)
         _log.error("the job's store is gone: %s", error)
         raise SystemExit(StoreGoneError.exit_status) from None
 
 
-def _resumed(state: State, directory: str | Path | None, final: Final) -> Checkpoints | None:
+def _resumed(state: JobState, directory: str | Path | None, final: Final) -> Checkpoints | None:
     """Return where checkpoints go; the state is that of the newest one there, or what this rank kept at the end.
 
     Raises:
@@ -324,7 +324,7 @@ def _resumed(state: State, directory: str | Path | None, final: Final) -> Checkp
     return checkpoints
 
 
-def _driver(job: Job) -> Driver | Afterwards:
+def _driver(job: SurviveJob) -> Driver | Afterwards:
     """Return what trains, or has trained; leave the program where another process is this rank of the job."""
     if job.final.is_over:
         return Afterwards(job)
@@ -334,7 +334,7 @@ def _driver(job: Job) -> Driver | Afterwards:
         raise _refused(error) from None
 
 
-def _admit(connection: Connection, own: dict[str, str]) -> None:
+def _admit(connection: StoreConnection, own: dict[str, str]) -> None:
     """Leave the program with a status of its own if this rank is no member of this job."""
     standing = connection.registers.create("passport", passport.encode(own))
     try:
@@ -344,7 +344,7 @@ def _admit(connection: Connection, own: dict[str, str]) -> None:
 
 
 def agree_on_orders(
-    samples: Samples, connection: Connection, sampler: Iterable[int] | None, has_elders: Callable[[], bool]
+    samples: Samples, connection: StoreConnection, sampler: Iterable[int] | None, has_elders: Callable[[], bool]
 ) -> None:
     """Have this rank leave the program if it has another order of an epoch than the first that began the epoch.
 

@@ -13,7 +13,7 @@ _MANY = 6
 
 
 @dataclass(frozen=True)
-class Told:
+class FindingText:
     """One verdict in words: each part a sentence, empty where there is nothing to say."""
 
     headline: str
@@ -22,10 +22,10 @@ class Told:
     next: str
 
 
-def tell(verdict: Verdict) -> Told:
+def tell(verdict: Verdict) -> FindingText:
     """Return a verdict in words; of kinds that the monitor has no sentence for, with one of its own."""
     cost = verdict.cost_rank_seconds
-    return Told(
+    return FindingText(
         headline=sentence(_headline(verdict)),
         why=sentence(verdict.cause),
         price=f"{rank_time(cost)} lost." if cost > 0 else "",

@@ -15,9 +15,9 @@ from ringside.errors import UsageError
 from ringside.text import duration, share
 from ringside.view.run.live import RankNow
 from ringside.view.tui.console import printable
-from ringside.view.tui.rank_table import Order, Sparks, arrange
+from ringside.view.tui.rank_table import SortOrder, Sparks, arrange
 from ringside.view.tui.remote import Remote
-from ringside.view.tui.source import Local, Open, Snapshot, Source, look
+from ringside.view.tui.source import Local, Open, RunSource, Snapshot, look
 from ringside.view.tui.text import first_line, headline_of, price, verdict_block
 
 try:
@@ -64,7 +64,7 @@ class LiveView(anywidget.AnyWidget):
             self.look()
 
 
-def _source(run: str) -> Source:
+def _source(run: str) -> RunSource:
     if run.startswith(("http://", "https://")):
         return Remote(run, os.environ.get("RINGSIDE_SERVE_TOKEN", ""))
     return Local(Path(run))
@@ -76,7 +76,7 @@ def state_of(snapshot: Snapshot) -> dict[str, Any]:
     Each of `ranks` has `rank`, `host`, `own`, `wait`, `wire` and `excess` in words, `spark` (own time over the last
     steps, as blocks) and `verdict`; `more` is how many ranks are left out.
     """
-    ranks = arrange(snapshot.ranks, Order())
+    ranks = arrange(snapshot.ranks, SortOrder())
     sparks = Sparks(snapshot.steps, snapshot.own_seconds, SPARK_CELLS)
     calm = snapshot.trouble or not snapshot.verdicts
     return {

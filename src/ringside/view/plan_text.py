@@ -10,7 +10,7 @@ from ringside.predict.plan.bound import Bound
 from ringside.predict.plan.buckets import BACKWARD
 from ringside.predict.plan.memory import LINEAR, SQUARE_ROOT, STAGE_WORDS, Fit
 from ringside.predict.plan.options import LIBRARY
-from ringside.predict.plan.plan import Plan, Scale
+from ringside.predict.plan.plan import Scale, TrainingPlan
 from ringside.predict.plan.ranking import Priced
 from ringside.predict.topology.topology import Topology
 from ringside.text import digits, duration, size
@@ -21,7 +21,7 @@ SHORT_SCALES = 3
 PLACES = {"inside": "inside hosts", "between": "between hosts"}
 
 
-def short(plan: Plan) -> list[str]:
+def short(plan: TrainingPlan) -> list[str]:
     """Return a plan in at most 24 lines of 80 columns."""
     lines = [*_verdict(plan), *_bound(plan), *_wires(plan), *_memory(plan), *_buckets(plan), *_batch(plan)]
     lines += [*_here(plan, SHORT_RANKS), *_crossovers(plan), *_scaling(plan, SHORT_SCALES)]
@@ -33,7 +33,7 @@ def wrapped(line: str) -> list[str]:
     return textwrap.wrap(line, WIDTH, subsequent_indent="    ", drop_whitespace=True) if len(line) > WIDTH else [line]
 
 
-def long(plan: Plan) -> list[str]:
+def long(plan: TrainingPlan) -> list[str]:
     """Return a plan with all its tables."""
     lines = [*_verdict(plan), *_bound(plan), *_wires(plan), *_memory(plan), *_buckets(plan), *_batch(plan)]
     lines += ["", *_here(plan, len(plan.here)), *_crossovers(plan), "", *_by_size(plan), ""]
@@ -49,7 +49,7 @@ def band(one: Band, unit: Callable[[float], str] = duration) -> str:
 # ------------------------------------------------------------------------------------------------ verdict first
 
 
-def _verdict(plan: Plan) -> Iterator[str]:
+def _verdict(plan: TrainingPlan) -> Iterator[str]:
     topology, fit = plan.question.topology, plan.fit
     if fit is not None and fit.refused:
         yield from _refused(plan, fit)
@@ -75,7 +75,7 @@ def hardware(topology: Topology) -> str:
     return f"{topology.name}: {topology.hosts} x {'-'.join(map(str, per))} ranks, {' and '.join(links)}"
 
 
-def _refused(plan: Plan, fit: Fit) -> Iterator[str]:
+def _refused(plan: TrainingPlan, fit: Fit) -> Iterator[str]:
     plain, ranks = fit.states[0], plan.question.topology.ranks
     each = plain.total_bytes / fit.parameters
     arithmetic = f"{count(fit.parameters)} parameters x {each:.0f} bytes = {size(plain.total_bytes)}"
@@ -93,7 +93,7 @@ def _refused(plan: Plan, fit: Fit) -> Iterator[str]:
         yield f"  left after computation at best: {band(one.exposed)}"
 
 
-def _bound(plan: Plan) -> Iterator[str]:
+def _bound(plan: TrainingPlan) -> Iterator[str]:
     if plan.bounds:
         others = ", ".join(f"{one.kind} {one.where} {one.share:.0%}".replace("  ", " ") for one in plan.bounds[1:2])
         yield f"bound by {bound_words(plan.bounds[0])}" + (f"; {others}" if others else "")
@@ -108,14 +108,14 @@ def bound_words(one: Bound) -> str:
     return f"{one.kind} of {one.link} {PLACES[one.where]} {one.share:.0%}"
 
 
-def _wires(plan: Plan) -> Iterator[str]:
+def _wires(plan: TrainingPlan) -> Iterator[str]:
     wires = plan.wires
     yield f"all ranks send {size(wires.total_bytes)}, each {size(wires.per_rank_bytes)}" + (
         f"; an interface {band(wires.interface_bytes_per_s, _giga)} GB/s" if wires.interface_bytes_per_s else ""
     )
 
 
-def _memory(plan: Plan) -> Iterator[str]:
+def _memory(plan: TrainingPlan) -> Iterator[str]:
     fit = plan.fit
     if fit is None or fit.refused:
         return
@@ -126,7 +126,7 @@ def _memory(plan: Plan) -> Iterator[str]:
         yield f"{needed} of {size(fit.memory_bytes)} a rank: fits"
 
 
-def _buckets(plan: Plan) -> Iterator[str]:
+def _buckets(plan: TrainingPlan) -> Iterator[str]:
     if not plan.buckets or plan.question.compute_s is None:
         return
     best, compute = plan.buckets[0], plan.question.compute_s
@@ -139,7 +139,7 @@ def _buckets(plan: Plan) -> Iterator[str]:
         yield f"  as it ran: {ran.count} of {size(ran.bucket_bytes)}, exposed {band(ran.exposed)}"
 
 
-def _batch(plan: Plan) -> Iterator[str]:
+def _batch(plan: TrainingPlan) -> Iterator[str]:
     one = plan.batch
     parts = [str(one.ranks), *(str(n) for n in (one.per_rank, one.accumulated) if n > 1)]
     yield f"effective batch {' x '.join(parts)}" + (f" = {one.effective}" if len(parts) > 1 else " x a rank's")
@@ -150,7 +150,7 @@ def _batch(plan: Plan) -> Iterator[str]:
 # ------------------------------------------------------------------------------------------------ tables
 
 
-def _here(plan: Plan, most: int) -> Iterator[str]:
+def _here(plan: TrainingPlan, most: int) -> Iterator[str]:
     """Say who is fastest at this size: a library's ways first, which tables support; schedules alone flatter."""
     running = [one for one in plan.here if one.algorithm in plan.contenders]
     others = [one for one in plan.here if one.algorithm not in plan.contenders]
@@ -171,13 +171,13 @@ def _mark(one: Priced) -> str:
     return "*" if one.extrapolated else " "
 
 
-def _crossovers(plan: Plan) -> Iterator[str]:
+def _crossovers(plan: TrainingPlan) -> Iterator[str]:
     first = next(one for one in plan.ranking[min(plan.ranking)] if one.algorithm in plan.contenders)
     words = [first.algorithm, *(f"{one.after} from {band(one.band, size)}" for one in plan.crossovers)]
     yield f"by size: {', '.join(words)}"
 
 
-def _by_size(plan: Plan) -> Iterator[str]:
+def _by_size(plan: TrainingPlan) -> Iterator[str]:
     yield "by size, the three fastest (* extrapolated)"
     for at, found in plan.ranking.items():
         running = [one for one in found if one.algorithm in plan.contenders][:3]
@@ -185,7 +185,7 @@ def _by_size(plan: Plan) -> Iterator[str]:
         yield f"  {size(at):>8}  {best}"
 
 
-def _scaling(plan: Plan, most: int) -> Iterator[str]:
+def _scaling(plan: TrainingPlan, most: int) -> Iterator[str]:
     if not plan.scaling:
         return
     step = ", efficiency of a step" if any(one.efficiency for one in plan.scaling) else ""
@@ -203,7 +203,7 @@ def _scale(one: Scale) -> str:
     return words + (f"  {_percents(one.efficiency)}" if one.efficiency else "")
 
 
-def _stages(plan: Plan) -> Iterator[str]:
+def _stages(plan: TrainingPlan) -> Iterator[str]:
     if plan.fit is None:
         return
     yield ""
@@ -213,7 +213,7 @@ def _stages(plan: Plan) -> Iterator[str]:
         yield f"  {STAGE_WORDS[one.stage]}: {parts} = {size(one.total_bytes)}"
 
 
-def _bucket_table(plan: Plan) -> Iterator[str]:
+def _bucket_table(plan: TrainingPlan) -> Iterator[str]:
     if not plan.buckets:
         return
     yield ""

@@ -15,7 +15,7 @@ from ringside.monitor.run.algorithm_changes import notes
 from ringside.monitor.verdict import Verdict, headline, percent
 from ringside.text import clock, ms, sparkline
 from ringside.text import short_size as size
-from ringside.view.run.live import Finding, Following, RankFigures
+from ringside.view.run.live import RankFigures, RunFollower, ShownFinding
 from ringside.view.tui.console import SafeConsole
 from ringside.view.verdict_text import sentence, sign
 
@@ -31,7 +31,7 @@ def open_console(*, stderr: bool = False) -> Console:
     return console
 
 
-def picture(run: Following, title: str, elapsed_s: float, width: int = 80) -> RenderableType:
+def picture(run: RunFollower, title: str, elapsed_s: float, width: int = 80) -> RenderableType:
     """Return the live picture: at most 24 lines, at most `width` columns.
 
     Args:
@@ -46,7 +46,7 @@ def picture(run: Following, title: str, elapsed_s: float, width: int = 80) -> Re
     return Group(*parts, _ranks(run), Text(), _sync(run, width), Text(), *_verdicts(run, width))
 
 
-def status_line(run: Following, elapsed_s: float) -> str:
+def status_line(run: RunFollower, elapsed_s: float) -> str:
     """Return where the run is, for terminals that cannot be drawn on: one line."""
     if run.step < 0:
         return f"{clock(elapsed_s)}  the ranks are starting"
@@ -61,7 +61,7 @@ def status_line(run: Following, elapsed_s: float) -> str:
     return f"{clock(elapsed_s)}  step {run.step + 1}{f'/{run.of}' if run.of else ''}{loss}  {own}"
 
 
-def verdict_line(finding: Finding) -> str:
+def verdict_line(finding: ShownFinding) -> str:
     """Return a verdict as one line: who, since when, why, what it cost so far."""
     verdict = finding.verdict
     cause = f": {verdict.cause}" if verdict.cause else ""
@@ -129,12 +129,12 @@ def summary_line(summary: Mapping[str, Any]) -> str:
     )
 
 
-def peer_name(run: Following) -> str:
+def peer_name(run: RunFollower) -> str:
     """Return how the process group's own engine is called in prose."""
     return str(run.comparison.get("peer", "gloo")).capitalize()
 
 
-def _title(run: Following, title: str, elapsed_s: float, width: int) -> Text:
+def _title(run: RunFollower, title: str, elapsed_s: float, width: int) -> Text:
     left = Text.assemble(("ringside", "bold cyan"), " ", title)
     if run.info:
         left.append(f" · {run.ranks} ranks · gradients over {run.info.engine}", style="dim")
@@ -143,7 +143,7 @@ def _title(run: Following, title: str, elapsed_s: float, width: int) -> Text:
     return left.append(clock(elapsed_s), style="dim")
 
 
-def _progress(run: Following, width: int) -> Text:
+def _progress(run: RunFollower, width: int) -> Text:
     if run.step < 0:
         return Text("the ranks are starting …", style="dim")
     if run.stage == "comparison":
@@ -160,7 +160,7 @@ def _progress(run: Following, width: int) -> Text:
     return text.append(loss).append(sparks, style="magenta")
 
 
-def _ranks(run: Following) -> Table:
+def _ranks(run: RunFollower) -> Table:
     figures = run.figures()
     shown = figures
     if len(figures) > RANKS_SHOWN:
@@ -187,7 +187,7 @@ def _bar(one: RankFigures, longest: float, style: str) -> Text:
     return Text("█" * own, style=style).append("░" * (both - own), style="yellow")
 
 
-def _sync(run: Following, width: int) -> Text:
+def _sync(run: RunFollower, width: int) -> Text:
     step, exposed = run.middle("step_seconds"), min(_known(one.exposed_seconds for one in run.figures()), default=0.0)
     if not step > 0:
         return Text()
@@ -200,7 +200,7 @@ def _sync(run: Following, width: int) -> Text:
     return text
 
 
-def _verdicts(run: Following, width: int) -> list[RenderableType]:
+def _verdicts(run: RunFollower, width: int) -> list[RenderableType]:
     if not run.findings:
         return [Text("● all ranks keep up with each other", style="green")]
     parts: list[RenderableType] = []

@@ -17,7 +17,7 @@ from ringside.text import duration, figure, rank_time, title
 FEWEST_STEPS = WARM_UP + PERSISTENCE
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class VerdictText(msgspec.Struct, frozen=True, kw_only=True):
     """One verdict in words.
 
     Args:
@@ -37,7 +37,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     next: str
 
 
-def tell(content: dict[str, Any], summary: dict[str, Any]) -> Told:
+def tell(content: dict[str, Any], summary: dict[str, Any]) -> VerdictText:
     """Return one of a summary's verdicts in words.
 
     Args:
@@ -47,7 +47,7 @@ def tell(content: dict[str, Any], summary: dict[str, Any]) -> Told:
     lenient = {key: math.nan if value is None else value for key, value in content.items()}
     evidence = {key: value for key, value in (content.get("evidence") or {}).items() if value is not None}
     verdict = msgspec.convert({**lenient, "evidence": evidence}, Verdict)
-    return Told(
+    return VerdictText(
         verdict=verdict,
         headline=_capital(_was(verdict, _of_two(headline(verdict), summary))) + ".",
         when=_when(verdict),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ringside.predict.band import Band
 from ringside.predict.simulation.timeline import Timeline
-from ringside.predict.what_if.what_if import Answer, Change, work
+from ringside.predict.what_if.what_if import Answer, StepChange, work
 from ringside.text import digits, duration, share, size
 from ringside.view.plan_text import hardware, wrapped
 
@@ -27,7 +27,7 @@ class Rates:
     watts: float | None = None
 
 
-def words(answer: Answer, change: Change, played: Timeline | None, rates: Rates) -> list[str]:
+def words(answer: Answer, change: StepChange, played: Timeline | None, rates: Rates) -> list[str]:
     """Return the answer in lines of 80 columns.
 
     Args:
@@ -41,7 +41,7 @@ def words(answer: Answer, change: Change, played: Timeline | None, rates: Rates)
     return [part for line in lines for part in wrapped(line)]
 
 
-def asked(change: Change) -> str:
+def asked(change: StepChange) -> str:
     """Return a change in words: `rank 3 were 12 % slower, the network oversubscribed 2:1`."""
     parts = [f"rank {rank} were {_pace(more)}" for rank, more in change.slower.items()]
     parts += [f"rank {rank} were as fast as the others" for rank in change.repaired]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringside.engine.transports.base import Cause, LinkError, Transport
+from ringside.engine.transports.base import LinkError, LinkFailure, Transport
 
 Array = np.ndarray[Any, Any]
 
@@ -175,7 +175,7 @@ CHECKS: dict[str, Callable[[Transport], None]] = {
 # ------------------------------------------------------------------------------------------------ failures
 
 
-def heard(t: Transport, peer: int) -> Cause:
+def heard(t: Transport, peer: int) -> LinkFailure:
     """The cause with which a wait for a peer ends."""
     with pytest.raises(LinkError) as raised:
         t.receive(peer, place()).wait()
@@ -187,24 +187,26 @@ def leaving_is_heard(t: Transport) -> None:
     if t.rank == 0:
         t.close(patience_s=0.1)
         return
-    assert heard(t, t.rank - 1) == Cause("left", 0)
-    assert t.fail(Cause("left", t.rank)) == Cause("left", 0)
+    assert heard(t, t.rank - 1) == LinkFailure("left", 0)
+    assert t.fail(LinkFailure("left", t.rank)) == LinkFailure("left", 0)
 
 
 def first_cause_counts(t: Transport) -> None:
     """What one vertex finds wrong is what all are told, whatever they find themselves because of it."""
     if t.rank == t.size - 1:
-        assert t.fail(Cause("disagreed", t.rank, "it was called something else")) == Cause("disagreed", t.rank)
+        assert t.fail(LinkFailure("disagreed", t.rank, "it was called something else")) == LinkFailure(
+            "disagreed", t.rank
+        )
     else:
         cause = heard(t, t.rank + 1)
-        assert cause == Cause("disagreed", t.size - 1)
+        assert cause == LinkFailure("disagreed", t.size - 1)
         assert cause.detail == "it was called something else"
-    assert t.fail(Cause("left", t.rank)) == Cause("disagreed", t.size - 1)
+    assert t.fail(LinkFailure("left", t.rank)) == LinkFailure("disagreed", t.size - 1)
 
 
 def nothing_works_afterwards(t: Transport) -> None:
     """A group that failed raises at once, at every call and on every thread."""
-    t.fail(Cause("left", t.rank))
+    t.fail(LinkFailure("left", t.rank))
     peer = others(t)[0]
     for call in (lambda: t.send(peer, message(1)).wait(), lambda: t.receive(peer, place()).wait()):
         with pytest.raises(LinkError):
@@ -250,10 +252,10 @@ def beside_it_nothing_works_afterwards(t: Transport) -> None:
     """Who waits on links beside those that fail hears of it, and of the same cause."""
     other, peer = t.beside(), others(t)[-1]
     if t.rank == 0:
-        t.fail(Cause("left", 0))
+        t.fail(LinkFailure("left", 0))
     with pytest.raises(LinkError) as raised:
         other.receive(peer, place()).wait()
-    assert raised.value.cause == Cause("left", 0)
+    assert raised.value.cause == LinkFailure("left", 0)
     with pytest.raises(LinkError):
         other.send(peer, message(1)).wait()
 

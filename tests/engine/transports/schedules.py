@@ -18,7 +18,7 @@ from ringside._core import numpy_kernels as twins
 from ringside.engine.dtypes import DTYPES, FLOATING, ITEM_BYTES, OP_CODES
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.plan import plan_messages
-from ringside.engine.net.exchange.signature import Call
+from ringside.engine.net.exchange.signature import CollectiveSignature
 from ringside.engine.net.reduction import folder
 from ringside.schedule import ALGORITHMS, Schedule, by_name, chunk_bounds, pipelined, relabel, run
 
@@ -118,7 +118,7 @@ def carry_out(exchange: Exchange, s: Schedule, x: Array, dtype: str = "float32",
     plan = plan_messages(s, exchange.transport.rank)
     bounds = (chunk_bounds(len(x), plan.chunks) * item).tolist()
     chunks = [data[bounds[c] : bounds[c + 1]] for c in range(plan.chunks)]
-    call = Call(1, code, OP_CODES[op], len(x))
+    call = CollectiveSignature(1, code, OP_CODES[op], len(x))
     exchange.run(plan, chunks, item, folder(code, OP_CODES[op]), call, **more)
 
 

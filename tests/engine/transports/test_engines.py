@@ -16,9 +16,9 @@ from tests.support.ranks import Team, communicator, hear, on_ranks, place
 from ringside.engine.dtypes import DTYPES, OP_CODES
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.plan import plan_messages
-from ringside.engine.net.exchange.signature import Call, Disagreement
+from ringside.engine.net.exchange.signature import CollectiveSignature, SignatureMismatch
 from ringside.engine.net.reduction import folder
-from ringside.engine.transports.base import NOBODY, Cause, LinkError
+from ringside.engine.transports.base import NOBODY, LinkError, LinkFailure
 from ringside.errors import UnsupportedError
 from ringside.schedule import Schedule, chunk_bounds, direct, tree
 
@@ -63,12 +63,12 @@ def calls_something_larger(path: str) -> list[str]:
         plan, size = plan_messages(schedule, here.rank), exchange.size_of(schedule, x.nbytes, x.itemsize, None)
         bounds = (chunk_bounds(count, schedule.chunks) * 4).tolist()
         chunks = [x.view(np.uint8)[a:b] for a, b in pairwise(bounds)]
-        call, by = Call(0, code, 0, count), folder(code, OP_CODES["sum"])
+        call, by = CollectiveSignature(0, code, 0, count), folder(code, OP_CODES["sum"])
         try:
             exchange.run(plan, chunks, 4, by, call, ordered=True, size=size)
             heard.append("finished")
-        except Disagreement as error:
-            heard.append(transport.fail(Cause("disagreed", error.peer)).kind)
+        except SignatureMismatch as error:
+            heard.append(transport.fail(LinkFailure("disagreed", error.peer)).kind)
         except LinkError as error:
             heard.append(transport.fail(error.cause).kind)
         transport.close(patience_s=0.5)
@@ -132,11 +132,11 @@ def native_over(store: Any, lost: Sequence[int] = (), **how: float) -> Any:
     """Return the group's own all-reduce of these ranks, to which some count as lost."""
     from torch.distributed import PrefixStore
 
-    from ringside.engine.transports.gloo_all_reduce import TorchNative
+    from ringside.engine.transports.gloo_all_reduce import GlooAllReduce
 
     here = place()
     names = PrefixStore(here.job, store)
-    return TorchNative(names, here.rank, here.size, timeout_s=30, has_lost=lambda rank, _: rank in lost, **how)
+    return GlooAllReduce(names, here.rank, here.size, timeout_s=30, has_lost=lambda rank, _: rank in lost, **how)
 
 
 def by_the_groups_own(path: str) -> list[int]:
@@ -189,7 +189,7 @@ def test_the_groups_own_waits_for_a_late_rank() -> None:
         assert [outcome.value for outcome in team.finish()] == [4.0, 4.0]
 
 
-def with_a_lost_rank(path: str) -> Cause | None:
+def with_a_lost_rank(path: str) -> LinkFailure | None:
     """Rank 1 does not come, and counts as lost."""
     import torch.distributed as dist
 
@@ -206,16 +206,16 @@ def test_the_groups_own_does_not_wait_for_a_lost_rank() -> None:
     with store_file() as path, Team(3) as team:
         team.start(with_a_lost_rank, path)
         for rank in (0, 2):
-            assert team.finish_one(rank).value == Cause("lost", NOBODY)
+            assert team.finish_one(rank).value == LinkFailure("lost", NOBODY)
         team.tell(1, "go on")
         assert team.finish_one(1).ok
 
 
-def with_a_rank_that_left(path: str) -> Cause | None:
+def with_a_rank_that_left(path: str) -> LinkFailure | None:
     """Rank 1 leaves in good order before the first one."""
     import torch.distributed as dist
 
-    from ringside.engine.transports.gloo_all_reduce import TorchNative
+    from ringside.engine.transports.gloo_all_reduce import GlooAllReduce
 
     transport, here = peer_to_peer(path), place()
     try:
@@ -224,7 +224,7 @@ def with_a_rank_that_left(path: str) -> Cause | None:
             hear()
             return None
         store = dist.PrefixStore("native", dist.FileStore(path, -1))
-        native = TorchNative(store, here.rank, here.size, timeout_s=50, has_lost=transport.has_lost)
+        native = GlooAllReduce(store, here.rank, here.size, timeout_s=50, has_lost=transport.has_lost)
         with pytest.raises(LinkError) as raised:
             native.all_reduce(np.ones(4, np.uint8), DTYPES.index("float32"), OP_CODES["sum"], None)
         return transport.fail(raised.value.cause)
@@ -238,13 +238,13 @@ def test_the_groups_own_does_not_wait_for_a_rank_that_left() -> None:
         team.start(with_a_rank_that_left, path)
         for rank in (0, 2):
             outcome = team.finish_one(rank)
-            assert outcome.value == Cause("left", 1), outcome
+            assert outcome.value == LinkFailure("left", 1), outcome
             assert outcome.at - began < 25, "of 50"
         team.tell(1, "go on")
         assert team.finish_one(1).ok
 
 
-def given_up_before(path: str) -> Cause:
+def given_up_before(path: str) -> LinkFailure:
     import torch.distributed as dist
 
     native, x = native_over(dist.FileStore(path, -1)), np.ones(5, np.float32)
@@ -256,7 +256,7 @@ def given_up_before(path: str) -> Cause:
 
 def test_the_groups_own_begins_nothing_after_it_was_given_up() -> None:
     with store_file() as path:
-        assert on_ranks(1, given_up_before, path) == [Cause("lost", NOBODY)]
+        assert on_ranks(1, given_up_before, path) == [LinkFailure("lost", NOBODY)]
 
 
 def as_dtype(values: Any, dtype: str) -> Any:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from ringside.engine.transports.abort import LastWords, Word, find_late, tell_apart
-from ringside.engine.transports.base import NOBODY, Cause
+from ringside.engine.transports.abort import AbortChannel, AbortNotice, find_late, tell_apart
+from ringside.engine.transports.base import NOBODY, LinkFailure
 
-LATE = Cause("late", NOBODY)
+LATE = LinkFailure("late", NOBODY)
 
 
 class Group:
@@ -37,12 +37,12 @@ class Group:
         return self.Work()
 
 
-def ears(size: int, gone: tuple[int, ...] = ()) -> list[LastWords]:
+def ears(size: int, gone: tuple[int, ...] = ()) -> list[AbortChannel]:
     ends: list[Group] = []
-    return [LastWords(Group(ends, gone), rank, size) for rank in range(size)]
+    return [AbortChannel(Group(ends, gone), rank, size) for rank in range(size)]
 
 
-def said(*words: Word | None) -> list[LastWords]:
+def said(*words: AbortNotice | None) -> list[AbortChannel]:
     """Let every rank say its word; None: it says nothing."""
     made = ears(len(words))
     for ear, word in zip(made, words, strict=True):
@@ -54,11 +54,16 @@ def said(*words: Word | None) -> list[LastWords]:
 @pytest.mark.parametrize("kind", ["lost", "late", "left", "disagreed"])
 def test_a_word_arrives_as_it_was_said(kind: Any) -> None:
     detail = "détail " * 100
-    word = Word(Cause(kind, 2, detail), 1, 0.25, "all_reduce by a ring " * 30, kind == "left")
+    word = AbortNotice(LinkFailure(kind, 2, detail), 1, 0.25, "all_reduce by a ring " * 30, kind == "left")
     for reader in said(word, None, None)[1:]:
         heard = reader.of(0)
         assert heard is not None
-        assert (heard.cause, heard.waits_for, heard.since_s, heard.goodbye) == (Cause(kind, 2), 1, 0.25, kind == "left")
+        assert (heard.cause, heard.waits_for, heard.since_s, heard.goodbye) == (
+            LinkFailure(kind, 2),
+            1,
+            0.25,
+            kind == "left",
+        )
         assert word.doing.startswith(heard.doing)
         assert detail.startswith(heard.cause.detail.rstrip("\ufffd"))
         assert min(len(heard.doing), len(heard.cause.detail.encode())) > 490
@@ -68,68 +73,74 @@ def test_a_word_arrives_as_it_was_said(kind: Any) -> None:
 
 def test_who_is_gone_keeps_nobody_from_being_told() -> None:
     first, _, third = ears(3, gone=(1,))
-    first.tell(Word(LATE))
-    assert third.of(0) == Word(LATE)
+    first.tell(AbortNotice(LATE))
+    assert third.of(0) == AbortNotice(LATE)
 
 
 def test_of_several_words_one_that_knows_is_heard_before_a_guess_and_goodbyes_are_no_reason() -> None:
-    lost = Cause("lost", 2)
-    reader = said(Word(Cause("left", 0), goodbye=True), Word(Cause("late", 3)), Word(lost), None)[3]
-    assert reader.first() == Word(lost)
-    assert said(Word(Cause("left", 0), goodbye=True), None)[1].first() is None
-    assert said(Word(Cause("late", 1)), None)[1].first() == Word(Cause("late", 1))
+    lost = LinkFailure("lost", 2)
+    reader = said(
+        AbortNotice(LinkFailure("left", 0), goodbye=True), AbortNotice(LinkFailure("late", 3)), AbortNotice(lost), None
+    )[3]
+    assert reader.first() == AbortNotice(lost)
+    assert said(AbortNotice(LinkFailure("left", 0), goodbye=True), None)[1].first() is None
+    assert said(AbortNotice(LinkFailure("late", 1)), None)[1].first() == AbortNotice(LinkFailure("late", 1))
 
 
-def blamed(me: int, *words: Word | None) -> Cause:
+def blamed(me: int, *words: AbortNotice | None) -> LinkFailure:
     own = words[me]
     assert own is not None
     return find_late(said(*words)[me], me, own, 0.0)
 
 
-def waiting(on: int, since_s: float = 1.0, doing: str = "all_reduce") -> Word:
-    return Word(Cause("late", on), on, since_s, doing)
+def waiting(on: int, since_s: float = 1.0, doing: str = "all_reduce") -> AbortNotice:
+    return AbortNotice(LinkFailure("late", on), on, since_s, doing)
 
 
 def test_the_chain_of_those_who_wait_ends_at_the_late_one() -> None:
-    idle = Word(LATE)
-    assert blamed(0, waiting(1), waiting(2), idle) == Cause("late", 2), "it is in no collective"
-    assert blamed(0, waiting(1), waiting(2), None) == Cause("late", 2), "it says nothing"
-    assert blamed(1, waiting(1), waiting(2), None) == Cause("late", 2)
-    assert blamed(0, waiting(1), None, waiting(0)) == Cause("late", 1)
-    assert blamed(0, Word(Cause("late", 1)), waiting(0)) == Cause("late", 0), "it is in no collective itself"
-    died = Word(Cause("lost", 3), 3, 1.0, "all_reduce")
-    assert blamed(0, waiting(1), waiting(2), died) == Cause("lost", 3), "it knows better"
-    nobody = Word(LATE, NOBODY, 1.0, "all_reduce")
+    idle = AbortNotice(LATE)
+    assert blamed(0, waiting(1), waiting(2), idle) == LinkFailure("late", 2), "it is in no collective"
+    assert blamed(0, waiting(1), waiting(2), None) == LinkFailure("late", 2), "it says nothing"
+    assert blamed(1, waiting(1), waiting(2), None) == LinkFailure("late", 2)
+    assert blamed(0, waiting(1), None, waiting(0)) == LinkFailure("late", 1)
+    assert blamed(0, AbortNotice(LinkFailure("late", 1)), waiting(0)) == LinkFailure("late", 0), (
+        "it is in no collective itself"
+    )
+    died = AbortNotice(LinkFailure("lost", 3), 3, 1.0, "all_reduce")
+    assert blamed(0, waiting(1), waiting(2), died) == LinkFailure("lost", 3), "it knows better"
+    nobody = AbortNotice(LATE, NOBODY, 1.0, "all_reduce")
     assert blamed(0, waiting(1), waiting(2), nobody) == LATE
-    by_cause = Word(Cause("late", 2), NOBODY, 1.0, "all_reduce")
-    assert blamed(0, waiting(1), by_cause, idle) == Cause("late", 2), "whom it blames it waited for"
-    assert blamed(0, Word(Cause("late", 2), NOBODY, 1.0, "all_reduce"), idle, idle) == Cause("late", 2)
+    by_cause = AbortNotice(LinkFailure("late", 2), NOBODY, 1.0, "all_reduce")
+    assert blamed(0, waiting(1), by_cause, idle) == LinkFailure("late", 2), "whom it blames it waited for"
+    assert blamed(0, AbortNotice(LinkFailure("late", 2), NOBODY, 1.0, "all_reduce"), idle, idle) == LinkFailure(
+        "late", 2
+    )
 
 
 def test_in_a_circle_who_came_much_later_is_late_and_else_whom_one_waits_for() -> None:
-    assert blamed(0, waiting(1), waiting(2), waiting(0)) == Cause("late", 1)
-    assert blamed(2, waiting(1), waiting(2), waiting(0)) == Cause("late", 0)
-    assert blamed(0, waiting(1, 4.0), waiting(2, 4.0), waiting(0, 1.9)) == Cause("late", 2)
-    assert blamed(0, waiting(1, 4.0), waiting(2, 4.0), waiting(0, 2.0)) == Cause("late", 1), "half as long is not"
-    assert blamed(0, waiting(1), waiting(2, doing="barrier"), waiting(0)) == Cause("disagreed", 1)
+    assert blamed(0, waiting(1), waiting(2), waiting(0)) == LinkFailure("late", 1)
+    assert blamed(2, waiting(1), waiting(2), waiting(0)) == LinkFailure("late", 0)
+    assert blamed(0, waiting(1, 4.0), waiting(2, 4.0), waiting(0, 1.9)) == LinkFailure("late", 2)
+    assert blamed(0, waiting(1, 4.0), waiting(2, 4.0), waiting(0, 2.0)) == LinkFailure("late", 1), "half as long is not"
+    assert blamed(0, waiting(1), waiting(2, doing="barrier"), waiting(0)) == LinkFailure("disagreed", 1)
     # Rank 0 is not in the circle that it came to.
-    assert blamed(0, waiting(1, 0.1), waiting(2), waiting(1)) == Cause("late", 0)
+    assert blamed(0, waiting(1, 0.1), waiting(2), waiting(1)) == LinkFailure("late", 0)
 
 
 def test_who_waited_for_nobody_names_the_first_that_is_missing() -> None:
-    own, there = Word(LATE, NOBODY, 1.0, "all_reduce"), waiting(0)
-    assert blamed(0, own, there, None, None) == Cause("late", 2)
-    assert blamed(0, own, Word(LATE), there, None) == Cause("late", 1)
-    assert blamed(2, Word(LATE), there, own) == Cause("late", 0)
+    own, there = AbortNotice(LATE, NOBODY, 1.0, "all_reduce"), waiting(0)
+    assert blamed(0, own, there, None, None) == LinkFailure("late", 2)
+    assert blamed(0, own, AbortNotice(LATE), there, None) == LinkFailure("late", 1)
+    assert blamed(2, AbortNotice(LATE), there, own) == LinkFailure("late", 0)
     assert blamed(0, own, there, there) == LATE, "all are there: whom it waits for it does not know"
-    assert blamed(0, own, there, waiting(0, 0.3)) == Cause("late", 2)
+    assert blamed(0, own, there, waiting(0, 0.3)) == LinkFailure("late", 2)
 
 
 def told_apart(me: int, *doing: str | None) -> tuple[int, str]:
-    words = [None if what is None else Word(Cause("disagreed", 1), NOBODY, 1.0, what) for what in doing]
+    words = [None if what is None else AbortNotice(LinkFailure("disagreed", 1), NOBODY, 1.0, what) for what in doing]
     own = words[me]
     assert own is not None
-    cause = tell_apart(said(*words)[me], me, own, Cause("disagreed", 7, "as before"), 0.0)
+    cause = tell_apart(said(*words)[me], me, own, LinkFailure("disagreed", 7, "as before"), 0.0)
     return cause.vertex, cause.detail
 
 

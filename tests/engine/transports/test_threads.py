@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringside.engine.transports.base import Cause, LinkError
+from ringside.engine.transports.base import LinkError, LinkFailure
 from ringside.engine.transports.threads import Switchboard, Threads
 
 from .conformance import CHECKS, FAILURES, place
@@ -23,7 +23,7 @@ def test_a_deadline_names_the_vertex_that_sends_nothing() -> None:
     waits = ends[1].receive(0, place())
     with pytest.raises(LinkError) as raised:
         ends[2].receive(0, place()).wait()
-    assert raised.value.cause == Cause("late", 0)
+    assert raised.value.cause == LinkFailure("late", 0)
     with pytest.raises(LinkError) as raised:
         waits.wait()
-    assert raised.value.cause == Cause("late", 0)
+    assert raised.value.cause == LinkFailure("late", 0)

@@ -16,10 +16,10 @@ import pytest
 import torch.distributed as dist
 from tests.support.ranks import Team, hear, on_ranks, outcomes_of, place, say
 
-from ringside.engine.transports.abort import LastWords, Word
-from ringside.engine.transports.base import NOBODY, Cause, LinkError
+from ringside.engine.transports.abort import AbortChannel, AbortNotice
+from ringside.engine.transports.base import NOBODY, LinkError, LinkFailure
 from ringside.engine.transports.gloo_internals import watched_connections
-from ringside.engine.transports.waits import Wait, long_awaited
+from ringside.engine.transports.waits import OpenWait, long_awaited
 
 from . import conformance
 from .vertices import peer_to_peer, store_file
@@ -56,7 +56,7 @@ def test_failures() -> None:
 
 
 def test_a_wait_is_long_when_it_is_still_the_same_one() -> None:
-    wait = Wait()
+    wait = OpenWait()
     assert not wait.lasts(1.0, 0.0)
     wait.peer, wait.number = 2, 1
     assert not wait.lasts(1.0, 0.1), "seen for the first time"
@@ -72,7 +72,7 @@ def test_a_wait_is_long_when_it_is_still_the_same_one() -> None:
 
 def test_whoever_is_waited_for_on_links_beside_is_prodded_too() -> None:
     """What is not acknowledged ends a silent connection, whichever thread waits for it."""
-    own, beside, now, prodded = Wait(), Wait(peer=3, number=1), 100.0, list[int]()
+    own, beside, now, prodded = OpenWait(), OpenWait(peer=3, number=1), 100.0, list[int]()
     for seconds in (0.0, 0.7, 0.1, 0.35, 0.45):
         now += seconds
         prodded += long_awaited([own, beside], lambda: False, now)
@@ -86,7 +86,7 @@ def test_whoever_is_waited_for_on_links_beside_is_prodded_too() -> None:
 
 def test_whoever_is_waited_for_is_prodded_when_connections_were_closed() -> None:
     asked: list[bool] = []
-    waits, closed = [Wait(), Wait()], lambda: bool(asked.append(True) or True)  # type: ignore[func-returns-value]
+    waits, closed = [OpenWait(), OpenWait()], lambda: bool(asked.append(True) or True)  # type: ignore[func-returns-value]
     assert list(long_awaited(waits, closed, 1.0)) == []
     assert asked == []
     waits[1].peer = 3
@@ -95,7 +95,7 @@ def test_whoever_is_waited_for_is_prodded_when_connections_were_closed() -> None
 
 def test_nobody_is_prodded_where_nobody_waits_any_more() -> None:
     """A wait that is about to begin has a new number before it has a peer."""
-    wait = Wait(peer=2, number=1)
+    wait = OpenWait(peer=2, number=1)
     assert not wait.lasts(0.5, 0.0)
     wait.peer = NOBODY
     wait.number = 2
@@ -158,7 +158,7 @@ def test_a_connection_that_was_closed_is_seen_once() -> None:
 # ------------------------------------------------------------------------------------------------ deaths
 
 
-def wait_for_the_left(path: str) -> Cause:
+def wait_for_the_left(path: str) -> LinkFailure:
     """Wait for the neighbour, which waits for its own, all the way round."""
     transport = peer_to_peer(path)
     pending = transport.receive((transport.rank - 1) % transport.size, conformance.place())
@@ -171,7 +171,7 @@ def wait_for_the_left(path: str) -> Cause:
         transport.close()
 
 
-def dies_while_others_connect(path: str) -> Cause | None:
+def dies_while_others_connect(path: str) -> LinkFailure | None:
     """Rank 1 dies when the first of its two groups stands."""
     here = place()
     if here.rank == 1:
@@ -187,7 +187,7 @@ def test_a_death_while_the_connections_are_made_is_an_error_of_the_link() -> Non
     with store_file() as path:
         alive, died = outcomes_of(2, dies_while_others_connect, path)
     assert died.exit_status == 7
-    assert alive.value == Cause("lost", NOBODY), alive.trace
+    assert alive.value == LinkFailure("lost", NOBODY), alive.trace
 
 
 def test_everybody_hears_who_died() -> None:
@@ -198,23 +198,23 @@ def test_everybody_hears_who_died() -> None:
         outcomes = team.finish()
     assert outcomes[2].exit_status == -signal.SIGKILL
     for rank in (0, 1, 3):
-        assert outcomes[rank].value == Cause("lost", 2)
+        assert outcomes[rank].value == LinkFailure("lost", 2)
 
 
-def gives_up_while_words_take_long(path: str) -> Cause | None:
+def gives_up_while_words_take_long(path: str) -> LinkFailure | None:
     transport = peer_to_peer(path)
     if transport.rank == 0:
         say("ready")
         hear()
-        transport.fail(Cause("left", 0))
+        transport.fail(LinkFailure("left", 0))
         hear()  # it lives, or its other connection would be closed, too
         return None
     asked: list[float] = []
 
-    def nothing_at_first(read: Callable[..., Word | None]) -> Callable[..., Word | None]:
+    def nothing_at_first(read: Callable[..., AbortNotice | None]) -> Callable[..., AbortNotice | None]:
         """As where the thread that takes words from the network has no processor for a second."""
 
-        def look(words: LastWords, *how: Any) -> Word | None:
+        def look(words: AbortChannel, *how: Any) -> AbortNotice | None:
             asked.append(time.monotonic())
             time.sleep(0.002)
             return read(words, *how) if asked[-1] - asked[0] > 1.0 else None
@@ -224,7 +224,7 @@ def gives_up_while_words_take_long(path: str) -> Cause | None:
     with pytest.MonkeyPatch.context() as patch:
         say("ready")
         for name in ("first", "of"):
-            patch.setattr(LastWords, name, nothing_at_first(getattr(LastWords, name)))
+            patch.setattr(AbortChannel, name, nothing_at_first(getattr(AbortChannel, name)))
         with pytest.raises(LinkError) as caught:
             transport.receive(0, np.zeros(8, np.uint8)).wait()
     return caught.value.cause
@@ -238,10 +238,10 @@ def test_who_closes_a_connection_on_purpose_is_not_taken_for_dead_before_its_wor
         heard = team.finish_one(1)
         team.tell(0, "go")
         team.finish_one(0)
-    assert heard.value == Cause("left", 0), heard.trace
+    assert heard.value == LinkFailure("left", 0), heard.trace
 
 
-def with_a_message_half_way(path: str, way: str, timeout_s: float) -> Cause:
+def with_a_message_half_way(path: str, way: str, timeout_s: float) -> LinkFailure:
     """A large message is half way to or from rank 1 when that dies; rank 2 waits for rank 0, which waits for rank 1."""
     transport = peer_to_peer(path, timeout_s=timeout_s)
     large = np.full(1 << 26, transport.rank, dtype=np.uint8)
@@ -274,10 +274,10 @@ def test_a_death_with_a_message_half_way(way: str) -> None:
         outcomes = team.finish()
     assert outcomes[1].exit_status == -signal.SIGKILL
     for rank in (0, 2):
-        assert outcomes[rank].value == Cause("lost", 1)
+        assert outcomes[rank].value == LinkFailure("lost", 1)
 
 
-def wait_in_a_chain(path: str, absent: int) -> Cause | None:
+def wait_in_a_chain(path: str, absent: int) -> LinkFailure | None:
     """Everybody waits for the next higher rank, but one: it is busy with something else."""
     transport = peer_to_peer(path, timeout_s=1.0)
     try:
@@ -295,12 +295,12 @@ def test_the_late_one_is_named_and_not_its_neighbour(absent: int) -> None:
     with store_file() as path, Team(4) as team:
         team.start(wait_in_a_chain, path, absent)
         for rank in {0, 1, 2, 3} - {absent}:
-            assert team.finish_one(rank).value == Cause("late", absent)
+            assert team.finish_one(rank).value == LinkFailure("late", absent)
         team.tell(absent, "go on")
         assert team.finish_one(absent).ok
 
 
-def wait_in_a_circle(path: str, what: list[str]) -> Cause:
+def wait_in_a_circle(path: str, what: list[str]) -> LinkFailure:
     transport = peer_to_peer(path, timeout_s=0.5)
     transport.doing = what[transport.rank]
     try:
@@ -312,7 +312,7 @@ def wait_in_a_circle(path: str, what: list[str]) -> Cause:
 def test_waiting_in_a_circle_means_that_they_do_different_things() -> None:
     with store_file() as path:
         for cause in on_ranks(4, wait_in_a_circle, path, ["ring", "ring", "tree", "ring"]):
-            assert cause == Cause("disagreed", 2)
+            assert cause == LinkFailure("disagreed", 2)
             assert cause.detail == "ranks 0, 1, 3 called ring; rank 2 called tree"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.support.ranks import place
 
-from ringside.engine.transports.base import Cause
+from ringside.engine.transports.base import LinkFailure
 from ringside.engine.transports.threads import Switchboard, Threads
 
 LIMIT_S = 60.0
@@ -28,7 +28,7 @@ def on_threads(size: int, function: Callable[[Threads], Any], timeout_s: float =
             results[rank] = function(Threads(board, rank))
         except BaseException as error:
             errors.append(error)
-            board.fail(Cause("left", rank))
+            board.fail(LinkFailure("left", rank))
 
     threads = [threading.Thread(target=vertex, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:
@@ -52,8 +52,8 @@ def peer_to_peer(path: str, timeout_s: float = 30.0, name: str = "", size: int =
     """Return this rank's end of a group of the first `size` ranks (0: all) that meet through a file."""
     import torch.distributed as dist
 
-    from ringside.engine.transports.gloo import TorchPeerToPeer
+    from ringside.engine.transports.gloo import GlooTransport
 
     here = place()
     store = dist.PrefixStore(f"{here.job}/{name}", dist.FileStore(path, -1))
-    return TorchPeerToPeer(store, here.rank, size or here.size, timeout_s=timeout_s, **options)
+    return GlooTransport(store, here.rank, size or here.size, timeout_s=timeout_s, **options)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
-from ringside.survive.cluster.peers import Mark
+from ringside.survive.cluster.peers import PeerMark
 
-mark = Mark()
+mark = PeerMark()
 os.set_inheritable(os.open("/dev/null", os.O_RDONLY), True)
 child = os.fork()
 if not child:

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringside
 from ringside.pytorch.recording import session as sessions
-from ringside.pytorch.recording.settings import Settings
+from ringside.pytorch.recording.settings import RecordingSettings
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
@@ -20,7 +20,7 @@ model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
 model[0].register_forward_hook(lambda *_: time.sleep(0.04))  # so much computing
 ddp = DistributedDataParallel(model)
 # Periods a third as long as usual: the same number of them in a third of the time.
-session = sessions.begin(os.environ["OUT"], os.environ["ENGINE"], Settings(links_s=0.3))
+session = sessions.begin(os.environ["OUT"], os.environ["ENGINE"], RecordingSettings(links_s=0.3))
 ringside.attach(ddp, engine=os.environ["ENGINE"])
 optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
 going, step, limit, late = torch.ones(1), 0, int(os.environ["STEPS"]), int(os.environ["STEPS"])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from ringside.monitor.collector import Collector
+from ringside.monitor.collector import StepCollector
 from ringside.monitor.run.directory import RunWriter
 from ringside.monitor.run.records import RunInfo, StepRecord
 
 info = RunInfo(
     schema=1, name="n", started_unix=0.0, command=[], world_size=2, hosts=["a", "a"], pids=[1, 2], engine="gloo"
 )
-collector = Collector(2, RunWriter(sys.argv[1], info))
+collector = StepCollector(2, RunWriter(sys.argv[1], info))
 print("up", flush=True)
 for step in range(10**9):
     own = 0.1, 0.13 if step >= 60 else 0.1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ringside.engine import Communicator
+from ringside.engine import HostCommunicator
 from ringside.errors import UsageError
 
 
@@ -36,7 +36,7 @@ class Contender:
     close: Callable[[], None] = _nothing
 
 
-def ours(comm: Communicator, dtype: str, op: str, algorithms: tuple[str, ...]) -> list[Contender]:
+def ours(comm: HostCommunicator, dtype: str, op: str, algorithms: tuple[str, ...]) -> list[Contender]:
     """Return our engine on symmetric and on private tensors, for each algorithm."""
     wrap = _wrap_bfloat16 if dtype == "bfloat16" else _as_it_is
     return [
@@ -46,7 +46,7 @@ def ours(comm: Communicator, dtype: str, op: str, algorithms: tuple[str, ...]) -
     ]
 
 
-def _bound(comm: Communicator, op: str, algorithm: str) -> Callable[[Any], Any]:
+def _bound(comm: HostCommunicator, op: str, algorithm: str) -> Callable[[Any], Any]:
     if algorithm == "auto":
         return comm.all_reduce if op == "sum" else partial(comm.all_reduce, op=op)
     return partial(comm.all_reduce, op=op, algorithm=algorithm)

@@ -17,7 +17,7 @@ from ringside.errors import RingsideError, UsageError
 from ringside.files import write_user_file
 from ringside.predict.plan.memory import DEVICE_BYTES, WEIGHT_BYTES
 from ringside.predict.plan.options import AUTO
-from ringside.predict.plan.plan import Plan, Question, plan
+from ringside.predict.plan.plan import PlanQuestion, TrainingPlan, plan
 from ringside.predict.topology.files import load_topology, preset, presets
 from ringside.predict.topology.topology import Topology
 from ringside.text import size_bytes
@@ -90,7 +90,7 @@ def write_page(path: Path, page: str) -> None:
     print(f"written: {path}", file=sys.stderr)
 
 
-def question(args: argparse.Namespace) -> Question:
+def question(args: argparse.Namespace) -> PlanQuestion:
     """Return what the arguments ask.
 
     Raises:
@@ -107,20 +107,22 @@ def question(args: argparse.Namespace) -> Question:
     )
 
 
-def _described(args: argparse.Namespace) -> Question:
+def _described(args: argparse.Namespace) -> PlanQuestion:
     topology = hardware(args)
     size, parameters = gradient_bytes(args)
-    return Question(topology, size, parameters=parameters, dtype=args.dtype, compute_s=args.compute_seconds)
+    return PlanQuestion(topology, size, parameters=parameters, dtype=args.dtype, compute_s=args.compute_seconds)
 
 
-def _recorded(args: argparse.Namespace) -> Question:
+def _recorded(args: argparse.Namespace) -> PlanQuestion:
     """Return what a recorded run did, over what is said to have joined its ranks."""
     if args.bytes or args.compute_seconds is not None:
         raise UsageError(f"--run {args.run} says what it synchronised and computed: leave the others out")
     run = Run(args.run)
     step = recorded_step(run, hardware_of(run, args))
     _, parameters = gradient_bytes(args)
-    measured = Question(step.topology, step.size_bytes, parameters=parameters, dtype=args.dtype, compute_s=step.work_s)
+    measured = PlanQuestion(
+        step.topology, step.size_bytes, parameters=parameters, dtype=args.dtype, compute_s=step.work_s
+    )
     return replace(measured, measured=step.measured, ran=step.buckets)
 
 
@@ -197,8 +199,8 @@ def gradient_bytes(args: argparse.Namespace) -> tuple[float, float | None]:
     return (DEFAULT_BYTES if parameters is None else parameters * WEIGHT_BYTES[args.dtype]), parameters
 
 
-def to_json(found: Plan) -> dict[str, Any]:
-    """Return a plan as plain data: the fields of `ringside.predict.plan.plan.Plan`, the topology in words."""
+def to_json(found: TrainingPlan) -> dict[str, Any]:
+    """Return a plan as plain data: the fields of `ringside.predict.plan.plan.TrainingPlan`, the topology in words."""
     asked = found.question
     data = asdict(found)
     plain = {name: getattr(asked, name) for name in ("size_bytes", "algorithm", "parameters", "dtype", "memory_bytes")}

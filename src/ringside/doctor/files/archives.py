@@ -15,7 +15,7 @@ from typing import BinaryIO, cast
 
 from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import HEAD_BYTES, Gathered, Limits, Opener, Source
-from ringside.doctor.files.streams import BUFFER_BYTES, Careful, Gunzip, Readable, Slice, Tell, buffered
+from ringside.doctor.files.streams import BUFFER_BYTES, Careful, Gunzip, ReadableStream, Slice, Tell, buffered
 from ringside.doctor.findings import Note
 from ringside.text import short_size as size
 
@@ -72,7 +72,7 @@ class Context:
         """Note that a file is left out."""
         self.found.notes.append(Note(file=name, text=why, used=False))
 
-    def gunzip(self, raw: Readable, tell: Tell) -> Gunzip:
+    def gunzip(self, raw: ReadableStream, tell: Tell) -> Gunzip:
         """Return the unpacked stream of a gzip file, within the limits."""
         limits = self.limits
         return Gunzip(
@@ -94,7 +94,7 @@ def _head(source: Source) -> bytes:
         return _fill(stream)
 
 
-def _fill(stream: Readable) -> bytes:
+def _fill(stream: ReadableStream) -> bytes:
     """The first `HEAD_BYTES` of a stream that may give less at a time."""
     head = b""
     while len(head) < HEAD_BYTES and (block := stream.read(HEAD_BYTES - len(head))):

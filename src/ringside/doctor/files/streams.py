@@ -20,7 +20,7 @@ Tell = Callable[[str], None]
 """Takes one plain line about the file, such as what of it is lost."""
 
 
-class Readable(Protocol):
+class ReadableStream(Protocol):
     """What streams are made of."""
 
     def read(self, size: int, /) -> bytes | None:
@@ -79,7 +79,7 @@ class Careful(io.RawIOBase):
         count: Hears how many bytes were read.
     """
 
-    def __init__(self, raw: Readable, tell: Tell, count: Callable[[int], None]) -> None:
+    def __init__(self, raw: ReadableStream, tell: Tell, count: Callable[[int], None]) -> None:
         self._raw, self._tell, self._count = raw, tell, count
 
     def readable(self) -> bool:
@@ -114,7 +114,9 @@ class Gunzip(io.RawIOBase):
         ratio_after_bytes: Until then any ratio will do.
     """
 
-    def __init__(self, raw: Readable, tell: Tell, *, most_bytes: int, most_ratio: int, ratio_after_bytes: int) -> None:
+    def __init__(
+        self, raw: ReadableStream, tell: Tell, *, most_bytes: int, most_ratio: int, ratio_after_bytes: int
+    ) -> None:
         self._raw, self._tell = raw, tell
         self._most_bytes, self._most_ratio, self._ratio_after = most_bytes, most_ratio, ratio_after_bytes
         self._zip = zlib.decompressobj(wbits=31)

@@ -33,7 +33,7 @@ ITEM_BYTES = {
 }
 
 
-class Frame(msgspec.Struct, frozen=True):
+class StackFrame(msgspec.Struct, frozen=True):
     """One frame of a Python stack."""
 
     name: str = ""
@@ -85,7 +85,7 @@ class _Dump(msgspec.Struct):
     entries: list[Any] = []
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
     """One collective, send or receive that a rank entered.
 
     Args:
@@ -114,7 +114,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     done: bool = False
     started: bool = False
     timeout_s: float = 0.0
-    frames: list[Frame] = []
+    frames: list[StackFrame] = []
 
     @property
     def p2p(self) -> bool:
@@ -160,13 +160,13 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
     groups: dict[str, Group] = {}
     entered: dict[str, int] = {}
     completed: dict[str, int] = {}
-    calls: list[Call] = []
+    calls: list[RecordedCall] = []
     skipped: int = 0
     lost: str = ""
 
-    def by_group(self) -> dict[str, list[Call]]:
+    def by_group(self) -> dict[str, list[RecordedCall]]:
         """Return its calls by the name of their group, in order."""
-        found: dict[str, list[Call]] = {}
+        found: dict[str, list[RecordedCall]] = {}
         for call in self.calls:
             found.setdefault(call.group, []).append(call)
         return found
@@ -274,7 +274,7 @@ def _is_p2p(entry: _Entry) -> bool:
     return bool(entry.is_p2p) if entry.is_p2p is not None else bool(P2P.search(entry.profiling_name))
 
 
-def _calls(entries: list[_Entry]) -> list[Call]:
+def _calls(entries: list[_Entry]) -> list[RecordedCall]:
     shapes: dict[tuple[str, str, str, str], tuple[str, str, str, str]] = {}
     calls = []
     pending = 0
@@ -300,7 +300,9 @@ def _done(entries: list[_Entry]) -> list[bool]:
     return done
 
 
-def _call(entry: _Entry, done: bool, shapes: dict[tuple[str, str, str, str], tuple[str, str, str, str]]) -> Call:
+def _call(
+    entry: _Entry, done: bool, shapes: dict[tuple[str, str, str, str], tuple[str, str, str, str]]
+) -> RecordedCall:
     backend, _, name = entry.profiling_name.rpartition(":")
     p2p = _is_p2p(entry)
     match = P2P.search(name) if p2p else None
@@ -312,7 +314,7 @@ def _call(entry: _Entry, done: bool, shapes: dict[tuple[str, str, str, str], tup
     )
     seq = entry.p2p_seq_id if p2p else entry.collective_seq_id
     seq = entry.seq_id if seq is None else seq
-    return Call(
+    return RecordedCall(
         group=entry_group(entry)[0],
         op=shape[0],
         backend=backend,
@@ -329,10 +331,10 @@ def _call(entry: _Entry, done: bool, shapes: dict[tuple[str, str, str, str], tup
     )
 
 
-def _frames(raw: Any) -> list[Frame]:
+def _frames(raw: Any) -> list[StackFrame]:
     """A stack; only read where somebody waits, for most calls ended."""
     try:
-        return msgspec.convert(raw or [], list[Frame], strict=False)
+        return msgspec.convert(raw or [], list[StackFrame], strict=False)
     except UNDECODABLE:
         return []
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 from ringside.doctor.findings import Note
-from ringside.doctor.flight_recorder.dump import Call, Dump, Group
+from ringside.doctor.flight_recorder.dump import Dump, Group, RecordedCall
 
 ROOTED = frozenset({"broadcast", "_broadcast_oop", "reduce", "_reduce_oop", "gather", "scatter"})
 """Collectives that some ranks may leave before others have come."""
@@ -29,11 +29,15 @@ class GroupView:
     """
 
     def __init__(
-        self, group: Group, dumps: dict[int, Dump], members: Sequence[int], made: Mapping[int, Mapping[str, list[Call]]]
+        self,
+        group: Group,
+        dumps: dict[int, Dump],
+        members: Sequence[int],
+        made: Mapping[int, Mapping[str, list[RecordedCall]]],
     ) -> None:
         self.group, self.dumps, self.members = group, dumps, tuple(members)
-        self.calls: dict[int, dict[int, Call]] = {}
-        self.p2p: dict[int, list[Call]] = {}
+        self.calls: dict[int, dict[int, RecordedCall]] = {}
+        self.p2p: dict[int, list[RecordedCall]] = {}
         for rank in dumps:
             mine = made[rank].get(group.name, [])
             self.calls[rank] = {call.seq: call for call in mine if not call.p2p and call.op != "coalesced"}
@@ -49,14 +53,14 @@ class GroupView:
         return (seq for seq, call in self.calls[rank].items() if call.done)
 
     @cached_property
-    def pending(self) -> dict[int, list[Call]]:
+    def pending(self) -> dict[int, list[RecordedCall]]:
         """Collectives that have no end, by rank, in order."""
         return {
             rank: sorted((call for call in calls.values() if self._open(rank, call)), key=lambda call: call.seq)
             for rank, calls in self.calls.items()
         }
 
-    def _open(self, rank: int, call: Call) -> bool:
+    def _open(self, rank: int, call: RecordedCall) -> bool:
         """Whether a collective has no end. Gloo marks what failed as ended too: it cannot have without everybody."""
         if not call.done or call.backend != "gloo":
             return not call.done
@@ -65,7 +69,7 @@ class GroupView:
         return short and call.op not in ROOTED and call.seq == self.last[rank] and waited >= call.timeout_s / 2
 
     @property
-    def open_p2p(self) -> dict[int, list[Call]]:
+    def open_p2p(self) -> dict[int, list[RecordedCall]]:
         """Sends and receives that have no end, by rank."""
         return {rank: [call for call in calls if not call.done] for rank, calls in self.p2p.items()}
 

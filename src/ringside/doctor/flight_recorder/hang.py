@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ringside.doctor.flight_recorder.dump import Call
+from ringside.doctor.flight_recorder.dump import RecordedCall
 from ringside.doctor.flight_recorder.groups import ROOTED, GroupView
 
 STUCK_BY = 2
@@ -23,17 +23,17 @@ MOST_STARTS = 64
 
 
 @dataclass
-class Wait:
+class HangWait:
     """Rank `waiting` is in `call` of `view`; `awaited` is not."""
 
     waiting: int
     awaited: int
     view: GroupView
-    call: Call
+    call: RecordedCall
 
 
 @dataclass
-class Cause:
+class HangCause:
     """One first cause of a hang.
 
     Attributes:
@@ -46,7 +46,7 @@ class Cause:
     """
 
     view: GroupView
-    call: Call
+    call: RecordedCall
     absent: set[int] = field(default_factory=set)
     stopped: dict[int, tuple[int, int]] = field(default_factory=dict)
     circle: set[int] = field(default_factory=set)
@@ -58,7 +58,7 @@ class Cause:
         return sorted(self.absent | set(self.stopped) | self.circle)
 
 
-def find_causes(views: list[GroupView]) -> list[Cause]:
+def find_causes(views: list[GroupView]) -> list[HangCause]:
     """Return the first causes of a hang, the earliest first; none where nobody waits for anybody."""
     waits = [wait for view in views for wait in (*_absences(view), *_unmatched(view))]
     stopped = _stopped(views)
@@ -80,22 +80,22 @@ def find_causes(views: list[GroupView]) -> list[Cause]:
     return sorted(causes, key=lambda cause: cause.call.created_s)
 
 
-def _absences(view: GroupView) -> Iterable[Wait]:
+def _absences(view: GroupView) -> Iterable[HangWait]:
     """Each waiting rank with each member that is not where it is, at the first call in which it misses it."""
     for rank, pending in view.pending.items():
         reached = -2
         for call in pending:
             if call.seq > view.least and not young(view, rank, call):
                 yield from (
-                    Wait(rank, absent, view, call) for absent in view.absent(call.seq, reached) if absent != rank
+                    HangWait(rank, absent, view, call) for absent in view.absent(call.seq, reached) if absent != rank
                 )
                 reached = call.seq
 
 
-def _unmatched(view: GroupView) -> Iterable[Wait]:
+def _unmatched(view: GroupView) -> Iterable[HangWait]:
     """Sends and receives without an end that the other side has not posted as often."""
     posted: dict[int, Counter[tuple[str, int]]] = {}
-    calls: dict[tuple[int, str, int], list[Call]] = defaultdict(list)
+    calls: dict[tuple[int, str, int], list[RecordedCall]] = defaultdict(list)
     for rank, own in view.p2p.items():
         posted[rank] = Counter()
         for call in own:
@@ -105,26 +105,26 @@ def _unmatched(view: GroupView) -> Iterable[Wait]:
                 calls[rank, call.op, peer].append(call)
     for (rank, op, peer), mine in calls.items():
         if peer in posted and len(mine) > (there := posted[peer]["recv" if op == "send" else "send", rank]):
-            yield Wait(rank, peer, view, mine[there])
+            yield HangWait(rank, peer, view, mine[there])
 
 
-def young(view: GroupView, rank: int, call: Call) -> bool:
+def young(view: GroupView, rank: int, call: RecordedCall) -> bool:
     """Return whether a rank's dump was written so soon after a call that the call need not hang."""
     return bool(call.created_s) and 0.0 <= view.dumps[rank].written_s - call.created_s < LIVE_S
 
 
 @dataclass(frozen=True)
-class Sign:
+class HangSign:
     """Where a stopped device shows: the first call without an end, and (own last completed, peers' last)."""
 
     view: GroupView
-    call: Call
+    call: RecordedCall
     counts: tuple[int, int]
 
 
-def _stopped(views: list[GroupView]) -> dict[int, list[Sign]]:
+def _stopped(views: list[GroupView]) -> dict[int, list[HangSign]]:
     """Ranks that have no end of what peers of theirs finished: where it shows, the largest group first."""
-    found: dict[int, list[Sign]] = defaultdict(list)
+    found: dict[int, list[HangSign]] = defaultdict(list)
     for view in views:
         for rank, pending in view.pending.items():
             peers = max((last for peer, last in view.completed.items() if peer != rank), default=-1)
@@ -132,11 +132,11 @@ def _stopped(views: list[GroupView]) -> dict[int, list[Sign]]:
             late = [call for call in pending if call.seq <= peers and call.op not in ROOTED and call.backend != "gloo"]
             late = [call for call in late if not _just_ended(view, rank, call)]
             if own >= 0 and peers - own >= STUCK_BY and len(late) >= STUCK_BY and rank not in view.stale:
-                found[rank].append(Sign(view, late[0], (own, peers)))
+                found[rank].append(HangSign(view, late[0], (own, peers)))
     return {rank: sorted(signs, key=lambda sign: -len(sign.view.members)) for rank, signs in found.items()}
 
 
-def _just_ended(view: GroupView, rank: int, call: Call) -> bool:
+def _just_ended(view: GroupView, rank: int, call: RecordedCall) -> bool:
     """Whether peers saw the end of a call only when this rank's dump was being written."""
     ends = [calls[call.seq].ended_s for calls in view.calls.values() if call.seq in calls and calls[call.seq].ended_s]
     return bool(ends) and view.dumps[rank].written_s - min(ends) < LIVE_S
@@ -163,15 +163,15 @@ def _reach(edges: dict[int, set[int]], start: int) -> set[int]:
     return reached
 
 
-def _by_first_wait(waits: list[Wait], roots: set[int], circle: set[int], stopped: set[int]) -> list[Cause]:
+def _by_first_wait(waits: list[HangWait], roots: set[int], circle: set[int], stopped: set[int]) -> list[HangCause]:
     """Each culprit at the collective in which it was missed first; culprits of one group together."""
-    first: dict[int, Wait] = {}
+    first: dict[int, HangWait] = {}
     for wait in waits:
         if wait.awaited in roots and wait.waiting not in (roots | stopped) - circle:
             best = first.get(wait.awaited)
             if best is None or _order(wait) < _order(best):
                 first[wait.awaited] = wait
-    causes: list[Cause] = []
+    causes: list[HangCause] = []
     for rank, wait in sorted(first.items(), key=lambda item: _order(item[1])):
         if not circle:
             _cause_of(causes, wait.view, wait.call).absent.add(rank)
@@ -183,15 +183,15 @@ def _by_first_wait(waits: list[Wait], roots: set[int], circle: set[int], stopped
     return causes
 
 
-def _order(wait: Wait) -> tuple[bool, float, int]:
+def _order(wait: HangWait) -> tuple[bool, float, int]:
     """Collectives before sends and receives; then by time."""
     return (wait.call.p2p, wait.call.created_s, wait.call.seq)
 
 
-def _cause_of(causes: list[Cause], view: GroupView, call: Call) -> Cause:
+def _cause_of(causes: list[HangCause], view: GroupView, call: RecordedCall) -> HangCause:
     """The cause that shows in this group; made where there is none."""
     for cause in causes:
         if cause.view is view:
             return cause
-    causes.append(Cause(view=view, call=call))
+    causes.append(HangCause(view=view, call=call))
     return causes[-1]

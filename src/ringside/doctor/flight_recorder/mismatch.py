@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from ringside.doctor.flight_recorder.dump import Call
+from ringside.doctor.flight_recorder.dump import RecordedCall
 from ringside.doctor.flight_recorder.groups import GroupView
 
 SAME_SIZES = frozenset(
@@ -47,8 +47,8 @@ class Mismatch:
     view: GroupView
     seq: int
     what: str
-    common: Call
-    others: dict[int, Call]
+    common: RecordedCall
+    others: dict[int, RecordedCall]
     decided: bool
     skipped: bool
 
@@ -64,7 +64,7 @@ def find_mismatches(views: list[GroupView]) -> list[Mismatch]:
 
 
 def _first_mismatch(view: GroupView) -> Mismatch | None:
-    by_seq: dict[int, dict[int, Call]] = {}
+    by_seq: dict[int, dict[int, RecordedCall]] = {}
     for rank, calls in view.calls.items():
         for seq, call in calls.items():
             by_seq.setdefault(seq, {})[rank] = call
@@ -77,7 +77,7 @@ def _first_mismatch(view: GroupView) -> Mismatch | None:
     return None
 
 
-def _differ(view: GroupView, seq: int, what: str, calls: dict[int, Call]) -> Mismatch | None:
+def _differ(view: GroupView, seq: int, what: str, calls: dict[int, RecordedCall]) -> Mismatch | None:
     said = {rank: text for rank, call in calls.items() if (text := _aspect(call, what))}
     counts = Counter(said.values()).most_common(2)
     if len(counts) < 2:
@@ -95,7 +95,7 @@ def _differ(view: GroupView, seq: int, what: str, calls: dict[int, Call]) -> Mis
     return Mismatch(view=view, seq=seq, what=what, common=common, others=others, decided=decided, skipped=skipped)
 
 
-def _aspect(call: Call, what: str) -> str:
+def _aspect(call: RecordedCall, what: str) -> str:
     op, inputs, outputs, dtypes = call.shape
     if what == "operation":
         return op
@@ -104,7 +104,7 @@ def _aspect(call: Call, what: str) -> str:
     return f"{inputs} → {outputs}" if op in SAME_SIZES else ""
 
 
-def _called_later(view: GroupView, rank: int, seq: int, call: Call) -> bool:
+def _called_later(view: GroupView, rank: int, seq: int, call: RecordedCall) -> bool:
     """Whether a rank made a call of this shape soon after number `seq`."""
     own = view.calls[rank]
     return any(number in own and own[number].shape == call.shape for number in range(seq + 1, seq + 1 + SOON))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ringside.doctor.findings import Lane, Number, Sheet, Span
-from ringside.doctor.flight_recorder.dump import Call, Dump
+from ringside.doctor.findings import Lane, Number, Sheet, TimeSpan
+from ringside.doctor.flight_recorder.dump import Dump, RecordedCall
 from ringside.doctor.flight_recorder.groups import GroupView, last_s
 from ringside.monitor.verdict import Verdict
 from ringside.text import rank_list
@@ -38,10 +38,10 @@ def lanes(dumps: Sequence[Dump], culprits: set[int], which: str) -> list[Lane]:
     ]
 
 
-def _spans(dump: Dump, start: float, horizon: float, culprit: bool) -> list[Span]:
+def _spans(dump: Dump, start: float, horizon: float, culprit: bool) -> list[TimeSpan]:
     ended = [call for call in dump.calls if call.done and call.ended_s > call.created_s >= start]
     spans = [
-        Span(start_s=call.created_s - start, end_s=call.ended_s - start, kind="communication", name=_name(call))
+        TimeSpan(start_s=call.created_s - start, end_s=call.ended_s - start, kind="communication", name=_name(call))
         for call in ended[-MOST_SPANS:]
     ]
     waiting = [call for call in dump.calls if not call.done and call.created_s]
@@ -50,14 +50,14 @@ def _spans(dump: Dump, start: float, horizon: float, culprit: bool) -> list[Span
         more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
         begin = max(first.created_s, start) - start
         kind = "missing" if culprit else "wait"
-        spans.append(Span(start_s=begin, end_s=horizon - start, kind=kind, name=_name(first) + more))
+        spans.append(TimeSpan(start_s=begin, end_s=horizon - start, kind=kind, name=_name(first) + more))
     elif culprit:
         begin = max((call.ended_s or call.created_s for call in ended), default=start) - start
-        spans.append(Span(start_s=begin, end_s=horizon - start, kind="missing", name="never came"))
+        spans.append(TimeSpan(start_s=begin, end_s=horizon - start, kind="missing", name="never came"))
     return spans
 
 
-def _name(call: Call) -> str:
+def _name(call: RecordedCall) -> str:
     return f"{call.op} {call.seq} of group {call.group}"
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from ringside.doctor.findings import Unjudged, verdict_of_files
-from ringside.doctor.flight_recorder.dump import Call, Dump, Frame
+from ringside.doctor.flight_recorder.dump import Dump, RecordedCall, StackFrame
 from ringside.doctor.flight_recorder.groups import GroupView
-from ringside.doctor.flight_recorder.hang import Cause, find_causes
+from ringside.doctor.flight_recorder.hang import HangCause, find_causes
 from ringside.doctor.flight_recorder.mismatch import Mismatch, find_mismatches
 from ringside.monitor.verdict import Verdict
 from ringside.text import counted, named, rank_list
@@ -95,7 +95,7 @@ def _unclear(found: Mismatch) -> Verdict:
     )
 
 
-def _hang_verdict(cause: Cause, views: list[GroupView], missing: list[int], culprits: set[int]) -> Verdict:
+def _hang_verdict(cause: HangCause, views: list[GroupView], missing: list[int], culprits: set[int]) -> Verdict:
     victims = sorted({rank for rank, _ in _pending(views)} - culprits)
     seq = cause.call.seq
     evidence: Evidence = {
@@ -117,7 +117,7 @@ def _hang_verdict(cause: Cause, views: list[GroupView], missing: list[int], culp
     )
 
 
-def _why(cause: Cause, victims: list[int]) -> str:
+def _why(cause: HangCause, victims: list[int]) -> str:
     where = cause.view.group.title
     parts = []
     if cause.circle:
@@ -137,7 +137,7 @@ def _why(cause: Cause, victims: list[int]) -> str:
     return "; ".join(parts) + (waiting if victims else "")
 
 
-def _advice(cause: Cause) -> str:
+def _advice(cause: HangCause) -> str:
     if cause.stopped:
         return (
             "Look at these ranks' kernel log and GPU for that time (dmesg: Xid; nvidia-smi -q: ECC, page retirement), "
@@ -151,7 +151,7 @@ def _advice(cause: Cause) -> str:
     )
 
 
-def _behind(cause: Cause, seq: int) -> str:
+def _behind(cause: HangCause, seq: int) -> str:
     names = sorted(cause.absent | cause.circle)
     if cause.call.p2p:
         return ", ".join(f"rank {rank} never posted its side" for rank in names)
@@ -159,11 +159,11 @@ def _behind(cause: Cause, seq: int) -> str:
     return ", ".join(f"rank {rank} at {at if at >= 0 else 'none'} of {seq}" for rank, at in last.items())
 
 
-def _stopped(cause: Cause) -> str:
+def _stopped(cause: HangCause) -> str:
     return ", ".join(f"rank {rank} at {own}, peers at {peers}" for rank, (own, peers) in sorted(cause.stopped.items()))
 
 
-def _own_stack(cause: Cause) -> Evidence:
+def _own_stack(cause: HangCause) -> Evidence:
     """Where a culprit itself was last, when its dump shows that."""
     for rank in cause.ranks:
         calls = cause.view.dumps[rank].calls if rank in cause.view.dumps else []
@@ -172,7 +172,7 @@ def _own_stack(cause: Cause) -> Evidence:
     return {}
 
 
-def _about(view: GroupView, call: Call, seq: int) -> Evidence:
+def _about(view: GroupView, call: RecordedCall, seq: int) -> Evidence:
     group = view.group
     return {
         "group": group.name,
@@ -189,20 +189,20 @@ def _about(view: GroupView, call: Call, seq: int) -> Evidence:
     }
 
 
-def _say(call: Call) -> str:
+def _say(call: RecordedCall) -> str:
     sizes = call.shape[1].replace("], [", "] [").replace(", ", "×").strip("[]")
     where = f" {sizes}" if sizes else ""
     return f"{call.backend or 'c10d'}:{call.op}{where}{' ' + call.shape[3] if call.shape[3] else ''}"
 
 
-def _stack(name: str, frames: Sequence[Frame]) -> Evidence:
+def _stack(name: str, frames: Sequence[StackFrame]) -> Evidence:
     """The user's own frames, innermost first; PyTorch's only where there are no others."""
     own = [frame for frame in frames if not any(part in frame.filename for part in LIBRARY_PARTS)] or list(frames)
     text = " < ".join(f"{frame.name} ({frame.filename.rpartition('/')[2]}:{frame.line})" for frame in own[:4])
     return {name: text} if text else {}
 
 
-def _pending(views: Iterable[GroupView]) -> list[tuple[int, Call]]:
+def _pending(views: Iterable[GroupView]) -> list[tuple[int, RecordedCall]]:
     """Calls without an end, with their ranks."""
     return [
         (rank, call)
@@ -219,7 +219,7 @@ def _missing(dumps: Sequence[Dump]) -> list[int]:
 
 
 def _nobody_to_blame(
-    waiting: list[tuple[int, Call]], missing: list[int], count: int
+    waiting: list[tuple[int, RecordedCall]], missing: list[int], count: int
 ) -> tuple[list[Verdict], list[Unjudged]]:
     """Calls have no end, and no rank with a dump is late for them."""
     rank, call = min(waiting, key=lambda item: item[1].created_s)

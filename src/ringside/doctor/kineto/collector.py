@@ -9,9 +9,15 @@ import numpy as np
 
 from ringside.doctor.files.chrome_trace import Scan
 from ringside.doctor.kineto import events as names
-from ringside.doctor.kineto.events import CollectiveArguments, Event, collective_arguments, correlations, plain_count
+from ringside.doctor.kineto.events import (
+    CollectiveArguments,
+    TraceEvent,
+    collective_arguments,
+    correlations,
+    plain_count,
+)
 from ringside.doctor.kineto.intervals import Floats, union
-from ringside.doctor.kineto.trace import Collective, RankTrace, Step
+from ringside.doctor.kineto.trace import RankTrace, TracedCollective, TracedStep
 
 LAUNCHES = ("MemcpyAsync", "MemsetAsync")
 RUNTIMES = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver")
@@ -24,7 +30,7 @@ STEP = "ProfilerStep#"
 MOST_ELEMENTS = 1 << 50
 
 
-class Collector:
+class TraceCollector:
     """Takes in batches of events; keeps columns of what is needed.
 
     Attributes:
@@ -48,9 +54,9 @@ class Collector:
         self._kernel_kinds: dict[str, str] = {}
         self._special: dict[str, bool] = {}
 
-    def take(self, batch: list[Event]) -> None:
+    def take(self, batch: list[TraceEvent]) -> None:
         """Take in a batch: sorted by category first, so that the many are handled by the list."""
-        groups: dict[str | None, list[Event]] = defaultdict(list)
+        groups: dict[str | None, list[TraceEvent]] = defaultdict(list)
         for event in batch:
             groups[event.cat].append(event)
         for category, events in groups.items():
@@ -67,7 +73,7 @@ class Collector:
                 for event in complete:
                     self._take_annotation(event, category)
 
-    def _take_operations(self, events: list[Event]) -> None:
+    def _take_operations(self, events: list[TraceEvent]) -> None:
         special = self._special
         for name in {event.name for event in events} - special.keys():
             special[name] = name.startswith(SPECIAL)
@@ -85,20 +91,20 @@ class Collector:
         self._backward += [event.ts for event in autograd]
         self._threads.append(_intervals(autograd))
 
-    def _take_call(self, event: Event) -> None:
+    def _take_call(self, event: TraceEvent) -> None:
         arguments = collective_arguments(event.args)
         if arguments.name is not None:
             self._calls.append((event.ts, arguments))
         if self.rank < 0:
             self.rank = plain_count(arguments.rank)
 
-    def _take_launches(self, events: list[Event]) -> None:
+    def _take_launches(self, events: list[TraceEvent]) -> None:
         launches = [event for event in events if "Launch" in event.name or event.name.endswith(LAUNCHES)]
         if launches:
             numbers = correlations([event.args for event in launches])
             self._launched.append(np.array([numbers, [event.ts for event in launches]], dtype=np.float64).T)
 
-    def _take_device(self, events: list[Event]) -> None:
+    def _take_device(self, events: list[TraceEvent]) -> None:
         kinds = self._kernel_kinds
         for name in {event.name for event in events} - kinds.keys():
             kinds[name] = names.kernel(name)
@@ -115,7 +121,7 @@ class Collector:
         ends = [event.ts + event.dur for event in events]
         self._ran.append(np.array([numbers, starts, ends], dtype=np.float64).T)
 
-    def _take_annotation(self, event: Event, cat: str) -> None:
+    def _take_annotation(self, event: TraceEvent, cat: str) -> None:
         start, end = event.ts, event.ts + event.dur
         on_device = cat == "gpu_user_annotation"
         if event.name.startswith(STEP) and event.name[len(STEP) :].isdecimal() and len(event.name) < 25:
@@ -144,7 +150,7 @@ class Collector:
             launched_only=launched_only,
         )
 
-    def _collectives(self) -> tuple[list[Collective], bool]:
+    def _collectives(self) -> tuple[list[TracedCollective], bool]:
         """The collectives as they ran: device kernels, or what threads carried out."""
         if self._kernels:
             return self._from_kernels(), False
@@ -155,7 +161,7 @@ class Collector:
                 return parts, where == "launch"
         return [], False
 
-    def _from_kernels(self) -> list[Collective]:
+    def _from_kernels(self) -> list[TracedCollective]:
         """Kernels with what they say themselves, or else with what the calls say, in the same order per kind."""
         kernels = sorted(self._kernels, key=lambda one: one[0])
         calls = self._calls_by_kind()
@@ -187,12 +193,12 @@ class Collector:
             grouped.setdefault("collective", []).append((kind, args))
         return grouped
 
-    def _collective(self, start: float, end: float, kind: str, args: CollectiveArguments) -> Collective:
+    def _collective(self, start: float, end: float, kind: str, args: CollectiveArguments) -> TracedCollective:
         told = args.elements_in
         elements = min(max(told, 0) if isinstance(told, int) else names.elements(args.dims), MOST_ELEMENTS)
         types = args.types if isinstance(args.types, list) and args.types else [""]
         dtype = str(args.dtype or types[0])
-        return Collective(
+        return TracedCollective(
             kind=names.collective(str(args.name)) if args.name else kind,
             start_s=start / 1e6 + self._base_s,
             end_s=end / 1e6 + self._base_s,
@@ -203,7 +209,7 @@ class Collector:
             seq=args.seq if isinstance(args.seq, int) and args.seq < MOST_ELEMENTS else -1,
         )
 
-    def _windows(self, device: bool) -> list[Step]:
+    def _windows(self, device: bool) -> list[TracedStep]:
         """Steps; on a device they begin with the first activity that a step launched and last until the next's."""
         marked = self._steps or self._device_steps
         numbers = sorted(marked, key=lambda number: marked[number])
@@ -213,7 +219,7 @@ class Collector:
             starts, ends = self._on_device(starts, ends)
         base = self._base_s
         return [
-            Step(number, start / 1e6 + base, end / 1e6 + base)
+            TracedStep(number, start / 1e6 + base, end / 1e6 + base)
             for number, start, end in zip(numbers, starts, ends, strict=True)
             if end > start
         ]
@@ -238,7 +244,7 @@ class Collector:
         return times
 
 
-def _intervals(events: list[Event]) -> Floats:
+def _intervals(events: list[TraceEvent]) -> Floats:
     """The union of the events' times, microseconds, float64 [n, 2]."""
     if not events:
         return np.empty((0, 2))
@@ -257,8 +263,8 @@ def read_trace(stream: BinaryIO, file: str) -> RankTrace:
         stream: Its bytes, unpacked.
         file: What to call it.
     """
-    scan = Scan(stream, Event)
-    collector = Collector()
+    scan = Scan(stream, TraceEvent)
+    collector = TraceCollector()
     for batch in scan.batches():
         collector.take(batch)
     base_s = scan.header.get("baseTimeNanoseconds", 0)

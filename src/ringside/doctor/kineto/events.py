@@ -11,7 +11,7 @@ import msgspec
 from ringside.decoding import UNDECODABLE
 
 
-class Event(msgspec.Struct, gc=False):
+class TraceEvent(msgspec.Struct, gc=False):
     """One event of a trace; `ts` and `dur` in microseconds, as integers or with a fraction."""
 
     ph: str

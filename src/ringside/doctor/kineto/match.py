@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ringside.doctor.kineto.intervals import Floats
-from ringside.doctor.kineto.trace import Collective, RankTrace
+from ringside.doctor.kineto.trace import RankTrace, TracedCollective
 from ringside.monitor.stats import row_medians as _medians
 
 ROUNDS = 8
@@ -35,7 +35,7 @@ class Matched:
     """
 
     ranks: list[int]
-    parts: list[Collective]
+    parts: list[TracedCollective]
     steps: np.ndarray[tuple[int], np.dtype[np.int64]]
     starts: Floats
     ends: Floats
@@ -83,7 +83,7 @@ def match(traces: Sequence[RankTrace]) -> Matched:
     Where profilers recorded sequence numbers, (group, number) is the key; else the step, the kind, the size and how
     many of them came before in that step.
     """
-    table: dict[Hashable, dict[int, Collective]] = defaultdict(dict)
+    table: dict[Hashable, dict[int, TracedCollective]] = defaultdict(dict)
     steps: dict[Hashable, int] = {}
     for trace in traces:
         for key, step, one in _keyed(trace):
@@ -109,11 +109,11 @@ def match(traces: Sequence[RankTrace]) -> Matched:
     )
 
 
-def _keyed(trace: RankTrace) -> list[tuple[Hashable, int, Collective]]:
+def _keyed(trace: RankTrace) -> list[tuple[Hashable, int, TracedCollective]]:
     begins = np.array([step.start_s for step in trace.steps])
     numbers = [step.number for step in trace.steps]
     counts: dict[Hashable, int] = defaultdict(int)
-    keyed: list[tuple[Hashable, int, Collective]] = []
+    keyed: list[tuple[Hashable, int, TracedCollective]] = []
     for one in trace.collectives:
         home = int(np.searchsorted(begins, one.start_s, side="right")) - 1 if len(begins) else -1
         step = numbers[home] if home >= 0 else -1
@@ -129,7 +129,7 @@ def _keyed(trace: RankTrace) -> list[tuple[Hashable, int, Collective]]:
     return keyed
 
 
-def _conflicts(shared: dict[Hashable, dict[int, Collective]]) -> list[tuple[str, int, dict[int, str]]]:
+def _conflicts(shared: dict[Hashable, dict[int, TracedCollective]]) -> list[tuple[str, int, dict[int, str]]]:
     found = []
     for by_rank in shared.values():
         one = next(iter(by_rank.values()))

@@ -17,7 +17,7 @@ from ringside.doctor.kineto.match import Matched, match
 from ringside.doctor.kineto.replay import collective_recording
 from ringside.doctor.kineto.report import Evidence, answers, facts, lanes, sheets
 from ringside.doctor.kineto.steps import RankSteps, activity, steps_of
-from ringside.doctor.kineto.trace import Job, RankTrace, jobs_of
+from ringside.doctor.kineto.trace import RankTrace, TracedJob, jobs_of
 from ringside.doctor.pipeline.timeline import looks_like_timeline
 from ringside.doctor.replay.stragglers import answer, as_dict, step_recording
 from ringside.monitor.verdict import name_ranks
@@ -59,7 +59,7 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
     return merge([Findings(notes=_once(notes), unjudged=_several(jobs)), *parts])
 
 
-def diagnose(job: Job, *, title: str = "") -> Findings:
+def diagnose(job: TracedJob, *, title: str = "") -> Findings:
     """Return what the traces of one job say; pure.
 
     Args:
@@ -91,7 +91,7 @@ def diagnose(job: Job, *, title: str = "") -> Findings:
     )
 
 
-def _pace(steps: Sequence[RankSteps]) -> judge.Pace:
+def _pace(steps: Sequence[RankSteps]) -> judge.RankPace:
     """Own times of the steps that all ranks recorded, in the order in which they ran."""
     common = set.intersection(*(set(rank.numbers.tolist()) for rank in steps))
     numbers = [number for number in steps[0].numbers.tolist() if number in common]
@@ -101,7 +101,9 @@ def _pace(steps: Sequence[RankSteps]) -> judge.Pace:
         picked = [getattr(rank, name)[place] for rank, place in zip(steps, places, strict=True)]
         return np.stack(picked, axis=1) if numbers else np.empty((0, len(steps)))
 
-    return judge.Pace([rank.rank for rank in steps], numbers, column("own_s"), column("step_s"), column("exposed_s"))
+    return judge.RankPace(
+        [rank.rank for rank in steps], numbers, column("own_s"), column("step_s"), column("exposed_s")
+    )
 
 
 def _per_rank(values: np.ndarray[Any, np.dtype[np.float64]], ranks: int) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -113,7 +115,7 @@ def _per_rank(values: np.ndarray[Any, np.dtype[np.float64]], ranks: int) -> np.n
     return means
 
 
-def _small_numbers(numbers: dict[str, Any], pace: judge.Pace) -> tuple[float, float, float]:
+def _small_numbers(numbers: dict[str, Any], pace: judge.RankPace) -> tuple[float, float, float]:
     exposed = (
         float(np.median(pace.exposed_s.min(axis=1) / np.maximum(pace.step_s.min(axis=1), 1e-12)))
         if pace.numbers
@@ -122,7 +124,9 @@ def _small_numbers(numbers: dict[str, Any], pace: judge.Pace) -> tuple[float, fl
     return float(numbers.get("collectives_per_step", 0.0)), float(numbers.get("small_ratio", 0.0)), exposed
 
 
-def _what_if(job: Job, steps: Sequence[RankSteps], matched: Matched, pace: judge.Pace) -> dict[str, Any] | None:
+def _what_if(
+    job: TracedJob, steps: Sequence[RankSteps], matched: Matched, pace: judge.RankPace
+) -> dict[str, Any] | None:
     """The replay of the job's steps without stragglers; None where there is nothing to compare."""
     if len(job.traces) < 2 or not pace.numbers or any(trace.launched_only for trace in job.traces):
         return None
@@ -134,7 +138,7 @@ def _what_if(job: Job, steps: Sequence[RankSteps], matched: Matched, pace: judge
     return as_dict(answer(recording), replayed)
 
 
-def _unjudged(job: Job, pace: judge.Pace, matched: Matched, blamed: Sequence[int]) -> list[Unjudged]:
+def _unjudged(job: TracedJob, pace: judge.RankPace, matched: Matched, blamed: Sequence[int]) -> list[Unjudged]:
     found: list[Unjudged] = []
     if job.missing:
         given = name_ranks([trace.rank for trace in job.traces][:8])
@@ -160,7 +164,7 @@ def _unjudged(job: Job, pace: judge.Pace, matched: Matched, blamed: Sequence[int
     return found
 
 
-def _unjudged_together(job: Job, pace: judge.Pace, matched: Matched, blamed: Sequence[int]) -> list[Unjudged]:
+def _unjudged_together(job: TracedJob, pace: judge.RankPace, matched: Matched, blamed: Sequence[int]) -> list[Unjudged]:
     found = []
     steps = len(pace.numbers)
     if steps < judge.LEAST_STEPS:
@@ -180,7 +184,7 @@ def _unjudged_together(job: Job, pace: judge.Pace, matched: Matched, blamed: Seq
     return found
 
 
-def _several(jobs: Sequence[Job]) -> list[Unjudged]:
+def _several(jobs: Sequence[TracedJob]) -> list[Unjudged]:
     if len(jobs) < 2:
         return []
     words = ", ".join(
@@ -190,7 +194,7 @@ def _several(jobs: Sequence[Job]) -> list[Unjudged]:
     return [Unjudged(what="all traces as one job", why=why)]
 
 
-def _note(trace: RankTrace, job: Job, jobs: int) -> Note:
+def _note(trace: RankTrace, job: TracedJob, jobs: int) -> Note:
     kept = {one.file: one for one in job.traces}
     shown = kept.get(trace.file, trace)
     nbytes = sum(one.nbytes for one in shown.collectives)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ringside.doctor.kineto.intervals import Floats, within
 from ringside.doctor.kineto.match import Matched
 from ringside.doctor.kineto.steps import Activity, RankSteps
-from ringside.doctor.replay.graph import Graph
+from ringside.doctor.replay.graph import DependencyGraph
 from ringside.doctor.replay.stragglers import Recording, lanes_recording
 
 MOST_OPERATIONS = 4096
@@ -85,7 +85,7 @@ def _transfers(matched: Matched, rows: NDArray[np.intp]) -> Floats:
     return seconds
 
 
-def _interleave(work: Floats, transfer: Floats, held: NDArray[np.bool_]) -> tuple[Graph, Floats, list[str]]:
+def _interleave(work: Floats, transfer: Floats, held: NDArray[np.bool_]) -> tuple[DependencyGraph, Floats, list[str]]:
     """Work 0, transfer 0, work 1, ...: each work after the one before, and after transfers that ranks waited for."""
     blocks = held.mean(axis=(1, 2)) >= 0.5
     after: list[list[int]] = []
@@ -98,4 +98,4 @@ def _interleave(work: Floats, transfer: Floats, held: NDArray[np.bool_]) -> tupl
     seconds = np.stack([work, spread], axis=1).reshape(2 * len(work), *work.shape[1:])
     groups = [[2 * index + 1] for index in range(len(work))]
     across = frozenset(op for group in groups for op in group)
-    return Graph(names=kinds, after=after, groups=groups, across=across), seconds, kinds
+    return DependencyGraph(names=kinds, after=after, groups=groups, across=across), seconds, kinds

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ringside.doctor.findings import Lane, Number, Question, Sheet, Span
+from ringside.doctor.findings import Lane, Number, Question, Sheet, TimeSpan
 from ringside.doctor.kineto.intervals import Floats
 from ringside.doctor.kineto.match import Matched
 from ringside.doctor.kineto.steps import RankSteps, sizes, waiting
-from ringside.doctor.kineto.straggler import LEAST_STEPS, MANY_SMALL, SIMILAR, SMALL_BYTES, SMALL_SHARE, Pace
-from ringside.doctor.kineto.trace import Job, RankTrace
+from ringside.doctor.kineto.straggler import LEAST_STEPS, MANY_SMALL, SIMILAR, SMALL_BYTES, SMALL_SHARE, RankPace
+from ringside.doctor.kineto.trace import RankTrace, TracedJob
 from ringside.monitor.job.questions import COUNTS, DOMINATES, NETWORK
 from ringside.monitor.verdict import Verdict, headline, percent
 from ringside.text import ms
@@ -26,7 +26,7 @@ class Evidence:
 
     traces: Sequence[RankTrace]
     steps: Sequence[RankSteps]
-    pace: Pace
+    pace: RankPace
     matched: Matched
 
 
@@ -257,7 +257,7 @@ def facts(evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def lanes(job: Job, title: str) -> list[Lane]:
+def lanes(job: TracedJob, title: str) -> list[Lane]:
     """Return what the ranks did in the last steps that fit on a page, on one time axis."""
     windows = [_window(trace) for trace in job.traces]
     origin = max((begin for begin, _ in windows), default=0.0)
@@ -272,9 +272,9 @@ def _window(trace: RankTrace) -> tuple[float, float]:
     return (shown[0].start_s, shown[-1].end_s) if shown else trace.span
 
 
-def _spans(trace: RankTrace, origin: float, end: float) -> list[Span]:
+def _spans(trace: RankTrace, origin: float, end: float) -> list[TimeSpan]:
     spans = []
     for kind, pieces in waiting(trace, origin, end).items():
         longest = pieces[np.sort(np.argsort(pieces[:, 0] - pieces[:, 1], kind="stable")[:SHOWN_SPANS])]
-        spans += [Span(start_s=float(a - origin), end_s=float(b - origin), kind=kind) for a, b in longest]
+        spans += [TimeSpan(start_s=float(a - origin), end_s=float(b - origin), kind=kind) for a, b in longest]
     return sorted(spans, key=lambda span: span.start_s)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ringside.doctor.kineto.events import GRADIENT
 from ringside.doctor.kineto.intervals import Floats, clip, intersect, subtract, union, within
-from ringside.doctor.kineto.trace import Collective, RankTrace
+from ringside.doctor.kineto.trace import RankTrace, TracedCollective
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def steps_of(trace: RankTrace) -> RankSteps:
     )
 
 
-def _tail(trace: RankTrace, seen: Activity, window: Floats, inside: Sequence[Collective]) -> tuple[float, float]:
+def _tail(trace: RankTrace, seen: Activity, window: Floats, inside: Sequence[TracedCollective]) -> tuple[float, float]:
     """Seconds from the last gradient to the last collective's end, and to the step's end; NaN where not known."""
     begin, end = float(window[0]), float(window[1])
     if not inside:
@@ -163,7 +163,7 @@ def _last_before(times: Floats, when: float) -> float | None:
     return float(times[place]) if place >= 0 else None
 
 
-def sizes(collectives: list[Collective]) -> dict[str, tuple[int, float]]:
+def sizes(collectives: list[TracedCollective]) -> dict[str, tuple[int, float]]:
     """Return number and bytes of collectives by kind, most bytes first."""
     found: dict[str, tuple[int, float]] = {}
     for one in collectives:

@@ -148,7 +148,7 @@ BOUND = 0.7
 
 
 @dataclass(frozen=True)
-class Pace:
+class RankPace:
     """How fast each rank worked.
 
     Args:
@@ -179,7 +179,7 @@ class Pace:
         return ratios
 
 
-def culprits(pace: Pace, lateness_s: Floats, waits_s: Floats) -> list[Verdict]:
+def culprits(pace: RankPace, lateness_s: Floats, waits_s: Floats) -> list[Verdict]:
     """Return a verdict per persistent culprit; none where it moves from step to step.
 
     Args:
@@ -192,7 +192,7 @@ def culprits(pace: Pace, lateness_s: Floats, waits_s: Floats) -> list[Verdict]:
     return [_named(verdict, pace, lateness_s, waits_s) for verdict in _persistent(pace)]
 
 
-def _persistent(pace: Pace) -> list[Verdict]:
+def _persistent(pace: RankPace) -> list[Verdict]:
     """The rank that is the slowest for good, or for a good part of the trace."""
     steps = len(pace.numbers)
     rank = persistent_rank(pace.own_s)
@@ -203,7 +203,7 @@ def _persistent(pace: Pace) -> list[Verdict]:
     return [verdict for verdict, long in zip(found, lasted, strict=True) if long >= EPISODE * steps]
 
 
-def _named(verdict: Verdict, pace: Pace, lateness_s: Floats, waits_s: Floats) -> Verdict:
+def _named(verdict: Verdict, pace: RankPace, lateness_s: Floats, waits_s: Floats) -> Verdict:
     """A verdict on columns and rows as one on ranks and step numbers, with what the collectives show."""
     column = verdict.ranks[0]
     others = [index for index in range(len(pace.ranks)) if index != column]
@@ -230,7 +230,7 @@ def _named(verdict: Verdict, pace: Pace, lateness_s: Floats, waits_s: Floats) ->
     )
 
 
-def bound_by_communication(pace: Pace) -> list[Verdict]:
+def bound_by_communication(pace: RankPace) -> list[Verdict]:
     """Return a verdict if even the rank that waits least waits for most of its step: that is no rank's fault."""
     if len(pace.ranks) < 2 or len(pace.numbers) < LEAST_STEPS:
         return []

@@ -15,7 +15,7 @@ from ringside.doctor.kineto.intervals import Floats, union
 
 
 @dataclass(frozen=True)
-class Step:
+class TracedStep:
     """One training step, as `ProfilerStep#N` marks it; start and end in seconds."""
 
     number: int
@@ -24,7 +24,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Collective:
+class TracedCollective:
     """One rank's part of one collective.
 
     Args:
@@ -80,8 +80,8 @@ class RankTrace:
     backend: str = ""
     host: str = ""
     device: bool = False
-    steps: list[Step] = field(default_factory=list)
-    collectives: list[Collective] = field(default_factory=list)
+    steps: list[TracedStep] = field(default_factory=list)
+    collectives: list[TracedCollective] = field(default_factory=list)
     work: Floats = field(default_factory=lambda: np.empty((0, 2)))
     gradients: Floats = field(default_factory=lambda: np.empty(0))
     backward: Floats = field(default_factory=lambda: np.empty(0))
@@ -107,7 +107,7 @@ _IN_NAME = re.compile(r"(?:rank|worker|trace|_r|-r)[_\-.]?(\d+)", re.IGNORECASE)
 
 
 @dataclass
-class Job:
+class TracedJob:
     """Traces of one job.
 
     Args:
@@ -128,7 +128,7 @@ class Job:
         return sorted(set(range(self.world_size)) - {trace.rank for trace in self.traces})
 
 
-def jobs_of(traces: Sequence[RankTrace]) -> list[Job]:
+def jobs_of(traces: Sequence[RankTrace]) -> list[TracedJob]:
     """Return the jobs that traces belong to, those with most ranks first.
 
     Traces belong to one job where world size and backend agree (or are not given) and where they overlap in time.
@@ -155,7 +155,7 @@ def _fits(trace: RankTrace, group: Sequence[RankTrace]) -> bool:
     return trace.span[0] <= end + APART_S and trace.span[1] >= begin - APART_S
 
 
-def _job(group: list[RankTrace]) -> Job:
+def _job(group: list[RankTrace]) -> TracedJob:
     remarks: dict[str, str] = {}
     named = _with_ranks(group, remarks)
     by_rank: dict[int, RankTrace] = {}
@@ -170,7 +170,7 @@ def _job(group: list[RankTrace]) -> Job:
             remarks[left.file] = f"is a second trace of rank {left.rank} and was left out; {kept.file} holds more"
     ranks = sorted(by_rank)
     world = max([one.world_size for one in group] + [ranks[-1] + 1])
-    return Job([by_rank[rank] for rank in ranks], world, any(one.rank < 0 for one in group), remarks)
+    return TracedJob([by_rank[rank] for rank in ranks], world, any(one.rank < 0 for one in group), remarks)
 
 
 def _with_ranks(group: list[RankTrace], remarks: dict[str, str]) -> list[RankTrace]:

@@ -28,7 +28,7 @@ _CONNECTED_RINGS = "Connected all rings"
 
 
 @dataclass
-class Member:
+class NcclMember:
     """One rank of a communicator, as far as the logs show it."""
 
     host: str
@@ -39,7 +39,7 @@ class Member:
 
 
 @dataclass
-class Link:
+class NcclLink:
     """One hop of a channel.
 
     Args:
@@ -55,7 +55,7 @@ class Link:
 
 
 @dataclass
-class Communicator:
+class NcclCommunicator:
     """One communicator.
 
     Attributes:
@@ -71,11 +71,11 @@ class Communicator:
 
     name: str
     nranks: int
-    members: dict[int, Member] = field(default_factory=dict)
+    members: dict[int, NcclMember] = field(default_factory=dict)
     order: dict[int, list[int]] = field(default_factory=dict)
     neighbours: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
     parents: dict[int, dict[int, int]] = field(default_factory=dict)
-    links: dict[tuple[int, int, int], Link] = field(default_factory=dict)
+    links: dict[tuple[int, int, int], NcclLink] = field(default_factory=dict)
     nodes: int = 0
 
     def host(self, rank: int) -> str:
@@ -91,10 +91,10 @@ class Communicators:
     """
 
     def __init__(self) -> None:
-        self._all: dict[str, Communicator] = {}
-        self._of_pointer: dict[tuple[str, int, str], tuple[Communicator, int]] = {}
-        self._current: dict[tuple[str, int, int], tuple[Communicator, int]] = {}
-        self._latest: dict[tuple[str, int], tuple[Communicator, int]] = {}
+        self._all: dict[str, NcclCommunicator] = {}
+        self._of_pointer: dict[tuple[str, int, str], tuple[NcclCommunicator, int]] = {}
+        self._current: dict[tuple[str, int, int], tuple[NcclCommunicator, int]] = {}
+        self._latest: dict[tuple[str, int], tuple[NcclCommunicator, int]] = {}
         self._waiting: dict[tuple[str, int, int], list[str]] = {}
         self._made: dict[tuple[str, int, int], int] = {}
         self._rings_done: set[tuple[str, int, int]] = set()
@@ -117,7 +117,7 @@ class Communicators:
         elif text.startswith(_CONNECTED_RINGS):
             self._rings_done.add((*line.process, line.tid))
 
-    def finish(self) -> list[Communicator]:
+    def finish(self) -> list[NcclCommunicator]:
         """Return the communicators, largest first; lines of threads that never named theirs count to the newest."""
         for (host, pid, _), texts in self._waiting.items():
             home = self._latest.get((host, pid))
@@ -137,7 +137,7 @@ class Communicators:
             known = (self._communicator(comm_id, nranks, line.process), rank)
             self._of_pointer[pointer] = known
         comm = known[0]
-        member = comm.members.setdefault(rank, Member(line.host, line.pid))
+        member = comm.members.setdefault(rank, NcclMember(line.host, line.pid))
         member.host, member.pid, member.device = line.host, line.pid, int(match["dev"] or line.device)
         member.state, member.bus = state or member.state, match["bus"] or member.bus
         for text in self._waiting.pop(thread, []):
@@ -147,12 +147,12 @@ class Communicators:
         if state.startswith("Init") or thread not in self._current:
             self._current[thread] = self._latest[line.process] = known
 
-    def _communicator(self, comm_id: str | None, nranks: int, process: tuple[str, int]) -> Communicator:
+    def _communicator(self, comm_id: str | None, nranks: int, process: tuple[str, int]) -> NcclCommunicator:
         if comm_id is None:
             key = (*process, nranks)
             count = self._made[key] = self._made.get(key, 0) + 1
             comm_id = f"{nranks} ranks, number {count}"
-        return self._all.setdefault(comm_id, Communicator(comm_id, nranks))
+        return self._all.setdefault(comm_id, NcclCommunicator(comm_id, nranks))
 
     def _belongs(self, line: Line, text: str) -> None:
         thread = (*line.process, line.tid)
@@ -173,7 +173,7 @@ def _ending(text: str) -> tuple[str | None, str]:
     return (comm_id if _ID.fullmatch(comm_id) else None), state
 
 
-def _take(comm: Communicator, rank: int, text: str, *, ring: bool) -> None:
+def _take(comm: NcclCommunicator, rank: int, text: str, *, ring: bool) -> None:
     if match := _ORDER.match(text):
         comm.order[int(match[1])] = [int(number) for number in match[2].split()]
     elif match := _RING.match(text):
@@ -181,7 +181,7 @@ def _take(comm: Communicator, rank: int, text: str, *, ring: bool) -> None:
     elif match := _HOP.match(text):
         if (match["connection"] or "0") == "0":
             key = (int(match["channel"]), int(match["src"]), int(match["dst"]))
-            link = comm.links.setdefault(key, Link(*key, match["via"], ring))
+            link = comm.links.setdefault(key, NcclLink(*key, match["via"], ring))
             link.ring = link.ring or ring
     elif text.startswith("Trees "):
         for channel, left, middle, right in _TREE.findall(text):

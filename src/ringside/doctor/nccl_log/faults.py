@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ringside.doctor.findings import verdict_of_files
-from ringside.doctor.nccl_log.communicators import Communicator, Link
+from ringside.doctor.nccl_log.communicators import NcclCommunicator, NcclLink
 from ringside.doctor.nccl_log.lines import Line
 from ringside.monitor.verdict import Verdict
 from ringside.text import counted, first_line, named, rank_list
@@ -27,7 +27,7 @@ _OWN = re.compile(
 
 
 @dataclass(frozen=True)
-class Fault:
+class NcclFault:
     """One warning of one rank.
 
     Args:
@@ -47,13 +47,13 @@ class Fault:
     number: int
 
 
-def fault_of(line: Line, rank: int | None) -> Fault | None:
+def fault_of(line: Line, rank: int | None) -> NcclFault | None:
     """Return what a line says went wrong; None for all other lines."""
     own = bool(_OWN.search(line.text))
     if line.level not in ("WARN", "ERROR") or not (own or _LOST.search(line.text)):
         return None
     peer = _PEER.search(line.text)
-    return Fault(rank, line.host, line.device, own, peer[1] if peer and not own else "", line.text, line.number)
+    return NcclFault(rank, line.host, line.device, own, peer[1] if peer and not own else "", line.text, line.number)
 
 
 def is_abort(line: Line) -> bool:
@@ -63,7 +63,7 @@ def is_abort(line: Line) -> bool:
 
 
 def judge_faults(
-    faults: Sequence[Fault], aborted: Sequence[int], comms: Sequence[Communicator], addresses: Mapping[str, str]
+    faults: Sequence[NcclFault], aborted: Sequence[int], comms: Sequence[NcclCommunicator], addresses: Mapping[str, str]
 ) -> list[Verdict]:
     """Return who failed first: ranks with a failure of their own, or else the peers that others lost.
 
@@ -93,7 +93,7 @@ def _verdict(kind: str, ranks: Sequence[int], cause: str, advice: str, **evidenc
     )
 
 
-def _failed(own: Sequence[Fault], lost: Sequence[Fault], aborted: Sequence[int]) -> Verdict:
+def _failed(own: Sequence[NcclFault], lost: Sequence[NcclFault], aborted: Sequence[int]) -> Verdict:
     first = own[0]
     ranks = sorted({fault.rank for fault in own if fault.rank is not None})
     victims = {fault.rank for fault in lost if fault.rank is not None} | set(aborted)
@@ -112,7 +112,7 @@ def _failed(own: Sequence[Fault], lost: Sequence[Fault], aborted: Sequence[int])
 
 
 def _lost(
-    lost: Sequence[Fault], aborted: Sequence[int], comms: Sequence[Communicator], addresses: Mapping[str, str]
+    lost: Sequence[NcclFault], aborted: Sequence[int], comms: Sequence[NcclCommunicator], addresses: Mapping[str, str]
 ) -> Verdict:
     """Nobody admits a failure of its own: the peer that most lost, and that lost nobody itself if possible."""
     peers = Counter(addresses.get(fault.peer, fault.peer) for fault in lost if fault.peer)
@@ -142,20 +142,20 @@ def _lost(
     )
 
 
-def _other_end(link: Link, ranks: set[int]) -> list[int]:
+def _other_end(link: NcclLink, ranks: set[int]) -> list[int]:
     """The end of a hop that is not among `ranks`, if the other one is."""
     if (link.src in ranks) == (link.dst in ranks):
         return []
     return [link.dst if link.src in ranks else link.src]
 
 
-def _few(aborted: Sequence[int], comms: Sequence[Communicator]) -> list[int]:
+def _few(aborted: Sequence[int], comms: Sequence[NcclCommunicator]) -> list[int]:
     """Ranks that aborted where most did not; at the end of many a good run all ranks abort."""
     few = sorted(set(aborted))
     return few if comms and 2 * len(few) < len(comms[0].members) else []
 
 
-def _aborted(few: Sequence[int], comm: Communicator) -> Verdict:
+def _aborted(few: Sequence[int], comm: NcclCommunicator) -> Verdict:
     return _verdict(
         "hang",
         few,
@@ -169,13 +169,13 @@ def _aborted(few: Sequence[int], comm: Communicator) -> Verdict:
     )
 
 
-def _unready(comm: Communicator) -> bool:
+def _unready(comm: NcclCommunicator) -> bool:
     """Whether some ranks of a communicator became ready and others, or their logs, did not."""
     states = [member.state for member in comm.members.values()]
     return "Init START" in states and any(state != "Init START" for state in states)
 
 
-def _never_ready(comm: Communicator) -> Verdict:
+def _never_ready(comm: NcclCommunicator) -> Verdict:
     late = sorted(rank for rank, member in comm.members.items() if member.state == "Init START")
     return _verdict(
         "hang",
@@ -189,6 +189,6 @@ def _never_ready(comm: Communicator) -> Verdict:
     )
 
 
-def _who(fault: Fault) -> str:
+def _who(fault: NcclFault) -> str:
     who = f"rank {fault.rank}" if fault.rank is not None else f"device {fault.device}"
     return f"{who} on {fault.host}"

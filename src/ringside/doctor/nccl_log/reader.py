@@ -11,11 +11,11 @@ import msgspec
 from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Source
 from ringside.doctor.findings import Findings, Note, Question, Sheet, Unjudged
-from ringside.doctor.nccl_log.communicators import Communicator, Communicators
-from ringside.doctor.nccl_log.faults import Fault, fault_of, is_abort, judge_faults
+from ringside.doctor.nccl_log.communicators import Communicators, NcclCommunicator
+from ringside.doctor.nccl_log.faults import NcclFault, fault_of, is_abort, judge_faults
 from ringside.doctor.nccl_log.lines import BARE_VERSION, nccl_lines, text_lines
 from ringside.doctor.nccl_log.rings import draw, judge_rings, plain_sockets, transport
-from ringside.doctor.nccl_log.settings import Process, Settings, judge_settings
+from ringside.doctor.nccl_log.settings import NcclSettings, Process, judge_settings
 from ringside.doctor.nccl_log.torch_watchdog import MARKS, TorchLines, judge_torch
 from ringside.monitor.verdict import Verdict
 from ringside.text import counted, rank_list
@@ -55,8 +55,8 @@ class _Log:
     """All lines of all logs of a job, taken in one after the other."""
 
     def __init__(self) -> None:
-        self.comms, self.settings, self.torch = Communicators(), Settings(), TorchLines()
-        self.faults: list[Fault] = []
+        self.comms, self.settings, self.torch = Communicators(), NcclSettings(), TorchLines()
+        self.faults: list[NcclFault] = []
         self.aborted: list[int] = []
         self.hosts: set[str] = set()
 
@@ -106,7 +106,7 @@ class _Log:
             facts={"nccl": self._facts(comms)} if comms or self.settings.versions else {},
         )
 
-    def _facts(self, comms: Sequence[Communicator]) -> dict[str, object]:
+    def _facts(self, comms: Sequence[NcclCommunicator]) -> dict[str, object]:
         return {
             "versions": sorted(set(self.settings.versions.values())),
             "communicators": [
@@ -132,7 +132,7 @@ def _once_each(verdicts: Sequence[Verdict]) -> list[Verdict]:
     ]
 
 
-def _ranks(comms: Sequence[Communicator]) -> dict[Process, int]:
+def _ranks(comms: Sequence[NcclCommunicator]) -> dict[Process, int]:
     """Rank of each process in the largest communicator it is in (they come largest first)."""
     ranks: dict[Process, int] = {}
     for comm in comms:
@@ -141,7 +141,7 @@ def _ranks(comms: Sequence[Communicator]) -> dict[Process, int]:
     return ranks
 
 
-def _hops(comms: Sequence[Communicator], nvlink: bool | None) -> Sheet:
+def _hops(comms: Sequence[NcclCommunicator], nvlink: bool | None) -> Sheet:
     counts: Counter[tuple[str, int, str, str]] = Counter()
     for comm in comms:
         for link in comm.links.values():
@@ -154,7 +154,7 @@ def _hops(comms: Sequence[Communicator], nvlink: bool | None) -> Sheet:
     )
 
 
-def _network(comms: Sequence[Communicator]) -> dict[str, Question]:
+def _network(comms: Sequence[NcclCommunicator]) -> dict[str, Question]:
     """A log tells what the network between hosts is, not how much of the time it takes."""
     vias = Counter(transport(link.via) for comm in comms for link in comm.links.values() if link.via.startswith("NET/"))
     if not vias:
@@ -163,7 +163,7 @@ def _network(comms: Sequence[Communicator]) -> dict[str, Question]:
     return {"network_between_hosts": Question(answer=None, numbers=dict(vias), words=words)}
 
 
-def _unjudged(comms: Sequence[Communicator]) -> list[Unjudged]:
+def _unjudged(comms: Sequence[NcclCommunicator]) -> list[Unjudged]:
     lines: list[Unjudged] = []
     for comm in comms:
         if len(lines) == SHOWN_COMMUNICATORS:

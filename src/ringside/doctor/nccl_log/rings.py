@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ringside.doctor.findings import Hop, Rings, Unjudged, verdict_of_files
-from ringside.doctor.nccl_log.communicators import Communicator
-from ringside.doctor.nccl_log.settings import Network
+from ringside.doctor.findings import EvidenceHop, Rings, Unjudged, verdict_of_files
+from ringside.doctor.nccl_log.communicators import NcclCommunicator
+from ringside.doctor.nccl_log.settings import NcclNetwork
 from ringside.monitor.verdict import Verdict
 from ringside.text import counted, named, rank_list
 
@@ -33,7 +33,7 @@ def transport(via: str, *, nvlink: bool | None = None) -> str:
     return via.partition("/")[0]
 
 
-def ring_order(comm: Communicator, channel: int) -> list[int]:
+def ring_order(comm: NcclCommunicator, channel: int) -> list[int]:
     """Return the ranks in a channel's ring, from the lowest; an incomplete list where the ring does not close."""
     if channel in comm.order:
         return comm.order[channel]
@@ -51,13 +51,13 @@ def ring_order(comm: Communicator, channel: int) -> list[int]:
     return order
 
 
-def channels(comm: Communicator) -> list[int]:
+def channels(comm: NcclCommunicator) -> list[int]:
     """Return the channels of which a ring is known, ascending."""
     from_links = {link.channel for link in comm.links.values() if link.ring}
     return sorted({*comm.order, *comm.neighbours, *from_links})
 
 
-def judge_rings(comm: Communicator, network: Network) -> list[Verdict]:
+def judge_rings(comm: NcclCommunicator, network: NcclNetwork) -> list[Verdict]:
     """Return what is wrong with a communicator's rings, each fault once for all channels.
 
     Args:
@@ -70,7 +70,7 @@ def judge_rings(comm: Communicator, network: Network) -> list[Verdict]:
 
 
 def _verdict(
-    comm: Communicator, ranks: Sequence[int], what: str, cause: str, advice: str, **evidence: object
+    comm: NcclCommunicator, ranks: Sequence[int], what: str, cause: str, advice: str, **evidence: object
 ) -> Verdict:
     said = {key: value for key, value in evidence.items() if isinstance(value, int | float | str)}
     return verdict_of_files(
@@ -82,7 +82,7 @@ def _verdict(
     )
 
 
-def _broken(comm: Communicator) -> list[Verdict]:
+def _broken(comm: NcclCommunicator) -> list[Verdict]:
     if any(member.state == "Init START" for member in comm.members.values()):
         return []  # a rank that never became ready is the cause, its open hops are not
     faults: Counter[tuple[tuple[int, ...], str]] = Counter()
@@ -106,7 +106,7 @@ def _broken(comm: Communicator) -> list[Verdict]:
     ]
 
 
-def _faults(comm: Communicator, channel: int) -> list[tuple[tuple[int, ...], str]]:
+def _faults(comm: NcclCommunicator, channel: int) -> list[tuple[tuple[int, ...], str]]:
     """Breaks of one channel's ring, each with the ranks at it."""
     order = ring_order(comm, channel)
     if channel in comm.order and 2 * len(order) < comm.nranks:
@@ -126,7 +126,7 @@ def _faults(comm: Communicator, channel: int) -> list[tuple[tuple[int, ...], str
     return torn or _unconnected(comm, channel, order)
 
 
-def _unconnected(comm: Communicator, channel: int, order: list[int]) -> list[tuple[tuple[int, ...], str]]:
+def _unconnected(comm: NcclCommunicator, channel: int, order: list[int]) -> list[tuple[tuple[int, ...], str]]:
     """Hops that a sender never connected, though its log is here and others connected theirs."""
     made = {(link.src, link.dst) for link in comm.links.values() if link.channel == channel}
     if not made or len(order) < 2:
@@ -143,7 +143,7 @@ def _unconnected(comm: Communicator, channel: int, order: list[int]) -> list[tup
     ]
 
 
-def _crossings(comm: Communicator) -> list[Verdict]:
+def _crossings(comm: NcclCommunicator) -> list[Verdict]:
     worst: tuple[int, int, int] | None = None
     for channel in channels(comm):
         order = ring_order(comm, channel)
@@ -175,7 +175,7 @@ def _crossings(comm: Communicator) -> list[Verdict]:
     ]
 
 
-def _sockets(comm: Communicator, network: Network) -> list[Verdict]:
+def _sockets(comm: NcclCommunicator, network: NcclNetwork) -> list[Verdict]:
     over = {(link.src, link.dst) for link in comm.links.values() if link.via.startswith("NET/Socket")}
     other = {(link.src, link.dst): link.via for link in comm.links.values() if link.via.startswith("NET/")}
     better = {pair: via for pair, via in other.items() if pair not in over}
@@ -200,7 +200,7 @@ def _sockets(comm: Communicator, network: Network) -> list[Verdict]:
     ]
 
 
-def plain_sockets(comms: Sequence[Communicator], network: Network) -> list[Unjudged]:
+def plain_sockets(comms: Sequence[NcclCommunicator], network: NcclNetwork) -> list[Unjudged]:
     """Return a line where hosts talk over sockets and nothing shows that they could do better."""
     links = [link for comm in comms for link in comm.links.values() if link.via.startswith("NET/")]
     if network.tried or not links or any(not link.via.startswith("NET/Socket") for link in links):
@@ -213,7 +213,7 @@ def plain_sockets(comms: Sequence[Communicator], network: Network) -> list[Unjud
     return [Unjudged(what="whether TCP sockets between hosts are a fallback", why=why)]
 
 
-def draw(comm: Communicator, verdicts: Sequence[Verdict], nvlink: bool | None) -> Rings | None:
+def draw(comm: NcclCommunicator, verdicts: Sequence[Verdict], nvlink: bool | None) -> Rings | None:
     """Return the communicator's rings and trees for the page; None where the logs show none."""
     known = channels(comm)
     trees = {
@@ -246,10 +246,12 @@ def draw(comm: Communicator, verdicts: Sequence[Verdict], nvlink: bool | None) -
     )
 
 
-def _hop(comm: Communicator, channel: int, src: int, dst: int, nvlink: bool | None, *, connected: bool) -> Hop:
+def _hop(
+    comm: NcclCommunicator, channel: int, src: int, dst: int, nvlink: bool | None, *, connected: bool
+) -> EvidenceHop:
     link = comm.links.get((channel, src, dst)) or comm.links.get((channel, dst, src))
     between = bool(comm.host(src) and comm.host(dst) and comm.host(src) != comm.host(dst))
     wrong = "never connected" if link is None and connected and src in comm.members else ""
     wrong = "socket" if link is not None and link.via.startswith("NET/Socket") else wrong
     via = transport(link.via, nvlink=nvlink) if link is not None else ""
-    return Hop(src=src, dst=dst, via=via, between_hosts=between, wrong=wrong)
+    return EvidenceHop(src=src, dst=dst, via=via, between_hosts=between, wrong=wrong)

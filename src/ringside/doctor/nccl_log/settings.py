@@ -23,7 +23,7 @@ _FAILED = re.compile(r"[Ff]ailed to (?:initialize|load)|init failed")
 
 
 @dataclass
-class Network:
+class NcclNetwork:
     """What the processes of a job said of the network between hosts.
 
     Attributes:
@@ -88,7 +88,7 @@ Process = tuple[str, int]
 
 
 @dataclass
-class Settings:
+class NcclSettings:
     """What processes said of themselves.
 
     Attributes:
@@ -105,7 +105,7 @@ class Settings:
     drivers: dict[Process, str] = field(default_factory=dict)
     environment: dict[Process, dict[str, str]] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)
-    network: Network = field(default_factory=Network)
+    network: NcclNetwork = field(default_factory=NcclNetwork)
     nvlink: bool | None = None
     told: list[tuple[str, tuple[int, int], str]] = field(default_factory=list)
 
@@ -136,7 +136,7 @@ class Settings:
             self.nvlink = False
 
 
-def judge_settings(settings: Settings, ranks: Mapping[Process, int]) -> list[Verdict]:
+def judge_settings(settings: NcclSettings, ranks: Mapping[Process, int]) -> list[Verdict]:
     """Return a verdict for each setting in which ranks disagree; those that differ from most are the culprits.
 
     Args:

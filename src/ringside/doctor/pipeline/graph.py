@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ringside.doctor.pipeline.timeline import COMPUTE, P2P, Cell, Key, Operation
-from ringside.doctor.replay.graph import Graph
+from ringside.doctor.pipeline.timeline import COMPUTE, P2P, Cell, Key, TimelineOperation
+from ringside.doctor.replay.graph import DependencyGraph
 
 CLOCK_S = 5e-5
 """How far two clocks of one worker's events may disagree, seconds."""
@@ -24,7 +24,7 @@ PEERS = {
 """The other end of a send or receive: its type and how many stages further on it is."""
 
 
-def dependency_graph(cell: Cell, *, chunks: int, replicas: int) -> tuple[Graph, list[Key]]:
+def dependency_graph(cell: Cell, *, chunks: int, replicas: int) -> tuple[DependencyGraph, list[Key]]:
     """Return the graph of one lane's step, and the key of each of its operations.
 
     Args:
@@ -43,7 +43,7 @@ class _Builder:
         self.pairs: dict[tuple[str, int, int], list[Key]] = {}
         self.groups: list[list[Key]] = []
 
-    def build(self) -> tuple[Graph, list[Key]]:
+    def build(self) -> tuple[DependencyGraph, list[Key]]:
         for stage in range(self.stages):
             compute = self._of(stage, COMPUTE)
             self._chain(compute)
@@ -56,7 +56,7 @@ class _Builder:
         self._collectives()
         keys = list(self.cell)
         index = {key: number for number, key in enumerate(keys)}
-        graph = Graph(
+        graph = DependencyGraph(
             names=[f"{key.kind} {key.seq} of stage {key.stage}" for key in keys],
             after=[[index[dep] for dep in self.after[key]] for key in keys],
             groups=[[index[key] for key in group] for group in self.groups],
@@ -104,7 +104,7 @@ class _Builder:
             else:
                 self.groups.append([key])
 
-    def _belongs(self, operation: Operation, computes: Sequence[Key], receives: bool) -> bool:
+    def _belongs(self, operation: TimelineOperation, computes: Sequence[Key], receives: bool) -> bool:
         if not computes:
             return False
         if receives:

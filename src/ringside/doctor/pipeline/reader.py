@@ -12,9 +12,9 @@ from ringside.doctor.files.source import Source
 from ringside.doctor.findings import Findings, Note, Unjudged, merge
 from ringside.doctor.pipeline.recording import prepare
 from ringside.doctor.pipeline.timeline import (
-    Event,
     Meta,
-    Timeline,
+    PipelineTimeline,
+    TimelineEvent,
     build,
     looks_like_meta,
     looks_like_timeline,
@@ -76,7 +76,7 @@ def _words(name: str) -> set[str]:
 def _read_timeline(source: Source, meta: Meta | None, progress: Progress) -> Findings:
     progress.say(f"replaying {source.name}")
     with source.open() as stream:
-        scan = Scan(stream, Event)
+        scan = Scan(stream, TimelineEvent)
         events = [event for batch in scan.batches() for event in batch]
     timeline = build(events, meta)
     try:
@@ -91,7 +91,7 @@ def _read_timeline(source: Source, meta: Meta | None, progress: Progress) -> Fin
     return merge([found, Findings(notes=[Note(file=source.name, kind=KIND, text=lost)], unjudged=unjudged)])
 
 
-def _replay(timeline: Timeline, name: str) -> tuple[Findings, str, list[Unjudged]]:
+def _replay(timeline: PipelineTimeline, name: str) -> tuple[Findings, str, list[Unjudged]]:
     prepared = prepare(timeline)
     found = answer(prepared.recording)
     meta, replicas = timeline.meta, len(timeline.lanes)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ringside.doctor.pipeline.graph import dependency_graph
-from ringside.doctor.pipeline.timeline import Cell, Key, Timeline
-from ringside.doctor.replay.graph import Floats, Graph
+from ringside.doctor.pipeline.timeline import Cell, Key, PipelineTimeline
+from ringside.doctor.replay.graph import DependencyGraph, Floats
 from ringside.doctor.replay.stragglers import Recording
 from ringside.errors import UsageError
 
@@ -18,7 +18,7 @@ EARLY_S = 1e-2
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRecording:
     """A recording, and how many steps had to be left out because they do not hold the same operations."""
 
     recording: Recording
@@ -26,7 +26,7 @@ class Prepared:
     left_out: list[int]
 
 
-def prepare(timeline: Timeline) -> Prepared:
+def prepare(timeline: PipelineTimeline) -> PreparedRecording:
     """Return the recording of a timeline.
 
     Steps in which some worker's operations differ from the usual ones (a truncated trace, another number of
@@ -61,17 +61,17 @@ def prepare(timeline: Timeline) -> Prepared:
         ranks_per_worker=meta.ranks_per_worker,
         recorded_s=(start + duration).max(axis=(0, 2)) - start.min(axis=(0, 2)),
     )
-    return Prepared(recording, whole, [step for step in timeline.steps if step not in set(whole)])
+    return PreparedRecording(recording, whole, [step for step in timeline.steps if step not in set(whole)])
 
 
-def _usual(timeline: Timeline) -> frozenset[Key]:
+def _usual(timeline: PipelineTimeline) -> frozenset[Key]:
     counts = Counter(frozenset(cell) for cell in timeline.cells.values())
     if not counts:
         raise UsageError("the timeline holds no operation of a training step")
     return max(counts, key=lambda keys: (counts[keys], len(keys)))
 
 
-def _tables(timeline: Timeline, keys: list[Key], steps: list[int]) -> tuple[Floats, Floats]:
+def _tables(timeline: PipelineTimeline, keys: list[Key], steps: list[int]) -> tuple[Floats, Floats]:
     """Start and duration, float64 [ops, steps, lanes] each."""
     cells = [[timeline.cells[step, lane] for lane in timeline.lanes] for step in steps]
     start = np.array([[[cell[key].start_s for cell in row] for row in cells] for key in keys])
@@ -79,7 +79,7 @@ def _tables(timeline: Timeline, keys: list[Key], steps: list[int]) -> tuple[Floa
     return start, duration
 
 
-def _transfer_seconds(graph: Graph, start: Floats, duration: Floats) -> Floats:
+def _transfer_seconds(graph: DependencyGraph, start: Floats, duration: Floats) -> Floats:
     """Durations, those of transfers counted from the last start of their group."""
     seconds: Floats = duration.copy()
     for group in graph.groups:

@@ -134,7 +134,7 @@ class Arguments(msgspec.Struct, gc=False):
     name: str | int | None = None
 
 
-class Event(msgspec.Struct, gc=False):
+class TimelineEvent(msgspec.Struct, gc=False):
     """One Chrome trace event, as far as a timeline needs it; times in microseconds."""
 
     ph: str
@@ -162,7 +162,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Operation:
+class TimelineOperation:
     """One recorded operation: seconds since the trace's origin, and the model chunk it works on (-1: none)."""
 
     start_s: float
@@ -175,12 +175,12 @@ class Operation:
         return self.start_s + self.duration_s
 
 
-Cell = dict[Key, Operation]
+Cell = dict[Key, TimelineOperation]
 """What one lane did in one step."""
 
 
 @dataclass
-class Timeline:
+class PipelineTimeline:
     """What all lanes did.
 
     Args:
@@ -211,7 +211,7 @@ class Timeline:
         return 1 + max((stage for stage, _ in self.ranks), default=0)
 
 
-def build(events: Sequence[Event], meta: Meta | None = None) -> Timeline:
+def build(events: Sequence[TimelineEvent], meta: Meta | None = None) -> PipelineTimeline:
     """Return the timeline of a trace's events.
 
     Args:
@@ -222,8 +222,8 @@ def build(events: Sequence[Event], meta: Meta | None = None) -> Timeline:
         Every operation under its step, lane and key. Operations whose `seq_id` is missing are numbered by start.
     """
     places = _places(events, meta)
-    timeline = Timeline()
-    unnumbered: list[tuple[Event, int, tuple[int, int]]] = []
+    timeline = PipelineTimeline()
+    unnumbered: list[tuple[TimelineEvent, int, tuple[int, int]]] = []
     for event in events:
         if event.ph != "X" or event.args.step is None:
             continue
@@ -242,16 +242,16 @@ def build(events: Sequence[Event], meta: Meta | None = None) -> Timeline:
     return timeline
 
 
-def _put(timeline: Timeline, event: Event, stage: int, lane: tuple[int, int], seq: int | None) -> None:
+def _put(timeline: PipelineTimeline, event: TimelineEvent, stage: int, lane: tuple[int, int], seq: int | None) -> None:
     cell = timeline.cells.setdefault((event.args.step or 0, lane), {})
     if seq is None:
         seq = sum(key.stage == stage and key.kind == event.name for key in cell)
     chunk = event.args.model_chunk if event.args.model_chunk is not None else -1
-    cell[Key(stage, event.name, seq)] = Operation(event.ts / 1e6, event.dur / 1e6, chunk)
+    cell[Key(stage, event.name, seq)] = TimelineOperation(event.ts / 1e6, event.dur / 1e6, chunk)
 
 
 def _places(
-    events: Iterable[Event], meta: Meta | None
+    events: Iterable[TimelineEvent], meta: Meta | None
 ) -> dict[tuple[int | str, int | str], tuple[int, tuple[int, int], int]]:
     """(stage, lane, rank) of every thread, from its name, or else from its number and the metadata."""
     threads: dict[tuple[int | str, int | str], str] = {}
@@ -278,7 +278,7 @@ def _places(
     return places
 
 
-def _guess(timeline: Timeline) -> Meta:
+def _guess(timeline: PipelineTimeline) -> Meta:
     chunks = {operation.chunk for cell in timeline.cells.values() for operation in cell.values()}
     replicas = len({replica for replica, _ in timeline.lanes})
     return Meta(

@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Graph:
+class DependencyGraph:
     """What waits for what inside one step of one lane.
 
     Args:
@@ -73,7 +73,7 @@ class Graph:
         return order
 
 
-def replay(graph: Graph, seconds: Floats) -> Floats:
+def replay(graph: DependencyGraph, seconds: Floats) -> Floats:
     """Return how long each step takes when every operation starts as soon as it can.
 
     Args:

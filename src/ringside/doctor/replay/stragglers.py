@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.doctor.findings import Number, Sheet
-from ringside.doctor.replay.graph import Floats, Graph, replay
+from ringside.doctor.replay.graph import DependencyGraph, Floats, replay
 from ringside.monitor import Verdict
 from ringside.monitor.verdict import percent
 from ringside.text import ms
@@ -41,7 +41,7 @@ class Recording:
         stride: How many training steps each step stands for, where only some were kept.
     """
 
-    graph: Graph
+    graph: DependencyGraph
     seconds: Floats
     stages: NDArray[np.int64]
     kinds: Sequence[str]
@@ -198,7 +198,7 @@ def _repair(recording: Recording, ideal: Floats, workers: Sequence[tuple[int, in
     return repaired
 
 
-def _ratio(graph: Graph, seconds: Floats, ideal_s: float) -> float:
+def _ratio(graph: DependencyGraph, seconds: Floats, ideal_s: float) -> float:
     return float(replay(graph, seconds).mean()) / max(ideal_s, 1e-12)
 
 
@@ -315,14 +315,14 @@ def step_recording(
         stride: How many training steps one row stands for.
     """
     transfer = np.broadcast_to(exposed_s.min(axis=1, keepdims=True), own_s.shape)
-    graph = Graph(names=["work", "transfer"], after=[[], [0]], groups=[[1]], across=frozenset({1}))
+    graph = DependencyGraph(names=["work", "transfer"], after=[[], [0]], groups=[[1]], across=frozenset({1}))
     seconds = np.stack([own_s, transfer])
     recorded = step_s.mean(axis=1)
     return lanes_recording(graph, seconds, ["work", "transfer"], ranks, world_size, recorded, stride=stride)
 
 
 def lanes_recording(
-    graph: Graph,
+    graph: DependencyGraph,
     seconds: Floats,
     kinds: Sequence[str],
     ranks: Sequence[int],

@@ -1,8 +1,8 @@
 """What an all-reduce will take, worked out from its schedule and what is known of the links. Pure NumPy.
 
-`price` replays a schedule over a `Network` (R. W. Hockney, "The communication challenge for MPP", 1994: every message
-costs a latency and a time per byte; `ringside.engine.cost.replay` says what overlaps). `price_choice` prices a
-`Choice`: shared memory inside the hosts and the schedule between them, in the blocks in which it is carried out.
+`price` replays a schedule over a `CostNetwork` (R. W. Hockney, "The communication challenge for MPP", 1994: every
+message costs a latency and a time per byte; `ringside.engine.cost.replay` says what overlaps). `price_choice` prices an
+`AlgorithmSpec`: shared memory inside the hosts and the schedule between them, in the blocks in which it is carried out.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ringside.engine.algorithm import NATIVE, Choice
-from ringside.engine.cost.network import Network
+from ringside.engine.algorithm import NATIVE, AlgorithmSpec
+from ringside.engine.cost.network import CostNetwork
 from ringside.engine.cost.replay import Clock, replay
 from ringside.errors import UsageError
 from ringside.schedule import Schedule
@@ -56,7 +56,7 @@ class Price:
         return f"link {self.link[0]}>{self.link[1]} carries data {share:.0f} % of the time"
 
 
-def price(schedule: Schedule, size_bytes: float, network: Network, *, segment_bytes: int = SEGMENT_BYTES) -> Price:
+def price(schedule: Schedule, size_bytes: float, network: CostNetwork, *, segment_bytes: int = SEGMENT_BYTES) -> Price:
     """Return what an all-reduce (or any collective) of one size takes.
 
     Args:
@@ -72,7 +72,7 @@ def price(schedule: Schedule, size_bytes: float, network: Network, *, segment_by
 
 
 def price_sizes(
-    schedule: Schedule, sizes: Sequence[float], network: Network, *, segment_bytes: int = SEGMENT_BYTES
+    schedule: Schedule, sizes: Sequence[float], network: CostNetwork, *, segment_bytes: int = SEGMENT_BYTES
 ) -> list[Price]:
     """Return what a schedule takes for each of several sizes; one replay prices all. Arguments as for `price`."""
     if schedule.switches or schedule.ranks != network.size:
@@ -118,7 +118,7 @@ class Cluster:
         cores: Cores that the processes of each host may use, by host; empty: enough.
     """
 
-    between: Network
+    between: CostNetwork
     hosts: tuple[tuple[int, ...], ...]
     local_s: float = 0.0
     local_seconds_per_byte: float = 0.0
@@ -130,7 +130,7 @@ class Cluster:
     cores: tuple[int, ...] = ()
 
     @cached_property
-    def ranks(self) -> Network:
+    def ranks(self) -> CostNetwork:
         """The network of all ranks."""
         return self.between.expanded(self.hosts, *self.inside)
 
@@ -158,7 +158,7 @@ class Cluster:
         return max(map(len, self.hosts)) > 1
 
 
-def price_choice(choice: Choice, sizes: Sequence[int], cluster: Cluster) -> list[Price]:
+def price_choice(choice: AlgorithmSpec, sizes: Sequence[int], cluster: Cluster) -> list[Price]:
     """Return what an all-reduce by a choice takes for each of several sizes, in bytes.
 
     Links were timed while one rank per host talked. Where more do than there are cores, every message waits for its
@@ -172,7 +172,7 @@ def price_choice(choice: Choice, sizes: Sequence[int], cluster: Cluster) -> list
     """
     share, native = cluster.wire_share, choice.algorithm == NATIVE
     if native:
-        choice, share = Choice("ring", choice.over), 1.0
+        choice, share = AlgorithmSpec("ring", choice.over), 1.0
     segment = cluster.segment_bytes
     network = _as_felt(cluster.ranks if choice.over == "ranks" else cluster.between, share, choice.over, cluster)
     schedule = choice.schedule(network.size)
@@ -199,7 +199,7 @@ def _local(cluster: Cluster, size: float) -> float:
     return cluster.local_s + cluster.local_seconds_per_byte * size if cluster.shared else 0.0
 
 
-def _as_felt(network: Network, share: float, over: str, cluster: Cluster) -> Network:
+def _as_felt(network: CostNetwork, share: float, over: str, cluster: Cluster) -> CostNetwork:
     """Return the network as messages of a choice find it: more of them per core, and narrow while elements are not."""
     crowding = cluster.crowding(over) / cluster.crowding("leaders")  # the links were timed by leaders alone
     reduce, overhead_s = network.reduce / share, network.overhead_s
@@ -224,4 +224,4 @@ def _in_blocks(one: Price, blocks: float, local_s: float) -> Price:
     )
 
 
-__all__ = ["Cluster", "Network", "Price", "price", "price_choice", "price_sizes"]
+__all__ = ["Cluster", "CostNetwork", "Price", "price", "price_choice", "price_sizes"]

@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Network:
+class CostNetwork:
     """The cost of messages among n vertices (ranks, or hosts), by R. W. Hockney's model: latency and time per byte.
 
     Vertices of one *site* share what leads out of it: all messages of a round from site A to site B follow each other
@@ -68,11 +68,11 @@ class Network:
         shared: bool = False,
         reduce: float = 0.0,
         overhead_s: float = 0.0,
-    ) -> Network:
+    ) -> CostNetwork:
         """Return a network of n vertices with equal links; `shared`: a vertex's links share one interface as fast."""
         nic = np.full(n, seconds_per_byte) if shared else None
         links = np.full((n, n), seconds_per_byte)
-        return Network(np.full((n, n), latency_s), links, nic, nic, reduce, overhead_s)
+        return CostNetwork(np.full((n, n), latency_s), links, nic, nic, reduce, overhead_s)
 
     @property
     def size(self) -> int:
@@ -99,7 +99,7 @@ class Network:
         arrays = [self.latency_s[off], self.seconds_per_byte[off], self.out, self.into]
         return self.site is None and all(a is None or not len(a) or a.min() == a.max() for a in arrays)
 
-    def expanded(self, hosts: Sequence[Sequence[int]], latency_s: float, seconds_per_byte: float) -> Network:
+    def expanded(self, hosts: Sequence[Sequence[int]], latency_s: float, seconds_per_byte: float) -> CostNetwork:
         """Return the network of the ranks on these hosts.
 
         Args:
@@ -114,7 +114,7 @@ class Network:
         same = site[:, None] == site[None, :]
         latency = np.where(same, latency_s, self.latency_s[np.ix_(site, site)])
         per_byte = np.where(same, seconds_per_byte, self.seconds_per_byte[np.ix_(site, site)])
-        return Network(latency, per_byte, self.out, self.into, self.reduce, self.overhead_s, site)
+        return CostNetwork(latency, per_byte, self.out, self.into, self.reduce, self.overhead_s, site)
 
     def to_topology(
         self, names: Sequence[str] = (), ranks_per_host: Sequence[int] = (), source: str = "given"
@@ -155,7 +155,7 @@ class Network:
         }
 
     @staticmethod
-    def from_topology(data: Any) -> Network:
+    def from_topology(data: Any) -> CostNetwork:
         """Return the network that a topology describes.
 
         Raises:
@@ -180,7 +180,7 @@ class Network:
             if isinstance(error, UsageError):
                 raise
             raise UsageError(f"this is no ringside topology: {type(error).__name__} {error}") from None
-        return Network(latency, per_byte, nics[0], nics[1], reduce, overhead_s)
+        return CostNetwork(latency, per_byte, nics[0], nics[1], reduce, overhead_s)
 
 
 def _inverse(value: float | None) -> Any:

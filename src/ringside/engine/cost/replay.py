@@ -18,14 +18,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.engine.cost.network import Floats, Network
+from ringside.engine.cost.network import CostNetwork, Floats
 from ringside.schedule import Schedule
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class MessageStep:
     """One round, ready for the replay; arrays are [transfers].
 
     Args:
@@ -52,7 +52,7 @@ class Step:
 
 
 @dataclass(frozen=True, eq=False)
-class Traffic:
+class LinkTraffic:
     """How the messages of a round share links and interfaces of given sites; arrays are [transfers].
 
     Args:
@@ -86,7 +86,7 @@ class Clock:
     busy: Floats
 
 
-def replay(schedule: Schedule, sizes: Floats, network: Network, *, segment_bytes: float) -> Clock:
+def replay(schedule: Schedule, sizes: Floats, network: CostNetwork, *, segment_bytes: float) -> Clock:
     """Replay a schedule for several sizes at once.
 
     Args:
@@ -104,7 +104,7 @@ def replay(schedule: Schedule, sizes: Floats, network: Network, *, segment_bytes
 
 
 class _State:
-    def __init__(self, vertices: int, chunks: int, chunk: Floats, segment: Floats, network: Network) -> None:
+    def __init__(self, vertices: int, chunks: int, chunk: Floats, segment: Floats, network: CostNetwork) -> None:
         self.network, self.chunk, self.segment = network, chunk, segment
         self.rest = 1.0 - np.divide(segment, chunk, out=np.ones_like(chunk), where=chunk > 0)
         self.messages = np.maximum(np.ceil(chunk / np.maximum(segment, 1.0)), 1.0)
@@ -116,7 +116,7 @@ class _State:
         self.out, self.into = np.zeros((network.size, width)), np.zeros((network.size, width))
         self.advance: list[Floats] = []
 
-    def take(self, k: int, step: Step, way: Traffic) -> None:
+    def take(self, k: int, step: MessageStep, way: LinkTraffic) -> None:
         before = self.clock.max(axis=0)
         network = self.network
         offset = (step.dst if len(self.clock) > 1 else way.link) % network.size
@@ -135,7 +135,7 @@ class _State:
         self._fold(step, first + latency, done + latency)
         self.advance.append(self.clock.max(axis=0) - before)
 
-    def _shared(self, step: Step, way: Traffic, start: Floats, done: Floats) -> Floats:
+    def _shared(self, step: MessageStep, way: LinkTraffic, start: Floats, done: Floats) -> Floats:
         """Hold back what the interfaces of its sites cannot carry in time."""
         network = self.network
         for per_byte, free, vertex, count in (
@@ -151,7 +151,7 @@ class _State:
             done = np.maximum(done, through)
         return done
 
-    def _fold(self, step: Step, head: Floats, tail: Floats) -> None:
+    def _fold(self, step: MessageStep, head: Floats, tail: Floats) -> None:
         """Let the receivers take what has arrived."""
         network = self.network
         clock = self.clock[step.dst]
@@ -168,11 +168,11 @@ class _State:
 
 
 @functools.lru_cache(maxsize=256)
-def _kept(schedule: Schedule, folded: bool) -> tuple[Step, ...]:
+def _kept(schedule: Schedule, folded: bool) -> tuple[MessageStep, ...]:
     return tuple(_step(schedule, k, folded) for k in range(schedule.rounds))
 
 
-def steps(schedule: Schedule, folded: bool) -> tuple[Step, ...] | map[Step]:
+def steps(schedule: Schedule, folded: bool) -> tuple[MessageStep, ...] | map[MessageStep]:
     """Return the rounds of a schedule, those of small ones made only once; `folded`: one vertex's share of each."""
     if schedule.rounds * (1 if folded else schedule.ranks) <= 1 << 13:
         return _kept(schedule, folded)
@@ -187,7 +187,7 @@ def _transfers(schedule: Schedule, k: int, folded: bool) -> tuple[Ints, Ints, In
     return src, dst, chunk, step.reduce.astype(np.float64)
 
 
-def _step(schedule: Schedule, k: int, folded: bool) -> Step:
+def _step(schedule: Schedule, k: int, folded: bool) -> MessageStep:
     n, chunks = schedule.ranks, schedule.chunks
     src, dst, chunk, reduces = _transfers(schedule, k, folded)
     if folded:  # rank 0 sends chunk c to rank d, so rank 0 gets the chunk that is c seen from rank d
@@ -195,7 +195,7 @@ def _step(schedule: Schedule, k: int, folded: bool) -> Step:
         src, dst, reads, writes, vertices = np.zeros_like(src), np.zeros_like(dst), chunk, turned, 1
     else:
         reads, writes, vertices = src * chunks + chunk, dst * chunks + chunk, n
-    return Step(
+    return MessageStep(
         src,
         dst,
         reads,
@@ -209,20 +209,20 @@ def _step(schedule: Schedule, k: int, folded: bool) -> Step:
 
 
 @functools.lru_cache(maxsize=1 << 13)
-def traffic(schedule: Schedule, k: int, folded: bool, sites: tuple[int, ...] | None) -> Traffic:
+def traffic(schedule: Schedule, k: int, folded: bool, sites: tuple[int, ...] | None) -> LinkTraffic:
     """Return how the messages of round k share links and interfaces; `sites`: of each vertex, None: its own."""
     src, dst, _, _ = _transfers(schedule, k, folded)
     n = schedule.ranks
     if folded:
         ones = np.full(len(src), float(len(src)))
-        return Traffic(dst, places(dst), ones, ones, np.ones(len(src)))
+        return LinkTraffic(dst, places(dst), ones, ones, np.ones(len(src)))
     site = np.arange(n) if sites is None else np.array(sites, dtype=np.int64)
     a, b = site[src], site[dst]
     away = (a != b) if sites is not None else np.ones(len(src), dtype=np.bool_)
     first = np.unique(site, return_index=True)[1]  # a site's first vertex stands for all of them
     link = np.where(away, first[a] * n + first[b], src * n + dst)
     out, into = (np.bincount(side[away], minlength=n).astype(np.float64)[side] for side in (a, b))
-    return Traffic(link, places(link), out, into, away.astype(np.float64))
+    return LinkTraffic(link, places(link), out, into, away.astype(np.float64))
 
 
 def places(keys: Ints) -> Floats:
@@ -236,5 +236,5 @@ def places(keys: Ints) -> Floats:
     return result
 
 
-def _signature(network: Network) -> tuple[int, ...] | None:
+def _signature(network: CostNetwork) -> tuple[int, ...] | None:
     return None if network.site is None else tuple(network.sites.tolist())

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from ringside.engine.net.exchange.signature import Disagreement
-from ringside.engine.net.rank_map import Roster
-from ringside.engine.transports.base import NOBODY, Cause, LinkError
+from ringside.engine.net.exchange.signature import SignatureMismatch
+from ringside.engine.net.rank_map import RankMap
+from ringside.engine.transports.base import NOBODY, LinkError, LinkFailure
 from ringside.errors import ClosedError, DeadlineError, MismatchError, PeerLostError, SyncError
 
 _RESTART = "restart from the last checkpoint"
 
 
-def cause_of(error: BaseException, roster: Roster) -> Cause:
+def cause_of(error: BaseException, roster: RankMap) -> LinkFailure:
     """Return what this rank tells the others about an error of its own.
 
     Args:
@@ -19,18 +19,18 @@ def cause_of(error: BaseException, roster: Roster) -> Cause:
     """
     if isinstance(error, LinkError):
         return error.cause
-    if isinstance(error, Disagreement):
-        return Cause("disagreed", error.peer, _differences(error, roster))
+    if isinstance(error, SignatureMismatch):
+        return LinkFailure("disagreed", error.peer, _differences(error, roster))
     if isinstance(error, MismatchError):
-        return Cause("disagreed", roster.rank, f"on {roster.describe(roster.rank)}: {error}")
+        return LinkFailure("disagreed", roster.rank, f"on {roster.describe(roster.rank)}: {error}")
     if isinstance(error, PeerLostError | DeadlineError):
         here = roster.hosts[roster.host]
         culprit = here[error.ranks[0]] if error.ranks else roster.rank
-        return Cause("lost" if isinstance(error, PeerLostError) else "late", culprit)
-    return Cause("left", roster.rank)
+        return LinkFailure("lost" if isinstance(error, PeerLostError) else "late", culprit)
+    return LinkFailure("left", roster.rank)
 
 
-def explain(what: str, cause: Cause, error: BaseException, roster: Roster, timeout_s: float) -> SyncError:
+def explain(what: str, cause: LinkFailure, error: BaseException, roster: RankMap, timeout_s: float) -> SyncError:
     """Return the error to raise.
 
     Args:
@@ -54,13 +54,13 @@ def explain(what: str, cause: Cause, error: BaseException, roster: Roster, timeo
     return PeerLostError(f"{where}: {who} died or cannot be reached; {_RESTART}", ranks)
 
 
-def _who(vertex: int, roster: Roster) -> str:
+def _who(vertex: int, roster: RankMap) -> str:
     if vertex == NOBODY:
         return "another rank"
     return roster.describe(vertex) if vertex < roster.size else "the reducer at the switch"
 
 
-def _differences(error: Disagreement, roster: Roster) -> str:
+def _differences(error: SignatureMismatch, roster: RankMap) -> str:
     (seq, plan, segment, call), (own_seq, own_plan, own_segment, own) = error.theirs, error.ours
     peer = _who(error.peer, roster)
     if seq != own_seq:

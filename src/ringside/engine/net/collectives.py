@@ -15,11 +15,11 @@ import numpy as np
 
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net import hierarchical_collectives as moves_hosts
-from ringside.engine.net.exchange.signature import Call as Told
-from ringside.engine.net.hierarchical import Across
+from ringside.engine.net.exchange.signature import CollectiveSignature as Told
+from ringside.engine.net.hierarchical import HierarchicalEngine
 from ringside.engine.net.hierarchical_collectives import SMALL_BYTES
 from ringside.engine.net.reduction import AVG, memory
-from ringside.engine.request import KINDS, Call
+from ringside.engine.request import KINDS, CoreRequest
 from ringside.engine.transports.base import Bytes
 from ringside.errors import UnsupportedError
 from ringside.schedule import (
@@ -39,7 +39,7 @@ from ringside.schedule import (
 Chunks = list[Bytes | None]
 
 
-def carry_out(across: Across, call: Call, *, canonical: bool = False) -> None:
+def carry_out(across: HierarchicalEngine, call: CoreRequest, *, canonical: bool = False) -> None:
     """Carry out a collective that is not an all-reduce, over all ranks.
 
     Args:
@@ -48,7 +48,7 @@ def carry_out(across: Across, call: Call, *, canonical: bool = False) -> None:
         canonical: Add up in rank order, whatever that costs.
 
     Raises:
-        SyncError: As `Across.all_reduce`.
+        SyncError: As `HierarchicalEngine.all_reduce`.
     """
     if call.own_scale:
         raise UnsupportedError("between hosts reduce_scatter_ has one scale for all ranks")
@@ -59,11 +59,11 @@ def carry_out(across: Across, call: Call, *, canonical: bool = False) -> None:
         through_hosts(across, call, _told(call, call.scale))
 
 
-def _barrier(across: Across, call: Call) -> None:
+def _barrier(across: HierarchicalEngine, call: CoreRequest) -> None:
     _run(across, call, dissemination_barrier(across.roster.size), [np.zeros(1, dtype=np.uint8)], item_bytes=1)
 
 
-def _reduce_scatter(across: Across, call: Call) -> None:
+def _reduce_scatter(across: HierarchicalEngine, call: CoreRequest) -> None:
     """Work on a copy, whose own lane is the result; every lane is added up at once, in rank order."""
     item, me = ITEM_BYTES[call.flat.dtype], across.roster.rank
     work = memory(call.flat.address, call.flat.numel * item).copy()
@@ -76,7 +76,7 @@ def _reduce_scatter(across: Across, call: Call) -> None:
         memory(target, len(mine))[:] = mine
 
 
-def _all_gather(across: Across, call: Call) -> None:
+def _all_gather(across: HierarchicalEngine, call: CoreRequest) -> None:
     item, roster = ITEM_BYTES[call.flat.dtype], across.roster
     everything = memory(call.out or call.flat.address, call.numel * item)
     lanes = _lanes(everything, call.bounds, item)
@@ -88,7 +88,7 @@ def _all_gather(across: Across, call: Call) -> None:
     _run(across, call, (direct_all_gather if small else ring_all_gather)(roster.size), lanes)
 
 
-def _broadcast(across: Across, call: Call) -> None:
+def _broadcast(across: HierarchicalEngine, call: CoreRequest) -> None:
     """Hand it on along a line, segment by segment; little of it in the fewest rounds."""
     data = memory(call.flat.address, call.flat.numel * ITEM_BYTES[call.flat.dtype])
     make = binomial_broadcast if len(data) <= SMALL_BYTES else chain_broadcast
@@ -100,7 +100,7 @@ def _broadcast_from(make: Callable[[int, int], Schedule], ranks: int, root: int)
     return make(ranks, root)
 
 
-def _reduce(across: Across, call: Call) -> None:
+def _reduce(across: HierarchicalEngine, call: CoreRequest) -> None:
     """Fold everybody's lanes straight where they belong, then gather the lanes at the root: each byte moves twice."""
     item, roster = ITEM_BYTES[call.flat.dtype], across.roster
     data = memory(call.flat.address, call.flat.numel * item)
@@ -112,7 +112,7 @@ def _reduce(across: Across, call: Call) -> None:
     _run(across, call, direct_gather(roster.size, call.root), lanes)
 
 
-def _gather(across: Across, call: Call) -> None:
+def _gather(across: HierarchicalEngine, call: CoreRequest) -> None:
     item, roster = ITEM_BYTES[call.flat.dtype], across.roster
     own = memory(call.flat.address, call.flat.numel * item)
     lanes: Chunks = [None] * roster.size
@@ -126,7 +126,7 @@ def _gather(across: Across, call: Call) -> None:
     _run(across, call, direct_gather(roster.size, call.root), lanes)
 
 
-def _scatter(across: Across, call: Call) -> None:
+def _scatter(across: HierarchicalEngine, call: CoreRequest) -> None:
     item, roster = ITEM_BYTES[call.flat.dtype], across.roster
     size = call.bounds[1] * item
     own = memory(call.out, size)
@@ -141,7 +141,7 @@ def _scatter(across: Across, call: Call) -> None:
     _run(across, call, direct_scatter(roster.size, call.root), lanes)
 
 
-def _all_to_all(across: Across, call: Call) -> None:
+def _all_to_all(across: HierarchicalEngine, call: CoreRequest) -> None:
     item, me, n = ITEM_BYTES[call.flat.dtype], across.roster.rank, across.roster.size
     given = _lanes(memory(call.flat.address, call.numel * item), call.bounds, item)
     got = _lanes(memory(call.out, call.numel * item), call.bounds, item)
@@ -161,8 +161,8 @@ def _lanes(data: Bytes, bounds: Sequence[int], item: int) -> Chunks:
 
 
 def _run(
-    across: Across,
-    call: Call,
+    across: HierarchicalEngine,
+    call: CoreRequest,
     schedule: Schedule,
     chunks: Chunks,
     *,
@@ -174,7 +174,7 @@ def _run(
     across.run(schedule, chunks, item_bytes or ITEM_BYTES[call.flat.dtype], told, scale=scale, divisor=divisor)
 
 
-def _told(call: Call, scale: float) -> Told:
+def _told(call: CoreRequest, scale: float) -> Told:
     tag = zlib.crc32(f"{list(call.bounds)}/{call.tag}/{scale}".encode())
     return Told(KINDS.index(call.kind), call.flat.dtype, call.op, call.numel, float(call.root), tag)
 

@@ -17,24 +17,24 @@ from typing import NoReturn, Protocol
 
 import numpy as np
 
-from ringside.engine.algorithm import NATIVE, Choice
+from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES
 from ringside.engine.net import attribution as blame
-from ringside.engine.net.exchange.compression import Wire
+from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.message_size import MessageSize
-from ringside.engine.net.exchange.pipeline import Layout, lane_bounds, lay_out
+from ringside.engine.net.exchange.pipeline import SegmentLayout, lane_bounds, lay_out
 from ringside.engine.net.exchange.plan import MessagePlan, plan_messages
-from ringside.engine.net.exchange.signature import Call, Doing
-from ringside.engine.net.host_slices import LocalLanes
-from ringside.engine.net.persistent import MOST_BYTES, Large, Small, lane_lengths
-from ringside.engine.net.rank_map import Roster
+from ringside.engine.net.exchange.signature import CollectiveSignature, Operation
+from ringside.engine.net.host_slices import HostSlices
+from ringside.engine.net.persistent import MOST_BYTES, PersistentLarge, PersistentSmall, lane_lengths
+from ringside.engine.net.rank_map import RankMap
 from ringside.engine.net.reduction import (
     ALL_REDUCE,
     AVG,
     SUM,
-    Part,
     Reduction,
+    ReductionPlan,
     fold,
     folder,
     memory,
@@ -43,19 +43,19 @@ from ringside.engine.net.reduction import (
     told_of,
 )
 from ringside.engine.runtime.interrupts import interruptible
-from ringside.engine.runtime.worker import Background, Work
-from ringside.engine.transports.base import NOBODY, Bytes, Cause
+from ringside.engine.runtime.worker import Work, Worker
+from ringside.engine.transports.base import NOBODY, Bytes, LinkFailure
 from ringside.errors import ClosedError, SyncError, UsageError
 from ringside.schedule import Schedule, chunk_bounds
 
-__all__ = ["ALL_REDUCE", "Across", "Native", "Reduction", "Sides", "UnderWay"]
+__all__ = ["ALL_REDUCE", "Channels", "HierarchicalEngine", "NativeAllReduce", "PendingAllReduce", "Reduction"]
 
 
 # -------------------------------------------------------------------------------------------------
 # All-reduces that were begun and not finished, two of them beside each other, and what carries each.
 
 
-class UnderWay:
+class PendingAllReduce:
     """An all-reduce that was begun.
 
     Args:
@@ -67,13 +67,18 @@ class UnderWay:
     """
 
     def __init__(
-        self, across: Across, way: str, doing: Doing, rest: Callable[[], None] | None = None, side: int = 0
+        self,
+        across: HierarchicalEngine,
+        way: str,
+        doing: Operation,
+        rest: Callable[[], None] | None = None,
+        side: int = 0,
     ) -> None:
         self.doing, self.side = doing, side
         self._across, self._way, self._rest = across, way, rest
 
     def finish(self) -> None:
-        """Return when the result is there; raise what `Across.all_reduce` raises."""
+        """Return when the result is there; raise what `HierarchicalEngine.all_reduce` raises."""
         while self._rest is not None and self._across._open and self._across._open[0] is not self:
             self._across._open[0].finish()
         if self._rest is None:
@@ -86,7 +91,7 @@ class UnderWay:
                 self._across._open.popleft()
 
 
-class Sides:
+class Channels:
     """Exchanges whose collectives are under way at the same time, each on a thread of its own, made when needed.
 
     Which side carries what must follow from the order of the calls alone, so that all ranks take the same.
@@ -98,7 +103,7 @@ class Sides:
 
     def __init__(self, exchange: Exchange, name: str) -> None:
         self._exchanges = [exchange]
-        self._carriers: list[Background] = []
+        self._carriers: list[Worker] = []
         self._name = name
 
     def exchange(self, side: int) -> Exchange:
@@ -110,7 +115,7 @@ class Sides:
     def submit(self, side: int, job: Callable[[], None]) -> Work:
         """Carry a job out on a side's thread, after those before it."""
         while len(self._carriers) <= side:
-            self._carriers.append(Background(self._name))
+            self._carriers.append(Worker(self._name))
         return self._carriers[side].submit(job)
 
     def stop(self, timeout_s: float) -> None:
@@ -124,7 +129,7 @@ _MOST_PREPARED = 128  # kinds of small all-reduces that are kept ready
 _LAST_JOBS_S = 5.0
 
 
-class Native(Protocol):
+class NativeAllReduce(Protocol):
     """The process group's own all-reduce."""
 
     def check(self, dtype: int, op: int) -> None:
@@ -145,7 +150,7 @@ class Native(Protocol):
         """End what is under way, here and at the peers, as far as it can be ended; it may be on any thread."""
 
 
-class Across:
+class HierarchicalEngine:
     """One rank's part in collectives between hosts. Not thread-safe: one collective at a time.
 
     Args:
@@ -165,10 +170,10 @@ class Across:
 
     def __init__(
         self,
-        roster: Roster,
+        roster: RankMap,
         exchange: Exchange,
-        local: LocalLanes | None,
-        native: Native,
+        local: HostSlices | None,
+        native: NativeAllReduce,
         *,
         timeout_s: float,
         block_bytes: int = 8 << 20,
@@ -177,12 +182,12 @@ class Across:
         self.native = native
         self._timeout_s = timeout_s
         self._block_bytes = block_bytes
-        self._sides = Sides(exchange, f"ringside-carrier-{roster.rank}")
+        self._sides = Channels(exchange, f"ringside-carrier-{roster.rank}")
         self._under_way: deque[Work] = deque(maxlen=4)
         self._broken: SyncError | None = None
-        self._open: deque[UnderWay] = deque()
-        self._small: dict[tuple[int, Reduction, Choice], Small | None] = {}
-        self._large: dict[tuple[int, int, Reduction, Choice, float | None], Large] = {}
+        self._open: deque[PendingAllReduce] = deque()
+        self._small: dict[tuple[int, Reduction, AlgorithmSpec], PersistentSmall | None] = {}
+        self._large: dict[tuple[int, int, Reduction, AlgorithmSpec, float | None], PersistentLarge] = {}
         self._interruptible = self.interruptible()
         exchange.transport.waits_inside = self._waits_inside
         exchange.transport.on_failure = self._end_the_rest
@@ -196,10 +201,10 @@ class Across:
 
     def interruptible(self) -> interruptible:
         """Return what makes Ctrl-C end the collectives under way, for a main thread that waits for them in torch."""
-        transport, left = self.exchange.transport, Cause("left", self.roster.rank)
+        transport, left = self.exchange.transport, LinkFailure("left", self.roster.rank)
         return interruptible(functools.partial(transport.fail, left))
 
-    def all_reduce(self, address: int, elements: int, what: Reduction, choice: Choice) -> None:
+    def all_reduce(self, address: int, elements: int, what: Reduction, choice: AlgorithmSpec) -> None:
         """Reduce the elements at an address over all ranks of the group, in place.
 
         Args:
@@ -218,7 +223,7 @@ class Across:
         else:
             self.carry_out(small, address)
 
-    def carry_out(self, small: Small, address: int) -> None:
+    def carry_out(self, small: PersistentSmall, address: int) -> None:
         """Reduce the elements at an address by what `prepared` returned; raises as `all_reduce` does."""
         self.finish_all()
         self._check_usable()
@@ -231,7 +236,7 @@ class Across:
         except BaseException as error:
             self._failed(small.way, error)
 
-    def prepared(self, elements: int, what: Reduction, choice: Choice) -> Small | None:
+    def prepared(self, elements: int, what: Reduction, choice: AlgorithmSpec) -> PersistentSmall | None:
         """Return what is ready for a small all-reduce; None: it is too large, or cannot be made ready.
 
         Arguments and errors as for `all_reduce`.
@@ -246,11 +251,11 @@ class Across:
                 small.end()
             self._small.clear()
         what = self._checked(what, choice)
-        fits = Small.fits(self, elements, what, choice)
-        self._small[key] = Small(self, elements, what, choice) if fits else None
+        fits = PersistentSmall.fits(self, elements, what, choice)
+        self._small[key] = PersistentSmall(self, elements, what, choice) if fits else None
         return self._small[key]
 
-    def begin(self, address: int, elements: int, what: Reduction, choice: Choice) -> UnderWay:
+    def begin(self, address: int, elements: int, what: Reduction, choice: AlgorithmSpec) -> PendingAllReduce:
         """Begin an all-reduce; arguments and errors as for `all_reduce`.
 
         A large tensor is between hosts when this returns, and the next one may be begun before `finish` of this one,
@@ -261,26 +266,28 @@ class Across:
         if large is not None:
             side = 1 - self._open[-1].side if self._open else 0
             with self.explained(large.way, large.doing):
-                one = UnderWay(self, large.way, large.doing, large.begin(self, side, alone=not self._open), side)
+                one = PendingAllReduce(
+                    self, large.way, large.doing, large.begin(self, side, alone=not self._open), side
+                )
                 self._open.append(one)
             return one
         what = self._checked(what, choice)
         call = told_of(what, elements)
-        way, doing = f"all_reduce by {choice}", Doing(call, str(choice))
+        way, doing = f"all_reduce by {choice}", Operation(call, str(choice))
         self.finish_all()
         with self.explained(way, doing):
             if choice.over == "ranks":
                 self._carry(choice, None, address, elements, what, call)
             else:
                 self._in_blocks(choice, address, elements, safe_mean(what, self.roster.size), call)
-        return UnderWay(self, way, doing)
+        return PendingAllReduce(self, way, doing)
 
     def finish_all(self) -> None:
         """Finish what was begun before something else is done with messages or shared memory."""
         while self._open:
             self._open[0].finish()
 
-    def _checked(self, what: Reduction, choice: Choice) -> Reduction:
+    def _checked(self, what: Reduction, choice: AlgorithmSpec) -> Reduction:
         """Return the reduction as it travels; refuse what cannot be, before anything is sent."""
         if what.wire is not None and (what.dtype != _FLOAT32 or choice.algorithm == NATIVE):
             what = replace(what, wire=None)
@@ -302,7 +309,7 @@ class Across:
         schedule: Schedule,
         chunks: Sequence[Bytes | None],
         item_bytes: int,
-        call: Call,
+        call: CollectiveSignature,
         *,
         scale: float = 1.0,
         divisor: float = 1.0,
@@ -310,7 +317,7 @@ class Across:
         """Carry out any schedule over all ranks on the given chunks; see `Exchange.run` and `all_reduce`."""
         plan = plan_messages(schedule, self.roster.rank)
         self.finish_all()
-        with self.explained(plan.name, Doing(call, plan.name)):
+        with self.explained(plan.name, Operation(call, plan.name)):
             fold_by = folder(call.dtype, call.op, scale=scale, divisor=divisor)
             self.exchange.run(plan, chunks, item_bytes, fold_by, call)
 
@@ -326,7 +333,7 @@ class Across:
 
     # -------------------------------------------------------------------------------------------- over hosts
 
-    def pieces_from_bytes(self, wire: Wire | None) -> int:
+    def pieces_from_bytes(self, wire: WireCompression | None) -> int:
         """Return from how many bytes on float32 goes over hosts in pieces, by most schedules; over leaders it is less.
 
         Args:
@@ -334,7 +341,7 @@ class Across:
         """
         return 2 * self.roster.lanes * self.exchange.segment_of(ITEM_BYTES[_FLOAT32], wire)
 
-    def _layout(self, choice: Choice, elements: int, what: Reduction) -> Layout | None:
+    def _layout(self, choice: AlgorithmSpec, elements: int, what: Reduction) -> SegmentLayout | None:
         """Return the pieces in which a tensor goes over hosts; None: it is small, or cannot be fed in pieces."""
         if choice.over == "ranks" or choice.algorithm == NATIVE:
             return None
@@ -345,13 +352,15 @@ class Across:
             return None
         return lay_out(plan, elements, least, self._block(what), lanes, self.roster.local_size)
 
-    def _message_size(self, choice: Choice, elements: int, what: Reduction) -> MessageSize:
+    def _message_size(self, choice: AlgorithmSpec, elements: int, what: Reduction) -> MessageSize:
         """Return how large the messages are in which a tensor goes over hosts in pieces."""
         item = ITEM_BYTES[what.dtype]
         schedule = choice.schedule(len(self.roster.hosts))
         return self.exchange.size_of(schedule, elements // self._lanes(choice) * item, item, what.wire)
 
-    def _kept_large(self, address: int, elements: int, what: Reduction, choice: Choice) -> Large | None:
+    def _kept_large(
+        self, address: int, elements: int, what: Reduction, choice: AlgorithmSpec
+    ) -> PersistentLarge | None:
         """Return what is ready for a large all-reduce over hosts; None: it goes another way.
 
         Arguments and errors as for `all_reduce`.
@@ -362,19 +371,19 @@ class Across:
         large = self._large.pop(key, None)
         if large is None:
             what = self._checked(what, choice)
-            doing, what = Doing(told_of(what, elements), str(choice)), safe_mean(what, self.roster.size)
+            doing, what = Operation(told_of(what, elements), str(choice)), safe_mean(what, self.roster.size)
             layout = self._layout(choice, elements, what)
             if layout is None:
                 return None
             size = self._message_size(choice, elements, what)
-            large = Large(self, layout, address, what, choice, size, doing)
+            large = PersistentLarge(self, layout, address, what, choice, size, doing)
         if not what.scales:  # these differ from call to call
             self._large[key] = large  # as the last one: the first is the one that was not used for longest
             if len(self._large) > self.most_large:
                 del self._large[next(iter(self._large))]
         return large
 
-    def rehearse(self, elements: int, what: Reduction, choice: Choice) -> None:
+    def rehearse(self, elements: int, what: Reduction, choice: AlgorithmSpec) -> None:
         """Work out here what the first all-reduce of its kind would: to be timed, it should be like those that follow.
 
         Sends nothing; arguments as for `all_reduce`.
@@ -396,18 +405,20 @@ class Across:
             size, chunks = self._message_size(choice, elements, what), lane_lengths(layout, lane, item)
         self.exchange.rehearse(plan, me, chunks, item, what.wire, size, evenly=layout is not None)
 
-    def carries(self, choice: Choice) -> bool:
+    def carries(self, choice: AlgorithmSpec) -> bool:
         """Tell whether this rank has a part of what goes between hosts."""
         lane = self.roster.local_rank
         return lane < self.roster.lanes and (lane == 0 or choice.over == "hosts")
 
-    def _lanes(self, choice: Choice) -> int:
+    def _lanes(self, choice: AlgorithmSpec) -> int:
         return 1 if choice.over == "leaders" else self.roster.lanes
 
     def _block(self, what: Reduction) -> int:
         return max(self._block_bytes // ITEM_BYTES[what.dtype], 1)
 
-    def _in_blocks(self, choice: Choice, address: int, elements: int, what: Reduction, call: Call) -> None:
+    def _in_blocks(
+        self, choice: AlgorithmSpec, address: int, elements: int, what: Reduction, call: CollectiveSignature
+    ) -> None:
         """Go through the tensor block by block: each is between hosts while the next is added up."""
         item, block = ITEM_BYTES[what.dtype], self._block(what)
         between: tuple[int, tuple[int, ...], Work | None] | None = None
@@ -444,7 +455,9 @@ class Across:
         """Return the exchange whose messages travel beside those of the other side."""
         return self._sides.exchange(side)
 
-    def _between_hosts(self, choice: Choice, at: int, bounds: Sequence[int], what: Reduction, call: Call) -> None:
+    def _between_hosts(
+        self, choice: AlgorithmSpec, at: int, bounds: Sequence[int], what: Reduction, call: CollectiveSignature
+    ) -> None:
         lane = self.roster.local_rank
         begin, count = bounds[lane], bounds[lane + 1] - bounds[lane]
         if self.carries(choice):
@@ -462,12 +475,12 @@ class Across:
 
     def _carry(
         self,
-        choice: Choice,
+        choice: AlgorithmSpec,
         members: Sequence[int] | None,
         address: int,
         elements: int,
         what: Reduction,
-        call: Call,
+        call: CollectiveSignature,
     ) -> None:
         """Reduce over all ranks, or over the given ones, as if each were a host of its own."""
         part = part_of(choice, members, what, call, self.roster)
@@ -482,7 +495,7 @@ class Across:
             fold([address], address, elements, what.dtype, AVG, divisor=part.divisor)
 
     def _exchange(
-        self, part: Part, plan: MessagePlan, members: Sequence[int] | None, address: int, elements: int
+        self, part: ReductionPlan, plan: MessagePlan, members: Sequence[int] | None, address: int, elements: int
     ) -> None:
         item = ITEM_BYTES[part.what.dtype]
         bounds, data = (chunk_bounds(elements, plan.chunks) * item).tolist(), memory(address, elements * item)
@@ -502,7 +515,7 @@ class Across:
     # -------------------------------------------------------------------------------------------- failures
 
     @contextlib.contextmanager
-    def explained(self, what: str, doing: Doing) -> Iterator[None]:
+    def explained(self, what: str, doing: Operation) -> Iterator[None]:
         """Turn what goes wrong in a collective into the error that says who, and tell the other ranks."""
         self._check_usable()
         if not self._open:

@@ -15,15 +15,23 @@ import numpy as np
 
 from ringside.engine.buffers import address_of
 from ringside.engine.dtypes import ITEM_BYTES
-from ringside.engine.net.exchange.pipeline import Course, Layout, Piece, Stream, as_needed, chunks_ended, lay_out
+from ringside.engine.net.exchange.pipeline import (
+    Piece,
+    SegmentLayout,
+    SegmentPipeline,
+    SegmentPlan,
+    as_needed,
+    chunks_ended,
+    lay_out,
+)
 from ringside.engine.net.exchange.plan import MessagePlan, plan_messages
 from ringside.engine.net.exchange.run import Fold
-from ringside.engine.net.exchange.signature import Call as Told
-from ringside.engine.net.exchange.signature import Doing
-from ringside.engine.net.hierarchical import Across
-from ringside.engine.net.host_slices import LocalLanes
+from ringside.engine.net.exchange.signature import CollectiveSignature as Told
+from ringside.engine.net.exchange.signature import Operation
+from ringside.engine.net.hierarchical import HierarchicalEngine
+from ringside.engine.net.host_slices import HostSlices
 from ringside.engine.net.reduction import AVG, SUM, Reduction, fold, folder, memory, safe_mean
-from ringside.engine.request import Call, bounds_of_one
+from ringside.engine.request import CoreRequest, bounds_of_one
 from ringside.engine.transports.base import Bytes
 from ringside.schedule import (
     Schedule,
@@ -45,7 +53,7 @@ Step = Callable[[Piece], None]
 
 
 @dataclass(frozen=True)
-class Relay:
+class HierarchicalPipeline:
     """What one rank does in a collective that goes through its host's shared memory.
 
     Args:
@@ -62,7 +70,7 @@ class Relay:
     """
 
     plan: MessagePlan
-    layout: Layout
+    layout: SegmentLayout
     lanes: Sequence[Bytes]
     item_bytes: int
     fold: Fold
@@ -72,7 +80,7 @@ class Relay:
     kept: Collection[int] = ()
     segment_bytes: int = 0
 
-    def carry_out(self, across: Across, call: Told, *, at_once: bool) -> None:
+    def carry_out(self, across: HierarchicalEngine, call: Told, *, at_once: bool) -> None:
         """Carry it out.
 
         Args:
@@ -82,16 +90,16 @@ class Relay:
                 handing it to another thread would take longer. Each chunk is one piece then.
 
         Raises:
-            SyncError: As `Across.all_reduce`.
+            SyncError: As `HierarchicalEngine.all_reduce`.
         """
         across.finish_all()
-        with across.explained(self.plan.name, Doing(call, f"hosts/{self.plan.name}")):
+        with across.explained(self.plan.name, Operation(call, f"hosts/{self.plan.name}")):
             if at_once:
                 self._step_by_step(across, call)
             else:
                 self._stream(across, call)
 
-    def _step_by_step(self, across: Across, call: Told) -> None:
+    def _step_by_step(self, across: HierarchicalEngine, call: Told) -> None:
         if self.fill is not None:
             for piece in self.layout.fills:
                 self.fill(piece)
@@ -99,13 +107,13 @@ class Relay:
         for piece in self.layout.ends:
             self.end(piece)
 
-    def _stream(self, across: Across, call: Told) -> None:
+    def _stream(self, across: HierarchicalEngine, call: Told) -> None:
         """Let messages go on a thread of their own, while this one works in shared memory, piece by piece."""
         most = across.exchange.segment_of(self.item_bytes, None)
         length = min(self.segment_bytes // self.item_bytes * self.item_bytes or most, most)
         cut = [[lane[at : at + length] for at in range(0, len(lane), length)] for lane in self.lanes]
         pieces = self.layout.pieces
-        stream = Stream(Course(self.layout, [len(segments) for segments in cut], self.kept))
+        stream = SegmentPipeline(SegmentPlan(self.layout, [len(segments) for segments in cut], self.kept))
         chunks: list[list[Bytes]] = [[] for _ in range(self.plan.chunks)]
         for piece, segments in zip(pieces, cut, strict=True):
             chunks[piece.chunk] += segments
@@ -123,7 +131,11 @@ class Relay:
         work.wait()
 
     def _exchange(
-        self, across: Across, call: Told, chunks: Sequence[Bytes] | Sequence[list[Bytes]], stream: Stream | None
+        self,
+        across: HierarchicalEngine,
+        call: Told,
+        chunks: Sequence[Bytes] | Sequence[list[Bytes]],
+        stream: SegmentPipeline | None,
     ) -> None:
         across.exchange.run(
             self.plan,
@@ -149,7 +161,7 @@ def _schedule(make: Callable[..., Schedule], *where: int) -> Schedule:
     return make(*where)
 
 
-def reduce_scatter(across: Across, call: Call, told: Told) -> None:
+def reduce_scatter(across: HierarchicalEngine, call: CoreRequest, told: Told) -> None:
     """Every host adds up each other host's lanes and its own; rank l of a host carries those of the ranks l."""
     roster, item = across.roster, ITEM_BYTES[call.flat.dtype]
     what = safe_mean(Reduction(call.flat.dtype, call.op, call.scale), roster.size)
@@ -167,12 +179,12 @@ def reduce_scatter(across: Across, call: Call, told: Told) -> None:
         _local(across).reduce_lanes_into(to, at, piece.bounds, what.dtype, step, what.scale)
 
     by = folder(what.dtype, step)
-    Relay(plan, layout, sums, item, by, None, add_up, _nothing).carry_out(across, told, at_once=small)
+    HierarchicalPipeline(plan, layout, sums, item, by, None, add_up, _nothing).carry_out(across, told, at_once=small)
     if what.op == AVG and len(target):
         fold([address_of(target)], address_of(target), len(target) // item, what.dtype, AVG, divisor=roster.size)
 
 
-def all_gather(across: Across, call: Call, told: Told) -> None:
+def all_gather(across: HierarchicalEngine, call: CoreRequest, told: Told) -> None:
     """Rank l of a host fetches what the ranks l of the others have, and shares it."""
     roster, item = across.roster, ITEM_BYTES[call.flat.dtype]
     base = call.out or call.flat.address
@@ -187,11 +199,11 @@ def all_gather(across: Across, call: Call, told: Told) -> None:
         _local(across).gather_lanes(base + piece.begin * item, piece.bounds, call.flat.dtype, None)
 
     layout = replace(layout, ends=(layout.pieces[roster.host], *layout.ends))
-    one = Relay(plan, layout, lanes, item, _keep, None, None, share, kept=(roster.host,))
+    one = HierarchicalPipeline(plan, layout, lanes, item, _keep, None, None, share, kept=(roster.host,))
     one.carry_out(across, told, at_once=small)
 
 
-def broadcast(across: Across, call: Call, told: Told) -> None:
+def broadcast(across: HierarchicalEngine, call: CoreRequest, told: Told) -> None:
     """The root's host gets it in shared memory, and each of its ranks hands a slice on; others share them."""
     roster, dtype = across.roster, call.flat.dtype
     item, here = ITEM_BYTES[dtype], roster.host == roster.host_of(call.root)
@@ -207,11 +219,13 @@ def broadcast(across: Across, call: Call, told: Told) -> None:
         _local(across).gather_lanes(call.flat.address + piece.begin * item, piece.bounds, dtype, None)
 
     layout = replace(layout, ends=() if here else layout.pieces)
-    one = Relay(plan, layout, lanes, item, _keep, None, spread if here else None, share, segment_bytes=segment)
+    one = HierarchicalPipeline(
+        plan, layout, lanes, item, _keep, None, spread if here else None, share, segment_bytes=segment
+    )
     one.carry_out(across, told, at_once=not segment)
 
 
-def reduce(across: Across, call: Call, told: Told) -> None:
+def reduce(across: HierarchicalEngine, call: CoreRequest, told: Told) -> None:
     """Hosts add up lane by lane, the lanes travel to the root's host, which puts them together on the root."""
     roster, item = across.roster, ITEM_BYTES[call.flat.dtype]
     here = roster.host == roster.host_of(call.root)
@@ -233,16 +247,16 @@ def reduce(across: Across, call: Call, told: Told) -> None:
     layout = replace(layout, ends=layout.pieces if here else ())
     by = folder(what.dtype, step)
     last = folder(what.dtype, AVG, divisor=roster.size) if what.op == AVG and here else by
-    one = Relay(plan, layout, lanes, item, by, last, add_up, put_together, segment_bytes=segment)
+    one = HierarchicalPipeline(plan, layout, lanes, item, by, last, add_up, put_together, segment_bytes=segment)
     one.carry_out(across, told, at_once=not segment)
 
 
-def barrier(across: Across, call: Call, told: Told) -> None:
+def barrier(across: HierarchicalEngine, call: CoreRequest, told: Told) -> None:
     """The ranks of a host meet, their first ranks meet, and the host hears of it."""
     roster, token = across.roster, np.zeros(1, dtype=np.uint8)
     plan = plan_messages(_schedule(dissemination_barrier, len(roster.hosts)), roster.host)
     across.finish_all()
-    with across.explained(plan.name, Doing(told, f"leaders/{plan.name}")):
+    with across.explained(plan.name, Operation(told, f"leaders/{plan.name}")):
         _local(across).meet()
         if roster.local_rank == 0:
             across.exchange.run(plan, [token], 1, _keep, told, members=roster.lane(0))
@@ -252,7 +266,7 @@ def barrier(across: Across, call: Call, told: Told) -> None:
 # ------------------------------------------------------------------------------------------------ layouts
 
 
-def _lanes_by_host(across: Across, call: Call, plan: MessagePlan) -> Layout:
+def _lanes_by_host(across: HierarchicalEngine, call: CoreRequest, plan: MessagePlan) -> SegmentLayout:
     """Return a piece per host, of the lanes of its ranks; the schedule's chunk h is host h's."""
     size = across.roster.local_size
     pieces = []
@@ -260,12 +274,15 @@ def _lanes_by_host(across: Across, call: Call, plan: MessagePlan) -> Layout:
         bounds = call.bounds[host * size : (host + 1) * size + 1]
         pieces.append(Piece(host, bounds[0], tuple(bound - bounds[0] for bound in bounds)))
     fills = as_needed(plan, [[piece] for piece in pieces], 0)
-    return Layout(tuple(pieces), tuple(fills), tuple(pieces[chunk] for chunk in chunks_ended(plan)))
+    return SegmentLayout(tuple(pieces), tuple(fills), tuple(pieces[chunk] for chunk in chunks_ended(plan)))
 
 
 def _sliced(
-    across: Across, call: Call, small: Callable[[int, int], Schedule], large: Callable[[int, int], Schedule]
-) -> tuple[Layout, MessagePlan, int]:
+    across: HierarchicalEngine,
+    call: CoreRequest,
+    small: Callable[[int, int], Schedule],
+    large: Callable[[int, int], Schedule],
+) -> tuple[SegmentLayout, MessagePlan, int]:
     """Return a tensor's pieces, the plan of one chunk from or to the root's host, and a message's bytes (0: any)."""
     roster, item = across.roster, ITEM_BYTES[call.flat.dtype]
     lanes, size_bytes = roster.local_size, call.flat.numel * item
@@ -278,13 +295,13 @@ def _sliced(
     return layout, plan, 0 if few else segment
 
 
-def _lane_of(across: Across, base: int, piece: Piece, item: int) -> Bytes:
+def _lane_of(across: HierarchicalEngine, base: int, piece: Piece, item: int) -> Bytes:
     """Return this rank's lane of a piece of the tensor at an address."""
     begin, end = piece.bounds[across.roster.local_rank : across.roster.local_rank + 2]
     return memory(base + (piece.begin + begin) * item, (end - begin) * item)
 
 
-def _local(across: Across) -> LocalLanes:
+def _local(across: HierarchicalEngine) -> HostSlices:
     assert across.local is not None, "hosts of several ranks share memory"
     return across.local
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ringside.engine.buffers import Flat
-from ringside.engine.request import Call
+from ringside.engine.request import CoreRequest
 from ringside.engine.shm.memory import Storage
 
 
-class LocalLanes:
+class HostSlices:
     """Adds up the ranks of a host lane by lane, and spreads the lanes again.
 
     Args:
@@ -42,7 +42,7 @@ class LocalLanes:
             storage: The shareable storage the elements lie in, if peers may not have mapped it yet.
         """
         flat = _flat(at, bounds, dtype)
-        call = Call("reduce_scatter_", flat, flat.numel, bounds, op=op, scale=scale, own_scale=own_scale)
+        call = CoreRequest("reduce_scatter_", flat, flat.numel, bounds, op=op, scale=scale, own_scale=own_scale)
         self._communicator.carry(call, 0, True, storage)
 
     def reduce_lanes_into(
@@ -50,7 +50,9 @@ class LocalLanes:
     ) -> None:
         """Write the fold of this rank's lane to another address; the elements stay; arguments as for `reduce_lanes`."""
         flat = _flat(at, bounds, dtype)
-        self._communicator.carry(Call("reduce_scatter", flat, flat.numel, bounds, out=to, op=op, scale=scale), 0, True)
+        self._communicator.carry(
+            CoreRequest("reduce_scatter", flat, flat.numel, bounds, out=to, op=op, scale=scale), 0, True
+        )
 
     def meet(self) -> None:
         """Return when all ranks of the host have called it."""
@@ -58,7 +60,9 @@ class LocalLanes:
 
     def gather_lanes(self, at: int, bounds: Sequence[int], dtype: int, storage: Storage | None) -> None:
         """Give every rank of the host all lanes; arguments as for `reduce_lanes`."""
-        self._communicator.carry(Call("all_gather_", _flat(at, bounds, dtype), bounds[-1], bounds), 0, True, storage)
+        self._communicator.carry(
+            CoreRequest("all_gather_", _flat(at, bounds, dtype), bounds[-1], bounds), 0, True, storage
+        )
 
     def prepared(
         self,
@@ -72,8 +76,8 @@ class LocalLanes:
     ) -> tuple[Callable[[], None], Callable[[], None]]:
         """Return `reduce_lanes` and `gather_lanes` for elements that stay where they are; arguments as for these."""
         flat = _flat(at, bounds, dtype)
-        add = Call("reduce_scatter_", flat, flat.numel, bounds, op=op, scale=scale, own_scale=own_scale)
-        spread = Call("all_gather_", flat, flat.numel, bounds)
+        add = CoreRequest("reduce_scatter_", flat, flat.numel, bounds, op=op, scale=scale, own_scale=own_scale)
+        spread = CoreRequest("all_gather_", flat, flat.numel, bounds)
         return self._communicator.prepared(add, storage), self._communicator.prepared(spread, storage)
 
     def absent(self) -> list[int]:

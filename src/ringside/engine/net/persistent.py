@@ -15,45 +15,45 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ringside.engine.algorithm import NATIVE, Choice
+from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.buffers import address_of
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.message_size import MessageSize
-from ringside.engine.net.exchange.persistent import Script
-from ringside.engine.net.exchange.pipeline import Course, Layout, Stream, lane_bounds
+from ringside.engine.net.exchange.persistent import PersistentExchange
+from ringside.engine.net.exchange.pipeline import SegmentLayout, SegmentPipeline, SegmentPlan, lane_bounds
 from ringside.engine.net.exchange.plan import plan_messages
-from ringside.engine.net.exchange.signature import Call, Doing
-from ringside.engine.net.host_slices import LocalLanes
-from ringside.engine.net.reduction import AVG, SUM, Part, Reduction, fold, memory, part_of, safe_mean, told_of
+from ringside.engine.net.exchange.signature import CollectiveSignature, Operation
+from ringside.engine.net.host_slices import HostSlices
+from ringside.engine.net.reduction import AVG, SUM, Reduction, ReductionPlan, fold, memory, part_of, safe_mean, told_of
 from ringside.engine.transports.base import Bytes
 
 if TYPE_CHECKING:
-    from ringside.engine.net.hierarchical import Across
+    from ringside.engine.net.hierarchical import HierarchicalEngine
 
-__all__ = ["MOST_BYTES", "Large", "Small", "lane_lengths"]
+__all__ = ["MOST_BYTES", "PersistentLarge", "PersistentSmall", "lane_lengths"]
 
 MOST_BYTES = 64 << 10  # copying more to its place and back takes longer than what is saved
 
 Step = Callable[[], object]
 
 
-class Small:
+class PersistentSmall:
     """All-reduces of one size, dtype and reduction by one choice. Not thread-safe.
 
     Args:
         across: Who carries them out.
         elements: Of the tensor, at most `MOST_BYTES`.
         what: The reduction; without own scales per rank, wire dtype and storage.
-        choice: How: `native`, or a schedule that `Script` can carry out.
+        choice: How: `native`, or a schedule that `PersistentExchange` can carry out.
     """
 
-    def __init__(self, across: Across, elements: int, what: Reduction, choice: Choice) -> None:
+    def __init__(self, across: HierarchicalEngine, elements: int, what: Reduction, choice: AlgorithmSpec) -> None:
         roster, item = across.roster, ITEM_BYTES[what.dtype]
-        self.way, self.doing = f"all_reduce by {choice}", Doing(told_of(what, elements), str(choice))
+        self.way, self.doing = f"all_reduce by {choice}", Operation(told_of(what, elements), str(choice))
         self._place = np.zeros(elements * item, dtype=np.uint8)
         self._at = address_of(self._place)
-        self._script: Script | None = None
+        self._script: PersistentExchange | None = None
         call = self.doing.call
         if choice.over == "ranks":
             self._first, self._rest = self._between(across, choice, None, 0, elements, what, call)
@@ -78,7 +78,7 @@ class Small:
             self._first, self._rest = [*scaled, *between[0]], between[1]
 
     @staticmethod
-    def fits(across: Across, elements: int, what: Reduction, choice: Choice) -> bool:
+    def fits(across: HierarchicalEngine, elements: int, what: Reduction, choice: AlgorithmSpec) -> bool:
         """Tell whether an all-reduce can be carried out this way; arguments as for the constructor."""
         size_bytes = elements * ITEM_BYTES[what.dtype]
         if not 0 < size_bytes <= MOST_BYTES or what.scales or what.wire is not None:
@@ -88,7 +88,7 @@ class Small:
         vertices, me = len(across.roster.hosts), across.roster.host
         if choice.over == "ranks":
             vertices, me = across.roster.size, across.roster.rank
-        return Script.fits(across.exchange, plan_messages(choice.schedule(vertices), me), size_bytes)
+        return PersistentExchange.fits(across.exchange, plan_messages(choice.schedule(vertices), me), size_bytes)
 
     def go(self, address: int) -> None:
         """Reduce the elements at an address, in place; on failure they are what they were."""
@@ -118,13 +118,13 @@ class Small:
 
     def _between(
         self,
-        across: Across,
-        choice: Choice,
+        across: HierarchicalEngine,
+        choice: AlgorithmSpec,
         members: Sequence[int] | None,
         begin: int,
         count: int,
         what: Reduction,
-        call: Call,
+        call: CollectiveSignature,
     ) -> tuple[list[Step], list[Step]]:
         """Return what this rank does between hosts with `count` elements from `begin` on: at first, and then."""
         part = part_of(choice, members, what, call, across.roster)
@@ -135,7 +135,9 @@ class Small:
         if part.plan is None:
             native = _Native(across.native.prepare(mine, what.dtype, part.native_op, members))
             return [*first, native.begin], [native.finish, *divided]
-        self._script = Script(across.exchange, part.plan, mine, item, part.fold, part.last_fold, part.call, members)
+        self._script = PersistentExchange(
+            across.exchange, part.plan, mine, item, part.fold, part.last_fold, part.call, members
+        )
         return [*first, self._script.begin], [self._script.finish, *divided]
 
     def _scaled(self, scale: float, begin: int, count: int, dtype: int) -> list[Step]:
@@ -144,7 +146,7 @@ class Small:
         at = self._at + begin * ITEM_BYTES[dtype]
         return [functools.partial(fold, [at], at, count, dtype, SUM, scale=scale)]
 
-    def _divided(self, part: Part, at: int, count: int) -> list[Step]:
+    def _divided(self, part: ReductionPlan, at: int, count: int) -> list[Step]:
         if not part.divisor:
             return []
         return [functools.partial(fold, [at], at, count, part.what.dtype, AVG, divisor=part.divisor)]
@@ -181,7 +183,7 @@ def _nothing() -> None:
 # is left to do in Python for each piece is to enter shared memory. `ringside.engine.small` is the same for small ones.
 
 
-class Large:
+class PersistentLarge:
     """All-reduces of one tensor over hosts by one choice, in pieces.
 
     Args:
@@ -200,13 +202,13 @@ class Large:
 
     def __init__(
         self,
-        across: Across,
-        layout: Layout,
+        across: HierarchicalEngine,
+        layout: SegmentLayout,
         address: int,
         what: Reduction,
-        choice: Choice,
+        choice: AlgorithmSpec,
         size: MessageSize,
-        doing: Doing,
+        doing: Operation,
     ) -> None:
         self._size, self.doing = size, doing
         self.way = f"all_reduce by {choice}"
@@ -219,11 +221,11 @@ class Large:
             segments = across.exchange.cut(lane, self._item, what.wire, size) if mine else []
             self._chunks[piece.chunk] += segments
             counts.append(len(segments))
-        self._course = Course(layout, counts)
+        self._course = SegmentPlan(layout, counts)
         self._carry = self._messages(across, choice, what, doing.call) if any(counts) else None
         self._add, self._spread = self._inside(across.local, layout, address, what)
 
-    def begin(self, across: Across, side: int, *, alone: bool) -> Callable[[], None]:
+    def begin(self, across: HierarchicalEngine, side: int, *, alone: bool) -> Callable[[], None]:
         """Add the tensor up piece by piece with messages under way, and return what shares the results.
 
         Args:
@@ -231,7 +233,7 @@ class Large:
             side: Whose exchange and thread carry the messages.
             alone: Nothing is under way beside it; else it is to be ready when what is before it is through.
         """
-        stream, add = Stream(self._course), self._add
+        stream, add = SegmentPipeline(self._course), self._add
         work = across.start(functools.partial(self._go, stream, across.exchange_of(side)), side)
         stream.fill(None if add is None else lambda piece: add[piece](), paced=alone)
         spread = self._spread
@@ -242,7 +244,7 @@ class Large:
 
         return finish
 
-    def _go(self, stream: Stream, exchange: Exchange) -> None:
+    def _go(self, stream: SegmentPipeline, exchange: Exchange) -> None:
         try:
             if self._carry is not None:
                 self._carry(stream, exchange)
@@ -252,8 +254,8 @@ class Large:
     # -------------------------------------------------------------------------------------------- worked out
 
     def _messages(
-        self, across: Across, choice: Choice, what: Reduction, call: Call
-    ) -> Callable[[Stream, Exchange], None]:
+        self, across: HierarchicalEngine, choice: AlgorithmSpec, what: Reduction, call: CollectiveSignature
+    ) -> Callable[[SegmentPipeline, Exchange], None]:
         """Return what carries this rank's lane between hosts."""
         item, chunks, size = self._item, self._chunks, self._size
         elements = sum(len(segment) for chunk in chunks for segment in chunk) // item
@@ -263,7 +265,7 @@ class Large:
         plan = part.plan
         assert plan is not None, "native is not fed in pieces"
 
-        def carry(stream: Stream, exchange: Exchange) -> None:
+        def carry(stream: SegmentPipeline, exchange: Exchange) -> None:
             exchange.run(
                 plan,
                 chunks,
@@ -281,7 +283,7 @@ class Large:
         return carry
 
     def _inside(
-        self, local: LocalLanes | None, layout: Layout, address: int, what: Reduction
+        self, local: HostSlices | None, layout: SegmentLayout, address: int, what: Reduction
     ) -> tuple[Sequence[Step] | None, Sequence[Step]]:
         """Return what adds up each piece among the ranks of the host (None: nothing is to be done), and shares it."""
         item, dtype = self._item, what.dtype
@@ -297,7 +299,7 @@ class Large:
         return [functools.partial(scaled, [at], at, bounds[-1]) for at, bounds in places], nothing
 
 
-def lane_lengths(layout: Layout, local_rank: int, item_bytes: int) -> list[list[int]]:
+def lane_lengths(layout: SegmentLayout, local_rank: int, item_bytes: int) -> list[list[int]]:
     """Return how long a local rank's part of each piece is, bytes, by chunk."""
     lengths: list[list[int]] = [[] for _ in range(layout.pieces[-1].chunk + 1)]
     for piece in layout.pieces:

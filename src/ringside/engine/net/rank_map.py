@@ -33,7 +33,7 @@ class Store(Protocol):
         """Wait for values; raise RuntimeError where one does not come in time."""
 
 
-class Offer(msgspec.Struct, frozen=True):
+class RankInfo(msgspec.Struct, frozen=True):
     """What one rank tells the others when a communicator is made.
 
     Args:
@@ -54,7 +54,7 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Roster:
+class RankMap:
     """The ranks of a group by host.
 
     Args:
@@ -124,12 +124,14 @@ def machine_id() -> str:
     return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
 
 
-def own_offer(settings: dict[str, str], objection: str = "", machine: str = "", problem: str = "") -> Offer:
+def own_rank_info(settings: dict[str, str], objection: str = "", machine: str = "", problem: str = "") -> RankInfo:
     """Return this process's offer; `machine` overrides what tells hosts apart (for tests)."""
-    return Offer(machine or machine_id(), socket.gethostname(), settings, objection, uuid.uuid4().hex, problem)
+    return RankInfo(machine or machine_id(), socket.gethostname(), settings, objection, uuid.uuid4().hex, problem)
 
 
-def exchange_offers(store: Store, rank: int, size: int, offer: Offer, *, timeout_s: float = 1800.0) -> list[Offer]:
+def exchange_rank_infos(
+    store: Store, rank: int, size: int, offer: RankInfo, *, timeout_s: float = 1800.0
+) -> list[RankInfo]:
     """Publish this rank's offer and return all ranks', by rank. A collective.
 
     Raises:
@@ -147,13 +149,13 @@ def exchange_offers(store: Store, rank: int, size: int, offer: Offer, *, timeout
                 f"raise RINGSIDE_TIMEOUT_S ({str(error).partition(chr(10))[0]})",
                 [r],
             ) from None
-    offers = [msgspec.json.decode(store.get(f"offer/{r}"), type=Offer) for r in range(size)]
+    offers = [msgspec.json.decode(store.get(f"offer/{r}"), type=RankInfo) for r in range(size)]
     if offers[rank].nonce != offer.nonce:
         raise UsageError(f"two processes both say they are rank {rank}, one of them on host {offers[rank].host}")
     return offers
 
 
-def make_roster(rank: int, offers: Sequence[Offer]) -> Roster:
+def make_rank_map(rank: int, offers: Sequence[RankInfo]) -> RankMap:
     """Group the ranks into hosts; ranks that object to sharing memory are hosts of their own.
 
     Args:
@@ -175,7 +177,7 @@ def make_roster(rank: int, offers: Sequence[Offer]) -> Roster:
     for r, offer in enumerate(offers):
         groups[offer.machine if not offer.objection else f"alone/{next(alone)}"].append(r)
     hosts = sorted(groups.values())
-    return Roster(
+    return RankMap(
         rank,
         tuple(map(tuple, hosts)),
         tuple(_names(offers, hosts)),
@@ -183,13 +185,13 @@ def make_roster(rank: int, offers: Sequence[Offer]) -> Roster:
     )
 
 
-def _names(offers: Sequence[Offer], hosts: Sequence[Sequence[int]]) -> list[str]:
+def _names(offers: Sequence[RankInfo], hosts: Sequence[Sequence[int]]) -> list[str]:
     """Return the hosts' names, numbered where several have the same (network namespaces of one machine)."""
     names = [offers[ranks[0]].host for ranks in hosts]
     return [name if names.count(name) == 1 else f"{name}#{at}" for at, name in enumerate(names)]
 
 
-def _refuse_differences(offers: Sequence[Offer]) -> None:
+def _refuse_differences(offers: Sequence[RankInfo]) -> None:
     first = offers[0].settings
     for rank, offer in enumerate(offers):
         different = [

@@ -12,17 +12,23 @@ from numpy.typing import NDArray
 
 from ringside import _core
 from ringside._core import numpy_kernels as twins
-from ringside.engine.algorithm import NATIVE, Choice
+from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OP_CODES, OPS
-from ringside.engine.net.exchange.compression import Wire
+from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.plan import MessagePlan, plan_messages
 from ringside.engine.net.exchange.run import Fold
-from ringside.engine.net.exchange.signature import OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16, Call
-from ringside.engine.net.rank_map import Roster
+from ringside.engine.net.exchange.signature import (
+    OWN_SCALE,
+    WHOLE_FOLD,
+    WIRE_BFLOAT16,
+    WIRE_FLOAT16,
+    CollectiveSignature,
+)
+from ringside.engine.net.rank_map import RankMap
 from ringside.engine.request import KINDS
 from ringside.engine.shm.memory import Storage
 
-__all__ = ["ALL_REDUCE", "Part", "Reduction", "part_of", "safe_mean", "told_of"]
+__all__ = ["ALL_REDUCE", "Reduction", "ReductionPlan", "part_of", "safe_mean", "told_of"]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -114,12 +120,12 @@ class Reduction:
     scale: float = 1.0
     scales: tuple[float, ...] = ()
     divisor: float = 0.0
-    wire: Wire | None = None
+    wire: WireCompression | None = None
     storage: Storage | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ReductionPlan:
     """What one rank does between hosts, worked out from a choice.
 
     Args:
@@ -134,7 +140,7 @@ class Part:
 
     plan: MessagePlan | None
     what: Reduction
-    call: Call
+    call: CollectiveSignature
     fold: Fold
     last_fold: Fold
     first: float = 1.0
@@ -146,7 +152,9 @@ class Part:
         return SUM if self.what.op == AVG else self.what.op
 
 
-def part_of(choice: Choice, members: Sequence[int] | None, what: Reduction, call: Call, roster: Roster) -> Part:
+def part_of(
+    choice: AlgorithmSpec, members: Sequence[int] | None, what: Reduction, call: CollectiveSignature, roster: RankMap
+) -> ReductionPlan:
     """Return this rank's part in a reduction over all ranks, or over one of every host.
 
     Args:
@@ -169,20 +177,20 @@ def part_of(choice: Choice, members: Sequence[int] | None, what: Reduction, call
         call = call._replace(op=what.op, extra=what.scale if whole else 1.0)
     if whole:
         all_at_once = folder(what.dtype, what.op, scale=what.scale, scales=what.scales, divisor=divisor)
-        return Part(plan, what, call._replace(flags=call.flags | WHOLE_FOLD), all_at_once, all_at_once)
+        return ReductionPlan(plan, what, call._replace(flags=call.flags | WHOLE_FOLD), all_at_once, all_at_once)
     fold_by = last = folder(what.dtype, what.op)
     if what.op == AVG and plan is not None and plan.finished and not plan.switches:
         last = folder(what.dtype, AVG, divisor=divisor)
     left = divisor if what.op == AVG and last is fold_by else 0.0
-    return Part(plan, what, call, fold_by, last, what.scale, left)
+    return ReductionPlan(plan, what, call, fold_by, last, what.scale, left)
 
 
-def told_of(what: Reduction, elements: int) -> Call:
+def told_of(what: Reduction, elements: int) -> CollectiveSignature:
     """Return what peers are told of an all-reduce; scales that may differ are not compared."""
     flags = OWN_SCALE if what.scales else 0
     if what.wire is not None:
         flags |= WIRE_BFLOAT16 if what.wire.dtype == "bfloat16" else WIRE_FLOAT16
-    return Call(ALL_REDUCE, what.dtype, what.op, elements, 1.0 if what.scales else what.scale, 0, flags)
+    return CollectiveSignature(ALL_REDUCE, what.dtype, what.op, elements, 1.0 if what.scales else what.scale, 0, flags)
 
 
 def safe_mean(what: Reduction, size: int) -> Reduction:

@@ -19,7 +19,7 @@ EXACT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class SlowLink:
+class MeasuredSlowLink:
     """A link that is slow, or a vertex all of whose links are.
 
     Args:
@@ -40,7 +40,7 @@ class SlowLink:
         return self.bytes_per_s / self.usual
 
 
-def slow_links(rates: Floats) -> list[SlowLink]:
+def slow_links(rates: Floats) -> list[MeasuredSlowLink]:
     """Return the links whose rate is under half of what is usual, slowest first.
 
     Usual is the median of all links but this one and its reverse (of two vertices: the reverse), so that a slow link
@@ -53,7 +53,7 @@ def slow_links(rates: Floats) -> list[SlowLink]:
     n = len(rates)
     known = np.isfinite(rates) & (rates > 0) & ~np.eye(n, dtype=np.bool_)
     pairs = ((pair, usual_beside(rates, pair)) for pair in doubted(rates))
-    found = [SlowLink(*pair, float(rates[pair]), usual) for pair, usual in pairs]
+    found = [MeasuredSlowLink(*pair, float(rates[pair]), usual) for pair, usual in pairs]
     return sorted(_by_vertex(found, known, rates), key=lambda link: link.share)
 
 
@@ -103,7 +103,7 @@ def plainly_slow(own: Sequence[float], others: Sequence[float]) -> bool:
     return not len(others) or max(own) < SLOW * float(np.median(others))
 
 
-def _by_vertex(found: list[SlowLink], known: NDArray[np.bool_], rates: Floats) -> list[SlowLink]:
+def _by_vertex(found: list[MeasuredSlowLink], known: NDArray[np.bool_], rates: Floats) -> list[MeasuredSlowLink]:
     """Name a vertex instead of all of its links."""
     if len(rates) < 4:
         return found  # two slow links of three vertices' could be either's fault
@@ -113,7 +113,7 @@ def _by_vertex(found: list[SlowLink], known: NDArray[np.bool_], rates: Floats) -
         if own and all(pair in slow for pair in own):
             usual = float(np.median([link.usual for link in found if v in (link.src, link.dst)]))
             rest = [link for link in found if v not in (link.src, link.dst)]
-            return [*rest, SlowLink(v, -1, float(np.median([rates[pair] for pair in own])), usual)]
+            return [*rest, MeasuredSlowLink(v, -1, float(np.median([rates[pair] for pair in own])), usual)]
     return found
 
 
@@ -174,7 +174,7 @@ def _turned(order: Sequence[int]) -> tuple[int, ...]:
     return (*order[at:], *order[:at])
 
 
-def tournament(n: int) -> list[list[tuple[int, int]]]:
+def round_robin(n: int) -> list[list[tuple[int, int]]]:
     """Return rounds of disjoint pairs in which every two of n meet once: n - 1 rounds, or n of an odd n."""
     ring: list[int] = list(range(n + n % 2))
     rounds = []

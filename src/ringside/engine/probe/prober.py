@@ -1,9 +1,9 @@
 """Times the links between hosts (or ranks): latency, rate, and what a host's links carry together.
 
-A probe is a schedule like any other and runs over the same `Across`: a *ping* goes to and fro between two vertices on
-one message, a *bulk* goes one way in many segments, a *flood* goes from everybody to everybody. Pairs take turns as in
-a round-robin tournament, disjoint pairs at once, so that no link or interface is used twice in one turn. Every rank
-times what it receives on its own clock; the sums of what all have found are the same matrix on all ranks.
+A probe is a schedule like any other and runs over the same `HierarchicalEngine`: a *ping* goes to and fro between two
+vertices on one message, a *bulk* goes one way in many segments, a *flood* goes from everybody to everybody. Pairs take
+turns as in a round-robin tournament, disjoint pairs at once, so that no link or interface is used twice in one turn.
+Every rank times what it receives on its own clock; the sums of what all have found are the same matrix on all ranks.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.engine.algorithm import Choice
+from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.buffers import address_of
 from ringside.engine.cost.model import Cluster
-from ringside.engine.cost.network import Floats, Network
+from ringside.engine.cost.network import CostNetwork, Floats
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OP_CODES
-from ringside.engine.net.exchange.compression import Wire
-from ringside.engine.net.exchange.run import Hop
-from ringside.engine.net.exchange.signature import Call
-from ringside.engine.net.hierarchical import Across, Reduction
+from ringside.engine.net.exchange.compression import WireCompression
+from ringside.engine.net.exchange.run import LinkBuffers
+from ringside.engine.net.exchange.signature import CollectiveSignature
+from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
 from ringside.engine.net.reduction import fold
 from ringside.engine.probe.links import (
     SLOW,
-    SlowLink,
+    MeasuredSlowLink,
     beside,
     best_ring_order,
     doubted,
     plainly_slow,
+    round_robin,
     slow_links,
     slowest_of_ring,
-    tournament,
     usual_beside,
 )
 from ringside.engine.probe.schedules import everybody, one_way, probe_schedule, rate_of, rate_together, to_and_fro
@@ -89,7 +89,7 @@ PROBE = 100  # code of the collective, for messages about ranks that call differ
 PING_BYTES = 64
 _U8, _F32, _F64 = (DTYPES.index(name) for name in ("uint8", "float32", "float64"))
 _SUM, _MAX = OP_CODES["sum"], OP_CODES["max"]
-_SHARE = Choice("recursive_doubling")
+_SHARE = AlgorithmSpec("recursive_doubling")
 _LOCAL_BYTES = 1 << 20
 
 
@@ -139,7 +139,7 @@ class Probe:
         seconds: What the probe took.
     """
 
-    network: Network
+    network: CostNetwork
     vertices: tuple[int, ...]
     upper: Floats
     latency_spread: Floats
@@ -171,14 +171,14 @@ class Probe:
         return not self.slow
 
     @property
-    def slow(self) -> list[SlowLink]:
+    def slow(self) -> list[MeasuredSlowLink]:
         """The slow links, slowest first."""
         return slow_links(self.upper)
 
 
 @dataclass(eq=False)
 class Prober:
-    """Times links over the messages of an `Across`. Every rank of the group makes one and calls it alike.
+    """Times links over the messages of an `HierarchicalEngine`. Every rank of the group makes one and calls it alike.
 
     Args:
         across: The group.
@@ -187,11 +187,11 @@ class Prober:
         wire: How float32 elements travel in the all-reduces that are timed; None: as they are.
     """
 
-    across: Across
+    across: HierarchicalEngine
     vertices: tuple[int, ...] = ()
     effort: Effort = QUICK
     clock: Callable[[], float] = field(default=time.perf_counter)
-    wire: Wire | None = None
+    wire: WireCompression | None = None
 
     def __post_init__(self) -> None:
         self.vertices = self.vertices or tuple(ranks[0] for ranks in self.across.roster.hosts)
@@ -202,7 +202,7 @@ class Prober:
     def probe(self) -> Probe:
         """Time everything. A collective; a link that breaks meanwhile raises as any collective does."""
         began = self._began = self.clock()
-        turns = tournament(len(self.vertices))
+        turns = round_robin(len(self.vertices))
         latency, latency_spread, rates = self._first_look(turns)
         sizes = self._bulk_sizes(rates)
         _, upper, rate_spread = self._bulks(turns, sizes, rates)
@@ -284,17 +284,17 @@ class Prober:
         hops = self._run(one_way([link]), [(3 if quick else 2) * segment])
         return rate_of(hops[-1], segment) if hops else 0.0
 
-    def _network(self, latency: Floats, rates: Floats) -> Network:
+    def _network(self, latency: Floats, rates: Floats) -> CostNetwork:
         n = len(self.vertices)
         off = ~np.eye(n, dtype=np.bool_)
         with np.errstate(divide="ignore"):
             per_byte = np.where(off, 1.0 / np.where(rates > 0, rates, 1.0), 0.0)
         reduce = self._reduce()
         if n < 3 or not self.effort.flood:
-            return Network(latency, per_byte, reduce=reduce)
+            return CostNetwork(latency, per_byte, reduce=reduce)
         together, overhead_s = self._flood(rates, latency)
         nic = 1.0 / together
-        return Network(np.maximum(latency - 2 * overhead_s, 0.1 * latency), per_byte, nic, nic, reduce, overhead_s)
+        return CostNetwork(np.maximum(latency - 2 * overhead_s, 0.1 * latency), per_byte, nic, nic, reduce, overhead_s)
 
     def _flood(self, rates: Floats, latency: Floats) -> tuple[Floats, float]:
         """Return what enters each vertex while all send, bytes/s, and what a vertex does for each message, seconds.
@@ -350,7 +350,7 @@ class Prober:
         small, large = self.most(took).tolist()
         return small, max(large - small, 0.0) / _LOCAL_BYTES
 
-    def cluster(self, network: Network) -> Cluster:
+    def cluster(self, network: CostNetwork) -> Cluster:
         """Return all that pricing needs. A collective; the vertices are the hosts."""
         latency = network.latency_s[~np.eye(network.size, dtype=np.bool_)]
         inside = 0.7 * float(np.median(latency)), 1e-9
@@ -379,20 +379,20 @@ class Prober:
         _, machines = np.unique(marks, return_inverse=True)
         return tuple(machines.tolist()), tuple(int(count) for count in cores)
 
-    def warm_up(self, choice: Choice) -> None:
+    def warm_up(self, choice: AlgorithmSpec) -> None:
         """Carry out a choice on one element, so that connections are made before it is timed. A collective."""
         self.time_once(choice, np.zeros(1, dtype=np.float32))
 
-    def rehearse(self, choice: Choice, count: int) -> None:
+    def rehearse(self, choice: AlgorithmSpec, count: int) -> None:
         """Work out how the messages of so many elements are ordered, so that this is not timed. Local."""
         self.across.rehearse(count, Reduction(_F32, _SUM, wire=self.wire), choice)
 
-    def time_once(self, choice: Choice, data: NDArray[np.float32]) -> float:
+    def time_once(self, choice: AlgorithmSpec, data: NDArray[np.float32]) -> float:
         """Return what an all-reduce by a choice takes on this rank, seconds. A collective."""
         what = Reduction(_F32, _SUM, wire=self.wire)
         return self._timed(lambda: self.across.all_reduce(address_of(data), data.size, what, choice))
 
-    def time_choice(self, choice: Choice, size_bytes: int, repeats: int) -> list[float]:
+    def time_choice(self, choice: AlgorithmSpec, size_bytes: int, repeats: int) -> list[float]:
         """Return what all-reduces by a choice take on the slowest rank, each of `repeats`, seconds. A collective."""
         data = np.zeros(max(size_bytes // 4, 1), dtype=np.float32)
         self.rehearse(choice, data.size)
@@ -426,7 +426,7 @@ class Prober:
         job()
         return self.clock() - began
 
-    def _run(self, rounds: Iterable[Sequence[tuple[int, int, int]]], sizes: Sequence[int]) -> list[Hop]:
+    def _run(self, rounds: Iterable[Sequence[tuple[int, int, int]]], sizes: Sequence[int]) -> list[LinkBuffers]:
         """Carry out rounds of (source, target, chunk) among the vertices; return what this rank received, in order."""
         sizes = [*sizes]
         schedule = probe_schedule(self.across.roster.size, self.vertices, len(sizes), tuple(map(tuple, rounds)))
@@ -434,8 +434,8 @@ class Prober:
             return []
         chunks = [np.zeros(size, dtype=np.uint8) for size in sizes]
         began = time.perf_counter()
-        self.across.run(schedule, chunks, 1, Call(PROBE, _U8, _SUM, len(sizes)))
-        mine: list[Hop] = []
+        self.across.run(schedule, chunks, 1, CollectiveSignature(PROBE, _U8, _SUM, len(sizes)))
+        mine: list[LinkBuffers] = []
         for hop in reversed(self.across.exchange.hops):
             if hop.waited < began:
                 break

@@ -20,7 +20,7 @@ _SIOCGIFADDR = 0x8915
 _HELLO = b"ringside"
 
 
-class Listener:
+class ProbeListener:
     """Answers whoever connects, until it is closed; to be used in a `with` statement."""
 
     def __init__(self, address: str) -> None:
@@ -42,7 +42,7 @@ class Listener:
                 caller.settimeout(1.0)
                 caller.sendall(_HELLO)
 
-    def __enter__(self) -> Listener:
+    def __enter__(self) -> ProbeListener:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -13,20 +13,20 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
-from ringside.engine.runtime.worker import Background, Work
+from ringside.engine.runtime.worker import Work, Worker
 from ringside.errors import ClosedError
 
 FINISH_S = 5.0  # for what is under way when a rank leaves in good order
-_Self = TypeVar("_Self", bound="Lifetime")
+_Self = TypeVar("_Self", bound="Closeable")
 
 
-class Lifetime(ABC):
+class Closeable(ABC):
     """What every communicator does to run jobs in the background and to leave; a forked child may do neither."""
 
     rank: int
 
     def _begin(self) -> None:
-        self._background: Background | None = None
+        self._background: Worker | None = None
         self._background_guard = threading.Lock()
         self._closed = False
         self._owner_pid = os.getpid()
@@ -41,7 +41,7 @@ class Lifetime(ABC):
             if self._closed or self._is_forked():
                 raise ClosedError("the communicator is closed on this rank (or this is a forked child of it)")
             if self._background is None:
-                self._background = Background(f"ringside-{self.rank}")
+                self._background = Worker(f"ringside-{self.rank}")
             return self._background.submit(job)
 
     def close(self) -> None:
@@ -94,11 +94,11 @@ class AtExit:
     """
 
     def __init__(self) -> None:
-        self._open: weakref.WeakValueDictionary[int, Lifetime] = weakref.WeakValueDictionary()
+        self._open: weakref.WeakValueDictionary[int, Closeable] = weakref.WeakValueDictionary()
         self._numbers = itertools.count()
         atexit.register(self.close_all)
 
-    def add(self, one: Lifetime) -> None:
+    def add(self, one: Closeable) -> None:
         """Close it at exit, if it still is there; it is not kept alive."""
         self._open[next(self._numbers)] = one
 

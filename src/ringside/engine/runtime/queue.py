@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ringside.engine.runtime.timer import Alarm, new_alarm
+from ringside.engine.runtime.timer import Timer, new_alarm
 from ringside.errors import ClosedError, SyncError
 
 Job = Callable[[], Any]
@@ -30,7 +30,7 @@ PATIENCE_S = 1e-3
 _LAST_S = 1.0  # a collective takes to hear that its communicator is closed
 
 
-class Turn:
+class QueuedCollective:
     """One collective that was called: its place in the line, and what became of it.
 
     Args:
@@ -48,7 +48,7 @@ class Turn:
 
     __slots__ = ("_job", "_keeps", "_told", "_turns", "begun", "done", "due", "error", "number")
 
-    def __init__(self, turns: Turns, job: Job, number: int, due: float, keeps: Any) -> None:
+    def __init__(self, turns: CollectiveQueue, job: Job, number: int, due: float, keeps: Any) -> None:
         self._turns, self._job, self._keeps = turns, job, keeps
         self.number, self.due = number, due
         self.begun = self.done = False
@@ -106,7 +106,7 @@ class Turn:
         return self.done and self._told is None and self._job is _nothing
 
 
-class State(NamedTuple):
+class QueueState(NamedTuple):
     """How a line stands, for who wonders why nothing goes on.
 
     Args:
@@ -120,7 +120,7 @@ class State(NamedTuple):
     looks_at: float
 
 
-class Turns:
+class CollectiveQueue:
     """The line of one communicator's collectives.
 
     Callbacks of a collective run on the thread that carries it out; what they call is carried out at once.
@@ -133,13 +133,13 @@ class Turns:
     def __init__(self, name: str, refusal: str) -> None:
         self._name, self._refusal, self._owner_pid = name, refusal, os.getpid()
         self._guard = threading.RLock()  # of all below; held for moments, in which a finalizer may call `stop`
-        self._line: deque[Turn] = deque()
+        self._line: deque[QueuedCollective] = deque()
         self._carrier = 0  # the thread that carries out
         self._sleepers: list[threading.Lock] = []
         self._calls = self._wanted = 0  # numbers: of the last call, of the last one that the thread takes at once
         self._open = True
         self._thread: threading.Thread | None = None
-        self._alarm: Alarm | None = None
+        self._alarm: Timer | None = None
         self._alarm_at = math.inf  # when the thread looks; 0: it is about to
 
     @property
@@ -147,9 +147,9 @@ class Turns:
         """Tell whether the caller is inside a collective, as in a callback: nobody else can carry one out."""
         return self._carrier == threading.get_ident()
 
-    def state(self) -> State:
+    def state(self) -> QueueState:
         """Return how the line stands; may be asked on any thread, and waits for none."""
-        return State(len(self._line), len(self._sleepers), self._alarm_at)
+        return QueueState(len(self._line), len(self._sleepers), self._alarm_at)
 
     # -------------------------------------------------------------------------------------------- calls
 
@@ -181,7 +181,7 @@ class Turns:
             self.let_go(turn)  # Ctrl-C came while others were before it: the other ranks count on it
             raise
 
-    def start(self, job: Job, patience_s: float = PATIENCE_S) -> Turn:
+    def start(self, job: Job, patience_s: float = PATIENCE_S) -> QueuedCollective:
         """Line a collective up, and return what can be waited for.
 
         Args:
@@ -207,7 +207,7 @@ class Turns:
                 self._set_alarm(self._due(turn))
             return turn
 
-    def post(self, begin: Callable[..., Job | None], *args: Any) -> Turn | None:
+    def post(self, begin: Callable[..., Job | None], *args: Any) -> QueuedCollective | None:
         """Begin here what waits for nobody; None: something is before it, or it could not be begun.
 
         Nobody needs this rank before it waits or calls the next one: the thread leaves it alone.
@@ -235,16 +235,16 @@ class Turns:
                 if self._carrier == me:
                     self._release(me)
 
-    def _append(self, job: Job, due: float, keeps: Any = None) -> Turn:
+    def _append(self, job: Job, due: float, keeps: Any = None) -> QueuedCollective:
         self._calls += 1
-        turn = Turn(self, job, self._calls, due, keeps)
+        turn = QueuedCollective(self, job, self._calls, due, keeps)
         self._line.append(turn)
         return turn
 
     # -------------------------------------------------------------------------------------------- waiting
 
-    def finish(self, turn: Turn, timeout_s: float | None = None) -> bool:
-        """Carry out all up to a turn, or wait until others have; see `Turn.wait`."""
+    def finish(self, turn: QueuedCollective, timeout_s: float | None = None) -> bool:
+        """Carry out all up to a turn, or wait until others have; see `QueuedCollective.wait`."""
         if self._is_forked():
             raise ClosedError(self._refusal)
         me = threading.get_ident()
@@ -266,7 +266,7 @@ class Turns:
                         self._release(me)
         return True
 
-    def let_go(self, turn: Turn) -> None:
+    def let_go(self, turn: QueuedCollective) -> None:
         """Have the thread carry out all up to a turn at once."""
         if turn.done or self._is_forked():
             return
@@ -276,7 +276,7 @@ class Turns:
                 self._begin_thread()
             self._set_alarm(0.0)
 
-    def is_told(self, turn: Turn, told: Job) -> bool:
+    def is_told(self, turn: QueuedCollective, told: Job) -> bool:
         """Have `told` be called when a turn is done; False: it is already, and `told` is not called."""
         if self._is_forked():
             raise ClosedError(self._refusal)
@@ -285,7 +285,7 @@ class Turns:
                 turn._told = told
             return not turn.done
 
-    def _await(self, turn: Turn, timeout_s: float) -> bool:
+    def _await(self, turn: QueuedCollective, timeout_s: float) -> bool:
         """Wait until a turn is done, whoever carries it out; False: not in time."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -307,7 +307,7 @@ class Turns:
             self._carrier = me  # there is nothing the alarm is set for
             return True
 
-    def _take(self, me: int, turn: Turn) -> bool:
+    def _take(self, me: int, turn: QueuedCollective) -> bool:
         """Become the one who carries out, when nobody else does; False: that turn is done by then."""
         while True:
             with self._guard:
@@ -353,7 +353,7 @@ class Turns:
                 if not self._has_ended(turn):
                     self._end(turn)
 
-    def _end(self, turn: Turn) -> None:
+    def _end(self, turn: QueuedCollective) -> None:
         if not turn.begun:  # Ctrl-C came before
             return
         with self._guard:
@@ -362,7 +362,7 @@ class Turns:
                 self._line.popleft()
         turn.tell()
 
-    def _has_ended(self, turn: Turn) -> bool:
+    def _has_ended(self, turn: QueuedCollective) -> bool:
         """Tell whether nothing is left of a turn, or it was not begun."""
         return not turn.begun or (turn.is_over and not (self._line and self._line[0] is turn))
 
@@ -417,11 +417,11 @@ class Turns:
             self._alarm_at = at
             self._alarm.set(at)
 
-    def _due(self, turn: Turn) -> float:
+    def _due(self, turn: QueuedCollective) -> float:
         """Return when the thread carries out the first in the line; 0: at once."""
         return 0.0 if turn.number <= self._wanted else turn.due
 
-    def _look_after(self, alarm: Alarm) -> None:
+    def _look_after(self, alarm: Timer) -> None:
         """Carry out what nobody waits for."""
         me = threading.get_ident()
         while True:
@@ -443,7 +443,7 @@ class Turns:
             if sleeps:
                 alarm.sleep()
 
-    def _carry_as_thread(self, me: int, turn: Turn) -> None:
+    def _carry_as_thread(self, me: int, turn: QueuedCollective) -> None:
         try:
             with contextlib.suppress(BaseException):  # the turn tells it to whoever waits
                 if self._take(me, turn):

@@ -18,7 +18,7 @@ _ABSOLUTE = 1  # TFD_TIMER_ABSTIME
 _PAST_NS = 1  # 0 would be no time at all
 
 
-class Alarm(Protocol):
+class Timer(Protocol):
     """What one thread sleeps on; `set` is for one thread at a time, and for none after `close`."""
 
     def set(self, at: float) -> None:
@@ -42,7 +42,7 @@ class _Setting(ctypes.Structure):
 _libc = ctypes.PyDLL(None)  # these calls wait for nothing, so the interpreter's lock is kept
 
 
-class KernelAlarm:
+class KernelTimer:
     """An alarm by a timer of the kernel."""
 
     def __init__(self) -> None:
@@ -53,46 +53,46 @@ class KernelAlarm:
         self._at = ctypes.byref(self._setting)
 
     def set(self, at: float) -> None:
-        """See `Alarm`."""
+        """See `Timer`."""
         value = self._setting.value
         at_ns = 0 if at == math.inf else max(int(at * 1e9), _PAST_NS)
         value.s, value.ns = divmod(at_ns, 1_000_000_000)
         _libc.timerfd_settime(self._fd, _ABSOLUTE, self._at, None)
 
     def sleep(self) -> None:
-        """See `Alarm`."""
+        """See `Timer`."""
         os.read(self._fd, 8)
 
     def close(self) -> None:
-        """See `Alarm`."""
+        """See `Timer`."""
         os.close(self._fd)
 
 
-class PlainAlarm:
+class ThreadTimer:
     """An alarm where the kernel gives no timer; the sleeper is woken whenever it is set to be earlier."""
 
     def __init__(self) -> None:
         self._at, self._bell = math.inf, SimpleQueue[None]()
 
     def set(self, at: float) -> None:
-        """See `Alarm`."""
+        """See `Timer`."""
         before, self._at = self._at, at
         if at < before:
             self._bell.put(None)
 
     def sleep(self) -> None:
-        """See `Alarm`."""
+        """See `Timer`."""
         left_s = self._at - time.monotonic()
         with contextlib.suppress(Empty):
             self._bell.get(timeout=None if left_s == math.inf else max(left_s, 0.0))
 
     def close(self) -> None:
-        """See `Alarm`."""
+        """See `Timer`."""
 
 
-def new_alarm() -> Alarm:
+def new_alarm() -> Timer:
     """Return an alarm that is not set."""
     try:
-        return KernelAlarm()
+        return KernelTimer()
     except (AttributeError, OSError):  # another system, or too many open files
-        return PlainAlarm()
+        return ThreadTimer()

@@ -38,7 +38,7 @@ class Work:
         return self._future.exception() if self._future.done() else None
 
 
-class Background:
+class Worker:
     """Runs jobs one after the other on a daemon thread."""
 
     def __init__(self, name: str) -> None:

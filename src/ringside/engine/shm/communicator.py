@@ -15,7 +15,7 @@ from ringside.engine import failures
 from ringside.engine.buffers import Flat, flatten, tensor_of
 from ringside.engine.collectives import Collectives
 from ringside.engine.dtypes import ITEM_BYTES, OP_CODES, dtype_code, own_weight
-from ringside.engine.request import Call, checked_op, equal_bounds
+from ringside.engine.request import CoreRequest, checked_op, equal_bounds
 from ringside.engine.runtime.lifecycle import AtExit
 from ringside.engine.runtime.worker import Work
 from ringside.engine.settings import Settings, cache_bytes, patience, usable_cores
@@ -32,7 +32,7 @@ _REUNION_S = 30.0
 _AUTOMATIC, _ONE_SHOT, _DIRECT, _PROGRAM = range(4)
 
 
-class Communicator(Collectives):
+class HostCommunicator(Collectives):
     """Collectives among the processes of one host, through memory they share.
 
     Every rank must call the same collectives in the same order. Use it from one thread at a time; asynchronous
@@ -221,7 +221,7 @@ class Communicator(Collectives):
         code = checked_op(flat, op, scaled=True)
         own, tag = own_weight(weights, self.rank, self.size)
         way, program = self._way(algorithm)
-        call = Call(
+        call = CoreRequest(
             "all_reduce", flat, flat.numel, op=code, way=way, scale=own, own_scale=True, tag=tag, program=program
         )
         return self._perform(call, lambda: x, async_op)
@@ -257,7 +257,7 @@ class Communicator(Collectives):
             raw = self._empty(size_bytes, code, shape)
         return tensor_of(raw[:size_bytes], shape, dtype)
 
-    def split(self, color: int | None, key: int | None = None) -> Communicator | None:
+    def split(self, color: int | None, key: int | None = None) -> HostCommunicator | None:
         """Return a communicator over the ranks that give the same color; every rank must call it.
 
         The groups are disjoint and work at the same time, beside this communicator, which stays usable.
@@ -275,7 +275,7 @@ class Communicator(Collectives):
         """
         rows = np.zeros((self.size, 3), np.int64)
         rows[self.rank] = groups.request(color, key, self.rank)
-        call = Call("split", flatten(rows), rows.size, equal_bounds(3, self.size))
+        call = CoreRequest("split", flatten(rows), rows.size, equal_bounds(3, self.size))
         self._perform(call, lambda: rows, False)
         self._splits += 1
         if color is None:
@@ -283,7 +283,7 @@ class Communicator(Collectives):
         members = groups.members_of(rows, self.rank)
         name = f"{self._secret}/split {self._splits}/{int(color)}"
         try:
-            return Communicator(name, members.index(self.rank), len(members), self.settings, members=members)
+            return HostCommunicator(name, members.index(self.rank), len(members), self.settings, members=members)
         except DeadlineError:
             dead = [r for r in members if groups.is_dead(self._hub.pidfds[r])]
             if not dead:
@@ -376,7 +376,7 @@ class Communicator(Collectives):
 
         return self.submit(job)
 
-    def _perform(self, call: Call, result: Callable[[], Any], async_op: bool) -> Any:
+    def _perform(self, call: CoreRequest, result: Callable[[], Any], async_op: bool) -> Any:
         """Carry out a collective here or, in its turn, on the communicator's thread; return what `result` gives."""
 
         def job(stamp_ns: int = 0, background: bool = False) -> Any:
@@ -390,7 +390,7 @@ class Communicator(Collectives):
         work = self.submit(lambda: job(stamp_ns, True))
         return work if async_op else work.wait()
 
-    def carry(self, call: Call, stamp_ns: int, background: bool, storage: Storage | None = None) -> None:
+    def carry(self, call: CoreRequest, stamp_ns: int, background: bool, storage: Storage | None = None) -> None:
         """Enter the core with a collective, on the thread that calls, whatever is queued.
 
         Args:
@@ -406,7 +406,7 @@ class Communicator(Collectives):
         status = self._core.collective(*call.arguments(), stamp_ns, region, offset, fresh, call.program, background)
         self._resolve(status, call.kind)
 
-    def prepared(self, call: Call, storage: Storage | None = None) -> Callable[[], None]:
+    def prepared(self, call: CoreRequest, storage: Storage | None = None) -> Callable[[], None]:
         """Return `carry` of a collective in the background that is called again and again; arguments as for that."""
         enter, arguments = self._core.collective, call.arguments()
         announce, offset = self.memory.announce, 0 if storage is None else call.flat.address - storage.address

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 PATHS = ("local", "barrier", "one_shot", "push", "staged", "program")
 
 
-class Collective(NamedTuple):
+class LoggedCollective(NamedTuple):
     """One finished collective; times in ns on the host's monotonic clock, which all its ranks share.
 
     Args:
@@ -71,12 +71,14 @@ class CollectiveLog:
         self._core = core
         self._width: int = core.log_width()
 
-    def drain(self) -> list[Collective]:
+    def drain(self) -> list[LoggedCollective]:
         """Return what finished since the last call, in order."""
         numbers = memoryview(self._core.drain()).cast("q").tolist()
         width = self._width
         return [
-            Collective(seq, kind, path, size, submitted, entered, ready, done, tuple(numbers[at + 8 : at + width]))
+            LoggedCollective(
+                seq, kind, path, size, submitted, entered, ready, done, tuple(numbers[at + 8 : at + width])
+            )
             for at in range(0, len(numbers), width)
             for seq, kind, path, size, submitted, entered, ready, done in [numbers[at : at + 8]]
         ]

@@ -28,7 +28,7 @@ ROOTS = ("/tmp", "/dev/shm", "/var/tmp")
 _STALE_S = 60.0  # a directory this old in which nobody listens was left by a rank 0 that was killed
 
 
-class Listener:
+class UnixListener:
     """Rank 0's sockets; close it when everybody has come.
 
     Args:
@@ -62,7 +62,7 @@ class Listener:
             self.close()
             raise
 
-    def __enter__(self) -> Listener:
+    def __enter__(self) -> UnixListener:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from ringside.decoding import UNDECODABLE
-from ringside.engine.shm.meeting_place import Listener, connect, credentials
+from ringside.engine.shm.meeting_place import UnixListener, connect, credentials
 from ringside.errors import (
     DeadlineError,
     MismatchError,
@@ -213,7 +213,7 @@ def meet(key: str, rank: int, ranks: int, settings: tuple[int, ...], *, timeout_
 
 
 def _listen(key: str, ranks: int, settings: tuple[int, ...], deadline: float) -> Hub:
-    with Listener(key, ranks) as listener:
+    with UnixListener(key, ranks) as listener:
         hub = Hub(0, ranks, {}, [-1] * ranks)
         try:
             _gather(listener, hub, settings, deadline)
@@ -224,7 +224,7 @@ def _listen(key: str, ranks: int, settings: tuple[int, ...], deadline: float) ->
     return hub
 
 
-def _gather(listener: Listener, hub: Hub, settings: tuple[int, ...], deadline: float) -> None:
+def _gather(listener: UnixListener, hub: Hub, settings: tuple[int, ...], deadline: float) -> None:
     """Wait for everybody; where somebody does not fit, a little longer for the rest, so that they can be told too."""
     refusal: MismatchError | None = None
     while len(hub.sockets) < hub.ranks - 1:
@@ -246,7 +246,7 @@ def _gather(listener: Listener, hub: Hub, settings: tuple[int, ...], deadline: f
         raise refusal
 
 
-def _accept(listener: Listener, hub: Hub, deadline: float) -> tuple[socket.socket, dict[str, Any]]:
+def _accept(listener: UnixListener, hub: Hub, deadline: float) -> tuple[socket.socket, dict[str, Any]]:
     while True:
         poll = select.poll()
         for fd in (*listener.servers, *(pidfd for pidfd in hub.pidfds if pidfd >= 0)):

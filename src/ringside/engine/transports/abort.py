@@ -2,8 +2,8 @@
 
 The words travel over a Gloo group of their own, because a group in which a wait has timed out has no connections left.
 Their places are posted when the group is made, so that a word arrives while its reader is busy or asleep; reading is
-looking at memory, and never waits longer than it is told. A `Listener` looks now and then, so that a rank that waits
-for one peer hears what another has to say.
+looking at memory, and never waits longer than it is told. An `AbortListener` looks now and then, so that a rank that
+waits for one peer hears what another has to say.
 
 A deadline that passed at one rank says only whom that rank waited for, which is itself most likely a victim. So
 everybody says whom it waits for, and the chain is followed: to the one that waits for nobody or says nothing (it takes
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from ringside.engine.failures import name_ranks
-from ringside.engine.transports.base import NOBODY, Bytes, Cause, Kind
+from ringside.engine.transports.base import NOBODY, Bytes, Kind, LinkFailure
 from ringside.engine.transports.gloo_internals import stands
 
 _TAG = 2
@@ -41,7 +41,7 @@ _Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class AbortNotice:
     """Why a rank gave up.
 
     Args:
@@ -52,14 +52,14 @@ class Word:
         goodbye: It left in good order.
     """
 
-    cause: Cause
+    cause: LinkFailure
     waits_for: int = NOBODY
     since_s: float = 0.0
     doing: str = ""
     goodbye: bool = False
 
 
-class LastWords:
+class AbortChannel:
     """One rank's ear for the last words of all others, and its mouth.
 
     Args:
@@ -76,7 +76,7 @@ class LastWords:
             with contextlib.suppress(RuntimeError):  # dead already: it says nothing, and is found broken when needed
                 self._pending.append(group.recv([torch.from_numpy(place)], peer, _TAG))
 
-    def tell(self, word: Word) -> None:
+    def tell(self, word: AbortNotice) -> None:
         """Send a word to every peer that can be reached; a rank says only one."""
         message = torch.from_numpy(_packed(word))
         told = []
@@ -91,11 +91,11 @@ class LastWords:
         """Tell whether the connection for words to a peer stands, as far as is known; see `connections.stands`."""
         return stands(self._group, peer)
 
-    def of(self, peer: int, grace_s: float = 0.0) -> Word | None:
+    def of(self, peer: int, grace_s: float = 0.0) -> AbortNotice | None:
         """Return what a peer said, waiting a moment for it; None: nothing."""
         return self._look(lambda: self._read(peer), grace_s)
 
-    def first(self, grace_s: float = 0.0) -> Word | None:
+    def first(self, grace_s: float = 0.0) -> AbortNotice | None:
         """Return what somebody that gave up said, waiting a moment for it; knowledge goes before guesses."""
         return self._look(self._any, grace_s)
 
@@ -104,7 +104,7 @@ class LastWords:
         self._look(lambda: all(self._read(peer) for peer in self._places), grace_s)
         return [peer for peer in self._places if self._read(peer) is None]
 
-    def all(self) -> dict[int, Word]:
+    def all(self) -> dict[int, AbortNotice]:
         """Return what everybody has said that has said something."""
         return {peer: word for peer in self._places if (word := self._read(peer)) is not None}
 
@@ -114,16 +114,16 @@ class LastWords:
             time.sleep(_LOOK_S)
         return found
 
-    def _any(self) -> Word | None:
+    def _any(self) -> AbortNotice | None:
         given_up = [word for word in self.all().values() if not word.goodbye]
         return min(given_up, key=lambda word: word.cause.kind == "late", default=None)
 
-    def _read(self, peer: int) -> Word | None:
+    def _read(self, peer: int) -> AbortNotice | None:
         place = self._places[peer]
         return _unpacked(place) if place[-1] else None
 
 
-class Listener:
+class AbortListener:
     """A thread that tells, once, that somebody has given up.
 
     Args:
@@ -134,7 +134,7 @@ class Listener:
     """
 
     def __init__(
-        self, words: LastWords, tell: Callable[[Cause], object], attend: Callable[[], object], name: str
+        self, words: AbortChannel, tell: Callable[[LinkFailure], object], attend: Callable[[], object], name: str
     ) -> None:
         self._over = threading.Event()
         ears = weakref.WeakMethod(tell), weakref.WeakMethod(attend)
@@ -149,9 +149,9 @@ class Listener:
 
 
 def _listen(
-    words: LastWords,
+    words: AbortChannel,
     over: threading.Event,
-    tell: weakref.WeakMethod[Callable[[Cause], object]],
+    tell: weakref.WeakMethod[Callable[[LinkFailure], object]],
     attend: weakref.WeakMethod[Callable[[], object]],
 ) -> None:
     while not over.wait(_LISTEN_S) and (listener := tell()) is not None:
@@ -163,7 +163,7 @@ def _listen(
         del listener, attends
 
 
-def find_late(words: LastWords, me: int, own: Word, grace_s: float) -> Cause:
+def find_late(words: AbortChannel, me: int, own: AbortNotice, grace_s: float) -> LinkFailure:
     """Return who kept everybody waiting, when this vertex's deadline has passed or somebody said that theirs has.
 
     Args:
@@ -177,12 +177,12 @@ def find_late(words: LastWords, me: int, own: Word, grace_s: float) -> Cause:
         absent = words.silent(grace_s)
         everybody = {me: own, **words.all()}
         absent += [vertex for vertex, word in everybody.items() if not word.doing]
-        return Cause("late", min(absent)) if absent else _last_to_come(everybody, own)
+        return LinkFailure("late", min(absent)) if absent else _last_to_come(everybody, own)
     chain = {me: own} if own.doing else {}
     while at not in chain:
         word = words.of(at, grace_s) if at != me else own
         if word is None or not word.doing:
-            return Cause("late", at)
+            return LinkFailure("late", at)
         if word.cause.kind != "late":
             return word.cause
         chain[at] = word
@@ -192,17 +192,17 @@ def find_late(words: LastWords, me: int, own: Word, grace_s: float) -> Cause:
     return _last_to_come(chain, own)
 
 
-def _last_to_come(all_wait: dict[int, Word], own: Word) -> Cause:
+def _last_to_come(all_wait: dict[int, AbortNotice], own: AbortNotice) -> LinkFailure:
     """They wait for each other: do different things, or one came late, or the network holds their messages back."""
     if len({word.doing for word in all_wait.values()}) > 1:
-        return Cause("disagreed", own.waits_for)
+        return LinkFailure("disagreed", own.waits_for)
     last = min(all_wait, key=lambda vertex: all_wait[vertex].since_s)
     if all_wait[last].since_s < max(word.since_s for word in all_wait.values()) / 2:
-        return Cause("late", last)
-    return Cause("late", own.waits_for)
+        return LinkFailure("late", last)
+    return LinkFailure("late", own.waits_for)
 
 
-def tell_apart(words: LastWords, me: int, own: Word, cause: Cause, grace_s: float) -> Cause:
+def tell_apart(words: AbortChannel, me: int, own: AbortNotice, cause: LinkFailure, grace_s: float) -> LinkFailure:
     """Return who did something else than most, and what everybody did, after somebody found that not all did the same.
 
     Args:
@@ -221,10 +221,12 @@ def tell_apart(words: LastWords, me: int, own: Word, cause: Cause, grace_s: floa
         return cause
     most = max(sides.values(), key=len)  # the first of equals: that of the lowest rank
     other = min(ranks[0] for ranks in sides.values() if ranks is not most)
-    return Cause("disagreed", other, "; ".join(f"{name_ranks(ranks)} called {what}" for what, ranks in sides.items()))
+    return LinkFailure(
+        "disagreed", other, "; ".join(f"{name_ranks(ranks)} called {what}" for what, ranks in sides.items())
+    )
 
 
-def _packed(word: Word) -> Bytes:
+def _packed(word: AbortNotice) -> Bytes:
     message = np.zeros(_BYTES, dtype=np.uint8)
     doing, detail = (_cut(text) for text in (word.doing, word.cause.detail))
     kind = _KINDS.index(word.cause.kind)
@@ -237,11 +239,11 @@ def _packed(word: Word) -> Bytes:
     return message
 
 
-def _unpacked(message: Bytes) -> Word:
+def _unpacked(message: Bytes) -> AbortNotice:
     kind, vertex, waits_for, goodbye, since_s, doing, detail = _HEAD.unpack_from(message.data)
     text = message[_HEAD.size : _HEAD.size + doing + detail].tobytes()
-    cause = Cause(cast(Kind, _KINDS[kind]), vertex, text[doing:].decode(errors="replace"))
-    return Word(cause, waits_for, since_s, text[:doing].decode(errors="replace"), goodbye)
+    cause = LinkFailure(cast(Kind, _KINDS[kind]), vertex, text[doing:].decode(errors="replace"))
+    return AbortNotice(cause, waits_for, since_s, text[:doing].decode(errors="replace"), goodbye)
 
 
 def _cut(text: str) -> bytes:

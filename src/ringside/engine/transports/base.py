@@ -19,7 +19,7 @@ NOBODY = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class LinkFailure:
     """Why a group of vertices can no longer exchange messages.
 
     Args:
@@ -43,7 +43,7 @@ class LinkError(Exception):
         detail: What the transport said.
     """
 
-    def __init__(self, cause: Cause, detail: str = "") -> None:
+    def __init__(self, cause: LinkFailure, detail: str = "") -> None:
         super().__init__(f"{cause.kind} {cause.vertex}: {detail}")
         self.cause = cause
         self.detail = detail
@@ -101,7 +101,7 @@ class Transport(Links, Protocol):
         All vertices call this equally often. What fails there, fails here, and the other way round.
         """
 
-    def fail(self, cause: Cause) -> Cause:
+    def fail(self, cause: LinkFailure) -> LinkFailure:
         """Tell everybody why this vertex gives up and end all that is under way; return the first known cause."""
 
     def close(self, *, patience_s: float = 5.0) -> None:

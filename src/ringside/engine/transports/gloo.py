@@ -27,8 +27,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ringside.engine.transports.abort import LastWords, Listener, Word, find_late, tell_apart
-from ringside.engine.transports.base import NOBODY, Bytes, Cause, Kept, LinkError
+from ringside.engine.transports.abort import AbortChannel, AbortListener, AbortNotice, find_late, tell_apart
+from ringside.engine.transports.base import NOBODY, Bytes, Kept, LinkError, LinkFailure
 from ringside.engine.transports.gloo_internals import (
     DEAD_AFTER_S,
     breakage,
@@ -38,7 +38,7 @@ from ringside.engine.transports.gloo_internals import (
     stands,
     watched_connections,
 )
-from ringside.engine.transports.waits import Wait, long_awaited
+from ringside.engine.transports.waits import OpenWait, long_awaited
 
 _DATA, _BESIDE = 1, 4
 _WORD_S, _WORD_UNDER_LOAD_S = 0.3, 5.0  # what a word takes, and what it may take where the machine is very busy
@@ -49,7 +49,7 @@ JOINING_S = 60.0
 """How long ranks that have met take at most to say where they are, seconds."""
 
 
-class TorchPeerToPeer:
+class GlooTransport:
     """One rank's end of a group that exchanges messages through Gloo.
 
     Args:
@@ -89,14 +89,14 @@ class TorchPeerToPeer:
             with watched_connections(dead_after_s), patient_io_threads():
                 words = gloo(PrefixStore("words", store), rank, size, joining)
         except RuntimeError as error:
-            raise LinkError(Cause("lost", NOBODY), str(error).partition("\n")[0][:300]) from None
-        self._words = LastWords(words, rank, size)
-        self._own = Wait()
+            raise LinkError(LinkFailure("lost", NOBODY), str(error).partition("\n")[0][:300]) from None
+        self._words = AbortChannel(words, rank, size)
+        self._own = OpenWait()
         self._waits = [self._own]
-        self._cause: Cause | None = None
+        self._cause: LinkFailure | None = None
         self._over = False
         self._guard = threading.Lock()
-        self._listener = Listener(self._words, self.fail, self._prod, f"ringside-listener-{rank}")
+        self._listener = AbortListener(self._words, self.fail, self._prod, f"ringside-listener-{rank}")
 
     @property
     def doing(self) -> object:
@@ -125,17 +125,17 @@ class TorchPeerToPeer:
 
     def beside(self) -> _Beside:
         """Return messages with an order of their own; see `Transport`."""
-        self._waits.append(Wait())
+        self._waits.append(OpenWait())
         return _Beside(self, self._waits[-1], _BESIDE + len(self._waits) - 2)
 
-    def _send(self, wait: Wait, tag: int, peer: int, data: Bytes | Kept) -> _Message:
+    def _send(self, wait: OpenWait, tag: int, peer: int, data: Bytes | Kept) -> _Message:
         try:
             kept = data if data.__class__ is list else [torch.from_numpy(data)]
             return _Message(self, wait, peer, self._group.send(kept, peer, tag))
         except RuntimeError as error:
             raise self._error(peer, error) from None
 
-    def _receive(self, wait: Wait, tag: int, peer: int, into: Bytes | Kept) -> _Message:
+    def _receive(self, wait: OpenWait, tag: int, peer: int, into: Bytes | Kept) -> _Message:
         try:
             kept = into if into.__class__ is list else [torch.from_numpy(into)]
             work = self._group.recv(kept, peer, tag)
@@ -143,7 +143,7 @@ class TorchPeerToPeer:
             work = _Refused(error)
         return _Message(self, wait, peer, work)
 
-    def fail(self, cause: Cause) -> Cause:
+    def fail(self, cause: LinkFailure) -> LinkFailure:
         """Tell the peers, as far as they can be reached, and close all connections; the first cause counts.
 
         Args:
@@ -162,7 +162,7 @@ class TorchPeerToPeer:
         """
         with self._guard:
             if self._cause is None:
-                self._cause = Cause("left", self.rank)
+                self._cause = LinkFailure("left", self.rank)
                 word = self._word(self._cause, NOBODY)
                 self._words.tell(replace(word, goodbye=not word.doing))  # in the middle of something it gives up
                 self._words.silent(patience_s)
@@ -184,7 +184,7 @@ class TorchPeerToPeer:
             return False
         return or_left or (word := self._words.of(peer)) is None or not word.goodbye
 
-    def _settled(self, cause: Cause) -> Cause:
+    def _settled(self, cause: LinkFailure) -> LinkFailure:
         """Find out who is to blame, and tell."""
         waits_for = next((wait.peer for wait in self._waits if wait.peer != NOBODY), NOBODY)
         if waits_for == NOBODY:
@@ -205,10 +205,10 @@ class TorchPeerToPeer:
             cause = tell_apart(self._words, self.rank, own, cause, _SILENCE_S)
         return cause
 
-    def _word(self, cause: Cause, waits_for: int) -> Word:
-        return Word(cause, waits_for, time.monotonic() - self._since, str(self._doing))
+    def _word(self, cause: LinkFailure, waits_for: int) -> AbortNotice:
+        return AbortNotice(cause, waits_for, time.monotonic() - self._since, str(self._doing))
 
-    def _look_for_the_lost(self, cause: Cause) -> tuple[Word | None, Cause]:
+    def _look_for_the_lost(self, cause: LinkFailure) -> tuple[AbortNotice | None, LinkFailure]:
         """Give whoever closed a connection on purpose time to say so; else find whose connection broke."""
         heard = self._words.first(_WORD_S)
         if heard is None and cause.vertex == NOBODY:
@@ -217,7 +217,7 @@ class TorchPeerToPeer:
                 if (heard := self._words.first(_LOOK_S)) is not None or time.monotonic() > deadline:
                     return heard, cause
             lost = [peer for peer in broken if self._words.of(peer) is None]
-            cause = Cause("lost", lost[0] if lost else broken[0])
+            cause = LinkFailure("lost", lost[0] if lost else broken[0])
         if heard is None and "by peer" in breakage(self._group, cause.vertex):
             # "Connection closed by peer", or reset: not the network. If its other connection stands it has not died but
             # given up, or left in good order, and its word is on its way.
@@ -241,7 +241,7 @@ class TorchPeerToPeer:
         """
         for peer in long_awaited(self._waits, self._connections.some_closed, time.monotonic()):
             if not stands(self._group, peer):
-                self.fail(Cause("lost", peer))  # whoever waits may not hear of it
+                self.fail(LinkFailure("lost", peer))  # whoever waits may not hear of it
                 return
 
     def _peers(self) -> list[int]:
@@ -250,7 +250,7 @@ class TorchPeerToPeer:
     def _error(self, peer: int, error: RuntimeError) -> LinkError:
         text = str(error)
         kind = "late" if "Timed out waiting" in text else "lost"
-        return LinkError(self.fail(Cause(kind, peer)), text.partition("\n")[0][:300])  # type: ignore[arg-type]
+        return LinkError(self.fail(LinkFailure(kind, peer)), text.partition("\n")[0][:300])  # type: ignore[arg-type]
 
 
 def _for_nobody() -> int:
@@ -272,10 +272,10 @@ class _Refused:
 
 @dataclass(frozen=True, slots=True)
 class _Beside:
-    """Messages of a `TorchPeerToPeer` with an order of their own: those of another tag."""
+    """Messages of a `GlooTransport` with an order of their own: those of another tag."""
 
-    transport: TorchPeerToPeer
-    waits: Wait
+    transport: GlooTransport
+    waits: OpenWait
     tag: int
 
     @property
@@ -304,7 +304,7 @@ class _Beside:
 class _Message:
     __slots__ = ("peer", "transport", "waits", "work")
 
-    def __init__(self, transport: TorchPeerToPeer, waits: Wait, peer: int, work: Any) -> None:
+    def __init__(self, transport: GlooTransport, waits: OpenWait, peer: int, work: Any) -> None:
         self.transport, self.waits, self.peer, self.work = transport, waits, peer, work
 
     def wait(self) -> None:

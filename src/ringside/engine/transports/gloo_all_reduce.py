@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.engine.dtypes import DTYPES, FLOATING, OPS
-from ringside.engine.transports.base import NOBODY, Bytes, Cause, LinkError
+from ringside.engine.transports.base import NOBODY, Bytes, LinkError, LinkFailure
 from ringside.engine.transports.gloo_internals import (
     DEAD_AFTER_S,
     Connections,
@@ -55,7 +55,7 @@ _MOMENT_S, _LOOK_AT_ALL_S = 0.05, 1.0
 _NOT_YET = "Operation timed out"  # how torch says that a wait is over and the work is not
 
 
-class TorchNative:
+class GlooAllReduce:
     """All-reduce by Gloo, over all ranks or over one rank per host.
 
     Args:
@@ -104,7 +104,7 @@ class TorchNative:
             raise UnsupportedError(f"Gloo has no {name} of {DTYPES[dtype]}: name another algorithm than native")
 
     def all_reduce(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> None:
-        """Reduce in place; see `ringside.engine.net.hierarchical.Native`."""
+        """Reduce in place; see `ringside.engine.net.hierarchical.NativeAllReduce`."""
         if len(data):
             self.prepare(data, dtype, op, members)()()
 
@@ -134,12 +134,12 @@ class TorchNative:
             raise
 
     def close(self) -> None:
-        """Leave; see `ringside.engine.net.hierarchical.Native`."""
+        """Leave; see `ringside.engine.net.hierarchical.NativeAllReduce`."""
         for group in list(self._groups.values()):
             close_connections(group)
 
     def abandon(self) -> None:
-        """End what is under way; see `ringside.engine.net.hierarchical.Native`."""
+        """End what is under way; see `ringside.engine.net.hierarchical.NativeAllReduce`."""
         self._over = True
         for group in list(self._groups.values()):
             _keep_for_ever(group)
@@ -159,7 +159,7 @@ class TorchNative:
         if self._over:  # since before it was there
             _keep_for_ever(group)
             close_connections(group)
-            raise LinkError(Cause("lost", NOBODY), "given up")
+            raise LinkError(LinkFailure("lost", NOBODY), "given up")
         return group
 
     def _meet(self, store: Store, members: tuple[int, ...]) -> None:
@@ -171,7 +171,7 @@ class TorchNative:
             while rank != self._rank and not store.check([f"come/{rank}"]):
                 now = time.monotonic()
                 if now - began > self._timeout_s:
-                    raise LinkError(Cause("late", rank), "it has not come")
+                    raise LinkError(LinkFailure("late", rank), "it has not come")
                 if now - looked > _LOOK_AT_ALL_S:
                     self._look(members, or_left=True)
                     looked = now
@@ -181,11 +181,13 @@ class TorchNative:
     def _look(self, members: tuple[int, ...], *, or_left: bool) -> None:
         """Raise `LinkError` where it makes no sense to wait any longer."""
         if self._over:
-            raise LinkError(Cause("lost", NOBODY), "given up")
+            raise LinkError(LinkFailure("lost", NOBODY), "given up")
         if not or_left and not self._doubtful:
             return
         if any(self._has_lost(rank, or_left) for rank in members if rank != self._rank):
-            raise LinkError(Cause("lost", NOBODY), "a connection is broken")  # who is to blame, the transport finds out
+            raise LinkError(
+                LinkFailure("lost", NOBODY), "a connection is broken"
+            )  # who is to blame, the transport finds out
 
 
 def _ended(work: Any) -> bool:
@@ -215,4 +217,4 @@ def _keep_for_ever(group: Any) -> None:
 
 def _in_words(error: RuntimeError) -> LinkError:
     late = "Timed out" in str(error)
-    return LinkError(Cause("late" if late else "lost", NOBODY), str(error)[:300])
+    return LinkError(LinkFailure("late" if late else "lost", NOBODY), str(error)[:300])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringside.engine.transports.base import NOBODY, Bytes, Cause, Kept, LinkError
+from ringside.engine.transports.base import NOBODY, Bytes, Kept, LinkError, LinkFailure
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Switchboard:
 
     def __init__(self, size: int, timeout_s: float = 20.0) -> None:
         self.size, self.timeout_s = size, timeout_s
-        self.cause: Cause | None = None
+        self.cause: LinkFailure | None = None
         self.gone: list[int] = []
         self._boxes: defaultdict[tuple[int, int, int], _Mailbox] = defaultdict(_Mailbox)
         self._guard = threading.Lock()
@@ -66,9 +66,9 @@ class Switchboard:
             box.match()
         return half
 
-    def why(self, src: int, dst: int) -> Cause | None:
+    def why(self, src: int, dst: int) -> LinkFailure | None:
         """Return why there are no messages from one to the other any more."""
-        return self.cause or next((Cause("left", rank) for rank in self.gone if rank in (src, dst)), None)
+        return self.cause or next((LinkFailure("left", rank) for rank in self.gone if rank in (src, dst)), None)
 
     def leave(self, rank: int) -> None:
         """End what has not arrived from or at a vertex."""
@@ -79,11 +79,11 @@ class Switchboard:
                 if rank in link[:2]:
                     box.end()
 
-    def fail(self, cause: Cause) -> Cause:
+    def fail(self, cause: LinkFailure) -> LinkFailure:
         """End everything that has not arrived; the first cause counts."""
         with self._guard:
             if self.cause is None:
-                self.cause = Cause("left", self.gone[0]) if self.gone and cause.kind == "left" else cause
+                self.cause = LinkFailure("left", self.gone[0]) if self.gone and cause.kind == "left" else cause
             for box in self._boxes.values():
                 box.end()
             return self.cause
@@ -99,7 +99,7 @@ class _Message:
     def wait(self) -> None:
         """Wait for it; see `Pending`."""
         if not self.half.over.wait(self.board.timeout_s):
-            cause = self.board.fail(Cause("late", self.peer))
+            cause = self.board.fail(LinkFailure("late", self.peer))
             raise LinkError(cause, f"no message within {self.board.timeout_s:g} s")
         if not self.half.done:
             why = self.board.why(self.rank, self.peer)
@@ -145,7 +145,7 @@ class Threads:
         self.orders += 1
         return Threads(self.board, self.rank, order=self.orders - 1)
 
-    def fail(self, cause: Cause) -> Cause:
+    def fail(self, cause: LinkFailure) -> LinkFailure:
         """Give up."""
         cause = self.board.fail(cause)
         self.on_failure()

@@ -13,7 +13,7 @@ PROD_S = 0.75
 
 
 @dataclass(eq=False, slots=True)
-class Wait:
+class OpenWait:
     """Whom messages of one order are waited for.
 
     Args:
@@ -39,7 +39,7 @@ class Wait:
         return same
 
 
-def long_awaited(waits: Iterable[Wait], some_closed: Callable[[], bool], now: float) -> Iterator[int]:
+def long_awaited(waits: Iterable[OpenWait], some_closed: Callable[[], bool], now: float) -> Iterator[int]:
     """Yield the peers to look into: waited for long, or (whoever is waited for) where connections were closed.
 
     Args:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ringside.engine.cost.network import Network
-from ringside.engine.tuner.table import Table
+from ringside.engine.cost.network import CostNetwork
+from ringside.engine.tuner.table import TimingTable
 from ringside.errors import UsageError
 from ringside.files import replace_file
 
@@ -55,7 +55,7 @@ def cache_path(key: Mapping[str, str], environ: Mapping[str, str]) -> Path:
     return Path(folder) / f"selection-{digest}.json"
 
 
-def load(path: Path, key: Mapping[str, str], network: Network, *, level: int = logging.INFO) -> Table | None:
+def load(path: Path, key: Mapping[str, str], network: CostNetwork, *, level: int = logging.INFO) -> TimingTable | None:
     """Return the table in a file, if it is one, is of this kind of job, and the links are as they were.
 
     Args:
@@ -65,10 +65,10 @@ def load(path: Path, key: Mapping[str, str], network: Network, *, level: int = l
         level: Of the log record that says why a file that is there is not used.
     """
     try:
-        table = Table.decode(path.read_bytes())
+        table = TimingTable.decode(path.read_bytes())
         if table.key != dict(key):
             raise UsageError(f"it is of another job: {_difference(table.key, key)}")
-        if not alike(Network.from_topology(table.topology), network):
+        if not alike(CostNetwork.from_topology(table.topology), network):
             raise UsageError("the links are other ones now")
     except FileNotFoundError:
         return None
@@ -78,7 +78,7 @@ def load(path: Path, key: Mapping[str, str], network: Network, *, level: int = l
     return table
 
 
-def store(path: Path, table: Table) -> None:
+def store(path: Path, table: TimingTable) -> None:
     """Write a table so that a reader sees the old one or the new one whole; a disk that refuses is only logged."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def store(path: Path, table: Table) -> None:
         _log.warning("the selection table is not kept: %s", error)
 
 
-def alike(a: Network, b: Network) -> bool:
+def alike(a: CostNetwork, b: CostNetwork) -> bool:
     """Tell whether the links of two networks are of the same kind: as fast in the middle, and the same ones slow.
 
     A probe of a busy machine is off by tens of per cent, for single links by more; what the ranking of choices hangs on

@@ -31,7 +31,7 @@ _PAUSE = 32  # collectives of a class after a revision that changed nothing; dou
 
 
 @dataclass(eq=False)
-class _Class:
+class _SizeClass:
     """What one rank has seen of one size class."""
 
     first: list[float] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Drift:
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = list(bounds)
-        self._classes: defaultdict[int, _Class] = defaultdict(_Class)
+        self._classes: defaultdict[int, _SizeClass] = defaultdict(_SizeClass)
         self._large = self._small = 0
         self._due = 0
 
@@ -149,7 +149,7 @@ class Drift:
             self._classes.clear()
             if not self._is_small:
                 return
-        fresh = self._classes[self._due] = _Class(seen=one.seen, resume=one.seen + pause, pause=2 * pause)
+        fresh = self._classes[self._due] = _SizeClass(seen=one.seen, resume=one.seen + pause, pause=2 * pause)
         if not changed:
             fresh.levels = one.levels
             fresh.usual = median(one.recent) if one.recent else 0.0

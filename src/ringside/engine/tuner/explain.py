@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringside.engine.probe.links import SlowLink
+from ringside.engine.probe.links import MeasuredSlowLink
 from ringside.engine.probe.prober import Probe
-from ringside.engine.tuner.table import Rank, Row
+from ringside.engine.tuner.table import Rank, TimingRow
 
-__all__ = ["Revision", "difference"]
+__all__ = ["AlgorithmChange", "difference"]
 
 _WIDTH = 80
 _SHOWN = 12
@@ -35,7 +35,7 @@ class Explanation:
     size_bytes: int
     choice: str
     why: str
-    rows: tuple[Row, ...] = ()
+    rows: tuple[TimingRow, ...] = ()
     table_bytes: int = 0
     history: tuple[str, ...] = ()
 
@@ -59,11 +59,11 @@ class Explanation:
             lines += textwrap.wrap(entry, _WIDTH, initial_indent="changed: ", subsequent_indent="  ")
         return "\n".join(lines)
 
-    def _shown(self) -> list[Row]:
+    def _shown(self) -> list[TimingRow]:
         """Return the best, and native and the winner wherever they are."""
         return [row for at, row in enumerate(self.rows) if at < _SHOWN or row.choice in (self.choice, "native")]
 
-    def _line(self, row: Row) -> str:
+    def _line(self, row: TimingRow) -> str:
         mark = ">" if row.choice == self.choice else " "
         measured = "" if row.measured_s is None else _time(row.measured_s)
         return f"{mark} {row.choice[:29]:<30}{_time(row.predicted_s):>14}{measured:>14}{_time(row.expected_s):>14}"
@@ -87,7 +87,7 @@ def _size(size_bytes: int) -> str:
 
 
 @dataclass(frozen=True)
-class Revision:
+class AlgorithmChange:
     """What a selector decided when all-reduces took longer than they should.
 
     Args:
@@ -105,7 +105,7 @@ class Revision:
     after: str
     others_changed: bool
     reason: str
-    slow: tuple[SlowLink, ...]
+    slow: tuple[MeasuredSlowLink, ...]
     found: str
     seconds: float
 

@@ -20,17 +20,17 @@ from pathlib import Path
 
 import numpy as np
 
-from ringside.engine.algorithm import NATIVE, Choice
+from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.dtypes import DTYPES, OP_CODES
-from ringside.engine.net.exchange.compression import Wire
-from ringside.engine.net.hierarchical import Across
+from ringside.engine.net.exchange.compression import WireCompression
+from ringside.engine.net.hierarchical import HierarchicalEngine
 from ringside.engine.probe.prober import QUICK, Probe, Prober
 from ringside.engine.tuner.cache import Mode, cache_path, load, store
 from ringside.engine.tuner.drift import DRIFT, DRIFT_SMALL, EVERY_NOTED, LARGE_BYTES, Drift
-from ringside.engine.tuner.explain import Explanation, Revision, difference
-from ringside.engine.tuner.table import LADDER, Rank, Table
-from ringside.engine.tuner.timing import First, Measuring
-from ringside.engine.tuner.trials import Audition, audition_of, settled
+from ringside.engine.tuner.explain import AlgorithmChange, Explanation, difference
+from ringside.engine.tuner.table import LADDER, Rank, TimingTable
+from ringside.engine.tuner.timing import First, StartupTiming
+from ringside.engine.tuner.trials import OnlineTrials, audition_of, settled
 
 _log = logging.getLogger(__name__)
 
@@ -41,10 +41,10 @@ _NOT_NATIVE = frozenset(DTYPES.index(name) for name in ("int16", "bool"))  # Glo
 _NOT_NATIVE_OPS = frozenset(OP_CODES[name] for name in ("min", "max"))  # Gloo's may lose a NaN, ours never
 _FLOAT32 = DTYPES.index("float32")
 _MOST_EXPECTED = 1024
-_OTHERWISE = Choice("ring", "hosts")  # with RINGSIDE_SELECTION=off
+_OTHERWISE = AlgorithmSpec("ring", "hosts")  # with RINGSIDE_SELECTION=off
 
 
-class Selector:
+class Tuner:
     """One rank's part in the choice of all-reduces. Every method but the cheap ones below is a collective.
 
     `choose`, `explain`, `observe`, `tries` and `due` are local; `start`, `assemble`, `vote` and `revise` must be called
@@ -72,18 +72,18 @@ class Selector:
 
     def __init__(
         self,
-        across: Across,
+        across: HierarchicalEngine,
         key: Mapping[str, str] | None = None,
         *,
-        wire: Wire | None = None,
+        wire: WireCompression | None = None,
         environ: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.perf_counter,
         prober: Prober | None = None,
     ) -> None:
-        self.table: Table | None = None
+        self.table: TimingTable | None = None
         self.probe: Probe | None = None
-        self.revisions: list[Revision] = []
-        self.listeners: list[Callable[[Revision], object]] = []
+        self.revisions: list[AlgorithmChange] = []
+        self.listeners: list[Callable[[AlgorithmChange], object]] = []
         self.version = 0
         self.startup_s = 0.0
         self._across, self._clock = across, clock
@@ -92,21 +92,21 @@ class Selector:
         effort = replace(QUICK, budget_s=PROBE_S)
         self._prober = prober or Prober(across, effort=effort, clock=clock, wire=wire)
         self._first = First(across)
-        self._measuring = Measuring(across.roster, self._first, self._prober, clock)
+        self._measuring = StartupTiming(across.roster, self._first, self._prober, clock)
         self.key = {**_job(across), **{name: str(value) for name, value in (key or {}).items()}}
         self._bounds: list[float] = []
-        self._choices: tuple[Choice, ...] = (_OTHERWISE,)
-        self._plain: tuple[Choice, ...] = (_OTHERWISE,)
+        self._choices: tuple[AlgorithmSpec, ...] = (_OTHERWISE,)
+        self._plain: tuple[AlgorithmSpec, ...] = (_OTHERWISE,)
         self._drift = Drift(())
         self._asked = 0
-        self._auditions: dict[int, Audition] = {}
+        self._auditions: dict[int, OnlineTrials] = {}
         self.calls: Counter[int] = Counter()
         self._path: Path | None = None
-        self._expected: dict[tuple[int, Choice], float | None] = {}
+        self._expected: dict[tuple[int, AlgorithmSpec], float | None] = {}
 
     # -------------------------------------------------------------------------------------------- cheap and local
 
-    def choose(self, size_bytes: int, dtype: int = 0, op: int = 0) -> Choice:
+    def choose(self, size_bytes: int, dtype: int = 0, op: int = 0) -> AlgorithmSpec:
         """Return how an all-reduce of this size is carried out; equal on all ranks.
 
         The first ones of a size are carried out by the promising choices in turn.
@@ -120,7 +120,7 @@ class Selector:
         if dtype in _NOT_NATIVE or op in _NOT_NATIVE_OPS:
             return self._plain[at]
         if at in self._auditions and dtype == _FLOAT32:
-            return Choice.parse(self._auditions[at].current)
+            return AlgorithmSpec.parse(self._auditions[at].current)
         return self._choices[at]
 
     def explain(self, size_bytes: int) -> Explanation:
@@ -138,7 +138,7 @@ class Selector:
         """Tell whether the choice for this size has been tried out in the job's own all-reduces."""
         return bisect_left(self._bounds, size_bytes) not in self._auditions
 
-    def tries(self, size_bytes: int, choice: Choice, dtype: int = _FLOAT32) -> bool:
+    def tries(self, size_bytes: int, choice: AlgorithmSpec, dtype: int = _FLOAT32) -> bool:
         """Tell whether a large all-reduce is a turn of its choice; then all begin together (`assemble`)."""
         at = bisect_left(self._bounds, size_bytes)
         if self.table is None or at not in self._auditions or dtype != _FLOAT32:
@@ -149,7 +149,7 @@ class Selector:
         """Return the class of sizes that are chosen for together: the place in `calls`."""
         return bisect_left(self._bounds, size_bytes)
 
-    def observe(self, size_bytes: int, choice: Choice, seconds: float, dtype: int = _FLOAT32) -> None:
+    def observe(self, size_bytes: int, choice: AlgorithmSpec, seconds: float, dtype: int = _FLOAT32) -> None:
         """Take what an all-reduce took here; with a wire dtype what was timed says nothing of other than float32."""
         if self.table is None:
             return
@@ -157,7 +157,7 @@ class Selector:
         expected_s = self._expected_s(size_bytes, choice) if known else None
         self._drift.observe(size_bytes, seconds / expected_s if expected_s else None)
 
-    def _expected_s(self, size_bytes: int, choice: Choice) -> float | None:
+    def _expected_s(self, size_bytes: int, choice: AlgorithmSpec) -> float | None:
         """Return what the table says, looked up once for the sizes in use: small all-reduces take a millisecond."""
         assert self.table is not None
         key = (size_bytes, choice)
@@ -188,7 +188,7 @@ class Selector:
         if not data:
             data = self._measuring.table(self.probe, STARTUP_S - (self._clock() - began), self.key, None, self._asked)
             if self._first.here:
-                self._store(path, Table.decode(data))
+                self._store(path, TimingTable.decode(data))
         self._path = path if kept is None and self._mode.path is None else None
         self.use(data)
         self._drift = Drift(self._bounds)
@@ -203,7 +203,7 @@ class Selector:
         self._across.exchange.bytes_per_s = found.usual_rate
         return found
 
-    def _kept(self, path: Path) -> Table | None:
+    def _kept(self, path: Path) -> TimingTable | None:
         """Return the table that was decided before, if it holds now, and go on from its figures; rank 0 only."""
         if not self._first.here or not self._mode.read:
             return None
@@ -214,7 +214,7 @@ class Selector:
             self._measuring.go_on_from(kept)
         return kept
 
-    def _store(self, path: Path, table: Table) -> None:
+    def _store(self, path: Path, table: TimingTable) -> None:
         if self._mode.path is not None and path.exists():
             _log.warning("%s was not used and stays as it is: this run measures; move it away to keep its table", path)
         else:
@@ -248,21 +248,21 @@ class Selector:
         others = old == new and changed
         found = difference(previous, self.probe, self._across.roster.names)
         slow, took_s = tuple(self.probe.slow), self._clock() - began
-        expected_s = self._expected_s(self._asked, Choice.parse(new))
+        expected_s = self._expected_s(self._asked, AlgorithmSpec.parse(new))
         self._drift.revised(changed=changed, cost=took_s / expected_s if expected_s else 0.0)
-        revision = Revision(self._asked, old, new, others, reason, slow, found, took_s)
+        revision = AlgorithmChange(self._asked, old, new, others, reason, slow, found, took_s)
         self.revisions.append(revision)
         if self._first.here:
             _log.warning("selection revised in %.2f s: %s", took_s, revision.words)
         for listener in self.listeners:
             listener(revision)
 
-    def after(self, size_bytes: int, choice: Choice, seconds: float, dtype: int = _FLOAT32) -> None:
+    def after(self, size_bytes: int, choice: AlgorithmSpec, seconds: float, dtype: int = _FLOAT32) -> None:
         """Do all that is to be done after an all-reduce: observe it, and vote and revise where that is due."""
         if not self._passed_over(size_bytes) and not self._heard(size_bytes, choice, seconds, dtype):
             self.note(size_bytes, choice, seconds, dtype)
 
-    def note(self, size_bytes: int, choice: Choice, seconds: float, dtype: int) -> None:
+    def note(self, size_bytes: int, choice: AlgorithmSpec, seconds: float, dtype: int) -> None:
         """Do what `after` does for those of which something is noted; arguments as for it."""
         self.observe(size_bytes, choice, seconds, dtype)
         if self.due(size_bytes) and self.vote():
@@ -282,7 +282,7 @@ class Selector:
         self.calls[at] += 1
         return self.calls[at] % EVERY_NOTED != 0
 
-    def _heard(self, size_bytes: int, choice: Choice, seconds: float, dtype: int) -> bool:
+    def _heard(self, size_bytes: int, choice: AlgorithmSpec, seconds: float, dtype: int) -> bool:
         """Tell whether an all-reduce was part of an audition; when that is over, use what came of it."""
         at = bisect_left(self._bounds, size_bytes)
         audition = self._auditions.get(at)
@@ -307,7 +307,7 @@ class Selector:
         assert self.table is not None
         self._drift.tried(rank.size_bytes)
         ranks = (*self.table.ranks[:at], rank, *self.table.ranks[at + 1 :])
-        self._take_over(Table(self.table.key, self.table.topology, ranks))
+        self._take_over(TimingTable(self.table.key, self.table.topology, ranks))
         if self._first.here:
             self._measuring.timings.update({(name, rank.size_bytes): seconds for name, seconds in heard.items()})
             _log.info("all-reduces of about %.3g MB: %s", rank.size_bytes / 1e6, rank.why)
@@ -322,18 +322,18 @@ class Selector:
         Args:
             data: The table, encoded.
         """
-        self._take_over(Table.decode(data))
+        self._take_over(TimingTable.decode(data))
         assert self.table is not None
         pieces_from = self._across.pieces_from_bytes(self._wire)
         auditions = {at: audition_of(rank, pieces_from) for at, rank in enumerate(self.table.ranks)}
         self._auditions = {at: audition for at, audition in auditions.items() if audition is not None}
 
-    def _take_over(self, table: Table) -> None:
+    def _take_over(self, table: TimingTable) -> None:
         self.table = table
         self.version += 1
         self._expected.clear()
         self._bounds = self.table.bounds()
-        self._choices = tuple(Choice.parse(rank.winner) for rank in self.table.ranks)
+        self._choices = tuple(AlgorithmSpec.parse(rank.winner) for rank in self.table.ranks)
         self._plain = tuple(_without_native(rank) for rank in self.table.ranks)
 
     def _words(self) -> str:
@@ -345,14 +345,14 @@ class Selector:
         return ", ".join(words)
 
 
-def _without_native(rank: Rank) -> Choice:
+def _without_native(rank: Rank) -> AlgorithmSpec:
     """Return what is chosen where native cannot be: the choice itself, or the fastest expected of ours."""
     names = [rank.winner, *(row.choice for row in rank.rows)]
-    ours = (choice for choice in map(Choice.parse, names) if choice.algorithm != NATIVE)
-    return next(ours, Choice("ring", Choice.parse(rank.winner).over))
+    ours = (choice for choice in map(AlgorithmSpec.parse, names) if choice.algorithm != NATIVE)
+    return next(ours, AlgorithmSpec("ring", AlgorithmSpec.parse(rank.winner).over))
 
 
-def _job(across: Across) -> dict[str, str]:
+def _job(across: HierarchicalEngine) -> dict[str, str]:
     """Return what a table depends on, as far as the group tells."""
     roster = across.roster
     return {

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ringside.decoding import UNDECODABLE
-from ringside.engine.algorithm import NATIVE, Choice
+from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.cost.model import BLOCK_BYTES, Cluster, Price, price_choice
 from ringside.errors import UsageError
 from ringside.schedule import ALGORITHMS
@@ -29,11 +29,11 @@ _LEFT_OUT = ("in_network", "hierarchical")  # need a reducer at the switch; is w
 _FLAT = ("ring", "direct", "recursive_doubling", "one_shot")
 
 
-class Row(msgspec.Struct, frozen=True):
+class TimingRow(msgspec.Struct, frozen=True):
     """One choice at one size.
 
     Args:
-        choice: As `Choice` writes it.
+        choice: As `AlgorithmSpec` writes it.
         predicted_s: By pricing, seconds.
         measured_s: Median of all-reduces for real, seconds; None: not timed at this size.
         expected_s: The prediction times what measured and predicted differ by at the sizes that were timed.
@@ -61,11 +61,11 @@ class Rank(msgspec.Struct, frozen=True):
     size_bytes: int
     winner: str
     why: str
-    rows: tuple[Row, ...]
+    rows: tuple[TimingRow, ...]
     turns: int = 0
 
 
-class Table(msgspec.Struct, frozen=True):
+class TimingTable(msgspec.Struct, frozen=True):
     """What was decided, and from what.
 
     Args:
@@ -85,12 +85,12 @@ class Table(msgspec.Struct, frozen=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=1)
 
     @staticmethod
-    def decode(data: bytes) -> Table:
+    def decode(data: bytes) -> TimingTable:
         """Return the table that `encode` wrote; `UsageError` for anything else."""
         try:
-            table = msgspec.json.decode(data, type=Table)
+            table = msgspec.json.decode(data, type=TimingTable)
             for rank in table.ranks:
-                Choice.parse(rank.winner)
+                AlgorithmSpec.parse(rank.winner)
         except (*UNDECODABLE, UsageError) as error:
             raise UsageError(f"this is no selection table: {error}") from None
         sizes = [0, *(rank.size_bytes for rank in table.ranks), 1 << 63]
@@ -162,7 +162,7 @@ class Timings:
         return sorted((size, seconds) for (name, size), seconds in self.seconds.items() if name == choice)
 
 
-def candidates(cluster: Cluster, order: Sequence[int] = ()) -> list[Choice]:
+def candidates(cluster: Cluster, order: Sequence[int] = ()) -> list[AlgorithmSpec]:
     """Return the choices that make sense.
 
     Args:
@@ -172,19 +172,22 @@ def candidates(cluster: Cluster, order: Sequence[int] = ()) -> list[Choice]:
     hosts, ranks = cluster.between.size, cluster.ranks.size
     ways = ["ranks"] if not cluster.shared else ["hosts", *(["leaders"] if cluster.lanes > 1 else [])]
     names = [name for name in ALGORITHMS if name not in _LEFT_OUT and (name != "one_shot" or hosts <= 16)]
-    found = [Choice(NATIVE)]
+    found = [AlgorithmSpec(NATIVE)]
     for over in ways:
-        found += [Choice(NATIVE, over)] if over == "hosts" else []
-        found += [Choice(name, over) for name in names]
-        found += [Choice(name, over, segments) for name in _CUT for segments in _SEGMENTS]
+        found += [AlgorithmSpec(NATIVE, over)] if over == "hosts" else []
+        found += [AlgorithmSpec(name, over) for name in names]
+        found += [AlgorithmSpec(name, over, segments) for name in _CUT for segments in _SEGMENTS]
         if order:
-            found += [Choice("ring", over, order=tuple(order)), Choice("chain", over, _SEGMENTS[-1], tuple(order))]
+            found += [
+                AlgorithmSpec("ring", over, order=tuple(order)),
+                AlgorithmSpec("chain", over, _SEGMENTS[-1], tuple(order)),
+            ]
     if cluster.shared and ranks <= 64:
-        found += [Choice(name) for name in _FLAT if name != "one_shot" or ranks <= 16]
+        found += [AlgorithmSpec(name) for name in _FLAT if name != "one_shot" or ranks <= 16]
     return found
 
 
-def priced(choices: Iterable[Choice], cluster: Cluster, sizes: Sequence[int] = LADDER) -> dict[str, list[Price]]:
+def priced(choices: Iterable[AlgorithmSpec], cluster: Cluster, sizes: Sequence[int] = LADDER) -> dict[str, list[Price]]:
     """Return the price of every choice at every size."""
     return {str(choice): price_choice(choice, sizes, cluster) for choice in choices}
 
@@ -196,9 +199,9 @@ def make_table(
     topology: dict[str, Any],
     *,
     sizes: Sequence[int] = LADDER,
-    before: Table | None = None,
+    before: TimingTable | None = None,
     fresh: Iterable[int] | None = None,
-) -> Table:
+) -> TimingTable:
     """Return the table that follows from predictions and timings.
 
     A choice other than `native` wins only where it was timed beside `native` at the nearest size and was at least as
@@ -215,7 +218,7 @@ def make_table(
         fresh: With `before`, the sizes that were timed anew; None: all.
     """
     anew = None if fresh is None else tuple(fresh)
-    return Table(
+    return TimingTable(
         key,
         topology,
         tuple(_rank(at, size, prices, timings, before, anew) for at, size in enumerate(sizes)),
@@ -227,7 +230,7 @@ def _rank(
     size: int,
     prices: Mapping[str, Sequence[Price]],
     timings: Timings,
-    before: Table | None,
+    before: TimingTable | None,
     fresh: Sequence[int] | None,
 ) -> Rank:
     nearest = min(timings.sizes, key=lambda timed: abs(math.log(timed / size)), default=None)
@@ -239,7 +242,9 @@ def _rank(
     eligible = {choice for choice in prices if _eligible(choice, size, nearest, expected, timings)}
     rows = sorted(
         (
-            Row(choice, prices[choice][at].seconds, timings.seconds.get((choice, size)), seconds, choice in eligible)
+            TimingRow(
+                choice, prices[choice][at].seconds, timings.seconds.get((choice, size)), seconds, choice in eligible
+            )
             for choice, seconds in expected.items()
         ),
         key=lambda row: (row.expected_s, row.choice),
@@ -311,7 +316,7 @@ def predicted_at(size: int, of_size: Sequence[Price], sizes: Sequence[int] = LAD
     return max(of_size[at].seconds, 1e-9)
 
 
-def _why(winner: str, price: Price | None, rows: Sequence[Row]) -> str:
+def _why(winner: str, price: Price | None, rows: Sequence[TimingRow]) -> str:
     other = next((row for row in rows if row.choice != winner), None)
     own = next((row for row in rows if row.choice == winner), None)
     parts = [f"{winner}: {price.why()}" if price is not None else winner]

@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ringside.engine.algorithm import NATIVE, Choice
+from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.cost.model import Cluster, Price
 from ringside.engine.dtypes import DTYPES
-from ringside.engine.net.exchange.signature import Call
-from ringside.engine.net.hierarchical import Across
-from ringside.engine.net.rank_map import Roster
+from ringside.engine.net.exchange.signature import CollectiveSignature
+from ringside.engine.net.hierarchical import HierarchicalEngine
+from ringside.engine.net.rank_map import RankMap
 from ringside.engine.probe.prober import PROBE, Probe, Prober
-from ringside.engine.tuner.table import LADDER, Table, Timings, candidates, make_table, predicted_at, priced
+from ringside.engine.tuner.table import LADDER, Timings, TimingTable, candidates, make_table, predicted_at, priced
 from ringside.schedule import binomial_broadcast
 
 # -------------------------------------------------------------------------------------------------
@@ -32,7 +32,7 @@ HOPELESS = 2.0
 _FEWEST = "leaders/parameter_server"  # it has the fewest messages; their price does not tell how busy cores will be
 
 
-class Plan(msgspec.Struct, frozen=True):
+class TimingPlan(msgspec.Struct, frozen=True):
     """What rank 0 has all ranks time: choices per size."""
 
     turns: list[tuple[int, list[str]]]
@@ -83,9 +83,9 @@ def best_at(prices: Mapping[str, Sequence[Price]], size: int) -> list[str]:
             count = 0  # every byte would leave a host as often as it has ranks
         if over == "hosts" and size <= LADDER[0]:
             count = 0  # a single element is carried by one rank of a host, as by a leader
-        ours = [name for name in prices if not name.endswith(NATIVE) and Choice.parse(name).over == over]
+        ours = [name for name in prices if not name.endswith(NATIVE) and AlgorithmSpec.parse(name).over == over]
         if size < 1 << 16:  # nothing to cut in pieces
-            ours = [name for name in ours if Choice.parse(name).segments == 1]
+            ours = [name for name in ours if AlgorithmSpec.parse(name).segments == 1]
         ways.append(sorted(ours, key=lambda choice: predicted_at(size, prices[choice]))[:count])
     if size < 1 << 16 and _FEWEST in prices and _FEWEST not in ways[0]:
         ways[0].append(_FEWEST)
@@ -109,7 +109,7 @@ class First:
         here: Whether this is rank 0.
     """
 
-    def __init__(self, across: Across) -> None:
+    def __init__(self, across: HierarchicalEngine) -> None:
         self._across = across
         self.here = across.roster.rank == 0
 
@@ -126,7 +126,7 @@ class First:
         return content.tobytes()
 
     def _broadcast(self, data: Any) -> None:
-        call = Call(PROBE, DTYPES.index("uint8"), 0, len(data))
+        call = CollectiveSignature(PROBE, DTYPES.index("uint8"), 0, len(data))
         self._across.run(binomial_broadcast(self._across.roster.size), [data], 1, call)
 
 
@@ -137,7 +137,7 @@ _MOST_PACE = 2.0  # what choices take over what they should, as the smaller size
 _MUST, _MUST_S = _TIMED[:3], 0.1  # are timed once even late, unless that is to take so long
 
 
-class Measuring:
+class StartupTiming:
     """One rank's part in timing choices.
 
     Args:
@@ -152,17 +152,19 @@ class Measuring:
         pace: What choices take over what they should, as far as they have been timed; None: none has been.
     """
 
-    def __init__(self, roster: Roster, first: First, prober: Prober, clock: Callable[[], float]) -> None:
+    def __init__(self, roster: RankMap, first: First, prober: Prober, clock: Callable[[], float]) -> None:
         self._roster, self._first, self._prober, self._clock = roster, first, prober, clock
         self.timings: dict[tuple[str, int], float] = {}
         self.prices: dict[str, list[Price]] = {}
         self.pace: float | None = None
 
-    def go_on_from(self, table: Table) -> None:
+    def go_on_from(self, table: TimingTable) -> None:
         """Take the figures of a table that was kept."""
         self.timings, self.prices = table.timings(), table.prices()
 
-    def table(self, probe: Probe, budget_s: float, key: dict[str, str], before: Table | None, asked: int) -> bytes:
+    def table(
+        self, probe: Probe, budget_s: float, key: dict[str, str], before: TimingTable | None, asked: int
+    ) -> bytes:
         """Price, time and decide; return the table as all ranks have it. A collective.
 
         Args:
@@ -174,8 +176,8 @@ class Measuring:
         """
         deadline = self._clock() + budget_s
         cluster = self._prober.cluster(probe.network)
-        plan = self._plan(probe, cluster, before, asked) if self._first.here else Plan([])
-        plan = msgspec.json.decode(self._first.tell(msgspec.json.encode(plan)), type=Plan)
+        plan = self._plan(probe, cluster, before, asked) if self._first.here else TimingPlan([])
+        plan = msgspec.json.decode(self._first.tell(msgspec.json.encode(plan)), type=TimingPlan)
         used = {rank.winner for rank in before.ranks} if before is not None else set()
         timings = self._time(plan, used, deadline)
         if not self._first.here:
@@ -186,14 +188,14 @@ class Measuring:
         table = make_table(self.prices, Timings(self.timings), key, topology, before=before, fresh=fresh)
         return self._first.tell(table.encode())
 
-    def _plan(self, probe: Probe, cluster: Cluster, before: Table | None, asked: int) -> Plan:
+    def _plan(self, probe: Probe, cluster: Cluster, before: TimingTable | None, asked: int) -> TimingPlan:
         """Price the candidates and say which are to be timed, rank 0 only."""
         prices = priced(candidates(cluster, probe.better_order), cluster)
         if before is None:
             self.prices = prices
-            return Plan([(size, best_at(prices, size)) for size in _TIMED])
+            return TimingPlan([(size, best_at(prices, size)) for size in _TIMED])
         used = {rank.winner for rank in before.ranks} - prices.keys()
-        prices |= priced((Choice.parse(text) for text in used), cluster)
+        prices |= priced((AlgorithmSpec.parse(text) for text in used), cluster)
         self.timings = {
             (choice, size): seconds * predicted_at(size, prices[choice]) / predicted_at(size, self.prices[choice])
             for (choice, size), seconds in self.timings.items()
@@ -202,9 +204,9 @@ class Measuring:
         self.prices = prices
         size = min(LADDER[bisect_left(before.bounds(), asked)], MOST_TIMED)
         names = [before.at(asked).winner, *best_at(prices, size)]
-        return Plan([(size, list(dict.fromkeys(names)))])
+        return TimingPlan([(size, list(dict.fromkeys(names)))])
 
-    def _time(self, plan: Plan, used: Set[str], deadline: float) -> dict[tuple[str, int], float]:
+    def _time(self, plan: TimingPlan, used: Set[str], deadline: float) -> dict[tuple[str, int], float]:
         """Time what the plan says, in turns, as far as rank 0's clock allows; the medians of the slowest rank."""
         races = [Race(size, names, frozenset({NATIVE, *used})) for size, names in plan.turns]
         warm: set[str] = set()
@@ -239,15 +241,15 @@ class Measuring:
         race.going = [at for at in race.going if at < count]
         for at in race.going:
             if turn == 0:
-                self._prober.rehearse(Choice.parse(race.names[at]), race.data.size)
+                self._prober.rehearse(AlgorithmSpec.parse(race.names[at]), race.data.size)
             if race.names[at] not in warm:
                 warm.add(race.names[at])
-                self._prober.warm_up(Choice.parse(race.names[at]))
+                self._prober.warm_up(AlgorithmSpec.parse(race.names[at]))
         if turn == 0:
             self._prober.most(np.zeros(1))  # whoever comes later than others would be charged to the first
         took = np.full(len(race.names), -1.0)
         for at in np.roll(race.going, -turn).tolist():
-            took[at] = self._prober.time_once(Choice.parse(race.names[at]), race.data)
+            took[at] = self._prober.time_once(AlgorithmSpec.parse(race.names[at]), race.data)
         race.took(self._prober.most(took))
         if self._first.here and turn == 0:
             predicted_s = sum(predicted_at(race.size, self.prices[race.names[at]]) for at in np.flatnonzero(took >= 0))

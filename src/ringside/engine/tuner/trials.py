@@ -17,8 +17,8 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import mean, median
 
-from ringside.engine.algorithm import NATIVE, Choice
-from ringside.engine.tuner.table import Rank, Row
+from ringside.engine.algorithm import NATIVE, AlgorithmSpec
+from ringside.engine.tuner.table import Rank, TimingRow
 
 MOST = 5  # choices that take part, besides the native ones
 PROMISING, PROMISING_SMALL = 1.3, 2.0  # times the least expected: slower ones do not take part
@@ -51,8 +51,8 @@ def invited(rank: Rank) -> list[str]:
     low = [name for predicted_s, name in cheap if large or predicted_s <= PROMISING_SMALL * cheap[0][0]]
     rings: dict[str, str] = {}
     for _, choice in cheap if large else ():
-        if Choice.parse(choice).algorithm == "ring":
-            rings.setdefault(Choice.parse(choice).over, choice)
+        if AlgorithmSpec.parse(choice).algorithm == "ring":
+            rings.setdefault(AlgorithmSpec.parse(choice).over, choice)
     rings.pop("ranks" if len(rings) > 1 else "", None)  # of several ranks on a host each would send what is the same
     native = [
         row.choice for row in rank.rows if row.choice in _NATIVES and (row.measured_s is None or row.choice == NATIVE)
@@ -63,7 +63,7 @@ def invited(rank: Rank) -> list[str]:
     return list(dict.fromkeys([rank.winner, *near[: MOST - 1], *low, *rings.values(), *native]))
 
 
-class Audition:
+class OnlineTrials:
     """The turns of one size.
 
     Every rank calls `took` after each all-reduce; when a turn is over (`complete`), all ranks agree on the slowest
@@ -215,7 +215,7 @@ class Audition:
 
 def _has_pieces(name: str) -> bool:
     """Tell whether large tensors travel in pieces by a choice."""
-    choice = Choice.parse(name)
+    choice = AlgorithmSpec.parse(name)
     return choice.over != "ranks" and choice.algorithm != NATIVE
 
 
@@ -224,7 +224,7 @@ def usual(times: Sequence[float]) -> float:
     return sorted(times)[(len(times) - 1) // 3]
 
 
-def audition_of(rank: Rank, pieces_from_bytes: float = math.inf) -> Audition | None:
+def audition_of(rank: Rank, pieces_from_bytes: float = math.inf) -> OnlineTrials | None:
     """Return the audition that a size needs; None: it had one, or nobody else is promising.
 
     Args:
@@ -235,11 +235,11 @@ def audition_of(rank: Rank, pieces_from_bytes: float = math.inf) -> Audition | N
     if len(names) < 2:
         return None
     if rank.size_bytes >= LARGE_BYTES:
-        return Audition(names, TURNS_LARGE, MORE_LARGE, pieces=rank.size_bytes >= pieces_from_bytes)
-    return Audition(names, TURNS_SMALL, MORE_SMALL, HOPELESS_SMALL, CALLS_SMALL, stays=True)
+        return OnlineTrials(names, TURNS_LARGE, MORE_LARGE, pieces=rank.size_bytes >= pieces_from_bytes)
+    return OnlineTrials(names, TURNS_SMALL, MORE_SMALL, HOPELESS_SMALL, CALLS_SMALL, stays=True)
 
 
-def settled(rank: Rank, audition: Audition) -> Rank:
+def settled(rank: Rank, audition: OnlineTrials) -> Rank:
     """Return what was decided at a size by an audition that is over."""
     heard, winner = audition.result(), audition.winner()
     native = heard.get(NATIVE, next((row.expected_s for row in rank.rows if row.choice == NATIVE), math.inf))
@@ -247,7 +247,7 @@ def settled(rank: Rank, audition: Audition) -> Rank:
     for row in rank.rows:
         if row.choice in heard:
             took = heard[row.choice]
-            row = Row(row.choice, row.predicted_s, took, took, row.choice == NATIVE or took <= native)
+            row = TimingRow(row.choice, row.predicted_s, took, took, row.choice == NATIVE or took <= native)
         rows.append(row)
     rows.sort(key=lambda row: (row.expected_s, row.choice))
     others = sorted((took, name) for name, took in heard.items() if name != winner)
@@ -258,4 +258,4 @@ def settled(rank: Rank, audition: Audition) -> Rank:
     return Rank(rank.size_bytes, winner, why, tuple(rows), audition.turns)
 
 
-__all__ = ["Audition", "audition_of", "invited", "settled"]
+__all__ = ["OnlineTrials", "audition_of", "invited", "settled"]

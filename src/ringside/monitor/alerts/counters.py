@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ringside.monitor.alerts.book import Alert
-from ringside.monitor.collector import Collector, with_waits
+from ringside.monitor.collector import StepCollector, with_waits
 from ringside.monitor.run.records import RunInfo, StepRecord
 from ringside.monitor.stats import Floats
 from ringside.monitor.watcher import Row
@@ -25,7 +25,7 @@ STEP_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 
 
 
 @dataclass(frozen=True)
-class Figures:
+class MetricsSnapshot:
     """The aggregate at one moment; a value, safe to read on any thread.
 
     Args:
@@ -69,7 +69,7 @@ class Figures:
     notifications: dict[tuple[str, str], int] = field(default_factory=dict)
 
 
-class Tally:
+class MetricCounters:
     """Adds up what the collector has completed.
 
     Args:
@@ -91,7 +91,7 @@ class Tally:
         self._steps = self._records = self._late = self._invalid = self._missing = 0
         self._ended_cost = self._cost = 0.0
 
-    def add(self, records: Iterable[StepRecord], collector: Collector) -> None:
+    def add(self, records: Iterable[StepRecord], collector: StepCollector) -> None:
         """Take in what the collector has just taken in.
 
         Args:
@@ -116,10 +116,10 @@ class Tally:
 
     def figures(
         self, active: list[Alert], opened: dict[str, int], notifications: dict[tuple[str, str], int]
-    ) -> Figures:
+    ) -> MetricsSnapshot:
         """Return everything as it is now, with what the caller knows of alerts."""
         with self._guard:
-            return Figures(
+            return MetricsSnapshot(
                 info=self._info,
                 steps=self._steps,
                 rank_totals={name: values.copy() for name, values in self._totals.items()},

@@ -247,7 +247,7 @@ DELIVERED, FAILED, DROPPED = "delivered", "failed", "dropped"
 _log = logging.getLogger("ringside")
 
 
-class Courier:
+class HookQueue:
     """Delivers alerts to one hook, in order; whatever goes wrong is said once.
 
     Args:

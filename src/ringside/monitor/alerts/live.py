@@ -14,10 +14,10 @@ from typing import Protocol
 
 from ringside.errors import RingsideError, UsageError
 from ringside.monitor.alerts.book import FATAL_KINDS, Alert, AlertBook
-from ringside.monitor.alerts.counters import Figures, Tally
-from ringside.monitor.alerts.hooks import Courier, Hook
+from ringside.monitor.alerts.counters import MetricCounters, MetricsSnapshot
+from ringside.monitor.alerts.hooks import Hook, HookQueue
 from ringside.monitor.alerts.settings import METRICS_PORT, METRICS_TOKEN, ON_VERDICT, AlertSettings, Endpoint
-from ringside.monitor.collector import Collector
+from ringside.monitor.collector import StepCollector
 from ringside.monitor.run.directory import Event, RunReader
 from ringside.monitor.run.records import RunInfo, StepRecord
 
@@ -36,7 +36,7 @@ class Server(Protocol):
         """Stop serving."""
 
 
-class Alarm:
+class AlertService:
     """Everything that alerts need in a running job; without hooks and metrics it does nothing.
 
     No method raises: what goes wrong is said once.
@@ -56,9 +56,9 @@ class Alarm:
         self.off = not settings.hooks and settings.endpoint is None
         self.url = ""
         self._guard = threading.Lock()
-        self._couriers = [Courier(hook) for hook in settings.hooks]
+        self._couriers = [HookQueue(hook) for hook in settings.hooks]
         self._book = AlertBook(info.name, str(run_dir.absolute()))
-        self._tally = Tally(info)
+        self._tally = MetricCounters(info)
         self._server = None if settings.endpoint is None else _serve(settings.endpoint, self.figures)
         if self._server is not None:
             self.url = self._server.url
@@ -67,7 +67,7 @@ class Alarm:
         """Take in one of the collector's events."""
         self._try(lambda: self._hear(event))
 
-    def tick(self, records: Sequence[StepRecord], collector: Collector) -> None:
+    def tick(self, records: Sequence[StepRecord], collector: StepCollector) -> None:
         """Take in a batch of records after the collector has; call it several times a second."""
         self._try(lambda: self._tick(records, collector))
 
@@ -80,7 +80,7 @@ class Alarm:
         for courier in self._couriers:
             courier.close(max(deadline - time.monotonic(), 0.0))
 
-    def figures(self) -> Figures:
+    def figures(self) -> MetricsSnapshot:
         """Return what metrics show; called on the server's threads."""
         told: Counter[tuple[str, str]] = Counter()
         for courier in self._couriers:
@@ -96,7 +96,7 @@ class Alarm:
         if event.get("kind") == "repaired":
             self._tally.ended(float((event.get("verdict") or {}).get("cost_rank_seconds") or 0.0))
 
-    def _tick(self, records: Sequence[StepRecord], collector: Collector) -> None:
+    def _tick(self, records: Sequence[StepRecord], collector: StepCollector) -> None:
         with self._guard:
             alerts = self._book.tick(collector.newest)
         self._tell(alerts)
@@ -131,7 +131,7 @@ def afterwards(hooks: Sequence[Hook], run_dir: Path) -> Iterator[None]:
     known = _events(run_dir) if hooks else []
     yield
     alerts = _left_open(run_dir, known, _events(run_dir)[len(known) :]) if hooks else []
-    couriers = [Courier(hook) for hook in hooks if alerts]
+    couriers = [HookQueue(hook) for hook in hooks if alerts]
     for courier in couriers:
         for alert in alerts:
             courier.offer(alert)
@@ -173,7 +173,7 @@ def _settings(environ: Mapping[str, str]) -> AlertSettings:
     return found
 
 
-def _serve(endpoint: Endpoint, figures: Callable[[], Figures]) -> Server | None:
+def _serve(endpoint: Endpoint, figures: Callable[[], MetricsSnapshot]) -> Server | None:
     # Like the summary asks for its page: the one arrow from the monitor to a view, and only while it runs.
     try:
         from ringside.view.export.prometheus import MetricsServer, render

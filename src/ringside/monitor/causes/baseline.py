@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.monitor.run.table import Table
+from ringside.monitor.run.table import StepTable
 from ringside.monitor.run.vitals_table import VitalsTable
 from ringside.monitor.slow_rank.verdict import middle
 from ringside.monitor.slow_rank.window_test import WARM_UP
@@ -29,7 +29,7 @@ HEALTHY = 0.5
 """Ranks with less than this share of the culprit's excess are healthy."""
 
 
-class Reading(NamedTuple):
+class Measurement(NamedTuple):
     """One sign at a rank.
 
     Args:
@@ -63,7 +63,7 @@ class Reading(NamedTuple):
         return self.more >= max(LEAST, NOISE * self.noise) and self.saved >= EXPLAINS * lost
 
 
-class Patient(NamedTuple):
+class RankComparison(NamedTuple):
     """A slow rank and whom to compare it with.
 
     Args:
@@ -86,7 +86,7 @@ class Patient(NamedTuple):
     synced: Floats
     synced_before: Floats
 
-    def read(self, share: Callable[[VitalsTable, Floats], Floats]) -> Reading:
+    def read(self, share: Callable[[VitalsTable, Floats], Floats]) -> Measurement:
         """Return a sign's reading.
 
         Args:
@@ -98,7 +98,7 @@ class Patient(NamedTuple):
         others = means[self.healthy & np.isfinite(means)]
         spread = np.concatenate([_residuals(self.episode, now), _residuals(self.past, before)])
         rows = max(int(np.isfinite(now[mine]).sum()), 1)
-        return Reading(
+        return Measurement(
             now=float(means[self.rank]),
             usual=float(np.median(earlier)) if earlier.size else math.nan,  # it may have been slow before
             others=float(others.max()) if others.size else math.nan,
@@ -114,7 +114,7 @@ class Patient(NamedTuple):
         return middle(self.episode.mean(self.episode[field])[self.healthy])
 
 
-def patient(rank: int, excess_ratio: float, episode: Table, before: Table | None) -> Patient:
+def patient(rank: int, excess_ratio: float, episode: StepTable, before: StepTable | None) -> RankComparison:
     """Return whom to compare a slow rank with.
 
     Args:
@@ -128,7 +128,7 @@ def patient(rank: int, excess_ratio: float, episode: Table, before: Table | None
     healthy = typical < HEALTHY * np.log1p(max(excess_ratio, 0.0))
     healthy[rank] = False
     earlier = before if before is not None else episode.before(0)
-    return Patient(
+    return RankComparison(
         rank=rank,
         lost=excess_ratio / (1.0 + excess_ratio),
         healthy=healthy,
@@ -146,7 +146,7 @@ def _residuals(vitals: VitalsTable, values: Floats) -> Floats:
     return deviations[np.isfinite(deviations)]
 
 
-def _synced(table: Table) -> Floats:
+def _synced(table: StepTable) -> Floats:
     steps = np.nansum(table["step_seconds"], axis=0)
     share: Floats = np.where(steps > 0, np.nansum(table["exposed_seconds"], axis=0) / np.where(steps > 0, steps, 1), 0)
     return np.clip(share, 0.0, 1.0)

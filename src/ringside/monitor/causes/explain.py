@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from ringside.monitor.causes.baseline import patient
-from ringside.monitor.causes.signs import SIGN_EVIDENCE, SLEEP_ADVICE, Sign, find_signs, had_no_cpu
-from ringside.monitor.run.table import Table
+from ringside.monitor.causes.signs import SIGN_EVIDENCE, SLEEP_ADVICE, ProbableCause, find_signs, had_no_cpu
+from ringside.monitor.run.table import StepTable
 from ringside.monitor.slow_rank.verdict import middle
 from ringside.monitor.stats import Floats
 from ringside.monitor.verdict import Verdict
@@ -42,7 +42,7 @@ DESCHEDULED_ADVICE = (
 )
 
 
-def explain(verdict: Verdict, episode: Table, before: Table | None = None) -> Verdict:
+def explain(verdict: Verdict, episode: StepTable, before: StepTable | None = None) -> Verdict:
     """Return a `slow_rank` verdict with its cause: what held it up, the phase that grew, running slowly or not running.
 
     Args:
@@ -75,7 +75,7 @@ def explain(verdict: Verdict, episode: Table, before: Table | None = None) -> Ve
 
 
 def _with_signs(
-    verdict: Verdict, evidence: dict[str, float], found: list[str], signs: list[Sign], **changes: str
+    verdict: Verdict, evidence: dict[str, float], found: list[str], signs: list[ProbableCause], **changes: str
 ) -> Verdict:
     """Say the strongest sign first, with its advice; the numbers of all of them are evidence."""
     numbers: dict[str, float | int | str] = dict(evidence)
@@ -90,8 +90,8 @@ def _with_cpu(
     evidence: dict[str, float],
     found: list[str],
     rank: int,
-    episode: Table,
-    before: Table | None,
+    episode: StepTable,
+    before: StepTable | None,
     waited: float,
 ) -> Verdict:
     """Compare the share of the step in which the rank had a CPU with its share before, or else with the others'.
@@ -119,7 +119,7 @@ def _with(verdict: Verdict, evidence: Mapping[str, float | int | str], found: li
     return msgspec.structs.replace(verdict, cause=cause, evidence={**kept, **evidence}, **changes)
 
 
-def episode_has(table: Table, phase: str) -> bool:
+def episode_has(table: StepTable, phase: str) -> bool:
     """Return whether a phase was measured at all in these records."""
     return bool(np.nansum(table[f"{phase}_seconds"]) > 0)
 
@@ -129,7 +129,7 @@ def _extra(seconds: Floats, rank: int) -> float:
     return middle(seconds[:, rank]) - middle(np.delete(seconds, rank, axis=1).ravel())
 
 
-def _busy(table: Table) -> Floats:
+def _busy(table: StepTable) -> Floats:
     steps = table["step_seconds"]
     share: Floats = np.where(steps > 0, table["cpu_seconds"] / np.where(steps > 0, steps, 1.0), np.nan)
     return share

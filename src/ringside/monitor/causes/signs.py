@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.monitor.causes.baseline import EXPLAINS, LEAST, Patient, Reading
+from ringside.monitor.causes.baseline import EXPLAINS, LEAST, Measurement, RankComparison
 from ringside.monitor.run import vitals_table as shares
 from ringside.monitor.run.vitals_table import VitalsTable
 from ringside.monitor.slow_rank.verdict import middle
@@ -38,7 +38,7 @@ CLOCK_EVIDENCE = frozenset(
 
 
 class SlowClock(NamedTuple):
-    """A GPU's low clock as a cause; the fields are those of `ringside.monitor.causes.signs.Sign`."""
+    """A GPU's low clock as a cause; the fields are those of `ringside.monitor.causes.signs.ProbableCause`."""
 
     share: float
     words: str
@@ -156,7 +156,7 @@ SIGN_EVIDENCE = frozenset(
 """Names of all numbers that signs give as evidence."""
 
 
-class Sign(NamedTuple):
+class ProbableCause(NamedTuple):
     """A probable cause.
 
     Args:
@@ -172,7 +172,7 @@ class Sign(NamedTuple):
     evidence: dict[str, float | int | str]
 
 
-def find_signs(of: Patient) -> list[Sign]:
+def find_signs(of: RankComparison) -> list[ProbableCause]:
     """Return what explains a slow rank, the strongest first; empty where nothing does.
 
     That it slept is said only where nothing else is known of it: it is what all kinds of waiting look like.
@@ -180,7 +180,7 @@ def find_signs(of: Patient) -> list[Sign]:
     clock = slow_clock(of.episode, of.past, of.rank, of.healthy)
     found = [sign for look in (_quota, _neighbour, _steal, _faults, _memory) if (sign := look(of)) is not None]
     if clock is not None and clock.share >= max(EXPLAINS * of.lost, LEAST):
-        found.append(Sign(*clock))
+        found.append(ProbableCause(*clock))
     if not found:
         found = _both(of)
     if found:
@@ -189,23 +189,23 @@ def find_signs(of: Patient) -> list[Sign]:
     return [] if asleep is None else [asleep]
 
 
-def had_no_cpu(of: Patient) -> float:
+def had_no_cpu(of: RankComparison) -> float:
     """Return the share of its own time in which the culprit wanted a CPU and had none; NaN: not known."""
     waited, throttled = of.read(shares.waited_share).now, of.read(shares.throttled_share).now
     return float(np.nansum([waited, throttled])) if np.isfinite([waited, throttled]).any() else float("nan")
 
 
-def _quota(of: Patient) -> Sign | None:
+def _quota(of: RankComparison) -> ProbableCause | None:
     found = of.read(shares.throttled_share)
     return _throttled(of, found) if found.explains(of.lost) else None
 
 
-def _neighbour(of: Patient) -> Sign | None:
+def _neighbour(of: RankComparison) -> ProbableCause | None:
     found = of.read(shares.waited_share)
     return _waited(of, found) if found.explains(of.lost) else None
 
 
-def _both(of: Patient) -> list[Sign]:
+def _both(of: RankComparison) -> list[ProbableCause]:
     """A quota and other processes, neither of which alone would explain it: the one that takes more first."""
     if not of.read(shares.held_share).explains(of.lost):
         return []
@@ -215,13 +215,13 @@ def _both(of: Patient) -> list[Sign]:
     return [found[0]._replace(words="; ".join(sign.words for sign in found)), *found[1:]] if found else []
 
 
-def _throttled(of: Patient, found: Reading) -> Sign:
+def _throttled(of: RankComparison, found: Measurement) -> ProbableCause:
     quota = of.level("quota_cpus")
     words = f"its container was throttled {percent(found.now)} of its own time (cpu.stat), quota {_cpus(quota)}"
-    return Sign(found.saved, words, QUOTA_ADVICE, {**_evidence("throttled", found), "quota_cpus": quota})
+    return ProbableCause(found.saved, words, QUOTA_ADVICE, {**_evidence("throttled", found), "quota_cpus": quota})
 
 
-def _waited(of: Patient, found: Reading) -> Sign:
+def _waited(of: RankComparison, found: Measurement) -> ProbableCause:
     evidence = _evidence("waited_for_cpu", found)
     used, cpus = float(of.episode.mean(of.episode["cpu_seconds"] / of.episode["seconds"])[of.rank]), of.level("cpus")
     but = f"ready to run but waiting {percent(found.now)} of its own time"
@@ -229,19 +229,19 @@ def _waited(of: Patient, found: Reading) -> Sign:
         others = of.others("cpus")
         beside = f" (elsewhere {others:.3g})" if others > cpus else ""
         words = f"its own threads crowd on {_cpus(cpus)}{beside}: {but}"
-        return Sign(found.saved, words, CROWD_ADVICE, {**evidence, "cpus": cpus, "others_cpus": others})
-    return Sign(found.saved, f"another process took its core: {but}", NEIGHBOUR_ADVICE, evidence)
+        return ProbableCause(found.saved, words, CROWD_ADVICE, {**evidence, "cpus": cpus, "others_cpus": others})
+    return ProbableCause(found.saved, f"another process took its core: {but}", NEIGHBOUR_ADVICE, evidence)
 
 
-def _steal(of: Patient) -> Sign | None:
+def _steal(of: RankComparison) -> ProbableCause | None:
     found = of.read(shares.stolen_share)
     if not found.explains(of.lost):
         return None
     words = f"steal {percent(found.now)}: the hypervisor gave its CPUs to others"
-    return Sign(found.saved, words, STEAL_ADVICE, _evidence("steal", found))
+    return ProbableCause(found.saved, words, STEAL_ADVICE, _evidence("steal", found))
 
 
-def _faults(of: Patient) -> Sign | None:
+def _faults(of: RankComparison) -> ProbableCause | None:
     rates = of.read(shares.fault_rate)
     many = rates.more >= max(FAULTS_PER_SECOND, rates.now * (1.0 - 1.0 / FAULTS_RATIO))
     if not many:
@@ -257,26 +257,26 @@ def _faults(of: Patient) -> Sign | None:
     evidence: dict[str, float | int | str] = {"major_faults_per_step": per_step}
     if np.isfinite(rates.others):
         evidence["others_major_faults_per_step"] = rates.others * middle(of.own_seconds[of.healthy])
-    return Sign(share, words, SWAP_ADVICE if swapping else FAULT_ADVICE, evidence)
+    return ProbableCause(share, words, SWAP_ADVICE if swapping else FAULT_ADVICE, evidence)
 
 
-def _memory(of: Patient) -> Sign | None:
+def _memory(of: RankComparison) -> ProbableCause | None:
     found = of.read(shares.stalled_share)
     if not found.explains(of.lost):
         return None
     words = f"memory is short: work stood still {percent(found.now)} of the time for want of it (memory.pressure)"
-    return Sign(found.saved, words, MEMORY_ADVICE, _evidence("memory_stalled", found))
+    return ProbableCause(found.saved, words, MEMORY_ADVICE, _evidence("memory_stalled", found))
 
 
-def _sleep(of: Patient) -> Sign | None:
+def _sleep(of: RankComparison) -> ProbableCause | None:
     found = of.read(shares.asleep_share)
     if not found.explains(of.lost):
         return None
     words = f"it slept {percent(found.now)} of its own time: waiting for I/O, a lock or a timer"
-    return Sign(found.saved, words, SLEEP_ADVICE, _evidence("asleep", found))
+    return ProbableCause(found.saved, words, SLEEP_ADVICE, _evidence("asleep", found))
 
 
-def _evidence(name: str, found: Reading) -> dict[str, float | int | str]:
+def _evidence(name: str, found: Measurement) -> dict[str, float | int | str]:
     known = {f"{name}_ratio": found.now, f"usual_{name}_ratio": found.usual, f"others_{name}_ratio": found.others}
     return {key: value for key, value in known.items() if np.isfinite(value)}
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ringside.monitor.hang.rank_state import Standing
+from ringside.monitor.hang.rank_state import RankState
 
 LIMIT_S = 4.0
 """Least wait that is called a hang: with the time to look and to tell, a rank is named within 5 s."""
@@ -33,7 +33,7 @@ _ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
-class Finding:
+class HangFinding:
     """What keeps the job from going on.
 
     Args:
@@ -64,12 +64,12 @@ class Finding:
     text: str = ""
 
 
-def limit_s(standings: Sequence[Standing], least_s: float = LIMIT_S) -> float:
+def limit_s(standings: Sequence[RankState], least_s: float = LIMIT_S) -> float:
     """Return the wait from which on a job is said to hang, seconds: it adapts to the longest normal wait."""
     return max(least_s, NORMAL_WAITS * max((standing.longest_s for standing in standings), default=0.0))
 
 
-def judge(standings: Sequence[Standing], *, at_end: bool = False, least_s: float = LIMIT_S) -> Finding | None:
+def judge(standings: Sequence[RankState], *, at_end: bool = False, least_s: float = LIMIT_S) -> HangFinding | None:
     """Return what keeps the job from going on; None while nothing does.
 
     Args:
@@ -80,13 +80,13 @@ def judge(standings: Sequence[Standing], *, at_end: bool = False, least_s: float
     return _dead(standings, 0.0 if at_end else CONFIRM_S) or _told(standings) or _hung(standings, least_s)
 
 
-def _dead(standings: Sequence[Standing], confirm_s: float) -> Finding | None:
+def _dead(standings: Sequence[RankState], confirm_s: float) -> HangFinding | None:
     gone = [s for s in standings if s.process.gone and not s.left]
     dead = [s for s in gone if s.process.gone_s >= confirm_s and s.process.signal not in _ASKED]
     return _missing("dead_rank", "dead", dead, standings) if dead else None
 
 
-def _told(standings: Sequence[Standing]) -> Finding | None:
+def _told(standings: Sequence[RankState]) -> HangFinding | None:
     """What the engine has found out itself: ranks that called different things, or did not come in time."""
     for standing in standings:
         failure = standing.failure
@@ -99,7 +99,7 @@ def _told(standings: Sequence[Standing]) -> Finding | None:
     return None
 
 
-def _hung(standings: Sequence[Standing], least_s: float) -> Finding | None:
+def _hung(standings: Sequence[RankState], least_s: float) -> HangFinding | None:
     present = [s for s in standings if not s.left and not s.process.gone]
     waiting = [s for s in present if s.waiting_s > 0 and not s.process.stopped]
     waited = max((s.waiting_s for s in waiting), default=0.0)
@@ -122,12 +122,12 @@ def _hung(standings: Sequence[Standing], least_s: float) -> Finding | None:
     return _disagreement(waiting, standings) or _missing("hang", "inside", [], standings)
 
 
-def _unheard(standing: Standing, limit: float) -> bool:
+def _unheard(standing: RankState, limit: float) -> bool:
     """Whether a rank on a host that cannot be seen from here says nothing any more."""
     return not standing.process.state and standing.silent_s > limit
 
 
-def _behind(standing: Standing, waiting: Sequence[Standing]) -> bool:
+def _behind(standing: RankState, waiting: Sequence[RankState]) -> bool:
     """Whether a rank has not entered a collective in which another waits."""
     return any(
         standing.group_seq < other.group_seq if other.call else standing.entered < other.entered for other in waiting
@@ -135,8 +135,8 @@ def _behind(standing: Standing, waiting: Sequence[Standing]) -> bool:
 
 
 def _late(
-    late: list[Standing], waiting: Sequence[Standing], waited: float, standings: Sequence[Standing]
-) -> Finding | None:
+    late: list[RankState], waiting: Sequence[RankState], waited: float, standings: Sequence[RankState]
+) -> HangFinding | None:
     """Of the ranks at work that others wait for, those that are furthest behind."""
     first = min(s.entered for s in late)
     culprits = [s for s in late if s.entered == first]
@@ -150,7 +150,7 @@ def _late(
     return _missing("hang", _occupation(culprits[0]), culprits, standings)
 
 
-def _occupation(standing: Standing) -> str:
+def _occupation(standing: RankState) -> str:
     if standing.left:
         return "left"
     if standing.process.state == "D":
@@ -161,7 +161,7 @@ def _occupation(standing: Standing) -> str:
     return "busy" if runs else "asleep"
 
 
-def _disagreement(waiting: Sequence[Standing], standings: Sequence[Standing]) -> Finding | None:
+def _disagreement(waiting: Sequence[RankState], standings: Sequence[RankState]) -> HangFinding | None:
     """All wait: find out whether for different things. The minority is named; of a tie, who is behind."""
     for seq in sorted({call.seq for s in waiting for call in s.calls}):
         sizes = {s.rank: call.size_bytes for s in waiting if (call := s.call_of(seq)) is not None}
@@ -188,7 +188,7 @@ def _usual(sizes: dict[int, int], odd: set[int]) -> int:
     return next(size for rank, size in sizes.items() if rank not in odd)
 
 
-def _missing(kind: str, why: str, culprits: Sequence[Standing], standings: Sequence[Standing]) -> Finding:
+def _missing(kind: str, why: str, culprits: Sequence[RankState], standings: Sequence[RankState]) -> HangFinding:
     """Describe the collective that the culprits did not enter."""
     waiting = [s for s in standings if s.waiting_s > 0 and s not in culprits]
     own = [s for s in waiting if s.call]
@@ -203,7 +203,7 @@ def _missing(kind: str, why: str, culprits: Sequence[Standing], standings: Seque
         call = next((call for s in standings if (call := s.call_of(seq)) is not None), None)
         op, size = (call.op, call.size_bytes) if call else ("all_reduce", 0)
         arrived = tuple(s.rank for s in standings if s.entered >= seq)
-    return Finding(
+    return HangFinding(
         kind,
         tuple(sorted(s.rank for s in culprits)),
         why,
@@ -217,5 +217,5 @@ def _missing(kind: str, why: str, culprits: Sequence[Standing], standings: Seque
     )
 
 
-def _with(finding: Finding, **changes: object) -> Finding:
+def _with(finding: HangFinding, **changes: object) -> HangFinding:
     return replace(finding, **changes)  # type: ignore[arg-type]

@@ -10,19 +10,19 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS, Finding, judge
-from ringside.monitor.hang.rank_state import Standing
+from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS, HangFinding, judge
+from ringside.monitor.hang.rank_state import RankState
 from ringside.monitor.hang.verdict_text import resumed, verdict_of
 from ringside.monitor.verdict import Verdict
 
-__all__ = ["Change", "HangWatch"]
+__all__ = ["HangChange", "HangDetector"]
 
 GAP_S = 2.0
 """Looks further apart than this: the watcher itself was stopped, and nobody can be blamed for the time between."""
 _SELF_ENDING = ("busy", "asleep", "disk", "no_answer")
 
 
-class Change(msgspec.Struct, frozen=True):
+class HangChange(msgspec.Struct, frozen=True):
     """What a look led to.
 
     Args:
@@ -34,7 +34,7 @@ class Change(msgspec.Struct, frozen=True):
     verdict: Verdict
 
 
-class HangWatch:
+class HangDetector:
     """Tells each hang once.
 
     Args:
@@ -51,14 +51,14 @@ class HangWatch:
         self.open: Verdict | None = None
         self.over = False
         self._pids = pids
-        self._finding: Finding | None = None
-        self._culprits: dict[int, Standing] = {}
+        self._finding: HangFinding | None = None
+        self._culprits: dict[int, RankState] = {}
         self._began = 0.0
         self._looked: float | None = None
         self._watching_since = 0.0
         self._excused: dict[tuple[int, str], float] = {}
 
-    def look(self, standings: Sequence[Standing], now: float, *, at_end: bool = False) -> Change | None:
+    def look(self, standings: Sequence[RankState], now: float, *, at_end: bool = False) -> HangChange | None:
         """Judge where every rank stands; return a change, if there is one.
 
         Args:
@@ -81,14 +81,14 @@ class HangWatch:
             self._watching_since = now
         self._looked = now
 
-    def _announce(self, finding: Finding, standings: Sequence[Standing], now: float) -> Change:
+    def _announce(self, finding: HangFinding, standings: Sequence[RankState], now: float) -> HangChange:
         verdict = verdict_of(finding, standings, self._pids)
         self.over = finding.kind == "dead_rank" or finding.why == "told"
         self.open, self._finding, self._began = verdict, finding, now - finding.waited_s
         self._culprits = {s.rank: s for s in standings if s.rank in finding.ranks}
-        return Change("verdict", verdict)
+        return HangChange("verdict", verdict)
 
-    def _close(self, standings: Sequence[Standing], now: float) -> Change | None:
+    def _close(self, standings: Sequence[RankState], now: float) -> HangChange | None:
         """End the open hang once nobody waits any more because everybody goes on (and nobody because it gave up)."""
         assert self.open is not None
         assert self._finding is not None
@@ -103,13 +103,13 @@ class HangWatch:
         if finding.why in _SELF_ENDING:
             for rank, standing in self._culprits.items():
                 self._excused[rank, standing.where] = lasted
-        return Change("repaired", resumed(verdict, lasted))
+        return HangChange("repaired", resumed(verdict, lasted))
 
-    def _moved(self, standings: Sequence[Standing]) -> bool:
+    def _moved(self, standings: Sequence[RankState]) -> bool:
         assert self._finding is not None
         return any(s.entered > self._finding.seq or s.still_s < self._limit_s for s in standings if not s.left)
 
-    def _excuses(self, finding: Finding, standings: Sequence[Standing]) -> bool:
+    def _excuses(self, finding: HangFinding, standings: Sequence[RankState]) -> bool:
         """Whether all culprits are where they were in a pause that ended by itself, and not much longer than then."""
         if finding.why not in _SELF_ENDING:
             return False
@@ -118,7 +118,7 @@ class HangWatch:
         return bool(known) and finding.waited_s <= NORMAL_WAITS * min(known)
 
 
-def _since(standing: Standing, watched_s: float) -> Standing:
+def _since(standing: RankState, watched_s: float) -> RankState:
     """Return a standing whose ages go back no further than the watch itself."""
     if max(standing.waiting_s, standing.still_s, standing.silent_s) <= watched_s:
         return standing

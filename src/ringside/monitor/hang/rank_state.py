@@ -15,7 +15,7 @@ STOPPED = ("T", "t")
 """States of a process that a signal or a debugger has stopped."""
 
 
-class Call(msgspec.Struct, frozen=True, array_like=True):
+class WaitingCall(msgspec.Struct, frozen=True, array_like=True):
     """One collective that a rank has entered.
 
     Args:
@@ -29,7 +29,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
     size_bytes: int
 
 
-class Process(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ProcessState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the kernel says of a rank's process; empty where its host cannot be seen from here.
 
     Args:
@@ -71,7 +71,7 @@ class Failure(msgspec.Struct, frozen=True):
     text: str
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RankState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One rank as it was last seen. All ages are in seconds and need no common clock.
 
     Args:
@@ -100,17 +100,17 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     waiting_s: float = 0.0
     still_s: float = 0.0
     longest_s: float = 0.0
-    calls: list[Call] = []
+    calls: list[WaitingCall] = []
     group_seq: int = 0
     call: str = ""
     call_bytes: int = 0
     where: str = ""
     silent_s: float = 0.0
     left: bool = False
-    process: Process = Process()
+    process: ProcessState = ProcessState()
     failure: Failure | None = None
 
-    def call_of(self, seq: int) -> Call | None:
+    def call_of(self, seq: int) -> WaitingCall | None:
         """Return the gradient collective of this number, if it is among the newest."""
         return next((call for call in self.calls if call.seq == seq), None)
 
@@ -174,7 +174,7 @@ class Observer:
         self._cpu: tuple[float, float] | None = None
         self._share = math.nan
 
-    def look(self, now: float) -> Process:
+    def look(self, now: float) -> ProcessState:
         """Return what is known of the process.
 
         Args:
@@ -187,12 +187,12 @@ class Observer:
             self._signal = stat.exit_code & 0x7F or self._signal
             return self._gone(stat.state, now)
         self._measure(stat.cpu_s, now)
-        return Process(state=stat.state, cpu_share=self._share, kernel_function=self._sleeps_in())
+        return ProcessState(state=stat.state, cpu_share=self._share, kernel_function=self._sleeps_in())
 
-    def _gone(self, state: str, now: float) -> Process:
+    def _gone(self, state: str, now: float) -> ProcessState:
         if self._gone_since is None:
             self._gone_since = now
-        return Process(state=state, gone_s=now - self._gone_since, signal=self._signal)
+        return ProcessState(state=state, gone_s=now - self._gone_since, signal=self._signal)
 
     def _measure(self, cpu_s: float, now: float) -> None:
         if self._cpu is None:

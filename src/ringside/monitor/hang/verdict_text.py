@@ -6,8 +6,8 @@ import math
 import signal
 from collections.abc import Sequence
 
-from ringside.monitor.hang.attribution import Finding
-from ringside.monitor.hang.rank_state import Standing
+from ringside.monitor.hang.attribution import HangFinding
+from ringside.monitor.hang.rank_state import RankState
 from ringside.monitor.verdict import Verdict, name_ranks
 
 STACKS = "stacks"
@@ -33,7 +33,7 @@ _ADVICE = {
 }
 
 
-def verdict_of(finding: Finding, standings: Sequence[Standing], pids: Sequence[int] = ()) -> Verdict:
+def verdict_of(finding: HangFinding, standings: Sequence[RankState], pids: Sequence[int] = ()) -> Verdict:
     """Return the verdict on a finding.
 
     Args:
@@ -76,7 +76,7 @@ def resumed(verdict: Verdict, lasted_s: float) -> Verdict:
     )
 
 
-def _cause(finding: Finding, culprit: Standing | None, ranks: dict[int, Standing]) -> str:
+def _cause(finding: HangFinding, culprit: RankState | None, ranks: dict[int, RankState]) -> str:
     if finding.text:
         return finding.text
     what = f"{finding.op} number {finding.seq}{_sized(finding.size_bytes)}"
@@ -91,13 +91,13 @@ def _cause(finding: Finding, culprit: Standing | None, ranks: dict[int, Standing
     return f"{_sentence(finding, culprit)}; {_others(finding)}{_wait_for_it(finding)} in {what}{_waited(finding)}"
 
 
-def _stands_in(finding: Finding, culprit: Standing) -> str:
+def _stands_in(finding: HangFinding, culprit: RankState) -> str:
     who = name_ranks(list(finding.ranks))
     call = culprit.call or f"all_reduce number {culprit.entered}"
     return f"{who} called {call}{f' ({culprit.where})' if culprit.where else ''}"
 
 
-def _sentence(finding: Finding, culprit: Standing) -> str:
+def _sentence(finding: HangFinding, culprit: RankState) -> str:
     at = f", last seen in {culprit.where}" if culprit.where else ""
     process = culprit.process
     share = f" ({100 * process.cpu_share:.0f} % of a core)" if math.isfinite(process.cpu_share) else ""
@@ -126,12 +126,12 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _others(finding: Finding) -> str:
+def _others(finding: HangFinding) -> str:
     who = [rank for rank in finding.waiting if rank not in finding.ranks]
     return f"{name_ranks(who)} wait{'s' if len(who) == 1 else ''}" if who else "the others need it"
 
 
-def _wait_for_it(finding: Finding) -> str:
+def _wait_for_it(finding: HangFinding) -> str:
     return " for it" if set(finding.waiting) - set(finding.ranks) else ""
 
 
@@ -139,11 +139,11 @@ def _sized(size_bytes: int) -> str:
     return f" ({size_bytes} bytes)" if size_bytes else ""
 
 
-def _waited(finding: Finding) -> str:
+def _waited(finding: HangFinding) -> str:
     return f" since {finding.waited_s:.1f} s" if finding.waited_s else ""
 
 
-def _evidence(finding: Finding, culprit: Standing | None, pid: int) -> dict[str, float | int | str]:
+def _evidence(finding: HangFinding, culprit: RankState | None, pid: int) -> dict[str, float | int | str]:
     evidence: dict[str, float | int | str] = {
         "why": finding.why,
         "collective": finding.seq,

@@ -32,7 +32,7 @@ USUAL_WIRE = 500e6
 cross twice (reduced and spread again) at so many bytes per second, as on a network of 5 Gbit/s."""
 
 
-class Span(NamedTuple):
+class CollectiveSpan(NamedTuple):
     """One collective: hand-over and result, seconds on one clock, and its tensor's bytes."""
 
     began: float
@@ -62,7 +62,7 @@ class CollectiveMeter:
         self._usual: dict[int, float] = {}
         self._passes = 0
 
-    def add(self, spans: Iterable[Span]) -> float:
+    def add(self, spans: Iterable[CollectiveSpan]) -> float:
         """Take in the collectives of one backward pass; return what they took one after the other, seconds.
 
         Of the first no more is counted than is usual for its size: what is beyond that is others being late.
@@ -70,7 +70,7 @@ class CollectiveMeter:
         with self._guard:
             return self._add(spans)
 
-    def _add(self, spans: Iterable[Span]) -> float:
+    def _add(self, spans: Iterable[CollectiveSpan]) -> float:
         before, busy = -math.inf, 0.0
         found: dict[int, tuple[int, int, float]] = {}  # by class: how many, their bytes, their seconds
         ordered = sorted(spans, key=_ENDED)
@@ -106,7 +106,7 @@ def _typical(kept: Iterable[tuple[float, float]]) -> tuple[float, float]:
     return float(median(sizes)), float(median(times))
 
 
-class Buckets(NamedTuple):
+class BucketCosts(NamedTuple):
     """Which buckets would cost least.
 
     Args:
@@ -122,7 +122,7 @@ class Buckets(NamedTuple):
     saved_ratio: float
 
 
-def best_buckets(collectives: float, payload_bytes: float, busy_seconds: float, latency_seconds: float) -> Buckets:
+def best_buckets(collectives: float, payload_bytes: float, busy_seconds: float, latency_seconds: float) -> BucketCosts:
     """Return the buckets with which least of a step's synchronisation is left after backward.
 
     With k buckets k latencies are paid, and the last bucket, a k-th of all bytes, has no backward left to hide behind:
@@ -135,11 +135,11 @@ def best_buckets(collectives: float, payload_bytes: float, busy_seconds: float, 
         latency_seconds: What one takes apart from its bytes.
     """
     if not (collectives >= 1 and payload_bytes > 0 and busy_seconds > 0 and latency_seconds > 0):
-        return Buckets(max(int(collectives), 0), payload_bytes / max(collectives, 1.0), 0.0, 0.0)
+        return BucketCosts(max(int(collectives), 0), payload_bytes / max(collectives, 1.0), 0.0, 0.0)
     transfer = max(busy_seconds - collectives * latency_seconds, 0.0)
     best = min(max(round(math.sqrt(transfer / latency_seconds)), 1), int(collectives))
     saved = min((collectives - best) * latency_seconds, busy_seconds)
-    return Buckets(best, payload_bytes / best, saved, saved / busy_seconds)
+    return BucketCosts(best, payload_bytes / best, saved, saved / busy_seconds)
 
 
 def bucket_mb(bucket_bytes: float) -> int:

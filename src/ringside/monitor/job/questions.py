@@ -13,7 +13,7 @@ from ringside.monitor.job.collectives import best_buckets, bucket_mb
 from ringside.monitor.job.watcher import MANY, SAVED_AT, SAVED_OF_SYNC, in_bytes, least_of_ranks
 from ringside.monitor.links.sampler import LinkTotals
 from ringside.monitor.run.records import RunInfo
-from ringside.monitor.run.table import Table
+from ringside.monitor.run.table import StepTable
 from ringside.monitor.slow_rank.verdict import middle
 from ringside.monitor.stats import Floats
 from ringside.monitor.verdict import Verdict, headline, percent
@@ -85,7 +85,7 @@ def _finite(content: Any) -> Any:
 
 
 def answer_questions(
-    info: RunInfo, table: Table, verdicts: Sequence[Verdict], links: Sequence[LinkTotals] = ()
+    info: RunInfo, table: StepTable, verdicts: Sequence[Verdict], links: Sequence[LinkTotals] = ()
 ) -> dict[str, Question]:
     """Return the answers of a run, all four, by their names in `QUESTIONS`.
 
@@ -108,7 +108,7 @@ def answer_questions(
     }
 
 
-def _dominates(table: Table) -> Question:
+def _dominates(table: StepTable) -> Question:
     exposed, step = _exposed(table), middle(table["step_seconds"])
     optimizer = middle(table["optimizer_seconds"])
     share, after = exposed / max(step, 1e-12), exposed / max(exposed + optimizer, 1e-12)
@@ -126,7 +126,7 @@ def _dominates(table: Table) -> Question:
     )
 
 
-def _similar(table: Table, verdicts: Sequence[Verdict]) -> Question:
+def _similar(table: StepTable, verdicts: Sequence[Verdict]) -> Question:
     own = np.array([middle(table["own_seconds"][:, rank]) for rank in range(table.ranks)])
     known = own > 0
     if known.sum() < 2:
@@ -152,7 +152,7 @@ def _similar(table: Table, verdicts: Sequence[Verdict]) -> Question:
     return Question(answer=similar, numbers=numbers, words=f"Own times (without waiting) {apart}{who}.")
 
 
-def _network(info: RunInfo, table: Table, verdicts: Sequence[Verdict], links: Sequence[LinkTotals]) -> Question:
+def _network(info: RunInfo, table: StepTable, verdicts: Sequence[Verdict], links: Sequence[LinkTotals]) -> Question:
     hosts = {host for host in info.hosts if host}
     share = _exposed(table) / max(middle(table["step_seconds"]), 1e-12)
     numbers: dict[str, Number] = {"hosts": len(hosts), "exposed_ratio": share}
@@ -189,7 +189,7 @@ def _with_steps(verdict: Verdict) -> str:
     return f"{headline(verdict)} from step {verdict.since_step} on" + ("" if until is None else f" until step {until}")
 
 
-def _small(table: Table) -> Question:
+def _small(table: StepTable) -> Question:
     count, payload = middle(table["collectives"]), middle(table["payload_bytes"])
     busy, latency = (
         middle(least_of_ranks(_of_whole_steps(table[name]), positive=True))
@@ -223,7 +223,7 @@ def _small(table: Table) -> Question:
     return Question(answer=many, numbers=numbers, words=f"{words}.")
 
 
-def _exposed(table: Table) -> float:
+def _exposed(table: StepTable) -> float:
     """What is exposed in the median step on the rank that was blocked least: nobody's lateness is in it."""
     return middle(least_of_ranks(_of_whole_steps(table["exposed_seconds"])))
 

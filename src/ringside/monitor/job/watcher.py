@@ -18,8 +18,8 @@ import numpy as np
 
 from ringside.monitor.job.collectives import best_buckets, bucket_mb
 from ringside.monitor.job.episode import WINDOW_STEPS, Episode
-from ringside.monitor.run.table import Table
-from ringside.monitor.slow_rank.detector import Finding
+from ringside.monitor.run.table import StepTable
+from ringside.monitor.slow_rank.detector import VerdictEvent
 from ringside.monitor.stats import Floats
 from ringside.monitor.verdict import Verdict, percent
 from ringside.monitor.watcher import Row
@@ -257,7 +257,7 @@ class JobWatcher:
         self._recent: deque[JobStep] = deque(maxlen=WINDOW_STEPS)
         self._open: dict[str, Verdict] = {}
 
-    def update(self, step: int, row: Row) -> list[Finding]:
+    def update(self, step: int, row: Row) -> list[VerdictEvent]:
         """Take in a completed step; see `Watcher`.
 
         Where a rank's record is missing nobody knows what every rank is spared: it may be the one all others wait for.
@@ -279,18 +279,18 @@ class JobWatcher:
         """The verdicts whose episodes are not over, with their prices so far."""
         return list(self._open.values())
 
-    def _begin(self, rule: Rule, step: int) -> Finding:
+    def _begin(self, rule: Rule, step: int) -> VerdictEvent:
         since = rule.episode.since_step
         episode = [one for one in self._recent if one.step >= since]
         verdict = msgspec.structs.replace(rule.verdict(episode), since_step=since, detected_step=step)
         cost = cost_since(verdict, episode, step - since + 1, self._ranks)
         self._open[rule.kind] = msgspec.structs.replace(verdict, cost_rank_seconds=cost)
-        return Finding(self._open[rule.kind], ended=False)
+        return VerdictEvent(self._open[rule.kind], ended=False)
 
-    def _end(self, rule: Rule) -> Finding:
+    def _end(self, rule: Rule) -> VerdictEvent:
         verdict = self._open.pop(rule.kind)
         evidence = {**verdict.evidence, "until_step": rule.episode.until_step}
-        return Finding(msgspec.structs.replace(verdict, evidence=evidence), ended=True)
+        return VerdictEvent(msgspec.structs.replace(verdict, evidence=evidence), ended=True)
 
 
 def lost_seconds(verdict: Verdict, exposed: Floats, data: Floats) -> Floats:
@@ -323,7 +323,7 @@ def cost_since(verdict: Verdict, kept: Sequence[JobStep], steps: int, ranks: int
     return _cost(verdict, kept, ranks) * steps / max(len(kept), 1)
 
 
-def reprice(verdict: Verdict, episode: Table) -> Verdict:
+def reprice(verdict: Verdict, episode: StepTable) -> Verdict:
     """Return a verdict on a whole job or on a link with its price over all records of its episode."""
     exposed, data = (least_of_ranks(episode[name]) for name in ("exposed_seconds", "data_seconds"))
     lost = lost_seconds(verdict, np.nan_to_num(exposed), np.nan_to_num(data))

@@ -21,7 +21,7 @@ _MAPPED = "::ffff:"
 _MICROSECONDS = 1e-6
 
 
-class Endpoint(NamedTuple):
+class TcpEndpoint(NamedTuple):
     """One end of a connection; an IPv4 address that travels as IPv6 is given as IPv4."""
 
     address: str
@@ -31,7 +31,7 @@ class Endpoint(NamedTuple):
         return f"{self.address} {self.port}"
 
 
-class Counters(NamedTuple):
+class TcpCounters(NamedTuple):
     """What one connection has done since it was opened.
 
     Args:
@@ -54,7 +54,7 @@ class Counters(NamedTuple):
     retransmitted_bytes: int
 
 
-class Connection(NamedTuple):
+class TcpConnection(NamedTuple):
     """A TCP connection to another host.
 
     Args:
@@ -65,12 +65,12 @@ class Connection(NamedTuple):
     """
 
     inode: int
-    local: Endpoint
-    remote: Endpoint
-    counters: Counters
+    local: TcpEndpoint
+    remote: TcpEndpoint
+    counters: TcpCounters
 
 
-def read_counters(info: bytes) -> Counters | None:
+def read_counters(info: bytes) -> TcpCounters | None:
     """Return what `struct tcp_info` (linux/tcp.h) holds; None where the kernel is too old to fill in all of it."""
     if len(info) < _LEAST_BYTES:
         return None
@@ -79,7 +79,7 @@ def read_counters(info: bytes) -> Counters | None:
     acked, received = struct.unpack_from("QQ", info, 120)
     delivery, busy, window = struct.unpack_from("QQQ", info, 160)
     (retransmitted,) = struct.unpack_from("Q", info, 208)
-    return Counters(
+    return TcpCounters(
         acked_bytes=acked,
         received_bytes=received,
         busy_seconds=busy * _MICROSECONDS,
@@ -99,7 +99,7 @@ def available() -> bool:
     return False
 
 
-def connections(*, within_host: bool = False) -> Iterator[Connection]:
+def connections(*, within_host: bool = False) -> Iterator[TcpConnection]:
     """Yield this process's TCP connections; those that end on the same host only if asked for.
 
     Every connection is looked at through a duplicate of its descriptor that lives for some microseconds, so that its
@@ -111,7 +111,7 @@ def connections(*, within_host: bool = False) -> Iterator[Connection]:
             yield found
 
 
-def _connection(fd: int, within_host: bool) -> Connection | None:
+def _connection(fd: int, within_host: bool) -> TcpConnection | None:
     try:
         what = os.fstat(fd)
         if not stat.S_ISSOCK(what.st_mode):
@@ -125,13 +125,13 @@ def _connection(fd: int, within_host: bool) -> Connection | None:
             counters = read_counters(_ask(sock))
     except OSError:
         return None  # closed meanwhile, not connected, or no TCP
-    return None if counters is None else Connection(what.st_ino, local, remote, counters)
+    return None if counters is None else TcpConnection(what.st_ino, local, remote, counters)
 
 
 def _ask(sock: socket.socket) -> bytes:
     return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES)
 
 
-def _endpoint(name: tuple[str, int]) -> Endpoint:
+def _endpoint(name: tuple[str, int]) -> TcpEndpoint:
     address, port = name[:2]
-    return Endpoint(address.removeprefix(_MAPPED), port)
+    return TcpEndpoint(address.removeprefix(_MAPPED), port)

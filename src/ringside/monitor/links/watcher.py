@@ -11,8 +11,8 @@ import msgspec
 from ringside.monitor.job.watcher import JobStep, cost_since, dearer, job_step, typical_step
 from ringside.monitor.links.sampler import Link, wires_by_link
 from ringside.monitor.links.slow_link import SILENT_S, LinkState, SlowLink, judge_link, middle_rate
-from ringside.monitor.run.records import Wire
-from ringside.monitor.slow_rank.detector import Finding
+from ringside.monitor.run.records import WireFormat
+from ringside.monitor.slow_rank.detector import VerdictEvent
 from ringside.monitor.verdict import Verdict
 from ringside.monitor.watcher import Row
 
@@ -61,7 +61,7 @@ class LinkWatcher:
         """The verdicts whose episodes are not over, with their prices so far."""
         return list(self._open.values())
 
-    def update(self, step: int, row: Row) -> list[Finding]:
+    def update(self, step: int, row: Row) -> list[VerdictEvent]:
         """Take in a completed step; see `Watcher`."""
         if not self._states and not any(record.wires for record in row.values()):
             return []
@@ -77,7 +77,7 @@ class LinkWatcher:
         ended = [self._end(link, step) for link in list(self._open) if self._is_over(link)]
         return [*ended, *self._begin(slow, step)]
 
-    def _hear(self, link: Link, step: int, wires: Sequence[Wire]) -> list[SlowLink]:
+    def _hear(self, link: Link, step: int, wires: Sequence[WireFormat]) -> list[SlowLink]:
         """Take in what a link carried in a period; return it if it has become slow."""
         state = self._states.get(link)
         if state is None:
@@ -107,7 +107,7 @@ class LinkWatcher:
             self._doubtful = {link for link in self._doubtful if not self._is_silent(link)}
         return self._middle
 
-    def _begin(self, slow: Iterable[SlowLink], step: int) -> list[Finding]:
+    def _begin(self, slow: Iterable[SlowLink], step: int) -> list[VerdictEvent]:
         """Open a verdict for links that have just become slow, worst first; one that shares an end joins another's."""
         found = []
         for one in sorted(slow, key=lambda one: one.bytes_per_s / one.usual.rate):
@@ -119,7 +119,7 @@ class LinkWatcher:
             found.append(one)
         return [self._open_verdict(one, step) for one in found]
 
-    def _open_verdict(self, one: SlowLink, step: int) -> Finding:
+    def _open_verdict(self, one: SlowLink, step: int) -> VerdictEvent:
         since = one.since_step
         verdict = self._verdict(one, step)
         episode = [kept for kept in self._recent if kept.step >= since]
@@ -131,7 +131,7 @@ class LinkWatcher:
         verdict = msgspec.structs.replace(verdict, evidence={**verdict.evidence, "usual_exposed_seconds": usual})
         cost = cost_since(verdict, episode, step - since + 1, self._ranks)
         self._open[one.link] = msgspec.structs.replace(verdict, cost_rank_seconds=cost)
-        return Finding(self._open[one.link], ended=False)
+        return VerdictEvent(self._open[one.link], ended=False)
 
     def _verdict(self, one: SlowLink, step: int) -> Verdict:
         together = sorted(self._with[one.link])
@@ -176,12 +176,14 @@ class LinkWatcher:
     def _is_silent(self, link: Link) -> bool:
         return self._clock_s - self._states[link].heard_s > SILENT_S
 
-    def _end(self, home: Link, step: int) -> Finding:
+    def _end(self, home: Link, step: int) -> VerdictEvent:
         for link in self._with.pop(home):
             self._states[link].slow = None
         verdict = self._open.pop(home)
         until = self._relief if verdict.since_step < self._relief <= step else step
-        return Finding(msgspec.structs.replace(verdict, evidence={**verdict.evidence, "until_step": until}), ended=True)
+        return VerdictEvent(
+            msgspec.structs.replace(verdict, evidence={**verdict.evidence, "until_step": until}), ended=True
+        )
 
 
 def _touches(link: Link, links: Iterable[Link]) -> bool:

@@ -12,7 +12,7 @@ from ringside.decoding import UNDECODABLE
 NOTES_KEPT = 32
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
+class ChangedLink(msgspec.Struct, frozen=True, kw_only=True):
     """A link that was slow when the way was decided anew.
 
     Args:
@@ -46,7 +46,7 @@ class Revised(msgspec.Struct, frozen=True, kw_only=True):
     after: str
     others_changed: bool = False
     reason: str = ""
-    links: list[Link] = []
+    links: list[ChangedLink] = []
 
     @property
     def telling(self) -> bool:
@@ -89,7 +89,7 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
     return [str(one["words"]) for one in told if isinstance(one, dict) and "words" in one]
 
 
-def _of(link: Link) -> str:
+def _of(link: ChangedLink) -> str:
     ends = [f"rank {rank}" for rank in link.ranks]
     if len(link.hosts) == len(ends):
         ends = [f"{end} ({host})" for end, host in zip(ends, link.hosts, strict=True)]
@@ -101,4 +101,4 @@ def _rate(bytes_per_s: float) -> str:
     return f"{bytes_per_s / 1e6:.3g} MB/s"
 
 
-__all__ = ["NOTES_KEPT", "Link", "Revised", "notes", "read_revised", "revisions"]
+__all__ = ["NOTES_KEPT", "ChangedLink", "Revised", "notes", "read_revised", "revisions"]

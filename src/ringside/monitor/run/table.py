@@ -35,7 +35,7 @@ CELLS = 1_000_000
 """Records kept in full: 144 MB; beyond it every second step is dropped, again and again."""
 
 
-class Table:
+class StepTable:
     """What was recorded, by field.
 
     Args:
@@ -64,10 +64,12 @@ class Table:
         values: Floats = self._values[FIELDS.index(field)]
         return values
 
-    def between(self, first_step: int, until_step: int | None = None) -> Table:
+    def between(self, first_step: int, until_step: int | None = None) -> StepTable:
         """Return the rows of the training steps first_step ≤ step < until_step; at least one, if any."""
         rows = self.rows(first_step, until_step)
-        return Table(self.steps[rows], self.stride, self._values[:, rows], self.vitals.between(first_step, until_step))
+        return StepTable(
+            self.steps[rows], self.stride, self._values[:, rows], self.vitals.between(first_step, until_step)
+        )
 
     def rows(self, first_step: int, until_step: int | None = None) -> slice:
         """Return which rows those are."""
@@ -75,13 +77,13 @@ class Table:
         end = len(self) if until_step is None else max(int(np.searchsorted(self.steps, until_step)), begin + 1)
         return slice(begin, end)
 
-    def before(self, step: int) -> Table:
+    def before(self, step: int) -> StepTable:
         """Return the rows before a training step; none, where there are none."""
         end = int(np.searchsorted(self.steps, step))
-        return Table(self.steps[:end], self.stride, self._values[:, :end], self.vitals.between(0, step))
+        return StepTable(self.steps[:end], self.stride, self._values[:, :end], self.vitals.between(0, step))
 
 
-def tabulate(records: Iterable[StepRecord], ranks: int, *, cells: int = CELLS, stride: int = 1) -> Table:
+def tabulate(records: Iterable[StepRecord], ranks: int, *, cells: int = CELLS, stride: int = 1) -> StepTable:
     """Arrange step records by step and rank.
 
     Args:
@@ -111,14 +113,14 @@ def tabulate(records: Iterable[StepRecord], ranks: int, *, cells: int = CELLS, s
             rows = {kept: value for kept, value in rows.items() if kept % stride == 0}
     steps = np.array(sorted(rows), dtype=np.int64)
     values = np.stack([rows[int(step)] for step in steps], axis=1) if rows else np.empty((len(FIELDS), 0, ranks))
-    return Table(steps, stride, values, vitals.table())
+    return StepTable(steps, stride, values, vitals.table())
 
 
 def _values(record: StepRecord) -> list[float]:
     return [math.nan if (value := getattr(record, name)) is None else value for name in FIELDS]
 
 
-def fill_waits(table: Table) -> Floats:
+def fill_waits(table: StepTable) -> Floats:
     """Return `wait_seconds` [steps, ranks], with exposed − min over ranks of exposed where a rank could not know it.
 
     All ranks leave a synchronisation together, so who was blocked least arrived last and waited for nobody.

@@ -46,7 +46,7 @@ SMALLEST = 0.004
 """No noise is taken for smaller than this."""
 
 
-class Lasting:
+class SustainedShift:
     """Levels of windows over `[jobs, ranks]` of log excess, and what chance makes of them.
 
     Args:
@@ -143,7 +143,7 @@ FEWEST = 20
 """Before so many steps nothing is known of single late ones."""
 
 
-class Jumps:
+class ChangePoint:
     """Differences of window medians over `[jobs, ranks]` of log excess, and what chance makes of them.
 
     Args:
@@ -157,7 +157,7 @@ class Jumps:
     """
 
     def __init__(self, shape: tuple[int, int], kept: int, chance: float, z: float) -> None:
-        self._lasting = Lasting(shape, z)
+        self._lasting = SustainedShift(shape, z)
         self._after, before = (np.array(side) for side in zip(*PAIRS, strict=True))
         self.span = self._after + before
         self._lengths = sorted({AROUND, *WINDOWS, *self._after.tolist(), *before.tolist()})

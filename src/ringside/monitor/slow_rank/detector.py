@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from ringside.errors import UsageError
 from ringside.monitor.slow_rank.pauses import Pauses, is_of_pauses, judge_pauses, rejudge_pauses
 from ringside.monitor.slow_rank.verdict import judge
-from ringside.monitor.slow_rank.window_test import Screen
+from ringside.monitor.slow_rank.window_test import WindowTest
 from ringside.monitor.stats import Floats, log_excess, usable
 from ringside.monitor.verdict import Verdict
 
@@ -22,7 +22,7 @@ WINDOW = 128
 """Steps the on-line detector keeps as evidence."""
 
 
-class Finding(NamedTuple):
+class VerdictEvent(NamedTuple):
     """What changed at one step.
 
     Args:
@@ -48,7 +48,7 @@ class Detector:
         if ranks < 1:
             raise UsageError(f"a job has at least one rank; got {ranks}")
         self.ranks = ranks
-        self._screen, self._pauses = Screen(1, ranks), Pauses(1, ranks)
+        self._screen, self._pauses = WindowTest(1, ranks), Pauses(1, ranks)
         self._open: dict[int, Verdict] = {}
         self._own = np.full((WINDOW, ranks), np.nan)
         self._samples = np.full((WINDOW, ranks), np.nan)
@@ -59,7 +59,9 @@ class Detector:
         """The verdicts whose episodes are not over, in order of detection."""
         return list(self._open.values())
 
-    def update(self, own: ArrayLike, samples: ArrayLike | None = None, *, step: int | None = None) -> list[Finding]:
+    def update(
+        self, own: ArrayLike, samples: ArrayLike | None = None, *, step: int | None = None
+    ) -> list[VerdictEvent]:
         """Take in one training step.
 
         Args:
@@ -87,7 +89,7 @@ class Detector:
         ended += [self._end(int(rank)) for rank in np.flatnonzero(closed[0])]
         begun = [self._begin(int(rank), now) for rank in np.flatnonzero(opened[0])]
         begun += [self._begin_of_pauses(int(rank), now) for rank in np.flatnonzero(pausing[0])]
-        return [*(Finding(one, ended=True) for one in ended), *(Finding(one, ended=False) for one in begun)]
+        return [*(VerdictEvent(one, ended=True) for one in ended), *(VerdictEvent(one, ended=False) for one in begun)]
 
     def _begin(self, rank: int, now: int) -> Verdict:
         onset = int(self._screen.onset[0, rank])

@@ -68,7 +68,7 @@ class Difference(NamedTuple):
     middle: Floats
 
 
-class Shifts:
+class LevelShift:
     """Levels before and after, over `[jobs, ranks]` of log excess.
 
     Args:

@@ -12,7 +12,7 @@ from ringside.monitor.slow_rank.pauses import PauseMeter, is_of_pauses
 from ringside.monitor.verdict import Verdict
 
 
-class Metered(Protocol):
+class PriceMeter(Protocol):
     """The price of one open verdict while the run goes on."""
 
     @property
@@ -23,7 +23,7 @@ class Metered(Protocol):
         """Take in steps, float [steps, ranks] of own seconds."""
 
 
-def meter_of(verdict: Verdict) -> Metered:
+def meter_of(verdict: Verdict) -> PriceMeter:
     """Return a meter that goes on from the price of a verdict on one rank."""
     if is_of_pauses(verdict):
         return PauseMeter(verdict)

@@ -10,7 +10,14 @@ import math
 
 import numpy as np
 
-from ringside.monitor.slow_rank.window_variance import MEMORY_STEPS, FewRanks, ManyRanks, Step, Wander, shares
+from ringside.monitor.slow_rank.window_variance import (
+    MEMORY_STEPS,
+    AllanVariance,
+    AR1Variance,
+    WindowStep,
+    WindowVariance,
+    shares,
+)
 from ringside.monitor.stats import Floats
 
 PRIOR_VARIANCE = 0.03**2
@@ -54,8 +61,10 @@ class Noise:
         jobs, self.ranks = shape
         self.level = np.zeros(shape)
         self._windows = np.array(windows, dtype=float).reshape(-1, 1, 1)
-        self.wander: Wander = (
-            ManyRanks(shape, scales, scales.index(windows[0])) if self.ranks >= MANY else FewRanks(shape, windows)
+        self.wander: WindowVariance = (
+            AllanVariance(shape, scales, scales.index(windows[0]))
+            if self.ranks >= MANY
+            else AR1Variance(shape, windows)
         )
         self._seen = np.zeros(shape)
         self._squares = np.full(shape, PRIOR_VARIANCE)  # running mean of residual² per rank
@@ -91,7 +100,7 @@ class Noise:
         cut = CORE * np.sqrt(self._core)
         core = np.minimum(np.maximum(residual, -cut), cut)
         level = 0.0 if self.ranks >= MANY else self.level
-        self.wander.learn(Step(residual, core, weight, wandered - level))
+        self.wander.learn(WindowStep(residual, core, weight, wandered - level))
         self._seen = np.minimum(self._seen + weight, MEMORY_STEPS)
         self.level = self.level + weight / np.maximum(self._seen, 1.0) * away
         self._squares = self._squares + weight * (residual**2 - self._squares) / (self._seen + PRIOR_STEPS)

@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 
 from ringside.monitor.causes.explain import explain
-from ringside.monitor.run.table import Table, tabulate
-from ringside.monitor.slow_rank.detector import WINDOW, Detector, Finding
-from ringside.monitor.slow_rank.meters import Metered, meter_of
+from ringside.monitor.run.table import StepTable, tabulate
+from ringside.monitor.slow_rank.detector import WINDOW, Detector, VerdictEvent
+from ringside.monitor.slow_rank.meters import PriceMeter, meter_of
 from ringside.monitor.slow_rank.pauses import is_of_pauses
 from ringside.monitor.slow_rank.window_test import PERSISTENCE
 from ringside.monitor.verdict import Verdict
@@ -37,7 +37,7 @@ def recent_rows(ranks: int) -> deque[Row]:
     return deque(maxlen=max(32, min(WINDOW, RECORDS_KEPT // ranks)))
 
 
-class OwnTimeWatcher:
+class SlowRankWatcher:
     """Names ranks whose own time holds the job up: `slow_rank`, `uneven_work`, `input_bound`.
 
     Args:
@@ -48,12 +48,12 @@ class OwnTimeWatcher:
         self._ranks = ranks
         self._detector = Detector(ranks)
         self._recent = recent_rows(ranks)
-        self._meters: dict[int, Metered] = {}
+        self._meters: dict[int, PriceMeter] = {}
         self._open: dict[int, Verdict] = {}
         self._young: dict[int, Verdict] = {}
         self._slight: dict[int, Verdict] = {}
 
-    def update(self, step: int, row: Row) -> list[Finding]:
+    def update(self, step: int, row: Row) -> list[VerdictEvent]:
         """Take in a completed step; see `Watcher`."""
         self._recent.append(row)
         own, samples = np.full(self._ranks, np.nan), np.zeros(self._ranks)
@@ -73,7 +73,7 @@ class OwnTimeWatcher:
         """The verdicts whose episodes are not over, with their prices so far."""
         return [self._priced(rank, verdict) for rank, verdict in self._open.items()]
 
-    def _open_or_close(self, finding: Finding) -> Finding | None:
+    def _open_or_close(self, finding: VerdictEvent) -> VerdictEvent | None:
         rank = finding.verdict.ranks[0]
         if not finding.ended:
             self._young[rank] = finding.verdict
@@ -83,15 +83,17 @@ class OwnTimeWatcher:
         until = finding.verdict.evidence["until_step"]
         verdict = self._priced(rank, self._open.pop(rank))
         del self._meters[rank]
-        return Finding(msgspec.structs.replace(verdict, evidence={**verdict.evidence, "until_step": until}), ended=True)
+        return VerdictEvent(
+            msgspec.structs.replace(verdict, evidence={**verdict.evidence, "until_step": until}), ended=True
+        )
 
-    def _begin(self, rank: int, step: int) -> Finding | None:
+    def _begin(self, rank: int, step: int) -> VerdictEvent | None:
         if not self._matters(self._slight[rank]):
             return None
         verdict = self._explained(msgspec.structs.replace(self._slight.pop(rank), detected_step=step))
         self._meters[rank] = meter_of(verdict)
         self._open[rank] = verdict
-        return Finding(verdict, ended=False)
+        return VerdictEvent(verdict, ended=False)
 
     def _has_lasted(self, verdict: Verdict) -> bool:
         """Whether a rank's excess has lasted and cost enough, and is there in most of the newest steps."""
@@ -131,7 +133,7 @@ class OwnTimeWatcher:
     def _priced(self, rank: int, verdict: Verdict) -> Verdict:
         return msgspec.structs.replace(verdict, cost_rank_seconds=self._meters[rank].rank_seconds)
 
-    def _table(self) -> Table:
+    def _table(self) -> StepTable:
         return tabulate((record for row in self._recent for record in row.values()), self._ranks)
 
 

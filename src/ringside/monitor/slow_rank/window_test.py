@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.monitor.slow_rank.change_point import Jumps, is_new
-from ringside.monitor.slow_rank.level_shift import Shifts, is_over
+from ringside.monitor.slow_rank.change_point import ChangePoint, is_new
+from ringside.monitor.slow_rank.level_shift import LevelShift, is_over
 from ringside.monitor.slow_rank.noise import MANY, Noise
 from ringside.monitor.stats import Floats, student
 
@@ -60,7 +60,7 @@ KEPT = 400
 """Steps that are remembered: the longest window, ending as long ago as noise is learnt from."""
 
 
-class Screen:
+class WindowTest:
     """Watches `[jobs, ranks]` of log excess; an episode opens when the mean of a window is too great and closes after.
 
     Args:
@@ -95,8 +95,8 @@ class Screen:
         self._errors = np.full((len(WINDOWS), *shape), np.inf)
         chance = 1.0 / (FALSE_ALARM_STEPS * ranks)
         self._z = NormalDist().inv_cdf(1.0 - chance)
-        self._jumps = None if self._many else Jumps(shape, KEPT, chance, self._z)
-        self._shifts = None if self._many else Shifts(shape, chance)
+        self._jumps = None if self._many else ChangePoint(shape, KEPT, chance, self._z)
+        self._shifts = None if self._many else LevelShift(shape, chance)
 
     def update(self, excess: Floats) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Take in one step of log excess [jobs, ranks]; return who just opened and who just closed an episode."""

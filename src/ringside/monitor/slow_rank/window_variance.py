@@ -29,10 +29,10 @@ BEYOND = 1.3
 """Window means that vary so much more than an autoregression's are believed, and weigh as few windows do."""
 
 
-class Wander(Protocol):
+class WindowVariance(Protocol):
     """Variances of window means of pooled noise, for `[jobs]` side by side."""
 
-    def learn(self, step: Step) -> None:
+    def learn(self, step: WindowStep) -> None:
         """Take in one step."""
 
     def variances(self) -> Floats:
@@ -45,7 +45,7 @@ class Wander(Protocol):
         """Return the variance of a mean of many steps, times their number, [jobs, 1]."""
 
 
-class Step(NamedTuple):
+class WindowStep(NamedTuple):
     """What there is to learn from one step.
 
     Args:
@@ -63,7 +63,7 @@ class Step(NamedTuple):
     wandered: Floats
 
 
-class FewRanks:
+class AR1Variance:
     """A first-order autoregression with a cautious coefficient, and whatever window means showed beyond it.
 
     With few ranks there are few windows to measure; a coefficient can be told from far fewer steps.
@@ -83,7 +83,7 @@ class FewRanks:
         self._means = np.zeros((len(windows), jobs, 1))
         self._means_seen = np.zeros((len(windows), jobs, 1))
 
-    def learn(self, step: Step) -> None:
+    def learn(self, step: WindowStep) -> None:
         """Take in one step."""
         share, whole = shares(step.weight)
         self._steps = np.minimum(self._steps + whole, MEMORY_STEPS)
@@ -140,7 +140,7 @@ class FewRanks:
         return raised
 
 
-class ManyRanks:
+class AllanVariance:
     """Variances of the differences of neighbouring windows, scale by scale, added up (Allan 1966; Haar wavelets).
 
     With V(w) the variance of the mean of w steps and Q(w) half the mean square of the difference of two such means side
@@ -162,7 +162,7 @@ class ManyRanks:
         self._squares = np.zeros((len(scales), jobs, 1))
         self._seen = np.zeros((len(scales), jobs, 1))
 
-    def learn(self, step: Step) -> None:
+    def learn(self, step: WindowStep) -> None:
         """Take in one step."""
         average(self._squares, self._seen, step.wandered, step.weight)
 

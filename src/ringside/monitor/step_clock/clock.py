@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ringside.monitor.step_clock.device_events import SYNC, Laps, Marks
-from ringside.monitor.step_clock.draft import Draft, Phases, Told
+from ringside.monitor.step_clock.device_events import SYNC, DeviceEvents, PhaseEvents
+from ringside.monitor.step_clock.draft import Draft, StepPhases, Told
 
 Clock = Callable[[], float]
 
@@ -35,17 +35,17 @@ class StepClock:
     wall: Clock = time.time
     always_synced: bool = False
     step: int = 0
-    _open: Phases = field(default_factory=Phases)
+    _open: StepPhases = field(default_factory=StepPhases)
     _pending: Draft | None = None
     _has_optimizer: bool = False
-    _marks: Marks | None = None
-    _laps: Laps | None = None
+    _marks: DeviceEvents | None = None
+    _laps: PhaseEvents | None = None
 
     def __post_init__(self) -> None:
         self._began = self._mark = self.now()
         self._cpu_began = self.cpu()
 
-    def time_by(self, marks: Marks) -> None:
+    def time_by(self, marks: DeviceEvents) -> None:
         """Time steps by marks on a device from now on; the step under way is forgotten."""
         self._marks = marks
         self.restart()
@@ -128,10 +128,10 @@ class StepClock:
 
     def restart(self) -> None:
         """Forget the open step and begin a new one now, as after a pause in training."""
-        self._open = Phases()
+        self._open = StepPhases()
         self._began = self._mark = self.now()
         self._cpu_began = self.cpu()
-        self._laps = None if self._marks is None else Laps(self._marks, self._marks.mark())
+        self._laps = None if self._marks is None else PhaseEvents(self._marks, self._marks.mark())
 
     def _lap(self, phase: str, until: float | None = None) -> float:
         end = self.now() if until is None else max(until, self._mark)
@@ -152,4 +152,4 @@ class StepClock:
         self.step += 1
         if self._laps is not None:
             self._laps = self._laps.next()
-        self._open, self._began, self._cpu_began = Phases(), self._mark, cpu
+        self._open, self._began, self._cpu_began = StepPhases(), self._mark, cpu

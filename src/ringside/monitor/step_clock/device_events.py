@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
-from ringside.monitor.job.collectives import Span
-from ringside.monitor.step_clock.draft import Draft, Phases
+from ringside.monitor.job.collectives import CollectiveSpan
+from ringside.monitor.step_clock.draft import Draft, StepPhases
 
 MOST_LAPS = 4096
 """A step with more (a long validation in it) is not told, so that marks do not pile up."""
@@ -35,7 +35,7 @@ class Marker(Protocol):
         """Return how long it took from one mark to another, both reached. On any thread."""
 
 
-class Marks:
+class DeviceEvents:
     """A marker that never raises: the first error drops it.
 
     Args:
@@ -77,14 +77,14 @@ class Marks:
             self._drop(error)
             return None
 
-    def timed(self, spans: Collection[Span]) -> list[Span]:
+    def timed(self, spans: Collection[CollectiveSpan]) -> list[CollectiveSpan]:
         """Return collectives whose ends are marks in seconds since the first one's beginning, where all is reached."""
         done = [span for span in spans if self.reached((span.began, span.ended))]
         found = []
         for span in done:
             began, ended = (self.seconds(done[0].began, mark) for mark in (span.began, span.ended))
             if began is not None and ended is not None:
-                found.append(Span(began, ended, span.size_bytes))
+                found.append(CollectiveSpan(began, ended, span.size_bytes))
         return found
 
     def _drop(self, error: Exception) -> None:
@@ -92,7 +92,7 @@ class Marks:
         self._blow(error)
 
 
-class Laps:
+class PhaseEvents:
     """The marks of one step: at its beginning, and at the end of each part of it.
 
     Args:
@@ -100,7 +100,7 @@ class Laps:
         began: The mark at its beginning.
     """
 
-    def __init__(self, marks: Marks, began: Any) -> None:
+    def __init__(self, marks: DeviceEvents, began: Any) -> None:
         self._marks, self._began = marks, began
         self._laps: list[tuple[str, Any]] = []
         self._seconds: list[tuple[str, float]] = []
@@ -109,15 +109,15 @@ class Laps:
         """A part of the step ends here.
 
         Args:
-            phase: A field of `Phases`, or `SYNC`.
+            phase: A field of `StepPhases`, or `SYNC`.
         """
         if len(self._laps) <= MOST_LAPS:
             self._laps.append((phase, self._marks.mark()))
 
-    def next(self) -> Laps:
+    def next(self) -> PhaseEvents:
         """Return those of the next step, which begins where this one has ended, or here where that is not known."""
         ended = self._laps[-1][1] if 0 < len(self._laps) <= MOST_LAPS else None
-        return Laps(self._marks, self._marks.mark() if ended is None else ended)
+        return PhaseEvents(self._marks, self._marks.mark() if ended is None else ended)
 
     @property
     def lost(self) -> bool:
@@ -138,7 +138,7 @@ class Laps:
         self._seconds, self._laps = found, []
         return True
 
-    def write(self, phases: Phases) -> float:
+    def write(self, phases: StepPhases) -> float:
         """Replace the host's times by the device's, and return that of the step; after `settle`."""
         phases.data = phases.forward = phases.backward = phases.exposed = phases.optimizer = 0.0
         syncs = []
@@ -166,7 +166,7 @@ LOOKS, PAUSE_SECONDS = 100, 0.01
 _log = logging.getLogger("ringside")
 
 
-class Waiting:
+class UnreachedSteps:
     """Drafts with marks that may not be reached yet; one thread adds, another takes.
 
     A step that is overtaken by the next one will never be told: it is left out, which is said once. So is, without a

@@ -40,7 +40,7 @@ Told = Callable[[], SyncTimes]
 
 
 @dataclass(slots=True)
-class Phases:
+class StepPhases:
     """The phases of a step, seconds, and what else was counted in it.
 
     Args:
@@ -59,8 +59,8 @@ class Phases:
     syncs: list[tuple[float, Told]] = field(default_factory=list)
 
 
-class Laps(Protocol):
-    """Times a step by its device's clock; see `ringside.monitor.step_clock.device_events.Laps`."""
+class PhaseLaps(Protocol):
+    """Times a step by its device's clock; see `ringside.monitor.step_clock.device_events.PhaseEvents`."""
 
     @property
     def lost(self) -> bool:
@@ -69,7 +69,7 @@ class Laps(Protocol):
     def settle(self) -> bool:
         """Look up what every part took; False: the device has not come so far."""
 
-    def write(self, phases: Phases) -> float:
+    def write(self, phases: StepPhases) -> float:
         """Replace the host's times by the device's, and return that of the step, seconds."""
 
 
@@ -92,8 +92,8 @@ class Draft:
     ended_unix: float
     seconds: float
     cpu_seconds: float
-    phases: Phases
-    laps: Laps | None = None
+    phases: StepPhases
+    laps: PhaseLaps | None = None
     _record: StepRecord | None = None
 
     @property

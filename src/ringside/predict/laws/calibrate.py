@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ringside.errors import UsageError
-from ringside.predict.laws.curve import BASE, RATE, Pipeline
+from ringside.predict.laws.curve import BASE, RATE, PipelineLaw
 from ringside.predict.laws.fabric import Law
 from ringside.predict.tables.table import bus_factor
 
@@ -188,7 +188,7 @@ def _surprise(fitted: tuple[Calibration, float]) -> float:
 
 def _starts(sizes: Floats, times: Floats, law: Law) -> list[Floats]:
     """Where the search begins: the law, and what first and last row would mean."""
-    if not isinstance(law.backbone, Pipeline):
+    if not isinstance(law.backbone, PipelineLaw):
         return [law.mean]
     guess = law.mean.copy()
     guess[BASE] = np.log(times.min())

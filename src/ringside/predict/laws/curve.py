@@ -34,7 +34,7 @@ class Backbone(Protocol):
         """Return the logarithm of the time and its derivatives by `theta`: float64 [n], [n, k]."""
 
 
-class Pipeline:
+class PipelineLaw:
     """The curve of this module, as a backbone: four figures."""
 
     @property
@@ -47,7 +47,7 @@ class Pipeline:
         return log_slopes(theta, sizes)
 
 
-PIPELINE = Pipeline()
+PIPELINE = PipelineLaw()
 
 
 def log_times(theta: Floats, sizes: ArrayLike) -> Floats:

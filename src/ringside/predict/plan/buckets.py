@@ -32,7 +32,7 @@ COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512,
 
 
 @dataclass(frozen=True)
-class Buckets:
+class BucketSizes:
     """A number of buckets, and what is left exposed with it.
 
     Args:
@@ -62,7 +62,7 @@ def exposed_s(count: int, bucket_s: float, backward_s: float) -> float:
 
 def best_buckets(
     option: Option, size_bytes: float, compute_s: float, counts: Sequence[int] = COUNTS
-) -> tuple[Buckets, ...]:
+) -> tuple[BucketSizes, ...]:
     """Return the best number of buckets first, then the others by what they are expected to leave.
 
     The band is that of the times: they are wrong together, by the same figures.
@@ -86,6 +86,6 @@ def best_buckets(
     found = []
     for count, bucket in zip(tried, times, strict=True):
         left = Band(*(exposed_s(count, one, backward) for one in bucket))
-        found.append(Buckets(count, size_bytes / count, Band(*bucket), left, whole))
+        found.append(BucketSizes(count, size_bytes / count, Band(*bucket), left, whole))
     enough = min(one.expected_s for one in found) + NEAR * compute_s
     return tuple(sorted(found, key=lambda one: (max(one.expected_s, enough), one.count)))

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from ringside.predict.laws.calibrate import fit
-from ringside.predict.laws.curve import Pipeline
+from ringside.predict.laws.curve import PipelineLaw
 from ringside.predict.laws.fabric import Law
 from ringside.predict.laws.transfer import transfer
 from ringside.predict.plan.options import Option
@@ -73,5 +73,5 @@ def _shifted(law: Law, latency: float, wire: float) -> Law:
     """Return a law with so much more latency and time on wires, in logarithms."""
     mean = law.mean.copy()
     mean[0] += latency
-    mean[-1] += -wire if isinstance(law.backbone, Pipeline) else wire  # a pipeline's last figure is a rate
+    mean[-1] += -wire if isinstance(law.backbone, PipelineLaw) else wire  # a pipeline's last figure is a rate
     return replace(law, mean=mean)

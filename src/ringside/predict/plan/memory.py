@@ -38,7 +38,7 @@ STAGE_WORDS = (
 
 
 @dataclass(frozen=True)
-class State:
+class MemoryState:
     """What one rank holds of a model's state.
 
     Args:
@@ -73,7 +73,7 @@ class Fit:
 
     parameters: float
     memory_bytes: float | None
-    states: tuple[State, ...]
+    states: tuple[MemoryState, ...]
     stage: int | None
     least_ranks: int | None
 
@@ -83,7 +83,7 @@ class Fit:
         return self.memory_bytes is not None and self.stage != 0
 
 
-def state(parameters: float, ranks: int, stage: int = 0, dtype: str = "bf16") -> State:
+def state(parameters: float, ranks: int, stage: int = 0, dtype: str = "bf16") -> MemoryState:
     """Return what one rank holds.
 
     Args:
@@ -102,7 +102,7 @@ def state(parameters: float, ranks: int, stage: int = 0, dtype: str = "bf16") ->
     width = WEIGHT_BYTES[dtype]
     weights, gradients, optimizer = width * parameters, width * parameters, (16 - 2 * width) * parameters
     shares = [ranks if stage >= least else 1 for least in (3, 2, 1)]
-    return State(stage, weights / shares[0], gradients / shares[1], optimizer / shares[2])
+    return MemoryState(stage, weights / shares[0], gradients / shares[1], optimizer / shares[2])
 
 
 def fit(parameters: float, ranks: int, memory_bytes: float | None, dtype: str = "bf16") -> Fit:

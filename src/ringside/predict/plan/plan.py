@@ -1,4 +1,4 @@
-"""What synchronising gradients would cost on a topology, as one plain value: `plan(Question(...))` -> `Plan`.
+"""What synchronising gradients would cost on a topology: `plan(PlanQuestion(...))` returns a `TrainingPlan`.
 
 Every duration has its band, and says where no published table supports it.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ringside.errors import UsageError
 from ringside.predict.band import Band
 from ringside.predict.plan.bound import Bound, bounds
-from ringside.predict.plan.buckets import COUNTS, Buckets, best_buckets
+from ringside.predict.plan.buckets import COUNTS, BucketSizes, best_buckets
 from ringside.predict.plan.measured import moved, with_measured
 from ringside.predict.plan.memory import Batch, Fit, Sharded, batch, fit, sharded
 from ringside.predict.plan.options import AUTO, Option, has_library, names, option, options
@@ -25,7 +25,7 @@ MOST_RANKS = 1 << 18  # schedules of more take minutes to price
 
 
 @dataclass(frozen=True)
-class Question:
+class PlanQuestion:
     """What is asked.
 
     Args:
@@ -58,7 +58,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Wires:
+class PlannedWires:
     """What travels, which is not what busbw says.
 
     Args:
@@ -96,7 +96,7 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """What it would cost.
 
     Args:
@@ -117,12 +117,12 @@ class Plan:
         buckets: Best first; empty where computation is not known, or plain data parallel does not fit.
     """
 
-    question: Question
+    question: PlanQuestion
     priced: Priced
     rounds: int | None
     busbw: Band
     bounds: tuple[Bound, ...]
-    wires: Wires
+    wires: PlannedWires
     here: tuple[Priced, ...]
     ranking: dict[float, tuple[Priced, ...]]
     contenders: tuple[str, ...]
@@ -131,10 +131,10 @@ class Plan:
     batch: Batch
     fit: Fit | None
     sharded: Sharded | None
-    buckets: tuple[Buckets, ...]
+    buckets: tuple[BucketSizes, ...]
 
 
-def plan(question: Question) -> Plan:
+def plan(question: PlanQuestion) -> TrainingPlan:
     """Return what it would cost.
 
     Raises:
@@ -153,7 +153,7 @@ def plan(question: Question) -> Plan:
     refused = memory is not None and memory.refused
     cut = not refused and question.compute_s is not None
     name = AUTO if question.algorithm == AUTO and has_library(topology) else chosen.name
-    return Plan(
+    return TrainingPlan(
         question=question,
         priced=price,
         rounds=chosen.rounds,
@@ -178,7 +178,7 @@ def choose(topology: Topology, size_bytes: float, algorithm: str = AUTO) -> Opti
     Args:
         topology: Of two ranks or more.
         size_bytes: More than 0.
-        algorithm: As of `Question`; one that this topology does not allow counts as `auto`, `nvls_tree` as `nvls`.
+        algorithm: As of `PlanQuestion`; one that this topology does not allow counts as `auto`, `nvls_tree` as `nvls`.
     """
     wanted = "nvls" if algorithm == "nvls_tree" and topology.hosts == 1 else algorithm
     if wanted in names(topology) or has_library(topology):
@@ -196,7 +196,7 @@ def _is_seen(one: Priced, seen: Option) -> bool:
     return seen.measured is not None and one.algorithm == seen.name
 
 
-def _counts(question: Question) -> tuple[int, ...]:
+def _counts(question: PlanQuestion) -> tuple[int, ...]:
     """Return the numbers of buckets to try, the run's own among them."""
     return COUNTS if question.ran is None else tuple(sorted({*COUNTS, question.ran}))
 
@@ -215,20 +215,20 @@ def _checked(topology: Topology, size: float) -> float:
     return float(size)
 
 
-def _fit(question: Question) -> Fit | None:
+def _fit(question: PlanQuestion) -> Fit | None:
     if question.parameters is None:
         return None
     return fit(question.parameters, question.topology.ranks, question.memory_bytes, question.dtype)
 
 
-def _wires(chosen: Option, topology: Topology, size: float, took: Band) -> Wires:
+def _wires(chosen: Option, topology: Topology, size: float, took: Band) -> PlannedWires:
     total = chosen.sent * size
     host = None if chosen.host_sent is None else chosen.host_sent * size
     each = None if host is None else Band(*(host / topology.nics / one for one in (took.value, took.high, took.low)))
-    return Wires(total, total / topology.ranks, host, each)
+    return PlannedWires(total, total / topology.ranks, host, each)
 
 
-def _scaling(question: Question, name: str, seen: Option, refused: bool) -> tuple[Scale, ...]:
+def _scaling(question: PlanQuestion, name: str, seen: Option, refused: bool) -> tuple[Scale, ...]:
     """Return it on 1, 2, 4, ... hosts up to those of the topology, with the same algorithm.
 
     Hosts of different sizes are not taken apart.
@@ -243,7 +243,7 @@ def _scaling(question: Question, name: str, seen: Option, refused: bool) -> tupl
     )
 
 
-def _scale(question: Question, name: str, topology: Topology, seen: Option, refused: bool) -> Scale:
+def _scale(question: PlanQuestion, name: str, topology: Topology, seen: Option, refused: bool) -> Scale:
     compute = question.compute_s if not refused else None
     if topology.ranks < 2:
         alone = Band(1.0, 1.0, 1.0) if compute else None

@@ -20,7 +20,7 @@ from ringside.predict.laws.knowledge import Knowledge, is_mpi
 from ringside.predict.laws.transfer import transfer
 from ringside.predict.score import baselines
 from ringside.predict.tables.checks import check
-from ringside.predict.tables.table import ALL_REDUCE, BUS_FACTORS, Flag, Row, Table
+from ringside.predict.tables.table import ALL_REDUCE, BUS_FACTORS, Flag, Table, TableRow
 
 Floats = NDArray[np.float64]
 
@@ -68,7 +68,7 @@ class Score:
     mode: str
     words: str = ""
     fitted: int = 0
-    scored: tuple[Row, ...] = ()
+    scored: tuple[TableRow, ...] = ()
     prediction: Prediction | None = None
     errors: Errors | None = None
     baselines: Mapping[str, Errors | None] = field(default_factory=dict)
@@ -155,7 +155,7 @@ def _refused(table: Table, mode: str, why: str) -> Score:
     return Score(table, mode, refused=why + (f" ({told})" if told else ""))
 
 
-def _fitted(table: Table, mode: str, rows: Sequence[Row], held: Sequence[Row], known: Knowledge) -> Score:
+def _fitted(table: Table, mode: str, rows: Sequence[TableRow], held: Sequence[TableRow], known: Knowledge) -> Score:
     found = known.law_or_vague(table)
     return _scored(table, mode, found, fit(_sizes(rows), measured(rows), found), rows, held, known)
 
@@ -165,8 +165,8 @@ def _scored(
     mode: str,
     found: Law,
     calibration: Calibration,
-    rows: Sequence[Row],
-    held: Sequence[Row],
+    rows: Sequence[TableRow],
+    held: Sequence[TableRow],
     known: Knowledge,
 ) -> Score:
     sizes, times = _sizes(held), measured(held)
@@ -177,7 +177,9 @@ def _scored(
     )
 
 
-def _baselines(table: Table, rows: Sequence[Row], held: Sequence[Row], known: Knowledge) -> dict[str, Errors | None]:
+def _baselines(
+    table: Table, rows: Sequence[TableRow], held: Sequence[TableRow], known: Knowledge
+) -> dict[str, Errors | None]:
     sizes, times = _sizes(held), measured(held)
     found: dict[str, Errors | None] = {"hockney": None, "interpolation": None, "nccl_constants": None}
     if len(rows) >= 2:
@@ -190,11 +192,11 @@ def _baselines(table: Table, rows: Sequence[Row], held: Sequence[Row], known: Kn
     return found
 
 
-def _sizes(rows: Sequence[Row]) -> Floats:
+def _sizes(rows: Sequence[TableRow]) -> Floats:
     return np.array([row.size_bytes for row in rows], dtype=np.float64)
 
 
-def measured(rows: Sequence[Row]) -> Floats:
+def measured(rows: Sequence[TableRow]) -> Floats:
     """Return the times of rows, seconds, float64 [n]."""
     return np.array([row.time_s for row in rows], dtype=np.float64)
 

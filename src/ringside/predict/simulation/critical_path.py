@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.predict.simulation.rounds import Prepared
+from ringside.predict.simulation.rounds import PreparedRounds
 from ringside.predict.topology.topology import Topology
 from ringside.predict.topology.wires import wires_for
 from ringside.schedule import Schedule
@@ -92,7 +92,7 @@ class Sent(NamedTuple):
     arrive_s: Floats
 
 
-def hop_before(k: int, vertex: int, end_s: float, ready: Floats, round_: Prepared, size_bytes: float) -> Hop:
+def hop_before(k: int, vertex: int, end_s: float, ready: Floats, round_: PreparedRounds, size_bytes: float) -> Hop:
     """Return the piece of the critical path that ends when `vertex` was done with round k."""
     begin = float(ready[vertex])
     best, hop = (begin + float(round_.before[vertex]), 0), Hop(k, vertex, vertex, -1, begin, end_s, 0.0, 0.0)

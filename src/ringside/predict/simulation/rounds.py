@@ -1,6 +1,6 @@
 """Rounds as max-plus steps of a clock per vertex, vectorised; a ring's equal rounds cost two passes over it each.
 
-The step itself is in `Prepared.step`; what it means is said in `ringside.predict.simulate`.
+The step itself is in `PreparedRounds.step`; what it means is said in `ringside.predict.simulate`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Costs:
 
 
 @dataclass(eq=False)
-class Prepared:
+class PreparedRounds:
     """One round, ready to be played for any size.
 
     Args:

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from ringside.errors import UsageError
 from ringside.predict.simulation.closed_form import closed_form
 from ringside.predict.simulation.messages import stretches
-from ringside.predict.simulation.rounds import Prepared
+from ringside.predict.simulation.rounds import PreparedRounds
 from ringside.predict.simulation.timeline import Timeline, checkpoint_every
 from ringside.predict.topology.topology import Topology
 from ringside.predict.topology.wires import wires_for
@@ -83,7 +83,7 @@ def simulate(
     every = checkpoint_every(schedule)
     kept = [ready]
     for stretch in stretches(schedule):
-        round_ = Prepared(stretch, wires)
+        round_ = PreparedRounds(stretch, wires)
         at, end = stretch.first, stretch.first + stretch.rounds
         while at < end:
             until = min((at // every + 1) * every, end)
@@ -106,7 +106,7 @@ def finish_seconds(
     checked = [checked_size(size) for size in sizes]
     ready = [_start(schedule, topology, late) for _ in checked]
     for stretch in stretches(schedule):
-        round_ = Prepared(stretch, wires)
+        round_ = PreparedRounds(stretch, wires)
         ready = [round_.play(now, size, stretch.rounds) for now, size in zip(ready, checked, strict=True)]
     return np.array(ready).reshape(len(checked), schedule.vertices)[:, : schedule.ranks]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ringside.predict.simulation.critical_path import Guilty, Hop, Sent, hop_before, who_is_guilty
 from ringside.predict.simulation.messages import stretches
-from ringside.predict.simulation.rounds import Prepared
+from ringside.predict.simulation.rounds import PreparedRounds
 from ringside.predict.topology.topology import Topology
 from ringside.predict.topology.wires import wires_for
 from ringside.schedule import Schedule
@@ -166,20 +166,20 @@ class Timeline:
         if at < end:
             yield self.final
 
-    def _rounds(self, first: int, end: int) -> Iterator[Prepared]:
+    def _rounds(self, first: int, end: int) -> Iterator[PreparedRounds]:
         for round_ in self._prepared if self.schedule.stretches else self._made(first, end):
             begun, rounds = round_.stretch.first, round_.stretch.rounds
             yield from (round_,) * (min(end, begun + rounds) - max(first, begun))
 
     @cached_property
-    def _prepared(self) -> tuple[Prepared, ...]:
+    def _prepared(self) -> tuple[PreparedRounds, ...]:
         return tuple(self._made(0, self.schedule.rounds))
 
-    def _made(self, first: int, end: int) -> Iterator[Prepared]:
+    def _made(self, first: int, end: int) -> Iterator[PreparedRounds]:
         wires = wires_for(self.schedule, self.topology)
         for stretch in stretches(self.schedule):
             if stretch.first < end and stretch.first + stretch.rounds > first:
-                yield Prepared(stretch, wires)
+                yield PreparedRounds(stretch, wires)
 
     # ---------------------------------------------------------------------------------------------- words
 

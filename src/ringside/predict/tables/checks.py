@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.errors import UsageError
-from ringside.predict.tables.table import ALL_REDUCE, BUS_FACTORS, Figure, Flag, Row, Table, bus_factor
+from ringside.predict.tables.table import ALL_REDUCE, BUS_FACTORS, Figure, Flag, Table, TableRow, bus_factor
 
 # -------------------------------------------------------------------------------------------------
 # Rows that the rows around them show to be wrong.
@@ -30,7 +30,7 @@ LONG_RUN = 3  # more rows than this in a row are a regime of the cluster, unless
 REGIME = 2.5
 
 
-def implausible(rows: list[Row]) -> tuple[list[Row], list[Flag]]:
+def implausible(rows: list[TableRow]) -> tuple[list[TableRow], list[Flag]]:
     """Flag rows slower than a larger message, or than the same bytes in pieces."""
     reasons: dict[int, str] = {}
     times = np.array([row.time_s for row in rows])
@@ -163,8 +163,8 @@ def check(table: Table) -> Table:
     return table.with_flags(rows, flags)
 
 
-def _each(rows: Sequence[Row], judge: object) -> tuple[list[Row], list[Flag]]:
-    kept: list[Row] = []
+def _each(rows: Sequence[TableRow], judge: object) -> tuple[list[TableRow], list[Flag]]:
+    kept: list[TableRow] = []
     flags: list[Flag] = []
     for row in rows:
         reason = judge(row)  # type: ignore[operator]
@@ -175,7 +175,7 @@ def _each(rows: Sequence[Row], judge: object) -> tuple[list[Row], list[Flag]]:
     return kept, flags
 
 
-def _alone(row: Row) -> str:
+def _alone(row: TableRow) -> str:
     """What is wrong with a row whatever stands around it."""
     if row.size_bytes <= 0:
         return "size 0: nothing was moved" if row.size_bytes == 0 else "a negative size"
@@ -190,8 +190,8 @@ def _alone(row: Row) -> str:
     return ""
 
 
-def _repeats(rows: Sequence[Row]) -> tuple[list[Row], list[Flag]]:
-    kept: dict[tuple[float, float], Row] = {}
+def _repeats(rows: Sequence[TableRow]) -> tuple[list[TableRow], list[Flag]]:
+    kept: dict[tuple[float, float], TableRow] = {}
     flags = []
     for row in rows:
         first = kept.setdefault((row.size_bytes, row.time_s), row)
@@ -215,7 +215,7 @@ _UNITS = (
 )
 
 
-def _stated(row: Row, table: Table) -> str:
+def _stated(row: TableRow, table: Table) -> str:
     """What is wrong between a row's time and the bandwidths it states."""
     true = row.size_bytes / row.time_s
     factor = bus_factor(table.collective, table.ranks) if table.ranks else None
@@ -231,7 +231,7 @@ def _stated(row: Row, table: Table) -> str:
     return ""
 
 
-def _other_ranks(row: Row, table: Table, factor: float, ratio: float) -> str:
+def _other_ranks(row: TableRow, table: Table, factor: float, ratio: float) -> str:
     said = f"busbw/algbw = {ratio:.4g} where {table.ranks} ranks give {factor:.4g}"
     other = _ranks_of(ratio, table.collective)
     wide = row.busbw is not None and row.busbw.half_digit > 0.02 * row.busbw.value
@@ -258,7 +258,7 @@ def _gb(rate: float) -> str:
 # ------------------------------------------------------------------------------------------------ ranks
 
 
-def _with_ranks(table: Table, rows: Sequence[Row]) -> Table:
+def _with_ranks(table: Table, rows: Sequence[TableRow]) -> Table:
     """Return the table with ranks and collective from busbw/algbw where it does not say."""
     if table.collective not in BUS_FACTORS:
         return table
@@ -277,7 +277,7 @@ def _with_ranks(table: Table, rows: Sequence[Row]) -> Table:
     return table
 
 
-def _ratios(rows: Sequence[Row]) -> list[tuple[float, float]]:
+def _ratios(rows: Sequence[TableRow]) -> list[tuple[float, float]]:
     """Return busbw/algbw of rows precise enough to tell, each with its uncertainty."""
     found = []
     for row in rows:
@@ -299,7 +299,7 @@ def _fits(ratios: Sequence[tuple[float, float]], collective: str, ranks: int) ->
     return sum(abs(ratio - factor) <= spread + 0.01 * factor for ratio, spread in ratios) * 2 > len(ratios)
 
 
-def infer_ranks(rows: Sequence[Row], collective: str = ALL_REDUCE) -> int:
+def infer_ranks(rows: Sequence[TableRow], collective: str = ALL_REDUCE) -> int:
     """Return the number of ranks that busbw/algbw of most rows stands for; 0 where they do not tell."""
     votes: Counter[int] = Counter()
     for ratio, spread in _ratios(rows):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ringside.errors import UsageError
-from ringside.predict.tables.table import ALL_REDUCE, Flag, Row, Table, collective_named, figure
+from ringside.predict.tables.table import ALL_REDUCE, Flag, Table, TableRow, collective_named, figure
 from ringside.text import parse_size
 
 _SIZE = re.compile(r"^(size|bytes|nbytes|message_?size|size_bytes|sizeb|size_b)$")
@@ -54,7 +54,7 @@ def read(text: str, stem: str) -> list[Table]:
         UsageError: No line names a column of sizes and one of times.
     """
     columns: _Columns | None = None
-    groups: dict[tuple[str, ...], tuple[list[Row], list[Flag]]] = {}
+    groups: dict[tuple[str, ...], tuple[list[TableRow], list[Flag]]] = {}
     collectives: dict[tuple[str, ...], str] = {}
     last: tuple[str, ...] | None = None
     for line, cells in _records(text):
@@ -70,7 +70,7 @@ def read(text: str, stem: str) -> list[Table]:
         collectives.setdefault(key, columns.collective)
         rows, flags = groups.setdefault(key, ([], []))
         found = _row(columns, line, cells)
-        if isinstance(found, Row):
+        if isinstance(found, TableRow):
             rows.append(found)
         else:
             flags.append(found)
@@ -144,7 +144,7 @@ def _key(columns: _Columns, cells: Sequence[str]) -> tuple[str, ...]:
     return tuple(cells[columns.place[name]] if name in columns.place else "" for name in names)
 
 
-def _row(columns: _Columns, line: int, cells: Sequence[str]) -> Row | Flag:
+def _row(columns: _Columns, line: int, cells: Sequence[str]) -> TableRow | Flag:
     if len(cells) != columns.width:
         what = (
             "cut by a line wrap, or columns are missing" if len(cells) < columns.width else "columns of another table"
@@ -157,7 +157,7 @@ def _row(columns: _Columns, line: int, cells: Sequence[str]) -> Row | Flag:
     if "p2p" in place:
         rate = figure(cells[place["p2p"]], scale["p2p"])
         usable = rate is not None and rate.value > 0
-        return Row(line, size, size / rate.value, rate) if rate and usable else Flag(line, "no bandwidth", size)
+        return TableRow(line, size, size / rate.value, rate) if rate and usable else Flag(line, "no bandwidth", size)
     if "time" not in place:
         return Flag(line, "the table has no column of times", size)
     time = figure(cells[place["time"]], scale["time"])
@@ -170,11 +170,11 @@ def _row(columns: _Columns, line: int, cells: Sequence[str]) -> Row | Flag:
         if text and found[name] is None:
             return Flag(line, f"{text!r} in column {name} is no number", size)
     low, high = (found[name].value if found[name] else None for name in ("low", "high"))  # type: ignore[union-attr]
-    return Row(line, size, time.value, found["algbw"], found["busbw"], low, high)
+    return TableRow(line, size, time.value, found["algbw"], found["busbw"], low, high)
 
 
 def _table(
-    stem: str, key: tuple[str, ...], found: tuple[list[Row], list[Flag]], kind: str, differ: Sequence[bool]
+    stem: str, key: tuple[str, ...], found: tuple[list[TableRow], list[Flag]], kind: str, differ: Sequence[bool]
 ) -> Table:
     cluster, hosts, ranks, algorithm, collective = key
     told = [cluster, f"{hosts} hosts" if hosts else "", f"{ranks} ranks" if ranks else "", algorithm, collective]

@@ -9,7 +9,7 @@ from typing import Any
 
 from ringside.decoding import UNDECODABLE
 from ringside.errors import UsageError
-from ringside.predict.tables.table import ALL_REDUCE, Figure, Flag, Row, Table, collective_named
+from ringside.predict.tables.table import ALL_REDUCE, Figure, Flag, Table, TableRow, collective_named
 
 
 def recognises(text: str) -> bool:
@@ -34,11 +34,11 @@ def read(text: str, stem: str) -> list[Table]:
 
 
 def _table(document: Mapping[str, Any], name: str) -> Table:
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     flags: list[Flag] = []
     for number, result in enumerate(document["results"], 1):
         found = _row(number, result)
-        if isinstance(found, Row):
+        if isinstance(found, TableRow):
             rows.append(found)
         else:
             flags.append(found)
@@ -62,7 +62,7 @@ def _collective(document: Mapping[str, Any]) -> str:
     return collective_named(*words) or ALL_REDUCE
 
 
-def _row(number: int, result: object) -> Row | Flag:
+def _row(number: int, result: object) -> TableRow | Flag:
     if not isinstance(result, dict):
         return Flag(number, "no result but something else")
     size = _number(result.get("size"))
@@ -74,7 +74,7 @@ def _row(number: int, result: object) -> Row | Flag:
     time = _number(body.get("time", body.get("cpu_time")))
     if time is None:
         return Flag(number, f"time {body.get('time')!r} is no number of microseconds", size)
-    return Row(number, size, time * 1e-6, _rate(body.get("alg_bw")), _rate(body.get("bus_bw")))
+    return TableRow(number, size, time * 1e-6, _rate(body.get("alg_bw")), _rate(body.get("bus_bw")))
 
 
 def _rate(value: object) -> Figure | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ringside.predict.tables.table import ALL_REDUCE, Figure, Flag, Row, Table, collective_named, figure
+from ringside.predict.tables.table import ALL_REDUCE, Figure, Flag, Table, TableRow, collective_named, figure
 
 _HEADER = re.compile(r"#\s+size\s+count\s+type\b")
 _TYPES = r"(?:u?int\d+|float|double|half|bfloat16|u?char|f8e\w+|fp8_\w+|float8_\w+|uint8|int8|float16|float32|float64)"
@@ -31,7 +31,7 @@ def read(text: str, stem: str) -> list[Table]:
     """Return the tables of a log: one for every header that follows rows."""
     tables: list[Table] = []
     devices: dict[int, tuple[str, str]] = {}
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     flags: list[Flag] = []
     collective = ""
     cut = False
@@ -53,10 +53,10 @@ def read(text: str, stem: str) -> list[Table]:
     return tables
 
 
-def _take(number: int, line: str, rows: list[Row], flags: list[Flag], cut: bool) -> bool:
+def _take(number: int, line: str, rows: list[TableRow], flags: list[Flag], cut: bool) -> bool:
     """Put a line where it belongs; return whether it is a row's beginning without its end."""
     found = _row(number, line)
-    if isinstance(found, Row):
+    if isinstance(found, TableRow):
         rows.append(found)
     elif isinstance(found, Flag):
         flags.append(found)
@@ -67,7 +67,7 @@ def _take(number: int, line: str, rows: list[Row], flags: list[Flag], cut: bool)
     return False
 
 
-def _row(number: int, line: str) -> Row | Flag | None:
+def _row(number: int, line: str) -> TableRow | Flag | None:
     if "#" in line.split("[", 1)[0][:3]:
         return None
     match = _START.search(line)
@@ -87,7 +87,7 @@ def _row(number: int, line: str) -> Row | Flag | None:
     time, algbw, busbw = (figure(word) for word in numbers[:3])
     if time is None:
         return Flag(number, f"{numbers[0]!r} is no time", size)
-    return Row(number, size, time.value * 1e-6, _gigabytes(algbw), _gigabytes(busbw))
+    return TableRow(number, size, time.value * 1e-6, _gigabytes(algbw), _gigabytes(busbw))
 
 
 def _is_root(numbers: list[str]) -> bool:
@@ -103,7 +103,7 @@ def _gigabytes(read: Figure | None) -> Figure | None:
 def _table(
     stem: str,
     index: int,
-    rows: list[Row],
+    rows: list[TableRow],
     flags: list[Flag],
     devices: dict[int, tuple[str, str]],
     collective: str,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ringside.predict.tables.table import ALL_REDUCE, Figure, Flag, Row, Table, collective_named, figure
+from ringside.predict.tables.table import ALL_REDUCE, Figure, Flag, Table, TableRow, collective_named, figure
 
 _TITLE = re.compile(r"# ?OSU (?:MPI|NCCL)\S* (\S.*?) (?:Latency |Bandwidth )?Test", re.IGNORECASE)
 _NAMES = re.compile(r"^#\s*Size\s+(.*)$", re.IGNORECASE)
@@ -22,7 +22,7 @@ def read(text: str, stem: str) -> list[Table]:
     found: list[Table] = []
     collective, scale, bandwidth = ALL_REDUCE, 1e-6, False
     columns = 0
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     flags: list[Flag] = []
     for number, line in enumerate(text.splitlines(), 1):
         if re.match(r"#\s*OSU\s", line):
@@ -40,7 +40,7 @@ def read(text: str, stem: str) -> list[Table]:
 
 
 def _take(
-    number: int, line: str, scale: float, bandwidth: bool, columns: int, rows: list[Row], flags: list[Flag]
+    number: int, line: str, scale: float, bandwidth: bool, columns: int, rows: list[TableRow], flags: list[Flag]
 ) -> None:
     words = line.split()
     size = figure(words[0])
@@ -50,10 +50,10 @@ def _take(
     elif value is None or (columns and len(words) < min(columns, 2)):
         flags.append(Flag(number, "cut by a line wrap: no figure follows the size", size.value))
     elif bandwidth and value.value > 0:
-        rows.append(Row(number, size.value, size.value / value.value, value))
+        rows.append(TableRow(number, size.value, size.value / value.value, value))
     else:
         low, high = _spread(words, scale)
-        rows.append(Row(number, size.value, value.value, None, None, low, high))
+        rows.append(TableRow(number, size.value, value.value, None, None, low, high))
 
 
 def _spread(words: list[str], scale: float) -> tuple[float | None, float | None]:
@@ -75,7 +75,7 @@ def _collective(line: str) -> tuple[str, bool]:
     return ("p2p_latency", False) if not what or "latency" in line.lower() else (ALL_REDUCE, False)
 
 
-def _table(text: str, stem: str, index: int, collective: str, rows: list[Row], flags: list[Flag]) -> Table:
+def _table(text: str, stem: str, index: int, collective: str, rows: list[TableRow], flags: list[Flag]) -> Table:
     ranks, hosts = _RANKS.search(text), _HOSTS.search(text)
     return Table(
         f"{stem} ({index + 1})" if index else stem,

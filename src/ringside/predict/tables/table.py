@@ -34,7 +34,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One measurement.
 
     Args:
@@ -88,7 +88,7 @@ class Table:
     """
 
     name: str
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     flags: tuple[Flag, ...] = ()
     ranks: int = 0
     hosts: int = 0
@@ -102,7 +102,7 @@ class Table:
         """All rows of the table, used or not."""
         return len(self.rows) + len(self.flags)
 
-    def with_flags(self, rows: Iterable[Row], flags: Iterable[Flag]) -> Table:
+    def with_flags(self, rows: Iterable[TableRow], flags: Iterable[Flag]) -> Table:
         """Return the table with `rows` left in use and `flags` added, by line."""
         merged = sorted((*self.flags, *flags), key=lambda flag: flag.line)
         return replace(self, rows=tuple(rows), flags=tuple(merged))

@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class PredictedStep:
     """Training steps as they are.
 
     Args:
@@ -55,7 +55,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Change:
+class StepChange:
     """What is different; everything that is given changes at once.
 
     Args:
@@ -83,10 +83,10 @@ class Change:
     @property
     def of_work(self) -> bool:
         """Whether it changes nothing but own times."""
-        return self == Change(slower=self.slower, repaired=self.repaired)
+        return self == StepChange(slower=self.slower, repaired=self.repaired)
 
 
-def changed(step: Step, change: Change) -> Step:
+def changed(step: PredictedStep, change: StepChange) -> PredictedStep:
     """Return the step as it would be; raise `UsageError` where it cannot be: no such rank, link, rail, algorithm."""
     topology, buckets = _topology(step.topology, change), step.buckets
     if change.bucket_bytes is not None:
@@ -102,7 +102,7 @@ def changed(step: Step, change: Change) -> Step:
     return replace(step, topology=topology, own_s=own, buckets=buckets, algorithm=algorithm)
 
 
-def _algorithm(step: Step, change: Change, topology: Topology) -> str:
+def _algorithm(step: PredictedStep, change: StepChange, topology: Topology) -> str:
     """Return the algorithm of the changed step; one that is asked for must be possible."""
     if change.algorithm is None and not change.sharp:
         return step.algorithm
@@ -112,7 +112,7 @@ def _algorithm(step: Step, change: Change, topology: Topology) -> str:
     return asked
 
 
-def _topology(topology: Topology, change: Change) -> Topology:
+def _topology(topology: Topology, change: StepChange) -> Topology:
     if change.hosts is not None:
         topology = topology.sized(change.hosts)
     if change.oversubscription is not None:
@@ -124,7 +124,7 @@ def _topology(topology: Topology, change: Change) -> Topology:
     return topology
 
 
-def _own(step: Step, change: Change) -> Floats:
+def _own(step: PredictedStep, change: StepChange) -> Floats:
     own, ranks = step.own_s.copy(), step.own_s.shape[1]
     for rank in (*change.slower, *change.repaired):
         if not 0 <= rank < ranks:

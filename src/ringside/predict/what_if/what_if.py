@@ -22,9 +22,9 @@ from ringside.predict.plan.plan import choose
 from ringside.predict.simulation.simulate import simulate
 from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.what_if.price import Exposed, chosen, exposed, lawful
-from ringside.predict.what_if.step import Change, Floats, Step, changed
+from ringside.predict.what_if.step import Floats, PredictedStep, StepChange, changed
 
-__all__ = ["Answer", "Change", "Step", "changed", "what_if", "work_delta"]
+__all__ = ["Answer", "PredictedStep", "StepChange", "changed", "what_if", "work_delta"]
 
 
 DAY_S = 86_400.0
@@ -47,8 +47,8 @@ class Answer:
         extrapolated: Why no data supports it; empty where data does.
     """
 
-    before: Step
-    after: Step
+    before: PredictedStep
+    after: PredictedStep
     delta: Band
     work_delta: Band
     left: tuple[Exposed, Exposed]
@@ -85,7 +85,7 @@ class Answer:
         return Band(*(whole * delta / (faster + abs(delta)) for delta in self.delta.ends))
 
 
-def what_if(step: Step, change: Change) -> Answer:
+def what_if(step: PredictedStep, change: StepChange) -> Answer:
     """Return what a change would do to a step.
 
     Raises:
@@ -99,7 +99,7 @@ def what_if(step: Step, change: Change) -> Answer:
     return Answer(step, after, delta, longer, (first, second), why)
 
 
-def _left(before: Step, after: Step, change: Change) -> tuple[Exposed, Exposed, Band]:
+def _left(before: PredictedStep, after: PredictedStep, change: StepChange) -> tuple[Exposed, Exposed, Band]:
     """Return what is left of the synchronisation, and by how much that grows.
 
     Of a recorded run it is what was seen and what the prices grow by, which its measurements moved; never less than 0.
@@ -117,7 +117,7 @@ def _left(before: Step, after: Step, change: Change) -> tuple[Exposed, Exposed, 
     return Exposed(first.bucket, seen, ""), Exposed(second.bucket, then, why), grows
 
 
-def _seen(step: Step) -> Band | None:
+def _seen(step: PredictedStep) -> Band | None:
     """Return what a run was seen to have left of its synchronisation, mean over steps; None: it was not recorded."""
     if step.exposed_s is None:
         return None
@@ -130,7 +130,7 @@ def _ordered(value: float, *others: float) -> Band:
     return Band(value, min(value, *others), max(value, *others))
 
 
-def _growth(before: Step, after: Step, ways: Ways, seen: Band) -> Band:
+def _growth(before: PredictedStep, after: PredictedStep, ways: Ways, seen: Band) -> Band:
     """Return by how much a recorded run would have more left of its synchronisation.
 
     The same messages over other links are wrong together on both sides; what a change does to them then hangs on how
@@ -148,30 +148,30 @@ def _growth(before: Step, after: Step, ways: Ways, seen: Band) -> Band:
     return Band(*(max(end, -seen.value) for end in found.ends))
 
 
-def _more(before: Step, after: Step, ways: Ways, share: float) -> float:
+def _more(before: PredictedStep, after: PredictedStep, ways: Ways, share: float) -> float:
     """Return how much more is left if latency is more of a message's time by so many standard deviations, seconds."""
     tilts = [way and tilted(way, share) for way in ways]
     first, second = (_exposed(one, way).seconds.value for one, way in zip((before, after), tilts, strict=True))
     return second - first
 
 
-def _ways(before: Step, after: Step) -> Ways:
+def _ways(before: PredictedStep, after: PredictedStep) -> Ways:
     """Return how buckets are reduced before and after; what was measured before moves both."""
     first, second = (chosen(one.topology, one.algorithm, one.bucket_bytes) for one in (before, after))
     seen = None if first is None else with_measured(first, before.measured)
     return first and moved(first, seen), second and moved(second, seen)
 
 
-def _exposed(step: Step, option: Option | None) -> Exposed:
+def _exposed(step: PredictedStep, option: Option | None) -> Exposed:
     return exposed(option, step.topology, step.bucket_bytes, step.buckets, step.work_s)
 
 
-def work(step: Step) -> Band:
+def work(step: PredictedStep) -> Band:
     """Return the slowest rank's own time, with the band that the steps' scatter leaves; as given where it is told."""
     return _mean(step.own_s.max(axis=1))
 
 
-def work_delta(before: Step, after: Step) -> Band:
+def work_delta(before: PredictedStep, after: PredictedStep) -> Band:
     """Return by how much the slowest rank's own time grows, with the band that the steps' scatter leaves."""
     return _mean(after.own_s.max(axis=1) - before.own_s.max(axis=1))
 
@@ -191,7 +191,7 @@ MOST_RANKS = 4096  # a larger simulation takes seconds
 SEGMENTS = 8  # of what is pipelined: a tree, a tensor through a switch
 
 
-def played(step: Step) -> Timeline | None:
+def played(step: PredictedStep) -> Timeline | None:
     """Return one bucket's all-reduce, each rank as late as its own work is longer than the shortest.
 
     A library's algorithm is played by the schedule that is like it (`options.schedule_for`).

@@ -13,16 +13,16 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ringside.engine.algorithm import Choice, canonical_choice, refuse_other_orders
+from ringside.engine.algorithm import AlgorithmSpec, canonical_choice, refuse_other_orders
 from ringside.engine.buffers import Flat, flatten
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.collectives import carry_out
-from ringside.engine.net.hierarchical import Across, Reduction, UnderWay
-from ringside.engine.request import Call
+from ringside.engine.net.hierarchical import HierarchicalEngine, PendingAllReduce, Reduction
+from ringside.engine.request import CoreRequest
 from ringside.engine.shm.log import AcrossLog
 from ringside.engine.shm.memory import Storage
 from ringside.engine.tuner.drift import EVERY_NOTED, LARGE_BYTES
-from ringside.engine.tuner.selector import Selector
+from ringside.engine.tuner.selector import Tuner
 from ringside.errors import MismatchError, UsageError
 from ringside.pytorch.communicator.options import Options
 from ringside.pytorch.recording.algorithm_changes import tell_run
@@ -34,7 +34,7 @@ from ringside.schedule import Schedule
 # At a few bytes every line that is not needed shows: a rank that has slept finds none of them in the cache.
 
 
-class Ready(NamedTuple):
+class PreparedAllReduce(NamedTuple):
     """A small all-reduce for which all is ready.
 
     Args:
@@ -48,8 +48,8 @@ class Ready(NamedTuple):
 
     go: Callable[[int], None]
     size_bytes: int
-    choice: Choice
-    selector: Selector | None = None
+    choice: AlgorithmSpec
+    selector: Tuner | None = None
     version: int = 0
     size_class: int = 0
 
@@ -70,7 +70,9 @@ class Ready(NamedTuple):
         return True
 
 
-def made_ready(across: Across, flat: Flat, what: Reduction, choice: Choice, selector: Selector | None) -> Ready | None:
+def made_ready(
+    across: HierarchicalEngine, flat: Flat, what: Reduction, choice: AlgorithmSpec, selector: Tuner | None
+) -> PreparedAllReduce | None:
     """Return what the next all-reduce of this kind may be carried out with at once; None: it may not.
 
     Args:
@@ -90,8 +92,8 @@ def made_ready(across: Across, flat: Flat, what: Reduction, choice: Choice, sele
         return None
     go = functools.partial(across.carry_out, small)
     if selector is None:
-        return Ready(go, size_bytes, choice)
-    return Ready(go, size_bytes, choice, selector, selector.version, selector.size_class(size_bytes))
+        return PreparedAllReduce(go, size_bytes, choice)
+    return PreparedAllReduce(go, size_bytes, choice, selector, selector.version, selector.size_class(size_bytes))
 
 
 Key = tuple[int, int, str, "str | Schedule | None"]
@@ -100,7 +102,7 @@ Key = tuple[int, int, str, "str | Schedule | None"]
 _MOST_READY = 128
 
 
-class Between:
+class BetweenHosts:
     """Carries out all-reduces between hosts on the thread that calls: as asked for, else as measurement has found.
 
     Args:
@@ -113,11 +115,11 @@ class Between:
         log: What gradient buckets took.
     """
 
-    def __init__(self, across: Across, options: Options) -> None:
+    def __init__(self, across: HierarchicalEngine, options: Options) -> None:
         self.across, self._options = across, options
-        self.selector: Selector | None = None
+        self.selector: Tuner | None = None
         self.log = AcrossLog()
-        self._ready: dict[Key, Ready] = {}
+        self._ready: dict[Key, PreparedAllReduce] = {}
         self._ended = 0.0
         self._begun: deque[_Bucket] = deque()  # that are not finished
 
@@ -126,7 +128,7 @@ class Between:
         options = self._options
         if options.choice is None and not options.reproducible:
             key = {"wire_dtype": options.wire.dtype if options.wire else "float32", "torch": str(torch.__version__)}
-            self.selector = Selector(self.across, {**key, **options.agreed()}, wire=options.wire)
+            self.selector = Tuner(self.across, {**key, **options.agreed()}, wire=options.wire)
             self.selector.listeners.append(functools.partial(tell_run, self.across.roster))
             self.selector.start()
 
@@ -141,11 +143,11 @@ class Between:
 
     # -------------------------------------------------------------------------------------------- carrying out
 
-    def fixed(self, algorithm: str | Schedule | None, flat: Flat) -> Choice | None:
+    def fixed(self, algorithm: str | Schedule | None, flat: Flat) -> AlgorithmSpec | None:
         """Return what was asked for, by call or by communicator; None: nothing."""
         if isinstance(algorithm, Schedule):
             raise UsageError("between hosts an algorithm is given by name")
-        choice = Choice.parse(algorithm) if algorithm else self._options.choice
+        choice = AlgorithmSpec.parse(algorithm) if algorithm else self._options.choice
         if choice is not None and self._options.reproducible:
             refuse_other_orders(choice, self.across.roster.size, flat.dtype)
         return choice
@@ -165,7 +167,7 @@ class Between:
         told = np.zeros((roster.size, 2))
         flat, to = flatten(np.array([weight[0], float(weight[1])])), flatten(told)
         bounds = list(range(0, 2 * roster.size + 1, 2))
-        carry_out(self.across, Call("all_gather", flat, 2 * roster.size, bounds, out=to.address, keeps=to))
+        carry_out(self.across, CoreRequest("all_gather", flat, 2 * roster.size, bounds, out=to.address, keeps=to))
         if len(set(told[:, 1])) > 1:
             raise MismatchError(f"all_reduce on rank {roster.rank}: ranks gave different lists of weights")
         scales = tuple(told[:, 0].tolist())
@@ -173,7 +175,7 @@ class Between:
             raise UsageError("the weights of all ranks sum to 0, so there is no mean")
         return Reduction(dtype, op, weight[0], scales=scales, divisor=math.fsum(scales), wire=self._options.wire)
 
-    def all_reduce(self, flat: Flat, what: Reduction, fixed: Choice | None, key: Key | None) -> None:
+    def all_reduce(self, flat: Flat, what: Reduction, fixed: AlgorithmSpec | None, key: Key | None) -> None:
         """Reduce a tensor; without a fixed way, as the selector says at this point of the run.
 
         Args:
@@ -227,7 +229,9 @@ class Between:
         bucket.finish()
         return None
 
-    def _choose(self, size_bytes: int, what: Reduction, fixed: Choice | None) -> tuple[Choice, Selector | None]:
+    def _choose(
+        self, size_bytes: int, what: Reduction, fixed: AlgorithmSpec | None
+    ) -> tuple[AlgorithmSpec, Tuner | None]:
         """Return the way, and who is to be told what it took."""
         if fixed is not None or self.selector is None:
             return fixed or canonical_choice(size_bytes, self.across.roster.size), None
@@ -249,11 +253,11 @@ class _Bucket:
         stamp_ns: When it was ready, on the monotonic clock.
     """
 
-    between: Between
-    under_way: UnderWay
+    between: BetweenHosts
+    under_way: PendingAllReduce
     size_bytes: int
-    choice: Choice
-    judged: Selector | None
+    choice: AlgorithmSpec
+    judged: Tuner | None
     dtype: int
     began: float
     stamp_ns: int

@@ -15,23 +15,23 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside import _core
-from ringside.engine import Communicator as HostCommunicator
+from ringside.engine import HostCommunicator
 from ringside.engine.buffers import Flat, flatten
 from ringside.engine.collectives import Collectives
 from ringside.engine.dtypes import dtype_code, own_weight
 from ringside.engine.net.collectives import carry_out
-from ringside.engine.net.exchange.run import Hop
-from ringside.engine.net.rank_map import Roster, exchange_offers, make_roster, own_offer
-from ringside.engine.request import Call, checked_op
+from ringside.engine.net.exchange.run import LinkBuffers
+from ringside.engine.net.rank_map import RankMap, exchange_rank_infos, make_rank_map, own_rank_info
+from ringside.engine.request import CoreRequest, checked_op
 from ringside.engine.runtime.interrupts import interruptible
 from ringside.engine.runtime.lifecycle import AtExit
 from ringside.engine.shm import split as groups
 from ringside.engine.shm.log import AcrossLog, CollectiveLog
 from ringside.engine.shm.memory import Storage
 from ringside.errors import ClosedError, UnsupportedError, UsageError
-from ringside.pytorch.communicator.between_hosts import Between, Key
+from ringside.pytorch.communicator.between_hosts import BetweenHosts, Key
 from ringside.pytorch.communicator.gpu import OnDevice, on_device
-from ringside.pytorch.communicator.one_host import Inside, open_across, open_local
+from ringside.pytorch.communicator.one_host import OneHost, open_across, open_local
 from ringside.pytorch.communicator.options import Options
 from ringside.pytorch.store import group_store
 from ringside.schedule import Schedule
@@ -50,7 +50,7 @@ class Communicator(Collectives):
         group: A process group with at least 2 ranks, this one among them; None: the default group.
         timeout_s: Longest wait for other ranks in one collective, seconds (default RINGSIDE_TIMEOUT_S, else 1800).
         algorithm: How all-reduces between hosts are carried out, such as `ring` or `hosts/ring`
-            (`ringside.engine.algorithm.Choice`; default RINGSIDE_ALGORITHM); None: chosen by measurement.
+            (`ringside.engine.algorithm.AlgorithmSpec`; default RINGSIDE_ALGORITHM); None: chosen by measurement.
         wire_dtype: `bfloat16` or `float16`: how float32 elements travel between hosts (default RINGSIDE_WIRE_DTYPE);
             the error is stated in `ringside.engine.net.exchange.compression`.
         reproducible: Results do not depend on algorithm, message size, bucket layout or the ranks' hosts: every
@@ -110,12 +110,12 @@ class Communicator(Collectives):
         self._store = store
         self._splits = itertools.count(1)
         objection = "" if _core.available() else "the native core is not installed"
-        offer = own_offer(options.agreed(), objection, machine, problem)
-        offers = exchange_offers(store, rank, size, offer, timeout_s=options.settings.timeout_s)
-        self.roster: Roster = make_roster(rank, offers)
+        offer = own_rank_info(options.agreed(), objection, machine, problem)
+        offers = exchange_rank_infos(store, rank, size, offer, timeout_s=options.settings.timeout_s)
+        self.roster: RankMap = make_rank_map(rank, offers)
         self._begin()
         self.local: HostCommunicator | None = None
-        self._between: Between | None = None
+        self._between: BetweenHosts | None = None
         _at_exit.add(self)
         try:
             self._open()
@@ -133,7 +133,7 @@ class Communicator(Collectives):
             self._stay_inside(self.local)
             return
         across = open_across(self._store, self.roster, self.settings, self.local, switch=switch)
-        self._between = Between(across, self._options)
+        self._between = BetweenHosts(across, self._options)
         self.log: AcrossLog | CollectiveLog = self._between.log
         self._between.start()
 
@@ -142,7 +142,7 @@ class Communicator(Collectives):
         names = [name for name, value in vars(Collectives).items() if callable(value) and not name.startswith("_")]
         for name in (*names, "all_reduce_storage", "barrier", "empty", "split", "submit"):
             setattr(self, name, getattr(local, name))
-        self.all_reduce = Inside(local, self._options, self._device).all_reduce  # type: ignore[method-assign]
+        self.all_reduce = OneHost(local, self._options, self._device).all_reduce  # type: ignore[method-assign]
         self.log = local.log
 
     # -------------------------------------------------------------------------------------------- collectives
@@ -238,7 +238,7 @@ class Communicator(Collectives):
     def barrier(self) -> None:
         """Return when every rank has called it."""
         nothing = Flat(0, 0, 0, (0,), None)
-        self._perform(Call("barrier", nothing, 0), lambda: None, False)
+        self._perform(CoreRequest("barrier", nothing, 0), lambda: None, False)
 
     def empty(self, shape: int | Sequence[int], dtype: Any = np.float32) -> Any:
         """Return a new zero-filled tensor in memory that the ranks of this host have mapped; all call it alike.
@@ -315,7 +315,7 @@ class Communicator(Collectives):
         return 0.0 if selector is None else selector.startup_s
 
     @property
-    def hops(self) -> list[Hop]:
+    def hops(self) -> list[LinkBuffers]:
         """What each message between hosts took, the latest 65,536: time to first byte, first to last byte."""
         return [] if self._between is None else list(self._between.across.exchange.hops)
 
@@ -341,7 +341,7 @@ class Communicator(Collectives):
 
     # -------------------------------------------------------------------------------------------- inside
 
-    def _perform(self, call: Call, result: Callable[[], Any], async_op: bool) -> Any:
+    def _perform(self, call: CoreRequest, result: Callable[[], Any], async_op: bool) -> Any:
         def job() -> Any:
             self.carry(call, 0, False)
             call.flat.write_back()
@@ -349,12 +349,12 @@ class Communicator(Collectives):
 
         return self._in_turn(job, async_op)
 
-    def carry(self, call: Call, stamp_ns: int, background: bool, storage: Storage | None = None) -> None:
+    def carry(self, call: CoreRequest, stamp_ns: int, background: bool, storage: Storage | None = None) -> None:
         """Carry out a collective on the thread that calls; see `Collectives`."""
         carry_out(self._several.across, call, canonical=self._options.reproducible)
 
     @property
-    def _several(self) -> Between:
+    def _several(self) -> BetweenHosts:
         assert self._between is not None, "on one host the communicator of that host is called"
         return self._between
 

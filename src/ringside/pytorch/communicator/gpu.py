@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringside.engine.algorithm import NATIVE, Choice
+from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.dtypes import DTYPES, FLOATING, dtype_code, is_allowed, op_code, own_weight
 from ringside.engine.net.exchange.device import DevicePeers
 from ringside.engine.net.exchange.plan import plan_messages
@@ -54,7 +54,7 @@ class OnDevice:
         choice: How, as the communicator was asked for; None: by the group's own collective, which on NCCL wins.
     """
 
-    def __init__(self, group: dist.ProcessGroup, choice: Choice | None) -> None:
+    def __init__(self, group: dist.ProcessGroup, choice: AlgorithmSpec | None) -> None:
         self._group, self._choice = group, choice
         self._peers = DevicePeers(group)
 
@@ -110,7 +110,7 @@ class OnDevice:
             if algorithm.ranks != self._peers.size:
                 raise UsageError(f"a schedule of {algorithm.ranks} ranks among {self._peers.size}")
             return algorithm
-        choice = Choice.parse(algorithm) if algorithm else self._choice
+        choice = AlgorithmSpec.parse(algorithm) if algorithm else self._choice
         if choice is None or choice.algorithm == NATIVE:
             return None
         if choice.over != "ranks":

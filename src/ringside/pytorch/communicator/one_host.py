@@ -6,18 +6,18 @@ from typing import Any
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ringside.engine import Communicator as HostCommunicator
-from ringside.engine.algorithm import NATIVE, Choice, refuse_other_orders
+from ringside.engine import HostCommunicator
+from ringside.engine.algorithm import NATIVE, AlgorithmSpec, refuse_other_orders
 from ringside.engine.buffers import flatten
 from ringside.engine.net.attribution import explain
 from ringside.engine.net.exchange.exchange import Exchange
-from ringside.engine.net.hierarchical import Across
-from ringside.engine.net.host_slices import LocalLanes
-from ringside.engine.net.rank_map import Roster
+from ringside.engine.net.hierarchical import HierarchicalEngine
+from ringside.engine.net.host_slices import HostSlices
+from ringside.engine.net.rank_map import RankMap
 from ringside.engine.settings import Settings
 from ringside.engine.transports.base import LinkError
-from ringside.engine.transports.gloo import TorchPeerToPeer
-from ringside.engine.transports.gloo_all_reduce import TorchNative
+from ringside.engine.transports.gloo import GlooTransport
+from ringside.engine.transports.gloo_all_reduce import GlooAllReduce
 from ringside.errors import UnsupportedError
 from ringside.pytorch.communicator.gpu import OnDevice, on_device
 from ringside.pytorch.communicator.options import Options
@@ -27,7 +27,7 @@ from ringside.schedule import Schedule
 _PATHS = ("one_shot", "direct")  # inside a host these are ways of their own, not programs
 
 
-class Inside:
+class OneHost:
     """Gives all-reduces to the host's communicator; there is nothing between hosts that a choice could be about.
 
     Args:
@@ -52,7 +52,7 @@ class Inside:
             return self._device.all_reduce(x, op, async_op, algorithm=algorithm, **how)
 
     def _way(self, algorithm: str | None, x: Any) -> str | Schedule | None:
-        choice = Choice.parse(algorithm) if algorithm else self._options.choice
+        choice = AlgorithmSpec.parse(algorithm) if algorithm else self._options.choice
         if choice is None or choice.over != "ranks" or choice.algorithm == NATIVE:
             return None
         if self._options.reproducible:
@@ -64,7 +64,7 @@ class Inside:
 # What a communicator is made of: the memory of each host, and what carries messages between hosts.
 
 
-def open_local(roster: Roster, settings: Settings) -> HostCommunicator | None:
+def open_local(roster: RankMap, settings: Settings) -> HostCommunicator | None:
     """Return the communicator of this host's ranks, who all make it; None where there is one rank."""
     if roster.local_size == 1:
         return None
@@ -72,8 +72,8 @@ def open_local(roster: Roster, settings: Settings) -> HostCommunicator | None:
 
 
 def open_across(
-    store: Store, roster: Roster, settings: Settings, local: HostCommunicator | None, *, switch: bool
-) -> Across:
+    store: Store, roster: RankMap, settings: Settings, local: HostCommunicator | None, *, switch: bool
+) -> HierarchicalEngine:
     """Return what carries all-reduces out between hosts. A collective of all ranks.
 
     Args:
@@ -90,18 +90,20 @@ def open_across(
     if switch:
         messages = join_switch(store, roster, settings.message_bytes)
     try:
-        transport = TorchPeerToPeer(messages, roster.rank, roster.size + switch, timeout_s=settings.timeout_s)
+        transport = GlooTransport(messages, roster.rank, roster.size + switch, timeout_s=settings.timeout_s)
     except LinkError as error:
         raise explain("connecting", error.cause, error, roster, settings.timeout_s) from error
-    native = TorchNative(
+    native = GlooAllReduce(
         PrefixStore("native", store),
         roster.rank,
         roster.size,
         timeout_s=settings.timeout_s,
         has_lost=transport.has_lost,
     )
-    lanes = LocalLanes(local) if local is not None else None
+    lanes = HostSlices(local) if local is not None else None
     exchange = Exchange(transport, segment_bytes=settings.message_bytes)
-    across = Across(roster, exchange, lanes, native, timeout_s=settings.timeout_s, block_bytes=settings.block_bytes)
+    across = HierarchicalEngine(
+        roster, exchange, lanes, native, timeout_s=settings.timeout_s, block_bytes=settings.block_bytes
+    )
     across.on_timeout = (transport.set_timeout, native.set_timeout)
     return across

@@ -8,8 +8,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ringside.engine.algorithm import Choice
-from ringside.engine.net.exchange.compression import Wire
+from ringside.engine.algorithm import AlgorithmSpec
+from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.settings import Settings
 from ringside.errors import UsageError
 
@@ -21,8 +21,8 @@ class Options:
         self, settings: Settings, algorithm: str | None, wire_dtype: str | None, reproducible: bool, switch: bool
     ) -> None:
         self.settings = settings
-        self.choice = Choice.parse(algorithm) if algorithm else None
-        self.wire = Wire(wire_dtype) if wire_dtype else None  # type: ignore[arg-type]
+        self.choice = AlgorithmSpec.parse(algorithm) if algorithm else None
+        self.wire = WireCompression(wire_dtype) if wire_dtype else None  # type: ignore[arg-type]
         self.reproducible, self.switch = reproducible, switch
         self.selection = os.environ.get("RINGSIDE_SELECTION") or "measured"
         if reproducible and self.wire is not None:

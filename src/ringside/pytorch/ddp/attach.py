@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ringside.engine import Communicator, Settings
+from ringside.engine import HostCommunicator, Settings
 from ringside.errors import UnsupportedError, UsageError
 from ringside.monitor.alerts.settings import digest_steps
 from ringside.pytorch.communicator.communicator import Communicator as GroupCommunicator
@@ -25,13 +25,13 @@ from ringside.pytorch.ddp.bucket_memory import finish_backward
 from ringside.pytorch.ddp.cuda_events import marker_of
 from ringside.pytorch.ddp.ddp_methods import change_methods, holders, own_hook, put_hook
 from ringside.pytorch.ddp.hook import GradientHook
-from ringside.pytorch.ddp.reducers import Carrier, NativeCarrier, RingsideCarrier, UserHook
+from ringside.pytorch.ddp.reducers import BucketReducer, NativeReducer, RingsideReducer, UserHook
 from ringside.pytorch.hang_watch.watch import board_of
-from ringside.pytorch.isolation import Fuse
+from ringside.pytorch.isolation import Guard
 from ringside.pytorch.recording import session as sessions
-from ringside.pytorch.recording.parameter_digests import Digests, agree_on_digests, shared_parameters
+from ringside.pytorch.recording.parameter_digests import ParameterDigests, agree_on_digests, shared_parameters
 from ringside.pytorch.recording.session import Session
-from ringside.pytorch.store import Decision, OwnTimeout, decide, first_problem
+from ringside.pytorch.store import EngineDecision, OwnTimeout, decide, first_problem
 
 ENGINES = ("auto", "ringside", "native")
 
@@ -51,22 +51,22 @@ class Attachment:
     def __init__(
         self,
         model: DistributedDataParallel,
-        decision: Decision,
-        carrier: Carrier,
+        decision: EngineDecision,
+        carrier: BucketReducer,
         session: Session | None,
         digest_every: int = 0,
     ) -> None:
         self._model = weakref.ref(model)  # whose attachment it is in `ddp_methods.holders` while it lives
         self._group = model.process_group
         self.session = session
-        self._digests: Digests | None = None
+        self._digests: ParameterDigests | None = None
         if session is not None and digest_every and session.size > 1:
             self._digests = session.compare(shared_parameters(model), digest_every, type(model.module).__name__)
         self.why = decision.why
         self.engine = "ringside" if decision.engine == "ringside" else str(dist.get_backend(self._group))
         self.count_work: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
         self._clock = session.clock if session is not None else _idle_clock()
-        self._fuse = session.fuse if session is not None else Fuse("timing the steps of this rank")
+        self._fuse = session.fuse if session is not None else Guard("timing the steps of this rank")
         static, leaves = model.static_graph, model.static_graph or not model.find_unused_parameters
         self._hook = own_hook(model) or GradientHook(carrier, self._clock, delayed=static, leaves=leaves)
         change_methods()
@@ -106,7 +106,7 @@ class Attachment:
             return False
         return wish == "auto" or (wish == "ringside") == (self.engine == "ringside")
 
-    def _take_place(self, model: DistributedDataParallel, carrier: Carrier) -> None:
+    def _take_place(self, model: DistributedDataParallel, carrier: BucketReducer) -> None:
         """Let our hook carry the model's gradients, unless the script has put one of its own there first."""
         hook = self._hook
         marker = marker_of(model) if self.session is not None else None
@@ -122,14 +122,14 @@ class Attachment:
         if watch is not None and any(parameter.is_cuda for parameter in model.parameters()):
             watch.pending = hook.pending
         for watched in (carrier, hook.carrier):
-            if isinstance(watched, NativeCarrier):
+            if isinstance(watched, NativeReducer):
                 watched.marks = hook.marks
         if hook.user is not None:
             self._only_watch("the script registered its own communication hook")
             return
         hook.carrier = carrier
         reducer = model.reducer
-        if isinstance(carrier, RingsideCarrier):
+        if isinstance(carrier, RingsideReducer):
             carrier.share_buckets(model, lambda: hook.backwards)
             if self.session is not None:
                 carrier.on_memory = functools.partial(
@@ -170,7 +170,7 @@ class Attachment:
         if dist.get_rank() == 0:
             _log.warning("ringside only watches this model: %s", self.why)
 
-    def _compare_replicas(self, digests: Digests) -> None:
+    def _compare_replicas(self, digests: ParameterDigests) -> None:
         """Before a forward pass all updates are done, and buffers not yet touched: replicas must be the same."""
         # With a communication hook of the script's own replicas may rightly differ, as with local SGD.
         if self._hook.user is not None or self.session is None or self.session.is_aside:
@@ -271,7 +271,7 @@ def _watched(run_dir: str | os.PathLike[str] | None, engine: str) -> Session | N
     try:
         return sessions.begin(run_dir, engine)
     except Exception as error:
-        Fuse("watching this rank").blow(error)
+        Guard("watching this rank").blow(error)
         return None
 
 
@@ -320,13 +320,13 @@ def _objection(model: DistributedDataParallel) -> str:
     return ""
 
 
-def _open(model: DistributedDataParallel, wish: str) -> tuple[Decision, Carrier]:
+def _open(model: DistributedDataParallel, wish: str) -> tuple[EngineDecision, BucketReducer]:
     """Agree on who carries the gradients and open it; where one rank cannot, nobody does. A collective."""
     group = model.process_group
     decision = decide(group, wish, _objection(model))
     if decision.engine != "ringside":
-        return decision, NativeCarrier(group)
-    communicator: Communicator | GroupCommunicator | None = None
+        return decision, NativeReducer(group)
+    communicator: HostCommunicator | GroupCommunicator | None = None
     problem = ""
     try:
         communicator = _communicator(group, decision)
@@ -334,24 +334,24 @@ def _open(model: DistributedDataParallel, wish: str) -> tuple[Decision, Carrier]
         problem = str(error) or type(error).__name__
     problem = first_problem(group, problem)
     if communicator is not None and not problem:
-        return decision, RingsideCarrier(communicator, group)
+        return decision, RingsideReducer(communicator, group)
     if communicator is not None:
         communicator.close()
-    return Decision("native", why=problem), NativeCarrier(group)
+    return EngineDecision("native", why=problem), NativeReducer(group)
 
 
-def _communicator(group: dist.ProcessGroup, decision: Decision) -> Communicator | GroupCommunicator:
+def _communicator(group: dist.ProcessGroup, decision: EngineDecision) -> HostCommunicator | GroupCommunicator:
     timeout_s = OwnTimeout(group).seconds()
     if decision.hosts > 1:
         return GroupCommunicator(group, timeout_s=timeout_s)
     settings = Settings.of_environment(timeout_s=timeout_s)
-    return Communicator(decision.key, dist.get_rank(group), dist.get_world_size(group), settings)
+    return HostCommunicator(decision.key, dist.get_rank(group), dist.get_world_size(group), settings)
 
 
-_carriers: weakref.WeakSet[Carrier] = weakref.WeakSet()
+_carriers: weakref.WeakSet[BucketReducer] = weakref.WeakSet()
 
 
-def _leave_at_exit(carrier: Carrier) -> None:
+def _leave_at_exit(carrier: BucketReducer) -> None:
     """See to it that at exit peers learn that this rank leaves before its session says its good-byes to them."""
     _carriers.add(carrier)
     atexit.unregister(_leave)  # exit handlers run last to first, and the session's must come after this one

@@ -12,7 +12,7 @@ Done = Callable[[Exception | None], None]
 """Told once how a bucket ended."""
 
 
-class Pipeline:
+class BucketPipeline:
     """Finishes a bucket when the next one is begun, or when it is the last of its backward.
 
     Which one is begun or finished when depends on nothing but the order of the buckets, so all ranks do the same. A

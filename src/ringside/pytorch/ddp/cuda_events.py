@@ -24,7 +24,7 @@ Exchange = Callable[[int], int]
 """Sets this thread's mode towards captures, and returns the one before."""
 
 
-class CudaMarker:
+class CudaEvents:
     """Sets marks on the current stream of one device; see `ringside.monitor.step_clock.device_events.Marker`.
 
     Args:
@@ -64,7 +64,7 @@ class CudaMarker:
                 self._exchange(before)
 
 
-def marker_of(model: torch.nn.Module) -> CudaMarker | None:
+def marker_of(model: torch.nn.Module) -> CudaEvents | None:
     """Return what sets marks on the one CUDA device that a model is on; None: the host's clock has to do."""
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) != 1 or next(iter(devices)).type != "cuda":
@@ -76,7 +76,7 @@ def marker_of(model: torch.nn.Module) -> CudaMarker | None:
             "libcudart, without which events cannot be asked for beside graph captures"
         )
         return None
-    return CudaMarker(next(iter(devices)), _exchange_by(path))
+    return CudaEvents(next(iter(devices)), _exchange_by(path))
 
 
 def runtime_in(maps: str) -> str | None:

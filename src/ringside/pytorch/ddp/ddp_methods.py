@@ -25,7 +25,7 @@ from ringside.pytorch.ddp.hook import GradientHook
 from ringside.pytorch.ddp.reducers import UserHook
 
 
-class Holder(Protocol):
+class MethodHolder(Protocol):
     """What holds a model, and must not keep it alive."""
 
     def forward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -93,7 +93,7 @@ def change_methods() -> None:
 
 def _watched_forward(stock: Callable[..., Any]) -> Callable[..., Any]:
     def forward(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
-        holder: Holder | None = holders.get(self)
+        holder: MethodHolder | None = holders.get(self)
         if holder is None:
             output = stock(self, *inputs, **kwargs)
             ours = own_hook(self)
@@ -110,7 +110,7 @@ def _watched_forward(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 def _timed_buffers(stock: Callable[..., None]) -> Callable[..., None]:
     def _sync_buffers(self: DistributedDataParallel) -> None:
-        holder: Holder | None = holders.get(self)
+        holder: MethodHolder | None = holders.get(self)
         if holder is None:
             stock(self)
             return
@@ -168,6 +168,6 @@ def _yielding_builtin(stock: Callable[..., None]) -> Callable[..., None]:
 def _yield(model: DistributedDataParallel, ours: GradientHook, state: object, hook: UserHook, name: str) -> None:
     ours.yield_to(model.process_group, state, hook)
     model.logger._set_comm_hook_name(name)  # type: ignore[union-attr]
-    holder: Holder | None = holders.get(model)
+    holder: MethodHolder | None = holders.get(model)
     if holder is not None:
         holder.yields(hook)

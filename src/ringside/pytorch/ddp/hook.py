@@ -17,10 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 from ringside.engine.runtime.interrupts import ctrl_c
 from ringside.errors import ClosedError
 from ringside.monitor.step_clock.clock import StepClock
-from ringside.monitor.step_clock.device_events import Marks
-from ringside.pytorch.ddp.reducers import Carrier, HookCarrier, NativeCarrier, UserHook
-from ringside.pytorch.hang_watch.board import Board, NoBoard
-from ringside.pytorch.isolation import Fuse
+from ringside.monitor.step_clock.device_events import DeviceEvents
+from ringside.pytorch.ddp.reducers import BucketReducer, NativeReducer, UserHook, UserHookReducer
+from ringside.pytorch.hang_watch.board import NoBoard, ProgressPage
+from ringside.pytorch.isolation import Guard
 
 
 class GradientHook:
@@ -50,16 +50,16 @@ class GradientHook:
         is_unfinished: DDP has not ended a backward that failed.
     """
 
-    def __init__(self, carrier: Carrier, clock: StepClock, *, delayed: bool = False, leaves: bool = True) -> None:
+    def __init__(self, carrier: BucketReducer, clock: StepClock, *, delayed: bool = False, leaves: bool = True) -> None:
         self.carrier = carrier
         self.clock = clock
-        self.board: Board | NoBoard = NoBoard()
-        self.marks: Marks | None = None
+        self.board: ProgressPage | NoBoard = NoBoard()
+        self.marks: DeviceEvents | None = None
         self.going_on: Future[list[torch.Tensor]] | None = None
         self.backwards = 0
         self.given_up, self.is_unfinished = "", False
-        self.fuse = Fuse("timing the steps of this rank")
-        self._boards = Fuse("the hang watch of this rank")
+        self.fuse = Guard("timing the steps of this rank")
+        self._boards = Guard("the hang watch of this rank")
         self._delayed, self._leaves = delayed, leaves
         self._queued = self._expects = self._begun = self._is_handed_over = False
         self._problem: BaseException | None = None
@@ -124,15 +124,15 @@ class GradientHook:
         return 1.0 / float(self.going_on.wait()[0])
 
     @property
-    def user(self) -> HookCarrier | None:
+    def user(self) -> UserHookReducer | None:
         """The user's own hook, where that carries the buckets."""
-        return self.carrier if isinstance(self.carrier, HookCarrier) else None
+        return self.carrier if isinstance(self.carrier, UserHookReducer) else None
 
     def yield_to(self, group: dist.ProcessGroup, state: Any, hook: UserHook) -> None:
         """Let a hook of the user's own carry the buckets from now on, and only watch it."""
         self.given_up = ""
         self.carrier.close()
-        self.carrier = HookCarrier(group, state, hook, self.carrier.counters)
+        self.carrier = UserHookReducer(group, state, hook, self.carrier.counters)
         self.carrier.marks = self.marks
 
     def rest(self, group: dist.ProcessGroup, clock: StepClock) -> None:
@@ -141,11 +141,11 @@ class GradientHook:
         self.given_up = ""
         if self.user is None:
             self.carrier.close()
-            self.carrier = NativeCarrier(group, self.carrier.counters)
+            self.carrier = NativeReducer(group, self.carrier.counters)
 
     def pending(self) -> bool:
         """Tell whether the group is still at work on what was handed over last (never known of a user's hook)."""
-        return isinstance(self.carrier, NativeCarrier) and self.carrier.pending()
+        return isinstance(self.carrier, NativeReducer) and self.carrier.pending()
 
     def _finish(self, *, is_delayed: bool = False) -> None:
         self._queued = False
@@ -157,7 +157,7 @@ class GradientHook:
         if not (left and _queue(functools.partial(self._wait, carrier, leaves, left=True))):
             self._wait(carrier, leaves)
 
-    def _wait(self, carrier: Carrier, leaves: bool, *, left: bool = False) -> None:
+    def _wait(self, carrier: BucketReducer, leaves: bool, *, left: bool = False) -> None:
         try:
             ctrl_c.ends_wait = True
             carrier.wait()
@@ -197,7 +197,7 @@ class GradientHook:
         begun, self._begun, self._expects = self._begun, False, False
         return ctrl_c.end(begun=begun)
 
-    def _ended(self, carrier: Carrier, ago: float = 0.0) -> None:
+    def _ended(self, carrier: BucketReducer, ago: float = 0.0) -> None:
         self.fuse.run(self.clock.sync_ends, carrier.take, ago)
 
 

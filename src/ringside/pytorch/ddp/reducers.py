@@ -23,21 +23,21 @@ from torch.nn.parallel import DistributedDataParallel
 from ringside.engine.buffers import flatten
 from ringside.engine.runtime.interrupts import interruptible
 from ringside.engine.runtime.lifecycle import FINISH_S
-from ringside.engine.runtime.queue import PATIENCE_S, Turn, Turns
+from ringside.engine.runtime.queue import PATIENCE_S, CollectiveQueue, QueuedCollective
 from ringside.engine.settings import Settings
-from ringside.engine.shm.communicator import Communicator
+from ringside.engine.shm.communicator import HostCommunicator
 from ringside.engine.shm.log import PATHS, Totals
 from ringside.errors import UnsupportedError
-from ringside.monitor.job.collectives import CollectiveMeter, Span
-from ringside.monitor.step_clock.device_events import Marks
+from ringside.monitor.job.collectives import CollectiveMeter, CollectiveSpan
+from ringside.monitor.step_clock.device_events import DeviceEvents
 from ringside.monitor.step_clock.draft import SyncTimes, Told
 from ringside.pytorch.communicator.communicator import Communicator as GroupCommunicator
 from ringside.pytorch.ddp.bucket_memory import share_buckets
-from ringside.pytorch.ddp.bucket_pipeline import Pipeline
-from ringside.pytorch.shared_storage import Buckets
+from ringside.pytorch.ddp.bucket_pipeline import BucketPipeline
+from ringside.pytorch.shared_storage import SharedStorages
 from ringside.pytorch.store import OwnTimeout
 
-__all__ = ["LeftToDdp"]
+__all__ = ["DeferredErrors"]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ __all__ = ["LeftToDdp"]
 # afterwards.
 
 
-class LeftToDdp:
+class DeferredErrors:
     """What went wrong with the buckets of one backward.
 
     Errors come on whichever thread carried a bucket, the rest is called where backward runs.
@@ -98,7 +98,7 @@ def _nothing() -> SyncTimes:
     return SyncTimes(wait_seconds=math.nan)
 
 
-class Carrier(Protocol):
+class BucketReducer(Protocol):
     """Synchronises the gradients of one model.
 
     Attributes:
@@ -134,7 +134,7 @@ class Carrier(Protocol):
         """Let go of what the carrier holds, after or (at once) before what is under way is done."""
 
 
-class NativeCarrier:
+class NativeReducer:
     """The process group's own all-reduce, only watched.
 
     Attributes:
@@ -149,10 +149,10 @@ class NativeCarrier:
         self._name = str(dist.get_backend(group))
         self._under_way: list[Future[Any]] = []
         self._latest: dist.Work | None = None
-        self.marks: Marks | None = None
-        self._spans: deque[Span] = deque(maxlen=SPANS_KEPT)
+        self.marks: DeviceEvents | None = None
+        self._spans: deque[CollectiveSpan] = deque(maxlen=SPANS_KEPT)
         self._meter = CollectiveMeter()
-        self._left = LeftToDdp()
+        self._left = DeferredErrors()
         self._ended = 0.0
         self.counters: Counter[str] = Counter() if counters is None else counters
 
@@ -192,7 +192,7 @@ class NativeCarrier:
                     return buffer
                 raise
             if carrier is not None:
-                carrier._spans.append(Span(began, ended, size_bytes))
+                carrier._spans.append(CollectiveSpan(began, ended, size_bytes))
             tensor: torch.Tensor = value[0] if isinstance(value, list) else value
             return tensor
 
@@ -240,7 +240,7 @@ class NativeCarrier:
         spans, self._spans = self._spans, deque(maxlen=SPANS_KEPT)
         return functools.partial(self._told, spans, self.marks)
 
-    def _told(self, spans: Collection[Span], marks: Marks | None) -> SyncTimes:
+    def _told(self, spans: Collection[CollectiveSpan], marks: DeviceEvents | None) -> SyncTimes:
         if marks is not None:
             spans = marks.timed(spans)
         return SyncTimes(
@@ -260,7 +260,7 @@ class NativeCarrier:
         """Nothing is held."""
 
 
-class HookCarrier(NativeCarrier):
+class UserHookReducer(NativeReducer):
     """A communication hook of the user's own, only watched."""
 
     _leaves = False
@@ -275,7 +275,7 @@ class HookCarrier(NativeCarrier):
         return self._start(bucket, lambda: self._hook(self._state, bucket))
 
 
-class RingsideCarrier:
+class RingsideReducer:
     """Ringside's engine; the host's ranks map each other's buckets where those lie in shared memory.
 
     DDP's first buckets are private: it rebuilds them after the first backward, and then they are shared.
@@ -294,23 +294,25 @@ class RingsideCarrier:
 
     patience_s = PATIENCE_S
 
-    def __init__(self, communicator: Communicator | GroupCommunicator, group: dist.ProcessGroup) -> None:
+    def __init__(self, communicator: HostCommunicator | GroupCommunicator, group: dist.ProcessGroup) -> None:
         self.communicator = communicator
         self._timeout = OwnTimeout(group)
-        self._native = NativeCarrier(group)
-        self._buckets = Buckets(communicator.local if isinstance(communicator, GroupCommunicator) else communicator)
+        self._native = NativeReducer(group)
+        self._buckets = SharedStorages(
+            communicator.local if isinstance(communicator, GroupCommunicator) else communicator
+        )
         self._scale = 1.0 / communicator.size
         self._begin: Callable[..., Callable[[], None] | None] = communicator.all_reduce_storage
         self._interruptible: interruptible | None = None
         if isinstance(communicator, GroupCommunicator):
             self._begin, self._interruptible = communicator.begin_storage, communicator.interruptible()
         self.is_heard = self._is_given_up = False
-        self._left, self._ended = LeftToDdp(), 0.0
-        self._pipeline = Pipeline()
-        self._turns = Turns(f"ringside-{communicator.rank}-buckets", _REFUSAL)
-        self._under_way: list[Turn] = []
+        self._left, self._ended = DeferredErrors(), 0.0
+        self._pipeline = BucketPipeline()
+        self._turns = CollectiveQueue(f"ringside-{communicator.rank}-buckets", _REFUSAL)
+        self._under_way: list[QueuedCollective] = []
         self._buffers: list[tuple[Future[torch.Tensor], torch.Tensor]] = []  # of the backward under way
-        self._spans: deque[Span] = deque(maxlen=SPANS_KEPT)
+        self._spans: deque[CollectiveSpan] = deque(maxlen=SPANS_KEPT)
         self._meter = CollectiveMeter()
         self.counters = self._native.counters
         self.memory: dict[str, int] = {}
@@ -355,7 +357,7 @@ class RingsideCarrier:
             return self._begin(flat, storage, scale=scale, stamp_ns=stamp_ns)
 
         def done(error: Exception | None) -> None:
-            self._spans.append(Span(stamp_ns * 1e-9, time.monotonic(), size_bytes))
+            self._spans.append(CollectiveSpan(stamp_ns * 1e-9, time.monotonic(), size_bytes))
             self._ended = time.perf_counter()
             if error is not None and not left.takes(error):
                 problems.append(error)
@@ -431,7 +433,7 @@ class RingsideCarrier:
             self.counters[f"ringside/{name}"] += count
         return functools.partial(self._told, spans, totals, native)
 
-    def _told(self, spans: Collection[Span], totals: Totals, told: Told) -> SyncTimes:
+    def _told(self, spans: Collection[CollectiveSpan], totals: Totals, told: Told) -> SyncTimes:
         native, busy = told(), self._meter.add(spans)
         if not totals.collectives:
             return native
@@ -470,7 +472,9 @@ def _complete(future: Future[torch.Tensor], buffer: torch.Tensor) -> None:
             future.set_result(buffer)
 
 
-def _leave(turns: Turns, communicator: Communicator | GroupCommunicator, listening: interruptible | None) -> None:
+def _leave(
+    turns: CollectiveQueue, communicator: HostCommunicator | GroupCommunicator, listening: interruptible | None
+) -> None:
     """Leave the communicator of a carrier that is forgotten."""
     if listening is not None:
         listening.end()

@@ -19,7 +19,7 @@ import msgspec
 
 from ringside.errors import DeadlineError, MismatchError, PeerLostError, SyncError
 from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS, WARM_UP_PASSES
-from ringside.monitor.hang.rank_state import Call, Failure, Process, Standing
+from ringside.monitor.hang.rank_state import Failure, ProcessState, RankState, WaitingCall
 
 PAGE_BYTES = 8192
 CALLS_KEPT = 64
@@ -55,7 +55,7 @@ _ENTERED, _MOVED, _WAITING = _AT["entered"], _AT["moved_at"], _AT["waiting_since
 _encode, _decode_failure = msgspec.json.encode, msgspec.json.Decoder(Failure).decode
 
 
-class Board:
+class ProgressPage:
     """This rank's page, written by its training thread (`enters`, `waits`, `goes_on`, `fails`) and its watcher.
 
     Attributes:
@@ -127,9 +127,9 @@ class Board:
         raw = text.encode(errors="replace")[: room - _LENGTH.size]
         self._page[at : at + _LENGTH.size + len(raw)] = _LENGTH.pack(len(raw)) + raw
 
-    def view(self, rank: int) -> View:
+    def view(self, rank: int) -> ProgressView:
         """Return a reader of this page."""
-        return View(rank, self._page)
+        return ProgressView(rank, self._page)
 
     def close(self) -> None:
         """Let go of the page; the training thread may go on writing, and nobody reads it any more.
@@ -164,7 +164,7 @@ def _failure_kind(error: BaseException) -> str:
     return next((name for kind, name in kinds.items() if isinstance(error, kind)), "other")
 
 
-class View:
+class ProgressView:
     """A reader of one rank's page.
 
     Args:
@@ -177,7 +177,7 @@ class View:
         self._page = page
 
     @classmethod
-    def of_process(cls, rank: int, pid: int, fd: int) -> View:
+    def of_process(cls, rank: int, pid: int, fd: int) -> ProgressView:
         """Map the page of another process of this host.
 
         Raises:
@@ -203,7 +203,7 @@ class View:
         length = min(_LENGTH.unpack_from(self._page, at)[0], room - _LENGTH.size)
         return bytes(self._page[at + _LENGTH.size : at + _LENGTH.size + length]).decode(errors="replace")
 
-    def standing(self, now: float, process: Process | None = None) -> Standing:
+    def standing(self, now: float, process: ProcessState | None = None) -> RankState:
         """Return where the rank stands.
 
         Args:
@@ -213,7 +213,7 @@ class View:
         head = dict(zip(_FIELDS, _HEAD.unpack_from(self._page), strict=True))
         waiting = head["waiting_since"] or head["call_since"]
         call = "" if head["waiting_since"] or not head["call_since"] else self.text("call")
-        return Standing(
+        return RankState(
             rank=self.rank,
             step=head["step"],
             entered=head["entered"],
@@ -228,7 +228,7 @@ class View:
             where=self.text("where"),
             silent_s=max(now - head["beat_at"], 0.0),
             left=bool(head["left"]),
-            process=process or Process(),
+            process=process or ProcessState(),
             failure=self._failure(),
         )
 
@@ -237,12 +237,12 @@ class View:
         if isinstance(self._page, mmap.mmap):
             self._page.close()
 
-    def _calls(self, entered: int) -> list[Call]:
+    def _calls(self, entered: int) -> list[WaitingCall]:
         calls = []
         for seq in range(max(entered - _NEWEST, 0) + 1, entered + 1):
             number, size_bytes, op = _CALL.unpack_from(self._page, _CALLS_AT + seq % CALLS_KEPT * 24)
             if number == seq:
-                calls.append(Call(seq, OPS[op % len(OPS)], size_bytes))
+                calls.append(WaitingCall(seq, OPS[op % len(OPS)], size_bytes))
         return calls
 
     def _failure(self) -> Failure | None:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from ringside.monitor.hang.rank_state import Observer, Process, Standing
-from ringside.pytorch.hang_watch.board import Board, View
+from ringside.monitor.hang.rank_state import Observer, ProcessState, RankState
+from ringside.pytorch.hang_watch.board import ProgressPage, ProgressView
 from ringside.pytorch.hang_watch.stacks import ask, written
 
 FRESH_S = 2.0
@@ -24,13 +24,13 @@ OWN_STACKS_S = 0.8
 ASKED_STACKS_S = 0.5
 POLL_S = 0.02
 
-_HERE = Process(state="S")
+_HERE = ProcessState(state="S")
 """A process of this host that there is no reason to ask the kernel about."""
 
 _log = logging.getLogger("ringside")
 
 
-class Hello(msgspec.Struct, frozen=True, array_like=True):
+class RankHandle(msgspec.Struct, frozen=True, array_like=True):
     """How one rank can be seen.
 
     Args:
@@ -65,8 +65,8 @@ def path_of_text(text: str) -> Path:
 
 
 class _Peer(NamedTuple):
-    hello: Hello
-    view: View
+    hello: RankHandle
+    view: ProgressView
     observer: Observer
 
 
@@ -79,13 +79,13 @@ class Host:
         hellos: The ranks of this host.
     """
 
-    def __init__(self, rank: int, board: Board, hellos: Sequence[Hello]) -> None:
+    def __init__(self, rank: int, board: ProgressPage, hellos: Sequence[RankHandle]) -> None:
         self._rank = rank
         self._peers: dict[int, _Peer] = {}
         for hello in hellos:
             try:
                 own = hello.rank == rank
-                view = board.view(rank) if own else View.of_process(hello.rank, hello.pid, hello.board)
+                view = board.view(rank) if own else ProgressView.of_process(hello.rank, hello.pid, hello.board)
             except OSError as error:
                 _log.info("the hang watch cannot see rank %d (%s)", hello.rank, error)
                 continue
@@ -113,7 +113,7 @@ class Host:
         """Return the number of the hang that a rank says is going on; 0: none."""
         return int(self._peers[rank].view.number("episode")) if rank in self._peers else 0
 
-    def standings(self, now: float, *, ask_kernel: bool = False) -> list[Standing]:
+    def standings(self, now: float, *, ask_kernel: bool = False) -> list[RankState]:
         """Return where the ranks of this host stand."""
         seen = [(peer, peer.view.standing(now)) for peer in self._peers.values()]
         someone_waits = ask_kernel or any(standing.waiting_s > LOOK_S for _, standing in seen)

@@ -55,7 +55,7 @@ _TENSORS = ("tensor", "input_tensor", "output_tensor", "input", "output")
 _DEEPEST = 400
 
 
-class Place(NamedTuple):
+class StackPlace(NamedTuple):
     """Where a thread is.
 
     Args:
@@ -69,7 +69,7 @@ class Place(NamedTuple):
     where: str
 
 
-def place_of(thread: int) -> Place:
+def place_of(thread: int) -> StackPlace:
     """Return where a thread of this process is.
 
     Args:
@@ -86,7 +86,7 @@ def place_of(thread: int) -> Place:
             where = _line(frame)
         innermost = innermost or _line(frame)
         frame, depth = frame.f_back, depth + 1
-    return Place(call, size_bytes, where or innermost)
+    return StackPlace(call, size_bytes, where or innermost)
 
 
 def _call_of(frame: FrameType) -> str:

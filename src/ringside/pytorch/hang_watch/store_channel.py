@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 from torch.distributed.distributed_c10d import Store
 
-from ringside.monitor.hang.rank_state import Standing
+from ringside.monitor.hang.rank_state import RankState
 
 MAIL_S = 0.5
 FRESH_S = 4.0
@@ -22,7 +22,7 @@ FRESH_S = 4.0
 _log = logging.getLogger("ringside")
 
 
-class Letter(msgspec.Struct, array_like=True):
+class HostReport(msgspec.Struct, array_like=True):
     """What one host says.
 
     Args:
@@ -33,15 +33,15 @@ class Letter(msgspec.Struct, array_like=True):
 
     number: int = 0
     episode: int = 0
-    standings: list[Standing] = []
+    standings: list[RankState] = []
 
 
 _encode = msgspec.msgpack.Encoder().encode
-letter_of = msgspec.msgpack.Decoder(Letter).decode
+letter_of = msgspec.msgpack.Decoder(HostReport).decode
 _texts = msgspec.msgpack.Decoder(dict[int, str]).decode
 
 
-class Mail:
+class StoreChannel:
     """One host's end; only the rank that speaks for the host sends and receives.
 
     Args:
@@ -56,9 +56,9 @@ class Mail:
     def __init__(self, store: Store, host: int, ranks: Sequence[Sequence[int]]) -> None:
         self._store, self.host, self._ranks = store, host, ranks
         self._guard = threading.Lock()
-        self._own: Letter | None = None
+        self._own: HostReport | None = None
         self._stacks: list[tuple[int, dict[int, str]]] = []
-        self._heard: dict[int, tuple[float, Letter]] = {}
+        self._heard: dict[int, tuple[float, HostReport]] = {}
         self._answered = self._began = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ringside-watch-mail", daemon=True)
@@ -69,17 +69,17 @@ class Mail:
         """Whether another host has said where its ranks stand."""
         return bool(self._heard)
 
-    def post(self, standings: list[Standing], episode: int) -> None:
+    def post(self, standings: list[RankState], episode: int) -> None:
         """Say from now on, until the next call, that the ranks of this host stand so."""
         with self._guard:
             number = self._own.number + 1 if self._own is not None else 1
-            self._own = Letter(number, episode, standings)
+            self._own = HostReport(number, episode, standings)
 
     def announce(self, episode: int) -> None:
         """Say at once which hang is going on; 0: none."""
         with self._guard:
             if self._own is not None:
-                self._own = Letter(self._own.number + 1, episode, self._own.standings)
+                self._own = HostReport(self._own.number + 1, episode, self._own.standings)
 
     def post_stacks(self, episode: int, texts: dict[int, str]) -> None:
         """Hand the stacks of this host's ranks to the host that speaks for the job."""
@@ -97,11 +97,11 @@ class Mail:
         with self._guard:
             return self._heard[host][1].episode if host in self._heard else 0
 
-    def others(self, now: float) -> list[Standing]:
+    def others(self, now: float) -> list[RankState]:
         """Return where the ranks of the other hosts stand, as far as was heard; what is old is silent."""
         with self._guard:
             heard = dict(self._heard)
-        standings: list[Standing] = []
+        standings: list[RankState] = []
         for host, ranks in enumerate(self._ranks):
             if host == self.host:
                 continue
@@ -110,7 +110,7 @@ class Mail:
                 standings += [_aged(standing, now - at) for standing in letter.standings]
             else:
                 standings += [
-                    Standing(rank=rank, entered=-1, still_s=now - self._began, silent_s=now - self._began)
+                    RankState(rank=rank, entered=-1, still_s=now - self._began, silent_s=now - self._began)
                     for rank in ranks
                 ]
         return standings
@@ -176,7 +176,7 @@ class Mail:
         return True
 
 
-def _aged(standing: Standing, age_s: float) -> Standing:
+def _aged(standing: RankState, age_s: float) -> RankState:
     """Return a standing as it is after so many seconds in which nothing was heard; its kernel cannot be asked."""
     old = age_s > FRESH_S
     process = msgspec.structs.replace(standing.process, state="") if old else standing.process

@@ -21,15 +21,15 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.files import append_to_file, replace_file
 from ringside.monitor.hang.attribution import LIMIT_S
-from ringside.monitor.hang.detector import Change, HangWatch
-from ringside.monitor.hang.rank_state import Standing, read_stat
+from ringside.monitor.hang.detector import HangChange, HangDetector
+from ringside.monitor.hang.rank_state import RankState, read_stat
 from ringside.monitor.hang.verdict_text import STACKS
 from ringside.monitor.run.directory import EVENTS, RUN, finite
 from ringside.monitor.verdict import Verdict, headline
-from ringside.pytorch.hang_watch.board import Board, NoBoard
-from ringside.pytorch.hang_watch.host import Hello, Host, path_as_text, path_of_text
+from ringside.pytorch.hang_watch.board import NoBoard, ProgressPage
+from ringside.pytorch.hang_watch.host import Host, RankHandle, path_as_text, path_of_text
 from ringside.pytorch.hang_watch.stacks import Stacks, place_of
-from ringside.pytorch.hang_watch.store_channel import Mail
+from ringside.pytorch.hang_watch.store_channel import StoreChannel
 
 TICK_S = 0.25
 STILL_S = 0.8
@@ -42,12 +42,12 @@ STORE_SILENT_S = 2.0
 _log = logging.getLogger("ringside")
 _NOBODY = NoBoard()
 _encode = msgspec.msgpack.Encoder().encode
-_hello = msgspec.msgpack.Decoder(Hello).decode
-_hellos = msgspec.msgpack.Decoder(list[Hello]).decode
+_hello = msgspec.msgpack.Decoder(RankHandle).decode
+_hellos = msgspec.msgpack.Decoder(list[RankHandle]).decode
 Tell = Callable[[str, dict[str, Any]], None]
 
 
-class Watch:
+class HangWatch:
     """The watcher of this process.
 
     Args:
@@ -82,7 +82,7 @@ class Watch:
         tell: Tell | None,
         hang_s: float = LIMIT_S,
     ) -> None:
-        self.board = Board(hang_s=hang_s)
+        self.board = ProgressPage(hang_s=hang_s)
         self._hang_s = hang_s
         self.pending: Callable[[], bool] | None = None
         self._store = PrefixStore("watch", store)
@@ -93,9 +93,9 @@ class Watch:
         self.group = dist.group.WORLD
         self._host: Host | None = None
         self.met = threading.Event()
-        self.mail: Mail | None = None
-        self.hellos: list[Hello] = []
-        self._machine = HangWatch(limit_s=hang_s)
+        self.mail: StoreChannel | None = None
+        self.hellos: list[RankHandle] = []
+        self._machine = HangDetector(limit_s=hang_s)
         self._known = 0
         self._pending_since = 0.0
         self._dumped = 0
@@ -147,19 +147,19 @@ class Watch:
         elif not self._wait_for("all", None):
             return False
         self.hellos = _hellos(self._store.get("all"))
-        hosts: dict[str, list[Hello]] = {}
+        hosts: dict[str, list[RankHandle]] = {}
         for hello in self.hellos:
             hosts.setdefault(hello.host, []).append(hello)
         self._host = Host(self._rank, self.board, hosts.get(own.host, [own]))
         self.path = self.path or next((path_of_text(hello.path) for hello in self.hellos if hello.path), None)
         if len(hosts) > 1:
             ranks = [[hello.rank for hello in group] for group in hosts.values()]
-            self.mail = Mail(self._store, list(hosts).index(own.host), ranks)
+            self.mail = StoreChannel(self._store, list(hosts).index(own.host), ranks)
         self._machine = self._new_machine()
         self.met.set()
         return not self._ended.is_set()
 
-    def _gather(self, own: Hello) -> list[Hello]:
+    def _gather(self, own: RankHandle) -> list[RankHandle]:
         """Return the hellos of all ranks that come soon: a rank that watches no model never does."""
         hellos, deadline = [own], time.monotonic() + HELLO_S
         for rank in range(1, self._size):
@@ -175,16 +175,16 @@ class Watch:
             pause = min(pause * 1.5, 1.0)
         return True
 
-    def _own_hello(self) -> Hello:
+    def _own_hello(self) -> RankHandle:
         stat = read_stat(os.getpid())
         started = stat.started if stat is not None else 0
         path = path_as_text(self.path.absolute()) if self.path is not None else ""
         stacks = self.stacks
-        return Hello(self._rank, host_key(), os.getpid(), started, self.board.fd, stacks.fd, stacks.signal, path)
+        return RankHandle(self._rank, host_key(), os.getpid(), started, self.board.fd, stacks.fd, stacks.signal, path)
 
-    def _new_machine(self) -> HangWatch:
+    def _new_machine(self) -> HangDetector:
         pids = {hello.rank: hello.pid for hello in self.hellos}
-        return HangWatch([pids.get(rank, 0) for rank in range(self._size)], self._hang_s)
+        return HangDetector([pids.get(rank, 0) for rank in range(self._size)], self._hang_s)
 
     def tick(self, now: float) -> None:
         """Say where this rank stands, and look at the others where that is this rank's part; its thread calls it.
@@ -281,7 +281,7 @@ class Watch:
         elif self._machine.open is None:
             self._known = self._host.spoken
 
-    def _with_store(self, change: Change, now: float) -> Change:
+    def _with_store(self, change: HangChange, now: float) -> HangChange:
         """Say so where the job's store does not answer: what is known of other hosts is as old as that."""
         silence_s = self.mail.silence_s(now) if self.mail is not None else 0.0
         if silence_s < STORE_SILENT_S:
@@ -289,7 +289,7 @@ class Watch:
         verdict = change.verdict
         words = f"{verdict.cause}; the job's store has not answered for {silence_s:.1f} s"
         evidence = {**verdict.evidence, "store_silent_seconds": round(silence_s, 3)}
-        return Change(change.kind, msgspec.structs.replace(verdict, cause=words, evidence=evidence))
+        return HangChange(change.kind, msgspec.structs.replace(verdict, cause=words, evidence=evidence))
 
     def _hand_over(self, episode: int) -> None:
         """Give the speaking host the stacks of this host's ranks, once per hang."""
@@ -302,7 +302,7 @@ class Watch:
         self._dump(episode)
         self.mail.post_stacks(episode, self._host.stacks(episode, self._ended))
 
-    def _speak(self, change: Change) -> None:
+    def _speak(self, change: HangChange) -> None:
         assert self._host is not None
         if change.kind == "repaired":
             self.board.put("episode", 0)
@@ -346,7 +346,7 @@ class Watch:
 
     # -------------------------------------------------------------------------------------------- telling
 
-    def _put(self, change: Change) -> None:
+    def _put(self, change: HangChange) -> None:
         fields = {"step": change.verdict.detected_step, "verdict": msgspec.to_builtins(change.verdict)}
         self._event(change.kind, fields)
         if self._tell is None and change.kind == "verdict" and "RINGSIDE_LAUNCHED" not in os.environ:
@@ -382,7 +382,7 @@ class Watch:
             time.sleep(0.02)  # a process that ends gives no event that all its peers can wait for
 
 
-def _all_known(standings: list[Standing], rank: int) -> bool:
+def _all_known(standings: list[RankState], rank: int) -> bool:
     return all(standing.left or standing.process.gone for standing in standings if standing.rank != rank)
 
 
@@ -409,17 +409,17 @@ def begin(
     path: Path | None,
     tell: Tell | None,
     hang_s: float = LIMIT_S,
-) -> Watch | None:
+) -> HangWatch | None:
     """Return this process's watcher; None where it is turned off (RINGSIDE_WATCH=off), not needed or cannot be."""
     if size < 2 or os.environ.get("RINGSIDE_WATCH", "").lower() in ("off", "0"):
         return None
     try:
-        return Watch(store, rank, size, step=step, path=path, tell=tell, hang_s=hang_s)
+        return HangWatch(store, rank, size, step=step, path=path, tell=tell, hang_s=hang_s)
     except Exception as error:
         _log.warning("hangs are not watched for here (%s: %s); training goes on", type(error).__name__, error)
         return None
 
 
-def board_of(watch: Watch | None) -> Board | NoBoard:
+def board_of(watch: HangWatch | None) -> ProgressPage | NoBoard:
     """Return where the communication hook says what this rank does."""
     return _NOBODY if watch is None else watch.board

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch._C import _distributed_c10d as c10d
 
-from ringside.engine import Communicator as HostCommunicator
+from ringside.engine import HostCommunicator
 from ringside.engine.buffers import Flat, flatten
 from ringside.engine.dtypes import ITEM_BYTES, dtype_code
-from ringside.engine.request import Call, checked_op, equal_bounds
+from ringside.engine.request import CoreRequest, checked_op, equal_bounds
 from ringside.engine.shm.memory import Storage
 from ringside.errors import UsageError
 from ringside.pytorch.process_group.arguments import check_parts, in_turn, lane_of, parts_of
@@ -204,7 +204,7 @@ def reduce_scatter_shared(comm: Any, output: Tensor, tensor: Tensor, storage: St
     check_parts("reduce_scatter", x, to.flat, comm.size)
     flat, bounds = flatten(x), equal_bounds(to.flat.numel(), comm.size)
     out = to.flat.data_ptr()
-    call = Call("reduce_scatter", flat, flat.numel, bounds, out=out, op=checked_op(flat, op), keeps=to)
+    call = CoreRequest("reduce_scatter", flat, flat.numel, bounds, out=out, op=checked_op(flat, op), keeps=to)
 
     def job() -> None:
         comm.carry(call, 0, True, storage)

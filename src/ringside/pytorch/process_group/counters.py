@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ringside.errors import UsageError
 
 
-class Counters:
+class GroupCounters:
     """Collectives by name and engine.
 
     What C++ calls past the process group lands in its inner Gloo group without our knowledge; Gloo's own number of what
@@ -78,7 +78,7 @@ def carried(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, int]]
     """
     group = group if group is not None else dist.distributed_c10d._get_default_group()
     counters = getattr(group, "counters", None)
-    if not isinstance(counters, Counters):
+    if not isinstance(counters, GroupCounters):
         raise UsageError(
             f"a group of the backend {dist.get_backend(group)!r} does not count; make it with "
             'init_process_group("ringside") or new_group(backend="ringside")'

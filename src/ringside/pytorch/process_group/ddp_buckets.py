@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ringside.engine import Communicator
+from ringside.engine import HostCommunicator
 from ringside.engine.buffers import flatten
 from ringside.engine.dtypes import FLOATING
 from ringside.pytorch.shared_storage import storage_of
@@ -30,7 +30,7 @@ class SharedBuckets:
         communicator: The ranks of this host, who are all there are.
     """
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: HostCommunicator) -> None:
         self._communicator = communicator
         self._alive: dict[tuple[int, int], Any] = {}
 

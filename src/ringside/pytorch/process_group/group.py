@@ -23,7 +23,7 @@ from ringside.engine.shm.memory import Storage
 from ringside.pytorch.process_group import collectives
 from ringside.pytorch.process_group.arguments import limit_of, settled
 from ringside.pytorch.process_group.collectives import MOST_RANKS
-from ringside.pytorch.process_group.counters import Counters
+from ringside.pytorch.process_group.counters import GroupCounters
 from ringside.pytorch.process_group.ddp_buckets import SharedBuckets
 from ringside.pytorch.process_group.queue import Engine
 from ringside.pytorch.process_group.work import Coalesced, RingsideWork
@@ -67,7 +67,7 @@ class RingsideGroup(dist.ProcessGroup):
         if torch.cuda.is_available() and dist.is_nccl_available():
             nccl = _nccl(PrefixStore("nccl", store), rank, size, timeout)
             self._add(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
-        self.counters = Counters(self._gloo)
+        self.counters = GroupCounters(self._gloo)
         self._coalesced: list[Any] | None = None
         self.limit_s: float | None = None
         _alive.add(self)

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch.distributed.distributed_c10d import Store
 
-from ringside.engine import Communicator as HostCommunicator
+from ringside.engine import HostCommunicator
 from ringside.engine.buffers import Flat
-from ringside.engine.runtime.lifecycle import AtExit, Lifetime
-from ringside.engine.runtime.queue import PATIENCE_S, Turn, Turns
+from ringside.engine.runtime.lifecycle import AtExit, Closeable
+from ringside.engine.runtime.queue import PATIENCE_S, CollectiveQueue, QueuedCollective
 from ringside.engine.settings import Settings
 from ringside.errors import ClosedError
 from ringside.pytorch.communicator.communicator import Communicator
@@ -25,7 +25,7 @@ _REFUSAL = (
 )
 
 
-class Engine(Lifetime):
+class Engine(Closeable):
     """Carries out a group's collectives one after the other, on threads that wait for them or one of its own.
 
     Making one is a collective of the group.
@@ -50,7 +50,7 @@ class Engine(Lifetime):
         else:
             self.communicator = Communicator.over(store, rank, size, timeout_s=timeout_s)
         self.inside = self.communicator.inside if size > 1 else self.communicator
-        self._turns = Turns(f"ringside-{rank}", _REFUSAL.format(rank=rank))
+        self._turns = CollectiveQueue(f"ringside-{rank}", _REFUSAL.format(rank=rank))
         self._patient_bytes = PATIENT_INSIDE_BYTES if self.inside is not None else PATIENT_BYTES
         self._begin()
         _at_exit.add(self)
@@ -66,7 +66,7 @@ class Engine(Lifetime):
             raise ClosedError(_REFUSAL.format(rank=self.rank))
         self._turns.run(job)
 
-    def start(self, job: Callable[[], None], size_bytes: int) -> Turn:
+    def start(self, job: Callable[[], None], size_bytes: int) -> QueuedCollective:
         """Line up a collective for whoever waits for it, or the engine's thread; return what can be waited for.
 
         Args:
@@ -75,7 +75,7 @@ class Engine(Lifetime):
         """
         return self._turns.start(job, PATIENCE_S if size_bytes <= self._patient_bytes else 0.0)
 
-    def post(self, flat: Flat, op: int, scale: float) -> Turn | None:
+    def post(self, flat: Flat, op: int, scale: float) -> QueuedCollective | None:
         """Begin a small all-reduce, which waits for nobody, here and now; None where something else is under way.
 
         Arguments as for `post` of the host's communicator. Between hosts nothing is begun ahead: it gained nothing.

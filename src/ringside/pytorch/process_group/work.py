@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringside.engine.runtime.queue import Turn
+from ringside.engine.runtime.queue import QueuedCollective
 from ringside.errors import DeadlineError
 
 Future = torch.futures.Future
@@ -37,7 +37,7 @@ class RingsideWork(dist.Work):
         name: str,
         rank: int,
         outputs: list[torch.Tensor],
-        turn: Turn | None = None,
+        turn: QueuedCollective | None = None,
         limit_s: float | None = None,
     ) -> None:
         super().__init__()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringside.engine.net.rank_map import Roster
-from ringside.engine.probe.links import SlowLink
-from ringside.engine.tuner.explain import Revision
+from ringside.engine.net.rank_map import RankMap
+from ringside.engine.probe.links import MeasuredSlowLink
+from ringside.engine.tuner.explain import AlgorithmChange
 from ringside.pytorch.recording import session as sessions
 
 
-def tell_run(roster: Roster, revision: Revision) -> None:
+def tell_run(roster: RankMap, revision: AlgorithmChange) -> None:
     """Tell the session of this process, if it has one and the group is of all its ranks.
 
     Args:
@@ -22,7 +22,7 @@ def tell_run(roster: Roster, revision: Revision) -> None:
         session.revised(fields(roster, revision))
 
 
-def fields(roster: Roster, revision: Revision) -> dict[str, Any]:
+def fields(roster: RankMap, revision: AlgorithmChange) -> dict[str, Any]:
     """Return a revision as the fields of an event; links are named by the first rank of each host."""
     return {
         "size_bytes": revision.size_bytes,
@@ -35,7 +35,7 @@ def fields(roster: Roster, revision: Revision) -> dict[str, Any]:
     }
 
 
-def _link(roster: Roster, link: SlowLink) -> dict[str, Any]:
+def _link(roster: RankMap, link: MeasuredSlowLink) -> dict[str, Any]:
     ends = [link.src] if link.dst < 0 else [link.src, link.dst]
     return {
         "ranks": [roster.hosts[end][0] for end in ends],

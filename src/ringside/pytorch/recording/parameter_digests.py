@@ -26,8 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ringside import _core
 from ringside._core import numpy_kernels as twins
 from ringside.monitor.alerts.book import as_text
-from ringside.monitor.hang.detector import Change
-from ringside.monitor.replicas import Check, Replicas
+from ringside.monitor.hang.detector import HangChange
+from ringside.monitor.replicas import Check, ReplicaCheck
 from ringside.pytorch.store import group_store
 
 KEPT = 512
@@ -57,7 +57,7 @@ class _Fetch(NamedTuple):
     events: list[Any]
 
 
-class Digests:
+class ParameterDigests:
     """What this rank says of one model's parameters.
 
     `look` belongs to the training thread, `post` to the monitor's.
@@ -179,7 +179,7 @@ class Digests:
             self._news = True
 
 
-class Comparison:
+class DigestComparison:
     """Rank 0's part: reads what all ranks say of one model and judges it.
 
     Args:
@@ -191,15 +191,20 @@ class Comparison:
     """
 
     def __init__(
-        self, store: Store, size: int, digests: Digests, model: str = "", now: Callable[[], float] = time.monotonic
+        self,
+        store: Store,
+        size: int,
+        digests: ParameterDigests,
+        model: str = "",
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.digests = digests
         self._store, self._now = store, now
-        self._replicas = Replicas(range(size), digests.names, model)
+        self._replicas = ReplicaCheck(range(size), digests.names, model)
         self._patience: float | None = None
         self._met = False
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[HangChange]:
         """Return the verdicts, and those that are over, since the last call."""
         checks, _ = self.digests.own()
         if not checks or checks[-1].number <= self._replicas.judged or len(self._replicas.ranks) < 2:

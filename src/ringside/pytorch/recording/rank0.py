@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from ringside.monitor.alerts.book import as_text
-from ringside.monitor.alerts.live import Alarm
-from ringside.monitor.collector import Collector
+from ringside.monitor.alerts.live import AlertService
+from ringside.monitor.collector import StepCollector
 from ringside.monitor.run.directory import Event, RunWriter
 from ringside.monitor.run.records import RunInfo, StepRecord
 from ringside.monitor.run.registry import register, unregister
@@ -27,9 +27,9 @@ from ringside.monitor.summary import finish
 from ringside.monitor.verdict import Verdict
 from ringside.monitor.watchers import standard_watchers
 from ringside.pytorch.hang_watch import watch
-from ringside.pytorch.isolation import Fuse
-from ringside.pytorch.recording.parameter_digests import Comparison
-from ringside.pytorch.recording.record_transport import Inbox
+from ringside.pytorch.isolation import Guard
+from ringside.pytorch.recording.parameter_digests import DigestComparison
+from ringside.pytorch.recording.record_transport import RecordReceiver
 
 READY = "chief"
 """The store holds this key once there is somebody who takes records in."""
@@ -37,7 +37,7 @@ READY = "chief"
 _log = logging.getLogger("ringside")
 
 
-class Chief:
+class Rank0Recorder:
     """Rank 0's part: collects everybody's records, listens for verdicts, writes the run.
 
     `fetch`, `take`, `compare` and `finish` belong to the monitor's thread.
@@ -58,20 +58,20 @@ class Chief:
     def __init__(self, store: Store, info: RunInfo, run_dir: str | os.PathLike[str] | None) -> None:
         self.path = run_directory(run_dir)
         self.listeners: list[Callable[[Verdict], None]] = []
-        self.comparisons: list[Comparison] = []
-        self._inbox = Inbox(store, info.world_size)
+        self.comparisons: list[DigestComparison] = []
+        self._inbox = RecordReceiver(store, info.world_size)
         self._hangs: dict[tuple[str, tuple[int, ...], int], Verdict] = {}
         info = msgspec.structs.replace(info, name=as_text(self.path.name))
         self._writer = RunWriter(self.path, info)
         self._entry = register(self.path, info.world_size, info.started_unix)
-        self._alarm = Alarm(info, self.path)
+        self._alarm = AlertService(info, self.path)
         watchers = standard_watchers(info.world_size, info.hosts)
         listeners = [self._hear, self._alarm.hear]
-        self.collector = Collector(info.world_size, self._writer, watchers=watchers, listeners=listeners)
+        self.collector = StepCollector(info.world_size, self._writer, watchers=watchers, listeners=listeners)
         self.collector.note("started", **({"metrics": self._alarm.url} if self._alarm.url else {}))
         self._guard = threading.RLock()
         self._news: deque[Verdict] = deque()
-        self._fuse = Fuse("watching this job")
+        self._fuse = Guard("watching this job")
         self.closed = False
         store.set(READY, "1")
 

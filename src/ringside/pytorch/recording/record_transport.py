@@ -43,7 +43,7 @@ def batch_seconds(ranks: int) -> float:
     return min(max(BATCH_SECONDS, ranks / 1024), LONGEST_BATCH_SECONDS)
 
 
-class Outbox:
+class RecordSender:
     """One rank's end.
 
     Args:
@@ -76,7 +76,7 @@ class Outbox:
         self.sent_bytes += len(batch)
 
 
-class Inbox:
+class RecordReceiver:
     """Rank 0's end.
 
     Args:

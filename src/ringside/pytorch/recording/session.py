@@ -32,15 +32,15 @@ from ringside.monitor.alerts.book import as_text
 from ringside.monitor.links.sampler import LinkSampler
 from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.step_clock.clock import StepClock
-from ringside.monitor.step_clock.device_events import Marker, Marks, Waiting
+from ringside.monitor.step_clock.device_events import DeviceEvents, Marker, UnreachedSteps
 from ringside.monitor.step_clock.draft import Draft
 from ringside.monitor.verdict import Verdict
 from ringside.pytorch.hang_watch import watch
-from ringside.pytorch.isolation import Fuse
-from ringside.pytorch.recording.parameter_digests import Comparison, Digests, shared_store
-from ringside.pytorch.recording.rank0 import READY, Chief
-from ringside.pytorch.recording.record_transport import Outbox, batch_seconds
-from ringside.pytorch.recording.settings import Settings
+from ringside.pytorch.isolation import Guard
+from ringside.pytorch.recording.parameter_digests import DigestComparison, ParameterDigests, shared_store
+from ringside.pytorch.recording.rank0 import READY, Rank0Recorder
+from ringside.pytorch.recording.record_transport import RecordSender, batch_seconds
+from ringside.pytorch.recording.settings import RecordingSettings
 from ringside.pytorch.recording.vitals import RankVitals
 from ringside.pytorch.store import group_store, host_name
 
@@ -53,7 +53,7 @@ _log = logging.getLogger("ringside")
 RecordListener = Callable[[StepRecord], None]
 
 
-DEFAULT_SETTINGS = Settings()
+DEFAULT_SETTINGS = RecordingSettings()
 
 
 class Session:
@@ -78,7 +78,7 @@ class Session:
     """
 
     def __init__(
-        self, run_dir: str | os.PathLike[str] | None, engine: str, settings: Settings = DEFAULT_SETTINGS
+        self, run_dir: str | os.PathLike[str] | None, engine: str, settings: RecordingSettings = DEFAULT_SETTINGS
     ) -> None:
         group = dist.group.WORLD
         assert group is not None  # attach() has checked that there is a process group
@@ -91,26 +91,26 @@ class Session:
         self._listeners: list[RecordListener] = []
         self._aside = False
         self._batch: deque[Draft] = deque(maxlen=settings.records_kept)
-        self._marks: Marks | None = None
-        self._waiting = Waiting()
+        self._marks: DeviceEvents | None = None
+        self._waiting = UnreachedSteps()
         self._guard = threading.Lock()
         self._ended = threading.Event()
         self._stopped = self.heard = self._said_silent = False
         self._asking_since = math.inf
         self._heard_until = 0.0
         self._suspected = (math.inf, math.inf)
-        self.fuse = Fuse("timing the steps of this rank")
-        self._logging, self._events = Fuse("ringside.log()"), Fuse("session.event()")
-        self._linking = Fuse("recording the links of this rank")
+        self.fuse = Guard("timing the steps of this rank")
+        self._logging, self._events = Guard("ringside.log()"), Guard("session.event()")
+        self._linking = Guard("recording the links of this rank")
         if self.rank != 0:
             prefix.set(f"who/{self.rank}", msgspec.json.encode((host_name(), os.getpid())).decode())
-        self.outbox = Outbox(prefix, self.rank)
+        self.outbox = RecordSender(prefix, self.rank)
         self._store = prefix
-        self._digests: list[Digests] = []
+        self._digests: list[ParameterDigests] = []
         self._models = 0
         self._vitals = RankVitals()
         self._links = LinkSampler(period_s=settings.links_s)
-        self.chief = Chief(prefix, self._info(prefix, engine), run_dir) if self.rank == 0 else None
+        self.chief = Rank0Recorder(prefix, self._info(prefix, engine), run_dir) if self.rank == 0 else None
         self.path: Path | None = self.chief.path if self.chief else None
         self._hooks: list[Any] = [
             register_optimizer_step_pre_hook(self.fuse.guard(lambda *_: self.clock.optimizer_begins())),
@@ -175,7 +175,7 @@ class Session:
         if self.chief is not None:
             self._events.run(self.chief.note, "gradient_memory", {"model": model, **memory})
 
-    def time_by(self, marker: Marker) -> Marks:
+    def time_by(self, marker: Marker) -> DeviceEvents:
         """Time steps by marks on a device from now on; a session has one marker, and the first counts.
 
         Args:
@@ -185,11 +185,11 @@ class Session:
             What sets the marks and never raises; the first error drops the timing of this rank's steps.
         """
         if self._marks is None:
-            self._marks = Marks(marker, self.fuse.blow)
+            self._marks = DeviceEvents(marker, self.fuse.blow)
             self.clock.time_by(self._marks)
         return self._marks
 
-    def compare(self, named: Sequence[tuple[str, torch.Tensor]], every: int, model: str = "") -> Digests:
+    def compare(self, named: Sequence[tuple[str, torch.Tensor]], every: int, model: str = "") -> ParameterDigests:
         """Compare these parameters between all ranks from now on; all must say so, in the same order.
 
         Args:
@@ -201,13 +201,13 @@ class Session:
             Where the training thread says that a step has ended; `forget_digests` ends it.
         """
         store, self._models = shared_store(self._store, self._models), self._models + 1
-        digests = Digests(store, self.rank, named, every)
+        digests = ParameterDigests(store, self.rank, named, every)
         self._digests.append(digests)
         if self.chief is not None:
-            self.chief.comparisons.append(Comparison(store, self.size, digests, model))
+            self.chief.comparisons.append(DigestComparison(store, self.size, digests, model))
         return digests
 
-    def forget_digests(self, digests: Digests) -> None:
+    def forget_digests(self, digests: ParameterDigests) -> None:
         """Compare a model's parameters no longer."""
         digests.off = True
         if digests in self._digests:
@@ -232,7 +232,7 @@ class Session:
         if self in _inherited or self._ended.is_set():
             return
         if self.watch is not None:
-            Fuse("the end of the hang watch").run(self.watch.end)
+            Guard("the end of the hang watch").run(self.watch.end)
         self.fuse.run(self.clock.flush)  # nothing is taken in any more once it has ended
         self._ended.set()
         atexit.unregister(self.end)
@@ -389,7 +389,7 @@ class Session:
             with self._guard:
                 own = list(self._batch)
             self.chief.take([draft.record() for draft in own])
-            Fuse("the end of the run").run(self.chief.close)
+            Guard("the end of the run").run(self.chief.close)
 
     def _send(self) -> None:
         if not self._is_heard():
@@ -426,7 +426,7 @@ class Session:
             for digests in list(self._digests):
                 self._post(digests)
 
-    def _post(self, digests: Digests) -> None:
+    def _post(self, digests: ParameterDigests) -> None:
         try:
             digests.post()
         except Exception as error:
@@ -508,7 +508,9 @@ def current() -> Session | None:
     return _current
 
 
-def begin(run_dir: str | os.PathLike[str] | None, engine: str, settings: Settings = DEFAULT_SETTINGS) -> Session:
+def begin(
+    run_dir: str | os.PathLike[str] | None, engine: str, settings: RecordingSettings = DEFAULT_SETTINGS
+) -> Session:
     """Return this process's session, making it if there is none; then it is a collective, and the arguments count."""
     global _current
     if _current is None:

@@ -9,7 +9,7 @@ from ringside.monitor.links import sampler as links
 
 
 @dataclass(frozen=True)
-class Settings:
+class RecordingSettings:
     """What a session does by default suits real jobs; small ones of seconds may want other figures.
 
     Args:

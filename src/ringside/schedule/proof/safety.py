@@ -32,7 +32,7 @@ from ringside.text import named_vertices as named
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class BlockedWait:
     """A rank holds a message for `chunk` that it cannot store before `on` has taken a message."""
 
     rank: int
@@ -40,7 +40,7 @@ class Wait:
     on: int
 
 
-def cycles(step: Round, buffers: int) -> list[tuple[Wait, ...]]:
+def cycles(step: Round, buffers: int) -> list[tuple[BlockedWait, ...]]:
     """Return the cycles of ranks that wait for each other for ever in a round, each from its lowest rank on.
 
     Args:
@@ -131,18 +131,18 @@ class _Delivery:
             return dst
         return None
 
-    def waits(self) -> dict[int, Wait]:
+    def waits(self) -> dict[int, BlockedWait]:
         """Return of every stuck rank one reason why it is."""
         found = {}
         for rank, messages in self.held.items():
             for message in messages[:1]:
                 on = self._blocker(message)
                 assert on is not None, "a message that could be stored was not"
-                found[rank] = Wait(rank, self.transfers[message][2], on)
+                found[rank] = BlockedWait(rank, self.transfers[message][2], on)
         return found
 
 
-def _cycles(waits: dict[int, Wait]) -> list[tuple[Wait, ...]]:
+def _cycles(waits: dict[int, BlockedWait]) -> list[tuple[BlockedWait, ...]]:
     """Everybody waits on one other, so walking on from a rank ends in a cycle."""
     found, seen = [], set[int]()
     for start in sorted(waits):
@@ -209,7 +209,7 @@ def deadlocks(schedule: Schedule, step: Round, k: int, buffers: int) -> Iterator
         yield Problem("deadlock", message, cycle[0].rank, cycle[0].chunk, k)
 
 
-def _wait(schedule: Schedule, wait: Wait) -> str:
+def _wait(schedule: Schedule, wait: BlockedWait) -> str:
     if wait.on == wait.rank:
         reason = "a message from a lower rank that it has not taken yet (list them in rank order)"
     else:

@@ -19,7 +19,7 @@ from ringside.schedule.proof.expressions import Expressions, Ids, advance
 from ringside.schedule.proof.results import Outcome, canonical, wrong_results
 from ringside.schedule.proof.safety import deadlocks, malformed, unordered_writes
 from ringside.schedule.schedule import Schedule
-from ringside.schedule.traffic import Tally, well_formed
+from ringside.schedule.traffic import TrafficTally, well_formed
 
 # Ranks x chunks above which a rotational schedule is proved from one orbit.
 _MANY_CELLS = 1 << 16
@@ -63,7 +63,7 @@ def _prove(schedule: Schedule, buffers: int) -> Audit:
     pool = Expressions(schedule.vertices, schedule.chunks, holds)
     state = pool.start()
     written = np.full(state.shape, -1, dtype=np.int64)
-    tally = Tally(schedule)
+    tally = TrafficTally(schedule)
     impossible: list[Problem] = []
     unsafe: list[Problem] = []
     for k in range(schedule.rounds):

@@ -24,18 +24,18 @@ from ringside.engine.dtypes import DTYPES, OP_CODES
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.run import Fold
-from ringside.engine.net.exchange.signature import Call, Disagreement
+from ringside.engine.net.exchange.signature import CollectiveSignature, SignatureMismatch
 from ringside.engine.net.reduction import ALL_REDUCE, folder
-from ringside.engine.runtime.worker import Background, Work
-from ringside.engine.transports.base import Cause, LinkError
-from ringside.survive.all_reduce.gradients import Run, add_up
-from ringside.survive.all_reduce.one_host import Layout
+from ringside.engine.runtime.worker import Work, Worker
+from ringside.engine.transports.base import LinkError, LinkFailure
+from ringside.survive.all_reduce.gradients import AttemptRun, add_up
+from ringside.survive.all_reduce.one_host import HostLayout
 from ringside.survive.all_reduce.ring_order import blamed, cut_off, way_around
-from ringside.survive.cluster.failpoints import Phases
-from ringside.survive.cluster.pairwise import Neighbours, OpenTransport
-from ringside.survive.cluster.rendezvous import Meeting
-from ringside.survive.cluster.waiting import GaveUp, Lookout, Superseded
-from ringside.survive.protocol.decision import Seat, Tag, decode, encode
+from ringside.survive.cluster.failpoints import Failpoints
+from ringside.survive.cluster.pairwise import OpenTransport, PairwiseTransport
+from ringside.survive.cluster.rendezvous import Rendezvous
+from ringside.survive.cluster.waiting import GaveUp, PeerWait, Superseded
+from ringside.survive.protocol.decision import MemberId, Tag, decode, encode
 from ringside.survive.protocol.events import Acknowledgement
 from ringside.survive.protocol.generation import Generation
 
@@ -76,12 +76,12 @@ class NetExchange:
 
     def __init__(
         self,
-        seat: Seat,
+        seat: MemberId,
         generation: Generation,
-        layout: Layout,
-        meeting: Meeting,
-        lookout: Lookout,
-        phases: Phases,
+        layout: HostLayout,
+        meeting: Rendezvous,
+        lookout: PeerWait,
+        phases: Failpoints,
         open_transport: OpenTransport,
     ) -> None:
         self.seat, self.generation, self._layout = seat, generation, layout
@@ -91,13 +91,13 @@ class NetExchange:
         self._way = way_around(generation)
         self._exchange: Exchange | None = None
         self._own: dict[int, float] = {}
-        self._thread = Background("ringside-survive-exchange")
+        self._thread = Worker("ringside-survive-exchange")
         name = f"{generation.incarnation}/group/{generation.number}"
         self._gone = cut_off(generation)
         links, size = [] if self._gone else self._way.links_of(self._me), len(generation.members)
         self._wanted = True
         self._opening = self._thread.submit(
-            lambda: Neighbours(open_transport, name, self._me, size, links, lambda: self._wanted)
+            lambda: PairwiseTransport(open_transport, name, self._me, size, links, lambda: self._wanted)
         )
 
     def run(self, step: int, into: Bytes) -> None:
@@ -154,9 +154,9 @@ class NetExchange:
         """Close all connections and let go of all memory."""
         self._wanted = False
         if self._exchange is not None:
-            self._exchange.transport.fail(Cause("left", self._me))
+            self._exchange.transport.fail(LinkFailure("left", self._me))
         elif self._opening.is_completed() and self._opening.exception() is None:
-            self._opening.wait(0).fail(Cause("left", self._me))
+            self._opening.wait(0).fail(LinkFailure("left", self._me))
         self._thread.stop(timeout_s=0.0)
         self.slots = []
 
@@ -176,7 +176,7 @@ class NetExchange:
         schedule = self._way.all_reduce()
         plan = plan_messages(schedule, self._me)
         for run in self._layout.runs:
-            call = Call(ALL_REDUCE, run.dtype, _SUM, run.elements, 1.0, 0, 0)
+            call = CollectiveSignature(ALL_REDUCE, run.dtype, _SUM, run.elements, 1.0, 0, 0)
             chunks = chunks_of(into, run, schedule.chunks)
             self._exchange.run(plan, chunks, run.item_bytes, self._noticed(folder(run.dtype, _SUM)), call)
 
@@ -197,7 +197,7 @@ class NetExchange:
         for at, slot in enumerate(self.slots):
             held[self._me][at * size : (at + 1) * size] = slot
         plan = plan_messages(gather or self._way.all_reduce(), self._me)
-        call = Call(ALL_REDUCE, _BYTE, _SUM, size, 1.0, 0, 0)
+        call = CollectiveSignature(ALL_REDUCE, _BYTE, _SUM, size, 1.0, 0, 0)
         self._exchange.run(plan, held if gather else [memory], 1, folder(_BYTE, _SUM), call)
         self._phases.reached("mid_chunk")
         placed = [
@@ -218,10 +218,10 @@ class NetExchange:
             raise
         except LinkError as error:
             raise self._blamed(error.cause) from None
-        except (RuntimeError, Disagreement):  # others are at another generation
+        except (RuntimeError, SignatureMismatch):  # others are at another generation
             raise GaveUp() from None
 
-    def _blamed(self, cause: Cause) -> GaveUp:
+    def _blamed(self, cause: LinkFailure) -> GaveUp:
         """Find out whether a member is dead or only the link to it: give its heart time to beat.
 
         One that left knows better why: its proposal is awaited.
@@ -235,7 +235,7 @@ class NetExchange:
             self._lookout.pause(_LOOK_S)
         return GaveUp() if left else self._without_link(seat)
 
-    def _without_link(self, seat: Seat) -> GaveUp:
+    def _without_link(self, seat: MemberId) -> GaveUp:
         """Go around the link to a member; where there is no way, without those who are cut off."""
         gone, link = blamed(self.generation, self.seat, seat)
         return GaveUp(*gone, broken=link)
@@ -254,11 +254,11 @@ class NetExchange:
             self._lookout.attend(())
             self._lookout.pause(_LOOK_S)
 
-    def _ack_key(self, seat: Seat) -> str:
+    def _ack_key(self, seat: MemberId) -> str:
         return f"{self.generation.incarnation}/ack/{seat.rank}/{seat.epoch}"
 
 
-def chunks_of(memory: Bytes, run: Run, parts: int) -> list[Bytes]:
+def chunks_of(memory: Bytes, run: AttemptRun, parts: int) -> list[Bytes]:
     """Return the elements of a run as nearly equal parts."""
     bounds = [run.start + run.elements * part // parts * run.item_bytes for part in range(parts + 1)]
     return [memory[first:last] for first, last in itertools.pairwise(bounds)]

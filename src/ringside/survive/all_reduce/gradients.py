@@ -18,7 +18,7 @@ Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Run:
+class AttemptRun:
     """Neighbouring elements of one dtype.
 
     Args:
@@ -54,7 +54,7 @@ class FlatGradient:
             _check(parameter)
         self._order = sorted(range(len(parameters)), key=lambda at: str(parameters[at].dtype))
         self._places = [0] * len(parameters)
-        self.runs: list[Run] = []
+        self.runs: list[AttemptRun] = []
         self.size_bytes = self._lay_out()
 
     def views(self, memory: Bytes | torch.Tensor) -> list[torch.Tensor]:
@@ -75,12 +75,12 @@ class FlatGradient:
                 end += self._parameters[at].numel() * self._parameters[at].element_size()
             first = self._parameters[members[0]]
             count = (end - start) // first.element_size()
-            self.runs.append(Run(dtype_code(first.dtype), first.element_size(), start, count))
+            self.runs.append(AttemptRun(dtype_code(first.dtype), first.element_size(), start, count))
             end += -end % ALIGN_BYTES
         return end
 
 
-def add_up(runs: Sequence[Run], sources: Sequence[Bytes], target: Bytes, first: int, last: int) -> None:
+def add_up(runs: Sequence[AttemptRun], sources: Sequence[Bytes], target: Bytes, first: int, last: int) -> None:
     """Add gradients up from left to right, ((g0 + g1) + g2) + ..., for the bytes from `first` to before `last`.
 
     Args:

@@ -27,12 +27,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.errors import RingsideError
-from ringside.survive.all_reduce.gradients import Run, add_up, slice_of
-from ringside.survive.cluster.failpoints import Phases
-from ringside.survive.cluster.rendezvous import Meeting
+from ringside.survive.all_reduce.gradients import AttemptRun, add_up, slice_of
+from ringside.survive.cluster.failpoints import Failpoints
+from ringside.survive.cluster.rendezvous import Rendezvous
 from ringside.survive.cluster.shared_memory import Address, OwnArena, read_only
-from ringside.survive.cluster.waiting import GaveUp, Lookout
-from ringside.survive.protocol.decision import Seat, Tag
+from ringside.survive.cluster.waiting import GaveUp, PeerWait
+from ringside.survive.protocol.decision import MemberId, Tag
 from ringside.survive.protocol.events import Acknowledgement
 from ringside.survive.protocol.generation import Generation
 
@@ -43,7 +43,7 @@ _LINE_WORDS = 8  # a cache line each
 _lock = threading.Lock()
 
 
-class Word(IntEnum):
+class AttemptWord(IntEnum):
     """What a rank says in its arena; the value is a step's number plus one, a digest, or own time per micro-batch."""
 
     READY = 0
@@ -56,7 +56,7 @@ class Word(IntEnum):
 
 
 @dataclass(frozen=True)
-class Layout:
+class HostLayout:
     """How the arenas of a generation are laid out.
 
     Args:
@@ -66,7 +66,7 @@ class Layout:
     """
 
     size_bytes: int
-    runs: Sequence[Run]
+    runs: Sequence[AttemptRun]
     slots: Mapping[int, tuple[int, ...]]
 
     def arena_bytes(self, rank: int) -> int:
@@ -80,7 +80,7 @@ class Layout:
 
 
 @dataclass
-class View:
+class HostView:
     """An arena as its layout says: of this process, or of a peer for reading."""
 
     words: NDArray[np.uint64]
@@ -88,7 +88,7 @@ class View:
     sums: NDArray[np.uint8]
 
     @classmethod
-    def of(cls, memory: NDArray[np.uint8], slots: int, layout: Layout) -> View:
+    def of(cls, memory: NDArray[np.uint8], slots: int, layout: HostLayout) -> HostView:
         """Cut an arena's bytes."""
         starts = [HEADER_BYTES + layout.stride * at for at in range(slots + 1)]
         pieces = [memory[start : start + layout.size_bytes] for start in starts]
@@ -105,36 +105,36 @@ class HostSums:
     """
 
     rank: int
-    layout: Layout
-    views: dict[int, View] = field(default_factory=dict)
+    layout: HostLayout
+    views: dict[int, HostView] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._arena = OwnArena(self.layout.arena_bytes(self.rank))
         self._members = sorted(self.layout.slots)
         self.address = self._arena.address
-        self.views[self.rank] = View.of(self._arena.bytes, len(self.layout.slots[self.rank]), self.layout)
+        self.views[self.rank] = HostView.of(self._arena.bytes, len(self.layout.slots[self.rank]), self.layout)
 
     def meet(self, rank: int, address: Address) -> None:
         """Map a peer's arena; errors as `read_only`."""
-        self.views[rank] = View.of(read_only(address), len(self.layout.slots[rank]), self.layout)
+        self.views[rank] = HostView.of(read_only(address), len(self.layout.slots[rank]), self.layout)
 
     @property
     def slots(self) -> list[NDArray[np.uint8]]:
         """This rank's gradients, uint8 [size_bytes] each, to be written until it says READY."""
         return self.views[self.rank].slots
 
-    def say(self, word: Word, value: int) -> None:
+    def say(self, word: AttemptWord, value: int) -> None:
         """Say something to the peers, after all that was written before."""
         _fence()
         self.views[self.rank].words[word] = value
 
-    def heard(self, rank: int, word: Word) -> int:
+    def heard(self, rank: int, word: AttemptWord) -> int:
         """Return what a rank says."""
         value = int(self.views[rank].words[word])
         _fence()
         return value
 
-    def silent(self, word: Word, value: int) -> list[int]:
+    def silent(self, word: AttemptWord, value: int) -> list[int]:
         """Return the members that have not said `value` yet."""
         return [rank for rank in self._members if self.heard(rank, word) != value]
 
@@ -197,7 +197,13 @@ class HostExchange:
     """
 
     def __init__(
-        self, seat: Seat, generation: Generation, layout: Layout, meeting: Meeting, lookout: Lookout, phases: Phases
+        self,
+        seat: MemberId,
+        generation: Generation,
+        layout: HostLayout,
+        meeting: Rendezvous,
+        lookout: PeerWait,
+        phases: Failpoints,
     ) -> None:
         self.seat, self.generation = seat, generation
         self._seats = {member.rank: member for member in generation.members}
@@ -218,29 +224,29 @@ class HostExchange:
         """
         self._meet_all()
         self._phases.reached("before_send")
-        self._sums.say(Word.READY, step + 1)
+        self._sums.say(AttemptWord.READY, step + 1)
         self._phases.reached("after_send")
-        self._await(Word.READY, step)
+        self._await(AttemptWord.READY, step)
         self._sums.add_up(lambda: self._phases.reached("mid_chunk"))
-        self._sums.say(Word.SUMMED, step + 1)
+        self._sums.say(AttemptWord.SUMMED, step + 1)
         self._phases.reached("after_sum")
-        self._await(Word.SUMMED, step)
+        self._await(AttemptWord.SUMMED, step)
         self._sums.collect(into)
 
     def tell_own(self, seconds: float) -> None:
         """Say what a micro-batch took here, seconds."""
-        self._sums.say(Word.OWN_NS, int(1e9 * seconds))
+        self._sums.say(AttemptWord.OWN_NS, int(1e9 * seconds))
 
     def own_times(self) -> dict[int, float]:
         """Return what a micro-batch took every member that has said so, seconds."""
-        said = {rank: 1e-9 * self._sums.heard(rank, Word.OWN_NS) for rank in self._sums.views}
+        said = {rank: 1e-9 * self._sums.heard(rank, AttemptWord.OWN_NS) for rank in self._sums.views}
         return {rank: seconds for rank, seconds in said.items() if seconds > 0}
 
     def acknowledge(self, ack: Acknowledgement) -> None:
         """Show an acknowledgement to all members."""
-        self._sums.say(Word.DIGEST, int(ack.digest, 16))
-        self._sums.say(Word.STATE, int(ack.state or "0", 16))
-        self._sums.say(Word.ACKNOWLEDGED, ack.tag.step + 1)
+        self._sums.say(AttemptWord.DIGEST, int(ack.digest, 16))
+        self._sums.say(AttemptWord.STATE, int(ack.state or "0", 16))
+        self._sums.say(AttemptWord.ACKNOWLEDGED, ack.tag.step + 1)
 
     def acknowledgements(self, tag: Tag, checked: bool) -> list[Acknowledgement]:
         """Return the acknowledgements that the others show for an attempt.
@@ -250,16 +256,16 @@ class HostExchange:
             checked: Whether digests of the state belong to them.
         """
         met = [rank for rank in self._seats if rank != self.seat.rank and self._meets(rank)]
-        return [self._shown(rank, tag, checked) for rank in met if self._has(rank, Word.ACKNOWLEDGED, tag.step)]
+        return [self._shown(rank, tag, checked) for rank in met if self._has(rank, AttemptWord.ACKNOWLEDGED, tag.step)]
 
     def ring(self, step: int) -> None:
         """Tell the members that a step is decided, so that they read how."""
-        self._sums.say(Word.DECIDED, step + 1)
+        self._sums.say(AttemptWord.DECIDED, step + 1)
 
     def rung(self, step: int) -> bool:
         """Tell whether the leader says that a step is decided."""
         leader = self.generation.leader.rank
-        return leader in self._sums.views and self._has(leader, Word.DECIDED, step)
+        return leader in self._sums.views and self._has(leader, AttemptWord.DECIDED, step)
 
     def close(self) -> None:
         """Let go of all memory."""
@@ -276,7 +282,7 @@ class HostExchange:
             return rank in self._sums.views or not self._unmet(self._seats[rank])
         return False
 
-    def _unmet(self, seat: Seat) -> list[Seat]:
+    def _unmet(self, seat: MemberId) -> list[MemberId]:
         address = self._meeting.shown(self.generation.incarnation, self.generation.number, seat)
         if address is None:
             return [seat]
@@ -286,14 +292,14 @@ class HostExchange:
             raise GaveUp(seat) from None
         return []
 
-    def _await(self, word: Word, step: int) -> None:
+    def _await(self, word: AttemptWord, step: int) -> None:
         self._lookout.wait(lambda: [self._seats[rank] for rank in self._sums.silent(word, step + 1)])
 
-    def _has(self, rank: int, word: Word, step: int) -> bool:
+    def _has(self, rank: int, word: AttemptWord, step: int) -> bool:
         return self._sums.heard(rank, word) == step + 1
 
     def _shown(self, rank: int, tag: Tag, checked: bool) -> Acknowledgement:
-        digest, state = (f"{self._sums.heard(rank, word):016x}" for word in (Word.DIGEST, Word.STATE))
+        digest, state = (f"{self._sums.heard(rank, word):016x}" for word in (AttemptWord.DIGEST, AttemptWord.STATE))
         return Acknowledgement(tag, self._seats[rank], digest, state if checked else "")
 
 

@@ -10,12 +10,12 @@ import msgspec
 
 from ringside.schedule import Schedule, chain, relabel, ring
 from ringside.schedule.algorithms.ring import ring_all_gather
-from ringside.survive.protocol.decision import Seat
+from ringside.survive.protocol.decision import MemberId
 from ringside.survive.protocol.generation import Generation, Link
 
 
 @dataclass(frozen=True)
-class Way:
+class RingOrder:
     """The members of a generation, by number, in the order in which sums pass by.
 
     Args:
@@ -46,7 +46,7 @@ class Way:
         return relabel(ring_all_gather(len(self.order)), self.order) if self.closed else None
 
 
-def way_around(generation: Generation) -> Way:
+def way_around(generation: Generation) -> RingOrder:
     """Return a way over all members without a broken link; where there is none, the ring in ascending order.
 
     Depth first, which is quick while few links are broken.
@@ -58,17 +58,17 @@ def way_around(generation: Generation) -> Way:
         low, high = sorted((ranks[a], ranks[b]))
         return (low, high) not in broken
 
-    def extended(path: Sequence[int], closed: bool) -> Way | None:
+    def extended(path: Sequence[int], closed: bool) -> RingOrder | None:
         if len(path) == size:
-            return Way(tuple(path), closed) if not closed or joined(path[-1], path[0]) else None
+            return RingOrder(tuple(path), closed) if not closed or joined(path[-1], path[0]) else None
         steps = (at for at in range(size) if at not in path and joined(path[-1], at))
         return next((whole for at in steps if (whole := extended([*path, at], closed))), None)
 
     lines = (line for first in range(size) if (line := extended([first], closed=False)))
-    return extended([0], closed=True) or next(lines, None) or Way(tuple(range(size)), closed=True)
+    return extended([0], closed=True) or next(lines, None) or RingOrder(tuple(range(size)), closed=True)
 
 
-def cut_off(generation: Generation) -> tuple[Seat, ...]:
+def cut_off(generation: Generation) -> tuple[MemberId, ...]:
     """Return who has to go because of broken links; nobody, where there is a way over all members.
 
     Those go whom the first member that brought state cannot reach over any other members: what a leader has to fetch
@@ -91,7 +91,7 @@ def cut_off(generation: Generation) -> tuple[Seat, ...]:
     return away or tuple(seat for seat in generation.members if seat.rank == last)
 
 
-def blamed(generation: Generation, own: Seat, peer: Seat) -> tuple[tuple[Seat, ...], Link]:
+def blamed(generation: Generation, own: MemberId, peer: MemberId) -> tuple[tuple[MemberId, ...], Link]:
     """Return whom to go on without, and the link to go around, where the link to a live peer carries nothing.
 
     Args:
@@ -105,4 +105,4 @@ def blamed(generation: Generation, own: Seat, peer: Seat) -> tuple[tuple[Seat, .
     return () if own in gone else gone, (low, high)
 
 
-__all__ = ["Way", "blamed", "cut_off", "way_around"]
+__all__ = ["RingOrder", "blamed", "cut_off", "way_around"]

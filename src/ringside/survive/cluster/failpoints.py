@@ -38,7 +38,7 @@ _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 @dataclass(frozen=True)
-class Trap:
+class Failpoint:
     """What happens to whom, and when.
 
     Args:
@@ -59,7 +59,7 @@ class Trap:
 
 
 @dataclass
-class Phases:
+class Failpoints:
     """Where this process is.
 
     Args:
@@ -69,14 +69,14 @@ class Phases:
     """
 
     rank: int
-    traps: tuple[Trap, ...] = ()
+    traps: tuple[Failpoint, ...] = ()
     spring: Callable[[int], object] = field(default=lambda signum: os.kill(os.getpid(), signum))
     epoch: int = 1
     incarnation: int = 1
     step: int = 0
 
     @classmethod
-    def of_environment(cls, rank: int, environ: Mapping[str, str]) -> Phases:
+    def of_environment(cls, rank: int, environ: Mapping[str, str]) -> Failpoints:
         """Return what RINGSIDE_SURVIVE_TRAP asks for."""
         return cls(rank, tuple(parse_trap(spec) for spec in filter(None, environ.get(TRAP, "").split(";"))))
 
@@ -87,12 +87,12 @@ class Phases:
                 self.traps = tuple(other for other in self.traps if other is not trap)
                 self.spring(trap.signum)
 
-    def _is_at(self, trap: Trap, phase: str) -> bool:
+    def _is_at(self, trap: Failpoint, phase: str) -> bool:
         here = (self.rank, self.epoch, self.incarnation, phase)
         return here == (trap.rank, trap.epoch, trap.incarnation, trap.phase) and self.step >= trap.step
 
 
-def parse_trap(spec: str) -> Trap:
+def parse_trap(spec: str) -> Failpoint:
     """Return the trap that words describe.
 
     Raises:
@@ -105,7 +105,7 @@ def parse_trap(spec: str) -> Trap:
         numbers = {name: int(value) for name, value in given.items()}
         if kind not in _SIGNALS or phase not in PHASES:
             raise ValueError
-        return Trap(_SIGNALS[kind], phase=phase, **numbers)
+        return Failpoint(_SIGNALS[kind], phase=phase, **numbers)
     except (KeyError, ValueError, TypeError):
         raise UsageError(
             f"no trap {spec!r}: write kill: or stop:, then rank=, phase= and step= (phase: one of {', '.join(PHASES)})"

@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 
 from ringside.errors import MismatchError, RingsideError
-from ringside.survive.cluster.peers import BEATS_S, Mark, Peer, Place, own_place
-from ringside.survive.cluster.rendezvous import Meeting
-from ringside.survive.protocol.decision import Seat
+from ringside.survive.cluster.peers import BEATS_S, Peer, PeerMark, PeerPlace, own_place
+from ringside.survive.cluster.rendezvous import Rendezvous
+from ringside.survive.protocol.decision import MemberId
 
-__all__ = ["Acquaintances", "take_seat"]
+__all__ = ["KnownWorkers", "take_seat"]
 
 
-class Acquaintances:
+class KnownWorkers:
     """Whom this worker knows; as long as it is open, this process shows that it is a worker.
 
     Args:
@@ -21,13 +21,13 @@ class Acquaintances:
         silent_s: Tells for how long one that is elsewhere has not given a sign of life, seconds.
     """
 
-    def __init__(self, meeting: Meeting, silent_s: Callable[[Seat], float]) -> None:
+    def __init__(self, meeting: Rendezvous, silent_s: Callable[[MemberId], float]) -> None:
         self._meeting, self._silent_s = meeting, silent_s
         self._machine = own_place().machine
-        self._mark = Mark()
-        self._peers: dict[Seat, Peer] = {}
+        self._mark = PeerMark()
+        self._peers: dict[MemberId, Peer] = {}
 
-    def peer(self, seat: Seat, incarnation: int) -> Peer:
+    def peer(self, seat: MemberId, incarnation: int) -> Peer:
         """Return a worker of an incarnation.
 
         Raises:
@@ -40,7 +40,7 @@ class Acquaintances:
             self._peers[seat] = Peer(place, self._machine, lambda: self._silent_s(seat))
         return self._peers[seat]
 
-    def bury(self, seat: Seat, incarnation: int) -> None:
+    def bury(self, seat: MemberId, incarnation: int) -> None:
         """Make sure that a worker of this host that was left out is dead.
 
         Raises:
@@ -68,7 +68,7 @@ class Acquaintances:
 _SIGN_S = 0.02
 
 
-def take_seat(meeting: Meeting, known: Acquaintances, incarnation: int, rank: int, place: Place) -> Seat:
+def take_seat(meeting: Rendezvous, known: KnownWorkers, incarnation: int, rank: int, place: PeerPlace) -> MemberId:
     """Return the seat that this process has taken.
 
     Args:
@@ -82,7 +82,7 @@ def take_seat(meeting: Meeting, known: Acquaintances, incarnation: int, rank: in
         MismatchError: Another living process is the same rank of this job.
     """
     seat = meeting.claim(incarnation, rank, place)
-    earlier = {Seat(rank, epoch) for epoch in range(1, seat.epoch)}
+    earlier = {MemberId(rank, epoch) for epoch in range(1, seat.epoch)}
     others = {one: peer for one in earlier if not (peer := known.peer(one, incarnation)).is_this_process}
     alive = [one for one, peer in others.items() if peer.here and not peer.ended()]
     away = [one for one, peer in others.items() if not peer.here]
@@ -94,7 +94,7 @@ def take_seat(meeting: Meeting, known: Acquaintances, incarnation: int, rank: in
     return seat
 
 
-def _giving_signs(meeting: Meeting, seats: Sequence[Seat], incarnation: int) -> list[Seat]:
+def _giving_signs(meeting: Rendezvous, seats: Sequence[MemberId], incarnation: int) -> list[MemberId]:
     """Return those of some processes on other hosts that give a new sign of life while it may be awaited."""
     until = time.monotonic() + BEATS_S
     last = {seat: meeting.beat_of(incarnation, seat) for seat in seats}

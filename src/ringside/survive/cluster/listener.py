@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 
 from ringside.errors import RingsideError
-from ringside.survive.cluster.rendezvous import Acknowledged, Joining, Knock, Meeting, Offered
+from ringside.survive.cluster.rendezvous import Acknowledged, Joining, Knock, Offered, Rendezvous
 from ringside.survive.cluster.shared_memory import Address
-from ringside.survive.protocol.decision import Seat
+from ringside.survive.protocol.decision import MemberId
 from ringside.survive.protocol.events import AckSeen, Event, GenerationRead, JoinRequested, StateOffered
 from ringside.survive.protocol.generation import Generation, decode_generation, generation_key
 
@@ -22,7 +22,7 @@ MOST_S = 0.25
 _log = logging.getLogger("ringside")
 
 
-class Listener:
+class WorkerListener:
     """Turns what comes into events.
 
     Args:
@@ -40,17 +40,17 @@ class Listener:
 
     def __init__(
         self,
-        meeting: Meeting,
+        meeting: Rendezvous,
         incarnation: int,
-        seat: Seat,
+        seat: MemberId,
         answer: Callable[[Knock], object] = id,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.newest: Generation | None = None
-        self.addresses: dict[tuple[str, Seat], Address | None] = {}
-        self.unreached: dict[Seat, tuple[Seat, ...]] = {}
+        self.addresses: dict[tuple[str, MemberId], Address | None] = {}
+        self.unreached: dict[MemberId, tuple[MemberId, ...]] = {}
         self._meeting, self._incarnation, self._seat, self._answer = meeting, incarnation, seat, answer
-        self._beats: dict[Seat, tuple[int | None, float]] = {}
+        self._beats: dict[MemberId, tuple[int | None, float]] = {}
         self._number, self._listened_s, self._looked = 0, 0.0, clock()
         self._clock = clock
         self._found: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -65,7 +65,7 @@ class Listener:
             found.append(self._found.get())
         return found
 
-    def silent_s(self, seat: Seat) -> float:
+    def silent_s(self, seat: MemberId) -> float:
         """Return for how long a process has not given a sign of life though one was listened for, seconds."""
         _, since_s = self._beats.setdefault(seat, (None, self._listened_s))
         return self._listened_s - since_s

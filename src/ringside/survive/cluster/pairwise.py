@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ringside.engine.transports.base import NOBODY, Bytes, Cause, Kept, LinkError, Pending, Transport
+from ringside.engine.transports.base import NOBODY, Bytes, Kept, LinkError, LinkFailure, Pending, Transport
 
 OpenTransport = Callable[[str, int, int, Callable[[], bool]], Transport]
 """(a name that only this group uses, own number, how many, whether it is still wanted) → the group's transport.
@@ -20,7 +20,7 @@ It waits for all to come while it is wanted; then they are connected in a few se
 """
 
 
-class Neighbours:
+class PairwiseTransport:
     """One vertex's links to its neighbours.
 
     Args:
@@ -65,10 +65,10 @@ class Neighbours:
         """Start receiving from a neighbour; see `Transport`."""
         return _Message(self, peer, self._on(peer, lambda pair, number: pair.receive(number, into)))
 
-    def fail(self, cause: Cause) -> Cause:
+    def fail(self, cause: LinkFailure) -> LinkFailure:
         """Tell the neighbours that this vertex leaves, and end all that is under way; return the cause."""
         for peer, pair in self._pairs.items():
-            pair.fail(Cause("left", int(self.rank > peer)))
+            pair.fail(LinkFailure("left", int(self.rank > peer)))
             pair.close(patience_s=0.0)  # its thread ends here, not with the interpreter, which would abort
         return cause
 
@@ -85,8 +85,8 @@ class Neighbours:
         try:
             return open_pair(name, int(self.rank > peer), 2, wanted)
         except (LinkError, RuntimeError) as error:
-            self.fail(Cause("lost", peer))
-            raise LinkError(Cause("lost", peer), str(error).partition("\n")[0]) from None
+            self.fail(LinkFailure("lost", peer))
+            raise LinkError(LinkFailure("lost", peer), str(error).partition("\n")[0]) from None
 
     def _on(self, peer: int, act: Callable[[Transport, int], Pending]) -> Pending:
         try:
@@ -96,12 +96,12 @@ class Neighbours:
 
     def blamed(self, peer: int, error: LinkError) -> LinkError:
         """Return a pair's error in the numbers of all: it is always about the vertex at the other end."""
-        return LinkError(Cause(error.cause.kind, peer, error.cause.detail), error.detail)
+        return LinkError(LinkFailure(error.cause.kind, peer, error.cause.detail), error.detail)
 
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    neighbours: Neighbours
+    neighbours: PairwiseTransport
     peer: int
     pending: Pending
 
@@ -113,4 +113,4 @@ class _Message:
             raise self.neighbours.blamed(self.peer, error) from None
 
 
-__all__ = ["Neighbours", "OpenTransport"]
+__all__ = ["OpenTransport", "PairwiseTransport"]

@@ -36,7 +36,7 @@ _MARK_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcnt
 _log = logging.getLogger("ringside")
 
 
-class Place(msgspec.Struct, frozen=True):
+class PeerPlace(msgspec.Struct, frozen=True):
     """Where a worker runs, as it tells the others.
 
     Args:
@@ -56,15 +56,15 @@ class Place(msgspec.Struct, frozen=True):
     keeper: tuple[int, int] = (0, 0)
 
 
-def own_place(life: int = 0, step: int = 0) -> Place:
+def own_place(life: int = 0, step: int = 0) -> PeerPlace:
     """Return this process's."""
     numbers = os.stat("/proc/self/ns/pid").st_ino
     keeper = os.getppid() if START in os.environ else 0
     held = (keeper, state_of(keeper)[1]) if keeper else (0, 0)
-    return Place(f"{machine_id()}/{numbers}", os.getpid(), state_of(os.getpid())[1], life, step, held)
+    return PeerPlace(f"{machine_id()}/{numbers}", os.getpid(), state_of(os.getpid())[1], life, step, held)
 
 
-def comes_again(place: Place, machine: str) -> bool:
+def comes_again(place: PeerPlace, machine: str) -> bool:
     """Tell whether a process may live, or somebody who starts it again; elsewhere that is not known."""
     numbers = ((place.pid, place.started), place.keeper)
     return place.machine != machine or any(pid and _runs(pid, started) for pid, started in numbers)
@@ -75,7 +75,7 @@ def _runs(pid: int, started: int) -> bool:
     return state not in "XZ" and began == started
 
 
-class Mark:
+class PeerMark:
     """Shows that this process is a worker of its job. A child may inherit the memory; its number is another one."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class Peer:
         here: Whether it is on this host.
     """
 
-    def __init__(self, place: Place, machine: str, silent_s: Callable[[], float] = float) -> None:
+    def __init__(self, place: PeerPlace, machine: str, silent_s: Callable[[], float] = float) -> None:
         self.place, self.here = place, place.machine == machine
         self._silent_s = silent_s
         self._process = self._held() if self.here else None

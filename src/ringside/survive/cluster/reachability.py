@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from ringside.engine.failures import name_ranks
-from ringside.engine.runtime.worker import Background, Work
+from ringside.engine.runtime.worker import Work, Worker
 from ringside.survive.cluster.pairwise import OpenTransport
-from ringside.survive.cluster.rendezvous import Knock, Meeting
-from ringside.survive.protocol.decision import Seat
+from ringside.survive.cluster.rendezvous import Knock, Rendezvous
+from ringside.survive.protocol.decision import MemberId
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 PATIENCE_S = 5.0
@@ -26,7 +26,7 @@ _ANSWERED, _KNOCKED = 0, 1
 _log = logging.getLogger("ringside")
 
 
-class Knocker:
+class ReachabilityProbe:
     """Knocks at members, one after the other, until one of them answers.
 
     Args:
@@ -42,20 +42,20 @@ class Knocker:
 
     def __init__(
         self,
-        seat: Seat,
+        seat: MemberId,
         incarnation: int,
-        meeting: Meeting,
+        meeting: Rendezvous,
         open_transport: OpenTransport,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._seat, self._incarnation, self._meeting = seat, incarnation, meeting
         self._open, self._clock = open_transport, clock
-        self._thread: Background | None = None
+        self._thread: Worker | None = None
         self._under_way: Work | None = None
         self._number = 0
         self._forget(())
 
-    def let_in(self, members: Sequence[Seat]) -> bool:
+    def let_in(self, members: Sequence[MemberId]) -> bool:
         """Tell whether one of some members can be reached; knock, if that is not known. It is not waited for."""
         if tuple(members) != self._members:
             self._forget(tuple(members))
@@ -70,13 +70,13 @@ class Knocker:
         if self._thread is not None:
             self._thread.join(_LET_GO_S)
 
-    def _forget(self, members: tuple[Seat, ...]) -> None:
+    def _forget(self, members: tuple[MemberId, ...]) -> None:
         """Begin anew: others are there now."""
         self._members, self._let_in, self._under_way, self._tried = members, False, None, 0
         self._pause_s, self._not_before = FIRST_PAUSE_S, 0.0
-        self.unreached: set[Seat] = set()
+        self.unreached: set[MemberId] = set()
 
-    def _knock(self, member: Seat) -> None:
+    def _knock(self, member: MemberId) -> None:
         self._number += 1
         knock = Knock(self._seat, self._number)
         self._meeting.send(self._incarnation, member, knock)
@@ -100,7 +100,7 @@ class Knocker:
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
 
-class Door:
+class ReachabilityResponder:
     """Answers those who knock at this process, each on a thread of its own.
 
     Args:
@@ -109,9 +109,9 @@ class Door:
         open_transport: Makes a group of two; None: between hosts there is nothing.
     """
 
-    def __init__(self, seat: Seat, incarnation: int, open_transport: OpenTransport | None) -> None:
+    def __init__(self, seat: MemberId, incarnation: int, open_transport: OpenTransport | None) -> None:
         self._seat, self._incarnation, self._open = seat, incarnation, open_transport
-        self._threads: list[Background] = []
+        self._threads: list[Worker] = []
 
     def answer(self, knock: Knock) -> None:
         """Open the connection that a process asks for; it is not waited for."""
@@ -126,19 +126,19 @@ class Door:
             thread.join(_LET_GO_S)
 
 
-def knock_name(incarnation: int, knock: Knock, member: Seat) -> str:
+def knock_name(incarnation: int, knock: Knock, member: MemberId) -> str:
     """Return what a knock's connection is called: no two have one name."""
     seat = knock.seat
     return f"{incarnation}/knock/{seat.rank}.{seat.epoch}/{member.rank}.{member.epoch}/{knock.number}"
 
 
-def _opening(open_transport: OpenTransport, name: str, end: int) -> tuple[Background, Work]:
+def _opening(open_transport: OpenTransport, name: str, end: int) -> tuple[Worker, Work]:
     """Return a thread that opens a connection and closes it again, and its work."""
     until = time.monotonic() + PATIENCE_S
-    thread = Background("ringside-survive-knock")
+    thread = Worker("ringside-survive-knock")
     work = thread.submit(lambda: open_transport(name, end, 2, lambda: time.monotonic() < until).close())
     thread.stop(timeout_s=0.0)  # when that is done
     return thread, work
 
 
-__all__ = ["Door", "Knocker", "knock_name"]
+__all__ = ["ReachabilityProbe", "ReachabilityResponder", "knock_name"]

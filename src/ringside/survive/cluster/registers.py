@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ringside.engine.runtime.worker import Background
+from ringside.engine.runtime.worker import Worker
 from ringside.errors import StoreGoneError, UsageError
 
 NOBODY_WRITES = b"\x00ringside: nobody writes this"
@@ -80,7 +80,7 @@ class StoreRegisters:
 
     def __init__(self, store: Any, timeout_s: float) -> None:
         self._store, self._timeout_s = store, timeout_s
-        self._calls = Background("ringside-survive-registers")
+        self._calls = Worker("ringside-survive-registers")
 
     def create(self, key: str, value: bytes) -> bytes:
         """See `Registers`; raise `StoreGoneError` if the store does not answer, or has gone."""

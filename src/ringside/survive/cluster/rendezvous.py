@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ringside.errors import RingsideError
-from ringside.survive.cluster.peers import Place
+from ringside.survive.cluster.peers import PeerPlace
 from ringside.survive.cluster.registers import Registers
 from ringside.survive.cluster.shared_memory import Address
-from ringside.survive.protocol.decision import Seat, decode, encode
-from ringside.survive.protocol.events import Acknowledgement, Offer
+from ringside.survive.protocol.decision import MemberId, decode, encode
+from ringside.survive.protocol.events import Acknowledgement, RankOffered
 
 _INCARNATION = "incarnation"
 _LOOK_S = 0.02
@@ -30,8 +30,8 @@ class Joining(msgspec.Struct, frozen=True, tag="join"):
         unreached: Members that it gets no connection to.
     """
 
-    seat: Seat
-    unreached: tuple[Seat, ...] = ()
+    seat: MemberId
+    unreached: tuple[MemberId, ...] = ()
 
 
 class Offered(msgspec.Struct, frozen=True, tag="offer"):
@@ -42,7 +42,7 @@ class Offered(msgspec.Struct, frozen=True, tag="offer"):
         address: Where; None: on another host, it is sent.
     """
 
-    offer: Offer
+    offer: RankOffered
     address: Address | None
 
 
@@ -54,7 +54,7 @@ class Knock(msgspec.Struct, frozen=True, tag="knock"):
         number: How often it has knocked.
     """
 
-    seat: Seat
+    seat: MemberId
     number: int
 
 
@@ -70,13 +70,13 @@ class Acknowledged(msgspec.Struct, frozen=True, tag="ack"):
 
 Message = Joining | Offered | Acknowledged | Knock
 _messages = msgspec.msgpack.Decoder(Message)
-_places = msgspec.msgpack.Decoder(Place)
-_seats = msgspec.msgpack.Decoder(tuple[Seat, ...])
+_places = msgspec.msgpack.Decoder(PeerPlace)
+_seats = msgspec.msgpack.Decoder(tuple[MemberId, ...])
 _numbers = msgspec.msgpack.Decoder(int)
 _addresses = msgspec.msgpack.Decoder(Address)
 
 
-class Meeting:
+class Rendezvous:
     """A job's names in the store.
 
     Args:
@@ -104,21 +104,21 @@ class Meeting:
                 return stands or 1
             self.registers.swap(_INCARNATION, None if stands is None else encode(stands), encode(incarnation))
 
-    def claim(self, incarnation: int, rank: int, place: Place) -> Seat:
+    def claim(self, incarnation: int, rank: int, place: PeerPlace) -> MemberId:
         """Take a rank's next seat and say where its process runs."""
         epoch = 1
         while True:
-            seat = Seat(rank, epoch)
+            seat = MemberId(rank, epoch)
             if self.registers.create(_place_key(incarnation, seat), encode(place)) == encode(place):
                 return seat
             epoch += 1
 
-    def place(self, incarnation: int, seat: Seat) -> Place | None:
+    def place(self, incarnation: int, seat: MemberId) -> PeerPlace | None:
         """Return where a process runs."""
         data = self.registers.read(_place_key(incarnation, seat))
         return None if data is None else decode(data, _places, "a worker's place")
 
-    def founders(self, incarnation: int, patience_s: float, alive: Callable[[Seat], bool]) -> tuple[Seat, ...]:
+    def founders(self, incarnation: int, patience_s: float, alive: Callable[[MemberId], bool]) -> tuple[MemberId, ...]:
         """Return who begins an incarnation: the living process of every rank, once all have come that were not refused.
 
         Args:
@@ -138,22 +138,22 @@ class Meeting:
             else:
                 time.sleep(_LOOK_S)  # a store has nothing to wait on for a process that has not come
 
-    def _come(self, incarnation: int, alive: Callable[[Seat], bool]) -> tuple[Seat, ...]:
+    def _come(self, incarnation: int, alive: Callable[[MemberId], bool]) -> tuple[MemberId, ...]:
         newest = (self.newest(incarnation, rank) for rank in range(self.ranks))
         return tuple(seat for seat in newest if seat is not None and alive(seat))
 
-    def newest(self, incarnation: int, rank: int) -> Seat | None:
+    def newest(self, incarnation: int, rank: int) -> MemberId | None:
         """Return a rank's last process; None: it never had one."""
-        seat = Seat(rank, 0)
-        while self.registers.read(_place_key(incarnation, Seat(rank, seat.epoch + 1))) is not None:
-            seat = Seat(rank, seat.epoch + 1)
+        seat = MemberId(rank, 0)
+        while self.registers.read(_place_key(incarnation, MemberId(rank, seat.epoch + 1))) is not None:
+            seat = MemberId(rank, seat.epoch + 1)
         return seat if seat.epoch else None
 
-    def refuse(self, rank: int, place: Place) -> None:
+    def refuse(self, rank: int, place: PeerPlace) -> None:
         """Say that a process of a rank is no member of this job and does not come again."""
         self.say(f"refused/{rank}", encode(place))
 
-    def refused(self, rank: int) -> Place | None:
+    def refused(self, rank: int) -> PeerPlace | None:
         """Return where a process of a rank ran that is no member of this job; None: there was none."""
         data = self.registers.read(f"refused/{rank}")
         return None if data is None else decode(data, _places, "a worker's place")
@@ -168,11 +168,11 @@ class Meeting:
 
     # ------------------------------------------------------------------------------------------ what members show
 
-    def show(self, incarnation: int, generation: int, seat: Seat, address: Address) -> None:
+    def show(self, incarnation: int, generation: int, seat: MemberId, address: Address) -> None:
         """Say where a member's arena of a generation lies."""
         self.registers.create(_arena_key(incarnation, generation, seat), encode(address))
 
-    def shown(self, incarnation: int, generation: int, seat: Seat) -> Address | None:
+    def shown(self, incarnation: int, generation: int, seat: MemberId) -> Address | None:
         """Return where a member's arena lies; None: it has not said so yet."""
         data = self.registers.read(_arena_key(incarnation, generation, seat))
         return None if data is None else decode(data, _addresses, "the address of an arena")
@@ -184,17 +184,17 @@ class Meeting:
             self.registers.swap(key, stands, value)
         self._said[key] = value
 
-    def beat(self, incarnation: int, seat: Seat, number: int) -> None:
+    def beat(self, incarnation: int, seat: MemberId, number: int) -> None:
         """Give a sign of life."""
         self.say(_beat_key(incarnation, seat), encode(number))
 
-    def beat_of(self, incarnation: int, seat: Seat) -> int | None:
+    def beat_of(self, incarnation: int, seat: MemberId) -> int | None:
         """Return a process's latest sign of life; None: it has given none."""
         return self._number(_beat_key(incarnation, seat))
 
     # ------------------------------------------------------------------------------------------ mail
 
-    def send(self, incarnation: int, to: Seat, message: Message) -> None:
+    def send(self, incarnation: int, to: MemberId, message: Message) -> None:
         """Put a message into a process's box; messages of one sender arrive in order."""
         box, data = _box(incarnation, to), encode(message)
         number = self._sent.get(box, 0)
@@ -202,7 +202,7 @@ class Meeting:
             number += 1
         self._sent[box] = number + 1
 
-    def receive(self, incarnation: int, seat: Seat) -> Sequence[Message]:
+    def receive(self, incarnation: int, seat: MemberId) -> Sequence[Message]:
         """Take the messages out that have come since the last time; what cannot be read is passed over."""
         box = _box(incarnation, seat)
         found: list[Message] = []
@@ -222,20 +222,20 @@ class Meeting:
         return None if data is None else decode(data, _numbers, "a number")
 
 
-def _place_key(incarnation: int, seat: Seat) -> str:
+def _place_key(incarnation: int, seat: MemberId) -> str:
     return f"{incarnation}/place/{seat.rank}/{seat.epoch}"
 
 
-def _arena_key(incarnation: int, generation: int, seat: Seat) -> str:
+def _arena_key(incarnation: int, generation: int, seat: MemberId) -> str:
     return f"{incarnation}/arena/{generation}/{seat.rank}/{seat.epoch}"
 
 
-def _beat_key(incarnation: int, seat: Seat) -> str:
+def _beat_key(incarnation: int, seat: MemberId) -> str:
     return f"{incarnation}/beat/{seat.rank}/{seat.epoch}"
 
 
-def _box(incarnation: int, seat: Seat) -> str:
+def _box(incarnation: int, seat: MemberId) -> str:
     return f"{incarnation}/mail/{seat.rank}/{seat.epoch}"
 
 
-__all__ = ["Acknowledged", "Joining", "Knock", "Meeting", "Message", "Offered"]
+__all__ = ["Acknowledged", "Joining", "Knock", "Message", "Offered", "Rendezvous"]

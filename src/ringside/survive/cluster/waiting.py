@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ringside.survive.cluster.peers import Peer
-from ringside.survive.protocol.decision import Seat
+from ringside.survive.protocol.decision import MemberId
 from ringside.survive.protocol.generation import Link
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 1e-3
@@ -22,7 +22,7 @@ class GaveUp(Exception):
         broken: The link that carries nothing though both of its ends live.
     """
 
-    def __init__(self, *suspects: Seat, broken: Link | None = None) -> None:
+    def __init__(self, *suspects: MemberId, broken: Link | None = None) -> None:
         super().__init__(", ".join(map(str, suspects)) or str(broken or "the exchange failed"))
         self.suspects = suspects
         self.broken: tuple[Link, ...] = () if broken is None else (broken,)
@@ -46,7 +46,7 @@ class Patience:
 
 
 @dataclass
-class Lookout:
+class PeerWait:
     """Waits for members of one generation.
 
     Args:
@@ -58,16 +58,16 @@ class Lookout:
         pause: Does nothing for so many seconds.
     """
 
-    peers: Mapping[Seat, Peer]
-    attend: Callable[[Sequence[Seat]], object]
+    peers: Mapping[MemberId, Peer]
+    attend: Callable[[Sequence[MemberId]], object]
     patience: Patience = Patience()
     clock: Callable[[], float] = time.monotonic
     pause: Callable[[float], object] = time.sleep
-    _stopped_since: dict[Seat, float] = field(default_factory=dict)
-    _dead: list[Seat] = field(default_factory=list)
+    _stopped_since: dict[MemberId, float] = field(default_factory=dict)
+    _dead: list[MemberId] = field(default_factory=list)
     _looked: float = -1.0
 
-    def wait(self, late: Callable[[], Sequence[Seat]]) -> None:
+    def wait(self, late: Callable[[], Sequence[MemberId]]) -> None:
         """Return when nobody is late any more.
 
         Args:
@@ -87,17 +87,17 @@ class Lookout:
                 self.attend([*self.dead(), *self._silent(missing, now - began)])
             self.pause(pause_s)
 
-    def dead(self) -> list[Seat]:
+    def dead(self) -> list[MemberId]:
         """Return the members that are known to have ended, or were stopped for too long, as of a moment ago."""
         if self.clock() - self._looked > _LOOK_AROUND_S:
             self._looked = self.clock()
             self._dead = [seat for seat in self.peers if self._given_up(seat)]
         return self._dead
 
-    def _silent(self, late: Sequence[Seat], waited_s: float) -> list[Seat]:
+    def _silent(self, late: Sequence[MemberId], waited_s: float) -> list[MemberId]:
         return [seat for seat in late if seat in self.peers] if waited_s > self.patience.silent_s else []
 
-    def _given_up(self, seat: Seat) -> bool:
+    def _given_up(self, seat: MemberId) -> bool:
         peer, now = self.peers[seat], self.clock()
         if peer.ended():
             return True

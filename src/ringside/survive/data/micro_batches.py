@@ -37,7 +37,7 @@ class DataSet(Protocol):
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptBatch:
     """A sum that an earlier attempt at a step computed.
 
     Args:
@@ -51,7 +51,7 @@ class Kept:
     memory: Bytes
 
 
-class Work:
+class StepWork:
     """Computes micro-batches.
 
     Args:
@@ -141,7 +141,7 @@ class Work:
             parameter.grad = None
         return float(loss.detach())
 
-    def fill(self, step: int, micro_batches: Sequence[int], into: Bytes, kept: Sequence[Kept] = ()) -> int:
+    def fill(self, step: int, micro_batches: Sequence[int], into: Bytes, kept: Sequence[KeptBatch] = ()) -> int:
         """Have memory hold the sum over some micro-batches; return how many had to be computed.
 
         Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ringside.survive.proof.model import Counting, Weights, digest
-from ringside.survive.protocol.decision import Abort, Commit, Decision, Seat, Tag
+from ringside.survive.protocol.decision import Abort, Commit, Decision, MemberId, Tag
 from ringside.survive.protocol.generation import Generation
 
 SAMPLES = "every sample exactly once"
@@ -51,10 +51,10 @@ class Ledger:
     applies: int = 0
     _generations: dict[tuple[int, int], Generation] = field(default_factory=dict)
     _newest: dict[int, int] = field(default_factory=dict)
-    _gone: dict[int, set[Seat]] = field(default_factory=dict)
+    _gone: dict[int, set[MemberId]] = field(default_factory=dict)
     _committed: dict[tuple[int, int], int] = field(default_factory=dict)
     _states: dict[int, str] = field(default_factory=dict)
-    _copies: dict[tuple[Place, Seat], str] = field(default_factory=dict)
+    _copies: dict[tuple[Place, MemberId], str] = field(default_factory=dict)
     _ended: dict[tuple[int, int], Abort] = field(default_factory=dict)
     _given_up: int = 0
 
@@ -90,11 +90,11 @@ class Ledger:
             same = self._copies.get((_place(tag), seat)) == commit.digest
             self.holds(COPIES, same, f"{tag} was committed, and {seat} does not hold that result")
 
-    def copied(self, tag: Tag, seat: Seat, copy: str) -> None:
+    def copied(self, tag: Tag, seat: MemberId, copy: str) -> None:
         """A member has its private copy."""
         self._copies[_place(tag), seat] = copy
 
-    def dropped(self, tag: Tag, seat: Seat) -> None:
+    def dropped(self, tag: Tag, seat: MemberId) -> None:
         """A member that lives has thrown an attempt away."""
         place = _place(tag)
         decision = self.decisions.get(place) or self._ended.get((tag.incarnation, tag.generation))
@@ -102,14 +102,14 @@ class Ledger:
         undecided = decision is None and (place, seat) in self._copies
         self.holds(KEPT, not lost and not undecided, f"{seat} threw {tag} away, {type(decision).__name__} stood")
 
-    def applied(self, tag: Tag, seat: Seat, weights: Weights) -> None:
+    def applied(self, tag: Tag, seat: MemberId, weights: Weights) -> None:
         """A member has applied a step."""
         self.applies += 1
         committed = isinstance(self.decisions.get(_place(tag)), Commit)
         self.holds(APPLIED, committed, f"{seat} applied {tag}")
         self.state(tag.step + 1, seat, weights)
 
-    def state(self, step: int, seat: Seat, weights: Weights) -> None:
+    def state(self, step: int, seat: MemberId, weights: Weights) -> None:
         """A member has a state that it takes for that of a step."""
         wrong = [
             n for n, (is_, must) in enumerate(zip(weights, self.model.weights_at(step), strict=True)) if is_ != must
@@ -132,7 +132,7 @@ class Ledger:
             self._gone.setdefault(record.incarnation, set()).update(set(before.members) - set(record.members))
         self._newest[record.incarnation] = max(newest, record.number)
 
-    def settled(self, record: Generation, seat: Seat) -> None:
+    def settled(self, record: Generation, seat: MemberId) -> None:
         """A process takes part in a generation."""
         self.holds(
             SEATS, seat in record.members, f"{seat} takes part in generation {record.number} without being named"
@@ -146,7 +146,7 @@ class Ledger:
         """An incarnation begins; those before it are over."""
         self._given_up = max(self._given_up, incarnation)
 
-    def last_lines(self, seat: Seat, weights: Weights) -> None:
+    def last_lines(self, seat: MemberId, weights: Weights) -> None:
         """A process comes to what its script does after the last step, with a state."""
         wrong = [n for n, count in enumerate(weights) if count != 1]
         self.holds(LAST, not wrong, f"{seat} saves weights that lack or repeat {len(wrong)} samples")

@@ -42,7 +42,7 @@ SAMPLERS: dict[str, Callable[[], Sampler[int]]] = {
 """What a script makes, by kind; all draw `SIZE` samples in an epoch of all ranks."""
 
 
-class Worker(Protocol):
+class LoaderWorker(Protocol):
     """What one process of a job has to do with samples."""
 
     samples: Samples
@@ -86,7 +86,7 @@ class Case:
     then: Shape | None = None
 
 
-Start = Callable[[Shape, dict[int, str]], Worker]
+Start = Callable[[Shape, dict[int, str]], LoaderWorker]
 """Starts a process of a job: what its script says, and the orders of epochs that the job has agreed on so far."""
 
 
@@ -108,7 +108,7 @@ def run(case: Case, start: Start) -> HandedOut:
     found, agreed = HandedOut(), dict[int, str]()
     count = itertools.count()
 
-    def worker(shape: Shape) -> Worker:
+    def worker(shape: Shape) -> LoaderWorker:
         torch.manual_seed(next(count))  # no two processes have the same random numbers behind them
         return start(shape, agreed)
 
@@ -172,4 +172,4 @@ def wrong(case: Case, found: HandedOut, expected: Sequence[int]) -> str:
     return f"another sequence than one process draws: {lost} samples are missing in their epochs"
 
 
-__all__ = ["SAMPLERS", "Case", "HandedOut", "Shape", "Worker", "cases", "run", "undisturbed", "wrong"]
+__all__ = ["SAMPLERS", "Case", "HandedOut", "LoaderWorker", "Shape", "cases", "run", "undisturbed", "wrong"]

@@ -14,7 +14,7 @@ from ringside.survive.proof.model import Weights, add, digest
 from ringside.survive.protocol import Member
 from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
-from ringside.survive.protocol.decision import Abort, Commit, Decision, Seat, Tag
+from ringside.survive.protocol.decision import Abort, Commit, Decision, MemberId, Tag
 from ringside.survive.protocol.generation import Generation
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Process:
         weights: Its state.
     """
 
-    def __init__(self, world: World, seat: Seat) -> None:
+    def __init__(self, world: World, seat: MemberId) -> None:
         self.world, self.seat = world, seat
         self.alive, self.ended, self.finished = True, False, False
         self.member = Member(seat, world.incarnation, world.settings)
@@ -68,7 +68,7 @@ class Process:
         self.member = Member(self.seat, self.world.incarnation, self.world.settings)
         self.post(lambda: self.feed(e.Started(self.world.now)))
 
-    def found(self, step: int, weights: Weights, founders: tuple[Seat, ...]) -> None:
+    def found(self, step: int, weights: Weights, founders: tuple[MemberId, ...]) -> None:
         """Begin with the state of a checkpoint."""
         self.member = Member(self.seat, self.world.incarnation, self.world.settings)
         self.weights = weights
@@ -106,11 +106,11 @@ class Process:
         return self.member.generation is not None and self.member.step is not None and not self.ended
 
     @property
-    def members(self) -> tuple[Seat, ...]:
+    def members(self) -> tuple[MemberId, ...]:
         """Whom it takes part with."""
         return () if self.member.generation is None else self.member.generation.members
 
-    def suspect(self, seat: Seat) -> None:
+    def suspect(self, seat: MemberId) -> None:
         """Take another one for dead."""
         self.post(lambda: self.feed(e.PeerSuspected(seat)))
 
@@ -139,7 +139,7 @@ class Process:
             self._todo.popleft()()
 
     def _carry_out(self, instruction: i.Instruction) -> None:
-        if isinstance(instruction, (i.Compute, i.Exchange, i.FetchState)) and instruction.tag != self.member.tag:
+        if isinstance(instruction, (i.Compute, i.RunExchange, i.FetchState)) and instruction.tag != self.member.tag:
             return
         _CARRY_OUT[type(instruction)](self, instruction)
 
@@ -227,7 +227,7 @@ class Process:
             self.reach(Phase.ASKING)
 
     def _offer(self, wanted: i.OfferState) -> None:
-        offer = e.Offer(wanted.tag, self.seat, digest(self.weights))
+        offer = e.RankOffered(wanted.tag, self.seat, digest(self.weights))
         for seat in self.members:
             if seat.rank in wanted.joining:
                 self.world.send(self, seat, lambda p: p.feed(e.StateOffered(offer)), by_store=True)
@@ -238,7 +238,7 @@ class Process:
         self.world.send(self, wanted.source, lambda p: p.serve(me, tag, 0))
         self.world.after(FETCH_S, lambda: self.post(lambda: self.feed(e.FetchFailed(tag))))
 
-    def serve(self, to: Seat, tag: Tag, half: int) -> None:
+    def serve(self, to: MemberId, tag: Tag, half: int) -> None:
         """Send half of the state, as it is now, and the other half somewhat later."""
         middle = len(self.weights) // 2
         values = self.weights[middle:] if half else self.weights[:middle]
@@ -282,7 +282,7 @@ class Process:
         self._sums = sums
         self.feed(e.WorkDone(tag))
 
-    def _begin_exchange(self, wanted: i.Exchange) -> None:
+    def _begin_exchange(self, wanted: i.RunExchange) -> None:
         record, tag, world = wanted.generation, wanted.tag, self.world
         order = ring_order(record.ranks, record.broken) or record.ranks
         algorithm = "ring" if record.broken else world.case.algorithm  # others have no order that avoids a link
@@ -400,7 +400,7 @@ _CARRY_OUT: dict[type, Callable[[Process, Any], None]] = {
     i.OfferState: Process._offer,
     i.FetchState: Process._fetch,
     i.Compute: Process._compute,
-    i.Exchange: Process._begin_exchange,
+    i.RunExchange: Process._begin_exchange,
     i.PublishAck: Process._publish,
     i.TryCommit: Process._try_commit,
     i.TryAbort: Process._try_abort,

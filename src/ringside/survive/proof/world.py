@@ -18,9 +18,9 @@ from ringside.survive.proof.model import Counting, Weights
 from ringside.survive.proof.network import Network
 from ringside.survive.proof.process import Process
 from ringside.survive.proof.strikes import strike
-from ringside.survive.protocol.decision import Abort, Decision, Decisions, Seat, Tag
+from ringside.survive.protocol.decision import Abort, Decision, Decisions, MemberId, Tag
 from ringside.survive.protocol.generation import Generation, decode_generation, encode_generation, generation_key
-from ringside.survive.protocol.settings import Rules, Settings
+from ringside.survive.protocol.settings import ProtocolSettings, Rules
 
 T = TypeVar("T")
 LIMIT_S = 15.0
@@ -79,7 +79,7 @@ class World:
 
     def __init__(self, case: Case, rules: Rules, outside: WorldRules) -> None:
         self.case, self.outside, self.model = case, outside, case.model
-        self.settings = Settings(
+        self.settings = ProtocolSettings(
             micro_batches=case.model.micro_batches,
             samples=case.model.stretch,
             steps=case.model.steps,
@@ -98,7 +98,7 @@ class World:
         self.ledger = Ledger(case.model)
         self.registers = MemoryRegisters()
         self.decisions = Decisions(self.registers, outside.write_once)
-        self.processes: dict[Seat, Process] = {}
+        self.processes: dict[MemberId, Process] = {}
         self.incarnation = 1
         self.kept: dict[int, Weights] = {}
         self.gone: set[int] = set()
@@ -106,7 +106,7 @@ class World:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = 0
         self._epochs: dict[int, int] = {}
-        self._gathered: dict[int, list[Seat]] = {}
+        self._gathered: dict[int, list[MemberId]] = {}
         self._waiting = list(case.faults)
         self._slow_store: dict[int, float] = {}
         self._coming = 0
@@ -145,7 +145,7 @@ class World:
         """Start a process, which claims its rank's next epoch."""
         epoch = self._epochs.get(rank, 0) + 1
         self._epochs[rank] = epoch
-        seat = Seat(rank, epoch)
+        seat = MemberId(rank, epoch)
         process = Process(self, seat)
         self.processes[seat] = process
         if founder:
@@ -249,7 +249,7 @@ class World:
 
     # ------------------------------------------------------------------------------------------ messages
 
-    def send(self, sender: Process, to: Seat, take: Callable[[Process], None], by_store: bool = False) -> None:
+    def send(self, sender: Process, to: MemberId, take: Callable[[Process], None], by_store: bool = False) -> None:
         """Send a message to a process, if there ever was one."""
         receiver = self.processes.get(to)
         if receiver is not None:
@@ -278,7 +278,7 @@ class World:
         return tuple(self._waiting)
 
 
-def _newest_of_each(seats: list[Seat]) -> tuple[Seat, ...]:
+def _newest_of_each(seats: list[MemberId]) -> tuple[MemberId, ...]:
     """Return the last process of every rank, by rank."""
     return tuple(sorted({seat.rank: seat for seat in sorted(seats)}.values()))
 

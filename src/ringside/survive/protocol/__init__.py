@@ -62,6 +62,6 @@ Why no sample counts twice or never:
 from __future__ import annotations
 
 from ringside.survive.protocol.member import Member
-from ringside.survive.protocol.state import Phase
+from ringside.survive.protocol.state import MemberPhase
 
-__all__ = ["Member", "Phase"]
+__all__ = ["Member", "MemberPhase"]

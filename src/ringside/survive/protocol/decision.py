@@ -19,7 +19,7 @@ __all__ = [
     "Decision",
     "Decisions",
     "Digest",
-    "Seat",
+    "MemberId",
     "Tag",
     "decisions_key",
     "decode",
@@ -58,7 +58,7 @@ def decode(data: bytes, decoder: msgspec.msgpack.Decoder[T], what: str) -> T:
         ) from None
 
 
-class Seat(msgspec.Struct, frozen=True, order=True, array_like=True):
+class MemberId(msgspec.Struct, frozen=True, order=True, array_like=True):
     """One process in its time as a rank.
 
     Args:
@@ -103,7 +103,7 @@ class Commit(msgspec.Struct, frozen=True, tag="commit", forbid_unknown_fields=Tr
         digest: Digest of the result, equal on all members.
     """
 
-    members: tuple[Seat, ...]
+    members: tuple[MemberId, ...]
     first: Count
     samples: Count
     divisor: Count

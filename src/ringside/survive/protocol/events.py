@@ -1,14 +1,14 @@
 """What a member of a job is told: the events of the state machine in `__init__.py`, plain values.
 
-Whoever carries messages between processes carries `Acknowledgement`, `Offer` and `Seat` (of those who ask to join);
-everything else is made by the driver that runs on the same process.
+Whoever carries messages between processes carries `Acknowledgement`, `RankOffered` and `MemberId` (of those who ask to
+join); everything else is made by the driver that runs on the same process.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from ringside.survive.protocol.decision import Decision, Digest, Seat, Tag
+from ringside.survive.protocol.decision import Decision, Digest, MemberId, Tag
 from ringside.survive.protocol.generation import Generation, Link
 
 
@@ -23,12 +23,12 @@ class Acknowledgement(msgspec.Struct, frozen=True, array_like=True):
     """
 
     tag: Tag
-    seat: Seat
+    seat: MemberId
     digest: Digest
     state: Digest = ""
 
 
-class Offer(msgspec.Struct, frozen=True, array_like=True):
+class RankOffered(msgspec.Struct, frozen=True, array_like=True):
     """A message: a joining member may fetch the state from this one.
 
     Args:
@@ -38,7 +38,7 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
     """
 
     tag: Tag
-    seat: Seat
+    seat: MemberId
     digest: Digest
 
 
@@ -53,7 +53,7 @@ class Started(msgspec.Struct, frozen=True):
 
     now: float
     step: int | None = None
-    founders: tuple[Seat, ...] = ()
+    founders: tuple[MemberId, ...] = ()
 
 
 class Tick(msgspec.Struct, frozen=True):
@@ -140,7 +140,7 @@ class AttemptFailed(msgspec.Struct, frozen=True):
     """
 
     tag: Tag
-    suspects: tuple[Seat, ...] = ()
+    suspects: tuple[MemberId, ...] = ()
     broken: tuple[Link, ...] = ()
 
 
@@ -161,7 +161,7 @@ class PeerSuspected(msgspec.Struct, frozen=True):
         seat: Which.
     """
 
-    seat: Seat
+    seat: MemberId
 
 
 class JoinRequested(msgspec.Struct, frozen=True):
@@ -171,7 +171,7 @@ class JoinRequested(msgspec.Struct, frozen=True):
         seat: Which; an older epoch of the same rank is dead.
     """
 
-    seat: Seat
+    seat: MemberId
 
 
 class StateOffered(msgspec.Struct, frozen=True):
@@ -181,7 +181,7 @@ class StateOffered(msgspec.Struct, frozen=True):
         offer: The message.
     """
 
-    offer: Offer
+    offer: RankOffered
 
 
 class StateFetched(msgspec.Struct, frozen=True):
@@ -295,9 +295,9 @@ __all__ = [
     "JoinRequested",
     "NewerHeardOf",
     "NobodyLeft",
-    "Offer",
     "PeerSuspected",
     "QuotasWanted",
+    "RankOffered",
     "RanksGone",
     "ResultReady",
     "Started",

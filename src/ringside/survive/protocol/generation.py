@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ringside.errors import UsageError
-from ringside.survive.protocol.decision import Count, Digest, Seat, Tag
+from ringside.survive.protocol.decision import Count, Digest, MemberId, Tag
 from ringside.survive.protocol.decision import decode as _decode
 from ringside.survive.protocol.decision import encode as _encode
 from ringside.survive.protocol.settings import Quotas
@@ -16,7 +16,7 @@ from ringside.survive.protocol.settings import Quotas
 __all__ = [
     "Fence",
     "Generation",
-    "Wishes",
+    "MembershipChange",
     "closing",
     "dealt",
     "decode_generation",
@@ -59,12 +59,12 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     number: Count
     step: Count
     attempt: Count = 0
-    members: tuple[Seat, ...] = ()
+    members: tuple[MemberId, ...] = ()
     owners: tuple[Count, ...] = ()
     joining: tuple[Count, ...] = ()
     broken: tuple[Link, ...] = ()
     drained: tuple[Count, ...] = ()
-    left: tuple[Seat, ...] = ()
+    left: tuple[MemberId, ...] = ()
     unsettled: tuple[tuple[Count, Count], ...] = ()
     over: bool = False
     last: Count | None = None
@@ -92,12 +92,12 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return not self.members
 
     @property
-    def leader(self) -> Seat:
+    def leader(self) -> MemberId:
         """The member that counts acknowledgements and writes COMMIT: the lowest rank."""
         return self.members[0]
 
     @property
-    def holders(self) -> tuple[Seat, ...]:
+    def holders(self) -> tuple[MemberId, ...]:
         """The members that brought state."""
         return tuple(seat for seat in self.members if seat.rank not in self.joining)
 
@@ -162,7 +162,7 @@ def generation_key(incarnation: int) -> str:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class MembershipChange:
     """What a member would change in the membership.
 
     Args:
@@ -175,15 +175,15 @@ class Wishes:
         ends: The job shall end with the step at hand, and whoever was drained come back for the final state.
     """
 
-    suspects: frozenset[Seat] = field(default_factory=frozenset)
-    newcomers: frozenset[Seat] = field(default_factory=frozenset)
+    suspects: frozenset[MemberId] = field(default_factory=frozenset)
+    newcomers: frozenset[MemberId] = field(default_factory=frozenset)
     drains: frozenset[int] = field(default_factory=frozenset)
     broken: frozenset[Link] = field(default_factory=frozenset)
     quotas: tuple[tuple[int, int], ...] = ()
     again: bool = False
     ends: bool = False
 
-    def lost(self, base: Generation) -> frozenset[Seat]:
+    def lost(self, base: Generation) -> frozenset[MemberId]:
         """Return the members that are no more."""
         reborn = {new.rank: new.epoch for new in self.newcomers}
         replaced = {seat for seat in base.members if seat.epoch < reborn.get(seat.rank, 0)}
@@ -197,7 +197,7 @@ class Wishes:
         """Tell whether something is to change that can wait until a step is done."""
         return bool(self.arriving(base) or self.drains & set(base.ranks) or self._wants_other_quotas(base))
 
-    def arriving(self, base: Generation) -> frozenset[Seat]:
+    def arriving(self, base: Generation) -> frozenset[MemberId]:
         """Return the newcomers that are not members yet and were not asked to leave: the last process of each rank."""
         latest = {seat.rank: seat for seat in sorted(self.newcomers)}
         epochs = base.epochs
@@ -209,7 +209,7 @@ class Wishes:
             and seat.rank not in self.drains.union(base.drained)
         )
 
-    def left_after(self, base: Generation) -> Wishes:
+    def left_after(self, base: Generation) -> MembershipChange:
         """Return what is still wished for once a generation stands."""
         epochs = base.epochs
         waiting = frozenset(new for new in self.newcomers if new.epoch > epochs.get(new.rank, -1))
@@ -217,7 +217,7 @@ class Wishes:
         suspects = self.suspects & (waiting | set(base.members))
         broken = frozenset(link for link in self.broken - set(base.broken) if set(base.ranks).issuperset(link))
         ends = self.ends and base.last is None
-        return Wishes(suspects, waiting, self.drains - set(base.drained), broken, quotas, ends=ends)
+        return MembershipChange(suspects, waiting, self.drains - set(base.drained), broken, quotas, ends=ends)
 
     def quotas_of(self, ranks: tuple[int, ...], owners: tuple[int, ...], share_out: Quotas) -> dict[int, int]:
         """Return how many micro-batches each of some ranks takes."""
@@ -231,7 +231,9 @@ class Wishes:
         return dict(self.quotas) if tuple(sorted(rank for rank, _ in self.quotas)) == ranks else {}
 
 
-def successor(base: Generation, wishes: Wishes, step: int | None, settled: bool, share_out: Quotas) -> Generation:
+def successor(
+    base: Generation, wishes: MembershipChange, step: int | None, settled: bool, share_out: Quotas
+) -> Generation:
     """Return the generation that follows `base`.
 
     Args:
@@ -259,7 +261,7 @@ def successor(base: Generation, wishes: Wishes, step: int | None, settled: bool,
         joining=_joining(base, members, arriving, worked=settled and at > base.step + 1),
         broken=_broken(base, wishes, {seat.rank for seat in set(members) & set(base.members)}),
         drained=tuple(sorted(set(base.drained) | wishes.drains)) if last is None else (),
-        left=tuple(Seat(rank, epoch) for rank, epoch in sorted(base.epochs.items()) if rank not in ranks),
+        left=tuple(MemberId(rank, epoch) for rank, epoch in sorted(base.epochs.items()) if rank not in ranks),
         unsettled=unsettled_after(base, settled),
         last=last,
     )
@@ -288,12 +290,14 @@ def unsettled_after(base: Generation, settled: bool) -> tuple[tuple[int, int], .
     return (*(() if settled else base.unsettled), (base.number, base.step))
 
 
-def _broken(base: Generation, wishes: Wishes, staying: set[int]) -> tuple[Link, ...]:
+def _broken(base: Generation, wishes: MembershipChange, staying: set[int]) -> tuple[Link, ...]:
     """Return the links to go around: those of a process that has gone say nothing of the one that comes."""
     return tuple(link for link in sorted(set(base.broken) | wishes.broken) if staying.issuperset(link))
 
 
-def _joining(base: Generation, members: Iterable[Seat], arriving: frozenset[Seat], worked: bool) -> tuple[int, ...]:
+def _joining(
+    base: Generation, members: Iterable[MemberId], arriving: frozenset[MemberId], worked: bool
+) -> tuple[int, ...]:
     """Return who brings no state: once a step was committed in a generation, all of its members had it."""
     before = () if worked else base.joining
     return tuple(seat.rank for seat in members if seat in arriving or seat.rank in before)

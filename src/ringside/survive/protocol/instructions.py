@@ -1,14 +1,14 @@
 """What a member of a job is to do: the instructions of the state machine in `__init__.py`, plain values.
 
-A driver carries them out in order. It skips `Compute`, `Exchange` and `FetchState` whose tag is no longer `Member.tag`,
-and gives up one of them that is under way once the tag has moved on.
+A driver carries them out in order. It skips `Compute`, `RunExchange` and `FetchState` whose tag is no longer
+`Member.tag`, and gives up one of them that is under way once the tag has moved on.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from ringside.survive.protocol.decision import Commit, Digest, Seat, Tag
+from ringside.survive.protocol.decision import Commit, Digest, MemberId, Tag
 from ringside.survive.protocol.events import Acknowledgement
 from ringside.survive.protocol.generation import Generation
 
@@ -39,7 +39,7 @@ class Settle(msgspec.Struct, frozen=True):
     """
 
     generation: Generation
-    gone: tuple[Seat, ...]
+    gone: tuple[MemberId, ...]
 
 
 class AskToJoin(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class AskToJoin(msgspec.Struct, frozen=True):
         seat: Which process.
     """
 
-    seat: Seat
+    seat: MemberId
 
 
 class OfferState(msgspec.Struct, frozen=True):
@@ -73,7 +73,7 @@ class FetchState(msgspec.Struct, frozen=True):
         digest: What its digest must be.
     """
 
-    source: Seat
+    source: MemberId
     tag: Tag
     digest: Digest
 
@@ -94,7 +94,7 @@ class Compute(msgspec.Struct, frozen=True):
     check_state: bool
 
 
-class Exchange(msgspec.Struct, frozen=True):
+class RunExchange(msgspec.Struct, frozen=True):
     """All-reduce with the members into a private copy; answer with `ResultReady` or `AttemptFailed`.
 
     Args:
@@ -115,7 +115,7 @@ class PublishAck(msgspec.Struct, frozen=True):
     """
 
     ack: Acknowledgement
-    to: Seat
+    to: MemberId
 
 
 class TryCommit(msgspec.Struct, frozen=True):
@@ -261,7 +261,7 @@ Instruction = (
     | OfferState
     | FetchState
     | Compute
-    | Exchange
+    | RunExchange
     | PublishAck
     | TryCommit
     | TryAbort
@@ -284,7 +284,6 @@ __all__ = [
     "Compute",
     "Discard",
     "EndGeneration",
-    "Exchange",
     "FetchState",
     "Finish",
     "Halt",
@@ -297,6 +296,7 @@ __all__ = [
     "PublishAck",
     "ReadDecision",
     "ReadGeneration",
+    "RunExchange",
     "Settle",
     "TryAbort",
     "TryCommit",

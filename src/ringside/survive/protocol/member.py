@@ -8,17 +8,17 @@ from typing import Any
 from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
 from ringside.survive.protocol import transitions
-from ringside.survive.protocol.state import Instructions, Phase, Standing
+from ringside.survive.protocol.state import Instructions, MemberPhase, MemberState
 
 _ASK = (i.ReadGeneration, i.ProposeGeneration, i.TryCommit, i.TryAbort, i.EndGeneration, i.ReadDecision)
 
 
-class Member(Standing):
-    """One process of one incarnation; see `Standing` for its arguments and attributes."""
+class Member(MemberState):
+    """One process of one incarnation; see `MemberState` for its arguments and attributes."""
 
     def handle(self, event: e.Event) -> Instructions:
         """Take an event; return what is to be done, in order."""
-        if self.phase is Phase.ENDED:
+        if self.phase is MemberPhase.ENDED:
             return []
         found = _HANDLERS[type(event)](self, event)
         if self.unanswered is None and any(isinstance(instruction, _ASK) for instruction in found):
@@ -26,7 +26,7 @@ class Member(Standing):
         return found
 
 
-def _tick(member: Standing, event: e.Tick) -> Instructions:
+def _tick(member: MemberState, event: e.Tick) -> Instructions:
     """Time has passed."""
     member.now = event.now
     if member.unanswered is not None and member.now - member.unanswered > member.settings.store_patience_s:
@@ -37,11 +37,11 @@ def _tick(member: Standing, event: e.Tick) -> Instructions:
     return [i.ReadGeneration(), *_AGAIN[member.phase](member)]
 
 
-def _resolve_again(member: Standing) -> Instructions:
+def _resolve_again(member: MemberState) -> Instructions:
     return [*transitions.consider(member), *transitions.abort(member)]
 
 
-_HANDLERS: dict[type, Callable[[Standing, Any], Instructions]] = {
+_HANDLERS: dict[type, Callable[[MemberState, Any], Instructions]] = {
     e.Started: transitions.started,
     e.Tick: _tick,
     e.GenerationRead: transitions.generation_read,
@@ -66,16 +66,16 @@ _HANDLERS: dict[type, Callable[[Standing, Any], Instructions]] = {
     e.RanksGone: transitions.ranks_gone,
 }
 
-_AGAIN: dict[Phase, Callable[[Standing], Instructions]] = {
-    Phase.OUTSIDE: transitions.ask_to_join,
-    Phase.FETCHING: transitions.fetch_again,
-    Phase.WORKING: transitions.consider,
-    Phase.EXCHANGING: transitions.consider,
-    Phase.VOTING: transitions.vote_again,
-    Phase.RESOLVING: _resolve_again,
-    Phase.FENCING: transitions.close_again,
-    Phase.KEEPING: transitions.consider,
-    Phase.CLOSING: transitions.wait_on,
+_AGAIN: dict[MemberPhase, Callable[[MemberState], Instructions]] = {
+    MemberPhase.OUTSIDE: transitions.ask_to_join,
+    MemberPhase.FETCHING: transitions.fetch_again,
+    MemberPhase.WORKING: transitions.consider,
+    MemberPhase.EXCHANGING: transitions.consider,
+    MemberPhase.VOTING: transitions.vote_again,
+    MemberPhase.RESOLVING: _resolve_again,
+    MemberPhase.FENCING: transitions.close_again,
+    MemberPhase.KEEPING: transitions.consider,
+    MemberPhase.CLOSING: transitions.wait_on,
 }
 
 __all__ = ["Member"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ringside.errors import UsageError
 
-__all__ = ["Quotas", "Rules", "Settings", "Stretch", "evenly"]
+__all__ = ["ProtocolSettings", "Quotas", "Rules", "Stretch", "evenly"]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ProtocolSettings:
     """A job's shape and patience; equal on all members.
 
     Args:

@@ -8,14 +8,14 @@ from typing import Any
 
 from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
-from ringside.survive.protocol.decision import Seat, Tag
-from ringside.survive.protocol.generation import Fence, Generation, Wishes
-from ringside.survive.protocol.settings import Settings
+from ringside.survive.protocol.decision import MemberId, Tag
+from ringside.survive.protocol.generation import Fence, Generation, MembershipChange
+from ringside.survive.protocol.settings import ProtocolSettings
 
 Instructions = list[i.Instruction]
 
 
-class Phase(Enum):
+class MemberPhase(Enum):
     """What a member is about."""
 
     OUTSIDE = "outside"  # no member (yet)
@@ -30,7 +30,7 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-class Standing:
+class MemberState:
     """Where one process of one incarnation stands.
 
     Its attributes are values that are replaced, never changed in place: `copy.copy` makes an independent one, and
@@ -61,18 +61,18 @@ class Standing:
         gone: Ranks that do not come any more.
     """
 
-    def __init__(self, seat: Seat, incarnation: int, settings: Settings) -> None:
+    def __init__(self, seat: MemberId, incarnation: int, settings: ProtocolSettings) -> None:
         self.seat, self.incarnation, self.settings = seat, incarnation, settings
-        self.phase = Phase.OUTSIDE
+        self.phase = MemberPhase.OUTSIDE
         self.generation: Generation | None = None
         self.newest: Generation | None = None
         self.step: int | None = None
         self.own: e.Acknowledgement | None = None
-        self.acks: dict[Seat, e.Acknowledgement] = {}
-        self.wishes = Wishes()
-        self.founders: tuple[Seat, ...] = ()
+        self.acks: dict[MemberId, e.Acknowledgement] = {}
+        self.wishes = MembershipChange()
+        self.founders: tuple[MemberId, ...] = ()
         self.entered_at = -1
-        self.offer: e.Offer | None = None
+        self.offer: e.RankOffered | None = None
         self.fence: Fence | None = None
         self.proposal: Generation | None = None
         self.now = self.since = self.asked = 0.0
@@ -93,12 +93,12 @@ class Standing:
     @property
     def tag(self) -> Tag | None:
         """The attempt it is at: what messages of its own say, and what messages of others must say."""
-        if self.phase is Phase.FETCHING:
+        if self.phase is MemberPhase.FETCHING:
             return None if self.offer is None else self.offer.tag
         return None if self.generation is None or self.step is None else self.generation.tag(self.step)
 
     @property
-    def members(self) -> tuple[Seat, ...]:
+    def members(self) -> tuple[MemberId, ...]:
         """Whom it takes part with, itself among them."""
         return () if self.generation is None else self.generation.members
 
@@ -120,27 +120,27 @@ class Standing:
         wanted = (self.wishes, self.founders, self.entered_at, self.offer, self.fence, self.proposal, self.gone)
         return (*timeless, acks, *wanted)
 
-    def is_own(self, seat: Seat) -> bool:
+    def is_own(self, seat: MemberId) -> bool:
         """Tell whether a seat is this process's."""
         return seat == self.seat or (seat.rank == self.seat.rank and not self.settings.rules.epochs)
 
-    def is_among(self, seats: tuple[Seat, ...]) -> bool:
+    def is_among(self, seats: tuple[MemberId, ...]) -> bool:
         """Tell whether one of some seats is this process's."""
         return any(self.is_own(seat) for seat in seats)
 
-    def suspect(self, *seats: Seat) -> None:
+    def suspect(self, *seats: MemberId) -> None:
         """Wish to go on without some processes; nobody suspects himself."""
         others = {seat for seat in seats if not self.is_own(seat)}
         self.wishes = replace(self.wishes, suspects=self.wishes.suspects | others)
 
-    def enter_phase(self, phase: Phase) -> None:
+    def enter_phase(self, phase: MemberPhase) -> None:
         """Come into a phase, now."""
         self.phase, self.since = phase, self.now
 
     def end(self, last: i.Instruction) -> Instructions:
         """Come to the end, with a last instruction."""
-        self.phase = Phase.ENDED
+        self.phase = MemberPhase.ENDED
         return [last]
 
 
-__all__ = ["Instructions", "Phase", "Standing"]
+__all__ = ["Instructions", "MemberPhase", "MemberState"]

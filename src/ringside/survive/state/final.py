@@ -14,7 +14,7 @@ import numpy as np
 
 from ringside.errors import FinalStateError, RingsideError
 from ringside.survive.state.kept import DIGEST_BYTES, STATE_AT, Head, Kept, Lies, Stage, new_file
-from ringside.survive.state.state import Bytes, State, digest_of, pack, packed_size, unpack
+from ringside.survive.state.state import Bytes, JobState, digest_of, pack, packed_size, unpack
 
 _log = logging.getLogger("ringside")
 
@@ -45,7 +45,7 @@ class Final:
         if self._kept is not None:
             self._kept.progressed(steps)
 
-    def keep(self, state: State) -> int:
+    def keep(self, state: JobState) -> int:
         """Keep a state; return its digest.
 
         It is kept in memory. Where that cannot be had, or a worker that tried it was killed over it, in a file.

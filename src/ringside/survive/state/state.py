@@ -180,7 +180,7 @@ class Stateful(Protocol):
         """Take it over."""
 
 
-class State:
+class JobState:
     """A worker's training state.
 
     Args:
@@ -275,7 +275,7 @@ class Given:
         state: The state.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: JobState) -> None:
         tree = state.tree()
         self._arena = OwnArena(packed_size(tree))
         pack(tree, self._arena.bytes)
@@ -291,7 +291,7 @@ class Given:
         self._arena.close()
 
 
-def take_over(state: State, memory: Bytes, digest: int) -> None:
+def take_over(state: JobState, memory: Bytes, digest: int) -> None:
     """Load a packed state, if it is what its digest says.
 
     Args:

@@ -10,22 +10,22 @@ from threading import Event
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.engine.runtime.worker import Background, Work
-from ringside.engine.transports.base import Cause, LinkError, Transport
+from ringside.engine.runtime.worker import Work, Worker
+from ringside.engine.transports.base import LinkError, LinkFailure, Transport
 from ringside.errors import RingsideError
-from ringside.survive.cluster.known_workers import Acquaintances
+from ringside.survive.cluster.known_workers import KnownWorkers
 from ringside.survive.cluster.pairwise import OpenTransport
 from ringside.survive.cluster.rendezvous import Offered
 from ringside.survive.cluster.shared_memory import Address, read_only
-from ringside.survive.cluster.waiting import Lookout, Superseded
-from ringside.survive.job import Job
+from ringside.survive.cluster.waiting import PeerWait, Superseded
+from ringside.survive.job import SurviveJob
 from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
-from ringside.survive.protocol.decision import Seat, Tag
+from ringside.survive.protocol.decision import MemberId, Tag
 from ringside.survive.protocol.generation import Generation
-from ringside.survive.state.state import Given, State, take_over
+from ringside.survive.state.state import Given, JobState, take_over
 
-__all__ = ["Gift", "Giver", "Handover", "gift_name", "giver_for", "receive"]
+__all__ = ["Handover", "StateSender", "StateServer", "gift_name", "giver_for", "receive"]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ MOST_BYTES = 1 << 44
 _GIVER, _TAKER = 0, 1
 
 
-class Gift:
+class StateSender:
     """A state on its way, carried by a thread.
 
     Args:
@@ -47,7 +47,7 @@ class Gift:
     """
 
     def __init__(self, open_transport: OpenTransport, name: str, memory: Bytes) -> None:
-        self._thread = Background("ringside-survive-gift")
+        self._thread = Worker("ringside-survive-gift")
         self._transport: Transport | None = None
         self._wanted = True
         self._work = self._thread.submit(lambda: self._give(open_transport, name, memory))
@@ -56,7 +56,7 @@ class Gift:
         """Give up, if it has not arrived."""
         self._wanted = False
         if self._transport is not None:
-            self._transport.fail(Cause("left", _GIVER))
+            self._transport.fail(LinkFailure("left", _GIVER))
             self._transport.close(patience_s=0.0)
         self._thread.stop(timeout_s=0.0)
 
@@ -78,7 +78,7 @@ def receive(open_transport: OpenTransport, name: str, wait: Callable[[Work], obj
     Raises:
         RingsideError: It did not arrive.
     """
-    thread, opened, over = Background("ringside-survive-gift"), list[Transport](), Event()
+    thread, opened, over = Worker("ringside-survive-gift"), list[Transport](), Event()
     try:
         work = thread.submit(lambda: _take(open_transport, name, opened, lambda: not over.is_set()))
         wait(work)
@@ -89,12 +89,12 @@ def receive(open_transport: OpenTransport, name: str, wait: Callable[[Work], obj
     finally:
         over.set()
         for transport in opened:
-            transport.fail(Cause("left", _TAKER))
+            transport.fail(LinkFailure("left", _TAKER))
             transport.close(patience_s=0.0)
         thread.stop(timeout_s=0.0)
 
 
-def gift_name(tag: Tag, giver: Seat, taker: Seat) -> str:
+def gift_name(tag: Tag, giver: MemberId, taker: MemberId) -> str:
     """Return what a gift is called: no two have one name."""
     return f"{tag.incarnation}/gift/{tag.generation}/{giver.rank}.{giver.epoch}/{taker.rank}.{taker.epoch}"
 
@@ -122,7 +122,7 @@ def _pieces(memory: Bytes) -> list[Bytes]:
 # Giving the own state away: a packed copy in sealed memory for who can see it, sent to who cannot.
 
 
-class Giver:
+class StateServer:
     """What one member gives to those who join; it stays as it is until they have it.
 
     Args:
@@ -132,12 +132,12 @@ class Giver:
         carry: Makes groups between hosts; None: there is one host.
     """
 
-    def __init__(self, state: State, tag: Tag, seat: Seat, carry: OpenTransport | None) -> None:
+    def __init__(self, state: JobState, tag: Tag, seat: MemberId, carry: OpenTransport | None) -> None:
         self.tag = tag
         self._seat, self._carry, self._given = seat, carry, Given(state)
-        self._gifts: dict[Seat, Gift] = {}
+        self._gifts: dict[MemberId, StateSender] = {}
 
-    def address_for(self, taker: Seat, here: bool) -> Address | None:
+    def address_for(self, taker: MemberId, here: bool) -> Address | None:
         """Return where a process finds the state; None: it is being sent.
 
         Args:
@@ -147,7 +147,7 @@ class Giver:
         if here or self._carry is None:
             return self._given.address
         if taker not in self._gifts:
-            self._gifts[taker] = Gift(self._carry, gift_name(self.tag, self._seat, taker), self._given.bytes)
+            self._gifts[taker] = StateSender(self._carry, gift_name(self.tag, self._seat, taker), self._given.bytes)
         return None
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class Giver:
         self._given.close()
 
 
-Addresses = Mapping[tuple[str, Seat], Address | None]
+Addresses = Mapping[tuple[str, MemberId], Address | None]
 """(tag as a string, who offers) → where the state lies; None: its owner sends it."""
 
 _log = logging.getLogger("ringside")
@@ -173,12 +173,12 @@ class Handover:
         unreached: Members whose state could not be fetched.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: SurviveJob) -> None:
         self._job = job
-        self.unreached: set[Seat] = set()
-        self._giver: Giver | None = None
+        self.unreached: set[MemberId] = set()
+        self._giver: StateServer | None = None
 
-    def offer(self, tag: Tag, seat: Seat, takers: Sequence[Seat], known: Acquaintances) -> None:
+    def offer(self, tag: Tag, seat: MemberId, takers: Sequence[MemberId], known: KnownWorkers) -> None:
         """Tell some who join where they find the state; what is given stays as it is until it is taken back.
 
         Args:
@@ -189,8 +189,8 @@ class Handover:
         """
         if self._giver is None or self._giver.tag != tag:
             self.take_back()
-            self._giver = Giver(self._job.state, tag, seat, self._job.open_transport)
-        said = e.Offer(tag, seat, f"{self._job.state.digest():016x}")
+            self._giver = StateServer(self._job.state, tag, seat, self._job.open_transport)
+        said = e.RankOffered(tag, seat, f"{self._job.state.digest():016x}")
         for taker in takers:
             address = self._giver.address_for(taker, known.peer(taker, tag.incarnation).here)
             self._job.meeting.send(tag.incarnation, taker, Offered(said, address))
@@ -201,7 +201,9 @@ class Handover:
             self._giver.close()
         self._giver = None
 
-    def fetch(self, fetch: i.FetchState, seat: Seat, addresses: Addresses, lookout: Lookout | None) -> e.Event | None:
+    def fetch(
+        self, fetch: i.FetchState, seat: MemberId, addresses: Addresses, lookout: PeerWait | None
+    ) -> e.Event | None:
         """Take the state over that was offered; return what has become of it, None: it is not wanted any more.
 
         Args:
@@ -222,7 +224,7 @@ class Handover:
         return e.StateFetched(fetch.tag, f"{self._job.state.digest():016x}")
 
     def _given(
-        self, fetch: i.FetchState, seat: Seat, address: Address | None, lookout: Lookout | None
+        self, fetch: i.FetchState, seat: MemberId, address: Address | None, lookout: PeerWait | None
     ) -> NDArray[np.uint8]:
         """Return the packed state: from the owner's memory, or sent by it."""
         carry = self._job.open_transport
@@ -237,7 +239,7 @@ class Handover:
         return receive(carry, gift_name(fetch.tag, fetch.source, seat), wait)
 
 
-def giver_for(taker: Seat, record: Generation, unreached: Collection[Seat]) -> Seat:
+def giver_for(taker: MemberId, record: Generation, unreached: Collection[MemberId]) -> MemberId:
     """Return who gives a joiner the state: the first that has brought it, or gets it here, and can be reached.
 
     Args:

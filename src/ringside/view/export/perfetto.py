@@ -19,7 +19,7 @@ import numpy as np
 from ringside.errors import RingsideError, UsageError
 from ringside.files import user_file
 from ringside.monitor.run.records import RunInfo, StepRecord
-from ringside.monitor.run.table import Table
+from ringside.monitor.run.table import StepTable
 from ringside.monitor.stats import Floats, row_medians
 from ringside.monitor.verdict import Verdict, headline
 from ringside.predict.simulation.timeline import Timeline
@@ -118,7 +118,7 @@ def clock_shifts(records: list[StepRecord], ranks: int) -> Floats:
     return shifts
 
 
-def steps_between(table: Table, first: int | None, until: int | None) -> range:
+def steps_between(table: StepTable, first: int | None, until: int | None) -> range:
     """Return the training steps from `first` to before `until` that a table reaches over."""
     if not len(table):
         return range(0)

@@ -22,7 +22,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from ringside.monitor.alerts.book import Alert, as_text
-from ringside.monitor.alerts.counters import RANK_FIELDS, STEP_BUCKETS_S, Figures
+from ringside.monitor.alerts.counters import RANK_FIELDS, STEP_BUCKETS_S, MetricsSnapshot
 from ringside.monitor.alerts.settings import Endpoint
 from ringside.monitor.stats import Floats
 from ringside.view.server.guard import is_called, own_names
@@ -51,7 +51,7 @@ class RunMetrics(Collector):
         figures: The aggregate as it is now.
     """
 
-    def __init__(self, figures: Figures) -> None:
+    def __init__(self, figures: MetricsSnapshot) -> None:
         self._figures = figures
 
     def collect(self) -> Iterator[Metric]:
@@ -64,7 +64,7 @@ class RunMetrics(Collector):
         yield from _monitor(figures)
 
 
-def render(figures: Figures, accept: str = "") -> tuple[bytes, str]:
+def render(figures: MetricsSnapshot, accept: str = "") -> tuple[bytes, str]:
     """Return the page `/metrics` and its content type, in the format that the header `Accept` prefers."""
     registry = CollectorRegistry()
     registry.register(RunMetrics(figures))
@@ -72,7 +72,7 @@ def render(figures: Figures, accept: str = "") -> tuple[bytes, str]:
     return encoder(registry), content_type
 
 
-def _run(figures: Figures) -> Iterator[Metric]:
+def _run(figures: MetricsSnapshot) -> Iterator[Metric]:
     info = figures.info
     labels = {
         "run": info.name,
@@ -87,7 +87,7 @@ def _run(figures: Figures) -> Iterator[Metric]:
     yield _gauge("ringside_ranks", "Ranks of the job.", info.world_size)
 
 
-def _steps(figures: Figures) -> Iterator[Metric]:
+def _steps(figures: MetricsSnapshot) -> Iterator[Metric]:
     yield _counter("ringside_steps", "Training steps completed.", figures.steps)
     edges = [*(repr(edge) for edge in STEP_BUCKETS_S), "+Inf"]
     counts = np.cumsum(figures.step_counts)
@@ -107,7 +107,7 @@ def _steps(figures: Figures) -> Iterator[Metric]:
     yield _counter("ringside_samples", "Samples (or tokens) worked on, over all ranks.", sums["samples"])
 
 
-def _ranks(figures: Figures) -> Iterator[Metric]:
+def _ranks(figures: MetricsSnapshot) -> Iterator[Metric]:
     shown = ranks_shown(figures.rank_recent["own_seconds"])
     for name in RANK_FIELDS:
         totals = figures.rank_totals[name]
@@ -143,7 +143,7 @@ def _statistics(field: str, recent: Floats) -> Metric:
     return family
 
 
-def _verdicts(figures: Figures) -> Iterator[Metric]:
+def _verdicts(figures: MetricsSnapshot) -> Iterator[Metric]:
     active = GaugeMetricFamily("ringside_verdict_active", "1 while a verdict holds.", labels=["kind", "rank"])
     excess = GaugeMetricFamily(
         "ringside_verdict_excess_ratio",
@@ -175,7 +175,7 @@ def _by_rank(active: Iterable[Alert]) -> dict[tuple[str, str], float]:
     return dict(sorted(found.items(), key=lambda item: -_finite(item[1]))[:RANKS_SHOWN])
 
 
-def _monitor(figures: Figures) -> Iterator[Metric]:
+def _monitor(figures: MetricsSnapshot) -> Iterator[Metric]:
     sums = figures.job_totals
     yield _counter(
         "ringside_overhead_seconds", "Ringside's own bookkeeping in steps, over all ranks.", sums["overhead_seconds"]

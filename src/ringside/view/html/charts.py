@@ -35,7 +35,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     high: Floats | None = None
 
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True):
+class ChartMark(msgspec.Struct, frozen=True, kw_only=True):
     """A stretch of steps to shade, with a label: an episode. `until` is None while it is not over."""
 
     since: int
@@ -49,7 +49,7 @@ def chart(
     steps: Sequence[int],
     series: Sequence[Series],
     *,
-    marks: Sequence[Mark] = (),
+    marks: Sequence[ChartMark] = (),
     text: Callable[[float], str] = duration,
     from_zero: bool = True,
 ) -> str:
@@ -170,19 +170,19 @@ def _grid(values: Sequence[float], up: Callable[[float], float]) -> str:
     return "".join(f'<path class="grid" d="M0 {UNITS - up(value):.1f}H{UNITS}"/>' for value in values)
 
 
-def _shading(mark: Mark, first: int, last: int, across: Callable[[float], float]) -> str:
+def _shading(mark: ChartMark, first: int, last: int, across: Callable[[float], float]) -> str:
     begin, end = _reach(mark, first, last, across)
     return f'<rect class="episode" x="{begin:.1f}" y="0" width="{max(end - begin, 1):.1f}" height="{UNITS}"/>'
 
 
-def _flag(mark: Mark, first: int, last: int, across: Callable[[float], float]) -> str:
+def _flag(mark: ChartMark, first: int, last: int, across: Callable[[float], float]) -> str:
     begin, _ = _reach(mark, first, last, across)
     side = "left" if begin < 0.6 * UNITS else "right"
     at = begin / 10 if side == "left" else 100 - begin / 10
     return f'<span class="flag {side}" style="{side}:{at:.2f}%">{html.escape(mark.label)}</span>'
 
 
-def _reach(mark: Mark, first: int, last: int, across: Callable[[float], float]) -> tuple[float, float]:
+def _reach(mark: ChartMark, first: int, last: int, across: Callable[[float], float]) -> tuple[float, float]:
     until = last if mark.until is None else min(max(mark.until, first), last)
     return across(min(max(mark.since, first), last)), across(until)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import resources
 from itertools import groupby
 
-from ringside.doctor.findings import Findings, Lane, Note, Sheet, Span, Unjudged
+from ringside.doctor.findings import Findings, Lane, Note, Sheet, TimeSpan, Unjudged
 from ringside.monitor.verdict import Verdict
 from ringside.text import duration, figure, label, title
 from ringside.view.findings_text import tell, what_if_line
@@ -57,7 +57,7 @@ def _lane(lane: Lane, end: float) -> str:
  aria-label="{html.escape(said)}">{bars}</svg></div>"""
 
 
-def _bar(span: Span, end: float) -> str:
+def _bar(span: TimeSpan, end: float) -> str:
     x = UNITS * max(span.start_s, 0.0) / end
     width = max(UNITS * (span.end_s - span.start_s) / end, 8.0)
     name = html.escape(f"{span.name or KINDS.get(span.kind, span.kind)}, {duration(span.end_s - span.start_s)}")

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 
-from ringside.doctor.findings import Hop, Rings
+from ringside.doctor.findings import EvidenceHop, Rings
 from ringside.monitor.verdict import name_ranks
 
 CENTRE, RADIUS = 210.0, 132.0
@@ -38,9 +38,9 @@ def style(via: str) -> str:
     return next((name for start, name in _STYLES if via.startswith(start)), "net" if via.startswith("NET") else "other")
 
 
-def _alike(drawings: dict[int, list[Hop]]) -> list[tuple[str, list[Hop]]]:
+def _alike(drawings: dict[int, list[EvidenceHop]]) -> list[tuple[str, list[EvidenceHop]]]:
     """Each different drawing once, with the channels that have it: `channels 0 and 1`."""
-    found: list[tuple[list[int], list[Hop]]] = []
+    found: list[tuple[list[int], list[EvidenceHop]]] = []
     for channel, hops in drawings.items():
         same = next((channels for channels, known in found if known == hops), None)
         if same is not None:
@@ -50,7 +50,7 @@ def _alike(drawings: dict[int, list[Hop]]) -> list[tuple[str, list[Hop]]]:
     return [(name_ranks(channels).replace("rank", "channel"), hops) for channels, hops in found]
 
 
-def _ring(rings: Rings, channels: str, hops: Sequence[Hop], culprits: set[int]) -> str:
+def _ring(rings: Rings, channels: str, hops: Sequence[EvidenceHop], culprits: set[int]) -> str:
     order = [hop.src for hop in hops]
     if hops[-1].dst != order[0]:
         order.append(hops[-1].dst)
@@ -64,7 +64,7 @@ def _ring(rings: Rings, channels: str, hops: Sequence[Hop], culprits: set[int]) 
 {_hosts(rings, order)}{lines}{nodes}</svg><p>ring of {channels}{over}</p></div>"""
 
 
-def _tree(channels: str, hops: Sequence[Hop], culprits: set[int]) -> str:
+def _tree(channels: str, hops: Sequence[EvidenceHop], culprits: set[int]) -> str:
     parent = {hop.src: hop.dst for hop in hops}
     depth = {rank: _depth(rank, parent) for rank in {*parent, *parent.values()}}
     deepest = max(depth.values())
@@ -115,7 +115,7 @@ def _arc(host: str, at: int, count: int, total: int, colour: int) -> str:
     return f'<path class="hostarc s{colour}" d="{arc}"><title>{html.escape(host)}</title></path>{shown}'
 
 
-def _line(hop: Hop, start: tuple[float, float], end: tuple[float, float], radius: float, bend: float) -> str:
+def _line(hop: EvidenceHop, start: tuple[float, float], end: tuple[float, float], radius: float, bend: float) -> str:
     (x0, y0), (x1, y1) = start, end
     length = math.hypot(x1 - x0, y1 - y0) or 1.0
     ux, uy = (x1 - x0) / length, (y1 - y0) / length
@@ -150,6 +150,6 @@ def _radius(total: int) -> float:
     return min(17.0, 0.34 * 2 * math.pi * RADIUS / max(total, 1))
 
 
-def _bend(hops: Sequence[Hop]) -> float:
+def _bend(hops: Sequence[EvidenceHop]) -> float:
     """Two ranks send both ways over one line: bend it apart."""
     return 26.0 if len(hops) <= 2 else 0.0

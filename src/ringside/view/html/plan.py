@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ringside.predict.band import Band
-from ringside.predict.plan.buckets import Buckets
+from ringside.predict.plan.buckets import BucketSizes
 from ringside.predict.plan.memory import STAGE_WORDS
 from ringside.predict.plan.options import has_library, option
-from ringside.predict.plan.plan import Plan, Scale, busbw
+from ringside.predict.plan.plan import Scale, TrainingPlan, busbw
 from ringside.predict.plan.ranking import SIZES, Priced, priced
 from ringside.text import digits, duration, size
 from ringside.view.html.curves import Axis, Curve, curves
@@ -27,7 +27,7 @@ NOTE = (
 )
 
 
-def plan_page(plan: Plan) -> str:
+def plan_page(plan: TrainingPlan) -> str:
     """Return the page; one file that needs no other."""
     asked, took = plan.question, plan.priced
     headline = f"{size(asked.size_bytes)} among {asked.topology.ranks} ranks: {duration(took.seconds.value)}"
@@ -45,7 +45,7 @@ def plan_page(plan: Plan) -> str:
     return page(headline, f"predict · {asked.topology.name}", body, meta=where, js=asset("report.js"))
 
 
-def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
+def _lines(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
     took, fit = plan.priced, plan.fit
     if fit is not None and fit.refused:
         each = fit.states[0].total_bytes
@@ -59,7 +59,7 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "Extrapolated", took.extrapolated
 
 
-def _tiles(plan: Plan) -> Iterator[tuple[str, str, str]]:
+def _tiles(plan: TrainingPlan) -> Iterator[tuple[str, str, str]]:
     yield "bus bandwidth", f"{_giga(plan.busbw.value)} GB/s", f"{_giga(plan.busbw.low)} to {_giga(plan.busbw.high)}"
     yield "each rank sends", size(plan.wires.per_rank_bytes), f"all ranks {size(plan.wires.total_bytes)}"
     if plan.buckets:
@@ -74,7 +74,7 @@ def _tiles(plan: Plan) -> Iterator[tuple[str, str, str]]:
 # ------------------------------------------------------------------------------------------------ curves
 
 
-def _over_sizes(plan: Plan) -> Iterator[str]:
+def _over_sizes(plan: TrainingPlan) -> Iterator[str]:
     ranks, chosen = plan.question.topology.ranks, plan.priced.algorithm
     shown = [one.algorithm for one in plan.here if one.algorithm in plan.contenders][:MOST_CURVES]
     shown = [*(name for name in shown[::-1] if name != chosen), *([chosen] if chosen in shown else [])]
@@ -91,11 +91,11 @@ def _rates(row: Sequence[Priced], sizes: np.ndarray, ranks: int) -> list[Band]:
     return [busbw(size_bytes, ranks, one.seconds) for size_bytes, one in zip(sizes.tolist(), row, strict=True)]
 
 
-def _sizes(plan: Plan) -> np.ndarray:
+def _sizes(plan: TrainingPlan) -> np.ndarray:
     return DENSE if has_library(plan.question.topology) else np.array(list(plan.ranking))
 
 
-def _priced(plan: Plan, name: str) -> list[Priced]:
+def _priced(plan: TrainingPlan, name: str) -> list[Priced]:
     """Return an algorithm's price at every size; a law costs nothing, a schedule was priced for the ranking."""
     topology = plan.question.topology
     if has_library(topology):
@@ -118,8 +118,8 @@ def _over_hosts(scaling: Sequence[Scale]) -> Iterator[str]:
         yield curves("hosts", "Efficiency of a step by hosts", [line], Axis(_whole, marks=tuple(x.tolist())), share)
 
 
-def _over_buckets(plan: Plan) -> Iterator[str]:
-    ordered: list[Buckets] = sorted(plan.buckets, key=lambda one: one.bucket_bytes)
+def _over_buckets(plan: TrainingPlan) -> Iterator[str]:
+    ordered: list[BucketSizes] = sorted(plan.buckets, key=lambda one: one.bucket_bytes)
     if len(ordered) > 1:
         x = np.array([one.bucket_bytes for one in ordered])
         line = _curve(0, "exposed", x, [one.exposed for one in ordered], True)
@@ -131,7 +131,7 @@ def _over_buckets(plan: Plan) -> Iterator[str]:
 # ------------------------------------------------------------------------------------------------ tables
 
 
-def _ranked(plan: Plan) -> str:
+def _ranked(plan: TrainingPlan) -> str:
     rows = [
         (f"{one.algorithm}{'*' * bool(one.extrapolated)}", *map(duration, one.seconds.ends), one.basis)
         for one in plan.here
@@ -141,7 +141,7 @@ def _ranked(plan: Plan) -> str:
     return table(title, ("algorithm", "time", "from", "to", "priced by"), rows, said)
 
 
-def _memory(plan: Plan) -> str:
+def _memory(plan: TrainingPlan) -> str:
     if plan.fit is None:
         return ""
     rows = [

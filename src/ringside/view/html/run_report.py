@@ -13,14 +13,14 @@ import numpy as np
 from ringside.monitor.job.questions import read_answers
 from ringside.monitor.run.algorithm_changes import notes
 from ringside.monitor.run.records import RunInfo, StepRecord
-from ringside.monitor.run.table import Table, fill_waits, tabulate
+from ringside.monitor.run.table import StepTable, fill_waits, tabulate
 from ringside.monitor.stats import Floats
 from ringside.monitor.verdict import Verdict, name_ranks
 from ringside.text import UNKNOWN, digits, duration, moment, ratio, share, size
-from ringside.view.html.charts import Mark, Series, chart
+from ringside.view.html.charts import ChartMark, Series, chart
 from ringside.view.html.waits_ring import longest_waits, ring
 from ringside.view.tui.console import without_controls
-from ringside.view.verdict_text import FEWEST_STEPS, Told, all_is_well, answers_section, no_verdict, tell
+from ringside.view.verdict_text import FEWEST_STEPS, VerdictText, all_is_well, answers_section, no_verdict, tell
 
 # -------------------------------------------------------------------------------------------------
 # The links between hosts in a run's report: what each carried, how fast, and for how long.
@@ -73,7 +73,7 @@ MOST_ARROWS = 16
 """Up to so many ranks each have a line of their own; more are a band with its median, and the culprits."""
 
 
-def render_report(summary: dict[str, Any], run_info: RunInfo, records: Iterable[StepRecord] | Table) -> str:
+def render_report(summary: dict[str, Any], run_info: RunInfo, records: Iterable[StepRecord] | StepTable) -> str:
     """Return the report as one self-contained HTML page.
 
     Args:
@@ -81,7 +81,7 @@ def render_report(summary: dict[str, Any], run_info: RunInfo, records: Iterable[
         run_info: The content of `run.json`.
         records: All step records, in any order, or a table of them.
     """
-    table = records if isinstance(records, Table) else tabulate(records, run_info.world_size)
+    table = records if isinstance(records, StepTable) else tabulate(records, run_info.world_size)
     verdicts = [tell(verdict, summary) for verdict in summary["verdicts"]]
     # Of a slow link neither end is to blame.
     blamed = [told.verdict for told in verdicts if told.verdict.kind != "slow_link"]
@@ -119,7 +119,7 @@ def _header(info: RunInfo, summary: dict[str, Any]) -> str:
  · {summary["steps"]} step{_s(summary["steps"])}</p></header>"""
 
 
-def _verdicts(verdicts: list[Told], summary: dict[str, Any]) -> str:
+def _verdicts(verdicts: list[VerdictText], summary: dict[str, Any]) -> str:
     if not verdicts:
         sign, kind = ("✓", "well") if summary["steps"] >= FEWEST_STEPS else ("?", "open")
         return f"""<section class="verdict {kind}" aria-label="Verdict">
@@ -128,7 +128,7 @@ def _verdicts(verdicts: list[Told], summary: dict[str, Any]) -> str:
     return "".join(_verdict(told, first=index == 0) for index, told in enumerate(verdicts)) + _revealed(summary)
 
 
-def _verdict(told: Told, *, first: bool) -> str:
+def _verdict(told: VerdictText, *, first: bool) -> str:
     level = "h1" if first else "h2"
     parts = (("Why", told.why), ("Price", told.price), ("Next", told.next))
     rows = "".join(f"<dt>{name}</dt><dd>{_text(text)}</dd>" for name, text in parts if text)
@@ -182,7 +182,7 @@ def _plain(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.2f} % of a step"
 
 
-def _charts(table: Table, verdicts: list[Told], culprits: set[int]) -> str:
+def _charts(table: StepTable, verdicts: list[VerdictText], culprits: set[int]) -> str:
     marks = [_mark(told) for told in verdicts]
     steps = [int(step) for step in table.steps]
     own = _lines(table["own_seconds"], culprits)
@@ -197,12 +197,12 @@ def _charts(table: Table, verdicts: list[Told], culprits: set[int]) -> str:
     return "".join(charts)
 
 
-def _mark(told: Told) -> Mark:
+def _mark(told: VerdictText) -> ChartMark:
     until = told.verdict.evidence.get("until_step")
     ranks = told.verdict.ranks
     who = f"link {' → '.join(map(str, ranks))}" if told.verdict.kind == "slow_link" else name_ranks(ranks)
     label = f"{who}, from step {told.verdict.since_step}"
-    return Mark(since=told.verdict.since_step, until=None if until is None else int(until), label=label)
+    return ChartMark(since=told.verdict.since_step, until=None if until is None else int(until), label=label)
 
 
 def _lines(values: Floats, culprits: set[int]) -> list[Series]:
@@ -232,7 +232,7 @@ def _quantiles(values: Floats, q: float) -> Floats:
     return result
 
 
-def _ring_steps(table: Table, verdicts: list[Told]) -> tuple[Floats, Floats]:
+def _ring_steps(table: StepTable, verdicts: list[VerdictText]) -> tuple[Floats, Floats]:
     """The steps the picture of the ring is about: those of the first verdict, or the whole run."""
     if verdicts and len(table):
         until = verdicts[0].verdict.evidence.get("until_step")

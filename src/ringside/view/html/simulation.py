@@ -17,8 +17,8 @@ from ringside.view.html.gantt import gantt
 from ringside.view.html.page import footer, page, table, tiles, verdict
 from ringside.view.schedule.arrange import arranged
 from ringside.view.schedule.drawing import page_data
-from ringside.view.schedule.frames import Story
-from ringside.view.schedule.layout import Layout
+from ringside.view.schedule.frames import ScheduleFrames
+from ringside.view.schedule.layout import GraphLayout
 from ringside.view.schedule.svg import asset, frame_svg
 
 MOST_MESSAGES = 20_000
@@ -82,7 +82,7 @@ def _moving(timeline: Timeline) -> Iterator[str]:
     if not schedule.rounds or timeline.seconds <= 0 or schedule.rounds * schedule.vertices > MOST_MESSAGES:
         return
     try:
-        story = Story(schedule)
+        story = ScheduleFrames(schedule)
         if sum(len(story.messages(k)) for k in range(schedule.rounds)) > MOST_MESSAGES:
             return
     except UsageError:
@@ -101,7 +101,7 @@ def _moving(timeline: Timeline) -> Iterator[str]:
 <script type="application/json" id="data">{data}</script>"""
 
 
-def moving_data(timeline: Timeline, story: Story, layout: Layout) -> dict[str, Any]:
+def moving_data(timeline: Timeline, story: ScheduleFrames, layout: GraphLayout) -> dict[str, Any]:
     """Return what the script needs: the drawing's data, and when everybody was ready and every message under way.
 
     Times are whole numbers, `scale` of them until the end: `ready` by round and vertex, `sent` by round as sender,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ringside.predict.band import Band
 from ringside.predict.simulation.timeline import Timeline
-from ringside.predict.what_if.what_if import Answer, Change, work
+from ringside.predict.what_if.what_if import Answer, StepChange, work
 from ringside.text import digits, duration, share
 from ringside.view.html.gantt import gantt
 from ringside.view.html.page import footer, page, table, tiles, verdict
@@ -24,7 +24,7 @@ TOO_SHORT = 12  # times shorter than the other picture: it would be a line
 Pair = tuple[Timeline | None, Timeline | None]
 
 
-def what_if_page(answer: Answer, change: Change, played: Pair, rates: Rates) -> str:
+def what_if_page(answer: Answer, change: StepChange, played: Pair, rates: Rates) -> str:
     """Return the page; one file that needs no other.
 
     Args:

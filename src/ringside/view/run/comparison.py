@@ -21,7 +21,7 @@ BLOCKS = 16
 FEWEST_STEPS = 10
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class RunChange(msgspec.Struct, frozen=True, kw_only=True):
     """One figure of two runs.
 
     Args:
@@ -46,7 +46,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         return self.low > 0 or self.high < 0
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
     """What `ringside compare` found.
 
     Args:
@@ -57,8 +57,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         remarks: What makes the two runs hard to compare.
     """
 
-    step: Change
-    changes: list[Change]
+    step: RunChange
+    changes: list[RunChange]
     new_verdicts: list[Verdict]
     gone_verdicts: list[Verdict]
     remarks: list[str]
@@ -81,7 +81,7 @@ FIGURES: dict[str, Callable[[Run], Floats]] = {
 """Each figure of a run by step, seconds, float64 [steps]; of exposed sync what even the last rank could not hide."""
 
 
-def compare(before: Run, after: Run, *, warm_up_steps: int = WARM_UP_STEPS, seed: int = 0) -> Comparison:
+def compare(before: Run, after: Run, *, warm_up_steps: int = WARM_UP_STEPS, seed: int = 0) -> RunComparison:
     """Hold two runs side by side.
 
     Args:
@@ -104,7 +104,7 @@ def compare(before: Run, after: Run, *, warm_up_steps: int = WARM_UP_STEPS, seed
         _change(name, figure(before)[warm_up_steps:], figure(after)[warm_up_steps:], rng)
         for name, figure in FIGURES.items()
     ]
-    return Comparison(
+    return RunComparison(
         step=changes[0],
         changes=[change for change in changes if change.before > 0 or change.after > 0],
         new_verdicts=_without(after.verdicts, before.verdicts),
@@ -113,7 +113,7 @@ def compare(before: Run, after: Run, *, warm_up_steps: int = WARM_UP_STEPS, seed
     )
 
 
-def _change(name: str, before: Floats, after: Floats, rng: np.random.Generator) -> Change:
+def _change(name: str, before: Floats, after: Floats, rng: np.random.Generator) -> RunChange:
     medians = [_median(values) for values in (before, after)]
     drawn = [_resampled(values[np.isfinite(values)], rng) for values in (before, after)]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -121,7 +121,7 @@ def _change(name: str, before: Floats, after: Floats, rng: np.random.Generator) 
     known = ratios[np.isfinite(ratios)]
     low, high = np.quantile(known, [0.025, 0.975]) if known.size else (math.nan, math.nan)
     ratio = medians[1] / medians[0] - 1.0 if medians[0] > 0 else math.nan
-    return Change(name=name, before=medians[0], after=medians[1], ratio=ratio, low=float(low), high=float(high))
+    return RunChange(name=name, before=medians[0], after=medians[1], ratio=ratio, low=float(low), high=float(high))
 
 
 def _resampled(values: Floats, rng: np.random.Generator) -> Floats:

@@ -22,7 +22,7 @@ from ringside.decoding import UNDECODABLE
 from ringside.monitor.run.algorithm_changes import NOTES_KEPT, Revised, read_revised
 from ringside.monitor.run.directory import RUN, Event, RunReader
 from ringside.monitor.run.records import RunInfo, StepRecord
-from ringside.monitor.slow_rank.meters import Metered, meter_of
+from ringside.monitor.slow_rank.meters import PriceMeter, meter_of
 from ringside.monitor.verdict import Verdict
 
 # -------------------------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ class RankFigures:
 
 
 @dataclass
-class Finding:
+class ShownFinding:
     """A verdict and what it costs by now.
 
     Args:
@@ -54,7 +54,7 @@ class Finding:
     """
 
     verdict: Verdict
-    meter: Metered | None
+    meter: PriceMeter | None
     over: bool = False
     final: float = 0.0
 
@@ -67,7 +67,7 @@ class Finding:
 
 
 @dataclass
-class Following:
+class RunFollower:
     """A run as far as it has been read.
 
     Attributes:
@@ -87,7 +87,7 @@ class Following:
     of: int = 0
     stage: str = "starting"
     done: float = 0.0
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[ShownFinding] = field(default_factory=list)
     comparison: dict[str, Any] = field(default_factory=dict)
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES_KEPT))
     revised: deque[Revised] = field(default_factory=lambda: deque(maxlen=NOTES_KEPT))
@@ -104,7 +104,7 @@ class Following:
         self.info = info
         self.stage = "training"
 
-    def feed(self, records: Iterable[StepRecord], events: Iterable[Event]) -> list[Finding]:
+    def feed(self, records: Iterable[StepRecord], events: Iterable[Event]) -> list[ShownFinding]:
         """Take in what was added to the run; return the verdicts among it.
 
         Events come first: a verdict's price grows with the steps after it, which may have been read at once with it.
@@ -155,14 +155,14 @@ class Following:
         self._rows.append(self._row)
         self._row = {}
 
-    def _hear_carefully(self, event: Event) -> Finding | None:
+    def _hear_carefully(self, event: Event) -> ShownFinding | None:
         """Anybody may have written the file: an event that is not what it should be is passed over."""
         try:
             return self._hear(event)
         except (TypeError, ValueError, OverflowError):
             return None
 
-    def _hear(self, event: Event) -> Finding | None:
+    def _hear(self, event: Event) -> ShownFinding | None:
         kind = event["kind"]
         if kind == "stage":
             self.stage = str(event.get("stage", self.stage))
@@ -178,7 +178,7 @@ class Following:
             self.revised.append(revised)
         return None
 
-    def _judge(self, event: Event) -> Finding | None:
+    def _judge(self, event: Event) -> ShownFinding | None:
         try:
             verdict = msgspec.convert(event.get("verdict"), Verdict)
         except UNDECODABLE:
@@ -193,7 +193,7 @@ class Following:
             return None
         if verdict.kind in ("slow_rank", "uneven_work", "input_bound") and len(verdict.ranks) == 1:
             meter = meter_of(verdict)
-        self.findings.append(Finding(verdict, meter))
+        self.findings.append(ShownFinding(verdict, meter))
         return self.findings[-1]
 
 
@@ -234,7 +234,7 @@ class RankNow:
     verdicts: tuple[str, ...]
 
 
-class Live:
+class LiveRun:
     """Follows a run directory.
 
     Args:
@@ -258,7 +258,7 @@ class Live:
         self.version = 0
         self.fresh: list[StepRecord] = []
         self.fresh_events: list[Event] = []
-        self.following = Following()
+        self.following = RunFollower()
         self.events: list[Event] = []
         self.ended = self.behind = False
         self._steps_kept, self._at_once = steps_kept, at_once
@@ -302,7 +302,7 @@ class Live:
         return self.following.ranks
 
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[ShownFinding]:
         """The verdicts so far, those that are open first, then by time."""
         return sorted(self.following.findings, key=lambda finding: finding.over)
 
@@ -357,7 +357,7 @@ class Live:
 
     def _begin(self, info: RunInfo | None) -> None:
         self.restarts += info is not None and self.info is not None
-        self.following = Following()
+        self.following = RunFollower()
         self.events, self.ended, self.behind = [], False, False
         self.version += 1
         ranks = info.world_size if info is not None else 0

@@ -14,7 +14,7 @@ import numpy as np
 from ringside.errors import UsageError
 from ringside.monitor.run.directory import RunReader
 from ringside.monitor.run.records import RunInfo
-from ringside.monitor.run.table import FIELDS, Table, fill_waits
+from ringside.monitor.run.table import FIELDS, StepTable, fill_waits
 from ringside.monitor.stats import Floats, row_medians
 from ringside.monitor.summary import assess
 from ringside.monitor.verdict import Verdict
@@ -54,7 +54,7 @@ class Run:
         self.summary, self._table = assess(reader)
 
     @property
-    def table(self) -> Table:
+    def table(self) -> StepTable:
         """All records by field, step and rank."""
         return self._table
 

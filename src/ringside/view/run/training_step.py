@@ -10,13 +10,13 @@ from ringside.doctor.kineto.straggler import LEAST_STEPS
 from ringside.doctor.ringside_run import whole_steps
 from ringside.errors import UsageError
 from ringside.predict import Topology, preset
-from ringside.predict.what_if.step import Step
+from ringside.predict.what_if.step import PredictedStep
 from ringside.view.run.recorded import Run
 
 LATENCY_BYTES = 8.0  # a size at which a collective takes its latency and nothing else
 
 
-def recorded_step(run: Run, topology: Topology | None = None) -> Step:
+def recorded_step(run: Run, topology: Topology | None = None) -> PredictedStep:
     """Return the steps of a run: those that all ranks recorded, without the warm-up of long runs.
 
     Args:
@@ -38,7 +38,7 @@ def recorded_step(run: Run, topology: Topology | None = None) -> Step:
     figure["latency_seconds"] = _usual(table["latency_seconds"])
     if not figure["payload_bytes"]:
         raise UsageError(f"{run.info.name} recorded no gradient bytes: nothing was synchronised")
-    return Step(
+    return PredictedStep(
         topology=topology,
         size_bytes=figure["payload_bytes"],
         own_s=table["own_seconds"][whole],

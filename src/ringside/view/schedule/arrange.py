@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ringside.view.schedule.frames import Story
-from ringside.view.schedule.layout import MOST_LABELS, Layout, Node, Point, Room, Sizes, middle
-from ringside.view.schedule.shape import Shape, Tree, shape_of
+from ringside.view.schedule.frames import ScheduleFrames
+from ringside.view.schedule.layout import MOST_LABELS, GraphLayout, GraphNode, Point, Room, Sizes, middle
+from ringside.view.schedule.shape import ScheduleShape, Tree, shape_of
 
 # From a disc to its cells.
 NEAR = 9
@@ -16,7 +16,7 @@ NEAR = 9
 PADDING = 7
 
 
-def arranged(story: Story) -> Layout:
+def arranged(story: ScheduleFrames) -> GraphLayout:
     """Return the picture of a schedule with everything in its place."""
     shape = shape_of(story)
     if shape.kind == "line":
@@ -26,14 +26,14 @@ def arranged(story: Story) -> Layout:
     return _circle(story, shape)
 
 
-def _sizes(story: Story, stripes: int = 1) -> Sizes:
+def _sizes(story: ScheduleFrames, stripes: int = 1) -> Sizes:
     return Sizes.of(story, -(-max(map(len, story.shown), default=1) // stripes))
 
 
 # ---- circle
 
 
-def _circle(story: Story, shape: Shape) -> Layout:
+def _circle(story: ScheduleFrames, shape: ScheduleShape) -> GraphLayout:
     sizes, s = _sizes(story), story.schedule
     slots = _slots(shape)
     boxed = [_centred(sizes, vertex, story.shown[vertex]) for vertex in shape.centre]
@@ -44,7 +44,7 @@ def _circle(story: Story, shape: Shape) -> Layout:
     radius = _smallest(least, lambda r: _fits(story, sizes, shape, slots, r))
     rim = [_on_rim(sizes, rank, story.shown[rank], angle, radius) for rank, angle in slots.items()]
     nodes = sorted([*rim, *_spread(boxed)], key=lambda node: node.vertex)
-    layout = Layout(
+    layout = GraphLayout(
         sizes,
         tuple(nodes),
         (0,) * len(story.members),
@@ -58,7 +58,7 @@ def _circle(story: Story, shape: Shape) -> Layout:
     return replace(layout, rooms=tuple(_rooms(layout, shape)))
 
 
-def _rails(shape: Shape) -> tuple[tuple[int, int], ...]:
+def _rails(shape: ScheduleShape) -> tuple[tuple[int, int], ...]:
     if shape.closed:
         return tuple(zip(shape.order, [*shape.order[1:], shape.order[0]], strict=True))
     if len(shape.centre) == 1 and not shape.hosts:
@@ -66,7 +66,7 @@ def _rails(shape: Shape) -> tuple[tuple[int, int], ...]:
     return ()
 
 
-def _slots(shape: Shape) -> dict[int, float]:
+def _slots(shape: ScheduleShape) -> dict[int, float]:
     """Return every rank's angle, clockwise from the right; the first rank, or host, is on top."""
     places = [(rank, float(i)) for i, rank in enumerate(shape.order)]
     total, first = float(len(shape.order)), 0.0
@@ -85,7 +85,7 @@ def _smallest(radius: float, fits: Callable[[float], bool]) -> float:
     return radius
 
 
-def _fits(story: Story, sizes: Sizes, shape: Shape, slots: dict[int, float], radius: float) -> bool:
+def _fits(story: ScheduleFrames, sizes: Sizes, shape: ScheduleShape, slots: dict[int, float], radius: float) -> bool:
     """Whether no two cards overlap and discs are far enough from each other for an arrow between them."""
     nodes = [_on_rim(sizes, rank, story.shown[rank], angle, radius) for rank, angle in slots.items()]
     boxes = [(*node.card, *sizes.card(len(node.parts))) for node in nodes]
@@ -102,32 +102,32 @@ def _fits(story: Story, sizes: Sizes, shape: Shape, slots: dict[int, float], rad
     )
 
 
-def _on_rim(sizes: Sizes, rank: int, parts: tuple[int, ...], angle: float, radius: float) -> Node:
+def _on_rim(sizes: Sizes, rank: int, parts: tuple[int, ...], angle: float, radius: float) -> GraphNode:
     """Place a rank on the circle, its cells outside of it."""
     x, y = math.cos(angle), math.sin(angle)
     wide, high = sizes.card(len(parts))
     # Far enough that all of the cells, corners included, lie beyond a tangent clear of the disc.
     away = radius + sizes.disc + NEAR + (abs(x) * wide + abs(y) * high) / 2
-    return Node(rank, parts, x * radius, y * radius, (x * away - wide / 2, y * away - high / 2))
+    return GraphNode(rank, parts, x * radius, y * radius, (x * away - wide / 2, y * away - high / 2))
 
 
-def _centred(sizes: Sizes, vertex: int, parts: tuple[int, ...]) -> Node:
+def _centred(sizes: Sizes, vertex: int, parts: tuple[int, ...]) -> GraphNode:
     """Return a node with disc above and cells below, in a box round (0, 0)."""
     wide, high = sizes.card(len(parts))
     across = max(wide, 2 * sizes.disc) / 2 + PADDING
     down = (2 * sizes.disc + 2 + high) / 2 + PADDING
     top = -down + PADDING
-    return Node(
+    return GraphNode(
         vertex, parts, 0, top + sizes.disc, (-wide / 2, top + 2 * sizes.disc + 2), (-across, -down, across, down)
     )
 
 
-def _box_corners(node: Node) -> list[Point]:
+def _box_corners(node: GraphNode) -> list[Point]:
     left, top, right, bottom = node.box or (0, 0, 0, 0)
     return [(x, y) for x in (left, right) for y in (top, bottom)]
 
 
-def _spread(nodes: Sequence[Node]) -> list[Node]:
+def _spread(nodes: Sequence[GraphNode]) -> list[GraphNode]:
     """Place the nodes in the middle beside each other."""
     if not nodes:
         return []
@@ -136,13 +136,13 @@ def _spread(nodes: Sequence[Node]) -> list[Node]:
     return [_moved(node, start + wide / 2, 0) for node, start, wide in zip(nodes, starts, widths, strict=True)]
 
 
-def _moved(node: Node, dx: float, dy: float) -> Node:
+def _moved(node: GraphNode, dx: float, dy: float) -> GraphNode:
     left, top, right, bottom = node.box or (node.x, node.y, node.x, node.y)
     card = (node.card[0] + dx, node.card[1] + dy)
     return replace(node, x=node.x + dx, y=node.y + dy, card=card, box=(left + dx, top + dy, right + dx, bottom + dy))
 
 
-def _rooms(layout: Layout, shape: Shape) -> list[Room]:
+def _rooms(layout: GraphLayout, shape: ScheduleShape) -> list[Room]:
     """Outline every host: a piece of the ring that its ranks and their cells lie on."""
     rooms = []
     for number, host in enumerate(shape.hosts):
@@ -178,7 +178,7 @@ def _polar(radius: float, angle: float) -> Point:
 # ---- line
 
 
-def _line(story: Story, shape: Shape) -> Layout:
+def _line(story: ScheduleFrames, shape: ScheduleShape) -> GraphLayout:
     """Lay the ranks along a line, in rows that turn round at their ends."""
     sizes, n = _sizes(story), len(shape.order)
     columns = n if n <= 4 else math.ceil(math.sqrt(1.4 * n))
@@ -191,17 +191,17 @@ def _line(story: Story, shape: Shape) -> Layout:
         placed.append(_moved(node, across * (columns - 1 - column if row % 2 else column), down * row))
     rails = tuple((a, b) for a, b in zip(shape.order, shape.order[1:], strict=False))
     ordered = tuple(sorted(placed, key=lambda node: node.vertex))
-    return Layout(sizes, ordered, (0,) * len(story.members), bend=0.14, labels=n <= MOST_LABELS, rails=rails)
+    return GraphLayout(sizes, ordered, (0,) * len(story.members), bend=0.14, labels=n <= MOST_LABELS, rails=rails)
 
 
 # ---- trees
 
 
-def _trees(story: Story, shape: Shape) -> Layout:
+def _trees(story: ScheduleFrames, shape: ScheduleShape) -> GraphLayout:
     """Draw a tree with its root on top; a second one below, upside down, so that the leaves of both meet."""
     sizes = _sizes(story, len(shape.trees))
     stripe_of = [0] * len(story.members)
-    nodes: list[Node] = []
+    nodes: list[GraphNode] = []
     for stripe, tree in enumerate(shape.trees):
         for part in tree.parts:
             stripe_of[part] = stripe
@@ -210,7 +210,7 @@ def _trees(story: Story, shape: Shape) -> Layout:
     notes: tuple[tuple[str, Point, int], ...] = ()
     if len(shape.trees) == 2:
         nodes, notes = _facing(story, shape, nodes)
-    layout = Layout(
+    layout = GraphLayout(
         sizes, tuple(nodes), tuple(stripe_of), bend=0.1, labels=len(shape.order) <= MOST_LABELS // 2, notes=notes
     )
     rails = tuple(
@@ -221,16 +221,16 @@ def _trees(story: Story, shape: Shape) -> Layout:
     return replace(layout, rails=rails)
 
 
-def _beside(sizes: Sizes, vertex: int, parts: tuple[int, ...]) -> Node:
+def _beside(sizes: Sizes, vertex: int, parts: tuple[int, ...]) -> GraphNode:
     """Return a node with its cells right of the disc, in a box round (0, 0)."""
     wide, high = sizes.card(len(parts))
     across = (2 * sizes.disc + 5 + wide) / 2 + PADDING
     down = max(2 * sizes.disc, high + 4) / 2 + PADDING - 2
     disc = -across + PADDING + sizes.disc
-    return Node(vertex, parts, disc, 0, (disc + sizes.disc + 5, -high / 2 - 2), (-across, -down, across, down))
+    return GraphNode(vertex, parts, disc, 0, (disc + sizes.disc + 5, -high / 2 - 2), (-across, -down, across, down))
 
 
-def _planted(sizes: Sizes, tree: Tree, ranks: Sequence[int], *, alone: bool) -> list[Node]:
+def _planted(sizes: Sizes, tree: Tree, ranks: Sequence[int], *, alone: bool) -> list[GraphNode]:
     column = columns_of(tree, ranks)
     boxes = {rank: (_centred if alone and len(ranks) <= 8 else _beside)(sizes, rank, tree.parts) for rank in ranks}
     depth = {rank: tree.depth(rank) for rank in ranks}
@@ -266,7 +266,9 @@ def _in_order(tree: Tree, rank: int) -> list[int]:
     return [*before, rank, *after]
 
 
-def _facing(story: Story, shape: Shape, nodes: Sequence[Node]) -> tuple[list[Node], tuple[tuple[str, Point, int], ...]]:
+def _facing(
+    story: ScheduleFrames, shape: ScheduleShape, nodes: Sequence[GraphNode]
+) -> tuple[list[GraphNode], tuple[tuple[str, Point, int], ...]]:
     """Turn the second tree upside down and put it below the first."""
     first = [node for node in nodes if node.stripe == 0]
     second = [node for node in nodes if node.stripe == 1]
@@ -285,10 +287,10 @@ def _facing(story: Story, shape: Shape, nodes: Sequence[Node]) -> tuple[list[Nod
     return [*first, *turned], notes
 
 
-def _span(story: Story, tree: Tree) -> str:
+def _span(story: ScheduleFrames, tree: Tree) -> str:
     chunks = story.chunks_of(tree.parts)
     return f"c{chunks[0]}" if len(chunks) == 1 else f"c{chunks[0]} to c{chunks[-1]}"
 
 
-def _bottom(node: Node) -> float:
+def _bottom(node: GraphNode) -> float:
     return node.box[3] if node.box else node.y

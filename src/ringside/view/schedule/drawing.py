@@ -19,8 +19,8 @@ import numpy as np
 from ringside.errors import UsageError
 from ringside.schedule import Audit, Schedule, verify
 from ringside.view.schedule.arrange import arranged
-from ringside.view.schedule.frames import Frame, Story
-from ringside.view.schedule.layout import Layout
+from ringside.view.schedule.frames import Frame, ScheduleFrames
+from ringside.view.schedule.layout import GraphLayout
 from ringside.view.schedule.svg import MOST_PANELS, asset, frame_svg, look_of, rank_colour, sheet_svg
 from ringside.view.schedule.text import caption, counted, messages_in_words
 
@@ -40,7 +40,7 @@ def schedule_svg(schedule: Schedule, round: int) -> str:
     """
     if not 0 <= round <= schedule.rounds:
         raise UsageError(f"{schedule.name} of {schedule.ranks} ranks has rounds 0 to {schedule.rounds}, not {round}")
-    story = Story(schedule)
+    story = ScheduleFrames(schedule)
     return frame_svg(next(islice(story.frames(), round, None)), arranged(story))
 
 
@@ -54,7 +54,7 @@ def schedule_sheet(schedule: Schedule, title: str = "") -> str:
     Raises:
         UsageError: The schedule is too large for a picture.
     """
-    story = Story(schedule)
+    story = ScheduleFrames(schedule)
     shown = list(islice(story.frames(), MOST_PANELS))
     left_out = max(0, schedule.rounds - MOST_PANELS)
     heading = f"{title or _title(schedule)}: {counted(schedule.chunks, 'chunk')}, {counted(schedule.rounds, 'round')}"
@@ -71,7 +71,7 @@ def schedule_html(schedule: Schedule, title: str = "") -> str:
     Raises:
         UsageError: The schedule is too large for a picture.
     """
-    story = Story(schedule)
+    story = ScheduleFrames(schedule)
     layout = arranged(story)
     first, captions = _told(story)
     steps = [story.messages(k) for k in range(schedule.rounds)]
@@ -102,7 +102,7 @@ def _title(schedule: Schedule) -> str:
     return f"{schedule.name}, {counted(schedule.ranks, 'rank')}"
 
 
-def _told(story: Story) -> tuple[Frame, list[str]]:
+def _told(story: ScheduleFrames) -> tuple[Frame, list[str]]:
     """Return the first frame and what is said under each; one frame at a time, as many are large."""
     frames, captions = story.frames(), []
     first = before = next(frames)
@@ -112,7 +112,7 @@ def _told(story: Story) -> tuple[Frame, list[str]]:
     return first, [*captions, caption(before, None)]
 
 
-def page_data(story: Story, layout: Layout, captions: Sequence[str]) -> dict[str, Any]:
+def page_data(story: ScheduleFrames, layout: GraphLayout, captions: Sequence[str]) -> dict[str, Any]:
     """Return what the page's script needs, as plain data; it works out the rest.
 
     Messages of a round are one list of integers: for each its link * 2 + 1 if it is added, the number of its parts,
@@ -143,7 +143,7 @@ def page_data(story: Story, layout: Layout, captions: Sequence[str]) -> dict[str
     }
 
 
-def _cards(layout: Layout) -> list[list[Any]]:
+def _cards(layout: GraphLayout) -> list[list[Any]]:
     """Return for every node its vertex, its parts (None: all), columns, pitch and offset of its cells, its disc."""
     across, down = layout.sizes.pitch
     every = len(layout.stripe_of)
@@ -160,12 +160,12 @@ def _cards(layout: Layout) -> list[list[Any]]:
 class _Links:
     """The links that messages go over, numbered as they turn up."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: GraphLayout) -> None:
         self._layout = layout
         self._number: dict[tuple[int, int], int] = {}
         self.drawn: list[list[float]] = []
 
-    def coded(self, story: Story, k: int) -> list[int]:
+    def coded(self, story: ScheduleFrames, k: int) -> list[int]:
         """Return round k as integers."""
         code: list[int] = []
         for message in story.messages(k):
@@ -185,7 +185,7 @@ class _Links:
         return self._number[ends]
 
 
-def _facts(audit: Audit, story: Story) -> str:
+def _facts(audit: Audit, story: ScheduleFrames) -> str:
     parts = len(story.members)
     alike = f" (those that travel alike are drawn as one of {parts})" if parts < audit.chunks else ""
     facts = [
@@ -200,7 +200,7 @@ def _facts(audit: Audit, story: Story) -> str:
     return " · ".join(escape(fact) for fact in facts)
 
 
-def _legend(story: Story, layout: Layout, many: bool) -> str:
+def _legend(story: ScheduleFrames, layout: GraphLayout, many: bool) -> str:
     ranks = story.schedule.ranks
     swatches = "".join(f'<i style="background:{rank_colour(rank, ranks)}"></i>' for rank in range(min(ranks, 16)))
     several = int(story.holders.sum(axis=0).max(initial=1))

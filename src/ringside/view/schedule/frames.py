@@ -52,7 +52,7 @@ class Frame:
         held: uint8 [vertices, parts, ranks]: whose contribution is in there, 2 for more than once.
     """
 
-    story: Story
+    story: ScheduleFrames
     round: int
     messages: tuple[Message, ...]
     held: Held
@@ -83,7 +83,7 @@ class Frame:
 
 
 @dataclass(frozen=True, eq=False)
-class Story:
+class ScheduleFrames:
     """A schedule made ready to be drawn.
 
     Args:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ringside.view.schedule.frames import Story
+from ringside.view.schedule.frames import ScheduleFrames
 
 Point = tuple[float, float]
 Curve = tuple[Point, Point, Point]
@@ -36,7 +36,7 @@ class Sizes:
     strips: bool
 
     @classmethod
-    def of(cls, story: Story, cells: int) -> Sizes:
+    def of(cls, story: ScheduleFrames, cells: int) -> Sizes:
         """Return the sizes for a schedule whose vertices have up to so many cells each."""
         several = int(story.holders.sum(axis=0).max(initial=1))
         return cls(story.schedule.ranks, cells, several == 1 or (several <= MOST_STRIPS and cells <= 64))
@@ -86,7 +86,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Node:
+class GraphNode:
     """A vertex where it is drawn; in two trees a rank is drawn once in each.
 
     Args:
@@ -118,7 +118,7 @@ class Room:
 
 
 @dataclass(frozen=True)
-class Layout:
+class GraphLayout:
     """A placed picture.
 
     Args:
@@ -135,7 +135,7 @@ class Layout:
     """
 
     sizes: Sizes
-    nodes: tuple[Node, ...]
+    nodes: tuple[GraphNode, ...]
     stripe_of: tuple[int, ...]
     bend: float = 0.16
     labels: bool = True
@@ -171,7 +171,7 @@ class Layout:
         wide, high = max(right - left, 260), max(bottom - top, 150)
         return (left + right - wide) / 2, (top + bottom - high) / 2, wide, high
 
-    def corners(self, node: Node) -> list[Point]:
+    def corners(self, node: GraphNode) -> list[Point]:
         """Return the corners of everything drawn of a node."""
         r, (x, y) = self.sizes.disc, node.card
         wide, high = self.sizes.card(len(node.parts)) if node.parts else (0, 0)
@@ -202,7 +202,7 @@ class Layout:
         a, b = self.nodes[src], self.nodes[dst]
         return self._leave(a, middle(b), 2), self._leave(b, middle(a), 2)
 
-    def _leave(self, node: Node, towards: Point, gap: float) -> Point:
+    def _leave(self, node: GraphNode, towards: Point, gap: float) -> Point:
         """Return the point, a gap outside of a node, on the way from its middle to some point."""
         x, y = middle(node)
         dx, dy = towards[0] - x, towards[1] - y
@@ -216,7 +216,7 @@ class Layout:
         return x + dx / length * reach, y + dy / length * reach
 
 
-def middle(node: Node) -> Point:
+def middle(node: GraphNode) -> Point:
     """Return where a node's arrows point to."""
     if node.box is None:
         return node.x, node.y
@@ -239,7 +239,7 @@ def path_points(path: str) -> Iterable[Point]:
 class Pills:
     """Where the labels of one round go: on their arrows, if they can without covering a disc or each other."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: GraphLayout) -> None:
         r = layout.sizes.disc
         self._taken = [(node.x - r, node.y - r, node.x + r, node.y + r) for node in layout.nodes]
 

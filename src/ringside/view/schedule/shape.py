@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ringside.schedule import Schedule
-from ringside.view.schedule.frames import Story
+from ringside.view.schedule.frames import ScheduleFrames
 
 Edge = tuple[int, int]
 
@@ -44,7 +44,7 @@ class Tree:
 
 
 @dataclass(frozen=True)
-class Shape:
+class ScheduleShape:
     """How a schedule is to be laid out.
 
     Args:
@@ -64,7 +64,7 @@ class Shape:
     hosts: tuple[tuple[int, ...], ...] = ()
 
 
-def shape_of(story: Story) -> Shape:
+def shape_of(story: ScheduleFrames) -> ScheduleShape:
     """Return the shape of a schedule."""
     s = story.schedule
     ranks = tuple(range(s.ranks))
@@ -72,18 +72,18 @@ def shape_of(story: Story) -> Shape:
     hosts = hosts_of(s)
     if switches or len(hosts) > 1:
         order = tuple(rank for host in hosts for rank in host) or ranks
-        return Shape("circle", order, switches, hosts=hosts if len(hosts) > 1 else ())
+        return ScheduleShape("circle", order, switches, hosts=hosts if len(hosts) > 1 else ())
     arcs = {(src, dst) for step in story.steps for src, dst, _, _ in step}
     if cycle := _cycle(arcs, s.ranks):
-        return Shape("circle", cycle, closed=True)
+        return ScheduleShape("circle", cycle, closed=True)
     edges = _undirected(arcs)
     if (hub := _hub(edges, s.ranks)) is not None:
-        return Shape("circle", tuple(rank for rank in ranks if rank != hub), (hub,))
+        return ScheduleShape("circle", tuple(rank for rank in ranks if rank != hub), (hub,))
     if (path := _path(edges, s.ranks)) and (s.ranks != 3 or path == ranks):
-        return Shape("line", path)
+        return ScheduleShape("line", path)
     if s.ranks > 2 and (trees := _trees(story)):
-        return Shape("tree", ranks, trees=trees)
-    return Shape("circle", ranks)
+        return ScheduleShape("tree", ranks, trees=trees)
+    return ScheduleShape("circle", ranks)
 
 
 def hosts_of(schedule: Schedule) -> tuple[tuple[int, ...], ...]:
@@ -150,7 +150,7 @@ def _path(edges: set[Edge], n: int) -> tuple[int, ...]:
     return tuple(order)
 
 
-def _trees(story: Story) -> tuple[Tree, ...]:
+def _trees(story: ScheduleFrames) -> tuple[Tree, ...]:
     """Return the one or two trees that the parts run over; () if they do not."""
     ways: dict[tuple[frozenset[Edge], int | None], list[int]] = defaultdict(list)
     arcs: dict[int, set[tuple[int, int, bool]]] = defaultdict(set)

@@ -13,7 +13,7 @@ from importlib import resources
 import numpy as np
 
 from ringside.view.schedule.frames import Frame, Message
-from ringside.view.schedule.layout import Curve, Layout, Node, Pills, Point, on_curve
+from ringside.view.schedule.layout import Curve, GraphLayout, GraphNode, Pills, Point, on_curve
 from ringside.view.schedule.text import caption, counted, vertex_name
 
 # -------------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ def _gamma(linear: float) -> int:
 MOST_PANELS = 12
 
 
-def frame_svg(frame: Frame, layout: Layout, *, style: bool = True) -> str:
+def frame_svg(frame: Frame, layout: GraphLayout, *, style: bool = True) -> str:
     """Return a frame as a self-contained SVG figure; without its style sheet if a page has it already."""
     view = " ".join(number(value) for value in layout.box)
     schedule = frame.story.schedule
@@ -61,7 +61,7 @@ def frame_svg(frame: Frame, layout: Layout, *, style: bool = True) -> str:
     )
 
 
-def sheet_svg(frames: Sequence[Frame], layout: Layout, title: str, left_out: int) -> str:
+def sheet_svg(frames: Sequence[Frame], layout: GraphLayout, title: str, left_out: int) -> str:
     """Return frames side by side, each under its name, with a title over them and what was left out below them.
 
     Args:
@@ -98,7 +98,7 @@ def _after(frames: Sequence[Frame], index: int) -> int:
     return following.complete if following else frames[index].complete
 
 
-def _panel(frame: Frame, layout: Layout, x: float, y: float, scale: float) -> str:
+def _panel(frame: Frame, layout: GraphLayout, x: float, y: float, scale: float) -> str:
     left, top = layout.box[:2]
     return (
         f'<text class="title" x="{number(x)}" y="{number(y + 4)}">{frame.name.lower()}</text>'
@@ -107,7 +107,7 @@ def _panel(frame: Frame, layout: Layout, x: float, y: float, scale: float) -> st
     )
 
 
-def scene(frame: Frame, layout: Layout) -> str:
+def scene(frame: Frame, layout: GraphLayout) -> str:
     """Return everything in a picture: outlines, rails, arrows, vertices, names of trees."""
     return (
         f'<g class="ground">{ground(layout)}</g><g class="arrows">{arrows(frame, layout)}</g>'
@@ -115,7 +115,7 @@ def scene(frame: Frame, layout: Layout) -> str:
     )
 
 
-def ground(layout: Layout) -> str:
+def ground(layout: GraphLayout) -> str:
     """Return what lies under everything and never changes."""
     rooms = "".join(
         f'<path class="room" d="{room.outline}"/><text class="note" x="{number(room.at[0])}" y="{number(room.at[1])}">'
@@ -134,14 +134,14 @@ def ground(layout: Layout) -> str:
     return rooms + rails + notes
 
 
-def _tree(layout: Layout, stripe: int) -> str:
+def _tree(layout: GraphLayout, stripe: int) -> str:
     return f" tree{stripe}" if layout.stripes > 1 else ""
 
 
 # ---- vertices
 
 
-def _node(frame: Frame, layout: Layout, index: int) -> str:
+def _node(frame: Frame, layout: GraphLayout, index: int) -> str:
     node, sizes = layout.nodes[index], layout.sizes
     schedule = frame.story.schedule
     name = vertex_name(schedule, node.vertex)
@@ -167,7 +167,7 @@ def _node(frame: Frame, layout: Layout, index: int) -> str:
     )
 
 
-def _names(frame: Frame, layout: Layout, index: int) -> str:
+def _names(frame: Frame, layout: GraphLayout, index: int) -> str:
     """Name every cell, or the first one of every row."""
     node, sizes, story = layout.nodes[index], layout.sizes, frame.story
     places = list(zip(node.parts, layout.cell_at(index), strict=True))
@@ -184,14 +184,14 @@ def _names(frame: Frame, layout: Layout, index: int) -> str:
     )
 
 
-def _hexagon(node: Node, radius: float) -> str:
+def _hexagon(node: GraphNode, radius: float) -> str:
     wide, high = radius * 1.55, radius * 0.95
     corners = [(-wide, 0), (-wide * 0.66, -high), (wide * 0.66, -high), (wide, 0), (wide * 0.66, high)]
     corners.append((-wide * 0.66, high))
     return "M" + "L".join(_point((node.x + x, node.y + y)) for x, y in corners) + "Z"
 
 
-def _cells(frame: Frame, layout: Layout, index: int) -> str:
+def _cells(frame: Frame, layout: GraphLayout, index: int) -> str:
     node, size = layout.nodes[index], layout.sizes.cell
     at = layout.cell_at(index)
     paths = [_path("track", (_rectangle(x, y, size, size) for x, y in at))]
@@ -209,7 +209,7 @@ def _cells(frame: Frame, layout: Layout, index: int) -> str:
     return "".join(paths)
 
 
-def _strips(frame: Frame, layout: Layout, node: Node, at: Sequence[Point]) -> list[str]:
+def _strips(frame: Frame, layout: GraphLayout, node: GraphNode, at: Sequence[Point]) -> list[str]:
     """One path for every contributing rank: its strip in all cells that contain it."""
     story, size = frame.story, layout.sizes.cell
     found: dict[int, list[str]] = {}
@@ -236,7 +236,7 @@ def _rectangle(x: float, y: float, wide: float, high: float) -> str:
 # ---- arrows
 
 
-def arrows(frame: Frame, layout: Layout) -> str:
+def arrows(frame: Frame, layout: GraphLayout) -> str:
     """Return a round's arrows."""
     ways = {(message.src, message.dst) for message in frame.messages}
     look = look_of(len(frame.messages), frame.story.schedule.ranks)

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.schedule import Schedule
-from ringside.view.schedule.frames import Frame, Message, Story
-from ringside.view.schedule.shape import Shape, Tree, shape_of
+from ringside.view.schedule.frames import Frame, Message, ScheduleFrames
+from ringside.view.schedule.shape import ScheduleShape, Tree, shape_of
 
 # -------------------------------------------------------------------------------------------------
 # A schedule in words: what a round does, and what the end is.
@@ -72,7 +72,7 @@ def span(chunks: Sequence[int]) -> str:
     return ", ".join(f"c{run[0]}" if len(run) == 1 else f"c{run[0]}-{run[-1]}" for run in runs)
 
 
-def messages_in_words(story: Story, messages: Sequence[Message]) -> str:
+def messages_in_words(story: ScheduleFrames, messages: Sequence[Message]) -> str:
     """List the messages of a round: `Rank 0 sends c3 to rank 1, which adds it; ...`."""
     if not messages:
         return "Nothing is sent."
@@ -80,7 +80,7 @@ def messages_in_words(story: Story, messages: Sequence[Message]) -> str:
     return sentence[0].upper() + sentence[1:]
 
 
-def _in_words(story: Story, message: Message) -> str:
+def _in_words(story: ScheduleFrames, message: Message) -> str:
     chunks = story.chunks_of(message.parts)
     src, dst = (vertex_name(story.schedule, vertex) for vertex in (message.src, message.dst))
     use = f"{'adds' if message.reducing else 'keeps'} {'it' if len(chunks) == 1 else 'them'}"
@@ -137,10 +137,10 @@ def schedule_text(schedule: Schedule, title: str = "") -> str:
     Raises:
         UsageError: The schedule is too large to be shown.
     """
-    return "\n".join(_lines(Story(schedule), title or schedule.name)) + "\n"
+    return "\n".join(_lines(ScheduleFrames(schedule), title or schedule.name)) + "\n"
 
 
-def _lines(story: Story, title: str) -> Iterator[str]:
+def _lines(story: ScheduleFrames, title: str) -> Iterator[str]:
     s, shape = story.schedule, shape_of(story)
     facts = (counted(s.ranks, "rank"), counted(s.chunks, "chunk"), counted(s.rounds, "round"))
     yield f"{title} · " + " · ".join(facts)
@@ -154,7 +154,7 @@ def _lines(story: Story, title: str) -> Iterator[str]:
         yield from _table(frame, shape)
 
 
-def _key(story: Story) -> str:
+def _key(story: ScheduleFrames) -> str:
     several = int(story.holders.sum(axis=0).max(initial=1)) > 1
     cells = "a cell names the ranks whose contributions it contains"
     if not _named(story):
@@ -169,13 +169,13 @@ def _messages(frame: Frame) -> str:
     return "  ".join(shown) or "nothing is sent"
 
 
-def _message(story: Story, message: Message) -> str:
+def _message(story: ScheduleFrames, message: Message) -> str:
     src, dst = (_vertex(story, vertex) for vertex in (message.src, message.dst))
     what = span(story.chunks_of(message.parts)).replace(", c", ",").replace("-c", "-")
     return f"{src}→{dst}\u00a0{'+' if message.reducing else '='}{what}"
 
 
-def _vertex(story: Story, vertex: int) -> str:
+def _vertex(story: ScheduleFrames, vertex: int) -> str:
     return str(vertex) if vertex < story.schedule.ranks else f"s{vertex}"
 
 
@@ -187,7 +187,7 @@ def _wrapped(text: str, indent: str) -> list[str]:
 # ---- the shape
 
 
-def _sketch(story: Story, shape: Shape) -> Iterator[str]:
+def _sketch(story: ScheduleFrames, shape: ScheduleShape) -> Iterator[str]:
     """Show the trees, side by side where there are two, and what else is worth a line."""
     if shape.closed and shape.order != tuple(range(len(shape.order))):
         yield from _wrapped("around: " + " → ".join(map(str, (*shape.order, shape.order[0]))), "")
@@ -217,17 +217,17 @@ def _branches(tree: Tree, rank: int, lead: str = "", own: str = "") -> Iterator[
 # ---- the cells
 
 
-def _width(story: Story) -> int:
+def _width(story: ScheduleFrames) -> int:
     """Columns that a named cell takes."""
     names = max(len(story.name(part)) for part in range(len(story.members)))
     return max(int(story.holders.sum(axis=0).max(initial=1)), names) + 2
 
 
-def _named(story: Story) -> bool:
+def _named(story: ScheduleFrames) -> bool:
     return story.schedule.ranks <= 10 and len(story.members) * _width(story) <= WIDTH - MARGIN
 
 
-def _table(frame: Frame, shape: Shape) -> Iterator[str]:
+def _table(frame: Frame, shape: ScheduleShape) -> Iterator[str]:
     """One row per vertex, a line between hosts; wide ones in blocks of columns."""
     story = frame.story
     named, parts = _named(story), len(story.members)

@@ -22,8 +22,8 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ringside.text import moment
-from ringside.view.server.feed import Feed
-from ringside.view.server.guard import Guard, listen, users_of
+from ringside.view.server.feed import PageFeed
+from ringside.view.server.guard import HttpGuard, listen, users_of
 from ringside.view.server.runs import Listed, Runs
 
 # -------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class _Handlers:
         page = _text("runs.html").replace("<!--rows-->", "".join(_row(run) for run in listed))
         return Response(page, media_type="text/html")
 
-    async def _feed(self, request: Request) -> Feed:
+    async def _feed(self, request: Request) -> PageFeed:
         key = request.path_params.get("key")
         feed = await anyio.to_thread.run_sync(self._runs.first if key is None else lambda: self._runs.find(key))
         if feed is None:
@@ -108,7 +108,7 @@ class _Handlers:
         return feed
 
 
-async def _stream(feed: Feed, last_id: str, stopping: Callable[[], bool]) -> AsyncIterator[bytes]:
+async def _stream(feed: PageFeed, last_id: str, stopping: Callable[[], bool]) -> AsyncIterator[bytes]:
     """The newest state whenever it changes: who reads slowly skips states, and holds up nobody.
 
     A reader that comes back with the id it saw last is sent nothing that it has.
@@ -127,7 +127,7 @@ async def _stream(feed: Feed, last_id: str, stopping: Callable[[], bool]) -> Asy
         await asyncio.sleep(LOOK_S)
 
 
-def _metrics(feed: Feed, accept: str) -> Response:
+def _metrics(feed: PageFeed, accept: str) -> Response:
     try:
         from ringside.view.export.prometheus import render
     except ImportError:
@@ -201,7 +201,7 @@ ASKING_S = 20.0
 """Within which a connection has to send a whole request, from its beginning and from each answer."""
 
 
-class Connection(H11Protocol):
+class PageConnection(H11Protocol):
     """A connection that cannot keep others out by being slow: uvicorn itself waits for a request for ever."""
 
     asking_s = ASKING_S
@@ -266,9 +266,9 @@ class PageServer:
     def __init__(self, runs: Runs, host: str, port: int, *, token: str = "", names: Iterable[str] = ()) -> None:
         self._runs, self._socket = runs, listen(host, port)
         self.url = _url(self._socket, host)
-        guard = Guard(make_app(runs, stopping=self.is_stopping), token=token, names=names)
+        guard = HttpGuard(make_app(runs, stopping=self.is_stopping), token=token, names=names)
         config = uvicorn.Config(
-            guard, log_level="error", access_log=False, server_header=False, ws="none", http=Connection,
+            guard, log_level="error", access_log=False, server_header=False, ws="none", http=PageConnection,
             proxy_headers=False, timeout_graceful_shutdown=2, timeout_keep_alive=20,
         )  # fmt: skip
         self._server = uvicorn.Server(config)

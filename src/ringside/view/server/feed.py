@@ -16,14 +16,14 @@ import numpy as np
 
 from ringside.errors import RingsideError
 from ringside.monitor.alerts.book import AlertBook
-from ringside.monitor.alerts.counters import Figures, Tally
-from ringside.monitor.collector import Collector
+from ringside.monitor.alerts.counters import MetricCounters, MetricsSnapshot
+from ringside.monitor.collector import StepCollector
 from ringside.monitor.links.sampler import LinkLedger
 from ringside.monitor.run.directory import RUN, STEPS, RunReader
 from ringside.monitor.run.records import RunInfo
 from ringside.monitor.run.registry import running
 from ringside.monitor.summary import assess
-from ringside.view.run.live import Live
+from ringside.view.run.live import LiveRun
 from ringside.view.server.history import CELLS, History, Rows
 from ringside.view.server.state import now, packed
 
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 _boots = itertools.count()
 
 
-class Feed:
+class PageFeed:
     """Follows a run directory, on a thread of its own.
 
     Args:
@@ -62,7 +62,7 @@ class Feed:
         self._poll_s, self._quiet_s, self._cells = poll_s, quiet_s, cells
         self._guard = threading.Lock()
         self._stop = threading.Event()
-        self._live = Live(path, at_once=AT_ONCE)
+        self._live = LiveRun(path, at_once=AT_ONCE)
         self._said: tuple[Any, ...] = ()
         self._trouble, self._begun = "", 0
         self._settled: dict[str, Any] | None = None
@@ -100,7 +100,7 @@ class Feed:
             packs = {name: packed(values, np.float32) for name, values in lines.items()}
             return msgspec.json.encode({**self._place(), "rank": rank, "steps": packed(steps, np.float64), **packs})
 
-    def figures(self) -> Figures | None:
+    def figures(self) -> MetricsSnapshot | None:
         """Return what `/metrics` shows; None before the run has begun."""
         with self._guard:
             if self._tally is None:
@@ -215,14 +215,14 @@ class Feed:
                                     "last_record_unix": last, "trouble": self._trouble})  # fmt: skip
 
 
-def _tally(info: RunInfo | None) -> tuple[Tally | None, Collector | None]:
+def _tally(info: RunInfo | None) -> tuple[MetricCounters | None, StepCollector | None]:
     if info is None:
         return None, None
-    return Tally(info), Collector(info.world_size, watchers=[])
+    return MetricCounters(info), StepCollector(info.world_size, watchers=[])
 
 
 def packed_rows(rows: Rows) -> dict[str, Any]:
-    """Return rows as `Feed.rows` sends them."""
+    """Return rows as `PageFeed.rows` sends them."""
     return {
         "rows": len(rows.steps),
         "steps": packed(rows.steps, np.float64),

@@ -81,7 +81,7 @@ def is_called(host: str, names: Container[str]) -> bool:
     return True
 
 
-class Guard:
+class HttpGuard:
     """Lets requests through that may read, and answers all others itself.
 
     A token comes as `Authorization: Bearer ...`, or once as `?token=...`, which sets a cookie and leads to the same

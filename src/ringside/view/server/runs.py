@@ -14,7 +14,7 @@ from ringside.errors import RingsideError, UsageError
 from ringside.monitor.alerts.book import as_text
 from ringside.monitor.run.directory import RunReader, runs_under
 from ringside.monitor.run.registry import running
-from ringside.view.server.feed import Feed
+from ringside.view.server.feed import PageFeed
 
 MOST_FEEDS = 8
 MOST_LISTED = 200
@@ -68,17 +68,17 @@ class Runs:
         make: Makes a feed.
     """
 
-    def __init__(self, first: Path, under: Path, make: Callable[[Path], Feed] = Feed) -> None:
+    def __init__(self, first: Path, under: Path, make: Callable[[Path], PageFeed] = PageFeed) -> None:
         self._first, self._under, self._make = first.absolute(), under, make
         self._guard = threading.Lock()
-        self._feeds: dict[str, Feed] = {}
+        self._feeds: dict[str, PageFeed] = {}
         self._known = {key_of(self._first): self._first}
 
-    def first(self) -> Feed:
+    def first(self) -> PageFeed:
         """Return the feed of the run to show first."""
         return self._feed(key_of(self._first))
 
-    def find(self, key: str) -> Feed | None:
+    def find(self, key: str) -> PageFeed | None:
         """Return the feed of a run that was listed; None where there is no such key."""
         if key not in self._known:
             self.listed()
@@ -107,7 +107,7 @@ class Runs:
         for feed in feeds:
             feed.close()
 
-    def _feed(self, key: str) -> Feed:
+    def _feed(self, key: str) -> PageFeed:
         with self._guard:
             if key not in self._feeds:
                 self._drop_idle(key_of(self._first))

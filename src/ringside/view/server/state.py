@@ -18,8 +18,8 @@ from ringside.monitor.run.directory import Event
 from ringside.schedule import ALGORITHMS, by_name
 from ringside.text import duration, figure, rank_time, share, size, title
 from ringside.view.html.waits_ring import Wait, longest_waits
-from ringside.view.run.live import FEW, Finding, Live
-from ringside.view.verdict_text import Told, answer, sign, tell
+from ringside.view.run.live import FEW, LiveRun, ShownFinding
+from ringside.view.verdict_text import VerdictText, answer, sign, tell
 
 ARROWS = 24
 DRAWN_RANKS = 64
@@ -34,7 +34,7 @@ def packed(values: ArrayLike, kind: DTypeLike) -> str:
     return base64.b64encode(np.ascontiguousarray(values, dtype=np.dtype(kind).newbyteorder("<")).tobytes()).decode()
 
 
-def now(live: Live, links: Sequence[LinkTotals], settled: dict[str, Any] | None) -> dict[str, Any]:
+def now(live: LiveRun, links: Sequence[LinkTotals], settled: dict[str, Any] | None) -> dict[str, Any]:
     """Return the state of a run.
 
     Args:
@@ -101,19 +101,19 @@ def topology(algorithm: str, ranks: int) -> dict[str, Any] | None:
     return {"edges": sorted(edges), "tree": ranks > 2 and len(edges) == ranks - 1}
 
 
-def _context(live: Live) -> dict[str, Any]:
+def _context(live: LiveRun) -> dict[str, Any]:
     """What words about a verdict need of a summary."""
     return {"world_size": live.ranks, "steps": live.following.step + 1,
             "step_seconds": {"median": _or_none(live.following.middle("step_seconds"))}}  # fmt: skip
 
 
-def _verdicts(live: Live, context: dict[str, Any]) -> list[dict[str, Any]]:
+def _verdicts(live: LiveRun, context: dict[str, Any]) -> list[dict[str, Any]]:
     ends = _ends(live.events)
     found = (_live_verdict(finding, ends, context) for finding in live.findings)
     return [verdict for verdict in found if verdict is not None]
 
 
-def _live_verdict(finding: Finding, ends: dict[Any, int], context: dict[str, Any]) -> dict[str, Any] | None:
+def _live_verdict(finding: ShownFinding, ends: dict[Any, int], context: dict[str, Any]) -> dict[str, Any] | None:
     content = msgspec.to_builtins(finding.verdict)
     content["cost_rank_seconds"] = finding.cost_rank_seconds
     until = ends.get((finding.verdict.kind, tuple(finding.verdict.ranks)))
@@ -135,7 +135,7 @@ def _told(content: dict[str, Any], context: dict[str, Any], *, over: bool) -> di
     return {**_words(told), "over": over}
 
 
-def _words(told: Told) -> dict[str, Any]:
+def _words(told: VerdictText) -> dict[str, Any]:
     verdict, cost = told.verdict, told.verdict.cost_rank_seconds
     texts = {name: as_text(getattr(told, name)) for name in ("headline", "when", "why", "price", "next")}
     return {
@@ -160,7 +160,7 @@ def _ends(events: Iterable[Event]) -> dict[Any, int]:
     return found
 
 
-def _tiles(live: Live, verdicts: Sequence[dict[str, Any]]) -> list[tuple[str, str, str]]:
+def _tiles(live: LiveRun, verdicts: Sequence[dict[str, Any]]) -> list[tuple[str, str, str]]:
     """Name, value, and a remark of the figures that a run is known by; medians over the last steps."""
     step, exposed, sync, wait = (
         live.following.middle(f"{name}_seconds") for name in ("step", "exposed", "sync", "wait")
@@ -177,7 +177,7 @@ def _tiles(live: Live, verdicts: Sequence[dict[str, Any]]) -> list[tuple[str, st
     ]
 
 
-def _figures(live: Live) -> dict[str, str]:
+def _figures(live: LiveRun) -> dict[str, str]:
     ranks = live.now()
     names = ("own_seconds", "wait_seconds", "wire_seconds", "excess_ratio")
     return {name: packed([getattr(rank, name) for rank in ranks], np.float32) for name in names} | {
@@ -185,7 +185,7 @@ def _figures(live: Live) -> dict[str, str]:
     }
 
 
-def _arrows(live: Live) -> list[Wait]:
+def _arrows(live: LiveRun) -> list[Wait]:
     """Who waits for whom over the last steps, the longest first."""
     own, waits = (live.rows(f"{name}_seconds")[-FEW:].astype(np.float64) for name in ("own", "wait"))
     return longest_waits(own, waits, ARROWS)

@@ -20,8 +20,8 @@ from textual.screen import Screen
 from textual.widgets import Input, Static
 
 from ringside.view.tui.console import fit, printable
-from ringside.view.tui.rank_table import SORTS, Order, RankTable, Sparks, arrange, fit_columns, heading
-from ringside.view.tui.source import Snapshot, Source, look
+from ringside.view.tui.rank_table import SORTS, RankTable, SortOrder, Sparks, arrange, fit_columns, heading
+from ringside.view.tui.source import RunSource, Snapshot, look
 from ringside.view.tui.text import STALE_S, all_verdicts, first_line, rank_detail, verdict_block
 
 REFRESH_S = 0.5
@@ -156,9 +156,9 @@ class TopApp(App[None]):
 
     def __init__(
         self,
-        source: Source,
+        source: RunSource,
         *,
-        order: Order | None = None,
+        order: SortOrder | None = None,
         remark: str = "",
         utf8: bool = True,
         refresh_s: float | None = REFRESH_S,
@@ -167,7 +167,7 @@ class TopApp(App[None]):
         # NO_COLOR: textual would make the terminal's own colours black on black, unless told that they are meant.
         super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
         self.animation_level = "none"
-        self.order = order or Order()
+        self.order = order or SortOrder()
         self.paused = False
         self.snapshot: Snapshot | None = None
         self._source, self._remark, self._utf8 = source, remark, utf8
@@ -282,7 +282,7 @@ class TopApp(App[None]):
         """Turn the order round."""
         self._arrange(replace(self.order, reverse=not self.order.reverse))
 
-    def _arrange(self, order: Order) -> None:
+    def _arrange(self, order: SortOrder) -> None:
         self.order = order
         self.show_snapshot()
 

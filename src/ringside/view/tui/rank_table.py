@@ -36,7 +36,7 @@ MARK = "▌"
 
 
 @dataclass(frozen=True)
-class Order:
+class SortOrder:
     """Which ranks are shown, and in which order.
 
     Args:
@@ -50,7 +50,7 @@ class Order:
     filter: str = ""
 
 
-def arrange(ranks: Sequence[RankNow], order: Order) -> list[RankNow]:
+def arrange(ranks: Sequence[RankNow], order: SortOrder) -> list[RankNow]:
     """Return the ranks to show, in order; what is not known comes last either way."""
     shown = [one for one in ranks if matches(one, order.filter)]
     if order.sort == "rank":
@@ -116,7 +116,7 @@ def fit_columns(snapshot: Snapshot, width: int) -> Columns:
     return Columns(spark=spark, **sizes)
 
 
-def heading(columns: Columns, order: Order) -> str:
+def heading(columns: Columns, order: SortOrder) -> str:
     """Return the line above the rows; the column that they are sorted by has an arrow."""
     down = order.reverse == (order.sort == "rank")
 

@@ -15,7 +15,7 @@ from ringside.errors import RingsideError
 from ringside.monitor.run.directory import RUN, STEPS, RunReader, decode_record, open_regular
 from ringside.monitor.run.records import RunInfo, StepRecord
 from ringside.monitor.verdict import Verdict
-from ringside.view.run.live import Live, RankNow
+from ringside.view.run.live import LiveRun, RankNow
 
 TAIL_BYTES = 8 << 20
 """So much of the end of `steps.jsonl` is looked through for one rank's records."""
@@ -77,7 +77,7 @@ class Snapshot:
     notes: tuple[str, ...] = ()
 
 
-class Source(Protocol):
+class RunSource(Protocol):
     """Where a run is seen: on this machine's disk, or at an address."""
 
     where: str
@@ -92,7 +92,7 @@ class Source(Protocol):
         """Return the newest records of one rank, oldest first; empty where they cannot be had."""
 
 
-def look(source: Source, rank: int | None = None) -> Snapshot:
+def look(source: RunSource, rank: int | None = None) -> Snapshot:
     """Poll once and return the run, with one rank's records where `rank` is given; trouble is part of the value."""
     trouble = ""
     try:
@@ -122,7 +122,7 @@ class Local:
         self.where = str(path)
         self._tail_bytes = tail_bytes
         self._path = path
-        self._live = Live(path)
+        self._live = LiveRun(path)
         self._checked: tuple[int, int] | None = None
 
     def poll(self) -> bool:

@@ -18,7 +18,7 @@ from ringside.monitor.verdict import headline, percent
 from ringside.text import figure, ms, rank_time, share, title
 from ringside.view.run.live import RankNow
 from ringside.view.tui.console import printable
-from ringside.view.tui.rank_table import Order, Sparks, arrange, fit_columns, heading, row
+from ringside.view.tui.rank_table import SortOrder, Sparks, arrange, fit_columns, heading, row
 from ringside.view.tui.source import Open, Snapshot
 from ringside.view.verdict_text import FEWEST_STEPS
 
@@ -247,7 +247,7 @@ def _join(lines: Iterable[Text], height: int) -> Text:
 SCHEMA = 1
 
 
-def once_lines(snapshot: Snapshot, order: Order, width: int) -> Iterator[str]:
+def once_lines(snapshot: Snapshot, order: SortOrder, width: int) -> Iterator[str]:
     """Yield the lines of `--once`: what runs, the verdicts, then one line per rank; no colours, no control characters.
 
     Args:
@@ -265,7 +265,7 @@ def once_lines(snapshot: Snapshot, order: Order, width: int) -> Iterator[str]:
         yield row(one, columns, sparks.line(one.rank)).rstrip()
 
 
-def as_json(snapshot: Snapshot, order: Order) -> dict[str, Any]:
+def as_json(snapshot: Snapshot, order: SortOrder) -> dict[str, Any]:
     """Return a run as plain data: what is not known is null, times are seconds."""
     content: dict[str, Any] = finite({
         "schema": SCHEMA,

@@ -10,11 +10,11 @@ import numpy as np
 import torch.distributed as dist
 
 from ringside.engine.transports.base import LinkError
-from ringside.engine.transports.gloo import TorchPeerToPeer
+from ringside.engine.transports.gloo import GlooTransport
 
 rank = int(os.environ["RANK"])
 store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 2, rank == 0)
-transport = TorchPeerToPeer(store, rank, 2, timeout_s=90)
+transport = GlooTransport(store, rank, 2, timeout_s=90)
 place = transport.receive(1 - rank, np.zeros(4, dtype=np.uint8))
 time.sleep(0.5)  # until the kernels have acknowledged all that was sent
 print("ready", flush=True)

@@ -25,7 +25,7 @@ _native: Any = _core.native() if _core.available() else None
 
 
 @dataclass(frozen=True)
-class Wire:
+class WireCompression:
     """Rounds f32 elements for the wire and back.
 
     Args:

@@ -21,13 +21,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ringside.engine.dtypes import ITEM_BYTES
-from ringside.engine.net.exchange.compression import Wire
+from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.message_size import MessageSize, size_of
 from ringside.engine.net.exchange.plan import MessagePlan
-from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, Inbox, Mail
+from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, ReceiveBuffers, ReceiveQueue
 from ringside.engine.net.exchange.route import Length, route_of
-from ringside.engine.net.exchange.run import Chunk, Feed, Fold, Hop, Run
-from ringside.engine.net.exchange.signature import Call, Header
+from ringside.engine.net.exchange.run import Chunk, ExchangeRun, Fold, LinkBuffers, LocalSource
+from ringside.engine.net.exchange.signature import CollectiveSignature, MessageHeader
 from ringside.engine.transports.base import Bytes, Links, Transport
 from ringside.schedule import Schedule
 
@@ -55,12 +55,12 @@ class Exchange:
         self.transport = transport
         self.links: Links = transport if links is None else links
         self.segment_bytes = max(segment_bytes, _LARGEST_ITEM)
-        self.hops: deque[Hop] = deque(maxlen=HOPS_KEPT)
+        self.hops: deque[LinkBuffers] = deque(maxlen=HOPS_KEPT)
         self.sent_bytes: defaultdict[int, int] = defaultdict(int)
         self.window = window
         self.bytes_per_s: float | None = None
         self._large = MessageSize(self.segment_bytes, window)
-        self._inboxes: dict[int, Inbox] = {}
+        self._inboxes: dict[int, ReceiveBuffers] = {}
         self._seq: defaultdict[int, int] = defaultdict(int)
 
     def run(
@@ -69,13 +69,13 @@ class Exchange:
         chunks: Sequence[Chunk],
         item_bytes: int,
         fold: Fold,
-        call: Call,
+        call: CollectiveSignature,
         *,
         last_fold: Fold | None = None,
         members: Sequence[int] | None = None,
-        wire: Wire | None = None,
+        wire: WireCompression | None = None,
         ordered: bool = False,
-        feed: Feed | None = None,
+        feed: LocalSource | None = None,
         size: MessageSize | None = None,
     ) -> None:
         """Carry out this vertex's part of a collective.
@@ -98,7 +98,9 @@ class Exchange:
             Disagreement: A peer called something else.
         """
         size = size or self._large
-        Run(self, plan, chunks, item_bytes, fold, last_fold or fold, call, members, wire, ordered, feed, size).go()
+        ExchangeRun(
+            self, plan, chunks, item_bytes, fold, last_fold or fold, call, members, wire, ordered, feed, size
+        ).go()
 
     def beside(self) -> Exchange:
         """Return another one whose collectives may be under way at the same time, on another thread.
@@ -110,7 +112,9 @@ class Exchange:
         other.hops = self.hops
         return other
 
-    def size_of(self, schedule: Schedule, size_bytes: int, item_bytes: int, wire: Wire | None) -> MessageSize:
+    def size_of(
+        self, schedule: Schedule, size_bytes: int, item_bytes: int, wire: WireCompression | None
+    ) -> MessageSize:
         """Return how large the messages are that a tensor travels in; all vertices must find the same.
 
         Args:
@@ -127,7 +131,7 @@ class Exchange:
         me: int,
         chunks: Sequence[Sequence[int]],
         item_bytes: int,
-        wire: Wire | None,
+        wire: WireCompression | None,
         size: MessageSize,
         *,
         evenly: bool = False,
@@ -147,20 +151,20 @@ class Exchange:
             lengths = [tuple(len(segment) for cut in parts for segment in cut) for parts in cuts]
         route_of(plan, me, tuple(lengths), self.segment_of(item_bytes, wire, size), size.window, True)
 
-    def cut(self, memory: Bytes, item_bytes: int, wire: Wire | None, size: MessageSize) -> list[Bytes]:
+    def cut(self, memory: Bytes, item_bytes: int, wire: WireCompression | None, size: MessageSize) -> list[Bytes]:
         """Return memory as the segments it travels in, as equal as may be; arguments as for `run`."""
         count = size.messages_of(len(memory), self.segment_of(item_bytes, wire, size))
         edges = [len(memory) // item_bytes * at // count * item_bytes for at in range(count + 1)] if count else []
         return [memory[begin:end] for begin, end in itertools.pairwise(edges)]
 
-    def segment_of(self, item_bytes: int, wire: Wire | None, size: MessageSize | None = None) -> int:
+    def segment_of(self, item_bytes: int, wire: WireCompression | None, size: MessageSize | None = None) -> int:
         """Return how many bytes of a tensor one message carries: at most, unless it is cut evenly."""
         segment_bytes = (size or self._large).segment_bytes
         return max(segment_bytes * _ratio(item_bytes, wire) // item_bytes, 1) * item_bytes
 
     def mail(
         self, peer: int, compare: Callable[[Bytes], None], size: MessageSize, messages: int, *, paced: bool
-    ) -> Mail:
+    ) -> ReceiveQueue:
         """Return what comes from a peer in one collective.
 
         Args:
@@ -172,21 +176,23 @@ class Exchange:
         """
         inbox = self.inbox(peer)
         if size == self._large or not messages:
-            return Mail(inbox, compare, paced=paced)
+            return ReceiveQueue(inbox, compare, paced=paced)
         places = size.places(ordered=paced)
         inbox.have_small(HEADER_BYTES + self._large.small_place_bytes, places - self.window)
-        return Mail(inbox, compare, paced=paced, small=messages, window=places)
+        return ReceiveQueue(inbox, compare, paced=paced, small=messages, window=places)
 
-    def inbox(self, peer: int) -> Inbox:
+    def inbox(self, peer: int) -> ReceiveBuffers:
         """Return the places for messages from a peer, posting them the first time."""
         inbox = self._inboxes.get(peer)
         if inbox is None:
-            inbox = self._inboxes[peer] = Inbox(self.links, peer, HEADER_BYTES + self._large.place_bytes, self.window)
+            inbox = self._inboxes[peer] = ReceiveBuffers(
+                self.links, peer, HEADER_BYTES + self._large.place_bytes, self.window
+            )
         return inbox
 
-    def peek(self, peer: int) -> tuple[int, Call]:
+    def peek(self, peer: int) -> tuple[int, CollectiveSignature]:
         """Wait for the next collective that a peer begins with this vertex; return its plan's hash and the call."""
-        header = Header.read(self.inbox(peer).peek())
+        header = MessageHeader.read(self.inbox(peer).peek())
         return header.plan, header.call
 
     def next_seq(self, peer: int, *, sending: bool) -> int:
@@ -200,6 +206,6 @@ class Exchange:
         return self._seq[2 * peer]
 
 
-def _ratio(item_bytes: int, wire: Wire | None) -> int:
+def _ratio(item_bytes: int, wire: WireCompression | None) -> int:
     """Return how many times fewer bytes travel than lie in memory."""
     return 1 if wire is None else item_bytes // wire.item_bytes

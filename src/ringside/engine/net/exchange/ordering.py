@@ -55,7 +55,7 @@ RULES: tuple[Rule, ...] = (_by_round, by_tail, _by_segment)
 """There is a play by each; the first is the rounds' order."""
 
 
-class Take(NamedTuple):
+class ReceiveOrder(NamedTuple):
     """One segment of one receive.
 
     Args:
@@ -67,7 +67,7 @@ class Take(NamedTuple):
     places: tuple[int, ...]
 
 
-class Order(NamedTuple):
+class MessageOrder(NamedTuple):
     """What one vertex does, in order.
 
     Args:
@@ -75,11 +75,11 @@ class Order(NamedTuple):
         sends: By receiver, what it sends there.
     """
 
-    takes: tuple[Take, ...]
+    takes: tuple[ReceiveOrder, ...]
     sends: dict[int, tuple[Part, ...]]
 
 
-def order_messages(schedule: Schedule, vertex: int, segments: Sequence[int], window: int) -> Order | None:
+def order_messages(schedule: Schedule, vertex: int, segments: Sequence[int], window: int) -> MessageOrder | None:
     """Return the order of one vertex's messages; None where it does not pay, or working it out would take too long.
 
     Args:
@@ -102,7 +102,7 @@ def slots_of(schedule: Schedule, segments: Sequence[int], window: int) -> int | 
     return None if played is None else played[1]
 
 
-def _orders(schedule: Schedule, segments: tuple[int, ...], window: int) -> tuple[Order, ...] | None:
+def _orders(schedule: Schedule, segments: tuple[int, ...], window: int) -> tuple[MessageOrder, ...] | None:
     played = play_through(schedule, segments, window)
     return None if played is None else played[0]
 
@@ -110,7 +110,7 @@ def _orders(schedule: Schedule, segments: tuple[int, ...], window: int) -> tuple
 @functools.lru_cache(maxsize=64)
 def play_through(
     schedule: Schedule, segments: tuple[int, ...], window: int
-) -> tuple[tuple[Order, ...] | None, int] | None:
+) -> tuple[tuple[MessageOrder, ...] | None, int] | None:
     """Return (every vertex's order, or None for that of the rounds; its slots); None: it would take too long.
 
     This is the work; what was worked out lately is kept.
@@ -227,22 +227,22 @@ class Play:
                 self._write(game.dst[message], game.chunk[message], segment)
         self.complete = sum(map(len, self._takes)) == left
 
-    def orders(self) -> tuple[Order, ...]:
+    def orders(self) -> tuple[MessageOrder, ...]:
         """Return every vertex's order."""
         game = self._game
         sends: list[dict[int, tuple[Part, ...]]] = [{} for _ in range(game.vertices)]
         for (src, dst), parts in self._sent.items():
             sends[src][dst] = tuple(parts)
         return tuple(
-            Order(tuple(self._take(receive, segment) for receive, segment in self._takes[vertex]), sends[vertex])
+            MessageOrder(tuple(self._take(receive, segment) for receive, segment in self._takes[vertex]), sends[vertex])
             for vertex in range(game.vertices)
         )
 
-    def _take(self, receive: int, segment: int) -> Take:
+    def _take(self, receive: int, segment: int) -> ReceiveOrder:
         messages = self._game.parts[receive]
         first = messages[0]
         part = (self._game.round[first], self._game.chunk[first], segment)
-        return Take(part, tuple(self._place[message, segment] for message in messages))
+        return ReceiveOrder(part, tuple(self._place[message, segment] for message in messages))
 
     def _offer(self, message: int, segment: int) -> None:
         game = self._game
@@ -304,4 +304,4 @@ class Play:
         return True
 
 
-__all__ = ["Order", "Part", "Take", "order_messages", "slots_of"]
+__all__ = ["MessageOrder", "Part", "ReceiveOrder", "order_messages", "slots_of"]

@@ -17,9 +17,9 @@ import numpy as np
 
 from ringside.engine.buffers import address_of
 from ringside.engine.net.exchange.plan import MessagePlan, Receive
-from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, Inbox
-from ringside.engine.net.exchange.run import Fold, Hop
-from ringside.engine.net.exchange.signature import Call, Disagreement, Header
+from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, ReceiveBuffers
+from ringside.engine.net.exchange.run import Fold, LinkBuffers
+from ringside.engine.net.exchange.signature import CollectiveSignature, MessageHeader, SignatureMismatch
 from ringside.engine.transports.base import Bytes, Pending, Transport
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _SEQ_BYTES = 8  # of a header: the number of the collective on its link, which comes first
 
 
-class Script:
+class PersistentExchange:
     """One vertex's part of a schedule, for one chunk in one place.
 
     Args:
@@ -50,20 +50,20 @@ class Script:
         item_bytes: int,
         fold: Fold,
         last_fold: Fold,
-        call: Call,
+        call: CollectiveSignature,
         members: Sequence[int] | None,
     ) -> None:
         self._exchange, self._chunk, self._at = exchange, chunk, address_of(chunk)
         self._elements = len(chunk) // item_bytes
         self._head = np.zeros(HEADER_BYTES, dtype=np.uint8)
-        Header(0, plan.hash, exchange.segment_of(item_bytes, None), call).write(self._head)
+        MessageHeader(0, plan.hash, exchange.segment_of(item_bytes, None), call).write(self._head)
         self._vertices = list(range(exchange.transport.size)) if members is None else list(members)
         self._me = self._vertices.index(exchange.transport.rank)
-        self._used: list[tuple[Inbox, Bytes]] = []
+        self._used: list[tuple[ReceiveBuffers, Bytes]] = []
         self._greeting: set[int] = set()
         self._first = self._letters(plan, -1)
         self._takes = [
-            _Take(k, receive, self._me, self._sources(receive), last_fold if index in plan.finals else fold)
+            _ReceiveStep(k, receive, self._me, self._sources(receive), last_fold if index in plan.finals else fold)
             for index, (k, receive) in enumerate((k, one) for k, some in enumerate(plan.rounds) for one in some)
         ]
         self._then = [self._letters(plan, index) for index in range(len(self._takes))]
@@ -107,7 +107,7 @@ class Script:
 
     # -------------------------------------------------------------------------------------------- worked out
 
-    def _letters(self, plan: MessagePlan, after: int) -> list[_Letter]:
+    def _letters(self, plan: MessagePlan, after: int) -> list[_OutMessage]:
         """Return what may be sent after a receive; the first message of a link begins with the header."""
         found = []
         transport, size_bytes = self._exchange.transport, len(self._chunk)
@@ -115,20 +115,20 @@ class Script:
             for _ in (send for send in sends if send.after == after):
                 begins = 0 if dst in self._greeting else HEADER_BYTES
                 self._greeting.add(dst)
-                found.append(_Letter(transport, self._vertices[dst], self._head[:begins], size_bytes))
+                found.append(_OutMessage(transport, self._vertices[dst], self._head[:begins], size_bytes))
         return found
 
-    def _sources(self, receive: Receive) -> list[_Source]:
+    def _sources(self, receive: Receive) -> list[_Sender]:
         found = []
         for src in receive.sources:
             begins = 0 if ~src in self._greeting else HEADER_BYTES
             self._greeting.add(~src)
-            found.append(_Source(src, self._vertices[src], begins))
+            found.append(_Sender(src, self._vertices[src], begins))
         return found
 
     # -------------------------------------------------------------------------------------------- each time
 
-    def _send(self, letter: _Letter) -> None:
+    def _send(self, letter: _OutMessage) -> None:
         if letter.pending is not None:
             letter.pending.wait()  # of the last time: it has long left
         if letter.begins:
@@ -144,7 +144,7 @@ class Script:
                 source.inbox = self._exchange.inbox(source.peer)
         self._ready = True
 
-    def _take(self, take: _Take) -> None:
+    def _take(self, take: _ReceiveStep) -> None:
         addresses = []
         for source in take.sources:
             inbox = source.inbox
@@ -156,7 +156,7 @@ class Script:
             self._used.append((inbox, place))
             addresses.append(inbox.address_of(place) + source.begins)
             seq = self._exchange.seq_from(source.peer)
-            self._exchange.hops.append(Hop(seq, take.round, source.vertex, len(self._chunk), waited, now, now))
+            self._exchange.hops.append(LinkBuffers(seq, take.round, source.vertex, len(self._chunk), waited, now, now))
         if take.overwrite:
             ctypes.memmove(self._at, addresses[0], len(self._chunk))
             return
@@ -167,10 +167,10 @@ class Script:
         """Raise where a peer called something else; both ends of a link count its collectives alike."""
         self._head[:_SEQ_BYTES].view(np.uint64)[0] = self._exchange.next_seq(peer, sending=False)
         if place[:HEADER_BYTES].tobytes() != self._head.tobytes():
-            raise Disagreement(peer, Header.read(place), Header.read(self._head))
+            raise SignatureMismatch(peer, MessageHeader.read(place), MessageHeader.read(self._head))
 
 
-class _Letter:
+class _OutMessage:
     """A message that is sent once in every collective, and what became of it the last time."""
 
     def __init__(self, transport: Transport, peer: int, head: Bytes, size_bytes: int) -> None:
@@ -185,21 +185,21 @@ class _Letter:
         self.message[:_SEQ_BYTES].view(np.uint64)[0] = seq
 
 
-class _Source:
+class _Sender:
     """One sender of a receive: its number in the schedule, in the transport, and where its payload begins."""
 
-    inbox: Inbox
+    inbox: ReceiveBuffers
 
     def __init__(self, vertex: int, peer: int, begins: int) -> None:
         self.vertex, self.peer, self.begins = vertex, peer, begins
 
 
-class _Take:
+class _ReceiveStep:
     """One receive: from whom, what to do with it, and where this vertex's own contribution comes among theirs."""
 
-    def __init__(self, k: int, receive: Receive, me: int, sources: list[_Source], fold: Fold) -> None:
+    def __init__(self, k: int, receive: Receive, me: int, sources: list[_Sender], fold: Fold) -> None:
         self.round, self.sources, self.fold, self.overwrite = k, sources, fold, receive.overwrite
         self.own = sum(src < me for src in receive.sources)
 
 
-__all__ = ["Script"]
+__all__ = ["PersistentExchange"]

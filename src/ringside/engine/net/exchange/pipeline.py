@@ -41,7 +41,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Layout:
+class SegmentLayout:
     """How a tensor is cut, and in which order a host goes through it.
 
     Args:
@@ -62,7 +62,7 @@ def lane_bounds(count: int, lanes: int, local_ranks: int) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=64)
-def lay_out(plan: MessagePlan, elements: int, least: int, most: int, lanes: int, local_ranks: int) -> Layout:
+def lay_out(plan: MessagePlan, elements: int, least: int, most: int, lanes: int, local_ranks: int) -> SegmentLayout:
     """Cut a tensor; the same one is cut only once.
 
     Args:
@@ -86,7 +86,7 @@ def lay_out(plan: MessagePlan, elements: int, least: int, most: int, lanes: int,
                 for at, edge in enumerate(edges[:-1])
             ]
         )
-    return Layout(
+    return SegmentLayout(
         tuple(piece for pieces in by_chunk for piece in pieces),
         tuple(as_needed(plan, by_chunk, -(-AHEAD * least // max(size, least, 1)))),
         tuple(piece for chunk in chunks_ended(plan) for piece in by_chunk[chunk]),
@@ -122,7 +122,7 @@ def chunks_ended(plan: MessagePlan) -> list[int]:
     return [chunk for index, chunk in enumerate(received) if index in plan.finals]
 
 
-class Course:
+class SegmentPlan:
     """What a stream knows beforehand: which piece each segment is part of, and in which order messages need pieces.
 
     Args:
@@ -138,7 +138,7 @@ class Course:
         turn: A piece's place in `fills`, by its number.
     """
 
-    def __init__(self, layout: Layout, segments: Sequence[int], kept: Collection[int] = ()) -> None:
+    def __init__(self, layout: SegmentLayout, segments: Sequence[int], kept: Collection[int] = ()) -> None:
         number = {(piece.chunk, piece.begin): at for at, piece in enumerate(layout.pieces)}
         self.fills = tuple(number[piece.chunk, piece.begin] for piece in layout.fills)
         self.ends = tuple(number[piece.chunk, piece.begin] for piece in layout.ends)
@@ -151,22 +151,22 @@ class Course:
         self.turn = [turn[at] for at in range(len(turn))]
 
 
-class Stream:
+class SegmentPipeline:
     """Where every piece is: the feed of an exchange (its `Feed`) on one thread, while another one fills pieces and
-    waits for their ends. Pieces go by their number in `Layout.pieces`.
+    waits for their ends. Pieces go by their number in `SegmentLayout.pieces`.
 
     Args:
         course: What is known beforehand.
         patience_s: How long whoever is ahead of the messages waits for them to move on.
     """
 
-    def __init__(self, course: Course, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, course: SegmentPlan, patience_s: float = PATIENCE_S) -> None:
         self._course, self._patience_s = course, patience_s
         self._left = course.left.copy()
         self._filled = [False] * len(course.left)
         self._needed = 0
         self._stopped = False
-        self._messages, self._memory = Bell(), Bell()  # who walks messages, who fills and drains
+        self._messages, self._memory = WakeUp(), WakeUp()  # who walks messages, who fills and drains
 
     def fill(self, by: Callable[[int], object] | None, *, paced: bool = True) -> None:
         """Fill all pieces in the order in which messages need them; if that fails, nobody waits for them any longer.
@@ -236,7 +236,7 @@ class Stream:
         self._memory.ring()
 
 
-class Bell:
+class WakeUp:
     """Lets one thread sleep until what another has changed is what it waits for.
 
     Whoever changes something does so first and then rings; the sleeper says that it is about to sleep first and then
@@ -267,4 +267,13 @@ class Bell:
                 return
 
 
-__all__ = ["Course", "Layout", "Piece", "Stream", "as_needed", "chunks_ended", "lane_bounds", "lay_out"]
+__all__ = [
+    "Piece",
+    "SegmentLayout",
+    "SegmentPipeline",
+    "SegmentPlan",
+    "as_needed",
+    "chunks_ended",
+    "lane_bounds",
+    "lay_out",
+]

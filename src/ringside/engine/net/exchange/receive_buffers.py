@@ -15,7 +15,7 @@ HEADER_BYTES = 64
 """What the first message of a link in each collective begins with."""
 
 
-class Inbox:
+class ReceiveBuffers:
     """The places for the next messages of one sender, posted ahead and used in turn.
 
     Places are of two sizes. Large ones take any message; between two collectives none but these are posted. Small ones
@@ -91,7 +91,7 @@ class Inbox:
         self.keep(place)
 
 
-class Mail:
+class ReceiveQueue:
     """What comes from one vertex in one collective: messages by their place in the link's order.
 
     There are no small places before the header has come and been compared: a vertex that called something else may send
@@ -106,7 +106,13 @@ class Mail:
     """
 
     def __init__(
-        self, inbox: Inbox, compare: Callable[[Bytes], None], *, paced: bool = False, small: int = 0, window: int = 0
+        self,
+        inbox: ReceiveBuffers,
+        compare: Callable[[Bytes], None],
+        *,
+        paced: bool = False,
+        small: int = 0,
+        window: int = 0,
     ) -> None:
         self._inbox = inbox
         self._compare: Callable[[Bytes], None] | None = compare
@@ -169,7 +175,7 @@ class Mail:
         self._inbox.post(count, small=self._small > 0 and self._compare is None)
 
 
-class Once:
+class SharedRequest:
     """A message that several chunks wait for: a transport is asked once."""
 
     def __init__(self, pending: Pending) -> None:
@@ -183,7 +189,7 @@ class Once:
 
 
 @dataclass
-class Bundle:
+class PackedMessage:
     """A message that carries several chunks.
 
     Args:
@@ -197,4 +203,4 @@ class Bundle:
     left: int
 
 
-__all__ = ["HEADER_BYTES", "Bundle", "Inbox", "Mail", "Once"]
+__all__ = ["HEADER_BYTES", "PackedMessage", "ReceiveBuffers", "ReceiveQueue", "SharedRequest"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ringside.engine.net.exchange.message_size import LEAST_ORDERED_BYTES, rounds_apart
-from ringside.engine.net.exchange.ordering import Order, order_messages
+from ringside.engine.net.exchange.ordering import MessageOrder, order_messages
 from ringside.engine.net.exchange.plan import MessagePlan
 
 _SHARED_BYTES = 1 << 16  # of chunks that share a message: copying more takes longer than sending them one by one
@@ -52,7 +52,7 @@ class Taking(NamedTuple):
     places: tuple[int, ...] = ()
 
 
-class Round(NamedTuple):
+class RouteRound(NamedTuple):
     """What is taken in one round.
 
     Args:
@@ -79,7 +79,7 @@ class Route:
     """
 
     order: tuple[Taking, ...] | None
-    rounds: tuple[Round, ...]
+    rounds: tuple[RouteRound, ...]
     apart: bool
     sends: tuple[tuple[int, tuple[tuple[int, Parts], ...]], ...]
     counts: tuple[tuple[int, int], ...]
@@ -134,7 +134,7 @@ class _Maker:
 
     # -------------------------------------------------------------------------------------------- what is sent
 
-    def _as_ordered(self, dst: int, order: Order) -> tuple[tuple[int, Parts], ...]:
+    def _as_ordered(self, dst: int, order: MessageOrder) -> tuple[tuple[int, Parts], ...]:
         after = {(send.round, send.chunk): send.after for send in self._plan.links[dst]}
         return tuple((k, ((c, segment, after[k, c]),)) for k, c, segment in order.sends.get(dst, ()))
 
@@ -156,10 +156,10 @@ class _Maker:
 
     # -------------------------------------------------------------------------------------------- what is taken
 
-    def _takings(self, order: Order) -> tuple[Taking, ...]:
+    def _takings(self, order: MessageOrder) -> tuple[Taking, ...]:
         return tuple(self._taking(k, chunk, segment, places) for (k, chunk, segment), places in order.takes)
 
-    def _rounds(self) -> list[Round]:
+    def _rounds(self) -> list[RouteRound]:
         rounds = []
         for k, receives in enumerate(self._plan.rounds):
             if not receives:
@@ -171,7 +171,7 @@ class _Maker:
                 tuple(self._taking(k, one.chunk, at) for one in receives if at < self._segments(one.chunk))
                 for at in range(most)
             )
-            rounds.append(Round(k, bundled, tuple(segments)))
+            rounds.append(RouteRound(k, bundled, tuple(segments)))
         return rounds
 
     def _taking(self, k: int, chunk: int, segment: int, places: tuple[int, ...] = ()) -> Taking:
@@ -197,4 +197,4 @@ class _Maker:
         return 0 < sum(whole) <= min(self._segment, _SHARED_BYTES)
 
 
-__all__ = ["Length", "Parts", "Round", "Route", "Taking", "is_large", "route_of"]
+__all__ = ["Length", "Parts", "Route", "RouteRound", "Taking", "is_large", "route_of"]

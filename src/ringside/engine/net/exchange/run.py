@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from ringside.engine.buffers import address_of
-from ringside.engine.net.exchange.compression import Wire
+from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.message_size import MessageSize
 from ringside.engine.net.exchange.plan import MessagePlan
-from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, Bundle, Mail, Once
-from ringside.engine.net.exchange.route import Length, Parts, Round, Taking, route_of
-from ringside.engine.net.exchange.signature import Call, Disagreement, Header
+from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, PackedMessage, ReceiveQueue, SharedRequest
+from ringside.engine.net.exchange.route import Length, Parts, RouteRound, Taking, route_of
+from ringside.engine.net.exchange.signature import CollectiveSignature, MessageHeader, SignatureMismatch
 from ringside.engine.transports.base import Bytes, Pending
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ Chunk = Sequence[Bytes] | Bytes | None
 """A chunk's memory: an array, or the segments it is cut into already; None: never touched by this vertex."""
 
 
-class Feed(Protocol):
+class LocalSource(Protocol):
     """Where segments come from and go to while a collective is under way."""
 
     def wait(self, chunk: int, segment: int) -> None:
@@ -51,7 +51,7 @@ class Feed(Protocol):
         """Take note that the result lies there; it is only read from now on."""
 
 
-class Hop(NamedTuple):
+class LinkBuffers(NamedTuple):
     """What one rank received from one other in one round; times in seconds on this process's `perf_counter`.
 
     Args:
@@ -89,7 +89,7 @@ class _Outbox:
         self.greeted = False
 
 
-class Run:
+class ExchangeRun:
     """One collective on one vertex; arguments as for `Exchange.run`."""
 
     def __init__(
@@ -100,11 +100,11 @@ class Run:
         item_bytes: int,
         fold: Fold,
         last_fold: Fold,
-        call: Call,
+        call: CollectiveSignature,
         members: Sequence[int] | None,
-        wire: Wire | None,
+        wire: WireCompression | None,
         ordered: bool,
-        feed: Feed | None,
+        feed: LocalSource | None,
         size: MessageSize,
     ) -> None:
         self.exchange, self.plan, self.item = exchange, plan, item_bytes
@@ -120,8 +120,8 @@ class Run:
         self.round = 0 if self.route.apart else _EVERY_ROUND  # of which and of those before it messages are sent
         self.horizon = (0, AHEAD) if feed is not None and self.route.order is None else _NO_HORIZON
         self.outboxes = {dst: _Outbox(self.peers[dst], messages) for dst, messages in self.route.sends}
-        self.mail: dict[int, Mail] = {}
-        self.bundled: dict[int, Bundle | None] = {}  # of the round under way, by sender
+        self.mail: dict[int, ReceiveQueue] = {}
+        self.bundled: dict[int, PackedMessage | None] = {}  # of the round under way, by sender
         self.bundles: Mapping[int, int] = {}  # how many chunks each of these carries
         self.times: dict[tuple[int, int], list[float]] = {}
 
@@ -201,7 +201,7 @@ class Run:
     def _post(self, outbox: _Outbox, data: Bytes, parts: Parts) -> None:
         pending: Pending = self.exchange.links.send(outbox.peer, data)
         if len(parts) > 1:
-            pending = Once(pending)
+            pending = SharedRequest(pending)
         self.exchange.sent_bytes[outbox.peer] += len(data)
         for chunk, segment, _ in parts or _NOTHING:
             self.leaving[chunk, segment].append(pending)
@@ -210,12 +210,12 @@ class Run:
         outbox.greeted = True
         message = np.zeros(HEADER_BYTES, dtype=np.uint8)
         seq = self.exchange.next_seq(outbox.peer, sending=True)
-        Header(seq, self.plan.hash, self.segment, self.call).write(message)
+        MessageHeader(seq, self.plan.hash, self.segment, self.call).write(message)
         return message
 
     # -------------------------------------------------------------------------------------------- receiving
 
-    def _take_round(self, one: Round) -> None:
+    def _take_round(self, one: RouteRound) -> None:
         self._reach(one.number)
         self.bundled, self.bundles = dict.fromkeys(one.bundled), one.bundled
         for at, takings in enumerate(one.segments):
@@ -242,7 +242,7 @@ class Run:
         k, receive, chunk, segment, overwrite, sources, at, final, dependents, places = taking
         own = self.parts[chunk][segment]
         payloads: list[Bytes] = []
-        used: list[tuple[Mail, Bytes]] = []
+        used: list[tuple[ReceiveQueue, Bytes]] = []
         for number, src in enumerate(sources):
             mail = self.mail[src]
             if src in self.bundled:
@@ -273,7 +273,7 @@ class Run:
         if final and feed is not None:
             feed.ready(chunk, segment)
 
-    def _message(self, k: int, src: int, mail: Mail, number: int | None, length: int) -> Bytes:
+    def _message(self, k: int, src: int, mail: ReceiveQueue, number: int | None, length: int) -> Bytes:
         """Wait for one message from a vertex, and note when."""
         waited = time.perf_counter()
         place = mail.take_next() if number is None else mail.take(number)
@@ -288,7 +288,9 @@ class Run:
     def _note_hops(self) -> None:
         for (k, src), (waited, arrived, last, size) in self.times.items():
             peer = self.peers[src]
-            self.exchange.hops.append(Hop(self.exchange.seq_from(peer), k, peer, int(size), waited, arrived, last))
+            self.exchange.hops.append(
+                LinkBuffers(self.exchange.seq_from(peer), k, peer, int(size), waited, arrived, last)
+            )
 
     def _payload(self, place: Bytes, start: int, length: int) -> Bytes:
         if self.wire is None:
@@ -298,12 +300,14 @@ class Run:
     def _on_the_wire(self, length: int) -> int:
         return length if self.wire is None else length * self.wire.item_bytes // self.item
 
-    def _from_bundle(self, k: int, src: int, mail: Mail, length: int, used: list[tuple[Mail, Bytes]]) -> Bytes:
+    def _from_bundle(
+        self, k: int, src: int, mail: ReceiveQueue, length: int, used: list[tuple[ReceiveQueue, Bytes]]
+    ) -> Bytes:
         """Return the next chunk of a shared message; the message is used when all of it has been."""
         bundle = self.bundled[src]
         if bundle is None:
             place = self._message(k, src, mail, None, 0)
-            bundle = self.bundled[src] = Bundle(place, mail.begins(place), self.bundles[src])
+            bundle = self.bundled[src] = PackedMessage(place, mail.begins(place), self.bundles[src])
         self.times[k, src][3] += length
         payload = self._payload(bundle.place, bundle.at, length)
         bundle.at += self._on_the_wire(length)
@@ -319,10 +323,10 @@ class Run:
                 mail.free(mail.take_next())
 
     def _compare(self, peer: int, place: Bytes) -> None:
-        theirs = Header.read(place)
-        ours = Header(self.exchange.next_seq(peer, sending=False), self.plan.hash, self.segment, self.call)
+        theirs = MessageHeader.read(place)
+        ours = MessageHeader(self.exchange.next_seq(peer, sending=False), self.plan.hash, self.segment, self.call)
         if theirs != ours:
-            raise Disagreement(peer, theirs, ours)
+            raise SignatureMismatch(peer, theirs, ours)
 
 
 def _length_of(chunk: Chunk) -> Length:

@@ -14,7 +14,7 @@ OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16 = 1, 2, 4, 8
 _HEADER = struct.Struct("<QIIQdIBBBB")  # seq, plan, segment, then a Call: elements, extra, tag, kind, dtype, op, flags
 
 
-class Call(NamedTuple):
+class CollectiveSignature(NamedTuple):
     """What a rank called, as its peers are told.
 
     Args:
@@ -46,7 +46,7 @@ class Call(NamedTuple):
         return f"{name}({op}{DTYPES[self.dtype]}, {self.elements} elements{extra})"
 
 
-class Doing(NamedTuple):
+class Operation(NamedTuple):
     """What a rank is about, as the others are told when something goes wrong.
 
     Args:
@@ -54,14 +54,14 @@ class Doing(NamedTuple):
         way: How that is carried out.
     """
 
-    call: Call
+    call: CollectiveSignature
     way: str
 
     def __str__(self) -> str:
         return f"{self.call} by {self.way}"
 
 
-class Header(NamedTuple):
+class MessageHeader(NamedTuple):
     """What the first message of a link in each collective begins with; equal at both ends, or they disagree.
 
     Args:
@@ -74,7 +74,7 @@ class Header(NamedTuple):
     seq: int
     plan: int
     segment: int
-    call: Call
+    call: CollectiveSignature
 
     def write(self, message: Bytes) -> None:
         """Put it at the beginning of a message."""
@@ -83,14 +83,14 @@ class Header(NamedTuple):
         _HEADER.pack_into(message.data, 0, self.seq, self.plan, self.segment, *fields)
 
     @staticmethod
-    def read(message: Bytes) -> Header:
+    def read(message: Bytes) -> MessageHeader:
         """Return the header that a message begins with."""
         seq, plan, segment, elements, extra, tag, *codes = _HEADER.unpack_from(message.data)
         kind, dtype, op, flags = codes
-        return Header(seq, plan, segment, Call(kind, dtype, op, elements, extra, tag, flags))
+        return MessageHeader(seq, plan, segment, CollectiveSignature(kind, dtype, op, elements, extra, tag, flags))
 
 
-class Disagreement(Exception):
+class SignatureMismatch(Exception):
     """A peer called something else.
 
     Args:
@@ -99,6 +99,6 @@ class Disagreement(Exception):
         ours: What this vertex says.
     """
 
-    def __init__(self, peer: int, theirs: Header, ours: Header) -> None:
+    def __init__(self, peer: int, theirs: MessageHeader, ours: MessageHeader) -> None:
         super().__init__(f"vertex {peer} called {theirs}, this one {ours}")
         self.peer, self.theirs, self.ours = peer, theirs, ours
