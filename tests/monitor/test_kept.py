@@ -34,7 +34,7 @@ from ringside.monitor.links.watcher import LinkWatcher
 from ringside.monitor.replicas import Check, ReplicaCheck
 from ringside.monitor.run.directory import STEPS as STEPS_FILE
 from ringside.monitor.run.directory import RunReader, RunWriter
-from ringside.monitor.run.records import Vitals, WireFormat
+from ringside.monitor.run.records import Vitals, Wire
 from ringside.monitor.run.table import tabulate
 from ringside.monitor.run.vitals_table import VitalsGatherer
 from ringside.monitor.slow_rank.change_point import WINDOWS, ChangePoint, SustainedShift
@@ -172,7 +172,7 @@ def test_every_number_of_a_links_state(kept: Kept) -> None:
                 share = 1.0 if step < 14 and link != (3, 0) else pick(random, *_SHARES)
                 delivery = 100.0 * MB * (share if random.random() < 0.7 else pick(random, *_SHARES))
                 sent = pick(random, 20 * MB, 20 * MB, 20 * MB, 1 << 18, (1 << 18) - 1, 2 * MB)
-                wires = [WireFormat(seconds=1.0, sent_bytes=sent, wire_seconds=sent / (80.0 * MB * share), peer=link[1],
+                wires = [Wire(seconds=1.0, sent_bytes=sent, wire_seconds=sent / (80.0 * MB * share), peer=link[1],
                               delivery_bytes_per_s=delivery, rtt_seconds=1e-3, retransmitted_bytes=step)]  # fmt: skip
                 counts = state.add(step, wires, step * 1.0)
                 slow = judge_link(link, states, wires, pick(random, math.inf, 100.0 * MB)) if counts else None
@@ -199,7 +199,7 @@ def test_a_link_has_become_slow_of_itself_if_it_kept_at_most_seven_tenths_of_wha
     for step in range(30):
         for link, state in states.items():
             share = 1.0 if step < 20 else 0.42 if link == (0, 1) else others
-            wire = WireFormat(seconds=1.0, sent_bytes=30 * MB, wire_seconds=0.3 / share, peer=link[1])
+            wire = Wire(seconds=1.0, sent_bytes=30 * MB, wire_seconds=0.3 / share, peer=link[1])
             if not state.add(step, [wire], float(step)):
                 continue
             if link == (0, 1) and (slow := judge_link(link, states, [wire])) is not None:
@@ -240,7 +240,7 @@ def _row_of_links(step: int, rates: dict[tuple[int, int], float], own: float) ->
         for rank in range(4)
     }  # fmt: skip
     for (src, dst), rate in rates.items():
-        wire = WireFormat(seconds=1.0, sent_bytes=20 * MB, wire_seconds=20 * MB / rate, peer=dst, rtt_seconds=2e-4,
+        wire = Wire(seconds=1.0, sent_bytes=20 * MB, wire_seconds=20 * MB / rate, peer=dst, rtt_seconds=2e-4,
                     retransmitted_bytes=step % 3)  # fmt: skip
         records[src] = msgspec.structs.replace(records[src], wires=(*records[src].wires, wire))
     return records

@@ -16,7 +16,7 @@ from ringside.monitor.links.sampler import LEAST_BYTES, PERIOD_S, LinkLedger, Li
 from ringside.monitor.links.slow_link import LEARNT, SETTLING
 from ringside.monitor.links.tcp_info import TcpConnection, TcpCounters, TcpEndpoint
 from ringside.monitor.links.watcher import LinkWatcher
-from ringside.monitor.run.records import StepRecord, WireFormat
+from ringside.monitor.run.records import StepRecord, Wire
 from ringside.monitor.watcher import Row
 
 from .jobs import opened, row, watch
@@ -25,7 +25,7 @@ Link = tuple[int, int]
 MB = 1_000_000
 
 
-def record(rank: int, step: int = 0, wires: Iterable[WireFormat] = (), **fields: Any) -> StepRecord:
+def record(rank: int, step: int = 0, wires: Iterable[Wire] = (), **fields: Any) -> StepRecord:
     return StepRecord(step=step, rank=rank, ended_unix=0, step_seconds=1, own_seconds=1, wires=tuple(wires), **fields)
 
 
@@ -36,10 +36,10 @@ def connection(acked: int, busy: float, *, window: float = 0.0, received: int = 
 
 def test_who_connects_anew_for_everything_fills_no_memory() -> None:
     known = LinkMap(ends_kept=100)
-    early = WireFormat(seconds=1, sent_bytes=MB, wire_seconds=1, local="10.0.0.1 9", remote="10.0.0.2 1")
+    early = Wire(seconds=1, sent_bytes=MB, wire_seconds=1, local="10.0.0.1 9", remote="10.0.0.2 1")
     late = msgspec.structs.replace(early, local="10.0.0.1 8")
     known.resolve(record(3, 0, [early]))
-    kept = WireFormat(seconds=1, sent_bytes=MB, wire_seconds=1, local="10.0.0.1 1", remote="10.0.0.2 1")
+    kept = Wire(seconds=1, sent_bytes=MB, wire_seconds=1, local="10.0.0.1 1", remote="10.0.0.2 1")
     for port in range(1_000):
         passing = msgspec.structs.replace(kept, local=f"10.0.0.1 {1000 + port}", remote="8.8.8.8 443")
         known.resolve(record(0, port, [kept, passing]))
@@ -126,8 +126,8 @@ def test_a_look_that_fails_is_the_last_and_said_once(caplog: pytest.LogCaptureFi
 
 def test_peers_are_found_by_what_they_call_their_own_end() -> None:
     links = LinkMap()
-    to_one = WireFormat(seconds=1, sent_bytes=MB, wire_seconds=0.1, local="10.0.0.1 4000", remote="10.0.0.2 5000")
-    back = WireFormat(seconds=1, sent_bytes=0, wire_seconds=0.0, local="10.0.0.2 5000", remote="10.0.0.1 4000")
+    to_one = Wire(seconds=1, sent_bytes=MB, wire_seconds=0.1, local="10.0.0.1 4000", remote="10.0.0.2 5000")
+    back = Wire(seconds=1, sent_bytes=0, wire_seconds=0.0, local="10.0.0.2 5000", remote="10.0.0.1 4000")
     assert links.resolve(record(0, wires=[to_one])).wires[0].peer == -1
     assert links.resolve(record(3, wires=[back])).wires[0].peer == 0
     assert wires_by_link(links.resolve(record(0, wires=[to_one]))).keys() == {(0, 3)}
@@ -136,35 +136,31 @@ def test_peers_are_found_by_what_they_call_their_own_end() -> None:
 def test_an_end_that_nobody_called_its_own_is_taken_for_the_lowest_rank_of_its_host() -> None:
     links = LinkMap()
     for rank in (5, 4):
-        links.resolve(
-            record(rank, wires=[WireFormat(seconds=1, sent_bytes=1, wire_seconds=0, local=f"10.0.0.2 {rank}")])
-        )
-    stranger = WireFormat(seconds=1, sent_bytes=MB, wire_seconds=0.1, local="10.0.0.1 1", remote="10.0.0.2 99")
+        links.resolve(record(rank, wires=[Wire(seconds=1, sent_bytes=1, wire_seconds=0, local=f"10.0.0.2 {rank}")]))
+    stranger = Wire(seconds=1, sent_bytes=MB, wire_seconds=0.1, local="10.0.0.1 1", remote="10.0.0.2 99")
     assert links.resolve(record(0, wires=[stranger])).wires[0].peer == 4
 
 
 def test_every_end_that_was_told_of_is_remembered() -> None:
     links = LinkMap()
     for rank in range(1, 40):
-        links.resolve(
-            record(rank, wires=[WireFormat(seconds=1, sent_bytes=1, wire_seconds=0, local=f"10.0.0.9 {rank}")])
-        )
+        links.resolve(record(rank, wires=[Wire(seconds=1, sent_bytes=1, wire_seconds=0, local=f"10.0.0.9 {rank}")]))
     all_of_them = [
-        WireFormat(seconds=1, sent_bytes=1, wire_seconds=0, local=f"10.0.1.1 {rank}", remote=f"10.0.0.9 {rank}")
+        Wire(seconds=1, sent_bytes=1, wire_seconds=0, local=f"10.0.1.1 {rank}", remote=f"10.0.0.9 {rank}")
         for rank in range(1, 40)
     ]
     assert [wire.peer for wire in links.resolve(record(0, wires=all_of_them)).wires] == list(range(1, 40))
 
 
 def test_outsiders_are_nobodys_link() -> None:
-    outside = WireFormat(seconds=1, sent_bytes=MB, wire_seconds=0.1, local="10.0.0.1 1", remote="192.0.2.1 443")
+    outside = Wire(seconds=1, sent_bytes=MB, wire_seconds=0.1, local="10.0.0.1 1", remote="192.0.2.1 443")
     assert wires_by_link(LinkMap().resolve(record(0, wires=[outside]))) == {}
 
 
 def test_a_ledger_adds_up_and_keeps_few_rates() -> None:
     ledger = LinkLedger()
-    wire = WireFormat(seconds=1.0, sent_bytes=10 * MB, wire_seconds=0.5, peer=1)
-    slow = WireFormat(seconds=1.0, sent_bytes=1 * MB, wire_seconds=0.5, peer=2, retransmitted_bytes=3)
+    wire = Wire(seconds=1.0, sent_bytes=10 * MB, wire_seconds=0.5, peer=1)
+    slow = Wire(seconds=1.0, sent_bytes=1 * MB, wire_seconds=0.5, peer=2, retransmitted_bytes=3)
     records = [record(0, step, [wire, slow]) for step in range(1_000)]
     assert list(ledger.reading(records)) == records
     first, second = ledger.totals()
@@ -174,7 +170,7 @@ def test_a_ledger_adds_up_and_keeps_few_rates() -> None:
 
 
 def test_a_ledger_of_very_many_records_takes_no_more_memory() -> None:
-    ledger, one = LinkLedger(), record(0, 0, [WireFormat(seconds=1.0, sent_bytes=10 * MB, wire_seconds=0.5, peer=1)])
+    ledger, one = LinkLedger(), record(0, 0, [Wire(seconds=1.0, sent_bytes=10 * MB, wire_seconds=0.5, peer=1)])
 
     def read(count: int) -> None:
         for _ in ledger.reading(itertools.repeat(one, count)):
@@ -211,9 +207,7 @@ def traffic(
             # A delayed acknowledgement now and then, as TCP has them; what the others wait is not on their wires.
             wire_s = payload / speed + 0.04 * (random.random() < 0.3)
             delivered = speed if random.random() < 0.7 else 0.1 * speed
-            wire = WireFormat(
-                seconds=1.0, sent_bytes=payload, wire_seconds=wire_s, delivery_bytes_per_s=delivered, peer=dst
-            )
+            wire = Wire(seconds=1.0, sent_bytes=payload, wire_seconds=wire_s, delivery_bytes_per_s=delivered, peer=dst)
             was = one[src]
             fields = {name: getattr(was, name) for name in was.__struct_fields__}
             one[src] = StepRecord(**{**fields, "wires": (*was.wires, wire)})
@@ -303,7 +297,7 @@ def short_messages(steps: range, *, seed: int, slow_from: int = 10**9) -> Iterat
         for src in (0, 1):
             rate = 12.0 * MB if step >= slow_from else 120.0 * MB
             known = random.random() < 0.45
-            wire = WireFormat(
+            wire = Wire(
                 seconds=1.0,
                 sent_bytes=(payload := (5 if step >= slow_from else 29) * MB),
                 wire_seconds=payload / rate + payload / (60 * MB) * float(random.uniform(0.8, 1.2)),
@@ -330,7 +324,7 @@ def test_a_late_peer_is_not_a_slow_link() -> None:
     """The receiver shuts its window for nine tenths of the time: bytes that do cross, cross as fast as before."""
     watcher = LinkWatcher(2)
     rows = list(traffic([(0, 1), (1, 0)], range(30), healthy))
-    wire = WireFormat(seconds=1.0, sent_bytes=5 * MB, wire_seconds=0.05, window_seconds=0.9, peer=1)
+    wire = Wire(seconds=1.0, sent_bytes=5 * MB, wire_seconds=0.05, window_seconds=0.9, peer=1)
     rows += [{0: record(0, step, [wire]), 1: record(1, step)} for step in range(30, 60)]
     assert watch(watcher, rows) == []
 

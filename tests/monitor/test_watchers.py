@@ -15,7 +15,7 @@ from ringside.monitor import RunInfo
 from ringside.monitor.alerts.book import FIRING, RESOLVED, AlertBook, severity_of
 from ringside.monitor.collector import StepCollector
 from ringside.monitor.run.directory import RunReader, RunWriter
-from ringside.monitor.run.records import WireFormat
+from ringside.monitor.run.records import Wire
 from ringside.monitor.slow_rank.detector import VerdictEvent
 from ringside.monitor.summary import finish
 from ringside.monitor.verdict import Verdict
@@ -93,9 +93,7 @@ def test_wires_find_their_peers_and_are_written_with_them(tmp_path: Path, make_i
         one = row(step, 2, noise)
         ends = ("10.0.0.1 11", "10.0.0.2 22")
         for rank in (0, 1):
-            wire = WireFormat(
-                seconds=1.0, sent_bytes=MB, wire_seconds=0.1, local=ends[rank], remote=ends[1 - rank], peer=-1
-            )
+            wire = Wire(seconds=1.0, sent_bytes=MB, wire_seconds=0.1, local=ends[rank], remote=ends[1 - rank], peer=-1)
             one[rank] = msgspec.structs.replace(one[rank], wires=(wire,))
         collector.add(one.values())
     collector.close()
@@ -116,9 +114,9 @@ def test_communication_is_not_blamed_where_a_link_explains_it(slow_link: bool) -
         slow = step >= 40
         one = row(step, 2, noise, own=0.4, exposed=0.6 if slow else 0.1)
         if slow_link:
-            wire = WireFormat(seconds=0.5, sent_bytes=MB, wire_seconds=0.6 if slow else 0.05, peer=1)
+            wire = Wire(seconds=0.5, sent_bytes=MB, wire_seconds=0.6 if slow else 0.05, peer=1)
             wire = msgspec.structs.replace(wire, local="10.0.0.1 1", remote="10.0.0.2 2")
-            back = WireFormat(seconds=0.5, sent_bytes=0, wire_seconds=0.0, local="10.0.0.2 2", remote="10.0.0.1 1")
+            back = Wire(seconds=0.5, sent_bytes=0, wire_seconds=0.0, local="10.0.0.2 2", remote="10.0.0.1 1")
             one[0] = msgspec.structs.replace(one[0], wires=(wire,))
             one[1] = msgspec.structs.replace(one[1], wires=(back,))
         collector.add(one.values())

@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
 from ringside.monitor.run.directory import RunReader  # noqa: E402
-from ringside.monitor.run.records import StepRecord, WireFormat  # noqa: E402
+from ringside.monitor.run.records import StepRecord, Wire  # noqa: E402
 from ringside.monitor.summary import finish  # noqa: E402
 from ringside.pytorch.isolation import Guard  # noqa: E402
 from ringside.pytorch.recording import session as sessions  # noqa: E402
@@ -388,7 +388,7 @@ def test_damaged_batches_are_left_out_and_said_once() -> None:
     inbox, good = RecordReceiver(store, 4), RecordSender(store, 1)
     record = StepRecord(step=1, rank=1, ended_unix=0.0, step_seconds=1.0, own_seconds=1.0)
     with Said() as said:
-        no_text = WireFormat(seconds=1.0, sent_bytes=1, wire_seconds=1.0, local="here")
+        no_text = Wire(seconds=1.0, sent_bytes=1, wire_seconds=1.0, local="here")
         told = msgspec.msgpack.encode([msgspec.structs.replace(record, wires=(no_text,))])
         for damaged in (b"\xff\xff\xff", b"\x91\x01", b"\xc1", told.replace(b"here", b"\xff\xfe\xfd\xfc")):
             good.post(damaged)

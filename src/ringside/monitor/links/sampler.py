@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from ringside.monitor.links.tcp_info import TcpConnection, TcpCounters, available, connections
-from ringside.monitor.run.records import StepRecord, WireFormat
+from ringside.monitor.run.records import StepRecord, Wire
 
 PERIOD_S = 1.0
 """How often connections are looked at: long against the kernel's ticks, short against what a verdict takes."""
@@ -41,7 +41,7 @@ Link = tuple[int, int]
 
 
 class LinkSampler:
-    """Makes this rank's `WireFormat`s: the differences between two looks at its connections.
+    """Makes this rank's `Wire`s: the differences between two looks at its connections.
 
     Args:
         look: Returns the connections to other hosts.
@@ -75,7 +75,7 @@ class LinkSampler:
             _log.warning("links are not watched any more (%s: %s); training goes on", type(error).__name__, error)
         return [*batch[:-1], msgspec.structs.replace(batch[-1], wires=wires)] if wires else batch
 
-    def sample(self) -> tuple[WireFormat, ...]:
+    def sample(self) -> tuple[Wire, ...]:
         """Return what was sent in the period that ended, if one did; those that carried most first."""
         began = self._now()
         if self.off or began < self._due:
@@ -93,11 +93,11 @@ class LinkSampler:
         return tuple(wire for _, wire in told[:MOST_WIRES])
 
 
-def _difference(was: TcpCounters, one: TcpConnection, seconds: float) -> tuple[int, WireFormat]:
+def _difference(was: TcpCounters, one: TcpConnection, seconds: float) -> tuple[int, Wire]:
     """Return the bytes that went the busier way, and what was sent."""
     now = one.counters
     window = max(now.window_seconds - was.window_seconds, 0.0)
-    wire = WireFormat(
+    wire = Wire(
         seconds=seconds,
         sent_bytes=max(now.acked_bytes - was.acked_bytes, 0),
         wire_seconds=max(now.busy_seconds - was.busy_seconds - window, 0.0),
@@ -147,9 +147,9 @@ def _address(end: str) -> str:
     return end.rpartition(" ")[0]
 
 
-def wires_by_link(record: StepRecord) -> dict[Link, list[WireFormat]]:
+def wires_by_link(record: StepRecord) -> dict[Link, list[Wire]]:
     """Return what a record's rank sent, by link; a rank may have several connections to one peer."""
-    found: defaultdict[Link, list[WireFormat]] = defaultdict(list)
+    found: defaultdict[Link, list[Wire]] = defaultdict(list)
     for wire in record.wires:
         if wire.peer >= 0 and wire.peer != record.rank and wire.sent_bytes >= LEAST_BYTES:
             found[record.rank, wire.peer].append(wire)
@@ -192,7 +192,7 @@ class LinkLedger:
                 self._add(link, wires)
             yield record
 
-    def _add(self, link: Link, wires: Sequence[WireFormat]) -> None:
+    def _add(self, link: Link, wires: Sequence[Wire]) -> None:
         sent, again = sum(wire.sent_bytes for wire in wires), sum(wire.retransmitted_bytes for wire in wires)
         seconds = max(wire.seconds for wire in wires)
         values = (sent, min(sum(wire.wire_seconds for wire in wires), seconds), seconds, again)

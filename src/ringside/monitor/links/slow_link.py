@@ -18,7 +18,7 @@ from statistics import median
 from typing import NamedTuple
 
 from ringside.monitor.links.sampler import Link
-from ringside.monitor.run.records import WireFormat
+from ringside.monitor.run.records import Wire
 
 SLOW = 0.5
 """A link is slow if its rate is below this share of its usual rate in every one of ..."""
@@ -111,7 +111,7 @@ class SlowLink(NamedTuple):
     retransmitted_bytes: int
 
 
-def period_of(step: int, wires: Sequence[WireFormat]) -> Period:
+def period_of(step: int, wires: Sequence[Wire]) -> Period:
     """Return what the connections of one link did together, in the period that began with a step."""
     seconds = max(wire.seconds for wire in wires)
     return Period(
@@ -158,7 +158,7 @@ class LinkState:
         """Whether its last two periods were slow against its own past."""
         return len(self.slow_periods(self.usual, SLOW)) >= 2
 
-    def add(self, step: int, wires: Sequence[WireFormat], now_s: float) -> bool:
+    def add(self, step: int, wires: Sequence[Wire], now_s: float) -> bool:
         """Take in what the connections of the link did until a step, at `now_s`; return whether that counts."""
         period = period_of(self._next_step or step, wires)
         self._next_step, self.heard_s = step + 1, now_s
@@ -216,7 +216,7 @@ def middle_rate(states: Iterable[LinkState]) -> float:
 
 
 def judge_link(
-    link: Link, states: Mapping[Link, LinkState], wires: Sequence[WireFormat], middle: float = math.inf
+    link: Link, states: Mapping[Link, LinkState], wires: Sequence[Wire], middle: float = math.inf
 ) -> SlowLink | None:
     """Return what is wrong with a link whose newest period has just come in, if anything is.
 

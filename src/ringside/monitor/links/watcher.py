@@ -11,7 +11,7 @@ import msgspec
 from ringside.monitor.job.watcher import JobStep, cost_since, dearer, job_step, typical_step
 from ringside.monitor.links.sampler import Link, wires_by_link
 from ringside.monitor.links.slow_link import SILENT_S, LinkState, SlowLink, judge_link, middle_rate
-from ringside.monitor.run.records import WireFormat
+from ringside.monitor.run.records import Wire
 from ringside.monitor.slow_rank.detector import VerdictEvent
 from ringside.monitor.verdict import Verdict
 from ringside.monitor.watcher import Row
@@ -77,7 +77,7 @@ class LinkWatcher:
         ended = [self._end(link, step) for link in list(self._open) if self._is_over(link)]
         return [*ended, *self._begin(slow, step)]
 
-    def _hear(self, link: Link, step: int, wires: Sequence[WireFormat]) -> list[SlowLink]:
+    def _hear(self, link: Link, step: int, wires: Sequence[Wire]) -> list[SlowLink]:
         """Take in what a link carried in a period; return it if it has become slow."""
         state = self._states.get(link)
         if state is None:

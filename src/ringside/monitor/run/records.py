@@ -66,7 +66,7 @@ class Vitals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gpu_reasons: int | None = None
 
 
-class WireFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Wire(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a rank sent to another host over one TCP connection, in one period; see `ringside.monitor.links.sampler`.
 
     Args:
@@ -158,7 +158,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     vitals: Vitals | None = None
     busy_seconds: float = 0.0
     latency_seconds: float = 0.0
-    wires: tuple[WireFormat, ...] = ()
+    wires: tuple[Wire, ...] = ()
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
