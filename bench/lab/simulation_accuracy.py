@@ -6,7 +6,7 @@ Hosts are network namespaces with links of a known rate (`ringside lab`), so it 
 
 The topology is what `ringside probe` measures in the same lab, before anything else runs; nothing is fitted. Our engine
 sends in message order, not in rounds, so what is held against the measurement is
-`ringside.predict.simulate_messages`; the rounds' simulation stands beside it.
+`ordered_simulation.py`; the rounds' simulation stands beside it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 from bench.common import Floor, make_parser, report_progress
 from bench.lab.expected import messages_of
 from bench.lab.jobs import KB, MB, Case, take_turns
+from bench.lab.ordered_simulation import simulate_messages
 from bench.lab.report import Row, Section, size_words
 from bench.lab.sections import SWITCHED
 
@@ -31,7 +32,6 @@ from ringside.engine.net.exchange.message_size import LEAST_ORDERED_BYTES
 from ringside.engine.net.exchange.ordering import MessageOrder, order_messages
 from ringside.lab import Lab, payload_bytes_per_second
 from ringside.predict import Switch, Topology, load_topology, price
-from ringside.predict.simulate_messages import simulate_messages
 from ringside.schedule import Schedule
 
 SMALL, LARGE = (64 * KB, 512 * KB, 4 * MB, 16 * MB), (64 * MB,)

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from tests.support.thread_transport import Threads
 
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.dtypes import DTYPES
@@ -18,7 +19,6 @@ from ringside.engine.net.exchange.run import AHEAD
 from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
 from ringside.engine.net.rank_map import RankMap
 from ringside.engine.net.reduction import part_of, told_of
-from ringside.engine.transports.threads import Threads
 from ringside.errors import ClosedError
 from ringside.schedule import ALGORITHMS, by_name
 

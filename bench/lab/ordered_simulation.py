@@ -26,10 +26,10 @@ from math import ceil, inf
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from bench.lab.fair_flows import Flows, Link
 from numpy.typing import NDArray
 
 from ringside.errors import UsageError
-from ringside.predict.simulate_flows import Flows, Link
 from ringside.predict.topology.topology import Topology
 from ringside.schedule import Schedule
 

@@ -1,4 +1,4 @@
-"""The simulation's reference: one event after the other, in plain Python. Slow and obvious; for tests.
+"""The reference of simulations: one event after the other, in plain Python. Slow and obvious.
 
 It keeps to the rules in `ringside.predict.simulate` and shares no code with it, nor with the closed forms: a schedule's
 transfers are read one by one, and a heap of (time, number) says what happens next.
