@@ -114,25 +114,16 @@ class Calibration:
             + np.einsum("ij,ij->i", slopes @ prior, slopes)
         )
         known = np.einsum("ij,ij->i", near @ self.inverse, near)
-        spread = QUANTILE * np.sqrt(np.maximum(total - known, 1e-8) * self._restless(x))
-        return Prediction(sizes, np.exp(mean), np.exp(mean - spread), np.exp(mean + spread), self._far(x))
-
-    def _restless(self, x: Floats) -> Floats:
-        """Return how many times the table's variance that of some sizes is.
-
-        Jitter is a matter of microseconds: it is a larger share of a small message's time than of a large one's.
-        """
-        if self.unrest is None:
-            return np.ones(len(x))
-        weights = np.exp(-0.5 * ((x[:, None] - self.x[None, :]) / NEAR) ** 2)
-        more: Floats = (ALIKE + weights @ self.unrest) / (ALIKE + weights.sum(axis=1))
-        return np.maximum(more, 1.0)
-
-    def _far(self, x: Floats) -> NDArray[np.bool_]:
-        if not len(self.x):
-            return np.ones(len(x), dtype=np.bool_)
-        far: NDArray[np.bool_] = (x < self.x.min() - 1e-9) | (x > self.x.max() + 1e-9)
-        return far
+        # Jitter is a matter of microseconds: a larger share of a small message's time than of a large one's. So the
+        # variance of a size is as many times the table's as the rows around it, left out, are off by.
+        restless = np.ones(len(x))
+        if self.unrest is not None:
+            weights = np.exp(-0.5 * ((x[:, None] - self.x[None, :]) / NEAR) ** 2)
+            restless = np.maximum((ALIKE + weights @ self.unrest) / (ALIKE + weights.sum(axis=1)), 1.0)
+        spread = QUANTILE * np.sqrt(np.maximum(total - known, 1e-8) * restless)
+        low, high = self.x.min(initial=np.inf), self.x.max(initial=-np.inf)
+        far = (x < low - 1e-9) | (x > high + 1e-9)
+        return Prediction(sizes, np.exp(mean), np.exp(mean - spread), np.exp(mean + spread), far)
 
 
 def bumps(a: Floats, b: Floats, scale: float) -> Floats:
@@ -166,37 +157,29 @@ def fit(sizes: ArrayLike, times_s: ArrayLike, law: Law | None = None) -> Calibra
     Raises:
         UsageError: There is no row, or figures are not positive.
     """
-    x: Floats = np.asarray(sizes, dtype=np.float64)
+    size: Floats = np.asarray(sizes, dtype=np.float64)
     times: Floats = np.asarray(times_s, dtype=np.float64)
-    return _checked_fit(x, times, law if law is not None else vague())
-
-
-def _checked_fit(sizes: Floats, times: Floats, law: Law) -> Calibration:
-    if sizes.shape != times.shape or sizes.ndim != 1 or len(sizes) < LEAST:
+    law = law if law is not None else vague()
+    if size.shape != times.shape or size.ndim != 1 or len(size) < LEAST:
         raise UsageError(f"a calibration needs as many times as sizes, at least {LEAST}, not {times.shape}")
-    if not np.all(np.isfinite(sizes) & (sizes > 0) & np.isfinite(times) & (times > 0)):
+    if not np.all(np.isfinite(size) & (size > 0) & np.isfinite(times) & (times > 0)):
         raise UsageError("a calibration needs sizes and times more than 0; check() flags rows that are not")
-    if len(sizes) > MOST:
-        kept = np.unique(np.linspace(0, len(sizes) - 1, MOST).round().astype(int))
-        sizes, times = sizes[kept], times[kept]
-    return min((_fit(sizes, np.log(times), law, start) for start in _starts(sizes, times, law)), key=_surprise)[0]
+    if len(size) > MOST:
+        kept = np.unique(np.linspace(0, len(size) - 1, MOST).round().astype(int))
+        size, times = size[kept], times[kept]
+    # The search begins at the law, and at what the first and the last row would mean.
+    starts = [law.mean]
+    if isinstance(law.backbone, PipelineLaw):
+        guess = law.mean.copy()
+        guess[BASE] = np.log(times.min())
+        guess[RATE] = np.log((size / times).max() * 1.2)
+        starts.append(guess)
+    fitted = [_fit_from(start, size, np.log(times), law) for start in starts]
+    return min(fitted, key=lambda found: found[1])[0]
 
 
-def _surprise(fitted: tuple[Calibration, float]) -> float:
-    return fitted[1]
-
-
-def _starts(sizes: Floats, times: Floats, law: Law) -> list[Floats]:
-    """Where the search begins: the law, and what first and last row would mean."""
-    if not isinstance(law.backbone, PipelineLaw):
-        return [law.mean]
-    guess = law.mean.copy()
-    guess[BASE] = np.log(times.min())
-    guess[RATE] = np.log((sizes / times).max() * 1.2)
-    return [law.mean, guess]
-
-
-def _fit(sizes: Floats, logs: Floats, law: Law, start: Floats) -> tuple[Calibration, float]:
+def _fit_from(start: Floats, sizes: Floats, logs: Floats, law: Law) -> tuple[Calibration, float]:
+    """Return the calibration that the search from some figures ends at, and how surprising the rows are under it."""
     x = np.log2(sizes)
     weights, scale, theta = np.ones(len(x)), law.noise, start
     surprise = np.inf
@@ -230,6 +213,7 @@ def _covariance(x: Floats, scale: float, weights: Floats) -> Floats:
 
 
 def _condition(sizes: Floats, logs: Floats, law: Law, rows: Floats, theta: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return (inverse covariance, what the rows say weighed by it, slopes) of the rows about the curve at `theta`."""
     curve, slopes = law.backbone.log_slopes(theta, sizes)
     inverse = np.linalg.inv(rows + slopes @ np.diag(law.spread**2) @ slopes.T)
     return inverse, inverse @ (logs - curve - slopes @ (law.mean - theta)), slopes
@@ -239,8 +223,8 @@ def _most_probable(sizes: Floats, logs: Floats, law: Law, inverse: Floats, theta
     """Return the figures of greatest posterior probability, and twice its negative logarithm (Levenberg–Marquardt)."""
     belief = np.diag(1.0 / law.spread**2)
 
-    def cost(at: Floats) -> float:
-        error, shift = law.backbone.log_slopes(at, sizes)[0] - logs, at - law.mean
+    def cost(figures: Floats) -> float:
+        error, shift = law.backbone.log_slopes(figures, sizes)[0] - logs, figures - law.mean
         return float(error @ inverse @ error + shift @ belief @ shift)
 
     damping, least = 1e-3, cost(theta)

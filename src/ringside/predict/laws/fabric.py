@@ -99,7 +99,13 @@ def law(topology: Topology, collective: str = ALL_REDUCE, algorithm: str = "auto
     """
     if topology.ranks < 2:
         raise UsageError(f"{topology.name}: one rank has nobody to reduce with; give a topology of two or more")
-    found = candidates(topology) if collective == ALL_REDUCE else [_other(topology, collective)]
+    if collective == ALL_REDUCE:
+        found = candidates(topology)
+    else:  # its bytes go round a ring, and up or down a tree once, not both
+        ring = _ring(topology)
+        bus = ring.bytes_per_s * bus_factor(ALL_REDUCE, topology.ranks)
+        hops = _hops(topology) if topology.hosts > 1 else _inside_hops(topology)
+        found = [Candidate("ring", hops / 2, bus / bus_factor(collective, topology.ranks), ring.bound)]
     named = [one for one in (*found, *switched(topology)) if algorithm.lower().startswith(one.name)]
     chosen = named[0] if named else chosen_by_nccl(found)
     base = LAUNCH_S + PROXY_S * (topology.hosts > 1) + min(one.hops_s for one in found)
@@ -126,7 +132,7 @@ def candidates(topology: Topology) -> list[Candidate]:
             rate = share * nvls_rate(topology.nvls.bytes_per_s, topology.ranks)
             found.append(Candidate("nvls", _inside_hops(topology), rate, "inside"))
         return found
-    found.append(_tree(topology, "tree", _chain(topology), NETWORK_TREE))
+    found.append(_tree(topology, "tree", CHAIN * _inside(topology), NETWORK_TREE))
     if topology.nvls is not None:
         share = NVLS_RACK if _is_rack(topology) else NVLS_AMONG_HOSTS
         inside = share * nvls_rate(topology.nvls.bytes_per_s, _largest(topology))
@@ -226,18 +232,7 @@ def _ring(topology: Topology) -> Candidate:
     return Candidate("ring", max(hops, 0.0) + topology.overhead_s, rate, "inside" if inside < network else "between")
 
 
-def _chain(topology: Topology) -> float:
-    return CHAIN * _inside(topology)
-
-
 def _tree(topology: Topology, name: str, inside: float, efficiency: float) -> Candidate:
     network = efficiency * _network(topology) / (1 if topology.hosts == 2 else 2)
     bound = "inside" if inside < network else "between"
     return Candidate(name, _hops(topology), min(inside, network), bound)
-
-
-def _other(topology: Topology, collective: str) -> Candidate:
-    ring = _ring(topology)
-    bus = ring.bytes_per_s * bus_factor(ALL_REDUCE, topology.ranks)
-    hops = _hops(topology) if topology.hosts > 1 else _inside_hops(topology)
-    return Candidate("ring", hops / 2, bus / bus_factor(collective, topology.ranks), ring.bound)

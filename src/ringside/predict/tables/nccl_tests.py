@@ -77,9 +77,9 @@ def _row(number: int, line: str) -> TableRow | Flag | None:
         odd = next(word for word in words if word not in numbers)
         return Flag(number, f"{odd!r} stands among the figures", size)
     # The first figure is the column `root` if it is a whole number with an odd or full row behind it.
-    if numbers and re.fullmatch(r"-?\d+", numbers[0]):
-        if numbers[0].startswith("-") or len(numbers) in (5, 9) or len(numbers) > 9:
-            numbers = numbers[1:]
+    full = len(numbers) in (5, 9) or len(numbers) > 9
+    if numbers and re.fullmatch(r"-?\d+", numbers[0]) and (full or numbers[0].startswith("-")):
+        numbers = numbers[1:]
     if len(numbers) < 3:
         return Flag(number, "cut by a line wrap: time, algbw and busbw do not follow", size)
     time, algbw, busbw = (figure(word) for word in numbers[:3])

@@ -135,7 +135,7 @@ class Wires:
 
     @cached_property
     def _overrides(self) -> dict[str, tuple[Ints, Floats, Floats]]:
-        """By what they join: (keys, ascending; latencies; seconds per byte) of links of their own, NaN: their class's."""
+        """By what links of their own join: (keys, ascending; latencies; seconds per byte), NaN: as of their class."""
         return {
             "hosts": self._sorted("hosts", self.topology.hosts),
             "ranks": self._sorted("ranks", self.topology.ranks),
