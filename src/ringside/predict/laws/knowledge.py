@@ -67,14 +67,18 @@ def recognise(table: Table) -> Topology | None:
     text = f"{table.cluster} {table.algorithm if 'auto' not in table.algorithm else ''}".lower()
     if table.ranks < 2 or not table.cluster:
         return None
-    found = _machine(text) or _gpu(text)
+    found = _machine(text)
     if found is None and table.hosts > 1 and (_interfaces(text) or _port(text)):
         found = preset("dgx-a100")  # only the network is known; it is what bounds hosts of any GPUs
     if found is None:
         return None
     hosts = table.hosts or max(1, -(-table.ranks // found.ranks_per_host[0]))
-    if found.name == "gb200-nvl72":
-        hosts = _racks(text, table)
+    if found.name == "gb200-nvl72":  # a host of it is a rack of 72 GPUs
+        if said := re.search(r"(\d+|one|two|four|eight) racks?", text):
+            word = {"one": 1, "two": 2, "four": 4, "eight": 8}.get(said[1])
+            hosts = min(word or int(said[1]), table.ranks)
+        else:
+            hosts = max(1, -(-table.ranks // 72))
     sized = found.sized(hosts, _per_host(table.ranks, hosts))
     return _networked(sized, text) if hosts > 1 else sized
 
@@ -90,11 +94,12 @@ def sized_like(topology: Topology, table: Table) -> Topology:
 
 
 def _per_host(ranks: int, hosts: int) -> Sequence[int]:
-    """As even as it goes."""
+    """Return the ranks of every host, as equal as they can be."""
     return [ranks // hosts + (host < ranks % hosts) for host in range(hosts)]
 
 
 def _machine(text: str) -> Topology | None:
+    """Return the preset of the machine, or a topology of the GPU, that words name first; None where they name none."""
     for words, name in _MACHINES:
         if re.search(words, text):
             found = preset(name)
@@ -103,26 +108,12 @@ def _machine(text: str) -> Topology | None:
                 share = 2 / 3 if "a800" in text else 400 / 900
                 found = replace(found, inside=replace(found.inside, bytes_per_s=found.inside.bytes_per_s * share))
             return found
-    return None
-
-
-def _gpu(text: str) -> Topology | None:
     for gpu in _GPUS:
-        if re.search(gpu.words, text):
-            name = re.search(gpu.words, text)
+        if match := re.search(gpu.words, text):
             inside = LinkClass(gpu.kind, 3e-6 if gpu.kind == "nvlink" else 2e-6, gpu.bytes_per_s)
             between = LinkClass("infiniband", 4e-6, 400 * _PER_GBIT)
-            called = name[0] if name else gpu.kind
-            return Topology(called, (8, 8), inside, between, 8, sources={"inside.bytes_per_s": gpu.source})
+            return Topology(match[0], (8, 8), inside, between, 8, sources={"inside.bytes_per_s": gpu.source})
     return None
-
-
-def _racks(text: str, table: Table) -> int:
-    said = re.search(r"(\d+|one|two|four|eight) racks?", text)
-    if said:
-        word = {"one": 1, "two": 2, "four": 4, "eight": 8}.get(said[1])
-        return min(word or int(said[1]), table.ranks)
-    return max(1, -(-table.ranks // 72))
 
 
 def _networked(topology: Topology, text: str) -> Topology:

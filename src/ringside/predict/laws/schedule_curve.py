@@ -55,7 +55,7 @@ class Scheduled:
         new = sorted({float(size) for size in sizes} - set(self._known))
         best = np.full((len(new), 2), np.inf)
         for segments in self.segments if new else ():
-            # A price is linear in the size between the rounds' maxima; that of an empty tensor is the latency.
+            # The price of an empty tensor is the latency; what a size takes beyond it is time on wires.
             found = prices(self.schedule, self.topology, [0.0, *new], segments=segments)
             latency, total = found[0] + self.fixed_s, found[1:] + self.fixed_s
             better = total < best.sum(axis=1)

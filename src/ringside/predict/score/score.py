@@ -27,6 +27,7 @@ Floats = NDArray[np.float64]
 LARGE_BYTES = 1 << 20
 FULL_SWEEP = (18, 1 << 15)  # rows, and how many times the smallest size the largest is, of a sweep from end to end
 LEAST_HELD = 4  # rows for a hold-out
+BASELINES = ("hockney", "interpolation", "nccl_constants")
 
 
 @dataclass(frozen=True)
@@ -172,24 +173,16 @@ def _scored(
     sizes, times = _sizes(held), measured(held)
     prediction = calibration.predict(sizes)
     errors = errors_of(sizes, prediction.times_s, times)
-    return Score(
-        table, mode, found.words, len(rows), tuple(held), prediction, errors, _baselines(table, rows, held, known)
-    )
-
-
-def _baselines(
-    table: Table, rows: Sequence[TableRow], held: Sequence[TableRow], known: Knowledge
-) -> dict[str, Errors | None]:
-    sizes, times = _sizes(held), measured(held)
-    found: dict[str, Errors | None] = {"hockney": None, "interpolation": None, "nccl_constants": None}
+    # What it must be better than: two need rows to fit, one a topology of GPUs.
+    beside: dict[str, Errors | None] = dict.fromkeys(BASELINES)
     if len(rows) >= 2:
         fitted = _sizes(rows), measured(rows)
-        found["hockney"] = errors_of(sizes, baselines.hockney(*fitted, sizes), times)
-        found["interpolation"] = errors_of(sizes, baselines.interpolate(*fitted, sizes), times)
+        beside["hockney"] = errors_of(sizes, baselines.hockney(*fitted, sizes), times)
+        beside["interpolation"] = errors_of(sizes, baselines.interpolate(*fitted, sizes), times)
     topology = known.topology(table) if table.collective == ALL_REDUCE and not is_mpi(table) else None
     if topology is not None and topology.ranks > 1:
-        found["nccl_constants"] = errors_of(sizes, baselines.nccl_constants(topology, sizes), times)
-    return found
+        beside["nccl_constants"] = errors_of(sizes, baselines.nccl_constants(topology, sizes), times)
+    return Score(table, mode, found.words, len(rows), tuple(held), prediction, errors, beside)
 
 
 def _sizes(rows: Sequence[TableRow]) -> Floats:
@@ -264,9 +257,11 @@ class Summary:
 
 def summary(scores: Sequence[Score]) -> Summary:
     """Return what scores come to together; figures are None where there is nothing to pool."""
-    done = [(one, one.errors, one.prediction) for one in scores if one.errors is not None]
-    hits = [prediction.covers(measured(one.scored)) for one, _, prediction in done if prediction is not None]
-    names = ("hockney", "interpolation", "nccl_constants")
+    done = [(score, score.errors, score.prediction) for score in scores if score.errors is not None]
+    hits = [prediction.covers(measured(score.scored)) for score, _, prediction in done if prediction is not None]
+    others = {
+        name: [errors.mape for score, _, _ in done if (errors := score.baselines.get(name))] for name in BASELINES
+    }
     return Summary(
         len(done),
         _median([errors.mape for _, errors, _ in done if errors]),
@@ -274,12 +269,8 @@ def summary(scores: Sequence[Score]) -> Summary:
         _median([errors.bias for _, errors, _ in done if errors]),
         float(np.mean(np.concatenate(hits))) if hits else None,
         sum(len(hit) for hit in hits),
-        {name: _median([_mape(one.baselines.get(name)) for one, _, _ in done]) for name in names},
+        {name: _median(mapes) for name, mapes in others.items()},
     )
-
-
-def _mape(errors: Errors | None) -> float | None:
-    return errors.mape if errors is not None else None
 
 
 def _median(values: Sequence[float | None]) -> float | None:

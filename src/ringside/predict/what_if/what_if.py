@@ -31,7 +31,8 @@ DAY_S = 86_400.0
 CERTAIN = 1.96  # standard errors of a mean, for 95 %
 TILT = CERTAIN / math.sqrt(2.0)  # two figures that go apart have the square root of two of one's spread
 NOTHING = Band(0.0, 0.0, 0.0)
-Ways = tuple[Option | None, Option | None]
+Options = tuple[Option | None, Option | None]
+"""How buckets are reduced before and after; None: there is one rank."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,37 +93,35 @@ def what_if(step: PredictedStep, change: StepChange) -> Answer:
         UsageError: The change cannot be: no such rank, link, rail, algorithm; the line says which.
     """
     after = changed(step, change)
-    first, second, grows = _left(step, after, change)
+    first, second, grows = _remaining(step, after, change)
     longer = work_delta(step, after)
     delta = Band(*(a + b for a, b in zip(longer.ends, grows.ends, strict=True)))
     why = () if change.of_work and step.recorded else tuple(dict.fromkeys(filter(None, (first.why, second.why))))
     return Answer(step, after, delta, longer, (first, second), why)
 
 
-def _left(before: PredictedStep, after: PredictedStep, change: StepChange) -> tuple[Exposed, Exposed, Band]:
+def _remaining(before: PredictedStep, after: PredictedStep, change: StepChange) -> tuple[Exposed, Exposed, Band]:
     """Return what is left of the synchronisation, and by how much that grows.
 
     Of a recorded run it is what was seen and what the prices grow by, which its measurements moved; never less than 0.
     """
-    seen = _seen(before)
-    if seen is not None and change.of_work:
-        return Exposed(None, seen, ""), Exposed(None, seen, ""), NOTHING
-    ways = _ways(before, after)
-    first, second = (_exposed(one, way) for one, way in zip((before, after), ways, strict=True))
+    seen = None
+    if before.exposed_s is not None:
+        mean = _mean(before.exposed_s)
+        seen = Band(mean.value, max(mean.low, 0.0), mean.high)
+        if change.of_work:
+            return Exposed(None, seen, ""), Exposed(None, seen, ""), NOTHING
+    # What was measured before moves how buckets are priced on both sides.
+    old, new = (chosen(step.topology, step.algorithm, step.bucket_bytes) for step in (before, after))
+    run = None if old is None else with_measured(old, before.measured)
+    options = old and moved(old, run), new and moved(new, run)
+    first, second = (_exposed(step, option) for step, option in zip((before, after), options, strict=True))
     if seen is None:
         return first, second, _ordered(*(b - a for a, b in zip(first.seconds.ends, second.seconds.ends, strict=True)))
-    grows = _growth(before, after, ways, seen)
+    grows = _growth(before, after, options, seen)
     then = Band(*(max(a + b, 0.0) for a, b in zip(seen.ends, grows.ends, strict=True)))
     why = second.why or "the run measured only what it had; the change is priced on its topology"
     return Exposed(first.bucket, seen, ""), Exposed(second.bucket, then, why), grows
-
-
-def _seen(step: PredictedStep) -> Band | None:
-    """Return what a run was seen to have left of its synchronisation, mean over steps; None: it was not recorded."""
-    if step.exposed_s is None:
-        return None
-    found = _mean(step.exposed_s)
-    return Band(found.value, max(found.low, 0.0), found.high)
 
 
 def _ordered(value: float, *others: float) -> Band:
@@ -130,36 +129,26 @@ def _ordered(value: float, *others: float) -> Band:
     return Band(value, min(value, *others), max(value, *others))
 
 
-def _growth(before: PredictedStep, after: PredictedStep, ways: Ways, seen: Band) -> Band:
+def _growth(before: PredictedStep, after: PredictedStep, options: Options, seen: Band) -> Band:
     """Return by how much a recorded run would have more left of its synchronisation.
 
     The same messages over other links are wrong together on both sides; what a change does to them then hangs on how
     much of their time is latency and how much is wire, and on how steady the run was. Other messages are as sure as
     their own price is.
     """
-    alike = [(one.buckets, one.algorithm, one.topology.ranks) for one in (before, after)]
+    alike = [(step.buckets, step.algorithm, step.topology.ranks) for step in (before, after)]
     if alike[0] == alike[1]:
-        tilts = [_more(before, after, ways, share) for share in (0.0, -TILT, TILT)]
+        tilts = []  # growth if latency is more of a message's time by so many standard deviations, seconds
+        for share in (0.0, -TILT, TILT):
+            pair = [option and tilted(option, share) for option in options]
+            less, more = (_exposed(step, way).seconds.value for step, way in zip((before, after), pair, strict=True))
+            tilts.append(more - less)
         ends = [more * end / seen.value for more in tilts for end in seen.ends] if seen.value > 0 else tilts
         found = _ordered(tilts[0], *ends)
     else:
-        first, second = (_exposed(one, way).seconds for one, way in zip((before, after), ways, strict=True))
+        first, second = (_exposed(step, way).seconds for step, way in zip((before, after), options, strict=True))
         found = Band(*(end - first.value for end in second.ends))
     return Band(*(max(end, -seen.value) for end in found.ends))
-
-
-def _more(before: PredictedStep, after: PredictedStep, ways: Ways, share: float) -> float:
-    """Return how much more is left if latency is more of a message's time by so many standard deviations, seconds."""
-    tilts = [way and tilted(way, share) for way in ways]
-    first, second = (_exposed(one, way).seconds.value for one, way in zip((before, after), tilts, strict=True))
-    return second - first
-
-
-def _ways(before: PredictedStep, after: PredictedStep) -> Ways:
-    """Return how buckets are reduced before and after; what was measured before moves both."""
-    first, second = (chosen(one.topology, one.algorithm, one.bucket_bytes) for one in (before, after))
-    seen = None if first is None else with_measured(first, before.measured)
-    return first and moved(first, seen), second and moved(second, seen)
 
 
 def _exposed(step: PredictedStep, option: Option | None) -> Exposed:
