@@ -115,11 +115,20 @@ def end(processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 def what_happened(processes: list[subprocess.Popen[bytes]], reports: Reports, log: str) -> str:
-    """Say in one line which rank failed, how, and during what."""
-    killed = _killed(processes, log)
+    """Return in one line which rank failed, how, and during what."""
+    # A rank that a signal ended before its time: mpirun writes which it was; without it, our children tell.
+    killed = None
+    by_mpirun = re.search(r"rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)", log)
+    if by_mpirun is not None:
+        killed = int(by_mpirun[1]), int(by_mpirun[2])
+    elif len(processes) > 1:
+        codes = [process.returncode for process in processes]
+        killed = next(((rank, -code) for rank, code in enumerate(codes) if code is not None and code < 0), None)
     if killed is not None:
         rank, number = killed
-        return f"rank {rank} died ({_signal_name(number)}) {_during(reports[rank])}; the other ranks were ended"
+        known = {signum.value for signum in signal.Signals}
+        name = signal.Signals(number).name if number in known else f"signal {number}"
+        return f"rank {rank} died ({name}) {_during(reports[rank])}; the other ranks were ended"
     failures = [(rank, m) for rank, report in enumerate(reports) for m in report if isinstance(m, Failed)]
     # A rank that misses another tells of a consequence; prefer the cause.
     for rank, failure in sorted(failures, key=lambda item: bool(item[1].lost)):
@@ -129,26 +138,8 @@ def what_happened(processes: list[subprocess.Popen[bytes]], reports: Reports, lo
     return f"rank {silent[0]} ended {_during(reports[silent[0]])}; its last words: {words[-1] if words else 'none'}"
 
 
-def _killed(processes: list[subprocess.Popen[bytes]], log: str) -> tuple[int, int] | None:
-    """Return (rank, signal) of a rank that a signal ended before its time."""
-    told = re.search(r"rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)", log)  # mpirun's words
-    if told is not None:
-        return int(told[1]), int(told[2])
-    for rank, process in enumerate(processes):
-        if len(processes) > 1 and process.returncode is not None and process.returncode < 0:
-            return rank, -process.returncode
-    return None
-
-
 def _during(report: list[Message]) -> str:
     begun = [message.what for message in report if isinstance(message, Begin)]
     if begun:
         return f"while measuring {begun[-1]}"
     return "while joining the others" if any(isinstance(m, WorkerHello) for m in report) else "before it started"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
