@@ -39,8 +39,15 @@ def main() -> int:
     results = [_start(int(ranks), args.blocks, args.steps) for ranks in args.ranks.split(",")]
     if args.json:
         print(json.dumps(results, indent=2))
-    else:
-        print("\n".join(_line(result) for result in results))
+        return 0
+    for result in results:
+        ms = {side: seconds * 1e3 for side, seconds in result["step_seconds"].items()}
+        same = "bit-equal parameters" if result["same_parameters"] else "parameters differ in rounding"
+        print(
+            f"DDP step, {result['ranks']} ranks: {result['step_ratio']:.2f}x Gloo ({ms['gloo']:.1f} ms with Gloo, "
+            f"{ms['ringside']:.1f} ms with Ringside, {result['step_seconds_no_sync'] * 1e3:.1f} ms for "
+            f"forward and backward alone); {same}"
+        )
     return 0
 
 
@@ -60,7 +67,15 @@ def train(blocks: int, steps: int) -> None:
             for side in SIDES if block % 2 else reversed(SIDES):
                 times[side].append(slowest_step_s(sides[side][0], steps))
             times["compute"].append(slowest_step_s(lambda: sides["gloo"][0](False), steps))
-        result = _result(times, [model for _, model in sides.values()])
+        pairs = zip(*(model.parameters() for _, model in sides.values()), strict=True)
+        medians = {key: median(values) for key, values in times.items()}
+        result = {
+            "ranks": dist.get_world_size(),
+            "step_seconds": {side: medians[side] for side in SIDES},
+            "step_seconds_no_sync": medians["compute"],
+            "step_ratio": median(g / r for g, r in zip(times["gloo"], times["ringside"], strict=True)),
+            "same_parameters": all(torch.equal(a, b) for a, b in pairs),
+        }
         if dist.get_rank() == 0:
             print(json.dumps(result), flush=True)
         dist.barrier()
@@ -94,22 +109,8 @@ def _step_of(side: str) -> tuple[Callable[..., None], Any]:
     return step, model
 
 
-def _result(times: dict[str, list[float]], models: list[Any]) -> dict[str, Any]:
-    import torch
-    import torch.distributed as dist
-
-    pairs = zip(*(model.parameters() for model in models), strict=True)
-    medians = {key: median(values) for key, values in times.items()}
-    return {
-        "ranks": dist.get_world_size(),
-        "step_seconds": {side: medians[side] for side in SIDES},
-        "step_seconds_no_sync": medians["compute"],
-        "step_ratio": median(g / r for g, r in zip(times["gloo"], times["ringside"], strict=True)),
-        "same_parameters": all(torch.equal(a, b) for a, b in pairs),
-    }
-
-
 def _start(ranks: int, blocks: int, steps: int) -> dict[str, Any]:
+    """Run the ranks to their end and return what rank 0 printed."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -129,16 +130,6 @@ def _start(ranks: int, blocks: int, steps: int) -> dict[str, Any]:
         raise SystemExit(f"rank {failed[0]} failed")
     result: dict[str, Any] = json.loads(outputs[0].strip().split("\n")[-1])
     return result
-
-
-def _line(result: dict[str, Any]) -> str:
-    ms = {side: seconds * 1e3 for side, seconds in result["step_seconds"].items()}
-    same = "bit-equal parameters" if result["same_parameters"] else "parameters differ in rounding"
-    return (
-        f"DDP step, {result['ranks']} ranks: {result['step_ratio']:.2f}x Gloo ({ms['gloo']:.1f} ms with Gloo, "
-        f"{ms['ringside']:.1f} ms with Ringside, {result['step_seconds_no_sync'] * 1e3:.1f} ms for "
-        f"forward and backward alone); {same}"
-    )
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from bench.common import make_parser, module_command, slowest_step_s
 MODULE = "bench.allreduce.process_group"
 SIDES = ("gloo", "ringside", "fake")
 COLUMNS = f"{'ms a step':22} {'gloo':>9} {'ringside':>9} {'torch':>9}   {'ratio':24} {'bound':>7} {'net':>7}   floor"
-NOT_FAKE = ("ddp",)  # its C++ wants the tensors of a future, and those of "fake" hold none
+UNFIT = {("ddp", "fake")}  # DDP's C++ wants the tensors of a future, and those of "fake" hold none
 LAYERS, WIDTH, BATCH = 6, 2048, 16
 SMALL = ("all_reduce 4 KB", "all_reduce 64 KB", "functional 4 KB", "functional 64 KB")
 FLOORS = {"fsdp2": 1.3, "fsdp2 shared": 1.3, "fsdp2 shared, gathers": 1.3, **dict.fromkeys(SMALL, 10.0)}
@@ -116,9 +116,10 @@ def _rank(blocks: int, only: tuple[str, ...], width: int) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("ringside")
-    groups = {"ringside": dist.group.WORLD, **{side: dist.new_group(backend=side) for side in ("gloo", "fake")}}
+    gloo, fake = (dist.new_group(backend=side) for side in ("gloo", "fake"))
+    groups = {"gloo": gloo, "ringside": dist.group.WORLD, "fake": fake}
     results = [
-        {"job": name, **_compared(make, _fit_for(name, groups), blocks, times)}
+        {"job": name, **_compare(make, {s: g for s, g in groups.items() if (name, s) not in UNFIT}, blocks, times)}
         for name, (make, times) in _jobs(width).items()
         if name.startswith(only)
     ]
@@ -128,11 +129,7 @@ def _rank(blocks: int, only: tuple[str, ...], width: int) -> None:
     dist.destroy_process_group()
 
 
-def _fit_for(job: str, groups: dict[str, Any]) -> dict[str, Any]:
-    return {side: groups[side] for side in SIDES if side != "fake" or job not in NOT_FAKE}
-
-
-def _compared(make: Callable[[Any], Step], groups: dict[str, Any], blocks: int, times: int) -> dict[str, Any]:
+def _compare(make: Callable[[Any], Step], groups: dict[str, Any], blocks: int, times: int) -> dict[str, Any]:
     """Run blocks of a job on the groups in turn."""
     steps = {side: make(group) for side, group in groups.items()}
     for side in steps:  # the first steps make buffers, and share them
@@ -148,6 +145,8 @@ def _compared(make: Callable[[Any], Step], groups: dict[str, Any], blocks: int, 
 
 def _jobs(width: int) -> dict[str, tuple[Callable[[Any], Step], int]]:
     """Return by name what makes a job's step for a group, and how many steps a block has."""
+    from torch.nn.parallel import DistributedDataParallel
+
     return {
         "all_reduce 4 KB": (lambda group: _all_reduce(group, 4 << 10), 200),
         "all_reduce 64 KB": (lambda group: _all_reduce(group, 64 << 10), 200),
@@ -155,7 +154,7 @@ def _jobs(width: int) -> dict[str, tuple[Callable[[Any], Step], int]]:
         "functional 4 KB": (lambda group: _functional(group, 4 << 10), 200),
         "functional 64 KB": (lambda group: _functional(group, 64 << 10), 200),
         "tensor-parallel layer": (_tensor_parallel, 30),
-        "ddp": (lambda group: _ddp(group, width), 2),
+        "ddp": (lambda group: _training(DistributedDataParallel(_mlp(width), process_group=group), width), 2),
         "fsdp2": (lambda group: _training(_sharded(group, width), width), 2),
         "fsdp2 shared": (lambda group: _fsdp2_shared(group, width, False), 2),
         "fsdp2 shared, gathers": (lambda group: _fsdp2_shared(group, width, True), 2),
@@ -217,12 +216,6 @@ def _training(model: Any, width: int) -> Step:
         optimizer.step()
 
     return step
-
-
-def _ddp(group: Any, width: int) -> Step:
-    from torch.nn.parallel import DistributedDataParallel
-
-    return _training(DistributedDataParallel(_mlp(width), process_group=group), width)
 
 
 def _fsdp2_shared(group: Any, width: int, gathers: bool) -> Step:

@@ -27,19 +27,6 @@ TARGET_SECONDS, TARGET_BYTES = 30.0, 1.5e9
 
 def main() -> int:
     """Write a trace, read it in a process of its own, print figures beside their targets."""
-    options = _options()
-    if options.read:
-        return _read(options.read)
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        path = Path(folder) / f"rank0.pt.trace.json{'.gz' if options.gzip else ''}"
-        events = _base(options)
-        count = write(path, events, options.gigabytes * 1e9)
-        print(f"{count} events, {options.gigabytes:g} GB, {path.stat().st_size / 1e9:.3f} GB on disk", flush=True)
-        done = subprocess.run(module_command("bench.doctor.traces", "--read", str(path)), check=False)
-        return done.returncode
-
-
-def _options() -> argparse.Namespace:
     parser = make_parser("bench.doctor.traces", __doc__)
     parser.add_argument("--gigabytes", type=float, default=1.0, help="size of the trace, uncompressed")
     parser.add_argument("--gzip", action="store_true", help="compress it")
@@ -47,10 +34,25 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--of", help="a trace to repeat")
     parser.add_argument("--folder", help="where to write it")
     parser.add_argument("--read", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.read:  # the process of its own
+        return _read(options.read)
+    if options.of:
+        opener = gzip.open if options.of.endswith(".gz") else open
+        with opener(options.of, "rb") as stream:
+            events = [event for event in json.load(stream)["traceEvents"] if "ts" in event]
+    else:
+        events = made_up_step(device=options.device)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        path = Path(folder) / f"rank0.pt.trace.json{'.gz' if options.gzip else ''}"
+        count = write(path, events, options.gigabytes * 1e9)
+        print(f"{count} events, {options.gigabytes:g} GB, {path.stat().st_size / 1e9:.3f} GB on disk", flush=True)
+        done = subprocess.run(module_command("bench.doctor.traces", "--read", str(path)), check=False)
+        return done.returncode
 
 
 def _read(path: str) -> int:
+    """Read a trace, print figures beside their targets; return 1 where one is missed."""
     from ringside.doctor import as_json, examine
     from ringside.doctor.files.progress import OnStream
 
@@ -61,15 +63,6 @@ def _read(path: str) -> int:
     print(found["files"][0]["text"])
     print(f"{seconds:.1f} s (target {TARGET_SECONDS:.0f} s), {peak / 1e6:.0f} MB (target {TARGET_BYTES / 1e6:.0f} MB)")
     return 0 if seconds <= TARGET_SECONDS and peak <= TARGET_BYTES else 1
-
-
-def _base(options: argparse.Namespace) -> list[dict[str, Any]]:
-    if not options.of:
-        return made_up_step(device=options.device)
-    opener = gzip.open if options.of.endswith(".gz") else open
-    with opener(options.of, "rb") as stream:
-        content = json.load(stream)
-    return [event for event in content["traceEvents"] if "ts" in event]
 
 
 def made_up_step(*, device: bool) -> list[dict[str, Any]]:
@@ -117,8 +110,14 @@ def write(path: Path, events: list[dict[str, Any]], nbytes: float) -> int:
     head = '{\n  "schemaVersion": 1,\n  "distributedInfo": {"backend": "gloo", "rank": 0, "world_size": 2},\n'
     first = min(event["ts"] for event in events)
     length = max(event["ts"] + event.get("dur", 0) for event in events) - first
-    # laid out as torch.profiler does: an event over five lines
-    parts = [_lines(event) for event in events]
+    # Laid out as torch.profiler does: an event over five lines. Its `ts` is left open, as a format.
+    parts = []
+    for event in events:
+        start = {key: event[key] for key in ("ph", "cat", "name") if key in event}
+        rest = {key: value for key, value in event.items() if key not in (*start, "ts", "args")}
+        opening, closing = (json.dumps(keys)[1:-1].replace("%", "%%") for keys in (start, rest))
+        args = json.dumps(event.get("args", {})).replace("%", "%%")
+        parts.append("  {\n    " + opening + ', "ts": %.3f,\n    ' + closing + ',\n    "args": ' + args + "\n  }")
     written = count = turn = 0
     with gzip.open(path, "wb", compresslevel=1) if path.suffix == ".gz" else path.open("wb") as stream:
         stream.write((head + '  "traceEvents": [\n').encode())
@@ -133,17 +132,6 @@ def write(path: Path, events: list[dict[str, Any]], nbytes: float) -> int:
             written, count, turn = written + len(text), count + len(events), turn + 1
         stream.write(b'\n  ],\n  "traceName": "x"\n}\n')
     return count
-
-
-def _lines(event: dict[str, Any]) -> str:
-    """An event as a format with its `ts` left open."""
-    rest = json.dumps({key: value for key, value in event.items() if key not in ("ph", "cat", "name", "ts", "args")})
-    args = json.dumps(event.get("args", {})).replace("%", "%%")
-    start = {key: event[key] for key in ("ph", "cat", "name") if key in event}
-    text = json.dumps(start)[1:-1].replace("%", "%%")
-    return (
-        "  {\n    " + text + ', "ts": %.3f,\n    ' + rest[1:-1].replace("%", "%%") + ',\n    "args": ' + args + "\n  }"
-    )
 
 
 if __name__ == "__main__":

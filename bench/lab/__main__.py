@@ -66,12 +66,16 @@ def main() -> int:
     sections: list[Section] = []
     failed = False
     for name in names:
+        measure, turns = SECTIONS[name]
+        report_progress(f"{name}: at work")
+        since = time.monotonic()
         try:
-            section = _measured(name, args.repeat)
+            section = measure(args.repeat or turns)
         except RingsideError as error:
             report_progress(f"lab: {name}: {error}")
             failed = True
             continue
+        report_progress(f"{name}: {time.monotonic() - since:.0f} s")
         sections.append(section)
         if args.write:
             args.write.write_text(filled(args.write.read_text(), [section]))
@@ -84,15 +88,6 @@ def main() -> int:
     if failed:
         return 2
     return 0 if all(floor.met for section in sections for floor in section.floors) else 1
-
-
-def _measured(name: str, repeat: int) -> Section:
-    measure, usual = SECTIONS[name]
-    report_progress(f"{name}: at work")
-    since = time.monotonic()
-    section = measure(repeat or usual)
-    report_progress(f"{name}: {time.monotonic() - since:.0f} s")
-    return section
 
 
 if __name__ == "__main__":

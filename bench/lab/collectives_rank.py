@@ -21,45 +21,41 @@ def call_of(name: str, comm: Any, group: Any, array: np.ndarray[Any, Any]) -> Ca
         group: The process group.
         array: float32 [all ranks' elements]: a reduce-scatter's input, an all-gather's result, what is broadcast.
     """
-    what, way = name.split(":")
+    import torch
+    import torch.distributed as dist
+
+    from ringside.engine.net import hierarchical_collectives
+
+    collective, side = name.split(":")
     part = np.zeros(len(array) // comm.size, dtype=np.float32)
-    if way == "gloo":
-        return _gloo(what, group, array, part)
-    calls = {
+    if side == "gloo":
+        whole, own = torch.from_numpy(array), torch.from_numpy(part)
+        stock = {
+            "reduce_scatter": lambda: dist.reduce_scatter_tensor(own, whole, group=group),
+            "all_gather": lambda: dist.all_gather_into_tensor(whole, own, group=group),
+            "broadcast": lambda: dist.broadcast(whole, 0, group=group),
+            "reduce": lambda: dist.reduce(whole, 0, group=group),
+            "barrier": lambda: dist.barrier(group),
+        }
+        return stock[collective]
+    ours = {
         "reduce_scatter": lambda: comm.reduce_scatter(array, out=part),
         "all_gather": lambda: comm.all_gather(part, out=array),
         "broadcast": lambda: comm.broadcast(array),
         "reduce": lambda: comm.reduce(array),
         "barrier": comm.barrier,
     }
-    return calls[what] if way == "ours" else _over_ranks(calls[what])
+    call = ours[collective]
+    if side == "ours":
+        return call
 
-
-def _gloo(what: str, group: Any, array: np.ndarray[Any, Any], part: np.ndarray[Any, Any]) -> Call:
-    import torch
-    import torch.distributed as dist
-
-    whole, own = torch.from_numpy(array), torch.from_numpy(part)
-    calls = {
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(own, whole, group=group),
-        "all_gather": lambda: dist.all_gather_into_tensor(whole, own, group=group),
-        "broadcast": lambda: dist.broadcast(whole, 0, group=group),
-        "reduce": lambda: dist.reduce(whole, 0, group=group),
-        "barrier": lambda: dist.barrier(group),
-    }
-    return calls[what]
-
-
-def _over_ranks(call: Call) -> Call:
-    """Let ours take every rank for a host of its own meanwhile."""
-    from ringside.engine.net import hierarchical_collectives as moves_hosts
-
-    def without() -> None:
-        kept = dict(moves_hosts.BY_KIND)
-        moves_hosts.BY_KIND.clear()
+    def over_ranks() -> None:
+        """Every rank counts as a host of its own: nothing is registered that goes through shared memory."""
+        kept = dict(hierarchical_collectives.BY_KIND)
+        hierarchical_collectives.BY_KIND.clear()
         try:
             call()
         finally:
-            moves_hosts.BY_KIND.update(kept)
+            hierarchical_collectives.BY_KIND.update(kept)
 
-    return without
+    return over_ranks

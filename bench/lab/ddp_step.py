@@ -36,7 +36,6 @@ COMPUTE = "compute"
 ALGORITHM = "hosts/ring"
 _STEPS, _TRIAL_BATCH, _MOST_BATCH = 3, 64, 4096
 _MOST_TO_SETTLE = 60
-Idle = tuple[int, int]
 
 
 def ddp(repeat: int, compute: str = "wait", rate: str = RATE, name: str = "ddp") -> Section:
@@ -74,16 +73,18 @@ def section_of(reports: Sequence[dict[str, Any]], full: float, compute: str, rat
     step = {name: [max(times) for times in zip(*(r["blocks"][name] for r in reports), strict=True)] for name in law}
     compute_s = median(max(times) for times in zip(*(r["blocks"][COMPUTE] for r in reports), strict=True))
     section = Section(name, "", _COLUMNS)
-    through = {who: last_bucket_s(_shares(reports[0]["buckets"], law[who]), compute_s, full) for who in law}
+    buckets = reports[0]["buckets"]
+    shares = {name: [law[name] * bucket / sum(buckets) for bucket in buckets] for name in law}
+    through = {name: last_bucket_s(shares[name], compute_s, full) for name in law}
     for name in law:
         records = [r["records"][name] for r in reports if name in r["records"]]
-        told = {key: median(r[key] for r in records) for key in ("exposed", "sync") if records}
+        recorded = {key: median(r[key] for r in records) for key in ("exposed", "sync") if records}
         saved = median(s - t for s, t in zip(step[STOCK], step[name], strict=True))
         by_bytes, overlapped = (law[STOCK] - law[name]) / full, through[STOCK] - through[name]
         row: Row = {"by": name, "step_ms": 1e3 * median(step[name]), "link_bytes": law[name] / 1e6}
         row["cpu_ms"] = 1e3 * median(sum(times) for times in zip(*(r["cpu"][name] for r in reports), strict=True))
         row["idle"] = 100 * median(reports[0]["idle"][name])
-        row |= {f"{key}_ms": 1e3 * value for key, value in told.items()}
+        row |= {f"{key}_ms": 1e3 * value for key, value in recorded.items()}
         if name in (OURS, CHOSEN, HALF):
             speed = median(s / t for s, t in zip(step[STOCK], step[name], strict=True))
             row |= {"saved_ms": 1e3 * saved, "bytes_ms": 1e3 * by_bytes, "law_ms": 1e3 * overlapped}
@@ -133,10 +134,6 @@ _COLUMNS = [
 ]
 
 
-def _shares(buckets: Sequence[int], link_bytes: float) -> list[float]:
-    return [link_bytes * size / sum(buckets) for size in buckets]
-
-
 def _busiest(algorithm: str, size_bytes: int, ranks_per_host: Sequence[int]) -> float:
     return max(max(pair) for pair in host_bytes(algorithm, size_bytes, ranks_per_host))
 
@@ -150,18 +147,23 @@ def main(plan: dict[str, Any]) -> None:
     """Train, as one rank, and print the report."""
     import torch
     import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    models = {name: _model() for name in (STOCK, WATCHED, OURS, CHOSEN, HALF)}
-    attachments = {name: _attached(model, name, plan["runs"]) for name, model in models.items() if name != STOCK}
+    models = {}
+    for name in (STOCK, WATCHED, OURS, CHOSEN, HALF):
+        torch.manual_seed(0)
+        layers = torch.nn.Sequential(*(_layer() for _ in range(LAYERS)))
+        models[name] = DistributedDataParallel(layers, bucket_cap_mb=BUCKET_MB)
+    attachments = {name: _attach(model, name, plan["runs"]) for name, model in models.items() if name != STOCK}
     records = _Records(attachments[OURS].session)
     half_error = _gradient_error(models)
-    work = _balanced(models[STOCK], plan["compute"], plan["compute_s"])
+    work = _balance(models[STOCK], plan["compute"], plan["compute_s"])
     steps = {name: _step_of(model, work) for name, model in models.items()}
     for step in steps.values():
         slowest_step_s(step, 2)  # DDP rebuilds its buckets after the first step
-    _let_it_settle(models[CHOSEN])
+    _settle(models[CHOSEN])
     records.clear()
     blocks: dict[str, list[float]] = {name: [] for name in (*steps, COMPUTE)}
     cpu: dict[str, list[float]] = {name: [] for name in steps}
@@ -172,7 +174,8 @@ def main(plan: dict[str, Any]) -> None:
             records.now, before, idle_before = name, time.process_time(), ticks()
             blocks[name].append(slowest_step_s(steps[name], _STEPS))
             cpu[name].append((time.process_time() - before) / _STEPS)
-            idle[name].append(_idle_share(idle_before, ticks()))
+            spent = [now - then for now, then in zip(ticks(), idle_before, strict=True)]  # (idle, all)
+            idle[name].append(spent[0] / max(spent[1], 1))
             records.flush()
         blocks[COMPUTE].append(slowest_step_s(lambda: steps[STOCK](False), _STEPS))
         if dist.get_rank() == 0:
@@ -185,14 +188,6 @@ def main(plan: dict[str, Any]) -> None:
         attachment.detach()
     dist.destroy_process_group()
     print(json.dumps({**report, "half_error": half_error}), flush=True)
-
-
-def _model() -> Any:
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    torch.manual_seed(0)
-    return DistributedDataParallel(torch.nn.Sequential(*(_layer() for _ in range(LAYERS))), bucket_cap_mb=BUCKET_MB)
 
 
 def _layer() -> Any:
@@ -223,18 +218,18 @@ def _layer() -> Any:
     return Layer()
 
 
-def _attached(model: Any, name: str, runs: str) -> Any:
+def _attach(model: Any, name: str, runs: str) -> Any:
     """Let a model's gradients travel by `name` and return the attachment."""
     import ringside
 
-    wanted = {"RINGSIDE_ALGORITHM": "" if name == CHOSEN else ALGORITHM}
-    wanted["RINGSIDE_WIRE_DTYPE"] = "bfloat16" if name == HALF else ""
-    os.environ.update(wanted)
+    requested = {"RINGSIDE_ALGORITHM": "" if name == CHOSEN else ALGORITHM}
+    requested["RINGSIDE_WIRE_DTYPE"] = "bfloat16" if name == HALF else ""
+    os.environ.update(requested)
     try:
         engine = "native" if name == WATCHED else "ringside"
         return ringside.attach(model, engine=engine, run_dir=Path(runs) / "run")
     finally:
-        for key in wanted:
+        for key in requested:
             del os.environ[key]
 
 
@@ -249,7 +244,7 @@ class _Records:
         self.now = ""
         self._found: dict[str, list[tuple[float, float]]] = {}
         self._session = session
-        session.on_record(self._take)
+        session.on_record(self._record)
 
     def flush(self) -> None:
         """Take in the last step, which is complete."""
@@ -263,11 +258,11 @@ class _Records:
     def medians(self) -> dict[str, dict[str, float]]:
         """Return exposed and total synchronisation of a step by model, seconds."""
         return {
-            name: {key: median(row[at] for row in rows) for at, key in enumerate(("exposed", "sync"))}
+            name: {"exposed": median(exposed for exposed, _ in rows), "sync": median(sync for _, sync in rows)}
             for name, rows in self._found.items()
         }
 
-    def _take(self, record: Any) -> None:
+    def _record(self, record: Any) -> None:
         self._found.setdefault(self.now, []).append((record.exposed_seconds, record.sync_seconds))
 
 
@@ -319,18 +314,18 @@ def _gradient_error(models: dict[str, Any]) -> float:
     return errors[HALF]
 
 
-def _balanced(model: Any, compute: str, wanted_s: float) -> Work:
+def _balance(model: Any, compute: str, target_s: float) -> Work:
     """Return the work with which forward and backward take so long, the same on all ranks."""
     if compute == "wait":
         idle = _step_of(model, Work(1, 0.0))
         alone_s = min(slowest_step_s(lambda: idle(False), 2) for _ in range(5))
-        return Work(1, max(wanted_s - alone_s, 0.0))
+        return Work(1, max(target_s - alone_s, 0.0))
     trial = _step_of(model, Work(_TRIAL_BATCH, 0.0))
     compute_s = min(slowest_step_s(lambda: trial(False), 2) for _ in range(5))
-    return Work(max(1, min(_MOST_BATCH, round(_TRIAL_BATCH * wanted_s / compute_s))), 0.0)
+    return Work(max(1, min(_MOST_BATCH, round(_TRIAL_BATCH * target_s / compute_s))), 0.0)
 
 
-def _let_it_settle(model: Any) -> None:
+def _settle(model: Any) -> None:
     """Take steps that compute nothing until all buckets' sizes are decided: what is measured is what comes after."""
     from ringside.pytorch.ddp.ddp_methods import own_hook
 
@@ -343,10 +338,6 @@ def _let_it_settle(model: Any) -> None:
         if all(comm.settled(size) for size in sizes):
             return
         step()
-
-
-def _idle_share(before: Idle, after: Idle) -> float:
-    return (after[0] - before[0]) / max(after[1] - before[1], 1)
 
 
 if __name__ == "__main__":

@@ -143,18 +143,14 @@ def chain(schedule: Schedule) -> int:
     Rounds have no barrier between them, so it may be shorter than the rounds: recursive doubling off a power of two
     takes in what the ranks too many send while others exchange already.
     """
-    return max((hops for vertex in _depths(schedule) for hops in vertex), default=0)
-
-
-def _depths(schedule: Schedule) -> list[list[int]]:
-    """Return for every vertex and chunk how many messages its content waited for one after the other."""
+    # By vertex and chunk, how many messages its content waited for one after the other.
     depth = np.zeros((schedule.vertices, schedule.chunks), dtype=np.int64)
     for k in range(schedule.rounds):
         step = schedule.round(k)
         before, copies = depth[step.src, step.chunk], ~step.reduce
         depth[step.dst[copies], step.chunk[copies]] = 0
         np.maximum.at(depth, (step.dst, step.chunk), before + 1)
-    return [[int(hops) for hops in row] for row in depth]
+    return int(depth.max(initial=0))
 
 
 @lru_cache(maxsize=256)
@@ -210,9 +206,9 @@ def leaves(n: int) -> list[int]:
     return [rank for rank in range(n) if sent[rank] == 1 and rank > 0]
 
 
-def overlap(one: Iterable[Interval], other: Iterable[Interval]) -> float:
+def overlap(first: Iterable[Interval], second: Iterable[Interval]) -> float:
     """Return for how long an interval of both kinds is open at once, seconds."""
-    a, b = merged(one), merged(other)
+    a, b = merged(first), merged(second)
     return sum(max(min(x[1], y[1]) - max(x[0], y[0]), 0.0) for x in a for y in b)
 
 

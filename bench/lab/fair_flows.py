@@ -30,9 +30,9 @@ class Flows:
             link: [((-1, at), seconds)] for at, (link, seconds) in enumerate(zip(links, per_byte.tolist(), strict=True))
         }
         for kind, (whose, seconds) in enumerate(wires.shares(src, dst)):
-            for link, one, each in zip(links, whose.tolist(), seconds.tolist(), strict=True):
-                if one >= 0:
-                    self._through[link].append(((kind, one), each))
+            for link, number, each in zip(links, whose.tolist(), seconds.tolist(), strict=True):
+                if number >= 0:
+                    self._through[link].append(((kind, number), each))
         self._stale = False
 
     def start(self, link: Link, size_bytes: float) -> None:
@@ -53,7 +53,7 @@ class Flows:
     def next_end(self, now: float) -> tuple[float, Link | None]:
         """Return when the next message has left, and over which link."""
         if self._stale:
-            self._share()
+            self._set_rates()
         best, which = inf, None
         for link, left in self.left.items():
             ends = now + max(left, 0.0) / self.rate[link]
@@ -61,7 +61,7 @@ class Flows:
                 best, which = ends, link
         return best, which
 
-    def _share(self) -> None:
+    def _set_rates(self) -> None:
         """Fill all links at the same pace until something is full; its links keep their rate, and so on."""
         self._stale = False
         self.rate = dict.fromkeys(self.left, 0.0)

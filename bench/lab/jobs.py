@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -156,7 +156,14 @@ def take_turns(
         lab.run_switch(words, {"MASTER_ADDR": lab.address(0)}, stderr=subprocess.DEVNULL)
     measures = probes or any(DEFAULT in case.contenders for case in cases)
     env = {"RINGSIDE_SELECTION": "fresh" if measures else "off"}  # not what an earlier run has kept
-    return Turns(_joined(run_ranks(lab, "bench.lab.rank", plan, env)))
+    # The ranks' reports of the same turn together, by rank.
+    turns: dict[tuple[Key, int], Turn] = {}
+    for reports in run_ranks(lab, "bench.lab.rank", plan, env):
+        for report in reports:
+            key = (report["n"], report["size_bytes"], report["contender"])
+            turn = turns.setdefault((key, report["round"]), Turn(key, report["round"], report["iterations"]))
+            turn.reports.append(report)
+    return Turns(turns.values())
 
 
 def run_ranks(lab: Lab, module: str, plan: dict[str, Any], env: dict[str, str] | None = None) -> list[Any]:
@@ -182,14 +189,3 @@ def run_ranks(lab: Lab, module: str, plan: dict[str, Any], env: dict[str, str] |
 def _progress(place: RankPlacement, stream: str, line: str) -> None:
     if place.rank == 0 and stream == "stderr":
         report_progress(f"    {line}")
-
-
-def _joined(reports: list[list[dict[str, Any]]]) -> Iterator[Turn]:
-    """Put the ranks' reports of the same turn together, by rank."""
-    turns: dict[tuple[Key, int], Turn] = {}
-    for rank in reports:
-        for told in rank:
-            key = (told["n"], told["size_bytes"], told["contender"])
-            turn = turns.setdefault((key, told["round"]), Turn(key, told["round"], told["iterations"]))
-            turn.reports.append(told)
-    yield from turns.values()

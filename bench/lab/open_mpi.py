@@ -50,13 +50,14 @@ def all_reduce_seconds(lab: object, sizes: Sequence[int], rounds: int) -> tuple[
             stderr=subprocess.PIPE,
         )
         try:
-            told, said = child.communicate(timeout=_LIMIT_S)
+            out, err = child.communicate(timeout=_LIMIT_S)
         except subprocess.TimeoutExpired:
             child.terminate()
             return {}, f"Open MPI: not measured: it did not end within {_LIMIT_S:g} s"
     if child.returncode:
-        return {}, f"Open MPI: not measured: {_last_words(said)}"
-    found = json.loads(told.strip().rpartition("\n")[2])
+        lines = [line for line in err.splitlines() if line.strip() and not line.startswith("---")]
+        return {}, f"Open MPI: not measured: {lines[0] if lines else 'mpirun said nothing'}"
+    found = json.loads(out.strip().rpartition("\n")[2])
     return {int(size): seconds for size, seconds in found.items()}, ""
 
 
@@ -90,11 +91,6 @@ def _mpirun(lab: object, agent: Path, command: Sequence[str]) -> list[str]:
     return [*words, "-n", str(sum(lab.ranks_per_host)), *command]
 
 
-def _last_words(said: str) -> str:
-    lines = [line for line in said.splitlines() if line.strip() and not line.startswith("---")]
-    return lines[0] if lines else "mpirun said nothing"
-
-
 def main(sizes: Sequence[int], rounds: int) -> None:
     """Measure, as one rank."""
     import mpi4py
@@ -107,7 +103,7 @@ def main(sizes: Sequence[int], rounds: int) -> None:
     turns: dict[int, list[float]] = {size: [] for size in sizes}
     arrays = {size: np.zeros(size // 4, dtype=np.float32) for size in sizes}
 
-    def take(size: int, iterations: int) -> float:
+    def measure(size: int, iterations: int) -> float:
         """Return the time of a call on the slowest rank; a lab's hosts share a clock, so do these times."""
         world.Barrier()
         start = time.perf_counter()
@@ -116,11 +112,11 @@ def main(sizes: Sequence[int], rounds: int) -> None:
         end = time.perf_counter()
         return float(world.allreduce(end, MPI.MAX) - world.allreduce(start, MPI.MAX)) / iterations
 
-    fitting = {size: max(1, min(_MOST_ITERATIONS, round(_TURN_S / max(take(size, 1), 1e-6)))) for size in sizes}
+    fitting = {size: max(1, min(_MOST_ITERATIONS, round(_TURN_S / max(measure(size, 1), 1e-6)))) for size in sizes}
     for number in range(rounds):
         for size in sizes:
             if number < _LARGE_TURNS or size < _LARGE_BYTES:
-                turns[size].append(take(size, fitting[size]))
+                turns[size].append(measure(size, fitting[size]))
     if world.Get_rank() == 0:
         print(json.dumps({size: median(times) for size, times in turns.items()}), flush=True)
 

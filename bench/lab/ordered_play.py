@@ -127,7 +127,7 @@ class _Play:
         done = [0] * len(plan.dependents)
         self.vertices.append(_Vertex(takes, order is not None, done, rounds if apart else None))
 
-    def go(self) -> float:
+    def run(self) -> float:
         """Return when everybody has everything, in times of a segment on a link."""
         while True:
             for number in range(len(self.vertices)):
@@ -159,12 +159,12 @@ class _Play:
             vertex.at += 1
             self._post(number)
         for (src, _), flow in self.flows.items():
-            while src == number and flow.waiting and self._may_go(vertex, *flow.waiting[0]):
+            while src == number and flow.waiting:
+                after, segment, k = flow.waiting[0]
+                if k > vertex.round or (after >= 0 and vertex.done[after] <= segment):
+                    break
                 flow.waiting.popleft()
                 flow.sent += 1
-
-    def _may_go(self, vertex: _Vertex, after: int, segment: int, k: int) -> bool:
-        return k <= vertex.round and (after < 0 or vertex.done[after] > segment)
 
     def _post(self, number: int) -> None:
         vertex = self.vertices[number]
@@ -208,7 +208,7 @@ def shared_bytes(schedule: Schedule, size_bytes: int, size: MessageSize | None =
     """
     per_chunk, size = size_bytes / schedule.chunks, size or messages_of(schedule, size_bytes)
     segments = int(max(-(-per_chunk // size.segment_bytes), 1))
-    return _Play(schedule, segments, size).go() * per_chunk / segments
+    return _Play(schedule, segments, size).run() * per_chunk / segments
 
 
 def main(names: Sequence[str]) -> None:

@@ -66,7 +66,7 @@ def _turns(
     """Prepare all cases, then let everybody have turns, round after round."""
     import ringside
 
-    mine = [case for case in cases if rank < case["n"]]
+    own = [case for case in cases if rank < case["n"]]
     switch = bool(plan["switch_ports"])
     with contextlib.ExitStack() as stack:
         comms = {
@@ -74,19 +74,20 @@ def _turns(
             for n, group in groups.items()
             if rank < n
         }
-        ready = [turn for case in mine for turn in _prepared(case, comms[case["n"]], groups[case["n"]], plan)]
+        ready = [turn for case in own for turn in _prepare(case, comms[case["n"]], groups[case["n"]], plan)]
         report = []
         last = max((turn.rounds for turn in ready), default=0)
         for number in range(last):
             for turn in ready if number % 2 else reversed(ready):  # nobody is always the one after the same other
                 if number < turn.rounds:
-                    report.append({**turn.take(), "round": number})
+                    report.append({**turn.run(), "round": number})
             if rank == 0:
                 print(f"round {number + 1} of {last}", file=sys.stderr, flush=True)
         return report
 
 
-def _prepared(case: dict[str, Any], comm: Any, group: Any, plan: dict[str, Any]) -> Iterator[_Turn]:
+def _prepare(case: dict[str, Any], comm: Any, group: Any, plan: dict[str, Any]) -> Iterator[_Turn]:
+    """Yield the turns of a case's contenders, each checked and warm."""
     for name in case["contenders"]:
         array = np.zeros(case["size_bytes"] // 4, dtype=np.float32)
         if ":" in name:
@@ -96,24 +97,28 @@ def _prepared(case: dict[str, Any], comm: Any, group: Any, plan: dict[str, Any])
             yield _Turn(case, name, call, comm, group, plan)
             continue
         if name != IDLE:
+            # Numbers that differ by rank and place are reduced and compared; then zeros are left, whose sums stay zero.
             part = array[: _CHECKED_BYTES // 4]
+            call, place = _call(name, comm, group, part), np.arange(len(part)) % 251
             for _ in range(_WARM_UPS):
-                _check(_call(name, comm, group, part), part, comm, f"{name}, {case['n']} ranks, {part.nbytes} B")
+                part[:] = place + comm.rank
+                call()
+                wrong = int((part != place * comm.size + comm.size * (comm.size - 1) / 2).sum())
+                if wrong:
+                    raise SystemExit(f"{name}, {case['n']} ranks, {part.nbytes} B: {wrong} elements are wrong")
+                part[:] = 0
         call = _call(name, comm, group, array)
         if name == DEFAULT:
-            _let_it_settle(call, comm, array.nbytes)
+            # First the calls in which the promising choices take turns: what is measured is what comes after.
+            for _ in range(_MOST_TO_SETTLE):
+                if comm.settled(array.nbytes):
+                    break
+                call()
+            else:
+                raise SystemExit(f"no choice was made for {array.nbytes} bytes in {_MOST_TO_SETTLE} calls")
             if comm.rank == 0:
                 print(comm.explain(array.nbytes), file=sys.stderr, flush=True)
         yield _Turn(case, name, call, comm, group, plan)
-
-
-def _let_it_settle(call: Call, comm: Any, size_bytes: int) -> None:
-    """Make the calls in which the promising choices take turns: what is measured is what comes after."""
-    for _ in range(_MOST_TO_SETTLE):
-        if comm.settled(size_bytes):
-            return
-        call()
-    raise SystemExit(f"no choice was made for {size_bytes} bytes in {_MOST_TO_SETTLE} calls")
 
 
 def _call(name: str, comm: Any, group: Any, array: Any) -> Call:
@@ -129,17 +134,6 @@ def _call(name: str, comm: Any, group: Any, array: Any) -> Call:
     return lambda: comm.all_reduce(array, algorithm=algorithm)
 
 
-def _check(call: Call, array: Any, comm: Any, what: str) -> None:
-    """Reduce numbers that differ by rank and place, and compare; then leave zeros, whose sums stay zero."""
-    place = np.arange(len(array)) % 251
-    array[:] = place + comm.rank
-    call()
-    wrong = int((array != place * comm.size + comm.size * (comm.size - 1) / 2).sum())
-    if wrong:
-        raise SystemExit(f"{what}: {wrong} elements are wrong")
-    array[:] = 0
-
-
 class _Turn:
     """A contender in one case."""
 
@@ -147,31 +141,23 @@ class _Turn:
         self, case: dict[str, Any], name: str, call: Call, comm: Any, group: Any, plan: dict[str, Any]
     ) -> None:
         self.case, self.name, self.call, self.comm, self.group, self.plan = case, name, call, comm, group, plan
-        self.iterations = case.get("iterations") or self._fitting()
         self.rounds = case.get("rounds") or plan["rounds"]
+        self.iterations = case.get("iterations")
+        if not self.iterations:
+            # As many calls as last as long as a turn should, the same number on all ranks.
+            import torch
+            import torch.distributed as dist
 
-    def _fitting(self) -> int:
-        """Return how many calls last as long as a turn should, the same number on all ranks."""
-        import torch
-        import torch.distributed as dist
+            trials = 1 if case["size_bytes"] > 1 << 20 else 5
+            dist.barrier(group)
+            start = time.perf_counter()
+            for _ in range(trials):
+                call()
+            slowest = torch.tensor([(time.perf_counter() - start) / trials])
+            dist.all_reduce(slowest, dist.ReduceOp.MAX, group=group)
+            self.iterations = max(1, min(_MOST_ITERATIONS, round(plan["turn_s"] / max(float(slowest), 1e-6))))
 
-        trials = 1 if self.case["size_bytes"] > 1 << 20 else 5
-        dist.barrier(self.group)
-        start = time.perf_counter()
-        for _ in range(trials):
-            self.call()
-        slowest = torch.tensor([(time.perf_counter() - start) / trials])
-        dist.all_reduce(slowest, dist.ReduceOp.MAX, group=self.group)
-        return max(1, min(_MOST_ITERATIONS, round(self.plan["turn_s"] / max(float(slowest), 1e-6))))
-
-    def _together(self) -> tuple[float, float]:
-        """Make all calls, one after the other, and return when they began and ended."""
-        start = time.perf_counter()
-        for _ in range(self.iterations):
-            self.call()
-        return start, time.perf_counter()
-
-    def _at_agreed_times(self) -> list[tuple[float, float]]:
+    def _call_at_agreed_times(self) -> list[tuple[float, float]]:
         """Make every call at a time that rank 0 says (the hosts share a clock): after a barrier, ranks would begin
         as far apart as the network's delay is long."""
         import torch
@@ -193,8 +179,8 @@ class _Turn:
             spans.append((start, time.perf_counter()))
         return spans
 
-    def take(self) -> dict[str, Any]:
-        """Take a turn and return what it was."""
+    def run(self) -> dict[str, Any]:
+        """Make the calls of one turn and return what was measured."""
         import torch.distributed as dist
 
         if self.case.get("warm"):
@@ -204,11 +190,17 @@ class _Turn:
         before = counters()
         dist.barrier(self.group)
         cpu_before, idle_before = time.process_time(), ticks()
-        spans = self._at_agreed_times() if self.plan["apart"] else [self._together()]
+        if self.plan["apart"]:
+            spans = self._call_at_agreed_times()
+        else:
+            start = time.perf_counter()
+            for _ in range(self.iterations):
+                self.call()
+            spans = [(start, time.perf_counter())]
         cpu_s, idle_after = time.process_time() - cpu_before, ticks()
         dist.barrier(self.group)
         after = counters()
-        told = {
+        report = {
             "n": self.case["n"],
             "size_bytes": self.case["size_bytes"],
             "contender": self.name,
@@ -219,10 +211,10 @@ class _Turn:
             "counted": [now - then for now, then in zip(after, before, strict=True)],
         }
         if self.name == DEFAULT:  # "16 MB: hosts/ring. It was ..."
-            told["chosen"] = self.comm.explain(self.case["size_bytes"]).partition(": ")[2].partition(".")[0]
+            report["chosen"] = self.comm.explain(self.case["size_bytes"]).partition(": ")[2].partition(".")[0]
         if self.plan["hops"]:
-            told["hops"] = [[h.src, h.size_bytes, h.waited, h.first, h.last] for h in self.comm.hops[hops_before:]]
-        return told
+            report["hops"] = [[h.src, h.size_bytes, h.waited, h.first, h.last] for h in self.comm.hops[hops_before:]]
+        return report
 
 
 def ticks() -> tuple[int, int]:
@@ -237,7 +229,7 @@ def counters(device: str = "lab0") -> list[int]:
         name, _, rest = line.partition(":")
         if name.strip() == device:
             numbers = rest.split()
-            return [int(numbers[at]) for at in (0, 1, 8, 9)]
+            return [int(numbers[column]) for column in (0, 1, 8, 9)]
     raise SystemExit(f"there is no interface {device} here: start this by bench/lab/")
 
 

@@ -89,18 +89,13 @@ def _cells(columns: Sequence[Column], rows: Sequence[Row]) -> list[list[str]]:
 
 def _table(columns: Sequence[Column], rows: Sequence[Row]) -> list[str]:
     cells = _cells(columns, rows)
-    widths = [max(len(line[at]) for line in cells) for at in range(len(columns))]
-    return [
-        "  "
-        + "  ".join(
-            _padded(text, width, at) for at, (text, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in cells
-    ]
-
-
-def _padded(text: str, width: int, at: int) -> str:
-    return text.ljust(width) if at == 0 else text.rjust(width)
+    widths = [max(len(line[column]) for line in cells) for column in range(len(columns))]
+    lines = []
+    for line in cells:
+        first, *others = (text.rjust(width) for text, width in zip(line, widths, strict=True))
+        first = line[0].ljust(widths[0])  # names to the left, figures to the right
+        lines.append("  " + "  ".join([first, *others]).rstrip())
+    return lines
 
 
 def _cell(value: Any, form: str) -> str:

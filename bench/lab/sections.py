@@ -11,6 +11,7 @@ from bench.lab.expected import (
     host_bytes,
 )
 from bench.lab.jobs import KB, MB, Case, Turn, Turns, take_turns
+from bench.lab.open_mpi import all_reduce_seconds
 from bench.lab.report import Row, Section, size_words
 
 from ringside.lab import Lab, payload_bytes_per_second
@@ -45,7 +46,12 @@ def bytes_on_links(repeat: int) -> Section:
             ("most", "most", ".4f"),
         ],
     )
-    for hosts, per_host, names in _byte_jobs():
+    over_hosts = [f"hosts/{name}" for name in BETWEEN_HOSTS]
+    jobs = (
+        (8, 1, [*BETWEEN_HOSTS, *PIPELINED.values(), SWITCHED]),
+        (4, 2, [*over_hosts, "leaders/ring", "ring", f"leaders/{SWITCHED}", "gloo"]),
+    )
+    for hosts, per_host, names in jobs:
         report_progress(f"  bytes: {hosts} hosts x {per_host}")
         with Lab(hosts=hosts, ranks_per_host=per_host, rate=RATE) as lab:
             section.rows += _byte_rows(lab, names, repeat)
@@ -65,30 +71,23 @@ def bytes_on_links(repeat: int) -> Section:
     return section
 
 
-def _byte_jobs() -> list[tuple[int, int, list[str]]]:
-    """Return (hosts, ranks per host, algorithms)."""
-    over_hosts = [f"hosts/{name}" for name in BETWEEN_HOSTS]
-    return [
-        (8, 1, [*BETWEEN_HOSTS, *PIPELINED.values(), SWITCHED]),
-        (4, 2, [*over_hosts, "leaders/ring", "ring", f"leaders/{SWITCHED}", "gloo"]),
-    ]
-
-
 def _byte_rows(lab: Lab, names: Sequence[str], repeat: int) -> Iterator[Row]:
     ranks = sum(lab.ranks_per_host)
     turns = take_turns(lab, [Case(ranks, BYTES_SIZE, ["idle", *names], BYTES_CALLS)], repeat, switch=True)
     idle = _payloads(turns.of(ranks, BYTES_SIZE, "idle"), lab.ranks_per_host)
     for name in names:
-        mine = turns.of(ranks, BYTES_SIZE, name)
+        own = turns.of(ranks, BYTES_SIZE, name)
         law = host_bytes(name, BYTES_SIZE, lab.ranks_per_host)
-        payload = _payloads(mine, lab.ranks_per_host)
+        payload = _payloads(own, lab.ranks_per_host)
         shares = [
             (payload[h][side] - idle[h][side]) / (law[h][side] * BYTES_CALLS)
             for h in range(lab.hosts)
             for side in (0, 1)
             if law[h][side] > 0
         ]
-        frames, counted = _busiest_counted(mine)
+        # Of the direction of a host's link that counted most.
+        reports = [report["counted"] for turn in own for report in turn.reports]
+        counted, frames = max(pair for c in reports for pair in ((c[0], c[1]), (c[2], c[3])))
         yield {
             "algorithm": name,
             "ranks": f"{lab.hosts} x {lab.ranks_per_host[0]}",
@@ -111,12 +110,6 @@ def _payloads(turns: Sequence[Turn], ranks_per_host: Sequence[int]) -> list[tupl
         )
         for counts in rows
     ]
-
-
-def _busiest_counted(turns: Sequence[Turn]) -> tuple[float, float]:
-    """Return (frames, bytes) of the direction of a host's link that counted most."""
-    pairs = [(c[at + 1], c[at]) for turn in turns for r in turn.reports for c in [r["counted"]] for at in (0, 2)]
-    return max(pairs, key=lambda pair: pair[1])
 
 
 # ------------------------------------------------------------------------------------------------ star
@@ -156,7 +149,8 @@ def star(repeat: int) -> Section:
     with Lab(hosts=hosts, ranks_per_host=per_host, rate=RATE) as lab:
         report_progress(f"  star: {hosts} hosts x {per_host}")
         turns = take_turns(lab, cases, repeat)
-        beside, why = _open_mpi(lab, [case.size_bytes for case in cases], repeat)
+        report_progress("  star: Open MPI")
+        beside, why = all_reduce_seconds(lab, [case.size_bytes for case in cases], repeat)
     for case in cases:
         section.rows += _star_rows(turns, case, hosts, full, beside.get(case.size_bytes))
     section.floors = list(_star_floors(section.rows))
@@ -166,13 +160,6 @@ def star(repeat: int) -> Section:
         why or "Open MPI: processes of its own in the same lab, right after; its ratio is one of medians.",
     ]
     return section
-
-
-def _open_mpi(lab: Lab, sizes: Sequence[int], repeat: int) -> tuple[dict[int, float], str]:
-    from bench.lab.open_mpi import all_reduce_seconds
-
-    report_progress("  star: Open MPI")
-    return all_reduce_seconds(lab, sizes, repeat)
 
 
 def _star_rows(turns: Turns, case: Case, hosts: int, full: float, open_mpi_s: float | None) -> Iterator[Row]:
@@ -201,8 +188,8 @@ def _star_floors(rows: Sequence[Row]) -> Iterator[Floor]:
         default = next(row for row in rows if row["by"] == OURS and row["size_bytes"] == size)
         best = max((row for row in named if row["size_bytes"] == size), key=lambda row: row["x_gloo"])
         least = 3.0 if size in MIDDLE else 1.0
-        for who, row in ((OURS, default), (f"best named ({best['by']})", best)):
-            what = f"star, {size_words(size)}, {who}"
+        for by, row in ((OURS, default), (f"best named ({best['by']})", best)):
+            name = f"star, {size_words(size)}, {by}"
             if size in LARGE:
-                yield Floor(f"{what}: share of the payload rate", row["share"], 0.95)
-            yield Floor(f"{what}: times Gloo's speed", row["x_gloo"], least)
+                yield Floor(f"{name}: share of the payload rate", row["share"], 0.95)
+            yield Floor(f"{name}: times Gloo's speed", row["x_gloo"], least)

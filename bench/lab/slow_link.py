@@ -48,8 +48,8 @@ def mesh(repeat: int) -> Section:
     return section
 
 
-def _row(by: str, seconds: float, ratio: float | None, what: str) -> Row:
-    return {"by": by, "ms": seconds * 1e3, "ratio": ratio, "what": what}
+def _row(by: str, seconds: float, ratio: float | None, choice: str) -> Row:
+    return {"by": by, "ms": seconds * 1e3, "ratio": ratio, "what": choice}
 
 
 def _slowest(reports: Sequence[dict[str, Any]], key: str) -> list[float]:

@@ -42,7 +42,11 @@ def main() -> None:
         comm.barrier()
         if comm.rank == 0:
             print("READY", flush=True)
-        _await(Path(plan["go"]))
+        until = time.monotonic() + _WAIT_S
+        while not os.path.exists(plan["go"]):
+            if time.monotonic() > until:
+                raise SystemExit("nobody cut the link")
+            time.sleep(0.01)
         comm.barrier()
         after, answered = [], 0
         for number in range(1, plan["most"] + 1):
@@ -63,14 +67,6 @@ def main() -> None:
         report |= {"chosen": chosen, "turns": turns, "why": list(comm.revisions)}
     dist.destroy_process_group()
     print(json.dumps(report), flush=True)
-
-
-def _await(path: Path) -> None:
-    until = time.monotonic() + _WAIT_S
-    while not os.path.exists(path):
-        if time.monotonic() > until:
-            raise SystemExit("nobody cut the link")
-        time.sleep(0.01)
 
 
 if __name__ == "__main__":

@@ -76,11 +76,13 @@ def row_of(turns: Turns, case: Case) -> Row:
         "gloo_ms": 1e3 * turns.seconds(n, size, STOCK),
         "ms": 1e3 * turns.seconds(n, size, OURS),
         "ratio": median(ratios),
-        "interval": _words(median_interval(ratios)),
+        "interval": _interval_text(median_interval(ratios)),
         "chosen": turns.chosen(n, size),
     }
     beside = {name: turns.ratios(n, size, OURS, name) for name in case.contenders[2:]}
-    said = [f"{name} {median(ratios):.3f} ({_words(median_interval(ratios))})" for name, ratios in beside.items()]
+    said = [
+        f"{name} {median(ratios):.3f} ({_interval_text(median_interval(ratios))})" for name, ratios in beside.items()
+    ]
     return row | {"named": ", ".join(said) or None}
 
 
@@ -102,11 +104,11 @@ def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float
     cut = 0
     while cut + 1 < n / 2 and 2 * sum(comb(n, k) for k in range(cut + 1)) / 2**n <= 1 - level:
         cut += 1
-    at = max(cut - 1, 0)
-    return ordered[at], ordered[n - 1 - at]
+    first = max(cut - 1, 0)
+    return ordered[first], ordered[n - 1 - first]
 
 
-def _words(interval: tuple[float, float]) -> str:
+def _interval_text(interval: tuple[float, float]) -> str:
     return f"{interval[0]:.3f}-{interval[1]:.3f}"
 
 

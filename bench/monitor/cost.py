@@ -51,9 +51,9 @@ def main() -> None:
     for engine in ENGINES:
         for model, steps in (("tiny", 100), ("gpt", 4)):
             rows.append(watching(engine, model, steps, args.repeats, args.blocks))
-            say(rows[-1])
+            print_row(rows[-1])
     rows.append(comparing())
-    say(rows[-1])
+    print_row(rows[-1])
     if dist.get_rank() == 0 and args.json:
         args.json.write_text(json.dumps(rows, indent=2) + "\n")
     dist.barrier()
@@ -209,7 +209,7 @@ def make_step(
 # ------------------------------------------------------------------------------------------------ printing
 
 
-def say(row: dict[str, Any]) -> None:
+def print_row(row: dict[str, Any]) -> None:
     """Print one setting's figures, on rank 0."""
     if dist.get_rank() != 0:
         return

@@ -174,20 +174,20 @@ def ratio(key: str, runs: list[dict[str, Any]]) -> dict[str, float]:
     """Return one figure of some runs over what they lost: the ratio of medians, and its interval."""
     if not runs:
         return {"ratio": float("nan"), "low": float("nan"), "high": float("nan")}
-    lost, told = np.array([run["differences"] for run in runs]), np.array([run[key] for run in runs])
-    low, high = np.quantile(drawn_again(told, lost), (0.025, 0.975))
-    middle = float(np.median(told) / np.median(lost.sum(axis=1)))
+    lost, priced = np.array([run["differences"] for run in runs]), np.array([run[key] for run in runs])
+    low, high = np.quantile(bootstrap_ratios(priced, lost), (0.025, 0.975))
+    middle = float(np.median(priced) / np.median(lost.sum(axis=1)))
     return {"ratio": middle, "low": float(low), "high": float(high)}
 
 
-def drawn_again(told: Floats, lost: Floats) -> Floats:
+def bootstrap_ratios(priced: Floats, lost: Floats) -> Floats:
     """Return the ratios of medians of runs, and of pairs within them, that are drawn with replacement."""
     runs, pairs = lost.shape
     generator = np.random.default_rng(0)
     who = generator.integers(0, runs, (DRAWS, runs))
     which = generator.integers(0, pairs, (DRAWS, runs, pairs))
     measured = lost[who[:, :, None], which].sum(axis=2)
-    ratios: Floats = np.median(told[who], axis=1) / np.median(measured, axis=1)
+    ratios: Floats = np.median(priced[who], axis=1) / np.median(measured, axis=1)
     return ratios
 
 
@@ -195,10 +195,10 @@ def table(results: list[dict[str, Any]]) -> str:
     """Return the results as a Markdown table; costs are in rank-seconds."""
     lines = []
     for r in results:
-        told = [f"{1e3 * r['step_seconds']:.0f} ms", f"{r['named']} of {len(r['runs'])}", f"{r['measured']:.2f}"]
+        seen = [f"{1e3 * r['step_seconds']:.0f} ms", f"{r['named']} of {len(r['runs'])}", f"{r['measured']:.2f}"]
         ratios = [f"{x['ratio']:.2f} ({x['low']:.2f} to {x['high']:.2f})" for x in (r["predicted"], r["replay"])]
         shares = [f"{100 * r['lost_in_own']:.0f} %", f"{100 * r['others_slower']:.1f} %"]
-        lines.append([r["fault"], r["engine"], *told, *ratios, *shares])
+        lines.append([r["fault"], r["engine"], *seen, *ratios, *shares])
     return markdown_table(COLUMNS, lines)
 
 

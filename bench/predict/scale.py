@@ -73,8 +73,8 @@ def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
     return time.process_time() - since, result
 
 
-def _floor(what: str, value: float, most: float, note: str = "") -> dict[str, Any]:
-    return {"what": what, "value": value, "most": most, "note": note}
+def _floor(name: str, value: float, most: float, note: str = "") -> dict[str, Any]:
+    return {"what": name, "value": value, "most": most, "note": note}
 
 
 if __name__ == "__main__":

@@ -31,6 +31,16 @@ SCALES = (
     ("fit 1 rack, predict 2", ("coreweave_gb200_1rack72g",), "coreweave_gb200_2rack144g"),
 )
 
+HEAD = (
+    "# Predictions beside published measurements",
+    "",
+    "Written by `python -m bench.predict.score --write` from the tables described in the data's INDEX.csv.",
+    "Errors are mean absolute errors of the time; a figure for several tables is the median over them. A full",
+    "sweep has 18 rows or more over a factor of 2¹⁵ in size. Rows that fail the checks of",
+    "`ringside predict score` are in no figure.",
+    "",
+)
+
 
 def main() -> int:
     """Print or write the scoreboard."""
@@ -58,10 +68,6 @@ def is_gpu(table: Table) -> bool:
     return table.collective == ALL_REDUCE and not table.name.startswith(("osu", "vidur"))
 
 
-def is_full(one: Score) -> bool:
-    return one.full_sweep
-
-
 def scoreboard(data: Path, more: Path | None) -> Iterable[str]:
     """Yield the page's lines."""
     tables, pairs = score.checked(load(data))
@@ -72,21 +78,23 @@ def scoreboard(data: Path, more: Path | None) -> Iterable[str]:
     others = [score.hold_out(table, known) for table in rest]
     small = [score.larger_sizes(table, known, 16 << 20) for table in gpus]
     plain = [score.preset_only(table, known) for table in gpus]
-    yield from _head()
+    yield from HEAD
     yield "| floor | suite | tables | target | measured | interpolation | Hockney | NCCL's constants |"
     yield "|---|---|---|---|---|---|---|---|"
     for suite, chosen in (
         ("GPU tables of 10 rows and more", held),
-        ("full sweeps among them", list(filter(is_full, held))),
+        ("full sweeps among them", [found for found in held if found.full_sweep]),
     ):
         yield _floor("hold-out", suite, "≤ 7 %", chosen)
         yield _floor("hold-out from 1 MB up", suite, "≤ 5 %", chosen, large=True)
-    for suite, keep in (("GPU tables of 10 rows and more", _any), ("full sweeps among them", is_full)):
-        yield _floor("fitted to 16 MB, scored above", suite, "≤ 12 %", [one for one in small if keep(one)])
-        yield _floor("nothing fitted", suite, "≤ 20 %", [one for one in plain if keep(one)])
+    for suite, full_only in (("GPU tables of 10 rows and more", False), ("full sweeps among them", True)):
+        larger, unfitted = ([s for s in found if s.full_sweep or not full_only] for found in (small, plain))
+        yield _floor("fitted to 16 MB, scored above", suite, "≤ 12 %", larger)
+        yield _floor("nothing fitted", suite, "≤ 20 %", unfitted)
+    by_name = {table.name: table for table in tables}
     for words, fit, test in SCALES:
-        found = _scale(tables, fit, test, known)
-        if found is not None:
+        if all(name in by_name for name in (*fit, test)):
+            found = score.other_scale([by_name[name] for name in fit], by_name[test], known)
             yield _floor("another scale", words, "≤ 20 %", [found])
     pooled = summary([*held, *others])
     share = _percent(pooled.band_coverage)
@@ -100,22 +108,6 @@ def scoreboard(data: Path, more: Path | None) -> Iterable[str]:
     yield from ["", "## Other tables, held out", "", *_each(others, [], [])]
     if more is not None:
         yield from ["", "## Tables that had no part in anything", "", *_more(more)]
-
-
-def _any(one: Score) -> bool:
-    return True
-
-
-def _head() -> list[str]:
-    return [
-        "# Predictions beside published measurements",
-        "",
-        "Written by `python -m bench.predict.score --write` from the tables described in the data's INDEX.csv.",
-        "Errors are mean absolute errors of the time; a figure for several tables is the median over them. A full",
-        "sweep has 18 rows or more over a factor of 2¹⁵ in size. Rows that fail the checks of",
-        "`ringside predict score` are in no figure.",
-        "",
-    ]
 
 
 def _percent(value: float | None) -> str:
@@ -137,13 +129,6 @@ def _floor(name: str, suite: str, target: str, scores: Sequence[Score], large: b
 def _row(name: str, suite: str, count: int, target: str, value: float | None, others: Sequence[float | None]) -> str:
     cells = [name, suite, str(count), target, f"**{_percent(value)}**", *map(_percent, others)]
     return f"| {' | '.join(cells)} |"
-
-
-def _scale(tables: Sequence[Table], fit: Sequence[str], test: str, known: Knowledge) -> Score | None:
-    by_name = {table.name: table for table in tables}
-    if not all(name in by_name for name in (*fit, test)):
-        return None
-    return score.other_scale([by_name[name] for name in fit], by_name[test], known)
 
 
 # ------------------------------------------------------------------------------------------------ leave one out
@@ -230,7 +215,12 @@ def _bumps(rest: Sequence[Table], known: Knowledge) -> Callable[[], None]:
             best = (error, bump, scores)
     assert best is not None
     _put(calibrate, "BUMP", best[1])
-    ratios = [_standardised(one, before[1]) for one in best[2] if one.prediction is not None]
+    ratios = []
+    for found in best[2]:
+        if (predicted := found.prediction) is not None:
+            times = np.array([row.time_s for row in found.scored])
+            width = np.log(predicted.high_s / predicted.times_s) / before[1]  # of one unit of the quantile
+            ratios.append(np.abs(np.log(times / predicted.times_s)) / width)
     _put(calibrate, "QUANTILE", float(np.quantile(np.concatenate(ratios), 0.955)))
 
     def undo() -> None:
@@ -238,13 +228,6 @@ def _bumps(rest: Sequence[Table], known: Knowledge) -> Callable[[], None]:
         _put(calibrate, "QUANTILE", before[1])
 
     return undo
-
-
-def _standardised(one: Score, quantile: float) -> np.ndarray:
-    told = one.prediction
-    assert told is not None
-    measured = np.array([row.time_s for row in one.scored])
-    return np.abs(np.log(measured / told.times_s)) / np.log(told.high_s / told.times_s) * quantile
 
 
 # ------------------------------------------------------------------------------------------------ laws and lists

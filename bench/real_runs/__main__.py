@@ -199,26 +199,26 @@ def judge(case: Case, ended: Ended) -> dict[str, Any]:
     """
     fault = parse_fault(case.fault)
     since = first_step(fault) if fault is not None else dict(case.job).get("slow_link", 0) and LINK_STEPS
-    wanted = [(case.kind, sorted(case.ranks))] if case.kind else []
+    expected = [(case.kind, sorted(case.ranks))] if case.kind else []
     found = [(verdict.kind, sorted(verdict.ranks)) for verdict in ended.verdicts]
-    named = [v for v, got in zip(ended.verdicts, found, strict=True) if got in wanted]
+    named = [v for v, got in zip(ended.verdicts, found, strict=True) if got in expected]
     if case.kind == "slow_link":  # both directions of a link are slow, and may be named apart
         found = found[:1] if found and len(found) <= 2 and all(got == found[0] for got in found) else found
     noted = gone_around(ended) if case.kind == "slow_link" else []
     right = [note for note in noted if sorted(note["ranks"]) == sorted(case.ranks) and note["detected_step"] >= since]
-    at = named[0].detected_step if named else right[0]["detected_step"] if right else None
+    step = named[0].detected_step if named else right[0]["detected_step"] if right else None
     by_the_clock = case.kind in ("dead_rank", "hang")  # at the last step that was told of, which may be earlier
     early = not by_the_clock and any(verdict.detected_step < since for verdict in named)
     return {
-        "right": not early and len(right) == len(noted) and (found == wanted or (not found and bool(right))),
-        "delay": None if at is None else at - since + 1,
+        "right": not early and len(right) == len(noted) and (found == expected or (not found and bool(right))),
+        "delay": None if step is None else step - since + 1,
         "excess": named[0].excess_ratio if named and named[0].kind in LONGER else None,
         "step_seconds": ended.summary["step_seconds"]["median"],
-        "found": [*(told(verdict) for verdict in ended.verdicts), *noted],
+        "found": [*(shown_parts(verdict) for verdict in ended.verdicts), *noted],
     }
 
 
-def told(verdict: Verdict) -> dict[str, Any]:
+def shown_parts(verdict: Verdict) -> dict[str, Any]:
     """Return the parts of a verdict that are shown."""
     names = ("kind", "ranks", "since_step", "detected_step", "excess_ratio", "cost_rank_seconds", "cause")
     return {name: getattr(verdict, name) for name in names}
@@ -234,7 +234,7 @@ def gone_around(ended: Ended) -> list[dict[str, Any]]:
 
 
 def line(result: dict[str, Any]) -> str:
-    """Say a result in one line."""
+    """Return a result in one line."""
     found = ", ".join(f"{v['kind']} {v['ranks']} at {v['detected_step']}" for v in result["found"]) or "nothing"
     mark = "right" if result["right"] else "WRONG"
     others = f"others on {result['others_cores']:.1f} cores"

@@ -158,7 +158,7 @@ def _at_step(path: Path, step: int, act: Any) -> Iterator[None]:
     """Within it, `act()` is called once when a training step is recorded."""
     over = threading.Event()
 
-    def look() -> None:
+    def follow_records() -> None:
         reader = None
         while not over.wait(0.02):
             with contextlib.suppress(RingsideError):
@@ -167,7 +167,7 @@ def _at_step(path: Path, step: int, act: Any) -> Iterator[None]:
                     act()
                     return
 
-    thread = threading.Thread(target=look, name="bench-at-step", daemon=True)
+    thread = threading.Thread(target=follow_records, name="bench-at-step", daemon=True)
     thread.start()
     try:
         yield
@@ -177,7 +177,7 @@ def _at_step(path: Path, step: int, act: Any) -> Iterator[None]:
 
 
 def load() -> str:
-    """Say how busy the machine is."""
+    """Return in words how busy the machine is."""
     return f"load {os.getloadavg()[0]:.1f}"
 
 

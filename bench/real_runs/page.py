@@ -36,9 +36,9 @@ COLUMNS = (
 )
 
 
-def page(results: Results, what: Mapping[str, str]) -> str:
-    """Return the page."""
-    rows = [cells(name, engine, runs, what) for name, engine, runs in grouped(results)]
+def page(results: Results, titles: Mapping[str, str]) -> str:
+    """Return the page; `titles`: what is wrong in each case, by its name."""
+    rows = [cells(name, engine, runs, titles) for name, engine, runs in grouped(results)]
     return HEAD + markdown_table(COLUMNS, rows) + "\n"
 
 
@@ -57,18 +57,18 @@ def grouped(results: Results) -> list[tuple[str, str, list[Mapping[str, Any]]]]:
     return [(*key, [r for r in results if (r["case"], r["engine"]) == key]) for key in order]
 
 
-def cells(name: str, engine: str, runs: Sequence[Mapping[str, Any]], what: Mapping[str, str]) -> list[str]:
+def cells(name: str, engine: str, runs: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> list[str]:
     """Return one line's cells."""
-    wanted = runs[0]["expected"] or "none"
+    expected = runs[0]["expected"] or "none"
     steps = [run["step_seconds"] for run in runs if "step_seconds" in run]
     delays = [run["delay"] for run in runs if run.get("delay") is not None]
     excess = [run["excess"] for run in runs if run.get("excess") is not None]
     return [
-        what.get(name, name),
+        titles.get(name, name),
         engine,
         runs[0]["model"],
         f"{1e3 * median(steps):.0f} ms" if steps else "–",
-        wanted,
+        expected,
         f"{sum(run['right'] for run in runs)} of {len(runs)}",
         middle(delays),
         f"{100 * median(excess):.0f} %" if excess else "–",
@@ -80,8 +80,8 @@ def cells(name: str, engine: str, runs: Sequence[Mapping[str, Any]], what: Mappi
 def others(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return in words what runs that were judged wrongly gave."""
     wrong = [run for run in runs if not run["right"]]
-    told = sorted(", ".join(f"{v['kind']} {v['ranks']}" for v in run["found"]) or "no verdict" for run in wrong)
-    return [f"{len(list(same))} × {words}" for words, same in groupby(told)]
+    instead = sorted(", ".join(f"{v['kind']} {v['ranks']}" for v in run["found"]) or "no verdict" for run in wrong)
+    return [f"{len(list(same))} × {words}" for words, same in groupby(instead)]
 
 
 def middle(delays: Sequence[int]) -> str:

@@ -109,22 +109,44 @@ def run(job: Job, run_dir: Path, *, tell: Callable[[str], None] = lambda _: None
     try:
         for rank in range(job.ranks):
             _check_memory(rank, job.ranks)
-            pids.append(_fork(lambda rank=rank: be_rank(job, rank, run_dir, shared)))  # type: ignore[misc]
+            if pid := os.fork():
+                pids.append(pid)
+                continue
+            try:  # the child: it dies with its parent, and never returns into the parent's code
+                ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+                be_rank(job, rank, run_dir, shared)
+            finally:
+                sys.stderr.flush()
+                os._exit(0)
         tell(f"{job.ranks} processes after {time.monotonic() - began:.1f} s")
         store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=SETTLE_S), wait_for_workers=False)
         shared.port[0] = store.port
-        _await_ranks(shared, job.ranks)
+        deadline = time.monotonic() + SETTLE_S
+        while not shared.ready.all():
+            if shared.failed.any() or time.monotonic() > deadline:
+                late = np.flatnonzero(shared.ready == 0)
+                raise RingsideError(
+                    f"{len(late)} of {job.ranks} ranks did not join within {SETTLE_S:.0f} s (first: {late[0]})"
+                )
+            _check_memory(0, job.ranks)
+            time.sleep(0.05)
         outcome.start_s = time.monotonic() - began
         tell(f"all joined after {outcome.start_s:.1f} s")
         shared.start[0] = time.monotonic() + 0.5 + job.ranks / 2_000
         shared.begin.open()
         _observe(job, shared, pids, outcome)
         shared.leave.open()
-        _reap(pids, SETTLE_S)
+        deadline = time.monotonic() + SETTLE_S
+        while pids and time.monotonic() < deadline:
+            pids[:] = [pid for pid in pids if not os.waitpid(pid, os.WNOHANG)[0]]
+            time.sleep(0.02)
         del store
     finally:
         gc.unfreeze()
-        _end(pids)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)  # nobody has waited for them yet, so they are still ours
+        for pid in pids:
+            os.waitpid(pid, 0)
         shared.begin.open()
         shared.leave.open()
     if shared.failed.any():
@@ -133,38 +155,15 @@ def run(job: Job, run_dir: Path, *, tell: Callable[[str], None] = lambda _: None
     return outcome
 
 
-def _fork(act: Callable[[], None]) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
-        act()
-    finally:
-        sys.stderr.flush()
-        os._exit(0)
-
-
 def _check_memory(rank: int, ranks: int) -> None:
-    if rank % 32 == 0 and (free := _free_bytes()) < LEAST_FREE_BYTES:
+    if rank % 32:  # asking costs as much as a fork
+        return
+    free = 1024 * int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0])
+    if free < LEAST_FREE_BYTES:
         raise RingsideError(
             f"{rank} of {ranks} processes have left {free >> 20} MB of memory free: use fewer --ranks, or a machine "
             "with more memory"
         )
-
-
-def _free_bytes() -> int:
-    return 1024 * int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0])
-
-
-def _await_ranks(shared: Shared, ranks: int) -> None:
-    deadline = time.monotonic() + SETTLE_S
-    while not shared.ready.all():
-        if shared.failed.any() or time.monotonic() > deadline:
-            late = np.flatnonzero(shared.ready == 0)
-            raise RingsideError(f"{len(late)} of {ranks} ranks did not join within {SETTLE_S:.0f} s (first: {late[0]})")
-        _check_memory(0, ranks)
-        time.sleep(0.05)
 
 
 def _observe(job: Job, shared: Shared, pids: list[int], outcome: Outcome) -> None:
@@ -181,23 +180,22 @@ def _observe(job: Job, shared: Shared, pids: list[int], outcome: Outcome) -> Non
     shares = [(b - a) / (ended - began) for a, b in zip(before, after, strict=True)]
     outcome.chief_cpu, outcome.store_cpu = shares[:2]
     outcome.rank_cpu = float(np.mean(shares[2:])) if others else 0.0
-    _await_collector(job, shared)
+    # Until the collector has all steps but the last, whose record ranks only send when they end.
+    deadline = time.monotonic() + CATCH_UP_S
+    while shared.completed[0] < job.steps - 1 and time.monotonic() < deadline and not shared.failed.any():
+        time.sleep(0.01)
     done = start + float(shared.complete_us[0]) / 1e6
     outcome.catch_up_s = max(done - ended, 0.0)
     outcome.steps_per_s = (int(shared.completed[0]) - completed) / max(done - began, 1e-9)
-    outcome.rank_pss_bytes = int(np.mean([_pss_bytes(pid) for pid in others])) if others else 0
+    if others:
+        pages = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in others]
+        outcome.rank_pss_bytes = int(np.mean([1024 * int(text.split("\nPss:")[1].split()[0]) for text in pages]))
     outcome.chief_rss_bytes = _rss_bytes(pids[0])
     outcome.chief_grown_bytes = outcome.chief_rss_bytes - rss
 
 
-def _await_collector(job: Job, shared: Shared) -> None:
-    """Wait until the collector has all steps but the last, whose record ranks only send when they end."""
-    deadline = time.monotonic() + CATCH_UP_S
-    while shared.completed[0] < job.steps - 1 and time.monotonic() < deadline and not shared.failed.any():
-        time.sleep(0.01)
-
-
 def _read_end(shared: Shared, run_dir: Path, outcome: Outcome) -> None:
+    """Note what ranks counted and what rank 0 wrote."""
     outcome.completed, outcome.late = int(shared.completed[0]), int(shared.late[0])
     outcome.messages, outcome.bytes = int(shared.messages.sum()), int(shared.bytes.sum())
     outcome.finish_s = float(shared.finish_us[0]) / 1e6
@@ -217,24 +215,3 @@ def _cpu(pids: list[int]) -> list[float]:
 
 def _rss_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * mmap.PAGESIZE
-
-
-def _pss_bytes(pid: int) -> int:
-    return 1024 * int(Path(f"/proc/{pid}/smaps_rollup").read_text().split("\nPss:")[1].split()[0])
-
-
-def _reap(pids: list[int], limit_s: float) -> None:
-    """Wait until the processes have ended; those that have are taken out of `pids`."""
-    deadline = time.monotonic() + limit_s
-    while pids and time.monotonic() < deadline:
-        for pid in list(pids):
-            if os.waitpid(pid, os.WNOHANG)[0]:
-                pids.remove(pid)
-        time.sleep(0.02)
-
-
-def _end(pids: list[int]) -> None:
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)  # nobody has waited for them yet, so they are still ours
-    for pid in pids:
-        os.waitpid(pid, 0)

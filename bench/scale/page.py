@@ -53,33 +53,23 @@ def _job_groups(results: Mapping[str, Figures]) -> list[tuple[int, float, str, l
 def _jobs(results: Mapping[str, Figures]) -> str:
     rows = []
     for ranks, rate, clock, jobs in _job_groups(results):
+        told = [job["told_steps"] for job in jobs if job["told_steps"] is not None]
+        needed = [job["detector_steps"] for job in jobs if job["detector_steps"] is not None]
+        lags = [lag for job in jobs for lag in job["lag_steps"]]
         rows.append(
             [
                 f"{ranks:,}",
                 f"{rate:g}" + (", machine's clock" if clock == "machine" else ""),
                 f"{len(jobs)}",
                 f"{sum(job['named'] and not job['wrong'] for job in jobs)}",
-                _delay(jobs),
+                f"median {median(told):g}, most {max(told)} ({median(needed):g}, {max(needed)})" if told else "–",
                 f"{min(job['steps_per_s'] for job in jobs):.2f}",
-                _lag(jobs),
+                f"median {median(lags):g}, most {max(lags)}",
                 f"{sum(job['missing'] for job in jobs)} and {sum(job['late'] for job in jobs)}",
             ]
         )
     head = ["ranks", "steps/s asked", "jobs", "right rank, no other", "delay, steps", "steps/s completed", "lag, steps"]
     return "## Named in time\n\n" + table([*head, "records lost and late"], rows) if rows else ""
-
-
-def _delay(jobs: Sequence[Figures]) -> str:
-    told = [job["told_steps"] for job in jobs if job["told_steps"] is not None]
-    needed = [job["detector_steps"] for job in jobs if job["detector_steps"] is not None]
-    if not told:
-        return "–"
-    return f"median {median(told):g}, most {max(told)} ({median(needed):g}, {max(needed)})"
-
-
-def _lag(jobs: Sequence[Figures]) -> str:
-    samples = [lag for job in jobs for lag in job["lag_steps"]]
-    return f"median {median(samples):g}, most {max(samples)}"
 
 
 def _costs(results: Mapping[str, Figures]) -> str:

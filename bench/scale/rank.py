@@ -96,7 +96,13 @@ def be_rank(job: Job, rank: int, run_dir: Path, shared: Shared) -> None:
     try:
         shared.begin.forked()
         shared.leave.forked()
-        session = _join(job, rank, run_dir, shared)
+        while not shared.port[0]:
+            time.sleep(0.05)
+        store = TCPStore("127.0.0.1", int(shared.port[0]), None, False, timedelta(seconds=SETTLE_S))
+        dist.init_process_group("fake", store=store, rank=rank, world_size=job.ranks)
+        session = sessions.begin(run_dir, "native", RecordingSettings(hello_s=SETTLE_S, goodbye_s=SETTLE_S))
+        if rank == 0:
+            _listen(session, run_dir, shared)
         shared.ready[rank] = 1
         shared.begin.wait()
         for step in _steps(job, rank, session, float(shared.start[0])):
@@ -116,26 +122,15 @@ def sleep_until(when: float) -> None:
         time.sleep(left)
 
 
-def _join(job: Job, rank: int, run_dir: Path, shared: Shared) -> sessions.Session:
-    while not shared.port[0]:
-        time.sleep(0.05)
-    store = TCPStore("127.0.0.1", int(shared.port[0]), None, False, timedelta(seconds=SETTLE_S))
-    dist.init_process_group("fake", store=store, rank=rank, world_size=job.ranks)
-    session = sessions.begin(run_dir, "native", RecordingSettings(hello_s=SETTLE_S, goodbye_s=SETTLE_S))
-    if rank == 0:
-        _listen(session, run_dir, shared)
-    return session
-
-
 def _listen(session: sessions.Session, run_dir: Path, shared: Shared) -> None:
     """On rank 0, note verdicts as they come, and how far the collector is after every batch."""
     heard = (run_dir / "heard").open("a", buffering=1)
 
-    def hear(verdict: Verdict) -> None:
-        told = (verdict.kind, verdict.ranks, verdict.since_step, verdict.detected_step, verdict.excess_ratio)
-        heard.write(json.dumps(asdict(Heard(*told, sent_steps=int(shared.sent.max())))) + "\n")
+    def note(verdict: Verdict) -> None:
+        parts = (verdict.kind, verdict.ranks, verdict.since_step, verdict.detected_step, verdict.excess_ratio)
+        heard.write(json.dumps(asdict(Heard(*parts, sent_steps=int(shared.sent.max())))) + "\n")
 
-    session.on_verdict(hear)
+    session.on_verdict(note)
     assert session.chief is not None
     chief, collector = session.chief, session.chief.collector
     add, write_end = collector.add, chief.write_end

@@ -98,17 +98,13 @@ def cost(store: Store, steps: int = 45) -> dict[str, Any]:
     step_s = statistics.median(report.ended[0]["seconds"])
     count = len(report.ended[0]["seconds"])
     spent = {name: min(end["spent"].get(name, 0.0) for end in report.ended.values()) / count for name in TRANSACTION}
-    ddp_s = statistics.median(_ddp_steps(steps))
+    ddp_steps = json.loads(_torchrun(["--nproc-per-node=2"], "ddp", str(steps)).splitlines()[-1])
+    ddp_s = statistics.median(ddp_steps)
     extra = sum(spent.values())
     parts = ", ".join(f"{name} {1e3 * s:.2f}" for name, s in spent.items() if s > 1e-5)
     print(f"cost: {1e3 * extra:.2f} ms per step ({parts} ms) of a DDP step of {1e3 * ddp_s:.0f} ms over Gloo: "
           f"{100 * extra / ddp_s:.2f} %; target 3 %. The whole transactional step: {1e3 * step_s:.0f} ms")  # fmt: skip
     return {"extra_s": extra, "ddp_s": ddp_s, "step_s": step_s, "ok": extra <= 0.03 * ddp_s}
-
-
-def _ddp_steps(steps: int) -> list[float]:
-    out = _torchrun(["--nproc-per-node=2"], "ddp", str(steps))
-    return list(json.loads(out.splitlines()[-1]))
 
 
 def torchrun(_: Store) -> dict[str, Any]:

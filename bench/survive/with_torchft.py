@@ -78,8 +78,8 @@ def meet(replica: int, directory: Path) -> None:
         time.sleep(0.01)
 
 
-def write(path: Path, what: object) -> None:
-    path.write_text(json.dumps(what))
+def write(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value))
 
 
 def measure(heartbeat_ms: int, timeout_s: float) -> dict[str, object]:
