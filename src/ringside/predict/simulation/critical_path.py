@@ -49,7 +49,7 @@ class Hop(NamedTuple):
     shared_s: float = 0.0
 
 
-class Guilty(NamedTuple):
+class Culprit(NamedTuple):
     """Who is to blame for most of the time that would not have been needed.
 
     Args:
@@ -109,7 +109,7 @@ def hop_before(k: int, vertex: int, end_s: float, ready: Floats, round_: Prepare
     return hop
 
 
-def who_is_guilty(path: Sequence[Hop], schedule: Schedule, topology: Topology, seconds: float) -> tuple[Guilty, ...]:
+def who_is_guilty(path: Sequence[Hop], schedule: Schedule, topology: Topology, seconds: float) -> tuple[Culprit, ...]:
     """Return the ranks and links that put off the end by what is worth naming, the worst first; or nobody.
 
     Args:
@@ -119,7 +119,7 @@ def who_is_guilty(path: Sequence[Hop], schedule: Schedule, topology: Topology, s
         seconds: How long it took.
     """
     late = path[0].end_s if path and path[0].round < 0 else 0.0
-    found = [Guilty("late rank", (path[0].src,), late)] if late > 0 else []
+    found = [Culprit("late rank", (path[0].src,), late)] if late > 0 else []
     # By link and host, how much less the path would take were they as their class says.
     hops = [hop for hop in path if hop.peer >= 0]
     src, dst = (np.array(ends, dtype=np.int64) for ends in ([hop.src for hop in hops], [hop.peer for hop in hops]))
@@ -138,6 +138,6 @@ def who_is_guilty(path: Sequence[Hop], schedule: Schedule, topology: Topology, s
             if out != into:
                 rate, host = min((topology.host_rates[out][0], out), (topology.host_rates[into][1], into))
                 lost["narrow host", (host,)] += hop.wire_s * (1.0 - rate / best_rate)
-    found += [Guilty(*culprit, excess) for culprit, excess in lost.items() if excess > 0]
+    found += [Culprit(*culprit, excess) for culprit, excess in lost.items() if excess > 0]
     worth = [culprit for culprit in found if culprit.seconds >= WORTH_NAMING * seconds]
-    return tuple(sorted(worth, key=lambda culprit: -culprit.seconds)) or (Guilty("nobody", (), 0.0),)
+    return tuple(sorted(worth, key=lambda culprit: -culprit.seconds)) or (Culprit("nobody", (), 0.0),)

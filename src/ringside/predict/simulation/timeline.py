@@ -10,7 +10,7 @@ from math import isqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.predict.simulation.critical_path import Guilty, Hop, Sent, hop_before, who_is_guilty
+from ringside.predict.simulation.critical_path import Culprit, Hop, Sent, hop_before, who_is_guilty
 from ringside.predict.simulation.messages import stretches
 from ringside.predict.simulation.rounds import PreparedRounds
 from ringside.predict.topology.topology import Topology
@@ -121,12 +121,12 @@ class Timeline:
         return tuple(reversed(path))
 
     @property
-    def guilty(self) -> Guilty:
+    def guilty(self) -> Culprit:
         """The rank or link that puts off the end by most, by the critical path."""
         return self.blamed[0]
 
     @cached_property
-    def blamed(self) -> tuple[Guilty, ...]:
+    def blamed(self) -> tuple[Culprit, ...]:
         """All ranks and links on the critical path that put off its end, the worst first; or nobody."""
         return who_is_guilty(self.critical_path, self.schedule, self.topology, self.seconds)
 
