@@ -4,7 +4,7 @@
 """
 
 from ringside.predict.simulation.closed_form import closed_form
-from ringside.predict.simulation.critical_path import Culprit, Hop, Sent
+from ringside.predict.simulation.critical_path import Culprit, PathHop, Sent
 from ringside.predict.simulation.simulate import finish_seconds, price, prices, simulate
 from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.topology.files import from_probe, from_toml, load_topology, preset, presets
@@ -13,9 +13,9 @@ from ringside.predict.topology.topology import KINDS, LinkClass, LinkOverride, S
 __all__ = [
     "KINDS",
     "Culprit",
-    "Hop",
     "LinkClass",
     "LinkOverride",
+    "PathHop",
     "Sent",
     "Switch",
     "Timeline",

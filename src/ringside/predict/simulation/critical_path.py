@@ -23,7 +23,7 @@ WORTH_NAMING = 0.02
 """Of the whole time: a rank or link that costs less is not called guilty."""
 
 
-class Hop(NamedTuple):
+class PathHop(NamedTuple):
     """One piece of the critical path.
 
     Args:
@@ -92,10 +92,10 @@ class Sent(NamedTuple):
     arrive_s: Floats
 
 
-def hop_before(k: int, vertex: int, end_s: float, ready: Floats, round_: PreparedRounds, size_bytes: float) -> Hop:
+def hop_before(k: int, vertex: int, end_s: float, ready: Floats, round_: PreparedRounds, size_bytes: float) -> PathHop:
     """Return the piece of the critical path that ends when `vertex` was done with round k."""
     begin = float(ready[vertex])
-    best, hop = (begin + float(round_.before[vertex]), 0), Hop(k, vertex, vertex, -1, begin, end_s, 0.0, 0.0)
+    best, hop = (begin + float(round_.before[vertex]), 0), PathHop(k, vertex, vertex, -1, begin, end_s, 0.0, 0.0)
     for part in round_.costs():
         for number in part.of(vertex):
             src, dst = int(part.messages.src[number]), int(part.messages.dst[number])
@@ -105,11 +105,13 @@ def hop_before(k: int, vertex: int, end_s: float, ready: Floats, round_: Prepare
             found = (begin + float(round_.before[src]) + wire + (0.0 if own else alpha), 1 if own else 2)
             if found > best:
                 shared = float(part.shared[number]) * size_bytes
-                best, hop = found, Hop(k, src, vertex, dst, begin, end_s, wire, 0.0 if own else alpha, shared)
+                best, hop = found, PathHop(k, src, vertex, dst, begin, end_s, wire, 0.0 if own else alpha, shared)
     return hop
 
 
-def who_is_guilty(path: Sequence[Hop], schedule: Schedule, topology: Topology, seconds: float) -> tuple[Culprit, ...]:
+def who_is_guilty(
+    path: Sequence[PathHop], schedule: Schedule, topology: Topology, seconds: float
+) -> tuple[Culprit, ...]:
     """Return the ranks and links that put off the end by what is worth naming, the worst first; or nobody.
 
     Args:

@@ -10,7 +10,7 @@ from math import isqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.predict.simulation.critical_path import Culprit, Hop, Sent, hop_before, who_is_guilty
+from ringside.predict.simulation.critical_path import Culprit, PathHop, Sent, hop_before, who_is_guilty
 from ringside.predict.simulation.messages import stretches
 from ringside.predict.simulation.rounds import PreparedRounds
 from ringside.predict.topology.topology import Topology
@@ -93,13 +93,13 @@ class Timeline:
     # ---------------------------------------------------------------------------------------------- why
 
     @cached_property
-    def critical_path(self) -> tuple[Hop, ...]:
+    def critical_path(self) -> tuple[PathHop, ...]:
         """What the last rank waited for, and what that waited for, back to the start; from the start on.
 
         Consecutive pieces touch: together they last from 0 to `seconds`. Where two things ended at once, the path goes
         along the message. Rounds in which a vertex is busy with messages to the same peer are one piece.
         """
-        path: list[Hop] = []
+        path: list[PathHop] = []
         vertex = int(self.finish_seconds.argmax())
         end_s, top = self.seconds, self.schedule.rounds
         while top > 0:
@@ -117,7 +117,7 @@ class Timeline:
                     path.append(hop)
             top = bottom
         if end_s > 0:
-            path.append(Hop(-1, vertex, vertex, -1, 0.0, end_s, 0.0, 0.0))
+            path.append(PathHop(-1, vertex, vertex, -1, 0.0, end_s, 0.0, 0.0))
         return tuple(reversed(path))
 
     @property
