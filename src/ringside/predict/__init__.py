@@ -4,7 +4,7 @@
 """
 
 from ringside.predict.simulation.closed_form import closed_form
-from ringside.predict.simulation.critical_path import Culprit, PathHop, Sent
+from ringside.predict.simulation.critical_path import Culprit, PathHop, SentMessages
 from ringside.predict.simulation.simulate import finish_seconds, price, prices, simulate
 from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.topology.files import from_probe, from_toml, load_topology, preset, presets
@@ -16,7 +16,7 @@ __all__ = [
     "LinkClass",
     "LinkOverride",
     "PathHop",
-    "Sent",
+    "SentMessages",
     "Switch",
     "Timeline",
     "Topology",

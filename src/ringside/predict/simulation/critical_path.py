@@ -70,7 +70,7 @@ class Culprit(NamedTuple):
         return f"{self.kind} {who} costs {ms(self.seconds)}"
 
 
-class Sent(NamedTuple):
+class SentMessages(NamedTuple):
     """Messages of one round; arrays are [messages], times in seconds.
 
     Args:

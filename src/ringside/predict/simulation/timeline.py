@@ -10,7 +10,7 @@ from math import isqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.predict.simulation.critical_path import Culprit, PathHop, Sent, hop_before, who_is_guilty
+from ringside.predict.simulation.critical_path import Culprit, PathHop, SentMessages, hop_before, who_is_guilty
 from ringside.predict.simulation.messages import stretches
 from ringside.predict.simulation.rounds import PreparedRounds
 from ringside.predict.topology.topology import Topology
@@ -78,7 +78,7 @@ class Timeline:
         """Return when every vertex was ready for round `k` (k = rounds: finished), float64 [vertices]."""
         return next(iter(self._states(k, k + 1)))
 
-    def sent(self, first: int = 0, last: int | None = None) -> Iterator[Sent]:
+    def sent(self, first: int = 0, last: int | None = None) -> Iterator[SentMessages]:
         """Yield the messages of rounds `first` to `last` (not included; None: to the end)."""
         end = self.schedule.rounds if last is None else min(last, self.schedule.rounds)
         for k, ready, round_ in zip(range(first, end), self._states(first, end), self._rounds(first, end), strict=True):
@@ -88,7 +88,7 @@ class Timeline:
                 leave = begin + part.wire * self.size_bytes
                 carried = np.asarray(part.messages.chunks * (self.size_bytes / self.schedule.chunks), dtype=np.float64)
                 arrive: Floats = leave + part.alpha_s
-                yield Sent(k, part.messages.src, part.messages.dst, carried, begin, leave, arrive)
+                yield SentMessages(k, part.messages.src, part.messages.dst, carried, begin, leave, arrive)
 
     # ---------------------------------------------------------------------------------------------- why
 
