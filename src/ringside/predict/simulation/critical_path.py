@@ -109,7 +109,7 @@ def hop_before(k: int, vertex: int, end_s: float, ready: Floats, round_: Prepare
     return hop
 
 
-def who_is_guilty(
+def find_culprits(
     path: Sequence[PathHop], schedule: Schedule, topology: Topology, seconds: float
 ) -> tuple[Culprit, ...]:
     """Return the ranks and links that put off the end by what is worth naming, the worst first; or nobody.

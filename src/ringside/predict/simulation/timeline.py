@@ -10,7 +10,7 @@ from math import isqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.predict.simulation.critical_path import Culprit, PathHop, SentMessages, hop_before, who_is_guilty
+from ringside.predict.simulation.critical_path import Culprit, PathHop, SentMessages, find_culprits, hop_before
 from ringside.predict.simulation.messages import stretches
 from ringside.predict.simulation.rounds import PreparedRounds
 from ringside.predict.topology.topology import Topology
@@ -128,7 +128,7 @@ class Timeline:
     @cached_property
     def blamed(self) -> tuple[Culprit, ...]:
         """All ranks and links on the critical path that put off its end, the worst first; or nobody."""
-        return who_is_guilty(self.critical_path, self.schedule, self.topology, self.seconds)
+        return find_culprits(self.critical_path, self.schedule, self.topology, self.seconds)
 
     @property
     def shares(self) -> dict[str, float]:
