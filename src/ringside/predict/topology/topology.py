@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from ringside.errors import UsageError
 
-__all__ = ["KINDS", "RAILS", "LinkClass", "LinkOverride", "Switch", "Topology", "figures"]
+__all__ = ["LINK_KINDS", "RAILS", "LinkClass", "LinkOverride", "Switch", "Topology", "figures"]
 
 
 # -------------------------------------------------------------------------------------------------
 # What a link costs: link classes, switches that reduce, links that are not as their class says.
 
-KINDS = ("nvlink", "nvswitch", "pcie", "infiniband", "roce", "ethernet", "loopback", "shared_memory")
+LINK_KINDS = ("nvlink", "nvswitch", "pcie", "infiniband", "roce", "ethernet", "loopback", "shared_memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class LinkClass:
     """A kind of link, and what a message over it costs.
 
     Args:
-        kind: One of `KINDS`.
+        kind: One of `LINK_KINDS`.
         alpha_s: From a message being ready until its receiver has it, without its bytes, seconds.
         bytes_per_s: Of one rank's port (inside a host) or one network interface (between hosts), each direction.
         host_bytes_per_s: What all messages of the class inside one host carry together (a memory bus, a PCIe root);
@@ -48,7 +48,7 @@ class LinkClass:
     host_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
-        mistakes = [] if self.kind in KINDS else [f"kind {self.kind!r}: there are {', '.join(KINDS)}"]
+        mistakes = [] if self.kind in LINK_KINDS else [f"kind {self.kind!r}: there are {', '.join(KINDS)}"]
         mistakes += wrong_delay("alpha_s", self.alpha_s)
         mistakes += wrong_rate("bytes_per_s", self.bytes_per_s)
         mistakes += wrong_rate("host_bytes_per_s", self.host_bytes_per_s)
