@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ringside.errors import UsageError
 
-__all__ = ["LINK_KINDS", "RAILS", "LinkClass", "LinkOverride", "Switch", "Topology", "figures"]
+__all__ = ["LINK_KINDS", "RAILS", "LinkClass", "LinkOverride", "Switch", "Topology", "sourced_figures"]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -359,7 +359,7 @@ class Topology:
         return ", ".join(words)
 
 
-def figures(topology: Topology) -> dict[str, Any]:
+def sourced_figures(topology: Topology) -> dict[str, Any]:
     """Return every number of a topology that needs a source, by its name such as `inside.alpha_s`."""
     found: dict[str, Any] = {}
     for part in ("inside", "between", "nvls", "sharp"):
