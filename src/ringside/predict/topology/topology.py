@@ -52,7 +52,7 @@ class LinkClass:
         mistakes += wrong_delay("alpha_s", self.alpha_s)
         mistakes += wrong_rate("bytes_per_s", self.bytes_per_s)
         mistakes += wrong_rate("host_bytes_per_s", self.host_bytes_per_s)
-        refuse(mistakes)
+        raise_mistakes(mistakes)
 
     @property
     def seconds_per_byte(self) -> float:
@@ -76,7 +76,7 @@ class Switch:
     bytes_per_s: float
 
     def __post_init__(self) -> None:
-        refuse(wrong_delay("alpha_s", self.alpha_s) + wrong_rate("bytes_per_s", self.bytes_per_s))
+        raise_mistakes(wrong_delay("alpha_s", self.alpha_s) + wrong_rate("bytes_per_s", self.bytes_per_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def wrong_delay(name: str, value: float) -> list[str]:
     return [] if math.isfinite(value) and value >= 0 else [f"{name}: seconds, 0 or more, not {value:g}"]
 
 
-def refuse(mistakes: Sequence[str]) -> None:
+def raise_mistakes(mistakes: Sequence[str]) -> None:
     """Raise a `UsageError` with one line per mistake, if there is any."""
     if mistakes:
         raise UsageError("\n".join(mistakes))
@@ -167,7 +167,7 @@ class Topology:
     def __post_init__(self) -> None:
         # Links of their own are judged only where the counts that they number are right.
         mistakes = self._wrong_figures() or self._wrong_overrides()
-        refuse([f"topology {self.name!r}: {mistake}" for mistake in mistakes])
+        raise_mistakes([f"topology {self.name!r}: {mistake}" for mistake in mistakes])
 
     # ---------------------------------------------------------------------------------------------- what it is
 
