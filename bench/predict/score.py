@@ -17,7 +17,7 @@ from bench.common import ROOT, make_parser
 from ringside.predict.laws import calibrate, fabric
 from ringside.predict.laws.curve import DEPTH, PIPELINE, RAMP
 from ringside.predict.laws.fabric import nvls_rate
-from ringside.predict.laws.knowledge import Knowledge, recognise
+from ringside.predict.laws.knowledge import Knowledge, named_topology
 from ringside.predict.score import score
 from ringside.predict.score.score import Score, summary
 from ringside.predict.tables import read_tables
@@ -178,7 +178,7 @@ def _ramps(rest: Sequence[Table]) -> Callable[[], None]:
     """Set ramp and depth to the medians of what the tables show by themselves."""
     before = fabric.RAMP, fabric.DEPTH
     for table in rest:
-        if table.name not in _fits and (topology := recognise(table)) is not None:
+        if table.name not in _fits and (topology := named_topology(table)) is not None:
             law = fabric.law(topology, table.collective, table.algorithm)
             theta = calibrate.fit([r.size_bytes for r in table.rows], [r.time_s for r in table.rows], law).theta
             assert law.backbone is PIPELINE

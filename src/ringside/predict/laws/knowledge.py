@@ -62,7 +62,7 @@ _ALPHAS = (
 )
 
 
-def recognise(table: Table) -> Topology | None:
+def named_topology(table: Table) -> Topology | None:
     """Return the topology that a table's words and counts stand for; None where they name no GPU that is known."""
     text = f"{table.cluster} {table.algorithm if 'auto' not in table.algorithm else ''}".lower()
     if table.ranks < 2 or not table.cluster:
@@ -169,7 +169,7 @@ class Knowledge:
     def topology(self, table: Table) -> Topology | None:
         """Return the topology of a table; None where its words tell none."""
         if self.preset == "auto":
-            return recognise(table)
+            return named_topology(table)
         return sized_like(load_topology(self.preset), table)
 
     def law(self, table: Table) -> Law | None:
