@@ -19,7 +19,7 @@ from ringside.predict.laws.fabric import Law
 from ringside.predict.laws.knowledge import Knowledge, is_mpi
 from ringside.predict.laws.transfer import transfer
 from ringside.predict.score import baselines
-from ringside.predict.tables.checks import check
+from ringside.predict.tables.checks import check_rows
 from ringside.predict.tables.table import ALL_REDUCE, BUS_FACTORS, Flag, Table, TableRow
 
 Floats = NDArray[np.float64]
@@ -54,7 +54,7 @@ class Score:
     """One table, predicted.
 
     Args:
-        table: As `check` left it.
+        table: As `check_rows` left it.
         mode: `hold-out`, `larger sizes`, `other scale` or `preset`.
         words: What the law was made from.
         fitted: Rows that had a part in the fit.
@@ -203,7 +203,7 @@ def checked(tables: Sequence[Table]) -> tuple[list[Table], tuple[mpi.Pairs, ...]
     Raises:
         UsageError: There is no table of a collective.
     """
-    done = [check(table) for table in tables]
+    done = [check_rows(table) for table in tables]
     collectives = [table for table in done if table.collective in BUS_FACTORS]
     if not collectives:
         raise UsageError("no table of a collective among these files; point-to-point tables only tell of messages")

@@ -138,7 +138,7 @@ LONGEST_S = 1e5
 Floats = NDArray[np.float64]
 
 
-def check(table: Table) -> Table:
+def check_rows(table: Table) -> Table:
     """Return the table with its rows sorted by size, what is wrong with others flagged, and its ranks known.
 
     Where the table does not say how many ranks there were, busbw/algbw tells (2(n-1)/n for all-reduce).
