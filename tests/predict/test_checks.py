@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ringside.errors import UsageError
 from ringside.predict.tables import read_tables
-from ringside.predict.tables.checks import check_rows, infer_ranks, rising, usable
+from ringside.predict.tables.checks import check_rows, infer_ranks, require_rows, rising
 from ringside.predict.tables.table import Figure, Table, TableRow, bus_factor
 
 from .shared_tables import made, published
@@ -83,7 +83,7 @@ def test_a_whole_table_in_other_units_is_refused_row_by_row():
     assert not found.rows
     assert all("GiB/s" in flag.reason for flag in found.flags)
     with pytest.raises(UsageError, match="12 flagged: algbw"):
-        usable(found, 4)
+        require_rows(found, 4)
 
 
 def test_repeated_rows_are_named_and_repeats_of_a_measurement_are_kept():

@@ -309,7 +309,7 @@ def _ranks_of(ratio: float, collective: str) -> int | None:
     return ranks if 2 <= ranks <= MOST_RANKS else None
 
 
-def usable(table: Table, least: int) -> Table:
+def require_rows(table: Table, least: int) -> Table:
     """Return the table if it has `least` rows left.
 
     Raises:
