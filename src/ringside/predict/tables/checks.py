@@ -30,7 +30,7 @@ LONG_RUN = 3  # more rows than this in a row are a regime of the cluster, unless
 REGIME = 2.5
 
 
-def implausible(rows: list[TableRow]) -> tuple[list[TableRow], list[Flag]]:
+def split_implausible(rows: list[TableRow]) -> tuple[list[TableRow], list[Flag]]:
     """Flag rows slower than a larger message, or than the same bytes in pieces."""
     reasons: dict[int, str] = {}
     times = np.array([row.time_s for row in rows])
@@ -165,7 +165,7 @@ def check_rows(table: Table) -> Table:
     # Rows by those around them.
     rows.sort(key=lambda row: row.size_bytes)
     if table.collective in BUS_FACTORS or table.collective == "p2p_latency":
-        rows, more = implausible(rows)
+        rows, more = split_implausible(rows)
         flags += more
     return table.with_flags(rows, flags)
 
