@@ -194,7 +194,7 @@ def plan(question: PlanQuestion) -> TrainingPlan:
     )
 
 
-def choose(topology: Topology, size_bytes: float, algorithm: str = AUTO) -> Option:
+def choose_option(topology: Topology, size_bytes: float, algorithm: str = AUTO) -> Option:
     """Return the option that is asked for; `auto` without a library is the fastest at this size.
 
     Args:
@@ -235,7 +235,7 @@ def _scaling(question: PlanQuestion, name: str, seen: Option, refused: bool) -> 
         if sized.ranks < 2:
             scales.append(Scale(hosts, sized.ranks, None, None, Band(1.0, 1.0, 1.0) if compute else None, ""))
             continue
-        chosen = seen if sized is topology else moved(choose(sized, size, name), seen)
+        chosen = seen if sized is topology else moved(choose_option(sized, size, name), seen)
         (price,) = priced(chosen, [size])
         rate = busbw(size, sized.ranks, price.seconds)
         efficiency = None

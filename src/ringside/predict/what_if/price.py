@@ -13,7 +13,7 @@ from ringside.errors import UsageError
 from ringside.predict.band import Band
 from ringside.predict.plan.buckets import BACKWARD, exposed_s
 from ringside.predict.plan.options import Option, has_library, schedule_for
-from ringside.predict.plan.plan import choose
+from ringside.predict.plan.plan import choose_option
 from ringside.predict.simulation.simulate import price, simulate
 from ringside.predict.topology.topology import Topology
 
@@ -41,13 +41,13 @@ def chosen(topology: Topology, algorithm: str, bucket_bytes: float) -> Option | 
 
     Args:
         topology: What it runs over.
-        algorithm: As for `plan.choose`.
+        algorithm: As for `plan.choose_option`.
         bucket_bytes: Of one bucket.
 
     Raises:
         UsageError: No such algorithm here.
     """
-    return None if topology.ranks < 2 else choose(lawful(topology), bucket_bytes, algorithm)
+    return None if topology.ranks < 2 else choose_option(lawful(topology), bucket_bytes, algorithm)
 
 
 def exposed(option: Option | None, topology: Topology, bucket_bytes: float, buckets: int, work_s: float) -> Exposed:
@@ -90,7 +90,7 @@ def slowed(topology: Topology, algorithm: str, bucket_bytes: float, link: tuple[
 
     Args:
         topology: What is run over.
-        algorithm: As for `plan.choose`.
+        algorithm: As for `plan.choose_option`.
         bucket_bytes: Of one all-reduce.
         link: Sender, receiver, times.
 
@@ -102,7 +102,7 @@ def slowed(topology: Topology, algorithm: str, bucket_bytes: float, link: tuple[
     if topology.ranks > MOST_RANKS:
         return found
     # The best rate that a message over the link gets now, and to whom else its sender sends.
-    name = choose(lawful(topology), bucket_bytes, algorithm).name
+    name = choose_option(lawful(topology), bucket_bytes, algorithm).name
     timeline = simulate(schedule_for(lawful(topology), name), topology, bucket_bytes)
     best, others = 0.0, set[int]()
     for sent in timeline.sent():

@@ -18,7 +18,7 @@ from ringside.errors import UsageError
 from ringside.predict.band import Band
 from ringside.predict.plan.measured import moved, tilted, with_measured
 from ringside.predict.plan.options import TREES, Option, schedule_for
-from ringside.predict.plan.plan import choose
+from ringside.predict.plan.plan import choose_option
 from ringside.predict.simulation.simulate import simulate
 from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.what_if.price import Exposed, chosen, exposed, lawful
@@ -192,7 +192,7 @@ def played(step: PredictedStep) -> Timeline | None:
     if not 2 <= topology.ranks <= MOST_RANKS:
         return None
     size, plain = step.bucket_bytes, lawful(topology)
-    name = choose(plain, size, step.algorithm).name
+    name = choose_option(plain, size, step.algorithm).name
     segments = SEGMENTS if name in (*TREES, "nvls") else 1
     own = np.median(step.own_s, axis=0)
     late = {rank: float(more) for rank, more in enumerate(own - own.min()) if more > 0}
