@@ -149,7 +149,7 @@ def plan(question: PlanQuestion) -> TrainingPlan:
     # The algorithm that is asked for, or the fastest; what a run measured of it moves all the others alike.
     named = option(topology, question.algorithm) if question.algorithm != AUTO or has_library(topology) else None
     every = options(topology)
-    chosen = named or fastest(every, size)
+    chosen = named or fastest_option(every, size)
     seen = with_measured(chosen, question.measured)
     every = [moved(other, seen) for other in every]
 
@@ -205,10 +205,10 @@ def choose_option(topology: Topology, size_bytes: float, algorithm: str = AUTO) 
     requested = "nvls" if algorithm == "nvls_tree" and topology.hosts == 1 else algorithm
     if requested in names(topology) or has_library(topology):
         return option(topology, requested if requested in names(topology) else AUTO)
-    return fastest(options(topology), size_bytes)
+    return fastest_option(options(topology), size_bytes)
 
 
-def fastest(options: Sequence[Option], size_bytes: float) -> Option:
+def fastest_option(options: Sequence[Option], size_bytes: float) -> Option:
     """Return the one that takes least at a size, by the middle of its band."""
     return min(options, key=lambda option: float(option.predict([size_bytes]).times_s[0]))
 
