@@ -70,7 +70,7 @@ def is_gpu(table: Table) -> bool:
 
 def scoreboard(data: Path, more: Path | None) -> Iterable[str]:
     """Yield the page's lines."""
-    tables, pairs = score.checked(load(data))
+    tables, pairs = score.check_tables(load(data))
     known = Knowledge("auto", pairs)
     gpus = [table for table in tables if is_gpu(table) and len(table.rows) >= 10]
     held = [score.hold_out(table, known) for table in gpus]
@@ -295,7 +295,7 @@ def _each(held: Sequence[Score], small: Sequence[Score], plain: Sequence[Score])
 
 
 def _more(folder: Path) -> Iterable[str]:
-    tables, pairs = score.checked(load(folder))
+    tables, pairs = score.check_tables(load(folder))
     known = Knowledge("auto", pairs)
     usable = [table for table in tables if len(table.rows) >= 10]
     held = [score.hold_out(table, known) for table in usable]

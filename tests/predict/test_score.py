@@ -9,7 +9,7 @@ from ringside.errors import UsageError
 from ringside.predict.laws.knowledge import Knowledge
 from ringside.predict.score.baselines import hockney, interpolate, nccl_constants
 from ringside.predict.score.score import (
-    checked,
+    check_tables,
     errors_of,
     hold_out,
     larger_sizes,
@@ -97,7 +97,7 @@ def test_a_wrong_preset_is_refused():
 
 def test_point_to_point_tables_alone_are_refused():
     with pytest.raises(UsageError, match="no table of a collective"):
-        checked([Table("p", (TableRow(1, 8, 1e-5),), collective="p2p_latency")])
+        check_tables([Table("p", (TableRow(1, 8, 1e-5),), collective="p2p_latency")])
 
 
 # ------------------------------------------------------------------------------------------------ baselines
@@ -134,7 +134,7 @@ def gpus():
         for p in sorted(published().glob("*.csv"))
         if not p.name.startswith(("INDEX", "osu", "vidur", "nccl", "simai"))
     ]
-    tables, _ = checked([table for path in names for table in read_tables(path)])
+    tables, _ = check_tables([table for path in names for table in read_tables(path)])
     return [table for table in tables if len(table.rows) >= 10 and table.collective == "all_reduce"]
 
 
@@ -202,7 +202,7 @@ def test_cpu_clusters_of_another_scale_are_inside_their_band():
         published(f"osu_{what}.csv")
         for what in ("cpu_32nodes", "cpu_64nodes", "p2p_latency_32nodes", "p2p_latency_64nodes")
     ]
-    tables, pairs = checked([table for path in paths for table in read_tables(path)])
+    tables, pairs = check_tables([table for path in paths for table in read_tables(path)])
     known = Knowledge("auto", pairs)
     small = [table for table in tables if table.hosts == 32]
     for table in (table for table in tables if table.hosts == 64):

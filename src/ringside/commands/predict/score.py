@@ -99,7 +99,7 @@ def score(args: argparse.Namespace) -> list[Score]:
         raise UsageError("name a table: a CSV, a log of nccl-tests, its JSON, OSU's output, or a folder of them")
     limit = _limit(args.fit_below)
     read, refused = _read([*args.paths, *args.fit, *args.test, *args.p2p], args)
-    tables, pairs = scoring.checked(read)
+    tables, pairs = scoring.check_tables(read)
     known = Knowledge(args.preset or "auto", pairs)
     if args.fit:
         fit, test = (_of(tables, names) for names in (args.fit, args.test))

@@ -197,7 +197,7 @@ def measured(rows: Sequence[TableRow]) -> Floats:
 # ------------------------------------------------------------------------------------------------ many tables
 
 
-def checked(tables: Sequence[Table]) -> tuple[list[Table], tuple[mpi.Pairs, ...]]:
+def check_tables(tables: Sequence[Table]) -> tuple[list[Table], tuple[mpi.Pairs, ...]]:
     """Return the collectives among tables, checked, and the point-to-point costs among them.
 
     Raises:
