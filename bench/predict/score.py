@@ -286,7 +286,7 @@ def _each(held: Sequence[Score], small: Sequence[Score], plain: Sequence[Score])
         cells = [
             one.table.name,
             str(one.table.count),
-            str(len(score.flagged(one.table))),
+            str(len(score.line_flags(one.table))),
             *map(_percent, (one.errors.mape, one.errors.mape_large, one.band_coverage)),
             *(_percent(line.mape if line else None) for line in lines),
             *(_percent(found.mape if found else None) for found in far),

@@ -168,7 +168,7 @@ def to_json(scores: Sequence[Score], *, points: bool = False) -> dict[str, Any]:
 
 
 def _table_json(one: Score, points: bool) -> dict[str, Any]:
-    errors, table, flags = one.errors, one.table, scoring.flagged(one.table)
+    errors, table, flags = one.errors, one.table, scoring.line_flags(one.table)
     data: dict[str, Any] = {
         "name": table.name,
         "rows": table.count,
@@ -231,7 +231,7 @@ def print_scores(scores: Sequence[Score], console: Console) -> None:
     for one in scores:
         if one.refused:
             console.print(f"not scored: {one.table.name}: {one.refused}", markup=False, soft_wrap=True)
-    flags = [(one.table.name, flag) for one in scores for flag in scoring.flagged(one.table)]
+    flags = [(one.table.name, flag) for one in scores for flag in scoring.line_flags(one.table)]
     if flags:
         console.print(f"rows not used ({len(flags)}):", markup=False)
     for name, flag in flags[:SHOWN_FLAGS]:
@@ -276,7 +276,7 @@ def _grid(scores: Sequence[Score]) -> Grid:
             one.table.name,
             str(one.table.ranks or "?"),
             str(one.table.count),
-            str(len(scoring.flagged(one.table))),
+            str(len(scoring.line_flags(one.table))),
             percent(errors.mape),
             percent(errors.mape_large),
             f"{100 * errors.bias:+.1f} %",

@@ -210,7 +210,7 @@ def check_tables(tables: Sequence[Table]) -> tuple[list[Table], tuple[mpi.Pairs,
     return collectives, tuple(mpi.pairs_of(done))
 
 
-def flagged(table: Table) -> tuple[Flag, ...]:
+def line_flags(table: Table) -> tuple[Flag, ...]:
     """Return the flags of a table, each line once."""
     first = {flag.line: flag for flag in reversed(table.flags)}
     return tuple(first[line] for line in sorted(first))
