@@ -325,7 +325,7 @@ def test_a_rank_starts_with_one_thread_unless_the_user_says_so(monkeypatch: pyte
             monkeypatch.setenv("OMP_NUM_THREADS", given)
         with (tmp_path / "log").open("wb") as log:
             script = "echo $OMP_NUM_THREADS $RANK; ps -o sid= -p $$; echo $$ >&2"
-            child = launch.start(["sh", "-c", script], {"RANK": "7"}, log.fileno())
+            child = launch.start_rank(["sh", "-c", script], {"RANK": "7"}, log.fileno())
         assert child.wait(60) == 0
         told, session, pid = (tmp_path / "log").read_text().splitlines()
         assert (told, int(session)) == (expected, int(pid))

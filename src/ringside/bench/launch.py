@@ -46,7 +46,7 @@ def run_ranks(plan: BenchPlan, observe: Observer = lambda rank, message: None) -
         try:
             with (directory / _LOG).open("wb") as log:
                 for command, environment in commands(plan, directory):
-                    processes.append(start(command, environment, log.fileno()))
+                    processes.append(start_rank(command, environment, log.fileno()))
             follow(processes, readers, reports, observe)
             if not all(any(isinstance(m, Done) for m in report) for report in reports):
                 raise RingsideError(what_happened(processes, reports, (directory / _LOG).read_text(errors="replace")))
@@ -66,7 +66,7 @@ def commands(plan: BenchPlan, directory: Path) -> list[tuple[list[str], Mapping[
     return [(["mpirun", *root, "--oversubscribe", "--bind-to", "none", "-n", str(plan.ranks), *worker], {})]
 
 
-def start(command: list[str], environment: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
+def start_rank(command: list[str], environment: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
     """Start a rank; `log` is the descriptor that takes what it writes."""
     # One compute thread per rank, as torchrun does; a session of its own, so that Ctrl-C reaches only the parent.
     return subprocess.Popen(
