@@ -310,11 +310,11 @@ def test_after_a_failure_the_others_have_the_time_to_say_what_they_saw(monkeypat
     seen: list[Any] = []
     reader: Any = SimpleNamespace(read=lambda: [WorkerHello(len(seen))])
     reports: Any = [[], []]
-    launch.follow([Child(None, 0), Child(0)], [reader, reader], reports, lambda rank, m: seen.append((rank, m)))  # type: ignore[list-item]
+    launch.follow_ranks([Child(None, 0), Child(0)], [reader, reader], reports, lambda rank, m: seen.append((rank, m)))  # type: ignore[list-item]
     assert [rank for rank, _ in seen] == [0, 1] * 2
     assert [len(report) for report in reports] == [2, 2]
     assert now[0] == pytest.approx(100.1)
-    launch.follow([Child(None), Child(None, None, 1)], [reader, reader], reports, lambda *_: None)  # type: ignore[list-item]
+    launch.follow_ranks([Child(None), Child(None, None, 1)], [reader, reader], reports, lambda *_: None)  # type: ignore[list-item]
     assert now[0] == pytest.approx(100.1 + 0.2 + 3.0, abs=0.15)
 
 

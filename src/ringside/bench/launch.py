@@ -47,7 +47,7 @@ def run_ranks(plan: BenchPlan, observe: Observer = lambda rank, message: None) -
             with (directory / _LOG).open("wb") as log:
                 for command, environment in commands(plan, directory):
                     processes.append(start_rank(command, environment, log.fileno()))
-            follow(processes, readers, reports, observe)
+            follow_ranks(processes, readers, reports, observe)
             if not all(any(isinstance(m, Done) for m in report) for report in reports):
                 raise RingsideError(what_happened(processes, reports, (directory / _LOG).read_text(errors="replace")))
         finally:
@@ -80,7 +80,7 @@ def start_rank(command: list[str], environment: Mapping[str, str], log: int) -> 
     )
 
 
-def follow(
+def follow_ranks(
     processes: list[subprocess.Popen[bytes]], readers: list[MessageReader], reports: Reports, observe: Observer
 ) -> None:
     """Read messages until every process ended, or one failed and the others had time to say what they saw."""
