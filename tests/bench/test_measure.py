@@ -297,7 +297,7 @@ class Child:
 
 def test_who_is_left_is_asked_to_end_and_then_killed() -> None:
     children: list[Any] = [Child(0), Child(None), Child(None, stubborn=True)]
-    launch.end(children)
+    launch.end_ranks(children)
     assert [child.told for child in children] == [
         ["wait"], ["terminate", "wait"], ["terminate", "wait", "kill", "wait"],
     ]  # fmt: skip

@@ -51,7 +51,7 @@ def run_ranks(plan: BenchPlan, observe: Observer = lambda rank, message: None) -
             if not all(any(isinstance(m, Done) for m in report) for report in reports):
                 raise RingsideError(what_happened(processes, reports, (directory / _LOG).read_text(errors="replace")))
         finally:
-            end(processes)
+            end_ranks(processes)
             for reader in readers:
                 reader.close()
         return reports
@@ -98,7 +98,7 @@ def follow_ranks(
         time.sleep(POLL_S)
 
 
-def end(processes: list[subprocess.Popen[bytes]]) -> None:
+def end_ranks(processes: list[subprocess.Popen[bytes]]) -> None:
     """End what still runs: politely, so that mpirun ends its ranks, then for good."""
     for process in processes:
         if process.poll() is None:
