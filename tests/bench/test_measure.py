@@ -335,7 +335,7 @@ def test_open_mpi_starts_as_root_only_where_it_is_root(monkeypatch: pytest.Monke
     asked = BenchPlan(key="test", ranks=3, sizes_bytes=(4,), peers=("gloo", "mpi"))
     for user, flags in ((0, ["--allow-run-as-root"]), (1000, [])):
         monkeypatch.setattr(launch.os, "geteuid", lambda user=user: user)
-        ((command, environ),) = launch.commands(asked, tmp_path)
+        ((command, environ),) = launch.rank_commands(asked, tmp_path)
         assert command[: 1 + len(flags)] == ["mpirun", *flags]
         assert command[1 + len(flags) : 6 + len(flags)] == ["--oversubscribe", "--bind-to", "none", "-n", "3"]
         assert command[-1] == str(tmp_path)

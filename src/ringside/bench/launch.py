@@ -45,7 +45,7 @@ def run_ranks(plan: BenchPlan, observe: Observer = lambda rank, message: None) -
         processes: list[subprocess.Popen[bytes]] = []
         try:
             with (directory / _LOG).open("wb") as log:
-                for command, environment in commands(plan, directory):
+                for command, environment in rank_commands(plan, directory):
                     processes.append(start_rank(command, environment, log.fileno()))
             follow_ranks(processes, readers, reports, observe)
             if not all(any(isinstance(m, Done) for m in report) for report in reports):
@@ -57,7 +57,7 @@ def run_ranks(plan: BenchPlan, observe: Observer = lambda rank, message: None) -
         return reports
 
 
-def commands(plan: BenchPlan, directory: Path) -> list[tuple[list[str], Mapping[str, str]]]:
+def rank_commands(plan: BenchPlan, directory: Path) -> list[tuple[list[str], Mapping[str, str]]]:
     """Return the processes to start, as (command, variables): one mpirun if MPI takes part, else one per rank."""
     worker = [sys.executable, "-m", "ringside.bench.worker", str(directory)]
     if "mpi" not in plan.peers:
