@@ -216,11 +216,11 @@ def test_numbers_differ_as_much_as_their_sum_stays_exact(dtype: str) -> None:
         (64, "sum", max(1, min(16, most // 64))),
         (200, "sum", None),
     ):
-        numbers = check.numbers(0, ranks, dtype, op)
+        numbers = check.whole_numbers(0, ranks, dtype, op)
         assert numbers.min() == 1
         assert numbers.max() == (top or max(1, min(16, most // 200)))
-    assert set(check.numbers(0, 64, dtype, "prod")) == {1, 2}
-    assert np.mean(check.numbers(0, 64, dtype, "prod") == 2) == pytest.approx(1 / 8, abs=0.01)
+    assert set(check.whole_numbers(0, 64, dtype, "prod")) == {1, 2}
+    assert np.mean(check.whole_numbers(0, 64, dtype, "prod") == 2) == pytest.approx(1 / 8, abs=0.01)
 
 
 def test_a_mean_of_whole_numbers_is_cut_and_one_of_others_is_not() -> None:

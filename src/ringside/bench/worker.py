@@ -44,13 +44,13 @@ _FOLDS = {"sum": np.add, "avg": np.add, "prod": np.multiply, "min": np.minimum, 
 
 def contribution(rank: int, ranks: int, dtype: str, op: str) -> Array:
     """Return one period of a rank's tensor, shape [PERIOD], in the dtype it is stored as."""
-    return to_storage(numbers(rank, ranks, dtype, op), dtype)
+    return to_storage(whole_numbers(rank, ranks, dtype, op), dtype)
 
 
 def expected(ranks: int, dtype: str, op: str) -> Array:
     """Return one period of the result on every rank, shape [PERIOD], in the dtype it is stored as."""
     wide = "int64" if "int" in dtype else "float64"
-    stack = np.stack([numbers(rank, ranks, dtype, op).astype(wide) for rank in range(ranks)])
+    stack = np.stack([whole_numbers(rank, ranks, dtype, op).astype(wide) for rank in range(ranks)])
     with np.errstate(over="ignore"):
         result: Array = _FOLDS[op].reduce(stack, axis=0)
     if op == "avg":
@@ -85,7 +85,7 @@ def count_wrong(array: Array, period: Array) -> int:
     return wrong
 
 
-def numbers(rank: int, ranks: int, dtype: str, op: str) -> Array:
+def whole_numbers(rank: int, ranks: int, dtype: str, op: str) -> Array:
     """Return the whole numbers, shape [PERIOD], of which a rank's tensor is made: their reduction is exact."""
     random = np.random.default_rng((rank, 20260101))
     if op == "prod":  # powers of two, few enough to stay finite in float16 for up to 64 ranks
