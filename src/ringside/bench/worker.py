@@ -243,7 +243,7 @@ def main(directory: Path) -> None:
     writer = Writer(directory, rank)
     writer.send(WorkerHello(os.getpid()))
     try:
-        run(plan, rank, directory, writer)
+        run_plan(plan, rank, directory, writer)
     except Exception as error:
         lost = error.ranks if isinstance(error, SyncError) else ()
         writer.send(Failed(type(error).__name__, str(error), lost))
@@ -253,7 +253,7 @@ def main(directory: Path) -> None:
     writer.close()
 
 
-def run(plan: BenchPlan, rank: int, directory: Path, writer: Writer) -> None:
+def run_plan(plan: BenchPlan, rank: int, directory: Path, writer: Writer) -> None:
     """Measure everything in the plan."""
     with HostCommunicator(plan.key, rank, plan.ranks) as comm:
         peers = [peer for name in plan.peers if (peer := open_peer(name, plan, rank, directory, writer))]
