@@ -48,7 +48,7 @@ class LinkClass:
     host_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
-        mistakes = [] if self.kind in LINK_LINK_KINDS else [f"kind {self.kind!r}: there are {', '.join(KINDS)}"]
+        mistakes = [] if self.kind in LINK_KINDS else [f"kind {self.kind!r}: there are {', '.join(LINK_KINDS)}"]
         mistakes += wrong_delay("alpha_s", self.alpha_s)
         mistakes += wrong_rate("bytes_per_s", self.bytes_per_s)
         mistakes += wrong_rate("host_bytes_per_s", self.host_bytes_per_s)
