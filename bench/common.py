@@ -50,6 +50,11 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows))
 
 
+def page_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table as a paragraph of a page: with a line's end after it."""
+    return markdown_table(head, rows) + "\n"
+
+
 def slowest_step_s(step: Callable[[], Any], times: int) -> float:
     """Return the mean seconds of a step in a block of them, on the slowest rank of the default process group."""
     import torch

@@ -116,14 +116,15 @@ def score(alarms: Iterable[Alarm], fault: Fault, ranks: int, jobs: int) -> Figur
     first: dict[tuple[int, int], int] = {}
     wrong = 0
     for alarm in alarms:
-        guilty = set(culprits(fault, alarm.step, ranks)) | set(culprits(fault, alarm.step - GRACE, ranks))
-        if alarm.rank in guilty:
+        # Who was at fault a moment ago still counts: a verdict looks back.
+        at_fault = set(culprits(fault, alarm.step, ranks)) | set(culprits(fault, alarm.step - GRACE, ranks))
+        if alarm.rank in at_fault:
             first.setdefault((alarm.job, alarm.rank), alarm.step + 1 - fault.onset)
         else:
             wrong += alarm.rank >= 0
-    asked = culprits(fault, fault.onset, ranks)
-    both = [job for job in range(jobs) if asked and all((job, rank) in first for rank in asked)]
-    delays = [max(first[job, rank] for rank in asked) for job in both]
+    expected = culprits(fault, fault.onset, ranks)
+    complete = [job for job in range(jobs) if expected and all((job, rank) in first for rank in expected)]
+    delays = [max(first[job, rank] for rank in expected) for job in complete]
     found = len(delays)
     return {"recall": found / jobs, "delay": float(np.median(delays)) if found else None, "wrong": wrong / jobs}
 

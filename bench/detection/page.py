@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bench.common import markdown_table
+from bench.common import page_table
 
 Results = Mapping[str, Mapping[str, float | None]]
 DAY = 86_400
@@ -62,11 +62,6 @@ def per_day(figures: Mapping[str, float | None] | None) -> str:
     return f"{rate:.2f}" if rate < 10 else f"{rate:,.0f}"
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """Return a Markdown table."""
-    return markdown_table(head, rows) + "\n"
-
-
 def _main(results: Results, kinds: Mapping[str, str]) -> str:
     rows = []
     for kind, words in kinds.items():
@@ -77,7 +72,7 @@ def _main(results: Results, kinds: Mapping[str, str]) -> str:
                     found = [cell(results.get(f"inject/{at}/{name}")) for name in ("slow", "start", "much")]
                     rows.append([words, f"{jitter:.0%}", f"{ranks}", per_day(results.get(f"healthy/{at}")), *found])
     head = ["noise", "jitter", "ranks", "false alarms", "12 % mid-run", "12 % from step 0", "30 % mid-run"]
-    return "## By noise and ranks\n\n" + table(head, rows)
+    return "## By noise and ranks\n\n" + page_table(head, rows)
 
 
 def _rules(results: Results) -> str:
@@ -96,13 +91,13 @@ def _rules(results: Results) -> str:
         "Re-implemented in `bench/detection/baselines.py`; a rule that names the same rank again within 50 steps\n"
         "counts once, and its false alarms are measured over 26,000 healthy steps. The job rule names no rank.\n\n"
     )
-    return "## Beside the rules of today's tools\n\n" + note + table(head, rows)
+    return "## Beside the rules of today's tools\n\n" + note + page_table(head, rows)
 
 
 def _sizes(results: Results) -> str:
     many = (*RANKS, 1024)
     rows = [[f"{size:.0%}", *(cell(results.get(f"size/{size}/{ranks}")) for ranks in many)] for size in SIZES]
-    return "## By size of the slowdown (2 % jitter)\n\n" + table(["slowdown", *(f"{n} ranks" for n in many)], rows)
+    return "## By size of the slowdown (2 % jitter)\n\n" + page_table(["slowdown", *(f"{n} ranks" for n in many)], rows)
 
 
 def _jitters(results: Results) -> str:
@@ -110,14 +105,14 @@ def _jitters(results: Results) -> str:
         [f"{jitter:.0%}", *(cell(results.get(f"jitter/{jitter}/{ranks}")) for ranks in RANKS)]
         for jitter in (0.01, 0.02, 0.05, 0.10)
     ]
-    return "## By jitter (12 % mid-run)\n\n" + table(["jitter", *(f"{ranks} ranks" for ranks in RANKS)], rows)
+    return "## By jitter (12 % mid-run)\n\n" + page_table(["jitter", *(f"{ranks} ranks" for ranks in RANKS)], rows)
 
 
 def _faults(results: Results, faults: Mapping[str, str]) -> str:
-    words = {**faults, "uneven": "a quarter more samples on one rank: `uneven_work` and nothing else"}
+    titles = {**faults, "uneven": "a quarter more samples on one rank: `uneven_work` and nothing else"}
     rows = [
-        [what, *(cell(results.get(f"fault/{kind}/{ranks}")) for ranks in RANKS)]
-        for kind, what in words.items()
+        [title, *(cell(results.get(f"fault/{kind}/{ranks}")) for ranks in RANKS)]
+        for kind, title in titles.items()
         if f"fault/{kind}/4" in results
     ]
     note = (
@@ -125,7 +120,9 @@ def _faults(results: Results, faults: Mapping[str, str]) -> str:
         "last figure counts.\n\n"
     )
     return (
-        "## By kind of fault (2 % jitter)\n\n" + note + table(["fault", *(f"{ranks} ranks" for ranks in RANKS)], rows)
+        "## By kind of fault (2 % jitter)\n\n"
+        + note
+        + page_table(["fault", *(f"{ranks} ranks" for ranks in RANKS)], rows)
     )
 
 
@@ -138,7 +135,7 @@ def _fresh(results: Results) -> str:
     head = ["noise", "jitter", "ranks", "false alarms"]
     return (
         "## In the first 300 steps of a healthy job\n\nLeast is known there (`ar`: autocorrelation 0.9).\n\n"
-        + table(head, rows)
+        + page_table(head, rows)
     )
 
 
@@ -149,7 +146,7 @@ def _cost(results: Results) -> str:
         if name.startswith("cost/")
     ]
     head = ["ranks", "detector, µs per step", "collector with it, µs per step", "µs per record"]
-    return "## What it costs\n\nOn a shared machine of two cores.\n\n" + table(head, rows)
+    return "## What it costs\n\nOn a shared machine of two cores.\n\n" + page_table(head, rows)
 
 
 def _weak(results: Results) -> str:

@@ -163,14 +163,14 @@ def _hops(schedule: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     cells = (schedule.vertices, schedule.chunks)
     steps = [schedule.round(k) for k in range(schedule.rounds)]
     least = np.full((2, 2, schedule.vertices), np.iinfo(np.int64).max)
-    depth = np.zeros(cells, dtype=np.int64)
+    depth = np.zeros(cells, dtype=np.int64)  # forward: how long the chain of messages is that a chunk waited for
     for step in steps:
         before, copies = depth[step.src, step.chunk], ~step.reduce
         for side, vertex in enumerate((step.src, step.dst)):
             np.minimum.at(least[0, side], vertex, before)
         depth[step.dst[copies], step.chunk[copies]] = 0
         np.maximum.at(depth, (step.dst, step.chunk), before + 1)
-    rest = np.zeros(cells, dtype=np.int64)
+    rest = np.zeros(cells, dtype=np.int64)  # backward: how long the chain is that carries it on
     for step in reversed(steps):
         after, copies = rest[step.dst, step.chunk], ~step.reduce
         for side, vertex in enumerate((step.src, step.dst)):

@@ -72,6 +72,7 @@ class Flows:
         room = dict.fromkeys(users, 1.0)  # the share of its time that nobody uses yet
         growing = set(self.left)
         while growing:
+            # What is full first if all that still grow do so at one pace.
             full, most = None, inf
             for thing, links in users.items():
                 taken = sum(seconds for link, seconds in links.items() if link in growing)
@@ -79,6 +80,7 @@ class Flows:
                     full, most = thing, room[thing] / taken
             if full is None:
                 break
+            # Let them grow until then; who uses what is full grows no more.
             for link in growing:
                 self.rate[link] += most
             for thing, links in users.items():

@@ -191,8 +191,21 @@ def _leaf_row(turns: Sequence[Turn], name: str, n: int, full: float) -> Row:
     schedule, law = schedule_of(name, n), host_bytes(name, LAW_SIZE, [1] * n)
     link = busiest(schedule, LAW_SIZE, bytes_per_s=full).total_bytes
     played = played_bytes(schedule, LAW_SIZE, full)
+    # Leaves whose bytes fill both directions: one leaf of a two-tree is the other tree's root and has half of them.
     busy = [leaf for leaf in leaves(n) if sum(law[leaf]) > 1.5 * link] or leaves(n)
-    shares = [_leaf_shares(turn, leaf, full) for turn in turns for leaf in busy]
+    shares = []
+    for turn in turns:
+        took = turn.span[1] - turn.span[0]
+        for leaf in busy:
+            hops, counted = turn.reports[leaf]["hops"], turn.reports[leaf]["counted"]
+            others = [report["hops"] for rank, report in enumerate(turn.reports) if rank != leaf]
+            receives = list(_on_the_wire(hops, full, None))
+            sends = [interval for hops in others for interval in _on_the_wire(hops, full, leaf)]
+            # What the kernel counted, in and out: beyond one, both directions were busy at once for that share.
+            into, out = counted[0] / full / took, counted[2] / full / took
+            both = max(into + out - 1, 0.0)
+            busy_hops = overlap(receives, sends) / took
+            shares.append({"counted_in": into, "counted_out": out, "both": both, "hops_both": busy_hops})
     row: Row = {key: median(share[key] for share in shares) for key in shares[0]}
     carried = median(sum(law[leaf]) for leaf in busy)
     row["law_both"] = max(carried / link - 1, 0.0)
@@ -204,17 +217,8 @@ def _cpu_share(turns: Turns, n: int, name: str) -> float:
     return turns.cpu_s(n, LAW_SIZE, name) / turns.seconds(n, LAW_SIZE, name) / len(os.sched_getaffinity(0))
 
 
-def _leaf_shares(turn: Turn, leaf: int, full: float) -> dict[str, float]:
-    begin, end = turn.span
-    receives = list(_on_the_wire(turn.reports[leaf]["hops"], full, None))
-    sends = [one for rank, r in enumerate(turn.reports) if rank != leaf for one in _on_the_wire(r["hops"], full, leaf)]
-    took, counted = end - begin, turn.reports[leaf]["counted"]
-    into, out = counted[0] / full / took, counted[2] / full / took
-    both = max(into + out - 1, 0.0)
-    return {"counted_in": into, "counted_out": out, "both": both, "hops_both": overlap(receives, sends) / took}
-
-
 def _on_the_wire(hops: Sequence[Any], full: float, sender: int | None) -> Iterator[Interval]:
+    """Yield when messages (of one sender) were on the wire, at least: each ends when it was there."""
     for src, size_bytes, _, _, last in hops:
         if sender is None or src == sender:
             yield last - size_bytes / full, last

@@ -37,11 +37,28 @@ def all_reduce_seconds(lab: object, sizes: Sequence[int], rounds: int) -> tuple[
 
     assert isinstance(lab, Lab)
     with tempfile.TemporaryDirectory() as name:
+        # mpirun calls it as `agent HOST COMMAND...`. Hosts of the lab share a name; Open MPI tells hosts apart by it.
         agent = Path(name) / "agent"
-        agent.write_text(_agent(lab))
+        cases = "".join(
+            f"  {lab.address(h)}) exec ip netns exec {lab.namespace(h)} "
+            f'unshare --uts sh -c "hostname lab-host-{h}; $*";;\n'
+            for h in range(lab.hosts)
+        )
+        agent.write_text(f'#!/bin/sh\nhost=$1; shift\ncase "$host" in\n{cases}esac\nexit 1\n')
         agent.chmod(0o755)
-        words = _mpirun(lab, agent, module_command("bench.lab.open_mpi", ",".join(map(str, sizes)), str(rounds)))
-        # Hosts of the lab share a name; Open MPI tells hosts apart by it.
+        hosts = ",".join(f"{lab.address(h)}:{count}" for h, count in enumerate(lab.ranks_per_host))
+        options = {
+            "plm_rsh_agent": str(agent),
+            "plm_rsh_no_tree_spawn": "1",
+            "btl": "tcp,vader,self",
+            "pml": "ob1",
+            "btl_tcp_if_include": "lab0",
+            "oob_tcp_if_include": "lab0",
+        }
+        words = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--host", hosts]
+        words += [word for key, value in options.items() for word in ("--mca", key, value)]
+        words += ["-n", str(sum(lab.ranks_per_host))]
+        words += module_command("bench.lab.open_mpi", ",".join(map(str, sizes)), str(rounds))
         child = lab.spawn(
             0,
             ["unshare", "--uts", "sh", "-c", 'hostname lab-host-0; exec "$@"', "sh", *words],
@@ -59,36 +76,6 @@ def all_reduce_seconds(lab: object, sizes: Sequence[int], rounds: int) -> tuple[
         return {}, f"Open MPI: not measured: {lines[0] if lines else 'mpirun said nothing'}"
     found = json.loads(out.strip().rpartition("\n")[2])
     return {int(size): seconds for size, seconds in found.items()}, ""
-
-
-def _agent(lab: object) -> str:
-    """Return the program that mpirun calls as `agent HOST COMMAND...`."""
-    from ringside.lab import Lab
-
-    assert isinstance(lab, Lab)
-    cases = "\n".join(
-        f'  {lab.address(h)}) exec ip netns exec {lab.namespace(h)} unshare --uts sh -c "hostname lab-host-{h}; $*";;'
-        for h in range(lab.hosts)
-    )
-    return f'#!/bin/sh\nhost=$1; shift\ncase "$host" in\n{cases}\nesac\nexit 1\n'
-
-
-def _mpirun(lab: object, agent: Path, command: Sequence[str]) -> list[str]:
-    from ringside.lab import Lab
-
-    assert isinstance(lab, Lab)
-    hosts = ",".join(f"{lab.address(h)}:{count}" for h, count in enumerate(lab.ranks_per_host))
-    options = {
-        "plm_rsh_agent": str(agent),
-        "plm_rsh_no_tree_spawn": "1",
-        "btl": "tcp,vader,self",
-        "pml": "ob1",
-        "btl_tcp_if_include": "lab0",
-        "oob_tcp_if_include": "lab0",
-    }
-    words = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--host", hosts]
-    words += [word for key, value in options.items() for word in ("--mca", key, value)]
-    return [*words, "-n", str(sum(lab.ranks_per_host)), *command]
 
 
 def main(sizes: Sequence[int], rounds: int) -> None:

@@ -135,6 +135,7 @@ class _Play:
             busy = [link for link, flow in self.flows.items() if flow.busy]
             if not busy:
                 break
+            # Until the first message under way has arrived: so long, rates stay as they are.
             rates = fair(busy)
             step = min((1 - self.flows[link].part) / rate for link, rate in rates.items())
             self.now += step
@@ -149,6 +150,7 @@ class _Play:
     def _advance(self, number: int) -> None:
         vertex = self.vertices[number]
         self._post(number)
+        # Take what has arrived, in the vertex's own order.
         while vertex.at < len(vertex.takes):
             take = vertex.takes[vertex.at]
             if any(self.flows[src, number].arrived <= place for src, place in take.places):
@@ -158,6 +160,7 @@ class _Play:
             vertex.done[take.receive] += 1
             vertex.at += 1
             self._post(number)
+        # Send what waits for nothing more, of later rounds nothing where rounds are kept apart.
         for (src, _), flow in self.flows.items():
             while src == number and flow.waiting:
                 after, segment, k = flow.waiting[0]
@@ -167,6 +170,7 @@ class _Play:
                 flow.sent += 1
 
     def _post(self, number: int) -> None:
+        """Post places for what a vertex takes next: some per link, or those of its next takes."""
         vertex = self.vertices[number]
         if not vertex.paced:
             for (_, dst), flow in self.flows.items():

@@ -119,8 +119,11 @@ class _Play:
         self.after: dict[tuple[int, int, int], int] = {}  # (vertex, round, chunk) of a send: the receive it waits for
         self.dependents: list[set[Link]] = []
         self._read()
-        if orders is not None:
-            self._reorder(orders)
+        for vertex, order in enumerate(orders or ()):  # another order of takes and sends; there, no messages are shared
+            known = {take.parts[0]: take for take in self.takes[vertex]}
+            self.takes[vertex] = [known[take.part] for take in order.takes]
+            for dst, parts in order.sends.items():
+                self.sends[vertex, dst] = deque(_Message((part,), self._bytes(part[2])) for part in parts)
         self.network = Flows(schedule, topology, list(self.sends))
         self.done = [0] * len(self.dependents)
         self.cursor = [0] * schedule.vertices
@@ -134,9 +137,9 @@ class _Play:
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
         self.number = 0
         self.where: dict[tuple[Link, Part], int] = {
-            ((src, dst), part): at
+            ((src, dst), part): place
             for dst, takes in enumerate(self.takes)
-            for at, take in enumerate(takes)
+            for place, take in enumerate(takes)
             for src, part in zip(take.sources, take.parts, strict=True)
         }
 
@@ -160,60 +163,43 @@ class _Play:
                 self.after[src, k, chunk] = waits
                 if waits >= 0:
                     self.dependents[waits].add((src, dst))
+            # What every vertex takes, segment by segment. Ranks work for what they add up; switches add as they receive.
             for dst, chunks in receives.items():
-                self._take_round(k, dst, chunks, reduce, written)
+                is_rank = dst < self.topology.ranks
+                first = len(self.dependents)
+                for chunk in chunks:
+                    written[dst, chunk] = len(self.dependents)
+                    self.dependents.append(set())
+                for segment in range(self.segments):
+                    for number, (chunk, sources) in enumerate(chunks.items()):
+                        adds = sum(adding for _, adding in sources)
+                        work = self.topology.overhead_s * len(sources) if is_rank else 0.0
+                        work += adds * self._bytes(segment) / reduce if is_rank and reduce is not None else 0.0
+                        senders = tuple(sorted(src for src, _ in sources))
+                        parts = ((k, chunk, segment),) * len(senders)
+                        self.takes[dst].append(_Take(first + number, segment, senders, parts, work))
+            # What every link carries: small chunks of one round share a message.
             for dst, chunks in receives.items():
                 for src in sorted({src for sources in chunks.values() for src, _ in sources}):
-                    mine = [chunk for chunk, sources in chunks.items() if any(src == one for one, _ in sources)]
-                    self.sends[src, dst].extend(self._messages(k, mine))
-
-    def _take_round(
-        self,
-        k: int,
-        dst: int,
-        chunks: Mapping[int, Sequence[tuple[int, bool]]],
-        reduce: float | None,
-        written: dict[tuple[int, int], int],
-    ) -> None:
-        rank = dst < self.topology.ranks
-        first = len(self.dependents)
-        for chunk in chunks:
-            written[dst, chunk] = len(self.dependents)
-            self.dependents.append(set())
-        for segment in range(self.segments):
-            for at, (chunk, sources) in enumerate(chunks.items()):
-                adds = sum(adding for _, adding in sources)
-                work = self.topology.overhead_s * len(sources) if rank else 0.0
-                work += adds * self._bytes(segment) / reduce if rank and reduce is not None else 0.0
-                part = (k, chunk, segment)
-                who = tuple(sorted(src for src, _ in sources))
-                self.takes[dst].append(_Take(first + at, segment, who, (part,) * len(who), work))
-
-    def _messages(self, k: int, chunks: Sequence[int]) -> list[_Message]:
-        if len(chunks) > 1 and len(chunks) * self.chunk <= self.shared:
-            return [_Message(tuple((k, chunk, 0) for chunk in chunks), len(chunks) * self.chunk)]
-        return [
-            _Message(((k, chunk, segment),), self._bytes(segment))
-            for segment in range(self.segments)
-            for chunk in chunks
-        ]
+                    own = [chunk for chunk, sources in chunks.items() if src in (sender for sender, _ in sources)]
+                    if len(own) > 1 and len(own) * self.chunk <= self.shared:
+                        whole = _Message(tuple((k, chunk, 0) for chunk in own), len(own) * self.chunk)
+                        self.sends[src, dst].append(whole)
+                        continue
+                    for segment in range(self.segments):
+                        self.sends[src, dst].extend(
+                            _Message(((k, chunk, segment),), self._bytes(segment)) for chunk in own
+                        )
 
     def _bytes(self, segment: int) -> float:
+        """Return what a segment of a chunk holds; the last one may hold less."""
         return min(self.segment, self.chunk - segment * self.segment)
-
-    def _reorder(self, orders: Sequence[VertexOrder]) -> None:
-        """Put takes and sends in another order; there, no messages are shared."""
-        for vertex, order in enumerate(orders):
-            known = {take.parts[0]: take for take in self.takes[vertex]}
-            self.takes[vertex] = [known[take.part] for take in order.takes]
-            for dst, parts in order.sends.items():
-                self.sends[vertex, dst] = deque(_Message((part,), self._bytes(part[2])) for part in parts)
 
     # ------------------------------------------------------------------------------------------ events
 
     def run(self, late: Mapping[int, float]) -> NDArray[np.float64]:
         for vertex in range(self.schedule.vertices):
-            self._at(late.get(vertex, 0.0), lambda v=vertex: self._begin(v))  # type: ignore[misc]
+            self._schedule(late.get(vertex, 0.0), lambda v=vertex: self._begin(v))  # type: ignore[misc]
         while True:
             soon = self.queue[0][0] if self.queue else inf
             ended, link = self.network.next_end(self.now)
@@ -230,7 +216,7 @@ class _Play:
                 heapq.heappop(self.queue)[2]()
         return np.array(self.finish[: self.schedule.ranks])
 
-    def _at(self, time: float, happen: Callable[[], None]) -> None:
+    def _schedule(self, time: float, happen: Callable[[], None]) -> None:
         self.number += 1
         heapq.heappush(self.queue, (time, self.number, happen))
 
@@ -238,7 +224,7 @@ class _Play:
         self.busy[vertex] = False
         for link in [link for link in self.sends if link[0] == vertex]:
             self._pump(link)
-        self._look(vertex)
+        self._poll(vertex)
 
     def _pump(self, link: Link) -> None:
         """Post what may be sent over a link."""
@@ -268,7 +254,7 @@ class _Play:
     def _sent(self, link: Link) -> None:
         message = self.posted[link].popleft()
         self.network.end(link)
-        self._at(self.now + self.network.alpha_s[link], lambda: self._arrive(link, message))
+        self._schedule(self.now + self.network.alpha_s[link], lambda: self._arrive(link, message))
         self._start(link)
 
     def _arrive(self, link: Link, message: _Message) -> None:
@@ -276,9 +262,9 @@ class _Play:
         for part in message.parts:
             self.arrived.add((link, part))
             self.left[link, part] = left
-        self._look(link[1])
+        self._poll(link[1])
 
-    def _look(self, vertex: int) -> None:
+    def _poll(self, vertex: int) -> None:
         """Take the next message, if the vertex has time and it is there."""
         if self.busy[vertex]:
             return
@@ -288,7 +274,7 @@ class _Play:
         take = self.takes[vertex][self.cursor[vertex]]
         if all(((src, vertex), part) in self.arrived for src, part in zip(take.sources, take.parts, strict=True)):
             self.busy[vertex] = True
-            self._at(self.now + take.work_s, lambda: self._taken(vertex, take))
+            self._schedule(self.now + take.work_s, lambda: self._taken(vertex, take))
 
     def _taken(self, vertex: int, take: _Take) -> None:
         self.busy[vertex] = False
@@ -303,4 +289,4 @@ class _Play:
             self._pump(link)
         for link in [link for link in self.posted if link[1] == vertex]:
             self._start(link)
-        self._look(vertex)
+        self._poll(vertex)

@@ -133,11 +133,13 @@ def probed(lab: Lab) -> Topology:
         lab.run(command, {"TORCH_CPP_LOG_LEVEL": "ERROR"}, timeout_s=60.0)
         found = load_topology(Path(file.name))
     links = found.overrides
-    way = Switch(median(link.alpha_s or 0.0 for link in links), median(link.bytes_per_s or 0.0 for link in links))
-    return replace(found, name="the lab", sharp=way)  # a process at the switch is as far as a host, and adds
+    # The reducer at the switch is a process that is as far as a host is.
+    switch = Switch(median(link.alpha_s or 0.0 for link in links), median(link.bytes_per_s or 0.0 for link in links))
+    return replace(found, name="the lab", sharp=switch)
 
 
 def _row(name: str, size: int, seconds: float, topology: Topology) -> Row:
+    """Return what was measured beside both simulations: in message order, as the engine sends, and in rounds."""
     schedule = AlgorithmSpec.parse(name).schedule(topology.ranks)
     sent, order = messages_of(schedule, size), orders(schedule, size)
     messages = float(

@@ -34,7 +34,10 @@ def alone(repeat: int) -> Section:
 
 def _section(name: str, per_host: int, repeat: int) -> Section:
     section = Section(name, "", _COLUMNS)
-    cases = [_case(HOSTS * per_host, size, RINGS[per_host] if size >= LARGE else ()) for size in SIZES]
+    cases = []
+    for size in SIZES:
+        contenders = [STOCK, OURS, *(RINGS[per_host] if size >= LARGE else ())]
+        cases.append(Case(HOSTS * per_host, size, contenders, int(size > MB), ROUNDS.get(size, 0), size < LARGE))
     with Lab(hosts=HOSTS, ranks_per_host=per_host, rate=RATE) as lab:
         report_progress(f"  {name}: {HOSTS} hosts x {per_host}, start-up")
         starts = starts_of(run_ranks(lab, "bench.lab.tuner_rank", {"starts": STARTS}, {"RINGSIDE_SELECTION": "fresh"}))
@@ -55,10 +58,6 @@ def _section(name: str, per_host: int, repeat: int) -> Section:
         "Start-up: of the slowest rank, each time a new communicator that reads no kept table.",
     ]
     return section
-
-
-def _case(ranks: int, size: int, named: Sequence[str]) -> Case:
-    return Case(ranks, size, [STOCK, OURS, *named], int(size > MB), ROUNDS.get(size, 0), size < LARGE)
 
 
 def starts_of(reports: Sequence[Sequence[Sequence[float]]]) -> list[tuple[float, float]]:

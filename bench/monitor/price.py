@@ -182,7 +182,7 @@ def ratio(key: str, runs: list[dict[str, Any]]) -> dict[str, float]:
 
 def bootstrap_ratios(priced: Floats, lost: Floats) -> Floats:
     """Return the ratios of medians of runs, and of pairs within them, that are drawn with replacement."""
-    runs, pairs = lost.shape
+    runs, pairs = lost.shape  # a bootstrap of two levels: runs, and in each of them its pairs
     generator = np.random.default_rng(0)
     who = generator.integers(0, runs, (DRAWS, runs))
     which = generator.integers(0, pairs, (DRAWS, runs, pairs))

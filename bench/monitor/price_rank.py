@@ -9,11 +9,12 @@ the run's directory, and every rank its own times in the twin's steps, seconds, 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -86,18 +87,13 @@ def run(name: str, fault: str, corpus: Corpus, path: Path) -> Run:
     for number in range(PAIRS + 1):
         took: dict[Side, float] = {}
         for side in sides if number % 2 else reversed(sides):
-            took[side] = _block(session, side, twin, healthy=not number)
+            # The twin's steps are aside from the record, which is to hold those with the fault alone.
+            with session.aside() if side is twin else contextlib.nullcontext():
+                took[side] = side.train(BLOCK_STEPS, healthy=side is faulty and not number)
         if number:  # the first pair, with nothing wrong, is for the twin to get warm
             pairs.append((took[faulty], took[twin]))
     session.end()
     return Run(pairs, own[BLOCK_STEPS:])
-
-
-def _block(session: Any, side: Side, twin: Side, *, healthy: bool) -> float:
-    if side is not twin:
-        return side.train(BLOCK_STEPS, healthy=healthy)
-    with session.aside():
-        return side.train(BLOCK_STEPS)
 
 
 def main() -> None:

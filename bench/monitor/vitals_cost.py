@@ -32,7 +32,7 @@ def main() -> None:
     threads = [threading.Thread(target=done.wait) for _ in range(args.threads)]
     for thread in threads:
         thread.start()
-    cold = np.zeros(4 << 20)
+    cold = np.zeros(4 << 20)  # 32 MB: more than the caches hold
     warm_us, cold_us = (1e6 * cost(args.readings, between) for between in (None, cold))
     print(f"a reading, {args.threads + 1} threads: {warm_us:.0f} µs of CPU time, {cold_us:.0f} µs with cold caches")
     print(f"every {max(BATCH_SECONDS, cold_us / 1e6 / LARGEST_SHARE):.2f} s at most: {share(cold_us):.3%} of one core")

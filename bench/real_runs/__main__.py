@@ -126,7 +126,7 @@ def main() -> int:
     results: list[dict[str, Any]] = []
     with contextlib.suppress(KeyboardInterrupt):  # what is known by then is told
         for name, engine, number in plan(args):
-            for again in range(args.again + 1):
+            for again in range(args.again + 1):  # once more where it is wrong and others disturbed it
                 path = runs / f"{name}-{engine}-{number}{'-again' * again}"
                 result = measure(name, engine, path, args.model)
                 print(line(result), file=sys.stderr, flush=True)

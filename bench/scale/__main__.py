@@ -167,7 +167,21 @@ def _figures(outcome: Outcome) -> dict[str, Any]:
 
 def main() -> int:
     """Measure what was asked for; return 1 where a floor is missed."""
-    args = _arguments()
+    parser = make_parser("bench.scale", __doc__)
+    parser.add_argument("--ranks", type=numbers, default=[128, 1024], help="how many, with commas (default: 128,1024)")
+    parser.add_argument("--rate", type=float, default=2.0, help="steps per second (default: 2)")
+    parser.add_argument("--seeds", type=int, default=1, help="jobs of each kind (default: 1)")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first one's seed (default: 0)")
+    parser.add_argument("--steps", type=int, help="steps of a job; half of them are slow (default: 64 to 83, 24 slow)")
+    parser.add_argument("--clock", choices=("own", "machine"), default="own", help="what step clocks read")
+    parser.add_argument("--replay", type=Path, metavar="PATH", help="replay the Kineto traces there")
+    parser.add_argument("--alone", action="store_true", help="without processes and store")
+    parser.add_argument("--results", type=Path, default=RUNS / "scale.json", help="where figures are kept")
+    parser.add_argument("--json", action="store_true", help="print figures as JSON lines")
+    parser.add_argument("--write", action="store_true", help="write docs/scale.md from the figures kept")
+    parser.add_argument("--no-measure", dest="measure", action="store_false", help="measure nothing")
+    args = parser.parse_args()
+    # Figures are kept as they come: a job of a thousand processes may be cut short.
     results: dict[str, Any] = read_results(args.results)
     bad = []
     if args.measure:
@@ -184,23 +198,6 @@ def main() -> int:
     if args.write:
         (DOCS / "scale.md").write_text(page(results))
     return 1 if bad else 0
-
-
-def _arguments() -> argparse.Namespace:
-    parser = make_parser("bench.scale", __doc__)
-    parser.add_argument("--ranks", type=numbers, default=[128, 1024], help="how many, with commas (default: 128,1024)")
-    parser.add_argument("--rate", type=float, default=2.0, help="steps per second (default: 2)")
-    parser.add_argument("--seeds", type=int, default=1, help="jobs of each kind (default: 1)")
-    parser.add_argument("--first-seed", type=int, default=0, help="the first one's seed (default: 0)")
-    parser.add_argument("--steps", type=int, help="steps of a job; half of them are slow (default: 64 to 83, 24 slow)")
-    parser.add_argument("--clock", choices=("own", "machine"), default="own", help="what step clocks read")
-    parser.add_argument("--replay", type=Path, metavar="PATH", help="replay the Kineto traces there")
-    parser.add_argument("--alone", action="store_true", help="without processes and store")
-    parser.add_argument("--results", type=Path, default=RUNS / "scale.json", help="where figures are kept")
-    parser.add_argument("--json", action="store_true", help="print figures as JSON lines")
-    parser.add_argument("--write", action="store_true", help="write docs/scale.md from the figures kept")
-    parser.add_argument("--no-measure", dest="measure", action="store_false", help="measure nothing")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from bench.detection.page import table
+from bench.common import page_table
 
 Figures = Mapping[str, Any]
 
@@ -69,7 +69,7 @@ def _jobs(results: Mapping[str, Figures]) -> str:
             ]
         )
     head = ["ranks", "steps/s asked", "jobs", "right rank, no other", "delay, steps", "steps/s completed", "lag, steps"]
-    return "## Named in time\n\n" + table([*head, "records lost and late"], rows) if rows else ""
+    return "## Named in time\n\n" + page_table([*head, "records lost and late"], rows) if rows else ""
 
 
 def _costs(results: Mapping[str, Figures]) -> str:
@@ -92,7 +92,7 @@ def _costs(results: Mapping[str, Figures]) -> str:
         )
     head = ["ranks", "steps/s", "rank 0's CPU", "its memory", "store's CPU", "messages/step", "sent/step"]
     title = "## What it costs\n\n"
-    return title + table([*head, "written/step", "another rank", "leaving, CPU"], rows) if rows else ""
+    return title + page_table([*head, "written/step", "another rank", "leaving, CPU"], rows) if rows else ""
 
 
 def _mean(jobs: Sequence[Figures], name: str) -> float:
@@ -112,7 +112,7 @@ def _alone(results: Mapping[str, Figures]) -> str:
     ]
     head = ["ranks", "decode a record", "complete, judge and write it", "records/s", "steps/s"]
     title = "## Without a store\n\nRecords from memory, one message per rank and step: what one core takes.\n\n"
-    return title + table(head, rows) if rows else ""
+    return title + page_table(head, rows) if rows else ""
 
 
 def _replays(results: Mapping[str, Figures]) -> str:
@@ -121,13 +121,23 @@ def _replays(results: Mapping[str, Figures]) -> str:
         return ""
     rows = []
     for (way, state), jobs in sorted(groups.items(), key=lambda item: (item[0][0] == "dealt", item[0][1] == "slow")):
-        one = jobs[0]
+        job, injected = jobs[0], state == "slow"
+        # Who was named: healthy ranks, and whether the injected one was.
+        wrong = sorted({rank for job in jobs for rank in job["wrong"]})
+        right = [job["detector_steps"] for job in jobs if job["named"]]
+        named = f"rank{'s' * (len(wrong) > 1)} {', '.join(map(str, wrong))}" if wrong else "nobody"
+        if injected and right:
+            others = f"; also {named}" if wrong else ""
+            delay = f"after {median(right):g} steps (most {max(right)})"
+            named = f"the injected one in {len(right)} of {len(jobs)}, {delay}{others}"
+        elif injected:
+            named = f"{named}; the injected one not"
         rows.append(
             [
                 way,
-                f"rank {one['culprit']} 12 % slower from step {one['onset']}" if state == "slow" else "no",
+                f"rank {job['culprit']} 12 % slower from step {job['onset']}" if injected else "no",
                 f"{len(jobs)}",
-                _named(jobs, state == "slow"),
+                named,
                 f"{min(job['steps_per_s'] for job in jobs):.0f}",
                 f"{sum(job['missing'] for job in jobs)} and {sum(job['late'] for job in jobs)} of "
                 f"{sum(job['records'] for job in jobs):,}",
@@ -147,16 +157,4 @@ the faster half; 12 % slower it still is below the others' median, holds nobody 
 
 """
     head = ["steps", "injected", "runs", "named", "steps/s", "records lost and late", "rank 0's CPU"]
-    return text + table(head, rows)
-
-
-def _named(jobs: Sequence[Figures], injected: bool) -> str:
-    found = sorted({rank for job in jobs for rank in job["wrong"]})
-    words = f"rank{'s' * (len(found) > 1)} {', '.join(map(str, found))}" if found else "nobody"
-    right = [job["detector_steps"] for job in jobs if job["named"]]
-    if not injected:
-        return words
-    if not right:
-        return f"{words}; the injected one not"
-    others = f"; also {words}" if found else ""
-    return f"the injected one in {len(right)} of {len(jobs)}, after {median(right):g} steps (most {max(right)}){others}"
+    return text + page_table(head, rows)

@@ -78,6 +78,7 @@ def rebalance(store: Store, steps: int = 60) -> dict[str, Any]:
         (slow, mode): job(store, f"uneven-{slow}-{mode}", 2, functools.partial(workers.uneven, steps, slow, mode))
         for slow, mode in ((1.0, "alert"), (2.0, "alert"), (2.0, "rebalance"))
     }
+    # The second half of the steps: quotas have changed by then.
     half = {key: report.ended[0]["seconds"][steps // 2 :] for key, report in runs.items()}
     healthy, slow, fair = (statistics.median(seconds) for seconds in half.values())
     (after, predicted, measured), *_ = runs[2.0, "rebalance"].ended[0]["rebalances"]
@@ -96,6 +97,7 @@ def cost(store: Store, steps: int = 45) -> dict[str, Any]:
     """Take a healthy step apart, beside a DDP step of the same model over Gloo."""
     report = job(store, "cost", 2, functools.partial(workers.gpt, steps, "small"))
     step_s = statistics.median(report.ended[0]["seconds"])
+    # The least of the ranks: the others' share holds the wait for a peer.
     count = len(report.ended[0]["seconds"])
     spent = {name: min(end["spent"].get(name, 0.0) for end in report.ended.values()) / count for name in TRANSACTION}
     ddp_steps = json.loads(_torchrun(["--nproc-per-node=2"], "ddp", str(steps)).splitlines()[-1])
