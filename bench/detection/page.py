@@ -119,11 +119,8 @@ def _faults(results: Results, faults: Mapping[str, str]) -> str:
         "Slowdowns of 20 % in all; drift and pauses are given 500 steps. A slow link must name nobody: there only the\n"
         "last figure counts.\n\n"
     )
-    return (
-        "## By kind of fault (2 % jitter)\n\n"
-        + note
-        + page_table(["fault", *(f"{ranks} ranks" for ranks in RANKS)], rows)
-    )
+    head = ["fault", *(f"{ranks} ranks" for ranks in RANKS)]
+    return "## By kind of fault (2 % jitter)\n\n" + note + page_table(head, rows)
 
 
 def _fresh(results: Results) -> str:

@@ -163,7 +163,7 @@ class _Play:
                 self.after[src, k, chunk] = waits
                 if waits >= 0:
                     self.dependents[waits].add((src, dst))
-            # What every vertex takes, segment by segment. Ranks work for what they add up; switches add as they receive.
+            # What every vertex takes, segment by segment. Ranks work for what they add up, switches do not.
             for dst, chunks in receives.items():
                 is_rank = dst < self.topology.ranks
                 first = len(self.dependents)

@@ -1,4 +1,4 @@
-"""A curve fitted to measured rows: physics first, then what the rows say beyond it, and how sure that is.
+"""A curve fitted to measured rows: physics first, then what the rows show beyond it, and how sure that is.
 
 One Gaussian model in the logarithms of size and time: the curve of `curve.py`, linearised at its most probable figures
 (prior: the fabric's law, or a vague one), plus bumps of protocol and channel switches as a Matérn process over log2 of
@@ -29,7 +29,7 @@ FREEDOM = 4.0  # of Student's t: how surprising an outlier is
 SMOOTH = 0.5  # least variance of bumps, in units of the usual
 FAR = 16.0  # squares of standardised residuals beyond this count as this
 PATIENCE = 5.0  # rows' worth of belief in BUMP and NOISE
-NEAR, ALIKE = 1.0, 20.0  # doublings over which rows tell how restless sizes are; rows' worth of belief in all alike
+NEAR, ALIKE = 1.0, 20.0  # doublings over which rows show how restless sizes are; rows' worth of belief in all alike
 QUANTILE = 2.9  # of the standardised error for a band of 95 %; see docs/design/0020-calibration.md
 LEAST = 1
 NOISY = 7.0  # times the variance, where ranks are processes on CPUs
@@ -82,7 +82,7 @@ class Calibration:
         theta: Logarithms of the most probable figures of the law's backbone (`curve.py`), float64 [k].
         law: What was expected before.
         x: log2 of the fitted sizes, float64 [n].
-        pull: What the rows say, weighed: inverse covariance times the residuals, float64 [n].
+        pull: What the rows show, weighed: inverse covariance times the residuals, float64 [n].
         inverse: Inverse covariance of the rows, float64 [n, n].
         slopes: Derivatives of the curve at the rows, float64 [n, k].
         scale: Variance of bumps and noise in units of the usual.
@@ -131,7 +131,7 @@ def bumps(a: Floats, b: Floats, scale: float) -> Floats:
 
     Bumps are smooth (Matérn-3/2); steps, where a protocol or a count of channels changes, are not (Matérn-1/2). Rows a
     doubling apart cannot tell a step from noise; dense rows can. However well dense rows agree with their neighbours,
-    that says little of bumps beyond them: their variance does not fall below `SMOOTH` of the usual.
+    that implies little about bumps beyond them: their variance does not fall below `SMOOTH` of the usual.
     """
     far = np.abs(a[:, None] - b[None, :])
     smooth = np.sqrt(3.0) * far / REACH
@@ -213,7 +213,7 @@ def _covariance(x: Floats, scale: float, weights: Floats) -> Floats:
 
 
 def _condition(sizes: Floats, logs: Floats, law: Law, rows: Floats, theta: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return (inverse covariance, what the rows say weighed by it, slopes) of the rows about the curve at `theta`."""
+    """Return (inverse covariance, what the rows show weighed by it, slopes) of the rows about the curve at `theta`."""
     curve, slopes = law.backbone.log_slopes(theta, sizes)
     inverse = np.linalg.inv(rows + slopes @ np.diag(law.spread**2) @ slopes.T)
     return inverse, inverse @ (logs - curve - slopes @ (law.mean - theta)), slopes

@@ -21,7 +21,7 @@ from ringside.predict.topology.topology import LinkClass, Topology
 
 @dataclass(frozen=True)
 class _Inside:
-    """A GPU that no preset has: its links to the others of its host, and what says so."""
+    """A GPU that no preset has: its links to the others of its host, and the source of that."""
 
     words: str
     kind: str
@@ -74,9 +74,9 @@ def named_topology(table: Table) -> Topology | None:
         return None
     hosts = table.hosts or max(1, -(-table.ranks // found.ranks_per_host[0]))
     if found.name == "gb200-nvl72":  # a host of it is a rack of 72 GPUs
-        if said := re.search(r"(\d+|one|two|four|eight) racks?", text):
-            word = {"one": 1, "two": 2, "four": 4, "eight": 8}.get(said[1])
-            hosts = min(word or int(said[1]), table.ranks)
+        if match := re.search(r"(\d+|one|two|four|eight) racks?", text):
+            word = {"one": 1, "two": 2, "four": 4, "eight": 8}.get(match[1])
+            hosts = min(word or int(match[1]), table.ranks)
         else:
             hosts = max(1, -(-table.ranks // 72))
     sized = found.sized(hosts, _per_host(table.ranks, hosts))
@@ -117,7 +117,7 @@ def _machine(text: str) -> Topology | None:
 
 
 def _networked(topology: Topology, text: str) -> Topology:
-    """Return the topology with the interfaces that the words tell of; the preset's own where they tell nothing."""
+    """Return the topology with the interfaces that the words name; the preset's own where they name none."""
     between = topology.between
     if between is None:
         return topology
@@ -134,13 +134,13 @@ def _networked(topology: Topology, text: str) -> Topology:
         rate = 800 * _PER_GBIT / 2
     kind, alpha = between.kind, between.alpha_s
     if topology.name not in ("p4de", "p5"):
-        said = next((entry for entry in _ALPHAS if re.search(entry[0], text)), None)
-        kind, alpha = (said[1], said[2]) if said else (kind, alpha)
+        link = next((entry for entry in _ALPHAS if re.search(entry[0], text)), None)
+        kind, alpha = (link[1], link[2]) if link else (kind, alpha)
     return replace(topology, nics=max(1, nics), between=LinkClass(kind, alpha, rate))
 
 
 def _interfaces(text: str) -> tuple[int, int] | None:
-    """Return how many network interfaces of how many Gbit/s the words tell of (`8x400G`); 0 where only the speed."""
+    """Return how many network interfaces of how many Gbit/s the words name (`8x400G`); 0 where only the speed."""
     for match in re.finditer(r"(?:(?<!\d)(\d{1,4})\s*[x×]\s*|(?<![\w.-]))" + _SPEED, text):
         speed = int(match[2])
         # "80GB" is memory, and so may "40GB" be; "400Gb" is not.
@@ -156,7 +156,7 @@ def _port(text: str) -> str | None:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What tells the law of a table.
+    """Where the law of a table comes from.
 
     Args:
         preset: A preset's or topology file's name; `auto`: the table's words.
@@ -167,7 +167,7 @@ class Knowledge:
     pairs: tuple[mpi.Pairs, ...] = ()
 
     def topology(self, table: Table) -> Topology | None:
-        """Return the topology of a table; None where its words tell none."""
+        """Return the topology of a table; None where its words name none."""
         if self.preset == "auto":
             return named_topology(table)
         return sized_like(load_topology(self.preset), table)

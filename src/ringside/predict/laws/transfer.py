@@ -14,11 +14,11 @@ from ringside.predict.laws.fabric import Law
 def transfer(fitted: Sequence[Calibration], law: Law) -> Law:
     """Return what is expected at another scale of a cluster that was measured at one or more.
 
-    What the measured scales had beside their laws, the new one has beside its own, as far as they told.
+    What the measured scales had beside their laws, the new one has beside its own, as far as they show it.
 
     Args:
         fitted: Calibrations of tables of the same cluster, each fitted with the law of its own scale.
-        law: The law of the scale that is asked for.
+        law: The law of the scale to predict.
     """
     drift = np.diag(law.backbone.drift**2)
     beside, precision = np.zeros(len(law.mean)), np.zeros((len(law.mean), len(law.mean)))

@@ -1,7 +1,7 @@
 """What a run measured moves what is expected of the same hardware: all of its ways, alike.
 
-One size tells how much slower everything is than its law says, not whether latency or wire is to blame: first the
-whole law takes that pace, then what several sizes tell moves its figures (`calibrate.fit`). What was seen counts more
+One size shows how much slower everything is than its law predicts, not whether latency or wire is to blame: first the
+whole law takes that pace, then what several sizes show moves its figures (`calibrate.fit`). What was seen counts more
 than a law that was not made for the hardware.
 """
 
@@ -53,7 +53,7 @@ def moved(option: Option, seen: Option | None) -> Option:
 
 
 def paced(law: Law, pace: float) -> Law:
-    """Return a law of which everything, latency and wire, takes `pace` times as long: one size tells no more."""
+    """Return a law of which everything, latency and wire, takes `pace` times as long: one size shows no more."""
     return _shifted(law, math.log(pace), math.log(pace))
 
 

@@ -81,7 +81,7 @@ class Option:
         rounds: Rounds one after the other; None: a library's, which pipelines.
         beyond: Why its prices are extrapolated at any size; empty: they are not.
         measured: What was measured of it, and moved the law; None: nothing was.
-        pace: How many times longer what was measured took than its law says.
+        pace: How many times longer what was measured took than its law predicts.
     """
 
     name: str
@@ -119,7 +119,7 @@ def has_library(topology: Topology) -> bool:
 
 def names(topology: Topology) -> tuple[str, ...]:
     """Return the algorithms that a topology allows, a library's first."""
-    library = tuple(one.name for one in _of_fabric(topology)) if has_library(topology) else ()
+    library = tuple(candidate.name for candidate in _of_fabric(topology)) if has_library(topology) else ()
     skip = (*library, *(TREES if library and topology.hosts > 1 else ()))
     return library + tuple(name for name in ALGORITHMS if name not in skip and _is_possible(name, topology))
 

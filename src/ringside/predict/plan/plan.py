@@ -1,6 +1,6 @@
 """What synchronising gradients would cost on a topology: `plan(PlanQuestion(...))` returns a `TrainingPlan`.
 
-Every duration has its band, and says where no published table supports it.
+Every duration has its band, and a note where no published table supports it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_RANKS = 1 << 18  # schedules of more take minutes to price
 
 @dataclass(frozen=True)
 class PlanQuestion:
-    """What is asked.
+    """What to plan.
 
     Args:
         topology: What it runs over.
@@ -59,7 +59,7 @@ class PlanQuestion:
 
 @dataclass(frozen=True)
 class PlannedWires:
-    """What travels, which is not what busbw says.
+    """What travels, which is not busbw's bytes.
 
     Args:
         total_bytes: All that ranks send together.
@@ -100,7 +100,7 @@ class TrainingPlan:
     """What it would cost.
 
     Args:
-        question: What was asked.
+        question: What was planned.
         priced: The all-reduce of all gradients in one piece.
         rounds: Rounds one after the other; None: a library's, which pipelines.
         busbw: As nccl-tests has it: 2(n-1)/n · S/t, bytes per second.
@@ -110,7 +110,7 @@ class TrainingPlan:
         ranking: The same by size, bytes.
         contenders: The names of those that `crossovers` is about.
         crossovers: Where the fastest changes.
-        scaling: From one host up to those that were asked for.
+        scaling: From one host up to those of the topology.
         batch: And the learning rate.
         fit: Whether the model fits; None without a model.
         sharded: What sharded data parallel costs, where plain does not fit and it does.
@@ -146,7 +146,7 @@ def plan(question: PlanQuestion) -> TrainingPlan:
     if not (math.isfinite(size) and 0 < size <= MOST_BYTES):
         raise UsageError(f"{size:g} bytes of gradients: more than 0 and at most {MOST_BYTES:g}, such as --bytes 1GB")
 
-    # The algorithm that is asked for, or the fastest; what a run measured of it moves all the others alike.
+    # The requested algorithm, or the fastest; what a run measured of it moves all the others alike.
     named = option(topology, question.algorithm) if question.algorithm != AUTO or has_library(topology) else None
     every = options(topology)
     chosen = named or fastest_option(every, size)
@@ -195,7 +195,7 @@ def plan(question: PlanQuestion) -> TrainingPlan:
 
 
 def choose_option(topology: Topology, size_bytes: float, algorithm: str = AUTO) -> Option:
-    """Return the option that is asked for; `auto` without a library is the fastest at this size.
+    """Return the requested option; `auto` without a library is the fastest at this size.
 
     Args:
         topology: Of two ranks or more.

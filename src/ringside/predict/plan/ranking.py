@@ -65,9 +65,9 @@ def priced(option: Option, sizes: Sequence[float]) -> list[Priced]:
 
 def ranking(options: Sequence[Option], sizes: Sequence[float] = SIZES) -> dict[float, tuple[Priced, ...]]:
     """Return for every size the algorithms, the fastest first."""
-    columns = [priced(one, sizes) for one in options]
+    columns = [priced(option, sizes) for option in options]
     return {
-        size: tuple(sorted((column[i] for column in columns), key=lambda one: one.seconds.value))
+        size: tuple(sorted((column[i] for column in columns), key=lambda row: row.seconds.value))
         for i, size in enumerate(sizes)
     }
 
@@ -78,13 +78,13 @@ def contenders(options: Sequence[Option]) -> list[Option]:
     Schedules on a GPU fabric's figures count no cost per message: next to laws held against tables that flatters them.
     Switches between hosts that reduce are not everybody's.
     """
-    library = [one for one in options if one.basis == LIBRARY and one.name != IN_NETWORK]
+    library = [option for option in options if option.basis == LIBRARY and option.name != IN_NETWORK]
     return library or list(options)
 
 
 def crossovers(options: Sequence[Option], sizes: Sequence[float] = SIZES) -> tuple[Crossover, ...]:
     """Return where the fastest changes between the first and the last of `sizes`, ascending."""
-    by_name = {one.name: one for one in options}
+    by_name = {option.name: option for option in options}
     order = sorted(sizes)
     table = ranking(options, order)
     found = []

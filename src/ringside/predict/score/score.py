@@ -142,18 +142,18 @@ def other_scale(fit_tables: Sequence[Table], test: Table, known: Knowledge) -> S
         return _refused(test, "other scale", "no usable rows to fit or to score")
     there = known.law(test)
     laws = [known.law(table) for table in usable]
-    if there is None or any(one is None for one in laws):
+    if there is None or any(expected is None for expected in laws):
         there = vague(test.ranks, noisy=is_mpi(test))
         laws = [vague(table.ranks, noisy=is_mpi(table)) for table in usable]
-    fitted = [fit(_sizes(t.rows), measured(t.rows), one) for t, one in zip(usable, laws, strict=True)]
+    fitted = [fit(_sizes(t.rows), measured(t.rows), expected) for t, expected in zip(usable, laws, strict=True)]
     moved = transfer(fitted, there)
     rows = tuple(row for table in usable for row in table.rows)
     return _scored(test, "other scale", moved, expect(moved), rows, test.rows, known)
 
 
 def _refused(table: Table, mode: str, why: str) -> Score:
-    told = "; ".join(f"line {flag.line}: {flag.reason}" for flag in table.flags[:3])
-    return Score(table, mode, refused=why + (f" ({told})" if told else ""))
+    flags = "; ".join(f"line {flag.line}: {flag.reason}" for flag in table.flags[:3])
+    return Score(table, mode, refused=why + (f" ({flags})" if flags else ""))
 
 
 def _fitted(table: Table, mode: str, rows: Sequence[TableRow], held: Sequence[TableRow], known: Knowledge) -> Score:

@@ -79,7 +79,7 @@ class Stretch:
 
 
 def stretches(schedule: Schedule) -> Iterator[Stretch]:
-    """Yield the stretches of a schedule, in order; where it does not say so, every round is its own."""
+    """Yield the stretches of a schedule, in order; where it lists none, every round is its own."""
     lengths = schedule.stretches or (1,) * schedule.rounds
     first = 0
     for rounds in lengths:
@@ -111,10 +111,10 @@ def _hierarchical(schedule: Schedule, k: int) -> Iterator[Messages]:
     assert isinstance(outer, Schedule)
     assert isinstance(slices, int)
     inner, hosts = inners[0], len(inners)
-    if any(one != inner for one in inners) or slices != inner.chunks or slices % inner.ranks:
+    if any(host != inner for host in inners) or slices != inner.chunks or slices % inner.ranks:
         # Unequal hosts: refused before they list more than memory holds.
         chunks = outer.chunks * slices
-        if sum(len(one.round(0)) * (chunks // one.chunks) for one in inners if one.rounds) > MOST_TRANSFERS:
+        if sum(len(host.round(0)) * (chunks // host.chunks) for host in inners if host.rounds) > MOST_TRANSFERS:
             raise _too_many(schedule)
         yield _listed(schedule, k)
     elif inner.rounds <= k < inner.rounds + outer.rounds:

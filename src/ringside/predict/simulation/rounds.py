@@ -1,6 +1,6 @@
 """Rounds as max-plus steps of a clock per vertex, vectorised; a ring's equal rounds cost two passes over it each.
 
-The step itself is in `PreparedRounds.step`; what it means is said in `ringside.predict.simulate`.
+The step itself is in `PreparedRounds.step`; what it means is defined in `ringside.predict.simulate`.
 """
 
 from __future__ import annotations

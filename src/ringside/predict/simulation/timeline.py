@@ -29,7 +29,7 @@ class Timeline:
     """A schedule played over a topology.
 
     Args:
-        schedule: What was played, pipelined if that was asked for.
+        schedule: What was played, pipelined if that was requested.
         topology: Over what.
         size_bytes: Of the tensor.
         late: By rank, how much later it began, seconds.

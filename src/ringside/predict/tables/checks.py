@@ -102,7 +102,7 @@ def largest_rising(values: Floats, tolerance: float, worth: Floats | None = None
 
     Args:
         values: Positive, float64 [n].
-        tolerance: 1 asks for a non-decreasing subset.
+        tolerance: 1: a non-decreasing subset.
         worth: Of each value, float64 [n]; the subset's sum is greatest. None: all are worth 1.
 
     Returns:
@@ -141,7 +141,7 @@ Floats = NDArray[np.float64]
 def check_rows(table: Table) -> Table:
     """Return the table with its rows sorted by size, what is wrong with others flagged, and its ranks known.
 
-    Where the table does not say how many ranks there were, busbw/algbw tells (2(n-1)/n for all-reduce).
+    Where the table does not name a number of ranks, it follows from busbw/algbw (2(n-1)/n for all-reduce).
     """
     # A row by itself, and rows that stand there twice.
     kept: dict[tuple[float, float], TableRow] = {}
@@ -213,10 +213,10 @@ def _disagreement(row: TableRow, table: Table) -> str:
         return f"busbw {_gb(row.busbw.value)} is not {factor:.3f} size/time = {_gb(true * factor)}{_hint(ratio, None)}"
     if not _agree(row.busbw, true * factor):
         ratio = row.busbw.value / true
-        said = f"busbw/algbw = {ratio:.4g} where {table.ranks} ranks give {factor:.4g}"
+        mismatch = f"busbw/algbw = {ratio:.4g} where {table.ranks} ranks give {factor:.4g}"
         other = _ranks_of(ratio, table.collective)
         is_coarse = row.busbw.half_digit > 0.02 * row.busbw.value
-        return said if other is None or is_coarse else f"{said}; it is that of {other} ranks"
+        return mismatch if other is None or is_coarse else f"{mismatch}; it is that of {other} ranks"
     return ""
 
 
@@ -241,7 +241,7 @@ def _gb(rate: float) -> str:
 
 
 def _with_ranks(table: Table, rows: Sequence[TableRow]) -> Table:
-    """Return the table with ranks and collective from busbw/algbw where it does not say."""
+    """Return the table with ranks and collective from busbw/algbw where it names none."""
     if table.collective not in BUS_FACTORS:
         return table
     if table.ranks == 0:
@@ -264,7 +264,7 @@ def _with_ranks(table: Table, rows: Sequence[TableRow]) -> Table:
 
 
 def _ratios(rows: Sequence[TableRow]) -> list[tuple[float, float]]:
-    """Return busbw/algbw of rows precise enough to tell, each with its uncertainty."""
+    """Return busbw/algbw of rows precise enough to infer ranks from, each with its uncertainty."""
     found = []
     for row in rows:
         if row.busbw is None or row.busbw.value <= 0:
@@ -281,7 +281,7 @@ def _ratios(rows: Sequence[TableRow]) -> list[tuple[float, float]]:
 
 
 def infer_ranks(rows: Sequence[TableRow], collective: str = ALL_REDUCE) -> int:
-    """Return the number of ranks that busbw/algbw of most rows stands for; 0 where they do not tell."""
+    """Return the number of ranks that busbw/algbw of most rows stands for; 0 where they stand for none."""
     votes: Counter[int] = Counter()
     for ratio, spread in _ratios(rows):
         low, high = (_ranks_of(ratio + sign * spread, collective) for sign in (-1, 1))
@@ -313,10 +313,10 @@ def require_rows(table: Table, least: int) -> Table:
     """Return the table if it has `least` rows left.
 
     Raises:
-        UsageError: It has fewer; the message says what became of the others.
+        UsageError: It has fewer; the message lists what became of the others.
     """
     if len(table.rows) >= least:
         return table
     why = "; ".join(dict.fromkeys(flag.reason for flag in table.flags[:3]))
-    told = f" ({len(table.flags)} flagged: {why})" if table.flags else ""
-    raise UsageError(f"{table.name}: {len(table.rows)} usable rows where {least} are needed{told}")
+    flagged = f" ({len(table.flags)} flagged: {why})" if table.flags else ""
+    raise UsageError(f"{table.name}: {len(table.rows)} usable rows where {least} are needed{flagged}")

@@ -38,12 +38,12 @@ _SECONDS = {
 
 
 _KEY = ("cluster", "hosts", "ranks", "algorithm", "collective")
-"""Columns whose content says to which table a row belongs."""
+"""Columns whose content assigns a row to a table."""
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """Which column says what, and the unit of each."""
+    """What each column holds, and the unit of each."""
 
     place: Mapping[str, int]
     scale: Mapping[str, float]
@@ -69,7 +69,7 @@ def read(text: str, stem: str) -> list[Table]:
         # One line at a time: a quote that never closes must not swallow the rows that follow.
         try:
             cells = next(csv.reader([written.rstrip("\r\n")], delimiter=mark))
-        except csv.Error:  # a carriage return within, or a cell longer than any: a row that says nothing
+        except csv.Error:  # a carriage return within, or a cell longer than any: a row without content
             cells = [written]
         cells = [cell.strip() for cell in cells]
         named = _columns(cells)
@@ -96,7 +96,7 @@ def read(text: str, stem: str) -> list[Table]:
     tables = []
     for key, (rows, flags) in groups.items():
         cluster, hosts, ranks, algorithm, collective = key
-        # A table's name holds what tells it from the others of the file.
+        # A table's name holds what distinguishes it from the others of the file.
         parts = [cluster, f"{hosts} hosts" if hosts else "", f"{ranks} ranks" if ranks else "", algorithm, collective]
         named_by = [part for part, differs in zip(parts, differ, strict=True) if part and differs]
         name = f"{stem}: {', '.join(named_by)}" if named_by else stem
@@ -153,7 +153,7 @@ def _bandwidth_unit(name: str) -> float:
 
 
 def _row(columns: _Columns, line: int, cells: Sequence[str]) -> TableRow | Flag:
-    """Return what a line of cells says, or what is wrong with it."""
+    """Return the row that a line of cells holds, or what is wrong with it."""
     if len(cells) != columns.width:
         reason = "columns of another table"
         if len(cells) < columns.width:

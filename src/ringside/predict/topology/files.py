@@ -19,7 +19,7 @@ __all__ = ["from_probe", "from_toml", "load_topology", "preset", "presets"]
 
 
 # -------------------------------------------------------------------------------------------------
-# A topology in TOML; one line per mistake. All it can say::
+# A topology in TOML; one line per mistake. All its keys::
 #
 # schema = 1
 # name = "two boxes"
@@ -193,7 +193,7 @@ def from_probe(data: Any, origin: str = "probe", kind: str = "ethernet") -> Topo
     Args:
         data: Its JSON, as plain data: every host, its ranks, and every link between hosts.
         origin: What to call it in errors.
-        kind: Of the links between hosts, which a probe cannot tell.
+        kind: Of the links between hosts, which a probe cannot find out.
 
     Raises:
         UsageError: It is something else, or a link was broken.
@@ -250,10 +250,11 @@ def _interfaces(together: list[tuple[float, ...]], links: list[LinkOverride]) ->
     """
     found = []
     for host, rates in enumerate(together):
-        ends = ([one for one in links if one.src == host], [one for one in links if one.dst == host])
-        alone = [median(one.bytes_per_s or 0.0 for one in side) for side in ends]
+        ends = ([link for link in links if link.src == host], [link for link in links if link.dst == host])
+        alone = [median(link.bytes_per_s or 0.0 for link in side) for side in ends]
         out, into = (
-            min(one, rate) if rate < _ONE_INTERFACE * one else rate for rate, one in zip(rates, alone, strict=True)
+            min(single, rate) if rate < _ONE_INTERFACE * single else rate
+            for rate, single in zip(rates, alone, strict=True)
         )
         found.append((float(out), float(into)))
     return tuple(found)

@@ -2,7 +2,7 @@
 
 A *host* is what its inside links join at full rate: a server, or a whole rack where NVLink spans one (NVL72). Ranks are
 numbered host by host. Costs follow R. W. Hockney ("The communication challenge for MPP", 1994): a message takes
-`alpha_s` and its bytes at a rate; `ringside.predict.simulate` says what else waits for what.
+`alpha_s` and its bytes at a rate; `ringside.predict.simulate` defines what else waits for what.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["LINK_KINDS", "RAILS", "LinkClass", "LinkOverride", "Switch", "Topolo
 
 
 # -------------------------------------------------------------------------------------------------
-# What a link costs: link classes, switches that reduce, links that are not as their class says.
+# What a link costs: link classes, switches that reduce, links that differ from their class.
 
 LINK_KINDS = ("nvlink", "nvswitch", "pcie", "infiniband", "roce", "ethernet", "loopback", "shared_memory")
 
@@ -36,7 +36,7 @@ class LinkClass:
         alpha_s: From a message being ready until its receiver has it, without its bytes, seconds.
         bytes_per_s: Of one rank's port (inside a host) or one network interface (between hosts), each direction.
         host_bytes_per_s: What all messages of the class inside one host carry together (a memory bus, a PCIe root);
-            None: each port has its full rate at once. Not for links between hosts, whose interfaces say it.
+            None: each port has its full rate at once. Not for links between hosts, whose interfaces limit it.
 
     Raises:
         UsageError: A figure cannot be; the message has a line for each.
@@ -81,7 +81,7 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class LinkOverride:
-    """One directed link that is not as its class says.
+    """One directed link that differs from its class.
 
     Args:
         src: Sending rank, or host.
@@ -365,7 +365,7 @@ def sourced_figures(topology: Topology) -> dict[str, Any]:
     for part in ("inside", "between", "nvls", "sharp"):
         value = getattr(topology, part)
         if value is not None:
-            named = {f"{part}.{one.name}": getattr(value, one.name) for one in fields(value)}
+            named = {f"{part}.{part_field.name}": getattr(value, part_field.name) for part_field in fields(value)}
             found |= {name: number for name, number in named.items() if isinstance(number, int | float)}
     found |= {"ranks_per_host": topology.ranks_per_host[0], "nics": topology.nics}
     if topology.reduce_bytes_per_s is not None:

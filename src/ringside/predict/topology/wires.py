@@ -68,7 +68,7 @@ class Wires:
             if link is not None:
                 alpha[which], per_byte[which] = link.alpha_s, 1.0 / self._rate(link)
         pairs = ~switched
-        # Links of their own: those of hosts first, since a link of two ranks says more.
+        # Links of their own: those of hosts first, since a link of two ranks is more exact.
         for of, key in (
             ("hosts", self._host[src] * self.topology.hosts + self._host[dst]),
             ("ranks", src * self.topology.ranks + dst),

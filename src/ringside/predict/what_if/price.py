@@ -26,7 +26,7 @@ class Exposed:
     """What is left of a step's synchronisation.
 
     Args:
-        bucket: What one bucket's all-reduce takes, seconds; None: it was not asked.
+        bucket: What one bucket's all-reduce takes, seconds; None: it was not priced.
         seconds: What is left of all after the work, seconds.
         why: Why it is extrapolated; empty where tables support it.
     """

@@ -102,7 +102,7 @@ def changed(step: PredictedStep, change: StepChange) -> PredictedStep:
         if not (math.isfinite(change.bucket_bytes) and change.bucket_bytes > 0):
             raise UsageError(f"a bucket of {change.bucket_bytes:g} bytes: more than 0, such as 25MB")
         buckets = max(math.ceil(step.size_bytes / change.bucket_bytes - 1e-9), 1)
-    # How buckets are reduced: what is asked for must be possible there.
+    # How buckets are reduced: a requested algorithm must be possible there.
     algorithm = step.algorithm
     if change.algorithm is not None or change.sharp:
         inside = "nvls" if topology.hosts == 1 and topology.nvls is not None else IN_NETWORK

@@ -71,7 +71,7 @@ class Answer:
 
     @property
     def knows_work(self) -> bool:
-        """Whether computation is known; where it is not, nothing can be said of a day."""
+        """Whether computation is known; where it is not, nothing follows for a day."""
         return self.before.work_s > 0
 
     @property
@@ -90,7 +90,7 @@ def what_if(step: PredictedStep, change: StepChange) -> Answer:
     """Return what a change would do to a step.
 
     Raises:
-        UsageError: The change cannot be: no such rank, link, rail, algorithm; the line says which.
+        UsageError: The change cannot be: no such rank, link, rail, algorithm; the line names it.
     """
     after = changed(step, change)
     first, second, grows = _remaining(step, after, change)
@@ -141,12 +141,12 @@ def _growth(before: PredictedStep, after: PredictedStep, options: Options, seen:
         tilts = []  # growth if latency is more of a message's time by so many standard deviations, seconds
         for share in (0.0, -TILT, TILT):
             pair = [option and tilted(option, share) for option in options]
-            less, more = (_exposed(step, way).seconds.value for step, way in zip((before, after), pair, strict=True))
-            tilts.append(more - less)
+            left = [_exposed(step, option).seconds for step, option in zip((before, after), pair, strict=True)]
+            tilts.append(left[1].value - left[0].value)
         ends = [more * end / seen.value for more in tilts for end in seen.ends] if seen.value > 0 else tilts
         found = _ordered(tilts[0], *ends)
     else:
-        first, second = (_exposed(step, way).seconds for step, way in zip((before, after), options, strict=True))
+        first, second = (_exposed(step, option).seconds for step, option in zip((before, after), options, strict=True))
         found = Band(*(end - first.value for end in second.ends))
     return Band(*(max(end, -seen.value) for end in found.ends))
 
@@ -156,7 +156,7 @@ def _exposed(step: PredictedStep, option: Option | None) -> Exposed:
 
 
 def work(step: PredictedStep) -> Band:
-    """Return the slowest rank's own time, with the band that the steps' scatter leaves; as given where it is told."""
+    """Return the slowest rank's own time, with the band that the steps' scatter leaves; a single step has none."""
     return _mean(step.own_s.max(axis=1))
 
 
@@ -166,7 +166,7 @@ def work_delta(before: PredictedStep, after: PredictedStep) -> Band:
 
 
 def _mean(values: Sequence[float] | Floats) -> Band:
-    """Return the mean of what single steps say, with its 95 % band."""
+    """Return the mean of what single steps took, with its 95 % band."""
     found = np.asarray(values, dtype=np.float64)
     mean = float(found.mean())
     error = CERTAIN * float(found.std(ddof=1)) / math.sqrt(len(found)) if len(found) > 1 else 0.0
