@@ -26,7 +26,7 @@ from ringside.engine.cost.model import Cluster
 from ringside.engine.cost.network import CostNetwork, Floats
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OP_CODES
 from ringside.engine.net.exchange.compression import WireCompression
-from ringside.engine.net.exchange.run import LinkBuffers
+from ringside.engine.net.exchange.run import HopTiming
 from ringside.engine.net.exchange.signature import CollectiveSignature
 from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
 from ringside.engine.net.reduction import fold
@@ -426,7 +426,7 @@ class Prober:
         job()
         return self.clock() - began
 
-    def _run(self, rounds: Iterable[Sequence[tuple[int, int, int]]], sizes: Sequence[int]) -> list[LinkBuffers]:
+    def _run(self, rounds: Iterable[Sequence[tuple[int, int, int]]], sizes: Sequence[int]) -> list[HopTiming]:
         """Carry out rounds of (source, target, chunk) among the vertices; return what this rank received, in order."""
         sizes = [*sizes]
         schedule = probe_schedule(self.across.roster.size, self.vertices, len(sizes), tuple(map(tuple, rounds)))
@@ -435,7 +435,7 @@ class Prober:
         chunks = [np.zeros(size, dtype=np.uint8) for size in sizes]
         began = time.perf_counter()
         self.across.run(schedule, chunks, 1, CollectiveSignature(PROBE, _U8, _SUM, len(sizes)))
-        mine: list[LinkBuffers] = []
+        mine: list[HopTiming] = []
         for hop in reversed(self.across.exchange.hops):
             if hop.waited < began:
                 break

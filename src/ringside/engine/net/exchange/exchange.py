@@ -26,7 +26,7 @@ from ringside.engine.net.exchange.message_size import MessageSize, size_of
 from ringside.engine.net.exchange.plan import MessagePlan
 from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, ReceiveBuffers, ReceiveQueue
 from ringside.engine.net.exchange.route import Length, route_of
-from ringside.engine.net.exchange.run import Chunk, ExchangeRun, Fold, LinkBuffers, LocalSource
+from ringside.engine.net.exchange.run import Chunk, ExchangeRun, Fold, HopTiming, LocalSource
 from ringside.engine.net.exchange.signature import CollectiveSignature, MessageHeader
 from ringside.engine.transports.base import Bytes, Links, Transport
 from ringside.schedule import Schedule
@@ -55,7 +55,7 @@ class Exchange:
         self.transport = transport
         self.links: Links = transport if links is None else links
         self.segment_bytes = max(segment_bytes, _LARGEST_ITEM)
-        self.hops: deque[LinkBuffers] = deque(maxlen=HOPS_KEPT)
+        self.hops: deque[HopTiming] = deque(maxlen=HOPS_KEPT)
         self.sent_bytes: defaultdict[int, int] = defaultdict(int)
         self.window = window
         self.bytes_per_s: float | None = None

@@ -18,7 +18,7 @@ import numpy as np
 from ringside.engine.buffers import address_of
 from ringside.engine.net.exchange.plan import MessagePlan, Receive
 from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, ReceiveBuffers
-from ringside.engine.net.exchange.run import Fold, LinkBuffers
+from ringside.engine.net.exchange.run import Fold, HopTiming
 from ringside.engine.net.exchange.signature import CollectiveSignature, MessageHeader, SignatureMismatch
 from ringside.engine.transports.base import Bytes, Pending, Transport
 
@@ -156,7 +156,7 @@ class PersistentExchange:
             self._used.append((inbox, place))
             addresses.append(inbox.address_of(place) + source.begins)
             seq = self._exchange.seq_from(source.peer)
-            self._exchange.hops.append(LinkBuffers(seq, take.round, source.vertex, len(self._chunk), waited, now, now))
+            self._exchange.hops.append(HopTiming(seq, take.round, source.vertex, len(self._chunk), waited, now, now))
         if take.overwrite:
             ctypes.memmove(self._at, addresses[0], len(self._chunk))
             return

@@ -51,7 +51,7 @@ class LocalSource(Protocol):
         """Take note that the result lies there; it is only read from now on."""
 
 
-class LinkBuffers(NamedTuple):
+class HopTiming(NamedTuple):
     """What one rank received from one other in one round; times in seconds on this process's `perf_counter`.
 
     Args:
@@ -289,7 +289,7 @@ class ExchangeRun:
         for (k, src), (waited, arrived, last, size) in self.times.items():
             peer = self.peers[src]
             self.exchange.hops.append(
-                LinkBuffers(self.exchange.seq_from(peer), k, peer, int(size), waited, arrived, last)
+                HopTiming(self.exchange.seq_from(peer), k, peer, int(size), waited, arrived, last)
             )
 
     def _payload(self, place: Bytes, start: int, length: int) -> Bytes:
