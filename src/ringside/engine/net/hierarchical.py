@@ -40,7 +40,7 @@ from ringside.engine.net.reduction import (
     memory,
     part_of,
     safe_mean,
-    told_of,
+    signature_of,
 )
 from ringside.engine.runtime.interrupts import interruptible
 from ringside.engine.runtime.worker import Work, Worker
@@ -272,7 +272,7 @@ class HierarchicalEngine:
                 self._open.append(one)
             return one
         what = self._checked(what, choice)
-        call = told_of(what, elements)
+        call = signature_of(what, elements)
         way, doing = f"all_reduce by {choice}", Operation(call, str(choice))
         self.finish_all()
         with self.explained(way, doing):
@@ -371,7 +371,7 @@ class HierarchicalEngine:
         large = self._large.pop(key, None)
         if large is None:
             what = self._checked(what, choice)
-            doing, what = Operation(told_of(what, elements), str(choice)), safe_mean(what, self.roster.size)
+            doing, what = Operation(signature_of(what, elements), str(choice)), safe_mean(what, self.roster.size)
             layout = self._layout(choice, elements, what)
             if layout is None:
                 return None

@@ -25,7 +25,7 @@ from ringside.engine.net.exchange.pipeline import SegmentLayout, SegmentPipeline
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.signature import CollectiveSignature, Operation
 from ringside.engine.net.host_slices import HostSlices
-from ringside.engine.net.reduction import AVG, SUM, Reduction, ReductionPlan, fold, memory, part_of, safe_mean, told_of
+from ringside.engine.net.reduction import AVG, SUM, Reduction, ReductionPlan, fold, memory, part_of, safe_mean, signature_of
 from ringside.engine.transports.base import Bytes
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class PersistentSmall:
 
     def __init__(self, across: HierarchicalEngine, elements: int, what: Reduction, choice: AlgorithmSpec) -> None:
         roster, item = across.roster, ITEM_BYTES[what.dtype]
-        self.way, self.doing = f"all_reduce by {choice}", Operation(told_of(what, elements), str(choice))
+        self.way, self.doing = f"all_reduce by {choice}", Operation(signature_of(what, elements), str(choice))
         self._place = np.zeros(elements * item, dtype=np.uint8)
         self._at = address_of(self._place)
         self._script: PersistentExchange | None = None

@@ -28,7 +28,7 @@ from ringside.engine.net.rank_map import RankMap
 from ringside.engine.request import KINDS
 from ringside.engine.shm.memory import Storage
 
-__all__ = ["ALL_REDUCE", "Reduction", "ReductionPlan", "part_of", "safe_mean", "told_of"]
+__all__ = ["ALL_REDUCE", "Reduction", "ReductionPlan", "part_of", "safe_mean", "signature_of"]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def part_of(
     return ReductionPlan(plan, what, call, fold_by, last, what.scale, left)
 
 
-def told_of(what: Reduction, elements: int) -> CollectiveSignature:
+def signature_of(what: Reduction, elements: int) -> CollectiveSignature:
     """Return what peers are told of an all-reduce; scales that may differ are not compared."""
     flags = OWN_SCALE if what.scales else 0
     if what.wire is not None:
