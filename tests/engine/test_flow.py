@@ -17,7 +17,7 @@ from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.run import AHEAD
 from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
 from ringside.engine.net.rank_map import RankMap
-from ringside.engine.net.reduction import part_of, signature_of
+from ringside.engine.net.reduction import plan_reduction, signature_of
 from ringside.engine.transports.threads import Threads
 from ringside.errors import ClosedError
 from ringside.schedule import ALGORITHMS, by_name
@@ -221,7 +221,7 @@ def test_a_vertex_sends_its_own_only_a_little_ahead_of_what_comes() -> None:
         exchange, feed = Exchange(end, segment_bytes=64), Recorded()
         chunks = [[np.ones(16, np.float32).view(np.uint8) for _ in range(segments)] for _ in range(3)]
         what = Reduction(DTYPES.index("float32"), 0)
-        part = part_of(AlgorithmSpec("ring"), None, what, signature_of(what, 960), roster(3, end.rank))
+        part = plan_reduction(AlgorithmSpec("ring"), None, what, signature_of(what, 960), roster(3, end.rank))
         assert part.plan is not None
         exchange.run(part.plan, chunks, item, part.fold, part.call, last_fold=part.last_fold, ordered=True, feed=feed)
         assert all((one.view(np.float32) == 3).all() for several in chunks for one in several)

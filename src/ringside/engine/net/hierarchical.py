@@ -38,7 +38,7 @@ from ringside.engine.net.reduction import (
     fold,
     folder,
     memory,
-    part_of,
+    plan_reduction,
     safe_mean,
     signature_of,
 )
@@ -483,7 +483,7 @@ class HierarchicalEngine:
         call: CollectiveSignature,
     ) -> None:
         """Reduce over all ranks, or over the given ones, as if each were a host of its own."""
-        part = part_of(choice, members, what, call, self.roster)
+        part = plan_reduction(choice, members, what, call, self.roster)
         if part.first != 1.0:
             fold([address], address, elements, what.dtype, SUM, scale=part.first)
         if part.plan is None:

@@ -25,7 +25,7 @@ from ringside.engine.net.exchange.pipeline import SegmentLayout, SegmentPipeline
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.signature import CollectiveSignature, Operation
 from ringside.engine.net.host_slices import HostSlices
-from ringside.engine.net.reduction import AVG, SUM, Reduction, ReductionPlan, fold, memory, part_of, safe_mean, signature_of
+from ringside.engine.net.reduction import AVG, SUM, Reduction, ReductionPlan, fold, memory, plan_reduction, safe_mean, signature_of
 from ringside.engine.transports.base import Bytes
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class PersistentSmall:
         call: CollectiveSignature,
     ) -> tuple[list[Step], list[Step]]:
         """Return what this rank does between hosts with `count` elements from `begin` on: at first, and then."""
-        part = part_of(choice, members, what, call, across.roster)
+        part = plan_reduction(choice, members, what, call, across.roster)
         item = ITEM_BYTES[what.dtype]
         mine = self._place[begin * item : (begin + count) * item]
         first = self._scaled(part.first, begin, count, what.dtype)
@@ -261,7 +261,7 @@ class PersistentLarge:
         elements = sum(len(segment) for chunk in chunks for segment in chunk) // item
         lane = across.roster.lane(across.roster.local_rank)
         inside = replace(what, scale=1.0, scales=())
-        part = part_of(choice, lane, inside, call._replace(elements=elements), across.roster)
+        part = plan_reduction(choice, lane, inside, call._replace(elements=elements), across.roster)
         plan = part.plan
         assert plan is not None, "native is not fed in pieces"
 

@@ -28,7 +28,7 @@ from ringside.engine.net.rank_map import RankMap
 from ringside.engine.request import KINDS
 from ringside.engine.shm.memory import Storage
 
-__all__ = ["ALL_REDUCE", "Reduction", "ReductionPlan", "part_of", "safe_mean", "signature_of"]
+__all__ = ["ALL_REDUCE", "Reduction", "ReductionPlan", "plan_reduction", "safe_mean", "signature_of"]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class ReductionPlan:
         return SUM if self.what.op == AVG else self.what.op
 
 
-def part_of(
+def plan_reduction(
     choice: AlgorithmSpec, members: Sequence[int] | None, what: Reduction, call: CollectiveSignature, roster: RankMap
 ) -> ReductionPlan:
     """Return this rank's part in a reduction over all ranks, or over one of every host.
