@@ -19,7 +19,7 @@ from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, ReceiveBu
 from ringside.engine.net.exchange.signature import CollectiveSignature, SignatureMismatch
 from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
 from ringside.engine.net.persistent import MOST_BYTES
-from ringside.engine.net.reduction import folder
+from ringside.engine.net.reduction import make_fold
 from ringside.engine.transports.base import Bytes
 from ringside.engine.transports.threads import Threads
 from ringside.schedule import ALGORITHMS, by_name, chain, pipelined, tree, two_tree
@@ -238,7 +238,7 @@ def test_small_messages_are_sent() -> None:
         code = DTYPES.index("float32")
         plan, size = plan_messages(tree(3), end.rank), exchange.size_of(tree(3), x.nbytes, x.itemsize, None)
         call = CollectiveSignature(0, code, 0, len(x))
-        exchange.run(plan, [x.view(np.uint8)], 4, folder(code, 0), call, ordered=True, size=size)
+        exchange.run(plan, [x.view(np.uint8)], 4, make_fold(code, 0), call, ordered=True, size=size)
         assert (x == 3).all()
         return lengths
 

@@ -18,7 +18,7 @@ from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.signature import CollectiveSignature, SignatureMismatch
 from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
 from ringside.engine.net.persistent import MOST_BYTES, PersistentSmall
-from ringside.engine.net.reduction import folder
+from ringside.engine.net.reduction import make_fold
 from ringside.engine.transports.threads import Threads
 from ringside.schedule import by_name
 from ringside.schedule.combine import relabel
@@ -38,7 +38,7 @@ def by_script(
     plan = plan_messages(relabel(schedule, order) if order else schedule, exchange.transport.rank)
     chunk = x.view(np.uint8)
     assert PersistentExchange.fits(exchange, plan, len(chunk))
-    fold = folder(F32, SUM)
+    fold = make_fold(F32, SUM)
     return PersistentExchange(
         exchange, plan, chunk, 4, fold, fold, CollectiveSignature(1, F32, SUM, len(x), tag=tag), None
     )
@@ -61,7 +61,7 @@ def test_a_script_and_the_interpreter_understand_each_other(name: str, size: int
             else:
                 plan = plan_messages(by_name(name, size), end.rank)
                 exchange.run(
-                    plan, [x.view(np.uint8)], 4, folder(F32, SUM), CollectiveSignature(1, F32, SUM, 7), ordered=True
+                    plan, [x.view(np.uint8)], 4, make_fold(F32, SUM), CollectiveSignature(1, F32, SUM, 7), ordered=True
                 )
             found.append(x.copy())
         return [np.stack(found), dict(exchange.sent_bytes), len(exchange.hops)]

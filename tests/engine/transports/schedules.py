@@ -19,7 +19,7 @@ from ringside.engine.dtypes import DTYPES, FLOATING, ITEM_BYTES, OP_CODES
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.signature import CollectiveSignature
-from ringside.engine.net.reduction import folder
+from ringside.engine.net.reduction import make_fold
 from ringside.schedule import ALGORITHMS, Schedule, by_name, chunk_bounds, pipelined, relabel, run
 
 Array = np.ndarray[Any, Any]
@@ -119,7 +119,7 @@ def carry_out(exchange: Exchange, s: Schedule, x: Array, dtype: str = "float32",
     bounds = (chunk_bounds(len(x), plan.chunks) * item).tolist()
     chunks = [data[bounds[c] : bounds[c + 1]] for c in range(plan.chunks)]
     call = CollectiveSignature(1, code, OP_CODES[op], len(x))
-    exchange.run(plan, chunks, item, folder(code, OP_CODES[op]), call, **more)
+    exchange.run(plan, chunks, item, make_fold(code, OP_CODES[op]), call, **more)
 
 
 def be_a_switch(exchange: Exchange, ranks: int, *, every: int = 1) -> None:

@@ -36,7 +36,7 @@ from ringside.engine.net.reduction import (
     Reduction,
     ReductionPlan,
     fold,
-    folder,
+    make_fold,
     memory,
     plan_reduction,
     safe_mean,
@@ -318,7 +318,7 @@ class HierarchicalEngine:
         plan = plan_messages(schedule, self.roster.rank)
         self.finish_all()
         with self.explained(plan.name, Operation(call, plan.name)):
-            fold_by = folder(call.dtype, call.op, scale=scale, divisor=divisor)
+            fold_by = make_fold(call.dtype, call.op, scale=scale, divisor=divisor)
             self.exchange.run(plan, chunks, item_bytes, fold_by, call)
 
     def close(self, *, patience_s: float = 5.0) -> None:

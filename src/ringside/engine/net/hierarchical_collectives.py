@@ -30,7 +30,7 @@ from ringside.engine.net.exchange.signature import CollectiveSignature as Told
 from ringside.engine.net.exchange.signature import Operation
 from ringside.engine.net.hierarchical import HierarchicalEngine
 from ringside.engine.net.host_slices import HostSlices
-from ringside.engine.net.reduction import AVG, SUM, Reduction, fold, folder, memory, safe_mean
+from ringside.engine.net.reduction import AVG, SUM, Reduction, fold, make_fold, memory, safe_mean
 from ringside.engine.request import CoreRequest, bounds_of_one
 from ringside.engine.transports.base import Bytes
 from ringside.schedule import (
@@ -153,7 +153,7 @@ SMALL_BYTES = 256 << 10  # up to here the fewest rounds, in one go; beyond, neig
 _LINE_BYTES = 64 << 10, 256 << 10  # least and most of a message along a line, where each host waits for all of it
 _LINE_MESSAGES = 16  # per lane, within those
 
-_keep = folder(0, SUM)  # for schedules that only copy
+_keep = make_fold(0, SUM)  # for schedules that only copy
 
 
 @functools.lru_cache(maxsize=64)
@@ -178,7 +178,7 @@ def reduce_scatter(across: HierarchicalEngine, call: CoreRequest, told: Told) ->
         at, to = call.flat.address + piece.begin * item, address_of(sums[piece.chunk])
         _local(across).reduce_lanes_into(to, at, piece.bounds, what.dtype, step, what.scale)
 
-    by = folder(what.dtype, step)
+    by = make_fold(what.dtype, step)
     HierarchicalPipeline(plan, layout, sums, item, by, None, add_up, _nothing).carry_out(across, told, at_once=small)
     if what.op == AVG and len(target):
         fold([address_of(target)], address_of(target), len(target) // item, what.dtype, AVG, divisor=roster.size)
@@ -245,8 +245,8 @@ def reduce(across: HierarchicalEngine, call: CoreRequest, told: Told) -> None:
         _local(across).gather_lanes(base + piece.begin * item, piece.bounds, what.dtype, None)
 
     layout = replace(layout, ends=layout.pieces if here else ())
-    by = folder(what.dtype, step)
-    last = folder(what.dtype, AVG, divisor=roster.size) if what.op == AVG and here else by
+    by = make_fold(what.dtype, step)
+    last = make_fold(what.dtype, AVG, divisor=roster.size) if what.op == AVG and here else by
     one = HierarchicalPipeline(plan, layout, lanes, item, by, last, add_up, put_together, segment_bytes=segment)
     one.carry_out(across, told, at_once=not segment)
 

@@ -71,7 +71,7 @@ def fold(
     )
 
 
-def folder(
+def make_fold(
     dtype: int, op: int, *, scale: float = 1.0, scales: Sequence[float] = (), divisor: float = 1.0
 ) -> Callable[[Sequence[int], int, int], None]:
     """Return `fold` for one dtype and reduction; without a divisor an average is only summed."""
@@ -176,11 +176,11 @@ def plan_reduction(
     if plan is not None and plan.switches:  # the reducer does what it is told, which may be less than was called
         call = call._replace(op=what.op, extra=what.scale if whole else 1.0)
     if whole:
-        all_at_once = folder(what.dtype, what.op, scale=what.scale, scales=what.scales, divisor=divisor)
+        all_at_once = make_fold(what.dtype, what.op, scale=what.scale, scales=what.scales, divisor=divisor)
         return ReductionPlan(plan, what, call._replace(flags=call.flags | WHOLE_FOLD), all_at_once, all_at_once)
-    fold_by = last = folder(what.dtype, what.op)
+    fold_by = last = make_fold(what.dtype, what.op)
     if what.op == AVG and plan is not None and plan.finished and not plan.switches:
-        last = folder(what.dtype, AVG, divisor=divisor)
+        last = make_fold(what.dtype, AVG, divisor=divisor)
     left = divisor if what.op == AVG and last is fold_by else 0.0
     return ReductionPlan(plan, what, call, fold_by, last, what.scale, left)
 

@@ -25,7 +25,7 @@ from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.run import Fold
 from ringside.engine.net.exchange.signature import CollectiveSignature, SignatureMismatch
-from ringside.engine.net.reduction import ALL_REDUCE, folder
+from ringside.engine.net.reduction import ALL_REDUCE, make_fold
 from ringside.engine.runtime.worker import Work, Worker
 from ringside.engine.transports.base import LinkError, LinkFailure
 from ringside.survive.all_reduce.gradients import AttemptRun, add_up
@@ -178,7 +178,7 @@ class NetExchange:
         for run in self._layout.runs:
             call = CollectiveSignature(ALL_REDUCE, run.dtype, _SUM, run.elements, 1.0, 0, 0)
             chunks = chunks_of(into, run, schedule.chunks)
-            self._exchange.run(plan, chunks, run.item_bytes, self._noticed(folder(run.dtype, _SUM)), call)
+            self._exchange.run(plan, chunks, run.item_bytes, self._noticed(make_fold(run.dtype, _SUM)), call)
 
     def _noticed(self, fold: Fold) -> Fold:
         def noticed(sources: Sequence[int], target: int, elements: int) -> None:
@@ -198,7 +198,7 @@ class NetExchange:
             held[self._me][at * size : (at + 1) * size] = slot
         plan = plan_messages(gather or self._way.all_reduce(), self._me)
         call = CollectiveSignature(ALL_REDUCE, _BYTE, _SUM, size, 1.0, 0, 0)
-        self._exchange.run(plan, held if gather else [memory], 1, folder(_BYTE, _SUM), call)
+        self._exchange.run(plan, held if gather else [memory], 1, make_fold(_BYTE, _SUM), call)
         self._phases.reached("mid_chunk")
         placed = [
             (of, own[at * size : (at + 1) * size])
