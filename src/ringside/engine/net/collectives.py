@@ -18,7 +18,7 @@ from ringside.engine.net import hierarchical_collectives as moves_hosts
 from ringside.engine.net.exchange.signature import CollectiveSignature as Told
 from ringside.engine.net.hierarchical import HierarchicalEngine
 from ringside.engine.net.hierarchical_collectives import SMALL_BYTES
-from ringside.engine.net.reduction import AVG, memory
+from ringside.engine.net.reduction import AVG, bytes_at
 from ringside.engine.request import KINDS, CoreRequest
 from ringside.engine.transports.base import Bytes
 from ringside.errors import UnsupportedError
@@ -66,31 +66,31 @@ def _barrier(across: HierarchicalEngine, call: CoreRequest) -> None:
 def _reduce_scatter(across: HierarchicalEngine, call: CoreRequest) -> None:
     """Work on a copy, whose own lane is the result; every lane is added up at once, in rank order."""
     item, me = ITEM_BYTES[call.flat.dtype], across.roster.rank
-    work = memory(call.flat.address, call.flat.numel * item).copy()
+    work = bytes_at(call.flat.address, call.flat.numel * item).copy()
     lanes = _lanes(work, call.bounds, item)
     divisor = across.roster.size if call.op == AVG else 1.0
     _run(across, call, direct_reduce_scatter(across.roster.size), lanes, scale=call.scale, divisor=divisor)
     target = call.out or call.flat.address + call.bounds[me] * item
     mine = lanes[me]
     if mine is not None:
-        memory(target, len(mine))[:] = mine
+        bytes_at(target, len(mine))[:] = mine
 
 
 def _all_gather(across: HierarchicalEngine, call: CoreRequest) -> None:
     item, roster = ITEM_BYTES[call.flat.dtype], across.roster
-    everything = memory(call.out or call.flat.address, call.numel * item)
+    everything = bytes_at(call.out or call.flat.address, call.numel * item)
     lanes = _lanes(everything, call.bounds, item)
     if call.out:
         mine = lanes[roster.rank]
         assert mine is not None
-        mine[:] = memory(call.flat.address, len(mine))
+        mine[:] = bytes_at(call.flat.address, len(mine))
     small = len(everything) <= SMALL_BYTES
     _run(across, call, (direct_all_gather if small else ring_all_gather)(roster.size), lanes)
 
 
 def _broadcast(across: HierarchicalEngine, call: CoreRequest) -> None:
     """Hand it on along a line, segment by segment; little of it in the fewest rounds."""
-    data = memory(call.flat.address, call.flat.numel * ITEM_BYTES[call.flat.dtype])
+    data = bytes_at(call.flat.address, call.flat.numel * ITEM_BYTES[call.flat.dtype])
     make = binomial_broadcast if len(data) <= SMALL_BYTES else chain_broadcast
     _run(across, call, _broadcast_from(make, across.roster.size, call.root), [data])
 
@@ -103,7 +103,7 @@ def _broadcast_from(make: Callable[[int, int], Schedule], ranks: int, root: int)
 def _reduce(across: HierarchicalEngine, call: CoreRequest) -> None:
     """Fold everybody's lanes straight where they belong, then gather the lanes at the root: each byte moves twice."""
     item, roster = ITEM_BYTES[call.flat.dtype], across.roster
-    data = memory(call.flat.address, call.flat.numel * item)
+    data = bytes_at(call.flat.address, call.flat.numel * item)
     work = data if roster.rank == call.root else data.copy()
     bounds = chunk_bounds(call.flat.numel, roster.size).tolist()
     lanes = _lanes(work, bounds, item)
@@ -114,10 +114,10 @@ def _reduce(across: HierarchicalEngine, call: CoreRequest) -> None:
 
 def _gather(across: HierarchicalEngine, call: CoreRequest) -> None:
     item, roster = ITEM_BYTES[call.flat.dtype], across.roster
-    own = memory(call.flat.address, call.flat.numel * item)
+    own = bytes_at(call.flat.address, call.flat.numel * item)
     lanes: Chunks = [None] * roster.size
     if roster.rank == call.root:
-        lanes = _lanes(memory(call.out, call.numel * item), call.bounds, item)
+        lanes = _lanes(bytes_at(call.out, call.numel * item), call.bounds, item)
         mine = lanes[roster.rank]
         assert mine is not None
         mine[:] = own
@@ -129,10 +129,10 @@ def _gather(across: HierarchicalEngine, call: CoreRequest) -> None:
 def _scatter(across: HierarchicalEngine, call: CoreRequest) -> None:
     item, roster = ITEM_BYTES[call.flat.dtype], across.roster
     size = call.bounds[1] * item
-    own = memory(call.out, size)
+    own = bytes_at(call.out, size)
     lanes: Chunks = [None] * roster.size
     if roster.rank == call.root:
-        lanes = _lanes(memory(call.flat.address, call.numel * item), call.bounds, item)
+        lanes = _lanes(bytes_at(call.flat.address, call.numel * item), call.bounds, item)
         mine = lanes[roster.rank]
         assert mine is not None
         own[:] = mine
@@ -143,8 +143,8 @@ def _scatter(across: HierarchicalEngine, call: CoreRequest) -> None:
 
 def _all_to_all(across: HierarchicalEngine, call: CoreRequest) -> None:
     item, me, n = ITEM_BYTES[call.flat.dtype], across.roster.rank, across.roster.size
-    given = _lanes(memory(call.flat.address, call.numel * item), call.bounds, item)
-    got = _lanes(memory(call.out, call.numel * item), call.bounds, item)
+    given = _lanes(bytes_at(call.flat.address, call.numel * item), call.bounds, item)
+    got = _lanes(bytes_at(call.out, call.numel * item), call.bounds, item)
     chunks: Chunks = [None] * (n * n)
     for peer in range(n):
         chunks[peer * n + me] = got[peer]

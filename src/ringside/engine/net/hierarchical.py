@@ -37,7 +37,7 @@ from ringside.engine.net.reduction import (
     ReductionPlan,
     fold,
     make_fold,
-    memory,
+    bytes_at,
     plan_reduction,
     safe_mean,
     signature_of,
@@ -487,7 +487,7 @@ class HierarchicalEngine:
         if part.first != 1.0:
             fold([address], address, elements, what.dtype, SUM, scale=part.first)
         if part.plan is None:
-            data = memory(address, elements * ITEM_BYTES[what.dtype])
+            data = bytes_at(address, elements * ITEM_BYTES[what.dtype])
             self.native.all_reduce(data, what.dtype, part.native_op, members)
         else:
             self._exchange(part, part.plan, members, address, elements)
@@ -498,7 +498,7 @@ class HierarchicalEngine:
         self, part: ReductionPlan, plan: MessagePlan, members: Sequence[int] | None, address: int, elements: int
     ) -> None:
         item = ITEM_BYTES[part.what.dtype]
-        bounds, data = (chunk_bounds(elements, plan.chunks) * item).tolist(), memory(address, elements * item)
+        bounds, data = (chunk_bounds(elements, plan.chunks) * item).tolist(), bytes_at(address, elements * item)
         self.exchange.run(
             plan,
             [data[bounds[c] : bounds[c + 1]] for c in range(plan.chunks)],

@@ -30,7 +30,7 @@ from ringside.engine.net.exchange.signature import CollectiveSignature as Told
 from ringside.engine.net.exchange.signature import Operation
 from ringside.engine.net.hierarchical import HierarchicalEngine
 from ringside.engine.net.host_slices import HostSlices
-from ringside.engine.net.reduction import AVG, SUM, Reduction, fold, make_fold, memory, safe_mean
+from ringside.engine.net.reduction import AVG, SUM, Reduction, fold, make_fold, bytes_at, safe_mean
 from ringside.engine.request import CoreRequest, bounds_of_one
 from ringside.engine.transports.base import Bytes
 from ringside.schedule import (
@@ -170,7 +170,7 @@ def reduce_scatter(across: HierarchicalEngine, call: CoreRequest, told: Told) ->
     plan = plan_messages(schedule, roster.host)
     layout = replace(_lanes_by_host(across, call, plan), ends=())
     mine = [(piece.bounds[roster.local_rank + 1] - piece.bounds[roster.local_rank]) * item for piece in layout.pieces]
-    target = memory(call.out or call.flat.address + call.bounds[roster.rank] * item, mine[roster.host])
+    target = bytes_at(call.out or call.flat.address + call.bounds[roster.rank] * item, mine[roster.host])
     sums = [target if host == roster.host else np.empty(size, dtype=np.uint8) for host, size in enumerate(mine)]
     step = SUM if what.op == AVG else what.op
 
@@ -193,7 +193,7 @@ def all_gather(across: HierarchicalEngine, call: CoreRequest, told: Told) -> Non
     layout = _lanes_by_host(across, call, plan)
     lanes = [_lane_of(across, base, piece, item) for piece in layout.pieces]
     if call.out:
-        lanes[roster.host][:] = memory(call.flat.address, len(lanes[roster.host]))
+        lanes[roster.host][:] = bytes_at(call.flat.address, len(lanes[roster.host]))
 
     def share(piece: Piece) -> None:
         _local(across).gather_lanes(base + piece.begin * item, piece.bounds, call.flat.dtype, None)
@@ -231,7 +231,7 @@ def reduce(across: HierarchicalEngine, call: CoreRequest, told: Told) -> None:
     here = roster.host == roster.host_of(call.root)
     what = safe_mean(Reduction(call.flat.dtype, call.op), roster.size)
     step = SUM if what.op == AVG else what.op
-    data = memory(call.flat.address, call.flat.numel * item)
+    data = bytes_at(call.flat.address, call.flat.numel * item)
     work = data if roster.rank == call.root else np.empty_like(data)
     base = address_of(work)
     layout, plan, segment = _sliced(across, call, binomial_reduce, chain_reduce)
@@ -298,7 +298,7 @@ def _sliced(
 def _lane_of(across: HierarchicalEngine, base: int, piece: Piece, item: int) -> Bytes:
     """Return this rank's lane of a piece of the tensor at an address."""
     begin, end = piece.bounds[across.roster.local_rank : across.roster.local_rank + 2]
-    return memory(base + (piece.begin + begin) * item, (end - begin) * item)
+    return bytes_at(base + (piece.begin + begin) * item, (end - begin) * item)
 
 
 def _local(across: HierarchicalEngine) -> HostSlices:

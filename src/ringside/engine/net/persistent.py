@@ -25,7 +25,7 @@ from ringside.engine.net.exchange.pipeline import SegmentLayout, SegmentPipeline
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.signature import CollectiveSignature, Operation
 from ringside.engine.net.host_slices import HostSlices
-from ringside.engine.net.reduction import AVG, SUM, Reduction, ReductionPlan, fold, memory, plan_reduction, safe_mean, signature_of
+from ringside.engine.net.reduction import AVG, SUM, Reduction, ReductionPlan, fold, bytes_at, plan_reduction, safe_mean, signature_of
 from ringside.engine.transports.base import Bytes
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class PersistentLarge:
         counts, mine = [], across.carries(choice)
         for piece in layout.pieces:
             begin, end = piece.bounds[across.roster.local_rank : across.roster.local_rank + 2]
-            lane = memory(address + (piece.begin + begin) * self._item, (end - begin) * self._item)
+            lane = bytes_at(address + (piece.begin + begin) * self._item, (end - begin) * self._item)
             segments = across.exchange.cut(lane, self._item, what.wire, size) if mine else []
             self._chunks[piece.chunk] += segments
             counts.append(len(segments))

@@ -26,7 +26,7 @@ from ringside.engine.net.exchange.signature import (
 )
 from ringside.engine.net.rank_map import RankMap
 from ringside.engine.request import KINDS
-from ringside.engine.shm.memory import Storage
+from ringside.engine.shm.bytes_at import Storage
 
 __all__ = ["ALL_REDUCE", "Reduction", "ReductionPlan", "plan_reduction", "safe_mean", "signature_of"]
 
@@ -83,7 +83,7 @@ def make_fold(
     return run
 
 
-def memory(address: int, size_bytes: int) -> NDArray[np.uint8]:
+def bytes_at(address: int, size_bytes: int) -> NDArray[np.uint8]:
     """Return the bytes at an address as a writable array; it does not keep them alive."""
     if size_bytes == 0:
         return np.empty(0, dtype=np.uint8)
@@ -94,7 +94,7 @@ def memory(address: int, size_bytes: int) -> NDArray[np.uint8]:
 
 def _array(address: int, elements: int, dtype: int) -> NDArray[Any]:
     name = DTYPES[dtype]
-    return memory(address, elements * ITEM_BYTES[dtype]).view(twins.STORED_AS.get(name, np.dtype(name)))
+    return bytes_at(address, elements * ITEM_BYTES[dtype]).view(twins.STORED_AS.get(name, np.dtype(name)))
 
 
 ALL_REDUCE = KINDS.index("all_reduce")
