@@ -39,7 +39,7 @@ from ringside.schedule import (
 Chunks = list[Bytes | None]
 
 
-def carry_out(across: HierarchicalEngine, call: CoreRequest, *, canonical: bool = False) -> None:
+def run_collective(across: HierarchicalEngine, call: CoreRequest, *, canonical: bool = False) -> None:
     """Carry out a collective that is not an all-reduce, over all ranks.
 
     Args:

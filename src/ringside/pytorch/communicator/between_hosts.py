@@ -16,7 +16,7 @@ import torch
 from ringside.engine.algorithm import AlgorithmSpec, canonical_choice, refuse_other_orders
 from ringside.engine.buffers import Flat, flatten
 from ringside.engine.dtypes import ITEM_BYTES
-from ringside.engine.net.collectives import carry_out
+from ringside.engine.net.collectives import run_collective
 from ringside.engine.net.hierarchical import HierarchicalEngine, PendingAllReduce, Reduction
 from ringside.engine.request import CoreRequest
 from ringside.engine.shm.log import AcrossLog
@@ -53,7 +53,7 @@ class PreparedAllReduce(NamedTuple):
     version: int = 0
     size_class: int = 0
 
-    def carry_out(self, flat: Flat) -> bool:
+    def run_collective(self, flat: Flat) -> bool:
         """Reduce a tensor; False: the selector has other choices by now, and nothing was done."""
         selector = self.selector
         if selector is None:
@@ -90,7 +90,7 @@ def made_ready(
     small = across.prepared(flat.numel, what, choice)
     if small is None:
         return None
-    go = functools.partial(across.carry_out, small)
+    go = functools.partial(across.run_collective, small)
     if selector is None:
         return PreparedAllReduce(go, size_bytes, choice)
     return PreparedAllReduce(go, size_bytes, choice, selector, selector.version, selector.size_class(size_bytes))
@@ -167,7 +167,7 @@ class BetweenHosts:
         told = np.zeros((roster.size, 2))
         flat, to = flatten(np.array([weight[0], float(weight[1])])), flatten(told)
         bounds = list(range(0, 2 * roster.size + 1, 2))
-        carry_out(self.across, CoreRequest("all_gather", flat, 2 * roster.size, bounds, out=to.address, keeps=to))
+        run_collective(self.across, CoreRequest("all_gather", flat, 2 * roster.size, bounds, out=to.address, keeps=to))
         if len(set(told[:, 1])) > 1:
             raise MismatchError(f"all_reduce on rank {roster.rank}: ranks gave different lists of weights")
         scales = tuple(told[:, 0].tolist())
@@ -202,7 +202,7 @@ class BetweenHosts:
     def again(self, key: Key, flat: Flat) -> bool:
         """Carry out a small all-reduce that was called before; False: it was not, or is to go another way by now."""
         ready = self._ready.get(key)
-        return ready is not None and ready.carry_out(flat)
+        return ready is not None and ready.run_collective(flat)
 
     def begin_storage(
         self, flat: Flat, storage: Storage | None, *, scale: float, stamp_ns: int
