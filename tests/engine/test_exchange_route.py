@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from ringside.engine.net.exchange.plan import plan_messages
-from ringside.engine.net.exchange.route import Length, Route, Taking, is_large, route_of
+from ringside.engine.net.exchange.route import Length, Route, ReceiveSegment, is_large, route_of
 from ringside.schedule import Schedule, by_name, pipelined
 
 from .transports.schedules import schedules
@@ -32,7 +32,7 @@ def taken(route: Route, src: int) -> list[tuple[int, int, int]]:
     return [(t.round, t.chunk, t.segment) for t in takings(route) if src in t.sources]
 
 
-def takings(route: Route) -> list[Taking]:
+def takings(route: Route) -> list[ReceiveSegment]:
     if route.order is not None:
         return list(route.order)
     return [taking for one in route.rounds for takings in one.segments for taking in takings]

@@ -25,7 +25,7 @@ Parts = tuple[tuple[int, int, int], ...]
 """What a message carries: (chunk, segment, the receive it waits for) of each part, in order."""
 
 
-class Taking(NamedTuple):
+class ReceiveSegment(NamedTuple):
     """One segment of one receive.
 
     Args:
@@ -63,7 +63,7 @@ class RouteRound(NamedTuple):
 
     number: int
     bundled: Mapping[int, int]
-    segments: tuple[tuple[Taking, ...], ...]
+    segments: tuple[tuple[ReceiveSegment, ...], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ class Route:
         counts: By sender, how many messages come where none carries several chunks.
     """
 
-    order: tuple[Taking, ...] | None
+    order: tuple[ReceiveSegment, ...] | None
     rounds: tuple[RouteRound, ...]
     apart: bool
     sends: tuple[tuple[int, tuple[tuple[int, Parts], ...]], ...]
@@ -156,7 +156,7 @@ class _Maker:
 
     # -------------------------------------------------------------------------------------------- what is taken
 
-    def _takings(self, order: MessageOrder) -> tuple[Taking, ...]:
+    def _takings(self, order: MessageOrder) -> tuple[ReceiveSegment, ...]:
         return tuple(self._taking(k, chunk, segment, places) for (k, chunk, segment), places in order.takes)
 
     def _rounds(self) -> list[RouteRound]:
@@ -174,13 +174,13 @@ class _Maker:
             rounds.append(RouteRound(k, bundled, tuple(segments)))
         return rounds
 
-    def _taking(self, k: int, chunk: int, segment: int, places: tuple[int, ...] = ()) -> Taking:
+    def _taking(self, k: int, chunk: int, segment: int, places: tuple[int, ...] = ()) -> ReceiveSegment:
         number = self._plan.receives[k, chunk]
         receive = next(receive for receive in self._plan.rounds[k] if receive.chunk == chunk)
         own = sum(src < self._me for src in receive.sources) if self._me >= 0 else -1
         final, dependents = number in self._plan.finals, self._plan.dependents[number]
         overwrite, sources = receive.overwrite, receive.sources
-        return Taking(k, number, chunk, segment, overwrite, sources, own, final, dependents, places)
+        return ReceiveSegment(k, number, chunk, segment, overwrite, sources, own, final, dependents, places)
 
     # -------------------------------------------------------------------------------------------- sizes
 
@@ -197,4 +197,4 @@ class _Maker:
         return 0 < sum(whole) <= min(self._segment, _SHARED_BYTES)
 
 
-__all__ = ["Length", "Parts", "Route", "RouteRound", "Taking", "is_large", "route_of"]
+__all__ = ["Length", "Parts", "Route", "RouteRound", "ReceiveSegment", "is_large", "route_of"]

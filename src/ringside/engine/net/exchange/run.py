@@ -18,7 +18,7 @@ from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.message_size import MessageSize
 from ringside.engine.net.exchange.plan import MessagePlan
 from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, PackedMessage, ReceiveQueue, SharedRequest
-from ringside.engine.net.exchange.route import Length, Parts, RouteRound, Taking, route_of
+from ringside.engine.net.exchange.route import Length, Parts, RouteRound, ReceiveSegment, route_of
 from ringside.engine.net.exchange.signature import CollectiveSignature, MessageHeader, SignatureMismatch
 from ringside.engine.transports.base import Bytes, Pending
 
@@ -223,7 +223,7 @@ class ExchangeRun:
             for taking in takings:
                 self._take(taking)
 
-    def _take_in_order(self, order: Sequence[Taking]) -> None:
+    def _take_in_order(self, order: Sequence[ReceiveSegment]) -> None:
         """Take messages in order, and have them come in that order: what there is no place for yet is not sent."""
         ahead = self.size.ahead
         for taking in order[:ahead]:
@@ -233,11 +233,11 @@ class ExchangeRun:
                 self._expect(order[at + ahead - 1])
             self._take(taking)
 
-    def _expect(self, taking: Taking) -> None:
+    def _expect(self, taking: ReceiveSegment) -> None:
         for src, number in zip(taking.sources, taking.places, strict=True):
             self.mail[src].expect(number)
 
-    def _take(self, taking: Taking) -> None:
+    def _take(self, taking: ReceiveSegment) -> None:
         """Take one segment of a receive, write it, and send what may be sent then."""
         k, receive, chunk, segment, overwrite, sources, at, final, dependents, places = taking
         own = self.parts[chunk][segment]
