@@ -117,7 +117,7 @@ def play_through(
     """
     if schedule.rounds * schedule.vertices > MOST_EFFORT // 16:
         return None
-    game = Game(schedule)
+    game = MessageGraph(schedule)
     slots = sum(segments[chunk] for chunk in game.chunk)
     if slots * len(set(zip(game.src, game.dst, strict=True))) // max(schedule.vertices, 1) > MOST_EFFORT:
         return None
@@ -129,7 +129,7 @@ def play_through(
     return best.orders(), best.slots
 
 
-class Game:
+class MessageGraph:
     """A schedule as messages that wait for receives. All lists go by the message's or the receive's number."""
 
     def __init__(self, schedule: Schedule) -> None:
@@ -199,7 +199,7 @@ class Play:
 
     def __init__(
         self,
-        game: Game,
+        game: MessageGraph,
         segments: Sequence[int],
         window: int,
         rule: Rule,
