@@ -121,9 +121,9 @@ def play_through(
     slots = sum(segments[chunk] for chunk in game.chunk)
     if slots * len(set(zip(game.src, game.dst, strict=True))) // max(schedule.vertices, 1) > MOST_EFFORT:
         return None
-    plays = [play for rule in RULES if (play := Play(game, segments, window, rule)).complete]
+    plays = [play for rule in RULES if (play := ListSchedule(game, segments, window, rule)).complete]
     best = min(plays, key=lambda play: play.slots * (1.0 if play.rule is by_tail else _AS_GOOD), default=None)
-    usual = Play(game, segments, window, RULES[0], game.by_rounds(segments))
+    usual = ListSchedule(game, segments, window, RULES[0], game.by_rounds(segments))
     if best is None or (usual.complete and best.slots > WORTH_IT * usual.slots):
         return None, usual.slots
     return best.orders(), best.slots
@@ -194,7 +194,7 @@ class MessageGraph:
         return tail
 
 
-class Play:
+class ListSchedule:
     """One play of a game by a rule; with `fixed`, every vertex takes segments in that order only."""
 
     def __init__(
