@@ -98,17 +98,17 @@ def slots_of(schedule: Schedule, segments: Sequence[int], window: int) -> int | 
     A slot is the time of a segment: in each, every vertex sends one and receives one at most. Arguments as for
     `order_messages`.
     """
-    played = play_through(schedule, tuple(segments), window)
+    played = find_order(schedule, tuple(segments), window)
     return None if played is None else played[1]
 
 
 def _orders(schedule: Schedule, segments: tuple[int, ...], window: int) -> tuple[MessageOrder, ...] | None:
-    played = play_through(schedule, segments, window)
+    played = find_order(schedule, segments, window)
     return None if played is None else played[0]
 
 
 @functools.lru_cache(maxsize=64)
-def play_through(
+def find_order(
     schedule: Schedule, segments: tuple[int, ...], window: int
 ) -> tuple[tuple[MessageOrder, ...] | None, int] | None:
     """Return (every vertex's order, or None for that of the rounds; its slots); None: it would take too long.
