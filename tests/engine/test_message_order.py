@@ -9,9 +9,9 @@ import pytest
 from ringside.engine.net.exchange.ordering import (
     RULES,
     WORTH_IT,
+    ListSchedule,
     MessageGraph,
     MessageOrder,
-    ListSchedule,
     by_tail,
     order_messages,
     slots_of,
@@ -45,9 +45,9 @@ def test_both_ends_of_every_link_agree(ranks: int, segments: int) -> None:
                 for r in receives
                 for segment in range(segments)
             }
-            assert {take.part for take in order.takes} == expected, s.name
-            assert len(order.takes) == len(expected), s.name
-            for part, places in order.takes:
+            assert {take.part for take in order.receives} == expected, s.name
+            assert len(order.receives) == len(expected), s.name
+            for part, places in order.receives:
                 sources = plan.rounds[part[0]][[r.chunk for r in plan.rounds[part[0]]].index(part[1])].sources
                 for src, place in zip(sources, places, strict=True):
                     assert all_orders[src].sends[vertex][place] == part, s.name
@@ -97,7 +97,7 @@ def walk(s: Schedule, all_orders: list[MessageOrder], window: int, first: int = 
         if not ahead:
             return limit
         expected = 0
-        for (k, chunk, _), places in all_orders[dst].takes[at[dst] : at[dst] + ahead]:
+        for (k, chunk, _), places in all_orders[dst].receives[at[dst] : at[dst] + ahead]:
             sources = next(r for r in plans[dst].rounds[k] if r.chunk == chunk).sources
             if src in sources:
                 expected = max(expected, places[sources.index(src)] + 1)
@@ -117,9 +117,9 @@ def walk(s: Schedule, all_orders: list[MessageOrder], window: int, first: int = 
                 there[src, dst] += 1
                 moved = True
         for vertex, order in enumerate(all_orders):
-            if at[vertex] == len(order.takes):
+            if at[vertex] == len(order.receives):
                 continue
-            (k, chunk, segment), places = order.takes[at[vertex]]
+            (k, chunk, segment), places = order.receives[at[vertex]]
             receive = next(r for r in plans[vertex].rounds[k] if r.chunk == chunk)
             links = [(src, vertex) for src in receive.sources]
             here = all(there[link] > place for link, place in zip(links, places, strict=True))
@@ -129,7 +129,7 @@ def walk(s: Schedule, all_orders: list[MessageOrder], window: int, first: int = 
                 for link in links:
                     freed[link] += 1
                 moved = True
-    assert at == [len(order.takes) for order in all_orders], f"{s.name} stands still"
+    assert at == [len(order.receives) for order in all_orders], f"{s.name} stands still"
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def moved(ranks: int, kind: str, xs: list[Array], bounds: list[int], out: bool =
     count = bounds[-1]
 
     def job(across: HierarchicalEngine) -> Array:
-        x = xs[across.roster.rank].copy()
+        x = xs[across.rank_map.rank].copy()
         result = np.full(count, UNTOUCHED, x.dtype) if out else x
         call = CoreRequest(kind, flatten(x), count, bounds, result.ctypes.data if out else 0, **how)
         run_collective(across, call)
@@ -111,7 +111,7 @@ def test_a_barrier_ends_when_all_have_come() -> None:
     come: list[int] = []
 
     def job(across: HierarchicalEngine) -> int:
-        come.append(across.roster.rank)
+        come.append(across.rank_map.rank)
         run_collective(across, CoreRequest("barrier", flatten(np.zeros(1)), 0))
         return len(come)
 
@@ -123,10 +123,10 @@ def test_one_comes_after_what_is_under_way() -> None:
     all_done = threading.Barrier(2)
 
     def job(across: HierarchicalEngine) -> bool:
-        large, small = np.full(200_000, across.roster.rank + 1.0, "f4"), np.zeros(2, "f4")
+        large, small = np.full(200_000, across.rank_map.rank + 1.0, "f4"), np.zeros(2, "f4")
         what = Reduction(DTYPES.index("float32"), 0)
-        across.begin(large.ctypes.data, large.size, what, AlgorithmSpec("ring", "hosts"))
-        small[across.roster.rank] = 1
+        across.start(large.ctypes.data, large.size, what, AlgorithmSpec("ring", "hosts"))
+        small[across.rank_map.rank] = 1
         run_collective(across, CoreRequest("all_gather_", flatten(small), 2, [0, 1, 2]))
         there = bool((large == 3).all() and (small == 1).all())
         all_done.wait(20.0)  # who leaves early takes with it what others have not taken yet
@@ -139,7 +139,7 @@ def test_one_comes_after_what_is_under_way() -> None:
 @pytest.mark.parametrize("odd", [{"bounds": [0, 2, 5]}, {"root": 1}, {"tag": 5}, {"scale": 2.0}, {"op": 3}])
 def test_ranks_that_call_it_differently_find_out(odd: dict[str, Any]) -> None:
     def job(across: HierarchicalEngine) -> str:
-        how: dict[str, Any] = {"bounds": [0, 3, 5]} | (odd if across.roster.rank == 0 else {})
+        how: dict[str, Any] = {"bounds": [0, 3, 5]} | (odd if across.rank_map.rank == 0 else {})
         with pytest.raises(MismatchError) as raised:
             run_collective(across, CoreRequest("reduce_scatter_", flatten(np.zeros(5, "f4")), 5, **how))
         return str(raised.value)

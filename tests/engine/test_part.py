@@ -60,7 +60,7 @@ def test_elements_are_scaled_and_divided_once(
     what: Reduction, way: str, first: float, last_divides: bool, divisor: float
 ) -> None:
     found = part(way, what)
-    assert (found.first, found.last_fold is not found.fold, found.divisor) == (first, last_divides, divisor)
+    assert (found.pre_scale, found.last_fold is not found.fold, found.divisor) == (first, last_divides, divisor)
 
 
 @pytest.mark.parametrize("what", [SUM_OF_3, MEAN, WEIGHTED, HALVES])

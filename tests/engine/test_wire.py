@@ -18,7 +18,7 @@ from ringside.errors import UsageError
 from ringside.schedule import by_name
 
 from .oracle import difference
-from .transports.schedules import carry_out
+from .transports.schedules import run_schedule
 from .transports.vertices import on_threads
 
 UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
@@ -96,7 +96,7 @@ def test_over_a_schedule(name: str, dtype: Any) -> None:
     def vertex(end: Any) -> tuple[Any, int]:
         exchange = Exchange(end, segment_bytes=512)
         x = inputs[end.rank].copy()
-        carry_out(exchange, schedule, x, wire=wire)
+        run_schedule(exchange, schedule, x, wire=wire)
         wire.round(x.view(np.uint8))
         return x, sum(exchange.sent_bytes.values()) - HEADER_BYTES * len(exchange.sent_bytes)
 

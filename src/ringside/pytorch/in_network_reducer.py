@@ -28,6 +28,7 @@ from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.plan import MessagePlan, plan_messages
+from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.exchange.signature import OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16, SignatureMismatch
 from ringside.engine.net.rank_map import RankMap
 from ringside.engine.net.reduction import make_fold
@@ -143,7 +144,8 @@ def _serve_one(exchange: Exchange, plans: dict[int, tuple[MessagePlan, list[int]
         if call.flags & WIRE_FLOAT16
         else None
     )
-    exchange.run(plan, [chunk], ITEM_BYTES[call.dtype], fold, call, members=[*members, switch], wire=wire)
+    item = ITEM_BYTES[call.dtype]
+    ExchangeRun(exchange, plan, [chunk], item, fold, call, members=[*members, switch], wire=wire).run()
 
 
 def _connected(address: str, port: int, timeout_s: float) -> TCPStore:

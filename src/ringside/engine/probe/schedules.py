@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ringside.engine.net.exchange.run import HopTiming
+from ringside.engine.net.exchange.types import HopTiming
 from ringside.schedule import Round, Schedule, from_rounds
 
 

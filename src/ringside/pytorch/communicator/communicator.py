@@ -20,7 +20,7 @@ from ringside.engine.buffers import Flat, flatten
 from ringside.engine.collectives import Collectives
 from ringside.engine.dtypes import dtype_code, own_weight
 from ringside.engine.net.collectives import run_collective
-from ringside.engine.net.exchange.run import HopTiming
+from ringside.engine.net.exchange.types import HopTiming
 from ringside.engine.net.rank_map import RankMap, exchange_rank_infos, make_rank_map, own_rank_info
 from ringside.engine.request import CoreRequest, checked_op
 from ringside.engine.runtime.interrupts import interruptible
