@@ -327,7 +327,7 @@ class Heard:
         self.said: list[str] = []
         self.read_bytes = 0
 
-    def say(self, text: str) -> None:
+    def begin(self, text: str) -> None:
         self.said.append(text)
 
     def advance(self, nbytes: int) -> None:

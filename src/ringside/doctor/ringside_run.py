@@ -90,7 +90,7 @@ _KINDS = {
 }
 
 
-def recognise(source: Source) -> bool:
+def matches(source: Source) -> bool:
     """Return whether a source is one of the files of a run directory, from its content (or empty, from its name)."""
     if not source.head:
         return _base(source) in (STEPS, EVENTS)
@@ -123,7 +123,7 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
             folders[source.name.rpartition("/")[0]][role] = source
     found = []
     for folder, files in folders.items():
-        progress.say(f"reading the run {folder}")
+        progress.begin(f"reading the run {folder}")
         found.append(_run(folder, files))
     return merge([*found, Findings(notes=notes)])
 

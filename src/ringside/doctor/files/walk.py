@@ -15,7 +15,7 @@ from typing import BinaryIO
 from ringside.doctor.files.archives import Context, add_tar, add_zip, is_tar, is_zip
 from ringside.doctor.files.progress import Progress, Silent
 from ringside.doctor.files.source import Gathered, Limits, Source
-from ringside.doctor.files.streams import Careful, Tell, buffered
+from ringside.doctor.files.streams import Careful, Report, buffered
 
 ARCHIVES = ((is_tar, add_tar), (is_zip, add_zip))
 
@@ -105,7 +105,7 @@ def _add_file(path: Path, context: Context, seen: set[tuple[int, int]]) -> None:
         return
     count = context.progress.advance
 
-    def opener(tell: Tell) -> BinaryIO:
-        return buffered(Careful(path.open("rb", buffering=0), tell, count))
+    def opener(report: Report) -> BinaryIO:
+        return buffered(Careful(path.open("rb", buffering=0), report, count))
 
     context.add(Source(str(path), path, b"", opener, status.st_size), nesting=0)

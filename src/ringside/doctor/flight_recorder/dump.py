@@ -178,10 +178,10 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_dump(content: Any, file: str, rank: int, written_s: float = 0.0) -> Dump:
-    """Return a dump's plain values as a `Dump`.
+    """Convert a dump's plain values to a `Dump`.
 
     Args:
-        content: What `flight_recorder_load.load` returned.
+        content: What `load.load` returned.
         file: What to call the file.
         rank: The rank that wrote it.
         written_s: When the file was last written, seconds since 1970.
@@ -195,8 +195,33 @@ def read_dump(content: Any, file: str, rank: int, written_s: float = 0.0) -> Dum
         raw = msgspec.convert(content, _Dump, strict=False)
     except UNDECODABLE as error:
         raise NotADumpError(f"is no flight-recorder dump that this version can read ({error})") from None
-    entries, skipped = _entries(raw.entries)
-    groups = _groups(raw, entries)
+    entries: list[_Entry] = []
+    try:
+        entries = msgspec.convert(raw.entries, list[_Entry], strict=False)
+    except UNDECODABLE:
+        # one damaged entry spoils the list: keep those that can be read one by one
+        for item in raw.entries:
+            try:
+                entries.append(msgspec.convert(item, _Entry, strict=False))
+            except UNDECODABLE:
+                continue
+    # Groups as configured (Gloo's are not), and those that only entries name.
+    groups = {
+        name: Group(
+            name=name,
+            desc=config.desc,
+            ranks=tuple(config.ranks)
+            if isinstance(config.ranks, list)
+            else tuple(int(number[:18]) for number in re.findall(r"\d+", config.ranks)),
+        )
+        for name, config in raw.pg_config.items()
+        if name or config.desc
+    }
+    for entry in entries:
+        name, desc = entry_group(entry)
+        if name not in groups:
+            groups[name] = Group(name=name, desc=desc)
+    # Sends and receives count in the same numbers: they say nothing of a group's collectives where there are any.
     names = _names_of_ids(raw, entries)
     tainted = {entry_group(entry)[0] for entry in entries if _is_p2p(entry)}
     status = {names[pg_id]: state for pg_id, state in raw.pg_status.items() if pg_id in names}
@@ -211,24 +236,9 @@ def read_dump(content: Any, file: str, rank: int, written_s: float = 0.0) -> Dum
         entered={name: state.last_enqueued_collective for name, state in clean.items()},
         completed={name: state.last_completed_collective for name, state in clean.items()},
         calls=_calls(entries),
-        skipped=skipped,
+        skipped=len(raw.entries) - len(entries),
         lost=str(content.get(LOST, "")),
     )
-
-
-def _entries(raw: list[Any]) -> tuple[list[_Entry], int]:
-    """All entries that can be read, and how many cannot."""
-    try:
-        return msgspec.convert(raw, list[_Entry], strict=False), 0
-    except UNDECODABLE:
-        pass
-    good: list[_Entry] = []
-    for item in raw:
-        try:
-            good.append(msgspec.convert(item, _Entry, strict=False))
-        except UNDECODABLE:
-            continue
-    return good, len(raw) - len(good)
 
 
 def entry_group(entry: _Entry) -> tuple[str, str]:
@@ -237,23 +247,6 @@ def entry_group(entry: _Entry) -> tuple[str, str]:
     if isinstance(group, str):
         return group, ""
     return (group[0] if group else ""), (group[1] if len(group) > 1 else "")
-
-
-def _groups(raw: _Dump, entries: list[_Entry]) -> dict[str, Group]:
-    groups = {
-        name: Group(name=name, desc=config.desc, ranks=_ranks(config.ranks))
-        for name, config in raw.pg_config.items()
-        if name or config.desc
-    }
-    for entry in entries:
-        name, desc = entry_group(entry)
-        if name not in groups:
-            groups[name] = Group(name=name, desc=desc)
-    return groups
-
-
-def _ranks(text: str | list[int]) -> tuple[int, ...]:
-    return tuple(text) if isinstance(text, list) else tuple(int(number[:18]) for number in re.findall(r"\d+", text))
 
 
 def _names_of_ids(raw: _Dump, entries: list[_Entry]) -> dict[str, str]:
@@ -275,60 +268,55 @@ def _is_p2p(entry: _Entry) -> bool:
 
 
 def _calls(entries: list[_Entry]) -> list[RecordedCall]:
+    # equal shapes are one object: dumps hold hundreds of thousands of calls
     shapes: dict[tuple[str, str, str, str], tuple[str, str, str, str]] = {}
     calls = []
     pending = 0
-    for entry, done in zip(entries, _done(entries), strict=True):
-        pending += not done
-        if done or pending <= MOST_PENDING:
-            calls.append(_call(entry, done, shapes))
-    return calls
-
-
-def _done(entries: list[_Entry]) -> list[bool]:
-    """Whether each entry ended; the parts of a coalesced call end with it and have no state of their own."""
-    done = [entry.retired or entry.state == "completed" for entry in entries]
+    # The parts of a coalesced call end with it and have no state of their own.
+    completed = [entry.retired or entry.state == "completed" for entry in entries]
     open_parts: dict[tuple[str, bool, int | None], list[int]] = {}
     for index, entry in enumerate(entries):
-        p2p = _is_p2p(entry)
-        key = (entry_group(entry)[0], p2p, entry.p2p_seq_id if p2p else entry.collective_seq_id)
+        is_p2p = _is_p2p(entry)
+        key = (entry_group(entry)[0], is_p2p, entry.p2p_seq_id if is_p2p else entry.collective_seq_id)
         if entry.profiling_name.endswith("coalesced"):
             for part in open_parts.pop(key, []):
-                done[part] = done[part] or done[index]
-        elif not done[index]:
+                completed[part] = completed[part] or completed[index]
+        elif not completed[index]:
             open_parts.setdefault(key, []).append(index)
-    return done
-
-
-def _call(
-    entry: _Entry, done: bool, shapes: dict[tuple[str, str, str, str], tuple[str, str, str, str]]
-) -> RecordedCall:
-    backend, _, name = entry.profiling_name.rpartition(":")
-    p2p = _is_p2p(entry)
-    match = P2P.search(name) if p2p else None
-    shape = (
-        name.partition(" ")[0],
-        str(entry.input_sizes),
-        str(entry.output_sizes),
-        ",".join(entry.input_dtypes or entry.output_dtypes),
-    )
-    seq = entry.p2p_seq_id if p2p else entry.collective_seq_id
-    seq = entry.seq_id if seq is None else seq
-    return RecordedCall(
-        group=entry_group(entry)[0],
-        op=shape[0],
-        backend=backend,
-        seq=-1 if seq is None else seq,
-        peer=(int(match.group(4)) if match else 0) if p2p else -1,
-        shape=shapes.setdefault(shape, shape),
-        nbytes=_nbytes(entry.input_sizes, entry.input_dtypes),
-        created_s=(entry.time_created_ns or 0) / 1e9,
-        ended_s=(entry.time_discovered_completed_ns or 0) / 1e9,
-        done=done,
-        started=entry.state == "started" or bool(entry.time_discovered_started_ns),
-        timeout_s=(entry.timeout_ms or 0) / 1e3,
-        frames=[] if done else _frames(entry.frames),
-    )
+    for entry, done in zip(entries, completed, strict=True):
+        # what ended is matched with the others' and needed whole; of what waits, the first calls show the cause
+        pending += not done
+        if not done and pending > MOST_PENDING:
+            continue
+        backend, _, operation = entry.profiling_name.rpartition(":")
+        is_p2p = _is_p2p(entry)
+        match = P2P.search(operation) if is_p2p else None
+        shape = (
+            operation.partition(" ")[0],
+            str(entry.input_sizes),
+            str(entry.output_sizes),
+            ",".join(entry.input_dtypes or entry.output_dtypes),
+        )
+        seq = entry.p2p_seq_id if is_p2p else entry.collective_seq_id
+        seq = entry.seq_id if seq is None else seq
+        calls.append(
+            RecordedCall(
+                group=entry_group(entry)[0],
+                op=shape[0],
+                backend=backend,
+                seq=-1 if seq is None else seq,
+                peer=(int(match.group(4)) if match else 0) if is_p2p else -1,
+                shape=shapes.setdefault(shape, shape),
+                nbytes=_nbytes(entry.input_sizes, entry.input_dtypes),
+                created_s=(entry.time_created_ns or 0) / 1e9,
+                ended_s=(entry.time_discovered_completed_ns or 0) / 1e9,
+                done=done,
+                started=entry.state == "started" or bool(entry.time_discovered_started_ns),
+                timeout_s=(entry.timeout_ms or 0) / 1e3,
+                frames=[] if done else _frames(entry.frames),
+            )
+        )
+    return calls
 
 
 def _frames(raw: Any) -> list[StackFrame]:

@@ -39,18 +39,18 @@ class GroupView:
         self.calls: dict[int, dict[int, RecordedCall]] = {}
         self.p2p: dict[int, list[RecordedCall]] = {}
         for rank in dumps:
-            mine = made[rank].get(group.name, [])
-            self.calls[rank] = {call.seq: call for call in mine if not call.p2p and call.op != "coalesced"}
-            self.p2p[rank] = [call for call in mine if call.p2p and call.op in ("send", "recv")]
+            own = made[rank].get(group.name, [])
+            self.calls[rank] = {call.seq: call for call in own if not call.p2p and call.op != "coalesced"}
+            self.p2p[rank] = [call for call in own if call.p2p and call.op in ("send", "recv")]
         counted = {} if any(self.p2p.values()) else dumps
         entered = {rank: dump.entered.get(group.name, -1) for rank, dump in counted.items()}
         ended = {rank: dump.completed.get(group.name, -1) for rank, dump in counted.items()}
         self._entered = {rank for rank, seq in entered.items() if seq >= 0}
         self.last = {rank: max([entered.get(rank, -1), *self.calls[rank]]) for rank in dumps}
-        self.completed = {rank: max([ended.get(rank, -1), *self._ended(rank)]) for rank in dumps}
-
-    def _ended(self, rank: int) -> Iterable[int]:
-        return (seq for seq, call in self.calls[rank].items() if call.done)
+        self.completed = {
+            rank: max([ended.get(rank, -1), *((seq for seq, call in self.calls[rank].items() if call.done))])
+            for rank in dumps
+        }
 
     @cached_property
     def pending(self) -> dict[int, list[RecordedCall]]:
@@ -167,15 +167,16 @@ def _one_job(dumps: list[Dump]) -> tuple[list[Dump], list[Note]]:
     worlds = Counter(dump.world for dump in dumps if dump.world)
     world = worlds.most_common(1)[0][0] if worlds else ()
     times = sorted(last for dump in dumps if (last := last_s(dump)))
-    middle = times[len(times) // 2] if times else 0.0
+    median = times[len(times) // 2] if times else 0.0
     kept: dict[int, Dump] = {}
     notes = []
+    # the newest first; of equally old ones the one that shows more waiting
     for dump in sorted(dumps, key=lambda dump: (last_s(dump), _open(dump)), reverse=True):
         if dump.world and dump.world != world:
             why = f"is of another job: its world has {len(dump.world)} ranks, most others' {len(world)}"
-        elif last_s(dump) and abs(last_s(dump) - middle) > APART_S:
+        elif last_s(dump) and abs(last_s(dump) - median) > APART_S:
             why = (
-                f"is of another run: its last call is {abs(last_s(dump) - middle) / APART_S:.0f} days from the others'"
+                f"is of another run: its last call is {abs(last_s(dump) - median) / APART_S:.0f} days from the others'"
             )
         elif dump.rank in kept:
             why = f"is a second dump of rank {dump.rank}; {kept[dump.rank].file} is newer and was used"

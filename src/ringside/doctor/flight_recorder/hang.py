@@ -61,7 +61,7 @@ class HangCause:
 def find_causes(views: list[GroupView]) -> list[HangCause]:
     """Return the first causes of a hang, the earliest first; none where nobody waits for anybody."""
     waits = [wait for view in views for wait in (*_absences(view), *_unmatched(view))]
-    stopped = _stopped(views)
+    stopped = _stopped_devices(views)
     later = {rank for view in views for rank in view.stale}
     edges: dict[int, set[int]] = defaultdict(set)
     for wait in waits:
@@ -103,9 +103,9 @@ def _unmatched(view: GroupView) -> Iterable[HangWait]:
             if peer is not None and not call.done:
                 posted[rank][call.op, peer] += 1
                 calls[rank, call.op, peer].append(call)
-    for (rank, op, peer), mine in calls.items():
-        if peer in posted and len(mine) > (there := posted[peer]["recv" if op == "send" else "send", rank]):
-            yield HangWait(rank, peer, view, mine[there])
+    for (rank, op, peer), made in calls.items():
+        if peer in posted and len(made) > (there := posted[peer]["recv" if op == "send" else "send", rank]):
+            yield HangWait(rank, peer, view, made[there])
 
 
 def young(view: GroupView, rank: int, call: RecordedCall) -> bool:
@@ -122,7 +122,7 @@ class HangSign:
     counts: tuple[int, int]
 
 
-def _stopped(views: list[GroupView]) -> dict[int, list[HangSign]]:
+def _stopped_devices(views: list[GroupView]) -> dict[int, list[HangSign]]:
     """Ranks that have no end of what peers of theirs finished: where it shows, the largest group first."""
     found: dict[int, list[HangSign]] = defaultdict(list)
     for view in views:
@@ -146,21 +146,15 @@ def _circle(edges: dict[int, set[int]], awaited: set[int]) -> set[int]:
     """Ranks that wait for each other and for nobody else: the smallest set that all waiting leads into."""
     best: set[int] = set()
     for start in sorted(awaited)[:MOST_STARTS]:
-        reached = _reach(edges, start)
+        reached: set[int] = set()
+        todo = [start]
+        while todo:
+            found = edges.get(todo.pop(), set()) - reached
+            reached |= found
+            todo += found
         if start in reached and (not best or len(reached) < len(best)):
             best = reached
     return best
-
-
-def _reach(edges: dict[int, set[int]], start: int) -> set[int]:
-    reached: set[int] = set()
-    todo = [start]
-    while todo:
-        for rank in edges.get(todo.pop(), ()):
-            if rank not in reached:
-                reached.add(rank)
-                todo.append(rank)
-    return reached
 
 
 def _by_first_wait(waits: list[HangWait], roots: set[int], circle: set[int], stopped: set[int]) -> list[HangCause]:

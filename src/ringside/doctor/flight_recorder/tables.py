@@ -17,7 +17,7 @@ TAIL_S = 10.0
 
 
 def lanes(dumps: Sequence[Dump], culprits: set[int], which: str) -> list[Lane]:
-    """Return what ranks last did: calls that ended, and the wait in those that did not."""
+    """Draw what ranks last did: calls that ended, and the wait in those that did not."""
     end = max((max(last_s(dump), *(call.ended_s for call in dump.calls)) for dump in dumps if dump.calls), default=0.0)
     if not end:
         return []
@@ -25,17 +25,15 @@ def lanes(dumps: Sequence[Dump], culprits: set[int], which: str) -> list[Lane]:
     start = max(min([call.created_s for dump in dumps for call in dump.calls if call.created_s]), end - TAIL_S)
     start = min(start, min(pending, default=start))
     horizon = end + max(0.25 * (end - start), 1e-3)
+    # culprits first where there are more ranks than lanes
     shown = sorted(dumps, key=lambda dump: (dump.rank not in culprits, dump.rank))[:MOST_LANES]
     title = f"The last calls{which}: collectives that ended, and waits without an end"
-    return [
-        Lane(
-            title=title,
-            rank=dump.rank,
-            spans=_spans(dump, start, horizon, dump.rank in culprits),
-            note="culprit" if dump.rank in culprits else "",
-        )
-        for dump in sorted(shown, key=lambda dump: dump.rank)
-    ]
+    found = []
+    for dump in sorted(shown, key=lambda dump: dump.rank):
+        culprit = dump.rank in culprits
+        spans = _spans(dump, start, horizon, culprit)
+        found.append(Lane(title=title, rank=dump.rank, spans=spans, note="culprit" if culprit else ""))
+    return found
 
 
 def _spans(dump: Dump, start: float, horizon: float, culprit: bool) -> list[TimeSpan]:
@@ -65,7 +63,19 @@ def sheets(dumps: Sequence[Dump], views: list[GroupView], verdicts: Sequence[Ver
     """Return where every rank stands in the groups that verdicts are about, and all groups with calls open."""
     about = {str(verdict.evidence.get("group")): verdict for verdict in verdicts}
     found = [_standing(view, about[view.group.name]) for view in views if view.group.name in about]
-    overview = _overview(views, which)
+    open_groups: list[list[Number | None]] = []
+    for view in views:
+        waiting = sorted(rank for rank, calls in view.pending.items() if calls)
+        in_p2p = sorted(rank for rank, calls in view.p2p.items() if any(not call.done for call in calls))
+        if waiting or in_p2p:
+            first = min(calls[0].seq for calls in view.pending.values() if calls) if waiting else None
+            group: list[Number | None] = [view.group.name, view.group.desc, len(view.members)]
+            open_groups.append([*group, rank_list(waiting), first, rank_list(in_p2p)])
+    overview = Sheet(
+        title=f"Process groups with calls that have no end{which}",
+        columns=["group", "description", "size", "ranks in a collective", "first", "ranks in a send or receive"],
+        rows=open_groups,
+    )
     return [*found[:8], *([overview] if overview.rows else [])]
 
 
@@ -93,19 +103,3 @@ def _standing(view: GroupView, verdict: Verdict) -> Sheet:
 
 def _known(number: int) -> int | None:
     return number if number >= 0 else None
-
-
-def _overview(views: list[GroupView], which: str) -> Sheet:
-    rows: list[list[Number | None]] = []
-    for view in views:
-        waiting = sorted(rank for rank, calls in view.pending.items() if calls)
-        in_p2p = sorted(rank for rank, calls in view.p2p.items() if any(not call.done for call in calls))
-        if waiting or in_p2p:
-            first = min(calls[0].seq for calls in view.pending.values() if calls) if waiting else None
-            about: list[Number | None] = [view.group.name, view.group.desc, len(view.members)]
-            rows.append([*about, rank_list(waiting), first, rank_list(in_p2p)])
-    return Sheet(
-        title=f"Process groups with calls that have no end{which}",
-        columns=["group", "description", "size", "ranks in a collective", "first", "ranks in a send or receive"],
-        rows=rows,
-    )

@@ -132,23 +132,20 @@ def _small(evidence: Evidence) -> Question:
     if not len(known):
         return Question(answer=None, numbers=numbers, words="The traces do not say how large collectives are.")
     small = float((known < SMALL_BYTES).mean())
+    # Time spent in small ones, of all.
+    seconds = np.array([one.duration_s for one in parts])
+    is_small = np.array([0 < one.nbytes < SMALL_BYTES for one in parts])
     numbers |= {
         "median_bytes": float(np.median(known)),
         "small_ratio": small,
         "small_per_step": per_step * small,
-        "small_seconds_ratio": _small_time(parts),
+        "small_seconds_ratio": float(seconds[is_small].sum() / max(seconds.sum(), 1e-12)),
     }
     words = f"{per_step:.1f} collectives per step, {percent(small)} of them below {SMALL_BYTES >> 10} KB"
     many = per_step * small >= MANY_SMALL and small >= SMALL_SHARE
     return Question(
         answer=many, numbers=numbers, words=f"{words}; half are smaller than {size(float(np.median(known)))}."
     )
-
-
-def _small_time(parts: Sequence[object]) -> float:
-    seconds = np.array([one.duration_s for one in parts])  # type: ignore[attr-defined]
-    small = np.array([0 < one.nbytes < SMALL_BYTES for one in parts])  # type: ignore[attr-defined]
-    return float(seconds[small].sum() / max(seconds.sum(), 1e-12))
 
 
 def _mean(columns: Sequence[Floats]) -> float:
@@ -170,27 +167,11 @@ SHOWN_SPANS = 400
 def sheets(evidence: Evidence, prefix: str, blamed: Sequence[int]) -> list[Sheet]:
     """Return the tables of a job: what ranks did per step, and its collectives."""
     culprits = [index for index, rank in enumerate(evidence.pace.ranks) if rank in set(blamed)]
-    return [
-        Sheet(
-            title=f"{prefix}Ranks, mean per step",
-            columns=[
-                "rank", "steps", "step_s", "compute_s", "hidden_s", "exposed_s", "last_gradient_to_last_collective_s",
-                "idle_s", "own_s", "wait_s", "lateness_s", "clock_offset_s", "collectives", "bytes",
-            ],
-            rows=_rank_rows(evidence),
-            culprits=culprits,
-            note="Wait: own duration of a collective minus the shortest of all ranks. Lateness: arrival after the "
-            "first rank's, clocks corrected by collective ends. Both per collective.",
-        ),
-        Sheet(
-            title=f"{prefix}Collectives",
-            columns=["kind", "number", "bytes", "mean_bytes", "mean_s"],
-            rows=_kind_rows(evidence.traces),
-        ),
-    ]  # fmt: skip
-
-
-def _rank_rows(evidence: Evidence) -> list[list[Number | None]]:
+    parts = [one for trace in evidence.traces for one in trace.collectives]
+    kinds: list[list[Number | None]] = []
+    for kind, (count, nbytes) in sizes(parts).items():
+        seconds = [one.duration_s for one in parts if one.kind == kind]
+        kinds.append([kind, count, nbytes, nbytes / count, float(np.mean(seconds))])
     matched = evidence.matched
     late, waits, clocks = _means(matched.lateness), _means(matched.waits), matched.clocks
     rows: list[list[Number | None]] = []
@@ -208,7 +189,24 @@ def _rank_rows(evidence: Evidence) -> list[list[Number | None]]:
                 _mean_or_none(rank.nbytes),
             ]
         )
-    return rows
+    return [
+        Sheet(
+            title=f"{prefix}Ranks, mean per step",
+            columns=[
+                "rank", "steps", "step_s", "compute_s", "hidden_s", "exposed_s", "last_gradient_to_last_collective_s",
+                "idle_s", "own_s", "wait_s", "lateness_s", "clock_offset_s", "collectives", "bytes",
+            ],
+            rows=rows,
+            culprits=culprits,
+            note="Wait: own duration of a collective minus the shortest of all ranks. Lateness: arrival after the "
+            "first rank's, clocks corrected by collective ends. Both per collective.",
+        ),
+        Sheet(
+            title=f"{prefix}Collectives",
+            columns=["kind", "number", "bytes", "mean_bytes", "mean_s"],
+            rows=kinds,
+        ),
+    ]  # fmt: skip
 
 
 def late_or_none(values: Sequence[float], index: int) -> float | None:
@@ -226,15 +224,6 @@ def _means(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
 def _mean_or_none(values: np.ndarray[Any, np.dtype[np.float64]]) -> float | None:
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else None
-
-
-def _kind_rows(traces: Sequence[RankTrace]) -> list[list[Number | None]]:
-    parts = [one for trace in traces for one in trace.collectives]
-    rows: list[list[Number | None]] = []
-    for kind, (count, nbytes) in sizes(parts).items():
-        seconds = [one.duration_s for one in parts if one.kind == kind]
-        rows.append([kind, count, nbytes, nbytes / count, float(np.mean(seconds))])
-    return rows
 
 
 def facts(evidence: Evidence) -> dict[str, Any]:

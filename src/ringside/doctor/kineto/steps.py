@@ -72,14 +72,9 @@ def activity(trace: RankTrace) -> Activity:
     communication = union(np.array([[one.start_s, one.end_s] for one in trace.collectives]).reshape(-1, 2))
     if trace.device:
         return Activity(trace.work, communication, subtract(communication, trace.work))
-    busy = union(np.concatenate([trace.work, _backward(trace)]))
-    exposed = _ended_by(subtract(communication, busy), np.sort([one.end_s for one in trace.collectives]))
-    return Activity(trace.work, communication, exposed)
-
-
-def _backward(trace: RankTrace) -> Floats:
-    """From the first piece of backward to the last gradient, per step; not where backward itself waits for others."""
-    found: list[list[float]] = []
+    # Threads leave no trace of plain Python: from its first piece to the last gradient all of backward is
+    # busy, per step, unless it waits for other ranks itself (then it ran more than reductions and broadcasts).
+    backwards: list[list[float]] = []
     starts = [one.start_s for one in trace.collectives]
     for step in trace.steps:
         begun = trace.backward[np.searchsorted(trace.backward, step.start_s) :][:1]
@@ -88,18 +83,17 @@ def _backward(trace: RankTrace) -> Floats:
             continue
         inside = trace.collectives[bisect_right(starts, begun[0]) : bisect_left(starts, ready)]
         if all(one.kind in ("all_reduce", "broadcast") for one in inside):
-            found.append([float(begun[0]), ready])
-    return np.array(found).reshape(-1, 2)
-
-
-def _ended_by(pauses: Floats, ends: Floats) -> Floats:
-    """Pauses up to the last end of a collective inside each; those without one are no waiting."""
-    if not len(pauses) or not len(ends):
-        return np.empty((0, 2))
+            backwards.append([float(begun[0]), ready])
+    busy = union(np.concatenate([trace.work, np.array(backwards).reshape(-1, 2)]))
+    # Pauses up to the last end of a collective inside each; those without one are no waiting.
+    pauses = subtract(communication, busy)
+    if not len(pauses):
+        return Activity(trace.work, communication, np.empty((0, 2)))
+    ends = np.sort([collective.end_s for collective in trace.collectives])
     last = np.searchsorted(ends, pauses[:, 1], side="right") - 1
     until = np.where(last >= 0, ends[np.maximum(last, 0)], -np.inf)
     held = until > pauses[:, 0]
-    return np.stack([pauses[held, 0], until[held]], axis=1)
+    return Activity(trace.work, communication, np.stack([pauses[held, 0], until[held]], axis=1))
 
 
 def steps_of(trace: RankTrace) -> RankSteps:
@@ -144,18 +138,15 @@ def _tail(trace: RankTrace, seen: Activity, window: Floats, inside: Sequence[Tra
     if not inside:
         return np.nan, np.nan
     done = min(max(one.end_s for one in inside), end)
-    ready = _ready_on_device(seen.work, begin, done) if trace.device else _last_before(trace.gradients, end)
+    if trace.device:
+        # kernels have no gradients' names: the last work that began before the collective was done is what it needed
+        place = int(np.searchsorted(seen.work[:, 0], done)) - 1
+        ready = float(min(seen.work[place, 1], done)) if place >= 0 and seen.work[place, 1] > begin else None
+    else:
+        ready = _last_before(trace.gradients, end)
     if ready is None or ready < begin:
         return np.nan, np.nan
     return max(done - ready, 0.0), max(end - ready, 0.0)
-
-
-def _ready_on_device(work: Floats, begin: float, done: float) -> float | None:
-    """End of the last work that began before the last collective was done: what it had to wait for."""
-    place = int(np.searchsorted(work[:, 0], done)) - 1
-    if place < 0 or work[place, 1] <= begin:
-        return None
-    return float(min(work[place, 1], done))
 
 
 def _last_before(times: Floats, when: float) -> float | None:

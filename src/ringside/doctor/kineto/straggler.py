@@ -51,12 +51,17 @@ def persistent_rank(own_s: Floats) -> int | None:
     steps, ranks = own_s.shape
     excess = log_excess(own_s)
     rank = int(np.argmax(np.median(excess, axis=0)))
+    # slower in both halves, or it is an episode and not its nature
     if min(float(np.median(half)) for half in np.array_split(excess[:, rank], 2)) < EFFECT:
         return None
     allowed = CHANCE / ranks / TESTS
     logs = np.log(own_s)
+    # Slowest in more steps than chance would give one rank of many alike?
+    slowest = logs.argmax(axis=1) == rank
+    clump = clumping(slowest.astype(np.float64))
+    too_often = chance(int(slowest.sum() / clump), math.ceil(steps / clump), 1.0 / ranks)
     held = (
-        _slowest_so_often(logs, rank) < allowed
+        too_often < allowed
         or (steps >= MANY and min(_against(logs, rank, _above), _against(logs, rank, _few_fast)) < allowed)
         or _lead(logs, rank, allowed)
     )
@@ -85,14 +90,6 @@ def clumping(values: Floats) -> float:
     return (1.0 + correlation) / (1.0 - correlation)
 
 
-def _slowest_so_often(logs: Floats, rank: int) -> float:
-    """Probability that one rank of many alike is the slowest in so many steps."""
-    steps, ranks = logs.shape
-    slowest = logs.argmax(axis=1) == rank
-    clump = clumping(slowest.astype(np.float64))
-    return chance(int(slowest.sum() / clump), math.ceil(steps / clump), 1.0 / ranks)
-
-
 def _against(logs: Floats, rank: int, test: Callable[[Floats, Floats], float]) -> float:
     """The largest probability that a test gives for a rank against each of those that are slow as well."""
     order = [int(other) for other in np.argsort(-np.median(logs, axis=0)) if other != rank]
@@ -115,8 +112,13 @@ def _few_fast(own: Floats, others: Floats) -> float:
     both = np.concatenate([own, others])
     fast = both <= np.quantile(both, FAST)
     clump = max(clumping(fast[: len(own)].astype(np.float64)), clumping(fast[len(own) :].astype(np.float64)))
-    steps, drawn, mine = math.ceil(len(own) / clump), int(fast.sum() / clump), int(fast[: len(own)].sum() / clump + 0.5)
-    ways = sum(math.comb(steps, few) * math.comb(steps, drawn - few) for few in range(min(mine, drawn) + 1))
+    steps, drawn, own_fast = (
+        math.ceil(len(own) / clump),
+        int(fast.sum() / clump),
+        int(fast[: len(own)].sum() / clump + 0.5),
+    )
+    # hypergeometric: the tail up to as few as were seen
+    ways = sum(math.comb(steps, few) * math.comb(steps, drawn - few) for few in range(min(own_fast, drawn) + 1))
     return ways / math.comb(2 * steps, drawn)
 
 
@@ -189,18 +191,16 @@ def culprits(pace: RankPace, lateness_s: Floats, waits_s: Floats) -> list[Verdic
     """
     if len(pace.ranks) < 2 or len(pace.numbers) < LEAST_STEPS:
         return []
-    return [_named(verdict, pace, lateness_s, waits_s) for verdict in _persistent(pace)]
-
-
-def _persistent(pace: RankPace) -> list[Verdict]:
-    """The rank that is the slowest for good, or for a good part of the trace."""
+    # The rank that is the slowest for good, or else whoever the detector finds slow for a good part of the trace.
     steps = len(pace.numbers)
     rank = persistent_rank(pace.own_s)
     if rank is not None:
-        return [judge(rank, pace.own_s, None, since_step=0, detected_step=steps - 1)]
-    found = [verdict for verdict in detect(pace.own_s) if verdict.excess_ratio > 0]
-    lasted = [int(verdict.evidence.get("until_step", steps)) - verdict.since_step for verdict in found]
-    return [verdict for verdict, long in zip(found, lasted, strict=True) if long >= EPISODE * steps]
+        found = [judge(rank, pace.own_s, None, since_step=0, detected_step=steps - 1)]
+    else:
+        changed = [verdict for verdict in detect(pace.own_s) if verdict.excess_ratio > 0]
+        lasted = [int(verdict.evidence.get("until_step", steps)) - verdict.since_step for verdict in changed]
+        found = [verdict for verdict, length in zip(changed, lasted, strict=True) if length >= EPISODE * steps]
+    return [_named(verdict, pace, lateness_s, waits_s) for verdict in found]
 
 
 def _named(verdict: Verdict, pace: RankPace, lateness_s: Floats, waits_s: Floats) -> Verdict:
@@ -285,11 +285,15 @@ def mismatches(conflicts: Sequence[tuple[str, int, dict[int, str]]]) -> list[Ver
     """Return one verdict on the first collective at which ranks called different things; the minority is named."""
     if not conflicts:
         return []
-    group, seq, calls = min(conflicts, key=lambda one: one[1])
+    group, seq, calls = min(conflicts, key=lambda conflict: conflict[1])
     words = list(calls.values())
-    usual = max(set(words), key=words.count)
-    odd = sorted(rank for rank, text in calls.items() if text != usual) if words.count(usual) * 2 > len(words) else []
-    said = "; ".join(f"rank {rank}: {text}" for rank, text in sorted(calls.items())[:8])
+    majority = max(set(words), key=words.count)
+    odd = (
+        sorted(rank for rank, text in calls.items() if text != majority)
+        if words.count(majority) * 2 > len(words)
+        else []
+    )
+    listed = "; ".join(f"rank {rank}: {text}" for rank, text in sorted(calls.items())[:8])
     return [
         Verdict(
             kind="mismatch",
@@ -297,8 +301,8 @@ def mismatches(conflicts: Sequence[tuple[str, int, dict[int, str]]]) -> list[Ver
             since_step=0,
             detected_step=0,
             excess_ratio=0.0,
-            cause=f"ranks called different collectives as number {seq} of group {group or 'unnamed'}: {said}",
-            evidence={"seq": seq, "group": group, "usual": usual},
+            cause=f"ranks called different collectives as number {seq} of group {group or 'unnamed'}: {listed}",
+            evidence={"seq": seq, "group": group, "usual": majority},
             advice="Look for a branch that only some ranks take (a conditional layer, a shorter data set).",
         )
     ]

@@ -180,12 +180,12 @@ def _with_ranks(group: list[RankTrace], remarks: dict[str, str]) -> list[RankTra
     for trace in sorted((one for one in group if one.rank < 0), key=lambda one: one.file):
         match = _IN_NAME.search(trace.file.rpartition("/")[2])
         rank = int(match[1]) if match and int(match[1]) < 1 << 20 else -1
-        told = f"does not say its rank; {rank} was taken from its name"
+        remark = f"does not say its rank; {rank} was taken from its name"
         if rank < 0 or rank in taken:
             rank = next(number for number in range(len(group) + len(taken) + 1) if number not in taken)
-            told = f"does not say its rank; it is called rank {rank} here"
+            remark = f"does not say its rank; it is called rank {rank} here"
         taken.add(rank)
-        remarks[trace.file] = told
+        remarks[trace.file] = remark
         found.append(replace(trace, rank=rank))
     return found
 

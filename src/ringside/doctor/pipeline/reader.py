@@ -27,7 +27,7 @@ KIND = "pipeline timeline"
 MOST_META_BYTES = 1 << 20
 
 
-def recognise(source: Source) -> bool:
+def matches(source: Source) -> bool:
     """Return whether a source is a pipeline timeline, or the metadata of one."""
     return looks_like_timeline(source.head) or looks_like_meta(source.head)
 
@@ -74,7 +74,7 @@ def _words(name: str) -> set[str]:
 
 
 def _read_timeline(source: Source, meta: Meta | None, progress: Progress) -> Findings:
-    progress.say(f"replaying {source.name}")
+    progress.begin(f"replaying {source.name}")
     with source.open() as stream:
         scan = Scan(stream, TimelineEvent)
         events = [event for batch in scan.batches() for event in batch]
