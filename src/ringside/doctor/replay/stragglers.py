@@ -99,7 +99,7 @@ def answer(recording: Recording) -> WhatIf:
         UsageError: Its operations wait for each other in a circle.
     """
     graph, own = recording.graph, recording.seconds
-    ideal = typical(recording)
+    ideal = ideal_durations(recording)
     ideal_s = float(replay(graph, ideal[:, :1, :1])[0])
     replayed = replay(graph, own)
     step_s = float(replayed.mean())
@@ -125,7 +125,7 @@ def answer(recording: Recording) -> WhatIf:
         * recording.ranks.size
         * recording.ranks_per_worker
         / 3600.0,
-        slowdown_at_median=step_s / max(float(replay(graph, typical(recording, median=True)[:, :1, :1])[0]), 1e-12),
+        slowdown_at_median=step_s / max(float(replay(graph, ideal_durations(recording, median=True)[:, :1, :1])[0]), 1e-12),
         step_s=step_s,
         ideal_step_s=ideal_s,
         recorded_step_s=float(recording.recorded_s.mean()),
@@ -139,7 +139,7 @@ def answer(recording: Recording) -> WhatIf:
     )
 
 
-def typical(recording: Recording, *, median: bool = False) -> Floats:
+def ideal_durations(recording: Recording, *, median: bool = False) -> Floats:
     """Return the recording's durations with every operation at what its peers typically need.
 
     Args:
