@@ -206,29 +206,28 @@ class TraceCollector:
         starts = [marked[number][0] for number in numbers]
         ends = [*starts[1:], marked[numbers[-1]][1]] if numbers else []
         if device and self._steps and self._ran:
-            starts, ends = self._on_device(starts, ends)
+            # A step begins with the first activity that it launched, however late that runs, and lasts until the next
+            # one's.
+            ran = np.concatenate(self._ran)
+            # An activity belongs to the step that launched it; to the one it ran in where the launch was not recorded.
+            launch_s = ran[:, 1]
+            if self._launched:
+                launched = np.concatenate(self._launched)
+                launched = launched[np.argsort(launched[:, 0], kind="stable")]
+                place = np.minimum(np.searchsorted(launched[:, 0], ran[:, 0]), len(launched) - 1)
+                launch_s = np.where(launched[place, 0] == ran[:, 0], launched[place, 1], launch_s)
+            home = np.searchsorted(np.array(starts), launch_s, side="right") - 1
+            first = np.full(len(starts), np.inf)
+            np.minimum.at(first, home[home >= 0], ran[home >= 0, 1])
+            begins = np.maximum.accumulate(np.where(np.isfinite(first), first, starts)).tolist()
+            last = float(ran[home == len(starts) - 1, 2].max(initial=-np.inf))
+            starts, ends = begins, [*begins[1:], last if np.isfinite(last) else ends[-1]]
         base = self._base_s
         return [
             TracedStep(number, start / 1e6 + base, end / 1e6 + base)
             for number, start, end in zip(numbers, starts, ends, strict=True)
             if end > start
         ]
-
-    def _on_device(self, starts: list[float], ends: list[float]) -> tuple[list[float], list[float]]:
-        ran = np.concatenate(self._ran)
-        # An activity belongs to the step that launched it; to the one it ran in where the launch was not recorded.
-        launch_s = ran[:, 1]
-        if self._launched:
-            launched = np.concatenate(self._launched)
-            launched = launched[np.argsort(launched[:, 0], kind="stable")]
-            place = np.minimum(np.searchsorted(launched[:, 0], ran[:, 0]), len(launched) - 1)
-            launch_s = np.where(launched[place, 0] == ran[:, 0], launched[place, 1], launch_s)
-        home = np.searchsorted(np.array(starts), launch_s, side="right") - 1
-        first = np.full(len(starts), np.inf)
-        np.minimum.at(first, home[home >= 0], ran[home >= 0, 1])
-        begins = np.maximum.accumulate(np.where(np.isfinite(first), first, starts)).tolist()
-        last = float(ran[home == len(starts) - 1, 2].max(initial=-np.inf))
-        return begins, [*begins[1:], last if np.isfinite(last) else ends[-1]]
 
 
 def _intervals(events: list[TraceEvent]) -> Floats:

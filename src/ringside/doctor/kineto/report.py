@@ -102,6 +102,7 @@ def _network(evidence: Evidence) -> Question:
     nbytes = np.array([part.nbytes for part in matched.parts], dtype=np.float64)
     nranks = (~np.isnan(matched.starts)).sum(axis=1)
     exposed = float(pace.exposed_s.min(axis=1).mean() / max(pace.step_s.mean(), 1e-12))
+    # busbw as nccl-tests define it: an all-reduce moves 2(n − 1)/n of its bytes over each link
     reduces = np.array([part.kind == "all_reduce" for part in matched.parts])
     busbw = nbytes * np.where(reduces, 2 * (nranks - 1) / nranks, 1.0) / np.maximum(transfer, 1e-9)
     large = busbw[nbytes >= nbytes.max() / 2]
@@ -122,10 +123,10 @@ def _network(evidence: Evidence) -> Question:
 
 
 def _small(evidence: Evidence) -> Question:
-    parts = [one for trace in evidence.traces for one in trace.collectives]
+    parts = [collective for trace in evidence.traces for collective in trace.collectives]
     if not parts:
         return Question(answer=None, words="The traces show no collective.")
-    sizes = np.array([one.nbytes for one in parts], dtype=np.float64)
+    sizes = np.array([part.nbytes for part in parts], dtype=np.float64)
     known = sizes[sizes > 0]
     per_step = _mean([rank.collectives.astype(np.float64) for rank in evidence.steps])
     numbers: dict[str, Number] = {"collectives_per_step": per_step}
@@ -133,8 +134,8 @@ def _small(evidence: Evidence) -> Question:
         return Question(answer=None, numbers=numbers, words="The traces do not say how large collectives are.")
     small = float((known < SMALL_BYTES).mean())
     # Time spent in small ones, of all.
-    seconds = np.array([one.duration_s for one in parts])
-    is_small = np.array([0 < one.nbytes < SMALL_BYTES for one in parts])
+    seconds = np.array([part.duration_s for part in parts])
+    is_small = np.array([0 < part.nbytes < SMALL_BYTES for part in parts])
     numbers |= {
         "median_bytes": float(np.median(known)),
         "small_ratio": small,
@@ -167,10 +168,10 @@ SHOWN_SPANS = 400
 def sheets(evidence: Evidence, prefix: str, blamed: Sequence[int]) -> list[Sheet]:
     """Return the tables of a job: what ranks did per step, and its collectives."""
     culprits = [index for index, rank in enumerate(evidence.pace.ranks) if rank in set(blamed)]
-    parts = [one for trace in evidence.traces for one in trace.collectives]
+    parts = [collective for trace in evidence.traces for collective in trace.collectives]
     kinds: list[list[Number | None]] = []
     for kind, (count, nbytes) in sizes(parts).items():
-        seconds = [one.duration_s for one in parts if one.kind == kind]
+        seconds = [part.duration_s for part in parts if part.kind == kind]
         kinds.append([kind, count, nbytes, nbytes / count, float(np.mean(seconds))])
     matched = evidence.matched
     late, waits, clocks = _means(matched.lateness), _means(matched.waits), matched.clocks
@@ -248,22 +249,20 @@ def facts(evidence: Evidence) -> dict[str, Any]:
 
 def lanes(job: TracedJob, title: str) -> list[Lane]:
     """Return what the ranks did in the last steps that fit on a page, on one time axis."""
-    windows = [_window(trace) for trace in job.traces]
+    windows = []
+    for trace in job.traces:
+        last = trace.steps[-SHOWN_STEPS:]
+        windows.append((last[0].start_s, last[-1].end_s) if last else trace.span)
     origin = max((begin for begin, _ in windows), default=0.0)
     end = min((end for _, end in windows), default=0.0)
     if end <= origin:
         return []
-    return [Lane(title=title, rank=trace.rank, spans=_spans(trace, origin, end)) for trace in job.traces[:SHOWN_LANES]]
-
-
-def _window(trace: RankTrace) -> tuple[float, float]:
-    shown = trace.steps[-SHOWN_STEPS:]
-    return (shown[0].start_s, shown[-1].end_s) if shown else trace.span
-
-
-def _spans(trace: RankTrace, origin: float, end: float) -> list[TimeSpan]:
-    spans = []
-    for kind, pieces in waiting(trace, origin, end).items():
-        longest = pieces[np.sort(np.argsort(pieces[:, 0] - pieces[:, 1], kind="stable")[:SHOWN_SPANS])]
-        spans += [TimeSpan(start_s=float(a - origin), end_s=float(b - origin), kind=kind) for a, b in longest]
-    return sorted(spans, key=lambda span: span.start_s)
+    found = []
+    for trace in job.traces[:SHOWN_LANES]:
+        spans = []
+        for kind, pieces in waiting(trace, origin, end).items():
+            # the longest pieces, in the order of time
+            longest = pieces[np.sort(np.argsort(pieces[:, 0] - pieces[:, 1], kind="stable")[:SHOWN_SPANS])]
+            spans += [TimeSpan(start_s=float(a - origin), end_s=float(b - origin), kind=kind) for a, b in longest]
+        found.append(Lane(title=title, rank=trace.rank, spans=sorted(spans, key=lambda span: span.start_s)))
+    return found

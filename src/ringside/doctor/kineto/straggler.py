@@ -63,7 +63,7 @@ def persistent_rank(own_s: Floats) -> int | None:
     held = (
         too_often < allowed
         or (steps >= MANY and min(_against(logs, rank, _above), _against(logs, rank, _few_fast)) < allowed)
-        or _lead(logs, rank, allowed)
+        or _leads(logs, rank, allowed)
     )
     return rank if held else None
 
@@ -122,7 +122,7 @@ def _few_fast(own: Floats, others: Floats) -> float:
     return ways / math.comb(2 * steps, drawn)
 
 
-def _lead(logs: Floats, rank: int, allowed: float) -> bool:
+def _leads(logs: Floats, rank: int, allowed: float) -> bool:
     """Whether it leads each other rank, step by step, by far more than their distance varies."""
     steps, ranks = logs.shape
     leads = logs[:, [rank]] - np.delete(logs, rank, axis=1)

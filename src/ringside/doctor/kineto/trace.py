@@ -134,9 +134,14 @@ def jobs_of(traces: Sequence[RankTrace]) -> list[TracedJob]:
     Traces belong to one job where world size and backend agree (or are not given) and where they overlap in time.
     """
     groups: list[list[RankTrace]] = []
-    for trace in sorted(traces, key=lambda one: one.span):
+    for trace in sorted(traces, key=lambda trace: trace.span):
         for group in groups:
-            if _fits(trace, group):
+            agree = all(
+                len({other.world_size, trace.world_size} - {0}) < 2 and len({other.backend, trace.backend} - {""}) < 2
+                for other in group
+            )
+            begin, end = min(other.span[0] for other in group), max(other.span[1] for other in group)
+            if agree and trace.span[0] <= end + APART_S and trace.span[1] >= begin - APART_S:
                 group.append(trace)
                 break
         else:
@@ -145,39 +150,13 @@ def jobs_of(traces: Sequence[RankTrace]) -> list[TracedJob]:
     return sorted(jobs, key=lambda job: -len(job.traces))
 
 
-def _fits(trace: RankTrace, group: Sequence[RankTrace]) -> bool:
-    for other in group:
-        sizes = {one.world_size for one in (trace, other) if one.world_size}
-        backends = {one.backend for one in (trace, other) if one.backend}
-        if len(sizes) > 1 or len(backends) > 1:
-            return False
-    begin, end = min(one.span[0] for one in group), max(one.span[1] for one in group)
-    return trace.span[0] <= end + APART_S and trace.span[1] >= begin - APART_S
-
-
 def _job(group: list[RankTrace]) -> TracedJob:
+    """The traces of one job by rank, with a remark on each that was guessed, joined or left out."""
     remarks: dict[str, str] = {}
-    named = _with_ranks(group, remarks)
-    by_rank: dict[int, RankTrace] = {}
-    for trace in named:
-        if trace.rank not in by_rank:
-            by_rank[trace.rank] = trace
-        elif joined := _joined(by_rank[trace.rank], trace):
-            by_rank[trace.rank] = joined
-        else:
-            kept, left = sorted((by_rank[trace.rank], trace), key=lambda one: (-one.events, one.file))
-            by_rank[trace.rank] = kept
-            remarks[left.file] = f"is a second trace of rank {left.rank} and was left out; {kept.file} holds more"
-    ranks = sorted(by_rank)
-    world = max([one.world_size for one in group] + [ranks[-1] + 1])
-    return TracedJob([by_rank[rank] for rank in ranks], world, any(one.rank < 0 for one in group), remarks)
-
-
-def _with_ranks(group: list[RankTrace], remarks: dict[str, str]) -> list[RankTrace]:
-    """Every trace with a rank: its own, or that in its file's name, or the next free one."""
+    # Every trace gets a rank: its own, or that in its file's name, or the next free one.
     taken = {trace.rank for trace in group if trace.rank >= 0}
-    found = [trace for trace in group if trace.rank >= 0]
-    for trace in sorted((one for one in group if one.rank < 0), key=lambda one: one.file):
+    named = [trace for trace in group if trace.rank >= 0]
+    for trace in sorted((trace for trace in group if trace.rank < 0), key=lambda trace: trace.file):
         match = _IN_NAME.search(trace.file.rpartition("/")[2])
         rank = int(match[1]) if match and int(match[1]) < 1 << 20 else -1
         remark = f"does not say its rank; {rank} was taken from its name"
@@ -186,8 +165,21 @@ def _with_ranks(group: list[RankTrace], remarks: dict[str, str]) -> list[RankTra
             remark = f"does not say its rank; it is called rank {rank} here"
         taken.add(rank)
         remarks[trace.file] = remark
-        found.append(replace(trace, rank=rank))
-    return found
+        named.append(replace(trace, rank=rank))
+    # One trace per rank: two parts of one are joined, of two that overlap the larger is used.
+    by_rank: dict[int, RankTrace] = {}
+    for trace in named:
+        if trace.rank not in by_rank:
+            by_rank[trace.rank] = trace
+        elif joined := _joined(by_rank[trace.rank], trace):
+            by_rank[trace.rank] = joined
+        else:
+            kept, left = sorted((by_rank[trace.rank], trace), key=lambda each: (-each.events, each.file))
+            by_rank[trace.rank] = kept
+            remarks[left.file] = f"is a second trace of rank {left.rank} and was left out; {kept.file} holds more"
+    ranks = sorted(by_rank)
+    world = max([trace.world_size for trace in group] + [ranks[-1] + 1])
+    return TracedJob([by_rank[rank] for rank in ranks], world, any(trace.rank < 0 for trace in group), remarks)
 
 
 def _joined(a: RankTrace, b: RankTrace) -> RankTrace | None:

@@ -236,9 +236,10 @@ def build(events: Sequence[TimelineEvent], meta: Meta | None = None) -> Pipeline
             unnumbered.append((event, stage, lane))
         else:
             _put(timeline, event, stage, lane, event.args.seq_id)
+    # without a number the order of starting is the order of calls
     for event, stage, lane in sorted(unnumbered, key=lambda item: item[0].ts):
         _put(timeline, event, stage, lane, None)
-    timeline.meta = meta or _guess(timeline)
+    timeline.meta = meta or _guess_meta(timeline)
     return timeline
 
 
@@ -278,7 +279,8 @@ def _places(
     return places
 
 
-def _guess(timeline: PipelineTimeline) -> Meta:
+def _guess_meta(timeline: PipelineTimeline) -> Meta:
+    """The layout that the recorded operations show."""
     chunks = {operation.chunk for cell in timeline.cells.values() for operation in cell.values()}
     replicas = len({replica for replica, _ in timeline.lanes})
     return Meta(

@@ -56,7 +56,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     """What the job would have lost nothing of, had nobody been slow.
 
     Args:
-        slowdown: S = mean step time replayed / mean step time replayed with every operation at its peers' typical
+        slowdown: S = mean step time replayed / mean step time replayed with every operation at its peers' usual
             duration: their mean for work, their median for transfers, as published.
         worst_worker_share: Share of the lost time that goes away when the slowest 3 % of the workers (at least one)
             are repaired; None where nothing is lost.
@@ -103,21 +103,37 @@ def answer(recording: Recording) -> WhatIf:
     ideal_s = float(replay(graph, ideal[:, :1, :1])[0])
     replayed = replay(graph, own)
     step_s = float(replayed.mean())
-    by_lane, by_stage = _by_lane(recording, ideal), _by_stage(recording, ideal)
-    worst = _worst(by_lane, by_stage, recording.ranks)
+    # Slowdown by each lane alone: it is slow, one ideal lane stands for all others; all lanes in one replay.
+    seen = [own, ideal] if recording.ranks.shape[1] > 1 else [own]
+    by_lane = replay(graph, np.stack(seen, axis=-1)).mean(axis=0) / max(ideal_s, 1e-12)
+    by_stage = np.array(
+        [
+            _ratio(graph, np.where(_on(recording, stage), own, ideal), ideal_s)
+            for stage in range(int(recording.stages.max()) + 1)
+        ]
+    )
+    # The slowest workers as (stage, lane): a worker is as slow as both its lane and its stage are (equation 4).
+    scores = np.minimum(by_lane[None, :], by_stage[:, None])
+    count = math.ceil(scores.size * WORST_PERCENT / 100)
+    places = sorted(np.ndindex(*scores.shape), key=lambda place: (-scores[place], recording.ranks[place]))
+    worst = [(int(stage), int(lane)) for stage, lane in places[:count]]
     last = int(recording.stages.max())
     lost = step_s - ideal_s
 
     def share(repaired: Floats) -> float | None:
         return (step_s - float(replay(graph, repaired).mean())) / lost if lost > 1e-9 * step_s else None
 
-    by_operation = {
-        kind: _ratio(graph, np.where(_of_kind(recording, kind), own, ideal), ideal_s)
-        for kind in dict.fromkeys(recording.kinds)
-    }
+    repaired = own.copy()
+    for stage, lane in worst:
+        rows = np.flatnonzero(recording.stages == stage)
+        repaired[rows, :, lane] = ideal[rows, :, lane]
+    by_operation = {}
+    for kind in dict.fromkeys(recording.kinds):
+        of_kind = np.array([other == kind for other in recording.kinds])[:, None, None]
+        by_operation[kind] = _ratio(graph, np.where(of_kind, own, ideal), ideal_s)
     return WhatIf(
         slowdown=step_s / ideal_s if ideal_s > 0 else 1.0,
-        worst_worker_share=share(_repair(recording, ideal, worst)),
+        worst_worker_share=share(repaired),
         last_stage_share=share(np.where(_on(recording, last), ideal, own)) if recording.pipeline else None,
         cost_rank_hours=lost
         * len(replayed)
@@ -125,7 +141,8 @@ def answer(recording: Recording) -> WhatIf:
         * recording.ranks.size
         * recording.ranks_per_worker
         / 3600.0,
-        slowdown_at_median=step_s / max(float(replay(graph, ideal_durations(recording, median=True)[:, :1, :1])[0]), 1e-12),
+        slowdown_at_median=step_s
+        / max(float(replay(graph, ideal_durations(recording, median=True)[:, :1, :1])[0]), 1e-12),
         step_s=step_s,
         ideal_step_s=ideal_s,
         recorded_step_s=float(recording.recorded_s.mean()),
@@ -164,51 +181,12 @@ def is_transfer(kind: str) -> bool:
     return kind.endswith(("-send", "-recv", "-reduce", "-gather", "-scatter", "clip-main-grad")) or kind == "transfer"
 
 
-def _by_lane(recording: Recording, ideal: Floats) -> Floats:
-    """Slowdown by each lane alone: it is slow, one ideal lane stands for all others; all lanes in one replay."""
-    seen = [recording.seconds, ideal] if recording.ranks.shape[1] > 1 else [recording.seconds]
-    steps = replay(recording.graph, np.stack(seen, axis=-1))
-    slowdowns: Floats = steps.mean(axis=0) / max(float(replay(recording.graph, ideal[:, :1, :1])[0]), 1e-12)
-    return slowdowns
-
-
-def _by_stage(recording: Recording, ideal: Floats) -> Floats:
-    ideal_s = float(replay(recording.graph, ideal[:, :1, :1])[0])
-    return np.array(
-        [
-            _ratio(recording.graph, np.where(_on(recording, stage), recording.seconds, ideal), ideal_s)
-            for stage in range(int(recording.stages.max()) + 1)
-        ]
-    )
-
-
-def _worst(by_lane: Floats, by_stage: Floats, ranks: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """The slowest workers as (stage, lane): a worker is as slow as both its lane and its stage are (equation 4)."""
-    scores = np.minimum(by_lane[None, :], by_stage[:, None])
-    count = math.ceil(scores.size * WORST_PERCENT / 100)
-    places = sorted(np.ndindex(*scores.shape), key=lambda place: (-scores[place], ranks[place]))
-    return [(int(stage), int(lane)) for stage, lane in places[:count]]
-
-
-def _repair(recording: Recording, ideal: Floats, workers: Sequence[tuple[int, int]]) -> Floats:
-    repaired: Floats = recording.seconds.copy()
-    for stage, lane in workers:
-        rows = np.flatnonzero(recording.stages == stage)
-        repaired[rows, :, lane] = ideal[rows, :, lane]
-    return repaired
-
-
 def _ratio(graph: DependencyGraph, seconds: Floats, ideal_s: float) -> float:
     return float(replay(graph, seconds).mean()) / max(ideal_s, 1e-12)
 
 
 def _on(recording: Recording, stage: int) -> NDArray[np.bool_]:
     chosen: NDArray[np.bool_] = (recording.stages == stage)[:, None, None]
-    return chosen
-
-
-def _of_kind(recording: Recording, kind: str) -> NDArray[np.bool_]:
-    chosen: NDArray[np.bool_] = np.array([other == kind for other in recording.kinds])[:, None, None]
     return chosen
 
 
