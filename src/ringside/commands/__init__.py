@@ -62,20 +62,17 @@ class _PrintCompletion(argparse.Action):
         parser.exit()
 
 
-def _command(verb: str) -> Command:
-    return cast("Command", importlib.import_module(f"ringside.commands.{verb.replace('-', '_')}"))
-
-
 def build_parser(verbs: Sequence[str] = VERBS) -> argparse.ArgumentParser:
     """Return the parser for `ringside`, with a sub-parser for each of `verbs`."""
     parser = argparse.ArgumentParser(
         prog="ringside", description="A ringside seat for gradient synchronisation: run it, see it, predict it."
     )
-    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("--version", action="version", version=f"ringside {__version__}")
     parser.add_argument("--print-completion", choices=SHELLS, action=_PrintCompletion, help="for a shell to read")
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb in verbs:
-        command = _command(verb)
+        # a verb is a module of the same name
+        command = cast("Command", importlib.import_module(f"ringside.commands.{verb.replace('-', '_')}"))
         sub = subparsers.add_parser(
             verb,
             help=command.HELP,
@@ -105,7 +102,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"ringside {args.verb}: interrupted", file=sys.stderr)
         return 130
-
-
-def _version() -> str:
-    return f"ringside {__version__}"

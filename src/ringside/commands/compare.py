@@ -84,7 +84,15 @@ def print_comparison(found: RunComparison, limit: float | None, failed: bool, co
     for title, verdicts, style in (("New", found.new_verdicts, "red"), ("Gone", found.gone_verdicts, "green")):
         for verdict in verdicts:
             console.print(Text(f"{title}: {headline(verdict)}.", style=style))
-    console.print(_table(found.changes))
+    table = Table(box=None, pad_edge=False)
+    table.add_column("per step", no_wrap=True)
+    for name in ("A", "B", "change", "95 % interval"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for change in found.changes:
+        cells = (change.name, duration(change.before), duration(change.after), share(change.ratio))
+        colour = "" if not change.is_certain else "red" if change.ratio > 0 else "green"
+        table.add_row(*(Text(cell) for cell in cells), f"{share(change.low)} … {share(change.high)}", style=colour)
+    console.print(table)
     for remark in found.remarks:
         console.print(Text(f"Note: {remark}.", style="dim"))
 
@@ -94,15 +102,3 @@ def _answer(step: RunChange) -> str:
     if not step.is_certain:
         return f"No difference beyond chance: a step takes {share(step.ratio)} ({interval})."
     return f"B is {'slower' if step.ratio > 0 else 'faster'}: a step takes {share(step.ratio)} ({interval})."
-
-
-def _table(changes: list[RunChange]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("per step", no_wrap=True)
-    for name in ("A", "B", "change", "95 % interval"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for change in changes:
-        cells = (change.name, duration(change.before), duration(change.after), share(change.ratio))
-        style = "" if not change.is_certain else "red" if change.ratio > 0 else "green"
-        table.add_row(*(Text(cell) for cell in cells), f"{share(change.low)} … {share(change.high)}", style=style)
-    return table

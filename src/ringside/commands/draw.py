@@ -43,7 +43,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the picture and print its path, or print the terminal form."""
-    schedule = asked_for(args)
+    schedule = requested_schedule(args)
     title = f"{args.algorithm}, {counted(schedule.ranks, 'rank')}{_how(args)}"
     if args.text:
         _deliver(schedule_text(schedule, args.algorithm + _how(args)), args.output)
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def asked_for(args: argparse.Namespace) -> Schedule:
+def requested_schedule(args: argparse.Namespace) -> Schedule:
     """Return the schedule that the arguments describe; raise `UsageError` where they do not fit together."""
     schedule = _plain(args)
     if args.order is not None:

@@ -31,7 +31,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringside.engine.cost.network import TOPOLOGY_SCHEMA, Floats
-from ringside.engine.probe.links import MeasuredSlowLink, slowest_of_ring
+from ringside.engine.probe.links import slowest_of_ring
 from ringside.errors import RingsideError, UsageError
 from ringside.files import write_user_file
 from ringside.processes import die_with_parent
@@ -68,7 +67,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Probe, print on rank 0, return 1 if a link is slow or broken."""
-    order = _order(args.order)
+    try:
+        order = tuple(int(part) for part in args.order.split(",")) if args.order else ()
+    except ValueError:
+        raise UsageError(f"--order takes numbers of hosts such as 0,2,1,3, not {args.order!r}") from None
     if args.timeout <= 0:
         raise UsageError(f"--timeout {args.timeout:g}: it is a number of seconds, more than 0")
     if args.nproc:
@@ -86,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if outcome.fine else 1
 
 
-def probe_job(**asked: Any) -> ProbeOutcome:
+def probe_job(**options: Any) -> ProbeOutcome:
     """Probe the job that this process is a rank of; `RingsideError` where there is no torch."""
     try:
         from ringside.pytorch import job_probe
@@ -94,14 +96,7 @@ def probe_job(**asked: Any) -> ProbeOutcome:
         if error.name != "torch":
             raise
         raise RingsideError("ringside probe needs torch: pip install 'ringside[torch]'") from None
-    return job_probe.probe_job(**asked)
-
-
-def _order(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(",")) if text else ()
-    except ValueError:
-        raise UsageError(f"--order takes numbers of hosts such as 0,2,1,3, not {text!r}") from None
+    return job_probe.probe_job(**options)
 
 
 def _start_ranks(args: argparse.Namespace) -> int:
@@ -132,7 +127,7 @@ def _start_ranks(args: argparse.Namespace) -> int:
             child.wait()
 
 
-# ------------------------------------------------------------------------------------------------ what is said
+# ----------------------------------------------------------------------------------------------- what is printed
 
 
 def _report(outcome: ProbeOutcome, args: argparse.Namespace) -> None:
@@ -193,29 +188,23 @@ def verdict(outcome: ProbeOutcome) -> list[str]:
         return [f"broken link: {names[a]} and {names[b]} do not reach each other" for a, b in outcome.broken]
     if probe is None:
         return [f"the probe failed: {outcome.trouble or 'no rank knows why'}"]
-    lines = [_slow_words(link, names) for link in outcome.slow]
+    lines = []
+    for link in outcome.slow:
+        to = f"slow link: {names[link.src]} > {names[link.dst]}" if link.dst >= 0 else f"slow host: {names[link.src]}"
+        lines.append(f"{to} carries {link.bytes_per_s / 1e6:.3g} MB/s, others {link.usual / 1e6:.3g} MB/s")
     if not lines:
         off = ~np.eye(len(names), dtype=np.bool_)
         rate, latency = np.median(probe.rates[off]), np.median(probe.network.latency_s[off])
         links = len(names) * (len(names) - 1)
-        what = "ranks" if outcome.size == len(names) and max(outcome.ranks) == 1 and "/rank" in names[0] else "hosts"
-        lines = [f"{len(names)} {what}, {links} links: all fine, {rate / 1e6:.0f} MB/s and {ms(latency)} (medians)"]
-    return [*lines, *_order_words(outcome, probe.rates, probe.better_order)]
-
-
-def _slow_words(link: MeasuredSlowLink, names: Sequence[str]) -> str:
-    which = f"slow link: {names[link.src]} > {names[link.dst]}" if link.dst >= 0 else f"slow host: {names[link.src]}"
-    return f"{which} carries {link.bytes_per_s / 1e6:.3g} MB/s, others {link.usual / 1e6:.3g} MB/s"
-
-
-def _order_words(outcome: ProbeOutcome, rates: Floats, order: tuple[int, ...]) -> list[str]:
-    if not order:
-        return []
-    plain = tuple(range(len(order)))
-    before, after = (slowest_of_ring(rates, ring) / 1e6 for ring in (plain, order))
-    lines = [f"better ring: {','.join(map(str, order))}; its slowest link carries {after:.3g} MB/s, not {before:.3g}"]
-    if plain in outcome.ring_s and order in outcome.ring_s:
-        lines.append(f"  4 MB around it took {ms(outcome.ring_s[order])}, not {ms(outcome.ring_s[plain])}")
+        unit = "ranks" if outcome.size == len(names) and max(outcome.ranks) == 1 and "/rank" in names[0] else "hosts"
+        lines = [f"{len(names)} {unit}, {links} links: all fine, {rate / 1e6:.0f} MB/s and {ms(latency)} (medians)"]
+    if order := probe.better_order:
+        plain = tuple(range(len(order)))
+        before, after = (slowest_of_ring(probe.rates, ring) / 1e6 for ring in (plain, order))
+        ring = ",".join(map(str, order))
+        lines.append(f"better ring: {ring}; its slowest link carries {after:.3g} MB/s, not {before:.3g}")
+        if plain in outcome.ring_s and order in outcome.ring_s:
+            lines.append(f"  4 MB around it took {ms(outcome.ring_s[order])}, not {ms(outcome.ring_s[plain])}")
     return lines
 
 

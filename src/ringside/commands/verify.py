@@ -47,22 +47,25 @@ def run(args: argparse.Namespace) -> int:
     names = list(dict.fromkeys(args.algorithms))
     if args.all or not names:
         names = [*ALGORITHMS, *COLLECTIVES]
-    audits = list(_audits(names, parse_counts(args.ranks), args.buffers))
+    # One after the other; a terminal on stderr shows how far it is.
+    counts = parse_counts(args.ranks)
+    cases = [(name, ranks) for name in names for ranks in counts]
+    progress, quiet = Console(stderr=True), not sys.stderr.isatty()
+    audits = [
+        verify(by_name(name, ranks), buffers=args.buffers)
+        for name, ranks in track(cases, "proving", console=progress, transient=True, disable=quiet)
+    ]
     if args.json:
         json.dump(to_json(audits, links=args.links), sys.stdout, indent=2)
         print()
     else:
-        _print(audits)
+        console = Console(highlight=False)
+        for line in _verdict(audits):
+            console.print(line, soft_wrap=True, markup=False)
+        console.print(_table(audits))
+        for line in _notes(audits):
+            console.print(line, style="dim", soft_wrap=True)
     return 0 if all(audit.ok for audit in audits) else 1
-
-
-def _audits(names: Sequence[str], counts: Sequence[int], buffers: int) -> Iterator[Audit]:
-    """Verify one after the other; a terminal on stderr shows how far it is."""
-    wanted = [(name, n) for name in names for n in counts]
-    progress = Console(stderr=True)
-    quiet = not sys.stderr.isatty()
-    for name, n in track(wanted, "proving", console=progress, transient=True, disable=quiet):
-        yield verify(by_name(name, n), buffers=buffers)
 
 
 def parse_counts(text: str) -> list[int]:
@@ -85,12 +88,12 @@ def to_json(audits: Sequence[Audit], *, links: bool = False) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "ok": all(audit.ok for audit in audits),
-        "audits": [{**_audit_json(audit), **(_links_json(audit) if links else {})} for audit in audits],
+        "audits": [_audit_json(audit, links=links) for audit in audits],
     }
 
 
-def _audit_json(audit: Audit) -> dict[str, Any]:
-    return {
+def _audit_json(audit: Audit, *, links: bool) -> dict[str, Any]:
+    data = {
         "algorithm": audit.name,
         "collective": str(audit.collective),
         "ranks": audit.ranks,
@@ -118,23 +121,14 @@ def _audit_json(audit: Audit) -> dict[str, Any]:
             for p in audit.problems
         ],
     }
-
-
-def _links_json(audit: Audit) -> dict[str, Any]:
-    return {"links": [{"src": s, "dst": d, **_bytes_json("bytes", moved)} for s, d, moved in audit.traffic.links()]}
+    if links:
+        moved = audit.traffic.links()
+        data["links"] = [{"src": src, "dst": dst, **_bytes_json("bytes", amount)} for src, dst, amount in moved]
+    return data
 
 
 def _bytes_json(key: str, value: Fraction) -> dict[str, float | str]:
     return {key: float(value), f"{key}_exact": str(value)}
-
-
-def _print(audits: Sequence[Audit]) -> None:
-    console = Console(highlight=False)
-    for line in _verdict(audits):
-        console.print(line, soft_wrap=True, markup=False)
-    console.print(_table(audits))
-    for line in _notes(audits):
-        console.print(line, style="dim", soft_wrap=True)
 
 
 def _verdict(audits: Sequence[Audit]) -> list[str]:
@@ -172,25 +166,19 @@ def _table(audits: Sequence[Audit]) -> Table:
         table.add_column(heading, justify="right", style="dim" if heading == "≥" else "")
     table.add_column("proof")
     for audit in audits:
+        proof = "canonical" if audit.canonical else "ok"
+        if not audit.ok:
+            proof = ", ".join(dict.fromkeys(problem.kind for problem in audit.problems))
+        # a barrier's chunk stands for "has arrived" and carries nothing
+        barrier = audit.collective.name == "barrier"
         moved = (audit.max_bytes_sent, audit.max_bytes_received, audit.lower_bound_bytes)
         table.add_row(
             audit.name,
             str(audit.ranks),
             str(audit.rounds),
             str(audit.lower_bound_rounds),
-            *(_tensors(audit, x) for x in (*moved, audit.traffic.busiest_link_bytes)),
+            *(f"{0.0 if barrier else float(x):.3f}" for x in (*moved, audit.traffic.busiest_link_bytes)),
             str(audit.max_ports),
-            _proof(audit),
+            proof,
         )
     return table
-
-
-def _tensors(audit: Audit, x: Fraction) -> str:
-    # A barrier's chunk stands for "has arrived" and carries nothing.
-    return "0.000" if audit.collective.name == "barrier" else f"{float(x):.3f}"
-
-
-def _proof(audit: Audit) -> str:
-    if audit.ok:
-        return "canonical" if audit.canonical else "ok"
-    return ", ".join(dict.fromkeys(problem.kind for problem in audit.problems))
