@@ -53,7 +53,6 @@ from ringside.faults.inject import Fault, Hang, Stop, parse_fault
 from ringside.files import append_to_file
 from ringside.launch.follow import Show, choose_directory, conclude, environment, follow
 from ringside.launch.torchrun import Launch, stop_requests
-from ringside.monitor.verdict import Verdict
 from ringside.view.run.live import RunFollower, ShownFinding
 from ringside.view.terminal import closing, open_console, picture, status_line, verdict_line
 
@@ -126,7 +125,24 @@ def run(args: argparse.Namespace) -> int:
         return stop.exit_status if stop.signum else 1
     if concluded is None or (status and not launch.deaths):
         raise RingsideError(f"the training failed with exit status {status}:\n{log.tail()}")
-    return _report(args, path, *concluded, fault=fault, log=log, status=status)
+    summary, verdicts = concluded
+    # What happened, and whether it is what was injected.
+    right, outcome = reveal(fault, verdicts)
+    console = open_console(stderr=args.json)
+    console.print(closing(summary, verdicts))
+    console.print()
+    console.print(Text(outcome, style="bold green" if right else "bold yellow"))
+    loss = summary.get("loss")
+    if loss:
+        console.print(f"Loss {loss['first']:.2f} → {loss['last']:.2f} nats per byte in {summary['steps']} steps.")
+    for line in comparison_lines(summary.get("comparison") or {}):
+        console.print(line, soft_wrap=True)
+    if status and (fault is None or fault.kind not in ("kill", "hang", "stop")):
+        console.print(Text(f"The training ended with exit status {status}:\n{log.tail()}", style="yellow"))
+        right = False
+    console.print(f"\nreport   {path / 'report.html'}\nsummary  {path / 'summary.json'}", soft_wrap=True)
+    print(json.dumps({**summary, "run_dir": str(path)}, indent=2) if args.json else path)
+    return 0 if right else 1
 
 
 def _ending_hangs(launch: Launch, fault: Fault | None, show: Show) -> Show:
@@ -142,28 +158,6 @@ def _ending_hangs(launch: Launch, fault: Fault | None, show: Show) -> Show:
             launch.end(signal.SIGTERM)
 
     return show_and_end
-
-
-def _report(
-    args: argparse.Namespace, path: Path, summary: dict[str, Any], verdicts: list[Verdict], *, fault: Fault | None,
-    log: _Log, status: int,
-) -> int:  # fmt: skip
-    right, words = reveal(fault, verdicts)
-    console = open_console(stderr=args.json)
-    console.print(closing(summary, verdicts))
-    console.print()
-    console.print(Text(words, style="bold green" if right else "bold yellow"))
-    loss = summary.get("loss")
-    if loss:
-        console.print(f"Loss {loss['first']:.2f} → {loss['last']:.2f} nats per byte in {summary['steps']} steps.")
-    for line in comparison_lines(summary.get("comparison") or {}):
-        console.print(line, soft_wrap=True)
-    if status and (fault is None or fault.kind not in ("kill", "hang", "stop")):
-        console.print(Text(f"The training ended with exit status {status}:\n{log.tail()}", style="yellow"))
-        right = False
-    console.print(f"\nreport   {path / 'report.html'}\nsummary  {path / 'summary.json'}", soft_wrap=True)
-    print(json.dumps({**summary, "run_dir": str(path)}, indent=2) if args.json else path)
-    return 0 if right else 1
 
 
 class _Show:

@@ -82,7 +82,19 @@ def run(args: argparse.Namespace) -> int:
         )
     outcome = probe_job(every_rank=args.ranks, order=order, thorough=not args.quick, patience_s=args.timeout)
     if outcome.rank == 0:
-        _report(outcome, args)
+        # Rank 0 writes and prints for all.
+        data = to_json(outcome)
+        if args.output:
+            try:
+                write_user_file(Path(args.output), json.dumps(data, indent=1) + "\n")
+            except OSError as error:
+                raise RingsideError(f"cannot write {args.output}: {error.strerror or error}") from error
+        if args.json:
+            print(json.dumps(data, indent=1))
+        else:
+            print("\n".join(verdict(outcome)))
+            if outcome.probe is not None:
+                print("\n".join(["", *tables(outcome)]))
     elif outcome.trouble and outcome.probe is None and not outcome.broken:
         print(f"ringside probe: {outcome.trouble}", file=sys.stderr)
     return 0 if outcome.fine else 1
@@ -128,22 +140,6 @@ def _start_ranks(args: argparse.Namespace) -> int:
 
 
 # ----------------------------------------------------------------------------------------------- what is printed
-
-
-def _report(outcome: ProbeOutcome, args: argparse.Namespace) -> None:
-    data = to_json(outcome)
-    if args.output:
-        try:
-            write_user_file(Path(args.output), json.dumps(data, indent=1) + "\n")
-        except OSError as error:
-            raise RingsideError(f"cannot write {args.output}: {error.strerror or error}") from error
-    if args.json:
-        print(json.dumps(data, indent=1))
-        return
-    for line in verdict(outcome):
-        print(line)
-    if outcome.probe is not None:
-        print("\n".join(["", *tables(outcome)]))
 
 
 def to_json(outcome: ProbeOutcome) -> dict[str, Any]:

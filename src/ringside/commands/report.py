@@ -95,11 +95,8 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         console.print(Text(text.headline, style="bold red"))
         for line in (text.when, text.why, f"Price: {text.price}", f"Next: {text.next}"):
             console.print(Text(line))
-    console.print(_rank_table(summary, {rank for text in verdicts for rank in text.verdict.ranks}))
-
-
-def _rank_table(summary: dict[str, Any], culprits: set[int]) -> Table:
-    """The slowest ranks, culprits first."""
+    # The slowest ranks, culprits first.
+    culprits = {rank for text in verdicts for rank in text.verdict.ranks}
     ranks = sorted(summary["ranks"], key=lambda rank: (rank["rank"] not in culprits, -(rank["excess_ratio"] or 0.0)))
     hidden = len(ranks) - SHOWN_RANKS if len(ranks) > SHOWN_RANKS else 0
     table = Table(box=None, pad_edge=False, caption=f"and {hidden} ranks with less excess" if hidden else None)
@@ -110,4 +107,4 @@ def _rank_table(summary: dict[str, Any], culprits: set[int]) -> Table:
         times = (duration(rank["own_seconds_median"]), duration(rank["wait_seconds_median"]))
         cells = (name, str(rank["host"]), *times, share(rank["excess_ratio"]))
         table.add_row(*(Text(cell) for cell in cells), style="bold" if rank["rank"] in culprits else "")
-    return table
+    console.print(table)

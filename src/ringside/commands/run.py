@@ -131,19 +131,16 @@ def run(args: argparse.Namespace) -> int:
         console.print(closing(*concluded))
         console.print(f"\nreport   {path / 'report.html'}\nsummary  {path / 'summary.json'}", soft_wrap=True)
     elif not (path / RUN).exists():
-        return _unrecorded(path, sorted({death.rank for death in launch.deaths}), status)
-    print(path)
-    return status
-
-
-def _unrecorded(path: Path, ranks: list[int], status: int) -> int:
-    """Say why there is no run here; return torchrun's exit status."""
-    if ranks and 0 not in ranks:
-        with contextlib.suppress(OSError):
-            path.rmdir()
-        _print_line(f"the run is recorded on the host of rank 0; here ran {name_ranks(ranks)}")
+        # Why there is no run here.
+        ranks = sorted({death.rank for death in launch.deaths})
+        if ranks and 0 not in ranks:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+            _print_line(f"the run is recorded on the host of rank 0; here ran {name_ranks(ranks)}")
+            return status
+        _print_line("nothing was recorded: no rank made a DistributedDataParallel model and trained it")
+        print(path)
         return status
-    _print_line("nothing was recorded: no rank made a DistributedDataParallel model and trained it")
     print(path)
     return status
 

@@ -62,7 +62,28 @@ def run(args: argparse.Namespace) -> int:
         console = Console(highlight=False)
         for line in _verdict(audits):
             console.print(line, soft_wrap=True, markup=False)
-        console.print(_table(audits))
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+        table.add_column("algorithm")
+        for heading in ("ranks", "rounds", "≥", "sent", "received", "≥", "link", "ports"):
+            table.add_column(heading, justify="right", style="dim" if heading == "≥" else "")
+        table.add_column("proof")
+        for audit in audits:
+            proof = "canonical" if audit.canonical else "ok"
+            if not audit.ok:
+                proof = ", ".join(dict.fromkeys(problem.kind for problem in audit.problems))
+            # a barrier's chunk stands for "has arrived" and carries nothing
+            barrier = audit.collective.name == "barrier"
+            moved = (audit.max_bytes_sent, audit.max_bytes_received, audit.lower_bound_bytes)
+            table.add_row(
+                audit.name,
+                str(audit.ranks),
+                str(audit.rounds),
+                str(audit.lower_bound_rounds),
+                *(f"{0.0 if barrier else float(x):.3f}" for x in (*moved, audit.traffic.busiest_link_bytes)),
+                str(audit.max_ports),
+                proof,
+            )
+        console.print(table)
         for line in _notes(audits):
             console.print(line, style="dim", soft_wrap=True)
     return 0 if all(audit.ok for audit in audits) else 1
@@ -157,28 +178,3 @@ def _notes(audits: Sequence[Audit]) -> Iterator[str]:
     if means:
         who = "; ".join(f"{', '.join(names)} by {mean}" for mean, names in means.items())
         yield f"≥ is the lower bound for one port per rank and no switch that reduces; below it: {who}"
-
-
-def _table(audits: Sequence[Audit]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("algorithm")
-    for heading in ("ranks", "rounds", "≥", "sent", "received", "≥", "link", "ports"):
-        table.add_column(heading, justify="right", style="dim" if heading == "≥" else "")
-    table.add_column("proof")
-    for audit in audits:
-        proof = "canonical" if audit.canonical else "ok"
-        if not audit.ok:
-            proof = ", ".join(dict.fromkeys(problem.kind for problem in audit.problems))
-        # a barrier's chunk stands for "has arrived" and carries nothing
-        barrier = audit.collective.name == "barrier"
-        moved = (audit.max_bytes_sent, audit.max_bytes_received, audit.lower_bound_bytes)
-        table.add_row(
-            audit.name,
-            str(audit.ranks),
-            str(audit.rounds),
-            str(audit.lower_bound_rounds),
-            *(f"{0.0 if barrier else float(x):.3f}" for x in (*moved, audit.traffic.busiest_link_bytes)),
-            str(audit.max_ports),
-            proof,
-        )
-    return table

@@ -36,12 +36,31 @@ def matches(source: Source) -> bool:
 
 def read(sources: Sequence[Source], progress: Progress) -> Findings:
     """Name the worker that failed first; errors that only report a lost peer are victims."""
-    errors, notes = [], []
+    errors: list[tuple[str, dict[str, Any]]] = []
+    notes = []
     for source in sources:
         try:
-            errors.append((source.name, _error(source)))
+            message = msgspec.json.decode(source.read(MOST_BYTES), type=_File).message
         except UNDECODABLE as error:
             notes.append(Note(file=source.name, kind=KIND, text=f"breaks off or is damaged ({error})", used=False))
+            continue
+        # Nothing below is certain to be there, or of its type: whoever raised may have written the file by hand.
+        inner = message if isinstance(message, dict) else {"message": message}
+        extra = inner.get("extraInfo")
+        extra = extra if isinstance(extra, dict) else {}
+        match = _RANK.search(source.name)
+        rank = plain_count(extra.get("rank", match and next(group for group in match.groups() if group)))
+        try:
+            time_s = msgspec.convert(extra.get("timestamp"), float, strict=False)
+        except msgspec.ValidationError:
+            time_s = 0.0
+        found = {
+            "message": str(inner.get("message", "")),
+            "stack": str(extra.get("py_callstack", "")),
+            "time": time_s,
+            "rank": rank if rank >= 0 else None,
+        }
+        errors.append((source.name, found))
     # Who raised first, but those last that only lost a peer: they are victims, whatever their clocks show.
     errors.sort(key=lambda item: (bool(_LOST_PEER.search(item[1]["message"])), item[1]["time"]))
     notes += [Note(file=name, kind=KIND, text=first_line(error["message"])) for name, error in errors]
@@ -65,23 +84,3 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
         advice="Read the whole stack in this file; the others' errors came after it and mostly because of it.",
     )
     return Findings(verdicts=[verdict], notes=notes)
-
-
-def _error(source: Source) -> dict[str, Any]:
-    """Message, stack, time and rank of one error file."""
-    message = msgspec.json.decode(source.read(MOST_BYTES), type=_File).message
-    inner = message if isinstance(message, dict) else {"message": message}
-    extra = inner.get("extraInfo")
-    extra = extra if isinstance(extra, dict) else {}
-    match = _RANK.search(source.name)
-    rank = plain_count(extra.get("rank", match and next(group for group in match.groups() if group)))
-    try:
-        time_s = msgspec.convert(extra.get("timestamp"), float, strict=False)
-    except msgspec.ValidationError:
-        time_s = 0.0
-    return {
-        "message": str(inner.get("message", "")),
-        "stack": str(extra.get("py_callstack", "")),
-        "time": time_s,
-        "rank": rank if rank >= 0 else None,
-    }

@@ -77,22 +77,19 @@ def examine(paths: Sequence[str | Path], progress: Progress | None = None, *, li
         unknown = []
         for source in gathered.sources:
             for reader, members in groups:
-                if _matches(reader, source):
+                try:
+                    matches = reader.matches(source)
+                except Exception:
+                    # a reader that fails to look at a file does not know it; the next one may
+                    _log.debug("%s failed to look at %s", reader.KIND, source.name, exc_info=True)
+                    matches = False
+                if matches:
                     members.append(source)
                     break
             else:
                 unknown.append(Note(file=source.name, text="; ".join([describe(source), *source.problems]), used=False))
         parts = [_read(reader, sources, progress) for reader, sources in groups if sources]
         return merge([*parts, Findings(notes=[*unknown, *gathered.notes])])
-
-
-def _matches(reader: Reader, source: Source) -> bool:
-    """Whether a reader knows a source; a reader that fails does not."""
-    try:
-        return reader.matches(source)
-    except Exception:
-        _log.debug("%s failed to look at %s", reader.KIND, source.name, exc_info=True)
-        return False
 
 
 def _read(reader: Reader, sources: Sequence[Source], progress: Progress) -> Findings:

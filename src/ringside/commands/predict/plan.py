@@ -98,7 +98,16 @@ def plan_question(args: argparse.Namespace) -> PlanQuestion:
         UsageError: They contradict each other, or a figure cannot be.
     """
     if args.run:
-        question = _recorded(args)
+        # What a recorded run did, over the hardware that arguments name.
+        if args.bytes or args.compute_seconds is not None:
+            raise UsageError(f"--run {args.run} says what it synchronised and computed: leave the others out")
+        run = Run(args.run)
+        step = recorded_step(run, hardware_of(run, args))
+        _, parameters = gradient_bytes(args)
+        measured = PlanQuestion(
+            step.topology, step.size_bytes, parameters=parameters, dtype=args.dtype, compute_s=step.work_s
+        )
+        question = replace(measured, measured=step.measured, ran=step.buckets)
     else:
         topology = hardware(args)
         size, parameters = gradient_bytes(args)
@@ -111,19 +120,6 @@ def plan_question(args: argparse.Namespace) -> PlanQuestion:
         accumulated=args.accumulate,
         base_batch=args.base_batch,
     )
-
-
-def _recorded(args: argparse.Namespace) -> PlanQuestion:
-    """The question that a recorded run asks: its bytes and computation, over the hardware that arguments name."""
-    if args.bytes or args.compute_seconds is not None:
-        raise UsageError(f"--run {args.run} says what it synchronised and computed: leave the others out")
-    run = Run(args.run)
-    step = recorded_step(run, hardware_of(run, args))
-    _, parameters = gradient_bytes(args)
-    measured = PlanQuestion(
-        step.topology, step.size_bytes, parameters=parameters, dtype=args.dtype, compute_s=step.work_s
-    )
-    return replace(measured, measured=step.measured, ran=step.buckets)
 
 
 def hardware_of(run: Run, args: argparse.Namespace) -> Topology | None:

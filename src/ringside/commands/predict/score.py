@@ -228,7 +228,30 @@ def print_scores(scores: Sequence[Score], console: Console) -> None:
     """Print the verdict, the tables, and the rows that were not used."""
     for line in verdict(scores):
         console.print(line, markup=False, soft_wrap=True)
-    console.print(_grid(scores))
+    grid = Grid(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    grid.add_column("table", overflow="fold")
+    for heading in ("ranks", "rows", "flagged", "error", "≥ 1 MB", "bias", "worst at", "in band"):
+        grid.add_column(heading, justify="right")
+    for heading in ("hockney", "interp.", "nccl"):
+        grid.add_column(heading, justify="right", style="dim")
+    for score in scores:
+        errors = score.errors
+        if errors is None:
+            continue
+        others = [score.baselines.get(name) for name in ("hockney", "interpolation", "nccl_constants")]
+        grid.add_row(
+            score.table.name,
+            str(score.table.ranks or "?"),
+            str(score.table.count),
+            str(len(scoring.flagged(score.table))),
+            percent(errors.mape),
+            percent(errors.mape_large),
+            f"{100 * errors.bias:+.1f} %",
+            size(errors.worst_size_bytes),
+            percent(score.band_coverage),
+            *(percent(other.mape if other else None) for other in others),
+        )
+    console.print(grid)
     for score in scores:
         if score.refused:
             console.print(f"not scored: {score.table.name}: {score.refused}", markup=False, soft_wrap=True)
@@ -259,30 +282,3 @@ def percent(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "–"
     return f"{100 * value:.1f} %" if abs(value) < 0.995 else f"{100 * value:.0f} %"
-
-
-def _grid(scores: Sequence[Score]) -> Grid:
-    grid = Grid(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    grid.add_column("table", overflow="fold")
-    for heading in ("ranks", "rows", "flagged", "error", "≥ 1 MB", "bias", "worst at", "in band"):
-        grid.add_column(heading, justify="right")
-    for heading in ("hockney", "interp.", "nccl"):
-        grid.add_column(heading, justify="right", style="dim")
-    for score in scores:
-        errors = score.errors
-        if errors is None:
-            continue
-        others = [score.baselines.get(name) for name in ("hockney", "interpolation", "nccl_constants")]
-        grid.add_row(
-            score.table.name,
-            str(score.table.ranks or "?"),
-            str(score.table.count),
-            str(len(scoring.flagged(score.table))),
-            percent(errors.mape),
-            percent(errors.mape_large),
-            f"{100 * errors.bias:+.1f} %",
-            size(errors.worst_size_bytes),
-            percent(score.band_coverage),
-            *(percent(other.mape if other else None) for other in others),
-        )
-    return grid

@@ -299,6 +299,12 @@ def _calls(entries: list[_Entry]) -> list[RecordedCall]:
         )
         seq = entry.p2p_seq_id if is_p2p else entry.collective_seq_id
         seq = entry.seq_id if seq is None else seq
+        frames: list[StackFrame] = []
+        if not done:  # a stack is only read where somebody waits, for most calls ended
+            try:
+                frames = msgspec.convert(entry.frames or [], list[StackFrame], strict=False)
+            except UNDECODABLE:
+                frames = []
         calls.append(
             RecordedCall(
                 group=entry_group(entry)[0],
@@ -313,18 +319,10 @@ def _calls(entries: list[_Entry]) -> list[RecordedCall]:
                 done=done,
                 started=entry.state == "started" or bool(entry.time_discovered_started_ns),
                 timeout_s=(entry.timeout_ms or 0) / 1e3,
-                frames=[] if done else _frames(entry.frames),
+                frames=frames,
             )
         )
     return calls
-
-
-def _frames(raw: Any) -> list[StackFrame]:
-    """A stack; only read where somebody waits, for most calls ended."""
-    try:
-        return msgspec.convert(raw or [], list[StackFrame], strict=False)
-    except UNDECODABLE:
-        return []
 
 
 def _nbytes(sizes: list[list[int]], dtypes: list[str]) -> int:

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Source
 from ringside.doctor.findings import Findings, Note, merge
-from ringside.doctor.flight_recorder.dump import Dump, read_dump
+from ringside.doctor.flight_recorder.dump import read_dump
 from ringside.doctor.flight_recorder.groups import KIND, group_views, sort_into_jobs
 from ringside.doctor.flight_recorder.load import NotADumpError, is_pickle, load
 from ringside.doctor.flight_recorder.tables import lanes, sheets
@@ -55,7 +55,34 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
     found = []
     for job in jobs:
         which = f" of {job[0].file.rpartition('/')[0] if job else ''}" if len(jobs) > 1 else ""
-        found.append(_job(job, which))
+        views = group_views(job)
+        verdicts, unjudged = judge(job, views)
+        culprits = {rank for verdict in verdicts for rank in verdict.ranks}
+        notes = []
+        for dump in job:
+            waiting = sum(not call.done for call in dump.calls)
+            text = f"rank {dump.rank}: {counted(len(dump.calls), 'call')}, {waiting} of them without an end"
+            damaged = f"; {counted(dump.skipped, 'damaged entry', 'damaged entries')} left out" if dump.skipped else ""
+            text = "; ".join(filter(None, [text + damaged, dump.lost]))
+            notes.append(Note(file=dump.file, kind=KIND, text=text))
+        found.append(
+            Findings(
+                verdicts=verdicts,
+                unjudged=unjudged,
+                notes=notes,
+                lanes=lanes(job, culprits, which),
+                sheets=sheets(job, views, verdicts, which),
+                facts={
+                    f"flight_recorder{which}": {
+                        "ranks": [dump.rank for dump in job],
+                        "versions": sorted({dump.version for dump in job}),
+                        "libraries": sorted({dump.library for dump in job if dump.library}),
+                        "calls": sum(len(dump.calls) for dump in job),
+                        "without_end": sum(not call.done for dump in job for call in dump.calls),
+                    }
+                },
+            )
+        )
     return merge([*found, Findings(notes=[*left_out, *refused])])
 
 
@@ -69,32 +96,3 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
-
-
-def _job(dumps: list[Dump], which: str) -> Findings:
-    views = group_views(dumps)
-    verdicts, unjudged = judge(dumps, views)
-    culprits = {rank for verdict in verdicts for rank in verdict.ranks}
-    notes = []
-    for dump in dumps:
-        waiting = sum(not call.done for call in dump.calls)
-        text = f"rank {dump.rank}: {counted(len(dump.calls), 'call')}, {waiting} of them without an end"
-        damaged = f"; {counted(dump.skipped, 'damaged entry', 'damaged entries')} left out" if dump.skipped else ""
-        text = "; ".join(filter(None, [text + damaged, dump.lost]))
-        notes.append(Note(file=dump.file, kind=KIND, text=text))
-    return Findings(
-        verdicts=verdicts,
-        unjudged=unjudged,
-        notes=notes,
-        lanes=lanes(dumps, culprits, which),
-        sheets=sheets(dumps, views, verdicts, which),
-        facts={
-            f"flight_recorder{which}": {
-                "ranks": [dump.rank for dump in dumps],
-                "versions": sorted({dump.version for dump in dumps}),
-                "libraries": sorted({dump.library for dump in dumps if dump.library}),
-                "calls": sum(len(dump.calls) for dump in dumps),
-                "without_end": sum(not call.done for dump in dumps for call in dump.calls),
-            }
-        },
-    )

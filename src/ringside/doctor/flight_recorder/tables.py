@@ -31,28 +31,23 @@ def lanes(dumps: Sequence[Dump], culprits: set[int], which: str) -> list[Lane]:
     found = []
     for dump in sorted(shown, key=lambda dump: dump.rank):
         culprit = dump.rank in culprits
-        spans = _spans(dump, start, horizon, culprit)
+        ended = [call for call in dump.calls if call.done and call.ended_s > call.created_s >= start]
+        spans = [
+            TimeSpan(start_s=call.created_s - start, end_s=call.ended_s - start, kind="communication", name=_name(call))
+            for call in ended[-MOST_SPANS:]
+        ]
+        waiting = [call for call in dump.calls if not call.done and call.created_s]
+        if waiting:
+            first = min(waiting, key=lambda call: call.created_s)
+            more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
+            begin = max(first.created_s, start) - start
+            kind = "missing" if culprit else "wait"
+            spans.append(TimeSpan(start_s=begin, end_s=horizon - start, kind=kind, name=_name(first) + more))
+        elif culprit:
+            begin = max((call.ended_s or call.created_s for call in ended), default=start) - start
+            spans.append(TimeSpan(start_s=begin, end_s=horizon - start, kind="missing", name="never came"))
         found.append(Lane(title=title, rank=dump.rank, spans=spans, note="culprit" if culprit else ""))
     return found
-
-
-def _spans(dump: Dump, start: float, horizon: float, culprit: bool) -> list[TimeSpan]:
-    ended = [call for call in dump.calls if call.done and call.ended_s > call.created_s >= start]
-    spans = [
-        TimeSpan(start_s=call.created_s - start, end_s=call.ended_s - start, kind="communication", name=_name(call))
-        for call in ended[-MOST_SPANS:]
-    ]
-    waiting = [call for call in dump.calls if not call.done and call.created_s]
-    if waiting:
-        first = min(waiting, key=lambda call: call.created_s)
-        more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
-        begin = max(first.created_s, start) - start
-        kind = "missing" if culprit else "wait"
-        spans.append(TimeSpan(start_s=begin, end_s=horizon - start, kind=kind, name=_name(first) + more))
-    elif culprit:
-        begin = max((call.ended_s or call.created_s for call in ended), default=start) - start
-        spans.append(TimeSpan(start_s=begin, end_s=horizon - start, kind="missing", name="never came"))
-    return spans
 
 
 def _name(call: RecordedCall) -> str:
@@ -62,7 +57,34 @@ def _name(call: RecordedCall) -> str:
 def sheets(dumps: Sequence[Dump], views: list[GroupView], verdicts: Sequence[Verdict], which: str) -> list[Sheet]:
     """Return where every rank stands in the groups that verdicts are about, and all groups with calls open."""
     about = {str(verdict.evidence.get("group")): verdict for verdict in verdicts}
-    found = [_standing(view, about[view.group.name]) for view in views if view.group.name in about]
+    found = []
+    for view in views:
+        if view.group.name in about:
+            verdict = about[view.group.name]
+            seq = int(verdict.evidence.get("collective_seq_id", -1))
+            rank_rows: list[list[Number | None]] = []
+            culprits = []
+            for rank in view.members:
+                if rank not in view.dumps:
+                    rank_rows.append([rank, None, None, None, "no dump"])
+                    continue
+                pending, last = view.pending[rank], view.last[rank]
+                if last < seq:
+                    state = "never came"
+                else:
+                    state = "is in it" if any(call.seq <= seq for call in pending) else "is through"
+                if rank in verdict.ranks:
+                    culprits.append(len(rank_rows))
+                    state = f"culprit: {state}"
+                rank_rows.append([rank, _known(last), _known(view.completed[rank]), len(pending), state])
+            found.append(
+                Sheet(
+                    title=f"Where every rank of {view.group.title} stands",
+                    columns=["rank", "entered", "completed", "without an end", f"collective {seq}"],
+                    rows=rank_rows,
+                    culprits=culprits,
+                )
+            )
     open_groups: list[list[Number | None]] = []
     for view in views:
         waiting = sorted(rank for rank, calls in view.pending.items() if calls)
@@ -77,28 +99,6 @@ def sheets(dumps: Sequence[Dump], views: list[GroupView], verdicts: Sequence[Ver
         rows=open_groups,
     )
     return [*found[:8], *([overview] if overview.rows else [])]
-
-
-def _standing(view: GroupView, verdict: Verdict) -> Sheet:
-    seq = int(verdict.evidence.get("collective_seq_id", -1))
-    rows: list[list[Number | None]] = []
-    culprits = []
-    for rank in view.members:
-        if rank not in view.dumps:
-            rows.append([rank, None, None, None, "no dump"])
-            continue
-        pending, last = view.pending[rank], view.last[rank]
-        state = "never came" if last < seq else "is in it" if any(call.seq <= seq for call in pending) else "is through"
-        if rank in verdict.ranks:
-            culprits.append(len(rows))
-            state = f"culprit: {state}"
-        rows.append([rank, _known(last), _known(view.completed[rank]), len(pending), state])
-    return Sheet(
-        title=f"Where every rank of {view.group.title} stands",
-        columns=["rank", "entered", "completed", "without an end", f"collective {seq}"],
-        rows=rows,
-        culprits=culprits,
-    )
 
 
 def _known(number: int) -> int | None:

@@ -96,12 +96,17 @@ def _mismatch_verdict(found: Mismatch) -> Verdict:
 def _hang_verdict(cause: HangCause, views: list[GroupView], missing: list[int], culprits: set[int]) -> Verdict:
     victims = sorted({rank for rank, _ in _pending(views)} - culprits)
     seq = cause.call.seq
+    behind = []
+    for rank in sorted(cause.absent | cause.circle):
+        last = cause.view.last.get(rank, -1)
+        standing = f"at {last if last >= 0 else 'none'} of {seq}"
+        behind.append(f"rank {rank} {'never posted its side' if cause.call.p2p else standing}")
     counts = sorted(cause.stopped.items())
     stopped = ", ".join(f"rank {rank} at {own}, peers at {peers}" for rank, (own, peers) in counts)
     evidence: Evidence = {
         **_about(cause.view, cause.call, seq),
         "arrived": rank_list(rank for rank in cause.view.dumps if cause.view.last[rank] >= seq),
-        **({"behind": _behind(cause, seq)} if cause.absent | cause.circle else {}),
+        **({"behind": ", ".join(behind)} if behind else {}),
         **({"stopped": stopped} if cause.stopped else {}),
         "victims": rank_list(victims),
         **({"missing_dumps": rank_list(missing)} if missing else {}),
@@ -153,14 +158,6 @@ def _why(cause: HangCause, victims: list[int]) -> str:
         )
     waiting = f"; {counted(len(victims), 'rank')} only wait{'s' if len(victims) == 1 else ''} because of it"
     return "; ".join(parts) + (waiting if victims else "")
-
-
-def _behind(cause: HangCause, seq: int) -> str:
-    names = sorted(cause.absent | cause.circle)
-    if cause.call.p2p:
-        return ", ".join(f"rank {rank} never posted its side" for rank in names)
-    last = {rank: cause.view.last.get(rank, -1) for rank in names}
-    return ", ".join(f"rank {rank} at {number if number >= 0 else 'none'} of {seq}" for rank, number in last.items())
 
 
 def _about(view: GroupView, call: RecordedCall, seq: int) -> Evidence:

@@ -66,7 +66,27 @@ class TraceCollector:
                 continue
             complete = [event for event in events if event.ph == "X"]
             if category == "cpu_op":
-                self._add_operations(complete)
+                special = self._special
+                for name in {operation.name for operation in complete} - special.keys():
+                    special[name] = name.startswith(SPECIAL)
+                self._threads.append(_intervals([operation for operation in complete if not special[operation.name]]))
+                autograd = []
+                for operation in complete:
+                    if not special[operation.name]:
+                        continue
+                    if operation.name.startswith("autograd::engine"):
+                        autograd.append(operation)
+                    elif operation.name == "torch::autograd::AccumulateGrad":
+                        self._gradients.append(operation.ts + operation.dur)
+                    elif operation.name == "record_param_comms":
+                        # the call as Python made it; device kernels of old profilers do not name their sizes
+                        arguments = collective_arguments(operation.args)
+                        if arguments.name is not None:
+                            self._calls.append((operation.ts, arguments))
+                        if self.rank < 0:
+                            self.rank = plain_count(arguments.rank)
+                self._backward += [operation.ts for operation in autograd]
+                self._threads.append(_intervals(autograd))
             elif category in DEVICE_WORK:
                 self._add_device_work(complete)
             elif category in RUNTIMES:
@@ -87,29 +107,6 @@ class TraceCollector:
                     elif kind := names.annotation(event.name):
                         where = "device" if on_device else "launch" if event.name.startswith(LAUNCHED) else "thread"
                         self._annotated.append((start, end, kind, collective_arguments(event.args), where))
-
-    def _add_operations(self, events: list[TraceEvent]) -> None:
-        special = self._special
-        for name in {event.name for event in events} - special.keys():
-            special[name] = name.startswith(SPECIAL)
-        self._threads.append(_intervals([event for event in events if not special[event.name]]))
-        autograd = []
-        for event in events:
-            if not special[event.name]:
-                continue
-            if event.name.startswith("autograd::engine"):
-                autograd.append(event)
-            elif event.name == "torch::autograd::AccumulateGrad":
-                self._gradients.append(event.ts + event.dur)
-            elif event.name == "record_param_comms":
-                # The call as Python made it: device kernels of old profilers do not name their sizes, this does.
-                arguments = collective_arguments(event.args)
-                if arguments.name is not None:
-                    self._calls.append((event.ts, arguments))
-                if self.rank < 0:
-                    self.rank = plain_count(arguments.rank)
-        self._backward += [event.ts for event in autograd]
-        self._threads.append(_intervals(autograd))
 
     def _add_device_work(self, events: list[TraceEvent]) -> None:
         kinds = self._kernel_kinds
@@ -142,10 +139,36 @@ class TraceCollector:
             where = next((where for where in ANNOTATED if by_place[where]), "none")
             collectives = [self._collective(*item[:4]) for item in by_place.get(where, [])]
             launched_only = where == "launch"
+        # Steps; on a device they begin with the first activity that a step launched and last until the next's.
+        marked = self._steps or self._device_steps
+        numbers = sorted(marked, key=lambda number: marked[number])
+        starts = [marked[number][0] for number in numbers]
+        ends = [*starts[1:], marked[numbers[-1]][1]] if numbers else []
+        if device and self._steps and self._ran:
+            ran = np.concatenate(self._ran)
+            # An activity belongs to the step that launched it, however late it ran; where the launch was not recorded,
+            # to the step that it ran in.
+            launch_s = ran[:, 1]
+            if self._launched:
+                launched = np.concatenate(self._launched)
+                launched = launched[np.argsort(launched[:, 0], kind="stable")]
+                place = np.minimum(np.searchsorted(launched[:, 0], ran[:, 0]), len(launched) - 1)
+                launch_s = np.where(launched[place, 0] == ran[:, 0], launched[place, 1], launch_s)
+            home = np.searchsorted(np.array(starts), launch_s, side="right") - 1
+            first = np.full(len(starts), np.inf)
+            np.minimum.at(first, home[home >= 0], ran[home >= 0, 1])
+            begins = np.maximum.accumulate(np.where(np.isfinite(first), first, starts)).tolist()
+            last = float(ran[home == len(starts) - 1, 2].max(initial=-np.inf))
+            starts, ends = begins, [*begins[1:], last if np.isfinite(last) else ends[-1]]
+        base = self._base_s
         return RankTrace(
             file=file,
             device=device,
-            steps=self._windows(device),
+            steps=[
+                TracedStep(number, start / 1e6 + base, end / 1e6 + base)
+                for number, start, end in zip(numbers, starts, ends, strict=True)
+                if end > start
+            ],
             collectives=sorted(collectives, key=lambda collective: collective.start_s),
             work=work / 1e6 + base_s,
             gradients=np.sort(np.array(self._gradients)) / 1e6 + base_s,
@@ -198,36 +221,6 @@ class TraceCollector:
             ranks=names.rank_list(args.ranks),
             seq=args.seq if isinstance(args.seq, int) and args.seq < MOST_ELEMENTS else -1,
         )
-
-    def _windows(self, device: bool) -> list[TracedStep]:
-        """Steps; on a device they begin with the first activity that a step launched and last until the next's."""
-        marked = self._steps or self._device_steps
-        numbers = sorted(marked, key=lambda number: marked[number])
-        starts = [marked[number][0] for number in numbers]
-        ends = [*starts[1:], marked[numbers[-1]][1]] if numbers else []
-        if device and self._steps and self._ran:
-            # A step begins with the first activity that it launched, however late that runs, and lasts until the next
-            # one's.
-            ran = np.concatenate(self._ran)
-            # An activity belongs to the step that launched it; to the one it ran in where the launch was not recorded.
-            launch_s = ran[:, 1]
-            if self._launched:
-                launched = np.concatenate(self._launched)
-                launched = launched[np.argsort(launched[:, 0], kind="stable")]
-                place = np.minimum(np.searchsorted(launched[:, 0], ran[:, 0]), len(launched) - 1)
-                launch_s = np.where(launched[place, 0] == ran[:, 0], launched[place, 1], launch_s)
-            home = np.searchsorted(np.array(starts), launch_s, side="right") - 1
-            first = np.full(len(starts), np.inf)
-            np.minimum.at(first, home[home >= 0], ran[home >= 0, 1])
-            begins = np.maximum.accumulate(np.where(np.isfinite(first), first, starts)).tolist()
-            last = float(ran[home == len(starts) - 1, 2].max(initial=-np.inf))
-            starts, ends = begins, [*begins[1:], last if np.isfinite(last) else ends[-1]]
-        base = self._base_s
-        return [
-            TracedStep(number, start / 1e6 + base, end / 1e6 + base)
-            for number, start, end in zip(numbers, starts, ends, strict=True)
-            if end > start
-        ]
 
 
 def _intervals(events: list[TraceEvent]) -> Floats:

@@ -54,7 +54,17 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
             notes.append(Note(file=source.name, kind=KIND, text=why, used=False))
     jobs = jobs_of(traces)
     for job in jobs:
-        notes += [_note(trace, job, len(jobs)) for trace in traces if trace in job.traces or trace.file in job.remarks]
+        kept = {trace.file: trace for trace in job.traces}
+        for trace in traces:
+            if trace not in job.traces and trace.file not in job.remarks:
+                continue
+            shown = kept.get(trace.file, trace)  # its rank may have been guessed
+            nbytes = sum(collective.nbytes for collective in shown.collectives)
+            who = f"rank {shown.rank} of {job.world_size}" if shown.rank >= 0 else "a rank it does not name"
+            held = f"{who}: {len(shown.steps)} steps, {len(shown.collectives)} collectives ({size(nbytes)})"
+            remark = job.remarks.get(trace.file, "")
+            text = "; ".join(filter(None, (held, remark, trace.losses)))
+            notes.append(Note(file=trace.file, kind=KIND, text=text, used="left out" not in remark))
     parts = [diagnose(job, title=f"job {number + 1}" if len(jobs) > 1 else "") for number, job in enumerate(jobs)]
     # A trace that is in several jobs' remarks is noted once.
     unjudged = []
@@ -179,14 +189,3 @@ def _unjudged(job: TracedJob, pace: judge.RankPace, matched: Matched, culprits: 
         why = "distributedInfo is missing from a trace: ranks were taken from file names, or counted"
         found.append(Unjudged(what="which rank recorded which trace", why=why))
     return found
-
-
-def _note(trace: RankTrace, job: TracedJob, jobs: int) -> Note:
-    kept = {one.file: one for one in job.traces}
-    shown = kept.get(trace.file, trace)
-    nbytes = sum(one.nbytes for one in shown.collectives)
-    who = f"rank {shown.rank} of {job.world_size}" if shown.rank >= 0 else "a rank it does not name"
-    what = f"{who}: {len(shown.steps)} steps, {len(shown.collectives)} collectives ({size(nbytes)})"
-    remark = job.remarks.get(trace.file, "")
-    used = "left out" not in remark
-    return Note(file=trace.file, kind=KIND, text="; ".join(filter(None, (what, remark, trace.losses))), used=used)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,10 +110,21 @@ def steps_of(trace: RankTrace) -> RankSteps:
     nbytes: Floats = np.bincount(home[home >= 0], weights=weights[home >= 0], minlength=len(windows)).astype(float)
     gradient = [one for one in trace.collectives if one.kind in GRADIENT]
     begun = [one.start_s for one in gradient]
-    tails = [
-        _tail(trace, seen, window, gradient[bisect_left(begun, window[0]) : bisect_left(begun, window[1])])
-        for window in windows
-    ]
+    # Per step, seconds from the last gradient to the last collective's end, and to the step's end.
+    tails = np.full((len(windows), 2), np.nan)
+    for row, (begin, end) in enumerate(windows.tolist()):
+        inside = gradient[bisect_left(begun, begin) : bisect_left(begun, end)]
+        if not inside:
+            continue
+        done = min(max(collective.end_s for collective in inside), end)
+        if trace.device:
+            # kernels do not name gradients: what the collective needed is the last work that began before its end
+            place = int(np.searchsorted(seen.work[:, 0], done)) - 1
+            ready = float(min(seen.work[place, 1], done)) if place >= 0 and seen.work[place, 1] > begin else None
+        else:
+            ready = _last_before(trace.gradients, end)
+        if ready is not None and ready >= begin:
+            tails[row] = max(done - ready, 0.0), max(end - ready, 0.0)
     return RankSteps(
         rank=trace.rank,
         numbers=numbers,
@@ -125,28 +135,11 @@ def steps_of(trace: RankTrace) -> RankSteps:
         hidden_s=hidden,
         exposed_s=exposed,
         idle_s=np.maximum(length - busy, 0.0),
-        tail_s=np.array([tail for tail, _ in tails]),
-        after_backward_s=np.array([after for _, after in tails]),
+        tail_s=tails[:, 0],
+        after_backward_s=tails[:, 1],
         collectives=np.bincount(home[home >= 0], minlength=len(windows)).astype(np.int64),
         nbytes=nbytes,
     )
-
-
-def _tail(trace: RankTrace, seen: Activity, window: Floats, inside: Sequence[TracedCollective]) -> tuple[float, float]:
-    """Seconds from the last gradient to the last collective's end, and to the step's end; NaN where not known."""
-    begin, end = float(window[0]), float(window[1])
-    if not inside:
-        return np.nan, np.nan
-    done = min(max(one.end_s for one in inside), end)
-    if trace.device:
-        # kernels have no gradients' names: the last work that began before the collective was done is what it needed
-        place = int(np.searchsorted(seen.work[:, 0], done)) - 1
-        ready = float(min(seen.work[place, 1], done)) if place >= 0 and seen.work[place, 1] > begin else None
-    else:
-        ready = _last_before(trace.gradients, end)
-    if ready is None or ready < begin:
-        return np.nan, np.nan
-    return max(done - ready, 0.0), max(end - ready, 0.0)
 
 
 def _last_before(times: Floats, when: float) -> float | None:

@@ -200,34 +200,35 @@ def culprits(pace: RankPace, lateness_s: Floats, waits_s: Floats) -> list[Verdic
         changed = [verdict for verdict in detect(pace.own_s) if verdict.excess_ratio > 0]
         lasted = [int(verdict.evidence.get("until_step", steps)) - verdict.since_step for verdict in changed]
         found = [verdict for verdict, length in zip(changed, lasted, strict=True) if length >= EPISODE * steps]
-    return [_named(verdict, pace, lateness_s, waits_s) for verdict in found]
-
-
-def _named(verdict: Verdict, pace: RankPace, lateness_s: Floats, waits_s: Floats) -> Verdict:
-    """A verdict on columns and rows as one on ranks and step numbers, with what the collectives show."""
-    column = verdict.ranks[0]
-    others = [index for index in range(len(pace.ranks)) if index != column]
-    evidence: dict[str, float | int | str] = {
-        **verdict.evidence,
-        "slowest_in_steps": pace.slowest[column],
-        "lateness_seconds": _finite(lateness_s[column]),
-        "others_lateness_seconds": _finite(np.median(lateness_s[others])),
-        "wait_seconds": _finite(waits_s[column]),
-        "others_wait_seconds": _finite(np.median(waits_s[others])),
-    }
-    cause = (
-        f"{verdict.cause}; it arrives last at collectives ({ms(float(lateness_s[column]))} late on average) and waits "
-        f"least there, while the others wait {ms(float(np.median(waits_s[others])))} per collective"
-    )
-    last = len(pace.numbers) - 1
-    return msgspec.structs.replace(
-        verdict,
-        ranks=[pace.ranks[column]],
-        since_step=pace.numbers[min(max(verdict.since_step, 0), last)],
-        detected_step=pace.numbers[min(max(verdict.detected_step, 0), last)],
-        evidence=evidence,
-        cause=cause,
-    )
+    # Columns and rows become ranks and step numbers, with what the collectives show beside them.
+    named = []
+    for verdict in found:
+        column = verdict.ranks[0]
+        others = [index for index in range(len(pace.ranks)) if index != column]
+        evidence: dict[str, float | int | str] = {
+            **verdict.evidence,
+            "slowest_in_steps": pace.slowest[column],
+            "lateness_seconds": _finite(lateness_s[column]),
+            "others_lateness_seconds": _finite(np.median(lateness_s[others])),
+            "wait_seconds": _finite(waits_s[column]),
+            "others_wait_seconds": _finite(np.median(waits_s[others])),
+        }
+        cause = (
+            f"{verdict.cause}; it arrives last at collectives ({ms(float(lateness_s[column]))} late on average) and "
+            f"waits least there, while the others wait {ms(float(np.median(waits_s[others])))} per collective"
+        )
+        last = len(pace.numbers) - 1
+        named.append(
+            msgspec.structs.replace(
+                verdict,
+                ranks=[pace.ranks[column]],
+                since_step=pace.numbers[min(max(verdict.since_step, 0), last)],
+                detected_step=pace.numbers[min(max(verdict.detected_step, 0), last)],
+                evidence=evidence,
+                cause=cause,
+            )
+        )
+    return named
 
 
 def bound_by_communication(pace: RankPace) -> list[Verdict]:

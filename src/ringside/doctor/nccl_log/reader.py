@@ -111,7 +111,7 @@ class _Log:
                 *_once_each([verdict for comm in comms for verdict in rings[comm.name]]),
             ],
             questions=questions,
-            unjudged=[*_unjudged(comms), *plain_sockets(comms, self.settings.network)],
+            unjudged=[*_missing_logs(comms), *plain_sockets(comms, self.settings.network)],
             notes=notes,
             sheets=[*([_hops(comms, self.settings.nvlink)] if any(comm.links for comm in comms) else [])],
             rings=[drawing for drawing in drawn if drawing is not None],
@@ -158,7 +158,8 @@ def _hops(comms: Sequence[NcclCommunicator], nvlink: bool | None) -> Sheet:
     )
 
 
-def _unjudged(comms: Sequence[NcclCommunicator]) -> list[Unjudged]:
+def _missing_logs(comms: Sequence[NcclCommunicator]) -> list[Unjudged]:
+    """Communicators of which some ranks' logs are not here."""
     lines: list[Unjudged] = []
     for comm in comms:
         if len(lines) == SHOWN_COMMUNICATORS:

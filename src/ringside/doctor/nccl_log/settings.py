@@ -19,6 +19,7 @@ _PRESENT = re.compile(r"NET/(?!Socket)[\w ]+ : Using|Using network (?!Socket)\S|
 _ASKED = re.compile(
     r"\b((?:NCCL|RCCL)_(?:IB_(?!DISABLE)\w+|NET|NET_PLUGIN|NET_GDR_LEVEL|NET_GDR_READ)) set by environment to (.*?)\.?$"
 )
+_NETWORK = re.compile(r"NET|ncclNet")
 _FAILED = re.compile(r"[Ff]ailed to (?:initialize|load)|init failed")
 
 
@@ -48,7 +49,7 @@ class NcclNetwork:
             self._without.add(line.host)
         elif _PRESENT.search(text):
             self._set_fallback(f"{line.host} has a better network ({text[:60]})")
-        elif "lugin" not in text and _FAILED.search(text, _network_offset(text)):
+        elif "lugin" not in text and (name := _NETWORK.search(text)) and _FAILED.search(text, name.start()):
             self._set_fallback(f"a network could not be initialised ({text[:80]})")
 
     def _set_fallback(self, reason: str) -> None:
@@ -65,11 +66,6 @@ class NcclNetwork:
         hosts = ", ".join(sorted(self._without)[:4])
         found_none = f"NCCL looked for InfiniBand or RoCE and found no device ({hosts})" if hosts else ""
         return self.fallback or found_none or "the log does not say why"
-
-
-def _network_offset(text: str) -> int:
-    """Where a line begins to speak of a network; its end where it does not."""
-    return min((offset for offset in (text.find("NET"), text.find("ncclNet")) if offset >= 0), default=len(text))
 
 
 _VERSION = re.compile(r"NCCL version (\d+\.\d+[\w.+]*)")

@@ -61,7 +61,26 @@ class TorchLines:
 
 def judge_torch(lines: TorchLines) -> list[Verdict]:
     """Return what the watchdog and torchrun show: a failed worker before those that timed out waiting for it."""
-    failed = [_failed(root, lines) for root in lines.roots if root.get("rank", "").split(" ")[0].isdigit()]
+    failed = []
+    for root in lines.roots:
+        if root.get("rank", "").split(" ")[0].isdigit():
+            rank = int(root["rank"].split(" ")[0])
+            status = root.get("exitcode", "").split(" ")[0]
+            why = f"exit status {status}" if status else "it failed"
+            reason = root.get("traceback", "")
+            failed.append(
+                verdict_of_files(
+                    "dead_rank",
+                    [rank],
+                    f"torchrun saw it fail first ({why}){': ' + reason if reason else ''}",
+                    {
+                        **{key: value for key, value in root.items() if value and key != "rank"},
+                        "victims": rank_list(set(lines.timeouts) - {rank}),
+                    },
+                    "Read this rank's traceback; exit status -9 is SIGKILL, mostly the kernel's out-of-memory killer "
+                    "(dmesg).",
+                )
+            )
     if failed or not lines.timeouts:
         return failed
     # The call in which most ranks wait, the earliest of several: what timed out later is a consequence.
@@ -95,20 +114,3 @@ def judge_torch(lines: TorchLines) -> list[Verdict]:
     return [
         verdict_of_files("hang", culprits, cause, {**evidence, "victims": rank_list(waiting - set(culprits))}, advice)
     ]
-
-
-def _failed(root: dict[str, str], lines: TorchLines) -> Verdict:
-    rank = int(root["rank"].split(" ")[0])
-    status = root.get("exitcode", "").split(" ")[0]
-    why = f"exit status {status}" if status else "it failed"
-    reason = root.get("traceback", "")
-    return verdict_of_files(
-        "dead_rank",
-        [rank],
-        f"torchrun saw it fail first ({why}){': ' + reason if reason else ''}",
-        {
-            **{key: value for key, value in root.items() if value and key != "rank"},
-            "victims": rank_list(set(lines.timeouts) - {rank}),
-        },
-        "Read this rank's traceback; exit status -9 is SIGKILL, mostly the kernel's out-of-memory killer (dmesg).",
-    )

@@ -9,7 +9,7 @@ import numpy as np
 
 from ringside.doctor.pipeline.graph import dependency_graph
 from ringside.doctor.pipeline.timeline import Cell, PipelineTimeline
-from ringside.doctor.replay.graph import DependencyGraph, Floats
+from ringside.doctor.replay.graph import Floats
 from ringside.doctor.replay.stragglers import Recording
 from ringside.errors import UsageError
 
@@ -60,20 +60,7 @@ def prepare(timeline: PipelineTimeline) -> PreparedRecording:
     start = np.array([[[cell[key].start_s for cell in row] for row in cells] for key in keys])
     duration = np.array([[[cell[key].duration_s for cell in row] for row in cells] for key in keys])
     stages = np.array([key.stage for key in keys])
-    recording = Recording(
-        graph=graph,
-        seconds=_transfer_seconds(graph, start, duration),
-        stages=stages,
-        kinds=[key.kind for key in keys],
-        ranks=np.array([[timeline.ranks[stage, lane] for lane in lanes] for stage in numbers]),
-        ranks_per_worker=meta.ranks_per_worker,
-        recorded_s=(start + duration).max(axis=(0, 2)) - start.min(axis=(0, 2)),
-    )
-    return PreparedRecording(recording, whole, [step for step in timeline.steps if step not in set(whole)])
-
-
-def _transfer_seconds(graph: DependencyGraph, start: Floats, duration: Floats) -> Floats:
-    """Durations, those of transfers counted from the last start of their group."""
+    # Durations, those of transfers counted from the last start of their group.
     seconds: Floats = duration.copy()
     for group in graph.groups:
         begun: Floats = start[list(group)].max(axis=0)
@@ -82,4 +69,13 @@ def _transfer_seconds(graph: DependencyGraph, start: Floats, duration: Floats) -
         for op in group:
             left = start[op] + duration[op] - begun
             seconds[op] = np.where(left <= -EARLY_S, 0.0, left)
-    return seconds
+    recording = Recording(
+        graph=graph,
+        seconds=seconds,
+        stages=stages,
+        kinds=[key.kind for key in keys],
+        ranks=np.array([[timeline.ranks[stage, lane] for lane in lanes] for stage in numbers]),
+        ranks_per_worker=meta.ranks_per_worker,
+        recorded_s=(start + duration).max(axis=(0, 2)) - start.min(axis=(0, 2)),
+    )
+    return PreparedRecording(recording, whole, [step for step in timeline.steps if step not in set(whole)])

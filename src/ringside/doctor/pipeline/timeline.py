@@ -239,7 +239,17 @@ def build(events: Sequence[TimelineEvent], meta: Meta | None = None) -> Pipeline
     # without a number the order of starting is the order of calls
     for event, stage, lane in sorted(unnumbered, key=lambda item: item[0].ts):
         _put(timeline, event, stage, lane, None)
-    timeline.meta = meta or _guess_meta(timeline)
+    if meta is None:
+        # The layout that the recorded operations show.
+        chunks = {operation.chunk for cell in timeline.cells.values() for operation in cell.values()}
+        lanes_seen = len({replica for replica, _ in timeline.lanes})
+        meta = Meta(
+            dp_size=max(lanes_seen, 1),
+            tp_size=max(len(timeline.lanes) // max(lanes_seen, 1), 1),
+            pp_size=timeline.stages,
+            vpp_size=max(chunks, default=0) + 1 or 1,
+        )
+    timeline.meta = meta
     return timeline
 
 
@@ -277,18 +287,6 @@ def _places(
         tensor = int(match[2] or 0) if match else 0
         places[spot] = (stage, (replica, tensor), rank)
     return places
-
-
-def _guess_meta(timeline: PipelineTimeline) -> Meta:
-    """The layout that the recorded operations show."""
-    chunks = {operation.chunk for cell in timeline.cells.values() for operation in cell.values()}
-    replicas = len({replica for replica, _ in timeline.lanes})
-    return Meta(
-        dp_size=max(replicas, 1),
-        tp_size=max(len(timeline.lanes) // max(replicas, 1), 1),
-        pp_size=timeline.stages,
-        vpp_size=max(chunks, default=0) + 1 or 1,
-    )
 
 
 _SIGNS = re.compile(rb'"(?:seq_id|mb_id)"|"PP rank \d+')
