@@ -27,7 +27,7 @@ from ringside.errors import UsageError
 from ringside.monitor.run.directory import finite
 from ringside.monitor.verdict import headline
 from ringside.text import duration, share
-from ringside.view.run.comparison import WARM_UP_STEPS, RunChange, RunComparison, compare
+from ringside.view.run.comparison import WARM_UP_STEPS, RunComparison, compare
 from ringside.view.run.recorded import Run
 from ringside.view.tui.console import SafeConsole
 
@@ -78,7 +78,13 @@ def parse_share(text: str) -> float:
 
 def print_comparison(found: RunComparison, limit: float | None, failed: bool, console: Console) -> None:
     """Print what was found, the answer first; it fits 80 columns."""
-    console.print(Text(_answer(found.step), style="bold red" if failed else "bold"))
+    step = found.step
+    answer = "No difference beyond chance"
+    if step.is_certain:
+        answer = f"B is {'slower' if step.ratio > 0 else 'faster'}"
+    interval = f"95 % interval {share(step.low)} to {share(step.high)}"
+    answer = f"{answer}: a step takes {share(step.ratio)} ({interval})."
+    console.print(Text(answer, style="bold red" if failed else "bold"))
     if limit is not None:
         console.print(Text(f"{'Failed' if failed else 'Passed'}: the limit is +{100 * limit:g} % of a step's time."))
     for title, verdicts, style in (("New", found.new_verdicts, "red"), ("Gone", found.gone_verdicts, "green")):
@@ -95,10 +101,3 @@ def print_comparison(found: RunComparison, limit: float | None, failed: bool, co
     console.print(table)
     for remark in found.remarks:
         console.print(Text(f"Note: {remark}.", style="dim"))
-
-
-def _answer(step: RunChange) -> str:
-    interval = f"95 % interval {share(step.low)} to {share(step.high)}"
-    if not step.is_certain:
-        return f"No difference beyond chance: a step takes {share(step.ratio)} ({interval})."
-    return f"B is {'slower' if step.ratio > 0 else 'faster'}: a step takes {share(step.ratio)} ({interval})."

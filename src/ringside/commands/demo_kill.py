@@ -151,7 +151,13 @@ def _follow(launch: Launch, story: KillStory, console: Console, stop: StopReques
         if status is None and stop.signum:
             launch.end(stop.signum, stop.hurry)
             status = stop.exit_status
-        _kill_when_settled(story)
+        # Training has settled: the victim is killed from outside, by the process that its keeper named.
+        settled = story.step and story.step["step"] >= SETTLED and story.victim in story.pids
+        if settled and not story.killed_at and (process := hold(story.pids[story.victim])) is not None:
+            story.news.append(f"rank {story.victim} is killed (SIGKILL) during step {story.step['step'] + 1}")
+            story.killed_at = time.monotonic()
+            process.send(signal.SIGKILL)
+            process.close()
         while story.news:
             console.print(f"● {story.news.pop(0)}", soft_wrap=True, markup=False)
         if live is not None:
@@ -162,18 +168,6 @@ def _follow(launch: Launch, story: KillStory, console: Console, stop: StopReques
     if live is not None:
         live.stop()
     return status
-
-
-def _kill_when_settled(story: KillStory) -> None:
-    if story.killed_at or not story.step or story.step["step"] < SETTLED or story.victim not in story.pids:
-        return
-    process = hold(story.pids[story.victim])
-    if process is None:
-        return
-    story.news.append(f"rank {story.victim} is killed (SIGKILL) during step {story.step['step'] + 1}")
-    story.killed_at = time.monotonic()
-    process.send(signal.SIGKILL)
-    process.close()
 
 
 def _names(ranks: list[int]) -> str:

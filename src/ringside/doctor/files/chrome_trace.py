@@ -134,7 +134,27 @@ class Scan(Generic[T]):
         # no whole event yet: read more, but no more than any event is large
         if not self._at_end and len(data) < max(4 * BLOCK_BYTES, LARGE_EVENT_BYTES):
             return []
-        return self._salvage(data)
+        # Take the data apart at everything that looks like a border; keep what is an event, count what is not.
+        pieces, start = [], 0
+        for match in _EVENT_BORDER.finditer(data):
+            pieces.append(data[start : match.start() + 1])
+            start = match.end()
+        found: list[T] = []
+        self._halve(pieces, found)
+        self._rest = data[start:]
+        if self._at_end:
+            # The last event of all, and the end of their list where it is there; what breaks off is lost.
+            last, self._rest = self._rest, b""
+            for match in islice(_END.finditer(last), TRIES):
+                events = self._decode(last[: match.start() + 1])
+                if events is not None:
+                    self._rest, self.whole = last[match.end() :], True
+                    return found + events
+            found += self._decode(last) or []
+        elif not pieces:
+            self._rest = b""
+            self.damaged += 1
+        return found
 
     def _cuts(self, data: bytes) -> Iterator[tuple[int, int, bool]]:
         """Places where a list of events may end: (end of it, where to go on, whether it was the last)."""
@@ -157,29 +177,6 @@ class Scan(Generic[T]):
             return self._many(b"[" + events + b"]")
         except UNDECODABLE:
             return None
-
-    def _salvage(self, data: bytes) -> list[T]:
-        """Take data apart at everything that looks like a border; keep what is an event, count what is not."""
-        pieces, start = [], 0
-        for match in _EVENT_BORDER.finditer(data):
-            pieces.append(data[start : match.start() + 1])
-            start = match.end()
-        found: list[T] = []
-        self._halve(pieces, found)
-        self._rest = data[start:]
-        if self._at_end:
-            # The last event of all, and the end of their list where it is there; what breaks off is lost.
-            last, self._rest = self._rest, b""
-            for match in islice(_END.finditer(last), TRIES):
-                batch = self._decode(last[: match.start() + 1])
-                if batch is not None:
-                    self._rest, self.whole = last[match.end() :], True
-                    return found + batch
-            found += self._decode(last) or []
-        elif not pieces:
-            self._rest = b""
-            self.damaged += 1
-        return found
 
     def _halve(self, pieces: list[bytes], found: list[T]) -> None:
         if not pieces:

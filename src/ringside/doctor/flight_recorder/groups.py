@@ -118,16 +118,14 @@ def group_views(dumps: Iterable[Dump]) -> list[GroupView]:
         for group in dump.groups.values():
             found.setdefault((group.name, group.ranks), (group, {}))[1][rank] = dump
     made = {rank: dump.by_group() for rank, dump in by_rank.items()}
-    return [
-        GroupView(group, _with_absent(group, members, by_rank), group.ranks or _known(group, members, by_rank), made)
-        for group, members in found.values()
-    ]
-
-
-def _with_absent(group: Group, members: dict[int, Dump], by_rank: dict[int, Dump]) -> dict[int, Dump]:
-    """Members that say so, and those that others count as members."""
-    listed = {rank: by_rank[rank] for rank in _known(group, members, by_rank) if rank in by_rank}
-    return {**listed, **{rank: dump for rank, dump in members.items() if not group.ranks or rank in group.ranks}}
+    views = []
+    for group, members in found.values():
+        known = _known(group, members, by_rank)
+        # members by their own dumps, and those that others count as members
+        listed = {rank: by_rank[rank] for rank in known if rank in by_rank}
+        own = {rank: dump for rank, dump in members.items() if not group.ranks or rank in group.ranks}
+        views.append(GroupView(group, {**listed, **own}, known, made))
+    return views
 
 
 def _known(group: Group, members: dict[int, Dump], by_rank: dict[int, Dump]) -> Sequence[int]:

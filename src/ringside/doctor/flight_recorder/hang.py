@@ -60,6 +60,7 @@ class HangCause:
 
 def find_causes(views: list[GroupView]) -> list[HangCause]:
     """Return the first causes of a hang, the earliest first; none where nobody waits for anybody."""
+    # Who waits for whom, in collectives and in sends and receives.
     waits = [wait for view in views for wait in (*_absences(view), *_unmatched(view))]
     stopped = _stopped_devices(views)
     later = {rank for view in views for rank in view.stale}
@@ -67,12 +68,24 @@ def find_causes(views: list[GroupView]) -> list[HangCause]:
     for wait in waits:
         edges[wait.waiting].add(wait.awaited)
     awaited = {rank for targets in edges.values() for rank in targets}
+    # Who is waited for and waits for nobody is a first cause; so is a stopped device.
     roots = {rank for rank in awaited if not edges.get(rank) or rank in stopped}
     if roots and roots <= later:
         return []  # all that is waited for are ranks whose dumps are older than the others'
     roots -= later
     # A stopped rank that others wait for as well has no excuse in waiting for others itself.
-    circle = set() if roots or stopped else _circle(edges, awaited)
+    # Nobody is the first: ranks that wait for each other and for nobody else, the smallest set that all waiting leads
+    # into.
+    circle: set[int] = set()
+    for start in sorted(awaited)[:MOST_STARTS] if not roots and not stopped else ():
+        reached: set[int] = set()
+        todo = [start]
+        while todo:
+            further = edges.get(todo.pop(), set()) - reached
+            reached |= further
+            todo += further
+        if start in reached and (not circle or len(reached) < len(circle)):
+            circle = reached
     causes = _by_first_wait(waits, roots | circle, circle, set(stopped))
     for rank, signs in stopped.items():
         sign = next((sign for sign in signs if any(cause.view is sign.view for cause in causes)), signs[0])
@@ -130,31 +143,16 @@ def _stopped_devices(views: list[GroupView]) -> dict[int, list[HangSign]]:
             peers = max((last for peer, last in view.completed.items() if peer != rank), default=-1)
             own = view.completed[rank]
             late = [call for call in pending if call.seq <= peers and call.op not in ROOTED and call.backend != "gloo"]
-            late = [call for call in late if not _just_ended(view, rank, call)]
-            if own >= 0 and peers - own >= STUCK_BY and len(late) >= STUCK_BY and rank not in view.stale:
-                found[rank].append(HangSign(view, late[0], (own, peers)))
+            # A call that peers saw end only when this rank's dump was being written is no sign.
+            signs = []
+            for call in late:
+                ends = [calls[call.seq].ended_s for calls in view.calls.values() if call.seq in calls]
+                ended_s = min(filter(None, ends), default=None)
+                if ended_s is None or view.dumps[rank].written_s - ended_s >= LIVE_S:
+                    signs.append(call)
+            if own >= 0 and peers - own >= STUCK_BY and len(signs) >= STUCK_BY and rank not in view.stale:
+                found[rank].append(HangSign(view, signs[0], (own, peers)))
     return {rank: sorted(signs, key=lambda sign: -len(sign.view.members)) for rank, signs in found.items()}
-
-
-def _just_ended(view: GroupView, rank: int, call: RecordedCall) -> bool:
-    """Whether peers saw the end of a call only when this rank's dump was being written."""
-    ends = [calls[call.seq].ended_s for calls in view.calls.values() if call.seq in calls and calls[call.seq].ended_s]
-    return bool(ends) and view.dumps[rank].written_s - min(ends) < LIVE_S
-
-
-def _circle(edges: dict[int, set[int]], awaited: set[int]) -> set[int]:
-    """Ranks that wait for each other and for nobody else: the smallest set that all waiting leads into."""
-    best: set[int] = set()
-    for start in sorted(awaited)[:MOST_STARTS]:
-        reached: set[int] = set()
-        todo = [start]
-        while todo:
-            found = edges.get(todo.pop(), set()) - reached
-            reached |= found
-            todo += found
-        if start in reached and (not best or len(reached) < len(best)):
-            best = reached
-    return best
 
 
 def _by_first_wait(waits: list[HangWait], roots: set[int], circle: set[int], stopped: set[int]) -> list[HangCause]:

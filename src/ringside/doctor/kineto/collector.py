@@ -88,7 +88,21 @@ class TraceCollector:
                 self._backward += [operation.ts for operation in autograd]
                 self._threads.append(_intervals(autograd))
             elif category in DEVICE_WORK:
-                self._add_device_work(complete)
+                kinds = self._kernel_kinds
+                for kernel_name in {activity.name for activity in complete} - kinds.keys():
+                    kinds[kernel_name] = names.kernel(kernel_name)
+                work = []
+                for activity in complete:
+                    if kinds[activity.name] and activity.cat == "kernel":
+                        of_kernel = collective_arguments(activity.args)
+                        self._kernels.append((activity.ts, activity.ts + activity.dur, kinds[activity.name], of_kernel))
+                    else:
+                        work.append(activity)
+                self._device.append(_intervals(work))
+                correlated = correlations([activity.args for activity in complete])
+                starts = [activity.ts for activity in complete]
+                ends = [activity.ts + activity.dur for activity in complete]
+                self._ran.append(np.array([correlated, starts, ends], dtype=np.float64).T)
             elif category in RUNTIMES:
                 # Launches, by the number that ties each to its activity on the device.
                 launches = [event for event in complete if "Launch" in event.name or event.name.endswith(LAUNCHES)]
@@ -107,23 +121,6 @@ class TraceCollector:
                     elif kind := names.annotation(event.name):
                         where = "device" if on_device else "launch" if event.name.startswith(LAUNCHED) else "thread"
                         self._annotated.append((start, end, kind, collective_arguments(event.args), where))
-
-    def _add_device_work(self, events: list[TraceEvent]) -> None:
-        kinds = self._kernel_kinds
-        for name in {event.name for event in events} - kinds.keys():
-            kinds[name] = names.kernel(name)
-        work = []
-        for event in events:
-            if kinds[event.name] and event.cat == "kernel":
-                arguments = collective_arguments(event.args)
-                self._kernels.append((event.ts, event.ts + event.dur, kinds[event.name], arguments))
-            else:
-                work.append(event)
-        self._device.append(_intervals(work))
-        numbers = correlations([event.args for event in events])
-        starts = [event.ts for event in events]
-        ends = [event.ts + event.dur for event in events]
-        self._ran.append(np.array([numbers, starts, ends], dtype=np.float64).T)
 
     def trace(self, file: str, base_s: float) -> RankTrace:
         """All that was taken in, as a trace; times in seconds after `base_s`."""

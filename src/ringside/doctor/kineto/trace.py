@@ -146,40 +146,39 @@ def jobs_of(traces: Sequence[RankTrace]) -> list[TracedJob]:
                 break
         else:
             groups.append([trace])
-    jobs = [_job(group) for group in groups]
+    jobs = []
+    for group in groups:
+        remarks: dict[str, str] = {}
+        # Every trace gets a rank: its own, or that in its file's name, or the next free one.
+        taken = {trace.rank for trace in group if trace.rank >= 0}
+        named = [trace for trace in group if trace.rank >= 0]
+        for trace in sorted((trace for trace in group if trace.rank < 0), key=lambda trace: trace.file):
+            match = _IN_NAME.search(trace.file.rpartition("/")[2])
+            rank = int(match[1]) if match and int(match[1]) < 1 << 20 else -1
+            remark = f"does not say its rank; {rank} was taken from its name"
+            if rank < 0 or rank in taken:
+                rank = next(number for number in range(len(group) + len(taken) + 1) if number not in taken)
+                remark = f"does not say its rank; it is called rank {rank} here"
+            taken.add(rank)
+            remarks[trace.file] = remark
+            named.append(replace(trace, rank=rank))
+        # One trace per rank: two parts of one are joined, of two that overlap the larger is used.
+        by_rank: dict[int, RankTrace] = {}
+        for trace in named:
+            if trace.rank not in by_rank:
+                by_rank[trace.rank] = trace
+            elif joined := _joined(by_rank[trace.rank], trace):
+                by_rank[trace.rank] = joined
+            else:
+                kept, left = sorted((by_rank[trace.rank], trace), key=lambda each: (-each.events, each.file))
+                by_rank[trace.rank] = kept
+                remarks[left.file] = f"is a second trace of rank {left.rank} and was left out; {kept.file} holds more"
+        ranks = sorted(by_rank)
+        world = max([trace.world_size for trace in group] + [ranks[-1] + 1])
+        jobs.append(
+            TracedJob([by_rank[rank] for rank in ranks], world, any(trace.rank < 0 for trace in group), remarks)
+        )
     return sorted(jobs, key=lambda job: -len(job.traces))
-
-
-def _job(group: list[RankTrace]) -> TracedJob:
-    """The traces of one job by rank, with a remark on each that was guessed, joined or left out."""
-    remarks: dict[str, str] = {}
-    # Every trace gets a rank: its own, or that in its file's name, or the next free one.
-    taken = {trace.rank for trace in group if trace.rank >= 0}
-    named = [trace for trace in group if trace.rank >= 0]
-    for trace in sorted((trace for trace in group if trace.rank < 0), key=lambda trace: trace.file):
-        match = _IN_NAME.search(trace.file.rpartition("/")[2])
-        rank = int(match[1]) if match and int(match[1]) < 1 << 20 else -1
-        remark = f"does not say its rank; {rank} was taken from its name"
-        if rank < 0 or rank in taken:
-            rank = next(number for number in range(len(group) + len(taken) + 1) if number not in taken)
-            remark = f"does not say its rank; it is called rank {rank} here"
-        taken.add(rank)
-        remarks[trace.file] = remark
-        named.append(replace(trace, rank=rank))
-    # One trace per rank: two parts of one are joined, of two that overlap the larger is used.
-    by_rank: dict[int, RankTrace] = {}
-    for trace in named:
-        if trace.rank not in by_rank:
-            by_rank[trace.rank] = trace
-        elif joined := _joined(by_rank[trace.rank], trace):
-            by_rank[trace.rank] = joined
-        else:
-            kept, left = sorted((by_rank[trace.rank], trace), key=lambda each: (-each.events, each.file))
-            by_rank[trace.rank] = kept
-            remarks[left.file] = f"is a second trace of rank {left.rank} and was left out; {kept.file} holds more"
-    ranks = sorted(by_rank)
-    world = max([trace.world_size for trace in group] + [ranks[-1] + 1])
-    return TracedJob([by_rank[rank] for rank in ranks], world, any(trace.rank < 0 for trace in group), remarks)
 
 
 def _joined(a: RankTrace, b: RankTrace) -> RankTrace | None:

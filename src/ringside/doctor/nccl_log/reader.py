@@ -95,6 +95,16 @@ class _Log:
         drawn = [draw(comm, rings[comm.name], self.settings.nvlink) for comm in comms[:SHOWN_COMMUNICATORS]]
         faults = judge_faults(self.faults, self.aborted, comms, self.settings.addresses)
         torch = judge_torch(self.torch)
+        # A job has many communicators over the same hosts: what all of them share is reported once, of the largest.
+        alike: dict[tuple[object, ...], list[Verdict]] = {}
+        for verdict in (verdict for comm in comms for verdict in rings[comm.name]):
+            fault = verdict.evidence["what"]
+            key = (fault, verdict.evidence["communicator"], verdict.cause) if fault == "broken" else (fault,)
+            alike.setdefault(key, []).append(verdict)
+        broken_rings = [
+            msgspec.structs.replace(same[0], evidence={**same[0].evidence, "communicators": len(same)})
+            for same in list(alike.values())[:MOST_RING_VERDICTS]
+        ]
         # A log shows what the network between hosts is, not how much of the time it takes.
         vias = Counter(
             transport(link.via) for comm in comms for link in comm.links.values() if link.via.startswith("NET/")
@@ -108,7 +118,7 @@ class _Log:
                 *torch,
                 *faults,
                 *judge_settings(self.settings, ranks),
-                *_once_each([verdict for comm in comms for verdict in rings[comm.name]]),
+                *broken_rings,
             ],
             questions=questions,
             unjudged=[*_missing_logs(comms), *plain_sockets(comms, self.settings.network)],
@@ -130,19 +140,6 @@ class _Log:
             if comms or self.settings.versions
             else {},
         )
-
-
-def _once_each(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """A job has many communicators over the same hosts: what all of them share is reported once, of the largest."""
-    found: dict[tuple[object, ...], list[Verdict]] = {}
-    for verdict in verdicts:
-        fault = verdict.evidence["what"]
-        key = (fault, verdict.evidence["communicator"], verdict.cause) if fault == "broken" else (fault,)
-        found.setdefault(key, []).append(verdict)
-    return [
-        msgspec.structs.replace(same[0], evidence={**same[0].evidence, "communicators": len(same)})
-        for same in list(found.values())[:MOST_RING_VERDICTS]
-    ]
 
 
 def _hops(comms: Sequence[NcclCommunicator], nvlink: bool | None) -> Sheet:

@@ -60,7 +60,25 @@ class _Builder:
                 if first >= 2 and key in self.cell:
                     self.after[key].append(compute[first - 2])
             self._reductions(stage, compute)
-            self._tail(stage, compute)
+            # What follows the last compute: collection of garbage, the reductions, clipping, the optimizer.
+            scatters = self._numbered(stage, "grads-reduce-scatter")
+            last = [max(compute, key=lambda key: self.cell[key].end_s)] if compute else []
+            pause = self._numbered(stage, "gc")
+            self._chain(pause, last)
+            last = pause[-1:] or last
+            if self.replicas > 1 and self._overlaps():
+                last, scatters = [*scatters[-1:], *last], []
+            self._chain(
+                [
+                    *self._numbered(stage, "layernorm-grads-all-reduce"),
+                    *self._numbered(stage, "embedding-grads-all-reduce"),
+                    *scatters,
+                    *self._numbered(stage, "separate-grads-all-reduce"),
+                    *self._numbered(stage, "optimizer-clip-main-grad"),
+                    *self._numbered(stage, "optimizer"),
+                ],
+                last,
+            )
         self.groups += self.pairs.values()
         # Which collectives wait for which stages: the embedding's for both ends of the pipeline, clipping for all.
         for key in self.cell:
@@ -156,24 +174,3 @@ class _Builder:
     def _overlaps(self) -> bool:
         """Whether gradients are reduced during backward: only then is there a separate all-reduce after it."""
         return any(key.kind == "separate-grads-all-reduce" for key in self.cell)
-
-    def _tail(self, stage: int, compute: Sequence[Key]) -> None:
-        """What follows the last compute: collection of garbage, the reductions, clipping, the optimizer."""
-        scatters = self._numbered(stage, "grads-reduce-scatter")
-        last = [max(compute, key=lambda key: self.cell[key].end_s)] if compute else []
-        pause = self._numbered(stage, "gc")
-        self._chain(pause, last)
-        last = pause[-1:] or last
-        if self.replicas > 1 and self._overlaps():
-            last, scatters = [*scatters[-1:], *last], []
-        self._chain(
-            [
-                *self._numbered(stage, "layernorm-grads-all-reduce"),
-                *self._numbered(stage, "embedding-grads-all-reduce"),
-                *scatters,
-                *self._numbered(stage, "separate-grads-all-reduce"),
-                *self._numbered(stage, "optimizer-clip-main-grad"),
-                *self._numbered(stage, "optimizer"),
-            ],
-            last,
-        )

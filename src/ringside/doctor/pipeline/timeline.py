@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -221,7 +221,28 @@ def build(events: Sequence[TimelineEvent], meta: Meta | None = None) -> Pipeline
     Returns:
         Every operation under its step, lane and key. Operations whose `seq_id` is missing are numbered by start.
     """
-    places = _places(events, meta)
+    # (stage, lane, rank) of every thread, from its name, or else from its number and the metadata.
+    threads: dict[tuple[int | str, int | str], str] = {}
+    replicas: dict[int | str, int] = {}
+    for event in events:
+        name = str(event.args.name or "")
+        if event.ph == "M" and event.name == "thread_name":
+            threads[event.pid, event.tid] = name
+        elif event.ph == "M" and event.name == "process_name" and (match := _PROCESS.search(name)):
+            replicas[event.pid] = int(match[1])
+    per_stage = max((meta.dp_size * meta.tp_size * meta.dsp_size) if meta else 1, 1)
+    places = {}
+    for event in events:
+        spot = (event.pid, event.tid)
+        if event.ph != "X" or spot in places:
+            continue
+        tid = event.tid if isinstance(event.tid, int) else 0
+        number = max(tid, 0) // LANES_PER_RANK
+        replica = replicas.get(event.pid, event.pid if isinstance(event.pid, int) else 0)
+        match = _THREAD.search(threads.get(spot, ""))
+        at_stage = int(match[1]) if match else number // per_stage
+        tensor = int(match[2] or 0) if match else 0
+        places[spot] = (at_stage, (replica, tensor), number)
     timeline = PipelineTimeline()
     unnumbered: list[tuple[TimelineEvent, int, tuple[int, int]]] = []
     for event in events:
@@ -259,34 +280,6 @@ def _put(timeline: PipelineTimeline, event: TimelineEvent, stage: int, lane: tup
         seq = sum(key.stage == stage and key.kind == event.name for key in cell)
     chunk = event.args.model_chunk if event.args.model_chunk is not None else -1
     cell[Key(stage, event.name, seq)] = TimelineOperation(event.ts / 1e6, event.dur / 1e6, chunk)
-
-
-def _places(
-    events: Iterable[TimelineEvent], meta: Meta | None
-) -> dict[tuple[int | str, int | str], tuple[int, tuple[int, int], int]]:
-    """(stage, lane, rank) of every thread, from its name, or else from its number and the metadata."""
-    threads: dict[tuple[int | str, int | str], str] = {}
-    replicas: dict[int | str, int] = {}
-    for event in events:
-        name = str(event.args.name or "")
-        if event.ph == "M" and event.name == "thread_name":
-            threads[event.pid, event.tid] = name
-        elif event.ph == "M" and event.name == "process_name" and (match := _PROCESS.search(name)):
-            replicas[event.pid] = int(match[1])
-    per_stage = max((meta.dp_size * meta.tp_size * meta.dsp_size) if meta else 1, 1)
-    places = {}
-    for event in events:
-        spot = (event.pid, event.tid)
-        if event.ph != "X" or spot in places:
-            continue
-        tid = event.tid if isinstance(event.tid, int) else 0
-        rank = max(tid, 0) // LANES_PER_RANK
-        replica = replicas.get(event.pid, event.pid if isinstance(event.pid, int) else 0)
-        match = _THREAD.search(threads.get(spot, ""))
-        stage = int(match[1]) if match else rank // per_stage
-        tensor = int(match[2] or 0) if match else 0
-        places[spot] = (stage, (replica, tensor), rank)
-    return places
 
 
 _SIGNS = re.compile(rb'"(?:seq_id|mb_id)"|"PP rank \d+')
