@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from ringside.doctor import examine
-from ringside.doctor.pipeline.recording import prepare
-from ringside.doctor.pipeline.timeline import Meta, TimelineEvent, build, looks_like_meta, parse_meta
-from ringside.doctor.replay.graph import DependencyGraph, replay
-from ringside.doctor.replay.stragglers import WhatIf, answer
+from ringside.doctor.pipeline.recording import prepare_recording
+from ringside.doctor.pipeline.timeline import Meta, TimelineEvent, build_timeline, looks_like_meta, parse_meta
+from ringside.doctor.replay.graph import DependencyGraph, replay_steps
+from ringside.doctor.replay.stragglers import WhatIf, answer_what_if
 from ringside.errors import UsageError
 
 from .shared_data import shared
@@ -30,7 +30,7 @@ def usual(kind: str, *_: int) -> float:
 def answered(shape: Shape) -> WhatIf:
     events = msgspec.convert(shape.events, list[TimelineEvent])
     meta = Meta(dp_size=shape.replicas, pp_size=shape.stages, vpp_size=shape.chunks)
-    return answer(prepare(build(events, meta)).recording)
+    return answer_what_if(prepare_recording(build_timeline(events, meta)).recording)
 
 
 def published(name: str) -> dict:
@@ -164,13 +164,13 @@ def test_replay_by_hand():
     # a, then a transfer of both lanes together, then b; lane 1 is late
     graph = DependencyGraph(names=["a", "t", "b"], after=[[], [0], [1]], groups=[[1]], across=frozenset({1}))
     seconds = np.array([[[1.0, 3.0]], [[0.5, 0.5]], [[2.0, 1.0]]])
-    assert replay(graph, seconds).tolist() == [5.5]
+    assert replay_steps(graph, seconds).tolist() == [5.5]
 
 
 def test_a_circle_is_named():
     graph = DependencyGraph(names=["a", "b"], after=[[1], [0]], groups=[])
     with pytest.raises(UsageError, match="circle, a among them"):
-        replay(graph, np.ones((2, 1, 1)))
+        replay_steps(graph, np.ones((2, 1, 1)))
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -200,7 +200,7 @@ def test_interleaving_that_the_metadata_does_not_tell_is_seen(tmp_path):
     shape = Shape(stages=2, replicas=2, micro_batches=4, chunks=2)
     run(shape, usual)
     events = msgspec.convert(shape.events, list[TimelineEvent])
-    untold = answer(prepare(build(events, Meta(dp_size=2, pp_size=2))).recording)
+    untold = answer_what_if(prepare_recording(build_timeline(events, Meta(dp_size=2, pp_size=2))).recording)
     assert untold.step_s == pytest.approx(answered(shape).step_s)
 
 

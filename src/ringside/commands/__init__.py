@@ -53,10 +53,10 @@ class _PrintCompletion(argparse.Action):
     """Prints what makes a shell complete our command line, and ends, as `--version` does."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: object, values: object, option: object = "") -> None:
-        from ringside.commands.completion import completion
+        from ringside.commands.completion import completion_script
 
         try:
-            print(completion(parser, str(values)))
+            print(completion_script(parser, str(values)))
         except UsageError as error:
             parser.exit(error.exit_status, f"ringside: {error}\n")
         parser.exit()

@@ -15,7 +15,7 @@ PATHS = {
 """Arguments that are paths, by what help calls them."""
 
 
-def completion(parser: argparse.ArgumentParser, shell: str) -> str:
+def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
     """Return the script that a shell is to read.
 
     Args:

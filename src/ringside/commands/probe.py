@@ -92,9 +92,9 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps(data, indent=1))
         else:
-            print("\n".join(verdict(outcome)))
+            print("\n".join(verdict_lines(outcome)))
             if outcome.probe is not None:
-                print("\n".join(["", *tables(outcome)]))
+                print("\n".join(["", *table_lines(outcome)]))
     elif outcome.trouble and outcome.probe is None and not outcome.broken:
         print(f"ringside probe: {outcome.trouble}", file=sys.stderr)
     return 0 if outcome.fine else 1
@@ -155,7 +155,7 @@ def to_json(outcome: ProbeOutcome) -> dict[str, Any]:
     return {
         **topology,
         "ok": outcome.fine,
-        "verdict": verdict(outcome),
+        "verdict": verdict_lines(outcome),
         "broken": [list(pair) for pair in outcome.broken],
         "missing_ranks": list(outcome.missing),
         "slow": [
@@ -172,7 +172,7 @@ def to_json(outcome: ProbeOutcome) -> dict[str, Any]:
     }
 
 
-def verdict(outcome: ProbeOutcome) -> list[str]:
+def verdict_lines(outcome: ProbeOutcome) -> list[str]:
     """Return what is to be known first, a line each."""
     names, probe = outcome.names, outcome.probe
     if outcome.missing:
@@ -204,7 +204,7 @@ def verdict(outcome: ProbeOutcome) -> list[str]:
     return lines
 
 
-def tables(outcome: ProbeOutcome) -> list[str]:
+def table_lines(outcome: ProbeOutcome) -> list[str]:
     """Return the links, as a matrix where it fits into 80 columns, and the rings that were timed."""
     probe = outcome.probe
     assert probe is not None

@@ -37,7 +37,7 @@ from ringside.monitor.verdict import name_ranks
 from ringside.view.run.live import RunFollower, ShownFinding
 from ringside.view.terminal import closing, open_console, verdict_line
 
-__all__ = ["FLAG", "kept", "run_surviving"]
+__all__ = ["FLAG", "keeper_command", "run_surviving"]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ def run_surviving(line: CommandLine, processes: str) -> int:
     others = sorted(line.ours.keys() - {FLAG})
     if others:
         raise UsageError(f"{FLAG} records nothing yet: leave out {', '.join(others)}")
-    line = kept(line)
+    line = keeper_command(line)
     status: int | None = None
     with stop_requests() as stop:
         launch = Launch(with_defaults(line, processes), os.environ)
@@ -72,7 +72,7 @@ def run_surviving(line: CommandLine, processes: str) -> int:
     return status
 
 
-def kept(line: CommandLine) -> CommandLine:
+def keeper_command(line: CommandLine) -> CommandLine:
     """Return a command line in which keepers run its script."""
     module = [] if not line.names & {"-m", "--module"} else ["-m"]
     flags = tuple(flag for flag in line.flags if flag not in ("-m", "--module"))

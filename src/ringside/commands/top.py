@@ -59,7 +59,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show a run until the user quits, or once."""
-    source, remark = choose(args.run)
+    source, remark = choose_run(args.run)
     order = SortOrder(sort=args.sort, reverse=args.reverse, filter=args.filter)
     if args.json or args.once or not can_draw(os.environ, sys.stdin, sys.stdout):
         if remark:
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     return app.return_code or 0
 
 
-def choose(run: str | None) -> tuple[RunSource, str]:
+def choose_run(run: str | None) -> tuple[RunSource, str]:
     """Return the run to show, and a sentence on why this one where none was named.
 
     Raises:

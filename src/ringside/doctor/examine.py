@@ -87,7 +87,9 @@ def examine(paths: Sequence[str | Path], progress: Progress | None = None, *, li
                     members.append(source)
                     break
             else:
-                unknown.append(Note(file=source.name, text="; ".join([describe(source), *source.problems]), used=False))
+                unknown.append(
+                    Note(file=source.name, text="; ".join([describe_unknown(source), *source.problems]), used=False)
+                )
         parts = [_read(reader, sources, progress) for reader, sources in groups if sources]
         return merge([*parts, Findings(notes=[*unknown, *gathered.notes])])
 
@@ -147,7 +149,7 @@ def _failure(reader: Reader, sources: Sequence[Source]) -> Exception | None:
     return None
 
 
-def describe(source: Source) -> str:
+def describe_unknown(source: Source) -> str:
     """Return in a few words what an unrecognised file seems to be."""
     head = source.head
     if not head:

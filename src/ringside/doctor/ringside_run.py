@@ -18,7 +18,7 @@ from ringside.doctor.files.source import Source
 from ringside.doctor.files.streams import BUFFER_BYTES
 from ringside.doctor.findings import Findings, Lane, Note, Sheet, TimeSpan, Unjudged, merge
 from ringside.doctor.kineto.straggler import LEAST_STEPS
-from ringside.doctor.replay.stragglers import answer, as_dict, step_recording
+from ringside.doctor.replay.stragglers import answer_what_if, as_dict, step_recording
 from ringside.errors import RingsideError
 from ringside.monitor.job.questions import read_answers
 from ringside.monitor.run.directory import EVENTS, RUN, STEPS, SUMMARY, RunReader
@@ -73,7 +73,7 @@ def what_if(folder: str, table: StepTable) -> tuple[dict[str, Any] | None, list[
         why = f"only {counted(int(whole.sum()), 'step')} of all ranks are recorded, {LEAST_STEPS} are needed"
         return None, [Unjudged(what=f"what if, for the run {folder}", why=why)]
     own, exposed, step = (table[name][whole] for name in TIMES)
-    found = answer(step_recording(own, exposed, step, range(table.ranks), stride=table.stride))
+    found = answer_what_if(step_recording(own, exposed, step, range(table.ranks), stride=table.stride))
     return as_dict(found, f"{counted(len(own), 'step')} of the Ringside run {folder}"), lines
 
 

@@ -76,7 +76,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read, check and score the tables; print the verdict first."""
-    scores = score(args)
+    scores = requested_scores(args)
     if args.json:
         print(json.dumps(to_json(scores, points=args.points), indent=1))
     else:
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if any(not score.refused for score in scores) else 1
 
 
-def score(args: argparse.Namespace) -> list[Score]:
+def requested_scores(args: argparse.Namespace) -> list[Score]:
     """Return the scores that the arguments ask for.
 
     Raises:
@@ -226,7 +226,7 @@ def _table_json(score: Score, points: bool) -> dict[str, Any]:
 
 def print_scores(scores: Sequence[Score], console: Console) -> None:
     """Print the verdict, the tables, and the rows that were not used."""
-    for line in verdict(scores):
+    for line in verdict_lines(scores):
         console.print(line, markup=False, soft_wrap=True)
     grid = Grid(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     grid.add_column("table", overflow="fold")
@@ -264,7 +264,7 @@ def print_scores(scores: Sequence[Score], console: Console) -> None:
         console.print(f"  and {len(flags) - SHOWN_FLAGS} more (--json lists all)", markup=False)
 
 
-def verdict(scores: Sequence[Score]) -> list[str]:
+def verdict_lines(scores: Sequence[Score]) -> list[str]:
     """Return what is to be known first, a line each."""
     total = summary(scores)
     if total.mape is None:

@@ -61,7 +61,7 @@ def _folder(folder: Path, context: Context, depth: int) -> Iterator[Path]:
         context.refuse(str(folder), f"is more than {context.limits.folder_depth} folders deep and was left out")
         return
     try:
-        entries = sorted(os.scandir(folder), key=lambda entry: natural(entry.name))
+        entries = sorted(os.scandir(folder), key=lambda entry: natural_key(entry.name))
     except OSError as error:
         context.refuse(str(folder), f"cannot be read: {error.strerror or error}")
         return
@@ -74,7 +74,7 @@ def _folder(folder: Path, context: Context, depth: int) -> Iterator[Path]:
             yield folder / entry.name
 
 
-def natural(name: str) -> tuple[tuple[int, int | str], ...]:
+def natural_key(name: str) -> tuple[tuple[int, int | str], ...]:
     """Return a key that sorts `dump_2` before `dump_10`."""
     pieces: list[tuple[int, int | str]] = []
     digits = ""

@@ -98,7 +98,7 @@ def _absences(view: GroupView) -> Iterable[HangWait]:
     for rank, pending in view.pending.items():
         reached = -2
         for call in pending:
-            if call.seq > view.least and not young(view, rank, call):
+            if call.seq > view.least and not is_young(view, rank, call):
                 yield from (
                     HangWait(rank, absent, view, call) for absent in view.absent(call.seq, reached) if absent != rank
                 )
@@ -121,7 +121,7 @@ def _unmatched(view: GroupView) -> Iterable[HangWait]:
             yield HangWait(rank, peer, view, made[there])
 
 
-def young(view: GroupView, rank: int, call: RecordedCall) -> bool:
+def is_young(view: GroupView, rank: int, call: RecordedCall) -> bool:
     """Return whether a rank's dump was written so soon after a call that the call need not hang."""
     return bool(call.created_s) and 0.0 <= view.dumps[rank].written_s - call.created_s < LIVE_S
 

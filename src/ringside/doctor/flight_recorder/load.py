@@ -56,7 +56,7 @@ def is_pickle(head: bytes) -> bool:
     return (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05" and len(head) > 2) or bool(_OLD_PICKLE.match(head))
 
 
-def load(data: bytes) -> Any:
+def load_dump(data: bytes) -> Any:
     """Return the plain values that a dump's bytes hold; nothing in them is ever called.
 
     Raises:

@@ -13,9 +13,9 @@ from ringside.doctor.files.source import Source
 from ringside.doctor.findings import Findings, Note, merge
 from ringside.doctor.flight_recorder.dump import read_dump
 from ringside.doctor.flight_recorder.groups import KIND, group_views, sort_into_jobs
-from ringside.doctor.flight_recorder.load import NotADumpError, is_pickle, load
-from ringside.doctor.flight_recorder.tables import lanes, sheets
-from ringside.doctor.flight_recorder.verdicts import judge
+from ringside.doctor.flight_recorder.load import NotADumpError, is_pickle, load_dump
+from ringside.doctor.flight_recorder.tables import dump_lanes, dump_tables
+from ringside.doctor.flight_recorder.verdicts import judge_dumps
 from ringside.text import counted
 
 MOST_BYTES = 512 << 20
@@ -39,7 +39,7 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
             progress.begin(f"reading dump {number + 1} of {len(sources)}")
             try:
                 # The rank that the dump names, or else its file: PyTorch's own names end with it.
-                content = load(source.read(MOST_BYTES))
+                content = load_dump(source.read(MOST_BYTES))
                 match = _RANK.search(PurePosixPath(source.name).name)
                 recorded = content.get("rank") if isinstance(content, dict) else None
                 if not isinstance(recorded, int) and match is None:
@@ -56,7 +56,7 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
     for job in jobs:
         which = f" of {job[0].file.rpartition('/')[0] if job else ''}" if len(jobs) > 1 else ""
         views = group_views(job)
-        verdicts, unjudged = judge(job, views)
+        verdicts, unjudged = judge_dumps(job, views)
         culprits = {rank for verdict in verdicts for rank in verdict.ranks}
         notes = []
         for dump in job:
@@ -70,8 +70,8 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
                 verdicts=verdicts,
                 unjudged=unjudged,
                 notes=notes,
-                lanes=lanes(job, culprits, which),
-                sheets=sheets(job, views, verdicts, which),
+                lanes=dump_lanes(job, culprits, which),
+                sheets=dump_tables(job, views, verdicts, which),
                 facts={
                     f"flight_recorder{which}": {
                         "ranks": [dump.rank for dump in job],

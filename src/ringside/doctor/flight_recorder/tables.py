@@ -16,7 +16,7 @@ TAIL_S = 10.0
 """How much of the time before the last call is drawn at most."""
 
 
-def lanes(dumps: Sequence[Dump], culprits: set[int], which: str) -> list[Lane]:
+def dump_lanes(dumps: Sequence[Dump], culprits: set[int], which: str) -> list[Lane]:
     """Draw what ranks last did: calls that ended, and the wait in those that did not."""
     end = max((max(last_s(dump), *(call.ended_s for call in dump.calls)) for dump in dumps if dump.calls), default=0.0)
     if not end:
@@ -54,7 +54,7 @@ def _name(call: RecordedCall) -> str:
     return f"{call.op} {call.seq} of group {call.group}"
 
 
-def sheets(dumps: Sequence[Dump], views: list[GroupView], verdicts: Sequence[Verdict], which: str) -> list[Sheet]:
+def dump_tables(dumps: Sequence[Dump], views: list[GroupView], verdicts: Sequence[Verdict], which: str) -> list[Sheet]:
     """Return where every rank stands in the groups that verdicts are about, and all groups with calls open."""
     about = {str(verdict.evidence.get("group")): verdict for verdict in verdicts}
     found = []

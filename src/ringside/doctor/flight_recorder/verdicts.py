@@ -17,7 +17,7 @@ Evidence = dict[str, float | int | str]
 LIBRARY_PARTS = ("/torch/", "/c10d", "site-packages/torch")
 
 
-def judge(dumps: Sequence[Dump], views: list[GroupView]) -> tuple[list[Verdict], list[Unjudged]]:
+def judge_dumps(dumps: Sequence[Dump], views: list[GroupView]) -> tuple[list[Verdict], list[Unjudged]]:
     """Judge the dumps of one job: verdicts, and what the dumps cannot show."""
     mismatches = find_mismatches(views)
     apart = [_mismatch_verdict(found) for found in mismatches if found.decided]

@@ -90,7 +90,7 @@ class TraceCollector:
             elif category in DEVICE_WORK:
                 kinds = self._kernel_kinds
                 for kernel_name in {activity.name for activity in complete} - kinds.keys():
-                    kinds[kernel_name] = names.kernel(kernel_name)
+                    kinds[kernel_name] = names.kernel_collective(kernel_name)
                 work = []
                 for activity in complete:
                     if kinds[activity.name] and activity.cat == "kernel":
@@ -118,7 +118,7 @@ class TraceCollector:
                         number = int(event.name[len(STEP) :])
                         known = steps.get(number, (start, end))
                         steps[number] = (min(known[0], start), max(known[1], end))
-                    elif kind := names.annotation(event.name):
+                    elif kind := names.annotated_collective(event.name):
                         where = "device" if on_device else "launch" if event.name.startswith(LAUNCHED) else "thread"
                         self._annotated.append((start, end, kind, collective_arguments(event.args), where))
 
@@ -177,7 +177,7 @@ class TraceCollector:
         """Kernels with the arguments recorded on them, or else with those of the calls, in the same order per kind."""
         kernels = sorted(self._kernels, key=lambda item: item[0])
         # What threads recorded of their collectives, by the kind of kernel that runs them.
-        calls = [(start, names.collective(str(args.name)), args) for start, args in self._calls]
+        calls = [(start, names.collective_name(str(args.name)), args) for start, args in self._calls]
         if not calls:
             calls = [(start, kind, args) for start, _, kind, args, where in self._annotated if where != "device"]
         by_kernel: dict[str, list[tuple[str, CollectiveArguments]]] = {}
@@ -205,11 +205,11 @@ class TraceCollector:
     def _collective(self, start: float, end: float, kind: str, args: CollectiveArguments) -> TracedCollective:
         nelems = args.elements_in
         # the file is not to be trusted: huge sizes are cut off, other types count as nothing
-        elements = min(max(nelems, 0) if isinstance(nelems, int) else names.elements(args.dims), MOST_ELEMENTS)
+        elements = min(max(nelems, 0) if isinstance(nelems, int) else names.count_elements(args.dims), MOST_ELEMENTS)
         types = args.types if isinstance(args.types, list) and args.types else [""]
         dtype = str(args.dtype or types[0])
         return TracedCollective(
-            kind=names.collective(str(args.name)) if args.name else kind,
+            kind=names.collective_name(str(args.name)) if args.name else kind,
             start_s=start / 1e6 + self._base_s,
             end_s=end / 1e6 + self._base_s,
             elements=elements,

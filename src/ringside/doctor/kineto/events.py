@@ -126,26 +126,26 @@ _SIZES = {
 }  # fmt: skip
 
 
-def collective(name: str) -> str:
+def collective_name(name: str) -> str:
     """Return the plain name of a collective (`all_reduce`, ...) from any spelling; lower case of it where unknown."""
     plain = name.lower().strip("_").replace("_", "")
     return COLLECTIVES.get(plain, name.lower().strip("_"))
 
 
-def kernel(name: str) -> str:
+def kernel_collective(name: str) -> str:
     """Return which collective a device kernel carries out; empty where it is none (then it is work)."""
     if "Kernel" not in name and "kernel" not in name:
         return ""
     match = _KERNEL.search(name)
     if not match:
         return ""
-    return collective(match[1] or "generic")
+    return collective_name(match[1] or "generic")
 
 
-def annotation(name: str) -> str:
+def annotated_collective(name: str) -> str:
     """Return which collective an annotation such as `nccl:all_reduce` or `gloo:all_reduce` is of; empty where none."""
     match = _ANNOTATION.match(name)
-    return collective(match[1]) if match else ""
+    return collective_name(match[1]) if match else ""
 
 
 def dtype_bytes(name: str) -> int:
@@ -153,7 +153,7 @@ def dtype_bytes(name: str) -> int:
     return _SIZES.get(name.lower(), 4)
 
 
-def elements(dims: object) -> int:
+def count_elements(dims: object) -> int:
     """Return how many elements the shapes in an event's `Input Dims` have in all.
 
     Args:
@@ -166,7 +166,7 @@ def elements(dims: object) -> int:
         for size in dims:
             product *= max(int(size), 0)
         return product
-    return sum(elements(inner) for inner in dims)
+    return sum(count_elements(inner) for inner in dims)
 
 
 def rank_list(ranks: object) -> tuple[int, ...]:

@@ -78,7 +78,7 @@ class Matched:
         return float(np.median(np.nanmax(rest, axis=1) - np.nanmin(rest, axis=1)))
 
 
-def match(traces: Sequence[RankTrace]) -> Matched:
+def match_collectives(traces: Sequence[RankTrace]) -> Matched:
     """Match the collectives of several ranks' traces.
 
     Where profilers recorded sequence numbers, (group, number) is the key; else the step, the kind, the size and how

@@ -13,13 +13,13 @@ from ringside.doctor.files.source import Source
 from ringside.doctor.findings import Findings, Note, Unjudged, merge
 from ringside.doctor.kineto import straggler as judge
 from ringside.doctor.kineto.collector import read_trace
-from ringside.doctor.kineto.match import Matched, match
+from ringside.doctor.kineto.match import Matched, match_collectives
 from ringside.doctor.kineto.replay import collective_recording
-from ringside.doctor.kineto.report import Evidence, answers, facts, lanes, sheets
-from ringside.doctor.kineto.steps import RankSteps, activity, steps_of
+from ringside.doctor.kineto.report import Evidence, answer_questions, job_facts, job_lanes, job_tables
+from ringside.doctor.kineto.steps import RankSteps, rank_activity, steps_of
 from ringside.doctor.kineto.trace import RankTrace, TracedJob, jobs_of
 from ringside.doctor.pipeline.timeline import looks_like_timeline
-from ringside.doctor.replay.stragglers import answer, as_dict, step_recording
+from ringside.doctor.replay.stragglers import answer_what_if, as_dict, step_recording
 from ringside.monitor.verdict import name_ranks
 from ringside.text import counted
 from ringside.text import short_size as size
@@ -85,7 +85,7 @@ def diagnose(job: TracedJob, *, title: str = "") -> Findings:
         title: What to call it where there are several.
     """
     steps = [steps_of(trace) for trace in job.traces]
-    matched = match(job.traces)
+    matched = match_collectives(job.traces)
     # Own times of the steps that all ranks recorded, in the order in which they ran.
     common = set.intersection(*(set(rank.numbers.tolist()) for rank in steps))
     numbers = [number for number in steps[0].numbers.tolist() if number in common]
@@ -99,8 +99,8 @@ def diagnose(job: TracedJob, *, title: str = "") -> Findings:
         [rank.rank for rank in steps], numbers, column("own_s"), column("step_s"), column("exposed_s")
     )
     evidence = Evidence(job.traces, steps, pace, matched)
-    slow = judge.culprits(pace, _per_rank(matched.lateness, len(steps)), _per_rank(matched.waits, len(steps)))
-    questions = answers(evidence, slow)
+    slow = judge.judge_stragglers(pace, _per_rank(matched.lateness, len(steps)), _per_rank(matched.waits, len(steps)))
+    questions = answer_questions(evidence, slow)
     # how many collectives are small, and whether anybody waits for them
     small = questions["small_collectives"].numbers
     per_step, small_ratio = (float(small.get(name) or 0.0) for name in ("collectives_per_step", "small_ratio"))
@@ -109,7 +109,7 @@ def diagnose(job: TracedJob, *, title: str = "") -> Findings:
         exposed = float(np.median(pace.exposed_s.min(axis=1) / np.maximum(pace.step_s.min(axis=1), 1e-12)))
     verdicts = [
         *slow,
-        *judge.mismatches(matched.conflicts),
+        *judge.judge_mismatches(matched.conflicts),
         *judge.bound_by_communication(pace),
         *judge.too_many_small(pace.numbers, per_step, small_ratio, exposed),
     ]
@@ -120,9 +120,9 @@ def diagnose(job: TracedJob, *, title: str = "") -> Findings:
         questions=questions,
         unjudged=[Unjudged(what=prefix + gap.what, why=gap.why) for gap in _unjudged(job, pace, matched, culprits)],
         what_if=_what_if(job, steps, matched, pace),
-        lanes=lanes(job, title or "ranks"),
-        sheets=sheets(evidence, prefix, culprits),
-        facts={f"{title} kineto".strip(): facts(evidence)},
+        lanes=job_lanes(job, title or "ranks"),
+        sheets=job_tables(evidence, prefix, culprits),
+        facts={f"{title} kineto".strip(): job_facts(evidence)},
     )
 
 
@@ -141,12 +141,12 @@ def _what_if(
     """The replay of the job's steps without stragglers; None where there is nothing to compare."""
     if len(job.traces) < 2 or not pace.numbers or any(trace.launched_only for trace in job.traces):
         return None
-    seen = [activity(trace) for trace in job.traces]
+    seen = [rank_activity(trace) for trace in job.traces]
     recording = collective_recording(matched, steps, seen, pace.numbers, job.world_size)
     if recording is None:
         recording = step_recording(pace.own_s, pace.exposed_s, pace.step_s, pace.ranks, world_size=job.world_size)
     replayed = f"{counted(recording.seconds.shape[1], 'step')} of the Kineto traces of {len(job.traces)} ranks"
-    return as_dict(answer(recording), replayed)
+    return as_dict(answer_what_if(recording), replayed)
 
 
 def _unjudged(job: TracedJob, pace: judge.RankPace, matched: Matched, culprits: Sequence[int]) -> list[Unjudged]:

@@ -11,7 +11,7 @@ import numpy as np
 from ringside.doctor.findings import Lane, Number, Question, Sheet, TimeSpan
 from ringside.doctor.kineto.intervals import Floats
 from ringside.doctor.kineto.match import Matched
-from ringside.doctor.kineto.steps import RankSteps, sizes, waiting
+from ringside.doctor.kineto.steps import RankSteps, activity_by_kind, sizes_by_kind
 from ringside.doctor.kineto.straggler import LEAST_STEPS, MANY_SMALL, SIMILAR, SMALL_BYTES, SMALL_SHARE, RankPace
 from ringside.doctor.kineto.trace import RankTrace, TracedJob
 from ringside.monitor.job.questions import COUNTS, DOMINATES, NETWORK
@@ -30,7 +30,7 @@ class Evidence:
     matched: Matched
 
 
-def answers(evidence: Evidence, slow: Sequence[Verdict]) -> dict[str, Question]:
+def answer_questions(evidence: Evidence, slow: Sequence[Verdict]) -> dict[str, Question]:
     """Return the answers by their names in `findings.QUESTIONS`.
 
     Args:
@@ -165,12 +165,12 @@ SHOWN_SPANS = 400
 """Pieces of one kind per lane; shorter ones are left out first."""
 
 
-def sheets(evidence: Evidence, prefix: str, blamed: Sequence[int]) -> list[Sheet]:
+def job_tables(evidence: Evidence, prefix: str, blamed: Sequence[int]) -> list[Sheet]:
     """Return the tables of a job: what ranks did per step, and its collectives."""
     culprits = [index for index, rank in enumerate(evidence.pace.ranks) if rank in set(blamed)]
     parts = [collective for trace in evidence.traces for collective in trace.collectives]
     kinds: list[list[Number | None]] = []
-    for kind, (count, nbytes) in sizes(parts).items():
+    for kind, (count, nbytes) in sizes_by_kind(parts).items():
         seconds = [part.duration_s for part in parts if part.kind == kind]
         kinds.append([kind, count, nbytes, nbytes / count, float(np.mean(seconds))])
     matched = evidence.matched
@@ -227,7 +227,7 @@ def _mean_or_none(values: np.ndarray[Any, np.dtype[np.float64]]) -> float | None
     return float(known.mean()) if len(known) else None
 
 
-def facts(evidence: Evidence) -> dict[str, Any]:
+def job_facts(evidence: Evidence) -> dict[str, Any]:
     """Return further figures of a job: world, steps, who was slowest how often, clocks."""
     pace, matched = evidence.pace, evidence.matched
     return {
@@ -247,7 +247,7 @@ def facts(evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def lanes(job: TracedJob, title: str) -> list[Lane]:
+def job_lanes(job: TracedJob, title: str) -> list[Lane]:
     """Return what the ranks did in the last steps that fit on a page, on one time axis."""
     windows = []
     for trace in job.traces:
@@ -260,7 +260,7 @@ def lanes(job: TracedJob, title: str) -> list[Lane]:
     found = []
     for trace in job.traces[:SHOWN_LANES]:
         spans = []
-        for kind, pieces in waiting(trace, origin, end).items():
+        for kind, pieces in activity_by_kind(trace, origin, end).items():
             # the longest pieces, in the order of time
             longest = pieces[np.sort(np.argsort(pieces[:, 0] - pieces[:, 1], kind="stable")[:SHOWN_SPANS])]
             spans += [TimeSpan(start_s=float(a - origin), end_s=float(b - origin), kind=kind) for a, b in longest]

@@ -61,7 +61,7 @@ class Activity:
     exposed: Floats
 
 
-def activity(trace: RankTrace) -> Activity:
+def rank_activity(trace: RankTrace) -> Activity:
     """Return when a rank worked, communicated and waited.
 
     On a device, communication is exposed while no other kernel runs. Threads leave no trace of plain Python, so there
@@ -97,7 +97,7 @@ def activity(trace: RankTrace) -> Activity:
 
 def steps_of(trace: RankTrace) -> RankSteps:
     """Return what a rank did, step by step; a trace without steps counts as one step, number -1."""
-    seen = activity(trace)
+    seen = rank_activity(trace)
     windows = np.array([[step.start_s, step.end_s] for step in trace.steps] or [list(trace.span)], dtype=np.float64)
     numbers = np.array([step.number for step in trace.steps] or [-1], dtype=np.int64)
     length = windows[:, 1] - windows[:, 0]
@@ -147,7 +147,7 @@ def _last_before(times: Floats, when: float) -> float | None:
     return float(times[place]) if place >= 0 else None
 
 
-def sizes(collectives: list[TracedCollective]) -> dict[str, tuple[int, float]]:
+def sizes_by_kind(collectives: list[TracedCollective]) -> dict[str, tuple[int, float]]:
     """Return number and bytes of collectives by kind, most bytes first."""
     found: dict[str, tuple[int, float]] = {}
     for one in collectives:
@@ -156,9 +156,9 @@ def sizes(collectives: list[TracedCollective]) -> dict[str, tuple[int, float]]:
     return dict(sorted(found.items(), key=lambda item: -item[1][1]))
 
 
-def waiting(trace: RankTrace, start_s: float, end_s: float) -> dict[str, Floats]:
+def activity_by_kind(trace: RankTrace, start_s: float, end_s: float) -> dict[str, Floats]:
     """Return what to draw between two times: unions by kind (`compute`, `wait`, `hidden`), float64 [n, 2], seconds."""
-    seen = activity(trace)
+    seen = rank_activity(trace)
     hidden = intersect(seen.communication, seen.work) if trace.device else subtract(seen.communication, seen.exposed)
     parts = {"compute": seen.work, "hidden": hidden, "wait": seen.exposed}
     return {kind: clip(part, start_s, end_s) for kind, part in parts.items()}

@@ -59,7 +59,7 @@ def persistent_rank(own_s: Floats) -> int | None:
     # Slowest in more steps than chance would give one rank of many alike?
     slowest = logs.argmax(axis=1) == rank
     clump = clumping(slowest.astype(np.float64))
-    too_often = chance(int(slowest.sum() / clump), math.ceil(steps / clump), 1.0 / ranks)
+    too_often = binomial_tail(int(slowest.sum() / clump), math.ceil(steps / clump), 1.0 / ranks)
     held = (
         too_often < allowed
         or (steps >= MANY and min(_against(logs, rank, _above), _against(logs, rank, _few_fast)) < allowed)
@@ -68,7 +68,7 @@ def persistent_rank(own_s: Floats) -> int | None:
     return rank if held else None
 
 
-def chance(times: int, steps: int, probability: float) -> float:
+def binomial_tail(times: int, steps: int, probability: float) -> float:
     """Return the probability of at least `times` in `steps` independent steps."""
     return sum(
         math.comb(steps, count) * probability**count * (1 - probability) ** (steps - count)
@@ -181,7 +181,7 @@ class RankPace:
         return ratios
 
 
-def culprits(pace: RankPace, lateness_s: Floats, waits_s: Floats) -> list[Verdict]:
+def judge_stragglers(pace: RankPace, lateness_s: Floats, waits_s: Floats) -> list[Verdict]:
     """Return a verdict per persistent culprit; none where it moves from step to step.
 
     Args:
@@ -282,7 +282,7 @@ def too_many_small(numbers: Sequence[int], per_step: float, small_ratio: float, 
     ]
 
 
-def mismatches(conflicts: Sequence[tuple[str, int, dict[int, str]]]) -> list[Verdict]:
+def judge_mismatches(conflicts: Sequence[tuple[str, int, dict[int, str]]]) -> list[Verdict]:
     """Return one verdict on the first collective at which ranks called different things; the minority is named."""
     if not conflicts:
         return []

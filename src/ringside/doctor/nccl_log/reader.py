@@ -14,7 +14,7 @@ from ringside.doctor.findings import Findings, Note, Question, Sheet, Unjudged
 from ringside.doctor.nccl_log.communicators import Communicators, NcclCommunicator
 from ringside.doctor.nccl_log.faults import NcclFault, fault_of, is_abort, judge_faults
 from ringside.doctor.nccl_log.lines import BARE_VERSION, nccl_lines, text_lines
-from ringside.doctor.nccl_log.rings import draw, judge_rings, plain_sockets, transport
+from ringside.doctor.nccl_log.rings import draw_rings, judge_rings, plain_sockets, transport_name
 from ringside.doctor.nccl_log.settings import NcclSettings, Process, judge_settings
 from ringside.doctor.nccl_log.torch_watchdog import MARKS, TorchLines, judge_torch
 from ringside.monitor.verdict import Verdict
@@ -92,7 +92,7 @@ class _Log:
             for rank, member in comm.members.items():
                 ranks.setdefault((member.host, member.pid), rank)
         rings = {comm.name: judge_rings(comm, self.settings.network) for comm in comms}
-        drawn = [draw(comm, rings[comm.name], self.settings.nvlink) for comm in comms[:SHOWN_COMMUNICATORS]]
+        drawn = [draw_rings(comm, rings[comm.name], self.settings.nvlink) for comm in comms[:SHOWN_COMMUNICATORS]]
         faults = judge_faults(self.faults, self.aborted, comms, self.settings.addresses)
         torch = judge_torch(self.torch)
         # A job has many communicators over the same hosts: what all of them share is reported once, of the largest.
@@ -107,7 +107,7 @@ class _Log:
         ]
         # A log shows what the network between hosts is, not how much of the time it takes.
         vias = Counter(
-            transport(link.via) for comm in comms for link in comm.links.values() if link.via.startswith("NET/")
+            transport_name(link.via) for comm in comms for link in comm.links.values() if link.via.startswith("NET/")
         )
         questions = {}
         if vias:
@@ -148,7 +148,7 @@ def _hops(comms: Sequence[NcclCommunicator], nvlink: bool | None) -> Sheet:
         for link in comm.links.values():
             where = "between hosts" if comm.host(link.src) != comm.host(link.dst) else "inside a host"
             where = where if comm.host(link.src) and comm.host(link.dst) else "unknown"
-            counts[comm.name, comm.nranks, transport(link.via, nvlink=nvlink), where] += 1
+            counts[comm.name, comm.nranks, transport_name(link.via, nvlink=nvlink), where] += 1
     rows: list[list[float | int | str | None]] = [[*key, count] for key, count in sorted(counts.items())]
     return Sheet(
         title="What the hops travel over", columns=["communicator", "ranks", "transport", "where", "hops"], rows=rows

@@ -16,7 +16,7 @@ MOST_DRAWN = 4
 """Channels drawn of one communicator: they repeat each other."""
 
 
-def transport(via: str, *, nvlink: bool | None = None) -> str:
+def transport_name(via: str, *, nvlink: bool | None = None) -> str:
     """Return what a hop travels over, in NCCL's terms: `NVLink P2P`, `P2P`, `SHM`, `NET/IB GDRDMA`, `NET/Socket`.
 
     Args:
@@ -51,7 +51,7 @@ def ring_order(comm: NcclCommunicator, channel: int) -> list[int]:
     return order
 
 
-def channels(comm: NcclCommunicator) -> list[int]:
+def ring_channels(comm: NcclCommunicator) -> list[int]:
     """Return the channels of which a ring is known, ascending."""
     from_links = {link.channel for link in comm.links.values() if link.ring}
     return sorted({*comm.order, *comm.neighbours, *from_links})
@@ -87,7 +87,7 @@ def _broken(comm: NcclCommunicator) -> list[Verdict]:
         return []  # a rank that never became ready is the cause, its open hops are not
     faults: Counter[tuple[tuple[int, ...], str]] = Counter()
     first: dict[tuple[tuple[int, ...], str], int] = {}
-    for channel in channels(comm):
+    for channel in ring_channels(comm):
         for fault in _faults(comm, channel):
             faults[fault] += 1
             first.setdefault(fault, channel)
@@ -144,7 +144,7 @@ def _faults(comm: NcclCommunicator, channel: int) -> list[tuple[tuple[int, ...],
 def _crossings(comm: NcclCommunicator) -> list[Verdict]:
     # The channel that crosses between hosts most often beyond the once per host that a ring needs.
     worst: tuple[int, int, int] | None = None
-    for channel in channels(comm):
+    for channel in ring_channels(comm):
         order = ring_order(comm, channel)
         hosts = [comm.host(rank) for rank in order]
         if len(order) != comm.nranks or not all(hosts):
@@ -181,7 +181,9 @@ def _sockets(comm: NcclCommunicator, network: NcclNetwork) -> list[Verdict]:
     if not over or not (better or network.tried):
         return []  # all that there is, as far as the logs show: `plain_sockets` says what that means
     ranks = sorted({rank for pair in over for rank in pair} - {rank for pair in better for rank in pair})
-    mixed = f", though {counted(len(better), 'hop')} use {transport(next(iter(better.values())))}" if better else ""
+    mixed = (
+        f", though {counted(len(better), 'hop')} use {transport_name(next(iter(better.values())))}" if better else ""
+    )
     reason = network.reason
     return [
         _verdict(
@@ -212,9 +214,9 @@ def plain_sockets(comms: Sequence[NcclCommunicator], network: NcclNetwork) -> li
     return [Unjudged(what="whether TCP sockets between hosts are a fallback", why=why)]
 
 
-def draw(comm: NcclCommunicator, verdicts: Sequence[Verdict], nvlink: bool | None) -> Rings | None:
+def draw_rings(comm: NcclCommunicator, verdicts: Sequence[Verdict], nvlink: bool | None) -> Rings | None:
     """Return the communicator's rings and trees for the page; None where the logs show none."""
-    known = channels(comm)
+    known = ring_channels(comm)
     trees = {
         channel: [
             _hop(comm, channel, rank, parent, nvlink, connected=False)
@@ -252,5 +254,5 @@ def _hop(
     between = bool(comm.host(src) and comm.host(dst) and comm.host(src) != comm.host(dst))
     wrong = "never connected" if link is None and connected and src in comm.members else ""
     wrong = "socket" if link is not None and link.via.startswith("NET/Socket") else wrong
-    via = transport(link.via, nvlink=nvlink) if link is not None else ""
+    via = transport_name(link.via, nvlink=nvlink) if link is not None else ""
     return EvidenceHop(src=src, dst=dst, via=via, between_hosts=between, wrong=wrong)

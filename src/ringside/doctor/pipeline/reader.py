@@ -10,16 +10,16 @@ from ringside.doctor.files.chrome_trace import Scan
 from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Source
 from ringside.doctor.findings import Findings, Note, Unjudged, merge
-from ringside.doctor.pipeline.recording import prepare
+from ringside.doctor.pipeline.recording import prepare_recording
 from ringside.doctor.pipeline.timeline import (
     Meta,
     TimelineEvent,
-    build,
+    build_timeline,
     looks_like_meta,
     looks_like_timeline,
     parse_meta,
 )
-from ringside.doctor.replay.stragglers import answer, as_dict, sheet, verdicts
+from ringside.doctor.replay.stragglers import answer_what_if, as_dict, straggler_verdicts, what_if_table
 from ringside.errors import UsageError
 
 KIND = "pipeline timeline"
@@ -75,10 +75,10 @@ def _read_timeline(source: Source, meta: Meta | None, progress: Progress) -> Fin
     with source.open() as stream:
         scan = Scan(stream, TimelineEvent)
         events = [event for batch in scan.batches() for event in batch]
-    timeline = build(events, meta)
+    timeline = build_timeline(events, meta)
     try:
-        prepared = prepare(timeline)
-        found = answer(prepared.recording)
+        prepared = prepare_recording(timeline)
+        found = answer_what_if(prepared.recording)
     except UsageError as error:
         text = "; ".join([str(error), *source.problems])
         return Findings(notes=[Note(file=source.name, kind=KIND, text=text, used=False)])
@@ -102,8 +102,8 @@ def _read_timeline(source: Source, meta: Meta | None, progress: Progress) -> Fin
     text = "; ".join(filter(None, [note, scan.losses(), *source.problems]))
     return Findings(
         what_if=as_dict(found, f"timeline {source.name}"),
-        sheets=[sheet(found)],
-        verdicts=verdicts(found, prepared.steps, replicas=len(timeline.lanes)),
+        sheets=[what_if_table(found)],
+        verdicts=straggler_verdicts(found, prepared.steps, replicas=len(timeline.lanes)),
         notes=[Note(file=source.name, kind=KIND, text=text)],
         unjudged=unjudged,
     )

@@ -26,7 +26,7 @@ class PreparedRecording:
     left_out: list[int]
 
 
-def prepare(timeline: PipelineTimeline) -> PreparedRecording:
+def prepare_recording(timeline: PipelineTimeline) -> PreparedRecording:
     """Return the recording of a timeline.
 
     Steps in which some worker's operations differ from the most common ones (a truncated trace, another number of

@@ -211,7 +211,7 @@ class PipelineTimeline:
         return 1 + max((stage for stage, _ in self.ranks), default=0)
 
 
-def build(events: Sequence[TimelineEvent], meta: Meta | None = None) -> PipelineTimeline:
+def build_timeline(events: Sequence[TimelineEvent], meta: Meta | None = None) -> PipelineTimeline:
     """Return the timeline of a trace's events.
 
     Args:
@@ -237,12 +237,12 @@ def build(events: Sequence[TimelineEvent], meta: Meta | None = None) -> Pipeline
         if event.ph != "X" or spot in places:
             continue
         tid = event.tid if isinstance(event.tid, int) else 0
-        number = max(tid, 0) // LANES_PER_RANK
+        rank = max(tid, 0) // LANES_PER_RANK
         replica = replicas.get(event.pid, event.pid if isinstance(event.pid, int) else 0)
         match = _THREAD.search(threads.get(spot, ""))
-        at_stage = int(match[1]) if match else number // per_stage
+        stage = int(match[1]) if match else rank // per_stage
         tensor = int(match[2] or 0) if match else 0
-        places[spot] = (at_stage, (replica, tensor), number)
+        places[spot] = (stage, (replica, tensor), rank)
     timeline = PipelineTimeline()
     unnumbered: list[tuple[TimelineEvent, int, tuple[int, int]]] = []
     for event in events:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.doctor.findings import Number, Sheet
-from ringside.doctor.replay.graph import DependencyGraph, Floats, replay
+from ringside.doctor.replay.graph import DependencyGraph, Floats, replay_steps
 from ringside.monitor import Verdict
 from ringside.monitor.verdict import percent
 from ringside.text import ms
@@ -92,7 +92,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     by_operation: dict[str, float]
 
 
-def answer(recording: Recording) -> WhatIf:
+def answer_what_if(recording: Recording) -> WhatIf:
     """Return the what-if answers for a recording; pure.
 
     Raises:
@@ -100,12 +100,12 @@ def answer(recording: Recording) -> WhatIf:
     """
     graph, own = recording.graph, recording.seconds
     ideal = ideal_durations(recording)
-    ideal_s = float(replay(graph, ideal[:, :1, :1])[0])
-    replayed = replay(graph, own)
+    ideal_s = float(replay_steps(graph, ideal[:, :1, :1])[0])
+    replayed = replay_steps(graph, own)
     step_s = float(replayed.mean())
     # Slowdown by each lane alone: it is slow, one ideal lane stands for all others; all lanes in one replay.
     seen = [own, ideal] if recording.ranks.shape[1] > 1 else [own]
-    by_lane = replay(graph, np.stack(seen, axis=-1)).mean(axis=0) / max(ideal_s, 1e-12)
+    by_lane = replay_steps(graph, np.stack(seen, axis=-1)).mean(axis=0) / max(ideal_s, 1e-12)
     by_stage = np.array(
         [
             _ratio(graph, np.where(_on(recording, stage), own, ideal), ideal_s)
@@ -121,7 +121,7 @@ def answer(recording: Recording) -> WhatIf:
     lost = step_s - ideal_s
 
     def share(repaired: Floats) -> float | None:
-        return (step_s - float(replay(graph, repaired).mean())) / lost if lost > 1e-9 * step_s else None
+        return (step_s - float(replay_steps(graph, repaired).mean())) / lost if lost > 1e-9 * step_s else None
 
     repaired = own.copy()
     for stage, lane in worst:
@@ -142,7 +142,7 @@ def answer(recording: Recording) -> WhatIf:
         * recording.ranks_per_worker
         / 3600.0,
         slowdown_at_median=step_s
-        / max(float(replay(graph, ideal_durations(recording, median=True)[:, :1, :1])[0]), 1e-12),
+        / max(float(replay_steps(graph, ideal_durations(recording, median=True)[:, :1, :1])[0]), 1e-12),
         step_s=step_s,
         ideal_step_s=ideal_s,
         recorded_step_s=float(recording.recorded_s.mean()),
@@ -182,7 +182,7 @@ def is_transfer(kind: str) -> bool:
 
 
 def _ratio(graph: DependencyGraph, seconds: Floats, ideal_s: float) -> float:
-    return float(replay(graph, seconds).mean()) / max(ideal_s, 1e-12)
+    return float(replay_steps(graph, seconds).mean()) / max(ideal_s, 1e-12)
 
 
 def _on(recording: Recording, stage: int) -> NDArray[np.bool_]:
@@ -211,7 +211,7 @@ def as_dict(found: WhatIf, source: str) -> dict[str, Any]:
     return {**plain, "source": source}
 
 
-def sheet(found: WhatIf) -> Sheet:
+def what_if_table(found: WhatIf) -> Sheet:
     """Return what each stage, replica and type of operation costs by itself, as a table."""
     rows: list[list[Number | None]] = [
         [f"stage {stage}", value, found.ideal_step_s * (value - 1)] for stage, value in enumerate(found.by_stage)
@@ -226,7 +226,7 @@ def sheet(found: WhatIf) -> Sheet:
     return Sheet(title="What if", columns=["slow alone", "slowdown", "seconds per step"], rows=rows, note=note)
 
 
-def verdicts(found: WhatIf, steps: list[int], *, replicas: int) -> list[Verdict]:
+def straggler_verdicts(found: WhatIf, steps: list[int], *, replicas: int) -> list[Verdict]:
     """Return who is the reason of the slowdown: single workers, or the last stage of the pipeline.
 
     Args:
