@@ -73,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
     progress = _Progress(bench_plan)
     for skip in skipped:
         progress.show(f"{table.NAMES[skip.peer]} skipped: {skip.reason}")
+    # the live line is wiped also where a rank died
     try:
         reports = launch.run_ranks(bench_plan, progress.observe)
     finally:
@@ -89,8 +90,10 @@ def run(args: argparse.Namespace) -> int:
 def make_plan(args: argparse.Namespace) -> tuple[BenchPlan, list[Skipped]]:
     """Return what the arguments ask for and the peers that cannot run here; `UsageError` for what cannot be."""
     dtype, op = plan.dtype_named(args.dtype), args.op
+    # 3 is bfloat16's code: its storage, int16, would be allowed bitwise reductions
     if not is_allowed(dtype_code(plan.storage_dtype(dtype)) if dtype != "bfloat16" else 3, op_code(op)):
         raise UnsupportedError(f"{op} of {dtype} is not defined: bitwise reductions need integers")
+    # A peer that cannot run here is skipped with its reason; a peer that does not exist is an error.
     named = _listed(args.peers, plan.PEERS, "peer")
     reasons = {peer: peers.why_not(peer) for peer in named}
     ranks, most = max(2, usable_cores()) if args.ranks is None else args.ranks, int(_core.native().MAX_RANKS)
@@ -127,6 +130,7 @@ def _sizes(args: argparse.Namespace) -> list[int]:
         return [plan.parse_size(text) for text in args.sizes.split(",")]
     first, last = plan.parse_size(args.min_bytes), plan.parse_size(args.max_bytes)
     if args.quick:
+        # at least one size, however narrow the range is
         return [size for size in _QUICK_SIZES if first <= size <= last] or [first]
     return plan.sizes_between(first, last, args.step_factor)
 
@@ -156,6 +160,7 @@ class _Progress:
 
     def observe(self, rank: int, message: Message) -> None:
         """Show where rank 0 is."""
+        # all ranks do the same: one is enough to show
         if rank != 0 or not isinstance(message, Begin):
             return
         line = f"{message.share:>4.0%} {message.what} ({time.monotonic() - self._since:.0f} s)"

@@ -51,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     """Compare; return 1 where a step became slower than allowed."""
     if args.warm_up < 0:
         raise UsageError(f"--warm-up {args.warm_up} cannot be: it is a number of steps")
+    # the comparison decides by its interval, not by the median alone: noise does not fail a build
     found = compare(Run(args.before), Run(args.after), warm_up_steps=args.warm_up)
     failed = args.fail_over is not None and found.is_slower_than(args.fail_over)
     if args.json:

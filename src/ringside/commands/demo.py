@@ -64,7 +64,7 @@ LOG = "torchrun.log"
 TITLE = "demo: a byte-level GPT"
 LINE_EVERY_S = 5.0
 STACKS_S = 2.0
-"""How long a job that hangs is left alone after it was said, for everybody's stacks to be written."""
+"""How long a job that hangs is left alone after it was named, for all stacks to be written."""
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

@@ -144,6 +144,7 @@ def _follow(launch: Launch, story: KillStory, console: Console, stop: StopReques
     live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
     last_line = -LINE_EVERY_S
     status: int | None = None
+    # one line that is overwritten on a terminal, a line every few seconds elsewhere
     if live is not None:
         live.start()
     while status is None:
@@ -151,7 +152,7 @@ def _follow(launch: Launch, story: KillStory, console: Console, stop: StopReques
         if status is None and stop.signum:
             launch.end(stop.signum, stop.hurry)
             status = stop.exit_status
-        # Training has settled: the victim is killed from outside, by the process that its keeper named.
+        # Once training has settled the victim is killed from outside, as a real failure would.
         settled = story.step and story.step["step"] >= SETTLED and story.victim in story.pids
         if settled and not story.killed_at and (process := hold(story.pids[story.victim])) is not None:
             story.news.append(f"rank {story.victim} is killed (SIGKILL) during step {story.step['step'] + 1}")

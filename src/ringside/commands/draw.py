@@ -73,6 +73,7 @@ def _plain(args: argparse.Namespace) -> Schedule:
         return hierarchical(sizes)
     if ranks is None:
         raise UsageError("say how many ranks: -n 4")
+    # built once without the root: its collective knows whether it has one
     schedule = by_name(name, ranks)
     if args.root is None:
         return schedule

@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("there is no command to run, such as: ringside lab --hosts 4 -- python train.py --epochs 3")
     if not args.timeout > 0:
         raise UsageError(f"--timeout {args.timeout:g}: it is a number of seconds, more than 0")
+    # Whatever ends the program, the lab's namespaces are removed.
     with _termination_unwinds(), lab:
         name = lab.name
         sink = _Prefixed(all_to_stderr=args.json)

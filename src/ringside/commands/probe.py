@@ -118,6 +118,7 @@ def _start_ranks(args: argparse.Namespace) -> int:
     words = ["--timeout", str(args.timeout)]
     words += [flag for flag in ("--quick", "--json", "--ranks") if getattr(args, flag[2:])]
     words += ["--order", args.order, "--output", args.output]
+    # a port that was free a moment ago; rank 0 listens there
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     ranks = []
@@ -129,6 +130,7 @@ def _start_ranks(args: argparse.Namespace) -> int:
                 subprocess.Popen(
                     [sys.executable, "-m", "ringside", "probe", *words],
                     env={"OMP_NUM_THREADS": "1", **os.environ, **place, **master},
+                    # no rank outlives this process
                     preexec_fn=partial(die_with_parent, signal.SIGTERM, os.getpid()),
                 )
             )
@@ -145,6 +147,7 @@ def _start_ranks(args: argparse.Namespace) -> int:
 def to_json(outcome: ProbeOutcome) -> dict[str, Any]:
     """Return the outcome as plain data: a topology, and what is wrong with it."""
     probe = outcome.probe
+    # A topology in any case: of a probe that failed it has hosts and no links.
     if probe is not None:
         source = "measured by ringside probe"
         topology = probe.network.to_topology(outcome.names, outcome.ranks, source)

@@ -52,7 +52,7 @@ def run_surviving(line: CommandLine, processes: str) -> int:
 
     Args:
         line: The command line.
-        processes: How many ranks to start where nobody says.
+        processes: How many ranks to start where the command line does not.
 
     Raises:
         UsageError: It asks for what is not done here.
@@ -64,6 +64,7 @@ def run_surviving(line: CommandLine, processes: str) -> int:
     status: int | None = None
     with stop_requests() as stop:
         launch = Launch(with_defaults(line, processes), os.environ)
+        # stopped by a signal, the status is the signal's, whatever torchrun returns
         while status is None:
             status = launch.wait(_POLL_S)
             if status is None and stop.signum:
@@ -131,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
         console.print(closing(*concluded))
         console.print(f"\nreport   {path / 'report.html'}\nsummary  {path / 'summary.json'}", soft_wrap=True)
     elif not (path / RUN).exists():
-        # Why there is no run here.
+        # No record here: rank 0 runs on another host, or no rank trained a model.
         ranks = sorted({death.rank for death in launch.deaths})
         if ranks and 0 not in ranks:
             with contextlib.suppress(OSError):

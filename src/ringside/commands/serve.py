@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"the page needs {error.name}: pip install 'ringside[web]'") from None
     from ringside.view.server.runs import Runs, newest_run
 
+    # a token on the command line is seen by every user of the machine (`ps`); the variable is not
     token = os.environ.get(TOKEN, "") if args.token is None else args.token
     host = check_address(args.host, token)
     if args.run_dir is not None and not args.run_dir.is_dir():

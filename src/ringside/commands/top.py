@@ -91,6 +91,7 @@ def choose_run(run: str | None) -> tuple[RunSource, str]:
                 f"{printable(run)} is no run: it has no {RUN}. Give the directory that a run was told to use"
             )
         return Local(path), ""
+    # running jobs, the newest first; else the newest run that was written
     entries = [entry.directory for entry in running()]
     if entries:
         others = ", ".join(printable(str(each)) for each in entries[1:])

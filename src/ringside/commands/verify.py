@@ -106,46 +106,45 @@ def parse_counts(text: str) -> list[int]:
 
 def to_json(audits: Sequence[Audit], *, links: bool = False) -> dict[str, Any]:
     """Return the audits as plain data; bytes are in units of the tensor, as a float and exactly."""
+    plain = []
+    for audit in audits:
+        data = {
+            "algorithm": audit.name,
+            "collective": str(audit.collective),
+            "ranks": audit.ranks,
+            "switches": audit.switches,
+            "chunks": audit.chunks,
+            "ok": audit.ok,
+            "canonical": audit.canonical,
+            "rounds": audit.rounds,
+            "lower_bound_rounds": audit.lower_bound_rounds,
+            **_bytes_json("max_bytes_sent", audit.max_bytes_sent),
+            **_bytes_json("max_bytes_received", audit.max_bytes_received),
+            **_bytes_json("max_bytes_reduced", audit.traffic.max_bytes_reduced),
+            **_bytes_json("lower_bound_bytes", audit.lower_bound_bytes),
+            "busiest_link": audit.busiest_link,
+            **_bytes_json("busiest_link_bytes", audit.traffic.busiest_link_bytes),
+            "max_ports": audit.max_ports,
+            "beats_bounds": audit.beats_bounds,
+            "buffers": audit.buffers,
+            "by_symmetry": audit.by_symmetry,
+            "chunks_sent": audit.traffic.sent.tolist(),
+            "chunks_received": audit.traffic.received.tolist(),
+            "chunks_reduced": audit.traffic.reduced.tolist(),
+            "problems": [
+                {"kind": p.kind, "message": p.message, "rank": p.rank, "chunk": p.chunk, "round": p.round}
+                for p in audit.problems
+            ],
+        }
+        if links:
+            moved = audit.traffic.links()
+            data["links"] = [{"src": src, "dst": dst, **_bytes_json("bytes", amount)} for src, dst, amount in moved]
+        plain.append(data)
     return {
         "schema": SCHEMA,
         "ok": all(audit.ok for audit in audits),
-        "audits": [_audit_json(audit, links=links) for audit in audits],
+        "audits": plain,
     }
-
-
-def _audit_json(audit: Audit, *, links: bool) -> dict[str, Any]:
-    data = {
-        "algorithm": audit.name,
-        "collective": str(audit.collective),
-        "ranks": audit.ranks,
-        "switches": audit.switches,
-        "chunks": audit.chunks,
-        "ok": audit.ok,
-        "canonical": audit.canonical,
-        "rounds": audit.rounds,
-        "lower_bound_rounds": audit.lower_bound_rounds,
-        **_bytes_json("max_bytes_sent", audit.max_bytes_sent),
-        **_bytes_json("max_bytes_received", audit.max_bytes_received),
-        **_bytes_json("max_bytes_reduced", audit.traffic.max_bytes_reduced),
-        **_bytes_json("lower_bound_bytes", audit.lower_bound_bytes),
-        "busiest_link": audit.busiest_link,
-        **_bytes_json("busiest_link_bytes", audit.traffic.busiest_link_bytes),
-        "max_ports": audit.max_ports,
-        "beats_bounds": audit.beats_bounds,
-        "buffers": audit.buffers,
-        "by_symmetry": audit.by_symmetry,
-        "chunks_sent": audit.traffic.sent.tolist(),
-        "chunks_received": audit.traffic.received.tolist(),
-        "chunks_reduced": audit.traffic.reduced.tolist(),
-        "problems": [
-            {"kind": p.kind, "message": p.message, "rank": p.rank, "chunk": p.chunk, "round": p.round}
-            for p in audit.problems
-        ],
-    }
-    if links:
-        moved = audit.traffic.links()
-        data["links"] = [{"src": src, "dst": dst, **_bytes_json("bytes", amount)} for src, dst, amount in moved]
-    return data
 
 
 def _bytes_json(key: str, value: Fraction) -> dict[str, float | str]:

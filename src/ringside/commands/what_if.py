@@ -82,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
     if step.algorithm != AUTO:
         option(lawful(step.topology), step.algorithm)  # raises with a list of what there is
     answer = what_if(step, change)
+    # one bucket's collective in the changed step, for the page and `critical_path`
     after = played(answer.after)
     if args.json:
         print(json.dumps(to_json(answer, change, after, rates), indent=1))

@@ -44,7 +44,7 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
         except UNDECODABLE as error:
             notes.append(Note(file=source.name, kind=KIND, text=f"breaks off or is damaged ({error})", used=False))
             continue
-        # Nothing below is certain to be there, or of its type: whoever raised may have written the file by hand.
+        # Nothing below is certain to be there, or of its type: any program may have written the file.
         inner = message if isinstance(message, dict) else {"message": message}
         extra = inner.get("extraInfo")
         extra = extra if isinstance(extra, dict) else {}

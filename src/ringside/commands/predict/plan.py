@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write a page and say where on stderr: stdout has the answer; raise `RingsideError` where it cannot be written."""
+    """Write a page and print its path on stderr (stdout has the answer); raise `RingsideError` where it fails."""
     try:
         write_user_file(path, page)
     except OSError as error:
@@ -123,12 +123,13 @@ def plan_question(args: argparse.Namespace) -> PlanQuestion:
 
 
 def hardware_of(run: Run, args: argparse.Namespace) -> Topology | None:
-    """Return the topology that arguments name for a recorded run: a preset of as many hosts and ranks, unless they say.
+    """Return the topology that arguments name for a recorded run: a preset gets the run's hosts and ranks by default.
 
     None where they name none; errors as of `hardware`.
     """
     if not args.preset and not args.topology:
         return None
+    # a file, or a size, is taken as it is
     if not args.preset or args.hosts is not None or args.ranks_per_host is not None:
         return hardware(args)
     sizes = host_sizes(run)
@@ -154,6 +155,7 @@ def parameters_from(where: str) -> float:
         UsageError: There is no such module or factory, or what it returns has no parameters.
     """
     name, _, factory = where.partition(":")
+    # the user's module, as Python itself would find it from here
     sys.path.insert(0, str(Path.cwd()))
     try:
         with contextlib.redirect_stdout(sys.stderr):  # stdout has the answer, whatever a model prints

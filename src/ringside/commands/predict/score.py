@@ -162,12 +162,55 @@ def _of(tables: Sequence[Table], names: Sequence[str]) -> list[Table]:
 
 def to_json(scores: Sequence[Score], *, points: bool = False) -> dict[str, Any]:
     """Return scores as plain data; the keys are those of the module's text."""
+    tables = []
+    for score in scores:
+        errors, table, flags = score.errors, score.table, scoring.flagged(score.table)
+        data: dict[str, Any] = {
+            "name": table.name,
+            "rows": table.count,
+            "flagged": len(flags),
+            "mape": errors.mape if errors else None,
+            "median": errors.median if errors else None,
+            "bias": errors.bias if errors else None,
+            "worst_size_bytes": errors.worst_size_bytes if errors else None,
+            "band_coverage": score.band_coverage,
+            "baselines": {name: found.mape if found else None for name, found in score.baselines.items()},
+            "mape_large": errors.mape_large if errors else None,
+            "full_sweep": score.full_sweep,
+            "ranks": table.ranks,
+            "hosts": table.hosts,
+            "collective": table.collective,
+            "law": score.words,
+            "fitted_rows": score.fitted,
+            "scored_rows": len(score.scored),
+            "path": table.path,
+            "refused": score.refused,
+            "flags": [{"line": flag.line, "size_bytes": flag.size_bytes, "reason": flag.reason} for flag in flags],
+        }
+        if points:
+            prediction = score.prediction
+            data["points"] = (
+                []
+                if prediction is None
+                else [
+                    {
+                        "size_bytes": int(row.size_bytes),
+                        "measured_s": row.time_s,
+                        "predicted_s": float(prediction.times_s[i]),
+                        "low_s": float(prediction.low_s[i]),
+                        "high_s": float(prediction.high_s[i]),
+                        "extrapolated": bool(prediction.extrapolated[i]),
+                    }
+                    for i, row in enumerate(score.scored)
+                ]
+            )
+        tables.append(data)
     modes = list(dict.fromkeys(score.mode for score in scores if score.mode != "unreadable"))
     total = summary(scores)
     return {
         "schema": SCHEMA,
         "mode": modes[0] if modes else "",
-        "tables": [_table_json(table_score, points) for table_score in scores],
+        "tables": tables,
         "summary": {
             "tables": total.tables,
             "rows": total.rows,
@@ -178,50 +221,6 @@ def to_json(scores: Sequence[Score], *, points: bool = False) -> dict[str, Any]:
             "baselines": dict(total.baselines),
         },
     }
-
-
-def _table_json(score: Score, points: bool) -> dict[str, Any]:
-    errors, table, flags = score.errors, score.table, scoring.flagged(score.table)
-    data: dict[str, Any] = {
-        "name": table.name,
-        "rows": table.count,
-        "flagged": len(flags),
-        "mape": errors.mape if errors else None,
-        "median": errors.median if errors else None,
-        "bias": errors.bias if errors else None,
-        "worst_size_bytes": errors.worst_size_bytes if errors else None,
-        "band_coverage": score.band_coverage,
-        "baselines": {name: found.mape if found else None for name, found in score.baselines.items()},
-        "mape_large": errors.mape_large if errors else None,
-        "full_sweep": score.full_sweep,
-        "ranks": table.ranks,
-        "hosts": table.hosts,
-        "collective": table.collective,
-        "law": score.words,
-        "fitted_rows": score.fitted,
-        "scored_rows": len(score.scored),
-        "path": table.path,
-        "refused": score.refused,
-        "flags": [{"line": flag.line, "size_bytes": flag.size_bytes, "reason": flag.reason} for flag in flags],
-    }
-    if points:
-        prediction = score.prediction
-        data["points"] = (
-            []
-            if prediction is None
-            else [
-                {
-                    "size_bytes": int(row.size_bytes),
-                    "measured_s": row.time_s,
-                    "predicted_s": float(prediction.times_s[i]),
-                    "low_s": float(prediction.low_s[i]),
-                    "high_s": float(prediction.high_s[i]),
-                    "extrapolated": bool(prediction.extrapolated[i]),
-                }
-                for i, row in enumerate(score.scored)
-            ]
-        )
-    return data
 
 
 def print_scores(scores: Sequence[Score], console: Console) -> None:

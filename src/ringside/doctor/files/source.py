@@ -61,12 +61,12 @@ class Source:
     def open(self) -> BinaryIO:
         """Return a stream over the whole content, unpacked; to be closed. It never raises while it is read:
 
-        where it cannot go on it ends, and `problems` says why.
+        where it cannot go on it ends, and `problems` has the reason.
         """
         return self.opener(self.note_problem)
 
     def read(self, most_bytes: int) -> bytes:
-        """Return the content; the part beyond `most_bytes` is left out and `problems` says so."""
+        """Return the content; the part beyond `most_bytes` is left out, with a line in `problems`."""
         with self.open() as stream:
             content = stream.read(most_bytes + 1)
         if len(content) > most_bytes:

@@ -28,7 +28,7 @@ def gather(
 
     Args:
         paths: Files, folders, or globs (`**` included) where no file has that name.
-        progress: Hears of bytes as they are read.
+        progress: Counts bytes as they are read.
         limits: What is too much.
 
     Yields:
@@ -67,6 +67,7 @@ def _folder(folder: Path, context: Context, depth: int) -> Iterator[Path]:
         return
     if depth == 0 and not entries:
         context.refuse(str(folder), "is an empty folder")
+    # a link to a folder may lead in a circle
     for entry in entries:
         if entry.is_dir(follow_symlinks=False):
             yield from _folder(folder / entry.name, context, depth + 1)
@@ -82,7 +83,7 @@ def natural_key(name: str) -> tuple[tuple[int, int | str], ...]:
         if char.isascii() and char.isdigit():
             digits += char
             continue
-        if digits:
+        if digits:  # no name makes a number that takes long to compare
             pieces.append((0, int(digits[:18])))
             digits = ""
         pieces.append((1, char))
@@ -92,13 +93,14 @@ def natural_key(name: str) -> tuple[tuple[int, int | str], ...]:
 def _add_file(path: Path, context: Context, seen: set[tuple[int, int]]) -> None:
     try:
         status = path.stat()
+        # each file once, however many paths and links lead to it
         if (status.st_dev, status.st_ino) in seen:
             return
         seen.add((status.st_dev, status.st_ino))
         if not path.is_file():
             context.refuse(str(path), "is not a plain file and was left out")
             return
-        with path.open("rb"):
+        with path.open("rb"):  # may it be read at all?
             pass
     except OSError as error:
         context.refuse(str(path), f"cannot be read: {error.strerror or error}")

@@ -1,7 +1,7 @@
 """One rank's flight-recorder dump as a value: which collectives it entered, which of them ended.
 
 Formats 2.0 to 2.10 of `torch/csrc/distributed/c10d/FlightRecorder*`, of NCCL and Gloo. What differs between them:
-Gloo never fills in `state` and marks what ended by `retired`; its `pg_config` is empty; older ones say `seq_id`.
+Gloo never fills in `state` and marks what ended by `retired`; its `pg_config` is empty; older ones have `seq_id`.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """A process group as one rank knows it; `ranks` are global, in group order, none where it does not say."""
+    """A process group as one rank knows it; `ranks` are global, in group order, none where it does not list them."""
 
     name: str
     desc: str = ""
@@ -143,7 +143,7 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
         rank: The global rank, from the file's name.
         written_s: When the file was last written (copying may have changed that), seconds since 1970.
         version: The dump format's.
-        library: Version of NCCL, where it says so.
+        library: Version of NCCL, where it is recorded.
         groups: The rank's process groups by name.
         entered: Last collective entered, by group (groups with sends or receives left out).
         completed: Last collective completed, likewise.
@@ -173,7 +173,7 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def world(self) -> tuple[int, ...]:
-        """Ranks of the whole job, where the dump says so."""
+        """Ranks of the whole job, where the dump lists them."""
         return max((group.ranks for group in self.groups.values()), key=len, default=())
 
 
@@ -221,7 +221,7 @@ def read_dump(content: Any, file: str, rank: int, written_s: float = 0.0) -> Dum
         name, desc = entry_group(entry)
         if name not in groups:
             groups[name] = Group(name=name, desc=desc)
-    # Sends and receives count in the same numbers: they say nothing of a group's collectives where there are any.
+    # Sends and receives count in the same numbers: a group that has any shows nothing of its collectives in its status.
     names = _names_of_ids(raw, entries)
     tainted = {entry_group(entry)[0] for entry in entries if _is_p2p(entry)}
     status = {names[pg_id]: state for pg_id, state in raw.pg_status.items() if pg_id in names}

@@ -155,34 +155,26 @@ def sort_into_jobs(dumps: Sequence[Dump]) -> tuple[list[list[Dump]], list[Note]]
     several = any(count > 1 for count in places.values())
     jobs, notes = [], []
     for members in folders.values() if several and len(folders) > 1 else [list(dumps)]:
-        kept, left_out = _one_job(members)
-        jobs.append(kept)
-        notes.extend(left_out)
+        worlds = Counter(dump.world for dump in members if dump.world)
+        world = worlds.most_common(1)[0][0] if worlds else ()
+        times = sorted(last for dump in members if (last := last_s(dump)))
+        median = times[len(times) // 2] if times else 0.0
+        kept: dict[int, Dump] = {}
+        # the newest first; of equally old ones the one that shows more waiting
+        for dump in sorted(members, key=lambda dump: (last_s(dump), _open(dump)), reverse=True):
+            apart = abs(last_s(dump) - median) / APART_S
+            if dump.world and dump.world != world:
+                why = f"is of another job: its world has {len(dump.world)} ranks, most others' {len(world)}"
+            elif last_s(dump) and apart > 1.0:
+                why = f"is of another run: its last call is {apart:.0f} days from the others'"
+            elif dump.rank in kept:
+                why = f"is a second dump of rank {dump.rank}; {kept[dump.rank].file} is newer and was used"
+            else:
+                kept[dump.rank] = dump
+                continue
+            notes.append(Note(file=dump.file, kind=KIND, text=f"{why}; left out", used=False))
+        jobs.append(sorted(kept.values(), key=lambda dump: dump.rank))
     return jobs, notes
-
-
-def _one_job(dumps: list[Dump]) -> tuple[list[Dump], list[Note]]:
-    worlds = Counter(dump.world for dump in dumps if dump.world)
-    world = worlds.most_common(1)[0][0] if worlds else ()
-    times = sorted(last for dump in dumps if (last := last_s(dump)))
-    median = times[len(times) // 2] if times else 0.0
-    kept: dict[int, Dump] = {}
-    notes = []
-    # the newest first; of equally old ones the one that shows more waiting
-    for dump in sorted(dumps, key=lambda dump: (last_s(dump), _open(dump)), reverse=True):
-        if dump.world and dump.world != world:
-            why = f"is of another job: its world has {len(dump.world)} ranks, most others' {len(world)}"
-        elif last_s(dump) and abs(last_s(dump) - median) > APART_S:
-            why = (
-                f"is of another run: its last call is {abs(last_s(dump) - median) / APART_S:.0f} days from the others'"
-            )
-        elif dump.rank in kept:
-            why = f"is a second dump of rank {dump.rank}; {kept[dump.rank].file} is newer and was used"
-        else:
-            kept[dump.rank] = dump
-            continue
-        notes.append(Note(file=dump.file, kind=KIND, text=f"{why}; left out", used=False))
-    return sorted(kept.values(), key=lambda dump: dump.rank), notes
 
 
 def last_s(dump: Dump) -> float:

@@ -1,7 +1,7 @@
 """Who holds a hung job up: the first cause, separated from the ranks that only wait because of it.
 
 A rank waits for every member of a group that never entered a collective it is in, and for the other side of a send or
-receive that was never posted. Whoever is waited for and waits for nobody is a first cause. So is a rank whose own
+receive that was never posted. The rank that is waited for and waits for nobody is a first cause. So is a rank whose own
 device stopped: its collectives have no end though its peers, who needed it, finished them.
 """
 
@@ -73,9 +73,8 @@ def find_causes(views: list[GroupView]) -> list[HangCause]:
     if roots and roots <= later:
         return []  # all that is waited for are ranks whose dumps are older than the others'
     roots -= later
-    # A stopped rank that others wait for as well has no excuse in waiting for others itself.
-    # Nobody is the first: ranks that wait for each other and for nobody else, the smallest set that all waiting leads
-    # into.
+    # Where nobody is the first, ranks wait for each other and for nobody else: the smallest set that all waiting leads
+    # into. (A stopped rank has no excuse in waiting for others itself: it is a cause, and no circle is looked for.)
     circle: set[int] = set()
     for start in sorted(awaited)[:MOST_STARTS] if not roots and not stopped else ():
         reached: set[int] = set()

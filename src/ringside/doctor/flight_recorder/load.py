@@ -38,7 +38,7 @@ _OLD_PICKLE = re.compile(
 
 
 class NotADumpError(RingsideError):
-    """The bytes are no flight-recorder dump; the message says what they are instead."""
+    """The bytes are no flight-recorder dump; the message names what they are instead."""
 
 
 class _Refusing(pickle.Unpickler):
@@ -133,7 +133,7 @@ def whole_part(data: bytes, why: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _bounded_memory(spare_bytes: int) -> Iterator[None]:
-    """Let this process grow by no more than so many bytes for the moment, where the system can say how large it is."""
+    """Let this process grow by no more than so many bytes for the moment, where the system shows how large it is."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])

@@ -21,6 +21,7 @@ def dump_lanes(dumps: Sequence[Dump], culprits: set[int], which: str) -> list[La
     end = max((max(last_s(dump), *(call.ended_s for call in dump.calls)) for dump in dumps if dump.calls), default=0.0)
     if not end:
         return []
+    # From the last seconds, or the first call without an end, to a little after the last event.
     pending = [call.created_s for dump in dumps for call in dump.calls if not call.done and call.created_s]
     start = max(min([call.created_s for dump in dumps for call in dump.calls if call.created_s]), end - TAIL_S)
     start = min(start, min(pending, default=start))

@@ -45,6 +45,7 @@ def judge_dumps(dumps: Sequence[Dump], views: list[GroupView]) -> tuple[list[Ver
     missing = sorted(set(world) - {dump.rank for dump in dumps})
     culprits = {rank for cause in causes for rank in cause.ranks}
     verdicts = [*apart, *unclear, *(_hang_verdict(cause, views, missing, culprits) for cause in causes)]
+    # Dumps older than the others' explain a wait by themselves; without them, calls that nobody is late for remain.
     older = sorted({rank for view in views for rank in view.stale})
     if older and not causes:
         noun, end, verb = ("dump", "breaks", "is") if len(older) == 1 else ("dumps", "break", "are")

@@ -25,7 +25,7 @@ class TraceEvent(msgspec.Struct, gc=False):
 
 
 class CollectiveArguments(msgspec.Struct, gc=False):
-    """What profilers say of a collective: since 2.3 on the device kernel as well, before only shapes and types."""
+    """What profilers record of a collective: since 2.3 on the device kernel as well, before only shapes and types."""
 
     name: Any = msgspec.field(name="Collective name", default=None)
     elements_in: Any = msgspec.field(name="In msg nelems", default=None)
@@ -65,7 +65,8 @@ def correlations(raws: Sequence[msgspec.Raw]) -> list[int]:
     """Return the correlations of many events, decoded at one go; -1 for those without one."""
     try:
         return [
-            one.correlation for one in decode_correlations(b"[" + b",".join(bytes(raw) or b"{}" for raw in raws) + b"]")
+            each.correlation
+            for each in decode_correlations(b"[" + b",".join(bytes(raw) or b"{}" for raw in raws) + b"]")
         ]
     except UNDECODABLE:
         half = len(raws) // 2
@@ -83,7 +84,7 @@ def plain_count(value: object) -> int:
 #
 # NCCL's kernels were called `ncclKernel_AllReduce_RING_LL_Sum_float(...)` up to 2.18 and are called
 # `ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)` since; RCCL calls most of its own `ncclDevKernel_Generic_4(...)`, from
-# which the collective cannot be told.
+# which the collective cannot be known.
 
 COLLECTIVES = {
     "allreduce": "all_reduce",

@@ -16,7 +16,7 @@ from ringside.doctor.kineto.collector import read_trace
 from ringside.doctor.kineto.match import Matched, match_collectives
 from ringside.doctor.kineto.replay import collective_recording
 from ringside.doctor.kineto.report import Evidence, answer_questions, job_facts, job_lanes, job_tables
-from ringside.doctor.kineto.steps import RankSteps, rank_activity, steps_of
+from ringside.doctor.kineto.steps import rank_activity, steps_of
 from ringside.doctor.kineto.trace import RankTrace, TracedJob, jobs_of
 from ringside.doctor.pipeline.timeline import looks_like_timeline
 from ringside.doctor.replay.stragglers import answer_what_if, as_dict, step_recording
@@ -114,12 +114,21 @@ def diagnose(job: TracedJob, *, title: str = "") -> Findings:
         *judge.too_many_small(pace.numbers, per_step, small_ratio, exposed),
     ]
     culprits = [rank for verdict in verdicts for rank in verdict.ranks]
+    # The job's steps replayed without stragglers, where there is anything to compare.
+    replayed = None
+    if len(job.traces) > 1 and pace.numbers and not any(trace.launched_only for trace in job.traces):
+        seen = [rank_activity(trace) for trace in job.traces]
+        recording = collective_recording(matched, steps, seen, pace.numbers, job.world_size)
+        if recording is None:
+            recording = step_recording(pace.own_s, pace.exposed_s, pace.step_s, pace.ranks, world_size=job.world_size)
+        count = counted(recording.seconds.shape[1], "step")
+        replayed = as_dict(answer_what_if(recording), f"{count} of the Kineto traces of {len(job.traces)} ranks")
     prefix = f"{title}: " if title else ""
     return Findings(
         verdicts=verdicts,
         questions=questions,
         unjudged=[Unjudged(what=prefix + gap.what, why=gap.why) for gap in _unjudged(job, pace, matched, culprits)],
-        what_if=_what_if(job, steps, matched, pace),
+        what_if=replayed,
         lanes=job_lanes(job, title or "ranks"),
         sheets=job_tables(evidence, prefix, culprits),
         facts={f"{title} kineto".strip(): job_facts(evidence)},
@@ -133,20 +142,6 @@ def _per_rank(values: np.ndarray[Any, np.dtype[np.float64]], ranks: int) -> np.n
     masked = np.ma.masked_invalid(values)
     means: np.ndarray[Any, np.dtype[np.float64]] = np.ma.filled(masked.mean(axis=0), np.nan)
     return means
-
-
-def _what_if(
-    job: TracedJob, steps: Sequence[RankSteps], matched: Matched, pace: judge.RankPace
-) -> dict[str, Any] | None:
-    """The replay of the job's steps without stragglers; None where there is nothing to compare."""
-    if len(job.traces) < 2 or not pace.numbers or any(trace.launched_only for trace in job.traces):
-        return None
-    seen = [rank_activity(trace) for trace in job.traces]
-    recording = collective_recording(matched, steps, seen, pace.numbers, job.world_size)
-    if recording is None:
-        recording = step_recording(pace.own_s, pace.exposed_s, pace.step_s, pace.ranks, world_size=job.world_size)
-    replayed = f"{counted(recording.seconds.shape[1], 'step')} of the Kineto traces of {len(job.traces)} ranks"
-    return as_dict(answer_what_if(recording), replayed)
 
 
 def _unjudged(job: TracedJob, pace: judge.RankPace, matched: Matched, culprits: Sequence[int]) -> list[Unjudged]:

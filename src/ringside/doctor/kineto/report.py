@@ -165,9 +165,9 @@ SHOWN_SPANS = 400
 """Pieces of one kind per lane; shorter ones are left out first."""
 
 
-def job_tables(evidence: Evidence, prefix: str, blamed: Sequence[int]) -> list[Sheet]:
+def job_tables(evidence: Evidence, prefix: str, culprits: Sequence[int]) -> list[Sheet]:
     """Return the tables of a job: what ranks did per step, and its collectives."""
-    culprits = [index for index, rank in enumerate(evidence.pace.ranks) if rank in set(blamed)]
+    rows_of_culprits = [index for index, rank in enumerate(evidence.pace.ranks) if rank in set(culprits)]
     parts = [collective for trace in evidence.traces for collective in trace.collectives]
     kinds: list[list[Number | None]] = []
     for kind, (count, nbytes) in sizes_by_kind(parts).items():
@@ -198,7 +198,7 @@ def job_tables(evidence: Evidence, prefix: str, blamed: Sequence[int]) -> list[S
                 "idle_s", "own_s", "wait_s", "lateness_s", "clock_offset_s", "collectives", "bytes",
             ],
             rows=rows,
-            culprits=culprits,
+            culprits=rows_of_culprits,
             note="Wait: own duration of a collective minus the shortest of all ranks. Lateness: arrival after the "
             "first rank's, clocks corrected by collective ends. Both per collective.",
         ),

@@ -68,20 +68,20 @@ def rank_activity(trace: RankTrace) -> Activity:
     a rank waits only in a pause that a collective's end ended, and not between its first and its last gradient:
     DistributedDataParallel never waits there.
     """
-    communication = union(np.array([[one.start_s, one.end_s] for one in trace.collectives]).reshape(-1, 2))
+    communication = union(np.array([[each.start_s, each.end_s] for each in trace.collectives]).reshape(-1, 2))
     if trace.device:
         return Activity(trace.work, communication, subtract(communication, trace.work))
     # Threads leave no trace of plain Python: from its first piece to the last gradient all of backward is
     # busy, per step, unless it waits for other ranks itself (then it ran more than reductions and broadcasts).
     backwards: list[list[float]] = []
-    starts = [one.start_s for one in trace.collectives]
+    starts = [each.start_s for each in trace.collectives]
     for step in trace.steps:
         begun = trace.backward[np.searchsorted(trace.backward, step.start_s) :][:1]
         ready = _last_before(trace.gradients, step.end_s)
         if not len(begun) or ready is None or not step.start_s <= begun[0] < ready:
             continue
         inside = trace.collectives[bisect_right(starts, begun[0]) : bisect_left(starts, ready)]
-        if all(one.kind in ("all_reduce", "broadcast") for one in inside):
+        if all(each.kind in ("all_reduce", "broadcast") for each in inside):
             backwards.append([float(begun[0]), ready])
     busy = union(np.concatenate([trace.work, np.array(backwards).reshape(-1, 2)]))
     # Pauses up to the last end of a collective inside each; those without one are no waiting.
@@ -101,15 +101,17 @@ def steps_of(trace: RankTrace) -> RankSteps:
     windows = np.array([[step.start_s, step.end_s] for step in trace.steps] or [list(trace.span)], dtype=np.float64)
     numbers = np.array([step.number for step in trace.steps] or [-1], dtype=np.int64)
     length = windows[:, 1] - windows[:, 0]
-    work, communication, exposed = (within(one, windows) for one in (seen.work, seen.communication, seen.exposed))
+    work, communication, exposed = (within(each, windows) for each in (seen.work, seen.communication, seen.exposed))
     hidden = np.maximum(communication - exposed, 0.0)
+    # Where work and communication overlap the time counts once; the rest of the step is idle.
     busy = within(union(np.concatenate([seen.work, seen.communication])), windows)
-    starts = np.array([one.start_s for one in trace.collectives])
+    starts = np.array([each.start_s for each in trace.collectives])
+    # A collective belongs to the step in which it began.
     home = np.searchsorted(windows[:, 0], starts, side="right") - 1
-    weights = np.array([one.nbytes for one in trace.collectives], dtype=np.float64)
+    weights = np.array([each.nbytes for each in trace.collectives], dtype=np.float64)
     nbytes: Floats = np.bincount(home[home >= 0], weights=weights[home >= 0], minlength=len(windows)).astype(float)
-    gradient = [one for one in trace.collectives if one.kind in GRADIENT]
-    begun = [one.start_s for one in gradient]
+    gradient = [each for each in trace.collectives if each.kind in GRADIENT]
+    begun = [each.start_s for each in gradient]
     # Per step, seconds from the last gradient to the last collective's end, and to the step's end.
     tails = np.full((len(windows), 2), np.nan)
     for row, (begin, end) in enumerate(windows.tolist()):
@@ -150,9 +152,9 @@ def _last_before(times: Floats, when: float) -> float | None:
 def sizes_by_kind(collectives: list[TracedCollective]) -> dict[str, tuple[int, float]]:
     """Return number and bytes of collectives by kind, most bytes first."""
     found: dict[str, tuple[int, float]] = {}
-    for one in collectives:
-        count, nbytes = found.get(one.kind, (0, 0.0))
-        found[one.kind] = (count + 1, nbytes + one.nbytes)
+    for collective in collectives:
+        count, nbytes = found.get(collective.kind, (0, 0.0))
+        found[collective.kind] = (count + 1, nbytes + collective.nbytes)
     return dict(sorted(found.items(), key=lambda item: -item[1][1]))
 
 

@@ -1,7 +1,7 @@
-"""Who held a traced job up: the persistent culprit, told from the rank that happens to be last in some step.
+"""Who held a traced job up: the persistent culprit, and not the rank that happens to be last in some step.
 
-The on-line detector (`ringside.monitor.detect`) needs tens of steps, of which it learns what is usual; profilers record
-few. `kineto_persistent` finds who is slow throughout them, the detector who became slow within long ones.
+The on-line detector (`ringside.monitor.detect`) needs tens of steps, of which it learns the baseline; profilers record
+few. `persistent_rank` finds who is slow throughout them, the detector who became slow within long ones.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def judge_stragglers(pace: RankPace, lateness_s: Floats, waits_s: Floats) -> lis
     """
     if len(pace.ranks) < 2 or len(pace.numbers) < LEAST_STEPS:
         return []
-    # The rank that is the slowest for good, or else whoever the detector finds slow for a good part of the trace.
+    # The rank that is the slowest for good, or else each that the detector finds slow for a good part of the trace.
     steps = len(pace.numbers)
     rank = persistent_rank(pace.own_s)
     if rank is not None:

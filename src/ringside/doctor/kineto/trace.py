@@ -55,11 +55,11 @@ class TracedCollective:
 
 @dataclass
 class RankTrace:
-    """What one file says of one rank.
+    """What one file holds of one rank.
 
     Args:
         file: Its name.
-        rank: The rank; -1 where the file does not say.
+        rank: The rank; -1 where the file does not name it.
         world_size: Ranks of the job; 0 where not known.
         backend: `nccl`, `gloo`, ...; empty where not known.
         host: Name of its host; empty where not known.
@@ -94,12 +94,16 @@ class RankTrace:
         """Start and end of all that was recorded, seconds; (0, 0) where nothing was."""
         times = [*(step.start_s for step in self.steps), *(step.end_s for step in self.steps)]
         times += [self.work[0, 0], self.work[-1, 1]] if len(self.work) else []
-        times += [self.collectives[0].start_s, max(one.end_s for one in self.collectives)] if self.collectives else []
+        times += (
+            [self.collectives[0].start_s, max(collective.end_s for collective in self.collectives)]
+            if self.collectives
+            else []
+        )
         return (min(times), max(times)) if times else (0.0, 0.0)
 
 
 # -------------------------------------------------------------------------------------------------
-# Which traces belong together: jobs told apart, ranks found, two traces of one rank told from two parts of one.
+# Which traces belong together: jobs separated, ranks found, two traces of one rank distinguished from two parts of one.
 
 APART_S = 120.0
 """Traces of one job overlap in time; clocks of its hosts may be so many seconds apart."""
@@ -183,7 +187,7 @@ def jobs_of(traces: Sequence[RankTrace]) -> list[TracedJob]:
 
 def _joined(a: RankTrace, b: RankTrace) -> RankTrace | None:
     """Two recordings of one rank, one after the other (a profiler's schedule repeats), as one; None if they overlap."""
-    first, second = sorted((a, b), key=lambda one: one.span)
+    first, second = sorted((a, b), key=lambda trace: trace.span)
     apart = first.span[1] <= second.span[0]
     if not apart or {step.number for step in a.steps} & {step.number for step in b.steps} or not (a.steps and b.steps):
         return None

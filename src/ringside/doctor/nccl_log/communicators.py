@@ -66,7 +66,7 @@ class NcclCommunicator:
         neighbours: (previous, next) of a rank in a channel's ring.
         parents: Parent of a rank in a channel's tree; -1 for the root.
         links: Hops by channel, source and destination.
-        nodes: Number of hosts, where NCCL says so.
+        nodes: Number of hosts, where NCCL prints it.
     """
 
     name: str
@@ -159,6 +159,7 @@ class Communicators:
         member = comm.members.setdefault(rank, NcclMember(line.host, line.pid))
         member.host, member.pid, member.device = line.host, line.pid, int(match["dev"] or line.device)
         member.state, member.bus = state or member.state, match["bus"] or member.bus
+        # lines of channels that came before the communicator had a name
         for text in self._waiting.pop(thread, []):
             _add_hop(comm, rank, text, ring=True)
         if state == "Init START":

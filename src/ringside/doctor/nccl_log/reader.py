@@ -123,7 +123,7 @@ class _Log:
             questions=questions,
             unjudged=[*_missing_logs(comms), *plain_sockets(comms, self.settings.network)],
             notes=notes,
-            sheets=[*([_hops(comms, self.settings.nvlink)] if any(comm.links for comm in comms) else [])],
+            sheets=[_hops(comms, self.settings.nvlink)] if any(comm.links for comm in comms) else [],
             rings=[drawing for drawing in drawn if drawing is not None],
             facts={
                 "nccl": {
@@ -143,6 +143,7 @@ class _Log:
 
 
 def _hops(comms: Sequence[NcclCommunicator], nvlink: bool | None) -> Sheet:
+    """How many hops of each communicator go over what."""
     counts: Counter[tuple[str, int, str, str]] = Counter()
     for comm in comms:
         for link in comm.links.values():

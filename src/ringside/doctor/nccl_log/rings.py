@@ -42,7 +42,7 @@ def ring_order(comm: NcclCommunicator, channel: int) -> list[int]:
         hops = [link for link in comm.links.values() if link.channel == channel and link.ring]
         following = {link.src: link.dst for link in hops}
         if len(following) < len(hops):
-            return []  # versions that do not say when rings end and trees begin: some of these hops are a tree's
+            return []  # versions that do not mark where rings end and trees begin: some of these hops are a tree's
     if not following:
         return []
     order = [min(following)]
@@ -179,7 +179,7 @@ def _sockets(comm: NcclCommunicator, network: NcclNetwork) -> list[Verdict]:
     other = {(link.src, link.dst): link.via for link in comm.links.values() if link.via.startswith("NET/")}
     better = {pair: via for pair, via in other.items() if pair not in over}
     if not over or not (better or network.tried):
-        return []  # all that there is, as far as the logs show: `plain_sockets` says what that means
+        return []  # all that there is, as far as the logs show: `plain_sockets` explains what that means
     ranks = sorted({rank for pair in over for rank in pair} - {rank for pair in better for rank in pair})
     mixed = (
         f", though {counted(len(better), 'hop')} use {transport_name(next(iter(better.values())))}" if better else ""

@@ -29,7 +29,7 @@ class NcclNetwork:
 
     Attributes:
         fallback: Why something better than sockets is not used although it was looked for, there, asked for or broken;
-            empty where nothing says so.
+            empty where no line shows it.
     """
 
     fallback: str = ""
@@ -164,6 +164,7 @@ def _disagree(setting: str, by_rank: Mapping[int, str], names: Mapping[str, str]
     counts = Counter(by_rank.values()).most_common()
     if len(counts) < 2:
         return []
+    # A tie decides nothing: then all differ.
     majority = counts[0][0]
     tie = counts[0][1] == counts[1][1]
     different = sorted(rank for rank, value in by_rank.items() if value != majority or tie)

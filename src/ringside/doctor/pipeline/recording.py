@@ -49,6 +49,7 @@ def prepare_recording(timeline: PipelineTimeline) -> PreparedRecording:
         raise UsageError(
             "no step holds the same operations on all data-parallel ranks; record whole steps of all ranks"
         )
+    # All steps hold the same operations: one of them gives the graph.
     template: Cell = timeline.cells[whole[0], lanes[0]]
     numbers = sorted({key.stage for key in template})
     if numbers != list(range(len(numbers))):

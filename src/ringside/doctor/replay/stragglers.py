@@ -100,6 +100,7 @@ def answer_what_if(recording: Recording) -> WhatIf:
     """
     graph, own = recording.graph, recording.seconds
     ideal = ideal_durations(recording)
+    # All steps and lanes are alike in the ideal: one of each is enough.
     ideal_s = float(replay_steps(graph, ideal[:, :1, :1])[0])
     replayed = replay_steps(graph, own)
     step_s = float(replayed.mean())
@@ -123,10 +124,12 @@ def answer_what_if(recording: Recording) -> WhatIf:
     def share(repaired: Floats) -> float | None:
         return (step_s - float(replay_steps(graph, repaired).mean())) / lost if lost > 1e-9 * step_s else None
 
+    # The slowest workers alone at their peers' pace.
     repaired = own.copy()
     for stage, lane in worst:
         rows = np.flatnonzero(recording.stages == stage)
         repaired[rows, :, lane] = ideal[rows, :, lane]
+    # Each type of operation alone as slow as it was, all others at their peers' pace.
     by_operation = {}
     for kind in dict.fromkeys(recording.kinds):
         of_kind = np.array([other == kind for other in recording.kinds])[:, None, None]
@@ -206,7 +209,7 @@ REBALANCE = "Move layers from the last stage to the others: the loss and the voc
 
 
 def as_dict(found: WhatIf, source: str) -> dict[str, Any]:
-    """Return the content of `what_if` in `ringside doctor --json`; `source` says what was replayed."""
+    """Return the content of `what_if` in `ringside doctor --json`; `source` names what was replayed."""
     plain: dict[str, Any] = msgspec.to_builtins(found)
     return {**plain, "source": source}
 
@@ -281,7 +284,7 @@ def step_recording(
 ) -> Recording:
     """Return the recording of steps of which only own times and waiting are known, such as those of Ringside's runs.
 
-    All ranks leave a synchronisation together, and whoever came last was blocked only while data moved: what
+    All ranks leave a synchronisation together, and the last to come was blocked only while data moved: what
     synchronising took is the shortest time that any rank was blocked in that step.
 
     Args:
