@@ -99,10 +99,18 @@ def make_plan(args: argparse.Namespace) -> tuple[BenchPlan, list[Skipped]]:
     ranks, most = max(2, usable_cores()) if args.ranks is None else args.ranks, int(_core.native().MAX_RANKS)
     if not 1 <= ranks <= most:
         raise UsageError(f"-n {ranks}: there can be 1 to {most} ranks")
+    if args.sizes is not None:
+        sizes = [plan.parse_size(text) for text in args.sizes.split(",")]
+    else:
+        first, last = plan.parse_size(args.min_bytes), plan.parse_size(args.max_bytes)
+        if args.quick:  # at least one size, however narrow the range is
+            sizes = [size for size in _QUICK_SIZES if first <= size <= last] or [first]
+        else:
+            sizes = plan.sizes_between(first, last, args.step_factor)
     bench_plan = BenchPlan(
         key=f"bench/{uuid.uuid4()}",
         ranks=ranks,
-        sizes_bytes=plan.whole_items(_sizes(args), dtype),
+        sizes_bytes=plan.whole_items(sizes, dtype),
         dtype=dtype,
         op=op,
         algorithms=_listed(args.algorithm, ("auto", *_algorithms()), "algorithm"),
@@ -123,16 +131,6 @@ def make_plan(args: argparse.Namespace) -> tuple[BenchPlan, list[Skipped]]:
 
 def _algorithms() -> list[str]:
     return sorted({"one_shot", *ALGORITHMS})
-
-
-def _sizes(args: argparse.Namespace) -> list[int]:
-    if args.sizes is not None:
-        return [plan.parse_size(text) for text in args.sizes.split(",")]
-    first, last = plan.parse_size(args.min_bytes), plan.parse_size(args.max_bytes)
-    if args.quick:
-        # at least one size, however narrow the range is
-        return [size for size in _QUICK_SIZES if first <= size <= last] or [first]
-    return plan.sizes_between(first, last, args.step_factor)
 
 
 def _listed(text: str, known: tuple[str, ...], kind: str) -> tuple[str, ...]:

@@ -101,25 +101,24 @@ def run(args: argparse.Namespace) -> int:
         show.line(f"ringside demo: {warning}")
     log = _Log(path)
     variables = {**environment(path), "OMP_NUM_THREADS": str(max(usable_cores() // ranks, 1)), "RINGSIDE": ""}
+    given = [f"--steps={args.steps}", f"--seed={seed}", f"--size={args.size}", f"--inject={fault or 'none'}"]
+    given += [f"--corpus={args.corpus}"] if args.corpus else []
+    given += [] if args.no_comparison else [f"--compare={BLOCKS}"]
+    launcher = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}"]
+    command = [*launcher, "-m", "ringside.demo.train", *given]
     with stop_requests() as stop, show:
-        given = [f"--steps={args.steps}", f"--seed={seed}", f"--size={args.size}", f"--inject={fault or 'none'}"]
-        given += [f"--corpus={args.corpus}"] if args.corpus else []
-        given += [] if args.no_comparison else [f"--compare={BLOCKS}"]
-        launcher = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}"]
-        command = [*launcher, "-m", "ringside.demo.train", *given]
         launch = Launch(command, variables, sink=log.add)
         status = follow(launch, path, stop, _ending_hangs(launch, fault, show))
     extra: dict[str, Any] = {"comparison": show.run.comparison or None}
     if not stop.signum:
         extra["injected"] = injected(fault)
     concluded = conclude(path, [] if stop.signum else launch.deaths, extra)
-    # Ended before the end, or well but without a record.
+    if stop.signum:
+        record = "nothing was recorded in" if concluded is None else "what was recorded is in"
+        print(f"ringside demo: stopped, all ranks have ended; {record} {path}", file=sys.stderr)
+    elif concluded is None and not status:
+        print(f"ringside demo: the training ended well, but its record in {path} is gone or not whole", file=sys.stderr)
     if stop.signum or (concluded is None and not status):
-        record = "; nothing was recorded in" if concluded is None else "; what was recorded is in"
-        message = f"stopped, all ranks have ended{record} {path}"
-        if not stop.signum:
-            message = f"the training ended well, but its record in {path} is gone or not whole"
-        print(f"ringside demo: {message}", file=sys.stderr)
         if not args.json:
             print(path)
         return stop.exit_status if stop.signum else 1

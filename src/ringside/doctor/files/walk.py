@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -37,22 +38,21 @@ def gather(
     with ExitStack() as stack:
         context = Context(limits or Limits(), progress or Silent(), stack, ARCHIVES)
         seen: set[tuple[int, int]] = set()
-        for path in paths:
-            for file in _expand(Path(path), context):
+        for path in map(Path, paths):
+            files: Iterable[Path] = []
+            if path.is_dir():
+                files = _folder(path, context, 0)
+            elif path.exists() or path.is_symlink():
+                files = [path]
+            elif found := [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]:
+                files = chain.from_iterable(
+                    _folder(match, context, 0) if match.is_dir() else [match] for match in found
+                )
+            else:
+                context.refuse(str(path), "does not exist; give files, folders or globs of what the run left behind")
+            for file in files:
                 _add_file(file, context, seen)
         yield context.found
-
-
-def _expand(path: Path, context: Context) -> Iterator[Path]:
-    if path.is_dir():
-        yield from _folder(path, context, 0)
-    elif path.exists() or path.is_symlink():
-        yield path
-    elif matches := sorted(glob.glob(str(path), recursive=True)):
-        for match in map(Path, matches):
-            yield from _folder(match, context, 0) if match.is_dir() else [match]
-    else:
-        context.refuse(str(path), "does not exist; give files, folders or globs of what the run left behind")
 
 
 def _folder(folder: Path, context: Context, depth: int) -> Iterator[Path]:

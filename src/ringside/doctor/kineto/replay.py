@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ringside.doctor.kineto.intervals import Floats, within
+from ringside.doctor.kineto.intervals import within
 from ringside.doctor.kineto.match import Matched
 from ringside.doctor.kineto.steps import Activity, RankSteps
 from ringside.doctor.replay.graph import DependencyGraph
@@ -54,8 +53,8 @@ def collective_recording(
             busy = segments[:, 1] - segments[:, 0] - within(activity.exposed, segments)
             work[:, place, lane] = np.maximum(busy, 0.0)
             # Held: between an arrival and the next the rank waited for that collective.
-            after = np.stack([edges[1:-1], np.clip(ends[:-1], edges[1:-1], edges[2:])], axis=1)
-            waited = within(activity.exposed, after)
+            gaps = np.stack([edges[1:-1], np.clip(ends[:-1], edges[1:-1], edges[2:])], axis=1)
+            waited = within(activity.exposed, gaps)
             held[:, place, lane] = waited > HELD_RATIO * np.maximum(ends - arrivals, 0.0)[:-1]
     # What each collective took once all had arrived and the one before was done.
     transfer = np.zeros((count, len(rows) - first))
@@ -67,26 +66,22 @@ def collective_recording(
     # The measured length of each step: from the last end of the step before to its own.
     lasts = np.array([np.median(matched.ends[found] - matched.clocks, axis=1).max() for found in rows])
     begins = lasts[:-1] if first else np.array([np.mean([_begin(rank, numbers[0]) for rank in steps])])
-    graph, seconds, names = _interleave(work, transfer, held)
+    # Work 0, transfer 0, work 1, ...: each work after the one before, and after a transfer that most ranks waited for.
+    blocks = held.mean(axis=(1, 2)) >= 0.5
+    after: list[list[int]] = []
+    for index in range(count):
+        before_work = [2 * index - 2] if index else []
+        after.append([*before_work, *([2 * index - 1] if index and blocks[index - 1] else [])])
+        after.append([2 * index, *([2 * index - 1] if index else [])])
+    names = [f"{kind} {index}" for index in range(count) for kind in ("work", "transfer")]
+    spread = np.broadcast_to(transfer[:, :, None], work.shape)
+    seconds = np.stack([work, spread], axis=1).reshape(2 * count, *work.shape[1:])
+    groups = [[2 * index + 1] for index in range(count)]
+    across = frozenset(op for group in groups for op in group)
+    graph = DependencyGraph(names=names, after=after, groups=groups, across=across)
     ranks = [rank.rank for rank in steps]
     return lanes_recording(graph, seconds, names, ranks, world_size, lasts[first:] - begins)
 
 
 def _begin(rank: RankSteps, number: int) -> float:
     return float(rank.windows[int(np.flatnonzero(rank.numbers == number)[0]), 0])
-
-
-def _interleave(work: Floats, transfer: Floats, held: NDArray[np.bool_]) -> tuple[DependencyGraph, Floats, list[str]]:
-    """Work 0, transfer 0, work 1, ...: each work after the one before, and after transfers that ranks waited for."""
-    blocks = held.mean(axis=(1, 2)) >= 0.5
-    after: list[list[int]] = []
-    for index in range(len(work)):
-        before = [2 * index - 2] if index else []
-        after.append([*before, *([2 * index - 1] if index and blocks[index - 1] else [])])
-        after.append([2 * index, *([2 * index - 1] if index else [])])
-    kinds = [f"{kind} {index}" for index in range(len(work)) for kind in ("work", "transfer")]
-    spread = np.broadcast_to(transfer[:, :, None], work.shape)
-    seconds = np.stack([work, spread], axis=1).reshape(2 * len(work), *work.shape[1:])
-    groups = [[2 * index + 1] for index in range(len(work))]
-    across = frozenset(op for group in groups for op in group)
-    return DependencyGraph(names=kinds, after=after, groups=groups, across=across), seconds, kinds

@@ -113,32 +113,35 @@ class _Log:
         if vias:
             words = f"the hops between hosts use {', '.join(vias)}; how much of a step they take needs a profile"
             questions["network_between_hosts"] = Question(answer=None, numbers=dict(vias), words=words)
+        # Communicators of which some ranks' logs are not here.
+        partial: list[Unjudged] = []
+        for comm in comms:
+            if comm.nranks > max(len(comm.members), 1) and len(partial) < SHOWN_COMMUNICATORS:
+                absent = rank_list(set(range(comm.nranks)) - set(comm.members))
+                seen = counted(len(comm.members), "rank")
+                why = f"the logs hold {seen} of {comm.nranks}; {absent} are missing"
+                partial.append(Unjudged(what=f"the whole of communicator {comm.name}", why=why))
+        environments = list(self.settings.environment.values())
+        facts: dict[str, object] = {}
+        if comms or self.settings.versions:
+            facts["nccl"] = {
+                "versions": sorted(set(self.settings.versions.values())),
+                "communicators": [
+                    {"name": comm.name, "nranks": comm.nranks, "ranks_seen": sorted(comm.members)} for comm in comms
+                ],
+                "environment": {
+                    name: sorted({variables[name] for variables in environments if name in variables})
+                    for name in sorted({name for variables in environments for name in variables})
+                },
+            }
         return Findings(
-            verdicts=[
-                *torch,
-                *faults,
-                *judge_settings(self.settings, ranks),
-                *broken_rings,
-            ],
+            verdicts=[*torch, *faults, *judge_settings(self.settings, ranks), *broken_rings],
             questions=questions,
-            unjudged=[*_missing_logs(comms), *plain_sockets(comms, self.settings.network)],
+            unjudged=[*partial, *plain_sockets(comms, self.settings.network)],
             notes=notes,
             sheets=[_hops(comms, self.settings.nvlink)] if any(comm.links for comm in comms) else [],
             rings=[drawing for drawing in drawn if drawing is not None],
-            facts={
-                "nccl": {
-                    "versions": sorted(set(self.settings.versions.values())),
-                    "communicators": [
-                        {"name": comm.name, "nranks": comm.nranks, "ranks_seen": sorted(comm.members)} for comm in comms
-                    ],
-                    "environment": {
-                        name: sorted({env[name] for env in self.settings.environment.values() if name in env})
-                        for name in sorted({name for env in self.settings.environment.values() for name in env})
-                    },
-                }
-            }
-            if comms or self.settings.versions
-            else {},
+            facts=facts,
         )
 
 
@@ -154,18 +157,3 @@ def _hops(comms: Sequence[NcclCommunicator], nvlink: bool | None) -> Sheet:
     return Sheet(
         title="What the hops travel over", columns=["communicator", "ranks", "transport", "where", "hops"], rows=rows
     )
-
-
-def _missing_logs(comms: Sequence[NcclCommunicator]) -> list[Unjudged]:
-    """Communicators of which some ranks' logs are not here."""
-    lines: list[Unjudged] = []
-    for comm in comms:
-        if len(lines) == SHOWN_COMMUNICATORS:
-            break
-        if len(comm.members) < comm.nranks and comm.nranks > 1:
-            absent = set(range(comm.nranks)) - set(comm.members)
-            why = (
-                f"the logs hold {counted(len(comm.members), 'rank')} of {comm.nranks}; {rank_list(absent)} are missing"
-            )
-            lines.append(Unjudged(what=f"the whole of communicator {comm.name}", why=why))
-    return lines
