@@ -129,8 +129,14 @@ def _algorithm(args: argparse.Namespace) -> str:
 
 def change_of(args: argparse.Namespace) -> StepChange:
     """Return the change that the arguments describe; raise `UsageError` where there is none, or it cannot be read."""
+    slower = {}
+    for text in args.slow_rank:
+        match = _SLOWER.match(text.strip())
+        if match is None:
+            raise UsageError(f"--slow-rank {text}: a rank and by how much its work grows, such as 3=12%")
+        slower[int(match[1])] = float(match[2]) / 100.0
     change = StepChange(
-        slower=dict(map(_slower_rank, args.slow_rank)),
+        slower=slower,
         repaired=tuple(args.repair),
         slow_links=tuple(map(link_of, args.slow_link)),
         lost_rails=tuple(args.lose_rail),
@@ -143,13 +149,6 @@ def change_of(args: argparse.Namespace) -> StepChange:
     if change == StepChange():
         raise UsageError("what if what? Say --slow-rank 3=12%, --slow-link 7:8=4, --lose-rail 0, --to-hosts 32, ...")
     return change
-
-
-def _slower_rank(text: str) -> tuple[int, float]:
-    match = _SLOWER.match(text.strip())
-    if match is None:
-        raise UsageError(f"--slow-rank {text}: a rank and by how much its work grows, such as 3=12%")
-    return int(match[1]), float(match[2]) / 100.0
 
 
 def link_of(text: str) -> tuple[int, int, float]:

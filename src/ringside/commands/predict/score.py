@@ -100,43 +100,33 @@ def requested_scores(args: argparse.Namespace) -> list[Score]:
     limit = parse_size(args.fit_below, binary=True) if args.fit_below is not None else None
     if args.fit_below is not None and not limit:
         raise UsageError(f"--fit-below {args.fit_below}: a size such as 16M or 1G")
-    read, refused = _read([*args.paths, *args.fit, *args.test, *args.p2p], args)
+    # A named file that is no table is refused with its reason, in a folder it is passed over; without any table the last
+    # reason is the error.
+    paths = [*args.paths, *args.fit, *args.test, *args.p2p]
+    read: list[Table] = []
+    refused: list[Score] = []
+    problem: UsageError | None = None
+    for path, in_folder in _files(paths):
+        try:
+            read += [scoring.with_ranks(table, args.ranks, args.hosts) for table in read_tables(path)]
+        except UsageError as error:
+            if not in_folder:
+                problem = error
+                refused.append(Score(Table(path.stem, (), path=str(path)), "unreadable", refused=str(error)))
+    if not read:
+        raise problem or UsageError(f"no table in {', '.join(map(str, paths))}")
     tables, pairs = scoring.checked(read)
     known = Knowledge(args.preset or "auto", pairs)
     if args.fit:
         # a table belongs to the side on which its file, or its folder, was named
         sides = ({str(path) for path, _ in _files(names)} for names in (args.fit, args.test))
-        fit, test = ([table for table in tables if table.path in paths] for paths in sides)
+        fit, test = ([table for table in tables if table.path in side] for side in sides)
         return [*refused, *(scoring.other_scale(scoring.same_cluster(fit, table), table, known) for table in test)]
     if limit is not None:
         return [*refused, *(scoring.larger_sizes(table, known, limit) for table in tables)]
     if args.preset:
         return [*refused, *(scoring.preset_only(table, known) for table in tables)]
     return [*refused, *(scoring.hold_out(table, known) for table in tables)]
-
-
-def _limit(text: str | None) -> float | None:
-    limit = parse_size(text, binary=True) if text is not None else None
-    if text is not None and not limit:
-        raise UsageError(f"--fit-below {text}: a size such as 16M or 1G")
-    return limit
-
-
-def _read(paths: Sequence[str], args: argparse.Namespace) -> tuple[list[Table], list[Score]]:
-    """Return the tables in files, and a refusal for each file that is none; a lone one raises its error."""
-    found: list[Table] = []
-    refused: list[Score] = []
-    problem: UsageError | None = None
-    for path, in_folder in _files(paths):
-        try:
-            found += [scoring.with_ranks(table, args.ranks, args.hosts) for table in read_tables(path)]
-        except UsageError as error:
-            if not in_folder:
-                problem = error
-                refused.append(Score(Table(path.stem, (), path=str(path)), "unreadable", refused=str(error)))
-    if not found:
-        raise problem or UsageError(f"no table in {', '.join(map(str, paths))}")
-    return found, refused
 
 
 def _files(paths: Iterable[str]) -> list[tuple[Path, bool]]:
@@ -150,11 +140,6 @@ def _files(paths: Iterable[str]) -> list[tuple[Path, bool]]:
         else:
             files[path] = False
     return list(files.items())
-
-
-def _of(tables: Sequence[Table], names: Sequence[str]) -> list[Table]:
-    paths = {str(path) for path, _ in _files(names)}
-    return [table for table in tables if table.path in paths]
 
 
 # ----------------------------------------------------------------------------------------------- what is printed

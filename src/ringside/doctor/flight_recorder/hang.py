@@ -85,7 +85,25 @@ def find_causes(views: list[GroupView]) -> list[HangCause]:
             todo += further
         if start in reached and (not circle or len(reached) < len(circle)):
             circle = reached
-    causes = _by_first_wait(waits, roots | circle, circle, set(stopped))
+    # Each culprit at the collective in which it was missed first; other culprits and stopped ranks are no witnesses.
+    culprits = roots | circle
+    no_witnesses = (culprits | set(stopped)) - circle
+    first: dict[int, HangWait] = {}
+    for wait in waits:
+        if wait.awaited in culprits and wait.waiting not in no_witnesses:
+            best = first.get(wait.awaited)
+            if best is None or _order(wait) < _order(best):
+                first[wait.awaited] = wait
+    # Culprits of one group are one cause; a circle is one wherever it shows.
+    causes: list[HangCause] = []
+    for rank, wait in sorted(first.items(), key=lambda item: _order(item[1])):
+        if not circle:
+            _cause_of(causes, wait.view, wait.call).absent.add(rank)
+        elif not causes:
+            _cause_of(causes, wait.view, wait.call).circle |= circle
+    for cause in causes:
+        missed = set(cause.ranks)
+        cause.waiting |= {wait.waiting for wait in waits if wait.view is cause.view and wait.awaited in missed}
     for rank, signs in stopped.items():
         sign = next((sign for sign in signs if any(cause.view is sign.view for cause in causes)), signs[0])
         _cause_of(causes, sign.view, sign.call).stopped[rank] = sign.counts
@@ -152,26 +170,6 @@ def _stopped_devices(views: list[GroupView]) -> dict[int, list[HangSign]]:
             if own >= 0 and peers - own >= STUCK_BY and len(signs) >= STUCK_BY and rank not in view.stale:
                 found[rank].append(HangSign(view, signs[0], (own, peers)))
     return {rank: sorted(signs, key=lambda sign: -len(sign.view.members)) for rank, signs in found.items()}
-
-
-def _by_first_wait(waits: list[HangWait], roots: set[int], circle: set[int], stopped: set[int]) -> list[HangCause]:
-    """Each culprit at the collective in which it was missed first; culprits of one group together."""
-    first: dict[int, HangWait] = {}
-    for wait in waits:
-        if wait.awaited in roots and wait.waiting not in (roots | stopped) - circle:
-            best = first.get(wait.awaited)
-            if best is None or _order(wait) < _order(best):
-                first[wait.awaited] = wait
-    causes: list[HangCause] = []
-    for rank, wait in sorted(first.items(), key=lambda item: _order(item[1])):
-        if not circle:
-            _cause_of(causes, wait.view, wait.call).absent.add(rank)
-        elif not causes:  # a circle is one cause, wherever it shows
-            _cause_of(causes, wait.view, wait.call).circle |= circle
-    for cause in causes:
-        culprits = set(cause.ranks)
-        cause.waiting |= {wait.waiting for wait in waits if wait.view is cause.view and wait.awaited in culprits}
-    return causes
 
 
 def _order(wait: HangWait) -> tuple[bool, float, int]:

@@ -80,7 +80,17 @@ def find_mismatches(views: list[GroupView]) -> list[Mismatch]:
 
 def _differ(view: GroupView, seq: int, aspect: str, calls: dict[int, RecordedCall]) -> Mismatch | None:
     """Whether ranks differ in one aspect of collective number `seq`, and who."""
-    values = {rank: text for rank, call in calls.items() if (text := _aspect_of(call, aspect))}
+    # What is compared; calls whose ranks may differ in this are left out.
+    values: dict[int, str] = {}
+    for rank, call in calls.items():
+        op, inputs, outputs, dtypes = call.shape
+        if aspect == "operation":
+            values[rank] = op
+        elif aspect == "dtype" and op not in ("barrier", "coalesced"):
+            values[rank] = dtypes
+        elif aspect == "size" and op in SAME_SIZES:
+            values[rank] = f"{inputs} → {outputs}"
+    values = {rank: text for rank, text in values.items() if text}
     counts = Counter(values.values()).most_common(2)
     if len(counts) < 2:
         return None
@@ -96,15 +106,6 @@ def _differ(view: GroupView, seq: int, aspect: str, calls: dict[int, RecordedCal
         for rank in others
     )
     return Mismatch(view=view, seq=seq, aspect=aspect, common=common, others=others, decided=decided, skipped=skipped)
-
-
-def _aspect_of(call: RecordedCall, aspect: str) -> str:
-    op, inputs, outputs, dtypes = call.shape
-    if aspect == "operation":
-        return op
-    if aspect == "dtype":
-        return dtypes if op not in ("barrier", "coalesced") else ""
-    return f"{inputs} → {outputs}" if op in SAME_SIZES else ""
 
 
 def _called_later(view: GroupView, rank: int, seq: int, call: RecordedCall) -> bool:
