@@ -100,7 +100,7 @@ def requested_scores(args: argparse.Namespace) -> list[Score]:
     limit = parse_size(args.fit_below, binary=True) if args.fit_below is not None else None
     if args.fit_below is not None and not limit:
         raise UsageError(f"--fit-below {args.fit_below}: a size such as 16M or 1G")
-    # A named file that is no table is refused with its reason, in a folder it is passed over; where no table is left, the
+    # A named file that is no table is refused with its reason, in a folder it is passed over; without any table the
     # last reason is the error.
     paths = [*args.paths, *args.fit, *args.test, *args.p2p]
     read: list[Table] = []

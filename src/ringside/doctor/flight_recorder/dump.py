@@ -268,10 +268,7 @@ def _is_p2p(entry: _Entry) -> bool:
 
 
 def _calls(entries: list[_Entry]) -> list[RecordedCall]:
-    # equal shapes are one object: dumps hold hundreds of thousands of calls
-    shapes: dict[tuple[str, str, str, str], tuple[str, str, str, str]] = {}
-    calls = []
-    pending = 0
+    """The calls that entries record, in order; of those without an end at most `MOST_PENDING`."""
     # The parts of a coalesced call end with it and have no state of their own.
     completed = [entry.retired or entry.state == "completed" for entry in entries]
     open_parts: dict[tuple[str, bool, int | None], list[int]] = {}
@@ -283,6 +280,10 @@ def _calls(entries: list[_Entry]) -> list[RecordedCall]:
                 completed[part] = completed[part] or completed[index]
         elif not completed[index]:
             open_parts.setdefault(key, []).append(index)
+    # equal shapes are one object: dumps hold hundreds of thousands of calls
+    shapes: dict[tuple[str, str, str, str], tuple[str, str, str, str]] = {}
+    calls = []
+    pending = 0
     for entry, done in zip(entries, completed, strict=True):
         # what ended is matched with the others' and needed whole; of what waits, the first calls show the cause
         pending += not done
@@ -297,6 +298,7 @@ def _calls(entries: list[_Entry]) -> list[RecordedCall]:
             str(entry.output_sizes),
             ",".join(entry.input_dtypes or entry.output_dtypes),
         )
+        # older formats count collectives, sends and receives in one number
         seq = entry.p2p_seq_id if is_p2p else entry.collective_seq_id
         seq = entry.seq_id if seq is None else seq
         frames: list[StackFrame] = []
@@ -326,6 +328,7 @@ def _calls(entries: list[_Entry]) -> list[RecordedCall]:
 
 
 def _nbytes(sizes: list[list[int]], dtypes: list[str]) -> int:
+    """Bytes of all inputs; sizes that no tensor has are cut off before they overflow."""
     total = 0
     for index, dims in enumerate(sizes):
         count = 1

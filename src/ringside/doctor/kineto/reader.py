@@ -11,7 +11,7 @@ import numpy as np
 from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Source
 from ringside.doctor.findings import Findings, Note, Unjudged, merge
-from ringside.doctor.kineto import straggler as judge
+from ringside.doctor.kineto import straggler
 from ringside.doctor.kineto.collector import read_trace
 from ringside.doctor.kineto.match import Matched, match_collectives
 from ringside.doctor.kineto.replay import collective_recording
@@ -95,11 +95,13 @@ def diagnose(job: TracedJob, *, title: str = "") -> Findings:
         picked = [getattr(rank, name)[place] for rank, place in zip(steps, places, strict=True)]
         return np.stack(picked, axis=1) if numbers else np.empty((0, len(steps)))
 
-    pace = judge.RankPace(
+    pace = straggler.RankPace(
         [rank.rank for rank in steps], numbers, column("own_s"), column("step_s"), column("exposed_s")
     )
     evidence = Evidence(job.traces, steps, pace, matched)
-    slow = judge.judge_stragglers(pace, _per_rank(matched.lateness, len(steps)), _per_rank(matched.waits, len(steps)))
+    slow = straggler.judge_stragglers(
+        pace, _per_rank(matched.lateness, len(steps)), _per_rank(matched.waits, len(steps))
+    )
     questions = answer_questions(evidence, slow)
     # how many collectives are small, and whether anybody waits for them
     small = questions["small_collectives"].numbers
@@ -109,9 +111,9 @@ def diagnose(job: TracedJob, *, title: str = "") -> Findings:
         exposed = float(np.median(pace.exposed_s.min(axis=1) / np.maximum(pace.step_s.min(axis=1), 1e-12)))
     verdicts = [
         *slow,
-        *judge.judge_mismatches(matched.conflicts),
-        *judge.bound_by_communication(pace),
-        *judge.too_many_small(pace.numbers, per_step, small_ratio, exposed),
+        *straggler.judge_mismatches(matched.conflicts),
+        *straggler.bound_by_communication(pace),
+        *straggler.too_many_small(pace.numbers, per_step, small_ratio, exposed),
     ]
     culprits = [rank for verdict in verdicts for rank in verdict.ranks]
     # The job's steps replayed without stragglers, where there is anything to compare.
@@ -144,7 +146,7 @@ def _per_rank(values: np.ndarray[Any, np.dtype[np.float64]], ranks: int) -> np.n
     return means
 
 
-def _unjudged(job: TracedJob, pace: judge.RankPace, matched: Matched, culprits: Sequence[int]) -> list[Unjudged]:
+def _unjudged(job: TracedJob, pace: straggler.RankPace, matched: Matched, culprits: Sequence[int]) -> list[Unjudged]:
     """What these traces leave open, each with what to record for it."""
     found: list[Unjudged] = []
     if job.missing:
@@ -161,11 +163,12 @@ def _unjudged(job: TracedJob, pace: judge.RankPace, matched: Matched, culprits: 
     if len(job.traces) > 1:
         # several ranks, but too few steps, or nothing that lasts
         steps = len(pace.numbers)
-        if steps < judge.LEAST_STEPS:
+        if steps < straggler.LEAST_STEPS:
             recorded = f"{steps} step{'' if steps == 1 else 's'} recorded by all ranks"
-            why = f"{recorded}: {judge.LEAST_STEPS} and more tell a culprit from chance, and what-if figures from noise"
+            why = f"{recorded}: {straggler.LEAST_STEPS} and more tell a culprit from chance, "
+            why += "and what-if figures from noise"
             found.append(Unjudged(what="a persistent straggler", why=why))
-        elif not culprits and pace.excess.max(initial=0.0) > judge.SIMILAR:
+        elif not culprits and pace.excess.max(initial=0.0) > straggler.SIMILAR:
             most = max(pace.slowest)
             who = pace.ranks[pace.slowest.index(most)]
             why = f"rank {who} is the slowest in {most} of {steps} steps, which chance or noise may explain"

@@ -173,6 +173,7 @@ def job_tables(evidence: Evidence, prefix: str, culprits: Sequence[int]) -> list
     for kind, (count, nbytes) in sizes_by_kind(parts).items():
         seconds = [part.duration_s for part in parts if part.kind == kind]
         kinds.append([kind, count, nbytes, nbytes / count, float(np.mean(seconds))])
+    # per rank, the mean over steps or over collectives of what is known
     matched = evidence.matched
     late, waits, clocks = _means(matched.lateness), _means(matched.waits), matched.clocks
     rows: list[list[Number | None]] = []
