@@ -222,7 +222,7 @@ def _fsdp2_shared(group: Any, width: int, gathers: bool) -> Step:
     """The same, and under ringside with buffers in shared memory: of reduce-scatters, or of all-gathers as well."""
     from torch.distributed.fsdp import FSDPModule
 
-    from ringside.pytorch.fsdp import SharedAllGather, SharedReduceScatter
+    from ringside.fsdp import SharedAllGather, SharedReduceScatter
 
     model, shared, gathered = _sharded(group, width), SharedReduceScatter(), SharedAllGather()
     for module in model.modules():

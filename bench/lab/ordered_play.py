@@ -120,7 +120,7 @@ class _Play:
                 first += len(receives)
         else:
             flat = [receive for receives in plan.rounds for receive in receives]
-            for (k, chunk, s), places in order.takes:
+            for (k, chunk, s), places in order.receives:
                 number_of = plan.receives[k, chunk]
                 takes.append(_Take(number_of, s, tuple(zip(flat[number_of].sources, places, strict=True))))
         apart = order is None and rounds_apart(schedule, [segments] * schedule.chunks)
