@@ -516,7 +516,7 @@ def _hear_records(content: bytes) -> None:
     collector, tally = StepCollector(2, watchers=standard_watchers(2, ["a", "b"])), MetricCounters(info)
     collector.add(records)
     tally.add(records, collector)
-    render(tally.figures((), {}, {}))
+    render(tally.snapshot((), {}, {}))
 
 
 def _hear_hello(content: bytes) -> None:

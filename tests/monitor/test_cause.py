@@ -20,7 +20,8 @@ from ringside.monitor.run.records import Vitals
 from ringside.monitor.run.table import StepTable, tabulate
 from ringside.monitor.slow_rank.detector import detect
 from ringside.monitor.slow_rank.watcher import SlowRankWatcher
-from ringside.monitor.summary import finish
+from ringside.monitor.summary import finish_run
+from ringside.view.html.run_report import render_report
 
 STEPS, ONSET, RANKS, CULPRIT = 120, 60, 4, 2
 HEALTHY_S, SLOW_S = 0.1, 0.14
@@ -403,7 +404,7 @@ def test_the_live_watcher_tells_it_and_the_report_shows_it(tmp_path: Path, make_
     writer = RunWriter(tmp_path, make_info(RANKS))
     writer.append(made)
     writer.event({"unix": 1.0, "kind": "verdict", "verdict": msgspec.to_builtins(told[0])})
-    (shown,) = finish(tmp_path)["verdicts"]
+    (shown,) = finish_run(tmp_path, render_report)["verdicts"]
     assert words in shown["cause"]
     assert shown["evidence"]["quota_cpus"] == 1.5
     assert "throttled 38 % of its own time" in (tmp_path / "report.html").read_text().replace("\xa0", " ")

@@ -153,7 +153,7 @@ def test_an_alert_fires_is_resolved_when_they_agree_again_and_not_by_the_end_of_
     for number, digests in enumerate(([1, 1, 1], [1, 2, 1], [3, 3, 3], [4, 5, 4]), start=1):
         for change in replicas.judge(said(number, *digests), none_left):
             event = {"unix": 1.0, "kind": change.kind, "verdict": change.verdict}
-            told += [(alert.status, alert.severity) for alert in book.hear(_plain(event))]
+            told += [(alert.status, alert.severity) for alert in book.record(_plain(event))]
         now[0] += 100.0
         told += [(alert.status, alert.severity) for alert in book.tick(number)]
     told += [(alert.status, alert.severity) for alert in book.close()]

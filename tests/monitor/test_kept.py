@@ -21,7 +21,7 @@ from ringside.monitor.alerts.book import AlertBook
 from ringside.monitor.alerts.counters import MetricCounters
 from ringside.monitor.causes.explain import explain
 from ringside.monitor.collector import StepCollector
-from ringside.monitor.hang.attribution import judge
+from ringside.monitor.hang.attribution import find_cause
 from ringside.monitor.hang.detector import HangDetector
 from ringside.monitor.hang.rank_state import Failure, ProcessState, RankState, WaitingCall
 from ringside.monitor.hang.verdict_text import verdict_of
@@ -50,6 +50,7 @@ from ringside.monitor.watcher import Row
 
 from .jobs import event
 from .machines import Machine
+from .states import StepsSeen
 from .turned_clock import World
 
 pytestmark = pytest.mark.core
@@ -107,7 +108,7 @@ def test_who_keeps_jobs_from_going_on(kept: Kept) -> None:
     for number in range(500):
         ranks = standings(random)
         for at_end in (False, True):
-            finding = judge(ranks, at_end=at_end)
+            finding = find_cause(ranks, at_end=at_end)
             if finding is None:
                 found.append([number, at_end])
                 continue
@@ -149,7 +150,7 @@ def test_hangs_that_begin_and_end(kept: Kept) -> None:
                 )
                 for rank in range(3)
             ]  # fmt: skip
-            change = watch.look(ranks, now)
+            change = watch.check(ranks, now)
             if change is not None:
                 told.append([seed, now, change.kind, change.verdict.cause, change.verdict.cost_rank_seconds,
                              change.verdict.evidence.get("resumed_after_seconds")])  # fmt: skip
@@ -349,7 +350,11 @@ def test_what_a_collector_makes_of_records_that_come_late_twice_or_never(kept: K
     for seed in range(8):
         random = np.random.default_rng(seed)
         info = RunInfo(schema=1, name="run", started_unix=0.0, world_size=3, engine="gloo")
-        collector, tally = StepCollector(3, clock=lambda: 5.0, watchers=[]), MetricCounters(info, wall=lambda: 1_000.0)
+        seen = StepsSeen()
+        collector, tally = (
+            StepCollector(3, clock=lambda: 5.0, watchers=[seen]),
+            MetricCounters(info, wall=lambda: 1_000.0),
+        )
         seconds = (0.004, 0.05, 0.3, 3.0)[seed % 4]
         records = [
             StepRecord(step=step, rank=rank, ended_unix=900.0 + step, step_seconds=seconds * 1.1, payload_bytes=8,
@@ -366,18 +371,18 @@ def test_what_a_collector_makes_of_records_that_come_late_twice_or_never(kept: K
             collector.add(batch)
             tally.add(batch, collector)
             if begin % 77 == 0:
-                told.append([seed, begin, collector.steps, collector.newest, collector.late, collector.states()])
+                told.append([seed, begin, collector.steps, collector.newest, collector.late, seen.states(3)])
                 told.append(_figures(tally))
         if seed % 2:
             collector.lost(1, "killed")
-        told.append([collector.close(), collector.steps, collector.absurd, collector.states()])
+        told.append([collector.close(), collector.steps, collector.absurd, seen.states(3)])
         tally.add([], collector)
         told.append(_figures(tally))
     kept("collector", told)
 
 
 def _figures(tally: MetricCounters) -> list[Any]:
-    figures = tally.figures([], {}, {})
+    figures = tally.snapshot([], {}, {})
     return [figures.steps, figures.rank_totals, figures.rank_recent, figures.job_totals, figures.step_counts,
             figures.step_sum, figures.last_step_unix, figures.lag_seconds, figures.lag_steps, figures.records,
             figures.late, figures.invalid, figures.missing, figures.cost_rank_seconds]  # fmt: skip
@@ -392,11 +397,11 @@ def test_alerts_of_events_in_any_order(kept: Kept) -> None:
             clock.now += pick(random, 0.5, 1.0, 5.0)
             kind = pick(random, "verdict", "verdict", "repaired", "repaired", "note")
             about = pick(random, *KINDS, "slow_rank", "hang")
-            heard = book.hear(event(kind, about, int(random.integers(3)), at, cost_rank_seconds=1.5))
+            heard = book.record(event(kind, about, int(random.integers(3)), at, cost_rank_seconds=1.5))
             heard += book.tick(pick(random, None, at - 1, at))
             told += [[seed, at, one.status, one.kind, one.ranks, one.started_unix, one.ended_unix, one.reason,
                       one.text, one.severity, one.fingerprint] for one in heard]  # fmt: skip
-        told.append([seed, book.untold, dict(book.opened), [one.kind for one in book.active]])
+        told.append([seed, book.suppressed, dict(book.opened), [one.kind for one in book.active]])
         told += [[one.kind, one.reason, one.ended_unix] for one in book.close(pick(random, None, 7.0))]
     kept("alerts", told)
 

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from ringside.monitor.hang.detector import HangChange
-from ringside.monitor.verdict import Verdict, name_ranks
+from ringside.monitor.verdict import Verdict, VerdictEvent, name_ranks
 
 __all__ = ["Check", "ReplicaCheck", "odd_ones"]
 
@@ -66,7 +65,7 @@ class ReplicaCheck:
         self._agreed: Check | None = None
         self._since_s: float | None = None
 
-    def judge(self, told: Mapping[int, Sequence[Check]], lists: Lists) -> list[HangChange]:
+    def judge(self, told: Mapping[int, Sequence[Check]], lists: Lists) -> list[VerdictEvent]:
         """Compare every check that all ranks have told of since the last call, oldest first.
 
         Args:
@@ -78,7 +77,7 @@ class ReplicaCheck:
             for check in told.get(rank, ()):
                 by_number[check.number][rank] = check
         complete = [n for n in sorted(by_number) if n > self.judged and len(by_number[n]) == len(self.ranks)]
-        changes: list[HangChange] = []
+        changes: list[VerdictEvent] = []
         for number in complete:
             self.judged = number
             changes += self._compare(by_number[number], [n for n in complete if n >= number], lists)
@@ -88,7 +87,7 @@ class ReplicaCheck:
         """Wait no longer for some ranks: they do not take part."""
         self.ranks = tuple(rank for rank in self.ranks if rank not in ranks)
 
-    def _compare(self, checks: Mapping[int, Check], numbers: Sequence[int], lists: Lists) -> list[HangChange]:
+    def _compare(self, checks: Mapping[int, Check], numbers: Sequence[int], lists: Lists) -> list[VerdictEvent]:
         first = checks[self.ranks[0]]
         if len({check.digest for check in checks.values()}) == 1:
             return self._agree(first)
@@ -99,9 +98,9 @@ class ReplicaCheck:
             return []
         known = next((found for n in numbers if len(found := lists(n)) == len(self.ranks)), {})
         verdict = self.open[ranks] = self._verdict(first, ranks, decided, known)
-        return [HangChange("verdict", verdict)]
+        return [VerdictEvent(verdict, ended=False)]
 
-    def _agree(self, check: Check) -> list[HangChange]:
+    def _agree(self, check: Check) -> list[VerdictEvent]:
         lasted_s = check.at_s - self._since_s if self._since_s is not None else 0.0
         over = [
             msgspec.structs.replace(
@@ -114,7 +113,7 @@ class ReplicaCheck:
         ]
         self._agreed, self._since_s = check, None
         self.open.clear()
-        return [HangChange("repaired", verdict) for verdict in over]
+        return [VerdictEvent(verdict, ended=True) for verdict in over]
 
     def _verdict(
         self, first: Check, ranks: tuple[int, ...], decided: bool, lists: Mapping[int, Sequence[int]]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ringside.monitor.run.records import StepRecord
-from ringside.monitor.slow_rank.detector import VerdictEvent
-from ringside.monitor.verdict import Verdict
+from ringside.monitor.verdict import Verdict, VerdictEvent
 
 Row = dict[int, StepRecord]
 """The records of one step, by rank; ranks may be missing."""

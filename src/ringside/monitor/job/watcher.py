@@ -19,9 +19,8 @@ import numpy as np
 from ringside.monitor.job.collectives import best_buckets, bucket_mb
 from ringside.monitor.job.episode import WINDOW_STEPS, Episode
 from ringside.monitor.run.table import StepTable
-from ringside.monitor.slow_rank.detector import VerdictEvent
 from ringside.monitor.stats import Floats
-from ringside.monitor.verdict import Verdict, percent
+from ringside.monitor.verdict import Verdict, VerdictEvent, percent
 from ringside.monitor.watcher import Row
 
 BOUND_AT, BOUND_UNTIL = 0.5, 0.4

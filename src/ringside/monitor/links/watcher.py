@@ -12,8 +12,7 @@ from ringside.monitor.job.watcher import JobStep, cost_since, dearer, job_step, 
 from ringside.monitor.links.sampler import Link, wires_by_link
 from ringside.monitor.links.slow_link import SILENT_S, LinkState, SlowLink, judge_link, middle_rate
 from ringside.monitor.run.records import Wire
-from ringside.monitor.slow_rank.detector import VerdictEvent
-from ringside.monitor.verdict import Verdict
+from ringside.monitor.verdict import Verdict, VerdictEvent
 from ringside.monitor.watcher import Row
 
 KEPT_STEPS = 256

@@ -5,8 +5,6 @@ The method and what it reaches (recall, delay, false alarms per day) are in docs
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,22 +14,10 @@ from ringside.monitor.slow_rank.pauses import Pauses, is_of_pauses, judge_pauses
 from ringside.monitor.slow_rank.verdict import judge
 from ringside.monitor.slow_rank.window_test import WindowTest
 from ringside.monitor.stats import Floats, log_excess, usable
-from ringside.monitor.verdict import Verdict
+from ringside.monitor.verdict import Verdict, VerdictEvent
 
 WINDOW = 128
 """Steps the on-line detector keeps as evidence."""
-
-
-class VerdictEvent(NamedTuple):
-    """What changed at one step.
-
-    Args:
-        verdict: The verdict, as far as it is known at this step.
-        ended: Whether its episode is over; `evidence["until_step"]` then says since when.
-    """
-
-    verdict: Verdict
-    ended: bool
 
 
 class Detector:

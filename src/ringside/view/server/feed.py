@@ -105,7 +105,7 @@ class PageFeed:
         with self._guard:
             if self._tally is None:
                 return None
-            return self._tally.figures(self._book.active, dict(self._book.opened), {})
+            return self._tally.snapshot(self._book.active, dict(self._book.opened), {})
 
     @property
     def epoch(self) -> str:
@@ -153,7 +153,7 @@ class PageFeed:
         fresh = self._live.fresh
         self._history.take(self._ledger.reading(fresh))
         for event in self._live.fresh_events:
-            self._book.hear(event)
+            self._book.record(event)
         if self._tally is not None and self._collector is not None:
             self._collector.add(fresh)
             self._book.tick(self._collector.newest)
