@@ -689,7 +689,7 @@ def test_when_episodes_of_many_jobs_begin_and_end(kept: Kept, ranks: int) -> Non
         told += [[step, "closed", job, rank, screen.relief[job, rank]] for job, rank in np.argwhere(closed).tolist()]
         if step in (30, 70, 169):  # what it has learnt by then, mean of all
             noise = screen.noise
-            learnt = [noise.variances(), *noise.usual(), noise.stretch(4.0), noise.tolerated(0.02, 0.05), noise.clip,
+            learnt = [noise.variances(), *noise.baseline(), noise.stretch(4.0), noise.tolerated(0.02, 0.05), noise.clip,
                       noise.steps, noise.wander.freedom(), noise.wander.long_run()]  # fmt: skip
             told.append([step, "learnt", [float(np.nanmean(one)) for one in learnt]])
     kept(f"episodes_{ranks}", told)
@@ -706,10 +706,10 @@ def test_levels_that_ranks_of_few_jump_or_shift_to(kept: Kept) -> None:
         if step <= 2 * warm_up:
             continue
         clean = np.broadcast_to((step - jumps.span >= warm_up).reshape(-1, 1, 1), (len(jumps.span), jobs, ranks))
-        jumped = jumps.look(ring, step, warm_up, clean, least, relief)
-        shifted = shifts.look(ring, step, warm_up, relief, least)
+        jumped = jumps.update(ring, step, warm_up, clean, least, relief)
+        shifted = shifts.update(ring, step, warm_up, relief, least)
         medians = np.stack([np.nanmedian(ring[max(step - length, 0) + 1 : step + 1], axis=0) for length in WINDOWS])
-        lasts = lasting.look(ring, medians, step, relief, warm_up)
+        lasts = lasting.update(ring, medians, step, relief, warm_up)
         found = [[int(known.sum()), float(level[known].sum())]
                  for level in (jumped, shifted, lasts) if (known := np.isfinite(level)).any()]  # fmt: skip
         told += [[step, *found]] if found else []
