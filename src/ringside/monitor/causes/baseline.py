@@ -114,7 +114,7 @@ class RankComparison(NamedTuple):
         return middle(self.episode.mean(self.episode[field])[self.healthy])
 
 
-def patient(rank: int, excess_ratio: float, episode: StepTable, before: StepTable | None) -> RankComparison:
+def compare_rank(rank: int, excess_ratio: float, episode: StepTable, before: StepTable | None) -> RankComparison:
     """Return whom to compare a slow rank with.
 
     Args:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
-from ringside.monitor.causes.baseline import patient
+from ringside.monitor.causes.baseline import compare_rank
 from ringside.monitor.causes.signs import SIGN_EVIDENCE, SLEEP_ADVICE, ProbableCause, find_signs, had_no_cpu
 from ringside.monitor.run.table import StepTable
 from ringside.monitor.slow_rank.verdict import middle
@@ -62,7 +62,7 @@ def explain(verdict: Verdict, episode: StepTable, before: StepTable | None = Non
     grown = max(PHASES, key=lambda phase: extra[phase])
     evidence = {f"extra_{phase}_seconds": value for phase, value in extra.items() if episode_has(episode, phase)}
     found = [] if total <= 0 else [f"most of the extra time is in {PHASE_WORDS[grown]} ({_ms(extra[grown])} per step)"]
-    compared = patient(rank, verdict.excess_ratio, episode, before)
+    compared = compare_rank(rank, verdict.excess_ratio, episode, before)
     signs = find_signs(compared)
     if total > 0 and grown == "data" and extra["data"] >= DOMINANT * total:
         loading = [sign for sign in signs if sign.advice != SLEEP_ADVICE]  # who waits for its input sleeps
