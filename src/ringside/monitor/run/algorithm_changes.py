@@ -90,7 +90,7 @@ def revisions(events: Iterable[Mapping[str, Any]]) -> list[Revised]:
     return found[-NOTES_KEPT:]
 
 
-def notes(summary: Mapping[str, Any]) -> list[str]:
+def revision_notes(summary: Mapping[str, Any]) -> list[str]:
     """Return the sentences of a summary's revisions."""
     changes = summary.get("revisions") or []
     return [str(change["words"]) for change in changes if isinstance(change, dict) and "words" in change]
@@ -100,4 +100,4 @@ def _rate(bytes_per_s: float) -> str:
     return f"{bytes_per_s / 1e6:.3g} MB/s"
 
 
-__all__ = ["NOTES_KEPT", "ChangedLink", "Revised", "notes", "read_revised", "revisions"]
+__all__ = ["NOTES_KEPT", "ChangedLink", "Revised", "revision_notes", "read_revised", "revisions"]
