@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ringside.monitor import RunInfo, StepRecord, Verdict
-from ringside.monitor.causes.explain import AS_MUCH_CPU, DESCHEDULED, RUNNING, UNTOLD, explain
+from ringside.monitor.causes.explain import AS_MUCH_CPU, DESCHEDULED, RUNNING, UNEXPLAINED, explain
 from ringside.monitor.causes.signs import SIGN_EVIDENCE
 from ringside.monitor.run.directory import RunWriter
 from ringside.monitor.run.records import Vitals
@@ -329,7 +329,7 @@ def test_without_vitals_only_the_share_of_the_cpu_is_told() -> None:
 
 def test_a_rank_that_ran_less_for_no_known_reason() -> None:
     verdict = verdict_on(records(only_culprit({"gpu_clock_mhz": 1755.0}, {**QUIET, **BUSY_GPU}), ran=0.6))
-    assert UNTOLD in verdict.cause
+    assert UNEXPLAINED in verdict.cause
     assert not set(verdict.evidence) & SIGN_EVIDENCE
 
 
@@ -458,5 +458,5 @@ def test_the_page_names_evidence_that_exists_and_leaves_none_out() -> None:
     known = SIGN_EVIDENCE - shares - {"others_major_faults_per_step"}
     assert known <= named
     assert named - known == {"extra_data_seconds", "more_samples_ratio", "cpu_share_ratio", "usual_cpu_share_ratio"}
-    for words in (RUNNING, UNTOLD, AS_MUCH_CPU.split(":")[0], DESCHEDULED.split(":")[0]):
+    for words in (RUNNING, UNEXPLAINED, AS_MUCH_CPU.split(":")[0], DESCHEDULED.split(":")[0]):
         assert words in text

@@ -223,14 +223,23 @@ def judge_link(
     Args:
         link: The link.
         states: All links of the job.
-        wires: What was told of it in that period.
+        wires: What it carried in that period.
         middle: The median rate of all links, as far as it is known: faster ones are not compared with the others.
     """
     state = states[link]
     if not state.is_doubtful and state.recent.rate >= LOOKED_INTO * middle:
         return None  # most are, and comparing each with all others is dear
     others = _others(link, states)
-    for usual, bar, lasting, against in _bars(state, others):
+    # What it may be held against: usual rates, bar as a share of them, periods, and whose rates these are.
+    bars: list[tuple[Usual, float, int, str]] = []
+    kept = [other.kept for other in others if other.kept]
+    if state.usual.mean and (not kept or state.kept <= OWN_FAULT * min(median(kept), 1.0)):
+        bars.append((state.usual, SLOW, LASTING, "its own past"))
+    recent = [other.recent for other in others if other.recent.mean]
+    if len(recent) >= 2:
+        theirs = Usual(median(rates.rate for rates in recent), median(rates.mean for rates in recent))
+        bars.append((theirs, SLOW_OF_OTHERS, 2 * LASTING, "the other links"))
+    for usual, bar, lasting, against in bars:
         slow = state.slow_periods(usual, bar)
         extra = [max(period.wire_seconds - period.sent_bytes / usual.mean, 0.0) / period.seconds for period in slow]
         if len(slow) >= lasting and median(extra) >= WORTH:
@@ -245,19 +254,6 @@ def judge_link(
                 retransmitted_bytes=sum(wire.retransmitted_bytes for wire in wires),
             )
     return None
-
-
-def _bars(state: LinkState, others: Sequence[LinkState]) -> list[tuple[Usual, float, int, str]]:
-    """Return what a link may be held against: usual rates, bar as a share of it, periods, and whose rate that is."""
-    found = []
-    kept = [other.kept for other in others if other.kept]
-    if state.usual.mean and (not kept or state.kept <= OWN_FAULT * min(median(kept), 1.0)):
-        found.append((state.usual, SLOW, LASTING, "its own past"))
-    recent = [other.recent for other in others if other.recent.mean]
-    if len(recent) >= 2:
-        middle = Usual(median(one.rate for one in recent), median(one.mean for one in recent))
-        found.append((middle, SLOW_OF_OTHERS, 2 * LASTING, "the other links"))
-    return found
 
 
 def _others(link: Link, states: Mapping[Link, LinkState]) -> list[LinkState]:

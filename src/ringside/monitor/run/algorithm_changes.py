@@ -100,4 +100,4 @@ def _rate(bytes_per_s: float) -> str:
     return f"{bytes_per_s / 1e6:.3g} MB/s"
 
 
-__all__ = ["NOTES_KEPT", "ChangedLink", "Revised", "revision_notes", "read_revised", "revisions"]
+__all__ = ["NOTES_KEPT", "ChangedLink", "Revised", "read_revised", "revision_notes", "revisions"]
