@@ -409,7 +409,7 @@ def test_what_ranks_write_is_kept_apart_and_told_line_by_line() -> None:
     assert [line for rank, stream, line in told if (rank, stream) == (0, "stdout")] == ["a", "b", "d"]
     assert sorted(line for rank, _, line in told if rank == 1) == ["e"]
     assert (0, "stderr", "c") in told
-    assert results[0].words() == "rank 0 on host 0 ended with status 3"
+    assert results[0].describe() == "rank 0 on host 0 ended with status 3"
     assert all(0 < result.seconds < PATIENCE_S for result in results)
 
 
@@ -429,13 +429,13 @@ def test_who_is_left_after_a_failure_has_a_limited_time_and_is_ended_with_all_be
     )
     assert not finished
     assert [(result.status, result.ended) for result in results] == [(5, False), (-15, True), (-9, True), (0, False)]
-    assert results[1].words().startswith("rank 1 on host 0 was ended by the lab after ")
+    assert results[1].describe().startswith("rank 1 on host 0 was ended by the lab after ")
 
 
 def test_a_signal_has_its_name_in_words() -> None:
     place = RankPlacement(2, 1, 0)
-    assert RankResult(place, -signal.SIGSEGV, "", "", 1.0, False).words() == "rank 2 on host 1 was ended by SIGSEGV"
-    assert RankResult(place, -77, "", "", 1.0, False).words() == "rank 2 on host 1 was ended by signal 77"
+    assert RankResult(place, -signal.SIGSEGV, "", "", 1.0, False).describe() == "rank 2 on host 1 was ended by SIGSEGV"
+    assert RankResult(place, -77, "", "", 1.0, False).describe() == "rank 2 on host 1 was ended by signal 77"
 
 
 # ------------------------------------------------------------------------------------------------ frames and streams

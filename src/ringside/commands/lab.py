@@ -143,7 +143,7 @@ def _summary(lab: Lab, rate: float | None, result: RunResult) -> dict[str, objec
 
 def _conclude(lab: Lab, result: RunResult, tables: bool) -> None:
     failed = result.first_failure
-    what = f"{len(result.ranks)} ranks on {lab.hosts} hosts ended well" if failed is None else failed.words()
+    what = f"{len(result.ranks)} ranks on {lab.hosts} hosts ended well" if failed is None else failed.describe()
     after = f" after {result.seconds:.1f} s" if failed is None or not failed.ended else ""
     print(f"ringside lab: {what}{after}", file=sys.stderr)
     for host, (received, sent) in enumerate(result.bytes_per_host if tables else ()):

@@ -46,7 +46,7 @@ class StepClock:
         self._cpu_began = self.cpu()
 
     def time_by(self, marks: DeviceEvents) -> None:
-        """Time steps by marks on a device from now on; the step under way is forgotten."""
+        """Time steps by marks on a device from now on; the step under way is discarded."""
         self._marks = marks
         self.restart()
 
@@ -75,7 +75,7 @@ class StepClock:
         """The gradients are synchronised.
 
         Args:
-            take: Sets apart what has to be known to say what that took (its own time is the instrument's).
+            take: Sets apart what has to be known to work out what that took (its own time is the instrument's).
             ago: Seconds since then; what was done meanwhile is no part of the synchronisation.
         """
         now = self.now()
@@ -85,7 +85,7 @@ class StepClock:
         self._open.overhead += self.now() - now
 
     def blocks(self) -> None:
-        """This rank is about to be blocked on others inside a forward pass; `blocked` says for how long."""
+        """This rank is about to be blocked on others inside a forward pass; `blocked` is called with how long."""
         if self._laps is not None:
             self._laps.end("forward")
 
@@ -127,7 +127,7 @@ class StepClock:
             self.emit(draft)
 
     def restart(self) -> None:
-        """Forget the open step and begin a new one now, as after a pause in training."""
+        """Discard the open step and begin a new one now, as after a pause in training."""
         self._open = StepPhases()
         self._began = self._mark = self.now()
         self._cpu_began = self.cpu()
