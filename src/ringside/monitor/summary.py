@@ -25,7 +25,7 @@ from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.run.table import StepTable, fill_waits, tabulate
 from ringside.monitor.slow_rank.detector import detect, rejudge
 from ringside.monitor.slow_rank.pauses import is_of_pauses, without_pauses
-from ringside.monitor.slow_rank.verdict import middle
+from ringside.monitor.slow_rank.verdict import known_median
 from ringside.monitor.stats import Floats, row_medians
 from ringside.monitor.verdict import Verdict
 
@@ -79,20 +79,20 @@ def summarise(
     known = seconds[np.isfinite(seconds)]
     # The mean, not the median: comparing parameters takes its time in one step of a hundred.
     overhead = table["overhead_seconds"][np.isfinite(table["overhead_seconds"])]
-    overhead_s, step_s = float(overhead.mean()) if overhead.size else 0.0, middle(table["step_seconds"])
+    overhead_s, step_s = float(overhead.mean()) if overhead.size else 0.0, known_median(table["step_seconds"])
     summary: dict[str, Any] = {
         "schema": SCHEMA,
         "world_size": run_info.world_size,
         "steps": steps,
-        "step_seconds": {"median": middle(seconds), "p95": float(np.quantile(known, 0.95)) if known.size else 0.0},
+        "step_seconds": {"median": known_median(seconds), "p95": float(np.quantile(known, 0.95)) if known.size else 0.0},
         "ranks": _ranks(run_info, table),
         "verdicts": [msgspec.to_builtins(verdict) for verdict in verdicts],
         "sync": {
             "engine": run_info.engine,
             "algorithm": run_info.algorithm,
-            "payload_bytes_per_step": round(middle(table["payload_bytes"])),
-            "exposed_seconds_per_step": middle(table["exposed_seconds"]),
-            "total_seconds_per_step": middle(table["sync_seconds"]),
+            "payload_bytes_per_step": round(known_median(table["payload_bytes"])),
+            "exposed_seconds_per_step": known_median(table["exposed_seconds"]),
+            "total_seconds_per_step": known_median(table["sync_seconds"]),
             **({"memory": dict(memory)} if memory else {}),
         },
         "overhead": {"seconds_per_step": overhead_s, "ratio": overhead_s / step_s if step_s > 0 else 0.0},
@@ -308,4 +308,4 @@ def _loss(table: StepTable) -> dict[str, float] | None:
 
 
 def _middle_or_nan(values: Floats) -> float:
-    return middle(values) if np.isfinite(values).any() else math.nan
+    return known_median(values) if np.isfinite(values).any() else math.nan

@@ -11,7 +11,7 @@ import numpy as np
 from ringside.monitor.causes.baseline import compare_rank
 from ringside.monitor.causes.signs import SIGN_EVIDENCE, SLEEP_ADVICE, ProbableCause, find_signs, had_no_cpu
 from ringside.monitor.run.table import StepTable
-from ringside.monitor.slow_rank.verdict import middle
+from ringside.monitor.slow_rank.verdict import known_median
 from ringside.monitor.stats import Floats
 from ringside.monitor.verdict import Verdict
 
@@ -61,7 +61,7 @@ def explain(verdict: Verdict, episode: StepTable, before: StepTable | None = Non
     extra = {}
     for phase in PHASES:
         seconds = episode[f"{phase}_seconds"]
-        extra[phase] = middle(seconds[:, rank]) - middle(np.delete(seconds, rank, axis=1).ravel())
+        extra[phase] = known_median(seconds[:, rank]) - known_median(np.delete(seconds, rank, axis=1).ravel())
     total = sum(max(value, 0.0) for value in extra.values())
     grown = max(PHASES, key=lambda phase: extra[phase])
     evidence = {f"extra_{phase}_seconds": value for phase, value in extra.items() if episode_has(episode, phase)}
@@ -81,9 +81,9 @@ def explain(verdict: Verdict, episode: StepTable, before: StepTable | None = Non
     # the *step* is robust: a rank that spins while it waits and one that sleeps both look busier, never idler, once
     # they are the culprit and wait no more.
     share = _busy(episode)
-    usual = middle(_busy(before)[:, rank]) if before is not None and len(before) else 0.0
-    usual = usual or middle(np.delete(share, rank, axis=1).ravel())
-    now = middle(share[:, rank])
+    usual = known_median(_busy(before)[:, rank]) if before is not None and len(before) else 0.0
+    usual = usual or known_median(np.delete(share, rank, axis=1).ravel())
+    now = known_median(share[:, rank])
     if now <= 0 or usual <= 0:
         return _with(verdict, evidence, found)
     numbers = {**evidence, "cpu_share_ratio": now, "usual_cpu_share_ratio": usual}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ringside.monitor.causes.baseline import EXPLAINS, LEAST, Measurement, RankComparison
 from ringside.monitor.run import vitals_table as shares
 from ringside.monitor.run.vitals_table import VitalsTable
-from ringside.monitor.slow_rank.verdict import middle
+from ringside.monitor.slow_rank.verdict import known_median
 from ringside.monitor.stats import Floats
 from ringside.monitor.verdict import percent
 from ringside.monitor.vitals.gpu import CAPPED, HOT, IDLE, SET, name_reasons
@@ -69,7 +69,7 @@ def slow_clock(episode: VitalsTable, past: VitalsTable, rank: int, healthy: NDAr
     reasons = name_reasons(bits)
     names = ("gpu_clock_mhz", "gpu_max_clock_mhz", "gpu_celsius", "gpu_watts", "gpu_cap_watts")
     numbers = {name: float(episode.mean(episode[name])[rank]) for name in names}
-    numbers["others_gpu_clock_mhz"] = middle(episode.mean(episode["gpu_clock_mhz"])[healthy])
+    numbers["others_gpu_clock_mhz"] = known_median(episode.mean(episode["gpu_clock_mhz"])[healthy])
     numbers = {name: value for name, value in numbers.items() if value > 0}
     evidence: dict[str, float | int | str] = dict(numbers)
     if reasons:
@@ -251,7 +251,7 @@ def _faults(comparison: RankComparison) -> ProbableCause | None:
     words = f"{per_step:,.3g} major page faults per step: " + ("swapping" if swapping else "pages are read from a disk")
     evidence: dict[str, float | int | str] = {"major_faults_per_step": per_step}
     if np.isfinite(rates.others):
-        evidence["others_major_faults_per_step"] = rates.others * middle(comparison.own_seconds[comparison.healthy])
+        evidence["others_major_faults_per_step"] = rates.others * known_median(comparison.own_seconds[comparison.healthy])
     return ProbableCause(share, words, SWAP_ADVICE if swapping else FAULT_ADVICE, evidence)
 
 

@@ -14,7 +14,7 @@ from ringside.monitor.job.watcher import MANY, SAVED_AT, SAVED_OF_SYNC, in_bytes
 from ringside.monitor.links.sampler import LinkTotals
 from ringside.monitor.run.records import RunInfo
 from ringside.monitor.run.table import StepTable
-from ringside.monitor.slow_rank.verdict import middle
+from ringside.monitor.slow_rank.verdict import known_median
 from ringside.monitor.stats import Floats
 from ringside.monitor.verdict import Verdict, headline, percent
 
@@ -107,8 +107,8 @@ def answer_questions(
 
 
 def _dominates(table: StepTable) -> Question:
-    exposed, step = _exposed(table), middle(table["step_seconds"])
-    optimizer = middle(table["optimizer_seconds"])
+    exposed, step = _exposed(table), known_median(table["step_seconds"])
+    optimizer = known_median(table["optimizer_seconds"])
     # After the last gradient there is the rest of the synchronisation, and then the optimizer.
     share, after = exposed / max(step, 1e-12), exposed / max(exposed + optimizer, 1e-12)
     return Question(
@@ -126,16 +126,16 @@ def _dominates(table: StepTable) -> Question:
 
 
 def _similar(table: StepTable, verdicts: Sequence[Verdict]) -> Question:
-    own = np.array([middle(table["own_seconds"][:, rank]) for rank in range(table.ranks)])
+    own = np.array([known_median(table["own_seconds"][:, rank]) for rank in range(table.ranks)])
     known = own > 0
     if known.sum() < 2:
         return Question(answer=None, words="Own times of fewer than two ranks are known.")
     # Each rank against the median of the others.
-    others = [middle(own[known & (np.arange(len(own)) != rank)]) for rank in range(len(own))]
+    others = [known_median(own[known & (np.arange(len(own)) != rank)]) for rank in range(len(own))]
     excess = own / np.array(others) - 1.0
     worst = int(np.argmax(np.where(known, excess, -np.inf)))
     numbers: dict[str, Number] = {
-        "step_seconds": middle(table["step_seconds"]),
+        "step_seconds": known_median(table["step_seconds"]),
         "own_seconds_least": float(own[known].min()),
         "own_seconds_most": float(own[known].max()),
         "worst_rank": worst,
@@ -155,7 +155,7 @@ def _similar(table: StepTable, verdicts: Sequence[Verdict]) -> Question:
 
 def _network(info: RunInfo, table: StepTable, verdicts: Sequence[Verdict], links: Sequence[LinkTotals]) -> Question:
     hosts = {host for host in info.hosts if host}
-    share = _exposed(table) / max(middle(table["step_seconds"]), 1e-12)
+    share = _exposed(table) / max(known_median(table["step_seconds"]), 1e-12)
     numbers: dict[str, Number] = {"hosts": len(hosts), "exposed_ratio": share}
     if len(hosts) == 1 and all(info.hosts) and not links:
         return Question(answer=False, numbers=numbers, words="All ranks are on one host.")
@@ -191,9 +191,9 @@ def _network(info: RunInfo, table: StepTable, verdicts: Sequence[Verdict], links
 
 
 def _small(table: StepTable) -> Question:
-    count, payload = middle(table["collectives"]), middle(table["payload_bytes"])
+    count, payload = known_median(table["collectives"]), known_median(table["payload_bytes"])
     busy, latency = (
-        middle(least_of_ranks(_of_whole_steps(table[name]), positive=True))
+        known_median(least_of_ranks(_of_whole_steps(table[name]), positive=True))
         for name in ("busy_seconds", "latency_seconds")
     )
     if not count:
@@ -204,7 +204,7 @@ def _small(table: StepTable) -> Question:
         answer = None if count > MANY else False
         return Question(answer=answer, numbers=numbers, words=f"{words}; what they take was not measured.")
     best = best_buckets(count, payload, busy, latency)
-    step, saved = middle(table["step_seconds"]), min(best.saved_seconds, _exposed(table))
+    step, saved = known_median(table["step_seconds"]), min(best.saved_seconds, _exposed(table))
     numbers["busy_seconds"] = busy
     if latency:
         savings = {"saved_seconds_per_step": saved, "saved_ratio": best.saved_ratio}
@@ -226,7 +226,7 @@ def _small(table: StepTable) -> Question:
 
 def _exposed(table: StepTable) -> float:
     """What is exposed in the median step on the rank that was blocked least: nobody's lateness is in it."""
-    return middle(least_of_ranks(_of_whole_steps(table["exposed_seconds"])))
+    return known_median(least_of_ranks(_of_whole_steps(table["exposed_seconds"])))
 
 
 def _of_whole_steps(values: Floats) -> Floats:

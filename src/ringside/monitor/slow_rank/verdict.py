@@ -36,12 +36,12 @@ def judge(
         detected_step: Training step at which it was noticed.
         usual: The rank's log excess before the episode.
     """
-    excess = middle(log_excess(own)[:, rank])
-    more_work = 0.0 if samples is None else middle(log_excess(samples)[:, rank])
+    excess = known_median(log_excess(own)[:, rank])
+    more_work = 0.0 if samples is None else known_median(log_excess(samples)[:, rank])
     uneven = more_work > 0 and (excess - more_work < min(EFFECT, excess / 2) or more_work >= EXPLAINED * excess)
     evidence: dict[str, float | int | str] = {
-        "own_seconds": middle(own[:, rank]),
-        "others_own_seconds": middle(np.delete(own, rank, axis=1).ravel()),
+        "own_seconds": known_median(own[:, rank]),
+        "others_own_seconds": known_median(np.delete(own, rank, axis=1).ravel()),
         "usual_excess_ratio": math.expm1(usual),
         "steps": len(own),
     }
@@ -60,7 +60,7 @@ def judge(
     )
 
 
-def middle(values: Floats) -> float:
+def known_median(values: Floats) -> float:
     """Return the median of what is finite; 0 where nothing is."""
     known = values[np.isfinite(values)]
     return float(np.median(known)) if known.size else 0.0
