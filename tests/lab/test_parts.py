@@ -18,8 +18,12 @@ from typing import Any
 import pytest
 from tests.support.ranks import on_ranks
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+
+import lab_measure as measure
+
 from ringside.errors import RingsideError, UnsupportedError, UsageError
-from ringside.lab import Lab, delay, measure, network
+from ringside.lab import Lab, delay, network
 from ringside.lab import iproute2 as tools
 from ringside.lab import lab as labs
 from ringside.lab import namespaces as names

@@ -38,7 +38,7 @@ def batch(tool: str, lines: Iterable[str], namespace: str | None = None) -> None
 
 @cache
 def unavailable() -> str:
-    """Return why no lab can be had here, in one line; "" if it can be. Asked once per process, by trying."""
+    """Return why no lab can be had here, in one line; "" if it can be. Found out once per process, by trying."""
     for tool in ("ip", "tc"):
         if shutil.which(tool) is None:
             return f"the lab needs iproute2, and there is no command {tool!r} on the PATH"

@@ -23,7 +23,7 @@ from ringside.errors import RingsideError
 from ringside.processes import hold
 
 # -------------------------------------------------------------------------------------------------
-# What a lab's network namespaces are called: the name says who owns them, so that anybody can tell whether he lives.
+# What a lab's network namespaces are called: the name holds their owner's process, so that any process can check whether it lives.
 #
 # `ringside-<owner's pid>-<owner's start time>-<count>-<node>`: a process number comes to mean another process one day,
 # a number together with a start time does not.
@@ -70,7 +70,7 @@ class LabName:
         return f"{self}-{node}"
 
     def owner_lives(self) -> bool:
-        """Tell whether the process that made the lab still lives."""
+        """Return whether the process that made the lab still lives."""
         return start_time(self.pid) == self.start
 
 

@@ -58,9 +58,9 @@ def limit(device: str, rate: float | None) -> list[str]:
 
 
 def drop_all(device: str) -> list[str]:
-    """Return the commands for `tc` that have a device drop every frame, and tell the sender that it has left.
+    """Return the commands for `tc` that have a device drop every frame, which the sender takes for sent.
 
-    A queue that is full drops too, but says so. TCP takes that for congestion of its own host: it counts no keepalive
+    A queue that is full drops too, but reports it. TCP takes that for congestion of its own host: it counts no keepalive
     as unanswered, and never gives up a connection that is idle. What is lost on the way is not like that.
     """
     return [f"qdisc replace dev {device} root blackhole"]
@@ -176,7 +176,7 @@ def interface_bytes(namespace: str, devices: Iterable[str]) -> tuple[int, int]:
 
 
 def bytes_by_device(text: str) -> dict[str, tuple[int, int]]:
-    """Return (received, sent) bytes of each interface, from what /proc/net/dev says."""
+    """Return (received, sent) bytes of each interface, from the content of /proc/net/dev."""
     rows = (line.partition(":") for line in text.splitlines() if ":" in line)
     numbers = {name.strip(): rest.split() for name, _, rest in rows}
     return {name: (int(row[0]), int(row[8])) for name, row in numbers.items()}

@@ -65,7 +65,7 @@ def places(sizes: Sequence[int]) -> list[RankPlacement]:
 
 
 def environment(place: RankPlacement, sizes: Sequence[int], port: int) -> dict[str, str]:
-    """Return the variables that tell a rank who it is.
+    """Return the variables that give a rank its place.
 
     Args:
         place: Where it runs.
@@ -189,7 +189,7 @@ class RunResult:
         """Return this result if every rank ended with status 0.
 
         Raises:
-            RingsideError: One did not; the message says which, and ends with what it wrote last.
+            RingsideError: One did not; the message names it, and ends with what it wrote last.
         """
         failed = self.first_failure
         if failed is not None:

@@ -191,7 +191,7 @@ class StepCollector:
 def with_waits(row: Row) -> Row:
     """Return the records of one step with `wait_seconds` filled in where a rank could not know it (NaN).
 
-    All ranks leave a synchronisation together, so whoever was blocked least arrived last: a rank waited for
+    All ranks leave a synchronisation together, so the rank that was blocked least arrived last: a rank waited for
     `exposed_seconds` minus the least `exposed_seconds` of all. That needs no common clock.
     """
     if not any(math.isnan(record.wait_seconds) for record in row.values()):

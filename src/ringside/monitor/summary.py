@@ -25,8 +25,7 @@ from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.run.table import StepTable, fill_waits, tabulate
 from ringside.monitor.slow_rank.detector import detect, rejudge
 from ringside.monitor.slow_rank.pauses import is_of_pauses, without_pauses
-from ringside.monitor.slow_rank.verdict import known_median
-from ringside.monitor.stats import Floats, row_medians
+from ringside.monitor.stats import Floats, known_median, row_medians
 from ringside.monitor.verdict import Verdict
 
 Render = Callable[[dict[str, Any], RunInfo, StepTable], str]
@@ -84,7 +83,10 @@ def summarise(
         "schema": SCHEMA,
         "world_size": run_info.world_size,
         "steps": steps,
-        "step_seconds": {"median": known_median(seconds), "p95": float(np.quantile(known, 0.95)) if known.size else 0.0},
+        "step_seconds": {
+            "median": known_median(seconds),
+            "p95": float(np.quantile(known, 0.95)) if known.size else 0.0,
+        },
         "ranks": _ranks(run_info, table),
         "verdicts": [msgspec.to_builtins(verdict) for verdict in verdicts],
         "sync": {
@@ -230,7 +232,7 @@ def review(verdict: Verdict, table: StepTable) -> Verdict:
 
 
 def is_of_job(verdict: Verdict) -> bool:
-    """Tell whether a verdict is on the whole job, or on a link, and not on a rank."""
+    """Return whether a verdict is on the whole job, or on a link, and not on a rank."""
     return verdict.kind == "slow_link" or (verdict.kind in JOB_KINDS and not verdict.ranks)
 
 

@@ -1,4 +1,4 @@
-"""What plugs into the collector: watchers of a job, which see every completed step and say what began or ended."""
+"""What plugs into the collector: watchers of a job, which see every completed step and return what began or ended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Row = dict[int, StepRecord]
 
 
 class Watcher(Protocol):
-    """Looks out for some kinds of verdicts. Its memory does not grow with steps."""
+    """Judges some kinds of verdicts. Its memory does not grow with steps."""
 
     def update(self, step: int, row: Row) -> list[VerdictEvent]:
         """Take in a completed step, in order; return the episodes that began or ended at it, mostly none.

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from ringside.monitor.run.table import StepTable
 from ringside.monitor.run.vitals_table import VitalsTable
-from ringside.monitor.slow_rank.verdict import known_median
 from ringside.monitor.slow_rank.window_test import WARM_UP
-from ringside.monitor.stats import Floats, log_excess
+from ringside.monitor.stats import Floats, known_median, log_excess
 
 EXPLAINS = 0.4
 """A sign is a cause if it accounts for this share of the time lost."""

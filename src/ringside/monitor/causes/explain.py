@@ -1,4 +1,4 @@
-"""Why a rank is slow, as far as its records tell: what held it up, which phase grew, whether it was running at all."""
+"""Why a rank is slow, as far as its records show: what held it up, which phase grew, whether it was running at all."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import numpy as np
 from ringside.monitor.causes.baseline import compare_rank
 from ringside.monitor.causes.signs import SIGN_EVIDENCE, SLEEP_ADVICE, ProbableCause, find_signs, had_no_cpu
 from ringside.monitor.run.table import StepTable
-from ringside.monitor.slow_rank.verdict import known_median
-from ringside.monitor.stats import Floats
+from ringside.monitor.stats import Floats, known_median
 from ringside.monitor.verdict import Verdict
 
 PHASES = ("data", "forward", "backward", "optimizer")

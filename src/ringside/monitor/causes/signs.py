@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from ringside.monitor.causes.baseline import EXPLAINS, LEAST, Measurement, RankComparison
 from ringside.monitor.run import vitals_table as shares
 from ringside.monitor.run.vitals_table import VitalsTable
-from ringside.monitor.slow_rank.verdict import known_median
-from ringside.monitor.stats import Floats
+from ringside.monitor.stats import Floats, known_median
 from ringside.monitor.verdict import percent
 from ringside.monitor.vitals.gpu import CAPPED, HOT, IDLE, SET, name_reasons
 
@@ -105,7 +104,7 @@ def _lasting_bits(vitals: VitalsTable, rank: int) -> int:
 
 
 FAULTS_PER_SECOND, FAULTS_RATIO = 20.0, 5.0
-"""A rank that sleeps is said to wait for pages if it has so many more faults, and so many times as many."""
+"""A rank that sleeps waits for pages if it has so many more faults, and so many times as many."""
 CROWDED = 0.85
 """Its own threads crowd on its CPUs if they use this share of them."""
 
@@ -251,7 +250,9 @@ def _faults(comparison: RankComparison) -> ProbableCause | None:
     words = f"{per_step:,.3g} major page faults per step: " + ("swapping" if swapping else "pages are read from a disk")
     evidence: dict[str, float | int | str] = {"major_faults_per_step": per_step}
     if np.isfinite(rates.others):
-        evidence["others_major_faults_per_step"] = rates.others * known_median(comparison.own_seconds[comparison.healthy])
+        evidence["others_major_faults_per_step"] = rates.others * known_median(
+            comparison.own_seconds[comparison.healthy]
+        )
     return ProbableCause(share, words, SWAP_ADVICE if swapping else FAULT_ADVICE, evidence)
 
 

@@ -14,8 +14,7 @@ from ringside.monitor.job.watcher import MANY, SAVED_AT, SAVED_OF_SYNC, in_bytes
 from ringside.monitor.links.sampler import LinkTotals
 from ringside.monitor.run.records import RunInfo
 from ringside.monitor.run.table import StepTable
-from ringside.monitor.slow_rank.verdict import known_median
-from ringside.monitor.stats import Floats
+from ringside.monitor.stats import Floats, known_median
 from ringside.monitor.verdict import Verdict, headline, percent
 
 QUESTIONS = {

@@ -18,7 +18,7 @@ from ringside.monitor.links.tcp_info import TcpConnection, TcpCounters, availabl
 from ringside.monitor.run.records import StepRecord, Wire
 
 PERIOD_S = 1.0
-"""How often connections are looked at: long against the kernel's ticks, short against what a verdict takes."""
+"""How often connections are read: long against the kernel's ticks, short against what a verdict takes."""
 
 QUIET_PERIOD_S = 5.0
 """How often where there is nothing to see."""

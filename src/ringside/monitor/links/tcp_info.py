@@ -58,7 +58,7 @@ class TcpConnection(NamedTuple):
     """A TCP connection to another host.
 
     Args:
-        inode: Tells connections apart for as long as they live.
+        inode: Identifies a connection for as long as it lives.
         local: This end.
         remote: The other.
         counters: What it has done so far.
@@ -100,9 +100,9 @@ def available() -> bool:
 
 
 def connections(*, within_host: bool = False) -> Iterator[TcpConnection]:
-    """Yield this process's TCP connections; those that end on the same host only if asked for.
+    """Yield this process's TCP connections; those that end on the same host only if requested.
 
-    Every connection is looked at through a duplicate of its descriptor that lives for some microseconds, so that its
+    Every connection is read through a duplicate of its descriptor that lives for some microseconds, so that its
     owner may close it at any moment.
     """
     for name in os.listdir(_FDS):

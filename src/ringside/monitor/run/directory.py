@@ -1,7 +1,7 @@
 """A run on disk: a directory of JSON and JSON lines that is readable at any moment, even after SIGKILL.
 
 `run.json` (what is known at the start), `steps.jsonl` (one `StepRecord` per line), `events.jsonl` (what happened),
-and, once somebody asked for them, `summary.json` and `report.html`. Lines are only ever appended; whole files are
+and, once requested, `summary.json` and `report.html`. Lines are only ever appended; whole files are
 replaced in one rename. Nothing in a run directory is ever executed.
 """
 

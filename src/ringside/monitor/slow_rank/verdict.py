@@ -8,7 +8,7 @@ import numpy as np
 
 from ringside.monitor.price import cost_rank_seconds
 from ringside.monitor.slow_rank.window_test import EFFECT
-from ringside.monitor.stats import Floats, log_excess
+from ringside.monitor.stats import Floats, known_median, log_excess
 from ringside.monitor.verdict import Verdict
 
 EXPLAINED = 0.7
@@ -58,9 +58,3 @@ def judge(
         cost_rank_seconds=cost_rank_seconds(own, [rank], [usual]),
         advice=UNEVEN_ADVICE if uneven else SLOW_ADVICE,
     )
-
-
-def known_median(values: Floats) -> float:
-    """Return the median of what is finite; 0 where nothing is."""
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if known.size else 0.0

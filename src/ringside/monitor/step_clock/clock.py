@@ -1,6 +1,6 @@
 """Cuts a rank's time into training steps and their phases; pure, with injected clocks.
 
-A step runs from the end of one optimizer update to the end of the next. Whoever hooks the training loop calls the
+A step runs from the end of one optimizer update to the end of the next. The hooks of the training loop call the
 methods below as things happen; every call ascribes the time since the previous one to a phase, so that the phases of a
 step always add up to the step. Where the work is a device's, marks in its queue say how long the phases took there.
 """

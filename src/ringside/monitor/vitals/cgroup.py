@@ -1,7 +1,7 @@
 """The CPU quota that a process lives under, and how long it stood still because of it: cgroup v1 and v2.
 
-A quota of any cgroup above stops the process as well, so all of them that can be seen are asked, and the one that
-stopped it longest counts. A process may be moved while it runs: where it lives is asked every time.
+A quota of any cgroup above stops the process as well, so all of them that can be seen are read, and the one that
+stopped it longest counts. A process may be moved while it runs: where it lives is read every time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LARGEST_BYTES = 1 << 18
 
 
 class KeptFile:
-    """A file of `/proc` or a cgroup; every `read` gives what the kernel says now.
+    """A file of `/proc` or a cgroup; every `read` returns its content now.
 
     Args:
         path: Which one.
@@ -84,7 +84,7 @@ class Mount(NamedTuple):
 
 
 class Quota(NamedTuple):
-    """What a CPU quota did since it was last asked.
+    """What a CPU quota did since it was last read.
 
     Args:
         throttled_seconds: How long its CPUs stood still, summed over CPUs.

@@ -82,7 +82,7 @@ class NvmlGpu:
 
 
 def open_gpu(uuid: str) -> NvmlGpu | None:
-    """Return the GPU with that identifier; None, said once in the log's debug lines, where NVML cannot be asked."""
+    """Return the GPU with that identifier; None, logged at debug level, where NVML cannot be read."""
     try:
         return NvmlGpu(importlib.import_module("pynvml"), uuid)
     except Exception as error:

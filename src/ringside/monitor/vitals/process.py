@@ -1,6 +1,6 @@
 """What the kernel knows of this process: whether it had a CPU whenever it wanted one, and what kept it from working.
 
-| asked | where | gone where |
+| what | where | missing where |
 |---|---|---|
 | ready to run without a CPU | `/proc/self/task/*/schedstat` | kernels without CONFIG_SCHED_INFO |
 | throttled by a CPU quota | `cpu.stat` of its cgroups, v1 and v2 | no quota, or no cgroup to be seen |
@@ -10,7 +10,7 @@
 | clock, temperature and power of its GPU | NVML (`vitals_gpu`) | no GPU, no `nvidia-ml-py` |
 
 What cannot be read is absent, without a word. Nothing here is on the path of a training step: the session's own thread
-asks, and never more often than a thousandth of its time allows.
+reads, and never more often than a thousandth of its time allows.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Used(NamedTuple):
 
 
 def process_usage() -> Used | None:
-    """Return what this process has used so far; None where the system does not say."""
+    """Return what this process has used so far; None where the system does not count it."""
     if sys.platform == "win32":
         return None
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -74,7 +74,7 @@ def process_usage() -> Used | None:
 
 
 def usable_cpus() -> set[int]:
-    """Return the CPUs this process may run on; none where the system does not say."""
+    """Return the CPUs this process may run on; none where the system does not list them."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
