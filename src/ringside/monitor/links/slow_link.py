@@ -146,7 +146,7 @@ class LinkState:
     def recent(self) -> Usual:
         """Its rates over the last periods; 0 while there are too few."""
         last = list(self._periods)[-LASTING:]
-        return middle_of(last) if len(last) == LASTING else UNKNOWN
+        return median_rates(last) if len(last) == LASTING else UNKNOWN
 
     @property
     def kept(self) -> float:
@@ -178,7 +178,7 @@ class LinkState:
         if len(self._pending) > LASTING:
             self._healthy.append(self._pending.popleft())
         if len(self._healthy) >= LEARNT:
-            self.usual = middle_of(self._healthy)
+            self.usual = median_rates(self._healthy)
 
     def doubt(self) -> None:
         """The last periods were slow: they do not count for what is usual."""
@@ -203,7 +203,7 @@ class LinkState:
         return last[0].step if len(last) == LASTING and all(healthy) else None
 
 
-def middle_of(periods: Iterable[Period]) -> Usual:
+def median_rates(periods: Iterable[Period]) -> Usual:
     """Return the medians of the rates of at least one period."""
     pairs = [(period.bytes_per_s, period.mean_bytes_per_s) for period in periods]
     return Usual(*(median(rates) for rates in zip(*pairs, strict=True)))
