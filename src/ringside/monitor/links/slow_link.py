@@ -209,7 +209,7 @@ def median_rates(periods: Iterable[Period]) -> Usual:
     return Usual(*(median(rates) for rates in zip(*pairs, strict=True)))
 
 
-def middle_rate(states: Iterable[LinkState]) -> float:
+def median_rate(states: Iterable[LinkState]) -> float:
     """Return the median rate of all links over their last periods, bytes per second; 0 where none is known."""
     rates = [rate for state in states if (rate := state.recent.rate)]
     return median(rates) if rates else 0.0

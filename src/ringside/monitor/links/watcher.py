@@ -10,7 +10,7 @@ import msgspec
 
 from ringside.monitor.job.watcher import JobStep, cost_since, dearer, job_step, typical_step
 from ringside.monitor.links.sampler import Link, wires_by_link
-from ringside.monitor.links.slow_link import SILENT_S, LinkState, SlowLink, judge_link, middle_rate
+from ringside.monitor.links.slow_link import SILENT_S, LinkState, SlowLink, judge_link, median_rate
 from ringside.monitor.run.records import Wire
 from ringside.monitor.verdict import Verdict, VerdictEvent
 from ringside.monitor.watcher import Row
@@ -113,7 +113,7 @@ class LinkWatcher:
             return None
         # The median rate of all links is at most half a second of the job old: with many links it is dear.
         if self._clock_s >= self._middle_at + MIDDLE_S:
-            self._middle, self._middle_at = middle_rate(self._states.values()), self._clock_s
+            self._middle, self._middle_at = median_rate(self._states.values()), self._clock_s
             self._doubtful = {doubtful for doubtful in self._doubtful if not self._is_silent(doubtful)}
         state.slow = judge_link(link, self._states, wires, self._middle)
         if state.slow is None and not state.is_doubtful:
