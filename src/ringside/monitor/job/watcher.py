@@ -200,7 +200,7 @@ class SmallCollectives:
         """Return what larger buckets would save over step, of the median of the last steps: single ones vary much."""
         self._recent.append(step)
         if self._seen % EVERY == 0:
-            typical = typical_step(self._recent)
+            typical = median_step(self._recent)
             saved, of_sync = saving(typical)
             # An open episode ends at a lower bar than it began, by both measures.
             least = SAVED_OF_SYNC * (SAVED_UNTIL / SAVED_AT if self.episode.is_open else 1.0)
@@ -211,7 +211,7 @@ class SmallCollectives:
 
     def verdict(self, steps: Iterable[JobStep]) -> Verdict:
         """Return the verdict; see `Rule`."""
-        typical = typical_step(steps)
+        typical = median_step(steps)
         count, bytes_each = typical.collectives, typical.payload_bytes / max(typical.collectives, 1.0)
         best = best_buckets(count, typical.payload_bytes, typical.busy_seconds, typical.latency_seconds)
         saved, _ = saving(typical)
@@ -344,7 +344,7 @@ def _cost(verdict: Verdict, steps: Sequence[JobStep], ranks: int) -> float:
     return ranks * float(lost_seconds(verdict, np.array(exposed), np.array(data)).sum())
 
 
-def typical_step(steps: Iterable[JobStep]) -> JobStep:
+def median_step(steps: Iterable[JobStep]) -> JobStep:
     """Return the medians of some steps; of what collectives take, of those steps in which it was known."""
     steps = list(steps)
     if not steps:

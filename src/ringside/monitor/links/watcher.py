@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ringside.monitor.job.watcher import JobStep, cost_since, dearer, job_step, typical_step
+from ringside.monitor.job.watcher import JobStep, cost_since, dearer, job_step, median_step
 from ringside.monitor.links.sampler import Link, wires_by_link
 from ringside.monitor.links.slow_link import SILENT_S, LinkState, SlowLink, judge_link, median_rate
 from ringside.monitor.run.records import Wire
@@ -153,9 +153,9 @@ class LinkWatcher:
         since = slow.since_step
         episode = [kept for kept in self._recent if kept.step >= since]
         before = [kept for kept in self._recent if kept.step < since]
-        usual = typical_step(before).exposed_seconds
+        usual = median_step(before).exposed_seconds
         if slow.against == "the other links" or not before:
-            now = typical_step(episode)
+            now = median_step(episode)
             usual = now.exposed_seconds - min(slow.extra_ratio * now.step_seconds, now.exposed_seconds)
         verdict = Verdict(
             kind="slow_link",
