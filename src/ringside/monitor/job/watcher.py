@@ -379,7 +379,7 @@ def _middle(values: Iterable[float]) -> float:
     return float(median(known)) if known else 0.0
 
 
-def in_bytes(count: float) -> str:
+def bytes_text(count: float) -> str:
     """Return a number of bytes in words: `25 MB`, `3.2 kB`."""
     return f"{count / 1e6:.3g} MB" if count >= 1e6 else f"{count / 1e3:.3g} kB"
 
