@@ -268,7 +268,7 @@ class JobWatcher:
         events = []
         for rule in self._rules:
             if (verdict := self._open.get(rule.kind)) is not None:
-                self._open[rule.kind] = dearer(verdict, [current], self._ranks)
+                self._open[rule.kind] = add_cost(verdict, [current], self._ranks)
             if not rule.episode.update(step, rule.share(current), current.step_seconds):
                 continue
             if rule.episode.is_open:
@@ -310,7 +310,7 @@ def lost_seconds(verdict: Verdict, exposed: Floats, data: Floats) -> Floats:
     return exposed
 
 
-def dearer(verdict: Verdict, steps: Sequence[JobStep], ranks: int) -> Verdict:
+def add_cost(verdict: Verdict, steps: Sequence[JobStep], ranks: int) -> Verdict:
     """Return the verdict with what these steps lost to it added to its price."""
     return msgspec.structs.replace(verdict, cost_rank_seconds=verdict.cost_rank_seconds + _cost(verdict, steps, ranks))
 

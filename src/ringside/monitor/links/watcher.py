@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ringside.monitor.job.watcher import JobStep, cost_since, dearer, job_step, median_step
+from ringside.monitor.job.watcher import JobStep, cost_since, add_cost, job_step, median_step
 from ringside.monitor.links.sampler import Link, wires_by_link
 from ringside.monitor.links.slow_link import SILENT_S, LinkState, SlowLink, judge_link, median_rate
 from ringside.monitor.run.records import Wire
@@ -68,7 +68,7 @@ class LinkWatcher:
         self._recent.append(current)
         self._clock_s += current.step_seconds
         for link, verdict in self._open.items():
-            self._open[link] = dearer(verdict, [current], self._ranks)
+            self._open[link] = add_cost(verdict, [current], self._ranks)
         slow: list[SlowLink] = []
         for record in row.values():
             for link, wires in wires_by_link(record).items():
