@@ -111,7 +111,7 @@ class SlowLink(NamedTuple):
     retransmitted_bytes: int
 
 
-def period_of(step: int, wires: Sequence[Wire]) -> Period:
+def combine_wires(step: int, wires: Sequence[Wire]) -> Period:
     """Return what the connections of one link did together, in the period that began with a step."""
     seconds = max(wire.seconds for wire in wires)
     return Period(
@@ -160,7 +160,7 @@ class LinkState:
 
     def add(self, step: int, wires: Sequence[Wire], now_s: float) -> bool:
         """Take in what the connections of the link did until a step, at `now_s`; return whether that counts."""
-        period = period_of(self._next_step or step, wires)
+        period = combine_wires(self._next_step or step, wires)
         self._next_step, self.heard_s = step + 1, now_s
         if period.sent_bytes < LEAST_PERIOD_BYTES or not period.bytes_per_s:
             return False
