@@ -88,7 +88,7 @@ def job_step(step: int, row: Row) -> JobStep:
     )
 
 
-def saving(step: JobStep) -> tuple[float, float]:
+def bucket_saving(step: JobStep) -> tuple[float, float]:
     """Return what larger buckets would save of this step, seconds, and which share of the synchronisation that is."""
     best = best_buckets(step.collectives, step.payload_bytes, step.busy_seconds, step.latency_seconds)
     return min(best.saved_seconds, step.exposed_seconds), best.saved_ratio
@@ -201,7 +201,7 @@ class SmallCollectives:
         self._recent.append(step)
         if self._seen % EVERY == 0:
             typical = median_step(self._recent)
-            saved, of_sync = saving(typical)
+            saved, of_sync = bucket_saving(typical)
             # An open episode ends at a lower bar than it began, by both measures.
             least = SAVED_OF_SYNC * (SAVED_UNTIL / SAVED_AT if self.episode.is_open else 1.0)
             holds = typical.collectives > MANY and not of_sync < least
@@ -214,7 +214,7 @@ class SmallCollectives:
         typical = median_step(steps)
         count, bytes_each = typical.collectives, typical.payload_bytes / max(typical.collectives, 1.0)
         best = best_buckets(count, typical.payload_bytes, typical.busy_seconds, typical.latency_seconds)
-        saved, _ = saving(typical)
+        saved, _ = bucket_saving(typical)
         return _verdict(
             self.kind,
             _ratio(saved, typical.step_seconds - saved),
