@@ -83,7 +83,7 @@ def test_what_is_nested_too_deep_is_refused_in_words(tmp_path: Path, monkeypatch
     entries.mkdir(mode=0o700)
     (entries / "1.json").write_text(f'{{"path": {DEEP}}}')
     monkeypatch.setattr(registry, "registry_directory", lambda *_: entries)
-    assert registry.running() == []
+    assert registry.running_runs() == []
 
 
 def test_a_line_of_records_nested_too_deep_is_left_out(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def unregister(file: Path | None) -> None:
             file.unlink()
 
 
-def running() -> list[Entry]:
+def running_runs() -> list[Entry]:
     """Return the runs that are going on, the newest first; what dead processes left is removed."""
     directory = registry_directory()
     found = []

@@ -21,7 +21,7 @@ from ringside.monitor.collector import StepCollector
 from ringside.monitor.links.sampler import LinkLedger
 from ringside.monitor.run.directory import RUN, STEPS, RunReader
 from ringside.monitor.run.records import RunInfo
-from ringside.monitor.run.registry import running
+from ringside.monitor.run.registry import running_runs
 from ringside.monitor.summary import assess
 from ringside.view.run.live import LiveRun
 from ringside.view.server.history import CELLS, History, Rows
@@ -179,7 +179,7 @@ class PageFeed:
 
     def _is_running(self) -> bool:
         path = self.path.absolute()
-        return any(entry.directory == path for entry in running())
+        return any(entry.directory == path for entry in running_runs())
 
     def _age_s(self) -> float:
         try:
