@@ -12,7 +12,7 @@ import msgspec
 
 from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS, HangFinding, find_cause
 from ringside.monitor.hang.rank_state import RankState
-from ringside.monitor.hang.verdict_text import resumed, verdict_of
+from ringside.monitor.hang.verdict_text import resumed_verdict, verdict_of
 from ringside.monitor.verdict import Verdict, VerdictEvent
 
 __all__ = ["HangDetector"]
@@ -100,7 +100,7 @@ class HangDetector:
         if finding.why in _SELF_ENDING:
             for rank, state in self._culprits.items():
                 self._excused[rank, state.where] = lasted
-        return VerdictEvent(resumed(verdict, lasted), ended=True)
+        return VerdictEvent(resumed_verdict(verdict, lasted), ended=True)
 
 
 def _limit_ages(state: RankState, watched_s: float) -> RankState:

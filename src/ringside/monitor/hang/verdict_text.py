@@ -60,7 +60,7 @@ def verdict_of(finding: HangFinding, states: Sequence[RankState], pids: Sequence
     )
 
 
-def resumed(verdict: Verdict, lasted_s: float) -> Verdict:
+def resumed_verdict(verdict: Verdict, lasted_s: float) -> Verdict:
     """Return the verdict on a hang that is over after so many seconds, with its price."""
     waiting = str(verdict.evidence.get("arrived", "")).count(",") + 1
     return Verdict(
