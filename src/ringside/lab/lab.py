@@ -23,7 +23,7 @@ from ringside.lab.processes import (
     Sink,
     defaults,
     environment,
-    places,
+    place_ranks,
     ranks_on,
 )
 from ringside.lab.wiring import BRIDGE, SWITCH, WIRINGS, LabLink, address_of, node_of, switch_address
@@ -162,7 +162,7 @@ class Lab:
         port = next(self._ports)
         before = self._all_bytes()
         with RankProcesses(sink) as ranks:
-            for place in places(self.ranks_per_host):
+            for place in place_ranks(self.ranks_per_host):
                 ranks.start(place, self._command(node_of(place.host), argv), self._environ(env, place, port))
             finished = ranks.wait(timeout_s, after_failure_s)
             ranks.end()

@@ -58,7 +58,7 @@ def ranks_on(hosts: int, ranks_per_host: int | Sequence[int]) -> tuple[int, ...]
     return sizes
 
 
-def places(sizes: Sequence[int]) -> list[RankPlacement]:
+def place_ranks(sizes: Sequence[int]) -> list[RankPlacement]:
     """Return where each rank runs: those of host 0 first, as torchrun numbers them."""
     spots = [(host, local) for host, size in enumerate(sizes) for local in range(size)]
     return [RankPlacement(rank, host, local) for rank, (host, local) in enumerate(spots)]
