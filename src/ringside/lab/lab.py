@@ -22,7 +22,7 @@ from ringside.lab.processes import (
     RunResult,
     Sink,
     defaults,
-    environment,
+    rank_environment,
     place_ranks,
     ranks_on,
 )
@@ -299,7 +299,7 @@ class Lab:
         self, env: Mapping[str, str] | None, place: RankPlacement | None = None, port: int = 0
     ) -> dict[str, str]:
         given = {**os.environ, **(env or {})}
-        own = {} if place is None else environment(place, self.ranks_per_host, port)
+        own = {} if place is None else rank_environment(place, self.ranks_per_host, port)
         return {**given, **defaults(given, sum(self.ranks_per_host)), **own, **(env or {})}
 
     def _command(self, node: str, argv: Sequence[str]) -> list[str]:

@@ -64,7 +64,7 @@ def place_ranks(sizes: Sequence[int]) -> list[RankPlacement]:
     return [RankPlacement(rank, host, local) for rank, (host, local) in enumerate(spots)]
 
 
-def environment(place: RankPlacement, sizes: Sequence[int], port: int) -> dict[str, str]:
+def rank_environment(place: RankPlacement, sizes: Sequence[int], port: int) -> dict[str, str]:
     """Return the variables that give a rank its place.
 
     Args:
