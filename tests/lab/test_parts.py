@@ -31,7 +31,7 @@ from ringside.lab import network as shaping
 from ringside.lab.iproute2 import parse_delay, parse_rate, payload_bytes_per_second
 from ringside.lab.namespaces import LabName
 from ringside.lab.network import bytes_by_device
-from ringside.lab.processes import RankPlacement, RankProcesses, RankResult, defaults
+from ringside.lab.processes import RankPlacement, RankProcesses, RankResult, default_environment
 from ringside.lab.wiring import mesh, star
 
 PATIENCE_S = 60.0
@@ -225,9 +225,9 @@ def test_names_say_when_their_owner_started(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_one_rank_alone_may_use_all_cores() -> None:
-    assert "OMP_NUM_THREADS" not in defaults({}, 1)
-    assert defaults({}, 2)["OMP_NUM_THREADS"] == "1"
-    assert defaults({"RES_OPTIONS": "x"}, 2).keys() == {
+    assert "OMP_NUM_THREADS" not in default_environment({}, 1)
+    assert default_environment({}, 2)["OMP_NUM_THREADS"] == "1"
+    assert default_environment({"RES_OPTIONS": "x"}, 2).keys() == {
         "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS",
     }  # fmt: skip
 

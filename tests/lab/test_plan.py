@@ -12,7 +12,7 @@ from ringside.lab import iproute2 as tools
 from ringside.lab import network as shaping
 from ringside.lab.delay import DelayLine
 from ringside.lab.namespaces import LabName
-from ringside.lab.processes import RankPlacement, RankResult, RunResult, defaults, rank_environment, place_ranks, ranks_on
+from ringside.lab.processes import RankPlacement, RankResult, RunResult, default_environment, rank_environment, place_ranks, ranks_on
 from ringside.lab.wiring import SWITCH, address_of, mesh, routes, star
 
 
@@ -58,8 +58,8 @@ def test_ranks_are_numbered_host_by_host():
 
 
 def test_what_the_user_set_is_kept():
-    assert "GLOO_SOCKET_IFNAME" in defaults({}, 2)
-    assert "GLOO_SOCKET_IFNAME" not in defaults({"GLOO_SOCKET_IFNAME": "lo"}, 2)
+    assert "GLOO_SOCKET_IFNAME" in default_environment({}, 2)
+    assert "GLOO_SOCKET_IFNAME" not in default_environment({"GLOO_SOCKET_IFNAME": "lo"}, 2)
 
 
 @pytest.mark.parametrize(

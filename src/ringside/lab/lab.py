@@ -21,7 +21,7 @@ from ringside.lab.processes import (
     RankProcesses,
     RunResult,
     Sink,
-    defaults,
+    default_environment,
     rank_environment,
     place_ranks,
     ranks_on,
@@ -300,7 +300,7 @@ class Lab:
     ) -> dict[str, str]:
         given = {**os.environ, **(env or {})}
         own = {} if place is None else rank_environment(place, self.ranks_per_host, port)
-        return {**given, **defaults(given, sum(self.ranks_per_host)), **own, **(env or {})}
+        return {**given, **default_environment(given, sum(self.ranks_per_host)), **own, **(env or {})}
 
     def _command(self, node: str, argv: Sequence[str]) -> list[str]:
         return ["ip", "netns", "exec", self._open().namespace(node), *argv]

@@ -85,7 +85,7 @@ def rank_environment(place: RankPlacement, sizes: Sequence[int], port: int) -> d
     }
 
 
-def defaults(given: Mapping[str, str], ranks: int) -> dict[str, str]:
+def default_environment(given: Mapping[str, str], ranks: int) -> dict[str, str]:
     """Return variables that every process in the lab gets unless `given` has them.
 
     Args:
