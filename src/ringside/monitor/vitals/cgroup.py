@@ -46,7 +46,7 @@ class KeptFile:
             self._fd = -1
 
 
-def figures(text: str | None) -> dict[str, float]:
+def parse_figures(text: str | None) -> dict[str, float]:
     """Return lines of `name number` as a dict; whatever is not of that form is left out."""
     found: dict[str, float] = {}
     for line in (text or "").splitlines():
@@ -199,7 +199,7 @@ class _Level:
         quota, period = (as_number(word) for word in words) if len(words) == 2 else (None, None)
         if not quota or not period:
             return None
-        known = figures(self._stat.read())
+        known = parse_figures(self._stat.read())
         if "throttled_usec" in known:
             self._before = known["throttled_usec"] / 1e6
         elif "throttled_time" in known:

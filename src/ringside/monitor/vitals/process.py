@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from ringside.monitor.run.records import Vitals
-from ringside.monitor.vitals.cgroup import CpuCgroup, KeptFile, as_number, figures
+from ringside.monitor.vitals.cgroup import CpuCgroup, KeptFile, as_number, parse_figures
 
 if sys.platform != "win32":
     import resource
@@ -159,7 +159,7 @@ class VitalSigns:
             known["preemptions"] = self._used.preemptions - used.preemptions
             known["swapped_in_pages"] = None
             if faults or self._swapped is None:
-                swapped, self._swapped = self._swapped, figures(self._swap.read()).get("pswpin")
+                swapped, self._swapped = self._swapped, parse_figures(self._swap.read()).get("pswpin")
                 if swapped is not None and self._swapped is not None:
                     known["swapped_in_pages"] = int(self._swapped - swapped)
 
