@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from ringside.errors import UsageError
 from ringside.monitor.slow_rank.pauses import Pauses, is_of_pauses, judge_pauses, rejudge_pauses
-from ringside.monitor.slow_rank.verdict import judge
+from ringside.monitor.slow_rank.verdict import judge_excess
 from ringside.monitor.slow_rank.window_test import WindowTest
 from ringside.monitor.stats import Floats, log_excess, usable
 from ringside.monitor.verdict import Verdict, VerdictEvent
@@ -98,7 +98,7 @@ class Detector:
         onset, total = int(self._screen.onset[0, rank]), self._screen.steps
         slots = np.arange(max(onset, total - WINDOW, 0), total) % WINDOW
         samples = self._samples[slots]
-        return judge(
+        return judge_excess(
             rank,
             self._own[slots],
             None if np.isnan(samples).all() else samples,
@@ -160,7 +160,7 @@ def rejudge(verdict: Verdict, own: Floats, samples: Floats | None) -> Verdict:
     """
     if is_of_pauses(verdict):
         return rejudge_pauses(verdict, own)
-    again = judge(
+    again = judge_excess(
         verdict.ranks[0],
         own,
         None if samples is None or not np.isfinite(samples).any() else samples,

@@ -23,7 +23,7 @@ UNEVEN_CAUSE = "it was given more samples per step; per sample it is as fast as 
 UNEVEN_ADVICE = "Balance the batches: equal samples (or tokens) per rank, or bucket sequences by length."
 
 
-def judge(
+def judge_excess(
     rank: int, own: Floats, samples: Floats | None, *, since_step: int, detected_step: int, usual: float = 0.0
 ) -> Verdict:
     """Return the verdict on one rank's episode.
