@@ -43,7 +43,7 @@ from ringside.monitor.slow_rank.pauses import PauseMeter, Pauses, judge_pauses, 
 from ringside.monitor.slow_rank.window_test import KEPT, WindowTest
 from ringside.monitor.stats import log_excess
 from ringside.monitor.step_clock.draft import SyncTimes
-from ringside.monitor.summary import assess
+from ringside.monitor.summary import assess_run
 from ringside.monitor.verdict import KINDS, headline
 from ringside.monitor.vitals.process import Used, VitalSigns
 from ringside.monitor.watcher import Row
@@ -507,7 +507,7 @@ def test_summaries_say_what_held_a_rank_up(kept: Kept, trouble: str, tmp_path: P
         told = [named(usual_excess_ratio=0.02), *([named(1, "uneven_work", 10, until_step=30)] * (seed == 1))]
         for verdict in told:
             writer.event({"unix": 1.0, "kind": "verdict", "verdict": msgspec.to_builtins(verdict)})
-        summary, _ = assess(RunReader(tmp_path / phase))
+        summary, _ = assess_run(RunReader(tmp_path / phase))
         verdicts = [{**one, "advice": one["advice"][:40]} for one in summary["verdicts"]]
         found[phase or "all"] = {**summary, "verdicts": verdicts} if trouble == "nothing" else verdicts
     kept(f"summary_{trouble}", found)
@@ -635,7 +635,7 @@ def test_what_is_read_of_a_run_that_outgrew_its_file_and_was_damaged(kept: Kept,
     told = [[[one.step, one.rank, one.step_seconds] for one in part] for part in (found[:12], found[-3:], more)]
     begun = [strides.index(one) for one in sorted(set(strides))]
     noted = [event.get("stride") for event in reader.poll_events()]
-    kept("run", [begun, len(lines), told, noted, assess(RunReader(tmp_path))[0]["steps"]])
+    kept("run", [begun, len(lines), told, noted, assess_run(RunReader(tmp_path))[0]["steps"]])
 
 
 def test_of_many_records_and_vitals_every_second_is_left_out_again_and_again(kept: Kept) -> None:

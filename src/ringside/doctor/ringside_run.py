@@ -23,7 +23,7 @@ from ringside.errors import RingsideError
 from ringside.monitor.job.questions import read_answers
 from ringside.monitor.run.directory import EVENTS, RUN, STEPS, SUMMARY, RunReader
 from ringside.monitor.run.table import StepTable, fill_waits, tabulate
-from ringside.monitor.summary import assess
+from ringside.monitor.summary import assess_run
 from ringside.monitor.verdict import Verdict
 from ringside.text import counted
 
@@ -137,7 +137,7 @@ def _run(folder: str, files: dict[str, Source]) -> Findings:
             # A copy, so that nothing is written beside what is examined, and members of archives work alike.
             for role, source in files.items():
                 _copy(source, Path(copy) / role)
-            summary, _ = assess(RunReader(copy))
+            summary, _ = assess_run(RunReader(copy))
             reader = RunReader(copy)
             table = tabulate(reader.iterate(), reader.info.world_size)
             ended = any(event["kind"] == "ended" for event in reader.poll_events())

@@ -129,7 +129,7 @@ def finish_run(
         RingsideError: It cannot be read or written.
     """
     reader = RunReader(run_dir)
-    summary, table = assess(reader, extra=extra)
+    summary, table = assess_run(reader, extra=extra)
     page = render(summary, reader.info, table)
     try:
         replace_file(Path(run_dir) / SUMMARY, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
@@ -139,7 +139,7 @@ def finish_run(
     return summary
 
 
-def assess(reader: RunReader, *, extra: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], StepTable]:
+def assess_run(reader: RunReader, *, extra: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], StepTable]:
     """Return what `finish_run` writes as `summary.json`, and the records as a table; nothing is written.
 
     Args:

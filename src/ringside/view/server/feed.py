@@ -22,7 +22,7 @@ from ringside.monitor.links.sampler import LinkLedger
 from ringside.monitor.run.directory import RUN, STEPS, RunReader
 from ringside.monitor.run.records import RunInfo
 from ringside.monitor.run.registry import running_runs
-from ringside.monitor.summary import assess
+from ringside.monitor.summary import assess_run
 from ringside.view.run.live import LiveRun
 from ringside.view.server.history import CELLS, History, Rows
 from ringside.view.server.state import now, packed
@@ -170,7 +170,7 @@ class PageFeed:
         self._settled = {}
         with contextlib.suppress(RingsideError, OSError):
             if (self.path / STEPS).stat().st_size <= JUDGED_BYTES:
-                self._settled, _ = assess(RunReader(self.path))
+                self._settled, _ = assess_run(RunReader(self.path))
             else:
                 self._settled = RunReader(self.path).summary() or {}
 
