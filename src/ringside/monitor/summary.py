@@ -174,7 +174,7 @@ def _verdicts(events: Sequence[Event], table: StepTable) -> list[Verdict]:
     verdicts = list(recorded.values())
     if not verdicts and not ended and len(table):
         verdicts = [_in_steps(verdict, table) for verdict in detect(table["own_seconds"], table["samples"])]
-    verdicts = [review(verdict, table) for verdict in verdicts]
+    verdicts = [review_verdict(verdict, table) for verdict in verdicts]
     # Two slow ranks hide each other's price: both get what they cost together as well.
     slow = [verdict for verdict in verdicts if verdict.kind in JUDGED_KINDS and verdict.ranks]
     if len({verdict.ranks[0] for verdict in slow}) < 2:
@@ -213,7 +213,7 @@ def _in_steps(verdict: Verdict, table: StepTable) -> Verdict:
     return msgspec.structs.replace(verdict, since_step=since, detected_step=detected, evidence=evidence)
 
 
-def review(verdict: Verdict, table: StepTable) -> Verdict:
+def review_verdict(verdict: Verdict, table: StepTable) -> Verdict:
     """Return a verdict on a rank's own time judged, explained and priced again on all records of its episode.
 
     One on the whole job or on a link is only priced again. Verdicts of other kinds, and on ranks without records,
