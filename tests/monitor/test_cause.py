@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ringside.monitor import RunInfo, StepRecord, Verdict
-from ringside.monitor.causes.explain import AS_MUCH_CPU, DESCHEDULED, RUNNING, UNEXPLAINED, explain
+from ringside.monitor.causes.explain_verdict import AS_MUCH_CPU, DESCHEDULED, RUNNING, UNEXPLAINED, explain_verdict
 from ringside.monitor.causes.signs import SIGN_EVIDENCE
 from ringside.monitor.run.directory import RunWriter
 from ringside.monitor.run.records import Vitals
@@ -102,7 +102,7 @@ def records(of: Of | None, *, onset: int = ONSET, ran: float | None = None, data
 
 def verdict_on(made: list[StepRecord], onset: int = ONSET) -> Verdict:
     table, verdict = tabulate(made, RANKS), found(onset)
-    return explain(verdict, table.between(verdict.since_step), table.before(verdict.since_step))
+    return explain_verdict(verdict, table.between(verdict.since_step), table.before(verdict.since_step))
 
 
 def only_culprit(now: Known, usual: Known) -> Of:
@@ -285,7 +285,7 @@ def test_a_neighbour_is_told_on_a_machine_that_is_full_anyway() -> None:
     made = records(only_culprit({"waited_seconds": 0.938, "ran_seconds": 0.05}, full))
     table = tabulate(made, RANKS)
     verdict = msgspec.structs.replace(found(ONSET), excess_ratio=6.89)
-    verdict = explain(verdict, table.between(ONSET), table.before(ONSET))
+    verdict = explain_verdict(verdict, table.between(ONSET), table.before(ONSET))
     assert "another process took its core: ready to run but waiting 94 %" in verdict.cause
 
 
@@ -386,7 +386,7 @@ def test_a_slow_data_loader_sleeps_and_that_is_no_news() -> None:
 
 def test_more_samples_stay_more_samples() -> None:
     verdict = Verdict(kind="uneven_work", ranks=[CULPRIT], since_step=0, detected_step=9, excess_ratio=0.4)
-    assert explain(verdict, tabulate(records(only_culprit({"waited_seconds": 0.3}, QUIET)), RANKS)) is verdict
+    assert explain_verdict(verdict, tabulate(records(only_culprit({"waited_seconds": 0.3}, QUIET)), RANKS)) is verdict
 
 
 # ------------------------------------------------------------------------------------------------ told to the user
@@ -415,7 +415,7 @@ def test_a_claim_that_all_records_do_not_bear_out_is_taken_back() -> None:
     early = verdict_on(records(only_culprit(now, usual)))
     assert words in early.cause
     table: StepTable = tabulate(records(only_culprit({}, usual)), RANKS)
-    late = explain(early, table.between(ONSET), table.before(ONSET))
+    late = explain_verdict(early, table.between(ONSET), table.before(ONSET))
     assert words not in late.cause
     assert not set(late.evidence) & SIGN_EVIDENCE
 

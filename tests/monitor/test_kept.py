@@ -19,7 +19,7 @@ from tests.support.waiting import Clock
 from ringside.monitor import RunInfo, StepRecord, Verdict, detect
 from ringside.monitor.alerts.book import AlertBook
 from ringside.monitor.alerts.counters import MetricCounters
-from ringside.monitor.causes.explain import explain
+from ringside.monitor.causes.explain_verdict import explain_verdict
 from ringside.monitor.collector import StepCollector
 from ringside.monitor.hang.attribution import find_cause
 from ringside.monitor.hang.detector import HangDetector
@@ -485,7 +485,7 @@ def test_what_keeps_a_gpus_clock_down(kept: Kept) -> None:
         slower = {True: {**shares, "gpu_clock_mhz": 1380.0, "gpu_reasons": bits}}
         slower[False] = {**shares, "gpu_clock_mhz": 1980.0, "gpu_reasons": 0}
         table = tabulate(slow_job(0, "", slower.__getitem__), RANKS)
-        verdict = explain(named(), table.between(ONSET), table.before(ONSET))
+        verdict = explain_verdict(named(), table.between(ONSET), table.before(ONSET))
         told.append([bits, verdict.cause, verdict.advice])
     kept("clocks", told)
 

@@ -15,7 +15,7 @@ import pytest
 
 from ringside.errors import RingsideError
 from ringside.monitor import RunInfo, StepRecord, Verdict, detect
-from ringside.monitor.causes.explain import explain
+from ringside.monitor.causes.explain_verdict import explain_verdict
 from ringside.monitor.collector import StepCollector
 from ringside.monitor.run.directory import RunReader, RunWriter
 from ringside.monitor.run.table import tabulate
@@ -243,7 +243,7 @@ def test_the_cause_names_the_phase_that_grew() -> None:
     def found(phase: str, cpu: float) -> Verdict:
         table = tabulate(records(phase, cpu), 2)
         (verdict,) = detect(table["own_seconds"])
-        return explain(verdict, table)
+        return explain_verdict(verdict, table)
 
     assert found("data", 0.15).kind == "input_bound"
     assert "backward" in found("backward", 0.15).cause

@@ -13,7 +13,7 @@ import numpy as np
 
 from ringside.errors import RingsideError
 from ringside.files import replace_file
-from ringside.monitor.causes.explain import explain
+from ringside.monitor.causes.explain_verdict import explain_verdict
 from ringside.monitor.job.gradient_memory import gradient_memory
 from ringside.monitor.job.questions import answer_questions, to_plain
 from ringside.monitor.job.watcher import reprice
@@ -228,7 +228,7 @@ def review_verdict(verdict: Verdict, table: StepTable) -> Verdict:
         return verdict
     again = rejudge(verdict, episode["own_seconds"], episode["samples"])
     again = msgspec.structs.replace(again, cost_rank_seconds=again.cost_rank_seconds * table.stride)
-    return again if is_of_pauses(again) else explain(again, episode, table.before(verdict.since_step))
+    return again if is_of_pauses(again) else explain_verdict(again, episode, table.before(verdict.since_step))
 
 
 def is_of_job(verdict: Verdict) -> bool:

@@ -41,7 +41,7 @@ DESCHEDULED_ADVICE = (
 )
 
 
-def explain(verdict: Verdict, episode: StepTable, before: StepTable | None = None) -> Verdict:
+def explain_verdict(verdict: Verdict, episode: StepTable, before: StepTable | None = None) -> Verdict:
     """Return a `slow_rank` verdict with its cause: what held it up, the phase that grew, running slowly or not running.
 
     Args:
