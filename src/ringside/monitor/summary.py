@@ -18,7 +18,7 @@ from ringside.monitor.job.gradient_memory import gradient_memory
 from ringside.monitor.job.questions import answer_questions, to_plain
 from ringside.monitor.job.watcher import reprice
 from ringside.monitor.links.sampler import LinkLedger, LinkTotals
-from ringside.monitor.price import repair, spared_rank_seconds
+from ringside.monitor.price import repair_ranks, spared_rank_seconds
 from ringside.monitor.run.algorithm_changes import Revised, revisions
 from ringside.monitor.run.directory import REPORT, SUMMARY, Event, RunReader, finite
 from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
@@ -264,7 +264,7 @@ def cost_together(verdicts: Sequence[Verdict], table: StepTable) -> float:
         }
         others = [other for other in range(table.ranks) if other not in slow_too]
         usual = float(np.log1p(float(verdict.evidence.get("usual_excess_ratio", 0.0))))
-        repaired[rows, rank] = repair(own[rows][:, [rank, *others]], [0], [usual])[:, 0]
+        repaired[rows, rank] = repair_ranks(own[rows][:, [rank, *others]], [0], [usual])[:, 0]
     return spared_rank_seconds(own, repaired) * table.stride
 
 
