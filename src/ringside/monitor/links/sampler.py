@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from ringside.monitor.links.tcp_info import TcpConnection, TcpCounters, available, connections
+from ringside.monitor.links.tcp_info import TcpConnection, TcpCounters, has_tcp_info, connections
 from ringside.monitor.run.records import StepRecord, Wire
 
 PERIOD_S = 1.0
@@ -61,7 +61,7 @@ class LinkSampler:
         cpu: Callable[[], float] = time.thread_time,
         period_s: float = PERIOD_S,
     ) -> None:
-        self.off = read is connections and not available()
+        self.off = read is connections and not has_tcp_info()
         self._read, self._now, self._cpu, self._period_s = read, now, cpu, period_s
         self._before: dict[int, TcpCounters] = {}
         self._last = self._due = now()

@@ -90,7 +90,7 @@ def read_counters(info: bytes) -> TcpCounters | None:
     )
 
 
-def available() -> bool:
+def has_tcp_info() -> bool:
     """Return whether this kernel counts what is needed of its connections."""
     if not hasattr(socket, "TCP_INFO") or not os.path.isdir(_FDS):
         return False
