@@ -12,7 +12,15 @@ from ringside.lab import iproute2 as tools
 from ringside.lab import network as shaping
 from ringside.lab.delay import DelayLine
 from ringside.lab.namespaces import LabName
-from ringside.lab.processes import RankPlacement, RankResult, RunResult, default_environment, rank_environment, place_ranks, ranks_on
+from ringside.lab.processes import (
+    RankPlacement,
+    RankResult,
+    RunResult,
+    default_environment,
+    place_ranks,
+    rank_environment,
+    ranks_on,
+)
 from ringside.lab.wiring import SWITCH, address_of, mesh, routes, star
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ringside.monitor import RunInfo, StepRecord, Verdict
-from ringside.monitor.causes.explain_verdict import AS_MUCH_CPU, DESCHEDULED, RUNNING, UNEXPLAINED, explain_verdict
+from ringside.monitor.causes.explain import AS_MUCH_CPU, DESCHEDULED, RUNNING, UNEXPLAINED, explain_verdict
 from ringside.monitor.causes.signs import SIGN_EVIDENCE
 from ringside.monitor.run.directory import RunWriter
 from ringside.monitor.run.records import Vitals

@@ -22,8 +22,8 @@ from ringside.lab.processes import (
     RunResult,
     Sink,
     default_environment,
-    rank_environment,
     place_ranks,
+    rank_environment,
     ranks_on,
 )
 from ringside.lab.wiring import BRIDGE, SWITCH, WIRINGS, LabLink, address_of, node_of, switch_address

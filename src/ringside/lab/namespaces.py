@@ -23,7 +23,8 @@ from ringside.errors import RingsideError
 from ringside.processes import hold
 
 # -------------------------------------------------------------------------------------------------
-# What a lab's network namespaces are called: the name holds their owner's process, so that any process can check whether it lives.
+# What a lab's network namespaces are called: the name holds their owner's process, so that any can check whether it
+# lives.
 #
 # `ringside-<owner's pid>-<owner's start time>-<count>-<node>`: a process number comes to mean another process one day,
 # a number together with a start time does not.

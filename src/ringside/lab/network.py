@@ -60,8 +60,8 @@ def limit(device: str, rate: float | None) -> list[str]:
 def drop_all(device: str) -> list[str]:
     """Return the commands for `tc` that have a device drop every frame, which the sender takes for sent.
 
-    A queue that is full drops too, but reports it. TCP takes that for congestion of its own host: it counts no keepalive
-    as unanswered, and never gives up a connection that is idle. What is lost on the way is not like that.
+    A queue that is full drops too, but reports it. TCP takes that for congestion of its own host: it counts no
+    keepalive as unanswered, and never gives up a connection that is idle. What is lost on the way is not like that.
     """
     return [f"qdisc replace dev {device} root blackhole"]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ringside.errors import RingsideError
 from ringside.files import replace_file
-from ringside.monitor.causes.explain_verdict import explain_verdict
+from ringside.monitor.causes.explain import explain_verdict
 from ringside.monitor.job.gradient_memory import gradient_memory
 from ringside.monitor.job.questions import answer_questions, to_plain
 from ringside.monitor.job.watcher import reprice

@@ -1,7 +1,7 @@
 """Who keeps a standing job from going on: a pure function of where every rank stands.
 
-A rank that is waited for and waits for none is the first cause; all others that wait are victims. A rank *waits* while it
-is blocked in a collective, and is *behind* if it has not entered one in which others wait.
+A rank that is waited for and waits for none is the first cause; all others that wait are victims. A rank *waits* while
+it is blocked in a collective, and is *behind* if it has not entered one in which others wait.
 """
 
 from __future__ import annotations

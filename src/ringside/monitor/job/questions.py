@@ -10,7 +10,7 @@ import numpy as np
 
 from ringside.decoding import UNDECODABLE
 from ringside.monitor.job.collectives import best_buckets, bucket_mb
-from ringside.monitor.job.watcher import MANY, SAVED_AT, SAVED_OF_SYNC, bytes_text, least_of_ranks
+from ringside.monitor.job.watcher import MANY, SAVED_AT, SAVED_OF_SYNC, least_of_ranks
 from ringside.monitor.links.sampler import LinkTotals
 from ringside.monitor.run.records import RunInfo
 from ringside.monitor.run.table import StepTable
@@ -198,7 +198,7 @@ def _small(table: StepTable) -> Question:
     if not count:
         return Question(answer=None, words="No collective was recorded.")
     numbers: dict[str, Number] = {"collectives_per_step": count, "bytes_each": payload / count}
-    words = f"{count:.0f} collective{'' if count == 1 else 's'} of {in_bytes(payload / count)} per step"
+    words = f"{count:.0f} collective{'' if count == 1 else 's'} of {bytes_text(payload / count)} per step"
     if not busy:  # few collectives are no trouble, however long they take; of many nothing is known
         answer = None if count > MANY else False
         return Question(answer=answer, numbers=numbers, words=f"{words}; what they take was not measured.")

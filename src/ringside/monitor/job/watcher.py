@@ -218,7 +218,7 @@ class SmallCollectives:
         return _verdict(
             self.kind,
             _ratio(saved, typical.step_seconds - saved),
-            f"{count:.0f} collectives of {in_bytes(bytes_each)} per step "
+            f"{count:.0f} collectives of {bytes_text(bytes_each)} per step "
             f"take {_ms(typical.latency_seconds)} each before a byte moves: {percent(best.saved_ratio)} of the "
             f"synchronisation",
             {

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from ringside.monitor.links.tcp_info import TcpConnection, TcpCounters, has_tcp_info, connections
+from ringside.monitor.links.tcp_info import TcpConnection, TcpCounters, connections, has_tcp_info
 from ringside.monitor.run.records import StepRecord, Wire
 
 PERIOD_S = 1.0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ringside.monitor.job.watcher import JobStep, cost_since, add_cost, job_step, median_step
+from ringside.monitor.job.watcher import JobStep, add_cost, cost_since, job_step, median_step
 from ringside.monitor.links.sampler import Link, wires_by_link
 from ringside.monitor.links.slow_link import SILENT_S, LinkState, SlowLink, judge_link, median_rate
 from ringside.monitor.run.records import Wire

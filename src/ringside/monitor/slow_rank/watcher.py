@@ -8,7 +8,7 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from ringside.monitor.causes.explain_verdict import explain_verdict
+from ringside.monitor.causes.explain import explain_verdict
 from ringside.monitor.run.table import tabulate
 from ringside.monitor.slow_rank.detector import WINDOW, Detector
 from ringside.monitor.slow_rank.meters import PriceMeter, meter_of
@@ -78,7 +78,9 @@ class SlowRankWatcher:
                 verdict = msgspec.structs.replace(self._minor.pop(rank), detected_step=step)
                 if not is_of_pauses(verdict):
                     table = tabulate((record for row in self._recent for record in row.values()), self._ranks)
-                    verdict = explain_verdict(verdict, table.between(verdict.since_step), table.before(verdict.since_step))
+                    verdict = explain_verdict(
+                        verdict, table.between(verdict.since_step), table.before(verdict.since_step)
+                    )
                 self._meters[rank] = meter_of(verdict)
                 self._open[rank] = verdict
                 events.append(VerdictEvent(verdict, ended=False))
