@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "launch": ["monitor", "view"],
     "monitor": [],
     "predict": ["schedule"],
-    "pytorch": ["_core", "autoload", "engine", "monitor", "schedule"],
+    "pytorch": ["_core", "autoload", "engine", "monitor", "schedule", "view"],
     "schedule": [],
     "survive": ["engine", "launch", "pytorch", "schedule"],
     "view": ["doctor", "monitor", "predict", "schedule"],
@@ -93,11 +93,6 @@ ENTRANCES = {
     ),
 }
 """Of each package, the modules (beside the package itself) that modules outside of it import: no others may be."""
-ASKS_VIEWS = {
-    "ringside.monitor.summary": ["ringside.view.html.run_report"],
-    "ringside.monitor.alerts.live": ["ringside.view.export.prometheus"],
-}
-"""While a run ends its page is asked for, and while it lasts its figures."""
 IMPORT_TORCH = [
     "ringside.bench.peers",
     "ringside.demo",
@@ -163,7 +158,7 @@ def test_arrows_point_one_way(package):
         f"{name} imports {found}"
         for name, path in seen.items()
         for found in imports_of(name, path)
-        if package_of(found) and not is_in(found, [*allowed, *ASKS_VIEWS.get(name, ())])
+        if package_of(found) and not is_in(found, allowed)
     }
     assert not wrong, wrong
     assert len(seen) >= 2, f"where have the modules of {package} gone?"
@@ -204,12 +199,6 @@ def own_list(path):
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return set(ast.literal_eval(node.value))
     return None
-
-
-def test_where_the_monitor_asks_a_view_it_still_does():
-    """The excuses of the arrows: none that is no longer needed."""
-    for name, views in ASKS_VIEWS.items():
-        assert set(views) == {found for found in imports_of(name, modules()[name]) if package_of(found) == "view"}
 
 
 def test_schedules_import_nothing_of_ours_but_errors():

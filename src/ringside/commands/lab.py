@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
             )
         )
     failed = result.first_failure
-    outcome = f"{len(result.ranks)} ranks on {lab.hosts} hosts ended well" if failed is None else failed.words()
+    outcome = f"{len(result.ranks)} ranks on {lab.hosts} hosts ended well" if failed is None else failed.describe()
     after = f" after {result.seconds:.1f} s" if failed is None or not failed.ended else ""
     print(f"ringside lab: {outcome}{after}", file=sys.stderr)
     for host, (received, sent) in enumerate(() if args.json else result.bytes_per_host):

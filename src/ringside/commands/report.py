@@ -21,10 +21,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ringside.monitor.run.directory import REPORT, RunReader
-from ringside.monitor.summary import finish
+from ringside.monitor.summary import finish_run
 from ringside.text import duration, share
 from ringside.view.export.markdown import render_markdown
 from ringside.view.export.perfetto import steps_between, write_perfetto
+from ringside.view.html.run_report import render_report
 from ringside.view.run.recorded import Run
 from ringside.view.tui.console import SafeConsole, printable_lines
 from ringside.view.verdict_text import all_is_well, no_verdict, tell
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{count:,} events of {len(steps):,} steps; open the file at https://ui.perfetto.dev", file=sys.stderr)
         print(args.perfetto)
         return 0
-    summary = finish(args.run_dir)
+    summary = finish_run(args.run_dir, render_report)
     if args.markdown:
         print(printable_lines(render_markdown(summary, RunReader(args.run_dir).info)), end="")
         return 0

@@ -30,7 +30,7 @@ from ringside.engine.settings import usable_cores
 from ringside.errors import UsageError
 from ringside.launch.follow import choose_directory, conclude, environment, follow
 from ringside.launch.torchrun import CommandLine, Launch, signals_to_handle, stop_requests, take_apart, with_defaults
-from ringside.monitor.alerts.live import afterwards
+from ringside.monitor.alerts.live import notify_afterwards
 from ringside.monitor.alerts.settings import DIGEST_EVERY, METRICS_PORT, ON_VERDICT, AlertSettings, digest_steps
 from ringside.monitor.run.directory import RUN
 from ringside.monitor.verdict import name_ranks
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
         variables["RINGSIDE_AUTOLOAD"] = "1"
         launch = Launch(with_defaults(line, _processes()), {**variables, **alerts})
         status = follow(launch, path, stop, _show)
-    with afterwards(hooks, path):
+    with notify_afterwards(hooks, path):
         concluded = conclude(path, () if stop.signum else launch.deaths)
     if concluded is not None:
         console = open_console(stderr=True)

@@ -29,7 +29,7 @@ from typing import TextIO
 
 from ringside.errors import RingsideError, UsageError
 from ringside.monitor.run.directory import RUN, runs_under
-from ringside.monitor.run.registry import running
+from ringside.monitor.run.registry import running_runs
 from ringside.view.tui.console import in_ascii, printable, speaks_utf8
 from ringside.view.tui.rank_table import SORTS, SortOrder
 from ringside.view.tui.remote import Remote
@@ -92,7 +92,7 @@ def choose_run(run: str | None) -> tuple[RunSource, str]:
             )
         return Local(path), ""
     # running jobs, the newest first; else the newest run that was written
-    entries = [entry.directory for entry in running()]
+    entries = [entry.directory for entry in running_runs()]
     if entries:
         others = ", ".join(printable(str(each)) for each in entries[1:])
         return Local(entries[0]), (f"the newest of {len(entries)} jobs; the others: {others}" if others else "")

@@ -10,7 +10,7 @@ import msgspec
 from ringside.monitor.job.questions import QUESTIONS as QUESTIONS
 from ringside.monitor.job.questions import Number as Number
 from ringside.monitor.job.questions import Question as Question
-from ringside.monitor.job.questions import asked
+from ringside.monitor.job.questions import to_plain
 from ringside.monitor.run.directory import finite
 from ringside.monitor.verdict import Verdict
 
@@ -185,7 +185,7 @@ def as_json(findings: Findings) -> dict[str, Any]:
         {
             "schema": SCHEMA,
             "verdicts": plain["verdicts"],
-            "questions": asked(findings.questions),
+            "questions": to_plain(findings.questions),
             "unjudged": plain["unjudged"],
             "files": plain["notes"],
             **({"what_if": plain["what_if"]} if plain["what_if"] is not None else {}),

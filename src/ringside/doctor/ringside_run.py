@@ -23,7 +23,7 @@ from ringside.errors import RingsideError
 from ringside.monitor.job.questions import read_answers
 from ringside.monitor.run.directory import EVENTS, RUN, STEPS, SUMMARY, RunReader
 from ringside.monitor.run.table import StepTable, fill_waits, tabulate
-from ringside.monitor.summary import finish
+from ringside.monitor.summary import assess_run
 from ringside.monitor.verdict import Verdict
 from ringside.text import counted
 
@@ -136,7 +136,7 @@ def _read_run(folder: str, files: dict[str, Source]) -> Findings:
                 with source.open() as stream, (Path(copy) / role).open("wb") as target:
                     while block := stream.read(BUFFER_BYTES):
                         target.write(block)
-            summary = finish(copy)
+            summary, _ = assess_run(RunReader(copy))
             reader = RunReader(copy)
             table = tabulate(reader.iterate(), reader.info.world_size)
             ended = any(event["kind"] == "ended" for event in reader.poll_events())

@@ -16,7 +16,7 @@ import numpy as np
 
 from ringside.doctor.kineto.intervals import Floats
 from ringside.monitor import Verdict, detect
-from ringside.monitor.slow_rank.verdict import judge
+from ringside.monitor.slow_rank.verdict import judge_excess
 from ringside.monitor.slow_rank.window_test import EFFECT
 from ringside.monitor.stats import log_excess, student
 from ringside.text import ms
@@ -195,7 +195,7 @@ def judge_stragglers(pace: RankPace, lateness_s: Floats, waits_s: Floats) -> lis
     steps = len(pace.numbers)
     rank = persistent_rank(pace.own_s)
     if rank is not None:
-        found = [judge(rank, pace.own_s, None, since_step=0, detected_step=steps - 1)]
+        found = [judge_excess(rank, pace.own_s, None, since_step=0, detected_step=steps - 1)]
     else:
         changed = [verdict for verdict in detect(pace.own_s) if verdict.excess_ratio > 0]
         lasted = [int(verdict.evidence.get("until_step", steps)) - verdict.since_step for verdict in changed]
