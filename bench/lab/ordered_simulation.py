@@ -121,7 +121,7 @@ class _Play:
         self._read()
         for vertex, order in enumerate(orders or ()):  # another order of takes and sends; there, no messages are shared
             known = {take.parts[0]: take for take in self.takes[vertex]}
-            self.takes[vertex] = [known[take.part] for take in order.takes]
+            self.takes[vertex] = [known[take.part] for take in order.receives]
             for dst, parts in order.sends.items():
                 self.sends[vertex, dst] = deque(_Message((part,), self._bytes(part[2])) for part in parts)
         self.network = Flows(schedule, topology, list(self.sends))
