@@ -42,7 +42,7 @@ def main() -> None:
         writer = RunWriter(Path(directory) / "run", info, full_bytes=args.full_bytes)
         book = AlertBook("memory")
         watchers = [] if args.only_collect else standard_watchers(args.ranks, hosts)
-        collector = StepCollector(args.ranks, writer, watchers=watchers, listeners=[book.hear])
+        collector = StepCollector(args.ranks, writer, watchers=watchers, listeners=[book.record])
         began, first = time.perf_counter(), 0.0
         rng = np.random.default_rng(0)
         for step in range(0, args.steps, BLOCK):

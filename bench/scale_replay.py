@@ -72,7 +72,7 @@ def recorded(paths: Sequence[str | Path]) -> Recorded:
     traces = []
     with gather(paths, progress=Silent(), limits=Limits()) as gathered:
         for source in gathered.sources:
-            if kineto.recognise(source):
+            if kineto.matches(source):
                 with source.open() as stream:
                     traces.append(read_trace(stream, source.name))
     jobs = sorted(jobs_of([trace for trace in traces if trace.events]), key=lambda job: -len(job.traces))

@@ -70,7 +70,7 @@ def run(case: Case) -> tuple[list[str], float | None]:
             "reproducible" * case.reproducible,
         ]
         result = lab.run(command, {**os.environ, **environ}, timeout_s=120, sink=cut)
-    wrong = [f"{rank.words()}: {rank.stderr[-500:]}" for rank in result.ranks if rank.status]
+    wrong = [f"{rank.describe()}: {rank.stderr[-500:]}" for rank in result.ranks if rank.status]
     told = [json.loads(line) for rank in result.ranks for line in rank.stdout.splitlines() if line.startswith("{")]
     ends = [said for said in told if said["event"] == "end" and not said["left"]]
     wrong += [f"rank {end['rank']} counted {end['wrong']} samples wrongly" for end in ends if end["wrong"]]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ringside.commands.demo_kill import MARK, KillStory
-from ringside.commands.run import kept
+from ringside.commands.run import keeper_command
 from ringside.engine.dtypes import dtype_code
 from ringside.engine.transports.base import LinkError, LinkFailure
 from ringside.engine.transports.threads import Switchboard, Threads
@@ -288,7 +288,7 @@ def test_a_keeper_wants_a_script_and_knows_whether_the_job_has_a_store():
     ],
 )
 def test_a_command_line_is_given_to_keepers(words, script):
-    line = kept(take_apart(words, ours=()))
+    line = keeper_command(take_apart(words, ours=()))
     assert line.script == script
     assert line.flags.count("-m") == 1
     assert line.flags[-1] == "-m"

@@ -289,9 +289,9 @@ class Session:
         try:
             pause = batch_seconds(1 if self.chief is not None else self.size)
             while not self._ended.wait(pause):
-                self._settle(self._waiting.take())
+                self._settle(self._waiting.drain())
                 self._carry()
-            self._settle(self._waiting.take_last(time.sleep))
+            self._settle(self._waiting.drain_last(time.sleep))
             self._carry()
             with self._asking():
                 self.outbox.send([])
