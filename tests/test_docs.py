@@ -99,5 +99,10 @@ def test_operations_say_the_port_that_the_code_has() -> None:
 
 def test_scripts_that_pages_give_exist() -> None:
     for page in PAGES:
-        for script in re.findall(r"(?<![\w/])bench/\w+\.py", page.read_text()):
-            assert (ROOT / script).exists(), (page.name, script)
+        text = page.read_text()
+        paths = [*re.findall(r"(?<![\w/])bench/\w+(?:/\w+)?\.py", text)]
+        for module in re.findall(r"-m (bench(?:\.\w+)+)", text):
+            path = module.replace(".", "/")
+            paths.append(f"{path}/__main__.py" if (ROOT / path).is_dir() else f"{path}.py")
+        for path in paths:
+            assert (ROOT / path).exists(), (page.name, path)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.thread_transport import Switchboard, Threads
 
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.dtypes import DTYPES
@@ -16,7 +17,6 @@ from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES
 from ringside.engine.net.exchange.signature import SignatureMismatch
 from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
 from ringside.engine.transports.base import LinkError, LinkFailure
-from ringside.engine.transports.threads import Switchboard, Threads
 from ringside.schedule import by_name, pipelined, ring, run, tree
 
 from .oracle import difference, elements

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from tests.support.thread_transport import Threads
 
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.dtypes import DTYPES
@@ -19,7 +20,6 @@ from ringside.engine.net.exchange.types import AHEAD
 from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
 from ringside.engine.net.rank_map import RankMap
 from ringside.engine.net.reduction import plan_reduction, signature_of
-from ringside.engine.transports.threads import Threads
 from ringside.errors import ClosedError
 from ringside.schedule import ALGORITHMS, by_name
 

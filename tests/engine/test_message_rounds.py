@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.thread_transport import Threads
 
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.buffers import address_of
@@ -14,7 +15,6 @@ from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.message_size import rounds_apart
 from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
-from ringside.engine.transports.threads import Threads
 from ringside.schedule import ALGORITHMS, by_name, pipelined, run
 
 from .oracle import difference, elements

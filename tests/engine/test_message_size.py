@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.thread_transport import Threads
 
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.dtypes import DTYPES
@@ -22,7 +23,6 @@ from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
 from ringside.engine.net.persistent import MOST_BYTES
 from ringside.engine.net.reduction import make_fold
 from ringside.engine.transports.base import Bytes
-from ringside.engine.transports.threads import Threads
 from ringside.schedule import ALGORITHMS, by_name, chain, pipelined, tree, two_tree
 
 from .threaded import on_threads

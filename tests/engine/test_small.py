@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.thread_transport import Threads
 
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.buffers import address_of
@@ -21,7 +22,6 @@ from ringside.engine.net.exchange.signature import CollectiveSignature, Signatur
 from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
 from ringside.engine.net.persistent import MOST_BYTES, PersistentSmall
 from ringside.engine.net.reduction import make_fold
-from ringside.engine.transports.threads import Threads
 from ringside.schedule import by_name
 from ringside.schedule.combine import relabel
 

@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from tests.support.thread_transport import Switchboard, Threads
 
 from ringside.commands.demo_kill import MARK, KillStory
 from ringside.commands.run import keeper_command
 from ringside.engine.dtypes import dtype_code
 from ringside.engine.transports.base import LinkError, LinkFailure
-from ringside.engine.transports.threads import Switchboard, Threads
 from ringside.errors import StoreGoneError, UsageError
 from ringside.launch.torchrun import take_apart
 from ringside.survive.all_reduce.ring_order import cut_off, way_around

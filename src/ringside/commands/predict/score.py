@@ -115,7 +115,7 @@ def requested_scores(args: argparse.Namespace) -> list[Score]:
                 refused.append(Score(Table(path.stem, (), path=str(path)), "unreadable", refused=str(error)))
     if not read:
         raise problem or UsageError(f"no table in {', '.join(map(str, paths))}")
-    tables, pairs = scoring.checked(read)
+    tables, pairs = scoring.check_tables(read)
     known = Knowledge(args.preset or "auto", pairs)
     if args.fit:
         # a table belongs to the side on which its file, or its folder, was named
@@ -149,7 +149,7 @@ def to_json(scores: Sequence[Score], *, points: bool = False) -> dict[str, Any]:
     """Return scores as plain data; the keys are those of the module's text."""
     tables = []
     for score in scores:
-        errors, table, flags = score.errors, score.table, scoring.flagged(score.table)
+        errors, table, flags = score.errors, score.table, scoring.line_flags(score.table)
         data: dict[str, Any] = {
             "name": table.name,
             "rows": table.count,
@@ -227,7 +227,7 @@ def print_scores(scores: Sequence[Score], console: Console) -> None:
             score.table.name,
             str(score.table.ranks or "?"),
             str(score.table.count),
-            str(len(scoring.flagged(score.table))),
+            str(len(scoring.line_flags(score.table))),
             percent(errors.mape),
             percent(errors.mape_large),
             f"{100 * errors.bias:+.1f} %",
@@ -239,7 +239,7 @@ def print_scores(scores: Sequence[Score], console: Console) -> None:
     for score in scores:
         if score.refused:
             console.print(f"not scored: {score.table.name}: {score.refused}", markup=False, soft_wrap=True)
-    flags = [(score.table.name, flag) for score in scores for flag in scoring.flagged(score.table)]
+    flags = [(score.table.name, flag) for score in scores for flag in scoring.line_flags(score.table)]
     if flags:
         console.print(f"rows not used ({len(flags)}):", markup=False)
     for name, flag in flags[:SHOWN_FLAGS]:
