@@ -10,7 +10,7 @@ import numpy as np
 
 from ringside.decoding import UNDECODABLE
 from ringside.monitor.job.collectives import best_buckets, bucket_mb
-from ringside.monitor.job.watcher import MANY, SAVED_AT, SAVED_OF_SYNC, least_of_ranks
+from ringside.monitor.job.watcher import MANY, SAVED_AT, SAVED_OF_SYNC, bytes_text, least_of_ranks
 from ringside.monitor.links.sampler import LinkTotals
 from ringside.monitor.run.records import RunInfo
 from ringside.monitor.run.table import StepTable
