@@ -35,6 +35,7 @@ from ringside.monitor.run.table import tabulate
 from ringside.monitor.summary import finish_run, summarise
 from ringside.predict.tables import osu as tables_osu
 from ringside.text import size_bytes
+from ringside.view.html.run_report import render_report
 from ringside.view.html.waits_ring import longest_waits
 
 from .growth import growth
@@ -278,7 +279,6 @@ def test_a_run_of_many_ranks_is_summed_up_in_the_time_of_its_ranks() -> None:
     """Hole C3: `world_size` alone made it quadratic; nothing may be of [ranks, ranks]."""
     unknown: dict[str, Any] = {"name": "a", "command": [], "hosts": [], "pids": [], "engine": "", "algorithm": ""}
     from ringside.monitor.run.records import RunInfo
-    from ringside.view.html.run_report import render_report
 
     def work(ranks: int) -> None:
         records = [
