@@ -1,10 +1,6 @@
 """How well a lab keeps what it promises: real TCP streams and round trips between its hosts.
 
-<<<<<<<< HEAD:bench/lab/accuracy.py
 `python -m bench.lab.accuracy` (as root) prints the table of docs/lab.md.
-========
-`python -m bench.lab.measure` (as root) prints the table of docs/lab.md.
->>>>>>>> main:bench/lab/measure.py
 """
 
 from __future__ import annotations
