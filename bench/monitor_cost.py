@@ -111,11 +111,11 @@ def pair(watched: Step, unwatched: Step, session: Session, steps: int, *, first:
 @contextlib.contextmanager
 def paused(session: Session) -> Iterator[None]:
     """Inside, the hooks that the session has on all optimizers do nothing."""
-    session.fuse.blown = True
+    session.guard.tripped = True
     try:
         yield
     finally:
-        session.fuse.blown = False
+        session.guard.tripped = False
         session.clock.restart()
 
 

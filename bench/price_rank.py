@@ -79,7 +79,7 @@ def run(name: str, fault: str, corpus: Corpus, path: Path) -> Run:
     assert session is not None
     ringside.attach(twin.model)
     own: list[float] = []
-    session.on_record(lambda record: own.append(record.own_seconds) if session.is_aside else None)
+    session.on_record(lambda record: own.append(record.own_seconds) if session.is_paused else None)
     faulty.train(HEALTHY_STEPS, healthy=True)
     pairs = []
     for number in range(PAIRS + 1):
@@ -95,7 +95,7 @@ def run(name: str, fault: str, corpus: Corpus, path: Path) -> Run:
 def _block(session: Any, side: Side, twin: Side, *, healthy: bool) -> float:
     if side is not twin:
         return side.train(BLOCK_STEPS, healthy=healthy)
-    with session.aside():
+    with session.pause():
         return side.train(BLOCK_STEPS)
 
 

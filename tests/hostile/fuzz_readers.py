@@ -571,10 +571,10 @@ def _write_pages(folder: Path) -> None:
     board = ProgressPage()
     try:
         for seq in range(12):
-            board.enters(1000 * seq)
-            board.waits()
+            board.entered(1000 * seq)
+            board.waiting()
         board.write("where", "train.py:30 in step")
-        board.fails(ValueError("x"))
+        board.failed(ValueError("x"))
         (folder / "page").mkdir(parents=True)
         (folder / "page" / "page").write_bytes(os.pread(board.fd, PAGE_BYTES, 0))
     finally:

@@ -75,7 +75,7 @@ def place(between: bool) -> contextlib.AbstractContextManager[None]:
 
 def waits_and(model: DistributedDataParallel, do: Any) -> None:
     """Have a thread do something once this rank has begun to wait in backward."""
-    carrier: Any = own_hook(model).carrier
+    carrier: Any = own_hook(model).reducer
     before = carrier.leave, carrier.wait
 
     def then(call: Any) -> Any:  # one of these is the last that is called before the wait

@@ -64,7 +64,7 @@ def with_accelerate(port: int, run: str) -> list[bool]:
             step(model, 3, tokens)
             optimizer.step()
         assert attachment is not None
-        chief = attachment.session.chief if attachment.session is not None else None
+        chief = attachment.session.rank0 if attachment.session is not None else None
         compared = [] if chief is None else chief.comparisons  # rank 0 compares, for all
         return [same, attachment.engine == "gloo", compared == [], models.hold(model) is attachment]
 

@@ -29,7 +29,7 @@ from ringside.engine.shm import split as groups
 from ringside.engine.shm.log import AcrossLog, CollectiveLog
 from ringside.engine.shm.memory import Storage
 from ringside.errors import ClosedError, UnsupportedError, UsageError
-from ringside.pytorch.communicator.between_hosts import BetweenHosts, Key
+from ringside.pytorch.communicator.between_hosts import BetweenHosts, Key, PendingBucket
 from ringside.pytorch.communicator.gpu import OnDevice, on_device
 from ringside.pytorch.communicator.one_host import OneHost, open_across, open_local
 from ringside.pytorch.communicator.options import Options
@@ -211,22 +211,22 @@ class Communicator(Collectives):
             scale: Multiplies each contribution.
             stamp_ns: When the tensor was ready, on the monotonic clock.
         """
-        finish = self.begin_storage(flat, storage, scale=scale, stamp_ns=stamp_ns)
-        if finish is not None:
-            finish()
+        pending = self.start_storage(flat, storage, scale=scale, stamp_ns=stamp_ns)
+        if pending is not None:
+            pending.wait()
 
-    def begin_storage(
+    def start_storage(
         self, flat: Flat, storage: Storage | None, *, scale: float, stamp_ns: int
-    ) -> Callable[[], None] | None:
-        """Begin to all-reduce a bucket, and return what finishes it: the next one may be begun before.
+    ) -> PendingBucket | None:
+        """Start to all-reduce a bucket, and return what is waited for: the next one may be started before that.
 
-        None is returned where it is done already. Arguments as for `all_reduce_storage`; all ranks begin and finish
-        in the same order.
+        None is returned where it is done already. Arguments as for `all_reduce_storage`; all ranks start and wait in
+        the same order.
         """
         if self._between is None:
             self.all_reduce_storage(flat, storage, scale=scale, stamp_ns=stamp_ns)
             return None
-        return self._between.begin_storage(flat, storage, scale=scale, stamp_ns=stamp_ns)
+        return self._between.start_storage(flat, storage, scale=scale, stamp_ns=stamp_ns)
 
     def interruptible(self) -> interruptible | None:
         """Return what makes Ctrl-C end what others carry out here, while the main thread waits for it in torch.
@@ -374,7 +374,7 @@ class Communicator(Collectives):
         """Carry out a small all-reduce that was called before, if nothing is in its way; False: it cannot be."""
         if self._closed or self._background is not None or self._owner_pid != os.getpid():
             return False
-        return self._several.again(key, flat)
+        return self._several.run_cached(key, flat)
 
 
 _at_exit = AtExit()

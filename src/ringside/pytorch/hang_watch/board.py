@@ -56,11 +56,11 @@ _encode, _decode_failure = msgspec.json.encode, msgspec.json.Decoder(Failure).de
 
 
 class ProgressPage:
-    """This rank's page, written by its training thread (`enters`, `waits`, `goes_on`, `fails`) and its watcher.
+    """This rank's page, written by its training thread (`entered`, `waiting`, `resumed`, `failed`) and its watcher.
 
     Attributes:
         fd: The page, as an anonymous file; -1 once closed.
-        entered: Gradient collectives handed over so far.
+        handed_over: Gradient collectives so far.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, *, hang_s: float = LIMIT_S) -> None:
@@ -68,7 +68,7 @@ class ProgressPage:
         self.fd = os.memfd_create("ringside-watch")
         os.ftruncate(self.fd, PAGE_BYTES)
         self._page: Any = mmap.mmap(self.fd, PAGE_BYTES)
-        self.entered = 0
+        self.handed_over = 0
         self._synced = 0
         self._longest_s = 0.0
         self._since = 0.0
@@ -77,20 +77,20 @@ class ProgressPage:
 
     # -------------------------------------------------------------------------------------------- training thread
 
-    def enters(self, size_bytes: int, op: int = 0) -> None:
+    def entered(self, size_bytes: int, op: int = 0) -> None:
         """Say that this rank hands over a gradient collective."""
-        seq = self.entered = self.entered + 1
+        seq = self.handed_over = self.handed_over + 1
         page = self._page
         _CALL.pack_into(page, _CALLS_AT + seq % CALLS_KEPT * 24, seq, size_bytes, op)
         _ENTER(page, _ENTERED, seq, self._clock())
 
-    def waits(self) -> None:
+    def waiting(self) -> None:
         """Say that this rank is blocked from now on until its gradient collectives are done."""
         now = self._since = self._clock()
         _d(self._page, _MOVED, now)
         _d(self._page, _WAITING, now)
 
-    def goes_on(self) -> None:
+    def resumed(self) -> None:
         """Say that they are done."""
         now, page = self._clock(), self._page
         _d(page, _WAITING, 0.0)
@@ -105,7 +105,7 @@ class ProgressPage:
             self._longest_s = waited
             _d(page, _AT["longest_s"], waited)
 
-    def fails(self, error: BaseException) -> None:
+    def failed(self, error: BaseException) -> None:
         """Say that they could not be done."""
         kind = _failure_kind(error)
         ranks = list(error.ranks) if isinstance(error, SyncError) else []
@@ -146,16 +146,16 @@ class ProgressPage:
 class NoBoard:
     """Takes the place of a board where nobody watches."""
 
-    def enters(self, size_bytes: int, op: int = 0) -> None:
+    def entered(self, size_bytes: int, op: int = 0) -> None:
         """Do nothing."""
 
-    def waits(self) -> None:
+    def waiting(self) -> None:
         """Do nothing."""
 
-    def goes_on(self) -> None:
+    def resumed(self) -> None:
         """Do nothing."""
 
-    def fails(self, error: BaseException) -> None:
+    def failed(self, error: BaseException) -> None:
         """Do nothing."""
 
 

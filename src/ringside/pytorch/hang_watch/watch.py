@@ -44,7 +44,7 @@ _NOBODY = NoBoard()
 _encode = msgspec.msgpack.Encoder().encode
 _hello = msgspec.msgpack.Decoder(RankHandle).decode
 _hellos = msgspec.msgpack.Decoder(list[RankHandle]).decode
-Tell = Callable[[str, dict[str, Any]], None]
+PutEvent = Callable[[str, dict[str, Any]], None]
 
 
 class HangWatch:
@@ -56,7 +56,7 @@ class HangWatch:
         size: Number of ranks.
         step: Returns this rank's training step.
         path: On rank 0 the run directory.
-        tell: On rank 0 puts an event into the run.
+        put_event: On rank 0 puts an event into the run.
         hang_s: Least wait that is called a hang.
 
     Attributes:
@@ -79,7 +79,7 @@ class HangWatch:
         *,
         step: Callable[[], int],
         path: Path | None,
-        tell: Tell | None,
+        put_event: PutEvent | None,
         hang_s: float = LIMIT_S,
     ) -> None:
         self.board = ProgressPage(hang_s=hang_s)
@@ -87,7 +87,7 @@ class HangWatch:
         self.pending: Callable[[], bool] | None = None
         self._store = PrefixStore("watch", store)
         self._rank, self._size, self._step = rank, size, step
-        self.path, self._tell = path, tell
+        self.path, self._put_event = path, put_event
         self.stacks = Stacks()
         self.training_thread = threading.get_ident()
         self.group = dist.group.WORLD
@@ -349,13 +349,13 @@ class HangWatch:
     def _put(self, change: HangChange) -> None:
         fields = {"step": change.verdict.detected_step, "verdict": msgspec.to_builtins(change.verdict)}
         self._event(change.kind, fields)
-        if self._tell is None and change.kind == "verdict" and "RINGSIDE_LAUNCHED" not in os.environ:
-            _log.warning("%s", sentence(change.verdict))
+        if self._put_event is None and change.kind == "verdict" and "RINGSIDE_LAUNCHED" not in os.environ:
+            _log.warning("%s", log_line(change.verdict))
 
     def _event(self, kind: str, fields: dict[str, Any]) -> None:
         """Put an event into the run: through rank 0's session, or where rank 0 cannot, straight into its directory."""
-        if self._tell is not None:
-            self._tell(kind, fields)
+        if self._put_event is not None:
+            self._put_event(kind, fields)
             return
         if self.path is None or not (self.path / RUN).exists():
             return
@@ -386,7 +386,7 @@ def _all_known(standings: list[RankState], rank: int) -> bool:
     return all(standing.left or standing.process.gone for standing in standings if standing.rank != rank)
 
 
-def sentence(verdict: Verdict) -> str:
+def log_line(verdict: Verdict) -> str:
     """Return a verdict of the hang watch as a line of the log."""
     return f"{headline(verdict)} (step {verdict.since_step}): {verdict.cause}. {verdict.advice}"
 
@@ -407,14 +407,14 @@ def begin(
     *,
     step: Callable[[], int],
     path: Path | None,
-    tell: Tell | None,
+    put_event: PutEvent | None,
     hang_s: float = LIMIT_S,
 ) -> HangWatch | None:
     """Return this process's watcher; None where it is turned off (RINGSIDE_WATCH=off), not needed or cannot be."""
     if size < 2 or os.environ.get("RINGSIDE_WATCH", "").lower() in ("off", "0"):
         return None
     try:
-        return HangWatch(store, rank, size, step=step, path=path, tell=tell, hang_s=hang_s)
+        return HangWatch(store, rank, size, step=step, path=path, put_event=put_event, hang_s=hang_s)
     except Exception as error:
         _log.warning("hangs are not watched for here (%s: %s); training goes on", type(error).__name__, error)
         return None
