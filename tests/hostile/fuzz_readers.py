@@ -491,7 +491,7 @@ def _hear_letter(content: bytes) -> None:
     from ringside.pytorch.hang_watch import store_channel as watch_mail
 
     try:
-        standings = watch_mail.letter_of(content).standings
+        standings = watch_mail.decode_report(content).standings
     except UNDECODABLE:
         return  # the thread that reads letters says so, and ends
     machine = HangDetector([1, 2])

@@ -198,7 +198,7 @@ def test_work_is_summed_over_a_steps_micro_batches_and_only_where_gradients_are_
 
 def what_is_said(port: int) -> list[str]:
     with Said() as said:
-        models.say_why_not(nn.Linear(2, 2))  # one process trains
+        models.warn_not_watched(nn.Linear(2, 2))  # one process trains
         with group(port):
             assert accelerate.attach(nn.Linear(2, 2)) is not None
             LightningHooks().on_fit_start(trainer(nn.Bilinear(2, 2, 2), []), None)

@@ -61,12 +61,12 @@ def test_hosts_hear_where_the_others_ranks_stand(hosts: Callable[[int], StoreCha
     now = time.monotonic()
     assert [s.rank for s in second.others(now)] == [0, 1, 3]
     assert {s.entered for s in second.others(now)} == {-1}
-    assert second.chief(now) == 1
+    assert second.speaker(now) == 1
     assert second.episode(0) == 0
     first.post([RankState(rank=0, entered=5), RankState(rank=1, entered=4)], episode=0)
-    until(lambda: second.chief(time.monotonic()) == 0)
+    until(lambda: second.speaker(time.monotonic()) == 0)
     assert [(s.rank, s.entered) for s in second.others(time.monotonic())] == [(0, 5), (1, 4), (3, -1)]
-    assert first.chief(time.monotonic()) == 0
+    assert first.speaker(time.monotonic()) == 0
     second.post([RankState(rank=2, entered=3)], episode=0)
     until(lambda: [s.entered for s in first.others(time.monotonic())] == [3, -1])  # the first host reads all
     first.announce(2)
@@ -80,13 +80,13 @@ def test_hosts_hear_where_the_others_ranks_stand(hosts: Callable[[int], StoreCha
 def test_who_speaks_is_the_first_host_that_was_heard_of_lately(hosts: Callable[[int], StoreChannel]) -> None:
     first, second, third = hosts(0), hosts(1), hosts(2)
     second.post([], episode=0)
-    until(lambda: third.chief(time.monotonic()) == 1)
+    until(lambda: third.speaker(time.monotonic()) == 1)
     first.post([], episode=0)
-    until(lambda: third.chief(time.monotonic()) == 0)
+    until(lambda: third.speaker(time.monotonic()) == 0)
     heard = time.monotonic()
-    assert third.chief(heard + FRESH_S - 1.0) == 0
-    assert third.chief(heard + FRESH_S) == 2  # all that it knows is old
-    assert second.chief(heard + FRESH_S) == 1
+    assert third.speaker(heard + FRESH_S - 1.0) == 0
+    assert third.speaker(heard + FRESH_S) == 2  # all that it knows is old
+    assert second.speaker(heard + FRESH_S) == 1
 
 
 def test_who_does_not_speak_reads_no_more_than_who_does(hosts: Callable[[int], StoreChannel]) -> None:
@@ -94,7 +94,7 @@ def test_who_does_not_speak_reads_no_more_than_who_does(hosts: Callable[[int], S
     third.post([RankState(rank=3, entered=1)], episode=0)
     until(lambda: second.others(time.monotonic())[-1].entered == 1)  # the first was never heard of: the second speaks
     first.post([], episode=0)
-    until(lambda: second.chief(time.monotonic()) == 0)
+    until(lambda: second.speaker(time.monotonic()) == 0)
     third.post([RankState(rank=3, entered=2)], episode=0)
     until(lambda: first.others(time.monotonic())[-1].entered == 2)
     assert second.others(time.monotonic())[-1].entered == 1
@@ -111,7 +111,7 @@ def test_what_was_heard_grows_old_where_nothing_new_comes(
         RankState(rank=1, waiting_s=0.0, still_s=9.0, silent_s=8.0, process=ProcessState(state="R")),
     ]
     first.post(told, episode=0)
-    until(lambda: second.chief(clock.now) == 0)
+    until(lambda: second.speaker(clock.now) == 0)
     heard = clock.now
     fresh = second.others(heard + FRESH_S)[:2]
     assert fresh == [
@@ -267,7 +267,7 @@ def test_ranks_that_do_not_write_their_stacks_are_made_to(ranks: Ranks, monkeypa
     host = ranks.seen_by(0, other)  # of a process that is gone: another one has its number
     ranks.stacks[0].dump()
     ranks.boards[0].put("dumped", 2)
-    before = watch_host.written(os.getpid(), ranks.stacks[0].fd)
+    before = watch_host.read_stacks(os.getpid(), ranks.stacks[0].fd)
     texts = host.stacks(2, Event())
     assert set(texts) == {0, 1, 2}
     assert all("test_ranks_that_do_not_write" in text for text in texts.values())
@@ -278,7 +278,7 @@ def test_ranks_that_write_their_stacks_are_waited_for_until_the_session_ends(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch_host, "OWN_STACKS_S", PATIENCE_S)
-    monkeypatch.setattr(watch_host, "ask", lambda *who: pytest.fail("everybody has answered"))
+    monkeypatch.setattr(watch_host, "request_stacks", lambda *who: pytest.fail("everybody has answered"))
     host = ranks.seen_by(0)
     for board, stacks in zip(ranks.boards, ranks.stacks, strict=True):
         stacks.dump()
