@@ -24,19 +24,19 @@ FLOAT32, FLOAT64 = DTYPES.index("float32"), DTYPES.index("float64")
 
 
 class Recorded:
-    """An `Across` and a `Tuner` that only say what is asked of them, in order."""
+    """A `HierarchicalEngine` and a `Tuner` that only record what is called, in order."""
 
     def __init__(self, tried: set[int]) -> None:
         self.said: list[str] = []
         self.tried = tried
 
-    def begin(self, address: int, elements: int, what: Any, choice: AlgorithmSpec) -> Recorded.Bucket:
+    def start(self, address: int, elements: int, reduction: Any, choice: AlgorithmSpec) -> Recorded.Bucket:
         self.said.append(f"begin {elements}")
         return Recorded.Bucket(self, elements)
 
     class Bucket:
         def __init__(self, by: Recorded, elements: int) -> None:
-            self.finish: Callable[[], None] = lambda: by.said.append(f"finish {elements}")
+            self.wait: Callable[[], None] = lambda: by.said.append(f"finish {elements}")
 
     def choose(self, size_bytes: int, dtype: int, op: int) -> AlgorithmSpec:
         return AlgorithmSpec("ring")

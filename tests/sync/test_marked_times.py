@@ -180,7 +180,7 @@ def captures(port: int, path: str) -> dict[str, Any]:
 
         def ask() -> None:
             while not ended.is_set():
-                session._unreached.take()
+                session._unreached.drain()
 
         asking = threading.Thread(target=ask)
         asking.start()

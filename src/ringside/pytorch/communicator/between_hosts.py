@@ -16,7 +16,7 @@ import torch
 from ringside.engine.algorithm import AlgorithmSpec, canonical_choice, refuse_other_orders
 from ringside.engine.buffers import Flat, flatten
 from ringside.engine.dtypes import ITEM_BYTES
-from ringside.engine.net.collectives import carry_out
+from ringside.engine.net.collectives import run_collective
 from ringside.engine.net.hierarchical import HierarchicalEngine, PendingAllReduce, Reduction
 from ringside.engine.request import CoreRequest
 from ringside.engine.shm.log import AcrossLog
@@ -87,10 +87,10 @@ def prepare(
         if size_bytes >= LARGE_BYTES or not selector.settled(size_bytes):
             return None
         choice = selector.choose(size_bytes, reduction.dtype, reduction.op)
-    small = across.prepared(flat.numel, reduction, choice)
+    small = across.prepare(flat.numel, reduction, choice)
     if small is None:
         return None
-    execute = functools.partial(across.carry_out, small)
+    execute = functools.partial(across.run_prepared, small)
     if selector is None:
         return PreparedAllReduce(execute, size_bytes, choice)
     return PreparedAllReduce(execute, size_bytes, choice, selector, selector.version, selector.size_class(size_bytes))
@@ -129,7 +129,7 @@ class BetweenHosts:
         if options.choice is None and not options.reproducible:
             key = {"wire_dtype": options.wire.dtype if options.wire else "float32", "torch": str(torch.__version__)}
             self.selector = Tuner(self.across, {**key, **options.agreed()}, wire=options.wire)
-            self.selector.listeners.append(functools.partial(record_algorithm_change, self.across.roster))
+            self.selector.listeners.append(functools.partial(record_algorithm_change, self.across.rank_map))
             self.selector.start()
 
     def explain(self, size_bytes: int) -> str:
@@ -138,7 +138,7 @@ class BetweenHosts:
             return str(self.selector.explain(size_bytes))
         if self._options.choice is not None:
             return f"{size_bytes} bytes: {self._options.choice}, as asked for"
-        reproducible = canonical_choice(size_bytes, self.across.roster.size)
+        reproducible = canonical_choice(size_bytes, self.across.rank_map.size)
         return f"{size_bytes} bytes: {reproducible}, the reproducible one for this size"
 
     # -------------------------------------------------------------------------------------------- collectives
@@ -149,7 +149,7 @@ class BetweenHosts:
             raise UsageError("between hosts an algorithm is given by name")
         choice = AlgorithmSpec.parse(algorithm) if algorithm else self._options.choice
         if choice is not None and self._options.reproducible:
-            refuse_other_orders(choice, self.across.roster.size, flat.dtype)
+            refuse_other_orders(choice, self.across.rank_map.size, flat.dtype)
         return choice
 
     def reduction(self, dtype: int, op: int, scale: float, weight: tuple[float, int] | None) -> Reduction:
@@ -163,11 +163,11 @@ class BetweenHosts:
         """
         if weight is None:
             return Reduction(dtype, op, scale, wire=self._options.wire)
-        roster = self.across.roster
+        roster = self.across.rank_map
         rows = np.zeros((roster.size, 2))  # each rank's weight, and its list's fingerprint
         flat, to = flatten(np.array([weight[0], float(weight[1])])), flatten(rows)
         bounds = list(range(0, 2 * roster.size + 1, 2))
-        carry_out(self.across, CoreRequest("all_gather", flat, 2 * roster.size, bounds, out=to.address, keeps=to))
+        run_collective(self.across, CoreRequest("all_gather", flat, 2 * roster.size, bounds, out=to.address, keeps=to))
         if len(set(rows[:, 1])) > 1:
             raise MismatchError(f"all_reduce on rank {roster.rank}: ranks gave different lists of weights")
         scales = tuple(rows[:, 0].tolist())
@@ -222,7 +222,7 @@ class BetweenHosts:
             self.across.rehearse(flat.numel, reduction, choice)
             tuner.assemble()
         began = time.perf_counter()
-        all_reduce = self.across.begin(flat.address, flat.numel, reduction, choice)
+        all_reduce = self.across.start(flat.address, flat.numel, reduction, choice)
         bucket = PendingBucket(self, all_reduce, size_bytes, choice, tuner, reduction.dtype, began, stamp_ns)
         self._pending.append(bucket)
         if not is_trial:
@@ -235,7 +235,7 @@ class BetweenHosts:
     ) -> tuple[AlgorithmSpec, Tuner | None]:
         """Return the algorithm, and the tuner that learns how long it takes."""
         if fixed is not None or self.selector is None:
-            return fixed or canonical_choice(size_bytes, self.across.roster.size), None
+            return fixed or canonical_choice(size_bytes, self.across.rank_map.size), None
         return self.selector.choose(size_bytes, reduction.dtype, reduction.op), self.selector
 
 
@@ -269,7 +269,7 @@ class PendingBucket:
         if self not in between._pending:
             return
         between._pending.remove(self)
-        self.all_reduce.finish()
+        self.all_reduce.wait()
         ended = time.perf_counter()
         took_s = ended - max(self.began, between._ended)  # it queued behind the one before it
         between._ended = ended

@@ -21,11 +21,11 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.files import append_to_file, replace_file
 from ringside.monitor.hang.attribution import LIMIT_S
-from ringside.monitor.hang.detector import HangChange, HangDetector
+from ringside.monitor.hang.detector import HangDetector
 from ringside.monitor.hang.rank_state import read_stat
 from ringside.monitor.hang.verdict_text import STACKS
 from ringside.monitor.run.directory import EVENTS, RUN, finite
-from ringside.monitor.verdict import Verdict, headline
+from ringside.monitor.verdict import Verdict, VerdictEvent, headline
 from ringside.pytorch.hang_watch.board import NoBoard, ProgressPage
 from ringside.pytorch.hang_watch.host import Host, RankHandle, path_as_text, path_of_text
 from ringside.pytorch.hang_watch.stacks import Stacks, place_of
@@ -275,7 +275,7 @@ class HangWatch:
                 self._hand_over(self.mail.episode(speaker))
                 return
             standings = standings + self.mail.others(now)
-        change = self._machine.look(standings, now)
+        change = self._machine.check(standings, now)
         if change is not None:
             # Where the job's store does not answer, what is known of other hosts is as old as that.
             silence_s = self.mail.silence_s(now) if self.mail is not None else 0.0
@@ -284,7 +284,7 @@ class HangWatch:
                 cause = f"{verdict.cause}; the job's store has not answered for {silence_s:.1f} s"
                 evidence = {**verdict.evidence, "store_silent_seconds": round(silence_s, 3)}
                 verdict = msgspec.structs.replace(verdict, cause=cause, evidence=evidence)
-                change = HangChange(change.kind, verdict)
+                change = change._replace(verdict=verdict)
             self._report(change)
         elif self._machine.open is None:
             self._known = self._host.spoken
@@ -300,7 +300,7 @@ class HangWatch:
         self._dump(episode)
         self.mail.post_stacks(episode, self._host.stacks(episode, self._ended))
 
-    def _report(self, change: HangChange) -> None:
+    def _report(self, change: VerdictEvent) -> None:
         """Put a verdict into the run, once per host, and every rank's stacks; or that it is over."""
         assert self._host is not None
         if change.kind == "repaired":
@@ -342,7 +342,7 @@ class HangWatch:
 
     # -------------------------------------------------------------------------------------------- events
 
-    def _put(self, change: HangChange) -> None:
+    def _put(self, change: VerdictEvent) -> None:
         fields = {"step": change.verdict.detected_step, "verdict": msgspec.to_builtins(change.verdict)}
         self._event(change.kind, fields)
         if self._put_event is None and change.kind == "verdict" and "RINGSIDE_LAUNCHED" not in os.environ:
@@ -369,7 +369,7 @@ class HangWatch:
             now = time.monotonic()
             standings = self._host.standings(now, ask_kernel=True)
             if self._host.leader(now, {s.rank for s in standings if s.process.gone or s.process.stopped}) == self._rank:
-                change = self._machine.look(standings, now, at_end=True)
+                change = self._machine.check(standings, now, at_end=True)
                 if change is not None:
                     self._report(change)
                     return

@@ -327,9 +327,9 @@ class Session:
         try:
             pause = batch_seconds(1 if self.rank0 is not None else self.size)
             while not self._ended.wait(pause):
-                self._put_reached(self._unreached.take())
+                self._put_reached(self._unreached.drain())
                 self._exchange()
-            self._put_reached(self._unreached.take_last(time.sleep))
+            self._put_reached(self._unreached.drain_last(time.sleep))
             self._exchange()
             with self.silence.call():
                 self.outbox.send([])  # the last of this rank
