@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-from tests.sync.training import ddp_ranks, group, small_attachment, steps  # noqa: E402
+from tests.pytorch.training import ddp_ranks, group, small_attachment, steps  # noqa: E402
 
 import ringside  # noqa: E402
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from tests.sync.training import Said, ddp_ranks, group  # noqa: E402
+from tests.pytorch.training import Said, ddp_ranks, group  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 

@@ -13,8 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
+from tests.pytorch.groups import communicator, meeting_point, process_group  # noqa: E402
 from tests.support.ranks import on_ranks, place  # noqa: E402
-from tests.sync.groups import communicator, meeting_point, process_group  # noqa: E402
 
 from ringside.engine.algorithm import AlgorithmSpec  # noqa: E402
 from ringside.engine.buffers import flatten  # noqa: E402
