@@ -35,6 +35,7 @@ def attach(
     Raises:
         UsageError: As `ringside.attach`.
     """
+    # `prepare` returns a tuple for several things, and the thing itself for one.
     things: tuple[Any, ...] = tuple(prepared) if isinstance(prepared, (tuple, list)) else (prepared,)
     for thing in things:
         ddp = ddp_of(thing)

@@ -74,6 +74,7 @@ class WorkCount:
         session = self._session
         if session is None or not torch.is_grad_enabled():
             return
+        # Micro-batches of one step add up: the step's samples are recorded anew with each.
         if session.clock.step != self._step:
             self._step, self._sum = session.clock.step, 0
         self._sum += work_of(args, kwargs)

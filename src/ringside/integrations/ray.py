@@ -54,6 +54,7 @@ def watched(
 @contextlib.contextmanager
 def _attaching(options: dict[str, Any]) -> Iterator[None]:
     """Within it, models are attached as they are made; with it, the recording ends."""
+    # `prepare_model` makes the model deep inside of Ray: only its constructor is on every path.
     made = DistributedDataParallel.__init__
 
     @functools.wraps(made)

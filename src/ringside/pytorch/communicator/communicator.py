@@ -44,7 +44,8 @@ class Communicator(Collectives):
 
     Ranks that can share memory are found and use it; between hosts messages travel over a Gloo group of our own, made
     over the job's store. Making one is a collective: every rank of the group makes it, in the same order. Use it from
-    one thread at a time; asynchronous collectives run in order on a thread of its own.
+    one thread at a time; asynchronous collectives run in order on a thread of its own. (Its many methods are what users
+    call, and properties that describe it; the work is done by `OneHost`, `BetweenHosts` and `OnDevice`.)
 
     Args:
         group: A process group with at least 2 ranks, this one among them; None: the default group.

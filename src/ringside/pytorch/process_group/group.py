@@ -37,7 +37,7 @@ class RingsideGroup(dist.ProcessGroup):
 
     Collectives with `async_op=True` run in the order of their calls on a thread of the group's own; all others run on
     the thread that calls, after those. Messages between two ranks (`send`, `recv`) are Gloo's, and tensors on GPUs are
-    NCCL's. Making a group is a collective of its ranks.
+    NCCL's. Making a group is a collective of its ranks. (It has a method for each that torch calls by name, so many.)
 
     Args:
         store: A part of the job's store that only groups of this name use.
