@@ -86,7 +86,7 @@ test-oldest: ## attach and Communicator on the oldest torch that pyproject.toml 
 	@$(PYTHON) -m venv build/oldest
 	@build/oldest/bin/python -m pip install -q --disable-pip-version-check 'torch==2.4.*' 'numpy<2' pytest pytest-timeout pytest-rerunfailures hypothesis
 	@build/oldest/bin/python -m pip install -q --disable-pip-version-check '.[metrics,web,gpu]'
-	@build/oldest/bin/python -m pytest -q tests/sync --ignore-glob='*/test_process_group*'
+	@build/oldest/bin/python -m pytest -q tests/pytorch --ignore-glob='*/test_process_group*'
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

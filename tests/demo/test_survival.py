@@ -16,8 +16,8 @@ import pytest
 
 pytest.importorskip("torch")
 import torch
+from tests.pytorch.training import LIMIT_S, free_port
 from tests.support.ranks import on_ranks
-from tests.sync.training import LIMIT_S, free_port
 
 from ringside.demo import survive as survival
 from ringside.demo.corpus import Corpus

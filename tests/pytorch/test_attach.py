@@ -285,7 +285,7 @@ def cannot_open(port: int) -> tuple[str, str]:
 
     with group(port) as rank, pytest.MonkeyPatch.context() as patch:
         if rank == 1:
-            patch.setattr(module, "Communicator", Failing)
+            patch.setattr(module, "HostCommunicator", Failing)
         ddp, attachment, optimizer = small_attachment(monitor=False)
         steps(ddp, optimizer, rank, 2)
         return attachment.engine, attachment.why

@@ -79,25 +79,25 @@ INSTRUMENTS = {
     "a step begins": "ringside.monitor.step_clock.clock:StepClock.forward_begins",
     "forward ends": "ringside.monitor.step_clock.clock:StepClock.forward_ends",
     "backward ends": "ringside.monitor.step_clock.clock:StepClock.backward_ends",
-    "what the engine's log says": "ringside.pytorch.ddp.reducers:NativeCarrier.take",
+    "what the engine's log says": "ringside.pytorch.ddp.reducers:NativeReducer.pop_timings",
     "what it took": "ringside.pytorch.ddp.reducers:SyncTimes",
     "the update begins": "ringside.monitor.step_clock.clock:StepClock.optimizer_begins",
     "the update ends": "ringside.monitor.step_clock.clock:StepClock.optimizer_ends",
     "buffers": "ringside.monitor.step_clock.clock:StepClock.blocked",
-    "a collective begins": "ringside.pytorch.hang_watch.board:Board.enters",
-    "a collective ends": "ringside.pytorch.hang_watch.board:Board.goes_on",
-    "the hang watch": "ringside.pytorch.hang_watch.watch:Watch.tick",
-    "digests": "ringside.pytorch.recording.parameter_digests:Digests.take",
-    "comparing": "ringside.pytorch.recording.parameter_digests:Comparison.changes",
+    "a collective begins": "ringside.pytorch.hang_watch.board:ProgressPage.entered",
+    "a collective ends": "ringside.pytorch.hang_watch.board:ProgressPage.resumed",
+    "the hang watch": "ringside.pytorch.hang_watch.watch:HangWatch.tick",
+    "digests": "ringside.pytorch.recording.parameter_digests:ParameterDigests.digest_parameters",
+    "comparing": "ringside.pytorch.recording.parameter_digests:DigestComparison.changes",
     "vitals": "ringside.monitor.vitals.process:VitalSigns.since",
     "links": "ringside.monitor.links.sampler:LinkSampler.add_to",
-    "the outbox": "ringside.pytorch.recording.record_transport:Outbox.send",
-    "the inbox": "ringside.pytorch.recording.record_transport:Inbox.poll",
-    "the collector": "ringside.monitor.collector:Collector.add",
+    "the outbox": "ringside.pytorch.recording.record_transport:RecordSender.send",
+    "the inbox": "ringside.pytorch.recording.record_transport:RecordReceiver.poll",
+    "the collector": "ringside.monitor.collector:StepCollector.add",
     "the detector": "ringside.monitor.slow_rank.detector:Detector.update",
     "alerts": "ringside.monitor.alerts.book:AlertBook.tick",
     "the run directory": "ringside.monitor.run.directory:append_to_file",
-    "the summary": "ringside.pytorch.recording.rank0:finish",
+    "the summary": "ringside.pytorch.recording.rank0:finish_run",
     "log": "ringside.monitor.step_clock.clock:StepClock.log",
 }
 
@@ -209,9 +209,9 @@ def test_odd_values_from_the_script(tmp_path: Path) -> None:
 
 def test_a_fuse_blows_once(caplog: pytest.LogCaptureFixture) -> None:
     calls: list[int] = []
-    fuse = Guard("the test")
+    guard = Guard("the test")
 
-    @fuse.guard
+    @guard.guard
     def call(number: int) -> None:
         calls.append(number)
         if number == 2:
@@ -220,9 +220,9 @@ def test_a_fuse_blows_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         for number in range(5):
             call(number)
-        fuse.run(boom)
+        guard.run(boom)
     assert calls == [0, 1, 2]
-    assert fuse.blown
+    assert guard.tripped
     assert len(caplog.records) == 1
     with pytest.raises(KeyboardInterrupt):
         Guard("the test").run(interrupt)
@@ -365,14 +365,14 @@ def trains_on(port: int, path: str, breaks: bool) -> tuple[int, int]:
     with group(port) as rank, pytest.MonkeyPatch.context() as patch:
         session = sessions.begin(path, "native", RecordingSettings(heard_s=0.0, goodbye_s=0.1, records_kept=20))
         ddp, _, optimizer = small_attachment(run_dir=path, engine="native")
-        train_until(lambda: rank == 0 or session.heard, ddp, optimizer, rank)
+        train_until(lambda: rank == 0 or session.presence.is_present, ddp, optimizer, rank)
         if rank == 0 and breaks:
             patch.setattr(Rank0Recorder, "compare", lambda chief: 1 / 0)
             until(lambda: "ringside-monitor" not in {thread.name for thread in threading.enumerate()})
         elif rank == 0:
             session.end()
         dist.barrier()
-        train_until(lambda: rank == 0 or not session.heard, ddp, optimizer, rank)
+        train_until(lambda: rank == 0 or not session.presence.is_present, ddp, optimizer, rank)
         before = session.outbox.messages
         steps(ddp, optimizer, rank, 40)
         return session.outbox.messages - before, session.unsent
@@ -490,7 +490,7 @@ def jumps(port: int, path: str) -> list[str]:
         ddp, attachment, optimizer = small_attachment(run_dir=path, digest_every=5)
         attachment.session.clock.wall = wall
         if rank == 0:
-            attachment.session.chief.collector.clock = wall
+            attachment.session.rank0.collector.clock = wall
         steps(ddp, optimizer, rank, 40)
         dist.barrier()
         attachment.session.end()

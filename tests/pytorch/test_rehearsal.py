@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.pytorch.groups import communicator, meeting_point  # noqa: E402
 from tests.support.ranks import on_ranks  # noqa: E402
-from tests.sync.groups import communicator, meeting_point  # noqa: E402
 
 from ringside.engine.algorithm import AlgorithmSpec  # noqa: E402
 from ringside.engine.net.exchange import ordering as message_order  # noqa: E402

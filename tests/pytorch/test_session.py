@@ -89,7 +89,7 @@ def goes_aside(port: int, path: str) -> list[int]:
         ddp, attachment, optimizer = small_attachment(run_dir=path)
         attachment.session.on_record(lambda record: heard.append(record.step))
         steps(ddp, optimizer, rank, 3)
-        with attachment.session.aside():
+        with attachment.session.pause():
             steps(ddp, optimizer, rank, 4)
         steps(ddp, optimizer, rank, 2)
         dist.barrier()

@@ -158,7 +158,7 @@ def trains_on_gpu(port: int, path: str, backend: str) -> bool:
             optimizer.step()
         torch.cuda.synchronize()
         attachment.session.end()
-        return attachment.session.fuse.blown
+        return attachment.session.guard.tripped
 
 
 @needs_gpu
@@ -180,7 +180,7 @@ def captures(port: int, path: str) -> dict[str, Any]:
 
         def ask() -> None:
             while not ended.is_set():
-                session._waiting.drain()
+                session._unreached.drain()
 
         asking = threading.Thread(target=ask)
         asking.start()
@@ -205,7 +205,7 @@ def captures(port: int, path: str) -> dict[str, Any]:
         finally:
             ended.set()
             asking.join()
-        return {"replayed": replayed, "blown": session.fuse.blown}
+        return {"replayed": replayed, "blown": session.guard.tripped}
 
 
 @needs_gpu

@@ -62,7 +62,7 @@ def overlap(port: int) -> list[bool]:
         ddp = DistributedDataParallel(SlowEarly(), bucket_cap_mb=0.01)
         attachment, hook = ringside.attach(ddp, monitor=False), own_hook(ddp)
         assert hook is not None
-        carrier, clock = hook.carrier, hook.clock
+        carrier, clock = hook.reducer, hook.clock
         assert isinstance(carrier, RingsideReducer)
         log = carrier.communicator.log
         totals, ended = log.totals, clock.backward_ends

@@ -79,7 +79,7 @@ def detached_while_ddp_waits(port: int) -> tuple[float, dict[str, int]]:
         model = DistributedDataParallel(build("mlp"), bucket_cap_mb=0.01)
         stock = DistributedDataParallel(build("mlp"), bucket_cap_mb=0.01)
         attachment = ringside.attach(model, monitor=False)
-        leave = own_hook(model).carrier.leave
+        leave = own_hook(model).reducer.defer_wait
 
         def leaves() -> bool:
             answer: bool = leave()
@@ -88,7 +88,7 @@ def detached_while_ddp_waits(port: int) -> tuple[float, dict[str, int]]:
 
         for step in range(4):
             if step == 2:
-                own_hook(model).carrier.leave = leaves
+                own_hook(model).reducer.defer_wait = leaves
             for each in (model, stock):
                 each.zero_grad()
                 each(batch(rank, step)).square().mean().backward()

@@ -276,14 +276,14 @@ def test_replicas_that_rightly_differ_are_left_alone(tmp_path: Path, case: str) 
 def options(port: int, path: str, given: int | None, environment: list[str]) -> list[int]:
     """Return after which training steps digests were taken."""
     taken: list[int] = []
-    look = digests.ParameterDigests.take
+    look = digests.ParameterDigests.digest_parameters
 
     def listen(self: digests.ParameterDigests, number: int, step: int) -> None:
         taken.append(step)
         look(self, number, step)
 
     with group(port) as rank, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(digests.ParameterDigests, "take", listen)
+        patch.setattr(digests.ParameterDigests, "digest_parameters", listen)
         if environment:
             patch.setenv("RINGSIDE_DIGEST_EVERY", environment[rank])
         ddp, attachment, optimizer = small_attachment(run_dir=path, digest_every=given)

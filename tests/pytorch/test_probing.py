@@ -165,7 +165,7 @@ REVISED = AlgorithmChange(
 
 
 def test_a_revision_names_links_by_the_first_ranks_of_their_hosts() -> None:
-    assert revisions.fields(ROSTER, REVISED) == {
+    assert revisions.event_fields(ROSTER, REVISED) == {
         "size_bytes": 4096, "before": "ring", "after": "tree", "others_changed": True, "reason": "slow",
         "links": [
             {"ranks": [0, 2], "hosts": ["node-0", "node-1"], "bytes_per_s": 1e6, "usual_bytes_per_s": 9e6},
@@ -181,12 +181,12 @@ def test_only_a_session_of_the_same_ranks_is_told(monkeypatch: pytest.MonkeyPatc
     class Session:
         size = 4
 
-        def revised(self, fields: dict[str, Any]) -> None:
+        def algorithm_changed(self, fields: dict[str, Any]) -> None:
             told.append(fields)
 
-    revisions.tell_run(ROSTER, REVISED)  # there is none
+    revisions.record_algorithm_change(ROSTER, REVISED)  # there is none
     monkeypatch.setattr(sessions, "current", Session)
-    revisions.tell_run(make_rank_map(0, [own_rank_info({}) for _ in range(2)]), REVISED)
+    revisions.record_algorithm_change(make_rank_map(0, [own_rank_info({}) for _ in range(2)]), REVISED)
     assert told == []
-    revisions.tell_run(ROSTER, REVISED)
-    assert told == [revisions.fields(ROSTER, REVISED)]
+    revisions.record_algorithm_change(ROSTER, REVISED)
+    assert told == [revisions.event_fields(ROSTER, REVISED)]

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from ringside.errors import DeadlineError, UsageError  # noqa: E402
-from ringside.pytorch.process_group.arguments import settled  # noqa: E402
+from ringside.pytorch.process_group.arguments import normalize  # noqa: E402
 from ringside.pytorch.process_group.collectives import TABLE, all_gather, broadcast  # noqa: E402
 
 from .process_groups import on_both, on_ours  # noqa: E402
@@ -73,8 +73,8 @@ def test_both_signatures_of_every_method_do_as_with_gloo():
 
 def test_an_argument_that_no_method_has_is_refused():
     with pytest.raises(TypeError, match="'opt'"):
-        settled(TABLE[broadcast][0], (torch.zeros(1),), {"opt": 1})
-    tensors = settled(TABLE[all_gather][0], ([torch.zeros(1)], torch.zeros(1)), {})[:2]
+        normalize(TABLE[broadcast][0], (torch.zeros(1),), {"opt": 1})
+    tensors = normalize(TABLE[all_gather][0], ([torch.zeros(1)], torch.zeros(1)), {})[:2]
     assert [type(each) for each in tensors] == [list, list]
 
 

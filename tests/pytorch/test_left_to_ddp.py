@@ -16,8 +16,8 @@ from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
+from ringside.pytorch.ddp.bucket_pipeline import DeferredErrors  # noqa: E402
 from ringside.pytorch.ddp.ddp_methods import own_hook  # noqa: E402
-from ringside.pytorch.ddp.reducers import DeferredErrors  # noqa: E402
 
 from .training import LIMIT_S, free_port, group  # noqa: E402
 
@@ -33,31 +33,31 @@ BOUND_S = 5.0
 
 def test_what_goes_wrong_is_raised_afterwards() -> None:
     left = DeferredErrors()
-    left.begin()
-    left.is_heard = True
-    assert left.is_fine
+    left.clear()
+    left.will_wait = True
+    assert left.is_empty
     first, second = ValueError("first"), ValueError("second")
-    assert left.takes(first)
-    assert left.takes(second)
-    assert not left.is_fine
+    assert left.defer(first)
+    assert left.defer(second)
+    assert not left.is_empty
     with pytest.raises(ValueError, match="first"):
-        left.end()
-    left.end()  # told once
+        left.raise_first()
+    left.raise_first()  # told once
 
 
 def test_where_nobody_asks_the_future_tells() -> None:
     left = DeferredErrors()
-    left.begin()
-    assert not left.takes(ValueError("early")), "nobody calls `end`"
+    left.clear()
+    assert not left.defer(ValueError("early")), "nobody calls `raise_first`"
 
 
 def test_a_backward_that_was_broken_off_leaves_nothing_behind() -> None:
     left = DeferredErrors()
-    left.is_heard = True
-    left.takes(ValueError("old"))
-    left.begin()
-    assert left.is_fine
-    left.end()
+    left.will_wait = True
+    left.defer(ValueError("old"))
+    left.clear()
+    assert left.is_empty
+    left.raise_first()
 
 
 # ------------------------------------------------------------------------------------------------ backward
@@ -89,8 +89,8 @@ def stops_in_backward(port: int, engine: str, options: dict[str, bool]) -> list[
             ddp(torch.randn(SAMPLES, 64)).square().mean().backward()
             ddp.zero_grad()
             parts[1].register_forward_hook(lambda _, args, output: Stop.apply(output))
-            carrier = own_hook(ddp).carrier
-            leave = carrier.leave
+            carrier = own_hook(ddp).reducer
+            leave = carrier.defer_wait
 
             def leaves() -> bool:
                 assert leave()
@@ -102,7 +102,7 @@ def stops_in_backward(port: int, engine: str, options: dict[str, bool]) -> list[
                 wait = carrier.wait
                 carrier.wait = lambda: (say("left"), wait())
             elif rank != VICTIM:
-                carrier.leave = leaves
+                carrier.defer_wait = leaves
             ((rank + 1) * ddp(torch.randn(SAMPLES, 64)).sum()).backward()
             return [float(part.bias.grad.sum()) for part in parts[3:]]
     finally:

@@ -1,17 +1,41 @@
-"""Buckets that are begun before the one before them is finished: order, ends and errors."""
+"""Buckets that are started before the one before them is done: order, ends and errors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+pytest.importorskip("torch")
 from ringside.errors import SyncError
-from ringside.pytorch.ddp.bucket_pipeline import BucketPipeline
+from ringside.pytorch.ddp.bucket_pipeline import BucketAllReduce, BucketPipeline
+
+
+class Bucket(BucketAllReduce):
+    """Starts and waits by calls of the test's, and reports how it was completed."""
+
+    def __init__(
+        self,
+        start: Callable[[], Callable[[], None] | None],
+        completed: Callable[[Exception | None], None],
+        *,
+        last: bool,
+    ) -> None:
+        self._start, self._completed, self.is_last, self.pending = start, completed, last, None
+
+    def start(self) -> None:
+        wait: Any = self._start()
+        pending: Any = SimpleNamespace(wait=wait)
+        self.pending = pending if wait is not None else None
+
+    def complete(self, error: Exception | None) -> None:
+        self._completed(error)
 
 
 class Buckets:
-    """Begins and finishes buckets by name and writes down what happened."""
+    """Starts and waits for buckets by name and writes down what happened."""
 
     def __init__(self, at_once: str = "", fails_in_begin: str = "", fails_in_finish: str = "") -> None:
         self.said: list[str] = []
@@ -33,7 +57,7 @@ class Buckets:
         def done(error: Exception | None) -> None:
             self.said.append(f"{name} failed by {error}" if error else f"{name} done")
 
-        self.pipeline.add(begin, done, last=last)
+        self.pipeline.add(Bucket(begin, done, last=last))
 
 
 def test_each_is_begun_before_the_one_before_it_is_finished() -> None:
@@ -87,10 +111,10 @@ def test_ctrl_c_is_raised_and_told_as_an_error(where: str) -> None:
             interrupted()
         return interrupted
 
-    pipeline.add(lambda: lambda: None, told.append, last=False)
+    pipeline.add(Bucket(lambda: lambda: None, told.append, last=False))
     with pytest.raises(KeyboardInterrupt):
-        pipeline.add(begin, told.append, last=True)
+        pipeline.add(Bucket(begin, told.append, last=True))
     assert [type(error) for error in told if error is not None] == [SyncError] * (2 if where == "begin" else 1)
     assert len(told) == 2
-    pipeline.add(lambda: None, told.append, last=True)  # and nothing of it is left
+    pipeline.add(Bucket(lambda: None, told.append, last=True))  # and nothing of it is left
     assert told[2:] == [None]

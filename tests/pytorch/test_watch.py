@@ -305,7 +305,7 @@ class Launches(NativeReducer):
         super().__init__(group)
         self._done, self._launched = done, False
 
-    def carry(self, bucket: Any, share: float | None = None) -> torch.futures.Future[torch.Tensor]:
+    def reduce(self, bucket: Any, share: float | None = None) -> torch.futures.Future[torch.Tensor]:
         self._launched = True
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         future.set_result(bucket.buffer())
@@ -325,7 +325,7 @@ def device_job(port: int, path: str) -> int:
         hook, done = own_hook(ddp), threading.Event()
         assert hook is not None
         attachment.session.watch.pending = hook.pending  # as attach() does for models on a GPU
-        before, hook.carrier = hook.carrier, Launches(ddp.process_group, done)
+        before, hook.reducer = hook.reducer, Launches(ddp.process_group, done)
         dist.barrier()
         say("ready")
         if rank == 1:
@@ -335,7 +335,7 @@ def device_job(port: int, path: str) -> int:
             threading.Thread(target=lambda: (hear(), done.set()), daemon=True).start()
         steps(ddp, optimizer, rank, 1)
         synchronises(done)
-        hook.carrier = before
+        hook.reducer = before
         steps(ddp, optimizer, rank, 5)
         dist.barrier()
         attachment.session.end()

@@ -16,7 +16,7 @@ from ringside.engine.buffers import Flat
 from ringside.engine.dtypes import DTYPES
 from ringside.engine.tuner.selector import Tuner
 from ringside.engine.tuner.table import Rank, TimingRow, TimingTable
-from ringside.pytorch.communicator.between_hosts import BetweenHosts
+from ringside.pytorch.communicator.between_hosts import BetweenHosts, PendingBucket
 from ringside.pytorch.communicator.options import Options
 
 MB = 1 << 20
@@ -24,19 +24,19 @@ FLOAT32, FLOAT64 = DTYPES.index("float32"), DTYPES.index("float64")
 
 
 class Recorded:
-    """An `Across` and a `Tuner` that only say what is asked of them, in order."""
+    """A `HierarchicalEngine` and a `Tuner` that only record what is called, in order."""
 
     def __init__(self, tried: set[int]) -> None:
         self.said: list[str] = []
         self.tried = tried
 
-    def begin(self, address: int, elements: int, what: Any, choice: AlgorithmSpec) -> Recorded.Bucket:
+    def start(self, address: int, elements: int, reduction: Any, choice: AlgorithmSpec) -> Recorded.Bucket:
         self.said.append(f"begin {elements}")
         return Recorded.Bucket(self, elements)
 
     class Bucket:
         def __init__(self, by: Recorded, elements: int) -> None:
-            self.finish: Callable[[], None] = lambda: by.said.append(f"finish {elements}")
+            self.wait: Callable[[], None] = lambda: by.said.append(f"finish {elements}")
 
     def choose(self, size_bytes: int, dtype: int, op: int) -> AlgorithmSpec:
         return AlgorithmSpec("ring")
@@ -62,8 +62,8 @@ def between(recorded: Any) -> BetweenHosts:
     return one
 
 
-def bucket(one: BetweenHosts, elements: int) -> Callable[[], None] | None:
-    return one.begin_storage(Flat(0, elements, FLOAT32, (elements,), None), None, scale=0.5, stamp_ns=0)
+def bucket(one: BetweenHosts, elements: int) -> PendingBucket | None:
+    return one.start_storage(Flat(0, elements, FLOAT32, (elements,), None), None, scale=0.5, stamp_ns=0)
 
 
 def test_a_turn_of_a_choice_waits_for_what_is_open_and_for_all_ranks_and_is_done_at_once() -> None:
@@ -72,7 +72,7 @@ def test_a_turn_of_a_choice_waits_for_what_is_open_and_for_all_ranks_and_is_done
     finish = bucket(one, 5)
     assert finish is not None
     assert bucket(one, 7) is None
-    finish()  # nothing is left of it
+    finish.wait()  # nothing is left of it
     assert recorded.said == [
         *("begin 5", "finish 5", "after 5"),
         *("rehearse 7", "assemble", "begin 7", "finish 7", "after 7"),
@@ -85,7 +85,7 @@ def test_what_is_decided_is_begun_before_the_one_before_it_is_finished() -> None
     finish = [bucket(one, 5), bucket(one, 6)]
     for each in finish:
         assert each is not None
-        each()
+        each.wait()
     assert recorded.said == ["begin 5", "begin 6", "finish 5", "after 5", "finish 6", "after 6"]
 
 

@@ -75,37 +75,37 @@ def test_a_text_has_its_room_and_takes_nobody_elses(board: ProgressPage, others:
 
 
 def test_a_waiting_rank_stands_in_its_gradients(board: ProgressPage, others: ProgressView, clock: Clock) -> None:
-    board.enters(100)
-    board.enters(200, op=1)
+    board.entered(100)
+    board.entered(200, op=1)
     clock.now += 1.0
-    board.waits()
+    board.waiting()
     clock.now += 3.0
     seen = others.standing(clock.now, ProcessState(state="S"))
     assert (seen.entered, seen.synced, seen.waiting_s, seen.still_s, seen.longest_s) == (2, 0, 3.0, 3.0, 0.0)
     assert seen.calls == [WaitingCall(1, "all_reduce", 100), WaitingCall(2, "the script's own hook", 200)]
     assert seen.process == ProcessState(state="S")
-    board.goes_on()
+    board.resumed()
     clock.now += 0.5
     seen = others.standing(clock.now)
     assert (seen.synced, seen.waiting_s, seen.still_s) == (1, 0.0, 0.5)
-    board.enters(300)
+    board.entered(300)
     assert others.standing(clock.now).still_s == 0.0
 
 
 def test_a_wait_that_began_just_now_is_one(board: ProgressPage, others: ProgressView, clock: Clock) -> None:
-    board.waits()
+    board.waiting()
     assert 0.0 < others.standing(clock.now).waiting_s < 1e-6
 
 
 def test_the_newest_calls_are_kept_over_many_rounds(board: ProgressPage, others: ProgressView) -> None:
     for seq in range(1, 3 * CALLS_KEPT + 6):
-        board.enters(seq * 10)
+        board.entered(seq * 10)
     last = 3 * CALLS_KEPT + 5
     assert others.standing(0.0).calls == [WaitingCall(seq, "all_reduce", seq * 10) for seq in range(last - 7, last + 1)]
     with mmap.mmap(board.fd, PAGE_BYTES) as page:
         page[512 + last % CALLS_KEPT * 24] ^= 1  # half of a change
     assert [call.seq for call in others.standing(0.0).calls] == list(range(last - 7, last))
-    assert board.entered == last
+    assert board.handed_over == last
 
 
 def test_a_script_that_stands_in_a_collective_of_its_own(
@@ -118,14 +118,14 @@ def test_a_script_that_stands_in_a_collective_of_its_own(
     board.put("group_moved_at", clock.now + 1.0)
     seen = others.standing(clock.now + 5.0)
     assert (seen.call, seen.call_bytes, seen.waiting_s, seen.still_s) == ("barrier", 12, 5.0, 4.0)
-    board.waits()  # in the gradients now: the call is of before
+    board.waiting()  # in the gradients now: the call is of before
     assert others.standing(clock.now).call == ""
 
 
 def waited(board: ProgressPage, clock: Clock, seconds: float) -> float:
-    board.waits()
+    board.waiting()
     clock.now += seconds
-    board.goes_on()
+    board.resumed()
     return board.view(0).number("longest_s")
 
 
@@ -158,8 +158,8 @@ def test_a_first_wait_may_last_as_long_as_a_hang_may_not(board: ProgressPage, cl
 def test_what_went_wrong_is_told(
     board: ProgressPage, others: ProgressView, clock: Clock, error: Exception, failure: Failure
 ) -> None:
-    board.waits()
-    board.fails(error)
+    board.waiting()
+    board.failed(error)
     seen = others.standing(clock.now)
     assert seen.failure == failure
     assert seen.waiting_s == 0.0
@@ -175,7 +175,7 @@ def test_a_closed_page_is_gone_for_others_and_the_training_thread_writes_on(boar
     assert board.fd == -1
     with pytest.raises(OSError, match="No such file"):
         ProgressView.of_process(0, os.getpid(), was)
-    board.enters(8)
+    board.entered(8)
     assert (board.view(0).number("step"), board.view(0).number("entered")) == (3, 1)
     board.view(0).close()  # it is this process's own: nothing to unmap
 
@@ -198,7 +198,7 @@ def test_a_view_can_be_closed(board: ProgressPage) -> None:
 
 def test_where_nobody_watches_nothing_is_said() -> None:
     nowhere = NoBoard()
-    nowhere.enters(4)
-    nowhere.waits()
-    nowhere.goes_on()
-    nowhere.fails(ValueError())
+    nowhere.entered(4)
+    nowhere.waiting()
+    nowhere.resumed()
+    nowhere.failed(ValueError())

@@ -73,10 +73,10 @@ def refused(port: int) -> tuple[list[complex], dict[str, int]]:
         ringside.attach(model, monitor=False)
         hook = own_hook(model)
         buffer = torch.full((3,), complex(rank + 1, 1.0), dtype=torch.complex64)
-        hook.carrier.carry(Bucket(buffer)).wait()
-        hook.carrier.wait()
-        hook.carrier.take()
-        return buffer.tolist(), dict(hook.carrier.counters)
+        hook.reducer.reduce(Bucket(buffer)).wait()
+        hook.reducer.wait()
+        hook.reducer.pop_timings()
+        return buffer.tolist(), dict(hook.reducer.counters)
 
 
 def test_dtype_that_the_engine_refuses_goes_to_the_group_and_is_counted() -> None:
@@ -122,7 +122,7 @@ def carried_here(port: int) -> tuple[list[list[bool]], list[bool]]:
 
         patch.setattr(HostCommunicator, "all_reduce_storage", noted)
         ringside.attach(model, monitor=False)
-        carrier = own_hook(model).carrier
+        carrier = own_hook(model).reducer
         carrier.patience_s = 600.0  # else the thread may come first where this one gets no processor
         backwards = []
         for _ in range(3):
@@ -131,7 +131,7 @@ def carried_here(port: int) -> tuple[list[list[bool]], list[bool]]:
             here.clear()
         carrier.patience_s = 1e-3
         buffer = torch.full((3,), float(rank))
-        carrier.carry(Bucket(buffer)).wait()
+        carrier.reduce(Bucket(buffer)).wait()
         assert buffer.tolist() == [0.5] * 3
         return backwards, here
 

@@ -187,8 +187,8 @@ def bad_listeners(port: int) -> dict[str, Any]:
         told = {"kind": "slow_rank", "ranks": [1], "since_step": 2, "detected_step": 3, "excess_ratio": 0.2}
         for _ in range(2):
             verdict = {**told, "cause": "", "evidence": {}, "cost_rank_seconds": 0, "advice": ""}
-            if session.chief is not None:
-                session.chief.tell("verdict", {"verdict": verdict})
+            if session.rank0 is not None:
+                session.rank0.put_event("verdict", {"verdict": verdict})
         session.end()
         written = len((path / "steps.jsonl").read_text().splitlines()) if rank == 0 else 8
     return {"heard": heard, "verdicts": verdicts, "said": said.about("will not be called again"), "written": written}

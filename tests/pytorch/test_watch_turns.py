@@ -61,12 +61,12 @@ def test_hosts_hear_where_the_others_ranks_stand(hosts: Callable[[int], StoreCha
     now = time.monotonic()
     assert [s.rank for s in second.others(now)] == [0, 1, 3]
     assert {s.entered for s in second.others(now)} == {-1}
-    assert second.chief(now) == 1
+    assert second.speaker(now) == 1
     assert second.episode(0) == 0
     first.post([RankState(rank=0, entered=5), RankState(rank=1, entered=4)], episode=0)
-    until(lambda: second.chief(time.monotonic()) == 0)
+    until(lambda: second.speaker(time.monotonic()) == 0)
     assert [(s.rank, s.entered) for s in second.others(time.monotonic())] == [(0, 5), (1, 4), (3, -1)]
-    assert first.chief(time.monotonic()) == 0
+    assert first.speaker(time.monotonic()) == 0
     second.post([RankState(rank=2, entered=3)], episode=0)
     until(lambda: [s.entered for s in first.others(time.monotonic())] == [3, -1])  # the first host reads all
     first.announce(2)
@@ -80,13 +80,13 @@ def test_hosts_hear_where_the_others_ranks_stand(hosts: Callable[[int], StoreCha
 def test_who_speaks_is_the_first_host_that_was_heard_of_lately(hosts: Callable[[int], StoreChannel]) -> None:
     first, second, third = hosts(0), hosts(1), hosts(2)
     second.post([], episode=0)
-    until(lambda: third.chief(time.monotonic()) == 1)
+    until(lambda: third.speaker(time.monotonic()) == 1)
     first.post([], episode=0)
-    until(lambda: third.chief(time.monotonic()) == 0)
+    until(lambda: third.speaker(time.monotonic()) == 0)
     heard = time.monotonic()
-    assert third.chief(heard + FRESH_S - 1.0) == 0
-    assert third.chief(heard + FRESH_S) == 2  # all that it knows is old
-    assert second.chief(heard + FRESH_S) == 1
+    assert third.speaker(heard + FRESH_S - 1.0) == 0
+    assert third.speaker(heard + FRESH_S) == 2  # all that it knows is old
+    assert second.speaker(heard + FRESH_S) == 1
 
 
 def test_who_does_not_speak_reads_no_more_than_who_does(hosts: Callable[[int], StoreChannel]) -> None:
@@ -94,7 +94,7 @@ def test_who_does_not_speak_reads_no_more_than_who_does(hosts: Callable[[int], S
     third.post([RankState(rank=3, entered=1)], episode=0)
     until(lambda: second.others(time.monotonic())[-1].entered == 1)  # the first was never heard of: the second speaks
     first.post([], episode=0)
-    until(lambda: second.chief(time.monotonic()) == 0)
+    until(lambda: second.speaker(time.monotonic()) == 0)
     third.post([RankState(rank=3, entered=2)], episode=0)
     until(lambda: first.others(time.monotonic())[-1].entered == 2)
     assert second.others(time.monotonic())[-1].entered == 1
@@ -111,7 +111,7 @@ def test_what_was_heard_grows_old_where_nothing_new_comes(
         RankState(rank=1, waiting_s=0.0, still_s=9.0, silent_s=8.0, process=ProcessState(state="R")),
     ]
     first.post(told, episode=0)
-    until(lambda: second.chief(clock.now) == 0)
+    until(lambda: second.speaker(clock.now) == 0)
     heard = clock.now
     fresh = second.others(heard + FRESH_S)[:2]
     assert fresh == [
@@ -267,7 +267,7 @@ def test_ranks_that_do_not_write_their_stacks_are_made_to(ranks: Ranks, monkeypa
     host = ranks.seen_by(0, other)  # of a process that is gone: another one has its number
     ranks.stacks[0].dump()
     ranks.boards[0].put("dumped", 2)
-    before = watch_host.written(os.getpid(), ranks.stacks[0].fd)
+    before = watch_host.read_stacks(os.getpid(), ranks.stacks[0].fd)
     texts = host.stacks(2, Event())
     assert set(texts) == {0, 1, 2}
     assert all("test_ranks_that_do_not_write" in text for text in texts.values())
@@ -278,7 +278,7 @@ def test_ranks_that_write_their_stacks_are_waited_for_until_the_session_ends(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch_host, "OWN_STACKS_S", PATIENCE_S)
-    monkeypatch.setattr(watch_host, "ask", lambda *who: pytest.fail("everybody has answered"))
+    monkeypatch.setattr(watch_host, "request_stacks", lambda *who: pytest.fail("everybody has answered"))
     host = ranks.seen_by(0)
     for board, stacks in zip(ranks.boards, ranks.stacks, strict=True):
         stacks.dump()
@@ -317,7 +317,7 @@ class Job:
     def _watch(self, store: Any, rank: int) -> watch.HangWatch:
         tell = (lambda kind, fields: self.told.append((kind, fields))) if rank == 0 else None
         path = self.run if rank == 0 else None
-        found = watch.begin(store, rank, 2, step=lambda: self.steps[rank], path=path, tell=tell)
+        found = watch.begin(store, rank, 2, step=lambda: self.steps[rank], path=path, put_event=tell)
         assert found is not None
         return found
 
@@ -330,9 +330,9 @@ class Job:
     def train(self, passes: int) -> None:
         for one in self.watches:
             for _ in range(passes):
-                one.board.enters(4096)
-                one.board.waits()
-                one.board.goes_on()
+                one.board.entered(4096)
+                one.board.waiting()
+                one.board.resumed()
 
     def kinds(self) -> list[str]:
         return [kind for kind, _ in self.told]
@@ -355,8 +355,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
 def test_a_rank_that_others_wait_for_is_told_of_once_with_all_stacks_and_again_when_it_goes_on(job: Job) -> None:
     job.train(3)
     job.steps = [7, 7]
-    job.watches[0].board.enters(4096)
-    job.watches[0].board.waits()
+    job.watches[0].board.entered(4096)
+    job.watches[0].board.waiting()
     for _ in range(3):
         job.look(0, 1)
     assert job.told == []
@@ -372,18 +372,18 @@ def test_a_rank_that_others_wait_for_is_told_of_once_with_all_stacks_and_again_w
         assert "test_a_rank_that_others_wait_for" in (job.run / "stacks" / f"hang-1-rank-{rank}.txt").read_text()
         assert job.watches[rank].board.view(rank).number("dumped") == 1
     assert job.watches[0].board.view(0).number("episode") == 1
-    job.watches[1].board.enters(4096)
+    job.watches[1].board.entered(4096)
     for one in job.watches:
-        one.board.waits()
-        one.board.goes_on()
+        one.board.waiting()
+        one.board.resumed()
     job.now = time.monotonic()
     job.look(0, 1, seconds=0.0)
     assert job.kinds() == ["verdict", "stacks", "repaired"]
     assert job.watches[0].board.view(0).number("episode") == 0
     for rank, one in enumerate(job.watches):
         assert os.fstat(one.stacks.fd).st_size == 0, f"the stacks of rank {rank}"
-    job.watches[0].board.enters(4096)
-    job.watches[0].board.waits()
+    job.watches[0].board.entered(4096)
+    job.watches[0].board.waiting()
     for _ in range(7):
         job.look(0, 1)
     assert [fields.get("episode") for kind, fields in job.told if kind == "stacks"] == [1, 2]
@@ -396,8 +396,8 @@ def events(run: Path) -> list[dict[str, Any]]:
 
 def test_where_rank_0_does_not_look_rank_1_writes_it_into_the_run(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     job.train(3)
-    job.watches[1].board.enters(4096)
-    job.watches[1].board.waits()
+    job.watches[1].board.entered(4096)
+    job.watches[1].board.waiting()
     for _ in range(7):
         job.look(1)
     assert job.told == []
@@ -414,8 +414,8 @@ def test_where_rank_0_does_not_look_rank_1_writes_it_into_the_run(job: Job, capl
 
 def test_a_rank_that_takes_over_does_not_repeat_what_was_told(job: Job) -> None:
     job.train(3)
-    job.watches[1].board.enters(4096)
-    job.watches[1].board.waits()
+    job.watches[1].board.entered(4096)
+    job.watches[1].board.waiting()
     for _ in range(7):
         job.look(0, 1)
     assert job.kinds() == ["verdict", "stacks"]
@@ -430,8 +430,8 @@ def test_a_launched_run_has_its_parent_to_print_verdicts_and_without_a_run_nothi
     monkeypatch.setenv("RINGSIDE_LAUNCHED", "1")
     (job.run / "run.json").unlink()
     job.train(3)
-    job.watches[1].board.enters(4096)
-    job.watches[1].board.waits()
+    job.watches[1].board.entered(4096)
+    job.watches[1].board.waiting()
     for _ in range(7):
         job.look(1)
     assert caplog.text == ""
@@ -441,8 +441,8 @@ def test_a_launched_run_has_its_parent_to_print_verdicts_and_without_a_run_nothi
 def test_stacks_that_cannot_be_written_are_said_and_left_out(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     (job.run / "stacks").write_text("a file")
     job.train(3)
-    job.watches[0].board.enters(4096)
-    job.watches[0].board.waits()
+    job.watches[0].board.entered(4096)
+    job.watches[0].board.waiting()
     for _ in range(7):
         job.look(0, 1)
     assert job.kinds() == ["verdict"]
@@ -454,7 +454,7 @@ def test_what_a_rank_says_of_itself(job: Job, monkeypatch: pytest.MonkeyPatch) -
     page = one.board.view(0)
     sequence = [5]
     monkeypatch.setattr(one, "group", SimpleNamespace(_get_sequence_number_for_group=lambda: sequence[0]))
-    one.board.enters(8)
+    one.board.entered(8)
     job.now, job.steps = time.monotonic(), [11, 0]
     job.look(0, seconds=0.1)
     assert (page.number("step"), page.number("beat_at"), page.text("where")) == (11, job.now, "")
@@ -482,7 +482,7 @@ def test_gradients_that_nobody_waits_for_on_the_host_are_pending(job: Job) -> No
     one, under_way = job.watches[0], [False]
     page = one.board.view(0)
     one.pending = lambda: under_way[0]
-    one.board.enters(8)
+    one.board.entered(8)
     moved = page.number("moved_at")
     job.now = moved
     under_way[0] = True
@@ -493,7 +493,7 @@ def test_gradients_that_nobody_waits_for_on_the_host_are_pending(job: Job) -> No
     under_way[0] = False
     job.look(0, seconds=0.5)
     assert page.number("waiting_since") == 0.0
-    one.board.waits()  # by the hook: the watcher takes away only what it has said itself
+    one.board.waiting()  # by the hook: the watcher takes away only what it has said itself
     job.now = time.monotonic()
     job.look(0, seconds=0.1)
     assert page.number("waiting_since") > 0.0
@@ -520,8 +520,8 @@ def test_between_hosts_the_first_one_speaks_and_the_other_hands_over_its_stacks(
     first, second = job.watches
     assert [one.mail is not None for one in job.watches] == [True, True]
     job.train(3)
-    second.board.enters(4096)
-    second.board.waits()
+    second.board.entered(4096)
+    second.board.waiting()
     job.look(1)  # it has heard of nobody, and speaks for the job until it has
     until(lambda: first.has_met)
     job.look(0)
@@ -556,8 +556,8 @@ def test_a_rank_that_failed_tells_why_before_it_ends(job: Job) -> None:
     from ringside.errors import MismatchError
 
     job.train(3)
-    job.watches[0].board.enters(4096)
-    job.watches[0].board.fails(MismatchError("rank 1 called another", (1,)))
+    job.watches[0].board.entered(4096)
+    job.watches[0].board.failed(MismatchError("rank 1 called another", (1,)))
     job.watches[0].end()
     assert job.kinds() == ["verdict"] or job.kinds() == ["verdict", "stacks"]
     assert job.told[0][1]["verdict"]["kind"] == "mismatch"
@@ -587,7 +587,7 @@ def test_a_watch_is_for_jobs_of_several_ranks_that_want_it(
     monkeypatch: pytest.MonkeyPatch, size: int, environ: str, watches: bool
 ) -> None:
     monkeypatch.setenv("RINGSIDE_WATCH", environ)
-    found = watch.begin(dist.HashStore(), 0, size, step=lambda: 0, path=None, tell=None)
+    found = watch.begin(dist.HashStore(), 0, size, step=lambda: 0, path=None, put_event=None)
     assert (found is not None) is watches
     assert isinstance(watch.board_of(found), NoBoard) is not watches
     if found is not None:
@@ -599,7 +599,7 @@ def test_a_watch_that_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch, caplog:
         raise OSError("no memory")
 
     monkeypatch.setattr(watch, "ProgressPage", breaks)
-    assert watch.begin(dist.HashStore(), 0, 2, step=lambda: 0, path=None, tell=None) is None
+    assert watch.begin(dist.HashStore(), 0, 2, step=lambda: 0, path=None, put_event=None) is None
     assert "hangs are not watched for here (OSError: no memory); training goes on" in caplog.text
 
 
@@ -607,8 +607,8 @@ def test_ranks_that_never_come_are_not_waited_for(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(watch, "HELLO_S", 0.05)
     monkeypatch.setattr(watch, "TICK_S", 1e6)
     store = dist.HashStore()
-    last = watch.begin(store, 2, 3, step=lambda: 0, path=None, tell=None)
-    first = watch.begin(store, 0, 3, step=lambda: 0, path=tmp_path, tell=lambda kind, fields: None)
+    last = watch.begin(store, 2, 3, step=lambda: 0, path=None, put_event=None)
+    first = watch.begin(store, 0, 3, step=lambda: 0, path=tmp_path, put_event=lambda kind, fields: None)
     assert first is not None
     assert last is not None
     assert first.met.wait(PATIENCE_S)
@@ -616,7 +616,7 @@ def test_ranks_that_never_come_are_not_waited_for(monkeypatch: pytest.MonkeyPatc
     assert [hello.rank for hello in last.hellos] == [0, 2]
     assert last.path == tmp_path
     assert first.mail is None, "they are on one host"
-    alone = watch.begin(dist.HashStore(), 1, 2, step=lambda: 0, path=None, tell=None)
+    alone = watch.begin(dist.HashStore(), 1, 2, step=lambda: 0, path=None, put_event=None)
     assert alone is not None
     for one in (alone, first, last):
         one.end()  # also while it waits for rank 0

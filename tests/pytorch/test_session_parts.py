@@ -17,14 +17,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
+from tests.support.waiting import LIMIT_S, Clock, until  # noqa: E402
 
 from ringside.monitor.run.directory import RunReader  # noqa: E402
 from ringside.monitor.run.records import StepRecord  # noqa: E402
 from ringside.monitor.step_clock.draft import Draft  # noqa: E402
 from ringside.pytorch.recording import session as sessions  # noqa: E402
-from ringside.pytorch.recording.rank0 import READY  # noqa: E402
 from ringside.pytorch.recording.session import Session  # noqa: E402
 from ringside.pytorch.recording.settings import RecordingSettings  # noqa: E402
+from ringside.pytorch.recording.store_calls import READY, Rank0Presence, StoreSilence  # noqa: E402
 
 from .training import Said, ddp_ranks, group  # noqa: E402
 
@@ -66,16 +67,16 @@ def tells(port: int, run: str) -> list[Any]:
         session.on_verdict(print)
         for number in range(3):
             step(session, loss=number / 2, samples=number + 1)
-        with session.aside():
+        with session.pause():
             step(session)
             step(session)
-            aside = session.is_aside
+            aside = session.is_paused
         step(session)
         session.event("note", text="of the script")
         session.event("ended", text="not the script's to say")
-        session.revised({"after": "ring"})
+        session.algorithm_changed({"after": "ring"})
         session.gradient_memory(2, {"shared": 8})
-        found = [aside, session.is_aside, session.clock.step, session.verdicts, session.path is not None]
+        found = [aside, session.is_paused, session.clock.step, session.verdicts, session.path is not None]
         same = sessions.begin(None, "ringside") is session
         session.end()
         return [*found, same, sessions.current() is None, seen, said.lines]
@@ -104,43 +105,39 @@ def test_what_a_script_tells_is_in_the_run_and_listeners_hear_every_step(tmp_pat
     assert "text" not in told["ended"]
 
 
-def silent(port: int, run: str) -> list[Any]:
-    """The store has been asked at 100 and does not answer; return what had been said after each look."""
-    with pytest.MonkeyPatch.context() as patch, group(port), Said() as said:
-        quiet(patch)
-        session, limit_s = begin(run), RecordingSettings().silent_s
-        said.setLevel("WARNING")
-        session._asking_since = 100.0
-        counts = []
-        for now in (limit_s - 0.1, limit_s, 1.1 * limit_s, 1.2 * limit_s, 3.0 * limit_s):
-            session._notice_silence(100.0 + now)
-            counts.append(len(said.lines))
-        session._asking_since = math.inf
-        session.end()
-        return [counts, [line.partition(":")[0] for line in said.lines]]
+def silence(rank: int, limit_s: float = 10.0) -> StoreSilence:
+    return StoreSilence(rank, limit_s, records_kept=100)
 
 
-def test_a_store_that_does_not_answer_is_said_once_by_rank_0_when_it_has_been_noticed_twice(tmp_path: Path) -> None:
-    first, second = ddp_ranks(2, silent, str(tmp_path / "run"))
-    assert first == [[0, 0, 0, 1, 1], ["the job's store has not answered for 12 s"]]
-    assert second == [[0, 0, 0, 0, 0], []]
+@pytest.mark.parametrize(("rank", "counts"), [(0, [0, 0, 0, 1, 1]), (1, [0] * 5)])
+def test_a_store_that_does_not_answer_is_said_once_by_rank_0_when_it_has_been_noticed_twice(
+    caplog: pytest.LogCaptureFixture, rank: int, counts: list[int]
+) -> None:
+    store = silence(rank)
+    store.since = 100.0
+    said = []
+    for waited_s in (9.9, 10.0, 11.0, 12.0, 30.0):
+        store.check(100.0 + waited_s)
+        said.append(len([line for line in caplog.records if line.levelname == "WARNING"]))
+    assert said == counts
+    assert store.is_reported
+    assert rank or caplog.messages[0].startswith("the job's store has not answered for 12 s: ")
 
 
-def stopped_as_a_whole(port: int, run: str) -> list[str]:
-    """A process finds its own question old, answers it a moment later, and is stopped again."""
-    with pytest.MonkeyPatch.context() as patch, group(port), Said() as said:
-        quiet(patch)
-        session, limit_s = begin(run), RecordingSettings().silent_s
-        for asked in (100.0, 200.0, 300.0):
-            session._asking_since = asked
-            session._notice_silence(asked + 2 * limit_s)
-        session._asking_since = math.inf
-        session.end()
-        return said.lines
+def test_a_process_that_was_stopped_blames_no_store() -> None:
+    """It finds its own call old, which returns a moment later, and is stopped again."""
+    store = silence(0)
+    for began in (100.0, 200.0, 300.0):
+        store.since = began
+        store.check(began + 20.0)
+    assert not store.is_reported
 
 
-def test_a_process_that_was_stopped_blames_no_store(tmp_path: Path) -> None:
-    assert ddp_ranks(1, stopped_as_a_whole, str(tmp_path / "run")) == [[]]
+def test_the_store_is_called_for_as_long_as_the_call_takes() -> None:
+    store = silence(0)
+    with store.call():
+        assert time.monotonic() - store.since < LIMIT_S
+    assert store.since == math.inf
 
 
 def steps_are_kept(port: int, run: str) -> list[Any]:
@@ -150,15 +147,15 @@ def steps_are_kept(port: int, run: str) -> list[Any]:
         session = begin(run, goodbye_s=0.02)
         answers = threading.Event()
         patch.setattr(session.outbox, "send", lambda records: answers.wait(60))
-        patch.setattr(session, "_notice_silence", lambda now: said.lines.append("looked"))
+        patch.setattr(session.silence, "check", lambda now: said.lines.append("looked"))
         step(session)
         session.clock.flush()
-        session._asking_since = time.monotonic()
+        session.silence.since = time.monotonic()
         step(session)
         session.clock.flush()
-        with session.aside():
+        with session.pause():
             step(session)
-        session._asking_since = math.inf
+        session.silence.since = math.inf
         for _ in range(3):
             step(session)
         session.clock.flush()
@@ -225,11 +222,11 @@ def forks(port: int, run: str) -> list[Any]:
                 session.clock.flush()
                 session.event("note", text="of a child")
                 found = [
-                    sessions.current() is None, session.unsent - kept, session.verdicts, session._stopped,
+                    sessions.current() is None, session.unsent - kept, session.verdicts, session.is_recording,
                     session.watch is None or session.watch.board.fd == -1,
                 ]  # fmt: skip
                 session.end()
-                os.write(write, json.dumps([*found, session._ended.is_set()]).encode())
+                os.write(write, json.dumps(found).encode())
             finally:
                 os._exit(0)
         os.close(write)
@@ -242,7 +239,7 @@ def forks(port: int, run: str) -> list[Any]:
 
 
 def test_a_forked_child_leaves_the_session_to_its_parent(tmp_path: Path) -> None:
-    assert ddp_ranks(2, forks, str(tmp_path / "run")) == [[[True, 0, [], True, True, False], True]] * 2
+    assert ddp_ranks(2, forks, str(tmp_path / "run")) == [[[True, 0, [], False, True], True]] * 2
     reader = RunReader(tmp_path / "run")
     assert sorted((record.step, record.rank) for record in reader.poll()) == [
         (s, r) for s in range(2) for r in range(2)
@@ -250,37 +247,23 @@ def test_a_forked_child_leaves_the_session_to_its_parent(tmp_path: Path) -> None
     assert "note" not in [event["kind"] for event in reader.poll_events()]
 
 
-def is_heard(port: int, run: str) -> list[bool]:
-    """Whether rank 1 sends, while and after rank 0 takes records in."""
-    with pytest.MonkeyPatch.context() as patch, group(port) as rank:
-        quiet(patch)
-        session = begin(run, heard_s=1e6)
-        found = [session._is_heard()]
-        dist.barrier()
-        if rank == 0:
-            session._send_no_more()
-        dist.barrier()
-        found.append(session._is_heard())  # it asks again only after a while
-        session._heard_until = 0.0
-        found.append(session._is_heard())
-        dist.barrier()
-        if rank == 0:
-            session._store.set(READY, "1")
-        dist.barrier()
-        session._heard_until = time.monotonic() + 1e6
-        found.append(session._is_heard())  # who was not heard asks every time
-        session.end()
-        return found
-
-
-def test_ranks_send_only_while_rank_0_takes_records_in(tmp_path: Path) -> None:
-    assert ddp_ranks(2, is_heard, str(tmp_path / "run")) == [[True] * 4, [True, True, False, True]]
+def test_ranks_send_only_while_rank_0_takes_records_in() -> None:
+    store, clock = dist.HashStore(), Clock()
+    presence = Rank0Presence(store, 10.0, lambda: clock.now)
+    assert not presence.check()
+    store.set(READY, "1")
+    assert presence.check(), "while it is not there every check asks"
+    presence.withdraw()
+    assert presence.check(), "it is believed for a while"
+    clock.now += 10.1
+    assert not presence.check()
+    assert not presence.is_present
 
 
 def stops(port: int, run: str, error: type[Exception]) -> list[Any]:
     """The monitor's thread meets an error; return what is said and whether others are told to send no more."""
     with pytest.MonkeyPatch.context() as patch, group(port), Said() as said:
-        quiet(patch)
+        patch.setattr(sessions, "batch_seconds", lambda size: 0.01)
         session = begin(run)
         said.setLevel("WARNING")
 
@@ -288,8 +271,12 @@ def stops(port: int, run: str, error: type[Exception]) -> list[Any]:
             raise error("it breaks")
 
         patch.setattr(session.outbox, "send", breaks)
-        session._stop(error("it breaks"))
-        ready = session._store.check([READY])
+        step(session)
+        session.clock.flush()
+        until(lambda: not session.is_recording)
+        until(lambda: all(thread.name != "ringside-monitor" for thread in threading.enumerate()))
+        dist.barrier()
+        ready = session.store.check([READY])
         step(session)
         session.clock.flush()
         taken = session.unsent

@@ -13,8 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
+from tests.pytorch.groups import meeting_point, process_group  # noqa: E402
 from tests.support.ranks import on_ranks, outcomes_of, place  # noqa: E402
-from tests.sync.groups import meeting_point, process_group  # noqa: E402
 
 from ringside import Communicator  # noqa: E402
 from ringside.engine.net.rank_map import RankInfo, make_rank_map  # noqa: E402

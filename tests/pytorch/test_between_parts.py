@@ -13,8 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
+from tests.pytorch.groups import communicator, meeting_point, process_group  # noqa: E402
 from tests.support.ranks import on_ranks, place  # noqa: E402
-from tests.sync.groups import communicator, meeting_point, process_group  # noqa: E402
 
 from ringside.engine.algorithm import AlgorithmSpec  # noqa: E402
 from ringside.engine.buffers import flatten  # noqa: E402
@@ -108,14 +108,14 @@ def chooses(path: str, tries: bool, settled: bool) -> dict[str, Any]:
         rehearsed.clear()
         buckets = [torch.full((16,), float(number + comm.rank)) for number in range(3)]
         finish = [
-            comm.begin_storage(flatten(bucket), None, scale=0.5, stamp_ns=time.monotonic_ns()) for bucket in buckets
+            comm.start_storage(flatten(bucket), None, scale=0.5, stamp_ns=time.monotonic_ns()) for bucket in buckets
         ]
         found["left"] = [one is not None for one in finish]
         found["done"] = comm.log.totals().collectives
         for one in finish:
             if one is not None:
-                one()
-                one()  # once is enough
+                one.wait()
+                one.wait()  # once is enough
         found["buckets"] = [bucket.tolist() for bucket in buckets] == [[0.5 + number] * 16 for number in range(3)]
         found["told"] = chooser.heard()
         found["rehearsed"] = rehearsed
@@ -169,7 +169,7 @@ def alone(path: str) -> list[Any]:
             found = [comm.explain(8), comm.settled(8), comm.revisions, comm.startup_s, comm.hops, repr(comm)]
             found += [comm.inside is comm.local, comm.interruptible() is None]
             bucket = torch.full((4,), 1.0 + comm.rank)
-            found.append(comm.begin_storage(flatten(bucket), None, scale=2.0, stamp_ns=time.monotonic_ns()))
+            found.append(comm.start_storage(flatten(bucket), None, scale=2.0, stamp_ns=time.monotonic_ns()))
             found.append(bucket.tolist())
         found.append(repr(comm))
     return found
@@ -265,7 +265,7 @@ def carried(carrier: Any, share: float | None = None, dtype: torch.dtype = torch
     """Carry two buckets of a backward."""
     own = 1.0 + place().rank
     buckets = [Bucket(torch.full((6,), own * (n + 1), dtype=dtype), n, n == 1) for n in range(2)]
-    futures = [carrier.carry(bucket, share) for bucket in buckets]
+    futures = [carrier.reduce(bucket, share) for bucket in buckets]
     carrier.wait()
     return [future.value().tolist() for future in futures]
 
@@ -274,16 +274,16 @@ def natively(port: int) -> list[Any]:
     with group(port):
         carrier = NativeReducer(dist.group.WORLD)
         found = [carried(carrier), carried(carrier, 0.25), carrier.idle, carrier.ended() > 0, carrier.pending()]
-        times = carrier.take()()
+        times = carrier.pop_timings()()
         found += [times.collectives, times.payload_bytes, 0 < times.sync_seconds < 60, math.isnan(times.wait_seconds)]
         found += [carrier.idle, dict(carrier.counters)]
         marks: Any = SimpleNamespace(timed=lambda spans: [CollectiveSpan(1.0, 3.0, 10), CollectiveSpan(2.0, 2.5, 20)])
         carrier.marks = marks  # as if these had been timed by a device
-        times = carrier.take()()
+        times = carrier.pop_timings()()
         carrier.marks = None
         found += [times.sync_seconds, times.payload_bytes, times.collectives, times.busy_seconds]
         hook = UserHookReducer(dist.group.WORLD, 3.0, scaled, carrier.counters)
-        return [*found, carried(hook), dict(hook.counters), hook.leave(), carrier.carries]
+        return [*found, carried(hook), dict(hook.counters), hook.defer_wait(), carrier.has_buckets]
 
 
 def scaled(state: float, bucket: Any) -> Any:
@@ -315,7 +315,7 @@ def by_the_engine(path: str, hosts: list[int]) -> list[Any]:
         carrier.on_memory = told.append
         found = [carried(carrier), carried(carrier, 0.25), carrier.ended() > 0]
         told_native = carried(carrier, None, torch.complex64) if not hosts[-1] else None
-        times: SyncTimes = carrier.take()()
+        times: SyncTimes = carrier.pop_timings()()
         found += [times.collectives, times.payload_bytes, times.sync_seconds > 0, sum(carrier.counters.values())]
         found += [carrier.memory, told, told_native is not None]
         carrier.close()
