@@ -19,7 +19,7 @@ NOT_YET = {
 """Tests that were written while this was made, and still touch insides or import from one another."""
 SOURCES = {
     path.relative_to(ROOT).as_posix(): path
-    for folder in ("tests", "bench", "examples")
+    for folder in ("tests", "bench", "examples", "verification")
     for path in sorted((ROOT / folder).rglob("*.py"))
     if path.name != "test_seams.py"  # which holds what its checks look for
     if path.relative_to(ROOT).as_posix() not in NOT_YET

@@ -7,18 +7,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ringside.survive.proof.carrier import Carrier
-from ringside.survive.proof.exchange import Exchange, Part, ring_order
-from ringside.survive.proof.faults import Phase, Point
-from ringside.survive.proof.model import Weights, add, digest
 from ringside.survive.protocol import Member
 from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
 from ringside.survive.protocol.decision import Abort, Commit, Decision, MemberId, Tag
 from ringside.survive.protocol.generation import Generation
+from verification.survive.carrier import Carrier
+from verification.survive.faults import Phase, Point
+from verification.survive.sample_counting import Weights, add, digest
+from verification.survive.simulated_exchange import Exchange, Part, ring_order
 
 if TYPE_CHECKING:
-    from ringside.survive.proof.world import World
+    from verification.survive.simulated_world import World
 
 POLL_S = 0.05
 SUSPECT_S = 0.15

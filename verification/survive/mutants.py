@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
-from ringside.survive.proof.faults import Kind, Phase
-from ringside.survive.proof.ledger import INVARIANTS
-from ringside.survive.proof.matrix import LAST_STEP, cases, run_case
-from ringside.survive.proof.world import Case, WorldRules
 from ringside.survive.protocol.settings import Rules
+from verification.survive.faults import Kind, Phase
+from verification.survive.invariants import INVARIANTS
+from verification.survive.kill_matrix import LAST_STEP, cases, run_case
+from verification.survive.simulated_world import Case, WorldRules
 
 MOST_TRIED = 400
 ENOUGH = 12

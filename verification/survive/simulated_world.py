@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ringside.survive.cluster.registers import MemoryRegisters
-from ringside.survive.proof.faults import Fault, Point
-from ringside.survive.proof.ledger import ATTENDED, ENDS, Ledger
-from ringside.survive.proof.model import Counting, Weights
-from ringside.survive.proof.network import Network
-from ringside.survive.proof.process import Process
-from ringside.survive.proof.strikes import strike
 from ringside.survive.protocol.decision import Abort, Decision, Decisions, MemberId, Tag
 from ringside.survive.protocol.generation import Generation, decode_generation, encode_generation, generation_key
 from ringside.survive.protocol.settings import ProtocolSettings, Rules
+from verification.survive.fault_injection import strike
+from verification.survive.faults import Fault, Point
+from verification.survive.invariants import ATTENDED, ENDS, Ledger
+from verification.survive.network import Network
+from verification.survive.sample_counting import Counting, Weights
+from verification.survive.simulated_process import Process
 
 T = TypeVar("T")
 LIMIT_S = 15.0

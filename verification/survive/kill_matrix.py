@@ -10,11 +10,11 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ringside.survive.proof.exchange import rounds_of
-from ringside.survive.proof.faults import Fault, Kind, Phase, Point
-from ringside.survive.proof.model import Counting
-from ringside.survive.proof.world import Case, World, WorldRules
 from ringside.survive.protocol.settings import Rules
+from verification.survive.faults import Fault, Kind, Phase, Point
+from verification.survive.sample_counting import Counting
+from verification.survive.simulated_exchange import rounds_of
+from verification.survive.simulated_world import Case, World, WorldRules
 
 RANKS = 4
 STEP = 1

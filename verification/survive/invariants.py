@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ringside.survive.proof.model import Counting, Weights, digest
 from ringside.survive.protocol.decision import Abort, Commit, Decision, MemberId, Tag
 from ringside.survive.protocol.generation import Generation
+from verification.survive.sample_counting import Counting, Weights, digest
 
 SAMPLES = "every sample exactly once"
 DECISIONS = "one decision per step and generation"

@@ -1,4 +1,4 @@
-"""What can happen in a small job, one thing at a time: the states that `checker.py` goes through, and the ways on."""
+"""What can happen in a small job, one thing at a time: the states that the search goes through, and the ways on."""
 
 from __future__ import annotations
 
@@ -11,8 +11,14 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from ringside.survive.all_reduce.ring_order import blamed, cut_off
-from ringside.survive.checker_links import link_of, used_by
-from ringside.survive.checker_state import (
+from ringside.survive.protocol import Member, MemberPhase
+from ringside.survive.protocol import events as e
+from ringside.survive.protocol import instructions as i
+from ringside.survive.protocol.decision import Abort, Commit, Decided, Decision, MemberId, Tag
+from ringside.survive.protocol.generation import Generation, Link
+from ringside.survive.protocol.settings import ProtocolSettings, Rules
+from verification.survive.checker_links import link_of, used_by
+from verification.survive.checker_state import (
     CRASHES,
     CUTS,
     DIFFERENCES,
@@ -27,12 +33,6 @@ from ringside.survive.checker_state import (
     State,
     place_of,
 )
-from ringside.survive.protocol import Member, MemberPhase
-from ringside.survive.protocol import events as e
-from ringside.survive.protocol import instructions as i
-from ringside.survive.protocol.decision import Abort, Commit, Decided, Decision, MemberId, Tag
-from ringside.survive.protocol.generation import Generation, Link
-from ringside.survive.protocol.settings import ProtocolSettings, Rules
 
 
 class Move(NamedTuple):

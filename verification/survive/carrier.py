@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ringside.survive.proof.exchange import Exchange, Part
-from ringside.survive.proof.faults import Phase
 from ringside.survive.protocol.decision import Tag
+from verification.survive.faults import Phase
+from verification.survive.simulated_exchange import Exchange, Part
 
 if TYPE_CHECKING:
-    from ringside.survive.proof.process import Process
+    from verification.survive.simulated_process import Process
 
 
 class Carrier:

@@ -1,4 +1,4 @@
-"""Prove that steps are exactly-once: `python -m ringside.survive.proof`, or `make prove`.
+"""Prove that steps are exactly-once: `python -m verification.survive`, or `make prove`.
 
 Runs the kill matrix (every kind of fault × phase × round × bucket × rank, on a simulated network with seeded delays),
 breaks each rule in turn to see that the matrix notices, and looks at every state of small jobs. Exit status 1 if an
@@ -20,10 +20,10 @@ from rich.progress import track
 from rich.table import Table
 
 from ringside.errors import UsageError
-from ringside.survive.checker import Bounds, Explored, explore
-from ringside.survive.proof.controls import Control, break_rule, rules
-from ringside.survive.proof.faults import Kind, Phase
-from ringside.survive.proof.matrix import Result, cases, run_case
+from verification.survive.faults import Kind, Phase
+from verification.survive.kill_matrix import Result, cases, run_case
+from verification.survive.model_checker import Bounds, Explored, explore
+from verification.survive.mutants import Control, break_rule, rules
 
 SCHEMA = 1
 SHOWN = 10
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m ringside.survive.proof", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m verification.survive", description=__doc__)
     parser.add_argument("--cases", type=int, metavar="N", help="how many cases of the matrix (default: each once)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of delays and of the order (default: 0)")
     parser.add_argument("--far", action="store_true", help="look at larger jobs as well: minutes, and gigabytes")

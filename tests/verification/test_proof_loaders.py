@@ -12,8 +12,8 @@ position = pytest.importorskip("ringside.survive.data.position")
 from ringside.errors import MismatchError  # noqa: E402
 from ringside.survive import connection as passport  # noqa: E402
 from ringside.survive import train  # noqa: E402
-from ringside.survive.proof import loaders  # noqa: E402
-from ringside.survive.proof.loaders import MICRO_BATCHES, SAMPLERS, SIZE, Shape  # noqa: E402
+from verification.survive import loaders  # noqa: E402
+from verification.survive.loaders import MICRO_BATCHES, SAMPLERS, SIZE, Shape  # noqa: E402
 
 MODEL = torch.nn.Linear(1, 1)
 OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=1.0)

@@ -11,7 +11,7 @@ could be told from another.
 
 When all states are known, each of them must lead on to one in which nobody waits, without a further fault.
 
-The all-reduce is one event here (the simulation in `proof/` walks schedules), results come as digests, and times are
+The all-reduce is one event here (the simulation walks schedules), results come as digests, and times are
 left out: patience may end at any moment, which is what wrong suspicions stand for.
 """
 
@@ -20,10 +20,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from ringside.survive.checker_graph import Graph
-from ringside.survive.checker_moves import Move, Moves, waits
-from ringside.survive.checker_state import Bounds, Broken, State
 from ringside.survive.protocol.settings import Rules
+from verification.survive.checker_graph import Graph
+from verification.survive.checker_state import Bounds, Broken, State
+from verification.survive.checker_transitions import Move, Moves, waits
 
 
 @dataclass(frozen=True)

@@ -7,22 +7,22 @@ import numpy as np
 import pytest
 
 from ringside.schedule import by_name, run
-from ringside.survive.checker import Bounds, explore
-from ringside.survive.proof import process
-from ringside.survive.proof.__main__ import main
-from ringside.survive.proof.controls import break_rule, rules
-from ringside.survive.proof.exchange import Exchange, ring_order
-from ringside.survive.proof.faults import Fault, Kind, Phase, Point
-from ringside.survive.proof.ledger import LAST
-from ringside.survive.proof.matrix import ALGORITHMS, cases, run_case
-from ringside.survive.proof.model import Counting
-from ringside.survive.proof.process import Process
-from ringside.survive.proof.strikes import strike
-from ringside.survive.proof.world import Case, World, WorldRules
 from ringside.survive.protocol import Member
 from ringside.survive.protocol.decision import MemberId, Tag
 from ringside.survive.protocol.generation import Generation
 from ringside.survive.protocol.settings import Rules
+from verification.survive import simulated_process
+from verification.survive.__main__ import main
+from verification.survive.fault_injection import strike
+from verification.survive.faults import Fault, Kind, Phase, Point
+from verification.survive.invariants import LAST
+from verification.survive.kill_matrix import ALGORITHMS, cases, run_case
+from verification.survive.model_checker import Bounds, explore
+from verification.survive.mutants import break_rule, rules
+from verification.survive.sample_counting import Counting
+from verification.survive.simulated_exchange import Exchange, ring_order
+from verification.survive.simulated_process import Process
+from verification.survive.simulated_world import Case, World, WorldRules
 
 
 def test_a_part_of_the_kill_matrix():
@@ -109,7 +109,7 @@ def test_members_can_be_replayed(monkeypatch):
             self.happened.append((event, said))
             return said
 
-    monkeypatch.setattr(process, "Member", Recorded)
+    monkeypatch.setattr(simulated_process, "Member", Recorded)
     assert not run_case(Case(3, (Fault(Kind.ZOMBIE, 2, Point(Phase.MID_CHUNK, 1, 0, 3)),))).broken
     assert sum(len(member.happened) for member in told) > 100
     for member in told:
@@ -173,9 +173,9 @@ def test_without_the_rules_of_the_end_a_rank_that_comes_late_saves_an_untrained_
 
 
 def test_prove_prints_what_it_found(capsys, monkeypatch):
-    monkeypatch.setattr("ringside.survive.proof.__main__.SMALL_JOBS", (Bounds(ranks=2, steps=1, crashes=0),))
-    monkeypatch.setattr("ringside.survive.proof.__main__.LARGER_JOBS", (Bounds(ranks=1, steps=2, crashes=1),))
-    monkeypatch.setattr("ringside.survive.proof.__main__.rules", lambda: ("read_first",))
+    monkeypatch.setattr("verification.survive.__main__.SMALL_JOBS", (Bounds(ranks=2, steps=1, crashes=0),))
+    monkeypatch.setattr("verification.survive.__main__.LARGER_JOBS", (Bounds(ranks=1, steps=2, crashes=1),))
+    monkeypatch.setattr("verification.survive.__main__.rules", lambda: ("read_first",))
     assert main(["--cases", "3", "--quiet", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["ok"], told["cases"], len(told["controls"])) == (True, 3, 1)

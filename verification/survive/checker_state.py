@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ringside.survive.checker_links import Links
 from ringside.survive.protocol import Member, MemberPhase
 from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
 from ringside.survive.protocol.decision import Decision, MemberId, Tag
 from ringside.survive.protocol.generation import Generation
+from verification.survive.checker_links import Links
 
 Place = tuple[int, int, int]  # incarnation, step, generation
 Call = i.Instruction | e.Event  # a register call to be made, or its answer to be given

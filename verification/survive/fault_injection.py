@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ringside.survive.proof.faults import Kind
 from ringside.survive.protocol import events as e
+from verification.survive.faults import Kind
 
 if TYPE_CHECKING:
-    from ringside.survive.proof.process import Process
-    from ringside.survive.proof.world import World
+    from verification.survive.simulated_process import Process
+    from verification.survive.simulated_world import World
 
 
 def strike(kind: Kind, world: World, process: Process) -> None:
