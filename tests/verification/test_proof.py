@@ -16,13 +16,13 @@ from verification.survive.__main__ import main
 from verification.survive.fault_injection import strike
 from verification.survive.faults import Fault, Kind, Phase, Point
 from verification.survive.invariants import LAST
-from verification.survive.kill_matrix import ALGORITHMS, cases, run_case
+from verification.survive.kill_matrix import ALGORITHMS, cases, make_world, run_case
 from verification.survive.model_checker import Bounds, explore
 from verification.survive.mutants import break_rule, rules
 from verification.survive.sample_counting import Counting
 from verification.survive.simulated_exchange import Exchange, ring_order
 from verification.survive.simulated_process import Process
-from verification.survive.simulated_world import Case, World, WorldRules
+from verification.survive.simulated_world import Case
 
 
 def test_a_part_of_the_kill_matrix():
@@ -36,8 +36,8 @@ def test_a_part_of_the_kill_matrix():
 @pytest.mark.core
 @pytest.mark.parametrize("rule", rules())
 def test_a_broken_rule_is_noticed(rule):
-    control = break_rule(rule, enough=1)
-    assert control.ok, f"{control.tried} cases, and nothing was noticed"
+    mutant = break_rule(rule, enough=1)
+    assert mutant.ok, f"{mutant.tried} cases, and nothing was noticed"
 
 
 def test_without_faults_everything_is_done_once():
@@ -48,15 +48,15 @@ def test_without_faults_everything_is_done_once():
 
 
 def test_who_is_started_again_before_there_was_a_generation_founds_one():
-    world = World(Case(5, ()), Rules(), WorldRules())
+    world = make_world(Case(5, ()))
     world.after(0.01, lambda: strike(Kind.ALL_GONE, world, world.processes[MemberId(0, 1)]))
-    ledger = world.run()
-    assert (ledger.broken, ledger.commits, world.incarnation) == ({}, Counting().steps, 1)
+    invariants = world.run()
+    assert (invariants.broken, invariants.commits, world.incarnation) == ({}, Counting().steps, 1)
     assert all(seat.epoch == 2 for seat, process in world.processes.items() if process.finished)
 
 
 def test_an_answer_that_comes_after_the_incarnation_it_is_of_is_not_told():
-    world = World(Case(5, ()), Rules(), WorldRules())
+    world = make_world(Case(5, ()))
     here = Process(world, MemberId(0, 1))
     here.member = Member(here.seat, 2, world.settings)
     here.generation_stands(Generation(1, 3, 0))
@@ -81,7 +81,7 @@ def test_the_simulated_exchange_is_the_schedule_whatever_the_order_of_messages(a
     while under_way:
         part = under_way.pop(chance.randrange(len(under_way)))
         walk = walks[part.dst]
-        walk.take(part)
+        walk.receive(part)
         while walk.advance(0):
             under_way += [part for parts in walk.sends(0) for part in parts]
     assert [list(walk.result) for walk in walks] == run(by_name(algorithm, ranks), inputs).tolist()
