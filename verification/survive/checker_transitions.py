@@ -177,7 +177,7 @@ class Moves:
                 yield Move(f"{seat}: {type(event).__name__}", partial(self._handle, state, place, event))
         for peer in state.nodes:
             other = peer.seat
-            if other not in node.members or other == seat or other in node.member.wishes.suspects:
+            if other not in node.members or other == seat or other in node.member.change.suspects:
                 continue
             if not peer.alive or peer.ended:
                 yield Move(
@@ -254,7 +254,7 @@ class Moves:
             if other == seat or link not in state.links.silent or link not in used_by(record):
                 continue
             lives = any(peer.seat == other and peer.alive and not peer.ended for peer in state.nodes)
-            if lives and link not in node.member.wishes.broken:
+            if lives and link not in node.member.change.broken:
                 suspects, broken = blamed(record, seat, other)
                 failed = e.AttemptFailed(tag, suspects, (broken,))
                 yield Move(f"{seat} hears nothing over {link}", partial(self._handle, state, place, failed))

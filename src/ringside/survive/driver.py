@@ -226,7 +226,7 @@ class Driver:
 
     def _attend(self, suspects: Sequence[MemberId]) -> None:
         """Do what is to be done in the middle of a wait; raise `Superseded` once it leads nowhere."""
-        doing, known = self._doing, self.member.wishes.suspects
+        doing, known = self._doing, self.member.change.suspects
         for event in (*self._listener.events(), *(e.PeerSuspected(seat) for seat in suspects if seat not in known)):
             self.tell(event)
         self._tick()
@@ -249,7 +249,7 @@ class Driver:
     def _deaths(self) -> Sequence[e.Event]:
         if self.member.step is None and self._nobody_left():
             return [e.NobodyLeft()]
-        lookout, suspects = self._lookout, self.member.wishes.suspects
+        lookout, suspects = self._lookout, self.member.change.suspects
         return [] if lookout is None else [e.PeerSuspected(seat) for seat in lookout.dead() if seat not in suspects]
 
     def _missing(self) -> Sequence[e.Event]:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from ringside.errors import UsageError
 from ringside.survive.protocol.events import DrainWanted, QuotasWanted
-from ringside.survive.protocol.settings import GAIN_WORTH, fair_quotas, gain, step_seconds
+from ringside.survive.protocol.settings import GAIN_WORTH, balanced_quotas, gain, step_seconds
 
 Mode = Literal["alert", "rebalance", "drain"]
 MODES: tuple[Mode, ...] = ("alert", "rebalance", "drain")
@@ -99,7 +99,7 @@ class Stragglers:
             _log.warning("rank %d takes more than %g times as long as the others: it is drained", slow, HOPELESS)
             return DrainWanted(slow)
         ranks, before = tuple(middles), tuple(quotas[rank] for rank in middles)
-        after = fair_quotas(list(middles.values()), sum(before))
+        after = balanced_quotas(list(middles.values()), sum(before))
         won = gain(list(middles.values()), before, after)
         seconds = step_seconds(list(middles.values()), before)
         if won < GAIN_WORTH or seconds < SHORTEST_S or 0 in after:
